@@ -1,0 +1,30 @@
+"""partjit: a function and its specs go in, one program partitioned over a mesh of devices comes out.
+
+    from partjit import Mesh, P, pjit
+
+    with Mesh(devices, ("data", "model")):
+        step = pjit(train_step, in_axis_resources=(specs, P("data")), out_axis_resources=(specs, None))
+        params, loss = step(params, batch)
+"""
+
+from importlib.metadata import version as _version
+
+from jax.sharding import PartitionSpec as PartitionSpec
+
+from partjit.api import pjit as pjit
+from partjit.constraint import with_sharding_constraint as with_sharding_constraint
+from partjit.errors import MeshChangedError as MeshChangedError
+from partjit.errors import MissingMeshError as MissingMeshError
+from partjit.errors import ReshardWarning as ReshardWarning
+from partjit.errors import ShardingError as ShardingError
+from partjit.mesh import Mesh as Mesh
+from partjit.mesh import set_mesh as set_mesh
+from partjit.placement import reshard_policy as reshard_policy
+from partjit.spec import FROM_ARRAY as FROM_ARRAY
+from partjit.spec import FROM_GDA as FROM_GDA
+from partjit.spec import UNSPECIFIED as UNSPECIFIED
+from partjit.spec import ParsedPartitionSpec as ParsedPartitionSpec
+from partjit.spec import SpecSync as SpecSync
+
+P = PartitionSpec
+__version__ = _version("partjit")

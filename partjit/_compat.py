@@ -1,0 +1,431 @@
+"""Every private name of jax that partjit uses, and every difference between the jax versions it supports.
+
+No other module imports `jax._src`; a test holds that. A gate stands beside its reason, and what is exported has one
+signature on every version:
+
+* jax 0.10 keeps a jaxpr and its constants apart (`ClosedJaxpr(jaxpr, consts)`), jax 0.12 merges them: a `Jaxpr` has
+  `consts`, and its `.jaxpr` is itself. "Closed jaxpr" below means whichever carries its constants.
+"""
+
+import contextlib
+import importlib.metadata
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+_SUPPORTED = ((0, 10, 2), (0, 13))
+_jax_version = importlib.metadata.version("jax")
+if not _SUPPORTED[0] <= tuple(int(part) for part in _jax_version.split(".")[:3] if part.isdigit()) < _SUPPORTED[1]:
+    raise ImportError(f"partjit needs jax>=0.10.2,<0.13 but found jax {_jax_version}: pip install 'jax>=0.10.2,<0.13'")
+
+from jax._src import ad_util, api_util, checkify, config, core, dispatch, source_info_util, stages, tree_util  # noqa: E402
+from jax._src import linear_util as lu  # noqa: E402
+from jax._src import mesh as mesh_lib  # noqa: E402
+from jax._src import pjit as jax_pjit  # noqa: E402
+from jax._src.interpreters import ad, batching, mlir, pxla  # noqa: E402
+from jax._src.interpreters import partial_eval as pe  # noqa: E402
+from jax._src.lib import _jax, jax_jit  # noqa: E402
+from jax._src.lib.mlir import ir  # noqa: E402
+from jax._src.lib.mlir.dialects import func as func_dialect  # noqa: E402
+from jax._src.sharding_impls import UNSPECIFIED, UnspecifiedValue  # noqa: E402
+from jax._src.state import discharge  # noqa: E402
+from jax._src.state.types import AbstractRef, RefEffect  # noqa: E402
+from jax._src.util import weakref_lru_cache  # noqa: E402
+
+__all__ = [
+    "EMPTY_MESH",
+    "UNSPECIFIED",
+    "AbstractRef",
+    "DeviceAssignmentMismatchError",
+    "InternalFloatingPointError",
+    "UnspecifiedValue",
+    "abstractify",
+    "ad",
+    "ad_util",
+    "ambient",
+    "batch_jaxpr",
+    "batching",
+    "checked_jaxpr",
+    "concrete_mesh",
+    "core",
+    "current_source_info",
+    "debug_nans_enabled",
+    "discharge_jaxpr",
+    "effects_of",
+    "fast_path_data",
+    "kept_effects",
+    "lower_call",
+    "lower_constraint",
+    "lower_to_computation",
+    "make_cpp_function",
+    "manual_axes",
+    "mlir",
+    "name_results",
+    "pe",
+    "physical_mesh",
+    "pop_physical_mesh",
+    "push_physical_mesh",
+    "recheck_for_nans",
+    "register_checkify",
+    "register_dce",
+    "register_discharge",
+    "register_printing",
+    "resolve_argnums",
+    "separate_consts",
+    "shard_constants",
+    "stages",
+    "trace_state_clean",
+    "trace_to_jaxpr",
+    "transpose_jaxpr",
+    "tree_prefix_errors",
+    "weakref_lru_cache",
+]
+
+MERGED_JAXPR = not hasattr(core, "ClosedJaxpr")
+
+trace_state_clean = core.trace_state_clean
+InternalFloatingPointError = api_util.InternalFloatingPointError
+DeviceAssignmentMismatchError = stages.DeviceAssignmentMismatchError
+
+
+# Meshes
+
+
+EMPTY_MESH = mesh_lib.empty_concrete_mesh
+
+
+def physical_mesh() -> Any:
+    """The mesh of the innermost `with mesh:` of this thread, or the empty mesh."""
+    return mesh_lib.thread_resources.env.physical_mesh
+
+
+def concrete_mesh() -> Any:
+    """The mesh `jax.set_mesh` set in this thread, or the empty mesh."""
+    return mesh_lib.get_concrete_mesh()
+
+
+def manual_axes() -> tuple[str, ...]:
+    """The mesh axes that are manual here, because the trace is inside a `shard_map`."""
+    return mesh_lib.get_abstract_mesh().manual_axes
+
+
+def push_physical_mesh(mesh: Any) -> None:
+    """What `jax.sharding.Mesh.__enter__` does, without its DeprecationWarning."""
+    resources = mesh_lib.thread_resources
+    resources.stack.append(resources.stack[-1].with_mesh(mesh))
+    _publish_physical_meshes()
+
+
+def pop_physical_mesh() -> None:
+    """Undoes the last `push_physical_mesh`."""
+    mesh_lib.thread_resources.stack.pop()
+    _publish_physical_meshes()
+
+
+def _publish_physical_meshes() -> None:
+    resources = mesh_lib.thread_resources
+    resources.env = resources.stack[-1]
+    # jax leaves empty meshes out of this key, which would make a shadowed `with mesh:` look like the mesh itself.
+    config.mesh_context_manager.set_local(tuple(env.physical_mesh for env in resources.stack[1:]))
+
+
+@contextlib.contextmanager
+def ambient(mesh: Any) -> Iterator[None]:
+    """Makes `mesh` what every way of asking for the mesh answers: `with mesh:`, `jax.set_mesh` and the abstract mesh."""
+    outer = mesh_lib.device_context.swap_local(mesh) if MERGED_JAXPR else config.device_context.swap_local(mesh)
+    push_physical_mesh(mesh)
+    try:
+        with mesh_lib.use_abstract_mesh(mesh.abstract_mesh):
+            yield
+    finally:
+        pop_physical_mesh()
+        # jax 0.12 moved this state from config to mesh.
+        (mesh_lib.device_context if MERGED_JAXPR else config.device_context).set_local(outer)
+
+
+# Tracing
+
+
+def abstractify(x: Any) -> Any:
+    """The abstract value of an array, scalar, ShapeDtypeStruct or abstract value; TypeError for anything else.
+
+    Outside a `shard_map` the sharding is left out of the type: it is what the partitioner decides, and a type with an
+    Explicit mesh in it would not be the type of the same program under the Auto twin.
+    """
+    aval = core.shaped_abstractify(x)
+    if isinstance(aval, core.ShapedArray) and not manual_axes():
+        return core.ShapedArray(aval.shape, aval.dtype, aval.weak_type, memory_space=aval.memory_space)
+    return aval
+
+
+def resolve_argnums(fun: Callable, signature: Any, donate: tuple, static: tuple) -> tuple:
+    """Completes (numbers, names) pairs of donated and of static arguments from the signature, and checks them."""
+    return api_util.resolve_argnums(fun, signature, *donate, *static)
+
+
+def trace_to_jaxpr(fun: Callable, avals: Sequence[Any], *, source: str, arg_names: tuple[str, ...]) -> Any:
+    """The closed jaxpr of a function of flat arguments with flat results."""
+    debug_info = core.DebugInfo("pjit", source, arg_names, None)
+    jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(lu.wrap_init(fun, debug_info=debug_info), list(avals))
+    return jaxpr.with_consts(consts) if MERGED_JAXPR else core.ClosedJaxpr(jaxpr, consts)
+
+
+def name_results(jaxpr: Any, paths: tuple[str, ...]) -> None:
+    """Names the results of a fresh jaxpr; they are known only after tracing, and show in the lowered program."""
+    jaxpr.jaxpr._debug_info = jaxpr.jaxpr.debug_info._replace(result_paths=paths)
+
+
+def separate_consts(jaxpr: Any) -> tuple[Any, list[Any]]:
+    """Turns constants that must be arguments (tracers of an outer trace, refs) into leading arguments."""
+    if any(isinstance(const, core.Tracer | core.Ref) for const in jaxpr.consts):
+        jaxpr, consts = pe.separate_consts(jaxpr)
+        return jaxpr, list(consts)
+    return jaxpr, []
+
+
+def effects_of(jaxpr: Any) -> Any:
+    """The effects of a jaxpr, those on its inputs by position."""
+    return core.positional_effects(jaxpr)
+
+
+def kept_effects(jaxpr: Any) -> bool:
+    """Whether the jaxpr has effects that partial evaluation must keep even where nobody reads a result."""
+    return bool(core.effects.partial_eval_kept_effects.filter_in(jaxpr.effects))
+
+
+def current_source_info() -> Any:
+    """Where in the user's program the current equation comes from."""
+    return source_info_util.current()
+
+
+def batch_jaxpr(jaxpr: Any, axis_data: Any, batched_in: Sequence[bool]) -> tuple[Any, Sequence[bool]]:
+    """The jaxpr of the function batched at dimension 0, and which outputs are batched."""
+    return batching.batch_jaxpr(jaxpr, axis_data, tuple(batched_in), instantiate=False)
+
+
+def transpose_jaxpr(jaxpr: Any, in_tree: Any, in_avals: tuple[Any, ...]) -> tuple[Any, Any]:
+    """The jaxpr that maps (residuals, output cotangents) to input cotangents, flat, and the tree of its results."""
+    out_tree = None
+
+    def transposed(*flat: Any) -> list[Any]:
+        nonlocal out_tree
+        primals, cts_in = in_tree.unflatten(flat)
+        cts_out = ad.backward_pass(jaxpr.jaxpr, False, jaxpr.consts, primals, cts_in)
+        flat_out, out_tree = tree_util.tree_flatten(cts_out)
+        return flat_out
+
+    source = jaxpr.jaxpr.debug_info.func_src_info
+    return trace_to_jaxpr(transposed, in_avals, source=source, arg_names=("",) * len(in_avals)), out_tree
+
+
+def discharge_jaxpr(ctx: Any, jaxpr: Any) -> Any:
+    """The jaxpr with its refs turned into values that are passed in and out."""
+    if MERGED_JAXPR:  # the context says whether memory spaces are to be stripped as well
+        return discharge.discharge_state(jaxpr, strip_memory_space=ctx.strip_memory_space)
+    return discharge.discharge_state(jaxpr)
+
+
+def checked_jaxpr(ctx: Any, jaxpr: Any, enabled_errors: Any, err_tree: Any, in_avals: tuple) -> tuple[Any, Any]:
+    """The jaxpr that carries checkify's error along, and the tree of its (error, results)."""
+    context = (ctx,) if MERGED_JAXPR else ()  # jax 0.12 passes a context through all of checkify
+    checked, out_tree, _ = checkify.jaxpr_to_checkify_jaxpr(*context, jaxpr, enabled_errors, err_tree, *in_avals)
+    return checked, out_tree
+
+
+# Rules whose signature differs
+
+
+def register_dce(primitive: Any, rule: Callable) -> None:
+    """Registers `rule(used_outputs, eqn, dce) -> (used_inputs, eqn | None)`.
+
+    `dce(closed_jaxpr, used_outputs) -> (closed_jaxpr, used_inputs)` and `dce.has_effects(eqn)`: jax 0.12 also says
+    which inputs anybody reads afterwards, and both depend on it.
+    """
+    if MERGED_JAXPR:
+        pe.dce_rules[primitive] = lambda used, live, eqn: rule(used, eqn, _Dce(tuple(live)))
+    else:
+        pe.dce_rules[primitive] = lambda used, eqn: rule(used, eqn, _Dce(None))
+
+
+class _Dce:
+    def __init__(self, live_inputs: tuple[bool, ...] | None) -> None:
+        self._live_inputs = live_inputs
+
+    def __call__(self, jaxpr: Any, used_outputs: tuple[bool, ...]) -> tuple[Any, list[bool]]:
+        if self._live_inputs is not None:
+            tokens = [v.aval is core.abstract_token for v in jaxpr.invars]
+            return pe.dce_jaxpr(jaxpr, used_outputs, instantiate=tokens, live_inputs=self._live_inputs)
+        return _dce_closed_jaxpr(jaxpr, used_outputs)
+
+    def has_effects(self, eqn: Any) -> bool:
+        return pe.has_effects(eqn) if self._live_inputs is None else pe.has_effects(eqn, self._live_inputs)
+
+
+@weakref_lru_cache
+def _dce_closed_jaxpr(jaxpr: Any, used_outputs: tuple[bool, ...]) -> tuple[Any, list[bool]]:
+    # Cached, so that the same dead code gives the same jaxpr and what is compiled for it is found again.
+    live, used_inputs = pe.dce_jaxpr(jaxpr.jaxpr, used_outputs)
+    return core.ClosedJaxpr(live, jaxpr.consts), used_inputs
+
+
+def register_discharge(primitive: Any, rule: Callable) -> None:
+    """Registers `rule(ctx, in_avals, *args, **params) -> (new values of the refs, results)`."""
+
+    @discharge.register_discharge_rule(primitive)
+    def _(*args: Any, **params: Any) -> Any:
+        if MERGED_JAXPR:
+            ctx, *values = args
+            return rule(ctx, ctx.in_avals, *values, **params)
+        in_avals, _, *values = args
+        return rule(None, in_avals, *values, **params)
+
+
+def register_checkify(primitive: Any, rule: Callable) -> None:
+    """Registers `rule(ctx, error, enabled_errors, *args, **params) -> (error, results)`."""
+    checkify.error_checks[primitive] = rule if MERGED_JAXPR else lambda *args, **kw: rule(None, *args, **kw)
+
+
+def register_printing(primitive: Any, shown: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Prints equations of `primitive` in jaxprs with the parameters `shown` returns, in that order."""
+
+    def rule(eqn: Any, context: Any, settings: Any) -> Any:
+        params = shown(eqn.params)
+        jaxpr = eqn.params.get("jaxpr")
+        if jaxpr is not None and (jaxpr if MERGED_JAXPR else jaxpr.jaxpr) not in context.shared_jaxprs:
+            context.suggest_same_var_names(jaxpr.jaxpr.invars, eqn.invars)
+            context.suggest_same_var_names(jaxpr.jaxpr.outvars, eqn.outvars)
+        return core._pp_eqn(eqn.replace(params=params), context, settings, params=list(params))
+
+    core.pp_eqn_rules[primitive] = rule
+
+
+# Lowering and compiling
+
+
+def lower_to_computation(jaxpr: Any, name: str, in_shardings: Any, out_shardings: Any, donated: Any, **options: Any) -> Any:
+    """Lowers a closed jaxpr to a program over all devices of its shardings, a `jax.stages.Lowering`.
+
+    Args:
+        jaxpr: the closed jaxpr.
+        name: the name of the program.
+        in_shardings, out_shardings: one sharding or UNSPECIFIED per argument and per result.
+        donated: one flag per argument.
+        options: `keep_unused`, `context_mesh` (decides the devices where no sharding does).
+    """
+    return pxla.lower_sharding_computation(
+        jaxpr,
+        "pjit",
+        name,
+        tuple(in_shardings),
+        tuple(out_shardings),
+        (None,) * len(in_shardings),
+        (None,) * len(out_shardings),
+        tuple(donated),
+        compiler_options_kvs=(),
+        lowering_platforms=None,
+        lowering_parameters=mlir.LoweringParameters(),
+        pgle_profiler=None,
+        **options,
+    )
+
+
+def shard_constants(computation: Any, executable: Any) -> list[Any]:
+    """The constants of a lowered program, placed as its executable wants them; they come before the arguments."""
+    return executable.shard_const_args(computation.const_args)
+
+
+def lower_call(
+    ctx: Any, args: Sequence[Any], *, jaxpr: Any, name: str, in_shardings: Sequence[Any], out_shardings: Sequence[Any]
+) -> Sequence[Any]:
+    """Lowers a nested program to a call of an MLIR function of its own, shared by equal nested programs.
+
+    Source: `_pjit_lowering` of jax.
+    """
+    module = ctx.module_context
+    key = ("pjit", name, jaxpr, tuple(in_shardings), tuple(out_shardings))
+    lowered = module.cached_primitive_lowerings.get(key)
+    effects = [effect for effect in jaxpr.effects if core.effects.ordered_effects.contains(effect)]
+    consts = core.jaxpr_const_args(jaxpr.jaxpr)
+    if lowered is None:
+        unsharded_consts = [None] * len(consts)
+        lowered = mlir.lower_jaxpr_to_fun(
+            module,
+            name,
+            jaxpr,
+            effects,
+            num_const_args=len(consts),
+            in_avals=(*(aval for _, aval in consts), *jaxpr.in_avals),
+            arg_shardings=[*unsharded_consts, *in_shardings],
+            result_shardings=list(out_shardings),
+            # Sharding attributes on the arguments of an inner function are lost on the way to HLO; annotation
+            # operations inside of it are not.
+            use_sharding_annotations=False,
+            # jax 0.12 asks for the types of the results.
+            **({"out_avals": jaxpr.out_avals} if MERGED_JAXPR else {}),
+        )
+        module.cached_primitive_lowerings[key] = lowered
+    const_values, _ = _flatten_ir(
+        [mlir.ir_constants(const, const_lowering=ctx.const_lowering, aval=aval) for const, aval in consts]
+    )
+    tokens_in = [ctx.tokens_in.get(effect) for effect in effects]
+    flat_args, _ = _flatten_ir((*ctx.dim_var_values, *tokens_in, *const_values, *args))
+    types = [mlir.token_type()] * len(effects) + [mlir.aval_to_ir_types(module, a) for a in ctx.avals_out]
+    flat_types, results_tree = _flatten_ir(types)
+    call = func_dialect.CallOp(flat_types, ir.FlatSymbolRefAttr.get(lowered.name.value), flat_args)
+    tokens_and_results = results_tree.unflatten(call.results)
+    if effects:
+        ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet(zip(effects, tokens_and_results, strict=False))))
+    return tokens_and_results[len(effects) :]
+
+
+def lower_constraint(ctx: Any, x: Any, sharding: Any, unconstrained_dims: frozenset[int]) -> Any:
+    """Lowers a sharding constraint as jax lowers its own; binding that one would look at the ambient mesh again."""
+    return jax_pjit._sharding_constraint_hlo_lowering(
+        ctx, x, sharding=sharding, layout=None, context_mesh=None, unconstrained_dims=unconstrained_dims
+    )
+
+
+def _flatten_ir(values: Any) -> Any:
+    return mlir.ir_tree_registry.flatten(values)
+
+
+# Dispatch
+
+
+def make_cpp_function(fun: Callable, name: str, cache_miss: Callable, static: tuple, key: Any) -> Any:
+    """The C++ function that runs a compiled program without a Python frame.
+
+    Args:
+        fun: the user's function; called as it is under `jax.disable_jit`.
+        name: its name.
+        cache_miss: `(*args, **kwargs) -> (results, fast path data or None, False)`, called for every new signature.
+        static: the static arguments' (numbers, names).
+        key: what tells functions made of the same `fun` apart: all of them share one cache.
+    """
+    jit_key = pxla.JitGlobalCppCacheKeys(in_shardings_leaves=(key,))
+    return _jax.pjit(
+        name, fun, cache_miss, *static, jit_key, tree_util.dispatch_registry, pxla.cc_shard_arg, _cpp_cache
+    )
+
+
+# jax's own caches hold 8192 entries as well; this one is never shared with them.
+_cpp_cache = _jax.PjitFunctionCache(capacity=8192)
+
+
+def fast_path_data(executable: Any, out_tree: Any, args: Any, outs: Any, jaxpr: Any, consts: Any) -> Any:
+    """What the C++ function needs to run `executable` by itself, or None where it cannot (effects, refs)."""
+    return jax_pjit._get_fastpath_data(executable, out_tree, args, outs, jaxpr.effects, jaxpr.consts, None, consts)
+
+
+def debug_nans_enabled() -> bool:
+    """Whether results are checked for NaNs: then nothing is donated, since the arguments are needed to find them."""
+    return config.debug_nans.value
+
+
+def recheck_for_nans(error: Exception, fun: Callable, args: Any, kwargs: Any) -> None:
+    """Runs `fun` operation by operation to raise FloatingPointError where the first NaN comes from."""
+    api_util.maybe_recursive_nan_check(error, fun, args, kwargs)
+
+
+def tree_prefix_errors(prefix: Any, tree: Any) -> list[Callable[[str], ValueError]]:
+    """Where `prefix` is no tree prefix of `tree`, as functions from the prefix's name to an error."""
+    return tree_util.prefix_errors(prefix, tree)

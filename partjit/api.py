@@ -1,0 +1,428 @@
+"""`pjit`: ties the stages together.
+
+specs -> parse -> validate -> trace -> compile -> dispatch; each stage is a module of its own, and nothing else is here.
+"""
+
+import dataclasses
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from partjit import _compat, rules
+from partjit._compat import UNSPECIFIED, UnspecifiedValue, core
+from partjit.compile import Program, Traced
+from partjit.dispatch import make_cache_miss
+from partjit.errors import ShardingError
+from partjit.mesh import program_mesh
+from partjit.spec import FROM_ARRAY, ParsedPartitionSpec, parse_spec_tree
+from partjit.trace import Arguments, Trace, abstract_arguments, flatten_arguments, trace
+from partjit.trees import broadcast_specs
+from partjit.validate import Failure, check_devices, check_specs, raise_failures, require_mesh
+
+__all__ = ["PjitFunction", "pjit"]
+
+del rules  # imported to register the rules of the primitives
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Definition:
+    """What `pjit` was given, checked as far as that goes without a call.
+
+    Attributes:
+        fun: the user's function.
+        name: what the program is called.
+        source: where the function is, for the jaxpr's debug information.
+        signature: the function's signature, or None if it has none.
+        in_name, out_name: what the user called the spec trees.
+        in_specs, out_specs: the parsed spec trees.
+        static, donate: (numbers, names) of static and donated arguments in the user's numbering.
+        keep_unused: see `Program`.
+    """
+
+    fun: Callable[..., Any]
+    name: str
+    source: str
+    signature: inspect.Signature | None
+    in_name: str
+    out_name: str
+    in_specs: Any
+    out_specs: Any
+    static: tuple[tuple[int, ...], tuple[str, ...]]
+    donate: tuple[tuple[int, ...], tuple[str, ...]]
+    keep_unused: bool
+
+    @property
+    def dispatch_key(self) -> tuple[Any, ...]:
+        """What must be equal for two pjits of one function to share compiled calls.
+
+        The length of a spec counts here, unlike in its equality: P() and P(None) mean the same, but only one of them
+        may stand for a scalar.
+        """
+        in_leaves, in_tree = jax.tree.flatten(self.in_specs)
+        out_leaves, out_tree = jax.tree.flatten(self.out_specs)
+        leaves = [*in_leaves, *out_leaves]
+        ranks = tuple(len(leaf) if isinstance(leaf, ParsedPartitionSpec) else -1 for leaf in leaves)
+        names = (self.name, self.in_name, self.out_name)
+        return (tuple(leaves), in_tree, out_tree, ranks, names, self.static, self.donate, self.keep_unused)
+
+
+class PjitFunction(functools.partial):
+    """A function partitioned by `pjit`. Calling it runs the compiled program; the methods stop at an earlier stage.
+
+    It is a `functools.partial` of the C++ function that dispatches calls, because that is the one callable of Python
+    that adds no frame to a call and can have methods of its own.
+    """
+
+    __slots__ = ()
+
+    def trace(self, *args: Any, **kwargs: Any) -> Traced:
+        """Traces and validates a call with these arguments (`jax.ShapeDtypeStruct` will do) without executing it."""
+        program, leaves = _infer(self._definition, args, kwargs)
+        return Traced(program, leaves)
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """Traces and lowers a call with these arguments; `.compile()` of the result gives a `jax.stages.Compiled`."""
+        return self.trace(*args, **kwargs).lower()
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """A tree like the result, of `jax.ShapeDtypeStruct` with the shardings the out specs promise."""
+        return self.trace(*args, **kwargs).out_info
+
+    def clear_cache(self) -> None:
+        """Forgets all that was traced and compiled for this function."""
+        self.func._clear_cache()
+        trace.evict_weakref(self._definition.fun)
+        _program.evict_weakref(self._definition.fun)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<pjit of {self._definition.fun!r}>"
+
+    def __reduce__(self) -> str:
+        # Like a function: by the name it is found under.
+        return self.__qualname__
+
+
+def pjit(
+    fun: Callable[..., Any] | None = None,
+    in_axis_resources: Any = UNSPECIFIED,
+    out_axis_resources: Any = UNSPECIFIED,
+    static_argnums: int | Sequence[int] = (),
+    donate_argnums: int | Sequence[int] = (),
+    *,
+    in_shardings: Any = UNSPECIFIED,
+    out_shardings: Any = UNSPECIFIED,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    keep_unused: bool = False,
+    name: str | None = None,
+) -> Any:
+    """Compiles `fun` into one program partitioned over a mesh.
+
+    The mesh is the ambient one of each call: that of `with mesh:` or `set_mesh`. An argument that is not yet placed as
+    its spec says is placed so: silently if it is a NumPy array, a scalar or uncommitted, with a `ReshardWarning` if it
+    is a committed array on the same devices (see `reshard_policy`).
+
+    Args:
+        fun: a function of pytrees of arrays. Left out, `pjit(...)` is a decorator.
+        in_axis_resources: how the arguments are laid out: a tree prefix of the tuple of positional arguments (without
+            the static ones), with leaves
+
+            * `PartitionSpec`: per dimension, the mesh axes that divide it;
+            * None: replicated over the mesh;
+            * `NamedSharding`: brings its own mesh;
+            * `UNSPECIFIED` (the default): the partitioner chooses; a committed array stays as it is;
+            * `FROM_ARRAY`: as the committed array that is passed.
+        out_axis_resources: how the results are laid out, a tree prefix of the result with leaves as above but
+            `FROM_ARRAY`. What it says is what the results have.
+        static_argnums: numbers of arguments that are compile-time constants; they must be hashable.
+        donate_argnums: numbers of arguments whose buffers the program may reuse; they are gone after the call.
+        in_shardings, out_shardings: today's names of `in_axis_resources` and `out_axis_resources`.
+        static_argnames, donate_argnames: the same as the numbers, by name.
+        keep_unused: pass arguments that `fun` does not read to the executable all the same.
+        name: what the program is called, `fun.__name__` by default.
+
+    Returns:
+        A function like `fun`, with the methods `trace`, `lower`, `eval_shape` and `clear_cache`. Keyword arguments are
+        accepted if the in specs are UNSPECIFIED or FROM_ARRAY throughout: others describe positional arguments.
+
+    Raises:
+        TypeError: `fun` is not callable, or a leaf is no spec.
+        ValueError: a spec is wrong by itself (an axis used twice), old and new names are mixed, or static and donated
+            arguments intersect.
+
+        When called: `ShardingError` (a ValueError) listing every spec that does not fit its value or the mesh, and
+        `MissingMeshError` where a spec needs a mesh and none is set.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from partjit import Mesh, P
+        >>> @pjit(in_axis_resources=(P("data"), None), out_axis_resources=P("data"))
+        ... def affine(x, w):
+        ...     return x @ w
+        >>> with Mesh(jax.devices(), "data"):
+        ...     y = affine(jnp.ones((16, 4)), jnp.ones((4, 2)))
+        >>> y.sharding.spec, y.addressable_shards[0].data.shape
+        (P('data',), (2, 2))
+
+    Source: `jax.experimental.pjit.pjit` as of jax 0.2.26, the classic positional order included.
+    """
+    if fun is None:
+        return functools.partial(
+            pjit,
+            in_axis_resources=in_axis_resources,
+            out_axis_resources=out_axis_resources,
+            static_argnums=static_argnums,
+            donate_argnums=donate_argnums,
+            in_shardings=in_shardings,
+            out_shardings=out_shardings,
+            static_argnames=static_argnames,
+            donate_argnames=donate_argnames,
+            keep_unused=keep_unused,
+            name=name,
+        )
+    _check_callable(fun)
+    in_name, in_tree = _one_of("in_axis_resources", in_axis_resources, "in_shardings", in_shardings)
+    out_name, out_tree = _one_of("out_axis_resources", out_axis_resources, "out_shardings", out_shardings)
+    signature = _signature(fun)
+    static, donate = _argument_numbers(
+        fun, signature, (static_argnums, static_argnames), (donate_argnums, donate_argnames)
+    )
+    definition = _Definition(
+        fun,
+        name or _name(fun),
+        _source(fun),
+        signature,
+        in_name,
+        out_name,
+        # A list of in specs is meant as the argument list; arguments come in a tuple.
+        parse_spec_tree(tuple(in_tree) if isinstance(in_tree, list) else in_tree, in_name),
+        parse_spec_tree(out_tree, out_name),
+        static,
+        donate,
+        keep_unused,
+    )
+    cpp_function = _compat.make_cpp_function(
+        fun,
+        definition.name,
+        make_cache_miss(fun, definition.name, functools.partial(_infer, definition)),
+        static,
+        definition.dispatch_key,
+    )
+    cpp_function._fun = fun  # where jax looks for the function when a result has a NaN
+    function = PjitFunction(cpp_function)
+    functools.update_wrapper(function, fun)
+    function.__dict__["_definition"] = definition
+    return function
+
+
+def _infer(definition: _Definition, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Program, list[Any]]:
+    """The program of a call, and its flat arguments."""
+    _check_call(definition, args, kwargs)
+    arguments = flatten_arguments(definition.signature, args, kwargs, definition.static, definition.donate)
+    avals = abstract_arguments(arguments, definition.name)
+    in_specs = _in_specs(definition, arguments, args)
+    out_leaves = jax.tree.leaves(definition.out_specs)
+    parsed = [spec for spec in (*in_specs, *out_leaves) if isinstance(spec, ParsedPartitionSpec)]
+    mesh = program_mesh(
+        [spec.mesh for spec in parsed if spec.mesh is not None],
+        has_bare_specs=any(spec.mesh is None for spec in parsed),
+    )
+    require_mesh(mesh, parsed, "pjit", definition.name)
+    donated = arguments.donated if not _compat.debug_nans_enabled() else (False,) * len(arguments.donated)
+    static = arguments.static
+    try:
+        program = _program(
+            definition.fun, definition, arguments.tree, avals, static, arguments.paths, in_specs, donated, mesh
+        )
+    except _Invalid as invalid:
+        failures = [*invalid.failures, *check_devices(arguments.paths, arguments.leaves, mesh)]
+        raise_failures(failures, definition.name, mesh)
+        raise
+    raise_failures(check_devices(arguments.paths, arguments.leaves, mesh), definition.name, mesh)
+    return program, arguments.leaves
+
+
+class _Invalid(Exception):
+    """Carries the failures of a program to where those of its arguments are added; never leaves this module."""
+
+    def __init__(self, failures: list[Failure]) -> None:
+        self.failures = failures
+
+
+@_compat.weakref_lru_cache
+def _program(
+    fun: Callable[..., Any],
+    definition: _Definition,
+    in_tree: Any,
+    avals: tuple[Any, ...],
+    static: tuple[tuple[int | str, Any], ...],
+    paths: tuple[str, ...],
+    in_specs: tuple[Any, ...],
+    donated: tuple[bool, ...],
+    mesh: Mesh,
+) -> Program:
+    failures = check_specs("pjit arguments", paths, avals, in_specs, mesh)
+    try:
+        traced = trace(fun, in_tree, avals, static, paths, definition.source, mesh)
+    except Exception:
+        if failures:
+            raise _Invalid(failures) from None
+        raise
+    out_specs = _out_specs(definition, traced)
+    failures += check_specs("pjit outputs", traced.out_paths, traced.jaxpr.out_avals, out_specs, mesh)
+    if failures:
+        raise _Invalid(failures)
+    consts = len(traced.consts)
+    return Program(
+        traced.jaxpr,
+        traced.consts,
+        (*[UNSPECIFIED] * consts, *in_specs),
+        out_specs,
+        mesh,
+        (*[False] * consts, *donated),
+        definition.name,
+        definition.keep_unused,
+        in_tree,
+        traced.out_tree,
+        paths,
+    )
+
+
+def _in_specs(definition: _Definition, arguments: Arguments, args: Sequence[Any]) -> tuple[Any, ...]:
+    """One spec per flat argument; FROM_ARRAY is replaced by the array's."""
+    specs = definition.in_specs
+    if isinstance(specs, UnspecifiedValue) or specs is FROM_ARRAY:
+        flat = [specs] * len(arguments.leaves)
+    else:
+        positional, _ = jax.tree.unflatten(arguments.tree, arguments.leaves)
+        flat = broadcast_specs(specs, positional, definition.in_name, single_argument=len(positional) == 1)
+    return tuple(
+        _spec_of_array(leaf, path, definition.in_name) if spec is FROM_ARRAY else spec
+        for spec, leaf, path in zip(flat, arguments.leaves, arguments.paths, strict=True)
+    )
+
+
+def _spec_of_array(leaf: Any, path: str, in_name: str) -> Any:
+    if isinstance(leaf, core.Tracer):
+        return UNSPECIFIED  # the enclosing program decides where its values are
+    sharding = getattr(leaf, "sharding", None)
+    if sharding is None or not getattr(leaf, "committed", True):
+        kind = "an uncommitted array" if isinstance(leaf, jax.Array) else f"a {type(leaf).__name__}"
+        raise ShardingError(
+            f"{in_name} of {path} cannot be `pjit.FROM_GDA` (FROM_ARRAY), because {path} is {kind}, which has no "
+            "sharding of its own to take: place it with jax.device_put, or give a PartitionSpec"
+        )
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        return ParsedPartitionSpec.from_user_input(sharding, in_name)
+    return UNSPECIFIED  # a committed array stays as it is
+
+
+def _out_specs(definition: _Definition, traced: Trace) -> tuple[Any, ...]:
+    specs = definition.out_specs
+    if isinstance(specs, UnspecifiedValue):
+        return (specs,) * len(traced.jaxpr.out_avals)
+    result = jax.tree.unflatten(traced.out_tree, traced.jaxpr.out_avals)
+    return tuple(broadcast_specs(specs, result, definition.out_name))
+
+
+def _check_call(definition: _Definition, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    needed = [number for number in (*definition.static[0], *definition.donate[0]) if number >= len(args)]
+    parameters = list(definition.signature.parameters.values()) if definition.signature else []
+    for number in needed:
+        parameter = parameters[number] if number < len(parameters) else None
+        if parameter is not None and (parameter.name in kwargs or parameter.default is not parameter.empty):
+            continue
+        raise ValueError(
+            f"pjitted function {definition.name} has static_argnums={definition.static[0]}, "
+            f"donate_argnums={definition.donate[0]} but was called with only {len(args)} positional "
+            f"argument{'' if len(args) == 1 else 's'}"
+        )
+    for number in definition.static[0]:
+        if number < len(args):
+            _check_hashable(args[number], f"number {number}", definition.name)
+    for name in definition.static[1]:
+        if name in kwargs:
+            _check_hashable(kwargs[name], name, definition.name)
+    dynamic = [name for name in kwargs if name not in definition.static[1]]
+    specs = definition.in_specs
+    if dynamic and not isinstance(specs, UnspecifiedValue) and specs is not FROM_ARRAY:
+        raise ValueError(
+            f"pjit does not support kwargs when {definition.in_name} is specified: its specs are for positional "
+            f"arguments, and {definition.name} was called with {', '.join(f'{name}=' for name in dynamic)}. Pass "
+            f"{'it' if len(dynamic) == 1 else 'them'} by position, or leave {definition.in_name} out"
+        )
+
+
+def _check_hashable(value: Any, which: str, name: str) -> None:
+    try:
+        hash(value)
+    except TypeError:
+        raise ValueError(
+            f"Non-hashable static arguments are not supported: static argument {which} of {name} is of type "
+            f"{type(value).__name__}. Static arguments must be hashable, since calls are cached on them"
+        ) from None
+
+
+def _check_callable(fun: Any) -> None:
+    if not callable(fun):
+        raise TypeError(f"Expected a callable value, got {fun!r}")
+    if inspect.isgeneratorfunction(fun):
+        raise TypeError(f"Expected a function, got a generator function: {fun!r}")
+
+
+def _one_of(old_name: str, old: Any, new_name: str, new: Any) -> tuple[str, Any]:
+    if isinstance(new, UnspecifiedValue):
+        return old_name, old
+    if isinstance(old, UnspecifiedValue):
+        return new_name, new
+    raise ValueError(f"pjit got both {old_name} and {new_name}, which are two names of the same thing: give one")
+
+
+def _signature(fun: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(fun)
+    except (ValueError, TypeError):
+        return None  # some builtins have none
+
+
+def _argument_numbers(fun: Callable[..., Any], signature: Any, static: tuple, donate: tuple) -> tuple[Any, Any]:
+    """((static numbers, names), (donated numbers, names)), completed and checked against the signature."""
+
+    def given(numbers: Any, names: Any) -> tuple[Any, Any]:
+        # No numbers and some names means: find the numbers. Only None says "no numbers" to jax.
+        numbers = (numbers,) if isinstance(numbers, int) else tuple(numbers or ())
+        return (numbers or None) if names is not None else numbers, names
+
+    static_given, donate_given = given(*static), given(*donate)
+    both = set(static_given[0] or ()) & set(donate_given[0] or ())
+    if both:
+        raise ValueError(
+            f"static_argnums {static_given[0]} and donate_argnums {donate_given[0]} cannot intersect: "
+            f"{sorted(both)} are in both, and a static argument has no buffer to give away"
+        )
+    donate_numbers, donate_names, static_numbers, static_names = _compat.resolve_argnums(
+        fun, signature, donate_given, static_given
+    )
+    return (tuple(static_numbers), tuple(static_names)), (tuple(donate_numbers), tuple(donate_names))
+
+
+def _name(fun: Callable[..., Any]) -> str:
+    while isinstance(fun, functools.partial) and not hasattr(fun, "__name__"):
+        fun = fun.func
+    return getattr(fun, "__name__", type(fun).__name__)
+
+
+def _source(fun: Callable[..., Any]) -> str:
+    inner = inspect.unwrap(fun)
+    while isinstance(inner, functools.partial):
+        inner = inspect.unwrap(inner.func)
+    code = getattr(inner, "__code__", None)
+    return f"{_name(fun)} at {code.co_filename}:{code.co_firstlineno}" if code is not None else _name(fun)

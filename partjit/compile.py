@@ -1,0 +1,194 @@
+"""From a jaxpr and specs to an executable, through the stages a user can hold: Traced, Lowered, Compiled.
+
+`Lowered` and `Compiled` are jax's own; `Traced` is ours because its program is.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from partjit import _compat
+from partjit._compat import UNSPECIFIED, UnspecifiedValue
+from partjit.errors import ShardingError
+from partjit.primitive import device_witness, shardings_of
+from partjit.spec import Spec
+
+__all__ = ["Program", "Traced", "lower"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """A traced and validated function: everything there is to know about a call but the values.
+
+    Attributes:
+        jaxpr: the closed jaxpr; its leading arguments are `consts`.
+        consts: values of outer traces, and refs, that the function closes over.
+        in_specs, out_specs: one spec per flat argument of the jaxpr, and per flat result.
+        mesh: the mesh the user gave, Explicit axes and all; empty if there is none.
+        donated_invars: one flag per flat argument of the jaxpr.
+        name: the name of the function.
+        keep_unused: whether arguments the function does not read are passed to the executable all the same.
+        in_tree: the structure of `(args, kwargs)` without static arguments.
+        out_tree: the structure of the result.
+        arg_paths: the key path of each argument of the user's (not of `consts`).
+    """
+
+    jaxpr: Any
+    consts: list[Any]
+    in_specs: tuple[Spec, ...]
+    out_specs: tuple[Spec, ...]
+    mesh: Mesh
+    donated_invars: tuple[bool, ...]
+    name: str
+    keep_unused: bool
+    in_tree: Any
+    out_tree: Any
+    arg_paths: tuple[str, ...]
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters of the `pjit_p` equation that is this program."""
+        return {
+            "jaxpr": self.jaxpr,
+            "in_specs": self.in_specs,
+            "out_specs": self.out_specs,
+            "mesh": self.mesh,
+            "donated_invars": self.donated_invars,
+            "name": self.name,
+            "keep_unused": self.keep_unused,
+            "witness": device_witness(self.mesh),
+        }
+
+
+def lower(
+    args: Sequence[Any],
+    *,
+    jaxpr: Any,
+    in_specs: Sequence[Spec],
+    out_specs: Sequence[Spec],
+    mesh: Mesh,
+    donated_invars: tuple[bool, ...],
+    name: str,
+    keep_unused: bool,
+    **_: Any,
+) -> Any:
+    """Lowers a program for arguments placed as these are, to a `jax.stages.Lowering`, which compiles once.
+
+    An argument whose spec is UNSPECIFIED comes as it is: a committed array's sharding is part of the program. Residuals
+    get their shardings here.
+    """
+    in_shardings = tuple(
+        _own_sharding(arg) if isinstance(sharding, UnspecifiedValue) else sharding
+        for arg, sharding in zip(args, shardings_of(in_specs, mesh), strict=True)
+    )
+    try:
+        return _lower(jaxpr, in_shardings, shardings_of(out_specs, mesh), donated_invars, mesh, name, keep_unused)
+    except _compat.DeviceAssignmentMismatchError as error:
+        (mismatches,) = error.args
+        raise ShardingError(
+            f"Received incompatible devices for pjitted computation {name}: "
+            + "; ".join(f"{mismatch.device_ids} ({mismatch.m_type})" for mismatch in mismatches)
+            + ". Put all arguments and constraints on the devices of one mesh, e.g. with jax.device_put"
+        ) from None
+
+
+def _own_sharding(arg: Any) -> Any:
+    sharding = getattr(arg, "sharding", None)
+    # A ShapeDtypeStruct with a sharding stands for an array committed to it.
+    if sharding is None or isinstance(arg, _compat.core.Tracer) or not getattr(arg, "committed", True):
+        return UNSPECIFIED
+    return sharding
+
+
+@_compat.weakref_lru_cache
+def _lower(
+    jaxpr: Any,
+    in_shardings: tuple[Any, ...],
+    out_shardings: tuple[Any, ...],
+    donated_invars: tuple[bool, ...],
+    mesh: Mesh,
+    name: str,
+    keep_unused: bool,
+) -> Any:
+    return _compat.lower_to_computation(
+        jaxpr, name, in_shardings, out_shardings, donated_invars, keep_unused=keep_unused, context_mesh=mesh
+    )
+
+
+class Traced:
+    """A traced program, ready to be lowered; nothing has been executed. Mirrors `jax.stages.Traced`.
+
+    Attributes:
+        program: the jaxpr with its specs.
+        jaxpr: the closed jaxpr.
+        fun_name: the name of the function.
+        in_tree, out_tree: the structures of `(args, kwargs)` and of the result.
+        args_info: a tree like `(args, kwargs)` of `jax.stages.ArgInfo` (shape, dtype, donated).
+        out_info: a tree like the result of `jax.ShapeDtypeStruct`, with the shardings the out specs promise.
+    """
+
+    def __init__(self, program: Program, leaves: Sequence[Any]) -> None:
+        self.program = program
+        self._leaves = leaves
+
+    @property
+    def jaxpr(self) -> Any:
+        return self.program.jaxpr
+
+    @property
+    def fun_name(self) -> str:
+        return self.program.name
+
+    @property
+    def in_tree(self) -> Any:
+        return self.program.in_tree
+
+    @property
+    def out_tree(self) -> Any:
+        return self.program.out_tree
+
+    @property
+    def in_avals(self) -> Any:
+        return jax.tree.unflatten(self.in_tree, self._own(self.jaxpr.in_avals))
+
+    @property
+    def donate_argnums(self) -> tuple[int, ...]:
+        """The numbers of the flat arguments that are donated."""
+        return tuple(i for i, donated in enumerate(self._own(self.program.donated_invars)) if donated)
+
+    @property
+    def args_info(self) -> Any:
+        return _compat.stages.make_args_info(self.in_tree, self._own(self.jaxpr.in_avals), self.donate_argnums)
+
+    @property
+    def out_info(self) -> Any:
+        shardings = shardings_of(self.program.out_specs, self.program.mesh)
+        return jax.tree.unflatten(
+            self.out_tree,
+            [
+                jax.ShapeDtypeStruct(
+                    aval.shape,
+                    aval.dtype,
+                    sharding=None if isinstance(sharding, UnspecifiedValue) else sharding,
+                    weak_type=aval.weak_type,
+                )
+                for aval, sharding in zip(self.jaxpr.out_avals, shardings, strict=True)
+            ],
+        )
+
+    def lower(self) -> jax.stages.Lowered:
+        """Lowers to StableHLO. Raises ValueError if the function closes over values of an outer trace."""
+        if self.program.consts:
+            raise ValueError(
+                f"{self.fun_name} cannot be lowered ahead of time: it closes over {len(self.program.consts)} value(s) "
+                "of an enclosing transformation or refs. Pass them as arguments"
+            )
+        lowering = lower(self._leaves, **self.program.params)
+        return jax.stages.Lowered(lowering, self.args_info, self.out_tree)
+
+    def _own(self, per_argument: Sequence[Any]) -> Sequence[Any]:
+        """Without the entries of the constants, which are not the user's arguments."""
+        return per_argument[len(self.program.consts) :]

@@ -1,0 +1,73 @@
+"""`with_sharding_constraint`: a spec for a value in the middle of a program, or for an array here and now."""
+
+from typing import Any
+
+import jax
+
+from partjit import _compat
+from partjit._compat import UnspecifiedValue
+from partjit.errors import MissingMeshError
+from partjit.mesh import ambient_mesh
+from partjit.primitive import device_witness, sharding_constraint_p
+from partjit.spec import ParsedPartitionSpec, parse_spec_tree
+from partjit.trees import broadcast_specs
+from partjit.validate import check_specs, raise_failures, require_mesh
+
+__all__ = ["with_sharding_constraint"]
+
+_WHAT = "with_sharding_constraint arguments"
+
+
+def with_sharding_constraint(x: Any, specs: Any) -> Any:
+    """Constrains the sharding of `x`; its value does not change.
+
+    Inside a program the partitioner keeps the constraint, and pads where a dimension does not divide. Outside it is
+    applied at once: the result is `x` on the devices of the mesh, and a dimension that does not divide is an error.
+    The constraint is linear: under differentiation tangent and cotangent are constrained alike.
+
+    Args:
+        x: a pytree of arrays.
+        specs: a tree prefix of `x` with leaves as for `pjit`: `PartitionSpec` (whose entries may be
+            `PartitionSpec.UNCONSTRAINED`: this dimension is left to the partitioner), `NamedSharding`, or None for
+            replicated.
+
+    Returns:
+        A tree like `x`.
+
+    Raises:
+        ShardingError: a spec does not fit its value or the mesh, `MissingMeshError` where no mesh is set.
+        TypeError: a leaf is none of these.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from partjit import Mesh, P
+        >>> with Mesh(jax.devices(), "x"):
+        ...     print(with_sharding_constraint(jnp.arange(8.0), P("x")).sharding.spec)
+        P('x',)
+
+    Source: `jax.experimental.pjit.with_sharding_constraint`; None and UNCONSTRAINED as jax defined them later.
+    """
+    leaves, tree = jax.tree.flatten(x)
+    paths = [f"x{jax.tree_util.keystr(path)}" for path, _ in jax.tree_util.tree_leaves_with_path(x)]
+    parsed = parse_spec_tree(specs, "shardings", allow_unconstrained_dims=True)
+    flat_specs = broadcast_specs(parsed, x, "with_sharding_constraint shardings")
+    mesh = ambient_mesh()
+    for path, spec in zip(paths, flat_specs, strict=True):
+        if not isinstance(spec, ParsedPartitionSpec):
+            raise TypeError(f"with_sharding_constraint needs a spec for {path}, but got {spec!r}")
+        if mesh.empty and spec.mesh is None:
+            require_mesh(mesh, [spec], "with_sharding_constraint", path)
+            raise MissingMeshError(
+                f"with_sharding_constraint requires a non-empty mesh to replicate {path} over, and none is set in this "
+                "thread: enter one with `with partjit.Mesh(devices, axis_names):`"
+            )
+    avals = [_compat.abstractify(leaf) for leaf in leaves]
+    eager = _compat.trace_state_clean()
+    failures = check_specs(_WHAT, paths, avals, flat_specs, mesh, allow_uneven=not eager)
+    raise_failures(failures, "with_sharding_constraint", mesh)
+    constrained = [
+        sharding_constraint_p.bind(leaf, spec=spec, mesh=mesh, witness=device_witness(spec.mesh or mesh))
+        for leaf, spec in zip(leaves, flat_specs, strict=True)
+        if not isinstance(spec, UnspecifiedValue)
+    ]
+    return jax.tree.unflatten(tree, constrained)

@@ -1,0 +1,76 @@
+"""Calling a program: the slow path that places arguments and compiles, and the C++ fast path it leaves behind.
+
+The C++ function remembers, per signature of a call (types, shardings, static arguments, ambient mesh), which executable
+to run; from then on such a call has no Python frame of ours in its path. It takes an array over several devices for
+what the executable expects without looking at its layout, so a call with a misplaced argument leaves no fast path.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from partjit import _compat
+from partjit._compat import core
+from partjit.compile import Program, lower
+from partjit.placement import Misplaced, misplaced, reshard
+from partjit.primitive import pjit_p, sharding_constraint_p, shardings_of
+
+__all__ = ["make_cache_miss"]
+
+
+def make_cache_miss(fun: Callable[..., Any], name: str, infer: Callable[..., tuple[Program, list[Any]]]) -> Callable[..., Any]:
+    """What the C++ function calls for a signature it does not know.
+
+    Args:
+        fun: the user's function.
+        name: its name.
+        infer: takes `(args, kwargs)` to a program and the flat arguments.
+    """
+    misplacement = Misplaced(name)
+
+    def cache_miss(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
+        program, leaves = infer(args, kwargs)
+        values = [*program.consts, *leaves]
+        if not _compat.trace_state_clean() or any(isinstance(value, core.Tracer) for value in values):
+            outs = pjit_p.bind(*values, **program.params)
+            return jax.tree.unflatten(program.out_tree, outs), None, False
+        shardings = shardings_of(program.in_specs, program.mesh)
+        moved = misplaced(values, shardings)
+        if moved:
+            own = len(program.consts)
+            misplacement.report(values[own:], shardings[own:], program.arg_paths, [i - own for i in moved])
+            values = reshard(values, shardings, moved)
+        try:
+            outs, executable, consts = _run(values, **program.params)
+        except _compat.InternalFloatingPointError as error:
+            _compat.recheck_for_nans(error, fun, args, kwargs)
+            raise
+        fast_path = None
+        if not moved and not program.consts:
+            fast_path = _compat.fast_path_data(executable, program.out_tree, leaves, outs, program.jaxpr, consts)
+        return jax.tree.unflatten(program.out_tree, outs), fast_path, False
+
+    return cache_miss
+
+
+def _run(values: Sequence[Any], **params: Any) -> tuple[list[Any], Any, list[Any]]:
+    lowering = lower(values, **params)
+    executable = lowering.compile()
+    consts = _compat.shard_constants(lowering, executable)
+    return executable.unsafe_call(*consts, *values), executable, consts
+
+
+@pjit_p.def_impl
+def _evaluate(*values: Any, **params: Any) -> list[Any]:
+    """Runs an equation on arrays, as an eager `jax.grad` or `jax.vmap` of a pjit does."""
+    shardings = shardings_of(params["in_specs"], params["mesh"])
+    return _run(reshard(values, shardings, misplaced(values, shardings)), **params)[0]
+
+
+@sharding_constraint_p.def_impl
+def _constrain(x: Any, **params: Any) -> Any:
+    """Applies a constraint to an array outside any program: it is moved, and what is unconstrained stays with XLA."""
+    if not params["spec"].unconstrained_dims:
+        return jax.device_put(x, params["spec"].named_sharding(params["mesh"]))
+    return jax.jit(lambda x: sharding_constraint_p.bind(x, **params))(x)

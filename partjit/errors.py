@@ -1,0 +1,37 @@
+"""The errors and warnings partjit raises, all in one place so that callers can catch them by name.
+
+Every error of a spec is a `ShardingError`, hence a `ValueError`; a `MissingMeshError` is a `RuntimeError` as well, as
+it was in the first `pjit`.
+"""
+
+__all__ = ["MeshChangedError", "MissingMeshError", "ReshardWarning", "ShardingError"]
+
+
+class ShardingError(ValueError):
+    """A spec, a mesh and a value do not fit together.
+
+    The message lists *every* failure of the call, each with the key path of the argument, the spec as the user wrote
+    it, what was expected and a remedy.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from partjit import Mesh, P, ShardingError, pjit
+        >>> with Mesh(jax.devices()[:4], "x"):
+        ...     try:
+        ...         pjit(lambda v: v, in_axis_resources=P("x"))(jnp.arange(6.0))
+        ...     except ShardingError as error:
+        ...         print(str(error).splitlines()[0])
+        1 spec of <lambda> does not fit on the mesh (x=4):
+    """
+
+
+class MissingMeshError(ShardingError, RuntimeError):
+    """A `PartitionSpec` names mesh axes, and no mesh is set to look them up in."""
+
+
+class MeshChangedError(ShardingError, RuntimeError):
+    """An inner `pjit` was traced under another mesh than the program it is part of."""
+
+
+class ReshardWarning(UserWarning):
+    """A committed array was moved to the sharding its spec asks for. See `reshard_policy`."""

@@ -1,0 +1,198 @@
+"""The mesh a program runs on: the ambient mesh of each call, and how it is set.
+
+A mesh is ambient in a thread, never in a function: `with mesh:` (a `partjit.Mesh` or a jax one), `partjit.set_mesh`
+and `jax.set_mesh` all set it, the innermost `with` wins, and other threads start with none.
+
+Programs are partitioned automatically, so axes of type Explicit are read as Auto (`auto_twin`); the outputs still come
+back on the mesh the user gave.
+"""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+import jax
+import numpy as np
+
+from partjit import _compat
+from partjit.errors import MeshChangedError
+
+__all__ = ["Mesh", "ambient_mesh", "auto_twin", "describe_mesh", "program_mesh", "set_mesh", "tracing_under"]
+
+
+class Mesh(jax.sharding.Mesh):
+    """A grid of devices with a name for each of its axes; `with mesh:` makes it the ambient mesh of the thread.
+
+    It is a `jax.sharding.Mesh`, equal to jax's mesh of the same devices, names and axis types and usable wherever one
+    is; unlike jax's, entering it is no deprecated habit and warns of nothing.
+
+    Args:
+        devices: an array or (nested) list of devices, one array dimension per name.
+        axis_names: the names of the axes: a sequence, or one bare name.
+        axis_types: the `jax.sharding.AxisType` of each axis, Auto if not given. Explicit is accepted and read as Auto.
+
+    Raises:
+        ValueError: the number of names is not the number of dimensions.
+
+    Example:
+        >>> import numpy as np
+        >>> with Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model")) as mesh:
+        ...     print(mesh.shape["data"], mesh == jax.sharding.Mesh(mesh.devices, mesh.axis_names))
+        4 True
+    """
+
+    def __new__(
+        cls,
+        devices: np.ndarray | Sequence[Any],
+        axis_names: str | Sequence[str],
+        axis_types: tuple[jax.sharding.AxisType, ...] | None = None,
+    ) -> "Mesh":
+        # jax interns its meshes and creates them as its own class whatever `cls` is. So the interned mesh is kept as
+        # the identity of this one, and everything that reads the mesh's data finds it here as well.
+        interned = jax.sharding.Mesh(np.asarray(devices), axis_names, axis_types)
+        mesh = object.__new__(cls)
+        mesh.__dict__.update(vars(interned), _interned=interned)
+        return mesh
+
+    def __eq__(self, other: object) -> bool:
+        return self._interned == (other._interned if isinstance(other, Mesh) else other)
+
+    def __hash__(self) -> int:
+        return hash(self._interned)
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.devices, self.axis_names, self.axis_types)
+
+    def __enter__(self) -> "Mesh":
+        _compat.push_physical_mesh(self._interned)
+        return self
+
+    def __exit__(self, *_: object) -> bool:
+        _compat.pop_physical_mesh()
+        return False
+
+
+class set_mesh:  # noqa: N801 - reads as a statement, like jax.set_mesh, whose two uses it has
+    """Sets the ambient mesh of this thread: for good when called, for a block when used with `with`.
+
+    It does all that `jax.set_mesh` does, so `jax.jit` sees the mesh too. In a `with` it is innermost: it wins over an
+    enclosing `with mesh:`.
+
+    Args:
+        mesh: the mesh, or None for none.
+
+    Raises:
+        ValueError: `mesh` is no mesh, or a function is being traced.
+
+    Example:
+        >>> with set_mesh(jax.make_mesh((8,), ("x",))) as mesh:
+        ...     print(mesh.shape["x"])
+        8
+    """
+
+    def __init__(self, mesh: jax.sharding.Mesh | None) -> None:
+        self._mesh = mesh
+        self._jax_state = jax.set_mesh(_interned(mesh))  # type: ignore[arg-type]  # None clears the mesh
+
+    def __enter__(self) -> jax.sharding.Mesh | None:
+        # An enclosing `with mesh:` is read first, so it is shadowed for the block. Outside a block there is no end at
+        # which to take the shadow away, and a `with mesh:` around the call stays in force.
+        self._shadows = not _compat.physical_mesh().empty
+        if self._shadows:
+            _compat.push_physical_mesh(_compat.EMPTY_MESH)
+        return self._mesh
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._shadows:
+            _compat.pop_physical_mesh()
+        self._jax_state.__exit__(exc_type, exc, traceback)
+
+
+def ambient_mesh() -> jax.sharding.Mesh:
+    """The mesh of the innermost `with mesh:`, else that of `set_mesh`; the empty mesh if there is neither.
+
+    Example:
+        >>> ambient_mesh().empty
+        True
+    """
+    mesh = _compat.physical_mesh()
+    return _compat.concrete_mesh() if mesh.empty else mesh
+
+
+@functools.lru_cache(maxsize=256)
+def auto_twin(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh:
+    """The mesh of the same devices and names whose axes are all Auto; `mesh` itself if they are already."""
+    if mesh.empty or mesh.are_all_axes_auto:
+        return mesh
+    return jax.sharding.Mesh(mesh.devices, mesh.axis_names)
+
+
+_tracing = threading.local()
+
+
+@contextlib.contextmanager
+def tracing_under(mesh: jax.sharding.Mesh) -> Iterator[None]:
+    """Makes `mesh` (its Auto twin) ambient while a program's function is traced, for partjit's and for jax's code.
+
+    Inside a `shard_map` jax's own context stays: it knows which axes are manual.
+    """
+    if mesh.empty or _compat.manual_axes():
+        yield
+        return
+    outer = getattr(_tracing, "mesh", None)
+    _tracing.mesh = mesh
+    try:
+        with _compat.ambient(auto_twin(mesh)):
+            yield
+    finally:
+        _tracing.mesh = outer
+
+
+def program_mesh(own_meshes: Sequence[jax.sharding.Mesh], *, has_bare_specs: bool) -> jax.sharding.Mesh:
+    """The mesh a program runs on.
+
+    Args:
+        own_meshes: the meshes its `NamedSharding` specs bring along.
+        has_bare_specs: whether it has specs that name axes of the ambient mesh.
+
+    Raises:
+        MeshChangedError: the program is part of one on another mesh.
+    """
+    mesh = ambient_mesh()
+    _check_unchanged(mesh)
+    if own_meshes and (mesh.empty or not has_bare_specs):
+        return own_meshes[0]
+    return mesh
+
+
+def describe_mesh(mesh: jax.sharding.Mesh) -> str:
+    """The axes and their sizes as messages show them: `data=4, model=2`."""
+    return ", ".join(f"{name}={size}" for name, size in mesh.shape.items()) or "no axes"
+
+
+def _check_unchanged(mesh: jax.sharding.Mesh) -> None:
+    outer = getattr(_tracing, "mesh", None)
+    if outer is None or mesh.empty or auto_twin(mesh) == auto_twin(outer):
+        return
+    raise MeshChangedError(
+        "Changing the physical mesh is not allowed inside a pjit: the function is being traced for a program on the "
+        f"mesh ({describe_mesh(outer)}) with devices {_device_ids(outer)}, and an inner pjit is called under the mesh "
+        f"({describe_mesh(mesh)}) with devices {_device_ids(mesh)}. Leave the inner mesh out, or call the inner "
+        "function outside."
+    )
+
+
+def _device_ids(mesh: jax.sharding.Mesh) -> list[int]:
+    return [device.id for device in mesh.devices.flat]
+
+
+def _interned(mesh: Any) -> Any:
+    return mesh._interned if isinstance(mesh, Mesh) else mesh

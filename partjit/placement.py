@@ -1,0 +1,163 @@
+"""Where arguments are and where their specs want them.
+
+NumPy arrays, scalars and uncommitted arrays are placed silently: they had no place. A committed array had one, so
+moving it is worth a word: `reshard_policy` says which.
+"""
+
+import sys
+import threading
+import warnings
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jax.sharding import Sharding
+
+from partjit._compat import UnspecifiedValue
+from partjit.errors import ReshardWarning, ShardingError
+
+__all__ = ["Misplaced", "is_placed", "misplaced", "reshard", "reshard_policy"]
+
+Policy = Literal["allow", "warn", "error"]
+
+
+class reshard_policy:  # noqa: N801 - reads as a statement, like set_mesh
+    """What happens to a committed array whose sharding is not the one its spec asks for (on the same devices).
+
+    Sets the policy of the process when called; when used with `with`, until the end of the block.
+
+    Args:
+        policy: `"allow"` moves it silently, `"warn"` (the default) moves it with one `ReshardWarning` per call site,
+            `"error"` raises `ShardingError`.
+
+    Example:
+        >>> with reshard_policy("allow"):
+        ...     pass
+    """
+
+    current: Policy = "warn"
+
+    def __init__(self, policy: Policy) -> None:
+        if policy not in ("allow", "warn", "error"):
+            raise ValueError(f"reshard_policy expects 'allow', 'warn' or 'error', but got {policy!r}")
+        self._previous = reshard_policy.current
+        reshard_policy.current = policy
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        reshard_policy.current = self._previous
+
+
+def is_placed(arg: Any, sharding: Sharding | UnspecifiedValue) -> bool:
+    """Whether the C++ dispatch may take `arg` for an input with `sharding` as it is, or places it correctly itself.
+
+    It places NumPy arrays, scalars and arrays on one device. An array over several devices it takes for what the
+    executable expects whatever its layout, so there the layout must be right.
+    """
+    if not isinstance(arg, jax.Array) or isinstance(sharding, UnspecifiedValue):
+        return True
+    if not arg.committed and len(arg.sharding.device_set) == 1:
+        return True
+    return arg.sharding.is_equivalent_to(sharding, arg.ndim)
+
+
+def misplaced(args: Sequence[Any], shardings: Sequence[Sharding | UnspecifiedValue]) -> list[int]:
+    """The indices of the arguments that must be moved."""
+    return [i for i, (arg, sharding) in enumerate(zip(args, shardings, strict=True)) if not is_placed(arg, sharding)]
+
+
+class Misplaced:
+    """Tells the user of moved arguments, once per call site of one function."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._seen: set[tuple[str, int]] = set()
+        self._lock = threading.Lock()
+
+    def report(self, args: Sequence[Any], shardings: Sequence[Any], paths: Sequence[str], indices: Sequence[int]) -> None:
+        """Warns, raises or does nothing, as the policy says.
+
+        Raises:
+            ShardingError: the policy is `"error"`.
+        """
+        if not indices or reshard_policy.current == "allow":
+            return
+        moves = "; ".join(
+            f"{paths[i]} ({args[i].aval.str_short()}) from {_describe(args[i].sharding)} to {_describe(shardings[i])}, "
+            f"moving {_bytes_moved(args[i], shardings[i]):,} bytes"
+            for i in indices
+        )
+        if reshard_policy.current == "error":
+            raise ShardingError(
+                f"Sharding passed to pjit does not match the sharding on the respective arg of {self._name}: {moves}. "
+                "Move it with jax.device_put, change the spec, or set partjit.reshard_policy('warn')"
+            )
+        stacklevel, site = _call_site()
+        with self._lock:
+            if site in self._seen:
+                return
+            self._seen.add(site)
+        warnings.warn(
+            f"{self._name} is called with committed arrays that are not sharded as their specs say, so each call "
+            f"reshards them: {moves}. Move them once with jax.device_put, change the specs, or silence this with "
+            "partjit.reshard_policy('allow')",
+            ReshardWarning,
+            stacklevel=stacklevel,
+        )
+
+
+def reshard(args: Sequence[Any], shardings: Sequence[Any], indices: Sequence[int]) -> list[Any]:
+    """The arguments with those at `indices` moved to their shardings."""
+    moved = list(args)
+    for i in indices:
+        moved[i] = jax.device_put(moved[i], shardings[i])
+    return moved
+
+
+def _describe(sharding: Any) -> str:
+    spec = getattr(sharding, "spec", None)
+    return str(sharding if spec is None else spec)
+
+
+def _bytes_moved(array: Any, sharding: Any) -> int:
+    """The bytes of the new shards that their devices do not hold yet, over all devices."""
+    held = array.sharding.devices_indices_map(array.shape)
+    wanted = sharding.devices_indices_map(array.shape)
+    elements = sum(
+        _size(index, array.shape) - _overlap(index, held.get(device), array.shape) for device, index in wanted.items()
+    )
+    return elements * array.dtype.itemsize
+
+
+def _size(index: tuple[slice, ...], shape: tuple[int, ...]) -> int:
+    return int(np.prod([len(range(*part.indices(size))) for part, size in zip(index, shape, strict=True)], dtype=np.int64))
+
+
+def _overlap(index: tuple[slice, ...], held: tuple[slice, ...] | None, shape: tuple[int, ...]) -> int:
+    if held is None:
+        return 0
+    elements = 1
+    for part, other, size in zip(index, held, shape, strict=True):
+        (start, stop, _), (other_start, other_stop, _) = part.indices(size), other.indices(size)
+        elements *= max(0, min(stop, other_stop) - max(start, other_start))
+    return elements
+
+
+_LIBRARIES = tuple(module.__file__.rpartition("/")[0] + "/" for module in (jax, sys.modules["partjit"]) if module.__file__)
+
+
+def _call_site() -> tuple[int, tuple[str, int]]:
+    """How far up the stack the user's call is (as `stacklevel` counts), and its file and line."""
+    stacklevel, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+        stacklevel, frame = stacklevel + 1, frame.f_back
+    return stacklevel, (frame.f_code.co_filename, frame.f_lineno)

@@ -1,0 +1,139 @@
+"""The two primitives of the IR: a partitioned program (`pjit_p`) and a sharding constraint (`sharding_constraint_p`).
+
+Parameters of `pjit_p`, all of them tuples with one entry per flat argument or result unless said otherwise:
+
+* `jaxpr`: the closed jaxpr of the function.
+* `in_specs`, `out_specs`: `ParsedPartitionSpec`, or UNSPECIFIED where the partitioner chooses.
+* `mesh`: the mesh the specs refer to; the empty mesh if there is none.
+* `donated_invars`: flags of the arguments whose buffers the program may reuse.
+* `name`, `keep_unused`: the program's name, and whether arguments it does not read are passed all the same.
+* `witness`: see `device_witness`.
+
+How each transformation acts on them is in `partjit.rules`, one file per transformation.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax
+from jax.extend.core import Primitive
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from partjit import _compat
+from partjit._compat import UnspecifiedValue, mlir
+from partjit.mesh import auto_twin, describe_mesh
+from partjit.spec import ParsedPartitionSpec, Spec
+
+__all__ = ["device_witness", "keep_where", "pjit_p", "sharding_constraint_p", "shardings_of"]
+
+T = TypeVar("T")
+
+pjit_p = Primitive("pjit")
+pjit_p.multiple_results = True
+pjit_p.is_effectful = lambda params: bool(params["jaxpr"].effects)  # type: ignore[method-assign, assignment]
+
+sharding_constraint_p = Primitive("sharding_constraint")
+"""Parameters: `spec` (a `ParsedPartitionSpec`, possibly with UNCONSTRAINED dimensions), `mesh` and `witness`."""
+
+
+def shardings_of(specs: Sequence[Spec], mesh: Mesh) -> tuple[NamedSharding | UnspecifiedValue, ...]:
+    """The shardings that `specs` stand for in a program on `mesh`."""
+    return tuple(spec.named_sharding(mesh) if isinstance(spec, ParsedPartitionSpec) else spec for spec in specs)
+
+
+@functools.lru_cache(maxsize=256)
+def device_witness(mesh: Mesh) -> Any:
+    """A tiny jaxpr that tells `jax.jit` which devices an equation of ours needs, or None for the empty mesh.
+
+    Before it lowers a function, jax looks for the devices in the parameters of its own primitives and in every jaxpr
+    it finds in the parameters of others. Without this one, `jax.jit` of a function with a `pjit` inside would compile
+    for a single device and drop every spec.
+    """
+    if mesh.empty:
+        return None
+    replicated = NamedSharding(auto_twin(mesh), P())
+    return jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, replicated))(jax.ShapeDtypeStruct((), "bool"))
+
+
+def keep_where(values: Sequence[T], flags: Sequence[bool]) -> tuple[T, ...]:
+    """The entries of a per-argument or per-result parameter for which `flags` say so."""
+    return tuple(value for value, flag in zip(values, flags, strict=True) if flag)
+
+
+@pjit_p.def_effectful_abstract_eval
+def _abstract_eval(*_: Any, jaxpr: Any, **__: Any) -> Any:
+    return jaxpr.out_avals, _compat.effects_of(jaxpr)
+
+
+@sharding_constraint_p.def_abstract_eval
+def _constraint_abstract_eval(aval: Any, **_: Any) -> Any:
+    return aval
+
+
+def _lower(ctx: Any, *args: Any, jaxpr: Any, in_specs: Any, out_specs: Any, mesh: Mesh, name: str, **_: Any) -> Any:
+    return _compat.lower_call(
+        ctx,
+        args,
+        jaxpr=jaxpr,
+        name=name,
+        in_shardings=_inner_shardings(ctx, in_specs, mesh, jaxpr.in_avals),
+        out_shardings=_inner_shardings(ctx, out_specs, mesh, jaxpr.out_avals),
+    )
+
+
+def _lower_constraint(ctx: Any, x: Any, *, spec: ParsedPartitionSpec, mesh: Mesh, witness: Any) -> Any:
+    (sharding,) = _inner_shardings(ctx, (spec,), mesh, ctx.avals_in)
+    return [x] if sharding is None else _compat.lower_constraint(ctx, x, sharding, spec.unconstrained_dims)
+
+
+def _inner_shardings(ctx: Any, specs: Sequence[Spec], mesh: Mesh, avals: Sequence[Any]) -> list[Any]:
+    """The shardings of a nested program, None where there is nothing to say: inside a shard_map that is manual over
+    the whole mesh every value is one device's own."""
+    axis_context = ctx.module_context.axis_context
+    manual = getattr(axis_context, "manual_axes", frozenset())
+    shardings: list[Any] = []
+    for sharding, aval in zip(shardings_of(specs, auto_twin(mesh)), avals, strict=True):
+        if isinstance(sharding, UnspecifiedValue) or manual == frozenset(sharding.mesh.axis_names):
+            shardings.append(None)
+        else:
+            shardings.append(mlir.add_manual_axes(axis_context, sharding, aval.ndim) if manual else sharding)
+    return shardings
+
+
+class _Shown:
+    """Prints as the text given, where a parameter's own repr says more than a reader wants."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def _show(params: dict[str, Any]) -> dict[str, Any]:
+    """What a printed equation shows: the name, the specs as PartitionSpecs, the mesh, and flags that are set."""
+    return {
+        "name": params["name"],
+        "in_specs": _Shown(f"({', '.join(_show_spec(spec) for spec in params['in_specs'])})"),
+        "out_specs": _Shown(f"({', '.join(_show_spec(spec) for spec in params['out_specs'])})"),
+        "mesh": _Shown(f"({describe_mesh(params['mesh'])})"),
+        **({"donated_invars": params["donated_invars"]} if any(params["donated_invars"]) else {}),
+        **({"keep_unused": True} if params["keep_unused"] else {}),
+        "jaxpr": params["jaxpr"],
+    }
+
+
+def _show_constraint(params: dict[str, Any]) -> dict[str, Any]:
+    return {"spec": _Shown(_show_spec(params["spec"])), "mesh": _Shown(f"({describe_mesh(params['mesh'])})")}
+
+
+def _show_spec(spec: Spec) -> str:
+    return str(spec) if isinstance(spec, ParsedPartitionSpec) else "UNSPECIFIED"
+
+
+_compat.register_printing(pjit_p, _show)
+_compat.register_printing(sharding_constraint_p, _show_constraint)
+mlir.register_lowering(pjit_p, _lower, cacheable=False)  # lower_call has a cache of its own
+mlir.register_lowering(sharding_constraint_p, _lower_constraint)

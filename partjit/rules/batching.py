@@ -1,0 +1,90 @@
+"""`jax.vmap`: batched arguments and results get an axis at dimension 0 of their specs, left whole or, with
+`spmd_axis_name`, divided over mesh axes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.sharding import Mesh
+
+from partjit import _compat
+from partjit._compat import batching
+from partjit.errors import ShardingError
+from partjit.mesh import describe_mesh
+from partjit.primitive import pjit_p, sharding_constraint_p
+from partjit.spec import ParsedPartitionSpec, Spec
+
+
+def _batch(
+    axis_data: Any,
+    args: Sequence[Any],
+    dims: Sequence[int | None],
+    *,
+    jaxpr: Any,
+    in_specs: tuple[Spec, ...],
+    out_specs: tuple[Spec, ...],
+    mesh: Mesh,
+    **params: Any,
+) -> tuple[list[Any], list[int | None]]:
+    batched_in = [dim is not None for dim in dims]
+    args = [x if dim is None else batching.moveaxis(x, dim, 0) for x, dim in zip(args, dims, strict=True)]
+    batched_jaxpr, batched_out = _compat.batch_jaxpr(jaxpr, axis_data, batched_in)
+
+    def insert(spec: Spec, batched: bool, what: str) -> Spec:
+        if not batched or not isinstance(spec, ParsedPartitionSpec):
+            return spec
+        return insert_batch_axis(spec, 0, axis_data, mesh, what)
+
+    outs = pjit_p.bind(
+        *args,
+        jaxpr=batched_jaxpr,
+        in_specs=tuple(insert(s, b, "pjit arguments") for s, b in zip(in_specs, batched_in, strict=True)),
+        out_specs=tuple(insert(s, b, "pjit outputs") for s, b in zip(out_specs, batched_out, strict=True)),
+        mesh=mesh,
+        **params,
+    )
+    return outs, [0 if batched else None for batched in batched_out]
+
+
+def _batch_constraint(
+    axis_data: Any, args: Sequence[Any], dims: Sequence[int | None], *, spec: ParsedPartitionSpec, mesh: Mesh, **params: Any
+) -> tuple[Any, int | None]:
+    (x,), (dim,) = args, dims
+    if dim is not None:
+        spec = insert_batch_axis(spec, dim, axis_data, mesh, "with_sharding_constraint arguments")
+    return sharding_constraint_p.bind(x, spec=spec, mesh=mesh, **params), dim
+
+
+def insert_batch_axis(spec: ParsedPartitionSpec, dim: int, axis_data: Any, mesh: Mesh, what: str) -> ParsedPartitionSpec:
+    """The spec of the batched value: the batch axis is whole, or divided over the axes of `spmd_axis_name`.
+
+    Raises:
+        ShardingError: `spmd_axis_name` names an axis the spec already uses or the mesh does not have, or does not
+            divide the batch.
+    """
+    axes = tuple(axis_data.spmd_name or ())
+    mesh = spec.mesh or mesh
+    clash = [axis for axis in axes if axis in spec.mesh_axes]
+    if clash:
+        raise ShardingError(
+            f"vmap spmd_axis_name {axes} cannot appear in the specs of what is batched, but one of {what} has the spec "
+            f"{spec}, which already uses {', '.join(map(repr, clash))}: a mesh axis divides one dimension only"
+        )
+    unknown = [axis for axis in axes if axis not in mesh.shape]
+    if unknown:
+        raise ShardingError(
+            f"vmap spmd_axis_name {axes} names resource axis {unknown[0]}, which is undefined: the mesh has "
+            f"{describe_mesh(mesh)}"
+        )
+    parts = 1
+    for axis in axes:
+        parts *= mesh.shape[axis]
+    if what != "with_sharding_constraint arguments" and axis_data.size % parts:
+        raise ShardingError(
+            f"vmap spmd_axis_name {axes} implies that the size of the batch should be divisible by {parts}, but it is "
+            f"equal to {axis_data.size}"
+        )
+    return spec.insert_axis_partitions(dim, axes)
+
+
+batching.fancy_primitive_batchers[pjit_p] = _batch
+batching.fancy_primitive_batchers[sharding_constraint_p] = _batch_constraint

@@ -1,0 +1,39 @@
+"""`checkify`: the error is carried through the program as more arguments and results the partitioner places."""
+
+from typing import Any
+
+import jax
+
+from partjit import _compat
+from partjit._compat import UNSPECIFIED, core
+from partjit.primitive import pjit_p
+from partjit.spec import Spec
+
+
+def _check(
+    ctx: Any,
+    error: Any,
+    enabled_errors: Any,
+    *args: Any,
+    jaxpr: Any,
+    in_specs: tuple[Spec, ...],
+    out_specs: tuple[Spec, ...],
+    donated_invars: tuple[bool, ...],
+    **params: Any,
+) -> Any:
+    error_values, error_tree = jax.tree.flatten(error)
+    checked_args = (*error_values, *args)
+    in_avals = tuple(map(core.typeof, checked_args))
+    checked, out_tree = _compat.checked_jaxpr(ctx, jaxpr, enabled_errors, error_tree, in_avals)
+    outs = pjit_p.bind(
+        *checked_args,
+        jaxpr=checked,
+        in_specs=(*[UNSPECIFIED] * len(error_values), *in_specs),
+        out_specs=(*[UNSPECIFIED] * (out_tree.num_leaves - len(out_specs)), *out_specs),
+        donated_invars=(*[False] * len(error_values), *donated_invars),
+        **params,
+    )
+    return jax.tree.unflatten(out_tree, outs)
+
+
+_compat.register_checkify(pjit_p, _check)

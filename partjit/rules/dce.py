@@ -1,0 +1,38 @@
+"""Dead code: results nobody reads and arguments nothing needs leave the program, effects stay."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from partjit import _compat
+from partjit._compat import core
+from partjit.primitive import keep_where, pjit_p
+
+def _dce(used_outputs: Sequence[bool], eqn: Any, dce: Any) -> tuple[list[bool], Any]:
+    if not any(used_outputs) and not dce.has_effects(eqn):
+        return [False] * len(eqn.invars), None
+    jaxpr, used_inputs = dce(eqn.params["jaxpr"], tuple(used_outputs))
+    if not any(used_inputs) and not any(used_outputs) and not jaxpr.effects:
+        return used_inputs, None
+    if all(used_inputs) and all(used_outputs) and len(jaxpr.eqns) == len(eqn.params["jaxpr"].eqns):
+        return used_inputs, eqn  # keep the equation, and with it all that was compiled for it
+    params = dict(
+        eqn.params,
+        jaxpr=jaxpr,
+        in_specs=keep_where(eqn.params["in_specs"], used_inputs),
+        out_specs=keep_where(eqn.params["out_specs"], used_outputs),
+        donated_invars=keep_where(eqn.params["donated_invars"], used_inputs),
+    )
+    invars = keep_where(eqn.invars, used_inputs)
+    return used_inputs, core.new_jaxpr_eqn(
+        list(invars),
+        list(keep_where(eqn.outvars, used_outputs)),
+        pjit_p,
+        params,
+        core.eqn_effects(jaxpr, invars),
+        eqn.source_info,
+        eqn.ctx,
+    )
+
+
+
+_compat.register_dce(pjit_p, _dce)

@@ -1,0 +1,40 @@
+"""`jax.jvp`: a tangent is laid out as its primal. A constraint is linear: its tangent is constrained alike."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from partjit._compat import ad
+from partjit.primitive import keep_where, pjit_p, sharding_constraint_p
+from partjit.spec import Spec
+
+def _jvp(
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    jaxpr: Any,
+    in_specs: tuple[Spec, ...],
+    out_specs: tuple[Spec, ...],
+    donated_invars: tuple[bool, ...],
+    **params: Any,
+) -> tuple[list[Any], list[Any]]:
+    nonzero_in = [type(tangent) is not ad.Zero for tangent in tangents]
+    jvp_jaxpr, nonzero_out = ad.jvp_jaxpr(jaxpr, nonzero_in, instantiate=False)
+    outs = pjit_p.bind(
+        *primals,
+        *keep_where(tangents, nonzero_in),
+        jaxpr=jvp_jaxpr,
+        in_specs=(*in_specs, *keep_where(in_specs, nonzero_in)),
+        out_specs=(*out_specs, *keep_where(out_specs, nonzero_out)),
+        donated_invars=(*donated_invars, *keep_where(donated_invars, nonzero_in)),
+        **params,
+    )
+    primals_out, nonzero_tangents = outs[: len(out_specs)], iter(outs[len(out_specs) :])
+    return primals_out, [
+        next(nonzero_tangents) if nonzero else ad.Zero(aval.to_tangent_aval())
+        for nonzero, aval in zip(nonzero_out, jaxpr.out_avals, strict=True)
+    ]
+
+
+
+ad.primitive_jvps[pjit_p] = _jvp
+ad.deflinear2(sharding_constraint_p, lambda ct, _, **params: (sharding_constraint_p.bind(ct, **params),))

@@ -1,0 +1,53 @@
+"""Reverse mode: the cotangent of an argument is laid out as the argument, and nothing is donated.
+
+Nothing is donated because the arguments of the backward program are residuals and cotangents: the caller of the
+forward program gave away its arguments, not those.
+"""
+
+from typing import Any
+
+import jax
+
+from partjit import _compat
+from partjit._compat import ad
+from partjit.primitive import pjit_p
+from partjit.spec import Spec
+
+
+def _transpose(
+    cts_in: Any,
+    *primals: Any,
+    jaxpr: Any,
+    in_specs: tuple[Spec, ...],
+    out_specs: tuple[Spec, ...],
+    donated_invars: tuple[bool, ...],
+    **params: Any,
+) -> list[Any]:
+    args, in_tree = jax.tree.flatten((list(primals), list(cts_in)))
+    transposed, out_tree = _transposed_jaxpr(jaxpr, in_tree, tuple(map(_compat.core.typeof, args)))
+    # Undefined primals and zero cotangents have no leaves, so they take no part in the program.
+    transposed_in_specs = (
+        *(spec for spec, primal in zip(in_specs, primals, strict=True) if not ad.is_undefined_primal(primal)),
+        *(spec for spec, ct in zip(out_specs, cts_in, strict=True) if type(ct) is not ad.Zero),
+    )
+    positions = out_tree.unflatten(range(out_tree.num_leaves))
+    transposed_out_specs = tuple(
+        spec for spec, position in zip(in_specs, positions, strict=True) if isinstance(position, int)
+    )
+    cts_out = pjit_p.bind(
+        *args,
+        jaxpr=transposed,
+        in_specs=transposed_in_specs,
+        out_specs=transposed_out_specs,
+        donated_invars=(False,) * len(args),
+        **params,
+    )
+    return out_tree.unflatten(cts_out)
+
+
+@_compat.weakref_lru_cache
+def _transposed_jaxpr(jaxpr: Any, in_tree: Any, in_avals: tuple[Any, ...]) -> tuple[Any, Any]:
+    return _compat.transpose_jaxpr(jaxpr, in_tree, in_avals)
+
+
+ad.primitive_transposes[pjit_p] = _transpose

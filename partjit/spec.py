@@ -1,0 +1,289 @@
+"""Specs: what a user writes about one array's layout over a mesh, parsed.
+
+A `PartitionSpec` is a user's sentence ("rows over `data`, columns over `model`"); a `ParsedPartitionSpec` is its
+meaning: per dimension, the tuple of mesh axes that divide it, major to minor. Transformations insert axes into the
+meaning while the sentence stays what the user wrote, so a `SpecSync` records whether the two still agree.
+
+This is the first stage of the road: nothing here looks at a mesh or at a value.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Iterator
+from typing import Any, Final, Literal
+
+import jax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from partjit._compat import UNSPECIFIED, UnspecifiedValue
+
+__all__ = [
+    "FROM_ARRAY",
+    "FROM_GDA",
+    "UNSPECIFIED",
+    "FromArray",
+    "ParsedPartitionSpec",
+    "Spec",
+    "SpecSync",
+    "parse_spec_tree",
+]
+
+UNCONSTRAINED: Final = P.UNCONSTRAINED
+
+
+class SpecSync(enum.IntEnum):
+    """How far the partitions of a spec still say what the user's spec says."""
+
+    OUT_OF_SYNC = 0
+    """Mesh axes were inserted: the user's spec says something else."""
+    DIM_PERMUTE = 1
+    """Unsharded dimensions were inserted: the user's spec is right up to the positions of the dimensions."""
+    IN_SYNC = 2
+    """The partitions are the user's spec."""
+
+
+class FromArray(enum.Enum):
+    """The type of `FROM_ARRAY`. An enumeration member stays the same object through pickling and copying."""
+
+    FROM_ARRAY = "FROM_ARRAY"
+
+    def __repr__(self) -> str:
+        return self.value
+
+
+FROM_ARRAY: Final = FromArray.FROM_ARRAY
+"""An in spec: take the committed array's own sharding."""
+FROM_GDA: Final = FROM_ARRAY
+"""The name `FROM_ARRAY` had when distributed arrays were called GlobalDeviceArray."""
+
+Partition = tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class ParsedPartitionSpec:
+    """The meaning of a `PartitionSpec`.
+
+    Two parsed specs are equal when they partition every dimension alike and are equally in sync; how the user spelled
+    them does not matter, nor do trailing unpartitioned dimensions.
+
+    Attributes:
+        unsafe_user_spec: what the user wrote. "Unsafe" because it may no longer be what `partitions` say; read
+            `user_spec` instead.
+        partitions: per dimension, the mesh axes that divide it, major to minor; `()` leaves the dimension whole and
+            `UNCONSTRAINED` leaves it to the partitioner (constraints only). Its length counts: it is the least rank of
+            a value the spec may stand for.
+        sync: whether the partitions still are what the user wrote.
+        mesh: the mesh the spec brings along (it came from a `NamedSharding`), or None for the program's mesh.
+        memory_kind: the memory its shards live in, or None for the default.
+
+    Example:
+        >>> spec = ParsedPartitionSpec.from_user_input(P("x", None, ("y", "z")), "in_axis_resources")
+        >>> spec.partitions
+        (('x',), (), ('y', 'z'))
+        >>> spec.insert_axis_partitions(0, ()).partitions
+        ((), ('x',), (), ('y', 'z'))
+        >>> spec == ParsedPartitionSpec.from_user_input(P(["x"], (), ("y", "z"), None), "in_axis_resources")
+        True
+
+    Source: `ParsedPartitionSpec` of `jax.experimental.pjit` as of jax 0.2.26.
+    """
+
+    unsafe_user_spec: P | None
+    partitions: tuple[Any, ...]
+    sync: SpecSync = SpecSync.IN_SYNC
+    mesh: Mesh | None = None
+    memory_kind: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "partitions", tuple(self.partitions))
+
+    @classmethod
+    def from_user_input(
+        cls, entry: P | NamedSharding | None, arg_name: str, *, allow_unconstrained_dims: bool = False
+    ) -> "ParsedPartitionSpec":
+        """Parses one leaf of a spec tree.
+
+        Args:
+            entry: a `PartitionSpec`, a `NamedSharding` (which brings its own mesh), or None for "replicated".
+            arg_name: what the user calls the tree the leaf is in, for messages: `"in_axis_resources"`.
+            allow_unconstrained_dims: whether `PartitionSpec.UNCONSTRAINED` entries are legal (in constraints).
+
+        Raises:
+            TypeError: `entry` is none of these.
+            ValueError: a mesh axis is used twice, a dimension is unconstrained where it may not be, or the spec has
+                unreduced axes.
+        """
+        if entry is None:
+            return cls(None, ())
+        if isinstance(entry, NamedSharding):
+            # An abstract mesh names axes but no devices, so it cannot decide where the program runs.
+            mesh = None if isinstance(entry.mesh, AbstractMesh) else entry.mesh
+            parsed = cls.from_user_input(entry.spec, arg_name, allow_unconstrained_dims=allow_unconstrained_dims)
+            return dataclasses.replace(parsed, mesh=mesh, memory_kind=entry.memory_kind)
+        if not isinstance(entry, P):
+            raise TypeError(
+                f"{arg_name} leaf specifications are expected to be PartitionSpec instances or None, but got {entry!r}"
+                f"{_did_you_mean(entry)}"
+            )
+        partitions = tuple(_parse_partition(partition) for partition in entry)
+        if UNCONSTRAINED in partitions and not allow_unconstrained_dims:
+            raise ValueError(
+                f"Unconstrained dims are not allowed in {arg_name}, but got {entry}: say None to keep a dimension "
+                "whole, leave the whole spec out (UNSPECIFIED) to let the partitioner choose, or use "
+                "with_sharding_constraint inside the function"
+            )
+        if entry.unreduced or entry.reduced:
+            raise ValueError(
+                f"{arg_name} cannot have unreduced or reduced axes, but got {entry}: they are for meshes with Explicit "
+                "axes, and pjit partitions automatically"
+            )
+        axes = [axis for partition in partitions if partition is not UNCONSTRAINED for axis in partition]
+        duplicates = sorted({axis for axis in axes if axes.count(axis) > 1})
+        if duplicates:
+            raise ValueError(
+                f"A single {arg_name} specification can map every mesh axis to at most one positional dimension, but "
+                f"{entry} has duplicate entries for {', '.join(f'`{axis}`' for axis in duplicates)}"
+            )
+        return cls(entry, partitions)
+
+    @property
+    def user_spec(self) -> P | None:
+        """What the user wrote. Raises AssertionError once a transformation has altered the spec."""
+        return self.unsynced_user_spec(SpecSync.IN_SYNC)
+
+    def unsynced_user_spec(self, min_sync: SpecSync) -> P | None:
+        """What the user wrote, if the spec is at least `min_sync` in sync; AssertionError otherwise."""
+        if self.sync < min_sync:
+            raise AssertionError(
+                f"{self!r} is {self.sync.name}, so it must not be shown as the user's {self.unsafe_user_spec}"
+            )
+        return self.unsafe_user_spec
+
+    def insert_axis_partitions(self, dim: int, partition: Partition) -> "ParsedPartitionSpec":
+        """This spec for a value with one more dimension.
+
+        Args:
+            dim: where the new dimension stands; missing dimensions before it are padded with `()`.
+            partition: the mesh axes that divide the new dimension, `()` for none.
+
+        Returns:
+            A new spec, at best `DIM_PERMUTE` after an empty partition and `OUT_OF_SYNC` after another.
+        """
+        padded = self.partitions + ((),) * (dim - len(self.partitions))
+        return dataclasses.replace(
+            self,
+            partitions=(*padded[:dim], partition, *padded[dim:]),
+            sync=min(self.sync, SpecSync.OUT_OF_SYNC if partition else SpecSync.DIM_PERMUTE),
+        )
+
+    @property
+    def partition_spec(self) -> P:
+        """The partitions as a `PartitionSpec` jax understands."""
+        return P(*(p if p is UNCONSTRAINED else p[0] if len(p) == 1 else p or None for p in self.partitions))
+
+    @property
+    def mesh_axes(self) -> tuple[str, ...]:
+        """All mesh axes the spec names, in order of the dimensions."""
+        return tuple(axis for partition in self.partitions if partition is not UNCONSTRAINED for axis in partition)
+
+    @property
+    def unconstrained_dims(self) -> frozenset[int]:
+        """The dimensions left to the partitioner."""
+        return frozenset(i for i, partition in enumerate(self.partitions) if partition is UNCONSTRAINED)
+
+    def named_sharding(self, mesh: Mesh) -> NamedSharding:
+        """The sharding the spec stands for in a program on `mesh` (its own mesh goes first)."""
+        return NamedSharding(self.mesh or mesh, self.partition_spec, memory_kind=self.memory_kind)
+
+    @property
+    def _meaning(self) -> tuple[Any, ...]:
+        partitions = self.partitions
+        while partitions and partitions[-1] == ():
+            partitions = partitions[:-1]
+        return partitions, self.sync, self.mesh, self.memory_kind
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ParsedPartitionSpec) and self._meaning == other._meaning
+
+    def __hash__(self) -> int:
+        return hash(self._meaning)
+
+    def __len__(self) -> int:
+        return len(self.partitions)
+
+    def __getitem__(self, dim: int) -> Any:
+        return self.partitions[dim]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.partitions)
+
+    def __str__(self) -> str:
+        return str(self.partition_spec)
+
+    def __repr__(self) -> str:
+        mesh = "" if self.mesh is None else f", mesh={self.mesh}"
+        memory = "" if self.memory_kind is None else f", memory_kind={self.memory_kind!r}"
+        return f"ParsedPartitionSpec(partitions={self.partitions}, sync={self.sync.name}{mesh}{memory})"
+
+
+Spec = ParsedPartitionSpec | UnspecifiedValue
+"""What a program's parameters hold per value: a parsed spec, or UNSPECIFIED where the partitioner chooses."""
+
+
+def parse_spec_tree(
+    tree: Any,
+    arg_name: Literal["in_axis_resources", "out_axis_resources", "in_shardings", "out_shardings", "shardings"],
+    *,
+    allow_unconstrained_dims: bool = False,
+) -> Any:
+    """Parses every leaf of a tree of specs.
+
+    Args:
+        tree: any pytree of `PartitionSpec`, `NamedSharding`, None, `UNSPECIFIED` and, for inputs, `FROM_ARRAY`.
+        arg_name: what the user calls the tree, for messages.
+        allow_unconstrained_dims: whether `UNCONSTRAINED` dimensions are legal.
+
+    Returns:
+        The same tree with `ParsedPartitionSpec`, `UNSPECIFIED` or `FROM_ARRAY` leaves.
+
+    Raises:
+        TypeError, ValueError: as `ParsedPartitionSpec.from_user_input`, with the path of the leaf.
+    """
+
+    def parse(path: tuple[Any, ...], leaf: Any) -> Any:
+        if isinstance(leaf, UnspecifiedValue):
+            return leaf
+        if leaf is FROM_ARRAY:
+            if arg_name.startswith("in_"):
+                return leaf
+            raise ValueError(
+                f"{arg_name}{jax.tree_util.keystr(path)} cannot be FROM_ARRAY: only an argument has a sharding of its "
+                "own to take"
+            )
+        try:
+            return ParsedPartitionSpec.from_user_input(
+                leaf, arg_name, allow_unconstrained_dims=allow_unconstrained_dims
+            )
+        except (TypeError, ValueError) as error:
+            if not path:
+                raise
+            raise type(error)(f"{error} (at {arg_name}{jax.tree_util.keystr(path)})") from None
+
+    return jax.tree_util.tree_map_with_path(parse, tree, is_leaf=lambda leaf: leaf is None)
+
+
+def _parse_partition(entry: Any) -> Any:
+    if entry is None:
+        return ()
+    if entry is UNCONSTRAINED:
+        return entry
+    return tuple(entry) if isinstance(entry, list | tuple) else (entry,)
+
+
+def _did_you_mean(entry: Any) -> str:
+    if isinstance(entry, str):
+        return f"; did you mean PartitionSpec({entry!r})?"
+    if isinstance(entry, jax.sharding.Sharding):
+        return f"; of jax's shardings only NamedSharding says how mesh axes map to dimensions, not {type(entry).__name__}"
+    return ""

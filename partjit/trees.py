@@ -1,0 +1,38 @@
+"""Spec trees over value trees: one spec per leaf of the values, from a tree prefix of specs."""
+
+from typing import Any
+
+import jax
+
+from partjit import _compat
+from partjit.validate import spec_prefix_message
+
+__all__ = ["broadcast_specs"]
+
+
+def broadcast_specs(specs: Any, values: Any, arg_name: str, *, single_argument: bool = False) -> list[Any]:
+    """The spec of each leaf of `values`.
+
+    Args:
+        specs: a parsed spec tree; each of its leaves stands for the whole subtree of `values` at its place.
+        values: the tree of values, or of anything in their places.
+        arg_name: what the user calls the spec tree, for messages.
+        single_argument: whether `values` is the tuple of one argument of a call, which a user may forget to wrap.
+
+    Raises:
+        ValueError: `specs` is no tree prefix of `values`; the message says where they differ.
+    """
+    spec_leaves, spec_tree = jax.tree.flatten(specs)
+    try:
+        subtrees = spec_tree.flatten_up_to(values)
+    except ValueError:
+        errors = [str(error(arg_name)) for error in _compat.tree_prefix_errors(specs, values)]
+        tree = jax.tree.structure(values)
+        raise ValueError(
+            spec_prefix_message(arg_name, spec_tree, tree, errors, single_argument=single_argument)
+        ) from None
+    return [
+        spec
+        for spec, subtree in zip(spec_leaves, subtrees, strict=True)
+        for _ in range(jax.tree.structure(subtree).num_leaves)
+    ]

@@ -1,0 +1,187 @@
+"""Whether specs fit their values and the mesh: every failure of a call is found, then one error lists them all.
+
+The functions named `check_*` return failures; `raise_failures` turns a non-empty list into a `ShardingError`.
+"""
+
+import dataclasses
+import difflib
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from partjit import _compat
+from partjit.errors import MissingMeshError, ShardingError
+from partjit.mesh import describe_mesh
+from partjit.spec import UNCONSTRAINED, ParsedPartitionSpec, Spec
+
+__all__ = ["Failure", "check_devices", "check_specs", "raise_failures", "require_mesh", "spec_prefix_message"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """One reason why a call cannot be partitioned.
+
+    Attributes:
+        problem: which value, what its spec implies and what it is, in one line.
+        remedy: what the user can do.
+    """
+
+    problem: str
+    remedy: str
+
+
+def raise_failures(failures: Sequence[Failure], name: str, mesh: Mesh) -> None:
+    """Raises one `ShardingError` that lists `failures`, if there are any."""
+    if not failures:
+        return
+    specs = "1 spec of {} does" if len(failures) == 1 else f"{len(failures)} specs of {{}} do"
+    lines = [f"{specs.format(name)} not fit on the mesh ({describe_mesh(mesh)}):"]
+    for failure in failures:
+        lines += ["", failure.problem, *(f"    {line}" for line in failure.remedy.splitlines())]
+    raise ShardingError("\n".join(lines))
+
+
+def require_mesh(mesh: Mesh, specs: Iterable[Spec], caller: str, name: str) -> None:
+    """Raises `MissingMeshError` if a spec needs a mesh and there is none.
+
+    A value whose spec is None is replicated over the mesh, if there is one: it needs none.
+    """
+    if not mesh.empty:
+        return
+    for spec in specs:
+        if isinstance(spec, ParsedPartitionSpec) and spec.mesh is None and spec.unsafe_user_spec is not None:
+            raise MissingMeshError(
+                f"{caller} requires a non-empty mesh, but {name} has the spec {spec.unsafe_user_spec} and no mesh is "
+                "set in this thread. Enter one with `with partjit.Mesh(devices, axis_names):`, set one with "
+                "partjit.set_mesh(mesh), or give NamedShardings, which bring their own"
+            )
+
+
+def check_specs(
+    what: str, paths: Sequence[str], avals: Sequence[Any], specs: Sequence[Spec], mesh: Mesh, *, allow_uneven: bool = False
+) -> list[Failure]:
+    """Checks specs against shapes and mesh.
+
+    Args:
+        what: the kind of value, for messages: `"pjit arguments"`.
+        paths: the key path of each value.
+        avals: the abstract value of each.
+        specs: the spec of each.
+        mesh: the program's mesh.
+        allow_uneven: whether a dimension need not be divisible: the partitioner pads constrained intermediates.
+
+    Returns:
+        All failures: too small ranks, axes the mesh does not have or that are manual, and dimensions that do not divide.
+    """
+    failures = []
+    for path, aval, spec in zip(paths, avals, specs, strict=True):
+        if isinstance(spec, ParsedPartitionSpec):
+            failures += _check_spec(what, path, aval, spec, spec.mesh or mesh, allow_uneven)
+    return failures
+
+
+def _check_spec(
+    what: str, path: str, aval: Any, spec: ParsedPartitionSpec, mesh: Mesh, allow_uneven: bool
+) -> Iterable[Failure]:
+    given = (
+        f"One of {what}, {path} ({aval.str_short()}), was given the resource assignment of "
+        f"{spec.unsynced_user_spec(spec.sync)}"
+    )
+    shape = getattr(aval, "shape", ())
+    if len(spec) > len(shape):
+        yield Failure(
+            f"{given}, which implies that it has a rank of at least {len(spec)}, but it is {len(shape)}",
+            f"give {path} a spec with at most {len(shape)} entr{'y' if len(shape) == 1 else 'ies'}",
+        )
+        return
+    undefined = [axis for axis in spec.mesh_axes if axis not in mesh.shape]
+    for axis in undefined:
+        close = difflib.get_close_matches(axis, mesh.axis_names, n=1, cutoff=0.5)
+        yield Failure(
+            f"{given}, but resource axis {axis} is undefined: Resource axis: {axis} of {spec.unsafe_user_spec} is not "
+            f"found in mesh: ({describe_mesh(mesh)})",
+            f"did you mean {close[0]!r}?" if close else "name one of its axes, or declare the axis in the mesh",
+        )
+    for axis in set(spec.mesh_axes) & set(_compat.manual_axes()):
+        yield Failure(
+            f"{given}, but resource axis {axis} is manual here: inside shard_map the value is one device's own",
+            f"leave {axis!r} out of the spec, or out of the axis_names of the shard_map",
+        )
+    if undefined or allow_uneven:
+        return
+    for dim, (axes, size) in enumerate(zip(spec, shape, strict=False)):
+        divisor = 1 if axes is UNCONSTRAINED else math.prod(mesh.shape[axis] for axis in axes)
+        if size % divisor:
+            product = " * ".join(f"{axis}={mesh.shape[axis]}" for axis in axes)
+            yield Failure(
+                f"{given}, which implies that the size of its dimension {dim} should be divisible by {divisor}, but it "
+                f"is equal to {size} ({divisor} is {product}; mesh: {describe_mesh(mesh)})",
+                _divisibility_remedy(path, dim, size, divisor, mesh),
+            )
+
+
+def _divisibility_remedy(path: str, dim: int, size: int, divisor: int, mesh: Mesh) -> str:
+    padded = -(-size // divisor) * divisor
+    remedy = f"make dimension {dim} of {path} a multiple of {divisor}: {padded} is the next one"
+    # Subsets of axes, smallest first; a mesh has few axes, so there are few subsets.
+    fitting = [
+        (math.prod(mesh.shape[axis] for axis in axes), axes)
+        for count in range(1, len(mesh.axis_names) + 1)
+        for axes in itertools.combinations(mesh.axis_names, count)
+    ]
+    divisors = [f"{product} ({', '.join(axes)})" for product, axes in fitting if product > 1 and size % product == 0]
+    if divisors:
+        return f"{remedy}\nor divide it otherwise: {size} is divisible by {', '.join(divisors[:6])}"
+    return f"{remedy}\nor leave the dimension whole (None): no axes of the mesh divide {size}"
+
+
+def spec_prefix_message(
+    arg_name: str, spec_tree: Any, value_tree: Any, errors: Sequence[str], *, single_argument: bool) -> str:
+    """The message for a spec tree that is no prefix of the tree of values.
+
+    Args:
+        arg_name: `"in_axis_resources"` and the like.
+        spec_tree, value_tree: the tree structures.
+        errors: where they differ.
+        single_argument: whether the values are the one argument of a call.
+    """
+    message = (
+        f"pjit {arg_name} specification must be a tree prefix of the corresponding value, got specification "
+        f"{spec_tree} for value tree {value_tree}."
+    )
+    if arg_name.startswith("in_"):
+        message += (
+            f" Note that pjit {arg_name} that are non-trivial pytrees should always be wrapped in a tuple representing "
+            "the argument list."
+        )
+        if single_argument:
+            message += (
+                f" In particular, you're passing in a single argument which means that pjit {arg_name} might need to "
+                "be wrapped in a singleton tuple."
+            )
+    return "\n".join([message, *errors])
+
+
+def check_devices(paths: Sequence[str], args: Sequence[Any], mesh: Mesh) -> list[Failure]:
+    """Checks that no committed array lies on devices other than the mesh's."""
+    if mesh.empty:
+        return []
+    devices = set(mesh.devices.flat)
+    failures = []
+    for path, arg in zip(paths, args, strict=True):
+        # A tracer's place is the business of whoever traces.
+        placed = isinstance(arg, jax.Array) and not isinstance(arg, jax.core.Tracer) and arg.committed
+        if placed and arg.sharding.device_set != devices:
+            failures.append(
+                Failure(
+                    f"One of pjit arguments, {path} ({arg.aval.str_short()}), is committed to the incompatible devices "
+                    f"{sorted(d.id for d in arg.sharding.device_set)}, but the program runs on the devices "
+                    f"{[d.id for d in mesh.devices.flat]} of the mesh",
+                    f"move it first: jax.device_put({path}, NamedSharding(mesh, spec)); or call under the mesh it is on",
+                )
+            )
+    return failures
