@@ -26,6 +26,7 @@ from jax._src.interpreters import partial_eval as pe  # noqa: E402
 from jax._src.lib import _jax, jax_jit  # noqa: E402
 from jax._src.lib.mlir import ir  # noqa: E402
 from jax._src.lib.mlir.dialects import func as func_dialect  # noqa: E402
+from jax._src.named_sharding import NamedSharding  # noqa: E402
 from jax._src.sharding_impls import UNSPECIFIED, UnspecifiedValue  # noqa: E402
 from jax._src.state import discharge  # noqa: E402
 from jax._src.state.types import AbstractRef, RefEffect  # noqa: E402
@@ -59,6 +60,7 @@ __all__ = [
     "make_cpp_function",
     "manual_axes",
     "mlir",
+    "move_outputs",
     "name_results",
     "pe",
     "physical_mesh",
@@ -331,6 +333,24 @@ def lower_to_computation(jaxpr: Any, name: str, in_shardings: Any, out_shardings
 def shard_constants(computation: Any, executable: Any) -> list[Any]:
     """The constants of a lowered program, placed as its executable wants them; they come before the arguments."""
     return executable.shard_const_args(computation.const_args)
+
+
+def move_outputs(executable: Any, mesh: Any) -> None:
+    """Lets an executable return its outputs on `mesh`, which has the devices and names of theirs but other axis types.
+
+    Where the partitioner chose the sharding of an output, jax has no way to know that the user's mesh is meant. Only
+    the Python objects are changed; the same bytes come out.
+    """
+    shardings = tuple(
+        sharding.update(mesh=mesh) if isinstance(sharding, NamedSharding) and sharding.mesh.shape == mesh.shape else sharding
+        for sharding in executable._out_shardings
+    )
+    if shardings != tuple(executable._out_shardings):
+        avals = [core.update_aval_with_sharding(a, s) for a, s in zip(executable.out_avals, shardings, strict=True)]
+        unloaded = executable._unloaded_executable
+        executable._out_shardings = unloaded.output_shardings = shardings
+        executable.out_avals = unloaded.output_avals = avals
+        executable._unsafe_call = None  # built from these when next asked for
 
 
 def lower_call(

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from partjit import _compat
 from partjit._compat import UNSPECIFIED, UnspecifiedValue
 from partjit.errors import ShardingError
+from partjit.mesh import has_explicit_axes
 from partjit.primitive import device_witness, shardings_of
 from partjit.spec import Spec
 
@@ -118,6 +119,19 @@ def _lower(
     )
 
 
+class _LoweredOnExplicitMesh(jax.stages.Lowered):
+    """Compiles to a program whose outputs come back on the user's mesh."""
+
+    def __init__(self, lowering: Any, args_info: Any, out_tree: Any, mesh: Mesh) -> None:
+        super().__init__(lowering, args_info, out_tree)
+        self._mesh = mesh
+
+    def compile(self, *args: Any, **kwargs: Any) -> jax.stages.Compiled:
+        compiled = super().compile(*args, **kwargs)
+        _compat.move_outputs(compiled._executable, self._mesh)
+        return compiled
+
+
 class Traced:
     """A traced program, ready to be lowered; nothing has been executed. Mirrors `jax.stages.Traced`.
 
@@ -187,6 +201,8 @@ class Traced:
                 "of an enclosing transformation or refs. Pass them as arguments"
             )
         lowering = lower(self._leaves, **self.program.params)
+        if has_explicit_axes(self.program.mesh):
+            return _LoweredOnExplicitMesh(lowering, self.args_info, self.out_tree, self.program.mesh)
         return jax.stages.Lowered(lowering, self.args_info, self.out_tree)
 
     def _own(self, per_argument: Sequence[Any]) -> Sequence[Any]:

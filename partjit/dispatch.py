@@ -5,14 +5,19 @@ to run; from then on such a call has no Python frame of ours in its path. It tak
 what the executable expects without looking at its layout, so a call with a misplaced argument leaves no fast path.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from partjit import _compat
-from partjit._compat import core
+from partjit._compat import UnspecifiedValue, core
 from partjit.compile import Program, lower
+from partjit.mesh import auto_twin, has_explicit_axes
 from partjit.placement import Misplaced, misplaced, reshard
 from partjit.primitive import pjit_p, sharding_constraint_p, shardings_of
 
@@ -33,7 +38,7 @@ def make_cache_miss(fun: Callable[..., Any], name: str, infer: Callable[..., tup
         program, leaves = infer(args, kwargs)
         values = [*program.consts, *leaves]
         if not _compat.trace_state_clean() or any(isinstance(value, core.Tracer) for value in values):
-            outs = pjit_p.bind(*values, **program.params)
+            outs = _bind(program, values)
             return jax.tree.unflatten(program.out_tree, outs), None, False
         shardings = shardings_of(program.in_specs, program.mesh)
         moved = misplaced(values, shardings)
@@ -54,9 +59,29 @@ def make_cache_miss(fun: Callable[..., Any], name: str, infer: Callable[..., tup
     return cache_miss
 
 
+def _bind(program: Program, values: Sequence[Any]) -> Sequence[Any]:
+    """Makes the program an equation of whatever is being traced.
+
+    In a trace over a mesh with Explicit axes the sharding is part of every type, so the program is fenced in: its
+    arguments lose the sharding in their types, and its results get the one their specs say (replicated where the
+    partitioner chooses: a type must say something).
+    """
+    if not has_explicit_axes(program.mesh):
+        return pjit_p.bind(*values, **program.params)
+    params = dataclasses.replace(program, mesh=auto_twin(program.mesh)).params
+    out_shardings = tuple(
+        NamedSharding(program.mesh, P()) if isinstance(sharding, UnspecifiedValue) else sharding
+        for sharding in shardings_of(program.out_specs, program.mesh)
+    )
+    fenced = jax.sharding.auto_axes(lambda *args: tuple(pjit_p.bind(*args, **params)), out_sharding=out_shardings)
+    return fenced(*map(jnp.asarray, values))
+
+
 def _run(values: Sequence[Any], **params: Any) -> tuple[list[Any], Any, list[Any]]:
     lowering = lower(values, **params)
     executable = lowering.compile()
+    if has_explicit_axes(params["mesh"]):
+        _compat.move_outputs(executable, params["mesh"])
     consts = _compat.shard_constants(lowering, executable)
     return executable.unsafe_call(*consts, *values), executable, consts
 

@@ -20,7 +20,7 @@ import numpy as np
 from partjit import _compat
 from partjit.errors import MeshChangedError
 
-__all__ = ["Mesh", "ambient_mesh", "auto_twin", "describe_mesh", "program_mesh", "set_mesh", "tracing_under"]
+__all__ = ["Mesh", "ambient_mesh", "auto_twin", "describe_mesh", "has_explicit_axes", "program_mesh", "set_mesh", "tracing_under"]
 
 
 class Mesh(jax.sharding.Mesh):
@@ -133,6 +133,11 @@ def auto_twin(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh:
     if mesh.empty or mesh.are_all_axes_auto:
         return mesh
     return jax.sharding.Mesh(mesh.devices, mesh.axis_names)
+
+
+def has_explicit_axes(mesh: jax.sharding.Mesh) -> bool:
+    """Whether `auto_twin` is another mesh."""
+    return auto_twin(mesh) is not mesh
 
 
 _tracing = threading.local()
