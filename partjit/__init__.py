@@ -1,10 +1,10 @@
 """partjit: a function and its specs go in, one program partitioned over a mesh of devices comes out.
 
-    from partjit import Mesh, P, pjit
+from partjit import Mesh, P, pjit
 
-    with Mesh(devices, ("data", "model")):
-        step = pjit(train_step, in_axis_resources=(specs, P("data")), out_axis_resources=(specs, None))
-        params, loss = step(params, batch)
+with Mesh(devices, ("data", "model")):
+    step = pjit(train_step, in_axis_resources=(specs, P("data")), out_axis_resources=(specs, None))
+    params, loss = step(params, batch)
 """
 
 from importlib.metadata import version as _version

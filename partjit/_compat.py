@@ -10,27 +10,27 @@ signature on every version:
 import contextlib
 import importlib.metadata
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 _SUPPORTED = ((0, 10, 2), (0, 13))
 _jax_version = importlib.metadata.version("jax")
 if not _SUPPORTED[0] <= tuple(int(part) for part in _jax_version.split(".")[:3] if part.isdigit()) < _SUPPORTED[1]:
     raise ImportError(f"partjit needs jax>=0.10.2,<0.13 but found jax {_jax_version}: pip install 'jax>=0.10.2,<0.13'")
 
-from jax._src import ad_util, api_util, checkify, config, core, dispatch, source_info_util, stages, tree_util  # noqa: E402
-from jax._src import linear_util as lu  # noqa: E402
-from jax._src import mesh as mesh_lib  # noqa: E402
-from jax._src import pjit as jax_pjit  # noqa: E402
-from jax._src.interpreters import ad, batching, mlir, pxla  # noqa: E402
-from jax._src.interpreters import partial_eval as pe  # noqa: E402
-from jax._src.lib import _jax, jax_jit  # noqa: E402
-from jax._src.lib.mlir import ir  # noqa: E402
-from jax._src.lib.mlir.dialects import func as func_dialect  # noqa: E402
-from jax._src.named_sharding import NamedSharding  # noqa: E402
-from jax._src.sharding_impls import UNSPECIFIED, UnspecifiedValue  # noqa: E402
-from jax._src.state import discharge  # noqa: E402
-from jax._src.state.types import AbstractRef, RefEffect  # noqa: E402
-from jax._src.util import weakref_lru_cache  # noqa: E402
+from jax._src import ad_util, api_util, checkify, config, core, source_info_util, stages, tree_util
+from jax._src import linear_util as lu
+from jax._src import mesh as mesh_lib
+from jax._src import pjit as jax_pjit
+from jax._src.interpreters import ad, batching, mlir, pxla
+from jax._src.interpreters import partial_eval as _partial_eval
+from jax._src.lib import _jax
+from jax._src.lib.mlir import ir
+from jax._src.lib.mlir.dialects import func as func_dialect
+from jax._src.named_sharding import NamedSharding
+from jax._src.sharding_impls import UNSPECIFIED, UnspecifiedValue
+from jax._src.state import discharge as _discharge
+from jax._src.state.types import AbstractRef
+from jax._src.util import weakref_lru_cache
 
 __all__ = [
     "EMPTY_MESH",
@@ -82,7 +82,11 @@ __all__ = [
     "weakref_lru_cache",
 ]
 
-MERGED_JAXPR = not hasattr(core, "ClosedJaxpr")
+pe: Any = _partial_eval  # the types of both differ from version to version
+discharge: Any = _discharge
+
+ClosedJaxpr: Any = getattr(core, "ClosedJaxpr", None)
+MERGED_JAXPR = ClosedJaxpr is None
 
 trace_state_clean = core.trace_state_clean
 InternalFloatingPointError = api_util.InternalFloatingPointError
@@ -132,16 +136,17 @@ def _publish_physical_meshes() -> None:
 
 @contextlib.contextmanager
 def ambient(mesh: Any) -> Iterator[None]:
-    """Makes `mesh` what every way of asking for the mesh answers: `with mesh:`, `jax.set_mesh` and the abstract mesh."""
-    outer = mesh_lib.device_context.swap_local(mesh) if MERGED_JAXPR else config.device_context.swap_local(mesh)
+    """Makes `mesh` the answer to every way of asking: `with mesh:`, `jax.set_mesh` and the abstract mesh."""
+    # jax 0.12 moved this state from config to mesh.
+    device_context = cast(Any, mesh_lib if MERGED_JAXPR else config).device_context
+    outer = device_context.swap_local(mesh)
     push_physical_mesh(mesh)
     try:
         with mesh_lib.use_abstract_mesh(mesh.abstract_mesh):
             yield
     finally:
         pop_physical_mesh()
-        # jax 0.12 moved this state from config to mesh.
-        (mesh_lib.device_context if MERGED_JAXPR else config.device_context).set_local(outer)
+        device_context.set_local(outer)
 
 
 # Tracing
@@ -168,7 +173,7 @@ def trace_to_jaxpr(fun: Callable, avals: Sequence[Any], *, source: str, arg_name
     """The closed jaxpr of a function of flat arguments with flat results."""
     debug_info = core.DebugInfo("pjit", source, arg_names, None)
     jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(lu.wrap_init(fun, debug_info=debug_info), list(avals))
-    return jaxpr.with_consts(consts) if MERGED_JAXPR else core.ClosedJaxpr(jaxpr, consts)
+    return jaxpr.with_consts(consts) if MERGED_JAXPR else ClosedJaxpr(jaxpr, consts)
 
 
 def name_results(jaxpr: Any, paths: tuple[str, ...]) -> None:
@@ -266,7 +271,7 @@ class _Dce:
 def _dce_closed_jaxpr(jaxpr: Any, used_outputs: tuple[bool, ...]) -> tuple[Any, list[bool]]:
     # Cached, so that the same dead code gives the same jaxpr and what is compiled for it is found again.
     live, used_inputs = pe.dce_jaxpr(jaxpr.jaxpr, used_outputs)
-    return core.ClosedJaxpr(live, jaxpr.consts), used_inputs
+    return ClosedJaxpr(live, jaxpr.consts), used_inputs
 
 
 def register_discharge(primitive: Any, rule: Callable) -> None:
@@ -303,7 +308,9 @@ def register_printing(primitive: Any, shown: Callable[[dict[str, Any]], dict[str
 # Lowering and compiling
 
 
-def lower_to_computation(jaxpr: Any, name: str, in_shardings: Any, out_shardings: Any, donated: Any, **options: Any) -> Any:
+def lower_to_computation(
+    jaxpr: Any, name: str, in_shardings: Any, out_shardings: Any, donated: Any, **options: Any
+) -> Any:
     """Lowers a closed jaxpr to a program over all devices of its shardings, a `jax.stages.Lowering`.
 
     Args:
@@ -342,7 +349,9 @@ def move_outputs(executable: Any, mesh: Any) -> None:
     the Python objects are changed; the same bytes come out.
     """
     shardings = tuple(
-        sharding.update(mesh=mesh) if isinstance(sharding, NamedSharding) and sharding.mesh.shape == mesh.shape else sharding
+        sharding.update(mesh=mesh)
+        if isinstance(sharding, NamedSharding) and sharding.mesh.shape == mesh.shape
+        else sharding
         for sharding in executable._out_shardings
     )
     if shardings != tuple(executable._out_shardings):
@@ -393,7 +402,9 @@ def lower_call(
     call = func_dialect.CallOp(flat_types, ir.FlatSymbolRefAttr.get(lowered.name.value), flat_args)
     tokens_and_results = results_tree.unflatten(call.results)
     if effects:
-        ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet(zip(effects, tokens_and_results, strict=False))))
+        ctx.set_tokens_out(
+            ctx.tokens_in.update_tokens(mlir.TokenSet(dict(zip(effects, tokens_and_results, strict=False))))
+        )
     return tokens_and_results[len(effects) :]
 
 

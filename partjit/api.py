@@ -8,7 +8,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax.sharding import Mesh
@@ -78,7 +78,8 @@ class PjitFunction(functools.partial):
     that adds no frame to a call and can have methods of its own.
     """
 
-    __slots__ = ()
+    __qualname__: str
+    _definition: _Definition
 
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """Traces and validates a call with these arguments (`jax.ShapeDtypeStruct` will do) without executing it."""
@@ -95,7 +96,7 @@ class PjitFunction(functools.partial):
 
     def clear_cache(self) -> None:
         """Forgets all that was traced and compiled for this function."""
-        self.func._clear_cache()
+        cast(Any, self.func)._clear_cache()
         trace.evict_weakref(self._definition.fun)
         _program.evict_weakref(self._definition.fun)
 
@@ -228,7 +229,7 @@ def _infer(definition: _Definition, args: Sequence[Any], kwargs: dict[str, Any])
     _check_call(definition, args, kwargs)
     arguments = flatten_arguments(definition.signature, args, kwargs, definition.static, definition.donate)
     avals = abstract_arguments(arguments, definition.name)
-    in_specs = _in_specs(definition, arguments, args)
+    in_specs = _in_specs(definition, arguments)
     out_leaves = jax.tree.leaves(definition.out_specs)
     parsed = [spec for spec in (*in_specs, *out_leaves) if isinstance(spec, ParsedPartitionSpec)]
     mesh = program_mesh(
@@ -296,7 +297,7 @@ def _program(
     )
 
 
-def _in_specs(definition: _Definition, arguments: Arguments, args: Sequence[Any]) -> tuple[Any, ...]:
+def _in_specs(definition: _Definition, arguments: Arguments) -> tuple[Any, ...]:
     """One spec per flat argument; FROM_ARRAY is replaced by the array's."""
     specs = definition.in_specs
     if isinstance(specs, UnspecifiedValue) or specs is FROM_ARRAY:

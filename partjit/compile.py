@@ -137,11 +137,6 @@ class Traced:
 
     Attributes:
         program: the jaxpr with its specs.
-        jaxpr: the closed jaxpr.
-        fun_name: the name of the function.
-        in_tree, out_tree: the structures of `(args, kwargs)` and of the result.
-        args_info: a tree like `(args, kwargs)` of `jax.stages.ArgInfo` (shape, dtype, donated).
-        out_info: a tree like the result of `jax.ShapeDtypeStruct`, with the shardings the out specs promise.
     """
 
     def __init__(self, program: Program, leaves: Sequence[Any]) -> None:
@@ -150,22 +145,27 @@ class Traced:
 
     @property
     def jaxpr(self) -> Any:
+        """The closed jaxpr."""
         return self.program.jaxpr
 
     @property
     def fun_name(self) -> str:
+        """The name of the function."""
         return self.program.name
 
     @property
     def in_tree(self) -> Any:
+        """The structure of `(args, kwargs)`, without static arguments."""
         return self.program.in_tree
 
     @property
     def out_tree(self) -> Any:
+        """The structure of the result."""
         return self.program.out_tree
 
     @property
     def in_avals(self) -> Any:
+        """A tree like `(args, kwargs)` of abstract values."""
         return jax.tree.unflatten(self.in_tree, self._own(self.jaxpr.in_avals))
 
     @property
@@ -175,10 +175,12 @@ class Traced:
 
     @property
     def args_info(self) -> Any:
+        """A tree like `(args, kwargs)` of `jax.stages.ArgInfo`: shape, dtype, donated."""
         return _compat.stages.make_args_info(self.in_tree, self._own(self.jaxpr.in_avals), self.donate_argnums)
 
     @property
     def out_info(self) -> Any:
+        """A tree like the result of `jax.ShapeDtypeStruct`, with the shardings the out specs promise."""
         shardings = shardings_of(self.program.out_specs, self.program.mesh)
         return jax.tree.unflatten(
             self.out_tree,

@@ -7,7 +7,7 @@ what the executable expects without looking at its layout, so a call with a misp
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,9 @@ from partjit.primitive import pjit_p, sharding_constraint_p, shardings_of
 __all__ = ["make_cache_miss"]
 
 
-def make_cache_miss(fun: Callable[..., Any], name: str, infer: Callable[..., tuple[Program, list[Any]]]) -> Callable[..., Any]:
+def make_cache_miss(
+    fun: Callable[..., Any], name: str, infer: Callable[..., tuple[Program, list[Any]]]
+) -> Callable[..., Any]:
     """What the C++ function calls for a signature it does not know.
 
     Args:
@@ -74,7 +76,7 @@ def _bind(program: Program, values: Sequence[Any]) -> Sequence[Any]:
         for sharding in shardings_of(program.out_specs, program.mesh)
     )
     fenced = jax.sharding.auto_axes(lambda *args: tuple(pjit_p.bind(*args, **params)), out_sharding=out_shardings)
-    return fenced(*map(jnp.asarray, values))
+    return cast("tuple[Any, ...]", fenced(*map(jnp.asarray, values)))
 
 
 def _run(values: Sequence[Any], **params: Any) -> tuple[list[Any], Any, list[Any]]:
@@ -90,7 +92,11 @@ def _run(values: Sequence[Any], **params: Any) -> tuple[list[Any], Any, list[Any
 def _evaluate(*values: Any, **params: Any) -> list[Any]:
     """Runs an equation on arrays, as an eager `jax.grad` or `jax.vmap` of a pjit does."""
     shardings = shardings_of(params["in_specs"], params["mesh"])
-    return _run(reshard(values, shardings, misplaced(values, shardings)), **params)[0]
+    try:
+        return _run(reshard(values, shardings, misplaced(values, shardings)), **params)[0]
+    except _compat.InternalFloatingPointError as error:
+        _compat.recheck_for_nans(error, core.jaxpr_as_fun(params["jaxpr"]), values, {})
+        raise
 
 
 @sharding_constraint_p.def_impl

@@ -14,6 +14,7 @@ class ShardingError(ValueError):
     it, what was expected and a remedy.
 
     Example:
+        >>> import jax
         >>> import jax.numpy as jnp
         >>> from partjit import Mesh, P, ShardingError, pjit
         >>> with Mesh(jax.devices()[:4], "x"):

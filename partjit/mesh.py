@@ -12,7 +12,7 @@ import functools
 import threading
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -20,7 +20,16 @@ import numpy as np
 from partjit import _compat
 from partjit.errors import MeshChangedError
 
-__all__ = ["Mesh", "ambient_mesh", "auto_twin", "describe_mesh", "has_explicit_axes", "program_mesh", "set_mesh", "tracing_under"]
+__all__ = [
+    "Mesh",
+    "ambient_mesh",
+    "auto_twin",
+    "describe_mesh",
+    "has_explicit_axes",
+    "program_mesh",
+    "set_mesh",
+    "tracing_under",
+]
 
 
 class Mesh(jax.sharding.Mesh):
@@ -44,12 +53,15 @@ class Mesh(jax.sharding.Mesh):
         4 True
     """
 
+    _interned: jax.sharding.Mesh
+
     def __new__(
         cls,
         devices: np.ndarray | Sequence[Any],
         axis_names: str | Sequence[str],
         axis_types: tuple[jax.sharding.AxisType, ...] | None = None,
     ) -> "Mesh":
+        """See the class."""
         # jax interns its meshes and creates them as its own class whatever `cls` is. So the interned mesh is kept as
         # the identity of this one, and everything that reads the mesh's data finds it here as well.
         interned = jax.sharding.Mesh(np.asarray(devices), axis_names, axis_types)
@@ -70,12 +82,12 @@ class Mesh(jax.sharding.Mesh):
         _compat.push_physical_mesh(self._interned)
         return self
 
-    def __exit__(self, *_: object) -> bool:
+    def __exit__(self, *_: object) -> Literal[False]:
         _compat.pop_physical_mesh()
         return False
 
 
-class set_mesh:  # noqa: N801 - reads as a statement, like jax.set_mesh, whose two uses it has
+class set_mesh:
     """Sets the ambient mesh of this thread: for good when called, for a block when used with `with`.
 
     It does all that `jax.set_mesh` does, so `jax.jit` sees the mesh too. In a `with` it is innermost: it wins over an
@@ -95,7 +107,7 @@ class set_mesh:  # noqa: N801 - reads as a statement, like jax.set_mesh, whose t
 
     def __init__(self, mesh: jax.sharding.Mesh | None) -> None:
         self._mesh = mesh
-        self._jax_state = jax.set_mesh(_interned(mesh))  # type: ignore[arg-type]  # None clears the mesh
+        self._jax_state = jax.set_mesh(_interned(mesh))
 
     def __enter__(self) -> jax.sharding.Mesh | None:
         # An enclosing `with mesh:` is read first, so it is shadowed for the block. Outside a block there is no end at

@@ -9,7 +9,7 @@ import threading
 import warnings
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import numpy as np
@@ -23,7 +23,7 @@ __all__ = ["Misplaced", "is_placed", "misplaced", "reshard", "reshard_policy"]
 Policy = Literal["allow", "warn", "error"]
 
 
-class reshard_policy:  # noqa: N801 - reads as a statement, like set_mesh
+class reshard_policy:
     """What happens to a committed array whose sharding is not the one its spec asks for (on the same devices).
 
     Sets the policy of the process when called; when used with `with`, until the end of the block.
@@ -37,12 +37,12 @@ class reshard_policy:  # noqa: N801 - reads as a statement, like set_mesh
         ...     pass
     """
 
-    current: Policy = "warn"
+    current: ClassVar[Policy] = "warn"
 
     def __init__(self, policy: Policy) -> None:
         if policy not in ("allow", "warn", "error"):
             raise ValueError(f"reshard_policy expects 'allow', 'warn' or 'error', but got {policy!r}")
-        self._previous = reshard_policy.current
+        self._previous: Policy = reshard_policy.current
         reshard_policy.current = policy
 
     def __enter__(self) -> None:
@@ -83,7 +83,9 @@ class Misplaced:
         self._seen: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
 
-    def report(self, args: Sequence[Any], shardings: Sequence[Any], paths: Sequence[str], indices: Sequence[int]) -> None:
+    def report(
+        self, args: Sequence[Any], shardings: Sequence[Any], paths: Sequence[str], indices: Sequence[int]
+    ) -> None:
         """Warns, raises or does nothing, as the policy says.
 
         Raises:
@@ -139,7 +141,9 @@ def _bytes_moved(array: Any, sharding: Any) -> int:
 
 
 def _size(index: tuple[slice, ...], shape: tuple[int, ...]) -> int:
-    return int(np.prod([len(range(*part.indices(size))) for part, size in zip(index, shape, strict=True)], dtype=np.int64))
+    return int(
+        np.prod([len(range(*part.indices(size))) for part, size in zip(index, shape, strict=True)], dtype=np.int64)
+    )
 
 
 def _overlap(index: tuple[slice, ...], held: tuple[slice, ...] | None, shape: tuple[int, ...]) -> int:
@@ -152,7 +156,9 @@ def _overlap(index: tuple[slice, ...], held: tuple[slice, ...] | None, shape: tu
     return elements
 
 
-_LIBRARIES = tuple(module.__file__.rpartition("/")[0] + "/" for module in (jax, sys.modules["partjit"]) if module.__file__)
+_LIBRARIES = tuple(
+    module.__file__.rpartition("/")[0] + "/" for module in (jax, sys.modules["partjit"]) if module.__file__
+)
 
 
 def _call_site() -> tuple[int, tuple[str, int]]:

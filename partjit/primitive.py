@@ -83,14 +83,15 @@ def _lower(ctx: Any, *args: Any, jaxpr: Any, in_specs: Any, out_specs: Any, mesh
     )
 
 
-def _lower_constraint(ctx: Any, x: Any, *, spec: ParsedPartitionSpec, mesh: Mesh, witness: Any) -> Any:
+def _lower_constraint(ctx: Any, x: Any, *, spec: ParsedPartitionSpec, mesh: Mesh, **_: Any) -> Any:
     (sharding,) = _inner_shardings(ctx, (spec,), mesh, ctx.avals_in)
     return [x] if sharding is None else _compat.lower_constraint(ctx, x, sharding, spec.unconstrained_dims)
 
 
 def _inner_shardings(ctx: Any, specs: Sequence[Spec], mesh: Mesh, avals: Sequence[Any]) -> list[Any]:
     """The shardings of a nested program, None where there is nothing to say: inside a shard_map that is manual over
-    the whole mesh every value is one device's own."""
+    the whole mesh every value is one device's own.
+    """
     axis_context = ctx.module_context.axis_context
     manual = getattr(axis_context, "manual_axes", frozenset())
     shardings: list[Any] = []

@@ -10,7 +10,7 @@ This is the first stage of the road: nothing here looks at a mesh or at a value.
 import dataclasses
 import enum
 from collections.abc import Iterator
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
@@ -233,7 +233,7 @@ Spec = ParsedPartitionSpec | UnspecifiedValue
 
 def parse_spec_tree(
     tree: Any,
-    arg_name: Literal["in_axis_resources", "out_axis_resources", "in_shardings", "out_shardings", "shardings"],
+    arg_name: str,
     *,
     allow_unconstrained_dims: bool = False,
 ) -> Any:
@@ -241,7 +241,7 @@ def parse_spec_tree(
 
     Args:
         tree: any pytree of `PartitionSpec`, `NamedSharding`, None, `UNSPECIFIED` and, for inputs, `FROM_ARRAY`.
-        arg_name: what the user calls the tree, for messages.
+        arg_name: what the user calls the tree, for messages; that of a tree of in specs starts with "in_".
         allow_unconstrained_dims: whether `UNCONSTRAINED` dimensions are legal.
 
     Returns:
@@ -285,5 +285,7 @@ def _did_you_mean(entry: Any) -> str:
     if isinstance(entry, str):
         return f"; did you mean PartitionSpec({entry!r})?"
     if isinstance(entry, jax.sharding.Sharding):
-        return f"; of jax's shardings only NamedSharding says how mesh axes map to dimensions, not {type(entry).__name__}"
+        return (
+            f"; of jax's shardings only NamedSharding says how mesh axes map to dimensions, not {type(entry).__name__}"
+        )
     return ""

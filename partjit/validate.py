@@ -62,7 +62,13 @@ def require_mesh(mesh: Mesh, specs: Iterable[Spec], caller: str, name: str) -> N
 
 
 def check_specs(
-    what: str, paths: Sequence[str], avals: Sequence[Any], specs: Sequence[Spec], mesh: Mesh, *, allow_uneven: bool = False
+    what: str,
+    paths: Sequence[str],
+    avals: Sequence[Any],
+    specs: Sequence[Spec],
+    mesh: Mesh,
+    *,
+    allow_uneven: bool = False,
 ) -> list[Failure]:
     """Checks specs against shapes and mesh.
 
@@ -75,18 +81,26 @@ def check_specs(
         allow_uneven: whether a dimension need not be divisible: the partitioner pads constrained intermediates.
 
     Returns:
-        All failures: too small ranks, axes the mesh does not have or that are manual, and dimensions that do not divide.
+        All failures: too small ranks, axes that are manual or not in the mesh, and dimensions that do not divide.
     """
     failures = []
     for path, aval, spec in zip(paths, avals, specs, strict=True):
         if isinstance(spec, ParsedPartitionSpec):
-            failures += _check_spec(what, path, aval, spec, spec.mesh or mesh, allow_uneven)
+            failures += _check_spec(what, path, aval, spec, mesh, allow_uneven)
     return failures
 
 
 def _check_spec(
-    what: str, path: str, aval: Any, spec: ParsedPartitionSpec, mesh: Mesh, allow_uneven: bool
+    what: str, path: str, aval: Any, spec: ParsedPartitionSpec, program_mesh: Mesh, allow_uneven: bool
 ) -> Iterable[Failure]:
+    mesh = spec.mesh or program_mesh
+    if mesh.devices is not program_mesh.devices and [*mesh.devices.flat] != [*program_mesh.devices.flat]:
+        yield Failure(
+            f"One of {what}, {path} ({aval.str_short()}), has a NamedSharding over the incompatible devices "
+            f"{_device_ids(mesh)}, but the program runs on the devices {_device_ids(program_mesh)}",
+            "give all NamedShardings the same devices in the same order",
+        )
+        return
     given = (
         f"One of {what}, {path} ({aval.str_short()}), was given the resource assignment of "
         f"{spec.unsynced_user_spec(spec.sync)}"
@@ -140,7 +154,8 @@ def _divisibility_remedy(path: str, dim: int, size: int, divisor: int, mesh: Mes
 
 
 def spec_prefix_message(
-    arg_name: str, spec_tree: Any, value_tree: Any, errors: Sequence[str], *, single_argument: bool) -> str:
+    arg_name: str, spec_tree: Any, value_tree: Any, errors: Sequence[str], *, single_argument: bool
+) -> str:
     """The message for a spec tree that is no prefix of the tree of values.
 
     Args:
@@ -174,14 +189,18 @@ def check_devices(paths: Sequence[str], args: Sequence[Any], mesh: Mesh) -> list
     failures = []
     for path, arg in zip(paths, args, strict=True):
         # A tracer's place is the business of whoever traces.
-        placed = isinstance(arg, jax.Array) and not isinstance(arg, jax.core.Tracer) and arg.committed
+        placed = isinstance(arg, jax.Array) and not isinstance(arg, _compat.core.Tracer) and arg.committed
         if placed and arg.sharding.device_set != devices:
             failures.append(
                 Failure(
                     f"One of pjit arguments, {path} ({arg.aval.str_short()}), is committed to the incompatible devices "
                     f"{sorted(d.id for d in arg.sharding.device_set)}, but the program runs on the devices "
-                    f"{[d.id for d in mesh.devices.flat]} of the mesh",
-                    f"move it first: jax.device_put({path}, NamedSharding(mesh, spec)); or call under the mesh it is on",
+                    f"{_device_ids(mesh)} of the mesh",
+                    f"move it first: jax.device_put({path}, NamedSharding(mesh, spec)), or call under its own mesh",
                 )
             )
     return failures
+
+
+def _device_ids(mesh: Mesh) -> list[int]:
+    return [device.id for device in mesh.devices.flat]

@@ -1,5 +1,6 @@
 """`jax.vmap`: batched arguments and results get an axis at dimension 0 of their specs, left whole or, with
-`spmd_axis_name`, divided over mesh axes."""
+`spmd_axis_name`, divided over mesh axes.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -46,7 +47,13 @@ def _batch(
 
 
 def _batch_constraint(
-    axis_data: Any, args: Sequence[Any], dims: Sequence[int | None], *, spec: ParsedPartitionSpec, mesh: Mesh, **params: Any
+    axis_data: Any,
+    args: Sequence[Any],
+    dims: Sequence[int | None],
+    *,
+    spec: ParsedPartitionSpec,
+    mesh: Mesh,
+    **params: Any,
 ) -> tuple[Any, int | None]:
     (x,), (dim,) = args, dims
     if dim is not None:
@@ -54,7 +61,9 @@ def _batch_constraint(
     return sharding_constraint_p.bind(x, spec=spec, mesh=mesh, **params), dim
 
 
-def insert_batch_axis(spec: ParsedPartitionSpec, dim: int, axis_data: Any, mesh: Mesh, what: str) -> ParsedPartitionSpec:
+def insert_batch_axis(
+    spec: ParsedPartitionSpec, dim: int, axis_data: Any, mesh: Mesh, what: str
+) -> ParsedPartitionSpec:
     """The spec of the batched value: the batch axis is whole, or divided over the axes of `spmd_axis_name`.
 
     Raises:

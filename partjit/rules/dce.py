@@ -7,6 +7,7 @@ from partjit import _compat
 from partjit._compat import core
 from partjit.primitive import keep_where, pjit_p
 
+
 def _dce(used_outputs: Sequence[bool], eqn: Any, dce: Any) -> tuple[list[bool], Any]:
     if not any(used_outputs) and not dce.has_effects(eqn):
         return [False] * len(eqn.invars), None
@@ -32,7 +33,6 @@ def _dce(used_outputs: Sequence[bool], eqn: Any, dce: Any) -> tuple[list[bool], 
         eqn.source_info,
         eqn.ctx,
     )
-
 
 
 _compat.register_dce(pjit_p, _dce)

@@ -7,6 +7,7 @@ from partjit._compat import ad
 from partjit.primitive import keep_where, pjit_p, sharding_constraint_p
 from partjit.spec import Spec
 
+
 def _jvp(
     primals: Sequence[Any],
     tangents: Sequence[Any],
@@ -33,7 +34,6 @@ def _jvp(
         next(nonzero_tangents) if nonzero else ad.Zero(aval.to_tangent_aval())
         for nonzero, aval in zip(nonzero_out, jaxpr.out_avals, strict=True)
     ]
-
 
 
 ad.primitive_jvps[pjit_p] = _jvp

@@ -6,13 +6,13 @@ and the second half is compiled for the sharding the residual really has.
 """
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 from partjit import _compat
 from partjit._compat import UNSPECIFIED, pe
 from partjit.primitive import keep_where, pjit_p
 from partjit.spec import Spec
+
 
 def _partial_eval(
     trace: Any,
@@ -25,7 +25,7 @@ def _partial_eval(
 ) -> list[Any]:
     known_ins = [tracer.pval.is_known() for tracer in tracers]
     unknown_ins = [not known for known in known_ins]
-    known_jaxpr, unknown_jaxpr, unknown_outs, residual_avals, forwarded = pe.partial_eval_jaxpr_nounits_fwd(
+    known_jaxpr, unknown_jaxpr, unknown_outs, _, forwarded = pe.partial_eval_jaxpr_nounits_fwd(
         jaxpr, tuple(unknown_ins), instantiate=False
     )
     known_outs = [not unknown for unknown in unknown_outs]
@@ -71,9 +71,7 @@ def _partial_eval(
         *(tracer for tracer in tracers if not tracer.pval.is_known()),
         *(trace.new_instantiated_const(value) for value, _ in residuals),
     ]
-    unknown_results = [
-        pe.JaxprTracer(trace, pe.PartialVal.unknown(aval), None) for aval in unknown_jaxpr.out_avals
-    ]
+    unknown_results = [pe.JaxprTracer(trace, pe.PartialVal.unknown(aval), None) for aval in unknown_jaxpr.out_avals]
     eqn = pe.new_eqn_recipe(
         trace,
         args,
@@ -100,16 +98,16 @@ def _partial_eval(
 
 
 def _split_params(
-    unknown_ins: Sequence[bool],
-    staged_ins: Sequence[bool],
-    known_outs: Sequence[bool],
-    staged_outs: Sequence[bool],
+    unknown_ins: list[bool],
+    staged_ins: list[bool],
+    known_outs: list[bool],
+    staged_outs: list[bool],
     num_residuals_out: int,
     num_residuals_in: int,
     known_params: dict[str, Any],
     staged_params: dict[str, Any],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The parameters of the two halves `jax.checkpoint` makes: residuals last out of the first, first into the second."""
+    """The parameters of `jax.checkpoint`'s two halves: residuals last out of the first, first into the second."""
     known_ins = [not unknown for unknown in unknown_ins]
     known = dict(
         known_params,
@@ -124,7 +122,6 @@ def _split_params(
         donated_invars=(*[False] * num_residuals_in, *keep_where(staged_params["donated_invars"], staged_ins)),
     )
     return known, staged
-
 
 
 pe.custom_partial_eval_rules[pjit_p] = _partial_eval

@@ -20,7 +20,6 @@ def _transpose(
     jaxpr: Any,
     in_specs: tuple[Spec, ...],
     out_specs: tuple[Spec, ...],
-    donated_invars: tuple[bool, ...],
     **params: Any,
 ) -> list[Any]:
     args, in_tree = jax.tree.flatten((list(primals), list(cts_in)))
@@ -34,14 +33,13 @@ def _transpose(
     transposed_out_specs = tuple(
         spec for spec, position in zip(in_specs, positions, strict=True) if isinstance(position, int)
     )
-    cts_out = pjit_p.bind(
-        *args,
-        jaxpr=transposed,
-        in_specs=transposed_in_specs,
-        out_specs=transposed_out_specs,
-        donated_invars=(False,) * len(args),
-        **params,
-    )
+    params |= {
+        "jaxpr": transposed,
+        "in_specs": transposed_in_specs,
+        "out_specs": transposed_out_specs,
+        "donated_invars": (False,) * len(args),
+    }
+    cts_out = pjit_p.bind(*args, **params)
     return out_tree.unflatten(cts_out)
 
 
