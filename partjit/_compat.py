@@ -8,7 +8,9 @@ signature on every version:
 """
 
 import contextlib
+import functools
 import importlib.metadata
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
@@ -79,7 +81,7 @@ __all__ = [
     "trace_to_jaxpr",
     "transpose_jaxpr",
     "tree_prefix_errors",
-    "weakref_lru_cache",
+    "weakref_cache",
 ]
 
 pe: Any = _partial_eval  # the types of both differ from version to version
@@ -91,6 +93,37 @@ MERGED_JAXPR = ClosedJaxpr is None
 trace_state_clean = core.trace_state_clean
 InternalFloatingPointError = api_util.InternalFloatingPointError
 DeviceAssignmentMismatchError = stages.DeviceAssignmentMismatchError
+
+
+# Caches
+
+
+def weakref_cache(compute: Callable[..., Any]) -> Any:
+    """Caches `compute(key, *more)`, weakly in `key` and per jax's trace context; what raised is computed again.
+
+    jax's `weakref_lru_cache` never stores a result under a key whose first computation raised, so that a function whose
+    first trace failed would be traced anew at every later call. Here the cache holds cells, which are made without
+    fail, and a cell is filled by the first computation that returns.
+    """
+    cells = weakref_lru_cache(lambda *_: _Cell())
+
+    @functools.wraps(compute)
+    def cached(*key: Any) -> Any:
+        cell = cells(*key)
+        if cell.result is _Cell:
+            with cell.lock:
+                if cell.result is _Cell:
+                    cell.result = compute(*key)
+        return cell.result
+
+    cast(Any, cached).evict_weakref = cells.evict_weakref
+    return cached
+
+
+class _Cell:
+    def __init__(self) -> None:
+        self.result: Any = _Cell  # stands for "none yet"
+        self.lock = threading.RLock()
 
 
 # Meshes
@@ -267,7 +300,7 @@ class _Dce:
         return pe.has_effects(eqn) if self._live_inputs is None else pe.has_effects(eqn, self._live_inputs)
 
 
-@weakref_lru_cache
+@weakref_cache
 def _dce_closed_jaxpr(jaxpr: Any, used_outputs: tuple[bool, ...]) -> tuple[Any, list[bool]]:
     # Cached, so that the same dead code gives the same jaxpr and what is compiled for it is found again.
     live, used_inputs = pe.dce_jaxpr(jaxpr.jaxpr, used_outputs)
@@ -428,14 +461,23 @@ def make_cpp_function(fun: Callable, name: str, cache_miss: Callable, static: tu
     Args:
         fun: the user's function; called as it is under `jax.disable_jit`.
         name: its name.
-        cache_miss: `(*args, **kwargs) -> (results, fast path data or None, False)`, called for every new signature.
+        cache_miss: `(*args, **kwargs) -> (results, fast path data or None)`, called for every new signature.
         static: the static arguments' (numbers, names).
         key: what tells functions made of the same `fun` apart: all of them share one cache.
     """
+
+    def call(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
+        try:
+            return *cache_miss(*args, **kwargs), False  # False: the entry stays
+        except BaseException:
+            # The C++ function would give up on a signature that once raised and call back here for ever.
+            cpp_function._clear_cache()
+            raise
+
     jit_key = pxla.JitGlobalCppCacheKeys(in_shardings_leaves=(key,))
-    return _jax.pjit(
-        name, fun, cache_miss, *static, jit_key, tree_util.dispatch_registry, pxla.cc_shard_arg, _cpp_cache
-    )
+    registry = tree_util.dispatch_registry
+    cpp_function = _jax.pjit(name, fun, call, *static, jit_key, registry, pxla.cc_shard_arg, _cpp_cache)
+    return cpp_function
 
 
 # jax's own caches hold 8192 entries as well; this one is never shared with them.

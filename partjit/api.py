@@ -210,13 +210,8 @@ def pjit(
         donate,
         keep_unused,
     )
-    cpp_function = _compat.make_cpp_function(
-        fun,
-        definition.name,
-        make_cache_miss(fun, definition.name, functools.partial(_infer, definition)),
-        static,
-        definition.dispatch_key,
-    )
+    cache_miss = make_cache_miss(fun, definition.name, functools.partial(_infer, definition))
+    cpp_function = _compat.make_cpp_function(fun, definition.name, cache_miss, static, definition.dispatch_key)
     cpp_function._fun = fun  # where jax looks for the function when a result has a NaN
     function = PjitFunction(cpp_function)
     functools.update_wrapper(function, fun)
@@ -258,7 +253,7 @@ class _Invalid(Exception):
         self.failures = failures
 
 
-@_compat.weakref_lru_cache
+@_compat.weakref_cache
 def _program(
     fun: Callable[..., Any],
     definition: _Definition,

@@ -104,7 +104,7 @@ def _own_sharding(arg: Any) -> Any:
     return sharding
 
 
-@_compat.weakref_lru_cache
+@_compat.weakref_cache
 def _lower(
     jaxpr: Any,
     in_shardings: tuple[Any, ...],

@@ -36,12 +36,12 @@ def make_cache_miss(
     """
     misplacement = Misplaced(name)
 
-    def cache_miss(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
+    def cache_miss(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         program, leaves = infer(args, kwargs)
         values = [*program.consts, *leaves]
         if not _compat.trace_state_clean() or any(isinstance(value, core.Tracer) for value in values):
             outs = _bind(program, values)
-            return jax.tree.unflatten(program.out_tree, outs), None, False
+            return jax.tree.unflatten(program.out_tree, outs), None
         shardings = shardings_of(program.in_specs, program.mesh)
         moved = misplaced(values, shardings)
         if moved:
@@ -56,7 +56,7 @@ def make_cache_miss(
         fast_path = None
         if not moved and not program.consts:
             fast_path = _compat.fast_path_data(executable, program.out_tree, leaves, outs, program.jaxpr, consts)
-        return jax.tree.unflatten(program.out_tree, outs), fast_path, False
+        return jax.tree.unflatten(program.out_tree, outs), fast_path
 
     return cache_miss
 

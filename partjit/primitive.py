@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from partjit import _compat
-from partjit._compat import UnspecifiedValue, mlir
+from partjit._compat import UNSPECIFIED, UnspecifiedValue, mlir
 from partjit.mesh import auto_twin, describe_mesh
 from partjit.spec import ParsedPartitionSpec, Spec
 
@@ -39,8 +39,16 @@ sharding_constraint_p = Primitive("sharding_constraint")
 
 
 def shardings_of(specs: Sequence[Spec], mesh: Mesh) -> tuple[NamedSharding | UnspecifiedValue, ...]:
-    """The shardings that `specs` stand for in a program on `mesh`."""
-    return tuple(spec.named_sharding(mesh) if isinstance(spec, ParsedPartitionSpec) else spec for spec in specs)
+    """The shardings that `specs` stand for in a program on `mesh`.
+
+    Where there is no mesh there is nothing to be replicated over: a spec of None is left to jax then.
+    """
+    return tuple(
+        spec.named_sharding(mesh)
+        if isinstance(spec, ParsedPartitionSpec) and not (spec.mesh or mesh).empty
+        else UNSPECIFIED
+        for spec in specs
+    )
 
 
 @functools.lru_cache(maxsize=256)

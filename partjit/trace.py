@@ -128,7 +128,7 @@ class Trace:
     out_paths: tuple[str, ...]
 
 
-@_compat.weakref_lru_cache
+@_compat.weakref_cache
 def trace(
     fun: Callable[..., Any],
     in_tree: Any,

@@ -43,7 +43,7 @@ def _transpose(
     return out_tree.unflatten(cts_out)
 
 
-@_compat.weakref_lru_cache
+@_compat.weakref_cache
 def _transposed_jaxpr(jaxpr: Any, in_tree: Any, in_avals: tuple[Any, ...]) -> tuple[Any, Any]:
     return _compat.transpose_jaxpr(jaxpr, in_tree, in_avals)
 

@@ -1,0 +1,66 @@
+# Needs Python (3.11 or newer) and make, nothing else: every other tool is installed into $(VENV).
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+# Two workers, because every one of them brings its own set of virtual devices.
+PYTEST_ARGS ?= -n 2
+
+# XLA's CPU client sizes its thread pool from NPROC when it is created. A collective blocks one thread per device until
+# all have arrived, so with eight virtual devices on few cores JAX can hang in the rendezvous of an all-reduce.
+export NPROC := 32
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
+TELL_VERSION := -c 'import platform, sys; print(platform.python_version() if sys.version_info >= (3, 11) else "")'
+PYVERSION := $(shell $(PYTHON) $(TELL_VERSION) </dev/null 2>/dev/null)
+
+# The stamps carry the version of the interpreter, so that another PYTHON makes another environment; and the extras are
+# stamped one by one, so that the tests do not wait for tools which only `check` needs.
+ENV := $(VENV)/.python-$(PYVERSION)
+INSTALLED := $(VENV)/.installed-$(PYVERSION)
+
+.PHONY: help demo test check bench clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo   train a small character model (ARGS='...' are its arguments)"
+	@echo "make test   run the tests and doctests (PYTEST_ARGS='...' replaces '-n 2')"
+	@echo "make check  run the linter, the formatter's check and the type checker"
+	@echo "make bench  compare partjit with jax.jit (ARGS='...' are passed on)"
+	@echo "make clean  remove the environments, caches and build products"
+	@echo "PYTHON=python3.12 picks the interpreter, VENV=.venv the environment."
+
+demo: $(INSTALLED)-viz
+	$(BIN)/python examples/train_char_lm.py $(ARGS)
+
+test: $(INSTALLED)-testing
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# The type checker is told the interpreter here, since VENV may differ from what pyproject.toml names.
+check: $(INSTALLED)-dev
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m pyright --pythonpath $(BIN)/python
+
+bench: $(INSTALLED)-base
+	$(BIN)/python benchmarks/dispatch.py $(ARGS)
+	$(BIN)/python benchmarks/cold.py $(ARGS)
+
+clean:
+	rm -rf .venv* build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(INSTALLED)-base: pyproject.toml $(ENV)
+	$(PIP) -e .
+	@touch $@
+
+$(INSTALLED)-%: pyproject.toml $(ENV)
+	$(PIP) -e '.[$*]'
+	@touch $@
+
+$(ENV):
+	@test -n "$(PYVERSION)" || { echo "partjit needs Python 3.11 or newer; $(PYTHON) is older or does not run (set PYTHON=...)" >&2; exit 1; }
+	@test "$$($(BIN)/python $(TELL_VERSION) 2>/dev/null)" = "$(PYVERSION)" && $(BIN)/python -m pip --version >/dev/null 2>&1 \
+		|| $(PYTHON) -m venv --clear $(VENV)
+	@touch $@

@@ -1,0 +1,71 @@
+"""What the benchmarks share: the set-up of the devices, and the report as a table or as JSON."""
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+Row = Mapping[str, Any]
+
+
+def set_up_devices(count: int) -> list[Any]:
+    """The first `count` devices: virtual ones of the CPU, unless JAX_PLATFORMS names another platform."""
+    # XLA's CPU client reads NPROC when it is created and sizes its thread pool from it. A collective blocks one thread
+    # per device until all have arrived, so eight virtual devices on few cores can wait for each other for ever.
+    os.environ.setdefault("NPROC", "32")
+    if "JAX_PLATFORMS" not in os.environ:
+        jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", count)
+    # A compilation that is read from a disk would be measured as a compilation.
+    jax.config.update("jax_enable_compilation_cache", False)
+    devices = jax.devices()
+    if len(devices) < count:
+        raise SystemExit(f"this benchmark needs {count} devices, but JAX has {len(devices)} of {devices[0].platform}")
+    return devices[:count]
+
+
+def environment() -> dict[str, Any]:
+    return {
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+        "platform": jax.devices()[0].device_kind,
+        "cpus": os.cpu_count(),
+    }
+
+
+def verdict(ratio: float, bound: float) -> str:
+    return "ok" if ratio <= bound else "ABOVE"
+
+
+def show(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def print_table(title: str, rows: Sequence[Row]) -> None:
+    """Prints rows that have the same keys: text to the left, numbers to the right."""
+    header = list(rows[0])
+    cells = [[show(row[key]) for key in header] for row in rows]
+    widths = [max(len(line[i]) for line in [header, *cells]) for i in range(len(header))]
+    left = [isinstance(rows[0][key], str) for key in header]
+    print(f"\n{title}")
+    for line in [header, ["-" * width for width in widths], *cells]:
+        print(
+            "  ".join(
+                cell.ljust(width) if is_left else cell.rjust(width)
+                for cell, width, is_left in zip(line, widths, left, strict=True)
+            ).rstrip()
+        )
+
+
+def report(tables: Mapping[str, Sequence[Row]], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"environment": environment(), **tables}, indent=2))
+        return
+    print(", ".join(f"{key} {value}" for key, value in environment().items()))
+    for title, rows in tables.items():
+        print_table(title, rows)
