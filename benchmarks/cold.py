@@ -15,7 +15,7 @@ import gc
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -270,7 +270,7 @@ def describe_program(compiled: Any) -> dict[str, int]:
 
 def compare_times(
     contestants: Mapping[str, Contestant], mesh: Mesh, problem: Problem, counter: Counter, repeats: int, clock: Clock
-) -> tuple[list[report.Row], list[report.Row]]:
+) -> tuple[Sequence[report.Row], Sequence[report.Row]]:
     """Two tables: the times of the stages and of the first call, and the counts of traces and compilations."""
     times: dict[str, dict[str, list[float]]] = {name: {} for name in contestants}
     counts: dict[str, dict[str, int]] = {}
@@ -302,7 +302,7 @@ def compare_times(
 
 def compare_programs(
     contestants: Mapping[str, Contestant], mesh: Mesh, problem: Problem, counter: Counter
-) -> list[report.Row]:
+) -> Sequence[report.Row]:
     rows = []
     for title, make in {"training step": fresh_step, "grad of a wrapped loss": fresh_nested_grad}.items():
         programs = {}

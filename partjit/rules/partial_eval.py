@@ -3,6 +3,9 @@
 The known half runs now, the unknown half later; what the first computes for the second are residuals. A residual
 leaves the known half with the sharding the partitioner gives it, not replicated: its spec is UNSPECIFIED on both sides,
 and the second half is compiled for the sharding the residual really has.
+
+Neither half is donated anything: an argument may be a residual, `jax.checkpoint` saves all arguments to compute from
+them again, and a linearized function may be called twice.
 """
 
 import functools
@@ -20,7 +23,6 @@ def _partial_eval(
     jaxpr: Any,
     in_specs: tuple[Spec, ...],
     out_specs: tuple[Spec, ...],
-    donated_invars: tuple[bool, ...],
     **params: Any,
 ) -> list[Any]:
     known_ins = [tracer.pval.is_known() for tracer in tracers]
@@ -40,20 +42,14 @@ def _partial_eval(
     )
     known_in_specs = keep_where(in_specs, known_ins)
     known_args = [tracer.pval.get_known() for tracer in tracers if tracer.pval.is_known()]
-    # The second half still reads an argument that is a residual as it stands, so the first must not give it away. The
-    # indices of such arguments come after those of the jaxpr's constants.
-    num_consts = len(jaxpr.consts)
-    still_read = {index - num_consts for index in forwarded if index is not None}
-    outs = pjit_p.bind(
-        *known_args,
+    known_params = dict(
+        params,
         jaxpr=known_jaxpr,
         in_specs=known_in_specs,
         out_specs=(*known_out_specs, *[UNSPECIFIED] * same_as_out.count(None)),
-        donated_invars=tuple(
-            donated and i not in still_read for i, donated in enumerate(keep_where(donated_invars, known_ins))
-        ),
-        **params,
+        donated_invars=(False,) * len(known_args),
     )
+    outs = pjit_p.bind(*known_args, **known_params)
     known_results, computed = outs[:num_known_outs], iter(outs[num_known_outs:])
 
     # Residuals in the order the second half expects, each with its spec: an argument, a result, or a value of its own.
@@ -82,7 +78,6 @@ def _partial_eval(
             jaxpr=unknown_jaxpr,
             in_specs=(*keep_where(in_specs, unknown_ins), *(spec for _, spec in residuals)),
             out_specs=keep_where(out_specs, unknown_outs),
-            # The second half may run again, as a linearized function does: it gives nothing away.
             donated_invars=(False,) * len(args),
         ),
         _compat.effects_of(unknown_jaxpr),
@@ -113,13 +108,13 @@ def _split_params(
         known_params,
         in_specs=keep_where(known_params["in_specs"], known_ins),
         out_specs=(*keep_where(known_params["out_specs"], known_outs), *[UNSPECIFIED] * num_residuals_out),
-        donated_invars=keep_where(known_params["donated_invars"], known_ins),
+        donated_invars=(False,) * sum(known_ins),
     )
     staged = dict(
         staged_params,
         in_specs=(*[UNSPECIFIED] * num_residuals_in, *keep_where(staged_params["in_specs"], staged_ins)),
         out_specs=keep_where(staged_params["out_specs"], staged_outs),
-        donated_invars=(*[False] * num_residuals_in, *keep_where(staged_params["donated_invars"], staged_ins)),
+        donated_invars=(False,) * (num_residuals_in + sum(staged_ins)),
     )
     return known, staged
 
