@@ -233,24 +233,12 @@ def _infer(definition: _Definition, args: Sequence[Any], kwargs: dict[str, Any])
     )
     require_mesh(mesh, parsed, "pjit", definition.name)
     donated = arguments.donated if not _compat.debug_nans_enabled() else (False,) * len(arguments.donated)
-    static = arguments.static
-    try:
-        program = _program(
-            definition.fun, definition, arguments.tree, avals, static, arguments.paths, in_specs, donated, mesh
-        )
-    except _Invalid as invalid:
-        failures = [*invalid.failures, *check_devices(arguments.paths, arguments.leaves, mesh)]
-        raise_failures(failures, definition.name, mesh)
-        raise
-    raise_failures(check_devices(arguments.paths, arguments.leaves, mesh), definition.name, mesh)
-    return program, arguments.leaves
-
-
-class _Invalid(Exception):
-    """Carries the failures of a program to where those of its arguments are added; never leaves this module."""
-
-    def __init__(self, failures: list[Failure]) -> None:
-        self.failures = failures
+    outcome = _program(
+        definition.fun, definition, arguments.tree, avals, arguments.static, arguments.paths, in_specs, donated, mesh
+    )
+    failures = [] if isinstance(outcome, Program) else outcome
+    raise_failures([*failures, *check_devices(arguments.paths, arguments.leaves, mesh)], definition.name, mesh)
+    return outcome, arguments.leaves
 
 
 @_compat.weakref_cache
@@ -264,18 +252,19 @@ def _program(
     in_specs: tuple[Any, ...],
     donated: tuple[bool, ...],
     mesh: Mesh,
-) -> Program:
+) -> Program | list[Failure]:
+    """The program of a call, or all that is wrong with its specs."""
     failures = check_specs("pjit arguments", paths, avals, in_specs, mesh)
     try:
         traced = trace(fun, in_tree, avals, static, paths, definition.source, mesh)
     except Exception:
-        if failures:
-            raise _Invalid(failures) from None
+        if failures:  # most likely the reason
+            return failures
         raise
     out_specs = _out_specs(definition, traced)
     failures += check_specs("pjit outputs", traced.out_paths, traced.jaxpr.out_avals, out_specs, mesh)
     if failures:
-        raise _Invalid(failures)
+        return failures
     consts = len(traced.consts)
     return Program(
         traced.jaxpr,

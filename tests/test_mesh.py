@@ -1,0 +1,334 @@
+"""The mesh of a call: which contexts set it, how they nest, what a function compiled under one does under another."""
+
+import concurrent.futures
+import copy
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+
+import partjit
+from partjit import UNSPECIFIED, Mesh, MeshChangedError, P, pjit, set_mesh, with_sharding_constraint
+from partjit.mesh import ambient_mesh
+
+
+def devices(count, start=0):
+    return np.array(jax.devices()[start : start + count])
+
+
+def ids(array):
+    return [d.id for d in array.sharding.mesh.devices.flat]
+
+
+def jax_mesh(mesh):
+    """The deprecated `with mesh:` of jax, which counts as well."""
+
+    class Entered:
+        def __enter__(self):
+            with pytest.warns(DeprecationWarning, match="has been deprecated"):
+                return jax.sharding.Mesh(mesh.devices, mesh.axis_names).__enter__()
+
+        def __exit__(self, *exc):
+            jax.sharding.Mesh(mesh.devices, mesh.axis_names).__exit__(*exc)
+
+    return Entered()
+
+
+CONTEXTS = {"partjit.Mesh": lambda m: m, "jax.Mesh": jax_mesh, "partjit.set_mesh": set_mesh, "jax.set_mesh": jax.set_mesh}
+
+
+@pytest.fixture(params=CONTEXTS.values(), ids=CONTEXTS)
+def context(request):
+    return request.param
+
+
+# What a mesh is
+
+
+def test_forms(mesh):
+    flat = Mesh(jax.devices()[:4], "x")
+    assert flat == Mesh(devices(4), ("x",)) == Mesh(list(devices(4)), ["x"])
+    assert Mesh([[*devices(2)], [*devices(2, 2)]], ("x", "y")).shape == {"x": 2, "y": 2}
+    with flat as entered:
+        assert entered is flat
+    with pytest.raises(ValueError, match="ndim"):
+        Mesh(devices(4), ("x", "y"))
+
+
+def test_a_mesh_is_jaxs_mesh(mesh):
+    theirs = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
+    assert isinstance(mesh, jax.sharding.Mesh)
+    assert mesh == theirs
+    assert theirs == mesh
+    assert not (mesh != theirs or theirs != mesh)
+    assert hash(mesh) == hash(theirs)
+    assert NamedSharding(mesh, P("x")) == NamedSharding(theirs, P("x"))
+    assert mesh != jax.sharding.Mesh(mesh.devices, ("x", "z"))
+    assert mesh != jax.sharding.Mesh(mesh.devices[::-1], mesh.axis_names)
+    assert str(mesh) == str(theirs)
+
+
+def test_a_mesh_can_be_copied(mesh):
+    for axis_types in (None, (AxisType.Explicit, AxisType.Auto)):
+        made = Mesh(mesh.devices, mesh.axis_names, axis_types)
+        again = copy.deepcopy(made, {id(made.devices): made.devices})
+        assert type(again) is Mesh
+        assert again == made
+        assert again.axis_types == made.axis_types
+
+
+def test_as_a_decorator(mesh):
+    @mesh
+    def call():
+        return pjit(lambda x: x, in_axis_resources=P("x"), out_axis_resources=P("x"))(np.ones(8)).sharding
+
+    assert call() == NamedSharding(mesh, P("x"))
+    assert ambient_mesh().empty
+
+
+# Which contexts count
+
+
+def test_every_context_counts(mesh, context):
+    function = pjit(lambda x: x * 2, in_axis_resources=P("x"), out_axis_resources=P("y"))
+    with context(mesh):
+        for _ in range(3):
+            out = function(np.arange(8.0))
+            assert out.sharding == NamedSharding(mesh, P("y"))
+        assert with_sharding_constraint(np.arange(8.0), P("x")).sharding == NamedSharding(mesh, P("x"))
+    assert ambient_mesh().empty
+    with pytest.raises(RuntimeError, match="non-empty mesh"):
+        function(np.arange(8.0))
+
+
+def test_the_mesh_is_that_of_the_call_not_of_the_definition(context):
+    with context(Mesh(devices(8), "x")):
+        function = pjit(lambda x: x + 1, in_axis_resources=P("x"), out_axis_resources=P("x"))
+    for start, count in [(0, 2), (0, 4), (0, 2), (4, 2), (0, 8), (4, 2), (0, 4)]:
+        with context(Mesh(devices(count, start), "x")):
+            for _ in range(3):
+                out = function(np.arange(8.0))
+                assert ids(out) == list(range(start, start + count))
+                np.testing.assert_array_equal(out, np.arange(8.0) + 1)
+
+
+def test_another_shape_of_the_same_devices_is_another_mesh():
+    function = pjit(lambda x: x, in_axis_resources=P("x"), out_axis_resources=P("x"))
+    for shape in [(4, 2), (2, 4), (8, 1), (4, 2)]:
+        with Mesh(devices(8).reshape(shape), ("x", "y")) as mesh:
+            assert function(np.ones(8)).sharding == NamedSharding(mesh, P("x"))
+
+
+def test_an_argument_placed_on_another_mesh_is_refused(context):
+    function = pjit(lambda x: x, in_axis_resources=P("x"), out_axis_resources=P("x"))
+    there = Mesh(devices(2, 4), "x")
+    x = jax.device_put(np.ones(8), NamedSharding(there, P("x")))
+    with context(Mesh(devices(4), "x")):
+        function(np.ones(8))
+        with pytest.raises(ValueError, match=r"x \(float32\[8\]\), is committed to the incompatible devices \[4, 5\]"):
+            function(x)
+    with there:
+        assert ids(function(x)) == [4, 5]
+
+
+def test_the_inner_context_wins_and_the_outer_is_restored(context):
+    function = pjit(lambda x: x, in_axis_resources=P("x"), out_axis_resources=P("x"))
+    outer, inner = Mesh(devices(4), "x"), Mesh(devices(2, 4), "x")
+    with outer:
+        assert ids(function(np.ones(8))) == [0, 1, 2, 3]
+        if context is not jax.set_mesh:  # jax keeps two states and does not tell which was set last
+            with context(inner), outer, context(inner):
+                assert ids(function(np.ones(8))) == [4, 5]
+        with outer:
+            assert ids(function(np.ones(8))) == [0, 1, 2, 3]
+        with pytest.raises(KeyError), context(inner):
+            raise KeyError
+        assert ids(function(np.ones(8))) == [0, 1, 2, 3]
+    assert ambient_mesh().empty
+
+
+def test_a_with_inside_set_mesh_wins():
+    with set_mesh(Mesh(devices(4), "x")) as outer:
+        with Mesh(devices(2), "x") as inner:
+            assert ambient_mesh() == inner
+        assert ambient_mesh() == outer
+
+
+def test_set_mesh_for_good_and_off_again(mesh):
+    set_mesh(mesh)
+    try:
+        assert pjit(lambda x: x, out_axis_resources=P("x"))(np.ones(8)).sharding == NamedSharding(mesh, P("x"))
+        assert jax.jit(lambda x: jax.lax.with_sharding_constraint(x, P("x")))(np.ones(8)).sharding.spec == P("x")
+    finally:
+        set_mesh(None)
+    assert ambient_mesh().empty
+
+
+def test_jaxs_own_functions_see_the_mesh_inside_a_program(mesh, context):
+    def fun(x):
+        return jax.lax.with_sharding_constraint(x * 2, P("y"))
+
+    with context(mesh):
+        out = pjit(fun, in_axis_resources=P("x"))(np.arange(8.0))
+    assert out.sharding.is_equivalent_to(NamedSharding(mesh, P("y")), 1)
+
+
+def test_none_everywhere_runs_without_a_mesh():
+    function = pjit(lambda x: x + 1, in_axis_resources=None, out_axis_resources=None)
+    for _ in range(3):
+        assert len(function(np.ones(8)).sharding.device_set) == 1
+
+
+def test_named_shardings_bring_their_mesh(mesh):
+    sharding = NamedSharding(mesh, P("x"))
+    function = pjit(lambda x: x + 1, in_axis_resources=sharding, out_axis_resources=NamedSharding(mesh, P("y")))
+    for _ in range(3):
+        assert function(np.arange(8.0)).sharding == NamedSharding(mesh, P("y"))
+    with Mesh(devices(2), "q"):  # not asked
+        assert function(np.arange(8.0)).sharding == NamedSharding(mesh, P("y"))
+
+
+def test_other_threads_do_not_inherit_a_with(mesh, context):
+    function = pjit(lambda x: x, in_axis_resources=P("x"))
+    with context(mesh):
+        function(np.ones(8))
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            assert pool.submit(lambda: ambient_mesh().empty).result()
+            with pytest.raises(RuntimeError, match="non-empty mesh"):
+                pool.submit(function, np.ones(8)).result()
+
+
+def test_threads_on_different_meshes_get_their_own_devices():
+    function = pjit(lambda x: x * 2, in_axis_resources=P("x"), out_axis_resources=P("x"))
+    barrier = threading.Barrier(4)
+
+    def work(i):
+        mesh = Mesh(devices(2, 2 * i), "x")
+        barrier.wait()
+        for k in range(20):
+            with mesh:
+                out = function(np.full(8, float(k)))
+            assert ids(out) == [2 * i, 2 * i + 1]
+            assert float(out[0]) == 2 * k
+        return True
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(4)))
+
+
+# Changing the mesh inside of a program
+
+
+@pytest.mark.parametrize(
+    "inner", [lambda: Mesh(devices(4), "x"), lambda: Mesh(devices(8)[::-1], "x"), lambda: Mesh(devices(8), "z")]
+)
+def test_changing_the_mesh_while_tracing_is_refused(inner):
+    inner_function = pjit(lambda x: x)
+
+    def outer_function(x):
+        with inner():
+            return inner_function(x)
+
+    with Mesh(devices(8), "x"):
+        for error in (RuntimeError, MeshChangedError, ValueError):
+            with pytest.raises(error, match="Changing the physical mesh is not allowed"):
+                pjit(outer_function, in_axis_resources=P("x"))(np.ones(8))
+        assert inner_function(np.ones(8)).shape == (8,)
+
+
+def test_entering_the_same_mesh_again_while_tracing_is_fine():
+    with Mesh(devices(8), "x") as mesh:
+
+        def outer(x):
+            with Mesh(devices(8), "x"):
+                return pjit(lambda x: x + 1, in_axis_resources=P("x"))(x)
+
+        assert pjit(outer, out_axis_resources=P("x"))(np.ones(8)).sharding == NamedSharding(mesh, P("x"))
+
+
+# Replication
+
+
+@pytest.mark.parametrize("spec", [None, P(), P(None), P(()), P((), None)])
+def test_none_is_replicated_over_all_devices(mesh, spec):
+    with mesh:
+        out = pjit(lambda x: x.sum(axis=1, keepdims=True), in_axis_resources=P("x"), out_axis_resources=spec)(np.ones((8, 2)))
+    assert out.sharding.device_set == set(mesh.devices.flat)
+    for shard in out.addressable_shards:
+        np.testing.assert_array_equal(shard.data, out)
+
+
+# Axes of type Explicit
+
+
+@pytest.fixture
+def explicit(mesh):
+    return jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
+
+
+@pytest.mark.parametrize("set_it", [set_mesh, jax.set_mesh])
+def test_explicit_axes_behave_like_auto_ones_and_results_come_back_on_them(mesh, explicit, set_it):
+    def fun(a, b):
+        return with_sharding_constraint(jnp.sin(a @ b), P("x")), a.sum(axis=0)
+
+    function = pjit(fun, in_axis_resources=(P("x"), P(None, "y")), out_axis_resources=(P("x", "y"), UNSPECIFIED))
+    a = np.arange(32.0, dtype=np.float32).reshape(8, 4)
+    b = np.ones((4, 8), np.float32)
+    with mesh:
+        expected, expected_sum = function(a, b)
+    with set_it(explicit):
+        placed = jax.device_put(a, NamedSharding(explicit, P("x")))
+        for argument in (placed, a, placed):
+            out, out_sum = function(argument, b)
+            assert out.sharding == NamedSharding(explicit, P("x", "y"))
+            assert out_sum.sharding.mesh == explicit
+            np.testing.assert_allclose(out, expected, rtol=1e-6)
+            np.testing.assert_allclose(out_sum, expected_sum)
+        compiled = function.lower(placed, b).compile()
+        b_placed = jax.device_put(b, NamedSharding(explicit, P(None, "y")))
+        assert compiled(placed, b_placed)[1].sharding.mesh == explicit
+
+
+def test_explicit_axes_under_transformations(explicit):
+    function = pjit(lambda x: jnp.sin(x) * 2, in_axis_resources=P("x", "y"), out_axis_resources=P("x", "y"))
+    x = np.arange(32.0, dtype=np.float32).reshape(8, 4)
+    sharding = NamedSharding(explicit, P("x", "y"))
+    with set_mesh(explicit):
+        x_placed = jax.device_put(x, sharding)
+        results = {
+            "grad": jax.grad(lambda v: function(v).sum())(x_placed),
+            "jit of grad": jax.jit(jax.grad(lambda v: function(v).sum()))(x_placed),
+            "checkpoint": jax.grad(jax.checkpoint(lambda v: function(v).sum()))(x_placed),
+            "jvp": jax.jvp(function, (x_placed,), (jax.device_put(np.ones_like(x), sharding),))[1],
+            "jit": jax.jit(lambda v: function(v) - function(v) + 2 * jnp.cos(v))(x_placed),
+        }
+        for name, result in results.items():
+            assert result.sharding == sharding, name
+            np.testing.assert_allclose(result, 2 * np.cos(x), rtol=1e-5, err_msg=name)
+        batched = jax.vmap(function)(jnp.stack([x_placed] * 2))
+        assert batched.sharding.mesh == explicit
+        np.testing.assert_allclose(batched[1], 2 * np.sin(x), rtol=1e-5)
+        carried, _ = jax.lax.scan(lambda c, _: (function(c), None), x_placed, None, length=2)
+        np.testing.assert_allclose(carried, 2 * np.sin(2 * np.sin(x)), rtol=1e-5)
+
+
+def test_one_trace_serves_both_ways_of_setting_a_mesh(mesh):
+    count = []
+
+    def fun(x):
+        count.append(1)
+        return x
+
+    function = pjit(fun, in_axis_resources=P("x"))
+    for make in (lambda m: m, set_mesh, jax.set_mesh, jax_mesh):
+        with make(mesh):
+            function(np.ones(8))
+    assert len(count) <= 2  # jax keeps the two states apart in its own key
+
+
+def test_the_public_names():
+    assert partjit.P is partjit.PartitionSpec is jax.sharding.PartitionSpec
+    assert partjit.FROM_GDA is partjit.FROM_ARRAY
