@@ -94,7 +94,7 @@ def _check_spec(
     what: str, path: str, aval: Any, spec: ParsedPartitionSpec, program_mesh: Mesh, allow_uneven: bool
 ) -> Iterable[Failure]:
     mesh = spec.mesh or program_mesh
-    if mesh.devices is not program_mesh.devices and [*mesh.devices.flat] != [*program_mesh.devices.flat]:
+    if not program_mesh.empty and [*mesh.devices.flat] != [*program_mesh.devices.flat]:
         yield Failure(
             f"One of {what}, {path} ({aval.str_short()}), has a NamedSharding over the incompatible devices "
             f"{_device_ids(mesh)}, but the program runs on the devices {_device_ids(program_mesh)}",
