@@ -16,7 +16,8 @@ from typing import Any, cast
 
 _SUPPORTED = ((0, 10, 2), (0, 13))
 _jax_version = importlib.metadata.version("jax")
-if not _SUPPORTED[0] <= tuple(int(part) for part in _jax_version.split(".")[:3] if part.isdigit()) < _SUPPORTED[1]:
+_jax_release = tuple(int(part) for part in _jax_version.split(".")[:3] if part.isdigit())
+if not _SUPPORTED[0] <= _jax_release < _SUPPORTED[1]:
     raise ImportError(f"partjit needs jax>=0.10.2,<0.13 but found jax {_jax_version}: pip install 'jax>=0.10.2,<0.13'")
 
 from jax._src import ad_util, api_util, checkify, config, core, source_info_util, stages, tree_util
@@ -37,6 +38,7 @@ from jax._src.util import weakref_lru_cache
 __all__ = [
     "EMPTY_MESH",
     "UNSPECIFIED",
+    "USE_OF_DONATED_BUFFERS_CRASHES",
     "AbstractRef",
     "DeviceAssignmentMismatchError",
     "InternalFloatingPointError",
@@ -93,6 +95,11 @@ MERGED_JAXPR = ClosedJaxpr is None
 trace_state_clean = core.trace_state_clean
 InternalFloatingPointError = api_util.InternalFloatingPointError
 DeviceAssignmentMismatchError = stages.DeviceAssignmentMismatchError
+
+
+# jax 0.10 runs a compiled function on an array over several devices whose buffers were donated before, if the call is a
+# hot one, and the process dies of a segmentation fault. An array marked as deleted is refused as it should be.
+USE_OF_DONATED_BUFFERS_CRASHES = _jax_release < (0, 11)
 
 
 # Caches
@@ -461,23 +468,14 @@ def make_cpp_function(fun: Callable, name: str, cache_miss: Callable, static: tu
     Args:
         fun: the user's function; called as it is under `jax.disable_jit`.
         name: its name.
-        cache_miss: `(*args, **kwargs) -> (results, fast path data or None)`, called for every new signature.
+        cache_miss: `(*args, **kwargs) -> (results, fast path data or None, whether to forget it)`,
+            called for every new signature.
         static: the static arguments' (numbers, names).
         key: what tells functions made of the same `fun` apart: all of them share one cache.
     """
-
-    def call(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
-        try:
-            return *cache_miss(*args, **kwargs), False  # False: the entry stays
-        except BaseException:
-            # The C++ function would give up on a signature that once raised and call back here for ever.
-            cpp_function._clear_cache()
-            raise
-
     jit_key = pxla.JitGlobalCppCacheKeys(in_shardings_leaves=(key,))
     registry = tree_util.dispatch_registry
-    cpp_function = _jax.pjit(name, fun, call, *static, jit_key, registry, pxla.cc_shard_arg, _cpp_cache)
-    return cpp_function
+    return _jax.pjit(name, fun, cache_miss, *static, jit_key, registry, pxla.cc_shard_arg, _cpp_cache)
 
 
 # jax's own caches hold 8192 entries as well; this one is never shared with them.

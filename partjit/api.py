@@ -8,19 +8,31 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
 from partjit import _compat, rules
 from partjit._compat import UNSPECIFIED, UnspecifiedValue, core
+from partjit.arguments import (
+    Arguments,
+    Numbered,
+    abstract_arguments,
+    argument_numbers,
+    check_call,
+    check_callable,
+    flatten_arguments,
+    name_of,
+    signature_of,
+    source_of,
+)
 from partjit.compile import Program, Traced
-from partjit.dispatch import make_cache_miss
+from partjit.dispatch import make_cache_miss, retiring
 from partjit.errors import ShardingError
 from partjit.mesh import program_mesh
 from partjit.spec import FROM_ARRAY, ParsedPartitionSpec, parse_spec_tree
-from partjit.trace import Arguments, Trace, abstract_arguments, flatten_arguments, trace
+from partjit.trace import Trace, trace
 from partjit.trees import broadcast_specs
 from partjit.validate import Failure, check_devices, check_specs, raise_failures, require_mesh
 
@@ -52,8 +64,8 @@ class _Definition:
     out_name: str
     in_specs: Any
     out_specs: Any
-    static: tuple[tuple[int, ...], tuple[str, ...]]
-    donate: tuple[tuple[int, ...], tuple[str, ...]]
+    static: Numbered
+    donate: Numbered
     keep_unused: bool
 
     @property
@@ -80,6 +92,7 @@ class PjitFunction(functools.partial):
 
     __qualname__: str
     _definition: _Definition
+    _cpp_function: Any
 
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """Traces and validates a call with these arguments (`jax.ShapeDtypeStruct` will do) without executing it."""
@@ -96,7 +109,7 @@ class PjitFunction(functools.partial):
 
     def clear_cache(self) -> None:
         """Forgets all that was traced and compiled for this function."""
-        cast(Any, self.func)._clear_cache()
+        self._cpp_function._clear_cache()
         trace.evict_weakref(self._definition.fun)
         _program.evict_weakref(self._definition.fun)
 
@@ -189,17 +202,17 @@ def pjit(
             keep_unused=keep_unused,
             name=name,
         )
-    _check_callable(fun)
+    check_callable(fun)
     in_name, in_tree = _one_of("in_axis_resources", in_axis_resources, "in_shardings", in_shardings)
     out_name, out_tree = _one_of("out_axis_resources", out_axis_resources, "out_shardings", out_shardings)
-    signature = _signature(fun)
-    static, donate = _argument_numbers(
+    signature = signature_of(fun)
+    static, donate = argument_numbers(
         fun, signature, (static_argnums, static_argnames), (donate_argnums, donate_argnames)
     )
     definition = _Definition(
         fun,
-        name or _name(fun),
-        _source(fun),
+        name or name_of(fun),
+        source_of(fun),
         signature,
         in_name,
         out_name,
@@ -213,15 +226,17 @@ def pjit(
     cache_miss = make_cache_miss(fun, definition.name, functools.partial(_infer, definition))
     cpp_function = _compat.make_cpp_function(fun, definition.name, cache_miss, static, definition.dispatch_key)
     cpp_function._fun = fun  # where jax looks for the function when a result has a NaN
-    function = PjitFunction(cpp_function)
+    needs_retiring = _compat.USE_OF_DONATED_BUFFERS_CRASHES and any(donate)
+    function = PjitFunction(retiring(cpp_function, donate) if needs_retiring else cpp_function)
     functools.update_wrapper(function, fun)
-    function.__dict__["_definition"] = definition
+    function.__dict__.update(_definition=definition, _cpp_function=cpp_function)
     return function
 
 
 def _infer(definition: _Definition, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Program, list[Any]]:
     """The program of a call, and its flat arguments."""
-    _check_call(definition, args, kwargs)
+    check_call(definition.name, definition.signature, definition.static, definition.donate, args, kwargs)
+    _check_keywords(definition, kwargs)
     arguments = flatten_arguments(definition.signature, args, kwargs, definition.static, definition.donate)
     avals = abstract_arguments(arguments, definition.name)
     in_specs = _in_specs(definition, arguments)
@@ -318,24 +333,7 @@ def _out_specs(definition: _Definition, traced: Trace) -> tuple[Any, ...]:
     return tuple(broadcast_specs(specs, result, definition.out_name))
 
 
-def _check_call(definition: _Definition, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    needed = [number for number in (*definition.static[0], *definition.donate[0]) if number >= len(args)]
-    parameters = list(definition.signature.parameters.values()) if definition.signature else []
-    for number in needed:
-        parameter = parameters[number] if number < len(parameters) else None
-        if parameter is not None and (parameter.name in kwargs or parameter.default is not parameter.empty):
-            continue
-        raise ValueError(
-            f"pjitted function {definition.name} has static_argnums={definition.static[0]}, "
-            f"donate_argnums={definition.donate[0]} but was called with only {len(args)} positional "
-            f"argument{'' if len(args) == 1 else 's'}"
-        )
-    for number in definition.static[0]:
-        if number < len(args):
-            _check_hashable(args[number], f"number {number}", definition.name)
-    for name in definition.static[1]:
-        if name in kwargs:
-            _check_hashable(kwargs[name], name, definition.name)
+def _check_keywords(definition: _Definition, kwargs: dict[str, Any]) -> None:
     dynamic = [name for name in kwargs if name not in definition.static[1]]
     specs = definition.in_specs
     if dynamic and not isinstance(specs, UnspecifiedValue) and specs is not FROM_ARRAY:
@@ -346,68 +344,9 @@ def _check_call(definition: _Definition, args: Sequence[Any], kwargs: dict[str, 
         )
 
 
-def _check_hashable(value: Any, which: str, name: str) -> None:
-    try:
-        hash(value)
-    except TypeError:
-        raise ValueError(
-            f"Non-hashable static arguments are not supported: static argument {which} of {name} is of type "
-            f"{type(value).__name__}. Static arguments must be hashable, since calls are cached on them"
-        ) from None
-
-
-def _check_callable(fun: Any) -> None:
-    if not callable(fun):
-        raise TypeError(f"Expected a callable value, got {fun!r}")
-    if inspect.isgeneratorfunction(fun):
-        raise TypeError(f"Expected a function, got a generator function: {fun!r}")
-
-
 def _one_of(old_name: str, old: Any, new_name: str, new: Any) -> tuple[str, Any]:
     if isinstance(new, UnspecifiedValue):
         return old_name, old
     if isinstance(old, UnspecifiedValue):
         return new_name, new
     raise ValueError(f"pjit got both {old_name} and {new_name}, which are two names of the same thing: give one")
-
-
-def _signature(fun: Callable[..., Any]) -> inspect.Signature | None:
-    try:
-        return inspect.signature(fun)
-    except (ValueError, TypeError):
-        return None  # some builtins have none
-
-
-def _argument_numbers(fun: Callable[..., Any], signature: Any, static: tuple, donate: tuple) -> tuple[Any, Any]:
-    """((static numbers, names), (donated numbers, names)), completed and checked against the signature."""
-
-    def given(numbers: Any, names: Any) -> tuple[Any, Any]:
-        # No numbers and some names means: find the numbers. Only None says "no numbers" to jax.
-        numbers = (numbers,) if isinstance(numbers, int) else tuple(numbers or ())
-        return (numbers or None) if names is not None else numbers, names
-
-    static_given, donate_given = given(*static), given(*donate)
-    both = set(static_given[0] or ()) & set(donate_given[0] or ())
-    if both:
-        raise ValueError(
-            f"static_argnums {static_given[0]} and donate_argnums {donate_given[0]} cannot intersect: "
-            f"{sorted(both)} are in both, and a static argument has no buffer to give away"
-        )
-    donate_numbers, donate_names, static_numbers, static_names = _compat.resolve_argnums(
-        fun, signature, donate_given, static_given
-    )
-    return (tuple(static_numbers), tuple(static_names)), (tuple(donate_numbers), tuple(donate_names))
-
-
-def _name(fun: Callable[..., Any]) -> str:
-    while isinstance(fun, functools.partial) and not hasattr(fun, "__name__"):
-        fun = fun.func
-    return getattr(fun, "__name__", type(fun).__name__)
-
-
-def _source(fun: Callable[..., Any]) -> str:
-    inner = inspect.unwrap(fun)
-    while isinstance(inner, functools.partial):
-        inner = inspect.unwrap(inner.func)
-    code = getattr(inner, "__code__", None)
-    return f"{_name(fun)} at {code.co_filename}:{code.co_firstlineno}" if code is not None else _name(fun)

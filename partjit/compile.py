@@ -169,6 +169,11 @@ class Traced:
         return jax.tree.unflatten(self.in_tree, self._own(self.jaxpr.in_avals))
 
     @property
+    def out_avals(self) -> Any:
+        """A tree like the result of abstract values."""
+        return jax.tree.unflatten(self.out_tree, self.jaxpr.out_avals)
+
+    @property
     def donate_argnums(self) -> tuple[int, ...]:
         """The numbers of the flat arguments that are donated."""
         return tuple(i for i, donated in enumerate(self._own(self.program.donated_invars)) if donated)

@@ -16,12 +16,13 @@ from jax.sharding import PartitionSpec as P
 
 from partjit import _compat
 from partjit._compat import UnspecifiedValue, core
+from partjit.arguments import Numbered, positions
 from partjit.compile import Program, lower
 from partjit.mesh import auto_twin, has_explicit_axes
 from partjit.placement import Misplaced, misplaced, reshard
 from partjit.primitive import pjit_p, sharding_constraint_p, shardings_of
 
-__all__ = ["make_cache_miss"]
+__all__ = ["make_cache_miss", "retiring"]
 
 
 def make_cache_miss(
@@ -36,12 +37,12 @@ def make_cache_miss(
     """
     misplacement = Misplaced(name)
 
-    def cache_miss(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def cache_miss(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         program, leaves = infer(args, kwargs)
         values = [*program.consts, *leaves]
         if not _compat.trace_state_clean() or any(isinstance(value, core.Tracer) for value in values):
             outs = _bind(program, values)
-            return jax.tree.unflatten(program.out_tree, outs), None
+            return jax.tree.unflatten(program.out_tree, outs), None, False
         shardings = shardings_of(program.in_specs, program.mesh)
         moved = misplaced(values, shardings)
         if moved:
@@ -56,9 +57,27 @@ def make_cache_miss(
         fast_path = None
         if not moved and not program.consts:
             fast_path = _compat.fast_path_data(executable, program.out_tree, leaves, outs, program.jaxpr, consts)
-        return jax.tree.unflatten(program.out_tree, outs), fast_path
+        return jax.tree.unflatten(program.out_tree, outs), fast_path, False
 
     return cache_miss
+
+
+def retiring(function: Callable[..., Any], donate: Numbered) -> Callable[..., Any]:
+    """`function`, which afterwards tells the arrays it consumed that they are gone.
+
+    For versions of jax in which passing a consumed array over several devices to any compiled function ends the process
+    (see `_compat.USE_OF_DONATED_BUFFERS_CRASHES`); an array that was told is refused with "Array has been deleted".
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        given = [args[i] for i in positions(donate[0], len(args))] + [kwargs[n] for n in donate[1] if n in kwargs]
+        for leaf in jax.tree.leaves(given):
+            if isinstance(leaf, jax.Array) and not isinstance(leaf, core.Tracer) and leaf.is_deleted():
+                leaf.delete()
+        return result
+
+    return call
 
 
 def _bind(program: Program, values: Sequence[Any]) -> Sequence[Any]:

@@ -33,7 +33,13 @@ UNCONSTRAINED: Final = P.UNCONSTRAINED
 
 
 class SpecSync(enum.IntEnum):
-    """How far the partitions of a spec still say what the user's spec says."""
+    """How far the partitions of a spec still say what the user's spec says.
+
+    Example:
+        >>> spec = ParsedPartitionSpec.from_user_input(P("x"), "in_axis_resources")
+        >>> spec.sync.name, spec.insert_axis_partitions(0, ()).sync.name, spec.insert_axis_partitions(0, ("y",)).sync.name
+        ('IN_SYNC', 'DIM_PERMUTE', 'OUT_OF_SYNC')
+    """
 
     OUT_OF_SYNC = 0
     """Mesh axes were inserted: the user's spec says something else."""

@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
-from partjit import FROM_ARRAY, UNSPECIFIED, Mesh, MissingMeshError, P, ShardingError, pjit, with_sharding_constraint
+from partjit import (
+    FROM_ARRAY,
+    UNSPECIFIED,
+    Mesh,
+    MissingMeshError,
+    P,
+    ShardingError,
+    pjit,
+    set_mesh,
+    with_sharding_constraint,
+)
 from partjit.primitive import sharding_constraint_p
 
 X = np.arange(32.0, dtype=np.float32).reshape(8, 4)
@@ -75,7 +85,7 @@ def test_the_lowered_program_carries_it(mesh):
     with mesh:
         lowered = pjit(lambda x: with_sharding_constraint(x * 2, P(None, "y")) + 1).lower(X)
         text = lowered.as_text()
-    assert 'sdy.sharding_constraint' in text
+    assert "sdy.sharding_constraint" in text
     assert '[{}, {"y"}]' in text
 
 
@@ -104,7 +114,9 @@ def test_unconstrained_dims_follow_the_partitioner(mesh):
     laid_out(out, mesh, P("x"))
 
 
-@pytest.mark.parametrize("options", [{"in_axis_resources": P(P.UNCONSTRAINED)}, {"out_shardings": P(None, P.UNCONSTRAINED)}])
+@pytest.mark.parametrize(
+    "options", [{"in_axis_resources": P(P.UNCONSTRAINED)}, {"out_shardings": P(None, P.UNCONSTRAINED)}]
+)
 def test_unconstrained_dims_are_for_constraints(options):
     with pytest.raises(ValueError, match="Unconstrained dims are not allowed"):
         pjit(lambda x: x, **options)
@@ -171,3 +183,151 @@ def test_a_constraint_on_another_mesh_of_the_same_devices(mesh):
     with mesh:
         out = pjit(lambda x: with_sharding_constraint(x, NamedSharding(other, P("z"))), in_axis_resources=P("x"))(X)
     assert out.addressable_shards[0].data.shape == (1, 4)
+
+
+# Laws
+
+
+SPECS = [None, P(), P("x"), P("y"), P(None, "x"), P("x", "y"), P("y", "x"), P(("x", "y")), P(("y", "x")), P("x", None)]
+
+
+@pytest.mark.parametrize("first", SPECS, ids=str)
+def test_the_last_of_two_constraints_decides_and_the_value_is_kept(mesh, first):
+    value = np.arange(64, dtype=np.int32).reshape(8, 8)
+
+    def fun(x):
+        return [with_sharding_constraint(with_sharding_constraint(x, first), spec) for spec in SPECS]
+
+    with mesh:
+        for outs in (fun(value), pjit(fun)(value), jax.jit(fun)(value)):
+            for out, spec in zip(outs, SPECS, strict=True):
+                np.testing.assert_array_equal(out, value)
+                laid_out(out, mesh, P() if spec is None else spec)
+
+
+@pytest.mark.parametrize("size", [1, 3, 5, 7, 9])
+@pytest.mark.parametrize("spec", [P("x"), P(("x", "y")), P(None, ("x", "y"))], ids=str)
+def test_uneven_intermediates_have_the_right_value_and_gradient(mesh, size, spec):
+    value = np.arange(size * 3, dtype=np.float32).reshape(size, 3)
+
+    def fun(x):
+        return jnp.sin(with_sharding_constraint(x * 2, spec)).sum(axis=0)
+
+    with mesh:
+        np.testing.assert_allclose(pjit(fun)(value), np.sin(value * 2).sum(axis=0), rtol=1e-4, atol=1e-5)
+        grad = jax.grad(lambda x: pjit(fun)(x).sum())(value)
+    np.testing.assert_allclose(grad, 2 * np.cos(value * 2), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 3, 6, 7])
+def test_uneven_arrays_are_refused_outside(mesh, size):
+    with mesh, pytest.raises(ValueError, match=rf"divisible by 4, but it is equal to {size}"):
+        with_sharding_constraint(np.ones((size, 2), np.float32), P("x"))
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, pjit, jax.jit], ids=["outside", "pjit", "jit"])
+def test_every_problem_is_listed_with_its_path(mesh, wrap):
+    def fun(tree):
+        return with_sharding_constraint(tree, {"a": P("data"), "b": P("x", None, None)})
+
+    with mesh, pytest.raises(ShardingError) as caught:
+        wrap(fun)({"a": X, "b": [X]})
+    message = str(caught.value)
+    assert "x['a']" in message
+    assert "resource axis data is undefined" in message
+    assert "x['b'][0]" in message
+    assert "rank of at least 3, but it is 2" in message
+
+
+def test_an_axis_used_twice_is_refused(mesh):
+    for wrap in (lambda f: f, pjit):
+        with mesh, pytest.raises(ValueError, match="duplicate entries for `x`"):
+            wrap(lambda a: with_sharding_constraint(a, P("x", ("y", "x"))))(X)
+
+
+@pytest.mark.parametrize("wrap", [pjit, jax.jit])
+def test_inside_a_program_without_a_mesh(wrap):
+    for spec in (P("x"), None):
+        with pytest.raises(RuntimeError, match="requires a non-empty mesh"):
+            wrap(lambda a, spec=spec: with_sharding_constraint(a, spec))(X)
+
+
+@pytest.mark.parametrize("enter", [lambda mesh: mesh, set_mesh, jax.set_mesh], ids=["with", "set_mesh", "jax.set_mesh"])
+def test_every_way_to_set_the_mesh_counts(mesh, enter):
+    with enter(Mesh(mesh.devices, mesh.axis_names)):
+        laid_out(with_sharding_constraint(X, P("x")), mesh, P("x"))
+        laid_out(pjit(lambda a: with_sharding_constraint(a * 2, P("y")))(X), mesh, P("y"))
+        laid_out(jax.jit(lambda a: with_sharding_constraint(a * 2, P("y")))(X), mesh, P("y"))
+
+
+def test_on_a_mesh_with_explicit_axes():
+    explicit = jax.make_mesh((4, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+    with set_mesh(explicit):
+        out = with_sharding_constraint(X, P("x"))
+        laid_out(out, explicit, P("x"))
+        out = pjit(lambda a: with_sharding_constraint(a * 2, P("y")), in_axis_resources=P("x"))(X)
+        np.testing.assert_array_equal(out, 2 * X)
+        laid_out(out, explicit, P("y"))
+
+
+def test_scalars_weak_types_and_empty_trees(mesh):
+    with mesh:
+        assert with_sharding_constraint({}, None) == {}
+        assert with_sharding_constraint((), P("x")) == ()
+        scalar = with_sharding_constraint(3.0, P())
+        assert scalar == 3.0
+        assert len(scalar.sharding.device_set) == 8
+        assert pjit(lambda s: with_sharding_constraint(s, P()))(3.0).weak_type
+        nothing = with_sharding_constraint({"a": X, "n": None}, {"a": P("x"), "n": None})
+        assert nothing["n"] is None
+        empty = with_sharding_constraint(np.ones((0, 4), np.float32), P("x"))
+        assert empty.shape == (0, 4)
+
+
+def test_a_committed_array_is_moved_onto_the_mesh(mesh):
+    alone = jax.device_put(X, jax.devices()[5])
+    with mesh:
+        out = with_sharding_constraint(alone, P("x", "y"))
+    np.testing.assert_array_equal(out, X)
+    laid_out(out, mesh, P("x", "y"))
+
+
+def test_unconstrained_keeps_what_the_partitioner_propagates_and_none_does_not(mesh):
+    def run(spec):
+        with mesh:
+            return pjit(lambda a: with_sharding_constraint(a + 1, spec), in_axis_resources=P("x", "y"))(X)
+
+    laid_out(run(P(P.UNCONSTRAINED, P.UNCONSTRAINED)), mesh, P("x", "y"))
+    laid_out(run(P(None, P.UNCONSTRAINED)), mesh, P(None, "y"))
+    laid_out(run(P(P.UNCONSTRAINED, None)), mesh, P("x"))
+    laid_out(run(P(None, None)), mesh, P())
+
+
+def test_unconstrained_under_differentiation(mesh):
+    def fun(a):
+        return (with_sharding_constraint(a * 2, P(P.UNCONSTRAINED, "y")) ** 2).sum()
+
+    with mesh:
+        grad = jax.grad(pjit(fun, in_axis_resources=P("x")))(X)
+        eager = jax.grad(fun)(jnp.asarray(X))
+    np.testing.assert_allclose(grad, 8 * X)
+    np.testing.assert_allclose(eager, 8 * X)
+
+
+@pytest.mark.parametrize("axis", ["x", "y"])
+def test_unconstrained_dimensions_count_for_the_rank_and_not_for_duplicates(mesh, axis):
+    with mesh:
+        with pytest.raises(ValueError, match="rank of at least 3, but it is 2"):
+            pjit(lambda a: with_sharding_constraint(a, P(P.UNCONSTRAINED, P.UNCONSTRAINED, axis)))(X)
+        out = pjit(lambda a: with_sharding_constraint(a, P(P.UNCONSTRAINED, axis)))(X)
+    np.testing.assert_array_equal(out, X)
+
+
+def test_a_constraint_shows_in_a_jaxpr(mesh):
+    with mesh:
+        text = str(jax.make_jaxpr(lambda a: with_sharding_constraint(a, P("x", P.UNCONSTRAINED)))(X))
+    assert "sharding_constraint[" in text
+    assert "'x'" in text
+    assert "UNCONSTRAINED" in text
+    assert "mesh=(x=4, y=2)" in text
+    assert "witness" not in text

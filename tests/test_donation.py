@@ -1,11 +1,12 @@
 """Donated arguments: what is gone after a call, and what is not."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
-from partjit import Mesh, P, pjit
+from partjit import Mesh, P, pjit, reshard_policy
 
 
 @pytest.fixture(params=[1, 8], ids=["one device", "eight devices"])
@@ -117,3 +118,140 @@ def test_the_memory_of_a_donated_argument_is_reused(mesh):
     with mesh:
         compiled = pjit(add, P("x"), P("x"), donate_argnums=0).lower(put(mesh), put(mesh)).compile()
     assert compiled.memory_analysis().alias_size_in_bytes == 8 * 4 * 4 // mesh.size
+
+
+def test_a_donated_argument_that_is_a_result(mesh):
+    function = pjit(lambda a, b: (b, a), P("x"), P("x"), donate_argnums=(0, 1))
+    with mesh:
+        for _ in range(3):
+            a, b = put(mesh, 1.0), put(mesh, 2.0)
+            first, second = function(a, b)
+            np.testing.assert_array_equal(first, np.full((8, 4), 2.0))
+            np.testing.assert_array_equal(second, np.full((8, 4), 1.0))
+            assert a.is_deleted()
+            assert b.is_deleted()
+
+
+def test_state_is_carried_through_many_steps(mesh):
+    function = pjit(lambda s: {"n": s["n"] + 1, "w": s["w"] * 2}, P("x"), P("x"), donate_argnums=0)
+    with mesh:
+        state = {"n": put(mesh, 0.0), "w": put(mesh, 1.0, (8,))}
+        for _ in range(6):
+            before = state
+            state = function(before)
+            assert before["n"].is_deleted()
+            assert before["w"].is_deleted()
+    np.testing.assert_array_equal(state["n"], np.full((8, 4), 6.0))
+    np.testing.assert_array_equal(state["w"], np.full(8, 64.0))
+
+
+def test_only_the_leaves_of_the_donated_tree_go(mesh):
+    function = pjit(lambda s, k: ([x + k["k"] for x in s], k["k"] * 2), P("x"), P("x"), donate_argnums=0)
+    with mesh:
+        tree, other = [put(mesh, i) for i in range(3)], {"k": put(mesh)}
+        function(tree, other)
+    assert all(leaf.is_deleted() for leaf in tree)
+    assert not other["k"].is_deleted()
+
+
+def test_numpy_arrays_and_scalars_survive_donation(mesh):
+    function = pjit(lambda a, s: a + s, (P("x"), None), P("x"), donate_argnums=(0,))
+    value = np.ones((8, 4), np.float32)
+    with mesh:
+        for _ in range(3):
+            np.testing.assert_array_equal(function(value, 1.0), np.full((8, 4), 2.0))
+    np.testing.assert_array_equal(value, np.ones((8, 4)))
+
+
+def test_an_argument_that_is_donated_and_passed_again_is_no_silent_corruption(mesh):
+    function = pjit(lambda a, b: (a + 1, b * 3), P("x"), P("x"), donate_argnums=0)
+    with mesh:
+        a = put(mesh, 1.0)
+        try:
+            first, second = function(a, a)
+        except (RuntimeError, ValueError) as error:
+            assert "donat" in str(error) or "deleted" in str(error)  # noqa: PT017
+        else:
+            np.testing.assert_array_equal(first, np.full((8, 4), 2.0))
+            np.testing.assert_array_equal(second, np.full((8, 4), 3.0))
+
+
+def test_a_result_of_another_type_cannot_use_the_buffer(mesh):
+    function = pjit(lambda a: (a > 0).astype(np.int8), P("x"), P("x"), donate_argnums=0)
+    with mesh:
+        a = put(mesh)
+        with pytest.warns(UserWarning, match="donated buffers were not usable"):
+            function(a)
+        assert not a.is_deleted()
+
+
+def test_a_misplaced_argument_that_is_donated_gives_the_right_result(mesh):
+    function = pjit(lambda a: a + 1, P("x"), P("x"), donate_argnums=0)
+    elsewhere = jax.device_put(np.arange(32, dtype=np.float32).reshape(8, 4), NamedSharding(mesh, P()))
+    with mesh, reshard_policy("allow"):
+        out = function(elsewhere)
+    np.testing.assert_array_equal(out, np.arange(32).reshape(8, 4) + 1)
+    assert out.sharding.is_equivalent_to(NamedSharding(mesh, P("x")), 2)
+
+
+def test_nothing_is_gone_when_a_call_fails(mesh):
+    function = pjit(lambda a, b: a + b, P("x"), P("x"), donate_argnums=(0, 1))
+    with mesh:
+        a = put(mesh)
+        with pytest.raises(ValueError, match="rank"):
+            function(a, 1.0)
+        with pytest.raises(TypeError):
+            function(a, "text")
+        assert not a.is_deleted()
+
+        def broken(a):
+            raise KeyError("inside")
+
+        with pytest.raises(KeyError):
+            pjit(broken, P("x"), donate_argnums=0)(a)
+        assert not a.is_deleted()
+
+
+def test_under_vmap_the_batch_is_right(mesh):
+    function = pjit(lambda a: a * 2, P("x"), P("x"), donate_argnums=0)
+    with mesh:
+        batch = jax.device_put(np.ones((3, 8), np.float32), NamedSharding(mesh, P(None, "x")))
+        np.testing.assert_array_equal(jax.vmap(function)(batch), np.full((3, 8), 2.0))
+
+
+def test_a_donating_program_inside_a_loop_reads_its_carry_again(mesh):
+    function = pjit(lambda a: a * 2, P("x"), P("x"), donate_argnums=0)
+
+    def loop(a):
+        def body(carry, _):
+            doubled = function(carry)
+            return doubled + carry, carry.sum()
+
+        return jax.lax.scan(body, a, length=3)
+
+    with mesh:
+        a = put(mesh)
+        for wrap in (lambda f: f, jax.jit, pjit):
+            out, sums = wrap(loop)(a)
+            np.testing.assert_array_equal(out, np.full((8, 4), 27.0))
+            np.testing.assert_array_equal(sums, [32, 96, 288])
+    assert not a.is_deleted()
+
+
+def test_donation_by_an_outer_jit(mesh):
+    inner = pjit(lambda a: a * 2, P("x"), P("x"))
+    with mesh:
+        outer = jax.jit(inner, donate_argnums=0)
+        a = put(mesh)
+        np.testing.assert_array_equal(outer(a), np.full((8, 4), 2.0))
+        assert a.is_deleted()
+
+
+@pytest.mark.parametrize("check", [jax.debug_nans, jax.debug_infs])
+def test_donated_arguments_are_there_when_a_bad_number_is_looked_for(mesh, check):
+    function = pjit(lambda a: jnp.log(a) + jnp.log(a) * 0.0, P("x"), P("x"), donate_argnums=0)
+    with mesh, check(True):
+        for _ in range(2):
+            with pytest.raises(FloatingPointError):
+                function(put(mesh, 0.0))
+            np.testing.assert_array_equal(function(put(mesh, 1.0)), np.zeros((8, 4)))

@@ -1,4 +1,4 @@
-"""Batching: where the batch axis goes in specs and values, and `spmd_axis_name`."""
+"""`jax.vmap` of pjit functions: values, what happens to each spec, and batches divided over mesh axes."""
 
 import jax
 import jax.numpy as jnp
@@ -6,186 +6,420 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
-from partjit import P, ShardingError, SpecSync, pjit, with_sharding_constraint
+from partjit import UNSPECIFIED, P, ShardingError, SpecSync, pjit, with_sharding_constraint
 from partjit.primitive import pjit_p, sharding_constraint_p
 
-X = np.arange(48.0, dtype=np.float32).reshape(6, 8) / 48
+A = np.arange(3 * 8 * 4, dtype=np.float32).reshape(3, 8, 4) / 50
+B = np.linspace(-1, 1, 8 * 4, dtype=np.float32).reshape(8, 4)
 
 
-def equations(jaxpr, primitive):
-    return [eqn for eqn in jaxpr.jaxpr.eqns if eqn.primitive is primitive]
+@pytest.fixture(autouse=True)
+def under_mesh(mesh):
+    with mesh:
+        yield
+
+
+def equation(fun, *args, primitive=pjit_p):
+    (found,) = [eqn for eqn in jax.make_jaxpr(fun)(*args).eqns if eqn.primitive is primitive]
+    return found
+
+
+def inner_constraint(fun, *args):
+    jaxpr = equation(fun, *args).params["jaxpr"].jaxpr
+    (found,) = [eqn for eqn in jaxpr.eqns if eqn.primitive is sharding_constraint_p]
+    return found.params["spec"]
 
 
 def laid_out(array, mesh, spec):
     assert array.sharding.is_equivalent_to(NamedSharding(mesh, spec), array.ndim), array.sharding
 
 
-# Specs
+def combine(a, b):
+    return a * 2 + b, jnp.sin(b)
 
 
-def test_an_unsharded_axis_is_inserted_in_front_of_the_specs_of_what_is_batched(mesh):
-    function = pjit(lambda a, b: (a * b, b + 1), in_axis_resources=(P("x"), P("y")), out_axis_resources=(P("x"), P("y")))
-    with mesh:
-        jaxpr = jax.make_jaxpr(jax.vmap(function, in_axes=(0, None), out_axes=(0, None)))(X, X[0])
-    (eqn,) = equations(jaxpr, pjit_p)
-    batched_in, in_spec = eqn.params["in_specs"]
-    batched_out, out_spec = eqn.params["out_specs"]
-    assert (batched_in.partitions, in_spec.partitions) == (((), ("x",)), (("y",),))
-    assert (batched_out.partitions, out_spec.partitions) == (((), ("x",)), (("y",),))
-    assert batched_in.sync is batched_out.sync is SpecSync.DIM_PERMUTE
-    assert in_spec.sync is out_spec.sync is SpecSync.IN_SYNC
-    assert in_spec.user_spec == P("y")
+program = pjit(combine, in_axis_resources=(P("x", "y"), P("y")), out_axis_resources=(P("y", "x"), P("x")))
 
 
-def test_spmd_axis_name_divides_the_batch(mesh):
-    function = pjit(lambda a: a * 2, in_axis_resources=P("x"), out_axis_resources=P("x"))
-    with mesh:
-        batched = jax.vmap(function, spmd_axis_name="y")
-        (eqn,) = equations(jax.make_jaxpr(batched)(X), pjit_p)
-        for specs in (eqn.params["in_specs"], eqn.params["out_specs"]):
-            assert specs[0].partitions == (("y",), ("x",))
-            assert specs[0].sync is SpecSync.OUT_OF_SYNC
-        for call in (batched, jax.jit(batched)):
-            out = call(X)
-            np.testing.assert_array_equal(out, X * 2)
-            laid_out(out, mesh, P("y", "x"))
+# Values, for every way to say where the batch is
 
 
-def test_spmd_axis_name_of_several_axes(mesh):
-    function = pjit(lambda a: a * 2, in_axis_resources=P(), out_axis_resources=P())
-    with mesh:
-        out = jax.vmap(function, spmd_axis_name=("y", "x"))(np.ones((8, 3), np.float32))
-    laid_out(out, mesh, P(("y", "x")))
+@pytest.mark.parametrize("out_axes", [0, 1, 2, -1, (0, 1), (2, None), {"none": 0}], ids=str)
+@pytest.mark.parametrize("in_axes", [0, 1, 2, -1], ids=str)
+def test_values_are_those_of_the_plain_function(in_axes, out_axes):
+    out_axes = 0 if isinstance(out_axes, dict) else out_axes
+    a = np.moveaxis(A, 0, in_axes)
+    if isinstance(out_axes, int):
+        ours = jax.vmap(program, in_axes=(in_axes, None), out_axes=(out_axes, 0))(a, B)
+        plain = jax.vmap(combine, in_axes=(in_axes, None), out_axes=(out_axes, 0))(a, B)
+    else:
+        ours = jax.vmap(program, in_axes=(in_axes, None), out_axes=out_axes)(a, B)
+        plain = jax.vmap(combine, in_axes=(in_axes, None), out_axes=out_axes)(a, B)
+    for actual, expected in zip(ours, plain, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("options", [{"in_axis_resources": P("x")}, {"out_axis_resources": P(("y", "x"))}])
-def test_an_axis_that_divides_a_dimension_already_cannot_divide_the_batch(mesh, options):
-    with mesh, pytest.raises(ShardingError, match="spmd_axis_name .*cannot appear in.*already uses 'x'"):
-        jax.vmap(pjit(lambda a: a, **options), spmd_axis_name="x")(np.ones((8, 8), np.float32))
+def test_the_other_dimensions_stay_divided(mesh):
+    for in_axis in (0, 1, 2):
+        first, second = jax.vmap(program, in_axes=(in_axis, None), out_axes=(0, None))(np.moveaxis(A, 0, in_axis), B)
+        laid_out(first, mesh, P(None, "y", "x"))
+        laid_out(second, mesh, P("x"))
 
 
-def test_the_same_holds_for_a_constraint(mesh):
-    def fun(a):
-        return with_sharding_constraint(a, P("x"))
-
-    for wrapped in (pjit(fun), jax.jit(fun)):
-        with mesh, pytest.raises(ShardingError, match="spmd_axis_name .*with_sharding_constraint arguments.*uses 'x'"):
-            jax.vmap(wrapped, spmd_axis_name="x")(np.ones((8, 8), np.float32))
+def test_out_axes_move_the_divided_dimensions_along(mesh):
+    first, _ = jax.vmap(program, in_axes=(0, None), out_axes=(1, None))(A, B)
+    assert first.shape == (8, 3, 4)
+    laid_out(first, mesh, P("y", None, "x"))
 
 
-def test_spmd_axis_name_must_be_an_axis_that_divides_the_batch(mesh):
-    function = pjit(lambda a: a, in_axis_resources=P("x"))
-    with mesh, pytest.raises(ShardingError, match="names resource axis q, which is undefined: the mesh has x=4, y=2"):
-        jax.vmap(function, spmd_axis_name="q")(X)
-    with mesh, pytest.raises(ShardingError, match="size of the batch should be divisible by 2, but it is equal to 3"):
-        jax.vmap(function, spmd_axis_name="y")(X[:3])
+def test_nested_vmaps(mesh):
+    a = np.stack([A, A + 1])
+    ours = jax.vmap(jax.vmap(program, in_axes=(0, None)), in_axes=(0, None))(a, B)
+    plain = jax.vmap(jax.vmap(combine, in_axes=(0, None)), in_axes=(0, None))(a, B)
+    np.testing.assert_allclose(ours[0], plain[0], rtol=1e-6)
+    laid_out(ours[0], mesh, P(None, None, "y", "x"))
 
 
-# Values
-
-
-@pytest.mark.parametrize(("in_axes", "out_axes"), [(0, 0), (1, 0), (0, 1), (1, 1), (-1, -1)])
-def test_any_batch_dimension(mesh, in_axes, out_axes):
-    function = pjit(lambda a: jnp.sin(a) + a.sum(), in_axis_resources=P("x"), out_axis_resources=P("x"))
-    value = np.moveaxis(X, 0, in_axes)
-    expected = np.moveaxis(np.sin(X) + X.sum(1, keepdims=True), 0, out_axes)
-    with mesh:
-        for call in (jax.vmap(function, in_axes, out_axes), jax.jit(jax.vmap(function, in_axes, out_axes))):
-            out = call(value)
-            np.testing.assert_allclose(out, expected, rtol=1e-5)
-            laid_out(out, mesh, P(None, "x") if out_axes == 0 else P("x", None))
-
-
-def test_an_unbatched_result(mesh):
-    function = pjit(lambda a, b: (a + b, b * 2), in_axis_resources=(P("x"), P("y")), out_axis_resources=P("y"))
-    with mesh:
-        batched, single = jax.vmap(function, in_axes=(0, None), out_axes=(0, None))(X, X[0])
-    np.testing.assert_allclose(batched, X + X[0])
-    np.testing.assert_allclose(single, X[0] * 2)
-    laid_out(batched, mesh, P(None, "y"))
-    laid_out(single, mesh, P("y"))
-
-
-def test_nested_vmap(mesh):
-    function = pjit(lambda a, b: a @ b, in_axis_resources=(P("x"), P("x")), out_axis_resources=None)
-    with mesh:
-        outer = jax.vmap(jax.vmap(function, (None, 0)), (0, None))
-        for call in (outer, jax.jit(outer)):
-            np.testing.assert_allclose(call(X, X), X @ X.T, rtol=1e-5)
-        (eqn,) = equations(jax.make_jaxpr(outer)(X, X), pjit_p)
-    assert [spec.partitions for spec in eqn.params["in_specs"]] == [((), ("x",)), ((), ("x",))]
-    assert [spec.partitions for spec in eqn.params["out_specs"]] == [((), ())]
-
-
-def test_a_twice_batched_value_has_two_axes_in_front(mesh):
-    function = pjit(lambda a: a + 1, in_axis_resources=P("x"), out_axis_resources=P("x"))
-    with mesh:
-        twice = jax.vmap(jax.vmap(function), spmd_axis_name="y")
-        out = twice(np.ones((2, 3, 8), np.float32))
-        (eqn,) = equations(jax.make_jaxpr(twice)(np.ones((2, 3, 8), np.float32)), pjit_p)
-    assert eqn.params["in_specs"][0].partitions == (("y",), (), ("x",))
-    assert eqn.params["in_specs"][0].sync is SpecSync.OUT_OF_SYNC
-    laid_out(out, mesh, P("y", None, "x"))
+def test_nested_vmaps_over_different_arguments():
+    b = np.stack([B, 2 * B])
+    ours = jax.vmap(jax.vmap(program, in_axes=(0, None)), in_axes=(None, 0))(A, b)
+    plain = jax.vmap(jax.vmap(combine, in_axes=(0, None)), in_axes=(None, 0))(A, b)
+    for actual, expected in zip(ours, plain, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
 def test_vmap_of_grad_and_grad_of_vmap(mesh):
-    function = pjit(lambda a: jnp.sin(a) ** 2, in_axis_resources=P("x"), out_axis_resources=P("x"))
-    expected = 2 * np.sin(X) * np.cos(X)
-    with mesh:
-        per_example = jax.vmap(jax.grad(lambda a: function(a).sum()))(X)
-        of_all = jax.grad(lambda a: jax.vmap(function)(a).sum())(X)
-    for out in (per_example, of_all):
-        np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-6)
-        laid_out(out, mesh, P(None, "x"))
+    def loss(f):
+        return lambda a: (f(a, B)[0] ** 2).sum()
+
+    per_example = jax.vmap(jax.grad(loss(program)))(A)
+    np.testing.assert_allclose(per_example, jax.vmap(jax.grad(loss(combine)))(A), rtol=1e-5)
+    laid_out(per_example, mesh, P(None, "x", "y"))
+    total = jax.grad(lambda a: jax.vmap(loss(program))(a).sum())(A)
+    np.testing.assert_allclose(total, per_example, rtol=1e-5)
+    hessian = jax.vmap(jax.hessian(lambda s: loss(program)(s * A[0])))(jnp.arange(3.0))
+    np.testing.assert_allclose(
+        hessian, jax.vmap(jax.hessian(lambda s: loss(combine)(s * A[0])))(jnp.arange(3.0)), rtol=1e-5
+    )
 
 
-def test_collectives_over_the_axis_of_vmap(mesh):
-    function = pjit(lambda a: a - jax.lax.pmean(a, "batch"), in_axis_resources=P("x"), out_axis_resources=P("x"))
-    with mesh:
-        out = jax.vmap(function, axis_name="batch")(X)
-    np.testing.assert_allclose(out, X - X.mean(0), atol=1e-6)
+def test_pytrees_of_batched_and_unbatched_arguments():
+    tree_program = pjit(
+        lambda t: {"sum": t["a"] + t["b"], "b": t["b"]},
+        in_axis_resources=({"a": P("x"), "b": P("y")},),
+        out_axis_resources={"sum": P("x"), "b": None},
+    )
+    out = jax.vmap(tree_program, in_axes=({"a": 0, "b": None},), out_axes={"sum": 0, "b": None})({"a": A, "b": B})
+    np.testing.assert_allclose(out["sum"], A + B)
+    np.testing.assert_array_equal(out["b"], B)
 
 
-def test_a_batch_of_one_and_of_none(mesh):
+def test_nothing_batched_but_the_size_given():
+    out = jax.vmap(lambda: program(B, B)[0], axis_size=5)()
+    assert out.shape == (5, 8, 4)
+    np.testing.assert_allclose(out[3], 3 * B, rtol=1e-6)
+
+
+def test_a_batch_of_any_size_needs_no_divisor():
+    for size in (1, 3, 7):
+        out, _ = jax.vmap(program, in_axes=(0, None))(np.stack([B] * size), B)
+        np.testing.assert_allclose(out, np.stack([3 * B] * size), rtol=1e-6)
+
+
+def test_a_batch_of_none(mesh):
     function = pjit(lambda a: a * 2, in_axis_resources=P("x"), out_axis_resources=P("x"))
-    with mesh:
-        for size in (1, 0):
-            assert jax.vmap(function)(X[:size]).shape == (size, 8)
+    assert jax.vmap(function)(A[:0]).shape == (0, 8, 4)
+
+
+def test_under_jit_everything_is_laid_out_alike(mesh):
+    batched = jax.vmap(program, in_axes=(1, None), out_axes=(2, None))
+    for call in (batched, jax.jit(batched)):
+        first, second = call(np.moveaxis(A, 0, 1), B)
+        np.testing.assert_allclose(first, np.moveaxis(2 * A + B, 0, 2), rtol=1e-6)
+        laid_out(first, mesh, P("y", "x"))
+        laid_out(second, mesh, P("x"))
+
+
+def test_closed_over_batched_values():
+    def outer(a):
+        return pjit(lambda b: a + b, in_axis_resources=P("x"), out_axis_resources=P("y"))(B)
+
+    np.testing.assert_allclose(jax.vmap(outer)(A), A + B)
+
+
+def test_vmap_inside_a_program(mesh):
+    function = pjit(
+        lambda a, b: jax.vmap(combine, in_axes=(0, None))(a, b)[0],
+        in_axis_resources=(P(None, "x"), None),
+        out_axis_resources=P(None, "y"),
+    )
+    out = function(A, B)
+    np.testing.assert_allclose(out, 2 * A + B, rtol=1e-6)
+    laid_out(out, mesh, P(None, "y"))
+
+
+# Specs
+
+
+def test_an_unpartitioned_axis_is_inserted_where_something_is_batched_and_only_there():
+    eqn = equation(jax.vmap(program, in_axes=(0, None), out_axes=(0, None)), A, B)
+    assert [spec.partitions for spec in eqn.params["in_specs"]] == [((), ("x",), ("y",)), (("y",),)]
+    assert [spec.partitions for spec in eqn.params["out_specs"]] == [((), ("y",), ("x",)), (("x",),)]
+
+
+def test_the_batch_is_moved_to_the_front():
+    eqn = equation(jax.vmap(program, in_axes=(2, None)), np.moveaxis(A, 0, 2), B)
+    assert eqn.invars[0].aval.shape == (3, 8, 4)
+    assert eqn.params["in_specs"][0].partitions == ((), ("x",), ("y",))
+
+
+def test_specs_know_how_far_they_are_what_the_user_wrote():
+    eqn = equation(jax.vmap(program, in_axes=(0, None)), A, B)
+    batched, unbatched = eqn.params["in_specs"]
+    assert (batched.sync, unbatched.sync) == (SpecSync.DIM_PERMUTE, SpecSync.IN_SYNC)
+    assert [spec.sync for spec in eqn.params["out_specs"]] == [SpecSync.DIM_PERMUTE, SpecSync.IN_SYNC]
+    assert unbatched.user_spec == P("y")
+    with pytest.raises(AssertionError):
+        _ = batched.user_spec
+
+    one_axis = pjit(combine, in_axis_resources=(P("x"), P("y")), out_axis_resources=None)
+    batched, unbatched = equation(
+        jax.vmap(one_axis, in_axes=(0, None), spmd_axis_name="y"), np.concatenate([A, A]), B
+    ).params["in_specs"]
+    assert batched.partitions == (("y",), ("x",))
+    assert (batched.sync, unbatched.sync) == (SpecSync.OUT_OF_SYNC, SpecSync.IN_SYNC)
+    with pytest.raises(AssertionError):
+        _ = batched.user_spec
+
+
+def test_the_users_spec_object_is_unchanged():
+    spec = P("x", "y")
+    function = pjit(lambda a: a, in_axis_resources=spec, out_axis_resources=spec)
+    jax.vmap(function)(A)
+    assert spec == P("x", "y")
+    assert equation(function, B).params["in_specs"][0].sync is SpecSync.IN_SYNC
+
+
+def test_a_replicated_spec_stays_replicated_at_any_rank(mesh):
+    function = pjit(lambda a, s: (a + s, s), in_axis_resources=(None, P()), out_axis_resources=(None, P()))
+    out, scalars = jax.vmap(function)(A, np.arange(3, dtype=np.float32))
+    np.testing.assert_allclose(out, A + np.arange(3)[:, None, None])
+    assert out.sharding.is_fully_replicated
+    assert len(out.sharding.device_set) == 8
+    assert scalars.shape == (3,)
+
+
+def test_unspecified_specs_stay_unspecified():
+    function = pjit(lambda a: a * 2)
+    params = equation(jax.vmap(function), A).params
+    assert params["in_specs"] == params["out_specs"] == (UNSPECIFIED,)
+    np.testing.assert_array_equal(jax.vmap(function)(A), 2 * A)
+
+
+def test_a_spec_shorter_than_the_rank():
+    function = pjit(lambda a: a.T, in_axis_resources=P("x"), out_axis_resources=P("y"))
+    np.testing.assert_array_equal(jax.vmap(function)(A), A.transpose(0, 2, 1))
 
 
 # Constraints
 
 
-@pytest.mark.parametrize("in_axes", [0, 1])
-def test_a_constraint_gets_the_axis_where_the_batch_is(mesh, in_axes):
-    def fun(a):
-        return with_sharding_constraint(a, P("x"))
+@pytest.mark.parametrize(
+    ("in_axis", "spec", "expected"),
+    [
+        (0, P("x", "y"), ((), ("x",), ("y",))),
+        (1, P("x", "y"), (("x",), (), ("y",))),
+        (2, P("x", "y"), (("x",), ("y",), ())),
+        (2, P("x"), (("x",), (), ())),
+        (2, P(), ((), (), ())),
+        (1, None, ((), ())),
+        (0, P(("x", "y")), ((), ("x", "y"))),
+    ],
+)
+def test_the_batch_axis_of_a_constraint_is_inserted_where_the_batch_is(in_axis, spec, expected):
+    a = np.moveaxis(A, 0, in_axis)
+    fun = jax.vmap(lambda a: with_sharding_constraint(a, spec), in_axes=in_axis, out_axes=in_axis)
+    parsed = equation(fun, a, primitive=sharding_constraint_p).params["spec"]
+    partitions = parsed.partitions
+    assert partitions == expected
+    assert parsed.sync is SpecSync.DIM_PERMUTE
+    np.testing.assert_array_equal(fun(a), a)
+    np.testing.assert_array_equal(jax.jit(fun)(a), a)
 
-    value = np.moveaxis(np.ones((3, 8), np.float32), 0, in_axes)
-    with mesh:
-        jaxpr = jax.make_jaxpr(jax.vmap(fun, in_axes=in_axes))(value)
-        (eqn,) = equations(jaxpr, sharding_constraint_p)
-        assert eqn.params["spec"].partitions == ((("x",), ()) if in_axes else ((), ("x",)))
-        assert eqn.params["spec"].sync is SpecSync.DIM_PERMUTE
-        laid_out(jax.jit(jax.vmap(fun, in_axes=in_axes))(value), mesh, P(None, "x"))
+
+def test_a_constraint_inside_a_batched_program(mesh):
+    function = pjit(lambda a: with_sharding_constraint(a * 2, P("x", "y")), in_axis_resources=P("x"))
+    assert inner_constraint(jax.vmap(function), A).partitions == ((), ("x",), ("y",))
+    out = jax.vmap(function)(A)
+    np.testing.assert_array_equal(out, 2 * A)
+    laid_out(out, mesh, P(None, "x", "y"))
 
 
-def test_a_short_constraint_is_padded_up_to_the_batch(mesh):
-    def fun(a):
-        return with_sharding_constraint(a, P("x"))
-
-    with mesh:
-        jaxpr = jax.make_jaxpr(jax.vmap(fun, in_axes=2))(np.ones((8, 2, 3), np.float32))
-        (eqn,) = equations(jaxpr, sharding_constraint_p)
-    assert eqn.params["spec"].partitions == (("x",), (), ())
+def test_a_constraint_with_unconstrained_dimensions_under_vmap():
+    spec = P("x", P.UNCONSTRAINED)
+    function = pjit(lambda a: with_sharding_constraint(a * 2, spec), in_axis_resources=P("x"))
+    assert inner_constraint(jax.vmap(function), A).partitions == ((), ("x",), P.UNCONSTRAINED)
+    np.testing.assert_array_equal(jax.vmap(function)(A), 2 * A)
 
 
-def test_a_constraint_with_unconstrained_dims(mesh):
+# Batches divided over mesh axes
+
+
+@pytest.mark.parametrize("name", ["y", ("y",)])
+def test_spmd_axis_name_divides_the_batch_as_well(mesh, name):
+    function = pjit(lambda a: a + 1, in_axis_resources=P("x"), out_axis_resources=P("x"))
+    a = np.arange(4 * 8.0, dtype=np.float32).reshape(4, 8)
+    fun = jax.vmap(function, spmd_axis_name=name)
+    out = fun(a)
+    np.testing.assert_array_equal(out, a + 1)
+    laid_out(out, mesh, P("y", "x"))
+    assert out.addressable_shards[0].data.shape == (2, 2)
+    params = equation(fun, a).params
+    assert params["in_specs"][0].partitions == params["out_specs"][0].partitions == (("y",), ("x",))
+
+
+def test_spmd_axis_name_of_several_axes(mesh):
+    function = pjit(lambda a: a + 1, in_axis_resources=None, out_axis_resources=None)
+    a = np.arange(16 * 3, dtype=np.float32).reshape(16, 3)
+    out = jax.vmap(function, spmd_axis_name=("x", "y"))(a)
+    np.testing.assert_array_equal(out, a + 1)
+    laid_out(out, mesh, P(("x", "y")))
+
+
+def test_nested_vmaps_over_different_mesh_axes(mesh):
+    function = pjit(lambda a: a + 1, in_axis_resources=None, out_axis_resources=None)
+    a = np.arange(8 * 2 * 3, dtype=np.float32).reshape(8, 2, 3)
+    out = jax.vmap(jax.vmap(function, spmd_axis_name="y"), spmd_axis_name="x")(a)
+    np.testing.assert_array_equal(out, a + 1)
+    laid_out(out, mesh, P("x", "y"))
+
+
+def test_a_twice_batched_spec_is_out_of_sync_if_one_of_the_axes_was_divided():
+    function = pjit(lambda a: a + 1, in_axis_resources=P("x"), out_axis_resources=P("x"))
+    for fun, partitions in [
+        (jax.vmap(jax.vmap(function), spmd_axis_name="y"), (("y",), (), ("x",))),
+        (jax.vmap(jax.vmap(function, spmd_axis_name="y")), ((), ("y",), ("x",))),
+    ]:
+        params = equation(fun, np.ones((2, 2, 8), np.float32)).params
+        for spec in (*params["in_specs"], *params["out_specs"]):
+            assert spec.partitions == partitions
+            assert spec.sync is SpecSync.OUT_OF_SYNC
+
+
+def test_spmd_axis_name_and_unconstrained_dimensions(mesh):
     def fun(a):
         return with_sharding_constraint(a, P(P.UNCONSTRAINED, "x"))
 
-    with mesh:
-        out = jax.jit(jax.vmap(fun, spmd_axis_name="y"))(np.arange(64.0).reshape(2, 8, 4))
-    np.testing.assert_array_equal(out, np.arange(64.0).reshape(2, 8, 4))
+    value = np.arange(64, dtype=np.float32).reshape(2, 8, 4)
+    out = jax.jit(jax.vmap(fun, spmd_axis_name="y"))(value)
+    np.testing.assert_array_equal(out, value)
     assert "y" in out.sharding.spec[0]
     assert "x" in out.sharding.spec[2]
+
+
+def test_spmd_axis_name_reaches_constraints_inside(mesh):
+    function = pjit(lambda a: with_sharding_constraint(a + 1, P("x")), in_axis_resources=P("x"))
+    a = np.ones((4, 8), np.float32)
+    fun = jax.vmap(function, spmd_axis_name="y")
+    spec = inner_constraint(fun, a)
+    assert spec.partitions == (("y",), ("x",))
+    assert spec.sync is SpecSync.OUT_OF_SYNC
+    laid_out(fun(a), mesh, P("y", "x"))
+
+
+def test_spmd_axis_name_under_grad_and_jit(mesh):
+    function = pjit(lambda a: jnp.sum(a**3), in_axis_resources=P("x"), out_axis_resources=None)
+    a = np.arange(4 * 8.0, dtype=np.float32).reshape(4, 8)
+    for transform in (lambda f: f, jax.jit):
+        grad = transform(jax.vmap(jax.grad(function), spmd_axis_name="y"))(a)
+        np.testing.assert_allclose(grad, 3 * a**2, rtol=1e-6)
+        laid_out(grad, mesh, P("y", "x"))
+
+
+@pytest.mark.parametrize(
+    ("in_spec", "out_spec"),
+    [
+        (P("y"), None),
+        (P(None, ("x", "y")), None),
+        (None, P("y")),
+        (P("x"), P("x", "y")),
+        (P("x"), P(None, ("y", "x"))),
+    ],
+)
+@pytest.mark.parametrize("name", ["y", ("y",)])
+def test_an_spmd_axis_that_a_spec_already_uses_is_refused(in_spec, out_spec, name):
+    function = pjit(lambda a: a, in_axis_resources=in_spec, out_axis_resources=out_spec)
+    with pytest.raises(ValueError, match=r"spmd_axis_name.*already uses 'y'"):
+        jax.vmap(function, spmd_axis_name=name)(np.ones((4, 8, 8), np.float32))
+
+
+def test_an_spmd_axis_that_a_constraint_already_uses_is_refused():
+    function = pjit(lambda a: with_sharding_constraint(a, P(None, "y")))
+    with pytest.raises(ShardingError, match=r"with_sharding_constraint.*already uses 'y'"):
+        jax.vmap(function, spmd_axis_name="y")(np.ones((4, 8, 8), np.float32))
+    with pytest.raises(ShardingError, match="already uses 'y'"):
+        jax.vmap(lambda a: with_sharding_constraint(a, P("y")), spmd_axis_name="y")(np.ones((4, 8), np.float32))
+
+
+def test_an_spmd_axis_used_by_an_unbatched_argument_is_no_clash(mesh):
+    function = pjit(lambda a, b: a + b, in_axis_resources=(P("x"), P("y")), out_axis_resources=P("x"))
+    out = jax.vmap(function, in_axes=(0, None), spmd_axis_name="y")(np.ones((4, 8), np.float32), np.ones(8, np.float32))
+    np.testing.assert_array_equal(out, np.full((4, 8), 2))
+    laid_out(out, mesh, P("y", "x"))
+
+
+def test_the_same_spmd_axis_in_two_nested_vmaps_is_refused():
+    function = pjit(lambda a: a, in_axis_resources=None, out_axis_resources=None)
+    with pytest.raises(ShardingError, match="already uses 'y'"):
+        jax.vmap(jax.vmap(function, spmd_axis_name="y"), spmd_axis_name="y")(np.ones((4, 4), np.float32))
+
+
+def test_an_spmd_axis_the_mesh_does_not_have_is_refused():
+    function = pjit(lambda a: a, in_axis_resources=P("x"), out_axis_resources=P("x"))
+    with pytest.raises(ValueError, match="resource axis model, which is undefined"):
+        jax.vmap(function, spmd_axis_name="model")(np.ones((4, 8), np.float32))
+
+
+def test_a_batch_that_the_spmd_axis_does_not_divide_is_refused():
+    function = pjit(lambda a: a, in_axis_resources=P("y"), out_axis_resources=P("y"))
+    with pytest.raises(ValueError, match=r"batch.*divisible by 4.*equal to 6"):
+        jax.vmap(function, spmd_axis_name="x")(np.ones((6, 8), np.float32))
+
+
+# Names
+
+
+def test_collectives_over_the_name_of_the_batch_work_inside():
+    function = pjit(
+        lambda a: (jax.lax.psum(a, "batch"), jax.lax.pmax(a, "batch"), a - jax.lax.pmean(a, "batch")),
+        in_axis_resources=P("x"),
+        out_axis_resources=P("x"),
+    )
+    total, largest, centred = jax.vmap(function, axis_name="batch", out_axes=(None, None, 0))(A)
+    np.testing.assert_allclose(total, A.sum(0), rtol=1e-6)
+    np.testing.assert_allclose(largest, A.max(0))
+    np.testing.assert_allclose(centred, A - A.mean(0), rtol=1e-5, atol=1e-6)
+
+
+def test_the_index_of_the_batch_is_known_inside():
+    function = pjit(
+        lambda a: a + jax.lax.axis_index("batch").astype(a.dtype), in_axis_resources=P("x"), out_axis_resources=P("x")
+    )
+    out = jax.vmap(function, axis_name="batch")(A)
+    np.testing.assert_allclose(out, A + np.arange(3, dtype=np.float32)[:, None, None], rtol=1e-6)
+
+
+def test_the_same_program_with_and_without_the_name():
+    function = pjit(lambda a: a * 2, in_axis_resources=P("x"), out_axis_resources=P("x"))
+    for _ in range(2):
+        np.testing.assert_array_equal(function(B), 2 * B)
+        np.testing.assert_array_equal(jax.vmap(function, axis_name="batch")(A), 2 * A)
+        np.testing.assert_array_equal(jax.vmap(function)(A), 2 * A)
+
+
+def test_donation_under_vmap_and_keyword_arguments(mesh):
+    function = pjit(lambda a, *, s: a * s, donate_argnums=0, out_axis_resources=P("x"))
+    a = jax.device_put(np.ones((8, 8), np.float32), NamedSharding(mesh, P(None, "x")))
+    out = jax.vmap(lambda a, s: function(a, s=s))(a, np.arange(8, dtype=np.float32))
+    np.testing.assert_array_equal(out, np.arange(8)[:, None] * np.ones((8, 8)))
+    laid_out(out, mesh, P(None, "x"))

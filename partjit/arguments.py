@@ -1,0 +1,220 @@
+"""The user's function and its arguments: what it is called, which arguments are static or donated, and the arguments of
+one call taken apart, each leaf with its key path in terms of the function's parameters.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from partjit import _compat
+
+__all__ = [
+    "Arguments",
+    "Numbered",
+    "abstract_arguments",
+    "argument_numbers",
+    "check_call",
+    "check_callable",
+    "flatten_arguments",
+    "name_of",
+    "positions",
+    "signature_of",
+    "source_of",
+]
+
+Numbered = tuple[tuple[int, ...], tuple[str, ...]]
+"""Numbers and names of some of the arguments of a function, in the user's numbering."""
+
+
+def check_callable(fun: Any) -> None:
+    """Raises TypeError if `fun` is not callable or a generator function."""
+    if not callable(fun):
+        raise TypeError(f"Expected a callable value, got {fun!r}")
+    if inspect.isgeneratorfunction(fun):
+        raise TypeError(f"Expected a function, got a generator function: {fun!r}")
+
+
+def signature_of(fun: Callable[..., Any]) -> inspect.Signature | None:
+    """The signature of `fun`, or None if it has none."""
+    try:
+        return inspect.signature(fun)
+    except (ValueError, TypeError):
+        return None  # some builtins have none
+
+
+def argument_numbers(
+    fun: Callable[..., Any], signature: inspect.Signature | None, static: tuple[Any, Any], donate: tuple[Any, Any]
+) -> tuple[Numbered, Numbered]:
+    """What the user gave as (numbers, names) of static and of donated arguments, completed from the signature.
+
+    Raises:
+        ValueError: a number or a name is not in the signature, or an argument is both static and donated.
+    """
+
+    def given(numbers: Any, names: Any) -> tuple[Any, Any]:
+        # No numbers and some names means: find the numbers. Only None says "no numbers" to jax.
+        numbers = (numbers,) if isinstance(numbers, int) else tuple(numbers or ())
+        return (numbers or None) if names is not None else numbers, names
+
+    static_given, donate_given = given(*static), given(*donate)
+    both = set(static_given[0] or ()) & set(donate_given[0] or ())
+    if both:
+        raise ValueError(
+            f"static_argnums {static_given[0]} and donate_argnums {donate_given[0]} cannot intersect: "
+            f"{sorted(both)} are in both, and a static argument has no buffer to give away"
+        )
+    donate_numbers, donate_names, static_numbers, static_names = _compat.resolve_argnums(
+        fun, signature, donate_given, static_given
+    )
+    return (tuple(static_numbers), tuple(static_names)), (tuple(donate_numbers), tuple(donate_names))
+
+
+def name_of(fun: Callable[..., Any]) -> str:
+    """The name of `fun`, through any `functools.partial`."""
+    while isinstance(fun, functools.partial) and not hasattr(fun, "__name__"):
+        fun = fun.func
+    return getattr(fun, "__name__", type(fun).__name__)
+
+
+def source_of(fun: Callable[..., Any]) -> str:
+    """The name of `fun` and where it is, for the debug information of its jaxpr."""
+    inner = inspect.unwrap(fun)
+    while isinstance(inner, functools.partial):
+        inner = inspect.unwrap(inner.func)
+    code = getattr(inner, "__code__", None)
+    return f"{name_of(fun)} at {code.co_filename}:{code.co_firstlineno}" if code is not None else name_of(fun)
+
+
+def check_call(
+    name: str, signature: inspect.Signature | None, static: Numbered, donate: Numbered, args: Sequence[Any], kwargs: Any
+) -> None:
+    """Checks what a call is made of, before anything is looked at.
+
+    Raises:
+        ValueError: there are fewer positional arguments than static and donated ones need, or a static argument is not
+            hashable.
+    """
+    needed = [number for number in (*static[0], *donate[0]) if number >= len(args)]
+    parameters = list(signature.parameters.values()) if signature else []
+    for number in needed:
+        parameter = parameters[number] if number < len(parameters) else None
+        if parameter is not None and (parameter.name in kwargs or parameter.default is not parameter.empty):
+            continue
+        raise ValueError(
+            f"pjitted function {name} has static_argnums={static[0]}, "
+            f"donate_argnums={donate[0]} but was called with only {len(args)} positional "
+            f"argument{'' if len(args) == 1 else 's'}"
+        )
+    for number in static[0]:
+        if number < len(args):
+            _check_hashable(args[number], f"number {number}", name)
+    for key in static[1]:
+        if key in kwargs:
+            _check_hashable(kwargs[key], key, name)
+
+
+def _check_hashable(value: Any, which: str, name: str) -> None:
+    try:
+        hash(value)
+    except TypeError:
+        raise ValueError(
+            f"Non-hashable static arguments are not supported: static argument {which} of {name} is of type "
+            f"{type(value).__name__}. Static arguments must be hashable, since calls are cached on them"
+        ) from None
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """The arguments of one call, taken apart.
+
+    Attributes:
+        leaves: the flat arguments that are traced.
+        tree: the structure of `(args, kwargs)` without the static arguments.
+        static: position or name and value of each static argument.
+        paths: the key path of each leaf in terms of the function's parameters: `params['layers'][3]['w']`.
+        donated: for each leaf whether its argument was donated.
+    """
+
+    leaves: list[Any]
+    tree: Any
+    static: tuple[tuple[int | str, Any], ...]
+    paths: tuple[str, ...]
+    donated: tuple[bool, ...]
+
+
+def flatten_arguments(
+    signature: inspect.Signature | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    static: Numbered,
+    donate: Numbered,
+) -> Arguments:
+    """Takes the arguments of a call apart.
+
+    Args:
+        signature: the signature of the user's function, or None if it has none.
+        args, kwargs: what it is called with.
+        static: numbers and names of the static arguments.
+        donate: numbers and names of the donated arguments, in the user's numbering.
+    """
+    static_numbers = positions(static[0], len(args))
+    donated_numbers = positions(donate[0], len(args))
+    names = _parameter_names(signature, len(args))
+    dynamic = [(names[i], i in donated_numbers, arg) for i, arg in enumerate(args) if i not in static_numbers]
+    dynamic_kwargs = {name: value for name, value in kwargs.items() if name not in static[1]}
+
+    leaves: list[Any] = []
+    paths: list[str] = []
+    donated: list[bool] = []
+    for name, is_donated, arg in [
+        *dynamic,
+        *((name, name in donate[1], dynamic_kwargs[name]) for name in sorted(dynamic_kwargs)),
+    ]:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(arg):
+            leaves.append(leaf)
+            paths.append(name + jax.tree_util.keystr(path))
+            donated.append(is_donated)
+    return Arguments(
+        leaves,
+        jax.tree.structure((tuple(arg for _, _, arg in dynamic), dynamic_kwargs)),
+        (
+            *((number, args[number]) for number in sorted(static_numbers)),
+            *((name, kwargs[name]) for name in sorted(static[1]) if name in kwargs),
+        ),
+        tuple(paths),
+        tuple(donated),
+    )
+
+
+def positions(numbers: Sequence[int], count: int) -> set[int]:
+    """The numbers of arguments, which may count from the end, as positions in a call with `count` of them."""
+    return {number % count for number in numbers if -count <= number < count}
+
+
+def _parameter_names(signature: inspect.Signature | None, count: int) -> list[str]:
+    """The name of each positional argument in the user's function; `rest[1]` for those a `*rest` takes."""
+    names: list[str] = []
+    for parameter in signature.parameters.values() if signature is not None else ():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            names += [f"{parameter.name}[{i}]" for i in range(count - len(names))]
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+    return (names + [f"args[{i}]" for i in range(len(names), count)])[:count]
+
+
+def abstract_arguments(arguments: Arguments, name: str) -> tuple[Any, ...]:
+    """The abstract value of each leaf; TypeError names the argument that is no array."""
+    avals = []
+    for path, leaf in zip(arguments.paths, arguments.leaves, strict=True):
+        try:
+            avals.append(_compat.abstractify(leaf))
+        except TypeError:
+            raise TypeError(
+                f"Argument {path} of {name} is {leaf!r} of type {type(leaf).__name__}, which is not a valid JAX type: "
+                "pass an array or a scalar, or mark the argument static (static_argnums, static_argnames)"
+            ) from None
+    return tuple(avals)
