@@ -50,13 +50,13 @@ __all__ = [
     "batch_jaxpr",
     "batching",
     "checked_jaxpr",
-    "concrete_mesh",
     "core",
     "current_source_info",
     "debug_nans_enabled",
     "discharge_jaxpr",
     "effects_of",
     "fast_path_data",
+    "innermost_mesh",
     "kept_effects",
     "lower_call",
     "lower_constraint",
@@ -136,6 +136,9 @@ class _Cell:
 # Meshes
 
 
+# jax 0.12 moved the states of `jax.set_mesh` from config to mesh.
+_mesh_state: Any = mesh_lib if MERGED_JAXPR else config
+
 EMPTY_MESH = mesh_lib.empty_concrete_mesh
 
 
@@ -144,9 +147,26 @@ def physical_mesh() -> Any:
     return mesh_lib.thread_resources.env.physical_mesh
 
 
-def concrete_mesh() -> Any:
-    """The mesh `jax.set_mesh` set in this thread, or the empty mesh."""
-    return mesh_lib.get_concrete_mesh()
+def innermost_mesh() -> Any:
+    """The mesh of the innermost `with mesh:` or `jax.set_mesh` of this thread, or the empty mesh.
+
+    jax keeps the two apart and does not say which came last. Whoever pushes a mesh here notes what `jax.set_mesh` had
+    set by then: if that has changed since, it was set later. Of a `with` of jax's own mesh nothing is known; it wins.
+    """
+    entered, set_since = physical_mesh(), mesh_lib.get_concrete_mesh()
+    if entered.empty:
+        return set_since
+    depth, set_before = _pushed.entries[-1] if _pushed.entries else (0, set_since)
+    is_later = depth == len(mesh_lib.thread_resources.stack) and set_since is not set_before and not set_since.empty
+    return set_since if is_later else entered
+
+
+class _Pushed(threading.local):
+    def __init__(self) -> None:
+        self.entries: list[tuple[int, Any]] = []  # depth of jax's stack, and the mesh of jax.set_mesh at the time
+
+
+_pushed = _Pushed()
 
 
 def manual_axes() -> tuple[str, ...]:
@@ -158,12 +178,14 @@ def push_physical_mesh(mesh: Any) -> None:
     """What `jax.sharding.Mesh.__enter__` does, without its DeprecationWarning."""
     resources = mesh_lib.thread_resources
     resources.stack.append(resources.stack[-1].with_mesh(mesh))
+    _pushed.entries.append((len(resources.stack), mesh_lib.get_concrete_mesh()))
     _publish_physical_meshes()
 
 
 def pop_physical_mesh() -> None:
     """Undoes the last `push_physical_mesh`."""
     mesh_lib.thread_resources.stack.pop()
+    _pushed.entries.pop()
     _publish_physical_meshes()
 
 
@@ -177,16 +199,16 @@ def _publish_physical_meshes() -> None:
 @contextlib.contextmanager
 def ambient(mesh: Any) -> Iterator[None]:
     """Makes `mesh` the answer to every way of asking: `with mesh:`, `jax.set_mesh` and the abstract mesh."""
-    # jax 0.12 moved this state from config to mesh.
-    device_context = cast(Any, mesh_lib if MERGED_JAXPR else config).device_context
-    outer = device_context.swap_local(mesh)
+    # The states are set directly: jax's own context managers refuse a mesh of another size than the one set before.
+    outer = _mesh_state.device_context.swap_local(mesh)
+    outer_abstract = _mesh_state.abstract_mesh_context_manager.swap_local(mesh.abstract_mesh)
     push_physical_mesh(mesh)
     try:
-        with mesh_lib.use_abstract_mesh(mesh.abstract_mesh):
-            yield
+        yield
     finally:
         pop_physical_mesh()
-        device_context.set_local(outer)
+        _mesh_state.abstract_mesh_context_manager.set_local(outer_abstract)
+        _mesh_state.device_context.set_local(outer)
 
 
 # Tracing

@@ -30,7 +30,7 @@ from partjit.arguments import (
 from partjit.compile import Program, Traced
 from partjit.dispatch import make_cache_miss, retiring
 from partjit.errors import ShardingError
-from partjit.mesh import program_mesh
+from partjit.mesh import ambient_mesh, program_mesh
 from partjit.spec import FROM_ARRAY, ParsedPartitionSpec, parse_spec_tree
 from partjit.trace import Trace, trace
 from partjit.trees import broadcast_specs
@@ -252,7 +252,9 @@ def _infer(definition: _Definition, args: Sequence[Any], kwargs: dict[str, Any])
         definition.fun, definition, arguments.tree, avals, arguments.static, arguments.paths, in_specs, donated, mesh
     )
     failures = [] if isinstance(outcome, Program) else outcome
-    raise_failures([*failures, *check_devices(arguments.paths, arguments.leaves, mesh)], definition.name, mesh)
+    raise_failures(
+        [*failures, *check_devices(arguments.paths, arguments.leaves, in_specs, mesh)], definition.name, mesh
+    )
     return outcome, arguments.leaves
 
 
@@ -320,7 +322,8 @@ def _spec_of_array(leaf: Any, path: str, in_name: str) -> Any:
             f"{in_name} of {path} cannot be `pjit.FROM_GDA` (FROM_ARRAY), because {path} is {kind}, which has no "
             "sharding of its own to take: place it with jax.device_put, or give a PartitionSpec"
         )
-    if isinstance(sharding, jax.sharding.NamedSharding):
+    mesh = ambient_mesh()
+    if isinstance(sharding, jax.sharding.NamedSharding) and (mesh.empty or sharding.device_set == {*mesh.devices.flat}):
         return ParsedPartitionSpec.from_user_input(sharding, in_name)
     return UNSPECIFIED  # a committed array stays as it is
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from partjit import _compat
 from partjit._compat import UNSPECIFIED, UnspecifiedValue
@@ -114,8 +114,14 @@ def _lower(
     name: str,
     keep_unused: bool,
 ) -> Any:
+    # jax writes shardings the partitioner chose in terms of the context mesh, and fails where an argument comes on
+    # another mesh of the same devices: what divides there need not divide here.
+    elsewhere = any(
+        isinstance(sharding, NamedSharding) and sharding.mesh.shape != mesh.shape for sharding in in_shardings
+    )
+    context_mesh = _compat.EMPTY_MESH if elsewhere else mesh
     return _compat.lower_to_computation(
-        jaxpr, name, in_shardings, out_shardings, donated_invars, keep_unused=keep_unused, context_mesh=mesh
+        jaxpr, name, in_shardings, out_shardings, donated_invars, keep_unused=keep_unused, context_mesh=context_mesh
     )
 
 

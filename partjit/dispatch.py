@@ -21,6 +21,7 @@ from partjit.compile import Program, lower
 from partjit.mesh import auto_twin, has_explicit_axes
 from partjit.placement import Misplaced, misplaced, reshard
 from partjit.primitive import pjit_p, sharding_constraint_p, shardings_of
+from partjit.validate import check_specs, raise_failures
 
 __all__ = ["make_cache_miss", "retiring"]
 
@@ -121,6 +122,9 @@ def _evaluate(*values: Any, **params: Any) -> list[Any]:
 @sharding_constraint_p.def_impl
 def _constrain(x: Any, **params: Any) -> Any:
     """Applies a constraint to an array outside any program: it is moved, and what is unconstrained stays with XLA."""
+    what, aval = "with_sharding_constraint arguments", _compat.abstractify(x)
+    failures = check_specs(what, ["x"], [aval], [params["spec"]], params["mesh"])
+    raise_failures(failures, "with_sharding_constraint", params["mesh"])
     if not params["spec"].unconstrained_dims:
         return jax.device_put(x, params["spec"].named_sharding(params["mesh"]))
     return jax.jit(lambda x: sharding_constraint_p.bind(x, **params))(x)

@@ -1,7 +1,7 @@
 """The errors and warnings partjit raises, all in one place so that callers can catch them by name.
 
-Every error of a spec is a `ShardingError`, hence a `ValueError`; a `MissingMeshError` is a `RuntimeError` as well, as
-it was in the first `pjit`.
+Every error of specs against values or a mesh is a `ShardingError`, hence a `ValueError`; a `MissingMeshError` is a
+`RuntimeError` as well, as it was in the first `pjit`.
 """
 
 __all__ = ["MeshChangedError", "MissingMeshError", "ReshardWarning", "ShardingError"]

@@ -90,8 +90,7 @@ class Mesh(jax.sharding.Mesh):
 class set_mesh:
     """Sets the ambient mesh of this thread: for good when called, for a block when used with `with`.
 
-    It does all that `jax.set_mesh` does, so `jax.jit` sees the mesh too. In a `with` it is innermost: it wins over an
-    enclosing `with mesh:`.
+    It does all that `jax.set_mesh` does, so `jax.jit` sees the mesh too.
 
     Args:
         mesh: the mesh, or None for none.
@@ -111,7 +110,7 @@ class set_mesh:
 
     def __enter__(self) -> jax.sharding.Mesh | None:
         # An enclosing `with mesh:` is read first, so it is shadowed for the block. Outside a block there is no end at
-        # which to take the shadow away, and a `with mesh:` around the call stays in force.
+        # which to take the shadow away. Without one there is nothing to shadow, and the caches' keys stay jax's.
         self._shadows = not _compat.physical_mesh().empty
         if self._shadows:
             _compat.push_physical_mesh(_compat.EMPTY_MESH)
@@ -129,14 +128,13 @@ class set_mesh:
 
 
 def ambient_mesh() -> jax.sharding.Mesh:
-    """The mesh of the innermost `with mesh:`, else that of `set_mesh`; the empty mesh if there is neither.
+    """The mesh of the innermost `with mesh:` or `set_mesh` of this thread; the empty mesh if there is neither.
 
     Example:
         >>> ambient_mesh().empty
         True
     """
-    mesh = _compat.physical_mesh()
-    return _compat.concrete_mesh() if mesh.empty else mesh
+    return _compat.innermost_mesh()
 
 
 @functools.lru_cache(maxsize=256)
@@ -184,9 +182,14 @@ def program_mesh(own_meshes: Sequence[jax.sharding.Mesh], *, has_bare_specs: boo
         MeshChangedError: the program is part of one on another mesh.
     """
     mesh = ambient_mesh()
-    _check_unchanged(mesh)
+    outer = getattr(_tracing, "mesh", None)
+    if outer is not None and not mesh.empty and auto_twin(mesh) != auto_twin(outer):
+        raise _mesh_changed(outer, mesh)
     if own_meshes and (mesh.empty or not has_bare_specs):
-        return own_meshes[0]
+        own = own_meshes[0]
+        if outer is not None and [*own.devices.flat] != [*outer.devices.flat]:
+            raise _mesh_changed(outer, own)
+        return own
     return mesh
 
 
@@ -195,11 +198,8 @@ def describe_mesh(mesh: jax.sharding.Mesh) -> str:
     return ", ".join(f"{name}={size}" for name, size in mesh.shape.items()) or "no axes"
 
 
-def _check_unchanged(mesh: jax.sharding.Mesh) -> None:
-    outer = getattr(_tracing, "mesh", None)
-    if outer is None or mesh.empty or auto_twin(mesh) == auto_twin(outer):
-        return
-    raise MeshChangedError(
+def _mesh_changed(outer: jax.sharding.Mesh, mesh: jax.sharding.Mesh) -> MeshChangedError:
+    return MeshChangedError(
         "Changing the physical mesh is not allowed inside a pjit: the function is being traced for a program on the "
         f"mesh ({describe_mesh(outer)}) with devices {_device_ids(outer)}, and an inner pjit is called under the mesh "
         f"({describe_mesh(mesh)}) with devices {_device_ids(mesh)}. Leave the inner mesh out, or call the inner "

@@ -5,7 +5,6 @@ moving it is worth a word: `reshard_policy` says which.
 """
 
 import sys
-import threading
 import warnings
 from collections.abc import Sequence
 from types import TracebackType
@@ -17,6 +16,7 @@ from jax.sharding import Sharding
 
 from partjit._compat import UnspecifiedValue
 from partjit.errors import ReshardWarning, ShardingError
+from partjit.mesh import describe_mesh
 
 __all__ = ["Misplaced", "is_placed", "misplaced", "reshard", "reshard_policy"]
 
@@ -81,7 +81,6 @@ class Misplaced:
     def __init__(self, name: str) -> None:
         self._name = name
         self._seen: set[tuple[str, int]] = set()
-        self._lock = threading.Lock()
 
     def report(
         self, args: Sequence[Any], shardings: Sequence[Any], paths: Sequence[str], indices: Sequence[int]
@@ -94,8 +93,8 @@ class Misplaced:
         if not indices or reshard_policy.current == "allow":
             return
         moves = "; ".join(
-            f"{paths[i]} ({args[i].aval.str_short()}) from {_describe(args[i].sharding)} to {_describe(shardings[i])}, "
-            f"moving {_bytes_moved(args[i], shardings[i]):,} bytes"
+            f"{paths[i]} ({args[i].aval.str_short()}) {_describe_move(args[i].sharding, shardings[i])}, moving "
+            f"{_bytes_moved(args[i], shardings[i]):,} bytes"
             for i in indices
         )
         if reshard_policy.current == "error":
@@ -104,10 +103,8 @@ class Misplaced:
                 "Move it with jax.device_put, change the spec, or set partjit.reshard_policy('warn')"
             )
         stacklevel, site = _call_site()
-        with self._lock:
-            if site in self._seen:
-                return
-            self._seen.add(site)
+        if site in self._seen:
+            return
         warnings.warn(
             f"{self._name} is called with committed arrays that are not sharded as their specs say, so each call "
             f"reshards them: {moves}. Move them once with jax.device_put, change the specs, or silence this with "
@@ -115,6 +112,7 @@ class Misplaced:
             ReshardWarning,
             stacklevel=stacklevel,
         )
+        self._seen.add(site)  # only now: where the warning is an error, the next call is refused as well
 
 
 def reshard(args: Sequence[Any], shardings: Sequence[Any], indices: Sequence[int]) -> list[Any]:
@@ -125,9 +123,18 @@ def reshard(args: Sequence[Any], shardings: Sequence[Any], indices: Sequence[int
     return moved
 
 
-def _describe(sharding: Any) -> str:
-    spec = getattr(sharding, "spec", None)
-    return str(sharding if spec is None else spec)
+def _describe_move(old: Any, new: Any) -> str:
+    """From which spec to which; with the meshes and memories where the specs are the same."""
+    specs = [getattr(sharding, "spec", sharding) for sharding in (old, new)]
+    if str(specs[0]) != str(specs[1]):
+        return f"from {specs[0]} to {specs[1]}"
+    return f"from {_describe_place(old)} to {_describe_place(new)}"
+
+
+def _describe_place(sharding: Any) -> str:
+    ids = [device.id for device in sharding.mesh.devices.flat]
+    mesh = f"the mesh ({describe_mesh(sharding.mesh)}) of devices {ids}"
+    return f"{sharding.spec} on {mesh} in {sharding.memory_kind} memory"
 
 
 def _bytes_moved(array: Any, sharding: Any) -> int:

@@ -37,8 +37,8 @@ class SpecSync(enum.IntEnum):
 
     Example:
         >>> spec = ParsedPartitionSpec.from_user_input(P("x"), "in_axis_resources")
-        >>> spec.sync.name, spec.insert_axis_partitions(0, ()).sync.name, spec.insert_axis_partitions(0, ("y",)).sync.name
-        ('IN_SYNC', 'DIM_PERMUTE', 'OUT_OF_SYNC')
+        >>> [spec.sync.name, *(spec.insert_axis_partitions(0, axes).sync.name for axes in [(), ("y",)])]
+        ['IN_SYNC', 'DIM_PERMUTE', 'OUT_OF_SYNC']
     """
 
     OUT_OF_SYNC = 0

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 
 from partjit import _compat
+from partjit.errors import ShardingError
 from partjit.validate import spec_prefix_message
 
 __all__ = ["broadcast_specs"]
@@ -20,7 +21,7 @@ def broadcast_specs(specs: Any, values: Any, arg_name: str, *, single_argument: 
         single_argument: whether `values` is the tuple of one argument of a call, which a user may forget to wrap.
 
     Raises:
-        ValueError: `specs` is no tree prefix of `values`; the message says where they differ.
+        ShardingError: `specs` is no tree prefix of `values`; the message says where they differ.
     """
     spec_leaves, spec_tree = jax.tree.flatten(specs)
     try:
@@ -28,7 +29,7 @@ def broadcast_specs(specs: Any, values: Any, arg_name: str, *, single_argument: 
     except ValueError:
         errors = [str(error(arg_name)) for error in _compat.tree_prefix_errors(specs, values)]
         tree = jax.tree.structure(values)
-        raise ValueError(
+        raise ShardingError(
             spec_prefix_message(arg_name, spec_tree, tree, errors, single_argument=single_argument)
         ) from None
     return [

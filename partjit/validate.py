@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from partjit import _compat
 from partjit.errors import MissingMeshError, ShardingError
@@ -111,46 +111,54 @@ def _check_spec(
             f"{given}, which implies that it has a rank of at least {len(spec)}, but it is {len(shape)}",
             f"give {path} a spec with at most {len(shape)} entr{'y' if len(shape) == 1 else 'ies'}",
         )
-        return
     undefined = [axis for axis in spec.mesh_axes if axis not in mesh.shape]
     for axis in undefined:
-        close = difflib.get_close_matches(axis, mesh.axis_names, n=1, cutoff=0.5)
+        spellings = {str(name).casefold(): name for name in mesh.axis_names}
+        close = difflib.get_close_matches(str(axis).casefold(), spellings, n=1, cutoff=0.5)
         yield Failure(
             f"{given}, but resource axis {axis} is undefined: Resource axis: {axis} of {spec.unsafe_user_spec} is not "
             f"found in mesh: ({describe_mesh(mesh)})",
-            f"did you mean {close[0]!r}?" if close else "name one of its axes, or declare the axis in the mesh",
+            f"did you mean {spellings[close[0]]!r}?"
+            if close
+            else "name one of its axes, or declare the axis in the mesh",
         )
     for axis in set(spec.mesh_axes) & set(_compat.manual_axes()):
         yield Failure(
             f"{given}, but resource axis {axis} is manual here: inside shard_map the value is one device's own",
             f"leave {axis!r} out of the spec, or out of the axis_names of the shard_map",
         )
-    if undefined or allow_uneven:
-        return
     for dim, (axes, size) in enumerate(zip(spec, shape, strict=False)):
-        divisor = 1 if axes is UNCONSTRAINED else math.prod(mesh.shape[axis] for axis in axes)
+        if allow_uneven or axes is UNCONSTRAINED or not set(axes).isdisjoint(undefined):
+            continue
+        divisor = math.prod(mesh.shape[axis] for axis in axes)
         if size % divisor:
             product = " * ".join(f"{axis}={mesh.shape[axis]}" for axis in axes)
             yield Failure(
                 f"{given}, which implies that the size of its dimension {dim} should be divisible by {divisor}, but it "
                 f"is equal to {size} ({divisor} is {product}; mesh: {describe_mesh(mesh)})",
-                _divisibility_remedy(path, dim, size, divisor, mesh),
+                _divisibility_remedy(path, dim, size, divisor, mesh, free_axes=_free_axes(mesh, spec, dim)),
             )
 
 
-def _divisibility_remedy(path: str, dim: int, size: int, divisor: int, mesh: Mesh) -> str:
+def _free_axes(mesh: Mesh, spec: ParsedPartitionSpec, dim: int) -> list[str]:
+    """The axes that may divide this dimension: those no other dimension uses and that are not manual."""
+    others = {axis for i, axes in enumerate(spec) if i != dim and axes is not UNCONSTRAINED for axis in axes}
+    return [axis for axis in mesh.axis_names if axis not in others and axis not in _compat.manual_axes()]
+
+
+def _divisibility_remedy(path: str, dim: int, size: int, divisor: int, mesh: Mesh, *, free_axes: Sequence[str]) -> str:
     padded = -(-size // divisor) * divisor
     remedy = f"make dimension {dim} of {path} a multiple of {divisor}: {padded} is the next one"
     # Subsets of axes, smallest first; a mesh has few axes, so there are few subsets.
     fitting = [
         (math.prod(mesh.shape[axis] for axis in axes), axes)
-        for count in range(1, len(mesh.axis_names) + 1)
-        for axes in itertools.combinations(mesh.axis_names, count)
+        for count in range(1, len(free_axes) + 1)
+        for axes in itertools.combinations(free_axes, count)
     ]
     divisors = [f"{product} ({', '.join(axes)})" for product, axes in fitting if product > 1 and size % product == 0]
     if divisors:
         return f"{remedy}\nor divide it otherwise: {size} is divisible by {', '.join(divisors[:6])}"
-    return f"{remedy}\nor leave the dimension whole (None): no axes of the mesh divide {size}"
+    return f"{remedy}\nor leave the dimension whole (None): no free axes of the mesh divide {size}"
 
 
 def spec_prefix_message(
@@ -181,20 +189,20 @@ def spec_prefix_message(
     return "\n".join([message, *errors])
 
 
-def check_devices(paths: Sequence[str], args: Sequence[Any], mesh: Mesh) -> list[Failure]:
-    """Checks that no committed array lies on devices other than the mesh's."""
+def check_devices(paths: Sequence[str], args: Sequence[Any], specs: Sequence[Spec], mesh: Mesh) -> list[Failure]:
+    """Checks that committed arrays lie on the devices of the mesh, in its order where nothing asks to move them."""
     if mesh.empty:
         return []
     devices = set(mesh.devices.flat)
     failures = []
-    for path, arg in zip(paths, args, strict=True):
+    for path, arg, spec in zip(paths, args, specs, strict=True):
         # A tracer's place is the business of whoever traces.
         placed = isinstance(arg, jax.Array) and not isinstance(arg, _compat.core.Tracer) and arg.committed
-        if placed and arg.sharding.device_set != devices:
+        if placed and (arg.sharding.device_set != devices or not _in_order(arg.sharding, spec, mesh)):
             failures.append(
                 Failure(
                     f"One of pjit arguments, {path} ({arg.aval.str_short()}), is committed to the incompatible devices "
-                    f"{sorted(d.id for d in arg.sharding.device_set)}, but the program runs on the devices "
+                    f"{_ids_of_sharding(arg.sharding)}, but the program runs on the devices "
                     f"{_device_ids(mesh)} of the mesh",
                     f"move it first: jax.device_put({path}, NamedSharding(mesh, spec)), or call under its own mesh",
                 )
@@ -202,5 +210,18 @@ def check_devices(paths: Sequence[str], args: Sequence[Any], mesh: Mesh) -> list
     return failures
 
 
-def _device_ids(mesh: Mesh) -> list[int]:
+def _in_order(sharding: Any, spec: Spec, mesh: Mesh) -> bool:
+    """Whether an array that stays where it is has its shards on the devices in the order of the mesh."""
+    if isinstance(spec, ParsedPartitionSpec) or not isinstance(sharding, NamedSharding):
+        return True
+    return _device_ids(sharding.mesh) == _device_ids(mesh)
+
+
+def _ids_of_sharding(sharding: Any) -> list[int]:
+    if isinstance(sharding, NamedSharding):
+        return _device_ids(sharding.mesh)
+    return sorted(device.id for device in sharding.device_set)
+
+
+def _device_ids(mesh: Any) -> list[int]:
     return [device.id for device in mesh.devices.flat]

@@ -163,28 +163,6 @@ def test_numpy_arrays_and_scalars_survive_donation(mesh):
     np.testing.assert_array_equal(value, np.ones((8, 4)))
 
 
-def test_an_argument_that_is_donated_and_passed_again_is_no_silent_corruption(mesh):
-    function = pjit(lambda a, b: (a + 1, b * 3), P("x"), P("x"), donate_argnums=0)
-    with mesh:
-        a = put(mesh, 1.0)
-        try:
-            first, second = function(a, a)
-        except (RuntimeError, ValueError) as error:
-            assert "donat" in str(error) or "deleted" in str(error)  # noqa: PT017
-        else:
-            np.testing.assert_array_equal(first, np.full((8, 4), 2.0))
-            np.testing.assert_array_equal(second, np.full((8, 4), 3.0))
-
-
-def test_a_result_of_another_type_cannot_use_the_buffer(mesh):
-    function = pjit(lambda a: (a > 0).astype(np.int8), P("x"), P("x"), donate_argnums=0)
-    with mesh:
-        a = put(mesh)
-        with pytest.warns(UserWarning, match="donated buffers were not usable"):
-            function(a)
-        assert not a.is_deleted()
-
-
 def test_a_misplaced_argument_that_is_donated_gives_the_right_result(mesh):
     function = pjit(lambda a: a + 1, P("x"), P("x"), donate_argnums=0)
     elsewhere = jax.device_put(np.arange(32, dtype=np.float32).reshape(8, 4), NamedSharding(mesh, P()))
@@ -247,11 +225,11 @@ def test_donation_by_an_outer_jit(mesh):
         assert a.is_deleted()
 
 
-@pytest.mark.parametrize("check", [jax.debug_nans, jax.debug_infs])
-def test_donated_arguments_are_there_when_a_bad_number_is_looked_for(mesh, check):
-    function = pjit(lambda a: jnp.log(a) + jnp.log(a) * 0.0, P("x"), P("x"), donate_argnums=0)
+@pytest.mark.parametrize(("check", "bad"), [(jax.debug_nans, -1.0), (jax.debug_infs, 0.0)])
+def test_donated_arguments_are_there_when_a_bad_number_is_looked_for(mesh, check, bad):
+    function = pjit(lambda a: jnp.log(a), P("x"), P("x"), donate_argnums=0)
     with mesh, check(True):
         for _ in range(2):
             with pytest.raises(FloatingPointError):
-                function(put(mesh, 0.0))
+                function(put(mesh, bad))
             np.testing.assert_array_equal(function(put(mesh, 1.0)), np.zeros((8, 4)))

@@ -56,7 +56,7 @@ def test_the_remedy_names_the_next_size_and_the_axes_that_do_divide(named):
     assert "make dimension 0 of x a multiple of 4: 8 is the next one" in message
     assert "6 is divisible by 2 (model)" in message
     message = failure(lambda x: x, np.zeros((7, 4), np.float32), mesh=named, in_axis_resources=P("data"))
-    assert "leave the dimension whole (None): no axes of the mesh divide 7" in message
+    assert "leave the dimension whole (None): no free axes of the mesh divide 7" in message
 
 
 def test_the_mesh_and_the_axes_that_make_the_divisor_are_shown(named):
