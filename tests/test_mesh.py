@@ -2,6 +2,8 @@
 
 import concurrent.futures
 import copy
+import io
+import pickle
 import threading
 
 import jax
@@ -37,7 +39,12 @@ def jax_mesh(mesh):
     return Entered()
 
 
-CONTEXTS = {"partjit.Mesh": lambda m: m, "jax.Mesh": jax_mesh, "partjit.set_mesh": set_mesh, "jax.set_mesh": jax.set_mesh}
+CONTEXTS = {
+    "partjit.Mesh": lambda m: m,
+    "jax.Mesh": jax_mesh,
+    "partjit.set_mesh": set_mesh,
+    "jax.set_mesh": jax.set_mesh,
+}
 
 
 @pytest.fixture(params=CONTEXTS.values(), ids=CONTEXTS)
@@ -71,6 +78,46 @@ def test_a_mesh_is_jaxs_mesh(mesh):
     assert str(mesh) == str(theirs)
 
 
+def test_a_mesh_is_not_equal_to_something_else(mesh):
+    assert mesh != 3
+    assert mesh is not None
+    assert (mesh == "x") is False
+    explicit = Mesh(mesh.devices, mesh.axis_names, (AxisType.Explicit,) * 2)
+    assert mesh != explicit
+    assert explicit == jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
+
+
+def test_a_mesh_cannot_be_changed(mesh):
+    with pytest.raises(AttributeError):
+        mesh.axis_names = ("q",)
+    with pytest.raises(ValueError, match="read-only"):
+        mesh.devices[0, 0] = mesh.devices[1, 1]
+
+
+class _FindsDevices(pickle.Unpickler):
+    def persistent_load(self, pid):
+        return jax.devices()[pid]
+
+
+class _NamesDevices(pickle.Pickler):
+    def persistent_id(self, obj):
+        return obj.id if isinstance(obj, jax.Device) else None
+
+
+@pytest.mark.parametrize("axis_types", [None, (AxisType.Explicit, AxisType.Auto)])
+def test_a_mesh_can_be_pickled_by_whoever_can_pickle_devices(mesh, axis_types):
+    made = Mesh(mesh.devices[::-1], mesh.axis_names, axis_types)
+    file = io.BytesIO()
+    _NamesDevices(file).dump((made, NamedSharding(made, P("x"))))
+    again, sharding = _FindsDevices(io.BytesIO(file.getvalue())).load()
+    assert type(again) is Mesh
+    assert again == made
+    assert again.axis_types == made.axis_types
+    assert sharding == NamedSharding(made, P("x"))
+    with again:
+        assert ambient_mesh() == made
+
+
 def test_a_mesh_can_be_copied(mesh):
     for axis_types in (None, (AxisType.Explicit, AxisType.Auto)):
         made = Mesh(mesh.devices, mesh.axis_names, axis_types)
@@ -78,6 +125,27 @@ def test_a_mesh_can_be_copied(mesh):
         assert type(again) is Mesh
         assert again == made
         assert again.axis_types == made.axis_types
+
+
+def test_as_a_decorator_it_is_set_for_each_call_and_keeps_what_the_function_is(mesh):
+    @mesh
+    def call(x, *, y):
+        """Doc."""
+        assert ambient_mesh() == mesh
+        return x + y
+
+    assert (call.__name__, call.__doc__) == ("call", "Doc.")
+    for _ in range(2):
+        assert call(1, y=2) == 3
+        assert ambient_mesh().empty
+
+    @mesh
+    def fails():
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        fails()
+    assert ambient_mesh().empty
 
 
 def test_as_a_decorator(mesh):
@@ -155,6 +223,51 @@ def test_a_with_inside_set_mesh_wins():
         with Mesh(devices(2), "x") as inner:
             assert ambient_mesh() == inner
         assert ambient_mesh() == outer
+
+
+@pytest.mark.parametrize("outer_count", [2, 8])
+@pytest.mark.parametrize("outer_form", ["partjit.Mesh", "jax.Mesh", "partjit.set_mesh", "jax.set_mesh"])
+@pytest.mark.parametrize("inner_form", ["partjit.Mesh", "jax.Mesh", "partjit.set_mesh", "jax.set_mesh"])
+def test_a_call_under_two_contexts_runs_on_the_inner_mesh(outer_form, inner_form, outer_count):
+    if (outer_form, inner_form) == ("jax.Mesh", "jax.set_mesh"):
+        pytest.skip("jax's `with` and jax's `set_mesh` are two states, and neither tells when it was set")
+    function = pjit(lambda x: jnp.sin(x) + 1, in_axis_resources=P("x"), out_axis_resources=P("x"))
+    outer, inner = Mesh(devices(outer_count), "x"), Mesh(devices(4, 4), "x")
+    with CONTEXTS[outer_form](outer):
+        for _ in range(2):
+            assert ids(function(np.arange(8.0))) == list(range(outer_count))
+            with CONTEXTS[inner_form](inner):
+                for _ in range(2):
+                    out = function(np.arange(8.0))
+                    assert ids(out) == [4, 5, 6, 7]
+                    np.testing.assert_allclose(out, np.sin(np.arange(8.0)) + 1, rtol=1e-6)
+        assert ids(function(np.arange(8.0))) == list(range(outer_count))
+
+
+def test_a_context_is_left_on_an_exception(context, mesh):
+    with pytest.raises(ZeroDivisionError), context(mesh):
+        pjit(lambda x: x / 0 if False else 1 // 0, in_axis_resources=P("x"))(np.ones(8))
+    assert ambient_mesh().empty
+    with context(mesh):
+        with pytest.raises(ValueError, match="divisible"):
+            pjit(lambda x: x, in_axis_resources=P("x"))(np.ones(3))
+        assert ambient_mesh() == mesh
+
+
+def test_one_mesh_object_can_be_entered_many_times_and_in_many_threads(mesh):
+    def nested(depth):
+        if not depth:
+            return ambient_mesh()
+        with mesh:
+            inside = nested(depth - 1)
+            assert ambient_mesh() == mesh
+        return inside
+
+    assert nested(4) == mesh
+    with mesh, concurrent.futures.ThreadPoolExecutor(4) as pool:
+        assert all(found == mesh for found in pool.map(nested, range(1, 9)))
+        assert pool.submit(nested, 0).result().empty
+    assert ambient_mesh().empty
 
 
 def test_set_mesh_for_good_and_off_again(mesh):
@@ -239,6 +352,32 @@ def test_changing_the_mesh_while_tracing_is_refused(inner):
         assert inner_function(np.ones(8)).shape == (8,)
 
 
+@pytest.mark.parametrize("inner_set", [set_mesh, lambda m: m], ids=["set_mesh", "Mesh"])
+@pytest.mark.parametrize("transform", [lambda f: f, lambda f: jax.grad(lambda x: f(x).sum()), jax.vmap, jax.jit])
+def test_changing_the_mesh_is_refused_under_transformations_and_leaves_the_outer_mesh(transform, inner_set):
+    inner_function = pjit(lambda x: x * 2)
+
+    def outer_function(x):
+        with inner_set(Mesh(devices(2), "x")):
+            return inner_function(x)
+
+    with Mesh(devices(8), "x") as mesh:
+        for _ in range(2):
+            with pytest.raises((RuntimeError, ValueError)):
+                transform(pjit(outer_function))(np.ones((8, 8)))
+            assert ambient_mesh() == mesh
+        assert pjit(lambda x: x, out_axis_resources=P("x"))(np.ones(8)).sharding == NamedSharding(mesh, P("x"))
+    assert ambient_mesh().empty
+
+
+@pytest.mark.parametrize("options", [{"in_axis_resources": P("x")}, {"out_axis_resources": None}, {}])
+@pytest.mark.parametrize("there", [lambda: devices(2), lambda: devices(8)[::-1]], ids=["fewer", "reversed"])
+def test_an_inner_program_that_brings_a_mesh_of_other_devices_is_refused(options, there):
+    inner = pjit(lambda x: x + 1, in_shardings=NamedSharding(Mesh(there(), "x"), P("x")))
+    with Mesh(devices(8), "x"), pytest.raises(MeshChangedError, match="Changing the physical mesh is not allowed"):
+        pjit(lambda x: inner(x) * 2, **options)(np.ones(8))
+
+
 def test_entering_the_same_mesh_again_while_tracing_is_fine():
     with Mesh(devices(8), "x") as mesh:
 
@@ -255,7 +394,9 @@ def test_entering_the_same_mesh_again_while_tracing_is_fine():
 @pytest.mark.parametrize("spec", [None, P(), P(None), P(()), P((), None)])
 def test_none_is_replicated_over_all_devices(mesh, spec):
     with mesh:
-        out = pjit(lambda x: x.sum(axis=1, keepdims=True), in_axis_resources=P("x"), out_axis_resources=spec)(np.ones((8, 2)))
+        out = pjit(lambda x: x.sum(axis=1, keepdims=True), in_axis_resources=P("x"), out_axis_resources=spec)(
+            np.ones((8, 2))
+        )
     assert out.sharding.device_set == set(mesh.devices.flat)
     for shard in out.addressable_shards:
         np.testing.assert_array_equal(shard.data, out)
@@ -313,6 +454,45 @@ def test_explicit_axes_under_transformations(explicit):
         np.testing.assert_allclose(batched[1], 2 * np.sin(x), rtol=1e-5)
         carried, _ = jax.lax.scan(lambda c, _: (function(c), None), x_placed, None, length=2)
         np.testing.assert_allclose(carried, 2 * np.sin(2 * np.sin(x)), rtol=1e-5)
+
+
+def test_explicit_axes_of_another_mesh_with_a_warm_cache(explicit, mesh):
+    """The same program on Auto, Explicit and fewer devices in turn: results always on the mesh of the call."""
+    function = pjit(lambda x: (x * 2, x.sum()), in_axis_resources=P("x"), out_axis_resources=(P("y"), None))
+    small = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2, devices=jax.devices()[4:])
+    for current in [mesh, explicit, small, explicit, mesh, small]:
+        with set_mesh(current):
+            for _ in range(3):
+                out, total = function(np.arange(8.0))
+                assert out.sharding == NamedSharding(current, P("y"))
+                assert total.sharding.mesh == current
+                np.testing.assert_array_equal(out, 2 * np.arange(8.0))
+                assert total == 28
+
+
+def test_a_call_under_a_mesh_is_not_served_by_what_another_mesh_compiled(context, compilations):
+    function = pjit(lambda x: x * 3, in_axis_resources=P("x"), out_axis_resources=P("x"))
+    meshes = [Mesh(devices(2), "x"), Mesh(devices(2, 2), "x"), Mesh(devices(4), "x"), Mesh(devices(4)[::-1], "x")]
+    for current in meshes:
+        with context(current):
+            function(np.ones(8))
+    del compilations[:]
+    for current in [*meshes, *meshes[::-1]]:
+        with context(Mesh(current.devices, current.axis_names)):  # equal, not the same
+            assert ids(function(np.ones(8))) == [d.id for d in current.devices.flat]
+    assert not compilations
+
+
+def test_arrays_of_one_mesh_do_not_pass_for_arrays_of_another_on_the_fast_path():
+    function = pjit(lambda x: x * 2, in_axis_resources=P("x"), out_axis_resources=P("x"))
+    first, second = Mesh(devices(4), "x"), Mesh(devices(4, 4), "x")
+    x = {m: jax.device_put(np.arange(8.0), NamedSharding(m, P("x"))) for m in (first, second)}
+    for _ in range(3):
+        for here, there in [(first, second), (second, first)]:
+            with here:
+                assert function(x[here]).sharding == NamedSharding(here, P("x"))
+                with pytest.raises(ValueError, match="incompatible devices"):
+                    function(x[there])
 
 
 def test_one_trace_serves_both_ways_of_setting_a_mesh(mesh):

@@ -1,8 +1,10 @@
 """A program inside everything else of jax: other programs, control flow, shard_map, refs, checkify, debugging."""
 
+import collections
 import functools
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -37,7 +39,7 @@ def test_under_jit_the_specs_hold_and_all_devices_take_part(mesh):
         out = jax.jit(function)(X)
         laid_out(out, mesh, P("y", "x"))
         np.testing.assert_array_equal(out, X * 2)
-        assert 'sdy.sharding_constraint' in jax.jit(function).lower(X).as_text()
+        assert "sdy.sharding_constraint" in jax.jit(function).lower(X).as_text()
 
 
 def test_nested_with_other_specs(mesh):
@@ -383,3 +385,573 @@ def test_one_device(mesh):
         function = pjit(lambda x: x * 2, in_axis_resources=P("x"), out_axis_resources=P("x"))
         for _ in range(2):
             np.testing.assert_array_equal(function(X), X * 2)
+
+
+# The same value whatever is around or inside
+
+
+def body(x):
+    return jnp.sin(x) * 2 + x
+
+
+def expected_body(x):
+    return np.sin(x) * 2 + x
+
+
+AROUND = {
+    "jit": jax.jit,
+    "jit twice": lambda f: jax.jit(jax.jit(f)),
+    "pjit": lambda f: pjit(f, in_axis_resources=P("y"), out_axis_resources=P(None, "x")),
+    "pjit of jit": lambda f: pjit(jax.jit(f), in_axis_resources=P("y")),
+    "jit of pjit": lambda f: jax.jit(pjit(f, out_axis_resources=P("x", "y"))),
+    "checkpoint": jax.checkpoint,
+    "jit of checkpoint": lambda f: jax.jit(jax.checkpoint(f)),
+    "named_call": lambda f: jax.named_call(f, name="named"),
+    "scan": lambda f: lambda x: jax.lax.scan(lambda c, v: (c, f(jnp.stack([v] * 8))[0]), 0.0, x)[1],
+    "map": lambda f: lambda x: jax.lax.map(lambda v: f(jnp.stack([v] * 4))[0], x),
+    "switch": lambda f: lambda x: jax.lax.switch(1, [jnp.zeros_like, f, jnp.ones_like], x),
+    "switch on a value": lambda f: jax.jit(lambda x: jax.lax.switch((x.sum() > 0).astype(int), [jnp.zeros_like, f], x)),
+    "cond in vmap": lambda f: (
+        lambda x: jax.vmap(lambda v: jax.lax.cond(v.sum() > -1, f, jnp.zeros_like, v))(x[None])[0]
+    ),
+    "fori": lambda f: lambda x: jax.lax.fori_loop(0, 1, lambda _, v: f(v), x),
+    "while": lambda f: lambda x: jax.lax.while_loop(lambda s: s[0] < 1, lambda s: (s[0] + 1, f(s[1])), (0, x))[1],
+    "vmap": lambda f: lambda x: jax.vmap(f)(jnp.stack([x, x]))[1],
+    "custom_jvp": lambda f: jax.custom_jvp(f),
+    "custom_vmap": lambda f: jax.custom_batching.custom_vmap(f),
+    "sequential_vmap": lambda f: lambda x: jax.vmap(jax.custom_batching.sequential_vmap(f))(jnp.stack([x, x]))[0],
+    "eval_jaxpr": lambda f: lambda x: jax.core.jaxpr_as_fun(jax.make_jaxpr(f)(x))(x)[0],
+    "jitted eval_jaxpr": lambda f: lambda x: jax.jit(jax.core.jaxpr_as_fun(jax.make_jaxpr(f)(x)))(x)[0],
+    "closure_convert": lambda f: lambda x: jax.closure_convert(f, x)[0](x),
+    "optimization_barrier": lambda f: lambda x: jax.lax.optimization_barrier(f(x)),
+    "primal of linearize": lambda f: lambda x: jax.linearize(f, x)[0],
+    "primal of vjp": lambda f: lambda x: jax.vjp(f, x)[0],
+    "partial": lambda f: functools.partial(f),
+    "debug names": lambda f: jax.named_scope("scope")(f),
+    "scan with remat": lambda f: lambda x: jax.lax.scan(jax.checkpoint(lambda c, _: (f(c), None)), x, length=1)[0],
+    "checkify": lambda f: lambda x: checkify.checkify(f, errors=checkify.all_checks)(x)[1],
+}
+
+
+@pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
+def test_the_value_is_the_same_whatever_is_around(mesh, around):
+    function = around(pjit(body, in_axis_resources=P("x"), out_axis_resources=P("x")))
+    with mesh:
+        for value in (X, jnp.asarray(X)):
+            np.testing.assert_allclose(function(jnp.asarray(value)), expected_body(X), rtol=1e-5)
+
+
+@pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
+def test_the_value_is_the_same_whatever_is_inside(mesh, around):
+    function = pjit(around(body), in_axis_resources=P("x"), out_axis_resources=P("x", "y"))
+    with mesh:
+        for _ in range(2):
+            out = function(X)
+            np.testing.assert_allclose(out, expected_body(X), rtol=1e-5)
+            laid_out(out, mesh, P("x", "y"))
+
+
+@pytest.mark.parametrize("enter", [lambda m: m, set_mesh, jax.set_mesh], ids=["with", "set_mesh", "jax.set_mesh"])
+def test_under_jit_with_numpy_arguments_whatever_sets_the_mesh(mesh, enter):
+    function = pjit(body, in_axis_resources=P("x"), out_axis_resources=P("y", "x"))
+    with enter(Mesh(mesh.devices, mesh.axis_names)):
+        out = jax.jit(function)(X)
+        laid_out(out, mesh, P("y", "x"))
+        text = jax.jit(function).lower(X).compile().as_text()
+        np.testing.assert_allclose(out, expected_body(X), rtol=1e-6)
+    assert "num_partitions=8" in text
+
+
+def test_under_jit_with_named_shardings_and_no_mesh(mesh):
+    sharding = NamedSharding(mesh, P("x"))
+    function = pjit(body, in_shardings=sharding, out_shardings=sharding)
+    for wrap in (jax.jit, lambda f: jax.jit(lambda x: jax.lax.map(lambda _: f(x), jnp.arange(2))[0])):
+        out = wrap(function)(X)
+        np.testing.assert_allclose(out, expected_body(X), rtol=1e-6)
+        assert out.sharding.device_set == set(mesh.devices.flat)
+
+
+@pytest.mark.parametrize("where", ["scan", "while", "cond", "checkpoint", "custom_jvp", "jit"])
+def test_under_jit_with_numpy_arguments_and_the_program_deep_inside(mesh, where):
+    with mesh:
+        out = jax.jit(
+            AROUND["jit"](
+                AROUND.get(where, AROUND["switch on a value"])(
+                    pjit(body, in_axis_resources=P("x"), out_axis_resources=P("x"))
+                )
+            )
+        )(X)
+    assert out.sharding.device_set == set(mesh.devices.flat)
+    np.testing.assert_allclose(out, expected_body(X), rtol=1e-5)
+
+
+def test_three_levels_with_other_specs_at_each(mesh):
+    inner = pjit(lambda x: x + 1, in_axis_resources=P(("x", "y")), out_axis_resources=P("y"))
+    middle = pjit(lambda x: inner(x) * inner(x + 1), in_axis_resources=P("y", "x"), out_axis_resources=None)
+    outer = pjit(lambda x: middle(x) + inner(x), in_axis_resources=P("x"), out_axis_resources=P("x", "y"))
+
+    def plain(x):
+        return (x + 1) * (x + 2) + x + 1
+
+    with mesh:
+        for transform in (
+            lambda f: f,
+            jax.jit,
+            lambda f: lambda x: jax.vmap(f)(jnp.stack([x, x]))[1],
+            lambda f: jax.grad(lambda x: f(x).sum()),
+            lambda f: lambda x: jax.jvp(f, (x,), (x,))[1],
+        ):
+            np.testing.assert_allclose(transform(outer)(jnp.asarray(X)), transform(plain)(jnp.asarray(X)), rtol=1e-5)
+        laid_out(outer(X), mesh, P("x", "y"))
+
+
+def test_what_the_rules_make_passes_jaxs_own_checks(mesh):
+    function = pjit(
+        lambda w, x: (jnp.tanh(x @ w), w.sum()), in_axis_resources=(P("y"), P("x")), out_axis_resources=(P("x"), None)
+    )
+    w = jnp.ones((4, 4))
+
+    def loss(w, x):
+        out, total = function(w, x)
+        return out.sum() + total
+
+    with mesh, jax.enable_checks(True):
+        jax.grad(loss)(w, X)
+        jax.hessian(loss)(w, X)
+        jax.jit(jax.vmap(jax.grad(loss), in_axes=(None, 0)))(w, np.stack([X, X]))
+        jax.grad(jax.checkpoint(loss))(w, X)
+        jax.jit(jax.grad(lambda w: jax.lax.scan(lambda c, x: (c, loss(c, x)), w, np.stack([X, X]))[1].sum()))(w)
+        checkify.checkify(loss, errors=checkify.float_checks)(w, X)
+        jax.make_jaxpr(lambda w: jax.linearize(lambda w: loss(w, X), w)[1](w))(w)
+
+
+def test_no_tracer_is_leaked(mesh):
+    function = pjit(body, in_axis_resources=P("x"), out_axis_resources=P("x"))
+    with mesh, jax.checking_leaks():
+        np.testing.assert_allclose(function(X), expected_body(X), rtol=1e-6)
+        jax.grad(lambda x: function(x).sum())(jnp.asarray(X))
+        jax.vmap(function)(np.stack([X, X]))
+        jax.jit(function)(X)
+
+
+def test_a_call_of_placed_arrays_transfers_nothing(mesh):
+    function = pjit(body, in_axis_resources=P("x"), out_axis_resources=P("x"))
+    with mesh:
+        x = jax.device_put(X, NamedSharding(mesh, P("x")))
+        function(x)
+        with jax.transfer_guard("disallow"):
+            for _ in range(3):
+                x = function(x)
+            x = pjit(lambda v: v * 2 + 1, in_axis_resources=P("x"), out_axis_resources=P("y"))(x)
+        laid_out(x, mesh, P("y"))
+
+
+# More of dead code
+
+
+def test_dead_code_keeps_effects_and_their_inputs(mesh):
+    seen = []
+
+    def fun(a, b):
+        jax.debug.callback(lambda v: seen.append(float(v)), a.sum())
+        return b * 2, a * 3
+
+    function = pjit(fun, in_axis_resources=(P("x"), P("y")), out_axis_resources=(P("y"), P("x")))
+    with mesh:
+        jax.jit(lambda a, b: function(a, b)[0])(X, X).block_until_ready()
+        jax.jit(lambda a, b: (function(a, b), b)[1])(X, X).block_until_ready()
+        jax.effects_barrier()
+    np.testing.assert_allclose(seen, [X.sum()] * 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "used", [(True, False, False), (False, True, False), (False, False, True), (True, False, True)]
+)
+def test_dead_code_elimination_keeps_what_is_read(mesh, used):
+    function = pjit(
+        lambda a, b, c: (a + b, b * c, c - 1),
+        in_axis_resources=(P("x"), P("y"), P("x", "y")),
+        out_axis_resources=(P("x"), P("y"), None),
+        donate_argnums=1,
+    )
+    values = (X, X + 1, X + 2)
+    needs = np.array([(1, 1, 0), (0, 1, 1), (0, 0, 1)], bool)
+    with mesh:
+        jaxpr = jax.make_jaxpr(function)(*values)
+        live, kept = jax.interpreters.partial_eval.dce_jaxpr(jaxpr.jaxpr, list(used))[:2]
+        assert tuple(kept) == tuple(needs[list(used)].any(axis=0))
+        (eqn,) = [eqn for eqn in live.eqns if eqn.primitive is pjit_p]
+        for name in ("in_specs", "donated_invars"):
+            assert len(eqn.params[name]) == len(eqn.invars) == sum(kept)
+        assert len(eqn.params["out_specs"]) == len(eqn.outvars) == sum(used)
+        outs = jax.core.eval_jaxpr(live, (), *(v for v, k in zip(values, kept, strict=True) if k))
+        whole = function(*values)
+    for out, expected in zip(outs, (w for w, u in zip(whole, used, strict=True) if u), strict=True):
+        np.testing.assert_allclose(out, expected)
+
+
+def test_an_unused_carry_of_a_scan_of_programs(mesh):
+    function = pjit(lambda a, b: (a + b, b * 2), in_axis_resources=P("x"), out_axis_resources=P("x"))
+
+    def fun(x):
+        (a, _), _ = jax.lax.scan(lambda c, _: (function(*c), None), (x, x), length=3)
+        return a
+
+    with mesh:
+        expected = X + X * (1 + 2 + 4)
+        np.testing.assert_allclose(jax.jit(fun)(X), expected, rtol=1e-6)
+        np.testing.assert_allclose(jax.grad(lambda x: fun(x).sum())(X), np.full_like(X, 8))
+
+
+# More of shard_map
+
+
+def test_programs_in_a_shard_map_under_grad_and_vmap(mesh):
+    function = pjit(lambda x: jnp.sin(x) * 2, in_axis_resources=P(None, "y"), out_axis_resources=P(None, "y"))
+
+    def mapped(x):
+        return jax.shard_map(function, mesh=mesh, in_specs=P("x"), out_specs=P("x"), axis_names={"x"})(x)
+
+    with mesh:
+        grad = jax.jit(jax.grad(lambda x: mapped(x).sum()))(X)
+        np.testing.assert_allclose(grad, 2 * np.cos(X), rtol=1e-5)
+        out = jax.jit(jax.vmap(mapped))(np.stack([X, X + 1]))
+    np.testing.assert_allclose(out, 2 * np.sin(np.stack([X, X + 1])), rtol=1e-5)
+
+
+def test_a_whole_manual_program_under_grad(mesh):
+    function = pjit(lambda x: jnp.sin(x) * 2)
+
+    def total(x):
+        return jax.shard_map(function, mesh=mesh, in_specs=P("x", "y"), out_specs=P("x", "y"))(x).sum()
+
+    with mesh:
+        np.testing.assert_allclose(jax.jit(jax.grad(total))(X), 2 * np.cos(X), rtol=1e-5)
+
+
+def test_collectives_of_a_shard_map_inside_a_program_inside_it(mesh):
+    function = pjit(lambda x: x - jax.lax.pmean(x, ("x", "y")))
+
+    def fun(x):
+        return jax.shard_map(function, mesh=mesh, in_specs=P("x", "y"), out_specs=P("x", "y"))(x)
+
+    with mesh:
+        out = pjit(fun, in_axis_resources=P("x"), out_axis_resources=P("x"))(X)
+    blocks = X.reshape(4, 2, 2, 2)
+    np.testing.assert_allclose(out, (blocks - blocks.mean(axis=(0, 2), keepdims=True)).reshape(8, 4), atol=1e-6)
+
+
+# More of refs
+
+
+def test_a_ref_with_a_spec_keeps_its_layout(mesh):
+    def accumulate(ref, x):
+        ref[...] += x * 2
+        return ref[0, 0]
+
+    function = pjit(accumulate, in_axis_resources=(P("x", "y"), P("x")), out_axis_resources=None)
+    with set_mesh(mesh):
+        ref = jax.new_ref(jax.device_put(jnp.zeros((8, 4)), NamedSharding(mesh, P("x", "y"))))
+        for turn in range(1, 4):
+            np.testing.assert_allclose(function(ref, X), 2 * turn * X[0, 0], rtol=1e-6)
+        np.testing.assert_allclose(ref[...], 6 * X, rtol=1e-6)
+
+
+def test_refs_in_a_scan_over_a_program(mesh):
+    def fun(x):
+        ref = jax.new_ref(jnp.zeros_like(x))
+
+        def add(v):
+            ref[...] += v
+
+        function = pjit(add, in_axis_resources=P("x"))
+        jax.lax.fori_loop(0, 3, lambda i, _: function(x), None)
+        return ref[...]
+
+    with mesh:
+        for wrap in (jax.jit, pjit):
+            np.testing.assert_allclose(wrap(fun)(X), 3 * X, rtol=1e-6)
+
+
+# More of checks
+
+
+CHECKS = {
+    "user": (lambda x: checkify.check(jnp.all(x < 2), "too big: {v}", v=x.max()) or x, X + 5, "too big: "),
+    "nan": (jnp.log, X - 5, "nan generated by primitive: log"),
+    "index": (lambda x: x[jnp.int32(100) + x.astype(int)[0, 0]], X, "out-of-bounds"),
+    "division": (lambda x: x / (x * 0), X + 1, "division by zero"),
+}
+
+
+@pytest.mark.parametrize("what", CHECKS)
+@pytest.mark.parametrize("where", ["outside", "inside", "vmap", "scan", "nested"])
+def test_failing_checks_are_found(mesh, what, where):
+    fun, value, message = CHECKS[what]
+    function = pjit(fun, in_axis_resources=P("x"))
+    checked = {
+        "outside": lambda: checkify.checkify(function, errors=checkify.all_checks)(value)[0],
+        "inside": lambda: pjit(lambda x: checkify.checkify(fun, errors=checkify.all_checks)(x)[0])(value),
+        "vmap": lambda: checkify.checkify(jax.vmap(function), errors=checkify.all_checks)(np.stack([value] * 2))[0],
+        "scan": lambda: checkify.checkify(
+            lambda x: jax.lax.scan(lambda c, v: (c, function(v)), 0, x), errors=checkify.all_checks
+        )(np.stack([value] * 2))[0],
+        "nested": lambda: checkify.checkify(
+            pjit(lambda x: function(x), out_axis_resources=None), errors=checkify.all_checks
+        )(value)[0],
+    }[where]
+    with mesh:
+        error = checked()
+        assert message in error.get()
+        with pytest.raises(checkify.JaxRuntimeError):
+            error.throw()
+
+
+def test_passing_checks_say_nothing_and_the_result_keeps_its_spec(mesh):
+    function = pjit(body, in_axis_resources=P("x"), out_axis_resources=P("y", "x"))
+    with mesh:
+        error, out = checkify.checkify(function, errors=checkify.all_checks)(X)
+    assert error.get() is None
+    laid_out(out, mesh, P("y", "x"))
+
+
+# More of debugging
+
+
+def test_debug_nans_after_a_warm_call_with_donation(mesh):
+    function = pjit(lambda x: jnp.log(x), in_axis_resources=P("x"), out_axis_resources=P("x"), donate_argnums=0)
+
+    def put(value):
+        return jax.device_put(np.full((8, 4), value, np.float32), NamedSharding(mesh, P("x")))
+
+    with mesh:
+        for _ in range(3):
+            function(put(-1.0))  # a NaN nobody asked about
+        with jax.debug_nans(True):
+            for _ in range(2):
+                with pytest.raises(FloatingPointError, match="nan"):
+                    function(put(-1.0))
+        assert np.isnan(function(put(-1.0))).all()
+
+
+def test_disable_jit_with_nested_programs_and_keywords(mesh):
+    seen = []
+
+    def inner(x):
+        seen.append(float(x.sum()))
+        return x + 1
+
+    function = pjit(lambda x, *, k: pjit(inner, in_axis_resources=P("x"))(x) * k)
+    with mesh, jax.disable_jit():
+        np.testing.assert_allclose(function(jnp.asarray(X), k=2.0), (X + 1) * 2)
+    np.testing.assert_allclose(seen, [X.sum()], rtol=1e-6)
+    with mesh:
+        np.testing.assert_allclose(function(X, k=2.0), (X + 1) * 2)
+
+
+def test_ordered_effects(mesh, capfd):
+    def fun(x):
+        jax.debug.print("first {s}", s=x.sum(), ordered=True)
+        jax.debug.print("second", ordered=True)
+        return x + 1
+
+    with Mesh(jax.devices()[:1], "x"):
+        function = pjit(fun, in_axis_resources=P("x"), out_axis_resources=P("x"))
+        for wrap in (lambda f: f, jax.jit):
+            wrap(function)(X).block_until_ready()
+        jax.effects_barrier()
+    assert capfd.readouterr().out == "first 15.5\nsecond\n" * 2
+    with mesh, pytest.raises(ValueError, match="[Oo]rdered effects"):
+        pjit(fun, in_axis_resources=P("x"))(X)
+
+
+def test_effects_in_a_nested_program_of_a_scan_under_grad(mesh):
+    seen = []
+
+    def fun(x):
+        jax.debug.callback(lambda v: seen.append(1), x.sum())
+        return jnp.sin(x)
+
+    function = pjit(fun, in_axis_resources=P("x"), out_axis_resources=P("x"))
+    with mesh:
+        jax.grad(lambda x: jax.lax.scan(lambda c, _: (function(c), None), x, length=3)[0].sum())(X)
+        jax.effects_barrier()
+    assert len(seen) == 3
+
+
+def test_the_name_of_the_program_is_in_profiles_of_its_operations(mesh):
+    @pjit
+    def inner_step(x):
+        with jax.named_scope("attention"):
+            return jnp.sin(x)
+
+    with mesh:
+        text = pjit(lambda x: inner_step(x) + 1, name="outer_step").lower(X).as_text(debug_info=True)
+    assert "outer_step" in text
+    assert "inner_step" in text
+    assert "attention" in text
+
+
+def test_an_exported_program_is_the_same(mesh):
+    function = pjit(body, in_axis_resources=P("x"), out_axis_resources=P("x"))
+    with mesh:
+        try:
+            exported = jax.export.export(jax.jit(function))(jax.ShapeDtypeStruct(X.shape, X.dtype))
+        except (NotImplementedError, ValueError) as error:
+            assert "pjit" in str(error)  # noqa: PT017
+            return
+        again = jax.export.deserialize(exported.serialize())
+        out = jax.jit(again.call)(jax.device_put(X, NamedSharding(mesh, P("x"))))
+    assert exported.nr_devices == 8
+    np.testing.assert_allclose(out, expected_body(X), rtol=1e-6)
+
+
+def test_compile_time_values_inside(mesh):
+    def fun(x):
+        with jax.ensure_compile_time_eval():
+            count = int(jnp.arange(4).sum())
+        return x * count
+
+    with mesh:
+        np.testing.assert_allclose(pjit(fun, in_axis_resources=P("x"))(X), X * 6)
+
+
+# More kinds of values
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 4), (8, 0), (0, 0)], ids=str)
+def test_empty_arrays(mesh, shape):
+    function = pjit(lambda x: (x * 2, x.sum()), in_axis_resources=P("x"), out_axis_resources=(P("x"), None))
+    value = np.zeros(shape, np.float32)
+    with mesh:
+        for call in (function, jax.jit(function)):
+            for _ in range(2):
+                out, total = call(value)
+                assert out.shape == shape
+                assert total == 0
+        if shape != (0,):
+            assert jax.grad(lambda x: function(x)[1])(value).shape == shape
+
+
+@pytest.mark.parametrize(
+    "value", [1, True, 2.5, 1j, np.float32(3), np.int8(4), np.bool_(False), np.array(5.0, np.float32)], ids=repr
+)
+def test_scalars_have_the_types_jit_gives_them(mesh, value):
+    def fun(x):
+        return x, x + x
+
+    function = pjit(fun, in_axis_resources=P(), out_axis_resources=P())
+    with mesh:
+        for _ in range(2):
+            ours, theirs = function(value), jax.jit(fun)(value)
+            for a, b in zip(ours, theirs, strict=True):
+                assert (a.dtype, a.weak_type, a.shape) == (b.dtype, b.weak_type, b.shape)
+                assert a == b
+                assert len(a.sharding.device_set) == 8
+
+
+def test_an_integer_that_does_not_fit_overflows_as_in_jit(mesh):
+    with mesh:
+        with pytest.raises(OverflowError):
+            jax.jit(lambda x: x)(2**40)
+        with pytest.raises(OverflowError):
+            pjit(lambda x: x, in_axis_resources=None)(2**40)
+        with jax.enable_x64(True):
+            assert pjit(lambda x: x, in_axis_resources=None)(2**40) == 2**40
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64", "uint64", "complex128"])
+def test_sixty_four_bit_inputs_are_narrowed_as_in_jit(mesh, dtype):
+    function = pjit(lambda x: x + x, in_axis_resources=P("x"), out_axis_resources=P("x"))
+    value = np.arange(8, dtype=dtype)
+    with mesh:
+        for enabled in (False, True, False):
+            with jax.enable_x64(enabled):
+                for _ in range(2):
+                    out = function(value)
+                    assert out.dtype == jax.jit(lambda x: x + x)(value).dtype
+                    assert (out.dtype == dtype) is enabled
+                    np.testing.assert_array_equal(out, 2 * value)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn", "int4", "uint8", "int16", "bool"])
+def test_narrow_types_stay_and_compute(mesh, dtype):
+    value = jnp.asarray(np.arange(8) % 2, dtype)
+    function = pjit(lambda x: (x, jnp.flip(x)), in_axis_resources=P("x"), out_axis_resources=(P("y"), None))
+    with mesh:
+        for _ in range(2):
+            same, flipped = function(value)
+            assert same.dtype == flipped.dtype == dtype
+            np.testing.assert_array_equal(same.astype(float), np.arange(8) % 2)
+            np.testing.assert_array_equal(flipped.astype(float), (np.arange(8) % 2)[::-1])
+
+
+def test_bfloat16_gradients_are_bfloat16(mesh):
+    function = pjit(lambda x: (x * x).sum(), in_axis_resources=P("x"), out_axis_resources=None)
+    value = jnp.arange(8, dtype=jnp.bfloat16)
+    with mesh:
+        grad = jax.grad(function)(value)
+    assert grad.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(grad.astype(float), 2 * np.arange(8))
+
+
+def test_typed_keys_with_specs_inside_and_under_transformations(mesh):
+    keys = jax.random.split(jax.random.key(3), (8, 2))
+
+    def fun(k, x):
+        noise = jax.vmap(jax.vmap(lambda k: jax.random.normal(k)))(k)
+        return noise * x.sum(), jax.random.wrap_key_data(jax.random.key_data(k))
+
+    function = pjit(fun, in_axis_resources=(P("x", "y"), P("x")), out_axis_resources=(P("x"), P("y", None)))
+    with mesh:
+        out, again = function(keys, X)
+        np.testing.assert_allclose(out, fun(keys, X)[0], rtol=1e-5)
+        assert again.dtype == keys.dtype
+        laid_out(again, mesh, P("y"))
+        jax.grad(lambda x: function(keys, x)[0].sum())(X)
+        np.testing.assert_allclose(jax.jit(function)(keys, X)[0], out, rtol=1e-5)
+        np.testing.assert_allclose(jax.vmap(function, in_axes=(None, 0))(keys, np.stack([X, X]))[0][1], out, rtol=1e-5)
+    scalar = jax.random.key(0)
+    with mesh:
+        same = pjit(lambda k: jax.random.split(k, 8), in_axis_resources=P(), out_axis_resources=P("x"))(scalar)
+    assert (jax.random.key_data(same) == jax.random.key_data(jax.random.split(scalar, 8))).all()
+
+
+def test_many_kinds_of_containers(mesh):
+    Point = collections.namedtuple("Point", ["a", "b"])
+
+    def fun(ordered, default, point, nested):
+        return {"o": ordered["z"] + default["k"], "p": Point(point.b, point.a), "n": nested[1][0]}
+
+    function = pjit(
+        fun,
+        in_axis_resources=(P("x"), P("x"), Point(P("x"), P("y")), None),
+        out_axis_resources={"o": P("x"), "p": P("y"), "n": None},
+    )
+    default = collections.defaultdict(list, k=X)
+    with mesh:
+        for _ in range(2):
+            out = function(collections.OrderedDict(z=X, a=X), default, Point(X, X + 1), (None, [X]))
+            assert isinstance(out["p"], Point)
+            np.testing.assert_allclose(out["p"].a, X + 1)
+            np.testing.assert_allclose(out["o"], 2 * X)
+            laid_out(out["p"].b, mesh, P("y"))
+
+
+def test_programs_inside_partials_that_are_arguments(mesh):
+    function = pjit(lambda w, x: x * w, in_axis_resources=(None, P("x")), out_axis_resources=P("x"))
+
+    def apply(f, x):
+        return f(x)
+
+    with mesh:
+        for w in (2.0, 3.0):
+            leaf = jax.tree_util.Partial(function, jnp.float32(w))
+            for wrap in (jax.jit, pjit):
+                np.testing.assert_allclose(wrap(apply)(leaf, X), w * X)
+            np.testing.assert_allclose(
+                jax.grad(lambda w, f=function: jax.tree_util.Partial(f, w)(X).sum())(w), X.sum(), rtol=1e-5
+            )
+        static = jax.jit(apply, static_argnums=0)
+        np.testing.assert_allclose(static(functools.partial(function, 2.0), X), 2 * X)
+        np.testing.assert_allclose(pjit(apply, static_argnums=0)(function.__wrapped__.__get__(2.0), X), 2 * X)
