@@ -52,7 +52,6 @@ __all__ = [
     "checked_jaxpr",
     "core",
     "current_source_info",
-    "debug_nans_enabled",
     "discharge_jaxpr",
     "effects_of",
     "fast_path_data",
@@ -76,6 +75,7 @@ __all__ = [
     "register_discharge",
     "register_printing",
     "resolve_argnums",
+    "results_are_checked",
     "separate_consts",
     "shard_constants",
     "stages",
@@ -192,8 +192,15 @@ def pop_physical_mesh() -> None:
 def _publish_physical_meshes() -> None:
     resources = mesh_lib.thread_resources
     resources.env = resources.stack[-1]
-    # jax leaves empty meshes out of this key, which would make a shadowed `with mesh:` look like the mesh itself.
-    config.mesh_context_manager.set_local(tuple(env.physical_mesh for env in resources.stack[1:]))
+    # This is part of the key of every cache of jax's. It has to tell which mesh is innermost, so unlike jax's it names
+    # empty meshes, which shadow others, and what `jax.set_mesh` had set when a mesh was pushed.
+    set_before = {depth: mesh for depth, mesh in _pushed.entries if not mesh.empty}
+    config.mesh_context_manager.set_local(
+        tuple(
+            (env.physical_mesh, set_before[depth]) if depth in set_before else env.physical_mesh
+            for depth, env in enumerate(resources.stack[1:], start=2)
+        )
+    )
 
 
 @contextlib.contextmanager
@@ -231,9 +238,16 @@ def resolve_argnums(fun: Callable, signature: Any, donate: tuple, static: tuple)
     return api_util.resolve_argnums(fun, signature, *donate, *static)
 
 
-def trace_to_jaxpr(fun: Callable, avals: Sequence[Any], *, source: str, arg_names: tuple[str, ...]) -> Any:
-    """The closed jaxpr of a function of flat arguments with flat results."""
-    debug_info = core.DebugInfo("pjit", source, arg_names, None)
+def trace_to_jaxpr(
+    fun: Callable,
+    avals: Sequence[Any],
+    *,
+    source: str,
+    arg_names: tuple[str, ...],
+    result_paths: Callable[[], tuple[str, ...]] | None = None,
+) -> Any:
+    """The closed jaxpr of a function of flat arguments with flat results, whose paths are known once it was called."""
+    debug_info = core.DebugInfo("pjit", source, arg_names, result_paths)
     jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(lu.wrap_init(fun, debug_info=debug_info), list(avals))
     return jaxpr.with_consts(consts) if MERGED_JAXPR else ClosedJaxpr(jaxpr, consts)
 
@@ -509,9 +523,9 @@ def fast_path_data(executable: Any, out_tree: Any, args: Any, outs: Any, jaxpr: 
     return jax_pjit._get_fastpath_data(executable, out_tree, args, outs, jaxpr.effects, jaxpr.consts, None, consts)
 
 
-def debug_nans_enabled() -> bool:
-    """Whether results are checked for NaNs: then nothing is donated, since the arguments are needed to find them."""
-    return config.debug_nans.value
+def results_are_checked() -> bool:
+    """Whether results are checked for NaNs or infinities: finding where they come from needs all arguments again."""
+    return config.debug_nans.value or config.debug_infs.value
 
 
 def recheck_for_nans(error: Exception, fun: Callable, args: Any, kwargs: Any) -> None:

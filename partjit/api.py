@@ -243,11 +243,11 @@ def _infer(definition: _Definition, args: Sequence[Any], kwargs: dict[str, Any])
     out_leaves = jax.tree.leaves(definition.out_specs)
     parsed = [spec for spec in (*in_specs, *out_leaves) if isinstance(spec, ParsedPartitionSpec)]
     mesh = program_mesh(
-        [spec.mesh for spec in parsed if spec.mesh is not None],
+        [spec.mesh for spec in parsed if spec.mesh is not None] if parsed else _meshes_of_arrays(arguments.leaves),
         has_bare_specs=any(spec.mesh is None for spec in parsed),
     )
     require_mesh(mesh, parsed, "pjit", definition.name)
-    donated = arguments.donated if not _compat.debug_nans_enabled() else (False,) * len(arguments.donated)
+    donated = arguments.donated if not _compat.results_are_checked() else (False,) * len(arguments.donated)
     outcome = _program(
         definition.fun, definition, arguments.tree, avals, arguments.static, arguments.paths, in_specs, donated, mesh
     )
@@ -310,6 +310,24 @@ def _in_specs(definition: _Definition, arguments: Arguments) -> tuple[Any, ...]:
         _spec_of_array(leaf, path, definition.in_name) if spec is FROM_ARRAY else spec
         for spec, leaf, path in zip(flat, arguments.leaves, arguments.paths, strict=True)
     )
+
+
+def _meshes_of_arrays(leaves: Sequence[Any]) -> list[Any]:
+    """The meshes on which arrays lie that stay as they are, where nothing else says which mesh the program is for.
+
+    Those of the shape of the ambient mesh are left out: it is they that are on it.
+    """
+    ambient = ambient_mesh()
+    return [
+        leaf.sharding.mesh
+        for leaf in leaves
+        if isinstance(leaf, jax.Array)
+        and not isinstance(leaf, core.Tracer)
+        and isinstance(leaf.sharding, jax.sharding.NamedSharding)
+        and not ambient.empty
+        and leaf.sharding.mesh.shape != ambient.shape
+        and leaf.sharding.device_set == {*ambient.devices.flat}
+    ]
 
 
 def _spec_of_array(leaf: Any, path: str, in_name: str) -> Any:

@@ -120,9 +120,10 @@ def _lower(
         isinstance(sharding, NamedSharding) and sharding.mesh.shape != mesh.shape for sharding in in_shardings
     )
     context_mesh = _compat.EMPTY_MESH if elsewhere else mesh
-    return _compat.lower_to_computation(
-        jaxpr, name, in_shardings, out_shardings, donated_invars, keep_unused=keep_unused, context_mesh=context_mesh
-    )
+    with _compat.ambient(context_mesh):  # jax looks there as well, and must not find another mesh
+        return _compat.lower_to_computation(
+            jaxpr, name, in_shardings, out_shardings, donated_invars, keep_unused=keep_unused, context_mesh=context_mesh
+        )
 
 
 class _LoweredOnExplicitMesh(jax.stages.Lowered):

@@ -5,6 +5,7 @@ to run; from then on such a call has no Python frame of ours in its path. It tak
 what the executable expects without looking at its layout, so a call with a misplaced argument leaves no fast path.
 """
 
+import collections
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -71,10 +72,17 @@ def retiring(function: Callable[..., Any], donate: Numbered) -> Callable[..., An
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        result = function(*args, **kwargs)
         given = [args[i] for i in positions(donate[0], len(args))] + [kwargs[n] for n in donate[1] if n in kwargs]
-        for leaf in jax.tree.leaves(given):
-            if isinstance(leaf, jax.Array) and not isinstance(leaf, core.Tracer) and leaf.is_deleted():
+        donated = [
+            leaf for leaf in jax.tree.leaves(given) if isinstance(leaf, jax.Array) and not isinstance(leaf, core.Tracer)
+        ]
+        passed = collections.Counter(map(id, jax.tree.leaves((args, kwargs))))
+        for leaf in donated:
+            if passed[id(leaf)] > 1:
+                raise RuntimeError(f"an array {leaf.aval.str_short()} is donated and passed a second time in one call")
+        result = function(*args, **kwargs)
+        for leaf in donated:
+            if leaf.is_deleted():
                 leaf.delete()
         return result
 

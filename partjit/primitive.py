@@ -13,7 +13,7 @@ How each transformation acts on them is in `partjit.rules`, one file per transfo
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -62,7 +62,17 @@ def device_witness(mesh: Mesh) -> Any:
     if mesh.empty:
         return None
     replicated = NamedSharding(auto_twin(mesh), P())
-    return jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, replicated))(jax.ShapeDtypeStruct((), "bool"))
+    jaxpr = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, replicated))(jax.ShapeDtypeStruct((), "bool"))
+    return _Witness([jaxpr.jaxpr])
+
+
+class _Witness(tuple):
+    """A jaxpr that is another one each time somebody looks: a printed jaxpr begins with those it finds repeatedly."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        return (jaxpr.replace() for jaxpr in super().__iter__())
 
 
 def keep_where(values: Sequence[T], flags: Sequence[bool]) -> tuple[T, ...]:

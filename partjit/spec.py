@@ -132,17 +132,17 @@ class ParsedPartitionSpec:
                 f"{arg_name} leaf specifications are expected to be PartitionSpec instances or None, but got {entry!r}"
                 f"{_did_you_mean(entry)}"
             )
+        if entry.unreduced or entry.reduced:  # jax does not even let one iterate over such a spec
+            raise ValueError(
+                f"{arg_name} cannot have unreduced or reduced axes, but got {entry}: they are for meshes with Explicit "
+                "axes, and pjit partitions automatically"
+            )
         partitions = tuple(_parse_partition(partition) for partition in entry)
         if UNCONSTRAINED in partitions and not allow_unconstrained_dims:
             raise ValueError(
                 f"Unconstrained dims are not allowed in {arg_name}, but got {entry}: say None to keep a dimension "
                 "whole, leave the whole spec out (UNSPECIFIED) to let the partitioner choose, or use "
                 "with_sharding_constraint inside the function"
-            )
-        if entry.unreduced or entry.reduced:
-            raise ValueError(
-                f"{arg_name} cannot have unreduced or reduced axes, but got {entry}: they are for meshes with Explicit "
-                "axes, and pjit partitions automatically"
             )
         axes = [axis for partition in partitions if partition is not UNCONSTRAINED for axis in partition]
         duplicates = sorted({axis for axis in axes if axes.count(axis) > 1})

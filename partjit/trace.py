@@ -62,7 +62,9 @@ def trace(
         return [leaf for _, leaf in leaves_out]
 
     with tracing_under(mesh):
-        jaxpr = _compat.trace_to_jaxpr(flat_fun, in_avals, source=source, arg_names=arg_names)
+        jaxpr = _compat.trace_to_jaxpr(
+            flat_fun, in_avals, source=source, arg_names=arg_names, result_paths=lambda: out_paths
+        )
     _compat.name_results(jaxpr, out_paths)
     jaxpr, consts = _compat.separate_consts(jaxpr)
     return Trace(jaxpr, consts, out_tree, out_paths)

@@ -98,7 +98,8 @@ def _check_spec(
         yield Failure(
             f"One of {what}, {path} ({aval.str_short()}), has a NamedSharding over the incompatible devices "
             f"{_device_ids(mesh)}, but the program runs on the devices {_device_ids(program_mesh)}",
-            "give all NamedShardings the same devices in the same order",
+            f"give all NamedShardings the same devices in the same order; if it is that of the array, move the array: "
+            f"jax.device_put({path}, NamedSharding(mesh, spec))",
         )
         return
     given = (
@@ -122,13 +123,14 @@ def _check_spec(
             if close
             else "name one of its axes, or declare the axis in the mesh",
         )
-    for axis in set(spec.mesh_axes) & set(_compat.manual_axes()):
+    manual = [axis for axis in spec.mesh_axes if axis in _compat.manual_axes()]
+    for axis in manual:
         yield Failure(
             f"{given}, but resource axis {axis} is manual here: inside shard_map the value is one device's own",
             f"leave {axis!r} out of the spec, or out of the axis_names of the shard_map",
         )
     for dim, (axes, size) in enumerate(zip(spec, shape, strict=False)):
-        if allow_uneven or axes is UNCONSTRAINED or not set(axes).isdisjoint(undefined):
+        if allow_uneven or axes is UNCONSTRAINED or not set(axes).isdisjoint([*undefined, *manual]):
             continue
         divisor = math.prod(mesh.shape[axis] for axis in axes)
         if size % divisor:
@@ -196,6 +198,16 @@ def check_devices(paths: Sequence[str], args: Sequence[Any], specs: Sequence[Spe
     devices = set(mesh.devices.flat)
     failures = []
     for path, arg, spec in zip(paths, args, specs, strict=True):
+        if isinstance(arg, _compat.core.Ref) and isinstance(spec, ParsedPartitionSpec):
+            wanted = spec.named_sharding(mesh)
+            if not arg.sharding.is_equivalent_to(wanted, arg.ndim):
+                failures.append(
+                    Failure(
+                        f"One of pjit arguments, {path}, is a ref with the sharding {arg.sharding}, but its spec says "
+                        f"{spec.unsafe_user_spec}, and what others see change cannot be moved",
+                        f"make the ref of an array placed with jax.device_put, or leave the spec of {path} out",
+                    )
+                )
         # A tracer's place is the business of whoever traces.
         placed = isinstance(arg, jax.Array) and not isinstance(arg, _compat.core.Tracer) and arg.committed
         if placed and (arg.sharding.device_set != devices or not _in_order(arg.sharding, spec, mesh)):

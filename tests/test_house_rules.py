@@ -162,10 +162,7 @@ def test_importing_partjit_starts_no_backend():
 
 def test_importing_partjit_changes_no_setting_of_jax():
     ran = run(
-        "import jax\n"
-        "before = dict(jax.config.values)\n"
-        "import partjit\n"
-        "assert dict(jax.config.values) == before\n"
+        "import jax\nbefore = dict(jax.config.values)\nimport partjit\nassert dict(jax.config.values) == before\n"
     )
     assert ran.returncode == 0, ran.stderr
 

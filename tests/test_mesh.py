@@ -70,7 +70,8 @@ def test_a_mesh_is_jaxs_mesh(mesh):
     assert isinstance(mesh, jax.sharding.Mesh)
     assert mesh == theirs
     assert theirs == mesh
-    assert not (mesh != theirs or theirs != mesh)
+    assert (mesh != theirs) is False
+    assert (theirs != mesh) is False
     assert hash(mesh) == hash(theirs)
     assert NamedSharding(mesh, P("x")) == NamedSharding(theirs, P("x"))
     assert mesh != jax.sharding.Mesh(mesh.devices, ("x", "z"))

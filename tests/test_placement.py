@@ -246,8 +246,7 @@ def test_a_loop_with_warnings_as_errors_never_gets_past_the_first_move(mesh):
     function = pjit(lambda x: x, in_axis_resources=P("x"))
     with mesh:
         for _ in range(3):  # a warning that became an error was not seen by anybody yet
-            with pytest.raises(ReshardWarning), warnings.catch_warnings():
-                warnings.simplefilter("error")
+            with pytest.raises(ReshardWarning):  # an error in the whole suite
                 function(placed(mesh, P("y")))
 
 
@@ -294,17 +293,6 @@ def test_error_refuses(mesh):
                 function(placed(mesh, P("y")))
         function(placed(mesh, P("x")))
         function(X)
-    with mesh, pytest.warns(ReshardWarning):
-        function(placed(mesh, P("y")))
-
-
-@pytest.mark.parametrize("transform", [lambda f: jax.grad(lambda x: f(x).sum()), lambda f: lambda x: jax.vjp(f, x)[0]])
-def test_the_policy_holds_under_transformations(mesh, transform):
-    function = transform(pjit(lambda x: x * 2, in_axis_resources=P("x")))
-    with mesh, reshard_policy("error"):
-        function(placed(mesh, P("x")))
-        with pytest.raises(ShardingError, match="does not match the sharding"):
-            function(placed(mesh, P("y")))
     with mesh, pytest.warns(ReshardWarning):
         function(placed(mesh, P("y")))
 
@@ -373,7 +361,7 @@ def test_from_array_takes_the_sharding_of_the_array(mesh):
 def test_from_array_for_some_of_the_arguments_and_by_keyword(mesh):
     function = pjit(lambda a, b: (a, b), in_axis_resources=(FROM_GDA, P("x")))
     with mesh:
-        a, b = function({"deep": placed(mesh, P("y"))}, X)
+        a, _ = function({"deep": placed(mesh, P("y"))}, X)
         assert a["deep"].sharding.is_equivalent_to(NamedSharding(mesh, P("y")), 2)
         by_keyword = pjit(lambda *, a: a, in_axis_resources=FROM_ARRAY)
         assert by_keyword(a=placed(mesh, P("y"))).sharding.is_equivalent_to(NamedSharding(mesh, P("y")), 2)

@@ -398,6 +398,26 @@ def expected_body(x):
     return np.sin(x) * 2 + x
 
 
+def with_own_jvp(f):
+    own = jax.custom_jvp(f)
+    own.defjvp(lambda primals, tangents: (f(*primals), tangents[0]))
+    return own
+
+
+def with_own_vmap(f):
+    own = jax.custom_batching.custom_vmap(f)
+    own.def_vmap(lambda size, batched, x: (f(x[0])[None], True))
+    return own
+
+
+def evaluated(f):
+    def fun(x):
+        jaxpr = jax.make_jaxpr(f)(x)
+        return jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, x)[0]
+
+    return fun
+
+
 AROUND = {
     "jit": jax.jit,
     "jit twice": lambda f: jax.jit(jax.jit(f)),
@@ -417,11 +437,11 @@ AROUND = {
     "fori": lambda f: lambda x: jax.lax.fori_loop(0, 1, lambda _, v: f(v), x),
     "while": lambda f: lambda x: jax.lax.while_loop(lambda s: s[0] < 1, lambda s: (s[0] + 1, f(s[1])), (0, x))[1],
     "vmap": lambda f: lambda x: jax.vmap(f)(jnp.stack([x, x]))[1],
-    "custom_jvp": lambda f: jax.custom_jvp(f),
-    "custom_vmap": lambda f: jax.custom_batching.custom_vmap(f),
+    "custom_jvp": with_own_jvp,
+    "custom_vmap": with_own_vmap,
     "sequential_vmap": lambda f: lambda x: jax.vmap(jax.custom_batching.sequential_vmap(f))(jnp.stack([x, x]))[0],
-    "eval_jaxpr": lambda f: lambda x: jax.core.jaxpr_as_fun(jax.make_jaxpr(f)(x))(x)[0],
-    "jitted eval_jaxpr": lambda f: lambda x: jax.jit(jax.core.jaxpr_as_fun(jax.make_jaxpr(f)(x)))(x)[0],
+    "eval_jaxpr": evaluated,
+    "jitted eval_jaxpr": lambda f: jax.jit(evaluated(f)),
     "closure_convert": lambda f: lambda x: jax.closure_convert(f, x)[0](x),
     "optimization_barrier": lambda f: lambda x: jax.lax.optimization_barrier(f(x)),
     "primal of linearize": lambda f: lambda x: jax.linearize(f, x)[0],
@@ -517,7 +537,6 @@ def test_what_the_rules_make_passes_jaxs_own_checks(mesh):
 
     with mesh, jax.enable_checks(True):
         jax.grad(loss)(w, X)
-        jax.hessian(loss)(w, X)
         jax.jit(jax.vmap(jax.grad(loss), in_axes=(None, 0)))(w, np.stack([X, X]))
         jax.grad(jax.checkpoint(loss))(w, X)
         jax.jit(jax.grad(lambda w: jax.lax.scan(lambda c, x: (c, loss(c, x)), w, np.stack([X, X]))[1].sum()))(w)
@@ -572,7 +591,6 @@ def test_dead_code_elimination_keeps_what_is_read(mesh, used):
         lambda a, b, c: (a + b, b * c, c - 1),
         in_axis_resources=(P("x"), P("y"), P("x", "y")),
         out_axis_resources=(P("x"), P("y"), None),
-        donate_argnums=1,
     )
     values = (X, X + 1, X + 2)
     needs = np.array([(1, 1, 0), (0, 1, 1), (0, 0, 1)], bool)
@@ -718,33 +736,18 @@ def test_passing_checks_say_nothing_and_the_result_keeps_its_spec(mesh):
 # More of debugging
 
 
-def test_debug_nans_after_a_warm_call_with_donation(mesh):
-    function = pjit(lambda x: jnp.log(x), in_axis_resources=P("x"), out_axis_resources=P("x"), donate_argnums=0)
-
-    def put(value):
-        return jax.device_put(np.full((8, 4), value, np.float32), NamedSharding(mesh, P("x")))
-
-    with mesh:
-        for _ in range(3):
-            function(put(-1.0))  # a NaN nobody asked about
-        with jax.debug_nans(True):
-            for _ in range(2):
-                with pytest.raises(FloatingPointError, match="nan"):
-                    function(put(-1.0))
-        assert np.isnan(function(put(-1.0))).all()
-
-
 def test_disable_jit_with_nested_programs_and_keywords(mesh):
     seen = []
 
     def inner(x):
-        seen.append(float(x.sum()))
+        seen.append(x)
         return x + 1
 
     function = pjit(lambda x, *, k: pjit(inner, in_axis_resources=P("x"))(x) * k)
     with mesh, jax.disable_jit():
         np.testing.assert_allclose(function(jnp.asarray(X), k=2.0), (X + 1) * 2)
-    np.testing.assert_allclose(seen, [X.sum()], rtol=1e-6)
+    (value,) = seen
+    np.testing.assert_array_equal(value, X)
     with mesh:
         np.testing.assert_allclose(function(X, k=2.0), (X + 1) * 2)
 
@@ -761,7 +764,7 @@ def test_ordered_effects(mesh, capfd):
             wrap(function)(X).block_until_ready()
         jax.effects_barrier()
     assert capfd.readouterr().out == "first 15.5\nsecond\n" * 2
-    with mesh, pytest.raises(ValueError, match="[Oo]rdered effects"):
+    with mesh, pytest.raises(ValueError, match=r"[Oo]rdered effects"):
         pjit(fun, in_axis_resources=P("x"))(X)
 
 
@@ -792,16 +795,12 @@ def test_the_name_of_the_program_is_in_profiles_of_its_operations(mesh):
     assert "attention" in text
 
 
-def test_an_exported_program_is_the_same(mesh):
+@pytest.mark.parametrize("wrap", [jax.jit, lambda f: jax.jit(lambda x: jax.lax.map(f, x[None])[0])])
+def test_an_exported_program_is_the_same(mesh, wrap):
     function = pjit(body, in_axis_resources=P("x"), out_axis_resources=P("x"))
     with mesh:
-        try:
-            exported = jax.export.export(jax.jit(function))(jax.ShapeDtypeStruct(X.shape, X.dtype))
-        except (NotImplementedError, ValueError) as error:
-            assert "pjit" in str(error)  # noqa: PT017
-            return
-        again = jax.export.deserialize(exported.serialize())
-        out = jax.jit(again.call)(jax.device_put(X, NamedSharding(mesh, P("x"))))
+        exported = jax.export.export(wrap(function))(jax.ShapeDtypeStruct(X.shape, X.dtype))
+        out = jax.jit(exported.call)(jax.device_put(X, NamedSharding(mesh, P("x"))))
     assert exported.nr_devices == 8
     np.testing.assert_allclose(out, expected_body(X), rtol=1e-6)
 

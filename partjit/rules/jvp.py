@@ -15,20 +15,19 @@ def _jvp(
     jaxpr: Any,
     in_specs: tuple[Spec, ...],
     out_specs: tuple[Spec, ...],
-    donated_invars: tuple[bool, ...],
     **params: Any,
 ) -> tuple[list[Any], list[Any]]:
     nonzero_in = [type(tangent) is not ad.Zero for tangent in tangents]
     jvp_jaxpr, nonzero_out = ad.jvp_jaxpr(jaxpr, nonzero_in, instantiate=False)
-    outs = pjit_p.bind(
-        *primals,
-        *keep_where(tangents, nonzero_in),
+    params = dict(
+        params,
         jaxpr=jvp_jaxpr,
         in_specs=(*in_specs, *keep_where(in_specs, nonzero_in)),
         out_specs=(*out_specs, *keep_where(out_specs, nonzero_out)),
-        donated_invars=(*donated_invars, *keep_where(donated_invars, nonzero_in)),
-        **params,
+        # What is differentiated is not given away: the primals may be needed for a second tangent.
+        donated_invars=(False,) * (len(in_specs) + sum(nonzero_in)),
     )
+    outs = pjit_p.bind(*primals, *keep_where(tangents, nonzero_in), **params)
     primals_out, nonzero_tangents = outs[: len(out_specs)], iter(outs[len(out_specs) :])
     return primals_out, [
         next(nonzero_tangents) if nonzero else ad.Zero(aval.to_tangent_aval())
