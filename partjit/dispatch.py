@@ -19,7 +19,7 @@ from partjit import _compat
 from partjit._compat import UnspecifiedValue, core
 from partjit.arguments import Numbered, positions
 from partjit.compile import Program, lower
-from partjit.mesh import auto_twin, has_explicit_axes
+from partjit.mesh import auto_twin, has_explicit_axes, is_tracing_program
 from partjit.placement import Misplaced, misplaced, reshard
 from partjit.primitive import pjit_p, sharding_constraint_p, shardings_of
 from partjit.validate import check_specs, raise_failures
@@ -96,9 +96,9 @@ def _bind(program: Program, values: Sequence[Any]) -> Sequence[Any]:
     arguments lose the sharding in their types, and its results get the one their specs say (replicated where the
     partitioner chooses: a type must say something).
     """
-    if not has_explicit_axes(program.mesh):
-        return pjit_p.bind(*values, **program.params)
     params = dataclasses.replace(program, mesh=auto_twin(program.mesh)).params
+    if not has_explicit_axes(program.mesh) or is_tracing_program():  # a program is traced under an Auto twin
+        return pjit_p.bind(*values, **params)
     out_shardings = tuple(
         NamedSharding(program.mesh, P()) if isinstance(sharding, UnspecifiedValue) else sharding
         for sharding in shardings_of(program.out_specs, program.mesh)

@@ -26,6 +26,7 @@ __all__ = [
     "auto_twin",
     "describe_mesh",
     "has_explicit_axes",
+    "is_tracing_program",
     "program_mesh",
     "set_mesh",
     "tracing_under",
@@ -147,7 +148,7 @@ def auto_twin(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh:
 
 def has_explicit_axes(mesh: jax.sharding.Mesh) -> bool:
     """Whether `auto_twin` is another mesh."""
-    return auto_twin(mesh) is not mesh
+    return not (mesh.empty or mesh.are_all_axes_auto)
 
 
 _tracing = threading.local()
@@ -169,6 +170,11 @@ def tracing_under(mesh: jax.sharding.Mesh) -> Iterator[None]:
             yield
     finally:
         _tracing.mesh = outer
+
+
+def is_tracing_program() -> bool:
+    """Whether the function of a program is being traced here, under an Auto twin."""
+    return getattr(_tracing, "mesh", None) is not None
 
 
 def program_mesh(own_meshes: Sequence[jax.sharding.Mesh], *, has_bare_specs: bool) -> jax.sharding.Mesh:

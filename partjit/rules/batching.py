@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from partjit import _compat
 from partjit._compat import batching
 from partjit.errors import ShardingError
-from partjit.mesh import describe_mesh
+from partjit.mesh import describe_mesh, tracing_under
 from partjit.primitive import pjit_p, sharding_constraint_p
 from partjit.spec import ParsedPartitionSpec, Spec
 
@@ -28,7 +28,8 @@ def _batch(
 ) -> tuple[list[Any], list[int | None]]:
     batched_in = [dim is not None for dim in dims]
     args = [x if dim is None else batching.moveaxis(x, dim, 0) for x, dim in zip(args, dims, strict=True)]
-    batched_jaxpr, batched_out = _compat.batch_jaxpr(jaxpr, axis_data, batched_in)
+    with tracing_under(mesh):  # custom rules in the jaxpr are traced now
+        batched_jaxpr, batched_out = _compat.batch_jaxpr(jaxpr, axis_data, batched_in)
 
     def insert(spec: Spec, batched: bool, what: str) -> Spec:
         if not batched or not isinstance(spec, ParsedPartitionSpec):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from partjit._compat import ad
+from partjit.mesh import tracing_under
 from partjit.primitive import keep_where, pjit_p, sharding_constraint_p
 from partjit.spec import Spec
 
@@ -18,7 +19,8 @@ def _jvp(
     **params: Any,
 ) -> tuple[list[Any], list[Any]]:
     nonzero_in = [type(tangent) is not ad.Zero for tangent in tangents]
-    jvp_jaxpr, nonzero_out = ad.jvp_jaxpr(jaxpr, nonzero_in, instantiate=False)
+    with tracing_under(params["mesh"]):  # custom rules in the jaxpr are traced now
+        jvp_jaxpr, nonzero_out = ad.jvp_jaxpr(jaxpr, nonzero_in, instantiate=False)
     params = dict(
         params,
         jaxpr=jvp_jaxpr,

@@ -10,6 +10,7 @@ import jax
 
 from partjit import _compat
 from partjit._compat import ad
+from partjit.mesh import tracing_under
 from partjit.primitive import pjit_p
 from partjit.spec import Spec
 
@@ -23,7 +24,8 @@ def _transpose(
     **params: Any,
 ) -> list[Any]:
     args, in_tree = jax.tree.flatten((list(primals), list(cts_in)))
-    transposed, out_tree = _transposed_jaxpr(jaxpr, in_tree, tuple(map(_compat.core.typeof, args)))
+    with tracing_under(params["mesh"]):  # custom rules in the jaxpr are traced now
+        transposed, out_tree = _transposed_jaxpr(jaxpr, in_tree, tuple(map(_compat.core.typeof, args)))
     # Undefined primals and zero cotangents have no leaves, so they take no part in the program.
     transposed_in_specs = (
         *(spec for spec, primal in zip(in_specs, primals, strict=True) if not ad.is_undefined_primal(primal)),
