@@ -6,7 +6,6 @@ specs -> parse -> validate -> trace -> compile -> dispatch; each stage is a modu
 import dataclasses
 import functools
 import inspect
-import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -28,7 +27,7 @@ from partjit.arguments import (
     source_of,
 )
 from partjit.compile import Program, Traced
-from partjit.dispatch import make_cache_miss, retiring
+from partjit.dispatch import make_cache_miss, make_function
 from partjit.errors import ShardingError
 from partjit.mesh import ambient_mesh, program_mesh
 from partjit.spec import FROM_ARRAY, ParsedPartitionSpec, parse_spec_tree
@@ -36,7 +35,7 @@ from partjit.trace import Trace, trace
 from partjit.trees import broadcast_specs
 from partjit.validate import Failure, check_devices, check_specs, raise_failures, require_mesh
 
-__all__ = ["PjitFunction", "pjit"]
+__all__ = ["pjit"]
 
 del rules  # imported to register the rules of the primitives
 
@@ -83,16 +82,11 @@ class _Definition:
         return (tuple(leaves), in_tree, out_tree, ranks, names, self.static, self.donate, self.keep_unused)
 
 
-class PjitFunction(functools.partial):
-    """A function partitioned by `pjit`. Calling it runs the compiled program; the methods stop at an earlier stage.
+class _Methods:
+    """What a function made by `pjit` can do besides being called: stop at an earlier stage."""
 
-    It is a `functools.partial` of the C++ function that dispatches calls, because that is the one callable of Python
-    that adds no frame to a call and can have methods of its own.
-    """
-
-    __qualname__: str
-    _definition: _Definition
-    _cpp_function: Any
+    def __init__(self, definition: _Definition) -> None:
+        self._definition = definition
 
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """Traces and validates a call with these arguments (`jax.ShapeDtypeStruct` will do) without executing it."""
@@ -107,21 +101,10 @@ class PjitFunction(functools.partial):
         """A tree like the result, of `jax.ShapeDtypeStruct` with the shardings the out specs promise."""
         return self.trace(*args, **kwargs).out_info
 
-    def clear_cache(self) -> None:
-        """Forgets all that was traced and compiled for this function."""
-        self._cpp_function._clear_cache()
+    def forget(self) -> None:
+        """Empties the caches of traces and programs of the function."""
         trace.evict_weakref(self._definition.fun)
         _program.evict_weakref(self._definition.fun)
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else types.MethodType(self, instance)
-
-    def __repr__(self) -> str:
-        return f"<pjit of {self._definition.fun!r}>"
-
-    def __reduce__(self) -> str:
-        # Like a function: by the name it is found under.
-        return self.__qualname__
 
 
 def pjit(
@@ -224,13 +207,16 @@ def pjit(
         keep_unused,
     )
     cache_miss = make_cache_miss(fun, definition.name, functools.partial(_infer, definition))
-    cpp_function = _compat.make_cpp_function(fun, definition.name, cache_miss, static, definition.dispatch_key)
-    cpp_function._fun = fun  # where jax looks for the function when a result has a NaN
-    needs_retiring = _compat.USE_OF_DONATED_BUFFERS_CRASHES and any(donate)
-    function = PjitFunction(retiring(cpp_function, donate) if needs_retiring else cpp_function)
-    functools.update_wrapper(function, fun)
-    function.__dict__.update(_definition=definition, _cpp_function=cpp_function)
-    return function
+    methods = _Methods(definition)
+    return make_function(
+        fun,
+        definition.name,
+        cache_miss,
+        (static, donate),
+        definition.dispatch_key,
+        {"trace": methods.trace, "lower": methods.lower, "eval_shape": methods.eval_shape},
+        methods.forget,
+    )
 
 
 def _infer(definition: _Definition, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Program, list[Any]]:

@@ -7,7 +7,8 @@ what the executable expects without looking at its layout, so a call with a misp
 
 import collections
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -24,7 +25,7 @@ from partjit.placement import Misplaced, misplaced, reshard
 from partjit.primitive import pjit_p, sharding_constraint_p, shardings_of
 from partjit.validate import check_specs, raise_failures
 
-__all__ = ["make_cache_miss", "retiring"]
+__all__ = ["make_cache_miss", "make_function"]
 
 
 def make_cache_miss(
@@ -64,7 +65,68 @@ def make_cache_miss(
     return cache_miss
 
 
-def retiring(function: Callable[..., Any], donate: Numbered) -> Callable[..., Any]:
+def make_function(
+    fun: Callable[..., Any],
+    name: str,
+    cache_miss: Callable[..., Any],
+    static_and_donate: tuple[Numbered, Numbered],
+    key: tuple[Any, ...],
+    methods: Mapping[str, Callable[..., Any]],
+    forget: Callable[[], None],
+) -> Any:
+    """The C++ function that dispatches calls, with attributes like those of `fun` and methods of its own.
+
+    Args:
+        fun: the user's function.
+        name: its name.
+        cache_miss: see `make_cache_miss`.
+        static_and_donate: (numbers, names) of the static and of the donated arguments.
+        key: what tells functions made of the same `fun` apart.
+        methods: what it can do besides being called.
+        forget: empties the caches of the stages before; `clear_cache` of the function calls it.
+    """
+    static, donate = static_and_donate
+    function = cpp_function = _compat.make_cpp_function(fun, name, cache_miss, static, key)
+    cpp_function._fun = fun  # where jax looks for the function when a result has a NaN
+    if _compat.USE_OF_DONATED_BUFFERS_CRASHES and any(donate):
+        call = _retiring(cpp_function, donate)
+        function = _compat.make_cpp_function(
+            fun, name, lambda *args, **kwargs: (call(*args, **kwargs), None, False), static, (*key, "retiring")
+        )
+    functools.update_wrapper(function, fun)
+
+    def clear_cache() -> None:
+        """Forgets all that was traced and compiled for this function."""
+        cpp_function._clear_cache()
+        forget()
+
+    def by_name(_protocol: int) -> str:
+        return function.__qualname__  # it is pickled as functions are
+
+    own = {**methods, "clear_cache": clear_cache, "__reduce_ex__": by_name}
+    function.__dict__ = _Attributes(function.__dict__, own)
+    return function
+
+
+class _Attributes(dict[str, Any]):
+    """The attributes of one function, of which `functools.update_wrapper` sees those that another may share.
+
+    The function is an instance of jax's class, whose methods are those of `jax.jit`: others can only be attributes of
+    the instance. What wraps it, as `jax.jit` does, takes over its attributes, but must not take over these.
+    """
+
+    def __init__(self, shared: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        super().__init__({**shared, **own})
+        self._own = frozenset(own)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in super().__iter__() if name not in self._own)
+
+    def keys(self) -> Any:
+        return list(self)
+
+
+def _retiring(function: Callable[..., Any], donate: Numbered) -> Callable[..., Any]:
     """`function`, which afterwards tells the arrays it consumed that they are gone.
 
     For versions of jax in which passing a consumed array over several devices to any compiled function ends the process

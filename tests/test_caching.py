@@ -893,6 +893,26 @@ def test_a_decorated_function_pickles_by_its_name():
     assert pickle.loads(pickle.dumps(decorated)) is decorated
 
 
+def test_what_wraps_a_function_takes_over_its_attributes_but_not_its_methods(mesh):
+    function = pjit(_module_level, in_axis_resources=P("x"), out_axis_resources=P("x"))
+    function.note = "mine"
+    with jax.set_mesh(mesh):
+        text = jax.jit(function).lower(ones(8), ones(8)).as_text()
+        assert "mhlo.num_partitions = 8" in text
+        assert jax.jit(function).note == "mine"
+        assert function.lower(ones(8), ones(8)).as_text() != text  # the outer program has no specs of its own
+
+    @functools.wraps(function)
+    def wrapper(*args):
+        return function(*args)
+
+    assert wrapper.note == "mine"
+    assert wrapper.__wrapped__ is function
+    for name in ("trace", "lower", "eval_shape", "clear_cache"):
+        assert hasattr(function, name)
+        assert not hasattr(wrapper, name)
+
+
 def test_functions_are_compared_and_hashed_by_identity():
     one, two = pjit(_module_level), pjit(_module_level)
     assert one != two
