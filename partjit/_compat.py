@@ -292,7 +292,11 @@ def transpose_jaxpr(jaxpr: Any, in_tree: Any, in_avals: tuple[Any, ...]) -> tupl
     def transposed(*flat: Any) -> list[Any]:
         nonlocal out_tree
         primals, cts_in = in_tree.unflatten(flat)
-        cts_out = ad.backward_pass(jaxpr.jaxpr, False, jaxpr.consts, primals, cts_in)
+        # jax 0.10 gets the type of a scan's stacked result wrong if its cotangent is zero: what has none goes first.
+        nonzero = [type(ct) is not ad.Zero for ct in cts_in]
+        live, _ = pe.dce_jaxpr(jaxpr.jaxpr, nonzero, instantiate=True)
+        cts_live = [ct for ct, is_live in zip(cts_in, nonzero, strict=True) if is_live]
+        cts_out = ad.backward_pass(live, False, jaxpr.consts, primals, cts_live)
         flat_out, out_tree = tree_util.tree_flatten(cts_out)
         return flat_out
 

@@ -184,6 +184,19 @@ def test_an_unused_output_gets_no_cotangent(used):
     close(pick(function), pick(f))
 
 
+@pytest.mark.parametrize("inside", [False, True], ids=["result of the program", "result of the scan only"])
+@pytest.mark.parametrize("derive", [lambda f: jax.grad(f), lambda f: jax.vmap(jax.grad(f), 0, 0)], ids=["grad", "vmap"])
+def test_a_stacked_result_of_a_scan_that_nobody_differentiates(derive, inside):
+    def decay(x):
+        carry, stacked = jax.lax.scan(lambda c, s: (jnp.sin(c) * s, jnp.cos(c)), x, np.array([0.5, 0.9], np.float32))
+        return (carry, x) if inside else (carry, stacked)
+
+    def first(f):
+        return derive(lambda x: f(x)[0].sum())
+
+    np.testing.assert_allclose(first(pjit(decay))(X), first(decay)(X), rtol=1e-5)
+
+
 def test_stop_gradient_and_a_program_that_is_constant():
     function = pjit(lambda x: jax.lax.stop_gradient(x) * x, in_axis_resources=P("x"), out_axis_resources=P("x"))
     close(jax.grad(lambda x: function(x).sum())(X), X)
