@@ -34,6 +34,7 @@ from jax._src.sharding_impls import UNSPECIFIED, UnspecifiedValue
 from jax._src.state import discharge as _discharge
 from jax._src.state.types import AbstractRef
 from jax._src.util import weakref_lru_cache
+from jax.sharding import PartitionSpec
 
 __all__ = [
     "EMPTY_MESH",
@@ -54,6 +55,7 @@ __all__ = [
     "current_source_info",
     "discharge_jaxpr",
     "effects_of",
+    "entered",
     "fast_path_data",
     "innermost_mesh",
     "kept_effects",
@@ -67,8 +69,6 @@ __all__ = [
     "name_results",
     "pe",
     "physical_mesh",
-    "pop_physical_mesh",
-    "push_physical_mesh",
     "recheck_for_nans",
     "register_checkify",
     "register_dce",
@@ -150,23 +150,23 @@ def physical_mesh() -> Any:
 def innermost_mesh() -> Any:
     """The mesh of the innermost `with mesh:` or `jax.set_mesh` of this thread, or the empty mesh.
 
-    jax keeps the two apart and does not say which came last. Whoever pushes a mesh here notes what `jax.set_mesh` had
+    jax keeps the two apart and does not say which came last. Whoever enters a mesh here notes what `jax.set_mesh` had
     set by then: if that has changed since, it was set later. Of a `with` of jax's own mesh nothing is known; it wins.
     """
     entered, set_since = physical_mesh(), mesh_lib.get_concrete_mesh()
     if entered.empty:
         return set_since
-    depth, set_before = _pushed.entries[-1] if _pushed.entries else (0, set_since)
+    depth, set_before = _entered.notes[-1] if _entered.notes else (0, set_since)
     is_later = depth == len(mesh_lib.thread_resources.stack) and set_since is not set_before and not set_since.empty
     return set_since if is_later else entered
 
 
-class _Pushed(threading.local):
+class _Entered(threading.local):
     def __init__(self) -> None:
-        self.entries: list[tuple[int, Any]] = []  # depth of jax's stack, and the mesh of jax.set_mesh at the time
+        self.notes: list[tuple[int, Any]] = []  # depth of jax's stack, and the mesh of jax.set_mesh at the time
 
 
-_pushed = _Pushed()
+_entered = _Entered()
 
 
 def manual_axes() -> tuple[str, ...]:
@@ -174,27 +174,27 @@ def manual_axes() -> tuple[str, ...]:
     return mesh_lib.get_abstract_mesh().manual_axes
 
 
-def push_physical_mesh(mesh: Any) -> None:
-    """What `jax.sharding.Mesh.__enter__` does, without its DeprecationWarning."""
+@contextlib.contextmanager
+def entered(mesh: Any) -> Iterator[None]:
+    """What `with` of a `jax.sharding.Mesh` does, without its DeprecationWarning."""
     resources = mesh_lib.thread_resources
     resources.stack.append(resources.stack[-1].with_mesh(mesh))
-    _pushed.entries.append((len(resources.stack), mesh_lib.get_concrete_mesh()))
-    _publish_physical_meshes()
+    _entered.notes.append((len(resources.stack), mesh_lib.get_concrete_mesh()))
+    _publish_entered_meshes()
+    try:
+        yield
+    finally:
+        resources.stack.pop()
+        _entered.notes.pop()
+        _publish_entered_meshes()
 
 
-def pop_physical_mesh() -> None:
-    """Undoes the last `push_physical_mesh`."""
-    mesh_lib.thread_resources.stack.pop()
-    _pushed.entries.pop()
-    _publish_physical_meshes()
-
-
-def _publish_physical_meshes() -> None:
+def _publish_entered_meshes() -> None:
     resources = mesh_lib.thread_resources
     resources.env = resources.stack[-1]
     # This is part of the key of every cache of jax's. It has to tell which mesh is innermost, so unlike jax's it names
-    # empty meshes, which shadow others, and what `jax.set_mesh` had set when a mesh was pushed.
-    set_before = {depth: mesh for depth, mesh in _pushed.entries if not mesh.empty}
+    # empty meshes, which shadow others, and what `jax.set_mesh` had set when a mesh was entered.
+    set_before = {depth: mesh for depth, mesh in _entered.notes if not mesh.empty}
     config.mesh_context_manager.set_local(
         tuple(
             (env.physical_mesh, set_before[depth]) if depth in set_before else env.physical_mesh
@@ -209,11 +209,10 @@ def ambient(mesh: Any) -> Iterator[None]:
     # The states are set directly: jax's own context managers refuse a mesh of another size than the one set before.
     outer = _mesh_state.device_context.swap_local(mesh)
     outer_abstract = _mesh_state.abstract_mesh_context_manager.swap_local(mesh.abstract_mesh)
-    push_physical_mesh(mesh)
     try:
-        yield
+        with entered(mesh):
+            yield
     finally:
-        pop_physical_mesh()
         _mesh_state.abstract_mesh_context_manager.set_local(outer_abstract)
         _mesh_state.device_context.set_local(outer)
 
@@ -490,8 +489,16 @@ def lower_call(
 
 def lower_constraint(ctx: Any, x: Any, sharding: Any, unconstrained_dims: frozenset[int]) -> Any:
     """Lowers a sharding constraint as jax lowers its own; binding that one would look at the ambient mesh again."""
+    # jax adds the axes that the type names to those of the constraint; ours names them all.
+    (aval,) = ctx.avals_in
+    bare = [aval.update(sharding=aval.sharding.update(spec=PartitionSpec(*[None] * aval.ndim)))]
     return jax_pjit._sharding_constraint_hlo_lowering(
-        ctx, x, sharding=sharding, layout=None, context_mesh=None, unconstrained_dims=unconstrained_dims
+        ctx.replace(avals_in=bare, avals_out=bare),
+        x,
+        sharding=sharding,
+        layout=None,
+        context_mesh=None,
+        unconstrained_dims=unconstrained_dims,
     )
 
 

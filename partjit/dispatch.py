@@ -9,12 +9,9 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from partjit import _compat
 from partjit._compat import UnspecifiedValue, core
@@ -22,7 +19,8 @@ from partjit.arguments import Numbered, positions
 from partjit.compile import Program, lower
 from partjit.mesh import auto_twin, has_explicit_axes, is_tracing_program
 from partjit.placement import Misplaced, misplaced, reshard
-from partjit.primitive import pjit_p, sharding_constraint_p, shardings_of
+from partjit.primitive import pjit_p, sharding_constraint_p, shardings_of, with_type_of
+from partjit.spec import ParsedPartitionSpec
 from partjit.validate import check_specs, raise_failures
 
 __all__ = ["make_cache_miss", "make_function"]
@@ -154,19 +152,18 @@ def _retiring(function: Callable[..., Any], donate: Numbered) -> Callable[..., A
 def _bind(program: Program, values: Sequence[Any]) -> Sequence[Any]:
     """Makes the program an equation of whatever is being traced.
 
-    In a trace over a mesh with Explicit axes the sharding is part of every type, so the program is fenced in: its
-    arguments lose the sharding in their types, and its results get the one their specs say (replicated where the
-    partitioner chooses: a type must say something).
+    On a mesh with Explicit axes the sharding is part of every type. There an argument gets the type its spec says
+    first, and a result whose spec is UNSPECIFIED is replicated, because a type must say something.
     """
-    params = dataclasses.replace(program, mesh=auto_twin(program.mesh)).params
-    if not has_explicit_axes(program.mesh) or is_tracing_program():  # a program is traced under an Auto twin
-        return pjit_p.bind(*values, **params)
-    out_shardings = tuple(
-        NamedSharding(program.mesh, P()) if isinstance(sharding, UnspecifiedValue) else sharding
-        for sharding in shardings_of(program.out_specs, program.mesh)
-    )
-    fenced = jax.sharding.auto_axes(lambda *args: tuple(pjit_p.bind(*args, **params)), out_sharding=out_shardings)
-    return cast("tuple[Any, ...]", fenced(*map(jnp.asarray, values)))
+    mesh = program.mesh
+    if is_tracing_program():  # under an Auto twin, where types say nothing
+        program = dataclasses.replace(program, mesh=auto_twin(mesh))
+    elif has_explicit_axes(mesh):
+        values = [with_type_of(spec, value, mesh) for spec, value in zip(program.in_specs, values, strict=True)]
+        replicated = ParsedPartitionSpec(None, ())
+        out_specs = (replicated if isinstance(spec, UnspecifiedValue) else spec for spec in program.out_specs)
+        program = dataclasses.replace(program, out_specs=tuple(out_specs))
+    return pjit_p.bind(*values, **program.params)
 
 
 def _run(values: Sequence[Any], **params: Any) -> tuple[list[Any], Any, list[Any]]:

@@ -22,7 +22,7 @@ class ShardingError(ValueError):
         ...         pjit(lambda v: v, in_axis_resources=P("x"))(jnp.arange(6.0))
         ...     except ShardingError as error:
         ...         print(str(error).splitlines()[0])
-        1 spec of <lambda> does not fit on the mesh (x=4):
+        A spec of <lambda> does not fit on the mesh (x=4):
     """
 
 

@@ -80,12 +80,26 @@ class Mesh(jax.sharding.Mesh):
         return type(self), (self.devices, self.axis_names, self.axis_types)
 
     def __enter__(self) -> "Mesh":
-        _compat.push_physical_mesh(self._interned)
+        # Values on Explicit axes have types that name the mesh, and jax looks for its devices where jax.set_mesh puts
+        # them.
+        context = (_compat.ambient if has_explicit_axes(self) else _compat.entered)(self._interned)
+        context.__enter__()
+        _entered.contexts.append(context)
         return self
 
     def __exit__(self, *_: object) -> Literal[False]:
-        _compat.pop_physical_mesh()
+        _entered.contexts.pop().__exit__(None, None, None)
         return False
+
+
+class _Entered(threading.local):
+    """The contexts of the meshes this thread has entered, innermost last; one mesh may be there twice."""
+
+    def __init__(self) -> None:
+        self.contexts: list[contextlib.AbstractContextManager[None]] = []
+
+
+_entered = _Entered()
 
 
 class set_mesh:
@@ -112,9 +126,9 @@ class set_mesh:
     def __enter__(self) -> jax.sharding.Mesh | None:
         # An enclosing `with mesh:` is read first, so it is shadowed for the block. Outside a block there is no end at
         # which to take the shadow away. Without one there is nothing to shadow, and the caches' keys stay jax's.
-        self._shadows = not _compat.physical_mesh().empty
-        if self._shadows:
-            _compat.push_physical_mesh(_compat.EMPTY_MESH)
+        shadows = not _compat.physical_mesh().empty
+        self._shadow = _compat.entered(_compat.EMPTY_MESH) if shadows else contextlib.nullcontext()
+        self._shadow.__enter__()
         return self._mesh
 
     def __exit__(
@@ -123,8 +137,7 @@ class set_mesh:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._shadows:
-            _compat.pop_physical_mesh()
+        self._shadow.__exit__(exc_type, exc, traceback)
         self._jax_state.__exit__(exc_type, exc, traceback)
 
 

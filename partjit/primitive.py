@@ -18,15 +18,24 @@ from typing import Any, TypeVar
 
 import jax
 from jax.extend.core import Primitive
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from partjit import _compat
-from partjit._compat import UNSPECIFIED, UnspecifiedValue, mlir
-from partjit.mesh import auto_twin, describe_mesh
+from partjit._compat import UNSPECIFIED, UnspecifiedValue, core, mlir
+from partjit.mesh import auto_twin, describe_mesh, has_explicit_axes, is_tracing_program
 from partjit.spec import ParsedPartitionSpec, Spec
 
-__all__ = ["device_witness", "keep_where", "pjit_p", "sharding_constraint_p", "shardings_of"]
+__all__ = [
+    "device_witness",
+    "keep_where",
+    "pjit_p",
+    "result_types",
+    "sharding_constraint_p",
+    "shardings_of",
+    "spec_of_type",
+    "with_type_of",
+]
 
 T = TypeVar("T")
 
@@ -62,7 +71,9 @@ def device_witness(mesh: Mesh) -> Any:
     if mesh.empty:
         return None
     replicated = NamedSharding(auto_twin(mesh), P())
-    jaxpr = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, replicated))(jax.ShapeDtypeStruct((), "bool"))
+    with _compat.ambient(auto_twin(mesh)):  # whatever is ambient when the first program asks
+        constrain = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, replicated))
+        jaxpr = constrain(jax.ShapeDtypeStruct((), "bool"))
     return _Witness([jaxpr.jaxpr])
 
 
@@ -80,14 +91,63 @@ def keep_where(values: Sequence[T], flags: Sequence[bool]) -> tuple[T, ...]:
     return tuple(value for value, flag in zip(values, flags, strict=True) if flag)
 
 
+def result_types(avals: Sequence[Any], specs: Sequence[Spec], mesh: Mesh) -> list[Any]:
+    """The types of values laid out by `specs`, seen from outside of a program on `mesh`.
+
+    On a mesh with Explicit axes the sharding is part of a type; where the partitioner chooses, it says replicated.
+    Inside a program nothing has such a type: it is traced under the Auto twin of its mesh.
+    """
+    if not has_explicit_axes(mesh) or is_tracing_program():
+        return list(avals)
+    return [
+        _with_sharding(aval, spec.partitions if isinstance(spec, ParsedPartitionSpec) else (), mesh)
+        if isinstance(aval, core.ShapedArray)
+        else aval
+        for aval, spec in zip(avals, specs, strict=True)
+    ]
+
+
+def spec_of_type(aval: Any) -> Spec:
+    """The spec that the type of a value on a mesh with Explicit axes says; UNSPECIFIED if it says nothing."""
+    sharding = getattr(aval, "sharding", None)
+    if sharding is None or not has_explicit_axes(sharding.mesh):
+        return UNSPECIFIED
+    return ParsedPartitionSpec.from_user_input(sharding.spec, "a type")
+
+
+def with_type_of(spec: Spec, value: Any, mesh: Mesh) -> Any:
+    """`value` with a type that says what `spec` says, if its type says something."""
+    aval = core.typeof(value)
+    (wanted,) = result_types([aval], [spec], mesh)
+    if isinstance(spec, UnspecifiedValue) or spec_of_type(aval) in (UNSPECIFIED, spec_of_type(wanted)):
+        return value
+    return sharding_constraint_p.bind(value, spec=spec, mesh=mesh, witness=device_witness(mesh))
+
+
+def _with_sharding(aval: Any, partitions: Sequence[Any], mesh: Mesh) -> Any:
+    """The type `aval` with the Explicit axes among `partitions`; an UNCONSTRAINED dimension keeps what it has."""
+    own = spec_of_type(aval)
+    explicit = {name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind is AxisType.Explicit}
+    taken = {axis for axes in partitions if axes is not P.UNCONSTRAINED for axis in axes}
+    entries = []
+    for dim in range(aval.ndim):
+        axes = partitions[dim] if dim < len(partitions) else ()
+        if axes is P.UNCONSTRAINED:
+            known = isinstance(own, ParsedPartitionSpec) and dim < len(own)
+            axes = [axis for axis in (own[dim] if known else ()) if axis not in taken]
+        entries.append(tuple(axis for axis in axes if axis in explicit) or None)
+    return aval.update(sharding=NamedSharding(mesh.abstract_mesh, P(*entries)))
+
+
 @pjit_p.def_effectful_abstract_eval
-def _abstract_eval(*_: Any, jaxpr: Any, **__: Any) -> Any:
-    return jaxpr.out_avals, _compat.effects_of(jaxpr)
+def _abstract_eval(*_: Any, jaxpr: Any, out_specs: Any, mesh: Mesh, **__: Any) -> Any:
+    return result_types(jaxpr.out_avals, out_specs, mesh), _compat.effects_of(jaxpr)
 
 
 @sharding_constraint_p.def_abstract_eval
-def _constraint_abstract_eval(aval: Any, **_: Any) -> Any:
-    return aval
+def _constraint_abstract_eval(aval: Any, *, spec: ParsedPartitionSpec, mesh: Mesh, **_: Any) -> Any:
+    (constrained,) = result_types([aval], [spec], spec.mesh or mesh)
+    return constrained
 
 
 def _lower(ctx: Any, *args: Any, jaxpr: Any, in_specs: Any, out_specs: Any, mesh: Mesh, name: str, **_: Any) -> Any:

@@ -38,8 +38,11 @@ def raise_failures(failures: Sequence[Failure], name: str, mesh: Mesh) -> None:
     """Raises one `ShardingError` that lists `failures`, if there are any."""
     if not failures:
         return
-    specs = "1 spec of {} does" if len(failures) == 1 else f"{len(failures)} specs of {{}} do"
-    lines = [f"{specs.format(name)} not fit on the mesh ({describe_mesh(mesh)}):"]
+    place = f"the mesh ({describe_mesh(mesh)})"
+    if len(failures) == 1:
+        lines = [f"A spec of {name} does not fit on {place}:"]
+    else:  # one spec may fail in several ways
+        lines = [f"The specs of {name} do not fit on {place}, for {len(failures)} reasons:"]
     for failure in failures:
         lines += ["", failure.problem, *(f"    {line}" for line in failure.remedy.splitlines())]
     raise ShardingError("\n".join(lines))

@@ -11,7 +11,7 @@ from partjit import _compat
 from partjit._compat import batching
 from partjit.errors import ShardingError
 from partjit.mesh import describe_mesh, tracing_under
-from partjit.primitive import pjit_p, sharding_constraint_p
+from partjit.primitive import pjit_p, sharding_constraint_p, with_type_of
 from partjit.spec import ParsedPartitionSpec, Spec
 
 
@@ -36,10 +36,11 @@ def _batch(
             return spec
         return insert_batch_axis(spec, 0, axis_data, mesh, what)
 
+    batched_in_specs = tuple(insert(s, b, "pjit arguments") for s, b in zip(in_specs, batched_in, strict=True))
     outs = pjit_p.bind(
-        *args,
+        *(with_type_of(spec, x, mesh) for spec, x in zip(batched_in_specs, args, strict=True)),
         jaxpr=batched_jaxpr,
-        in_specs=tuple(insert(s, b, "pjit arguments") for s, b in zip(in_specs, batched_in, strict=True)),
+        in_specs=batched_in_specs,
         out_specs=tuple(insert(s, b, "pjit outputs") for s, b in zip(out_specs, batched_out, strict=True)),
         mesh=mesh,
         **params,
@@ -71,8 +72,12 @@ def insert_batch_axis(
         ShardingError: `spmd_axis_name` names an axis the spec already uses or the mesh does not have, or does not
             divide the batch.
     """
-    axes = tuple(axis_data.spmd_name or ())
     mesh = spec.mesh or mesh
+    if not axis_data.spmd_name:
+        # On a mesh with Explicit axes the type says how the batch lies. It stays so, unless the axes have other work.
+        own = [axis for axis in axis_data.explicit_mesh_axis or () if axis not in spec.mesh_axes]
+        return spec.insert_axis_partitions(dim, tuple(own))
+    axes = tuple(axis_data.spmd_name)
     clash = [axis for axis in axes if axis in spec.mesh_axes]
     if clash:
         raise ShardingError(

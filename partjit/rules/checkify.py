@@ -5,7 +5,7 @@ from typing import Any
 import jax
 
 from partjit import _compat
-from partjit._compat import UNSPECIFIED, core
+from partjit._compat import UNSPECIFIED
 from partjit.primitive import pjit_p
 from partjit.spec import Spec
 
@@ -23,7 +23,7 @@ def _check(
 ) -> Any:
     error_values, error_tree = jax.tree.flatten(error)
     checked_args = (*error_values, *args)
-    in_avals = tuple(map(core.typeof, checked_args))
+    in_avals = tuple(map(_compat.abstractify, checked_args))
     checked, out_tree = _compat.checked_jaxpr(ctx, jaxpr, enabled_errors, error_tree, in_avals)
     outs = pjit_p.bind(
         *checked_args,

@@ -13,7 +13,7 @@ from typing import Any
 
 from partjit import _compat
 from partjit._compat import UNSPECIFIED, pe
-from partjit.primitive import keep_where, pjit_p
+from partjit.primitive import keep_where, pjit_p, result_types
 from partjit.spec import Spec
 
 
@@ -67,7 +67,9 @@ def _partial_eval(
         *(tracer for tracer in tracers if not tracer.pval.is_known()),
         *(trace.new_instantiated_const(value) for value, _ in residuals),
     ]
-    unknown_results = [pe.JaxprTracer(trace, pe.PartialVal.unknown(aval), None) for aval in unknown_jaxpr.out_avals]
+    unknown_out_specs = keep_where(out_specs, unknown_outs)
+    unknown_types = result_types(unknown_jaxpr.out_avals, unknown_out_specs, params["mesh"])
+    unknown_results = [pe.JaxprTracer(trace, pe.PartialVal.unknown(aval), None) for aval in unknown_types]
     eqn = pe.new_eqn_recipe(
         trace,
         args,
@@ -77,7 +79,7 @@ def _partial_eval(
             params,
             jaxpr=unknown_jaxpr,
             in_specs=(*keep_where(in_specs, unknown_ins), *(spec for _, spec in residuals)),
-            out_specs=keep_where(out_specs, unknown_outs),
+            out_specs=unknown_out_specs,
             donated_invars=(False,) * len(args),
         ),
         _compat.effects_of(unknown_jaxpr),

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 
 from partjit import _compat
-from partjit._compat import ad
+from partjit._compat import UnspecifiedValue, ad
 from partjit.mesh import tracing_under
-from partjit.primitive import pjit_p
+from partjit.primitive import pjit_p, spec_of_type
 from partjit.spec import Spec
 
 
@@ -23,9 +23,14 @@ def _transpose(
     out_specs: tuple[Spec, ...],
     **params: Any,
 ) -> list[Any]:
-    args, in_tree = jax.tree.flatten((list(primals), list(cts_in)))
+    # Inside the program types are those of its own jaxpr: what stands outside for an argument may say more.
+    linear = [
+        ad.UndefinedPrimal(aval) if ad.is_undefined_primal(primal) else primal
+        for aval, primal in zip(jaxpr.in_avals, primals, strict=True)
+    ]
+    args, in_tree = jax.tree.flatten((linear, list(cts_in)))
     with tracing_under(params["mesh"]):  # custom rules in the jaxpr are traced now
-        transposed, out_tree = _transposed_jaxpr(jaxpr, in_tree, tuple(map(_compat.core.typeof, args)))
+        transposed, out_tree = _transposed_jaxpr(jaxpr, in_tree, tuple(map(_compat.abstractify, args)))
     # Undefined primals and zero cotangents have no leaves, so they take no part in the program.
     transposed_in_specs = (
         *(spec for spec, primal in zip(in_specs, primals, strict=True) if not ad.is_undefined_primal(primal)),
@@ -33,7 +38,9 @@ def _transpose(
     )
     positions = out_tree.unflatten(range(out_tree.num_leaves))
     transposed_out_specs = tuple(
-        spec for spec, position in zip(in_specs, positions, strict=True) if isinstance(position, int)
+        spec_of_type(primal.aval) if isinstance(spec, UnspecifiedValue) else spec
+        for spec, primal, position in zip(in_specs, primals, positions, strict=True)
+        if isinstance(position, int)
     )
     params |= {
         "jaxpr": transposed,

@@ -1,0 +1,162 @@
+"""Meshes with Explicit axes: results are those on the mesh of the same devices with Auto axes, but on the user's."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+
+import partjit
+from partjit import UNSPECIFIED, P, pjit, with_sharding_constraint
+
+EXPLICIT, AUTO = AxisType.Explicit, AxisType.Auto
+TYPES = [(EXPLICIT, EXPLICIT), (AUTO, EXPLICIT)]
+CONTEXTS = {"with": lambda mesh: mesh, "partjit.set_mesh": partjit.set_mesh, "jax.set_mesh": jax.set_mesh}
+
+X = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
+W = np.linspace(0.5, -0.7, 64, dtype=np.float32).reshape(8, 8)
+
+
+def make_mesh(types):
+    return partjit.Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"), axis_types=types)
+
+
+def mlp(w, x):
+    return jnp.sin(x @ w) + jnp.cos(x)
+
+
+pjit_mlp = pjit(mlp, in_axis_resources=(P("y"), P("x", "y")), out_axis_resources=P("x", "y"))
+pjit_sin = pjit(jnp.sin, in_axis_resources=(P("y"),), out_axis_resources=P("y"))
+pjit_free = pjit(mlp)
+pjit_nested = pjit(
+    lambda w, x: pjit_mlp(with_sharding_constraint(w, P("x")), jnp.tanh(x)),
+    in_axis_resources=(None, P("y", "x")),
+    out_axis_resources=P(None, "x"),
+)
+
+
+def total(f):
+    return lambda *args: f(*args).sum()
+
+
+def stacked(x):
+    return jnp.stack([x, 2 * x, x, x])
+
+
+def scanned(w, x):
+    # So that the types of the carry and of its cotangent are the same before and after a turn.
+    w, carry = with_sharding_constraint((w, x), (P("y"), P("x", "y")))
+    return jax.lax.scan(lambda c, s: (pjit_mlp(w, c) * s, None), carry, np.array([0.5, 0.9], np.float32))[0]
+
+
+def vjp_twice(w, x):
+    y, pullback = jax.vjp(pjit_mlp, w, x)
+    return pullback(y), pullback(2 * y)
+
+
+CALLS = {
+    "call": pjit_mlp,
+    "nested": pjit_nested,
+    "unspecified": pjit_free,
+    "grad": jax.grad(total(pjit_mlp), (0, 1)),
+    "grad of nested": jax.grad(total(pjit_nested), (0, 1)),
+    "grad of unspecified": jax.grad(total(pjit_free), (0, 1)),
+    "value and grad": jax.value_and_grad(total(pjit_mlp)),
+    "grad of remat": jax.grad(total(jax.checkpoint(pjit_mlp)), (0, 1)),
+    "grad of scan": jax.grad(total(scanned), (0, 1)),
+    "jvp": lambda w, x: jax.jvp(pjit_mlp, (w, x), (2 * w, 3 * x)),
+    "linearize": lambda w, x: jax.linearize(pjit_mlp, w, x)[1](2 * w, 3 * x),
+    "vjp twice": vjp_twice,
+    "second derivative": lambda w, x: jax.grad(lambda x: (jax.grad(total(pjit_mlp), 1)(w, x) ** 2).sum())(x),
+    "jvp of grad": lambda w, x: jax.jvp(lambda x: jax.grad(total(pjit_mlp), 1)(w, x), (x,), (x,)),
+    "vmap": lambda w, x: jax.vmap(pjit_mlp, (None, 0))(w, stacked(x)),
+    "vmap of grad": lambda w, x: jax.vmap(jax.grad(total(pjit_mlp), 1), (None, 0))(w, stacked(x)),
+    "vmap along the last axis": lambda w, x: jax.vmap(pjit_sin, -1, -1)(x),
+    "spmd": lambda w, x: jax.vmap(pjit_sin, spmd_axis_name="x")(stacked(x)),
+    "grad of spmd": lambda w, x: jax.grad(lambda x: jax.vmap(pjit_sin, spmd_axis_name="x")(x).sum())(stacked(x)),
+    "spmd of grad": lambda w, x: jax.vmap(jax.grad(total(pjit_sin)), spmd_axis_name="x")(stacked(pjit_sin(x))),
+    "constraint": lambda w, x: with_sharding_constraint(x, P("y", "x")),
+    "grad of constraint": lambda w, x: jax.grad(lambda x: jnp.sin(with_sharding_constraint(x, P("y", "x"))).sum())(x),
+    "arithmetic around": lambda w, x: jnp.cos(pjit_mlp(w, x)) * pjit_mlp(w, x) + 1,
+}
+# Whose results have specs that say how they lie. A gradient has the type of its argument, wherever that lies.
+LAID_OUT = {"call", "nested", "jvp", "vmap", "vmap along the last axis", "spmd", "constraint"}
+PLACES = {
+    "numpy": lambda x, mesh, spec: x,
+    "as specified": lambda x, mesh, spec: jax.device_put(x, NamedSharding(mesh, spec)),
+    "elsewhere": lambda x, mesh, spec: jax.device_put(x, NamedSharding(mesh, P("y" if spec != P("y") else "x"))),
+}
+
+
+@functools.cache
+def results(name, types, place, compiled):
+    mesh = make_mesh(types)
+    call = jax.jit(CALLS[name]) if compiled else CALLS[name]
+    args = PLACES[place](W, mesh, P("y")), PLACES[place](X, mesh, P("x", "y"))
+    context = CONTEXTS[dict(zip(PLACES, CONTEXTS, strict=True))[place]]
+    with context(mesh), partjit.reshard_policy("allow"):
+        return jax.tree.leaves(call(*args))
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize("types", TYPES, ids=lambda types: "-".join(kind.name for kind in types))
+@pytest.mark.parametrize("name", CALLS)
+def test_results_are_those_of_the_auto_twin_on_the_mesh_of_the_user(name, types, compiled):
+    mesh = make_mesh(types)
+    for place in PLACES:
+        twin = results(name, (AUTO, AUTO), place, compiled)
+        for result, expected in zip(results(name, types, place, compiled), twin, strict=True):
+            np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+            assert result.sharding.mesh == mesh
+            if name in LAID_OUT:
+                spec = NamedSharding(expected.sharding.mesh, result.sharding.spec)
+                assert spec.is_equivalent_to(expected.sharding, result.ndim), place
+
+
+@pytest.mark.parametrize("types", TYPES, ids=lambda types: "-".join(kind.name for kind in types))
+def test_a_gradient_has_the_type_of_its_argument_and_the_spec_of_one_that_has_no_type(types):
+    mesh = make_mesh(types)
+    with mesh:
+        of_numpy = jax.grad(total(pjit_mlp), 1)(W, X)
+        assert of_numpy.sharding.is_equivalent_to(NamedSharding(mesh, P("x", "y")), 2)
+        elsewhere = jax.device_put(X, NamedSharding(mesh, P("y")))
+        of_array = jax.grad(total(pjit_mlp), 1)(W, elsewhere)
+        assert of_array.sharding.is_equivalent_to(elsewhere.sharding, 2)
+
+
+@pytest.mark.parametrize("context", CONTEXTS.values(), ids=CONTEXTS)
+def test_the_type_of_a_result_says_its_spec_where_types_say_so(context):
+    mesh = make_mesh((EXPLICIT, AUTO))
+    seen = []
+
+    @jax.jit
+    def outer(x):
+        y = pjit_mlp(x, x)
+        z = pjit(jnp.sin, in_axis_resources=UNSPECIFIED)(x)
+        seen.extend(jax.typeof(value).sharding.spec for value in (y, z))
+        return y + z
+
+    with context(mesh):
+        outer(jax.device_put(X, NamedSharding(mesh, P("x"))))
+    assert seen == [P("x", None), P(None, None)]  # of the Auto axis a type says nothing
+
+
+def test_a_batch_stays_where_its_type_says():
+    mesh = make_mesh((EXPLICIT, EXPLICIT))
+    batch = jax.device_put(stacked(X), NamedSharding(mesh, P("x", "y")))
+    with jax.set_mesh(mesh):
+        for vmap in (jax.vmap(pjit_sin), jax.jit(jax.vmap(pjit_sin))):
+            result = vmap(batch)
+            np.testing.assert_allclose(result, np.sin(stacked(X)), rtol=1e-6)
+            assert result.sharding.is_equivalent_to(NamedSharding(mesh, P("x", "y")), 3)
+
+
+def test_a_mesh_that_was_first_seen_while_ambient_is_known_outside_as_well():
+    mesh = partjit.Mesh(jax.devices(), "first_seen_while_ambient", axis_types=(EXPLICIT,))
+    everywhere = NamedSharding(mesh, P())
+    function = pjit(jnp.sin, in_shardings=everywhere, out_shardings=everywhere)
+    with mesh:
+        jax.jit(function)(X)
+    np.testing.assert_allclose(jax.jit(lambda x: function(x))(X), np.sin(X), rtol=1e-6)
