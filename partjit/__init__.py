@@ -17,8 +17,11 @@ from partjit.errors import MeshChangedError as MeshChangedError
 from partjit.errors import MissingMeshError as MissingMeshError
 from partjit.errors import ReshardWarning as ReshardWarning
 from partjit.errors import ShardingError as ShardingError
+from partjit.errors import UnrepresentableShardingError as UnrepresentableShardingError
 from partjit.mesh import Mesh as Mesh
 from partjit.mesh import set_mesh as set_mesh
+from partjit.opsharding import parse_op_sharding as parse_op_sharding
+from partjit.opsharding import to_op_sharding as to_op_sharding
 from partjit.placement import reshard_policy as reshard_policy
 from partjit.spec import FROM_ARRAY as FROM_ARRAY
 from partjit.spec import FROM_GDA as FROM_GDA

@@ -27,10 +27,11 @@ from jax._src import pjit as jax_pjit
 from jax._src.interpreters import ad, batching, mlir, pxla
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lib import _jax
+from jax._src.lib import xla_client as _xla_client
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import func as func_dialect
 from jax._src.named_sharding import NamedSharding
-from jax._src.sharding_impls import UNSPECIFIED, UnspecifiedValue
+from jax._src.sharding_impls import UNSPECIFIED, GSPMDSharding, UnspecifiedValue, parse_flatten_op_sharding
 from jax._src.state import discharge as _discharge
 from jax._src.state.types import AbstractRef
 from jax._src.util import weakref_lru_cache
@@ -42,7 +43,9 @@ __all__ = [
     "USE_OF_DONATED_BUFFERS_CRASHES",
     "AbstractRef",
     "DeviceAssignmentMismatchError",
+    "GSPMDSharding",
     "InternalFloatingPointError",
+    "OpSharding",
     "UnspecifiedValue",
     "abstractify",
     "ad",
@@ -67,6 +70,7 @@ __all__ = [
     "mlir",
     "move_outputs",
     "name_results",
+    "parse_flatten_op_sharding",
     "pe",
     "physical_mesh",
     "recheck_for_nans",
@@ -79,6 +83,7 @@ __all__ = [
     "separate_consts",
     "shard_constants",
     "stages",
+    "to_proto",
     "trace_state_clean",
     "trace_to_jaxpr",
     "transpose_jaxpr",
@@ -504,6 +509,20 @@ def lower_constraint(ctx: Any, x: Any, sharding: Any, unconstrained_dims: frozen
 
 def _flatten_ir(values: Any) -> Any:
     return mlir.ir_tree_registry.flatten(values)
+
+
+# Shardings as XLA has them
+
+OpSharding = _xla_client.OpSharding
+
+
+def to_proto(sharding: Any) -> Any:
+    """The OpSharding that an OpSharding, HloSharding or GSPMDSharding is; None for anything else."""
+    if isinstance(sharding, OpSharding):
+        return sharding
+    if isinstance(sharding, GSPMDSharding):
+        sharding = sharding._hlo_sharding
+    return sharding.to_proto() if isinstance(sharding, _xla_client.HloSharding) else None
 
 
 # Dispatch

@@ -1,10 +1,16 @@
 """The errors and warnings partjit raises, all in one place so that callers can catch them by name.
 
 Every error of specs against values or a mesh is a `ShardingError`, hence a `ValueError`; a `MissingMeshError` is a
-`RuntimeError` as well, as it was in the first `pjit`.
+`RuntimeError` as well, as it was in the first `pjit`. An `UnrepresentableShardingError` concerns what XLA says.
 """
 
-__all__ = ["MeshChangedError", "MissingMeshError", "ReshardWarning", "ShardingError"]
+__all__ = [
+    "MeshChangedError",
+    "MissingMeshError",
+    "ReshardWarning",
+    "ShardingError",
+    "UnrepresentableShardingError",
+]
 
 
 class ShardingError(ValueError):
@@ -32,6 +38,13 @@ class MissingMeshError(ShardingError, RuntimeError):
 
 class MeshChangedError(ShardingError, RuntimeError):
     """An inner `pjit` was traced under another mesh than the program it is part of."""
+
+
+class UnrepresentableShardingError(ValueError, NotImplementedError):
+    """An XLA sharding says what no `PartitionSpec` on the mesh says; the message says what, and why not.
+
+    It is a `NotImplementedError` as well, as it was in the first `pjit`. See `partjit.opsharding.parse_op_sharding`.
+    """
 
 
 class ReshardWarning(UserWarning):

@@ -127,14 +127,14 @@ def with_type_of(spec: Spec, value: Any, mesh: Mesh) -> Any:
 def _with_sharding(aval: Any, partitions: Sequence[Any], mesh: Mesh) -> Any:
     """The type `aval` with the Explicit axes among `partitions`; an UNCONSTRAINED dimension keeps what it has."""
     own = spec_of_type(aval)
+    kept = own.partitions if isinstance(own, ParsedPartitionSpec) else ()
     explicit = {name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind is AxisType.Explicit}
     taken = {axis for axes in partitions if axes is not P.UNCONSTRAINED for axis in axes}
     entries = []
     for dim in range(aval.ndim):
         axes = partitions[dim] if dim < len(partitions) else ()
         if axes is P.UNCONSTRAINED:
-            known = isinstance(own, ParsedPartitionSpec) and dim < len(own)
-            axes = [axis for axis in (own[dim] if known else ()) if axis not in taken]
+            axes = [axis for axis in (kept[dim] if dim < len(kept) else ()) if axis not in taken]
         entries.append(tuple(axis for axis in axes if axis in explicit) or None)
     return aval.update(sharding=NamedSharding(mesh.abstract_mesh, P(*entries)))
 

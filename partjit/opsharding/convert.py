@@ -1,0 +1,288 @@
+"""OpSharding and PartitionSpec, exactly, in both directions.
+
+XLA numbers the devices of a program from 0 in the order of `mesh.devices.flat`, and an `OpSharding` gives the number of
+the device that holds each tile of a grid. The axes of a mesh are the digits of these numbers: an axis counts in steps
+of the product of the sizes of the axes after it. A `PartitionSpec` says which axes, major to minor, count the tiles
+along each dimension. So both sides are lists of digits, (size, stride) from major to minor, and the spec is found by
+reading the digits of the grid as axes of the mesh. The iota form is such a list already, hence its cost does not depend
+on the number of devices; a list of devices is one if it counts in mixed radix, which is checked to the last device.
+
+What no spec says is refused: see `parse_op_sharding`.
+"""
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import PartitionSpec as P
+
+from partjit import _compat
+from partjit.errors import UnrepresentableShardingError
+from partjit.opsharding.superdims import Digit, axes_by_top, axes_of_shape, unflatten_superdims
+from partjit.opsharding.text import from_text
+from partjit.opsharding.tiling import Kind, Tiling
+from partjit.opsharding.wire import from_bytes, from_proto
+from partjit.spec import UNCONSTRAINED, ParsedPartitionSpec
+
+__all__ = ["parse_op_sharding", "to_op_sharding"]
+
+
+def parse_op_sharding(sharding: Any, mesh: Mesh | AbstractMesh) -> Any:
+    """The spec on `mesh` that says what an XLA sharding says.
+
+    Args:
+        sharding: an `OpSharding` proto, its serialized bytes, an `HloSharding`, a `GSPMDSharding`, or the text of one.
+            Its device numbers are positions in `mesh.devices.flat`.
+        mesh: whose axes the spec names. Axes of size 1 never appear: a sharding does not show them.
+
+    Returns:
+        A `ParsedPartitionSpec` with one partition per dimension of the tile grid, none for a replicated value; a list
+        of them for a tuple.
+
+    Raises:
+        UnrepresentableShardingError: no spec on this mesh says it: a tile takes part of an axis, the devices are in no
+            order that a transposition of the mesh gives, their number is another one than the mesh's; the sharding is
+            MAXIMAL, MANUAL, UNKNOWN, UNREDUCED or has such subgroups, belongs to a shard group, or is malformed. The
+            message says which, and what would help.
+        TypeError: `sharding` is none of these kinds.
+
+    Example:
+        >>> from jax.sharding import AbstractMesh
+        >>> mesh = AbstractMesh((4, 2), ("x", "y"))
+        >>> parse_op_sharding("{devices=[2,1,4]<=[4,2]T(1,0) last_tile_dim_replicate}", mesh).partitions
+        (('y',), ())
+        >>> parse_op_sharding("{devices=[8]<=[4,2]T(1,0)}", mesh).partitions
+        (('y', 'x'),)
+
+    Source: `parse_op_sharding` of `jax.experimental.pjit` as of jax 0.2.26, which knew lists of devices only.
+    """
+    if isinstance(sharding, str):
+        tiling = from_text(sharding)
+    elif isinstance(sharding, bytes):
+        tiling = from_bytes(sharding)
+    else:
+        proto = _compat.to_proto(sharding)
+        if proto is None:
+            raise TypeError(
+                "parse_op_sharding expects an OpSharding, its bytes or text, an HloSharding or a GSPMDSharding, but "
+                f"got {type(sharding).__name__}: a NamedSharding has its spec in .spec"
+            )
+        tiling = from_proto(proto)
+    return _spec_of(tiling, mesh)
+
+
+def to_op_sharding(
+    spec: ParsedPartitionSpec | P | None, mesh: Mesh | AbstractMesh, ndim: int, *, as_list: bool = False
+) -> Any:
+    """The `OpSharding` that `spec` on `mesh` stands for.
+
+    Args:
+        spec: a spec, parsed or not; None is replicated.
+        mesh: whose axes it names.
+        ndim: the rank of the value, at least the length of the spec.
+        as_list: list the devices one by one instead of giving the iota form.
+
+    Returns:
+        An `OpSharding` proto.
+
+    Raises:
+        UnrepresentableShardingError: the spec leaves a dimension unconstrained.
+        ValueError: the spec is longer than `ndim`, or names an axis twice or one that the mesh does not have.
+
+    Example:
+        >>> from jax.sharding import AbstractMesh
+        >>> mesh = AbstractMesh((4, 2), ("x", "y"))
+        >>> op_sharding = to_op_sharding(P("y"), mesh, 2)
+        >>> op_sharding.tile_assignment_dimensions, op_sharding.iota_reshape_dims, op_sharding.iota_transpose_perm
+        ([2, 1, 4], [4, 2], [1, 0])
+        >>> parse_op_sharding(op_sharding, mesh).partitions
+        (('y',), ())
+    """
+    parsed = spec if isinstance(spec, ParsedPartitionSpec) else ParsedPartitionSpec.from_user_input(spec, "spec")
+    if len(parsed) > ndim:
+        raise ValueError(f"the spec {parsed} needs a rank of at least {len(parsed)}, but ndim is {ndim}")
+    if UNCONSTRAINED in parsed.partitions:
+        raise UnrepresentableShardingError(
+            f"the spec {parsed} leaves a dimension to the partitioner: no sharding says so"
+        )
+    unknown = [axis for axis in parsed.mesh_axes if axis not in mesh.shape]
+    if unknown:
+        raise ValueError(
+            f"the spec {parsed} names the axis {unknown[0]!r}, which is not found in the mesh {_show(mesh)}"
+        )
+    axes = {name: (size, stride) for name, size, stride in axes_of_shape(mesh.shape_tuple)}
+    tiled = [axes[axis] for axis in parsed.mesh_axes if axis in axes]
+    copies = [digit for digit in axes.values() if digit not in tiled]
+    proto = _compat.OpSharding()
+    if not tiled:
+        proto.type = _compat.OpSharding.Type.REPLICATED
+        return proto
+    proto.type = _compat.OpSharding.Type.OTHER
+    grid = [math.prod(mesh.shape[axis] for axis in partition) for partition in parsed.partitions]
+    grid += [1] * (ndim - len(parsed))
+    if copies:
+        grid.append(math.prod(size for size, _ in copies))
+        proto.replicate_on_last_tile_dim = True
+    proto.tile_assignment_dimensions = grid
+    digits = _merged([*tiled, *copies])
+    by_stride = sorted(digits, key=lambda digit: -digit[1])
+    sizes, perm = [size for size, _ in by_stride], [by_stride.index(digit) for digit in digits]
+    if as_list:
+        proto.tile_assignment_devices = np.arange(mesh.size).reshape(sizes).transpose(perm).ravel().tolist()
+    else:
+        proto.iota_reshape_dims, proto.iota_transpose_perm = sizes, perm
+    return proto
+
+
+# From a tiling to a spec
+
+
+def _spec_of(tiling: Tiling, mesh: Mesh | AbstractMesh) -> Any:
+    if tiling.kind is Kind.TUPLE:
+        return [_spec_of(element, mesh) for element in tiling.elements]
+    if tiling.shard_group:
+        raise UnrepresentableShardingError(
+            f"{tiling} belongs to a shard group: it says that other values are sharded alike, and no PartitionSpec does"
+        )
+    if tiling.kind is Kind.REPLICATED:
+        return ParsedPartitionSpec(P(), ())
+    if tiling.kind is not Kind.TILED:
+        raise UnrepresentableShardingError(f"no PartitionSpec says {tiling}: {_MEANINGS[tiling.kind]}")
+    for kind in tiling.subgroups:
+        if kind is not Kind.REPLICATED:
+            raise UnrepresentableShardingError(
+                f"{tiling} has a subgroup that is {kind.name}, and no PartitionSpec says so: {_MEANINGS[kind]}. "
+                f"{_remainder(tiling, mesh)}"
+            )
+    count = math.prod(tiling.grid)
+    if count != mesh.size:
+        raise UnrepresentableShardingError(
+            f"{tiling} is for {count} devices, but the mesh {_show(mesh)} has {mesh.size}: parse it with the mesh of "
+            "its own program"
+        )
+    rank = len(tiling.grid) - len(tiling.subgroups)
+    digits = None if tiling.devices is not None else _separate(_iota_digits(tiling), tiling.grid)
+    if digits is None:
+        digits = _separate(_listed_digits(tiling, rank, mesh), tiling.grid[:rank])
+    if digits is None:
+        raise _no_transposition(tiling, mesh)
+    by_top = axes_by_top(mesh.shape_tuple)
+    partitions = []
+    for dim in range(rank):
+        names = []
+        for size, stride in digits[dim]:
+            while size > 1:
+                name, whole = by_top.get(size * stride, _NO_AXIS)
+                if size % whole:
+                    raise _part_of_axis(dim, (size, stride), tiling, mesh)
+                names.append(name)
+                size //= whole
+        partitions.append(tuple(names))
+    return ParsedPartitionSpec(P(*[names or None for names in partitions]), tuple(partitions))
+
+
+_NO_AXIS = (None, sys.maxsize)  # of a size that divides nothing
+
+_MEANINGS = {
+    Kind.MAXIMAL: "the whole value is on one device of the mesh",
+    Kind.MANUAL: "each device has a value of its own, as inside shard_map",
+    Kind.UNKNOWN: "the partitioner has not decided",
+    Kind.UNREDUCED: "each device holds a summand of the value",
+}
+
+
+def _remainder(tiling: Tiling, mesh: Mesh | AbstractMesh) -> str:
+    """What is left of a tiling if its subgroups are taken for replicated."""
+    copies = tiling._replace(subgroups=(Kind.REPLICATED,) * len(tiling.subgroups))
+    try:
+        return f"The rest of it is {_spec_of(copies, mesh)}"
+    except UnrepresentableShardingError as error:
+        return f"Nor does one say the rest of it: {error}"
+
+
+def _iota_digits(tiling: Tiling) -> list[Digit]:
+    """The digits, major to minor, of the iota form."""
+    if len(tiling.reshape_dims) == 1:
+        return [(tiling.reshape_dims[0], 1)]
+    strides = [1]
+    for size in tiling.reshape_dims[:0:-1]:
+        strides.append(strides[-1] * size)
+    strides.reverse()
+    return _merged([(tiling.reshape_dims[i], strides[i]) for i in tiling.transpose_perm])
+
+
+def _listed_digits(tiling: Tiling, rank: int, mesh: Mesh | AbstractMesh) -> list[Digit]:
+    """The digits of a list of devices. Those that share a tile may stand in any order, so they are sorted."""
+    devices = tiling.devices
+    if devices is None:
+        devices = np.arange(math.prod(tiling.grid)).reshape(tiling.reshape_dims).transpose(tiling.transpose_perm)
+    shared = np.sort(devices.reshape(math.prod(tiling.grid[:rank]), -1), axis=1)
+    try:
+        return unflatten_superdims(shared.ravel())[::-1]
+    except NotImplementedError:
+        raise _no_transposition(tiling, mesh) from None
+
+
+def _merged(digits: Sequence[Digit]) -> list[Digit]:
+    """The fewest digits that count alike: neighbours that count on are one."""
+    merged: list[Digit] = []
+    for size, stride in digits:
+        if size == 1:
+            continue
+        if merged and merged[-1][1] == size * stride:
+            merged[-1] = (merged[-1][0] * size, stride)
+        else:
+            merged.append((size, stride))
+    return merged
+
+
+def _separate(digits: Sequence[Digit], grid: Sequence[int]) -> list[list[Digit]] | None:
+    """The digits of each dimension of the grid, or None if a dimension ends within a digit that it does not divide."""
+    remaining = [*reversed(digits)]
+    separated = []
+    for needed in grid:
+        own: list[Digit] = []
+        while needed > 1:
+            size, stride = remaining.pop()
+            if needed % size == 0:
+                own.append((size, stride))
+                needed //= size
+            elif size % needed == 0:
+                own.append((needed, stride * (size // needed)))
+                remaining.append((size // needed, stride))
+                needed = 1
+            else:
+                return None
+        separated.append(own)
+    return separated
+
+
+def _part_of_axis(dim: int, digit: Digit, tiling: Tiling, mesh: Mesh | AbstractMesh) -> UnrepresentableShardingError:
+    size, stride = digit
+    for name, whole, step in axes_of_shape(mesh.shape_tuple):
+        low, high = max(stride, step), min(size * stride, whole * step)
+        if high > low and high % low == 0 and high // low < whole:
+            factor = high // low
+            return UnrepresentableShardingError(
+                f"{tiling} divides dimension {dim} by a factor of {factor} of the axis {name!r}, which has {whole} "
+                f"devices, and a PartitionSpec names whole axes of the mesh {_show(mesh)}: split {name!r} into axes of "
+                f"{factor} and {whole // factor if whole % factor == 0 else whole / factor:g} devices"
+            )
+    return UnrepresentableShardingError(
+        f"{tiling} divides dimension {dim} by {size} in steps of {stride} devices, and no axes of the mesh "
+        f"{_show(mesh)} count so"
+    )
+
+
+def _no_transposition(tiling: Tiling, mesh: Mesh | AbstractMesh) -> UnrepresentableShardingError:
+    return UnrepresentableShardingError(
+        f"{tiling} has its devices in an order that no transposition of the mesh {_show(mesh)} gives, and a "
+        "PartitionSpec says nothing else"
+    )
+
+
+def _show(mesh: Mesh | AbstractMesh) -> str:
+    return f"({', '.join(f'{name}={size}' for name, size in mesh.shape_tuple)})"

@@ -1,0 +1,162 @@
+"""Orders of devices as digits.
+
+The devices of a mesh are numbered from 0; each axis is a digit of the number, (size, stride), which counts from 0 to
+`size - 1` in steps of `stride`. Transposing the mesh lists the devices with its digits in another order. Digits that
+count on where the next one ends look like one: they are a superdim, to be split again where the sizes are known.
+"""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = [
+    "Digit",
+    "axes_by_top",
+    "axes_of_shape",
+    "explode_superdims",
+    "strides_for_sizes",
+    "unflatten_array",
+    "unflatten_superdims",
+]
+
+Digit = tuple[int, int]
+"""(size, stride): counts from 0 to size - 1 in steps of stride."""
+
+
+def strides_for_sizes(sizes: Sequence[int]) -> np.ndarray:
+    """The strides of dimensions of these sizes, major to minor: each is the product of the sizes after it.
+
+    Args:
+        sizes: int64, each at least 1.
+
+    Returns:
+        An int64 array as long as `sizes`.
+
+    Raises:
+        ValueError: a size is less than 1.
+
+    Example:
+        >>> strides_for_sizes([2, 3, 4])
+        array([12,  4,  1])
+
+    Source: the function of this name of `jax.experimental.pjit` as of jax 0.2.26, as are the next three.
+    """
+    array = np.asarray(sizes, np.int64)
+    if (array < 1).any():
+        raise ValueError(f"strides_for_sizes expects sizes of at least 1, but got {[*map(int, sizes)]}")
+    return np.cumprod(np.append(1, array[:0:-1]), dtype=np.int64)[::-1][: len(array)]
+
+
+def unflatten_superdims(assignment: Sequence[int] | np.ndarray) -> list[Digit]:
+    """The fewest digits that count through `assignment`.
+
+    Args:
+        assignment: a permutation of 0, ..., n - 1.
+
+    Returns:
+        (size, stride) pairs, minor to major: `assignment` is the outer sum of `stride * arange(size)` of all of them,
+        flattened with the first pair running fastest.
+
+    Raises:
+        NotImplementedError: there are no such digits. Nothing is assumed of the assignment.
+
+    Example:
+        >>> unflatten_superdims([0, 2, 4, 1, 3, 5])
+        [(3, 2), (2, 1)]
+        >>> unflatten_superdims([0, 2, 3, 1])
+        Traceback (most recent call last):
+            ...
+        NotImplementedError: [0, 2, 3, 1] is no transposition of a grid of devices
+    """
+    flat = np.asarray(assignment, np.int64)
+    digits: list[Digit] = []
+    heads = flat
+    while heads.size > 1:
+        stride = int(heads[1] - heads[0])
+        counting = heads == heads[0] + stride * np.arange(heads.size)
+        size = heads.size if counting.all() else int(counting.argmin())
+        if stride < 1 or heads.size % size:
+            raise _no_digits(flat)
+        digits.append((size, stride))
+        heads = heads[::size]
+    rebuilt = np.zeros(1, np.int64)
+    for size, stride in digits:
+        rebuilt = (stride * np.arange(size)[:, None] + rebuilt).ravel()
+    if not np.array_equal(rebuilt, flat) or not np.array_equal(np.sort(flat), np.arange(flat.size)):
+        raise _no_digits(flat)
+    return digits
+
+
+def explode_superdims(sizes: Sequence[int], dims: Sequence[Digit]) -> list[Digit]:
+    """Splits digits into the dimensions of a known shape.
+
+    Args:
+        sizes: of the shape, major to minor.
+        dims: (size, stride) pairs, minor to major, as `unflatten_superdims` returns them.
+
+    Returns:
+        The dimensions of the shape (without those of size 1) as (size, stride) pairs, major to minor.
+
+    Raises:
+        NotImplementedError: a digit is not made of whole dimensions.
+
+    Example:
+        >>> explode_superdims([2, 3], [(6, 1)])
+        [(2, 3), (3, 1)]
+    """
+    by_top = axes_by_top(tuple(enumerate(map(int, sizes))))
+    exploded = []
+    for size, stride in reversed(dims):
+        while size > 1:
+            _, whole = by_top.get(size * stride, (None, 0))
+            if not whole or size % whole:
+                raise NotImplementedError(f"dimensions of sizes {[*map(int, sizes)]} do not make up {[*dims]}")
+            size //= whole
+            exploded.append((whole, size * stride))
+    return exploded
+
+
+def unflatten_array(named_sizes: Mapping[Any, int], assignment: Sequence[int] | np.ndarray) -> list[Any]:
+    """The order of the axes of a mesh whose transposition `assignment` is.
+
+    Args:
+        named_sizes: the sizes of the axes by name, major to minor.
+        assignment: a permutation of 0, ..., n - 1, n being the number of devices.
+
+    Returns:
+        The names of the axes that have more than one device, major to minor.
+
+    Raises:
+        NotImplementedError: it is no transposition of the mesh.
+
+    Example:
+        >>> unflatten_array({"x": 2, "y": 3}, [0, 3, 1, 4, 2, 5])
+        ['y', 'x']
+    """
+    names = {(size, stride): name for name, size, stride in axes_of_shape(tuple(named_sizes.items()))}
+    if len(assignment) != math.prod(named_sizes.values()):
+        raise NotImplementedError(f"{len(assignment)} devices are no transposition of the mesh {dict(named_sizes)}")
+    return [names[digit] for digit in explode_superdims([*named_sizes.values()], unflatten_superdims(assignment))]
+
+
+def _no_digits(assignment: np.ndarray) -> NotImplementedError:
+    shown = [*map(int, assignment[:16])]
+    return NotImplementedError(
+        f"{shown if assignment.size <= 16 else f'{str(shown)[:-1]}, ...]'} is no transposition of a grid of devices"
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def axes_of_shape(shape: tuple[tuple[Any, int], ...]) -> tuple[tuple[Any, int, int], ...]:
+    """(name, size, stride) of the axes that have more than one device."""
+    strides = strides_for_sizes([size for _, size in shape])
+    return tuple((name, size, int(stride)) for (name, size), stride in zip(shape, strides, strict=True) if size > 1)
+
+
+@functools.lru_cache(maxsize=256)
+def axes_by_top(shape: tuple[tuple[Any, int], ...]) -> dict[int, tuple[Any, int]]:
+    """(name, size) of the axis that counts up to each number of devices."""
+    return {size * stride: (name, size) for name, size, stride in axes_of_shape(shape)}

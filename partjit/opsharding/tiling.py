@@ -1,0 +1,148 @@
+"""What an `OpSharding` says, whatever form it came in."""
+
+import enum
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from partjit.errors import UnrepresentableShardingError
+from partjit.opsharding.superdims import Digit
+
+__all__ = ["Kind", "Tiling", "malformed", "named_tiling", "tiled"]
+
+
+class Kind(enum.IntEnum):
+    """The types of an `OpSharding`, by their numbers in its wire format."""
+
+    REPLICATED = 0
+    MAXIMAL = 1
+    TUPLE = 2
+    TILED = 3  # the proto calls it OTHER
+    MANUAL = 4
+    UNKNOWN = 5
+    UNREDUCED = 6
+
+
+class Tiling(NamedTuple):
+    """What one `OpSharding` says.
+
+    The tiles form a grid with one dimension per dimension of the value, followed by one per subgroup: within a subgroup
+    of kind REPLICATED the devices hold copies of one tile. Which device holds which tile is either `devices` or, as the
+    iota form, `arange(n).reshape(reshape_dims).transpose(transpose_perm)`, both read in the order of the grid.
+
+    Attributes:
+        kind: its type.
+        grid: the sizes of the dimensions of the grid, subgroups included; empty unless TILED.
+        subgroups: the kinds of the last dimensions of the grid.
+        devices: the device of each tile, or None for the iota form.
+        reshape_dims, transpose_perm: the iota form, empty if there are `devices`.
+        elements: of a TUPLE, each a `Tiling`.
+        shard_group: whether other values are to be sharded like this one.
+    """
+
+    kind: Kind
+    grid: tuple[int, ...] = ()
+    subgroups: tuple[Kind, ...] = ()
+    devices: np.ndarray | None = None
+    reshape_dims: tuple[int, ...] = ()
+    transpose_perm: tuple[int, ...] = ()
+    elements: tuple[Any, ...] = ()
+    shard_group: bool = False
+
+    def __str__(self) -> str:
+        if self.kind is Kind.TUPLE:
+            return "{" + ", ".join(map(str, self.elements)) + "}"
+        if self.kind is not Kind.TILED:
+            return "{" + self.kind.name.lower() + "}"
+        if self.devices is None:
+            perm = self.transpose_perm
+            transposed = f"T({','.join(map(str, perm))})" if len(perm) > 1 else ""
+            devices = f"<=[{','.join(map(str, self.reshape_dims))}]{transposed}"
+        else:
+            devices = ",".join(map(str, self.devices[:16])) + (",..." if len(self.devices) > 16 else "")
+        subgroups = ""
+        if self.subgroups == (Kind.REPLICATED,):
+            subgroups = " last_tile_dim_replicate"
+        elif self.subgroups:
+            subgroups = f" last_tile_dims={{{', '.join(kind.name.lower() for kind in self.subgroups)}}}"
+        return f"{{devices=[{','.join(map(str, self.grid))}]{devices}{subgroups}}}"
+
+
+def tiled(
+    grid: Sequence[int],
+    subgroups: tuple[Kind, ...],
+    devices: Sequence[int] | np.ndarray,
+    reshape_dims: Sequence[int],
+    transpose_perm: Sequence[int],
+    shard_group: bool = False,
+) -> Tiling:
+    """The tiling of these fields, of which those of the other form are empty.
+
+    Raises:
+        UnrepresentableShardingError: they do not belong together.
+    """
+    if not grid or min(grid) < 1 or len(subgroups) > len(grid):
+        raise malformed(f"its grid of tiles is {[*grid]} and has {len(subgroups)} subgroups")
+    count = math.prod(grid)
+    if reshape_dims:
+        perm = transpose_perm or range(len(reshape_dims))
+        if len(devices):
+            raise malformed("it has both a list of devices and an iota form")
+        if min(reshape_dims) < 1 or math.prod(reshape_dims) != count:
+            raise malformed(f"its grid {[*grid]} has {count} tiles, but {[*reshape_dims]} are assigned")
+        if sorted(perm) != [*range(len(reshape_dims))]:
+            raise malformed(f"{[*perm]} does not permute {len(reshape_dims)} dimensions")
+        return Tiling(
+            Kind.TILED, tuple(grid), subgroups, None, tuple(reshape_dims), tuple(perm), shard_group=shard_group
+        )
+    if len(devices) != count:
+        raise malformed(f"its grid {[*grid]} has {count} tiles, but {len(devices)} devices are listed")
+    try:
+        array = np.array(devices, np.int64)
+    except OverflowError:
+        raise malformed("the number of a device does not fit into 64 bits") from None
+    return Tiling(Kind.TILED, tuple(grid), subgroups, array, shard_group=shard_group)
+
+
+def named_tiling(
+    sizes: Sequence[int],
+    devices: Sequence[int],
+    dims: Sequence[Sequence[Digit]],
+    unreduced: Sequence[Digit],
+    manual: Sequence[Digit],
+) -> Tiling:
+    """The tiling whose grid has the digits of `dims`, then those of each kind of subgroup."""
+    named = [digit for digits in (*dims, unreduced, manual) for digit in digits if digit[0] > 1]
+    rest = math.prod(sizes)
+    replicated = []
+    for size, stride in sorted(named, key=lambda digit: -digit[1]):
+        if size * stride > rest or rest % (size * stride):
+            raise malformed("it names an axis of its mesh twice")
+        if rest > size * stride:
+            replicated.append((rest // (size * stride), size * stride))
+        rest = stride
+    if rest > 1:
+        replicated.append((rest, 1))
+    groups = [(Kind.UNREDUCED, unreduced), (Kind.MANUAL, manual), (Kind.REPLICATED, replicated)]
+    groups = [(kind, digits) for kind, digits in groups if digits]
+    order = [*named, *replicated]
+    if not named:
+        return Tiling(Kind.REPLICATED)
+    by_stride = sorted(order, key=lambda digit: -digit[1])
+    perm = tuple(by_stride.index(digit) for digit in order)
+    grid = [math.prod(size for size, _ in digits) for digits in (*dims, *(digits for _, digits in groups))]
+    subgroups = tuple(kind for kind, _ in groups)
+    reshape = tuple(size for size, _ in by_stride)
+    if not devices:
+        return tiled(grid, subgroups, (), reshape, perm)
+    if len(devices) != math.prod(sizes):
+        raise malformed(f"its mesh {[*sizes]} lists {len(devices)} devices")
+    listed = np.array(devices, np.int64).reshape(reshape).transpose(perm).ravel()
+    return tiled(grid, subgroups, listed, (), ())
+
+
+def malformed(problem: str) -> UnrepresentableShardingError:
+    """The error for what is no sharding at all."""
+    return UnrepresentableShardingError(f"this is no sharding: {problem}")
