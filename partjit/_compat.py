@@ -44,6 +44,7 @@ __all__ = [
     "AbstractRef",
     "DeviceAssignmentMismatchError",
     "GSPMDSharding",
+    "HloSharding",
     "InternalFloatingPointError",
     "OpSharding",
     "UnspecifiedValue",
@@ -514,6 +515,7 @@ def _flatten_ir(values: Any) -> Any:
 # Shardings as XLA has them
 
 OpSharding = _xla_client.OpSharding
+HloSharding = _xla_client.HloSharding
 
 
 def to_proto(sharding: Any) -> Any:
@@ -522,7 +524,7 @@ def to_proto(sharding: Any) -> Any:
         return sharding
     if isinstance(sharding, GSPMDSharding):
         sharding = sharding._hlo_sharding
-    return sharding.to_proto() if isinstance(sharding, _xla_client.HloSharding) else None
+    return sharding.to_proto() if isinstance(sharding, HloSharding) else None
 
 
 # Dispatch

@@ -4,13 +4,12 @@
 2. Specs are kept: what the user wrote is what the array has, or it is an error.
 3. Errors are the user's: what the function raises comes out as it is, and nothing is left behind.
 
-`PARTJIT_EXAMPLES=20 pytest tests/test_promises.py` runs twenty times as many examples.
+`PARTJIT_PROFILE=soak pytest tests/test_promises.py` draws ten times as many examples, others each time.
 """
 
 import dataclasses
 import functools
 import math
-import os
 import re
 import traceback
 from collections.abc import Callable
@@ -27,8 +26,9 @@ from jax.sharding import AxisType, NamedSharding
 import partjit
 from partjit import P, ShardingError, pjit
 from partjit.mesh import ambient_mesh
+from partjit.testing import assert_laid_out, axes_of, meshes, partition_specs, shapes
 
-SCALE = float(os.environ.get("PARTJIT_EXAMPLES", "1"))
+SCALE = settings().max_examples / 100
 
 
 def examples(count):
@@ -55,20 +55,6 @@ def close(actual, expected, tolerance=2e-4):
             assert np.isfinite(e).all()
             scale = max(1.0, np.abs(e).max(initial=0.0))
             np.testing.assert_allclose(a / scale, e / scale, rtol=tolerance, atol=tolerance)
-
-
-def laid_out(array, mesh, spec):
-    """Asserts that an array has a sharding, on the user's mesh, and that every device holds the piece it says."""
-    assert array.committed
-    assert array.sharding.is_equivalent_to(NamedSharding(mesh, spec or P()), array.ndim), (array.sharding, spec)
-    if isinstance(array.sharding, NamedSharding):
-        assert array.sharding.mesh.axis_types == mesh.axis_types
-    whole = np.asarray(array)
-    expected = ours.pieces(mesh, spec, array.shape)
-    shards = {shard.device: shard.data for shard in array.addressable_shards}
-    assert set(shards) == set(expected)
-    for device, index in expected.items():
-        np.testing.assert_array_equal(np.asarray(shards[device]), whole[index])
 
 
 def batched(spec, axis=None):
@@ -297,8 +283,8 @@ def hold(case, use, plain_use, specs, *, derived):
     """Asserts that both uses of a case give the same, and that the results of the first are as `specs` says."""
     n = len(case.program.shapes)
     args = ours.numpy_args(case)
-    cotangents = tangents([np.empty(shape) for shape in case.program.result_shapes()])
-    expected = jitted(plain_use)(functools.partial(case.program, partitioned=False), args, n, cotangents)
+    cotangents = tangents([np.empty(shape) for shape in case.program.result_shapes])
+    expected = jitted(plain_use)(case.program.plain, args, n, cotangents)
     with ours.enter(case):
         results = use(ours.to_pjit(case), ours.placed_args(case), n, cotangents)
     close(results, expected)
@@ -309,7 +295,7 @@ def hold(case, use, plain_use, specs, *, derived):
     for result, spec in zip(jax.tree.leaves(results), specs(case.in_specs[:n], case.out_specs), strict=True):
         # Where nothing depends on what is differentiated, the zeros are jax's own: no program made them.
         if not derived or np.any(result):
-            laid_out(result, case.mesh, spec)
+            assert_laid_out(result, case.mesh, spec)
 
 
 @pytest.mark.parametrize("name", LAWS)
@@ -333,7 +319,7 @@ def test_rules_that_jax_traces_later_find_the_mesh_of_the_program():
     x = np.linspace(-1, 1, 8, dtype=np.float32)
     gradient = jax.grad(lambda x: function(x)[0].sum() + function(x)[1].sum())(x)
     close(gradient, jnp.cos(x) + np.float32(np.sin(1)) * jnp.sin(x))
-    laid_out(gradient, mesh, P("x"))
+    assert_laid_out(gradient, mesh, P("x"))
     close(jax.vmap(jax.grad(lambda x: function(x)[0].sum()))(np.stack([x, -x])), jnp.cos(np.stack([x, x])))
 
 
@@ -373,7 +359,7 @@ def test_spmd_axis_name_divides_the_batch_and_changes_no_value(name):
 @examples(3)
 @given(ours.cases(max_steps=1, depth=1), st.data())
 def test_an_spmd_axis_that_a_spec_already_uses_is_always_an_error(case, data):
-    used = sorted({axis for spec in case.in_specs for axes in ours.axes_of(spec, 3) for axis in axes})
+    used = sorted({axis for spec in case.in_specs for axes in axes_of(spec, 3) for axis in axes})
     assume(used)
     axis = data.draw(st.sampled_from(used))
     size = case.mesh.shape[axis]
@@ -401,7 +387,7 @@ def refused_calls(x):
 
 
 @examples(6)
-@given(ours.meshes(), st.lists(st.sampled_from(sorted(refused_calls(np.ones((1, 1))))), min_size=1, max_size=4))
+@given(meshes(), st.lists(st.sampled_from(sorted(refused_calls(np.ones((1, 1))))), min_size=1, max_size=4))
 def test_calls_that_are_refused_do_not_disturb_the_others(mesh, refused):
     assume(mesh.size > 1)
     spec = P(mesh.axis_names)
@@ -421,7 +407,7 @@ def test_calls_that_are_refused_do_not_disturb_the_others(mesh, refused):
             before = len(traces)
             out = function(x)
             np.testing.assert_array_equal(out, 2 * x)
-            laid_out(out, mesh, spec)
+            assert_laid_out(out, mesh, spec)
         assert len(traces) == before  # the good call has been traced once, the first time round
 
 
@@ -433,7 +419,9 @@ def call_sequences(draw):
         for shape in draw(st.lists(st.sampled_from(CALL_MESHES), min_size=1, max_size=2))
     ]
     known = [partjit.Mesh(grid, ("x", "y")) for grid in grids]
-    place = st.one_of(st.sampled_from(["numpy", "uncommitted", "right", "permuted"]), ours.specs(known[0], (8, 8)))
+    place = st.one_of(
+        st.sampled_from(["numpy", "uncommitted", "right", "permuted"]), partition_specs(mesh=known[0], shape=(8, 8))
+    )
     call = st.tuples(st.sampled_from(known), place, place, st.integers(0, 99))
     return draw(st.lists(call, min_size=4, max_size=8))
 
@@ -454,7 +442,7 @@ def placed(value, place, mesh, spec):
 @given(call_sequences(), st.data())
 def test_calls_under_any_meshes_with_arguments_anywhere_do_not_disturb_each_other(calls, data):
     all_axes = partjit.Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
-    spec = ours.specs(all_axes, (8, 8))
+    spec = partition_specs(mesh=all_axes, shape=(8, 8))
     in_specs, out_spec, inner = (data.draw(spec), data.draw(spec)), data.draw(spec), data.draw(spec)
 
     def fun(a, b):
@@ -467,8 +455,8 @@ def test_calls_under_any_meshes_with_arguments_anywhere_do_not_disturb_each_othe
             out, total = function(placed(a, place_a, mesh, in_specs[0]), placed(b, place_b, mesh, in_specs[1]))
         np.testing.assert_allclose(out, np.sin(a) - b, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(total, a.sum(axis=0), rtol=1e-5, atol=1e-5)
-        laid_out(out, mesh, out_spec)
-        laid_out(total, mesh, None)
+        assert_laid_out(out, mesh, out_spec)
+        assert_laid_out(total, mesh, None)
 
 
 # Specs are kept, or it is an error
@@ -477,15 +465,15 @@ def test_calls_under_any_meshes_with_arguments_anywhere_do_not_disturb_each_othe
 def fits(mesh, spec, shape):
     return all(
         size % math.prod(mesh.shape[axis] for axis in axes) == 0
-        for size, axes in zip(shape, ours.axes_of(spec, len(shape)), strict=True)
+        for size, axes in zip(shape, axes_of(spec, len(shape)), strict=True)
     )
 
 
 @st.composite
 def constrained(draw):
-    mesh = draw(ours.meshes())
-    shape = draw(ours.shapes())
-    return mesh, shape, draw(ours.specs(mesh, shape, uneven=True))
+    mesh = draw(meshes())
+    shape = draw(shapes())
+    return mesh, shape, draw(partition_specs(mesh=mesh, shape=shape, divisible=False))
 
 
 @examples(8)
@@ -499,14 +487,14 @@ def test_a_constraint_is_where_it_says_and_an_uneven_one_keeps_the_value(example
 
     with mesh:
         if fits(mesh, spec, shape):
-            laid_out(partjit.with_sharding_constraint(x, spec), mesh, spec)
-            laid_out(pjit(fun, in_axis_resources=None)(x), mesh, spec)
+            assert_laid_out(partjit.with_sharding_constraint(x, spec), mesh, spec)
+            assert_laid_out(pjit(fun, in_axis_resources=None)(x), mesh, spec)
         else:
             with pytest.raises(ShardingError, match="divisible"):
                 partjit.with_sharding_constraint(x, spec)
         out = pjit(fun, in_axis_resources=None, out_axis_resources=None)(x)
     np.testing.assert_array_equal(out, 2 * x)
-    laid_out(out, mesh, None)
+    assert_laid_out(out, mesh, None)
 
 
 @st.composite
@@ -523,9 +511,9 @@ def any_specs(draw, mesh, shape):
 
 @st.composite
 def careless_calls(draw):
-    mesh = draw(ours.meshes())
+    mesh = draw(meshes())
     keys = draw(st.lists(st.sampled_from(["w", "b", "scale"]), unique=True, min_size=1))
-    values = {key: draw(ours.shapes()) for key in keys}, (draw(ours.shapes()),)
+    values = {key: draw(shapes()) for key in keys}, (draw(shapes()),)
     specs = [jax.tree.map(lambda shape: draw(any_specs(mesh, shape)), values, is_leaf=is_shape) for _ in range(2)]
     return mesh, values, *specs
 
@@ -542,11 +530,11 @@ def wrong(what, root, mesh, shapes, specs):
         jax.tree_util.tree_leaves_with_path(shapes, is_leaf=is_shape), flat_specs, strict=True
     ):
         where = what, root[path[0].idx] + jax.tree_util.keystr(path[1:])
-        undefined = {axis for axes in ours.axes_of(spec, 0) for axis in axes} - set(mesh.axis_names)
+        undefined = {axis for axes in axes_of(spec, 0) for axis in axes} - set(mesh.axis_names)
         if len(spec) > len(shape):
             found.add((*where, "rank", len(spec), len(shape)))
         found |= {(*where, "undefined", axis) for axis in undefined}
-        for dim, (size, axes) in enumerate(zip(shape, ours.axes_of(spec, len(shape)), strict=False)):
+        for dim, (size, axes) in enumerate(zip(shape, axes_of(spec, len(shape)), strict=False)):
             divisor = math.prod(mesh.shape.get(axis, 0) for axis in axes)
             if divisor and size % divisor:
                 found.add((*where, "divisible", dim, divisor, size))
@@ -595,7 +583,7 @@ def test_what_cannot_be_kept_is_an_error_that_lists_exactly_what_is_wrong(exampl
             assert not ran
         else:
             for result, spec in zip(jax.tree.leaves(function(*args)), jax.tree.leaves(out_specs), strict=True):
-                laid_out(result, mesh, spec)
+                assert_laid_out(result, mesh, spec)
 
 
 # Errors are the user's
@@ -673,7 +661,7 @@ ENTRIES = {
 
 @examples(20)
 @given(
-    ours.meshes(),
+    meshes(),
     st.sampled_from(sorted(WHERE)),
     st.sampled_from(sorted(ENTRIES)),
     st.sampled_from(EXCEPTIONS),
@@ -710,7 +698,7 @@ def test_an_exception_comes_out_as_it_is_and_the_next_call_works(mesh, where, en
     expected = np.full_like(x, 2) if where == "in a grad" else factor * x
     for result in (out, again):
         np.testing.assert_array_equal(result, expected)
-        laid_out(result, mesh, P(mesh.axis_names[0]))
+        assert_laid_out(result, mesh, P(mesh.axis_names[0]))
     other = partjit.Mesh(jax.devices()[:1], mesh.axis_names[0])
     with other:  # no trace of the failed ones is left in the thread
-        laid_out(function(x), other, P(mesh.axis_names[0]))
+        assert_laid_out(function(x), other, P(mesh.axis_names[0]))

@@ -1,0 +1,103 @@
+"""The pytest plugin of partjit: virtual devices before JAX starts, and hypothesis profiles.
+
+It lies outside of the package because pytest imports it at the start of every run in an environment where partjit is
+installed, and importing the package imports JAX. It does nothing until it is asked to. See `docs/testing.md`.
+"""
+
+import os
+import sys
+
+import pytest
+
+PROFILE_VARIABLE = "PARTJIT_PROFILE"
+"""Which hypothesis profile is loaded: `deterministic` (the default), `random` or `soak`."""
+
+PROFILES = ("deterministic", "random", "soak")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds `--partjit-devices` and the setting of the same name."""
+    number = "the number of virtual CPU devices that JAX starts with"
+    parser.getgroup("partjit").addoption("--partjit-devices", type=int, metavar="N", help=number)
+    parser.addini("partjit_devices", number)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Sets up what was asked for, before anything is collected."""
+    config.addinivalue_line("markers", "needs_devices(n): skip the test where JAX has fewer than n devices")
+    count = _asked_for(config)
+    if count is not None:
+        _start_with_devices(count)
+    if count is not None or PROFILE_VARIABLE in os.environ:
+        _load_profile(config)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips what needs more devices than there are."""
+    for mark in item.iter_markers("needs_devices"):
+        if len(mark.args) != 1 or not isinstance(mark.args[0], int) or mark.kwargs:
+            raise pytest.UsageError(f"{item.nodeid}: needs_devices takes one number: @pytest.mark.needs_devices(8)")
+        import jax  # not before somebody needs it
+
+        there, needed = len(jax.devices()), mark.args[0]
+        if there < needed:
+            pytest.skip(f"needs {needed} devices, and there are {there}: run pytest with --partjit-devices={needed}")
+
+
+def _asked_for(config: pytest.Config) -> int | None:
+    option, setting = config.getoption("--partjit-devices"), config.getini("partjit_devices")
+    if option is None and not setting:
+        return None
+    try:
+        count = int(setting) if option is None else option
+    except ValueError:
+        count = 0
+    if count < 1:
+        given = option if option is not None else setting
+        raise pytest.UsageError(f"partjit_devices must be a number of at least 1, but is {given!r}")
+    return count
+
+
+def _start_with_devices(count: int) -> None:
+    # The environment as well as the configuration, because processes that tests start must see it too.
+    #
+    # XLA's CPU client sizes its thread pool from NPROC when it is created. A collective blocks one thread per device
+    # until all have arrived, so on few cores several virtual devices can wait for each other for ever.
+    os.environ.setdefault("NPROC", str(max(32, 4 * count)))
+    # Virtual devices are devices of the CPU. Whoever sets the platform from outside runs the tests on another one.
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ["JAX_NUM_CPU_DEVICES"] = str(count)
+    if "jax" not in sys.modules:
+        return
+    import jax
+
+    try:
+        jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:
+        if len(jax.devices()) < count:
+            raise pytest.UsageError(
+                f"{count} devices were asked for (--partjit-devices or partjit_devices), but JAX has started already "
+                f"with {len(jax.devices())}: a plugin or a conftest.py used it while it was loaded. Use JAX inside of "
+                "tests and fixtures only, or start it with enough devices there"
+            ) from None
+
+
+def _load_profile(config: pytest.Config) -> None:
+    name = os.environ.get(PROFILE_VARIABLE, PROFILES[0])
+    if name not in PROFILES:
+        raise pytest.UsageError(f"{PROFILE_VARIABLE} is {name!r}, but the profiles are {', '.join(PROFILES)}")
+    try:
+        import hypothesis
+    except ImportError:
+        return
+    for profile in PROFILES:
+        hypothesis.settings.register_profile(
+            f"partjit-{profile}",
+            deadline=None,  # the first example of a shape compiles, which takes a hundred times as long as the next
+            derandomize=profile == "deterministic",
+            max_examples=1000 if profile == "soak" else 100,
+            print_blob=True,
+        )
+    if not config.getoption("--hypothesis-profile", None):
+        hypothesis.settings.load_profile(f"partjit-{name}")

@@ -1,0 +1,318 @@
+"""Laws that partitioned functions obey, as assertions to call in a property test or in any other."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AbstractMesh
+from jax.sharding import Mesh as JaxMesh
+from jax.sharding import PartitionSpec as P
+
+from partjit import _compat
+from partjit._compat import UNSPECIFIED
+from partjit.api import pjit
+from partjit.mesh import Mesh
+from partjit.opsharding import parse_op_sharding, to_op_sharding
+from partjit.placement import reshard_policy
+from partjit.spec import ParsedPartitionSpec, parse_spec_tree
+from partjit.testing.layout import assert_laid_out
+from partjit.testing.reproduction import canonical, describe, reproduction
+from partjit.trees import broadcast_specs
+
+__all__ = ["assert_round_trip", "assert_same_meaning"]
+
+_TOLERANCES = {"float64": 1e-10, "complex128": 1e-10, "float32": 1e-4, "complex64": 1e-4}
+
+
+def assert_same_meaning(
+    fun: Callable[..., Any],
+    *args: Any,
+    mesh: JaxMesh,
+    in_specs: Any = UNSPECIFIED,
+    out_specs: Any = UNSPECIFIED,
+    grad: bool = True,
+    vmap: bool = True,
+    reference: Callable[..., Any] | None = None,
+    tolerance: float | None = None,
+) -> None:
+    """Asserts that `pjit(fun, in_specs, out_specs)` means what `fun` means, and that its results lie as it says.
+
+    It checks the values, then the gradients with respect to all float arguments, then the batched form: `jax.vmap` over
+    a batch of the arguments and of variations of them gives the results one by one. A batch is also divided over a mesh
+    axis that no spec uses, with `spmd_axis_name`, if there is one.
+
+    Args:
+        fun: a function of pytrees of arrays.
+        *args: what it is called with.
+        mesh: the ambient mesh.
+        in_specs, out_specs: as for `pjit`. Results lie as `out_specs` says, gradients as `in_specs`, batches with one
+            dimension in front.
+        grad: whether to check gradients. Results that are no floats have none.
+        vmap: whether to check the batched form.
+        reference: what to compare with, `fun` by default; another function where `fun` itself has constraints or nested
+            partitioned functions that are to be checked.
+        tolerance: the greatest difference, relative to the greatest absolute value of an array; by default by dtype,
+            1e-4 for float32 and 2e-2 for shorter floats.
+
+    Raises:
+        AssertionError: the message says what differs and where, shows the mesh and the specs of the simplest case that
+            still fails, and ends with a script that reproduces it.
+
+    Example:
+        >>> def affine(w, x):
+        ...     return x @ w
+        >>> mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
+        >>> w, x = np.ones((4, 2), np.float32), np.ones((8, 4), np.float32)
+        >>> assert_same_meaning(affine, w, x, mesh=mesh, in_specs=(None, P("x")), out_specs=P("x", "y"))
+    """
+    case = _Case(fun, args, mesh, in_specs, out_specs, grad, vmap, reference, tolerance)
+    problem = case.problem()
+    if problem is None:
+        return
+    case, problem = _simplest(case, problem)
+    options = {"in_specs": case.in_specs, "out_specs": case.out_specs, "grad": case.grad, "vmap": case.vmap}
+    if tolerance is not None:
+        options["tolerance"] = tolerance
+    missing = "" if reference is None else f"\n# and reference={getattr(reference, '__name__', reference)}"
+    raise AssertionError(
+        f"{problem}\n\nThe simplest case that still fails:\n"
+        f"  mesh       ({', '.join(f'{name}={size}' for name, size in mesh.shape.items())})\n"
+        f"  in_specs   {describe(case.in_specs)}\n"
+        f"  out_specs  {describe(case.out_specs)}\n"
+        f"  arguments  {', '.join(_types(case.args))}\n\n"
+        f"To reproduce it:\n\n{reproduction('assert_same_meaning', fun, case.args, mesh, options)}{missing}"
+    )
+
+
+def assert_round_trip(spec: P | None, mesh: JaxMesh | AbstractMesh, ndim: int) -> None:
+    """Asserts that a spec becomes an OpSharding and comes back, in every form XLA has for it.
+
+    Args:
+        spec: any spec without UNCONSTRAINED dimensions.
+        mesh: its mesh. Axes of size 1 do not come back: a sharding does not show them.
+        ndim: the rank of the value.
+
+    Raises:
+        AssertionError: a form comes back as another spec.
+
+    Example:
+        >>> assert_round_trip(P(("y", "x"), None), AbstractMesh((4, 2), ("x", "y")), 3)
+    """
+    parsed = ParsedPartitionSpec.from_user_input(spec, "spec")
+    expected = [tuple(axis for axis in axes if mesh.shape[axis] > 1) for axes in parsed.partitions]
+    expected += [()] * (ndim - len(expected))
+    iota, listed = (to_op_sharding(spec, mesh, ndim, as_list=as_list) for as_list in (False, True))
+    hlo = _compat.HloSharding.from_proto(iota)
+    forms = {"iota form": iota, "list": listed, "bytes": iota.SerializeToString(), "HloSharding": hlo, "text": str(hlo)}
+    for name, form in forms.items():
+        found = [*parse_op_sharding(form, mesh).partitions]
+        found += [()] * (ndim - len(found))
+        if found != expected:
+            raise AssertionError(f"{spec} on {mesh} should come back as {expected}, but its {name} {hlo} reads {found}")
+
+
+class _Case:
+    """One case of `assert_same_meaning`: its arguments."""
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        args: tuple[Any, ...],
+        mesh: JaxMesh,
+        in_specs: Any,
+        out_specs: Any,
+        grad: bool,
+        vmap: bool,
+        reference: Callable[..., Any] | None,
+        tolerance: float | None,
+    ) -> None:
+        self.fun, self.args, self.mesh, self.in_specs, self.out_specs = fun, args, mesh, in_specs, out_specs
+        self.grad, self.vmap, self.tolerance = grad, vmap, tolerance
+        self.reference = reference or fun
+
+    def but(self, **changes: Any) -> "_Case":
+        """The same case but for these arguments."""
+        fields = {**vars(self), **changes}
+        fields["reference"] = None if fields["reference"] is fields["fun"] else fields["reference"]
+        return _Case(**fields)
+
+    def problem(self) -> str | None:
+        """What is wrong, or None."""
+        mesh = Mesh(self.mesh.devices, self.mesh.axis_names, self.mesh.axis_types)  # jax's warns when it is entered
+        with mesh, reshard_policy("allow"), jax.numpy_dtype_promotion("standard"):
+            checks = [self._values(), self._gradients() if self.grad else (), self._batches() if self.vmap else ()]
+            return next((problem for check in checks for problem in check), None)
+
+    def _partitioned(self) -> Callable[..., Any]:
+        return pjit(self.fun, self.in_specs, self.out_specs)
+
+    def _values(self) -> Iterator[str]:
+        expected = self.reference(*jax.tree.map(jnp.asarray, self.args))  # NumPy would compute in 64 bits
+        found = self._partitioned()(*self.args)
+        yield from self._compare("the value", expected, found)
+        yield from self._layout("the value", found, self.out_specs)
+
+    def _gradients(self) -> Iterator[str]:
+        leaves, tree = jax.tree.flatten(self.args)
+        floats = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)]
+        if not floats:
+            return
+
+        def gradient(fun: Callable[..., Any]) -> Any:
+            def total(values: list[Any]) -> Any:
+                complete = list(leaves)
+                for i, value in zip(floats, values, strict=True):
+                    complete[i] = value
+                outs = jax.tree.leaves(fun(*jax.tree.unflatten(tree, complete)))
+                outs = [out for out in outs if jnp.issubdtype(out.dtype, jnp.inexact)]
+                return sum((_weighted(out) for out in outs), start=jnp.float32(0))
+
+            return jax.grad(total)([jnp.asarray(leaves[i]) for i in floats])
+
+        expected, found = gradient(self.reference), gradient(self._partitioned())
+        paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(self.args)]
+        names = [f"args{paths[i]}" for i in floats]
+        for name, e, f in zip(names, expected, found, strict=True):
+            yield from self._compare(f"the gradient of {name}", e, f)
+        if self.mesh.are_all_axes_auto:  # otherwise a gradient has the type of its argument
+            with contextlib.suppress(_NoSpecs):
+                specs = _flat_specs(self.in_specs, self.args)
+                for i, name, f in zip(floats, names, found, strict=True):
+                    yield from _laid_out(f"the gradient of {name}", f, self.mesh, specs[i])
+
+    def _batches(self) -> Iterator[str]:
+        args = jax.tree.map(jnp.asarray, self.args)
+        variations = [args, jax.tree.map(_variation, args)]
+        batch = _stacked(variations)
+        expected = _stacked([self.reference(*args) for args in variations])
+        found = jax.vmap(self._partitioned())(*batch)
+        yield from self._compare("the batched value", expected, found)
+        yield from self._layout("the batched value", found, self.out_specs, batch=())
+        free = self._free_axis()
+        if free is not None and 2 % self.mesh.shape[free] == 0:
+            found = jax.vmap(self._partitioned(), spmd_axis_name=free)(*batch)
+            yield from self._compare(f"the value batched over {free!r}", expected, found)
+            yield from self._layout(f"the value batched over {free!r}", found, self.out_specs, batch=(free,))
+
+    def _free_axis(self) -> str | None:
+        """A mesh axis that no equation of the program uses, which only the printed jaxpr can tell for all of them."""
+        text = str(jax.make_jaxpr(self._partitioned())(*self.args))
+        return next((axis for axis in self.mesh.axis_names if f"'{axis}'" not in text), None)
+
+    def _compare(self, what: str, expected: Any, found: Any) -> Iterator[str]:
+        if jax.tree.structure(expected) != jax.tree.structure(found):
+            yield f"{what} has the structure {jax.tree.structure(found)} instead of {jax.tree.structure(expected)}"
+            return
+        paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(expected)]
+        for path, e, f in zip(paths, jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
+            where = f"{what} at result{path}" if path else what
+            e, f = (_plain(value) for value in (e, f))
+            if e.shape != f.shape or e.dtype != f.dtype:
+                yield f"{where} is {f.dtype}{list(f.shape)} instead of {e.dtype}{list(e.shape)}"
+            elif e.dtype.kind in "iub":
+                if not np.array_equal(e, f):
+                    yield f"{where} differs in {int((e != f).sum())} of {e.size} elements"
+            else:
+                tolerance = _TOLERANCES.get(e.dtype.name, 2e-2) if self.tolerance is None else self.tolerance
+                scale = max(1.0, float(np.abs(e[np.isfinite(e)]).max(initial=0.0)))
+                close = np.isclose(f, e, rtol=0, atol=tolerance * scale, equal_nan=True)
+                if not close.all():
+                    at = tuple(int(i) for i in np.argwhere(~close)[0])
+                    yield (
+                        f"{where} differs in {int((~close).sum())} of {e.size} elements, first at {list(at)}: "
+                        f"{f[at]} instead of {e[at]} (tolerance {tolerance * scale:.3g})"
+                    )
+
+    def _layout(self, what: str, found: Any, specs: Any, batch: tuple[str, ...] | None = None) -> Iterator[str]:
+        with contextlib.suppress(_NoSpecs):
+            flat = _flat_specs(specs, found)
+            paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(found)]
+            for path, leaf, spec in zip(paths, jax.tree.leaves(found), flat, strict=True):
+                if spec is not None and batch is not None:
+                    spec = P(batch or None, *spec)
+                yield from _laid_out(f"{what} at result{path}" if path else what, leaf, self.mesh, spec)
+
+
+class _NoSpecs(Exception):
+    """There are no specs that say how values lie."""
+
+
+def _flat_specs(specs: Any, values: Any) -> list[P | None]:
+    """The spec of each leaf, None where the partitioner chooses. Raises _NoSpecs if it does everywhere."""
+    if isinstance(specs, _compat.UnspecifiedValue):
+        raise _NoSpecs
+    parsed = parse_spec_tree(tuple(specs) if isinstance(specs, list) else specs, "specs")
+    flat = broadcast_specs(parsed, values, "specs")
+    return [spec.partition_spec if isinstance(spec, ParsedPartitionSpec) else None for spec in flat]
+
+
+def _laid_out(what: str, array: Any, mesh: JaxMesh, spec: P | None) -> Iterator[str]:
+    if spec is None or not isinstance(array, jax.Array):
+        return
+    if not array.committed and not np.any(np.asarray(array)):
+        return  # zeros of jax's own, for what nothing depends on
+    try:
+        assert_laid_out(array, mesh, spec)
+    except AssertionError as error:
+        yield f"{what}: {error}"
+
+
+def _plain(value: Any) -> np.ndarray:
+    """The values of an array; those of a key are its words."""
+    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+        value = jax.random.key_data(value)
+    array = np.asarray(value)
+    return array.astype(np.float32) if array.dtype.kind == "V" else array
+
+
+def _variation(leaf: Any) -> Any:
+    """Another value for the batch: other floats, but the same indices and flags, which may mean something."""
+    return (leaf * 0.5).astype(leaf.dtype) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf
+
+
+def _stacked(trees: list[Any]) -> Any:
+    """A batch of all trees."""
+    return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(jax.device_get(leaf)) for leaf in leaves]), *trees)
+
+
+def _weighted(out: Any) -> Any:
+    """A sum that tells the elements apart."""
+    weights = np.linspace(0.5, 1.5, out.size).reshape(out.shape)
+    return jnp.sum(jnp.real(out).astype(jnp.float32) * weights.astype(np.float32))
+
+
+def _types(args: Any) -> list[str]:
+    leaves = jax.tree_util.tree_leaves_with_path(tuple(args))
+    return [f"args{jax.tree_util.keystr(path)}: {jnp.result_type(leaf)}{list(np.shape(leaf))}" for path, leaf in leaves]
+
+
+def _simplest(case: _Case, problem: str) -> tuple[_Case, str]:
+    """The case with as few specs, checks and surprising numbers as still fail, and its problem."""
+
+    def attempt(**changes: Any) -> None:
+        nonlocal case, problem
+        candidate = case.but(**changes)
+        with contextlib.suppress(Exception):
+            found = candidate.problem()
+            if found is not None:
+                case, problem = candidate, found
+
+    attempt(vmap=False)
+    attempt(grad=False)
+    attempt(args=jax.tree.map(canonical, case.args))
+    for name in ("in_specs", "out_specs"):
+        attempt(**{name: None})
+        specs = getattr(case, name)
+        leaves, tree = jax.tree.flatten(specs, is_leaf=lambda leaf: leaf is None or isinstance(leaf, P))
+        for i in range(len(leaves)):
+            if leaves[i] is not None and len(leaves) > 1:
+                kept = leaves[i]
+                leaves[i] = None
+                before = case
+                attempt(**{name: jax.tree.unflatten(tree, leaves)})
+                if case is before:
+                    leaves[i] = kept
+    return case, problem

@@ -1,0 +1,91 @@
+"""Where the pieces of an array lie, from the definition of a spec and nothing else."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+__all__ = ["assert_laid_out", "axes_of", "pieces"]
+
+
+def axes_of(spec: P | None, ndim: int) -> tuple[tuple[str, ...], ...]:
+    """Per dimension the mesh axes that divide it, major to minor.
+
+    Example:
+        >>> axes_of(P("x", None, ("y", "z")), 4)
+        (('x',), (), ('y', 'z'), ())
+    """
+    entries = () if spec is None else tuple(spec)
+    axes = [() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in entries]
+    return tuple(axes + [()] * (ndim - len(axes)))
+
+
+def pieces(mesh: Mesh, spec: P | None, shape: Sequence[int]) -> dict[Any, tuple[slice, ...]]:
+    """The index of the piece of an array of `shape` that each device of `mesh` holds.
+
+    Within a dimension the first axis is major: of `P(("y", "x"))`, devices that differ in `x` only hold neighbours.
+
+    Example:
+        >>> mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
+        >>> [index[0].start for index in pieces(mesh, P(("y", "x")), (4,)).values()]
+        [0, 2, 1, 3]
+    """
+    found = {}
+    for position in itertools.product(*map(range, mesh.devices.shape)):
+        at = dict(zip(mesh.axis_names, position, strict=True))
+        index = []
+        for size, axes in zip(shape, axes_of(spec, len(shape)), strict=True):
+            number, count = 0, 1
+            for axis in axes:
+                number, count = number * mesh.shape[axis] + at[axis], count * mesh.shape[axis]
+            length = size // count
+            index.append(slice(number * length, (number + 1) * length))
+        found[mesh.devices[position]] = tuple(index)
+    return found
+
+
+def assert_laid_out(array: jax.Array, mesh: Mesh, spec: P | None) -> None:
+    """Asserts that `array` lies on `mesh` as `spec` says, and that every device really holds its piece.
+
+    Args:
+        array: of any shape whose dimensions the axes divide.
+        mesh: where it should lie.
+        spec: how.
+
+    Raises:
+        AssertionError: it says, or does, otherwise.
+
+    Example:
+        >>> mesh = Mesh(np.array(jax.devices()), ("x",))
+        >>> array = jax.device_put(np.arange(8), jax.sharding.NamedSharding(mesh, P("x")))
+        >>> assert_laid_out(array, mesh, P("x"))
+        >>> assert_laid_out(array, mesh, None)
+        Traceback (most recent call last):
+            ...
+        AssertionError: an array of shape (8,) should be laid out as P() on (x=8), but its sharding is ...
+    """
+    expected = jax.sharding.NamedSharding(mesh, P() if spec is None else spec)
+    described = (
+        f"an array of shape {array.shape} should be laid out as {expected.spec} on "
+        f"({', '.join(f'{name}={size}' for name, size in mesh.shape.items())})"
+    )
+    if not array.committed:
+        raise AssertionError(f"{described}, but it is not committed to any sharding")
+    if not array.sharding.is_equivalent_to(expected, array.ndim):
+        raise AssertionError(f"{described}, but its sharding is {array.sharding}")
+    own_mesh = getattr(array.sharding, "mesh", mesh)
+    if own_mesh.axis_types != mesh.axis_types:
+        raise AssertionError(f"{described} with axis types {mesh.axis_types}, but they are {own_mesh.axis_types}")
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+        return  # keys have no values to compare
+    whole = np.asarray(array)
+    shards = {shard.device: shard.data for shard in array.addressable_shards}
+    for device, index in pieces(mesh, spec, array.shape).items():
+        if device in shards and not np.array_equal(
+            np.asarray(shards[device]), whole[index], equal_nan=whole.dtype.kind in "fc"
+        ):
+            raise AssertionError(f"{described}, but device {device.id} does not hold the piece {index}")

@@ -1,0 +1,214 @@
+"""Random programs of several arrays, with specs inside."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import strategies as st
+from jax.sharding import Mesh
+
+from partjit.api import pjit
+from partjit.testing.bodies import bodies, run_body
+from partjit.testing.strategies import partition_specs, shapes
+
+__all__ = ["ShardedProgram", "sharded_programs"]
+
+_MAX_ELEMENTS = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardedProgram:
+    """A small differentiable function of arrays with specs inside, as data: a failing example prints as what it is.
+
+    Attributes:
+        shapes: of the float32 arguments; if there are `num_indices`, an int32 vector of that length follows them.
+        num_indices: the length of the vector, or None.
+        steps: (operation, operands, parameters), each of which appends one value to those there are.
+        results: which values are returned.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    num_indices: int | None
+    steps: tuple[tuple[Any, ...], ...]
+    results: tuple[int, ...]
+
+    def __call__(self, *args: Any) -> tuple[Any, ...]:
+        """Runs it with its constraints and nested pjits, for which a mesh must be ambient."""
+        return self._run(args, partitioned=True)
+
+    def plain(self, *args: Any) -> tuple[Any, ...]:
+        """Runs it without: what it must be equal to."""
+        return self._run(args, partitioned=False)
+
+    def arguments(self, seed: int = 0) -> list[np.ndarray]:
+        """Arguments for it: floats between -1 and 1, and indices of which some are out of bounds."""
+        generator = np.random.default_rng(seed)
+        args: list[np.ndarray] = [generator.uniform(-1, 1, shape).astype(np.float32) for shape in self.shapes]
+        if self.num_indices is not None:
+            args.append(generator.integers(0, 6, self.num_indices, dtype=np.int32))
+        return args
+
+    @property
+    def arg_shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of all arguments."""
+        return [*self.shapes, *([] if self.num_indices is None else [(self.num_indices,)])]
+
+    @property
+    def result_shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the results."""
+        return [out.shape for out in jax.eval_shape(self.plain, *self.arguments())]
+
+    def _run(self, args: Sequence[Any], *, partitioned: bool) -> tuple[Any, ...]:
+        values = list(args)
+        for kind, operands, parameters in self.steps:
+            values.append(_step(kind, [values[i] for i in operands], parameters, partitioned))
+        return tuple(values[i] for i in self.results)
+
+
+def _step(kind: str, values: Sequence[Any], parameters: Any, partitioned: bool) -> Any:
+    match kind:
+        case "body":
+            return run_body(parameters[0], values[0], partitioned)
+        case "add":
+            return (values[0] + values[1]) / 2
+        case "mul":
+            return values[0] * values[1]
+        case "tensordot":
+            left, right = parameters
+            return jnp.tensordot(values[0], values[1], axes=((left,), (right,))) / values[0].shape[left]
+        case "mean" | "max":
+            return getattr(jnp, kind)(values[0], axis=parameters[0])
+        case "transpose":
+            return values[0].transpose(parameters)
+        case "reshape":
+            return values[0].reshape(parameters)
+        case "concatenate":
+            return jnp.concatenate([values[0], jnp.sin(values[0])], parameters[0])
+        case "gather":
+            return jnp.take(values[0], values[1], axis=parameters[0], mode="clip")
+        case "closure":  # a nested pjit that closes over a value of the outer trace
+            in_spec, out_spec, body = parameters
+
+            def closing(x: Any) -> Any:
+                return run_body(body, x, partitioned) * values[1]
+
+            return pjit(closing, in_spec, out_spec)(values[0]) if partitioned else closing(values[0])
+        case "pair":  # a nested pjit of two arguments and two results, of which one is used
+            in_specs, out_specs, used = parameters
+
+            def both(x: Any, y: Any) -> Any:
+                return jnp.sin(x) * jnp.mean(y), jnp.cos(y)
+
+            return (pjit(both, in_specs, out_specs) if partitioned else both)(*values)[used]
+    raise AssertionError(kind)
+
+
+@st.composite
+def sharded_programs(
+    draw: Any, *, mesh: Mesh, avoid: Sequence[str] = (), max_steps: int = 4, depth: int = 2, max_size: int = 2
+) -> ShardedProgram:
+    """Small random programs with specs inside: constraints, nested pjits, scan, cond, while, remat, custom rules, vmap.
+
+    They take one or two float arrays and perhaps a vector of indices.
+
+    Args:
+        draw: given by hypothesis.
+        mesh: whose axes the specs inside name.
+        avoid: axes that they do not name.
+        max_steps: the greatest number of operations at the top.
+        depth: how deep bodies are nested.
+        max_size: the greatest number of operations of a body.
+
+    Example:
+        >>> from hypothesis import given, settings
+        >>> from partjit import Mesh, pjit
+        >>> mesh = Mesh(jax.devices()[:2], "x")
+        >>> @settings(max_examples=1)
+        ... @given(sharded_programs(mesh=mesh))
+        ... def test(program):
+        ...     with mesh:
+        ...         pjit(program)(*program.arguments())
+        >>> test()
+    """
+    inputs = tuple(draw(st.lists(shapes(), min_size=1, max_size=2)))
+    num_indices: Any = draw(st.one_of(st.none(), st.sampled_from([2, 8])))
+    known: list[tuple[int, tuple[int, ...]]] = list(enumerate(inputs))
+    position = len(inputs)
+    if num_indices is not None:
+        position += 1
+    steps: list[tuple[Any, ...]] = []
+
+    def some_spec(shape: Sequence[int]) -> Any:
+        return partition_specs(mesh=mesh, shape=shape, avoid=avoid)
+
+    for _ in range(draw(st.integers(1, max_steps))):
+        i, shape = draw(st.sampled_from(known))
+        same = [k for k, other in known if other == shape]
+        kinds = ["body"] * 6 + ["add", "mul", "closure", "pair"]
+        if shape:
+            kinds += ["mean", "max", "transpose", "reshape", "concatenate", "tensordot"]
+            kinds += ["gather"] * 2 if num_indices is not None else []
+        kind = draw(st.sampled_from(kinds))
+        operands: tuple[int, ...] = (i,)
+        parameters: Any = ()
+        result: tuple[int, ...] = shape
+        if kind == "body":
+            parameters = (draw(bodies(mesh, shape, depth=depth, avoid=avoid, max_size=max_size)),)
+        elif kind in ("add", "mul"):
+            operands = (i, draw(st.sampled_from(same)))
+        elif kind == "closure":
+            operands = (i, draw(st.sampled_from(same)))
+            body = draw(bodies(mesh, shape, depth=depth - 1, avoid=avoid, max_size=max_size))
+            parameters = (draw(some_spec(shape)), draw(some_spec(shape)), body)
+        elif kind == "pair":
+            k, other = draw(st.sampled_from(known))
+            operands, used = (i, k), draw(st.integers(0, 1))
+            in_specs = (draw(some_spec(shape)), draw(some_spec(other)))
+            parameters = (in_specs, (draw(some_spec(shape)), draw(some_spec(other))), used)
+            result = (shape, other)[used]
+        elif kind in ("mean", "max", "concatenate", "gather"):
+            axis = draw(st.integers(0, len(shape) - 1))
+            parameters = (axis,)
+            rest = shape[:axis], shape[axis + 1 :]
+            if kind in ("mean", "max"):
+                result = rest[0] + rest[1]
+            elif kind == "concatenate":
+                result = (*rest[0], 2 * shape[axis], *rest[1])
+            else:
+                operands = (i, len(inputs))
+                result = (*rest[0], int(num_indices), *rest[1])
+        elif kind == "transpose":
+            parameters = tuple(draw(st.permutations(range(len(shape)))))
+            result = tuple(shape[p] for p in parameters)
+        elif kind == "reshape":
+            size = math.prod(shape)
+            divisor = draw(st.sampled_from([d for d in (1, 2, 3, 4, 8) if size % d == 0]))
+            parameters = result = draw(
+                st.sampled_from([(size,), (divisor, size // divisor), (size // divisor, divisor)])
+            )
+        elif kind == "tensordot":
+            matches = [
+                (k, left, right)
+                for k, other in known
+                for left in range(len(shape))
+                for right in range(len(other))
+                if shape[left] == other[right] and len(shape) + len(other) <= 5
+            ]
+            if not matches:
+                continue
+            k, left, right = draw(st.sampled_from(matches))
+            other = dict(known)[k]
+            operands, parameters = (i, k), (left, right)
+            result = shape[:left] + shape[left + 1 :] + other[:right] + other[right + 1 :]
+        if math.prod(result) > 2 * _MAX_ELEMENTS:
+            continue
+        steps.append((kind, operands, parameters))
+        known.append((position, result))
+        position += 1
+    last = known[-1][0]
+    others = draw(st.lists(st.sampled_from([k for k, _ in known]), max_size=1))
+    return ShardedProgram(inputs, num_indices, tuple(steps), (last, *others))

@@ -1,0 +1,126 @@
+"""Counting traces and compilations, and finding the argument that caused one."""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from partjit import _compat
+from partjit.trace import TRACE_EVENT
+
+__all__ = ["assert_no_recompile"]
+
+_EVENTS = {
+    TRACE_EVENT: "traced",
+    "/jax/core/compile/backend_compile_duration": "compiled",
+}
+
+
+@contextlib.contextmanager
+def assert_no_recompile(*functions: Callable[..., Any], warmup: int = 0) -> Iterator[Any]:
+    """Asserts that nothing is traced or compiled while the block runs.
+
+    Args:
+        *functions: the functions to watch. The block gets them back, watched, and only what happens in calls of these
+            counts: one function, or a tuple of several. Without any, everything in this thread counts.
+        warmup: how many calls of each function may trace and compile.
+
+    Raises:
+        AssertionError: at the end of the block, for every call that traced or compiled: how it differed from the call
+            before, by the path of the argument.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> step = jax.jit(lambda x: x + 1)
+        >>> x, longer = jnp.ones(3), jnp.ones(4)
+        >>> with assert_no_recompile(step, warmup=1) as watched:
+        ...     for _ in range(3):
+        ...         x = watched(x)
+        >>> with assert_no_recompile(step, warmup=1) as watched:
+        ...     watched(x)
+        ...     watched(longer)
+        Traceback (most recent call last):
+            ...
+        AssertionError: call 2 of <lambda> traced and compiled: args[0] was float32[3] and is float32[4]
+    """
+    failures: list[str] = []
+    thread = threading.get_ident()
+    seen: list[str] = []
+
+    def listen(event: str, *_: Any, **__: Any) -> None:
+        if event in _EVENTS and threading.get_ident() == thread:
+            seen.append(_EVENTS[event])
+
+    def watch(function: Callable[..., Any]) -> Callable[..., Any]:
+        calls = 0
+        previous: dict[str, str] | None = None
+        name = getattr(function, "__name__", repr(function))
+
+        @functools.wraps(function)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls, previous
+            calls += 1
+            signature = _signature(args, kwargs)
+            seen.clear()
+            result = function(*args, **kwargs)
+            if seen and calls > warmup:
+                failures.append(f"call {calls} of {name} {_show(seen)}: {_difference(previous, signature)}")
+            seen.clear()
+            previous = signature
+            return result
+
+        return watched
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        watched = tuple(map(watch, functions))
+        yield watched[0] if len(watched) == 1 else watched
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    if not functions and seen:
+        failures.append(f"the block {_show(seen)} {len(seen)} times; name the functions to see which argument it was")
+    if failures:
+        raise AssertionError("\n".join(failures))
+
+
+def _show(events: list[str]) -> str:
+    return " and ".join(word for word in _EVENTS.values() if word in events)
+
+
+def _signature(args: Any, kwargs: Any) -> dict[str, str]:
+    """What compiled functions are told apart by, as text, by the path of the argument."""
+    leaves = jax.tree_util.tree_leaves_with_path({"args": args, "kwargs": kwargs}, is_leaf=lambda leaf: leaf is None)
+    signature = {_path(path): _describe(leaf) for path, leaf in leaves}
+    signature["the ambient mesh"] = str(_compat.innermost_mesh())
+    return signature
+
+
+def _path(path: Any) -> str:
+    (root, *rest) = path
+    return root.key + jax.tree_util.keystr(tuple(rest))
+
+
+def _describe(leaf: Any) -> str:
+    if isinstance(leaf, jax.Array):
+        weak = " (weakly typed)" if leaf.weak_type else ""
+        place = f" with {leaf.sharding}" if leaf.committed else ""
+        return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]{weak}{place}"
+    if isinstance(leaf, np.ndarray | np.generic):
+        return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}] of NumPy"
+    return repr(leaf) if isinstance(leaf, str | type(None)) else f"the {type(leaf).__name__} {leaf!r}"
+
+
+def _difference(before: dict[str, str] | None, after: dict[str, str]) -> str:
+    if before is None:
+        return "it is the first call here, so there is none to compare it with (see warmup=)"
+    missing = "not there"
+    changes = [
+        f"{path} was {before.get(path, missing)} and is {after.get(path, missing)}"
+        for path in {**before, **after}
+        if before.get(path) != after.get(path)
+    ]
+    return "; ".join(changes) or "with arguments like those of the call before, so a cache was emptied or not hit"

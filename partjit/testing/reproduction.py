@@ -1,0 +1,133 @@
+"""The code that makes a failing case again."""
+
+import inspect
+import pathlib
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from partjit._compat import UnspecifiedValue
+from partjit.spec import FROM_ARRAY
+
+__all__ = ["canonical", "describe", "reproduction"]
+
+
+def canonical(value: Any) -> Any:
+    """An array of the shape and dtype of `value` that takes few words to write: what `describe` writes for it."""
+    if getattr(getattr(value, "dtype", None), "kind", "O") not in "fiub":
+        return value
+    size = int(np.prod(value.shape, dtype=np.int64))
+    values = np.linspace(-1, 1, size) if value.dtype.kind == "f" else np.arange(size) % 2
+    return values.astype(value.dtype).reshape(value.shape)
+
+
+def describe(value: Any) -> str:
+    """Code for an argument: arrays as what makes one like them, specs as one writes them, and what holds them."""
+    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        data, impl = describe(jax.random.key_data(value)), str(jax.random.key_impl(value))
+        return f"jax.random.wrap_key_data({data}, impl={impl!r})"
+    if isinstance(value, jax.Array | np.ndarray | np.generic):
+        return _array(np.asarray(value))
+    if isinstance(value, P):
+        return f"P({', '.join('P.UNCONSTRAINED' if entry is P.UNCONSTRAINED else repr(entry) for entry in value)})"
+    if isinstance(value, NamedSharding):
+        return f"NamedSharding({describe(value.mesh)}, {describe(value.spec)})"
+    if isinstance(value, Mesh):
+        return _mesh(value)
+    if isinstance(value, UnspecifiedValue):
+        return "UNSPECIFIED"
+    if value is FROM_ARRAY:
+        return "FROM_ARRAY"
+    if type(value) is dict:
+        return "{" + ", ".join(f"{key!r}: {describe(item)}" for key, item in value.items()) + "}"
+    if type(value) is list:
+        return "[" + ", ".join(map(describe, value)) + "]"
+    if type(value) is tuple:
+        return "(" + "".join(f"{describe(item)}, " for item in value).rstrip(" ") + ")"
+    return repr(value)
+
+
+def _array(value: np.ndarray) -> str:
+    dtype, shape = value.dtype, value.shape
+    alike = canonical(value)
+    if dtype.kind not in "fiubc":
+        return f"np.array({value.tolist()!r})"
+    name = f"np.{dtype.name}" if hasattr(np, dtype.name) else f"jnp.{dtype.name}"
+    if dtype.kind in "fiub" and shape and value.tobytes() == np.asarray(alike).tobytes():
+        size = value.size
+        made = f"np.linspace(-1, 1, {size})" if dtype.kind == "f" else f"(np.arange({size}) % 2)"
+        return f"{made}.astype({name}){'' if len(shape) == 1 else f'.reshape({shape})'}"
+    if not np.isfinite(value.astype(np.float64 if dtype.kind != "c" else np.complex128)).all():
+        return f"np.frombuffer({value.tobytes()!r}, {name}).reshape({shape})"
+    return f"np.array({value.tolist()!r}, {name})"
+
+
+def _mesh(mesh: Mesh) -> str:
+    ids = [device.id for device in mesh.devices.flat]
+    order = f"[{ids}]" if ids != [*range(len(jax.devices()))] else ""
+    types = "" if mesh.are_all_axes_auto else f", axis_types=({''.join(f'{_type(t)}, ' for t in mesh.axis_types)})"
+    return f"Mesh(np.array(jax.devices()){order}.reshape({mesh.devices.shape}), {mesh.axis_names}{types})"
+
+
+def _type(kind: AxisType) -> str:
+    return f"jax.sharding.AxisType.{kind.name}"
+
+
+def reproduction(law: str, fun: Callable[..., Any], args: Any, mesh: Mesh, options: dict[str, Any]) -> str:
+    """A script that checks the law on this case again.
+
+    Args:
+        law: the name of the law in `partjit.testing`.
+        fun: the function; if it cannot be imported, its source stands in the script, or a comment says where it is.
+        args: its arguments.
+        mesh: the mesh.
+        options: the keyword arguments of the law.
+    """
+    name, definition = _definition(fun)
+    calls = [name, *map(describe, args), "mesh=mesh", *(f"{key}={describe(value)}" for key, value in options.items())]
+    lines = [
+        "import os",
+        'os.environ.setdefault("NPROC", "32")',
+        "import jax",
+        "import jax.numpy as jnp",
+        "import numpy as np",
+        "from jax.sharding import NamedSharding",
+        f'jax.config.update("jax_num_cpu_devices", {len(jax.devices())})',
+        "from partjit import FROM_ARRAY, UNSPECIFIED, Mesh, P, pjit, with_sharding_constraint",
+        f"from partjit.testing import {law}",
+        "",
+        definition,
+        "",
+        f"mesh = {_mesh(mesh)}",
+        f"{law}(",
+        *(f"    {call}," for call in calls),
+        ")",
+    ]
+    return "\n".join(lines)
+
+
+def _definition(fun: Any) -> tuple[str, str]:
+    """The name of a function in the script, and the lines that define it."""
+    inner = inspect.unwrap(fun) if callable(fun) else fun
+    name, module = getattr(fun, "__qualname__", ""), getattr(fun, "__module__", "")
+    if name.isidentifier() and module not in ("", "__main__"):
+        file = getattr(inspect.getmodule(fun), "__file__", None)
+        path = (
+            f"import sys; sys.path.insert(0, {str(pathlib.Path(file).parent)!r})\n"
+            if file and "." not in module
+            else ""
+        )
+        return name, f"{path}from {module} import {name}"
+    try:
+        source = textwrap.dedent(inspect.getsource(inner))
+        where = f"{inspect.getsourcefile(inner)}:{inspect.getsourcelines(inner)[1]}"
+    except (OSError, TypeError):
+        return "fun", f"# fun is {fun!r}: put its definition here"
+    if source.startswith("def ") and not inner.__code__.co_freevars:
+        return inner.__name__, source.rstrip()
+    return "fun", f"# fun is {getattr(inner, '__name__', fun)} of {where}: put its definition here"

@@ -1,0 +1,318 @@
+"""Hypothesis strategies for meshes, specs, shapes, shardings and arrays that fit together.
+
+All arguments are keywords, so that more can be added. Everything shrinks towards few devices, short specs and small
+shapes, and prints as code that makes it again.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import Mesh as JaxMesh
+from jax.sharding import PartitionSpec as P
+
+from partjit._compat import HloSharding
+from partjit.mesh import Mesh
+from partjit.opsharding import to_op_sharding
+
+__all__ = [
+    "meshes",
+    "op_shardings",
+    "partition_specs",
+    "shapes",
+    "sharded_arrays",
+    "shardings",
+    "spec_trees",
+]
+
+_MESH_SHAPES = [(2,), (4, 2), (2, 4), (8,), (2, 2), (2, 2, 2), (4, 1, 2), (3, 2), (2, 1, 3), (1, 8), (6,), (5,), (1,)]
+_AXIS_NAMES = [("x", "y", "z"), ("z", "x", "y"), ("data", "model", "stage")]
+_DIMS = [1, 2, 4, 6, 8, 12]
+
+
+@st.composite
+def meshes(
+    draw: Any,
+    *,
+    mesh_shapes: Sequence[tuple[int, ...]] | None = None,
+    axis_names: Sequence[tuple[str, ...]] | None = None,
+    permuted: bool = True,
+    explicit: bool = False,
+) -> Mesh:
+    """Meshes over any of the devices there are, in any order.
+
+    Args:
+        draw: given by hypothesis.
+        mesh_shapes: the shapes to draw from; those that need more devices than there are are left out. By default 1 to
+            3 axes, sizes of 1 and sizes that are no powers of 2 among them.
+        axis_names: the tuples of names to draw from, each at least as long as the longest shape.
+        permuted: whether the devices may stand in another order than `jax.devices()`.
+        explicit: give at least one axis the type Explicit.
+
+    Raises:
+        ValueError: no shape is small enough.
+
+    Example:
+        >>> from hypothesis import given
+        >>> @given(meshes(mesh_shapes=[(4, 2)]))
+        ... def test(mesh):
+        ...     assert mesh.size == 8
+        >>> test()
+    """
+    devices = np.array(jax.devices())
+    fitting = [shape for shape in mesh_shapes or _MESH_SHAPES if math.prod(shape) <= devices.size]
+    if not fitting:
+        raise ValueError(f"meshes: there are {devices.size} devices, and every one of {mesh_shapes} needs more")
+    shape = draw(st.sampled_from(fitting))
+    names = draw(st.sampled_from([*(axis_names or _AXIS_NAMES)]))[: len(shape)]
+    order = [*range(devices.size)]
+    if permuted:
+        order = draw(st.one_of(st.just(order), st.permutations(order)))
+    types = [AxisType.Auto] * len(shape)
+    if explicit:
+        others = [draw(st.sampled_from([AxisType.Explicit, AxisType.Auto])) for _ in shape[1:]]
+        types = draw(st.permutations([AxisType.Explicit, *others]))
+    return Mesh(devices[order[: math.prod(shape)]].reshape(shape), names, axis_types=tuple(types))
+
+
+@st.composite
+def partition_specs(
+    draw: Any,
+    *,
+    mesh: JaxMesh,
+    ndim: int | None = None,
+    shape: Sequence[int] | None = None,
+    avoid: Sequence[str] = (),
+    divisible: bool = True,
+    unconstrained: bool = False,
+) -> P | None:
+    """Specs for values of a rank, or of a shape, in any spelling: None, short, with empty entries, axes in any order.
+
+    Args:
+        draw: given by hypothesis.
+        mesh: whose axes they name.
+        ndim: the rank of the value; not needed with `shape`.
+        shape: the shape of the value. With `divisible`, axes divide it.
+        avoid: axes that do not appear.
+        divisible: whether axes must divide the dimensions of `shape`.
+        unconstrained: whether dimensions may be UNCONSTRAINED, as in constraints.
+
+    Raises:
+        TypeError: neither `ndim` nor `shape` is given.
+
+    Example:
+        >>> from hypothesis import given
+        >>> mesh = Mesh(jax.devices(), "x")
+        >>> @given(partition_specs(mesh=mesh, shape=(8, 3)))
+        ... def test(spec):
+        ...     NamedSharding(mesh, spec or P()).shard_shape((8, 3))
+        >>> test()
+    """
+    if shape is None and ndim is None:
+        raise TypeError("partition_specs needs ndim or shape")
+    sizes = [0] * (ndim or 0) if shape is None else [*shape]
+    if draw(st.integers(0, 7)) == 0:
+        return None
+    dims: list[list[str]] = [[] for _ in sizes]
+    for axis in draw(st.permutations([axis for axis in mesh.axis_names if axis not in avoid])):
+        dim = draw(st.sampled_from([None, *range(len(sizes))]))
+        if dim is None:
+            continue
+        if not divisible or sizes[dim] % math.prod(mesh.shape[name] for name in (*dims[dim], axis)) == 0:
+            dims[dim].append(axis)
+    entries: list[Any] = []
+    for axes in dims:  # a False is simpler than a True, and so is the spelling it stands for
+        if unconstrained and not axes and draw(st.booleans()):
+            entries.append(P.UNCONSTRAINED)
+        elif len(axes) > 1 or draw(st.booleans()):
+            entries.append(tuple(axes))
+        else:
+            entries.append(axes[0] if axes else None)
+    trailing = len(list(itertools.takewhile(lambda entry: entry in (None, ()), reversed(entries))))
+    kept = draw(st.integers(0, trailing)) if trailing else 0
+    return P(*entries[: len(entries) - trailing + kept])
+
+
+@st.composite
+def shapes(
+    draw: Any,
+    *,
+    spec: P | None = None,
+    mesh: JaxMesh | None = None,
+    divisible: bool = True,
+    min_ndim: int = 0,
+    max_ndim: int = 3,
+    max_size: int = 256,
+) -> tuple[int, ...]:
+    """Shapes of small arrays; with `spec`, those it fits, or on request those it does not.
+
+    Args:
+        draw: given by hypothesis.
+        spec: a spec the shape is for.
+        mesh: the mesh of the spec.
+        divisible: whether the axes divide every dimension; if not, there is one that they do not divide.
+        min_ndim, max_ndim: the least and greatest rank; a spec may ask for more.
+        max_size: the greatest number of elements.
+
+    Raises:
+        TypeError: `spec` is given without `mesh`.
+        ValueError: not `divisible`, and the spec divides nothing.
+
+    Example:
+        >>> from hypothesis import given
+        >>> mesh = Mesh(jax.devices()[:4], "x")
+        >>> @given(shapes(spec=P("x"), mesh=mesh, divisible=False))
+        ... def test(shape):
+        ...     assert shape[0] % 4
+        >>> test()
+    """
+    if spec is None:
+        sizes = st.lists(st.sampled_from(_DIMS), min_size=min_ndim, max_size=max_ndim).map(tuple)
+        return draw(sizes.filter(lambda shape: math.prod(shape) <= max_size))
+    if mesh is None:
+        raise TypeError("shapes of a spec needs its mesh")
+    entries = [() if e is None or e is P.UNCONSTRAINED else (e,) if isinstance(e, str) else tuple(e) for e in spec]
+    divisors = [math.prod(mesh.shape[axis] for axis in axes) for axes in entries]
+    divisors += [1] * draw(st.integers(max(0, min_ndim - len(divisors)), max(0, max_ndim - len(divisors))))
+    shape = [divisor * draw(st.integers(1, 2)) for divisor in divisors]
+    if not divisible:
+        divided = [dim for dim, divisor in enumerate(divisors) if divisor > 1]
+        if not divided:
+            raise ValueError(f"shapes: no dimension of {spec} is divided, so every shape is divisible")
+        dim = draw(st.sampled_from(divided))
+        shape[dim] += draw(st.integers(1, divisors[dim] - 1))
+    return tuple(shape)
+
+
+@st.composite
+def shardings(draw: Any, *, mesh: JaxMesh | None = None, ndim: int = 2, shape: Sequence[int] | None = None) -> Any:
+    """`NamedSharding`s on `mesh` (or on any) for values of a rank or of a shape.
+
+    Example:
+        >>> from hypothesis import given
+        >>> @given(shardings(shape=(8, 8)))
+        ... def test(sharding):
+        ...     sharding.shard_shape((8, 8))
+        >>> test()
+    """
+    chosen: JaxMesh = draw(meshes()) if mesh is None else mesh
+    spec = draw(partition_specs(mesh=chosen, ndim=ndim, shape=shape))
+    return NamedSharding(chosen, P() if spec is None else spec)
+
+
+@st.composite
+def op_shardings(draw: Any, *, mesh: JaxMesh, ndim: int = 2, representable: bool | None = None) -> Any:
+    """`OpSharding` protos for the devices of `mesh`.
+
+    Args:
+        draw: given by hypothesis.
+        mesh: for whose number of devices they are.
+        ndim: the rank of the values they are for.
+        representable: True for those that a spec on the mesh stands for, False for others, None for both. What is not
+            representable here is MAXIMAL, MANUAL or UNKNOWN, has a manual subgroup, or lists the devices in an order no
+            transposition gives.
+
+    Example:
+        >>> from hypothesis import given
+        >>> from partjit import parse_op_sharding
+        >>> mesh = Mesh(jax.devices(), "x")
+        >>> @given(op_shardings(mesh=mesh, representable=True))
+        ... def test(op_sharding):
+        ...     parse_op_sharding(op_sharding, mesh)
+        >>> test()
+    """
+    if representable is None:
+        representable = draw(st.booleans())
+    if representable:
+        return to_op_sharding(draw(partition_specs(mesh=mesh, ndim=ndim)), mesh, ndim, as_list=draw(st.booleans()))
+    grid = [mesh.size] + [1] * (ndim - 1)
+    texts = ["{maximal device=0}", "{manual}", "{unknown}"]
+    texts.append(f"{{devices={_joined([1] * ndim + [mesh.size])}<=[{mesh.size}] last_tile_dims={{manual}}}}")
+    if mesh.size > 1:
+        order = draw(st.permutations(range(mesh.size)).filter(lambda order: order[0] != 0))
+        texts.append(f"{{devices={_joined(grid)}{','.join(map(str, order))}}}")
+    return HloSharding.from_string(draw(st.sampled_from(texts))).to_proto()
+
+
+def _joined(numbers: Sequence[int]) -> str:
+    return f"[{','.join(map(str, numbers))}]"
+
+
+@st.composite
+def sharded_arrays(
+    draw: Any,
+    *,
+    mesh: JaxMesh | None = None,
+    spec: P | None = None,
+    shape: Sequence[int] | None = None,
+    dtype: Any = np.float32,
+) -> jax.Array:
+    """Arrays committed to a mesh: floats between -1 and 1, or small integers, no two neighbours equal.
+
+    Args:
+        draw: given by hypothesis.
+        mesh: where they lie, or None for any mesh.
+        spec: how they lie, or None for any way.
+        shape: their shape, or None for any that fits.
+        dtype: their dtype.
+
+    Example:
+        >>> from hypothesis import given
+        >>> mesh = Mesh(jax.devices(), "x")
+        >>> @given(sharded_arrays(mesh=mesh, spec=P("x")))
+        ... def test(array):
+        ...     assert len(array.addressable_shards) == mesh.size
+        >>> test()
+    """
+    chosen: JaxMesh = draw(meshes()) if mesh is None else mesh
+    sizes: tuple[int, ...] = draw(shapes(spec=spec, mesh=chosen)) if shape is None else tuple(shape)
+    if spec is None:
+        spec = draw(partition_specs(mesh=chosen, shape=sizes))
+    count = math.prod(sizes)
+    values = np.arange(count) % 17 if np.dtype(dtype).kind in "iu" else np.linspace(-1, 1, count)
+    return jax.device_put(values.astype(dtype).reshape(sizes), NamedSharding(chosen, P() if spec is None else spec))
+
+
+def spec_trees(tree: Any, *, mesh: JaxMesh, prefix: bool = True) -> SearchStrategy[Any]:
+    """Trees of specs for a tree of arrays (or of anything with a `shape`), each fitting all the arrays it is for.
+
+    Args:
+        tree: the values.
+        mesh: whose axes the specs name.
+        prefix: whether a spec may stand for a whole subtree.
+
+    Example:
+        >>> from hypothesis import given
+        >>> from partjit import pjit
+        >>> params, mesh = {"w": np.ones((4, 8)), "b": np.ones(8)}, Mesh(jax.devices()[:4], "x")
+        >>> @given(spec_trees(params, mesh=mesh))
+        ... def test(specs):
+        ...     with mesh:
+        ...         pjit(lambda p: p, in_axis_resources=(specs,))(params)
+        >>> test()
+    """
+    leaves = jax.tree.leaves(tree)
+    one = st.nothing()
+    if prefix or jax.tree.structure(tree) == jax.tree.structure(0):
+        one = _common_specs(tuple({tuple(np.shape(leaf)) for leaf in leaves}), mesh)
+    children = jax.tree.structure(tree).children()
+    if not children:
+        return one if leaves else st.just(tree)
+    parts, _ = jax.tree.flatten(tree, is_leaf=lambda node: node is not tree)
+    build = functools.partial(jax.tree.unflatten, jax.tree.structure(tree, is_leaf=lambda node: node is not tree))
+    each = st.tuples(*(spec_trees(part, mesh=mesh, prefix=prefix) for part in parts)).map(build)
+    return st.one_of(one, each) if prefix else each
+
+
+def _common_specs(all_shapes: Sequence[tuple[int, ...]], mesh: JaxMesh) -> SearchStrategy[P | None]:
+    """Specs that fit values of all these shapes."""
+    ndim = min((len(shape) for shape in all_shapes), default=0)
+    sizes = [functools.reduce(math.gcd, column) for column in itertools.islice(zip(*all_shapes, strict=False), ndim)]
+    return partition_specs(mesh=mesh, shape=sizes)

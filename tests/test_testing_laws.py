@@ -1,0 +1,292 @@
+"""The laws of the kit: they hold where they should, and where they do not the message is enough to go on."""
+
+import contextlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+
+import partjit
+from partjit import FROM_ARRAY, UNSPECIFIED, P, pjit
+from partjit.testing import (
+    assert_collectives,
+    assert_laid_out,
+    assert_no_collectives,
+    assert_no_recompile,
+    assert_no_transfers,
+    assert_round_trip,
+    assert_same_meaning,
+)
+from partjit.testing.reproduction import describe
+
+X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(8, 4)
+W = np.linspace(0.5, -0.7, 16, dtype=np.float32).reshape(4, 4)
+
+
+def affine(params, x):
+    return {"y": x @ params["w"] + params["b"][None], "count": jnp.int32(3)}
+
+
+PARAMS = {"w": W, "b": np.ones(4, np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("in_specs", "out_specs"),
+    [
+        (UNSPECIFIED, UNSPECIFIED),
+        ((None, P("x")), {"y": P("x", "y"), "count": None}),
+        (({"w": P(None, "y"), "b": P("y")}, P("x")), UNSPECIFIED),
+        ([P(), P(("x", "y"))], None),
+    ],
+)
+def test_the_meaning_of_a_right_function_is_the_same(mesh, in_specs, out_specs):
+    assert_same_meaning(affine, PARAMS, X, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
+
+
+def test_integers_keys_complex_and_short_floats(mesh):
+    def mixed(key, i, z, h):
+        return jax.random.fold_in(key, i[0]), i * 2, z * z, h + 1
+
+    args = (jax.random.key(3), np.arange(4), np.array([1 + 2j, 3]).astype(np.complex64), jnp.ones(8, jnp.bfloat16))
+    assert_same_meaning(
+        mixed, *args, mesh=mesh, in_specs=None, out_specs=(None, P("x"), None, P("x")), vmap=False, grad=False
+    )
+
+
+def wrong_where_divided(x):
+    """Adds something that only a partitioned program adds."""
+    return x + jnp.float32(isinstance(x, jax.core.Tracer))
+
+
+def test_a_failure_says_what_differs_and_shows_the_simplest_case(mesh):
+    with pytest.raises(AssertionError) as caught:
+        assert_same_meaning(wrong_where_divided, X, mesh=mesh, in_specs=P("x"), out_specs=P("x", "y"))
+    message = str(caught.value)
+    assert message.startswith("the value differs in 32 of 32 elements, first at [0, 0]: 0.0 instead of -1.0")
+    assert "mesh       (x=4, y=2)" in message
+    assert "in_specs   None" in message  # the specs are not to blame
+    assert "out_specs  None" in message
+    assert "arguments  args[0]: float32[8, 4]" in message
+    assert "vmap=False" in message
+
+
+def test_the_reproduction_runs_and_fails_alike(mesh, tmp_path):
+    with pytest.raises(AssertionError) as caught:
+        assert_same_meaning(wrong_where_divided, X, mesh=mesh, in_specs=P("x"), out_specs=P("x", "y"))
+    first_line, *_ = str(caught.value).splitlines()
+    script = str(caught.value).partition("To reproduce it:\n\n")[2]
+    path = tmp_path / "reproduction.py"
+    path.write_text(script, encoding="utf-8")
+    ran = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
+    assert f"AssertionError: {first_line}" in ran.stderr, script
+
+
+def test_results_elsewhere_than_stated_are_found(mesh, monkeypatch):
+    options = {"mesh": mesh, "in_specs": P("x"), "out_specs": P("x")}
+    assert_same_meaning(jnp.sin, X, **options)
+    with mesh:
+        right = pjit(jnp.sin, P("x"), P("x"))(X)
+    assert_laid_out(right, mesh, P("x"))
+    elsewhere = jax.device_put(np.sin(X), NamedSharding(mesh, P("y")))
+    monkeypatch.setattr("partjit.testing.laws.pjit", lambda *_: lambda x: elsewhere)
+    with pytest.raises(AssertionError, match=r"^the value: an array of shape \(8, 4\) should be laid out as P\("):
+        assert_same_meaning(jnp.sin, X, grad=False, vmap=False, **options)
+
+
+def test_gradients_and_batches_are_checked_on_request_only(mesh):
+    @jax.custom_vjp
+    def wrong_gradient(x):
+        return x * 2
+
+    def traced(x):
+        return jnp.float32(2 if isinstance(x, jax.core.Tracer) else 1)
+
+    wrong_gradient.defvjp(lambda x: (x * 2, None), lambda _, ct: (ct * 2,))
+
+    def fun(x):
+        return wrong_gradient(x)
+
+    def reference(x):
+        return x * 2 + 0 * traced(x)
+
+    assert_same_meaning(fun, X, mesh=mesh, in_specs=P("x"), reference=reference)
+
+    def reference_with_another_gradient(x):
+        return jax.lax.stop_gradient(x) + x
+
+    options = {"mesh": mesh, "in_specs": P("x"), "reference": reference_with_another_gradient}
+    with pytest.raises(AssertionError, match=r"^the gradient of args\[0\] differs in 32 of 32 elements"):
+        assert_same_meaning(fun, X, **options)
+    assert_same_meaning(fun, X, grad=False, **options)
+
+    @jax.custom_batching.custom_vmap
+    def wrong_batch(x):
+        return x * 1
+
+    wrong_batch.def_vmap(lambda size, batched, x: (x * 2, True))
+    with pytest.raises(AssertionError, match=r"^the batched value differs"):
+        assert_same_meaning(wrong_batch, X, mesh=mesh, in_specs=P("x"), grad=False)
+    assert_same_meaning(wrong_batch, X, mesh=mesh, in_specs=P("x"), grad=False, vmap=False)
+
+
+@pytest.mark.parametrize("spec", [None, P(), P("x"), P(("y", "x")), P(None, "y"), P("y", None, "x")])
+def test_round_trips(mesh, spec):
+    assert_round_trip(spec, mesh, 3)
+
+
+def test_a_round_trip_that_loses_something_is_found(mesh, monkeypatch):
+    monkeypatch.setattr(
+        "partjit.testing.laws.parse_op_sharding", lambda *_: partjit.parse_op_sharding("{replicated}", mesh)
+    )
+    with pytest.raises(AssertionError, match=r"should come back as \[\('x',\)\], but its iota form .* reads \[\(\)\]"):
+        assert_round_trip(P("x"), mesh, 1)
+
+
+# Collectives and transfers
+
+
+def test_collectives_of_plain_partitioned_jitted_lowered_and_compiled_functions(mesh):
+    expected = {"all-reduce": 1}
+    x = jax.device_put(X, NamedSharding(mesh, P("x")))
+    partitioned = pjit(jnp.sum, P("x"), None)
+    assert_collectives(expected, jnp.sum, X, mesh=mesh, in_specs=P("x"), out_specs=None)
+    assert_collectives(expected, partitioned, X, mesh=mesh)
+    assert_collectives(expected, jax.jit(jnp.sum), x)
+    with mesh:
+        assert_collectives(expected, partitioned, X)
+        assert_collectives(expected, partitioned.lower(X))
+        assert_collectives(expected, partitioned.lower(X).compile())
+        assert_collectives(expected, partitioned, jax.ShapeDtypeStruct(X.shape, X.dtype))
+
+
+def test_unexpected_and_missing_collectives_are_shown(mesh):
+    with pytest.raises(
+        AssertionError, match=r"(?s)expected no collectives, but the compiled program has 1 all-gather\n.*= "
+    ):
+        assert_no_collectives(jnp.sin, X, mesh=mesh, in_specs=P("x"), out_specs=None)
+    with pytest.raises(AssertionError, match="expected 2 all-gather, but the compiled program has no collectives"):
+        assert_collectives({"all-gather": 2}, jnp.sin, X, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+    with pytest.raises(ValueError, match="'allreduce' is no collective; the kinds are all-gather"):
+        assert_collectives({"allreduce": 1}, jnp.sin, X, mesh=mesh)
+
+
+def test_transfers_are_found(mesh):
+    with mesh:
+        double = pjit(lambda x: x * 2, P("x"), P("x"))
+        x = double(X)
+        with assert_no_transfers():
+            x = double(x)
+        with pytest.raises(AssertionError, match="a transfer in a block that should have none"), assert_no_transfers():
+            double(X)
+        with assert_no_transfers(allow_explicit=True):
+            jax.device_put(X, NamedSharding(mesh, P("y")))
+    with pytest.raises(ZeroDivisionError), assert_no_transfers():
+        1 / 0  # noqa: B018
+
+
+# Recompilation
+
+
+def calls(function, arguments, contexts=None):
+    """Calls a function that may compile in the first call only."""
+    with assert_no_recompile(function, warmup=1) as watched:
+        for args, context in zip(arguments, contexts or [contextlib.nullcontext()] * len(arguments), strict=True):
+            with context:
+                watched(*args)
+
+
+@pytest.mark.parametrize("wrap", [jax.jit, pjit], ids=["jit", "pjit"])
+def test_the_argument_that_caused_a_compilation_is_named(wrap):
+    step = wrap(lambda params, x: params["w"] * x)
+    w, x = jnp.float32(2), jnp.ones(3)
+    with assert_no_recompile(step, warmup=1) as watched:
+        for _ in range(3):
+            watched({"w": w}, x)
+    with assert_no_recompile(step) as watched:
+        watched({"w": w}, x)
+    cases = [
+        (({"w": w}, jnp.ones(4)), r"args\[1\] was float32\[3\] and is float32\[4\]"),
+        (
+            ({"w": jnp.int32(2)}, x.astype(jnp.int32)),
+            r"args\[0\]\['w'\] was float32\[\] and is int32\[\]; args\[1\] was",
+        ),
+    ]
+    for args, message in cases:
+        with pytest.raises(AssertionError, match=rf"call 2 of .* traced and compiled: {message}"):
+            calls(step, [({"w": w}, x), args])
+
+
+def test_a_mesh_and_a_sharding_are_reasons_too(mesh):
+    step = pjit(lambda x: x + 1)
+    x = jax.device_put(X, NamedSharding(mesh, P("x")))
+    y = jax.device_put(X, NamedSharding(mesh, P("y")))
+    with pytest.raises(AssertionError, match=r"call 2 .*args\[0\] was float32\[8,4\] with NamedSharding.*and is"):
+        calls(step, [(x,), (y,)])
+    with pytest.raises(AssertionError, match=r"call 2 .*the ambient mesh was"):
+        calls(step, [(X,), (X,)], [contextlib.nullcontext(), mesh])
+
+
+def test_without_functions_the_whole_block_counts_and_exceptions_come_out():
+    x = jnp.ones(3)
+    fresh = jax.jit(lambda x: x * 5)
+    with pytest.raises(AssertionError, match="the block traced and compiled"), assert_no_recompile():
+        fresh(x)
+    with assert_no_recompile():
+        fresh(x)
+    with pytest.raises(ZeroDivisionError), assert_no_recompile():
+        1 / 0  # noqa: B018
+    with (
+        pytest.raises(AssertionError, match="it is the first call here"),
+        assert_no_recompile(jax.jit(lambda x: x * 7)) as watched,
+    ):
+        watched(x)
+
+
+def test_several_functions():
+    one, two = jax.jit(lambda x: x + 1), jax.jit(lambda x: x + 2)
+    with assert_no_recompile(one, two, warmup=1) as (watched_one, watched_two):
+        watched_two(watched_one(jnp.ones(3)))
+    assert watched_one.__wrapped__ is one
+
+
+# Code for values
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        X,
+        np.arange(6).reshape(2, 3) % 2,
+        np.array([3.5, np.nan], np.float32),
+        np.float32(2.5),
+        np.array([True, False]),
+        np.array([1 + 2j]),
+        {"a": [1, (2,)], "b": None},
+    ],
+    ids=str,
+)
+def test_values_are_written_as_code(value):
+    made = eval(describe(value), {"np": np, "jnp": jnp})
+    jax.tree.map(np.testing.assert_array_equal, made, value)
+    for m, v in zip(jax.tree.leaves(made), jax.tree.leaves(value), strict=True):
+        assert np.asarray(m).dtype == np.asarray(v).dtype
+
+
+def test_specs_and_meshes_are_written_as_code(mesh):
+    explicit = partjit.Mesh(np.array(jax.devices())[[3, 1]], "x", axis_types=(jax.sharding.AxisType.Explicit,))
+    names = {"P": P, "Mesh": partjit.Mesh, "NamedSharding": NamedSharding, "np": np, "jax": jax}
+    names |= {"UNSPECIFIED": UNSPECIFIED, "FROM_ARRAY": FROM_ARRAY}
+    for value in (
+        P("x", None, ("y", "z")),
+        P(P.UNCONSTRAINED),
+        mesh,
+        explicit,
+        NamedSharding(mesh, P("x")),
+        FROM_ARRAY,
+    ):
+        assert eval(describe(value), names) == value
+    assert eval(describe(UNSPECIFIED), names) is UNSPECIFIED
