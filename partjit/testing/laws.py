@@ -172,7 +172,12 @@ class _Case:
 
             return jax.grad(total)([jnp.asarray(leaves[i]) for i in floats])
 
-        expected, found = gradient(self.reference), gradient(self._partitioned())
+        expected = gradient(self.reference)
+        try:
+            found = gradient(self._partitioned())
+        except Exception as error:
+            yield f"the gradient raises {_show(error)}"
+            return
         paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(self.args)]
         names = [f"args{paths[i]}" for i in floats]
         for name, e, f in zip(names, expected, found, strict=True):
@@ -188,14 +193,18 @@ class _Case:
         variations = [args, jax.tree.map(_variation, args)]
         batch = _stacked(variations)
         expected = _stacked([self.reference(*args) for args in variations])
-        found = jax.vmap(self._partitioned())(*batch)
-        yield from self._compare("the batched value", expected, found)
-        yield from self._layout("the batched value", found, self.out_specs, batch=())
+        ways: dict[str, str | None] = {"the batched value": None}
         free = self._free_axis()
         if free is not None and 2 % self.mesh.shape[free] == 0:
-            found = jax.vmap(self._partitioned(), spmd_axis_name=free)(*batch)
-            yield from self._compare(f"the value batched over {free!r}", expected, found)
-            yield from self._layout(f"the value batched over {free!r}", found, self.out_specs, batch=(free,))
+            ways[f"the value batched over {free!r}"] = free
+        for what, axis in ways.items():
+            try:
+                found = jax.vmap(self._partitioned(), spmd_axis_name=axis)(*batch)
+            except Exception as error:
+                yield f"{what} raises {_show(error)}"
+                continue
+            yield from self._compare(what, expected, found)
+            yield from self._layout(what, found, self.out_specs, batch=() if axis is None else (axis,))
 
     def _free_axis(self) -> str | None:
         """A mesh axis that no equation of the program uses, which only the printed jaxpr can tell for all of them."""
@@ -236,6 +245,10 @@ class _Case:
                 yield from _laid_out(f"{what} at result{path}" if path else what, leaf, self.mesh, spec)
 
 
+def _show(error: Exception) -> str:
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+
+
 class _NoSpecs(Exception):
     """There are no specs that say how values lie."""
 
@@ -246,7 +259,8 @@ def _flat_specs(specs: Any, values: Any) -> list[P | None]:
         raise _NoSpecs
     parsed = parse_spec_tree(tuple(specs) if isinstance(specs, list) else specs, "specs")
     flat = broadcast_specs(parsed, values, "specs")
-    return [spec.partition_spec if isinstance(spec, ParsedPartitionSpec) else None for spec in flat]
+    # What the user wrote, not what was read in it: that is to be checked as well.
+    return [(spec.unsafe_user_spec or P()) if isinstance(spec, ParsedPartitionSpec) else None for spec in flat]
 
 
 def _laid_out(what: str, array: Any, mesh: JaxMesh, spec: P | None) -> Iterator[str]:
