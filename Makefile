@@ -46,6 +46,7 @@ check: $(INSTALLED)-dev
 bench: $(INSTALLED)-base
 	$(BIN)/python benchmarks/dispatch.py $(ARGS)
 	$(BIN)/python benchmarks/cold.py $(ARGS)
+	$(BIN)/python benchmarks/opsharding.py
 
 clean:
 	rm -rf .venv* build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -33,6 +33,12 @@ def test_the_program_runs_and_prints_what_stands_below_it():
     assert printed.stdout == block(program + "```")
 
 
+def test_the_property_test_passes():
+    program = block("## Testing your own sharded code")
+    set_up = "import jax\njax.config.update('jax_num_cpu_devices', 8)\n"
+    subprocess.run([sys.executable, "-W", "error", "-c", f"{set_up}{program}\ntest_affine()"], check=True)
+
+
 def test_the_error_is_the_one_shown(mesh):
     specs = {"w1": P(None, "model"), "w2": P("model", None)}
 
