@@ -22,14 +22,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("partjit_devices", number)
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Sets up what was asked for, before anything is collected."""
-    config.addinivalue_line("markers", "needs_devices(n): skip the test where JAX has fewer than n devices")
-    count = _asked_for(config)
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Sets up what was asked for.
+
+    This comes before the `conftest.py` files: they may use JAX, and a hypothesis profile that they load stays.
+    """
+    count = _asked_for(early_config)
     if count is not None:
         _start_with_devices(count)
     if count is not None or PROFILE_VARIABLE in os.environ:
-        _load_profile(config)
+        _load_profile()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tells pytest about the marker."""
+    config.addinivalue_line("markers", "needs_devices(n): skip the test where JAX has fewer than n devices")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -45,7 +53,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def _asked_for(config: pytest.Config) -> int | None:
-    option, setting = config.getoption("--partjit-devices"), config.getini("partjit_devices")
+    option, setting = config.known_args_namespace.partjit_devices, config.getini("partjit_devices")
     if option is None and not setting:
         return None
     try:
@@ -78,12 +86,12 @@ def _start_with_devices(count: int) -> None:
         if len(jax.devices()) < count:
             raise pytest.UsageError(
                 f"{count} devices were asked for (--partjit-devices or partjit_devices), but JAX has started already "
-                f"with {len(jax.devices())}: a plugin or a conftest.py used it while it was loaded. Use JAX inside of "
-                "tests and fixtures only, or start it with enough devices there"
+                f"with {len(jax.devices())}: a plugin that pytest loaded earlier used it. Use JAX inside of fixtures "
+                "and hooks only, or start it with enough devices there"
             ) from None
 
 
-def _load_profile(config: pytest.Config) -> None:
+def _load_profile() -> None:
     name = os.environ.get(PROFILE_VARIABLE, PROFILES[0])
     if name not in PROFILES:
         raise pytest.UsageError(f"{PROFILE_VARIABLE} is {name!r}, but the profiles are {', '.join(PROFILES)}")
@@ -99,5 +107,4 @@ def _load_profile(config: pytest.Config) -> None:
             max_examples=1000 if profile == "soak" else 100,
             print_blob=True,
         )
-    if not config.getoption("--hypothesis-profile", None):
-        hypothesis.settings.load_profile(f"partjit-{name}")
+    hypothesis.settings.load_profile(f"partjit-{name}")  # `--hypothesis-profile` comes later, and wins

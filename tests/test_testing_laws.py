@@ -3,6 +3,7 @@
 import contextlib
 import subprocess
 import sys
+import typing
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +32,11 @@ def affine(params, x):
     return {"y": x @ params["w"] + params["b"][None], "count": jnp.int32(3)}
 
 
+class Pair(typing.NamedTuple):
+    first: object
+    second: object
+
+
 PARAMS = {"w": W, "b": np.ones(4, np.float32)}
 
 
@@ -55,6 +61,40 @@ def test_integers_keys_complex_and_short_floats(mesh):
     assert_same_meaning(
         mixed, *args, mesh=mesh, in_specs=None, out_specs=(None, P("x"), None, P("x")), vmap=False, grad=False
     )
+
+
+@pytest.mark.parametrize("wrap", [pjit, jax.jit], ids=["pjit", "jit"])
+def test_what_is_compiled_already_is_compared_with_what_it_was_made_of(mesh, wrap):
+    with pytest.raises(AssertionError, match=r"^the value differs"):
+        assert_same_meaning(wrap(wrong_where_divided), X, mesh=mesh, in_specs=P("x"))
+
+
+def test_a_wrong_dtype_is_found_where_the_values_agree(mesh):
+    def shortened(x):
+        return x.astype(jnp.bfloat16 if isinstance(x, jax.core.Tracer) else x.dtype)
+
+    with pytest.raises(AssertionError, match=r"^the value is bfloat16\[8\] instead of float32\[8\]"):
+        assert_same_meaning(shortened, np.ones(8, np.float32), mesh=mesh)
+
+
+def test_short_floats_have_their_tolerance_everywhere(mesh):
+    x = jnp.linspace(-1, 1, 64, dtype=jnp.bfloat16).reshape(8, 8)
+    assert_same_meaning(lambda x, s: x * s.astype(x.dtype), x, np.float32(1.5), mesh=mesh, in_specs=(P("x"), None))
+
+
+def test_no_arguments_and_no_elements(mesh):
+    assert_same_meaning(lambda: jnp.ones(8), mesh=mesh, out_specs=P("x"))
+    assert_same_meaning(jnp.sin, np.ones((0, 8), np.float32), mesh=mesh, in_specs=P(None, "x"), out_specs=P(None, "x"))
+
+
+def test_an_axis_that_no_spec_uses_divides_a_batch(mesh, monkeypatch):
+    axes = []
+    vmap = jax.vmap
+    monkeypatch.setattr(
+        jax, "vmap", lambda fun, **options: axes.append(options["spmd_axis_name"]) or vmap(fun, **options)
+    )
+    assert_same_meaning(jnp.sin, X, mesh=mesh, in_specs=P("y"), out_specs=P("y"))
+    assert axes == [None, "x"]
 
 
 def wrong_where_divided(x):
@@ -220,6 +260,15 @@ def test_the_argument_that_caused_a_compilation_is_named(wrap):
             calls(step, [({"w": w}, x), args])
 
 
+def test_the_value_of_a_scalar_is_named_only_where_nothing_else_changed():
+    step = jax.jit(lambda n, x: x * n, static_argnums=0)
+    x = jnp.ones(3)
+    with pytest.raises(AssertionError, match=r"compiled: args\[0\] was the int 2 and is the int 3$"):
+        calls(step, [(2, x), (3, x)])
+    with pytest.raises(AssertionError, match=r"compiled: args\[1\] was float32\[3\] and is float32\[2\]$"):
+        calls(step, [(2, x), (5, x[:2])])
+
+
 def test_a_mesh_and_a_sharding_are_reasons_too(mesh):
     step = pjit(lambda x: x + 1)
     x = jax.device_put(X, NamedSharding(mesh, P("x")))
@@ -266,11 +315,13 @@ def test_several_functions():
         np.array([True, False]),
         np.array([1 + 2j]),
         {"a": [1, (2,)], "b": None},
+        Pair(np.ones(3), [np.float32(2)]),
+        np.array([1.5, 2]).astype(jnp.bfloat16),
     ],
     ids=str,
 )
 def test_values_are_written_as_code(value):
-    made = eval(describe(value), {"np": np, "jnp": jnp})
+    made = eval(describe(value), {"np": np, "jnp": jnp, "Pair": Pair})
     jax.tree.map(np.testing.assert_array_equal, made, value)
     for m, v in zip(jax.tree.leaves(made), jax.tree.leaves(value), strict=True):
         assert np.asarray(m).dtype == np.asarray(v).dtype

@@ -53,14 +53,14 @@ def test_the_workers_of_xdist_have_them_too(run):
     assert "1 passed" in run("-n", "1", "--partjit-devices=3", test_it=TEST_OF_DEVICES.format(count=3))
 
 
-def test_a_conftest_may_import_jax_but_not_use_it(run):
+def test_a_conftest_may_use_jax_but_an_earlier_plugin_may_not(run):
     test = TEST_OF_DEVICES.format(count=3)
-    assert "1 passed" in run("--partjit-devices=3", conftest="import jax\n", test_it=test)
-    printed = run("--partjit-devices=3", "-p", "early", early="import jax\njax.devices()\n", test_it=test)
+    assert "1 passed" in run("--partjit-devices=3", conftest="import jax\njax.devices()\n", test_it=test)
     # A module loaded with -p comes before the plugins of packages do their work.
+    printed = run("--partjit-devices=3", "-p", "early", early="import jax\njax.devices()\n", test_it=test)
     assert "3 devices were asked for" in printed, printed
     assert "JAX has started already with 1" in printed
-    assert "inside of tests and fixtures only" in " ".join(printed.split())
+    assert "Use JAX inside of fixtures and hooks only" in printed
 
 
 @pytest.mark.parametrize("value", ["0", "-2", "many"])
@@ -106,6 +106,17 @@ def test_profile():
 def test_profiles_are_deterministic_by_default(run, environment, options, expected):
     environment = {**environment, "CI": ""}  # hypothesis has settings of its own for CI
     assert expected in run("-s", *options, environment=environment.items(), test_it=PROFILES)
+
+
+def test_a_profile_that_a_conftest_loads_stays(run):
+    own = """
+from hypothesis import settings
+settings.register_profile("own", max_examples=7)
+settings.load_profile("own")
+"""
+    assert "profile: True 7" in run(
+        "-s", "--partjit-devices=1", environment=[("CI", "")], conftest=own, test_it=PROFILES
+    )
 
 
 def test_an_unknown_profile_is_one_line(run):

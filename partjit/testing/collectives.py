@@ -103,7 +103,8 @@ def assert_no_transfers(*, allow_explicit: bool = False) -> Iterator[None]:
     """Asserts that nothing is moved between host and devices, or between devices, while the block runs.
 
     A NumPy array or scalar passed to a compiled function is such a move, and so is a constant that an operation outside
-    of one needs. Moves inside a compiled program are not: see `assert_collectives`.
+    of one needs. Moves inside a compiled program are not: see `assert_collectives`. On the CPU, reading an array that
+    lies on one device moves nothing, so it is no transfer there.
 
     Args:
         allow_explicit: let `jax.device_put` and `jax.device_get` pass.

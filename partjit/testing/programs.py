@@ -135,7 +135,7 @@ def sharded_programs(
         >>> test()
     """
     inputs = tuple(draw(st.lists(shapes(), min_size=1, max_size=2)))
-    num_indices: Any = draw(st.one_of(st.none(), st.sampled_from([2, 8])))
+    num_indices: int | None = draw(st.one_of(st.none(), st.sampled_from([2, 8])))
     known: list[tuple[int, tuple[int, ...]]] = list(enumerate(inputs))
     position = len(inputs)
     if num_indices is not None:
@@ -180,7 +180,7 @@ def sharded_programs(
                 result = (*rest[0], 2 * shape[axis], *rest[1])
             else:
                 operands = (i, len(inputs))
-                result = (*rest[0], int(num_indices), *rest[1])
+                result = (*rest[0], num_indices or 0, *rest[1])
         elif kind == "transpose":
             parameters = tuple(draw(st.permutations(range(len(shape)))))
             result = tuple(shape[p] for p in parameters)

@@ -57,7 +57,7 @@ def assert_no_recompile(*functions: Callable[..., Any], warmup: int = 0) -> Iter
 
     def watch(function: Callable[..., Any]) -> Callable[..., Any]:
         calls = 0
-        previous: dict[str, str] | None = None
+        previous: dict[str, tuple[str, str]] | None = None
         name = getattr(function, "__name__", repr(function))
 
         @functools.wraps(function)
@@ -91,11 +91,12 @@ def _show(events: list[str]) -> str:
     return " and ".join(word for word in _EVENTS.values() if word in events)
 
 
-def _signature(args: Any, kwargs: Any) -> dict[str, str]:
-    """What compiled functions are told apart by, as text, by the path of the argument."""
+def _signature(args: Any, kwargs: Any) -> dict[str, tuple[str, str]]:
+    """What compiled functions are told apart by, by the path of the argument: as its type, and with the value."""
     leaves = jax.tree_util.tree_leaves_with_path({"args": args, "kwargs": kwargs}, is_leaf=lambda leaf: leaf is None)
     signature = {_path(path): _describe(leaf) for path, leaf in leaves}
-    signature["the ambient mesh"] = str(_compat.innermost_mesh())
+    mesh = str(_compat.innermost_mesh())
+    signature["the ambient mesh"] = (mesh, mesh)
     return signature
 
 
@@ -104,23 +105,30 @@ def _path(path: Any) -> str:
     return root.key + jax.tree_util.keystr(tuple(rest))
 
 
-def _describe(leaf: Any) -> str:
+def _describe(leaf: Any) -> tuple[str, str]:
     if isinstance(leaf, jax.Array):
         weak = " (weakly typed)" if leaf.weak_type else ""
         place = f" with {leaf.sharding}" if leaf.committed else ""
-        return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]{weak}{place}"
-    if isinstance(leaf, np.ndarray | np.generic):
-        return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}] of NumPy"
-    return repr(leaf) if isinstance(leaf, str | type(None)) else f"the {type(leaf).__name__} {leaf!r}"
+        text = f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]{weak}{place}"
+    elif isinstance(leaf, np.ndarray | np.generic):
+        text = f"{leaf.dtype}[{','.join(map(str, leaf.shape))}] of NumPy"
+    elif isinstance(leaf, bool | int | float | complex):  # whose value counts in static arguments only
+        return f"a Python {type(leaf).__name__}", f"the {type(leaf).__name__} {leaf!r}"
+    else:
+        text = f"the {type(leaf).__name__} {leaf!r}"
+    return text, text
 
 
-def _difference(before: dict[str, str] | None, after: dict[str, str]) -> str:
+def _difference(before: dict[str, tuple[str, str]] | None, after: dict[str, tuple[str, str]]) -> str:
     if before is None:
         return "it is the first call here, so there is none to compare it with (see warmup=)"
-    missing = "not there"
-    changes = [
-        f"{path} was {before.get(path, missing)} and is {after.get(path, missing)}"
-        for path in {**before, **after}
-        if before.get(path) != after.get(path)
-    ]
-    return "; ".join(changes) or "with arguments like those of the call before, so a cache was emptied or not hit"
+    missing = ("not there", "not there")
+    for part in (0, 1):  # a type that changed is the reason; if none did, a value may be
+        changes = [
+            f"{path} was {before.get(path, missing)[part]} and is {after.get(path, missing)[part]}"
+            for path in {**before, **after}
+            if before.get(path, missing)[part] != after.get(path, missing)[part]
+        ]
+        if changes:
+            return "; ".join(changes)
+    return "with arguments like those of the call before, so a cache was emptied or not hit"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -47,6 +48,9 @@ def describe(value: Any) -> str:
         return "{" + ", ".join(f"{key!r}: {describe(item)}" for key, item in value.items()) + "}"
     if type(value) is list:
         return "[" + ", ".join(map(describe, value)) + "]"
+    if isinstance(value, tuple) and (names := getattr(value, "_fields", ())):
+        items = (f"{name}={describe(item)}" for name, item in zip(names, value, strict=True))
+        return f"{type(value).__name__}({', '.join(items)})"
     if type(value) is tuple:
         return "(" + "".join(f"{describe(item)}, " for item in value).rstrip(" ") + ")"
     return repr(value)
@@ -55,9 +59,11 @@ def describe(value: Any) -> str:
 def _array(value: np.ndarray) -> str:
     dtype, shape = value.dtype, value.shape
     alike = canonical(value)
+    name = f"np.{dtype.name}" if hasattr(np, dtype.name) else f"jnp.{dtype.name}"
+    if dtype.kind == "V" and jnp.issubdtype(dtype, jnp.number):  # bfloat16 and other types that NumPy does not know
+        return f"np.array({value.astype(np.float64).tolist()!r}, {name})"
     if dtype.kind not in "fiubc":
         return f"np.array({value.tolist()!r})"
-    name = f"np.{dtype.name}" if hasattr(np, dtype.name) else f"jnp.{dtype.name}"
     if dtype.kind in "fiub" and shape and value.tobytes() == np.asarray(alike).tobytes():
         size = value.size
         made = f"np.linspace(-1, 1, {size})" if dtype.kind == "f" else f"(np.arange({size}) % 2)"
@@ -102,6 +108,7 @@ def reproduction(law: str, fun: Callable[..., Any], args: Any, mesh: Mesh, optio
         f"from partjit.testing import {law}",
         "",
         definition,
+        *sorted(_imports_of_types(args)),
         "",
         f"mesh = {_mesh(mesh)}",
         f"{law}(",
@@ -109,6 +116,16 @@ def reproduction(law: str, fun: Callable[..., Any], args: Any, mesh: Mesh, optio
         ")",
     ]
     return "\n".join(lines)
+
+
+def _imports_of_types(value: Any) -> set[str]:
+    """The imports of the named tuples in arguments."""
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if not isinstance(value, tuple | list):
+        return set()
+    own = {f"from {type(value).__module__} import {type(value).__name__}"} if hasattr(value, "_fields") else set()
+    return own.union(*map(_imports_of_types, value))
 
 
 def _definition(fun: Any) -> tuple[str, str]:

@@ -254,7 +254,7 @@ def sharded_arrays(
     shape: Sequence[int] | None = None,
     dtype: Any = np.float32,
 ) -> jax.Array:
-    """Arrays committed to a mesh: floats between -1 and 1, or small integers, no two neighbours equal.
+    """Arrays committed to a mesh: floats between -1 and 1, small integers or flags, no two neighbours equal.
 
     Args:
         draw: given by hypothesis.
@@ -276,7 +276,8 @@ def sharded_arrays(
     if spec is None:
         spec = draw(partition_specs(mesh=chosen, shape=sizes))
     count = math.prod(sizes)
-    values = np.arange(count) % 17 if np.dtype(dtype).kind in "iu" else np.linspace(-1, 1, count)
+    kind = np.dtype(dtype).kind
+    values = np.arange(count) % (2 if kind == "b" else 17) if kind in "iub" else np.linspace(-1, 1, count)
     return jax.device_put(values.astype(dtype).reshape(sizes), NamedSharding(chosen, P() if spec is None else spec))
 
 
