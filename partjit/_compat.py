@@ -21,6 +21,7 @@ if not _SUPPORTED[0] <= _jax_release < _SUPPORTED[1]:
     raise ImportError(f"partjit needs jax>=0.10.2,<0.13 but found jax {_jax_version}: pip install 'jax>=0.10.2,<0.13'")
 
 from jax._src import ad_util, api_util, checkify, config, core, source_info_util, stages, tree_util
+from jax._src import distributed as _distributed
 from jax._src import linear_util as lu
 from jax._src import mesh as mesh_lib
 from jax._src import pjit as jax_pjit
@@ -43,6 +44,7 @@ __all__ = [
     "USE_OF_DONATED_BUFFERS_CRASHES",
     "AbstractRef",
     "DeviceAssignmentMismatchError",
+    "DeviceList",
     "GSPMDSharding",
     "HloSharding",
     "InternalFloatingPointError",
@@ -58,6 +60,7 @@ __all__ = [
     "core",
     "current_source_info",
     "discharge_jaxpr",
+    "distributed_client",
     "effects_of",
     "entered",
     "fast_path_data",
@@ -514,6 +517,7 @@ def _flatten_ir(values: Any) -> Any:
 
 # Shardings as XLA has them
 
+DeviceList = _xla_client.DeviceList
 OpSharding = _xla_client.OpSharding
 HloSharding = _xla_client.HloSharding
 
@@ -525,6 +529,14 @@ def to_proto(sharding: Any) -> Any:
     if isinstance(sharding, GSPMDSharding):
         sharding = sharding._hlo_sharding
     return sharding.to_proto() if isinstance(sharding, HloSharding) else None
+
+
+# Processes
+
+
+def distributed_client() -> Any:
+    """The client of the service that the processes of a group share, or None for a process alone."""
+    return _distributed.global_state.client
 
 
 # Dispatch

@@ -1,0 +1,72 @@
+"""The CPU devices on the hosts of other devices."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, overload
+
+import jax
+import numpy as np
+
+__all__ = ["colocated_cpu_devices"]
+
+
+@overload
+def colocated_cpu_devices(devices_or_mesh: jax.sharding.Mesh) -> jax.sharding.Mesh: ...
+@overload
+def colocated_cpu_devices(devices_or_mesh: Sequence[Any]) -> list[Any]: ...
+
+
+def colocated_cpu_devices(devices_or_mesh: Any) -> Any:
+    """The CPU device on the host of each device.
+
+    A CPU device is its own. The accelerators of a process, counted in the order of their ids, have its CPU devices in
+    the order of theirs: the i-th accelerator the i-th CPU device. Where there are fewer CPU devices they are shared,
+    counting around. So which device an accelerator has does not depend on what it is asked for together with.
+
+    Args:
+        devices_or_mesh: devices, or a mesh.
+
+    Returns:
+        A list of as many devices, in the same order; for a mesh, a mesh of the same shape, names and axis types. With
+        shared CPU devices a device may stand in it twice, which jax refuses where it is used.
+
+    Raises:
+        ValueError: the process of a device has no CPU devices.
+        TypeError: the argument is neither.
+
+    Example:
+        >>> d = jax.devices()
+        >>> colocated_cpu_devices([d[3], d[1]]) == [d[3], d[1]]
+        True
+    """
+    if isinstance(devices_or_mesh, jax.sharding.Mesh):
+        mesh = devices_or_mesh
+        flat = [*mesh.devices.flat]
+        cpus = colocated_cpu_devices(flat)
+        if cpus == flat:
+            return mesh
+        array = np.array(cpus).reshape(mesh.devices.shape)
+        return jax.sharding.Mesh(array, mesh.axis_names, axis_types=mesh.axis_types)
+    devices = [*devices_or_mesh]
+    for device in devices:
+        if not isinstance(device, jax.Device):
+            raise TypeError(f"colocated_cpu_devices expects devices or a mesh, but got a {type(device).__name__}")
+    return [_colocated(device) for device in devices]
+
+
+@functools.lru_cache(maxsize=4096)
+def _colocated(device: Any) -> Any:
+    if device.platform == "cpu":
+        return device
+    cpus = _of_process(jax.devices("cpu"), device.process_index)
+    if not cpus:
+        raise ValueError(
+            f"process {device.process_index} of {device} has no CPU devices: let JAX start its CPU backend as well, "
+            f"with JAX_PLATFORMS={device.platform},cpu"
+        )
+    accelerators = _of_process(jax.devices(device.platform), device.process_index)
+    return cpus[accelerators.index(device) % len(cpus)]
+
+
+def _of_process(devices: Sequence[Any], process_index: int) -> list[Any]:
+    return sorted((d for d in devices if d.process_index == process_index), key=lambda d: d.id)

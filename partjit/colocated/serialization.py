@@ -1,0 +1,204 @@
+"""Functions and specs as bytes, for another process of the same group or for a copy in this one.
+
+What belongs to a process, its devices, is written as ids and looked up when it is read, so that meshes and shardings
+come back equal. Equal ones are written once: they stand in a table before the object, and the object refers to them by
+their number. Nothing is kept between calls, so that serializing may call itself and threads do not meet.
+
+Reading runs what was written, so only bytes that this group of processes made are read: they carry an authentication
+code with a key that only the group has.
+"""
+
+import functools
+import hmac
+import io
+import pickle
+import secrets
+import types
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from partjit import _compat
+from partjit.mesh import Mesh
+
+try:
+    import cloudpickle as _cloudpickle
+except ImportError:  # needed to serialize, not to import
+    _cloudpickle = None
+
+__all__ = ["deserialize", "serialize"]
+
+_CODE_BYTES = 32
+_KEY_NAME = "partjit/serialization_key"
+
+_Reference = tuple[str, Any]
+"""How a pickle refers to something outside of it: a device by ("device", (platform, id)), an entry of the table by
+("entry", number)."""
+
+
+def serialize(obj: Any) -> bytes:
+    """An object as bytes: functions and what they capture by value, modules by reference.
+
+    Args:
+        obj: anything cloudpickle knows, with devices, meshes, shardings, device lists, arrays and keys anywhere in it.
+
+    Raises:
+        ModuleNotFoundError: cloudpickle is not installed.
+        ValueError: an array is not wholly on the devices of this process.
+
+    Example:
+        >>> sharding = jax.sharding.NamedSharding(Mesh(jax.devices(), "x"), jax.sharding.PartitionSpec("x"))
+        >>> deserialize(serialize(sharding)) == sharding
+        True
+    """
+    body = io.BytesIO()
+    pickler = _pickler_class()(body, {})
+    pickler.dump(obj)
+    # An entry may refer to entries before it, never to later ones: those it needs were entered first.
+    payload = pickle.dumps((pickler.entries, body.getvalue()))
+    return hmac.digest(_group_key(), payload, "sha256") + payload
+
+
+def deserialize(data: bytes, *, authenticate: bool = True) -> Any:
+    """The object that `serialize` made bytes of.
+
+    Args:
+        data: the bytes.
+        authenticate: refuse bytes that this group of processes did not make. Without, whoever made them runs code here.
+
+    Raises:
+        ValueError: the bytes are from elsewhere, or name a device that is not there.
+        ModuleNotFoundError: cloudpickle is not installed.
+    """
+    _require_cloudpickle()
+    code, payload = bytes(data[:_CODE_BYTES]), bytes(data[_CODE_BYTES:])
+    if authenticate and not hmac.compare_digest(code, hmac.digest(_group_key(), payload, "sha256")):
+        raise ValueError(
+            "deserialize: these bytes were not made by this group of processes, or were altered. Reading them would "
+            "run what they say; if you know where they come from, pass authenticate=False"
+        )
+    entries, body = pickle.loads(payload)
+    table: list[Any] = []
+    for entry in entries:
+        table.append(_Unpickler(io.BytesIO(entry), table).load())
+    return _Unpickler(io.BytesIO(body), table).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, table: list[Any]) -> None:
+        super().__init__(file)
+        self._table = table
+
+    def persistent_load(self, pid: _Reference) -> Any:
+        kind, what = pid
+        return self._table[what] if kind == "entry" else _device(*what)
+
+
+@functools.cache
+def _pickler_class() -> Any:
+    """Cloudpickle's pickler with references; made when it is first needed, since cloudpickle may be missing."""
+    cloudpickle = _require_cloudpickle()
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[name-defined]
+        once: ClassVar[tuple[type, ...]] = (jax.sharding.Mesh, jax.sharding.Sharding, _compat.DeviceList)
+
+        def __init__(self, file: io.BytesIO, numbers: dict[Any, int], entries: list[bytes] | None = None) -> None:
+            super().__init__(file)
+            self.numbers = numbers
+            self.entries = [] if entries is None else entries
+            self.inside: Any = None  # the entry that is being written: it must not refer to itself
+
+        def persistent_id(self, obj: Any) -> _Reference | None:
+            if isinstance(obj, jax.Device):
+                return "device", (obj.platform, obj.id)
+            if not isinstance(obj, self.once) or obj is self.inside:
+                return None
+            if obj not in self.numbers:
+                file = io.BytesIO()
+                pickler = Pickler(file, self.numbers, self.entries)
+                pickler.inside = obj
+                pickler.dump(obj)
+                self.entries.append(file.getvalue())
+                self.numbers[obj] = len(self.entries) - 1
+            return "entry", self.numbers[obj]
+
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, _compat.DeviceList):
+                return _device_list, ([*obj],)
+            if isinstance(obj, Mesh):
+                return type(obj), (obj.devices, obj.axis_names, obj.axis_types)
+            if isinstance(obj, jax.sharding.Mesh):
+                return jax.sharding.Mesh, (obj.devices, obj.axis_names, obj.axis_types)
+            if isinstance(obj, jax.sharding.NamedSharding):
+                return _named_sharding, (obj.mesh, obj.spec, obj.memory_kind)
+            if isinstance(obj, jax.sharding.SingleDeviceSharding):
+                (device,) = obj.device_set
+                return _single_device_sharding, (device, obj.memory_kind)
+            if isinstance(obj, jax.Array) and not isinstance(obj, _compat.core.Tracer):
+                return _reduced_array(obj)
+            return super().reducer_override(obj)
+
+    return Pickler
+
+
+def _named_sharding(mesh: Any, spec: Any, memory_kind: str | None) -> Any:
+    return jax.sharding.NamedSharding(mesh, spec, memory_kind=memory_kind)
+
+
+def _single_device_sharding(device: Any, memory_kind: str | None) -> Any:
+    return jax.sharding.SingleDeviceSharding(device, memory_kind=memory_kind)
+
+
+def _device_list(devices: list[Any]) -> Any:
+    return _compat.DeviceList(tuple(devices))
+
+
+def _reduced_array(array: jax.Array) -> Any:
+    if not array.is_fully_addressable:
+        raise ValueError(
+            f"serialize: an array {array.aval.str_short()} is not wholly on the devices of this process: pass it as an "
+            "argument instead of capturing it"
+        )
+    sharding = array.sharding if array.committed else None
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        impl = jax.random.key_impl(array)
+        return _key, (np.asarray(jax.random.key_data(array)), impl, sharding)
+    return _array, (np.asarray(array), sharding)
+
+
+def _array(value: np.ndarray, sharding: Any) -> jax.Array:
+    return jax.numpy.asarray(value) if sharding is None else jax.device_put(value, sharding)
+
+
+def _key(data: np.ndarray, impl: Any, sharding: Any) -> jax.Array:
+    key = jax.random.wrap_key_data(jax.numpy.asarray(data), impl=impl)
+    return key if sharding is None else jax.device_put(key, sharding)
+
+
+def _device(platform: str, number: int) -> Any:
+    for device in jax.devices(platform):
+        if device.id == number:
+            return device
+    raise ValueError(
+        f"Invalid device ID {number}: the {platform} devices here are {[device.id for device in jax.devices(platform)]}"
+    )
+
+
+@functools.cache
+def _group_key() -> bytes:
+    """The key that the processes of this group share; a process alone has one of its own."""
+    client = _compat.distributed_client()
+    if client is None:
+        return secrets.token_bytes(_CODE_BYTES)
+    if jax.process_index() == 0:
+        client.key_value_set(_KEY_NAME, secrets.token_hex(_CODE_BYTES))
+    return bytes.fromhex(client.blocking_key_value_get(_KEY_NAME, 60_000))
+
+
+def _require_cloudpickle() -> types.ModuleType:
+    if _cloudpickle is None:
+        raise ModuleNotFoundError(
+            "serializing functions needs cloudpickle: pip install cloudpickle", name="cloudpickle"
+        )
+    return _cloudpickle
