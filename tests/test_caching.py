@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding
 
 import partjit
 from partjit import FROM_ARRAY, Mesh, P, pjit
+from partjit.testing import assert_no_recompile
 
 
 def counted(body):
@@ -140,17 +141,14 @@ def test_a_hot_call_runs_no_python_of_ours(mesh):
         assert not [file for file in files if file.startswith(package)]
 
 
-def test_a_hundred_hot_calls_trace_and_compile_nothing(mesh, compilations):
+def test_a_hundred_hot_calls_trace_and_compile_nothing(mesh):
     fun = counted(lambda tree, *, scale: jax.tree.map(lambda leaf: leaf * scale, tree))
     function = pjit(fun)
     tree = {"w": ones(8, 4), "b": [ones(4), ones(2)]}
-    with mesh:
-        function(tree, scale=2.0)
-        before = len(compilations)
+    with mesh, assert_no_recompile(function, warmup=1) as watched:
         for _ in range(100):
-            function(tree, scale=2.0)
+            watched(tree, scale=2.0)
     assert fun.traces == 1
-    assert len(compilations) == before
 
 
 # New types
@@ -451,7 +449,7 @@ def test_a_dropped_function_is_collected_with_what_it_closes_over(mesh):
 # Gradients
 
 
-def test_repeated_gradients_trace_and_compile_nothing(mesh, compilations):
+def test_repeated_gradients_trace_and_compile_nothing(mesh):
     fun = counted(lambda w, a: jnp.sum(jnp.tanh(a @ w)))
     function = pjit(fun, in_axis_resources=(P(None, "y"), P("x")), out_axis_resources=None)
     grad = jax.grad(function)
@@ -459,12 +457,11 @@ def test_repeated_gradients_trace_and_compile_nothing(mesh, compilations):
     with mesh:
         grad(w, a)
         grad(w, a)
-        traces, programs = fun.traces, len(compilations)
-        for _ in range(5):
-            grad(w, a)
-            jax.grad(function)(w, a)
-        assert fun.traces == traces == 1
-        assert len(compilations) == programs
+        with assert_no_recompile():
+            for _ in range(5):
+                grad(w, a)
+                jax.grad(function)(w, a)
+    assert fun.traces == 1
 
 
 @pytest.mark.parametrize(
@@ -481,18 +478,19 @@ def test_repeated_gradients_trace_and_compile_nothing(mesh, compilations):
     ],
     ids=["value_and_grad", "jvp", "vjp", "linearize", "vmap", "checkpoint", "hessian", "vmap in grad"],
 )
-def test_a_transformation_applied_again_compiles_nothing(mesh, compilations, transform):
+def test_a_transformation_applied_again_compiles_nothing(mesh, transform):
     fun = counted(lambda x: jnp.sum(jnp.sin(x) * x))
     function = pjit(fun, in_axis_resources=P("x"), out_axis_resources=None)
     x = jnp.ones((4, 2), jnp.float32)
     with mesh:
         for _ in range(2):
             first = transform(function)(x)
-        traces, programs = fun.traces, len(compilations)
-        for _ in range(3):
-            jax.tree.map(np.testing.assert_array_equal, transform(function)(x), first)
-        assert fun.traces == traces
-        assert len(compilations) == programs
+        traces = fun.traces
+        with assert_no_recompile():
+            results = [transform(function)(x) for _ in range(3)]
+    assert fun.traces == traces
+    for result in results:
+        jax.tree.map(np.testing.assert_array_equal, result, first)
 
 
 # Meshes

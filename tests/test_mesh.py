@@ -15,6 +15,7 @@ from jax.sharding import AxisType, NamedSharding
 import partjit
 from partjit import UNSPECIFIED, Mesh, MeshChangedError, P, pjit, set_mesh, with_sharding_constraint
 from partjit.mesh import ambient_mesh
+from partjit.testing import assert_no_recompile
 
 
 def devices(count, start=0):
@@ -471,17 +472,16 @@ def test_explicit_axes_of_another_mesh_with_a_warm_cache(explicit, mesh):
                 assert total == 28
 
 
-def test_a_call_under_a_mesh_is_not_served_by_what_another_mesh_compiled(context, compilations):
+def test_a_call_under_a_mesh_is_not_served_by_what_another_mesh_compiled(context):
     function = pjit(lambda x: x * 3, in_axis_resources=P("x"), out_axis_resources=P("x"))
     meshes = [Mesh(devices(2), "x"), Mesh(devices(2, 2), "x"), Mesh(devices(4), "x"), Mesh(devices(4)[::-1], "x")]
     for current in meshes:
         with context(current):
             function(np.ones(8))
-    del compilations[:]
-    for current in [*meshes, *meshes[::-1]]:
-        with context(Mesh(current.devices, current.axis_names)):  # equal, not the same
-            assert ids(function(np.ones(8))) == [d.id for d in current.devices.flat]
-    assert not compilations
+    with assert_no_recompile(function) as watched:
+        for current in [*meshes, *meshes[::-1]]:
+            with context(Mesh(current.devices, current.axis_names)):  # equal, not the same
+                assert ids(watched(np.ones(8))) == [d.id for d in current.devices.flat]
 
 
 def test_arrays_of_one_mesh_do_not_pass_for_arrays_of_another_on_the_fast_path():
