@@ -11,6 +11,7 @@ from importlib.metadata import version as _version
 
 from jax.sharding import PartitionSpec as PartitionSpec
 
+from partjit import colocated as colocated
 from partjit.api import pjit as pjit
 from partjit.constraint import with_sharding_constraint as with_sharding_constraint
 from partjit.errors import MeshChangedError as MeshChangedError

@@ -20,22 +20,25 @@ _jax_release = tuple(int(part) for part in _jax_version.split(".")[:3] if part.i
 if not _SUPPORTED[0] <= _jax_release < _SUPPORTED[1]:
     raise ImportError(f"partjit needs jax>=0.10.2,<0.13 but found jax {_jax_version}: pip install 'jax>=0.10.2,<0.13'")
 
-from jax._src import ad_util, api_util, checkify, config, core, source_info_util, stages, tree_util
+from jax._src import ad_util, api_util, checkify, config, core, dtypes, source_info_util, stages, tree_util
 from jax._src import distributed as _distributed
 from jax._src import linear_util as lu
 from jax._src import mesh as mesh_lib
 from jax._src import pjit as jax_pjit
+from jax._src.array import ArrayImpl
 from jax._src.interpreters import ad, batching, mlir, pxla
 from jax._src.interpreters import partial_eval as _partial_eval
+from jax._src.lax import lax as lax_internal
 from jax._src.lib import _jax
 from jax._src.lib import xla_client as _xla_client
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import func as func_dialect
 from jax._src.named_sharding import NamedSharding
+from jax._src.random import prng as _prng
 from jax._src.sharding_impls import UNSPECIFIED, GSPMDSharding, UnspecifiedValue, parse_flatten_op_sharding
 from jax._src.state import discharge as _discharge
 from jax._src.state.types import AbstractRef
-from jax._src.util import weakref_lru_cache
+from jax._src.util import register_cache, weakref_lru_cache
 from jax.sharding import PartitionSpec
 
 __all__ = [
@@ -43,28 +46,37 @@ __all__ = [
     "UNSPECIFIED",
     "USE_OF_DONATED_BUFFERS_CRASHES",
     "AbstractRef",
+    "ArrayImpl",
     "DeviceAssignmentMismatchError",
     "DeviceList",
     "GSPMDSharding",
     "HloSharding",
     "InternalFloatingPointError",
     "OpSharding",
+    "PRNGKeyArray",
+    "ThreadSettings",
     "UnspecifiedValue",
     "abstractify",
     "ad",
     "ad_util",
+    "alias",
     "ambient",
+    "array_of_buffers",
+    "aval_of_struct",
     "batch_jaxpr",
     "batching",
+    "buffers_of",
     "checked_jaxpr",
     "core",
     "current_source_info",
+    "device_list",
     "discharge_jaxpr",
     "distributed_client",
     "effects_of",
     "entered",
     "fast_path_data",
     "innermost_mesh",
+    "is_eager",
     "kept_effects",
     "lower_call",
     "lower_constraint",
@@ -78,6 +90,8 @@ __all__ = [
     "pe",
     "physical_mesh",
     "recheck_for_nans",
+    "register_array_type",
+    "register_cache",
     "register_checkify",
     "register_dce",
     "register_discharge",
@@ -93,6 +107,8 @@ __all__ = [
     "transpose_jaxpr",
     "tree_prefix_errors",
     "weakref_cache",
+    "with_key_data",
+    "with_weak_type",
 ]
 
 pe: Any = _partial_eval  # the types of both differ from version to version
@@ -102,6 +118,7 @@ ClosedJaxpr: Any = getattr(core, "ClosedJaxpr", None)
 MERGED_JAXPR = ClosedJaxpr is None
 
 trace_state_clean = core.trace_state_clean
+_current_trace, _eager_trace = core.trace_state_strong_ref, core.eval_trace
 InternalFloatingPointError = api_util.InternalFloatingPointError
 DeviceAssignmentMismatchError = stages.DeviceAssignmentMismatchError
 
@@ -227,6 +244,11 @@ def ambient(mesh: Any) -> Iterator[None]:
 
 
 # Tracing
+
+
+def is_eager() -> bool:
+    """Whether nothing is traced here; as `trace_state_clean`, for calls that take microseconds."""
+    return _current_trace.value is _eager_trace or trace_state_clean()
 
 
 def abstractify(x: Any) -> Any:
@@ -580,3 +602,123 @@ def recheck_for_nans(error: Exception, fun: Callable, args: Any, kwargs: Any) ->
 def tree_prefix_errors(prefix: Any, tree: Any) -> list[Callable[[str], ValueError]]:
     """Where `prefix` is no tree prefix of `tree`, as functions from the prefix's name to an error."""
     return tree_util.prefix_errors(prefix, tree)
+
+
+# Arrays
+
+PRNGKeyArray = _prng.PRNGKeyArray
+
+
+def device_list(sharding: Any) -> Any:
+    """The devices of a sharding in their order, as one hashable value."""
+    return sharding._internal_device_list
+
+
+def buffers_of(array: Any) -> Sequence[Any]:
+    """The arrays that an array has on the devices of this process, one each."""
+    return array._arrays
+
+
+def array_of_buffers(like: Any, buffers: Sequence[Any]) -> Any:
+    """An array of the type and sharding of `like` out of one array per device of this process."""
+    return ArrayImpl(like.aval, like.sharding, list(buffers), committed=like._committed, _skip_checks=True)
+
+
+def alias(capsule: Any, device: Any) -> Any:
+    """The memory of a DLPack capsule as an array on a CPU device; the public way knows no device but the first."""
+    return _jax.dlpack_managed_tensor_to_buffer(capsule, device, None)
+
+
+def with_key_data(key: Any, data: Any) -> Any:
+    """A typed PRNG key array of the implementation of `key`; the public way runs a program."""
+    return PRNGKeyArray(key._impl, data)
+
+
+def with_weak_type(array: Any, weak_type: bool) -> Any:
+    """The same array with another weak type; the public conversion only makes types strong."""
+    return lax_internal._convert_element_type(array, array.dtype, weak_type=weak_type)
+
+
+def aval_of_struct(spec: Any) -> Any:
+    """The abstract value of a ShapeDtypeStruct, the sharding left out."""
+    return core.ShapedArray(spec.shape, spec.dtype, getattr(spec, "weak_type", False))
+
+
+def register_array_type(array_type: type, aval_of: Callable[[Any], Any], value_of: Callable[[Any], Any]) -> None:
+    """Makes jax accept `array_type` wherever it accepts an array.
+
+    Args:
+        array_type: a subclass of `jax.Array`.
+        aval_of: its abstract value.
+        value_of: the array it stands for; called where jax needs its buffers.
+    """
+
+    def shard_args(xs: Any, shardings: Any, layouts: Any, copy_semantics: Any) -> Any:
+        return pxla.shard_args(shardings, layouts, copy_semantics, [value_of(x) for x in xs])
+
+    core.pytype_aval_mappings[array_type] = lambda x: core.update_aval_with_sharding(aval_of(x), x.sharding)
+    dtypes.register_canonicalize_value_handler(array_type, None)
+    pxla.shard_arg_handlers[array_type] = shard_args
+    mlir.register_constant_handler(
+        array_type, lambda val, aval: mlir.get_constant_handler(ArrayImpl)(value_of(val), aval)
+    )
+    ad_util.raw_jaxval_adders[array_type] = ad_util.raw_jaxval_adders[ArrayImpl]
+
+
+# Threads
+
+
+class ThreadSettings:
+    """What jax keeps per thread, taken from one thread to be applied in another.
+
+    That is what its settings' context managers set (`enable_x64`, `default_device`, transfer guards, ...), what
+    `jax.set_mesh` set and the meshes entered. What belongs to a trace under way is left out.
+    """
+
+    __slots__ = ("_meshes", "_notes", "_values")
+
+    def __init__(self) -> None:
+        self._values = [
+            (state, value) for state in _thread_states if (value := state.get_local()) is not config.config_ext.unset
+        ]
+        stack = mesh_lib.thread_resources.stack
+        self._meshes = stack[1:] if len(stack) > 1 else ()
+        self._notes = tuple(_entered.notes)
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Applies them to this thread."""
+        if not self._values and not self._meshes:
+            yield
+            return
+        outer = [state.swap_local(value) for state, value in self._values]
+        for state, value in self._values:
+            _tell_thread(state, value)
+        resources = mesh_lib.thread_resources
+        outer_stack, outer_notes = list(resources.stack), _entered.notes
+        resources.stack[1:] = self._meshes
+        resources.env, _entered.notes = resources.stack[-1], list(self._notes)
+        try:
+            yield
+        finally:
+            resources.stack[:] = outer_stack
+            resources.env, _entered.notes = outer_stack[-1], outer_notes
+            for (state, _), value in zip(self._values, outer, strict=True):
+                state.set_local(value)
+                _tell_thread(state, None if value is config.config_ext.unset else value)
+
+
+def _tell_thread(state: Any, value: Any) -> None:
+    """Some settings are kept a second time by the runtime, per thread as well."""
+    hook = getattr(state, "_update_thread_local_hook", None)
+    if hook is not None:
+        hook(value)
+
+
+def _settings_per_thread() -> list[Any]:
+    found = [*vars(config).values(), _mesh_state.device_context, _mesh_state.abstract_mesh_context_manager]
+    found += getattr(config, "config_states", {}).values()
+    return [*{id(state): state for state in found if isinstance(state, config.config_ext.Config)}.values()]
+
+
+_thread_states = _settings_per_thread()

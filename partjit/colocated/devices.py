@@ -7,7 +7,9 @@ from typing import Any, overload
 import jax
 import numpy as np
 
-__all__ = ["colocated_cpu_devices"]
+from partjit import _compat
+
+__all__ = ["colocated_cpu_devices", "colocated_sharding"]
 
 
 @overload
@@ -52,6 +54,37 @@ def colocated_cpu_devices(devices_or_mesh: Any) -> Any:
         if not isinstance(device, jax.Device):
             raise TypeError(f"colocated_cpu_devices expects devices or a mesh, but got a {type(device).__name__}")
     return [_colocated(device) for device in devices]
+
+
+@functools.lru_cache(maxsize=4096)
+def colocated_sharding(sharding: Any) -> Any:
+    """The sharding on the CPU devices of the hosts, of the same layout where every device has one of its own.
+
+    Where the devices of one process share CPU devices, an array is put on the first of them as a whole.
+
+    Raises:
+        ValueError: CPU devices are shared in an array over several processes, or the sharding is of a kind whose
+            layout is not known.
+    """
+    devices = [*_compat.device_list(sharding)]
+    cpus = colocated_cpu_devices(devices)
+    if cpus == devices:
+        return sharding
+    if isinstance(sharding, jax.sharding.SingleDeviceSharding):
+        return jax.sharding.SingleDeviceSharding(cpus[0])
+    if len({*cpus}) < len(cpus):
+        if not sharding.is_fully_addressable:
+            raise ValueError(
+                f"the processes of an array over {len(devices)} devices have fewer CPU devices than it has shards: "
+                "set jax_num_cpu_devices to the number of accelerators of a process"
+            )
+        return jax.sharding.SingleDeviceSharding(cpus[0])
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        raise ValueError(
+            f"a colocated function takes arrays with a NamedSharding or on a single device, not {sharding}"
+        )
+    mesh: Any = sharding.mesh
+    return jax.sharding.NamedSharding(colocated_cpu_devices(mesh), sharding.spec)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,0 +1,149 @@
+"""What colocated calls raised, until somebody has looked at it.
+
+An asynchronous call has no caller left to raise to. Its failure is kept by its results, raised by whoever uses one of
+them, and by `colocated.wait()`. When no result is left that could raise it, it is logged, once; at exit the failures
+that nobody looked at are told.
+"""
+
+import collections
+import itertools
+import logging
+import os
+import sys
+import threading
+import traceback
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from partjit.colocated import workers
+
+__all__ = ["Failure", "Site", "call_site", "raise_unseen", "report_unseen"]
+
+_logger = logging.getLogger("partjit.colocated")
+_package = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_numbers = itertools.count()
+_lock = threading.Lock()
+_held: "weakref.WeakSet[Failure]" = weakref.WeakSet()  # by results
+_MOST_ORPHANS = 100
+_orphans: "collections.deque[Failure]" = collections.deque(maxlen=_MOST_ORPHANS)  # of which no result is left
+
+_NOTE = "This happened in the colocated call of"
+
+Site = tuple[str, int, str]
+"""Where a call was made: file, line, function."""
+
+
+def call_site() -> Site:
+    """Where the user's code called into the package."""
+    frame: Any = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_package):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+
+
+class Failure:
+    """What a call raised.
+
+    Attributes:
+        name: the function's name.
+        site: where it was called.
+        error: the exception, with a note that says so and a traceback that begins in the function.
+        stream: the stream of the call.
+    """
+
+    __slots__ = ("__weakref__", "_notes", "_number", "_seen", "_traceback", "error", "name", "site", "stream")
+
+    def __init__(self, error: BaseException, name: str, site: Site, stream: Any) -> None:
+        self.error = error
+        self.name = name
+        self.site = site
+        self.stream = stream
+        self._traceback = _without_own_frames(error.__traceback__)
+        self._notes = [note for note in getattr(error, "__notes__", ()) if not note.startswith(_NOTE)]
+        self._number = next(_numbers)
+        self._seen = False
+        self._annotate()
+        workers.start_deferred()
+        with _lock:
+            _held.add(self)
+
+    def raise_(self) -> NoReturn:
+        """Raises the exception, which counts as looked at from here on."""
+        self._seen = True
+        self._annotate()
+        raise self.error.with_traceback(self._traceback)
+
+    def log(self) -> None:
+        """Says so in the log."""
+        if self._seen:
+            return
+        self._annotate()
+        _logger.error(
+            "the colocated call of %r made at %s failed, and no result of it is left; "
+            "the next colocated.wait() raises this",
+            self.name,
+            _text(self.site),
+            exc_info=(type(self.error), self.error, self._traceback),
+        )
+        traceback.clear_frames(self._traceback)  # nobody can look at it closer, and their variables may be large
+
+    def _annotate(self) -> None:
+        # Several calls may raise the same exception, as those of an object whose constructor failed do.
+        self.error.__notes__ = [*self._notes, f"{_NOTE} {self.name!r} made at {_text(self.site)}"]
+        self.error.__traceback__ = self._traceback
+
+    def __str__(self) -> str:
+        what = traceback.format_exception_only(type(self.error), self.error)[0].strip()
+        return f"the colocated call of {self.name!r} made at {_text(self.site)}: {what}"
+
+    def __del__(self) -> None:
+        if not self._seen and not sys.is_finalizing():
+            _orphans.append(self)
+            workers.run_later(self.log)
+
+
+def raise_unseen(concerned: Callable[[Failure], bool]) -> None:
+    """Raises the first failure that nobody looked at, of those concerned; the others are told in a note, and logged."""
+    failures = _unseen(concerned)
+    if not failures:
+        return
+    first, *others = failures
+    for other in others:
+        other.log()
+        other._seen = True
+    if others:
+        first._notes.append("\n".join(["Other colocated calls failed as well:", *(f"  {other}" for other in others)]))
+    first.raise_()
+
+
+def report_unseen() -> None:
+    """Tells on stderr what failed and nobody looked at."""
+    for failure in _unseen(lambda _: True):
+        failure._seen = True
+        print(f"partjit: nobody looked at the failure of {failure}", file=sys.stderr)
+
+
+def _unseen(concerned: Callable[[Failure], bool]) -> list[Failure]:
+    with _lock:
+        known = {*_held, *_orphans}
+    unseen = sorted((f for f in known if not f._seen and concerned(f)), key=lambda f: f._number)
+    for failure in unseen:
+        try:
+            _orphans.remove(failure)
+        except ValueError:
+            continue
+    return unseen
+
+
+def _text(site: Site) -> str:
+    file, line, function = site
+    return f"{file}:{line} in {function}"
+
+
+def _without_own_frames(tb: types.TracebackType | None) -> types.TracebackType | None:
+    inner = tb
+    while inner is not None and inner.tb_frame.f_code.co_filename.startswith(_package):
+        inner = inner.tb_next
+    return inner or tb

@@ -1,0 +1,230 @@
+"""`colocated_python`: a Python function that runs on the hosts of its arguments' devices."""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+import jax
+
+from partjit import _compat
+from partjit.arguments import name_of, signature_of
+from partjit.colocated.serialization import deserialize, serialize
+from partjit.colocated.specialization import CacheInfo, Mode, Specialization, SpecializationCache
+from partjit.colocated.specialized import Origin, Specialized, under_transformation
+from partjit.colocated.specs import InSpecs, argument_paths, devices_of, require_array
+from partjit.colocated.streams import Stream
+
+__all__ = ["ColocatedFunction", "colocated_python"]
+
+_flatten = jax.tree_util.tree_flatten
+
+
+class ColocatedFunction:
+    """What `colocated_python` makes of a function; called with arrays, or specialized first.
+
+    Its name, docstring and signature are those of the function.
+
+    Attributes:
+        specialization: what is known about its calls.
+    """
+
+    def __init__(self, fun: Callable[..., Any], origin: Origin, specialization: Specialization) -> None:
+        functools.update_wrapper(self, fun)
+        self._fun = fun
+        self._origin = origin
+        self.specialization = specialization
+        self._cache = SpecializationCache()
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function, here or on a thread."""
+        leaves, tree = _flatten((args, kwargs))
+        cache = self._cache
+        specialized = cache.last
+        if specialized is not None and specialized.in_specs.accept(leaves, tree):
+            cache.hits += 1
+        else:
+            specialized = self._find(args, kwargs, leaves, tree)
+        return specialized(args, kwargs, leaves)
+
+    def specialize(
+        self,
+        in_specs: Any = None,
+        out_specs_fn: Callable[..., Any] | None = None,
+        devices: Any = None,
+        *,
+        out_specs: Any = None,
+        mode: Mode | None = None,
+        stream: str | Stream | None = None,
+    ) -> "ColocatedFunction":
+        """The same function, with more known about its calls. Each item can be given once, in any order.
+
+        Args:
+            in_specs: `(args, kwargs)` with a `jax.ShapeDtypeStruct` for each array. A sharding left open may be any.
+            out_specs_fn: called with the ShapeDtypeStructs of the arguments, gives `out_specs`; once per kind of
+                arguments, in the calling thread.
+            devices: devices or a mesh: the function runs on their hosts. Needed if there are no array arguments.
+            out_specs: a tree of ShapeDtypeStructs like the result. A sharding left open is a replicated one. Once the
+                results are known, calls return before the function has run.
+            mode: "inline" runs it in the caller; "stream" on a thread; "auto", the default, on a thread unless it was
+                measured to be cheaper than that.
+            stream: the name of a stream, or a stream, instead of the calling thread's.
+
+        Raises:
+            ValueError: an item was given before or is none of its possible values.
+            TypeError: an item is of a wrong type.
+
+        Example:
+            >>> spec = jax.ShapeDtypeStruct((8,), jnp.float32)
+            >>> double = colocated.colocated_python(lambda x: 2 * x).specialize(out_specs=spec, stream="io")
+            >>> double(jnp.ones(8)).sum()
+            Array(16., dtype=float32)
+        """
+        more = self.specialization.with_items(
+            in_specs=in_specs, out_specs=out_specs, out_specs_fn=out_specs_fn, devices=devices, mode=mode, stream=stream
+        )
+        return ColocatedFunction(self._fun, self._origin, more)
+
+    def cache_info(self) -> CacheInfo:
+        """Calls that found their specialization, calls that did not, and how many there are."""
+        return self._cache.info()
+
+    def __repr__(self) -> str:
+        return f"<colocated {self._origin.name}>"
+
+    def __reduce__(self) -> Any:
+        return _rebuilt, (self._fun, self.specialization)
+
+    def _find(self, args: Any, kwargs: Any, leaves: Sequence[Any], tree: Any) -> Specialized:
+        def paths() -> Sequence[str]:
+            return argument_paths(self._origin.signature, args, kwargs)
+
+        def make() -> Specialized:
+            shardings = [leaf.sharding for leaf in leaves]
+            devices = known.devices if known.devices is not None else devices_of(shardings, paths())
+            in_specs = known.in_specs or InSpecs([_struct(leaf) for leaf in leaves], tree)
+            return Specialized(self._origin, known, in_specs, shardings, devices)
+
+        known = self.specialization
+        for i, leaf in enumerate(leaves):
+            if isinstance(leaf, _compat.core.Tracer):
+                raise under_transformation(self._origin.name, f"{paths()[i]} is traced")
+            require_array(leaf, lambda i=i: f"{paths()[i]} of {self._origin.name}")
+        if known.in_specs is not None:
+            known.in_specs.check(leaves, tree, paths)
+            specialized = self._cache.find_only(tuple(_compat.device_list(leaf.sharding) for leaf in leaves), make)
+        else:
+            specialized = self._cache.find(leaves, tree, make)
+        specialized.in_specs.remember(leaves)
+        return specialized
+
+
+@overload
+def colocated_python(
+    fun: Callable[..., Any],
+    *,
+    out_specs: Any = ...,
+    out_specs_fn: Callable[..., Any] | None = ...,
+    in_specs: Any = ...,
+    devices: Any = ...,
+    mode: Mode | None = ...,
+    stream: str | Stream | None = ...,
+) -> ColocatedFunction: ...
+@overload
+def colocated_python(
+    fun: None = None,
+    *,
+    out_specs: Any = ...,
+    out_specs_fn: Callable[..., Any] | None = ...,
+    in_specs: Any = ...,
+    devices: Any = ...,
+    mode: Mode | None = ...,
+    stream: str | Stream | None = ...,
+) -> Callable[[Callable[..., Any]], ColocatedFunction]: ...
+
+
+def colocated_python(
+    fun: Callable[..., Any] | None = None,
+    *,
+    out_specs: Any = None,
+    out_specs_fn: Callable[..., Any] | None = None,
+    in_specs: Any = None,
+    devices: Any = None,
+    mode: Mode | None = None,
+    stream: str | Stream | None = None,
+) -> Any:
+    """Makes a function run on the hosts of its arguments' devices, beside what the devices do.
+
+    The function is called with concrete arrays on CPU devices of the hosts, and may do what Python does: read files,
+    start threads, use jax and partjit. It must return arrays, in any tree, or None. The first call for arguments of new
+    types or shardings runs at once and shows what it returns; later ones, and all of them if `out_specs` or
+    `out_specs_fn` say so, return before the function has run, with arrays that wait when they are used. The calls of a
+    thread run in their order. What the function raises is raised where a result is used, or by `colocated.wait()`.
+
+    What the function captures is copied at its first call, as if it went to another host; modules are not.
+
+    Args:
+        fun: the function; without, a decorator is returned.
+        out_specs, out_specs_fn, in_specs, devices, mode, stream: as in `ColocatedFunction.specialize`.
+
+    Returns:
+        The colocated function, with `specialize` and `cache_info`.
+
+    Raises:
+        TypeError: `fun` is not callable.
+        ValueError: at a call: an argument or a result is no array, arguments are on different devices, there are none,
+            or a result contradicts its specs.
+
+    Example:
+        >>> @colocated.colocated_python
+        ... def next_batch(step):
+        ...     return jnp.asarray(numpy.random.default_rng(int(step)).normal(size=4))
+        >>> next_batch(jnp.int32(0)).shape
+        (4,)
+
+    The name and the behaviour are those of `jax.experimental.colocated_python`; docs/colocated.md says what differs.
+    """
+    specialization = Specialization().with_items(
+        in_specs=in_specs, out_specs=out_specs, out_specs_fn=out_specs_fn, devices=devices, mode=mode, stream=stream
+    )
+    if fun is None:
+        return lambda fun: _rebuilt(fun, specialization)
+    return _rebuilt(fun, specialization)
+
+
+def _rebuilt(fun: Callable[..., Any], specialization: Specialization) -> ColocatedFunction:
+    if not callable(fun):
+        raise TypeError(f"colocated_python expects a function, but got {fun!r}")
+    name = name_of(fun)
+    return ColocatedFunction(fun, Origin(name, signature_of(fun), lambda: _copied(fun, name)), specialization)
+
+
+def _copied(fun: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The function as another host would get it."""
+    try:
+        data = serialize(fun)
+    except Exception as error:
+        error.add_note(f"{name} and what it captures are copied for its host{_culprits(fun)}")
+        raise
+    return deserialize(data)
+
+
+def _culprits(fun: Callable[..., Any]) -> str:
+    """What of a function's variables cannot be copied, for an error message."""
+    try:
+        variables = inspect.getclosurevars(fun)
+    except TypeError:
+        return ""
+    found = []
+    for name, value in {**variables.globals, **variables.nonlocals}.items():
+        try:
+            serialize(value)
+        except Exception:
+            found.append(f"{name} (a {type(value).__name__})")
+    if not found:
+        return ""
+    return f"; this cannot be: {', '.join(found)}. Make it inside of the function, or hold it in a module"
+
+
+def _struct(leaf: Any) -> Any:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding, weak_type=leaf.weak_type)

@@ -1,0 +1,90 @@
+"""Arguments that stay intact while a call waits or runs.
+
+The caller may donate an array to the next step, or delete it, right after it was given to an asynchronous call. Whoever
+holds a reference from outside of the runtime to an array's memory keeps the runtime from giving it away: a donation
+then copies. Such a reference is taken per device, in microseconds, if the array is there. To take one of an array that
+is still being computed would wait for it; such an array is copied instead, which is only queued.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import jax
+
+from partjit import _compat
+from partjit.colocated.calls import PoisonedError
+from partjit.colocated.pending import PendingArray, when_received
+
+__all__ = ["hold"]
+
+Take = Callable[[], Any]
+"""Gives the array that was held; to be called once, where the function runs."""
+
+
+def hold(array: Any) -> Take:
+    """Keeps an array as it is now, without waiting.
+
+    Args:
+        array: what a function is called with.
+
+    Raises:
+        RuntimeError: it was deleted already.
+    """
+    kind = type(array)
+    if kind is PendingArray:
+        return _hold_pending(array)
+    if kind is _compat.PRNGKeyArray:
+        take_data = hold(array._base_array)
+        return lambda: _compat.with_key_data(array, take_data())
+    if kind is not _compat.ArrayImpl:
+        return lambda: array
+    return _hold_ready(array) if array.is_ready() else _copied(array)
+
+
+def _hold_ready(array: Any) -> Take:
+    buffers = _compat.buffers_of(array)
+    try:
+        capsules = [buffer.__dlpack__() for buffer in buffers]
+    except (jax.errors.JaxRuntimeError, BufferError, TypeError):  # DLPack does not know the dtype
+        return _copied(array)
+    devices = [next(iter(buffer.devices())) for buffer in buffers]
+
+    def take() -> Any:
+        aliases = [_compat.alias(capsule, device) for capsule, device in zip(capsules, devices, strict=True)]
+        return _compat.array_of_buffers(array, aliases)
+
+    return take
+
+
+def _copied(array: Any) -> Take:
+    if not jax.numpy.issubdtype(array.dtype, jax.numpy.number) and array.dtype != bool:
+        return lambda: array  # strings, which no program can be given
+    copy = jax.device_put(array, array.sharding, may_alias=False)
+    return lambda: copy
+
+
+def _hold_pending(array: PendingArray) -> Take:
+    held: list[Take] = []
+
+    def hold_value(value: Any) -> None:
+        try:
+            held.append(hold(value))
+        except RuntimeError as error:  # it was to be deleted when it came
+            held.append(functools.partial(_raise, error))
+
+    when_received(array, hold_value)
+
+    def take() -> Any:
+        try:
+            array.value_for_call()
+        except PoisonedError:
+            held.clear()
+            raise
+        return held.pop()()
+
+    return take
+
+
+def _raise(error: RuntimeError) -> NoReturn:
+    raise error

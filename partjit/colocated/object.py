@@ -1,0 +1,285 @@
+"""`colocated_python_class`: objects that live on the hosts of devices."""
+
+import functools
+import inspect
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, overload
+
+from partjit.arguments import signature_of
+from partjit.colocated import calls, workers
+from partjit.colocated.calls import Call, Lane
+from partjit.colocated.failures import call_site
+from partjit.colocated.function import ColocatedFunction
+from partjit.colocated.serialization import deserialize, serialize
+from partjit.colocated.specialization import Mode, Specialization
+from partjit.colocated.specialized import Origin
+from partjit.colocated.streams import Stream, current_stream
+
+__all__ = ["colocated_python_class", "destroy_all"]
+
+_numbers = itertools.count()
+_handles: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
+_instances: "weakref.WeakSet[_Instance]" = weakref.WeakSet()
+
+
+class _Instance:
+    """One object on this host, from its construction by the first call to its destruction after the last one.
+
+    The calls that were not run yet refer to it, as does the handle. When nobody does any more, the object goes.
+
+    Attributes:
+        lane: the order of its calls; None if they may overlap.
+        name: the name of the class.
+    """
+
+    def __init__(self, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any], concurrent: bool) -> None:
+        self.lane = None if concurrent else Lane()
+        self.name = cls.__name__
+        self._recipe: Any = (cls, tuple(args), dict(kwargs))
+        self._box: list[Any] = []  # with the only reference to the object, to drop it from elsewhere
+        self._error: Exception | None = None
+        self._is_closed = False
+        self._lock = threading.RLock()
+        workers.start_deferred()
+        weakref.finalize(self, _destroy_later, self._box).atexit = False
+        _instances.add(self)
+
+    def object(self) -> Any:
+        """The object, constructed when it is needed for the first time.
+
+        Raises:
+            Exception: what the constructor raised, every time.
+            RuntimeError: it was closed.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise RuntimeError(f"this {self.name} was closed")
+            if self._error is not None:
+                raise self._error
+            if not self._box:
+                try:
+                    cls, args, kwargs = deserialize(serialize(self._recipe))
+                    self._box.append(cls(*args, **kwargs))
+                except Exception as error:
+                    self._error = error
+                    raise
+            return self._box[0]
+
+    def method(self, name: str) -> Callable[..., Any]:
+        """A method of the object; looked up when it is called, so that it does not keep the object."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return getattr(self.object(), name)(*args, **kwargs)
+
+        return call
+
+    def close(self) -> None:
+        """Closes the object, if there is one, and destroys it."""
+        with self._lock:
+            self._is_closed = True
+            closing = getattr(self._box[0], "close", None) if self._box else None
+            try:
+                if closing is not None:
+                    closing()
+            finally:
+                closing = None
+                self._box.clear()
+
+    def destroy(self) -> None:
+        """Destroys the object, if there is one."""
+        self._box.clear()
+
+
+def _destroy_later(box: list[Any]) -> None:
+    if box:
+        workers.run_later(lambda: workers.start(box.clear))
+
+
+def destroy_all() -> None:
+    """Destroys the objects that are left, at exit."""
+    for instance in [*_instances]:
+        instance.destroy()
+
+
+class _Method:
+    """A method of a colocated class: what is said of it holds for all instances that do not say otherwise."""
+
+    def __init__(self, name: str, fun: Callable[..., Any], specialization: Specialization) -> None:
+        functools.update_wrapper(self, fun)
+        self._name = name
+        self._fun = fun
+        self._specialization = specialization
+
+    def __get__(self, handle: Any, owner: type | None = None) -> Any:
+        if handle is None:
+            return self
+        bound = handle.__dict__.get(self)
+        if bound is None:
+            bound = handle.__dict__[self] = self._bound(handle._colocated_instance)
+        return bound
+
+    def __call__(self, handle: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return self.__get__(handle)(*args, **kwargs)
+
+    def specialize(self, *args: Any, **kwargs: Any) -> "_Method":
+        """The same method with more known about its calls; see `ColocatedFunction.specialize`.
+
+        It can be assigned to the class, or called with an instance.
+        """
+        more = ColocatedFunction(self._fun, _unbound(self._name), self._specialization).specialize(*args, **kwargs)
+        return _Method(self._name, self._fun, more.specialization)
+
+    def __repr__(self) -> str:
+        return f"<colocated method {self._fun.__qualname__}>"
+
+    def _bound(self, instance: _Instance) -> ColocatedFunction:
+        signature = signature_of(self._fun)
+        if signature is not None and "self" in signature.parameters:
+            parameters = [p for name, p in signature.parameters.items() if name != "self"]
+            signature = signature.replace(parameters=parameters)
+        name = f"{instance.name}.{self._name}"
+        origin = Origin(name, signature, lambda: instance.method(self._name), instance.lane)
+        return ColocatedFunction(self._fun, origin, self._specialization)
+
+
+def _unbound(name: str) -> Origin:
+    def target() -> Any:
+        raise TypeError(f"{name} is a method: call it with an object")
+
+    return Origin(name, None, target)
+
+
+class _Handle:
+    """What the user holds of a colocated object."""
+
+    _colocated_instance: _Instance
+    _colocated_number: int
+
+    def close(self) -> None:
+        """Waits for the calls of the object made before, calls its `close()` if it has one, and destroys it.
+
+        A later call of a method fails. Of `concurrent` objects only the calls of this thread are waited for.
+        """
+        instance = self._colocated_instance
+        held = [lane for call in calls.current_calls() for lane in call.lanes]
+        lanes = [lane for lane in (current_stream(), instance.lane) if lane is not None and lane not in held]
+        if lanes:
+            calls.run_here(Call(f"{instance.name}.close", call_site(), lanes, instance.close))
+        else:
+            instance.close()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        return _handle_of, (self._colocated_number, self._colocated_instance.name)
+
+    def __repr__(self) -> str:
+        return f"<colocated {self._colocated_instance.name} object>"
+
+
+def _handle_of(number: int, name: str) -> Any:
+    handle = _handles.get(number)
+    if handle is None:
+        raise ValueError(f"this colocated {name} object is not one of this process, or is gone")
+    return handle
+
+
+@overload
+def colocated_python_class(
+    cls: type,
+    *,
+    concurrent: bool = ...,
+    devices: Any = ...,
+    mode: Mode | None = ...,
+    stream: str | Stream | None = ...,
+) -> type[Any]: ...
+@overload
+def colocated_python_class(
+    cls: None = None,
+    *,
+    concurrent: bool = ...,
+    devices: Any = ...,
+    mode: Mode | None = ...,
+    stream: str | Stream | None = ...,
+) -> Callable[[type], type[Any]]: ...
+
+
+def colocated_python_class(
+    cls: type | None = None,
+    *,
+    concurrent: bool = False,
+    devices: Any = None,
+    mode: Mode | None = None,
+    stream: str | Stream | None = None,
+) -> Any:
+    """Makes the objects of a class live on the hosts of devices; their methods are colocated functions.
+
+    An object is constructed by the first call of a method, once per host process, from copies of the class and of the
+    constructor's arguments. Its methods share its state, run one at a time in the order of their calls, also across
+    threads, and are specialized for all objects (`Class.method = Class.method.specialize(...)`) or for one
+    (`obj.method = obj.method.specialize(...)`). When the last reference to it is gone and its calls have ended, it is
+    destroyed; `close()`, or leaving a `with` block, does so at a time of the user's choosing.
+
+    Args:
+        cls: the class; without, a decorator is returned. Its plain functions are exposed, inherited ones as well; its
+            data is not.
+        concurrent: whether its methods may overlap.
+        devices, mode, stream: of every method, as in `ColocatedFunction.specialize`.
+
+    Returns:
+        A class with the constructor of `cls`.
+
+    Raises:
+        TypeError: `cls` is no class.
+        Exception: at a call: what the constructor raised; it is attempted once.
+
+    Example:
+        >>> @colocated.colocated_python_class
+        ... class Counter:
+        ...     def __init__(self, start):
+        ...         self.count = start
+        ...     def add(self, x):
+        ...         self.count += int(x)
+        ...         return jnp.asarray(self.count)
+        >>> counter = Counter(10)
+        >>> _ = counter.add(jnp.int32(1))
+        >>> int(counter.add(jnp.int32(2)))
+        13
+
+    The name and the behaviour are those of `jax.experimental.colocated_python`; docs/colocated.md says what differs.
+    """
+    specialization = Specialization().with_items(devices=devices, mode=mode, stream=stream)
+    if cls is None:
+        return lambda cls: _handle_class(cls, concurrent, specialization)
+    return _handle_class(cls, concurrent, specialization)
+
+
+def _handle_class(cls: type, concurrent: bool, specialization: Specialization) -> type[Any]:
+    if not isinstance(cls, type):
+        raise TypeError(f"colocated_python_class expects a class, but got {cls!r}")
+
+    @functools.wraps(cls.__init__)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        self._colocated_instance = _Instance(cls, args, kwargs, concurrent)
+        self._colocated_number = next(_numbers)
+        _handles[self._colocated_number] = self
+
+    members: dict[str, Any] = {
+        name: _Method(name, member, specialization)
+        for name in dir(cls)
+        if inspect.isfunction(member := inspect.getattr_static(cls, name)) and _is_exposed(name)
+    }
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    return type(cls.__name__, (_Handle,), {**members, **names, "__init__": __init__})
+
+
+def _is_exposed(name: str) -> bool:
+    # Python calls other special methods itself, with what is no array; and closing is what the handle does.
+    return name == "__call__" or (name != "close" and not (name.startswith("__") and name.endswith("__")))

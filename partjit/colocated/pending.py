@@ -1,0 +1,243 @@
+"""The result of a call that may still run: an array whose value comes later.
+
+Only what needs the value waits. What is known from the specs (shape, dtype, sharding) and what asks about the state
+(`is_ready`, `repr`) does not.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any, cast
+
+import jax
+
+from partjit import _compat
+from partjit.colocated.calls import Call, PoisonedError
+from partjit.colocated.failures import Failure
+
+__all__ = ["PendingArray", "when_received"]
+
+_lock = threading.RLock()  # a finalizer may come in between
+
+
+class PendingArray(jax.Array):
+    """A `jax.Array` whose value a colocated call is going to give.
+
+    It is accepted where an array is. Using its value waits for the call and raises what the call raised.
+    """
+
+    __slots__ = ("__weakref__", "_aval", "_call", "_failure", "_is_committed", "_received", "_sharding", "_then")
+
+    def __init__(self, call: Call, aval: Any, sharding: Any, committed: bool) -> None:
+        self._call: Call | None = call
+        self._aval = aval
+        self._sharding = sharding
+        self._is_committed = committed
+        self._received: Any = None
+        self._failure: Failure | None = None
+        self._then: list[Callable[[Any], None]] = []
+
+    @staticmethod
+    def failed(failure: Failure, aval: Any, sharding: Any, committed: bool) -> "PendingArray":
+        """One whose call has failed."""
+        array = PendingArray(cast(Call, None), aval, sharding, committed)
+        array._failure = failure
+        return array
+
+    def receive(self, value: Any) -> None:
+        """Sets the value, and does what was asked to be done with it."""
+        with _lock:
+            for action in self._then:
+                action(value)
+            self._received, self._call, self._then = value, None, []
+
+    def receive_failure(self, failure: Failure) -> None:
+        """Sets what is raised instead; what came before stays."""
+        with _lock:
+            if self._call is not None:
+                self._failure, self._call, self._then = failure, None, []
+
+    def value(self) -> Any:
+        """The array, when the call has ended.
+
+        Raises:
+            Exception: what the call raised.
+        """
+        self._join()
+        if self._failure is not None:
+            self._failure.raise_()
+        return self._received
+
+    def value_for_call(self) -> Any:
+        """The array; if there is none because of a failure, that failure is meant for somebody else.
+
+        Raises:
+            PoisonedError: the call failed.
+        """
+        self._join()
+        if self._failure is not None:
+            raise PoisonedError(self._failure)
+        return self._received
+
+    def _join(self) -> None:
+        call = self._call
+        if call is not None:
+            call.join()
+            if self._call is not None:
+                raise RuntimeError(f"the thread that ran the colocated call of {call.name!r} was killed")
+
+    # What is known beforehand
+
+    @property
+    def aval(self) -> Any:
+        """Its abstract value."""
+        return self._aval
+
+    @property
+    def sharding(self) -> Any:
+        """Where it is going to be."""
+        return self._sharding
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return self._aval.shape
+
+    @property
+    def dtype(self) -> Any:
+        """Its dtype."""
+        return self._aval.dtype
+
+    @property
+    def ndim(self) -> int:
+        """How many dimensions it has."""
+        return len(self._aval.shape)
+
+    @property
+    def size(self) -> int:
+        """How many elements it has."""
+        return self._aval.size
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self._aval.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self._aval.size * self._aval.dtype.itemsize
+
+    @property
+    def weak_type(self) -> bool:
+        """Whether its dtype gives way to others'."""
+        return self._aval.weak_type
+
+    @property
+    def committed(self) -> bool:
+        """Whether it is bound to its devices."""
+        return self._is_committed if self._received is None else self._received.committed
+
+    @property
+    def _committed(self) -> bool:  # jax asks for this one
+        return self.committed
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        """Whether all its devices are those of this process."""
+        return self.sharding.is_fully_addressable
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        """Whether each device has all of it."""
+        return self.sharding.is_fully_replicated
+
+    def devices(self) -> set[Any]:
+        """Its devices."""
+        return self.sharding.device_set
+
+    def __len__(self) -> int:
+        if not self._aval.shape:
+            raise TypeError("len() of unsized object")
+        return self._aval.shape[0]
+
+    # What asks about the state
+
+    @property
+    def has_value(self) -> bool:
+        """Whether the call has ended well."""
+        return self._call is None and self._failure is None
+
+    def is_ready(self) -> bool:
+        """Whether using the value would not wait."""
+        if self._call is not None:
+            return False
+        return self._received is None or self._received.is_ready()
+
+    def is_deleted(self) -> bool:
+        """Whether its memory was given up."""
+        return self._received is not None and self._received.is_deleted()
+
+    def copy_to_host_async(self) -> None:
+        """Starts the copy as soon as there is something to copy."""
+        when_received(self, lambda value: value.copy_to_host_async())
+
+    def delete(self) -> None:
+        """Gives up the memory as soon as it is there; calls that were given the array before keep it."""
+        when_received(self, lambda value: value.delete())
+
+    def __repr__(self) -> str:
+        if self._received is not None and self._received.is_ready() and not self._received.is_deleted():
+            return repr(self._received)
+        state = "pending" if self._failure is None else f"failed: {self._failure}"
+        return f"PendingArray({self._aval.str_short()}, {self.sharding}, {state})"
+
+    def __str__(self) -> str:
+        return str(self.value())
+
+    def __reduce__(self) -> Any:
+        return self.value().__reduce__()
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.value().__deepcopy__(memo)
+
+    def __getattr__(self, name: str) -> Any:  # what only some arrays have, such as typed keys
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.value(), name)
+
+
+def when_received(array: PendingArray, action: Callable[[Any], None]) -> None:
+    """Does something with the value as soon as it is there, before anybody else gets it; nothing if the call fails."""
+    with _lock:
+        if array._call is not None:
+            array._then.append(action)
+            return
+    if array._received is not None:
+        action(array._received)
+
+
+def _forwarding(name: str, attribute: Any) -> Any:
+    if isinstance(attribute, int):
+        return attribute
+    if not callable(attribute):
+        return property(lambda self: getattr(self.value(), name))
+
+    def method(self: PendingArray, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.value(), name)(*args, **kwargs)
+
+    method.__name__ = name
+    return method
+
+
+_OF_CLASSES = {*dir(type("Plain", (), {})), "__annotations__", "__slots__", "__del__", "__release_buffer__"}
+_COMPARISONS = {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__format__"}
+
+
+def _forward_the_rest() -> None:
+    """Everything else an array has is that of the value."""
+    for name in {*dir(_compat.ArrayImpl)} - {*vars(PendingArray)} - (_OF_CLASSES - _COMPARISONS):
+        setattr(PendingArray, name, _forwarding(name, getattr(_compat.ArrayImpl, name)))
+
+
+_forward_the_rest()
+_compat.register_array_type(PendingArray, lambda array: array.aval, PendingArray.value)

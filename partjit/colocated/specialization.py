@@ -1,0 +1,184 @@
+"""What a colocated function was told about its calls beforehand, and the cache of what follows from that."""
+
+import collections
+import dataclasses
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, get_args
+
+import jax
+
+from partjit import _compat
+from partjit.colocated.specs import InSpecs
+from partjit.colocated.streams import Stream, as_stream
+
+__all__ = ["CacheInfo", "Mode", "Specialization", "SpecializationCache"]
+
+Mode = Literal["auto", "inline", "stream"]
+"""Where a call runs: in its caller, on a thread, or whichever pays."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Specialization:
+    """What the user has said; None is what is still open.
+
+    Attributes:
+        in_specs: the arguments.
+        out_specs: the results: a tree of ShapeDtypeStructs.
+        out_specs_fn: gives `out_specs` from the ShapeDtypeStructs of the arguments.
+        devices: on whose hosts the function runs.
+        mode: where a call runs.
+        stream: the stream of the calls.
+    """
+
+    in_specs: InSpecs | None = None
+    out_specs: Any = None
+    out_specs_fn: Callable[..., Any] | None = None
+    devices: tuple[Any, ...] | None = None
+    mode: Mode | None = None
+    stream: Stream | None = None
+
+    def with_items(
+        self,
+        *,
+        in_specs: Any = None,
+        out_specs: Any = None,
+        out_specs_fn: Callable[..., Any] | None = None,
+        devices: Any = None,
+        mode: Mode | None = None,
+        stream: str | Stream | None = None,
+    ) -> "Specialization":
+        """The same with more said.
+
+        Raises:
+            ValueError: something was said before, or is none of the values it may have.
+            TypeError: something is of a wrong type.
+        """
+        given = {
+            name: value
+            for name, value in {
+                "in_specs": in_specs,
+                "out_specs": out_specs,
+                "out_specs_fn": out_specs_fn,
+                "devices": devices,
+                "mode": mode,
+                "stream": stream,
+            }.items()
+            if value is not None
+        }
+        for name in given:
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} already specified")
+        both = {name for name in ("out_specs", "out_specs_fn") if name in given or getattr(self, name) is not None}
+        if len(both) == 2:
+            raise ValueError("out_specs and out_specs_fn say the same: give one of them")
+        if in_specs is not None:
+            given["in_specs"] = InSpecs.of_user(in_specs)
+        if out_specs_fn is not None and not callable(out_specs_fn):
+            raise TypeError(f"out_specs_fn must be a function of the specs of the arguments, but is {out_specs_fn!r}")
+        if devices is not None:
+            given["devices"] = _devices(devices)
+        if mode is not None and mode not in get_args(Mode):
+            raise ValueError(f"mode must be one of {', '.join(map(repr, get_args(Mode)))}, but is {mode!r}")
+        if stream is not None:
+            given["stream"] = as_stream(stream)
+        return dataclasses.replace(self, **given)
+
+
+def _devices(devices: Any) -> tuple[Any, ...]:
+    if isinstance(devices, jax.sharding.Mesh):
+        devices = devices.devices.flat
+    devices = tuple(devices)
+    if not devices:
+        raise ValueError("devices must name at least one device, but is empty")
+    for device in devices:
+        if not isinstance(device, jax.Device):
+            raise TypeError(f"devices must be devices or a mesh, but there is a {type(device).__name__} in it")
+    return devices
+
+
+CacheInfo = collections.namedtuple("CacheInfo", ["hits", "misses", "currsize"])
+CacheInfo.__doc__ = """Of a colocated function: calls that found their specialization, calls that did not, and how many
+specializations there are."""
+
+
+class SpecializationCache:
+    """Specializations by the types and shardings of arguments.
+
+    Looking up equal shardings is slow, so there are two levels: one by the identity of the sharding objects, one by
+    their equality. The first keeps the objects, so that no other takes the place of one in memory.
+
+    Attributes:
+        last: what was found last, which most callers want again.
+        hits: how often something was found.
+        misses: how often not.
+    """
+
+    _MOST_IDENTITIES = 1024
+
+    def __init__(self) -> None:
+        self._by_identity: dict[Any, tuple[Any, Sequence[Any]]] = {}
+        self._by_equality: dict[Any, Any] = {}
+        self._lock = threading.RLock()
+        self.last: Any = None
+        self.hits = 0
+        self.misses = 0
+        _caches.add(self)
+
+    def find(self, leaves: Sequence[Any], tree: Any, make: Callable[[], Any]) -> Any:
+        """What was made for arguments like these, or what `make` makes."""
+        identities = (tree, *((id(leaf.sharding), leaf.shape, leaf.dtype) for leaf in leaves))
+        found = self._by_identity.get(identities)
+        if found is not None:
+            self.hits += 1
+            self.last, _ = found
+            return self.last
+        with self._lock:
+            specialized = self.find_only((tree, *((leaf.sharding, leaf.shape, leaf.dtype) for leaf in leaves)), make)
+            if len(self._by_identity) >= self._MOST_IDENTITIES:
+                self._by_identity.clear()
+            self._by_identity[identities] = (specialized, [leaf.sharding for leaf in leaves])
+        return specialized
+
+    def find_only(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What was made for an equal key."""
+        with self._lock:
+            specialized = self._by_equality.get(key)
+            if specialized is None:
+                specialized = self._by_equality[key] = make()
+                self.misses += 1
+            else:
+                self.hits += 1
+            self.last = specialized
+        return specialized
+
+    def info(self) -> CacheInfo:
+        """How often it was asked, and what it holds."""
+        return CacheInfo(self.hits, self.misses, len(self._by_equality))
+
+    def clear(self) -> None:
+        """Forgets everything; calls under way go on."""
+        with self._lock:
+            self._by_identity.clear()
+            self._by_equality.clear()
+            self.last = None
+            self.hits = self.misses = 0
+
+
+class _Caches:
+    """All of them, for `jax.clear_caches()`."""
+
+    def __init__(self) -> None:
+        self._caches: weakref.WeakSet[SpecializationCache] = weakref.WeakSet()
+
+    def add(self, cache: SpecializationCache) -> None:
+        self._caches.add(cache)
+
+    def cache_clear(self) -> None:
+        for cache in list(self._caches):
+            cache.clear()
+
+
+_caches = _Caches()
+_compat.register_cache(_caches, "partjit.colocated specializations")

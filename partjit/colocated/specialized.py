@@ -1,0 +1,261 @@
+"""A colocated function for one kind of arguments: the ways in which a call of it runs.
+
+In the caller, with as little in front of the function as possible; in the caller, when its turn in its lanes comes; or
+on a thread, with results that wait.
+"""
+
+import contextvars
+import dataclasses
+import inspect
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from partjit import _compat
+from partjit.colocated import calls
+from partjit.colocated.calls import Call, Lane
+from partjit.colocated.devices import colocated_sharding
+from partjit.colocated.failures import Failure, call_site
+from partjit.colocated.holds import hold
+from partjit.colocated.pending import PendingArray
+from partjit.colocated.specialization import Specialization
+from partjit.colocated.specs import InSpecs, OutSpecs, flat_result
+from partjit.colocated.streams import Stream, current_stream, inside
+
+__all__ = ["Origin", "Specialized", "under_transformation"]
+
+_perf_counter = time.perf_counter
+_CHEAP_SECONDS = 200e-6
+"""A function that takes less is not worth a thread: to hand a call to one, and its arguments, takes about as long."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where what runs comes from.
+
+    Attributes:
+        name: what it is called in messages.
+        signature: its parameters, if they are known.
+        target: gives the function that runs on this host; called once per specialization, by its first call.
+        lane: the order it is in apart from its stream, if it is the method of an object.
+    """
+
+    name: str
+    signature: inspect.Signature | None
+    target: Callable[[], Callable[..., Any]]
+    lane: Lane | None = None
+
+
+class Specialized:
+    """A function for one kind of arguments: what a call of it does.
+
+    Attributes:
+        in_specs: the kind of arguments.
+    """
+
+    def __init__(
+        self,
+        origin: Origin,
+        specialization: Specialization,
+        in_specs: InSpecs,
+        shardings: Sequence[Any],
+        devices: Sequence[Any],
+    ) -> None:
+        self.in_specs = in_specs
+        self._origin = origin
+        self._name = origin.name
+        self._specialization = specialization
+        self._shardings = shardings
+        self._devices = devices
+        self._mode = specialization.mode or "auto"
+        self._stream = specialization.stream
+        self._is_prepared = False
+        self._lock = threading.RLock()  # what computes the specs may call the function
+        self._target: Callable[..., Any] = _not_prepared
+        self._out_specs: OutSpecs | None = None
+        self._is_here = any(device.process_index == jax.process_index() for device in devices)
+        host = [colocated_sharding(sharding) for sharding in shardings]
+        self._host_shardings = None if host == list(shardings) else host
+        self._seconds = float("inf")  # that a call takes, as far as is known
+
+    def __call__(self, args: Any, kwargs: Any, leaves: Sequence[Any]) -> Any:
+        """Calls the function with arguments of its kind."""
+        if not _compat.is_eager():
+            raise under_transformation(self._name, "the call stands in a function that is being traced")
+        if not self._is_prepared:
+            self._prepare()
+        stream = self._stream or current_stream()
+        plain = self._host_shardings is None
+        for leaf in leaves:
+            if type(leaf) is PendingArray:
+                plain = False
+        if plain and not stream.calls and stream.is_private and self._origin.lane is None:
+            if self._mode == "inline":
+                result = self._target(*args, **kwargs)
+                if self._out_specs is not None:
+                    return self._out_specs.fit(result, self._name)
+                if type(result) is not _compat.ArrayImpl:
+                    flat_result(result)
+                return result
+            if self._mode == "auto" and self._seconds < _CHEAP_SECONDS and self._out_specs is not None:
+                return self._run_cheap(args, kwargs, stream)
+        return self._run_in_order(leaves, stream)
+
+    # Preparation
+
+    def _prepare(self) -> None:
+        with self._lock:
+            if self._is_prepared:
+                return
+            known = self._specialization
+            out_specs = known.out_specs
+            if known.out_specs_fn is not None:
+                structs = [
+                    jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding, weak_type=spec.weak_type)
+                    for spec, sharding in zip(self.in_specs.leaves, self._shardings, strict=True)
+                ]
+                args, kwargs = jax.tree.unflatten(self.in_specs.tree, structs)
+                out_specs = known.out_specs_fn(*args, **kwargs)
+            if known.out_specs_fn is not None or out_specs is not None:
+                self._out_specs = OutSpecs.of_user(out_specs, self._default_sharding)
+            if self._is_here:
+                self._target = self._origin.target()
+            elif self._out_specs is None:
+                raise ValueError(
+                    f"{self._name} runs on the hosts of {[*map(str, self._devices)]}, none of which belongs to process "
+                    f"{jax.process_index()}: say with out_specs or out_specs_fn what it returns"
+                )
+            self._is_prepared = True
+
+    def _default_sharding(self) -> Any:
+        """Replicated over the devices of the call."""
+        for sharding in self._shardings:
+            if isinstance(sharding, jax.sharding.NamedSharding):
+                return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
+        if len(self._devices) == 1:
+            return jax.sharding.SingleDeviceSharding(self._devices[0])
+        mesh = jax.sharding.Mesh(list(self._devices), ("devices",))
+        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+    # Ways to run
+
+    def _run_cheap(self, args: Any, kwargs: Any, stream: Stream) -> Any:
+        """In the caller, but with the results of an asynchronous call: it depends on measurements that it is none."""
+        started = _perf_counter()
+        assert self._out_specs is not None
+        try:
+            result = self._out_specs.fit(self._target(*args, **kwargs), self._name)
+        except Exception as error:
+            failure = Failure(error, self._name, call_site(), stream)
+            failed = [PendingArray.failed(failure, s.aval, s.sharding, s.committed) for s in self._out_specs.leaves]
+            return jax.tree.unflatten(self._out_specs.tree, failed)
+        self._measured(_perf_counter() - started)
+        return result
+
+    def _run_in_order(self, leaves: Sequence[Any], stream: Stream) -> Any:
+        """In the order of its lanes, in the caller or on a thread."""
+        all_lanes = [lane for lane in (stream, self._origin.lane) if lane is not None]
+        held = [lane for call in calls.current_calls() for lane in call.lanes]
+        lanes = [lane for lane in all_lanes if lane not in held]
+        out_specs = self._out_specs
+        if not self._is_here:
+            assert out_specs is not None
+            return jax.tree.unflatten(out_specs.tree, [_without_shards(spec) for spec in out_specs.leaves])
+        # A call on a stream in whose call it stands would wait for itself: it is part of that one.
+        if self._mode == "inline" or out_specs is None or len(lanes) < len(all_lanes):
+            return self._run_here(leaves, lanes)
+        is_cheap = self._seconds < _CHEAP_SECONDS and self._mode == "auto" and self._stream is None
+        if is_cheap and all(_is_there(leaf) for leaf in leaves) and not any(lane.calls for lane in lanes):
+            result = self._run_if_free(leaves, lanes, stream)
+            if result is not calls.NOT_FREE:
+                return result
+        return self._submit(leaves, lanes, stream, out_specs)
+
+    def _run_here(self, leaves: Sequence[Any], lanes: Sequence[Lane]) -> Any:
+        def body() -> Any:
+            values = [leaf.value() if type(leaf) is PendingArray else leaf for leaf in leaves]
+            args, kwargs = jax.tree.unflatten(self.in_specs.tree, self._on_host(values))
+            started = _perf_counter()
+            result = self._target(*args, **kwargs)
+            if self._out_specs is not None:
+                result = self._out_specs.fit(result, self._name)
+            else:
+                flat, tree = flat_result(result)
+                if self._mode != "inline":
+                    self._out_specs = OutSpecs.of_result(flat, tree)
+                    self._measured(_perf_counter() - started)
+            return result
+
+        return calls.run_here(Call(self._name, call_site(), lanes, body)) if lanes else body()
+
+    def _run_if_free(self, leaves: Sequence[Any], lanes: Sequence[Lane], stream: Stream) -> Any:
+        values = [leaf.value_for_call() if type(leaf) is PendingArray else leaf for leaf in leaves]
+
+        def body() -> Any:
+            args, kwargs = jax.tree.unflatten(self.in_specs.tree, self._on_host(values))
+            return self._run_cheap(args, kwargs, stream)
+
+        return calls.run_here(Call(self._name, call_site(), lanes, body), only_if_free=True)
+
+    def _submit(self, leaves: Sequence[Any], lanes: Sequence[Lane], stream: Stream, out_specs: OutSpecs) -> Any:
+        takes = [hold(leaf) for leaf in self._on_host(leaves)]
+        context, settings = contextvars.copy_context(), _compat.ThreadSettings()
+
+        def body() -> list[Any]:
+            with settings.applied():
+                return context.run(self._run_held, takes, stream, out_specs)
+
+        call = Call(self._name, call_site(), lanes, body)
+        results = [PendingArray(call, spec.aval, spec.sharding, spec.committed) for spec in out_specs.leaves]
+        references = [weakref.ref(result) for result in results]
+        call.receivers = lambda: [reference() for reference in references]
+        calls.submit(call)
+        return jax.tree.unflatten(out_specs.tree, results)
+
+    def _run_held(self, takes: list[Callable[[], Any]], stream: Stream, out_specs: OutSpecs) -> list[Any]:
+        inside(stream)
+        args, kwargs = jax.tree.unflatten(self.in_specs.tree, [take() for take in takes])
+        takes.clear()
+        started = _perf_counter()
+        result = self._target(*args, **kwargs)
+        self._measured(_perf_counter() - started)
+        return out_specs.fit_leaves(result, self._name)
+
+    def _on_host(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """The arguments on the CPU devices of the hosts, where they are not there already."""
+        if self._host_shardings is None:
+            return leaves
+        return [
+            leaf if leaf.sharding == sharding else jax.device_put(leaf, sharding)
+            for leaf, sharding in zip(leaves, self._host_shardings, strict=True)
+        ]
+
+    def _measured(self, seconds: float) -> None:
+        """One slow call makes the function count as slow; it takes several quick ones to forget that."""
+        known = self._seconds
+        self._seconds = seconds if known == float("inf") else max(seconds, (known + seconds) / 2)
+
+
+def under_transformation(name: str, why: str) -> ValueError:
+    """The error of a call on tracers, or in a function that is traced."""
+    return ValueError(
+        f"the colocated function {name} was called under a JAX transformation (jit, grad, vmap, make_jaxpr, ...): "
+        f"{why}. It takes concrete arrays: call it outside of transformed functions"
+    )
+
+
+def _is_there(leaf: Any) -> bool:
+    return type(leaf) is not PendingArray or leaf.has_value
+
+
+def _without_shards(spec: Any) -> Any:
+    """A result on a host to which none of its devices belongs."""
+    return jax.make_array_from_single_device_arrays(spec.shape, spec.sharding, [], dtype=spec.dtype)
+
+
+def _not_prepared(*_: Any, **__: Any) -> Any:
+    raise AssertionError("called before it was prepared")

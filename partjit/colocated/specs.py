@@ -1,0 +1,276 @@
+"""What goes into a colocated function and what comes out: trees of shapes, dtypes and shardings."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from partjit import _compat
+from partjit.arguments import flatten_arguments
+from partjit.colocated.pending import PendingArray
+
+__all__ = ["InSpecs", "OutSpec", "OutSpecs", "argument_paths", "devices_of", "require_array"]
+
+_flatten = jax.tree_util.tree_flatten
+_LEAF = jax.tree.structure(0)
+_NO_AVAL = jax.ShapeDtypeStruct((-1,), bool)
+_ARRAY_TYPES = frozenset({_compat.ArrayImpl, _compat.PRNGKeyArray, PendingArray})
+
+
+def require_array(value: Any, path: Callable[[], str]) -> None:
+    """Raises ValueError unless `value` is a concrete array."""
+    if type(value) in _ARRAY_TYPES or (isinstance(value, jax.Array) and not isinstance(value, _compat.core.Tracer)):
+        return
+    raise ValueError(
+        f"colocated_python only supports jax.Array as input and output, but got {type(value)} at {path()}. "
+        "Numbers and NumPy arrays become one with jax.numpy.asarray or jax.device_put"
+    )
+
+
+def argument_paths(
+    signature: inspect.Signature | None, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """The key path of each argument leaf in terms of the function's parameters."""
+    nothing: Any = ((), ())
+    return flatten_arguments(signature, args, kwargs, nothing, nothing).paths
+
+
+def devices_of(shardings: Sequence[Any], paths: Sequence[str]) -> tuple[Any, ...]:
+    """The devices of a call, from the shardings of its arguments.
+
+    Raises:
+        ValueError: there are none, or not all are on the same devices in the same order.
+    """
+    if not shardings:
+        raise ValueError(
+            "No devices found. colocated_python function without input arguments must be first specialized with "
+            "devices."
+        )
+    first = _compat.device_list(shardings[0])
+    for sharding, path in zip(shardings, paths, strict=True):
+        other = _compat.device_list(sharding)
+        if other is not first and other != first:
+            raise ValueError(
+                "All arguments must use the same device list, but got multiple device lists: "
+                f"{paths[0]} is on {[d.id for d in first]} and {path} on {[d.id for d in other]}, in this order. "
+                "Move one with jax.device_put, or say where the function runs with specialize(devices=...)"
+            )
+    return (*first,)
+
+
+class InSpecs:
+    """The shapes, dtypes and shardings of the arguments of a specialization.
+
+    Attributes:
+        tree: the structure of `(args, kwargs)`.
+        leaves: a ShapeDtypeStruct for each array; without a sharding, any is accepted.
+    """
+
+    __slots__ = ("_seen", "leaves", "tree")
+
+    def __init__(self, leaves: Sequence[Any], tree: Any) -> None:
+        self.leaves = tuple(leaves)
+        self.tree = tree
+        # The types and the sharding objects seen last: comparing identities is quick, and callers repeat themselves.
+        self._seen: list[tuple[Any, Any]] = [(_NO_AVAL, None)] * len(leaves)
+
+    @staticmethod
+    def of_user(in_specs: Any) -> "InSpecs":
+        """From what the user wrote: `(args, kwargs)` with ShapeDtypeStructs, or arrays that show what is meant.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        if not isinstance(in_specs, tuple | list) or len(in_specs) != 2 or not isinstance(in_specs[1], dict):
+            raise ValueError(
+                f"in_specs must be a pair (args, kwargs) of specs, like ((spec_of_x,), {{}}), but is {in_specs!r}"
+            )
+        args = in_specs[0] if isinstance(in_specs[0], tuple | list) else None
+        if args is None:
+            raise ValueError(f"in_specs[0] must be a tuple with a spec for each argument, but is {in_specs[0]!r}")
+        leaves, tree = _flatten((tuple(args), in_specs[1]))
+        paths = argument_paths(None, args, in_specs[1])
+        return InSpecs([spec_struct(leaf, f"in_specs: {path}") for leaf, path in zip(leaves, paths, strict=True)], tree)
+
+    def accept(self, leaves: Sequence[Any], tree: Any) -> bool:
+        """Whether the arguments are like those of the last call, down to the very sharding objects."""
+        if tree != self.tree:
+            return False
+        try:
+            for leaf, (aval, sharding) in zip(leaves, self._seen, strict=True):
+                if leaf.sharding is not sharding:
+                    return False
+                other = leaf.aval
+                if other is not aval and (other.shape != aval.shape or other.dtype != aval.dtype):
+                    return False
+        except AttributeError:  # not an array
+            return False
+        return True
+
+    def remember(self, leaves: Sequence[Any]) -> None:
+        """Has arguments like these, which fit, accepted from here on."""
+        self._seen = [(leaf.aval, leaf.sharding) for leaf in leaves]
+
+    def check(self, leaves: Sequence[Any], tree: Any, paths: Callable[[], Sequence[str]]) -> None:
+        """Raises ValueError that names each argument which is not what the specs say."""
+        if tree != self.tree:
+            raise ValueError(f"in_specs do not fit the arguments: expected the structure {self.tree}, but got {tree}")
+        wrong = []
+        for i, (leaf, spec) in enumerate(zip(leaves, self.leaves, strict=True)):
+            require_array(leaf, lambda i=i: paths()[i])
+            fits = leaf.shape == spec.shape and leaf.dtype == spec.dtype
+            if not fits or not (spec.sharding is None or _is_same(leaf.sharding, spec.sharding, leaf.ndim)):
+                wrong.append(f"{paths()[i]} is {_text(leaf)}, but its spec says {_text(spec)}")
+        if wrong:
+            raise ValueError("in_specs do not fit the arguments: " + "; ".join(wrong))
+
+
+class OutSpec:
+    """What is known of one result before it is there.
+
+    Attributes:
+        aval: its abstract value.
+        sharding: where it is.
+        committed: whether it is bound to its devices.
+    """
+
+    __slots__ = ("aval", "committed", "dtype", "shape", "sharding", "weak_type")
+
+    def __init__(self, aval: Any, sharding: Any, committed: bool) -> None:
+        self.aval = aval
+        self.sharding = sharding
+        self.committed = committed
+        self.shape, self.dtype, self.weak_type = aval.shape, aval.dtype, aval.weak_type
+
+    def fit(self, value: Any) -> Any:
+        """The value with the weak type and the sharding it should have; its shape and dtype are right."""
+        if value.weak_type != self.weak_type:
+            value = _compat.with_weak_type(value, self.weak_type)
+        if value.sharding != self.sharding or (self.committed and not value.committed):
+            value = jax.device_put(value, self.sharding)
+        return value
+
+
+class OutSpecs:
+    """The results of a specialization.
+
+    Attributes:
+        tree: their structure.
+        leaves: an OutSpec for each.
+    """
+
+    __slots__ = ("_is_single", "leaves", "tree")
+
+    def __init__(self, leaves: Sequence[OutSpec], tree: Any) -> None:
+        self.leaves = tuple(leaves)
+        self.tree = tree
+        self._is_single = tree == _LEAF
+
+    @staticmethod
+    def of_user(out_specs: Any, default_sharding: Callable[[], Any]) -> "OutSpecs":
+        """From what the user wrote: ShapeDtypeStructs, or arrays that show what is meant.
+
+        Args:
+            out_specs: the tree.
+            default_sharding: gives the sharding of those that say none.
+        """
+        with_paths, tree = jax.tree_util.tree_flatten_with_path(out_specs)
+        leaves = []
+        for path, leaf in with_paths:
+            spec = spec_struct(leaf, f"out_specs{jax.tree_util.keystr(path)}")
+            sharding = default_sharding() if spec.sharding is None else spec.sharding
+            leaves.append(OutSpec(_compat.aval_of_struct(spec), sharding, committed=True))
+        return OutSpecs(leaves, tree)
+
+    @staticmethod
+    def of_result(values: Sequence[Any], tree: Any) -> "OutSpecs":
+        """From what a function returned."""
+        return OutSpecs([OutSpec(value.aval, value.sharding, value.committed) for value in values], tree)
+
+    def fit(self, result: Any, name: str) -> Any:
+        """What a function returned, each array with the sharding it should have.
+
+        Raises:
+            ValueError: shape, dtype or structure are not as specified.
+        """
+        if self._is_single and type(result) is _compat.ArrayImpl:  # most are, and as expected
+            spec = self.leaves[0]
+            aval = result.aval
+            is_same = aval is spec.aval or (
+                aval.shape == spec.shape and aval.dtype == spec.dtype and aval.weak_type == spec.weak_type
+            )
+            if is_same and result.sharding is spec.sharding and (result.committed or not spec.committed):
+                return result
+        return jax.tree.unflatten(self.tree, self.fit_leaves(result, name))
+
+    def fit_leaves(self, result: Any, name: str) -> list[Any]:
+        """As `fit`, but flat."""
+        values, tree = flat_result(result)
+        wrong = [] if tree == self.tree else self._wrong_structure(result)
+        if not wrong:
+            for i, (value, spec) in enumerate(zip(values, self.leaves, strict=True)):
+                if value.shape != spec.shape or value.dtype != spec.dtype:
+                    what = f"{value.aval.str_short()}, but its spec says {spec.aval.str_short()}"
+                    wrong.append(f"{_result_path(result, i)} is {what}")
+        if wrong:
+            raise ValueError(
+                f"{name} returned what its output specs do not say: {'; '.join(wrong)}. The specs are those of "
+                "out_specs or out_specs_fn or, without these, of the first result for arguments of these types and "
+                "shardings; with mode='inline' and neither of them, results may differ from call to call"
+            )
+        return [spec.fit(value) for value, spec in zip(values, self.leaves, strict=True)]
+
+    def _wrong_structure(self, result: Any) -> list[str]:
+        expected = {path for path, _ in _leaf_paths(jax.tree.unflatten(self.tree, self.leaves))}
+        returned = {path for path, _ in _leaf_paths(result)}
+        wrong = [f"{path} is missing" for path in sorted(expected - returned)]
+        wrong += [f"{path} is not among them" for path in sorted(returned - expected)]
+        return wrong or [f"expected the structure {self.tree}, but got {jax.tree.structure(result)}"]
+
+
+def flat_result(result: Any) -> tuple[list[Any], Any]:
+    """What a function returned, flat; results of other calls in it are waited for.
+
+    Raises:
+        ValueError: something in it is no array.
+    """
+    leaves, tree = _flatten(result)
+    for i, leaf in enumerate(leaves):
+        if type(leaf) is PendingArray:
+            leaves[i] = leaf.value_for_call()
+        elif type(leaf) is not _compat.ArrayImpl:
+            require_array(leaf, lambda i=i: _result_path(result, i))
+    return leaves, tree
+
+
+def spec_struct(leaf: Any, path: str) -> Any:
+    """What the user gave as a spec, as a ShapeDtypeStruct.
+
+    Raises:
+        ValueError: it has no shape and dtype.
+    """
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        raise ValueError(f"{path} must be a jax.ShapeDtypeStruct, but is {leaf!r}")
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
+
+
+def _leaf_paths(tree: Any) -> list[tuple[str, Any]]:
+    return [(f"result{jax.tree_util.keystr(path)}", leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def _result_path(result: Any, i: int) -> str:
+    return _leaf_paths(result)[i][0]
+
+
+def _is_same(sharding: Any, other: Any, ndim: int) -> bool:
+    return sharding == other or (
+        sharding.is_equivalent_to(other, ndim) and _compat.device_list(sharding) == _compat.device_list(other)
+    )
+
+
+def _text(array: Any) -> str:
+    text = f"{jax.numpy.dtype(array.dtype).name}[{','.join(map(str, array.shape))}]"
+    return text if array.sharding is None else f"{text} with {array.sharding}"

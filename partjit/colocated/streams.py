@@ -1,0 +1,179 @@
+"""Streams: ordered queues of colocated calls.
+
+Every thread has a stream of its own, in which its calls run in program order; calls on different streams overlap. A
+named stream is the same for all threads. Calls made inside of a colocated function are on a stream that belongs to the
+stream of that function, so that they are ordered as if the function stood where it is called.
+"""
+
+import contextlib
+import contextvars
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from partjit.colocated import calls, failures
+from partjit.colocated.calls import Call, Lane
+
+__all__ = ["Stream", "as_stream", "current_stream", "inside", "join", "stream", "wait"]
+
+_SIZE = 128
+_lock = threading.Lock()
+_named: "weakref.WeakValueDictionary[str, Stream]" = weakref.WeakValueDictionary()
+_scope: "contextvars.ContextVar[Stream | None]" = contextvars.ContextVar("partjit_colocated_stream", default=None)
+
+
+class Stream(Lane):
+    """An ordered queue of colocated calls; `colocated.stream` makes one.
+
+    Attributes:
+        name: its name, or None.
+        size: how many calls may be in it; whoever adds another waits.
+        is_private: whether only one thread can add to it.
+    """
+
+    __slots__ = ("_nested", "is_private", "name")
+
+    def __init__(self, name: str | None = None, size: int = _SIZE, is_private: bool = False) -> None:
+        super().__init__(size)
+        self.name = name
+        self.is_private = is_private
+        self._nested: Stream | None = None
+
+    @property
+    def nested(self) -> "Stream":
+        """The stream of the calls that are made inside of its calls."""
+        if self._nested is None:
+            with _lock:
+                if self._nested is None:
+                    self._nested = Stream()
+        return self._nested
+
+    def __reduce__(self) -> Any:
+        if self.name is None:
+            raise TypeError("a stream without a name belongs to its process: name it to refer to it from elsewhere")
+        return as_stream, (self.name,)
+
+    def __repr__(self) -> str:
+        return f"Stream({self.name or 'anonymous'}, {len(self.calls)} of {self.size} calls)"
+
+
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.stream = Stream(is_private=True)
+
+
+_of_thread = _OfThread()
+
+
+def current_stream() -> Stream:
+    """The stream of the innermost `with colocated.stream(...)`, or that of the thread."""
+    return _scope.get() or _of_thread.stream
+
+
+def as_stream(stream: str | Stream) -> Stream:
+    """The stream of a name, or the stream itself.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if isinstance(stream, Stream):
+        return stream
+    if not isinstance(stream, str):
+        raise TypeError(f"stream must be a name or a Stream, but is a {type(stream).__name__}")
+    with _lock:
+        found = _named.get(stream)
+        if found is None:
+            found = _named[stream] = Stream(stream)
+        return found
+
+
+def inside(stream: Stream) -> None:
+    """Makes the calls of this context nested ones of a stream's call."""
+    _scope.set(stream.nested)
+
+
+@contextlib.contextmanager
+def stream(name: str | None = None, *, size: int | None = None) -> Iterator[Stream]:
+    """Sends the colocated calls made in the `with` block to a stream, and waits for them at its end.
+
+    Args:
+        name: the same name means the same stream, in all threads. Without, the stream is a new one.
+        size: how many calls may be in the stream before the next one makes its caller wait, 128 unless stated;
+            for a named stream from now on.
+
+    Raises:
+        ValueError: the size is not positive.
+        Exception: what a call of the stream raised that nobody looked at, after all of them ended; unless the block
+            itself raised something.
+
+    Example:
+        >>> with colocated.stream("log", size=16):
+        ...     log_metrics(loss)
+
+    The idea is that of a CUDA stream, and at its end that of a task group.
+    """
+    if size is not None and size < 1:
+        raise ValueError(f"colocated.stream: size must be at least 1, but is {size}")
+    entered = Stream() if name is None else as_stream(name)
+    if size is not None:
+        entered.size = size
+    token = _scope.set(entered)
+    try:
+        yield entered
+    except BaseException:
+        _scope.reset(token)
+        join(entered, None)
+        raise
+    _scope.reset(token)
+    wait(entered)
+
+
+def wait(stream: str | Stream | None = None, *, timeout: float | None = None) -> None:
+    """Waits until the colocated calls made so far have ended; then raises what failed and nobody looked at.
+
+    Inside of a colocated function it waits for the calls which that function made.
+
+    Args:
+        stream: only the calls of this one.
+        timeout: in seconds.
+
+    Raises:
+        Exception: the first failure that nobody looked at. Others are named in a note of it, and logged.
+        TimeoutError: calls still run. It names them.
+
+    Example:
+        >>> log_metrics(loss)
+        >>> colocated.wait()
+    """
+    waited_for = None if stream is None else as_stream(stream)
+    join(waited_for, timeout)
+    failures.raise_unseen(lambda failure: waited_for is None or failure.stream is waited_for)
+
+
+def join(stream: Stream | None, timeout: float | None) -> None:
+    """Waits as `wait` does, and leaves what failed alone."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    running = calls.current_calls()
+    waited_for: list[Call] = []
+    while True:  # a call that was waited for may have made others
+        more = [
+            call
+            for call in calls.unfinished()
+            if (stream is None or stream in call.lanes)
+            and (not running or call.descends_from(running[-1:]))
+            and (not waited_for or call.descends_from(waited_for))
+        ]
+        if not more:
+            return
+        for call in more:
+            try:
+                call.join(deadline)
+            except TimeoutError:
+                still = [call for call in more if not call.has_ended]
+                raise TimeoutError(
+                    f"colocated.wait: after {timeout} s there still run or wait "
+                    + ", ".join(f"{call.name!r} (called at {call.site[0]}:{call.site[1]})" for call in still)
+                ) from None
+        waited_for = more
