@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 
 import partjit
+import rendezvous
+from partjit import colocated
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +27,11 @@ def compilations():
     jax.monitoring.register_event_duration_secs_listener(listen)
     yield seen
     jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.fixture
+def meeting():
+    """A clean place to meet colocated functions; at the end no call runs, and no failure is left unseen."""
+    rendezvous.clear()
+    yield rendezvous
+    colocated.wait(timeout=60)

@@ -66,8 +66,8 @@ class ColocatedFunction:
             devices: devices or a mesh: the function runs on their hosts. Needed if there are no array arguments.
             out_specs: a tree of ShapeDtypeStructs like the result. A sharding left open is a replicated one. Once the
                 results are known, calls return before the function has run.
-            mode: "inline" runs it in the caller; "stream" on a thread; "auto", the default, on a thread unless it was
-                measured to be cheaper than that.
+            mode: "inline" runs it in the caller; "stream" on a thread; "auto", the default, on a thread until it was
+                measured to be cheaper than that, ten times in a row.
             stream: the name of a stream, or a stream, instead of the calling thread's.
 
         Raises:
@@ -100,10 +100,9 @@ class ColocatedFunction:
             return argument_paths(self._origin.signature, args, kwargs)
 
         def make() -> Specialized:
-            shardings = [leaf.sharding for leaf in leaves]
-            devices = known.devices if known.devices is not None else devices_of(shardings, paths())
+            devices = known.devices or devices_of([leaf.sharding for leaf in leaves], paths())
             in_specs = known.in_specs or InSpecs([_struct(leaf) for leaf in leaves], tree)
-            return Specialized(self._origin, known, in_specs, shardings, devices)
+            return Specialized(self._origin, known, in_specs, leaves, devices)
 
         known = self.specialization
         for i, leaf in enumerate(leaves):
@@ -227,4 +226,4 @@ def _culprits(fun: Callable[..., Any]) -> str:
 
 
 def _struct(leaf: Any) -> Any:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding, weak_type=leaf.weak_type)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding, weak_type=leaf.aval.weak_type)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import jax
+from jax.experimental.layout import Format
 
 from partjit import _compat
 from partjit.colocated.calls import Call, PoisonedError
@@ -140,6 +141,11 @@ class PendingArray(jax.Array):
     @property
     def _committed(self) -> bool:  # jax asks for this one
         return self.committed
+
+    @property
+    def format(self) -> Any:
+        """Its sharding and, once it is there, its layout in memory."""
+        return Format(None, self._sharding) if self._received is None else self._received.format
 
     @property
     def is_fully_addressable(self) -> bool:

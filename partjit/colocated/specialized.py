@@ -31,6 +31,8 @@ __all__ = ["Origin", "Specialized", "under_transformation"]
 _perf_counter = time.perf_counter
 _CHEAP_SECONDS = 200e-6
 """A function that takes less is not worth a thread: to hand a call to one, and its arguments, takes about as long."""
+_CHEAP_IN_A_ROW = 10
+"""So many calls must have been cheap, one after another, before the caller is made to wait for the next."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,14 +64,16 @@ class Specialized:
         origin: Origin,
         specialization: Specialization,
         in_specs: InSpecs,
-        shardings: Sequence[Any],
+        leaves: Sequence[Any],
         devices: Sequence[Any],
     ) -> None:
+        shardings = [leaf.sharding for leaf in leaves]
         self.in_specs = in_specs
         self._origin = origin
         self._name = origin.name
         self._specialization = specialization
         self._shardings = shardings
+        self._uncommitted = [leaf.sharding for leaf in leaves if not getattr(leaf, "committed", True)]
         self._devices = devices
         self._mode = specialization.mode or "auto"
         self._stream = specialization.stream
@@ -79,8 +83,8 @@ class Specialized:
         self._out_specs: OutSpecs | None = None
         self._is_here = any(device.process_index == jax.process_index() for device in devices)
         host = [colocated_sharding(sharding) for sharding in shardings]
-        self._host_shardings = None if host == list(shardings) else host
-        self._seconds = float("inf")  # that a call takes, as far as is known
+        self._host_shardings = None if host == shardings else host
+        self._cheap_in_a_row = 0
 
     def __call__(self, args: Any, kwargs: Any, leaves: Sequence[Any]) -> Any:
         """Calls the function with arguments of its kind."""
@@ -101,7 +105,7 @@ class Specialized:
                 if type(result) is not _compat.ArrayImpl:
                     flat_result(result)
                 return result
-            if self._mode == "auto" and self._seconds < _CHEAP_SECONDS and self._out_specs is not None:
+            if self._mode == "auto" and self._cheap_in_a_row >= _CHEAP_IN_A_ROW:
                 return self._run_cheap(args, kwargs, stream)
         return self._run_in_order(leaves, stream)
 
@@ -121,7 +125,7 @@ class Specialized:
                 args, kwargs = jax.tree.unflatten(self.in_specs.tree, structs)
                 out_specs = known.out_specs_fn(*args, **kwargs)
             if known.out_specs_fn is not None or out_specs is not None:
-                self._out_specs = OutSpecs.of_user(out_specs, self._default_sharding)
+                self._out_specs = OutSpecs.of_user(out_specs, self._default_sharding, self._uncommitted)
             if self._is_here:
                 self._target = self._origin.target()
             elif self._out_specs is None:
@@ -168,7 +172,7 @@ class Specialized:
         # A call on a stream in whose call it stands would wait for itself: it is part of that one.
         if self._mode == "inline" or out_specs is None or len(lanes) < len(all_lanes):
             return self._run_here(leaves, lanes)
-        is_cheap = self._seconds < _CHEAP_SECONDS and self._mode == "auto" and self._stream is None
+        is_cheap = self._cheap_in_a_row >= _CHEAP_IN_A_ROW and self._mode == "auto" and self._stream is None
         if is_cheap and all(_is_there(leaf) for leaf in leaves) and not any(lane.calls for lane in lanes):
             result = self._run_if_free(leaves, lanes, stream)
             if result is not calls.NOT_FREE:
@@ -235,9 +239,7 @@ class Specialized:
         ]
 
     def _measured(self, seconds: float) -> None:
-        """One slow call makes the function count as slow; it takes several quick ones to forget that."""
-        known = self._seconds
-        self._seconds = seconds if known == float("inf") else max(seconds, (known + seconds) / 2)
+        self._cheap_in_a_row = self._cheap_in_a_row + 1 if seconds < _CHEAP_SECONDS else 0
 
 
 def under_transformation(name: str, why: str) -> ValueError:

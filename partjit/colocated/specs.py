@@ -53,7 +53,7 @@ def devices_of(shardings: Sequence[Any], paths: Sequence[str]) -> tuple[Any, ...
         if other is not first and other != first:
             raise ValueError(
                 "All arguments must use the same device list, but got multiple device lists: "
-                f"{paths[0]} is on {[d.id for d in first]} and {path} on {[d.id for d in other]}, in this order. "
+                f"{paths[0]} is on {[d.id for d in first]} and {path} is on {[d.id for d in other]}, in this order. "
                 "Move one with jax.device_put, or say where the function runs with specialize(devices=...)"
             )
     return (*first,)
@@ -145,7 +145,7 @@ class OutSpec:
 
     def fit(self, value: Any) -> Any:
         """The value with the weak type and the sharding it should have; its shape and dtype are right."""
-        if value.weak_type != self.weak_type:
+        if value.aval.weak_type != self.weak_type:
             value = _compat.with_weak_type(value, self.weak_type)
         if value.sharding != self.sharding or (self.committed and not value.committed):
             value = jax.device_put(value, self.sharding)
@@ -168,19 +168,22 @@ class OutSpecs:
         self._is_single = tree == _LEAF
 
     @staticmethod
-    def of_user(out_specs: Any, default_sharding: Callable[[], Any]) -> "OutSpecs":
+    def of_user(out_specs: Any, default_sharding: Callable[[], Any], uncommitted: Sequence[Any]) -> "OutSpecs":
         """From what the user wrote: ShapeDtypeStructs, or arrays that show what is meant.
 
         Args:
             out_specs: the tree.
             default_sharding: gives the sharding of those that say none.
+            uncommitted: the shardings of uncommitted arguments: a result with one of them is uncommitted as well, so
+                that it goes on to be accepted beside arrays on other devices.
         """
         with_paths, tree = jax.tree_util.tree_flatten_with_path(out_specs)
         leaves = []
         for path, leaf in with_paths:
             spec = spec_struct(leaf, f"out_specs{jax.tree_util.keystr(path)}")
             sharding = default_sharding() if spec.sharding is None else spec.sharding
-            leaves.append(OutSpec(_compat.aval_of_struct(spec), sharding, committed=True))
+            committed = not any(sharding is other for other in uncommitted)
+            leaves.append(OutSpec(_compat.aval_of_struct(spec), sharding, committed))
         return OutSpecs(leaves, tree)
 
     @staticmethod
@@ -252,7 +255,7 @@ def spec_struct(leaf: Any, path: str) -> Any:
     """
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf
-    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+    if not isinstance(getattr(leaf, "shape", None), tuple) or not hasattr(leaf, "dtype"):
         raise ValueError(f"{path} must be a jax.ShapeDtypeStruct, but is {leaf!r}")
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
 
