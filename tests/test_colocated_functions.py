@@ -237,7 +237,9 @@ def test_a_colocated_function_may_capture_another(x):
 @pytest.mark.parametrize("value", [1, 2.5, np.zeros(3), "text", object(), [1]])
 def test_an_argument_that_is_no_array_is_named(x, value):
     f = colocated_python(lambda x, options: x)
-    with pytest.raises(ValueError, match="colocated_python only supports jax.Array as input and output, but got") as error:
+    with pytest.raises(
+        ValueError, match="colocated_python only supports jax.Array as input and output, but got"
+    ) as error:
         f(x, {"deep": [x, value]})
     assert "options['deep'][1]" in str(error.value)
     assert "jax.device_put" in str(error.value)
@@ -250,7 +252,9 @@ def test_an_argument_that_is_no_array_is_named(x, value):
 @pytest.mark.parametrize("value", [1, np.zeros(3), "text"])
 def test_a_result_that_is_no_array_is_named(x, value, mode):
     f = colocated_python(lambda x: {"a": x, "b": (x, value)}, mode=mode)
-    with pytest.raises(ValueError, match="colocated_python only supports jax.Array as input and output, but got") as error:
+    with pytest.raises(
+        ValueError, match="colocated_python only supports jax.Array as input and output, but got"
+    ) as error:
         f(x)
     assert "result['b'][1]" in str(error.value)
 

@@ -275,7 +275,15 @@ def test_a_failed_array_raises_at_every_use(x):
     def fail(x):
         raise LookupError("nothing there")
 
-    for use in (np.asarray, lambda a: a + 1, jax.jit(lambda a: a), lambda a: a.block_until_ready(), float, str, pickle.dumps):
+    for use in (
+        np.asarray,
+        lambda a: a + 1,
+        jax.jit(lambda a: a),
+        lambda a: a.block_until_ready(),
+        float,
+        str,
+        pickle.dumps,
+    ):
         first, second = fail(x)
         with pytest.raises(LookupError, match="nothing there"):
             use(first)

@@ -39,6 +39,8 @@ def hold(array: Any) -> Take:
         return lambda: _compat.with_key_data(array, take_data())
     if kind is not _compat.ArrayImpl:
         return lambda: array
+    if array.is_deleted():  # asking such an array whether it is ready ends the process on jax 0.10
+        raise RuntimeError(f"a colocated function was called with a deleted array: {array.aval.str_short()}")
     return _hold_ready(array) if array.is_ready() else _copied(array)
 
 

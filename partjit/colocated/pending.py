@@ -177,7 +177,7 @@ class PendingArray(jax.Array):
         """Whether using the value would not wait."""
         if self._call is not None:
             return False
-        return self._received is None or self._received.is_ready()
+        return self._received is None or self._received.is_deleted() or self._received.is_ready()
 
     def is_deleted(self) -> bool:
         """Whether its memory was given up."""
@@ -192,7 +192,7 @@ class PendingArray(jax.Array):
         when_received(self, lambda value: value.delete())
 
     def __repr__(self) -> str:
-        if self._received is not None and self._received.is_ready() and not self._received.is_deleted():
+        if self._received is not None and not self._received.is_deleted() and self._received.is_ready():
             return repr(self._received)
         state = "pending" if self._failure is None else f"failed: {self._failure}"
         return f"PendingArray({self._aval.str_short()}, {self.sharding}, {state})"
