@@ -3,9 +3,9 @@
 import jax
 import numpy as np
 import pytest
+import rendezvous
 
 import partjit
-import rendezvous
 from partjit import colocated
 
 

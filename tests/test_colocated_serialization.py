@@ -1,6 +1,7 @@
 """Functions and specs as bytes: they come back equal, once each, and only to those who made them."""
 
 import concurrent.futures
+import contextvars
 import hmac
 import pickle
 import subprocess
@@ -205,3 +206,12 @@ def test_cloudpickle_is_needed_at_use_only(monkeypatch):
         with pytest.raises(ModuleNotFoundError, match="pip install cloudpickle"):
             use()
     serialization._pickler_class.cache_clear()
+
+
+def test_context_variables_stay_what_they_are_within_a_process(monkeypatch):
+    variable = contextvars.ContextVar("variable", default=1)
+    assert deserialize(serialize(lambda: variable))() is variable
+    data = serialize({"v": [variable, variable]})
+    monkeypatch.setattr(serialization, "_process", "another")
+    with pytest.raises(ValueError, match="the context variable 'variable' belongs to another process"):
+        deserialize(data)

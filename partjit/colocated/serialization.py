@@ -8,6 +8,7 @@ Reading runs what was written, so only bytes that this group of processes made a
 code with a key that only the group has.
 """
 
+import contextvars
 import functools
 import hmac
 import io
@@ -34,7 +35,10 @@ _KEY_NAME = "partjit/serialization_key"
 
 _Reference = tuple[str, Any]
 """How a pickle refers to something outside of it: a device by ("device", (platform, id)), an entry of the table by
-("entry", number)."""
+("entry", number), a context variable by ("variable", (process, id, name))."""
+
+_variables: dict[int, contextvars.ContextVar[Any]] = {}
+_process = secrets.token_hex(8)
 
 
 def serialize(obj: Any) -> bytes:
@@ -92,7 +96,7 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: _Reference) -> Any:
         kind, what = pid
-        return self._table[what] if kind == "entry" else _device(*what)
+        return {"entry": self._table.__getitem__, "device": _device, "variable": _variable}[kind](what)
 
 
 @functools.cache
@@ -112,6 +116,10 @@ def _pickler_class() -> Any:
         def persistent_id(self, obj: Any) -> _Reference | None:
             if isinstance(obj, jax.Device):
                 return "device", (obj.platform, obj.id)
+            if isinstance(obj, contextvars.ContextVar):
+                # Its values travel with the context of a call, so it must stay the same variable.
+                _variables[id(obj)] = obj
+                return "variable", (_process, id(obj), obj.name)
             if not isinstance(obj, self.once) or obj is self.inside:
                 return None
             if obj not in self.numbers:
@@ -176,7 +184,15 @@ def _key(data: np.ndarray, impl: Any, sharding: Any) -> jax.Array:
     return key if sharding is None else jax.device_put(key, sharding)
 
 
-def _device(platform: str, number: int) -> Any:
+def _variable(reference: tuple[str, int, str]) -> contextvars.ContextVar[Any]:
+    process, number, name = reference
+    if process != _process:
+        raise ValueError(f"the context variable {name!r} belongs to another process: hold it in a module")
+    return _variables[number]
+
+
+def _device(reference: tuple[str, int]) -> Any:
+    platform, number = reference
     for device in jax.devices(platform):
         if device.id == number:
             return device
