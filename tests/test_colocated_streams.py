@@ -146,9 +146,8 @@ def test_a_scope_raises_what_its_calls_raised():
     f = colocated_python(lambda x: {}[int(x)], out_specs_fn=lambda x: x)
     with pytest.raises(KeyError, match="3"), colocated.stream():
         f(jnp.int32(3))
-    with pytest.raises(ZeroDivisionError), colocated.stream() as stream:
-        f(jnp.int32(3))
-        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError), colocated.stream() as stream:  # its own error comes first
+        (f(jnp.int32(3)), 1 / 0)
     with pytest.raises(KeyError, match="3"):
         colocated.wait(stream)
 
@@ -217,7 +216,14 @@ def test_streams_nobody_refers_to_are_forgotten():
 
 def test_wait_waits_for_all_streams_and_for_the_calls_that_calls_make():
     inner = colocated_python(lambda x: time.sleep(0.02) or rendezvous.logs["inner"].append(1), stream="inner")
-    outer = colocated_python(lambda x: [inner(x), time.sleep(0.02), inner(x), inner(x)] and None, mode="stream")
+
+    def make_calls(x):
+        inner(x)
+        time.sleep(0.02)
+        inner(x)
+        inner(x)
+
+    outer = colocated_python(make_calls, mode="stream")
     outer(one)
     colocated.wait()
     rendezvous.logs["inner"].clear()

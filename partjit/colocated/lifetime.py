@@ -11,6 +11,7 @@ from partjit.colocated.streams import join
 __all__ = ["watch"]
 
 _EXIT_SECONDS = 60.0
+_STOP_SECONDS = 1.0
 
 
 def watch() -> None:
@@ -36,5 +37,5 @@ def _finish() -> None:
             file=sys.stderr,
         )
     destroy_all()
-    workers.drain_deferred()
+    workers.stop(_STOP_SECONDS)
     failures.report_unseen()

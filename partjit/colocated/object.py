@@ -274,7 +274,7 @@ def _handle_class(cls: type, concurrent: bool, specialization: Specialization) -
     members: dict[str, Any] = {
         name: _Method(name, member, specialization)
         for name in dir(cls)
-        if inspect.isfunction(member := inspect.getattr_static(cls, name)) and _is_exposed(name)
+        if inspect.isfunction(member := getattr(cls, name)) and _is_exposed(name)
     }
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     return type(cls.__name__, (_Handle,), {**members, **names, "__init__": __init__})

@@ -2,9 +2,10 @@
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 
-__all__ = ["drain_deferred", "forget_after_fork", "run_later", "start", "start_deferred"]
+__all__ = ["forget_after_fork", "run_later", "start", "start_deferred", "stop"]
 
 _IDLE_SECONDS = 10.0
 """How long a thread without work stays: starting one costs more than waking one."""
@@ -14,8 +15,9 @@ class _Pool:
     """As many threads as there are jobs that run at once: a job may wait for another, so there is no limit."""
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._idle = 0  # threads that wait for a job, less the jobs that are on their way to one
+        self._threads: set[threading.Thread] = set()
         self._lock = threading.Lock()
 
     def start(self, job: Callable[[], None]) -> None:
@@ -28,15 +30,25 @@ class _Pool:
         else:
             threading.Thread(target=self._work, args=(job,), name="partjit colocated", daemon=True).start()
 
+    def stop(self, deadline: float) -> None:
+        with self._lock:
+            threads = [*self._threads]
+        for _ in threads:
+            self._jobs.put(None)
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
     def _work(self, job: Callable[[], None] | None) -> None:
-        while job is not None:
-            try:
+        self._threads.add(threading.current_thread())
+        try:
+            while job is not None:
                 job()
-            finally:  # whatever came out of it ends this thread, not its successors
                 job = None
-            with self._lock:
-                self._idle += 1
-            job = self._next()
+                with self._lock:
+                    self._idle += 1
+                job = self._next()
+        finally:
+            self._threads.discard(threading.current_thread())
 
     def _next(self) -> Callable[[], None] | None:
         try:
@@ -53,30 +65,29 @@ class _Deferred:
     """A thread for what finalizers want done: they run anywhere, under any lock, and must not do it themselves."""
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # whose put() may interrupt itself
-        self._started = False
+        # Of a kind whose put() may interrupt another one.
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
     def start(self) -> None:
         with self._lock:
-            if not self._started:
-                threading.Thread(target=self._work, name="partjit finalizers", daemon=True).start()
-                self._started = True
+            if self._thread is None:
+                thread = threading.Thread(target=self._work, name="partjit finalizers", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def run_later(self, job: Callable[[], None]) -> None:
         self._jobs.put(job)
 
-    def drain(self) -> None:
-        while True:
-            try:
-                job = self._jobs.get_nowait()
-            except queue.Empty:
-                return
-            job()
+    def stop(self, deadline: float) -> None:
+        self._jobs.put(None)
+        if self._thread is not None:
+            self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def _work(self) -> None:
-        while True:
-            self._jobs.get()()
+        while (job := self._jobs.get()) is not None:
+            job()
 
 
 _pool = _Pool()
@@ -94,7 +105,7 @@ def start(job: Callable[[], None]) -> None:
 
 def start_deferred() -> None:
     """Sees to it that there is a thread for `run_later`; to be called where threads may be started."""
-    if not _deferred._started:
+    if _deferred._thread is None:
         _deferred.start()
 
 
@@ -103,9 +114,15 @@ def run_later(job: Callable[[], None]) -> None:
     _deferred.run_later(job)
 
 
-def drain_deferred() -> None:
-    """Runs here what `run_later` was given and nobody ran yet."""
-    _deferred.drain()
+def stop(seconds: float) -> None:
+    """At exit, ends the threads that have nothing to do; a thread that is inside of jax when Python goes may crash.
+
+    Args:
+        seconds: how long to wait for them.
+    """
+    deadline = time.monotonic() + seconds
+    _deferred.stop(deadline)  # first, since what it does may start threads
+    _pool.stop(deadline)
 
 
 def forget_after_fork() -> None:
