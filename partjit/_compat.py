@@ -10,6 +10,7 @@ signature on every version:
 import contextlib
 import functools
 import importlib.metadata
+import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
@@ -106,6 +107,8 @@ __all__ = [
     "trace_to_jaxpr",
     "transpose_jaxpr",
     "tree_prefix_errors",
+    "type_and_sharding",
+    "type_sharding_and_commitment",
     "weakref_cache",
     "with_key_data",
     "with_weak_type",
@@ -609,6 +612,11 @@ def tree_prefix_errors(prefix: Any, tree: Any) -> list[Callable[[str], ValueErro
 PRNGKeyArray = _prng.PRNGKeyArray
 
 
+# Where every microsecond counts: the public properties of these are Python functions. Only plain arrays have them all.
+type_and_sharding = operator.attrgetter("aval", "_sharding")
+type_sharding_and_commitment = operator.attrgetter("aval", "_sharding", "_committed")
+
+
 def device_list(sharding: Any) -> Any:
     """The devices of a sharding in their order, as one hashable value."""
     return sharding._internal_device_list
@@ -644,19 +652,18 @@ def aval_of_struct(spec: Any) -> Any:
     return core.ShapedArray(spec.shape, spec.dtype, getattr(spec, "weak_type", False))
 
 
-def register_array_type(array_type: type, aval_of: Callable[[Any], Any], value_of: Callable[[Any], Any]) -> None:
+def register_array_type(array_type: type, value_of: Callable[[Any], Any]) -> None:
     """Makes jax accept `array_type` wherever it accepts an array.
 
     Args:
-        array_type: a subclass of `jax.Array`.
-        aval_of: its abstract value.
+        array_type: a subclass of `jax.Array`, with its `aval`.
         value_of: the array it stands for; called where jax needs its buffers.
     """
 
     def shard_args(xs: Any, shardings: Any, layouts: Any, copy_semantics: Any) -> Any:
         return pxla.shard_args(shardings, layouts, copy_semantics, [value_of(x) for x in xs])
 
-    core.pytype_aval_mappings[array_type] = lambda x: core.update_aval_with_sharding(aval_of(x), x.sharding)
+    core.pytype_aval_mappings[array_type] = lambda x: core.update_aval_with_sharding(x.aval, x.sharding)
     dtypes.register_canonicalize_value_handler(array_type, None)
     pxla.shard_arg_handlers[array_type] = shard_args
     mlir.register_constant_handler(

@@ -126,9 +126,10 @@ def test_a_sharding_in_in_specs_is_held_to_by_meaning(mesh):
     f(jax.device_put(np.zeros(8, np.float32), NamedSharding(mesh, P(("x",)))))
     with pytest.raises(ValueError, match=r"x is float32\[8\] with .*spec=P\('y',\).*but its spec says"):
         f(jax.device_put(np.zeros(8, np.float32), NamedSharding(mesh, P("y"))))
-    open_sharding = colocated_python(identity).specialize(in_specs=((SPEC,), {}))
-    for device in (0, 3):
-        assert open_sharding(put(device=device)).devices() == {jax.devices()[device]}
+    left_open = colocated_python(identity).specialize(in_specs=((SPEC,), {}), out_specs_fn=identity)
+    for device in (0, 3, 0):
+        assert left_open(put(device=device)).devices() == {jax.devices()[device]}
+    assert left_open.cache_info().currsize == 2
 
 
 def test_there_is_one_specialization_per_kind_of_arguments(mesh):

@@ -43,9 +43,8 @@ class ColocatedFunction:
         specialized = cache.last
         if specialized is not None and specialized.in_specs.accept(leaves, tree):
             cache.hits += 1
-        else:
-            specialized = self._find(args, kwargs, leaves, tree)
-        return specialized(args, kwargs, leaves)
+            return specialized(args, kwargs, leaves, True)
+        return self._find(args, kwargs, leaves, tree)(args, kwargs, leaves, False)
 
     def specialize(
         self,
@@ -111,7 +110,9 @@ class ColocatedFunction:
             require_array(leaf, lambda i=i: f"{paths()[i]} of {self._origin.name}")
         if known.in_specs is not None:
             known.in_specs.check(leaves, tree, paths)
-            specialized = self._cache.find_only(tuple(_compat.device_list(leaf.sharding) for leaf in leaves), make)
+            specs = known.in_specs.leaves
+            left_open = [leaf.sharding for leaf, spec in zip(leaves, specs, strict=True) if spec.sharding is None]
+            specialized = self._cache.find_only(tuple(left_open), make)
         else:
             specialized = self._cache.find(leaves, tree, make)
         specialized.in_specs.remember(leaves)

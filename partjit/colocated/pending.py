@@ -26,12 +26,12 @@ class PendingArray(jax.Array):
     It is accepted where an array is. Using its value waits for the call and raises what the call raised.
     """
 
-    __slots__ = ("__weakref__", "_aval", "_call", "_failure", "_is_committed", "_received", "_sharding", "_then")
+    __slots__ = ("__weakref__", "_aval", "_call", "_failure", "_is_committed", "_place", "_received", "_then")
 
     def __init__(self, call: Call, aval: Any, sharding: Any, committed: bool) -> None:
         self._call: Call | None = call
         self._aval = aval
-        self._sharding = sharding
+        self._place = sharding
         self._is_committed = committed
         self._received: Any = None
         self._failure: Failure | None = None
@@ -96,7 +96,7 @@ class PendingArray(jax.Array):
     @property
     def sharding(self) -> Any:
         """Where it is going to be."""
-        return self._sharding
+        return self._place
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -145,7 +145,7 @@ class PendingArray(jax.Array):
     @property
     def format(self) -> Any:
         """Its sharding and, once it is there, its layout in memory."""
-        return Format(None, self._sharding) if self._received is None else self._received.format
+        return Format(None, self._place) if self._received is None else self._received.format
 
     @property
     def is_fully_addressable(self) -> bool:
@@ -207,7 +207,7 @@ class PendingArray(jax.Array):
         return self.value().__deepcopy__(memo)
 
     def __getattr__(self, name: str) -> Any:  # what only some arrays have, such as typed keys
-        if name.startswith("__"):
+        if name.startswith("__") or name in _OF_PLAIN_ARRAYS:
             raise AttributeError(name)
         return getattr(self.value(), name)
 
@@ -235,15 +235,17 @@ def _forwarding(name: str, attribute: Any) -> Any:
     return method
 
 
+# What tells a plain array apart at a glance is not forwarded.
+_OF_PLAIN_ARRAYS = {"_sharding"}
 _OF_CLASSES = {*dir(type("Plain", (), {})), "__annotations__", "__slots__", "__del__", "__release_buffer__"}
 _COMPARISONS = {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__format__"}
 
 
 def _forward_the_rest() -> None:
     """Everything else an array has is that of the value."""
-    for name in {*dir(_compat.ArrayImpl)} - {*vars(PendingArray)} - (_OF_CLASSES - _COMPARISONS):
+    for name in {*dir(_compat.ArrayImpl)} - {*vars(PendingArray)} - (_OF_CLASSES - _COMPARISONS) - _OF_PLAIN_ARRAYS:
         setattr(PendingArray, name, _forwarding(name, getattr(_compat.ArrayImpl, name)))
 
 
 _forward_the_rest()
-_compat.register_array_type(PendingArray, lambda array: array.aval, PendingArray.value)
+_compat.register_array_type(PendingArray, PendingArray.value)

@@ -86,18 +86,15 @@ class Specialized:
         self._host_shardings = None if host == shardings else host
         self._cheap_in_a_row = 0
 
-    def __call__(self, args: Any, kwargs: Any, leaves: Sequence[Any]) -> Any:
-        """Calls the function with arguments of its kind."""
+    def __call__(self, args: Any, kwargs: Any, leaves: Sequence[Any], are_plain: bool) -> Any:
+        """Calls the function with arguments of its kind; whether they are known to be neither pending nor keys."""
         if not _compat.is_eager():
             raise under_transformation(self._name, "the call stands in a function that is being traced")
         if not self._is_prepared:
             self._prepare()
         stream = self._stream or current_stream()
-        plain = self._host_shardings is None
-        for leaf in leaves:
-            if type(leaf) is PendingArray:
-                plain = False
-        if plain and not stream.calls and stream.is_private and self._origin.lane is None:
+        is_ready = self._host_shardings is None and (are_plain or PendingArray not in map(type, leaves))
+        if is_ready and not stream.calls and stream.is_private and self._origin.lane is None:
             if self._mode == "inline":
                 result = self._target(*args, **kwargs)
                 if self._out_specs is not None:

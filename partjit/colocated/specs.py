@@ -1,6 +1,7 @@
 """What goes into a colocated function and what comes out: trees of shapes, dtypes and shardings."""
 
 import inspect
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,8 +14,7 @@ from partjit.colocated.pending import PendingArray
 __all__ = ["InSpecs", "OutSpec", "OutSpecs", "argument_paths", "devices_of", "require_array"]
 
 _flatten = jax.tree_util.tree_flatten
-_LEAF = jax.tree.structure(0)
-_NO_AVAL = jax.ShapeDtypeStruct((-1,), bool)
+_PLAIN = frozenset({_compat.ArrayImpl})
 _ARRAY_TYPES = frozenset({_compat.ArrayImpl, _compat.PRNGKeyArray, PendingArray})
 
 
@@ -72,8 +72,7 @@ class InSpecs:
     def __init__(self, leaves: Sequence[Any], tree: Any) -> None:
         self.leaves = tuple(leaves)
         self.tree = tree
-        # The types and the sharding objects seen last: comparing identities is quick, and callers repeat themselves.
-        self._seen: list[tuple[Any, Any]] = [(_NO_AVAL, None)] * len(leaves)
+        self._seen: list[Any] | None = None
 
     @staticmethod
     def of_user(in_specs: Any) -> "InSpecs":
@@ -94,23 +93,20 @@ class InSpecs:
         return InSpecs([spec_struct(leaf, f"in_specs: {path}") for leaf, path in zip(leaves, paths, strict=True)], tree)
 
     def accept(self, leaves: Sequence[Any], tree: Any) -> bool:
-        """Whether the arguments are like those of the last call, down to the very sharding objects."""
-        if tree != self.tree:
-            return False
+        """Whether the arguments are plain arrays of the types and shardings of those seen last.
+
+        A glance, which may be wrong in saying no. Lists compare the identities of their items first; callers repeat
+        themselves, and so that is quick.
+        """
         try:
-            for leaf, (aval, sharding) in zip(leaves, self._seen, strict=True):
-                if leaf.sharding is not sharding:
-                    return False
-                other = leaf.aval
-                if other is not aval and (other.shape != aval.shape or other.dtype != aval.dtype):
-                    return False
-        except AttributeError:  # not an array
+            return tree == self.tree and [*map(_compat.type_and_sharding, leaves)] == self._seen
+        except AttributeError:  # not an array, or one that is pending
             return False
-        return True
 
     def remember(self, leaves: Sequence[Any]) -> None:
         """Has arguments like these, which fit, accepted from here on."""
-        self._seen = [(leaf.aval, leaf.sharding) for leaf in leaves]
+        if _PLAIN.issuperset(map(type, leaves)):
+            self._seen = [*map(_compat.type_and_sharding, leaves)]
 
     def check(self, leaves: Sequence[Any], tree: Any, paths: Callable[[], Sequence[str]]) -> None:
         """Raises ValueError that names each argument which is not what the specs say."""
@@ -160,12 +156,15 @@ class OutSpecs:
         leaves: an OutSpec for each.
     """
 
-    __slots__ = ("_is_single", "leaves", "tree")
+    __slots__ = ("_glance", "_seen", "leaves", "tree")
 
     def __init__(self, leaves: Sequence[OutSpec], tree: Any) -> None:
         self.leaves = tuple(leaves)
         self.tree = tree
-        self._is_single = tree == _LEAF
+        self._seen: list[Any] | None = None
+        # Only an array on a single device can be uncommitted.
+        on_one = any(isinstance(spec.sharding, jax.sharding.SingleDeviceSharding) for spec in leaves)
+        self._glance = _compat.type_sharding_and_commitment if on_one else _compat.type_and_sharding
 
     @staticmethod
     def of_user(out_specs: Any, default_sharding: Callable[[], Any], uncommitted: Sequence[Any]) -> "OutSpecs":
@@ -197,15 +196,18 @@ class OutSpecs:
         Raises:
             ValueError: shape, dtype or structure are not as specified.
         """
-        if self._is_single and type(result) is _compat.ArrayImpl:  # most are, and as expected
-            spec = self.leaves[0]
-            aval = result.aval
-            is_same = aval is spec.aval or (
-                aval.shape == spec.shape and aval.dtype == spec.dtype and aval.weak_type == spec.weak_type
-            )
-            if is_same and result.sharding is spec.sharding and (result.committed or not spec.committed):
+        values, tree = _flatten(result)
+        try:
+            if tree == self.tree and [*map(self._glance, values)] == self._seen:
                 return result
-        return jax.tree.unflatten(self.tree, self.fit_leaves(result, name))
+        except AttributeError:  # not an array, or one that is pending
+            pass
+        fitted = self.fit_leaves(result, name)
+        if all(map(operator.is_, fitted, values)) and _PLAIN.issuperset(map(type, values)):
+            self._seen = [
+                *map(_compat.type_sharding_and_commitment, values)
+            ]  # how results look that are as they should
+        return jax.tree.unflatten(self.tree, fitted)
 
     def fit_leaves(self, result: Any, name: str) -> list[Any]:
         """As `fit`, but flat."""
