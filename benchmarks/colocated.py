@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +59,7 @@ def overhead(repeats: int) -> list[Row]:
             specs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), argument)
             items: Any = {"in_specs": ((specs,), {}), "out_specs_fn": identity, "devices": used}
             for name, said in (("fully specialized", items), ("not specialized", {})):
-                theirs = jax_colocated.colocated_python(identity)
+                theirs: Any = jax_colocated.colocated_python(identity)
                 ours = colocated.colocated_python(identity, mode="inline")
                 automatic = colocated.colocated_python(identity)
                 if said:
@@ -95,8 +95,9 @@ def asynchrony(repeats: int) -> list[Row]:
     second, half = sleep(1.0), sleep(0.5)
     ours = colocated.colocated_python(second, out_specs_fn=identity)
     a, b = (colocated.colocated_python(half, out_specs_fn=identity, stream=name) for name in "ab")
-    theirs = jax_colocated.colocated_python(second).specialize(out_specs_fn=identity)
-    their_half = jax_colocated.colocated_python(half).specialize(out_specs_fn=identity)
+    theirs, their_half = (
+        cast(Any, jax_colocated.colocated_python(f)).specialize(out_specs_fn=identity) for f in (second, half)
+    )
 
     def two(f: Any, g: Any) -> None:
         jax.block_until_ready([f(x), g(x)])

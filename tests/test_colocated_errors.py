@@ -87,13 +87,17 @@ def test_wait_raises_what_nobody_looked_at_once():
 
 
 def test_wait_raises_the_first_and_names_the_others(caplog):
-    held = [failing(stream="s")(one * i) for i in range(3)]
+    held = []
+    for i in range(3):
+        held.append(failing(stream="s")(one * i))
     with pytest.raises(OwnError) as caught:
         colocated.wait()
     assert caught.value.code == 0
     assert caught.value.__notes__[0].startswith("Other colocated calls failed as well:\n  the colocated call of 'fail'")
     assert caught.value.__notes__[0].count("OwnError") == 2
-    assert len(caplog.records) == 2
+    records = logged(caplog, "names_the_others")
+    assert len(records) == 2
+    assert all(record.getMessage().endswith("failed; another failure is raised") for record in records)
     colocated.wait()
     with pytest.raises(OwnError):
         held[2][0].block_until_ready()
@@ -170,27 +174,33 @@ def wait_for(condition):
         time.sleep(0.005)
 
 
+def logged(caplog, test):
+    """The log's records of calls that a test made; those of the test before may still be on their way."""
+    return [record for record in caplog.records if test in record.getMessage()]
+
+
 def test_a_failure_is_logged_once_when_no_result_is_left(caplog):
     y, z = failing()(one)
     wait_for(y.is_ready)
     del y
     gc.collect()
-    assert not caplog.records
+    assert not logged(caplog, "when_no_result_is_left")
     del z
-    wait_for(lambda: caplog.records)
-    (record,) = caplog.records
+    wait_for(lambda: logged(caplog, "when_no_result_is_left"))
+    (record,) = logged(caplog, "when_no_result_is_left")
     assert record.name == "partjit.colocated"
     assert record.levelno == logging.ERROR
     assert "the colocated call of 'fail' made at" in record.getMessage()
     assert record.exc_info[0] is OwnError
+    assert record.getMessage().endswith("no result of it is left, so the next colocated.wait() raises this")
     with pytest.raises(OwnError):
         colocated.wait()
-    assert len(caplog.records) == 1
+    assert len(logged(caplog, "when_no_result_is_left")) == 1
 
 
 def test_failures_without_results_are_logged_too(caplog):
     failing(out_specs_fn=lambda x: None)(one)
-    wait_for(lambda: caplog.records)
+    wait_for(lambda: logged(caplog, "without_results"))
     with pytest.raises(OwnError):
         colocated.wait()
 

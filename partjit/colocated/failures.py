@@ -75,33 +75,36 @@ class Failure:
         self._annotate()
         raise self.error.with_traceback(self._traceback)
 
-    def log(self) -> None:
-        """Says so in the log."""
+    def log(self, what_next: str) -> None:
+        """Says so in the log, unless somebody has looked at it."""
         if self._seen:
             return
         self._annotate()
+        error = (type(self.error), self.error, self._traceback)
         _logger.error(
-            "the colocated call of %r made at %s failed, and no result of it is left; "
-            "the next colocated.wait() raises this",
-            self.name,
-            _text(self.site),
-            exc_info=(type(self.error), self.error, self._traceback),
+            "the colocated call of %r made at %s failed; %s", self.name, self.site_text, what_next, exc_info=error
         )
         traceback.clear_frames(self._traceback)  # nobody can look at it closer, and their variables may be large
 
+    @property
+    def site_text(self) -> str:
+        """Where it was called, for people."""
+        file, line, function = self.site
+        return f"{file}:{line} in {function}"
+
     def _annotate(self) -> None:
         # Several calls may raise the same exception, as those of an object whose constructor failed do.
-        self.error.__notes__ = [*self._notes, f"{_NOTE} {self.name!r} made at {_text(self.site)}"]
+        self.error.__notes__ = [*self._notes, f"{_NOTE} {self.name!r} made at {self.site_text}"]
         self.error.__traceback__ = self._traceback
 
     def __str__(self) -> str:
         what = traceback.format_exception_only(type(self.error), self.error)[0].strip()
-        return f"the colocated call of {self.name!r} made at {_text(self.site)}: {what}"
+        return f"the colocated call of {self.name!r} made at {self.site_text}: {what}"
 
     def __del__(self) -> None:
         if not self._seen and not sys.is_finalizing():
             _orphans.append(self)
-            workers.run_later(self.log)
+            workers.run_later(lambda: self.log("no result of it is left, so the next colocated.wait() raises this"))
 
 
 def raise_unseen(concerned: Callable[[Failure], bool]) -> None:
@@ -111,7 +114,7 @@ def raise_unseen(concerned: Callable[[Failure], bool]) -> None:
         return
     first, *others = failures
     for other in others:
-        other.log()
+        other.log("another failure is raised")
         other._seen = True
     if others:
         first._notes.append("\n".join(["Other colocated calls failed as well:", *(f"  {other}" for other in others)]))
@@ -135,11 +138,6 @@ def _unseen(concerned: Callable[[Failure], bool]) -> list[Failure]:
         except ValueError:
             continue
     return unseen
-
-
-def _text(site: Site) -> str:
-    file, line, function = site
-    return f"{file}:{line} in {function}"
 
 
 def _without_own_frames(tb: types.TracebackType | None) -> types.TracebackType | None:

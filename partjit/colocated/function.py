@@ -38,12 +38,14 @@ class ColocatedFunction:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls the function, here or on a thread."""
-        leaves, tree = _flatten((args, kwargs))
         cache = self._cache
         specialized = cache.last
-        if specialized is not None and specialized.in_specs.accept(leaves, tree):
-            cache.hits += 1
-            return specialized(args, kwargs, leaves, True)
+        if specialized is not None:
+            leaves = specialized.in_specs.leaves_of(args, kwargs)
+            if leaves is not None:
+                cache.hits += 1
+                return specialized(args, kwargs, leaves, True)
+        leaves, tree = _flatten((args, kwargs))
         return self._find(args, kwargs, leaves, tree)(args, kwargs, leaves, False)
 
     def specialize(

@@ -92,16 +92,17 @@ class InSpecs:
         paths = argument_paths(None, args, in_specs[1])
         return InSpecs([spec_struct(leaf, f"in_specs: {path}") for leaf, path in zip(leaves, paths, strict=True)], tree)
 
-    def accept(self, leaves: Sequence[Any], tree: Any) -> bool:
-        """Whether the arguments are plain arrays of the types and shardings of those seen last.
+    def leaves_of(self, args: Any, kwargs: Any) -> list[Any] | None:
+        """The arguments, flat, if they are plain arrays of the types and shardings of those seen last, else None.
 
-        A glance, which may be wrong in saying no. Lists compare the identities of their items first; callers repeat
-        themselves, and so that is quick.
+        A glance, which may be wrong in saying no. To flatten up to a known structure is quicker than to compare two,
+        and lists compare the identities of their items first, which is all it takes for callers that repeat themselves.
         """
         try:
-            return tree == self.tree and [*map(_compat.type_and_sharding, leaves)] == self._seen
-        except AttributeError:  # not an array, or one that is pending
-            return False
+            leaves = self.tree.flatten_up_to((args, kwargs))
+            return leaves if [*map(_compat.type_and_sharding, leaves)] == self._seen else None
+        except (ValueError, AttributeError):  # another structure; not an array, or one that is pending
+            return None
 
     def remember(self, leaves: Sequence[Any]) -> None:
         """Has arguments like these, which fit, accepted from here on."""
@@ -196,17 +197,15 @@ class OutSpecs:
         Raises:
             ValueError: shape, dtype or structure are not as specified.
         """
-        values, tree = _flatten(result)
         try:
-            if tree == self.tree and [*map(self._glance, values)] == self._seen:
+            if [*map(self._glance, self.tree.flatten_up_to(result))] == self._seen:
                 return result
-        except AttributeError:  # not an array, or one that is pending
+        except (ValueError, AttributeError):  # another structure; not an array, or one that is pending
             pass
         fitted = self.fit_leaves(result, name)
+        values = self.tree.flatten_up_to(result)
         if all(map(operator.is_, fitted, values)) and _PLAIN.issuperset(map(type, values)):
-            self._seen = [
-                *map(_compat.type_sharding_and_commitment, values)
-            ]  # how results look that are as they should
+            self._seen = [*map(self._glance, values)]  # how results look that are as they should be
         return jax.tree.unflatten(self.tree, fitted)
 
     def fit_leaves(self, result: Any, name: str) -> list[Any]:
