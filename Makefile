@@ -47,6 +47,8 @@ bench: $(INSTALLED)-base
 	$(BIN)/python benchmarks/dispatch.py $(ARGS)
 	$(BIN)/python benchmarks/cold.py $(ARGS)
 	$(BIN)/python benchmarks/opsharding.py
+	$(BIN)/python benchmarks/colocated.py
+	$(BIN)/python benchmarks/callbacks.py
 
 clean:
 	rm -rf .venv* build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

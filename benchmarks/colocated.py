@@ -153,7 +153,13 @@ def soak(calls: int) -> list[Row]:
     for _ in range(1000):
         f(x)
     before = state()
-    spent = elapsed(lambda: [f(x) for _ in range(calls)] and colocated.wait())
+
+    def call_and_wait() -> None:
+        for _ in range(calls):
+            f(x)
+        colocated.wait()
+
+    spent = elapsed(call_and_wait)
     after = state()
     return [
         {

@@ -247,6 +247,30 @@ def test_the_public_names_are_these():
     }
 
 
+def test_the_public_names_of_colocated_are_these():
+    names = {name for name, value in vars(partjit.colocated).items() if not name.startswith("_")}
+    assert {name for name in names if not inspect.ismodule(vars(partjit.colocated)[name])} == {
+        "CacheInfo",
+        "ColocatedFunction",
+        "PendingArray",
+        "Stream",
+        "colocated_cpu_devices",
+        "colocated_python",
+        "colocated_python_class",
+        "deserialize",
+        "serialize",
+        "stream",
+        "wait",
+    }
+
+
+@pytest.mark.parametrize("name", ["colocated_python", "colocated_python_class", "stream", "wait", "serialize"])
+def test_a_public_function_of_colocated_has_an_example(name):
+    text = inspect.getdoc(getattr(partjit.colocated, name))
+    assert doctest.DocTestParser().get_examples(text)
+    assert "Raises:" in text
+
+
 @pytest.mark.parametrize("name", OWN)
 def test_a_public_name_has_a_docstring_with_an_example_that_pytest_runs(name):
     value = PUBLIC[name]

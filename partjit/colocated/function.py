@@ -76,9 +76,9 @@ class ColocatedFunction:
             TypeError: an item is of a wrong type.
 
         Example:
-            >>> spec = jax.ShapeDtypeStruct((8,), jnp.float32)
-            >>> double = colocated.colocated_python(lambda x: 2 * x).specialize(out_specs=spec, stream="io")
-            >>> double(jnp.ones(8)).sum()
+            >>> spec = jax.ShapeDtypeStruct((8,), jax.numpy.float32)
+            >>> double = colocated_python(lambda x: 2 * x).specialize(out_specs=spec, stream="io")
+            >>> double(jax.numpy.ones(8)).sum()
             Array(16., dtype=float32)
         """
         more = self.specialization.with_items(
@@ -178,10 +178,11 @@ def colocated_python(
             or a result contradicts its specs.
 
     Example:
-        >>> @colocated.colocated_python
+        >>> import numpy as np
+        >>> @colocated_python
         ... def next_batch(step):
-        ...     return jnp.asarray(numpy.random.default_rng(int(step)).normal(size=4))
-        >>> next_batch(jnp.int32(0)).shape
+        ...     return jax.numpy.asarray(np.random.default_rng(int(step)).normal(size=4))
+        >>> next_batch(jax.numpy.int32(0)).shape
         (4,)
 
     The name and the behaviour are those of `jax.experimental.colocated_python`; docs/colocated.md says what differs.

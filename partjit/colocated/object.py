@@ -241,7 +241,8 @@ def colocated_python_class(
         Exception: at a call: what the constructor raised; it is attempted once.
 
     Example:
-        >>> @colocated.colocated_python_class
+        >>> import jax.numpy as jnp
+        >>> @colocated_python_class
         ... class Counter:
         ...     def __init__(self, start):
         ...         self.count = start

@@ -109,8 +109,15 @@ def stream(name: str | None = None, *, size: int | None = None) -> Iterator[Stre
             itself raised something.
 
     Example:
-        >>> with colocated.stream("log", size=16):
-        ...     log_metrics(loss)
+        >>> import jax.numpy as jnp
+        >>> from partjit import colocated
+        >>> double = colocated.colocated_python(lambda x: 2 * x)
+        >>> with colocated.stream("left", size=16):
+        ...     y = double(jnp.float32(1))
+        ...     with colocated.stream("right"):
+        ...         z = double(jnp.float32(2))
+        >>> y + z
+        Array(6., dtype=float32)
 
     The idea is that of a CUDA stream, and at its end that of a task group.
     """
@@ -144,8 +151,12 @@ def wait(stream: str | Stream | None = None, *, timeout: float | None = None) ->
         TimeoutError: calls still run. It names them.
 
     Example:
-        >>> log_metrics(loss)
+        >>> import jax.numpy as jnp
+        >>> from partjit import colocated
+        >>> show = colocated.colocated_python(lambda x: print(f"loss {float(x)}"), out_specs_fn=lambda x: None)
+        >>> show(jnp.float32(0.5))
         >>> colocated.wait()
+        loss 0.5
     """
     waited_for = None if stream is None else as_stream(stream)
     join(waited_for, timeout)
