@@ -71,19 +71,14 @@ def two_at_once(way: str) -> str:
 
 
 def what_it_sees(way: str) -> str:
-    seen = []
-    sys.modules["seen"] = seen_module = type(sys)("seen")
-    seen_module.seen = seen  # type: ignore[attr-defined]
-
     def look(x: Any) -> Any:
-        import seen
-
         shards = len(x.addressable_shards) if isinstance(x, jax.Array) else 0
-        seen.seen.append(f"a jax.Array of {shards} shard{'s' * (shards > 1)}" if shards else f"a {type(x).__name__}")
+        # What is captured is copied, modules are not.
+        sys.modules["seen"] = f"a jax.Array of {shards} shard{'s' * (shards > 1)}" if shards else type(x).__name__  # pyright: ignore
         return x
 
     jax.block_until_ready(call(way, look)(array()))
-    return seen[-1]
+    return str(sys.modules["seen"])
 
 
 def where_the_result_is(way: str) -> str:

@@ -33,6 +33,13 @@ def test_the_program_runs_and_prints_what_stands_below_it():
     assert printed.stdout == block(program + "```")
 
 
+def test_the_colocated_functions_run():
+    program = block("## Python beside the devices")
+    ran = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout.count("mean") == 3
+    assert ran.stderr == ""
+
+
 def test_the_property_test_passes():
     program = block("## Testing your own sharded code")
     set_up = "import jax\njax.config.update('jax_num_cpu_devices', 8)\n"
