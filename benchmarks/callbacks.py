@@ -74,7 +74,7 @@ def what_it_sees(way: str) -> str:
     def look(x: Any) -> Any:
         shards = len(x.addressable_shards) if isinstance(x, jax.Array) else 0
         # What is captured is copied, modules are not.
-        sys.modules["seen"] = f"a jax.Array of {shards} shard{'s' * (shards > 1)}" if shards else type(x).__name__  # pyright: ignore
+        sys.modules["seen"] = f"a jax.Array of {shards} shard{'s' * (shards > 1)}" if shards else type(x).__name__  # pyright: ignore[reportArgumentType]
         return x
 
     jax.block_until_ready(call(way, look)(array()))

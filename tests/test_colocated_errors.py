@@ -130,6 +130,39 @@ def test_a_failed_call_poisons_what_depends_on_it_and_nothing_else():
     colocated.wait()
 
 
+@pytest.mark.parametrize("mode", ["inline", "stream", "auto"])
+def test_a_function_that_returns_a_failed_result_fails_with_it(mode):
+    inner = failing(out_specs_fn=lambda x: x, stream="inner")
+    outer = colocated_python(lambda x: inner(x) if x else x, mode=mode)
+    for _ in range(20):
+        outer(jnp.float32(0))
+    with pytest.raises(OwnError):
+        outer(one).block_until_ready()
+    colocated.wait()
+
+
+def test_wait_inside_of_a_function_raises_what_its_own_calls_raised():
+    held = failing(stream="other")(one)
+    wait_for(held[0].is_ready)
+
+    def quiet(x):
+        colocated.wait()
+        return x
+
+    def loud(x):
+        failing(out_specs_fn=lambda x: None)(x + 1)
+        colocated.wait()
+
+    assert float(colocated_python(quiet, mode="stream", out_specs_fn=lambda x: x)(one)) == 1
+    y = colocated_python(loud, mode="stream", out_specs_fn=lambda x: x)(one)
+    with pytest.raises(OwnError) as caught:
+        y.block_until_ready()
+    assert caught.value.code == 2
+    with pytest.raises(OwnError) as caught:
+        colocated.wait()
+    assert caught.value.code == 1
+
+
 def test_calls_after_a_failed_one_run():
     f = colocated_python(
         lambda x: [rendezvous.logs["ran"].append(int(x)), {}[0]], mode="stream", out_specs_fn=lambda x: x

@@ -521,6 +521,13 @@ def test_arguments_on_accelerators_come_on_the_cpu_devices_of_their_hosts(x, mon
         colocated_python(look)(one)
         colocated.wait()
         assert rendezvous.logs["devices"] == [[0, 1, 2, 3]] * 3 + [[2]]
+        # A result that is on its way to the accelerators is moved back where the next function runs.
+        slow = colocated_python(lambda x: rendezvous.hear("go") or x + 1, stream="slow", out_specs=spec)
+        y = colocated_python(look, mode="stream", out_specs=spec)(slow(x))
+        assert not y.is_ready()
+        rendezvous.say("go")
+        same(y, x + 2)
+        assert rendezvous.logs["devices"][-1] == [0, 1, 2, 3]
     finally:
         devices.colocated_sharding.cache_clear()
 

@@ -23,6 +23,7 @@ __all__ = [
     "Lane",
     "PoisonedError",
     "current_calls",
+    "descends_from",
     "forget_after_fork",
     "run_here",
     "submit",
@@ -99,13 +100,6 @@ class Call:
                 raise TimeoutError(f"the colocated call of {self.name!r} has not ended")
             self._ended.release()
 
-    def descends_from(self, others: Iterable["Call"]) -> bool:
-        """Whether one of the others made it, or made a call that did."""
-        others, ancestor = [*others], self.parent
-        while ancestor is not None and ancestor not in others:
-            ancestor = ancestor.parent
-        return ancestor is not None
-
     def execute(self) -> None:
         """Runs the function and hands over what it returned or raised."""
         body, self._body = self._body, None
@@ -119,19 +113,27 @@ class Call:
         except PoisonedError as error:
             self._hand_over(error.failure)
         except BaseException as error:
-            self._hand_over(Failure(error, self.name, self.site, self.lanes[0]))
+            self._hand_over(Failure(error, self.name, self.site, self.lanes[0], self.parent))
         finally:
             _here.calls.pop()
 
     def abandon(self, error: BaseException) -> None:
         """Ends a call that will not run."""
         self._body = None
-        self._hand_over(Failure(error, self.name, self.site, self.lanes[0]))
+        self._hand_over(Failure(error, self.name, self.site, self.lanes[0], self.parent))
 
     def _hand_over(self, failure: Failure) -> None:
         for receiver in self.receivers():
             if receiver is not None:
                 receiver.receive_failure(failure)
+
+
+def descends_from(made: Any, makers: Sequence[Call]) -> bool:
+    """Whether a call, or the call of a failure, was made by one of the makers, or by a call that was."""
+    ancestor = made.parent
+    while ancestor is not None and ancestor not in makers:
+        ancestor = ancestor.parent
+    return ancestor is not None
 
 
 class _Here(threading.local):

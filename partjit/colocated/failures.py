@@ -51,15 +51,17 @@ class Failure:
         site: where it was called.
         error: the exception, with a note that says so and a traceback that begins in the function.
         stream: the stream of the call.
+        parent: the call that made it, if one did.
     """
 
-    __slots__ = ("__weakref__", "_notes", "_number", "_seen", "_traceback", "error", "name", "site", "stream")
+    __slots__ = ("__weakref__", "_notes", "_number", "_seen", "_traceback", "error", "name", "parent", "site", "stream")
 
-    def __init__(self, error: BaseException, name: str, site: Site, stream: Any) -> None:
+    def __init__(self, error: BaseException, name: str, site: Site, stream: Any, parent: Any) -> None:
         self.error = error
         self.name = name
         self.site = site
         self.stream = stream
+        self.parent = parent
         self._traceback = _without_own_frames(error.__traceback__)
         self._notes = [note for note in getattr(error, "__notes__", ()) if not note.startswith(_NOTE)]
         self._number = next(_numbers)

@@ -112,13 +112,14 @@ class _Method:
         self._name = name
         self._fun = fun
         self._specialization = specialization
+        self._bound: weakref.WeakKeyDictionary[Any, ColocatedFunction] = weakref.WeakKeyDictionary()
 
     def __get__(self, handle: Any, owner: type | None = None) -> Any:
         if handle is None:
             return self
-        bound = handle.__dict__.get(self)
+        bound = self._bound.get(handle)
         if bound is None:
-            bound = handle.__dict__[self] = self._bound(handle._colocated_instance)
+            bound = self._bound.setdefault(handle, self._bind(handle._colocated_instance))
         return bound
 
     def __call__(self, handle: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -135,7 +136,7 @@ class _Method:
     def __repr__(self) -> str:
         return f"<colocated method {self._fun.__qualname__}>"
 
-    def _bound(self, instance: _Instance) -> ColocatedFunction:
+    def _bind(self, instance: _Instance) -> ColocatedFunction:
         signature = signature_of(self._fun)
         if signature is not None and "self" in signature.parameters:
             parameters = [p for name, p in signature.parameters.items() if name != "self"]

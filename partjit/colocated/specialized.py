@@ -151,7 +151,8 @@ class Specialized:
         try:
             result = self._out_specs.fit(self._target(*args, **kwargs), self._name)
         except Exception as error:
-            failure = Failure(error, self._name, call_site(), stream)
+            running = calls.current_calls()
+            failure = Failure(error, self._name, call_site(), stream, running[-1] if running else None)
             failed = [PendingArray.failed(failure, s.aval, s.sharding, s.committed) for s in self._out_specs.leaves]
             return jax.tree.unflatten(self._out_specs.tree, failed)
         self._measured(_perf_counter() - started)
@@ -203,7 +204,7 @@ class Specialized:
         return calls.run_here(Call(self._name, call_site(), lanes, body), only_if_free=True)
 
     def _submit(self, leaves: Sequence[Any], lanes: Sequence[Lane], stream: Stream, out_specs: OutSpecs) -> Any:
-        takes = [hold(leaf) for leaf in self._on_host(leaves)]
+        takes = [self._taking(i, leaf) for i, leaf in enumerate(leaves)]
         context, settings = contextvars.copy_context(), _compat.ThreadSettings()
 
         def body() -> list[Any]:
@@ -225,6 +226,17 @@ class Specialized:
         result = self._target(*args, **kwargs)
         self._measured(_perf_counter() - started)
         return out_specs.fit_leaves(result, self._name)
+
+    def _taking(self, i: int, leaf: Any) -> Callable[[], Any]:
+        """What gives an argument on the host, as it is now, when the function runs."""
+        target = leaf.sharding if self._host_shardings is None else self._host_shardings[i]
+        if leaf.sharding == target:
+            return hold(leaf)
+        if type(leaf) is PendingArray:
+            take = hold(leaf)
+            return lambda: jax.device_put(take(), target)
+        copy = jax.device_put(leaf, target)
+        return lambda: copy
 
     def _on_host(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """The arguments on the CPU devices of the hosts, where they are not there already."""

@@ -242,7 +242,7 @@ def flat_result(result: Any) -> tuple[list[Any], Any]:
     leaves, tree = _flatten(result)
     for i, leaf in enumerate(leaves):
         if type(leaf) is PendingArray:
-            leaves[i] = leaf.value_for_call()
+            leaves[i] = leaf.value()
         elif type(leaf) is not _compat.ArrayImpl:
             require_array(leaf, lambda i=i: _result_path(result, i))
     return leaves, tree

@@ -160,7 +160,13 @@ def wait(stream: str | Stream | None = None, *, timeout: float | None = None) ->
     """
     waited_for = None if stream is None else as_stream(stream)
     join(waited_for, timeout)
-    failures.raise_unseen(lambda failure: waited_for is None or failure.stream is waited_for)
+    running = calls.current_calls()
+    failures.raise_unseen(
+        lambda failure: (
+            (waited_for is None or failure.stream is waited_for)
+            and (not running or calls.descends_from(failure, running[-1:]))
+        )
+    )
 
 
 def join(stream: Stream | None, timeout: float | None) -> None:
@@ -173,8 +179,8 @@ def join(stream: Stream | None, timeout: float | None) -> None:
             call
             for call in calls.unfinished()
             if (stream is None or stream in call.lanes)
-            and (not running or call.descends_from(running[-1:]))
-            and (not waited_for or call.descends_from(waited_for))
+            and (not running or calls.descends_from(call, running[-1:]))
+            and (not waited_for or calls.descends_from(call, waited_for))
         ]
         if not more:
             return
