@@ -682,37 +682,34 @@ class ThreadSettings:
     `jax.set_mesh` set and the meshes entered. What belongs to a trace under way is left out.
     """
 
-    __slots__ = ("_meshes", "_notes", "_values")
+    __slots__ = ("_meshes", "_notes", "_outer", "_outer_meshes", "_values")
 
     def __init__(self) -> None:
         self._values = [
             (state, value) for state in _thread_states if (value := state.get_local()) is not config.config_ext.unset
         ]
         stack = mesh_lib.thread_resources.stack
-        self._meshes = stack[1:] if len(stack) > 1 else ()
-        self._notes = tuple(_entered.notes)
+        self._meshes = stack[1:] if len(stack) > 1 else []
+        self._notes = [*_entered.notes]
 
-    @contextlib.contextmanager
-    def applied(self) -> Iterator[None]:
+    # A generator would turn a StopIteration of the user's into another exception.
+    def __enter__(self) -> None:
         """Applies them to this thread."""
-        if not self._values and not self._meshes:
-            yield
-            return
-        outer = [state.swap_local(value) for state, value in self._values]
+        resources = mesh_lib.thread_resources
+        self._outer = [state.swap_local(value) for state, value in self._values]
         for state, value in self._values:
             _tell_thread(state, value)
+        self._outer_meshes = resources.stack[1:], _entered.notes
+        resources.stack[1:], _entered.notes = self._meshes, self._notes
+        resources.env = resources.stack[-1]
+
+    def __exit__(self, *_: object) -> None:
         resources = mesh_lib.thread_resources
-        outer_stack, outer_notes = list(resources.stack), _entered.notes
-        resources.stack[1:] = self._meshes
-        resources.env, _entered.notes = resources.stack[-1], list(self._notes)
-        try:
-            yield
-        finally:
-            resources.stack[:] = outer_stack
-            resources.env, _entered.notes = outer_stack[-1], outer_notes
-            for (state, _), value in zip(self._values, outer, strict=True):
-                state.set_local(value)
-                _tell_thread(state, None if value is config.config_ext.unset else value)
+        resources.stack[1:], _entered.notes = self._outer_meshes
+        resources.env = resources.stack[-1]
+        for (state, _), value in zip(self._values, self._outer, strict=True):
+            state.set_local(value)
+            _tell_thread(state, None if value is config.config_ext.unset else value)
 
 
 def _tell_thread(state: Any, value: Any) -> None:

@@ -259,13 +259,13 @@ def test_objects_left_at_exit_are_destroyed():
                 time.sleep(0.2)
                 return x
             def __del__(self):
-                print("gone", flush=True)
+                print("gone", sys.is_finalizing(), flush=True)
         c = C()
         c.f(one)
         c.f(one)
         print("end", flush=True)
     """)
-    assert (code, out.split(), err) == (0, ["end", "gone"], "")
+    assert (code, out.split(), err) == (0, ["end", "gone", "False"], "")
 
 
 # State

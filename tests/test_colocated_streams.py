@@ -287,6 +287,30 @@ def test_calls_inside_are_ordered_as_if_the_function_stood_there():
     assert rendezvous.logs["order"] == [10 * i + j for i in range(20) for j in range(3)]
 
 
+def test_calls_inside_are_ordered_whichever_threads_run_the_function():
+    def inner(x):
+        if int(x) == 0:
+            rendezvous.hear("inner may go")
+        rendezvous.logs["order"].append(int(x))
+
+    def outer(x):
+        rendezvous.logs["threads"].append(threading.get_ident())
+        colocated_python(inner, mode="stream", out_specs_fn=lambda x: None)(x)
+        return x
+
+    f = colocated_python(outer, mode="stream", out_specs_fn=lambda x: x)
+    float(f(jnp.int32(0)))
+    for i in range(8):  # which keep the idle threads busy
+        blocked(stream=f"busy {i}")(one)
+    float(f(jnp.int32(1)))
+    time.sleep(0.1)  # in which a call out of order would have run
+    rendezvous.say("inner may go")
+    rendezvous.say("go")
+    colocated.wait()
+    assert len({*rendezvous.logs["threads"]}) == 2
+    assert rendezvous.logs["order"] == [0, 1]
+
+
 @pytest.mark.parametrize("mode", ["inline", "stream", "auto"])
 def test_a_call_on_the_stream_it_runs_on_is_part_of_the_call(mode):
     inner = colocated_python(lambda x: x + 1, stream="same", out_specs_fn=lambda x: x, mode=mode)

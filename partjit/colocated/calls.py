@@ -2,16 +2,20 @@
 
 A lane is an order: its calls run one at a time, as they came. A call stands in one lane or several (its stream's, and
 that of the object whose method it is) and runs when it is the first of all of them. It enters all of them at once, so
-what it waits for always came before it, and lanes by themselves never lock each other up.
+what it waits for always came before it, and the order alone never locks lanes up.
+
+The handler of a signal may raise between any two steps of the main thread. So what a call does to its lanes can be done
+again: to enter is undone, to leave is repeated, and whoever wants to run a call or to give it up claims it first.
 
 A call that waits for another (for its result, or for room in its stream) may: then a circle is possible, and waiting
 raises an error instead of closing one.
 """
 
 import collections
+import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from partjit.colocated import workers
@@ -25,6 +29,8 @@ __all__ = [
     "current_calls",
     "descends_from",
     "forget_after_fork",
+    "resize",
+    "roots_so_far",
     "run_here",
     "submit",
     "unfinished",
@@ -60,31 +66,55 @@ class Call:
     Attributes:
         name: the function's.
         site: where the call was made.
-        lanes: the lanes it stands in, its stream first.
-        receivers: gives those who wait for the results and are still there.
-        parent: the call that made it, if one did.
+        stream: the stream it was made on.
+        lanes: the lanes it stands in: that stream, unless the call that makes it is in there, and that of its object.
+        receivers: gives those who wait for the results and are still there when the function has run.
+        parent: the innermost call that has not ended of those that made it.
+        root: counts the calls that no call made; calls made inside of one have its number.
         waits_for: the call that it waits for in the middle of its body.
     """
 
-    __slots__ = ("_body", "_ended", "_turn", "lanes", "name", "parent", "receivers", "site", "waits_for")
+    __slots__ = (
+        "_body",
+        "_ended",
+        "_is_claimed",
+        "_parent",
+        "_turn",
+        "lanes",
+        "name",
+        "receivers",
+        "root",
+        "site",
+        "stream",
+        "waits_for",
+    )
 
-    def __init__(self, name: str, site: Site, lanes: Sequence[Lane], body: Callable[[], Any]) -> None:
+    def __init__(self, name: str, site: Site, stream: Any, lanes: Sequence[Lane], body: Callable[[], Any]) -> None:
         self.name = name
         self.site = site
+        self.stream = stream
         self.lanes = lanes
         self.receivers: Callable[[], Sequence[Any]] = tuple
         self.waits_for: Call | None = None
         running = _here.calls
-        self.parent = running[-1] if running else None
+        self._parent = running[-1] if running else None
+        self.root = running[-1].root if running else next(_roots)
         self._body: Callable[[], Any] | None = body
-        self._turn: Any = None  # a lock that is released when the call may run, if its caller runs it
-        self._ended = threading.Lock()
-        self._ended.acquire()
+        self._is_claimed = False
+        self._turn: threading.Event | None = None  # of a call that its caller runs
+        self._ended = threading.Event()
+
+    @property
+    def parent(self) -> "Call | None":  # noqa: D102
+        # A function that goes on by calling itself would otherwise keep all of its calls.
+        while self._parent is not None and self._parent.has_ended:
+            self._parent = self._parent._parent
+        return self._parent
 
     @property
     def has_ended(self) -> bool:
         """Whether the results, or the failure, are there."""
-        return not self._ended.locked()
+        return self._ended.is_set()
 
     def join(self, deadline: float | None = None) -> None:
         """Waits for the end.
@@ -93,12 +123,11 @@ class Call:
             TimeoutError: it did not end before the deadline, in seconds of `time.monotonic`.
             RuntimeError: it never will, because it waits for the call that is waiting here.
         """
-        if not self._ended.locked():
+        if self._ended.is_set():
             return
         with _Waiting(self):
-            if not self._ended.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
+            if not self._ended.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
                 raise TimeoutError(f"the colocated call of {self.name!r} has not ended")
-            self._ended.release()
 
     def execute(self) -> None:
         """Runs the function and hands over what it returned or raised."""
@@ -106,21 +135,36 @@ class Call:
         assert body is not None, "a call runs once"
         _here.calls.append(self)
         try:
-            values = body()  # first: who waits for them may be gone by then
+            values = body()
+            # Looked up after the function has run: a result that nobody has any more is dropped at once.
             for receiver, value in zip(self.receivers(), values, strict=True):
                 if receiver is not None:
                     receiver.receive(value)
         except PoisonedError as error:
             self._hand_over(error.failure)
         except BaseException as error:
-            self._hand_over(Failure(error, self.name, self.site, self.lanes[0], self.parent))
+            self._fail(error)
         finally:
             _here.calls.pop()
 
-    def abandon(self, error: BaseException) -> None:
-        """Ends a call that will not run."""
-        self._body = None
-        self._hand_over(Failure(error, self.name, self.site, self.lanes[0], self.parent))
+    def claim(self) -> bool:
+        """Whether it is the asker who runs it, or gives it up: only one does."""
+        with _lock:
+            is_free, self._is_claimed = not self._is_claimed, True
+        return is_free
+
+    def give_up(self, error: BaseException | None) -> None:
+        """Ends it without running it, unless somebody runs it; without an error if nobody has its results."""
+        if self.claim():
+            self._body = None
+            try:
+                if error is not None:
+                    self._fail(error)
+            finally:
+                _leave(self)
+
+    def _fail(self, error: BaseException) -> None:
+        self._hand_over(Failure(error, self.name, self.site, self.stream, self.parent))
 
     def _hand_over(self, failure: Failure) -> None:
         for receiver in self.receivers():
@@ -128,10 +172,10 @@ class Call:
                 receiver.receive_failure(failure)
 
 
-def descends_from(made: Any, makers: Sequence[Call]) -> bool:
-    """Whether a call, or the call of a failure, was made by one of the makers, or by a call that was."""
+def descends_from(made: Any, maker: Call) -> bool:
+    """Whether a call, or the call of a failure, was made by `maker`, or by a call that was."""
     ancestor = made.parent
-    while ancestor is not None and ancestor not in makers:
+    while ancestor is not None and ancestor is not maker:
         ancestor = ancestor.parent
     return ancestor is not None
 
@@ -142,7 +186,8 @@ class _Here(threading.local):
 
 
 _here = _Here()
-_lock = threading.Lock()
+_roots = itertools.count()
+_lock: Any = threading.RLock()  # a finalizer that makes calls may come in between: it is told apart
 _room = threading.Condition(_lock)
 _unfinished: dict[Call, None] = {}
 
@@ -158,15 +203,29 @@ def unfinished() -> list[Call]:
         return [*_unfinished]
 
 
+def roots_so_far() -> int:
+    """A number above those of all calls so far."""
+    return next(_roots)
+
+
+def resize(lane: Lane, size: int) -> None:
+    """Sets how many calls may be in a lane, and lets in who waits for that."""
+    with _lock:
+        lane.size = size
+        _room.notify_all()
+
+
 def submit(call: Call) -> None:
     """Lets a call run on a thread, when its turn comes. Waits while its stream is full."""
+    if _lock._is_owned():  # by a finalizer, in the middle of a change to the lanes of this thread
+        workers.run_later(lambda: submit(call))
+        return
+    workers.start_deferred()
     try:
         if _enter(call):
             workers.start(lambda: _drive(call))
-    except BaseException as error:  # no thread to be had, or an interrupt: what stands in the lanes must leave them
-        if call._body is not None and call in _unfinished:
-            call.abandon(error)
-            _leave_early(call)
+    except BaseException:  # no thread to be had, or an interrupt: the caller is told by this
+        _insist(lambda: call.give_up(None))
         raise
 
 
@@ -180,40 +239,55 @@ def run_here(call: Call, *, only_if_free: bool = False) -> Any:
     Args:
         call: a call without receivers.
         only_if_free: do nothing and return `NOT_FREE` if it would have to wait for its turn.
+
+    Raises:
+        RuntimeError: a finalizer made the call in the middle of another one's submission.
     """
-    if only_if_free:
-        with _lock:
-            if any(lane.calls for lane in call.lanes):
-                return NOT_FREE
-            _stand_in_lanes(call)
-    else:
-        _wait_for_turn(call)
-    _here.calls.append(call)
+    if _lock._is_owned():
+        raise RuntimeError(
+            f"{call.name!r} was called by a finalizer, which cannot wait for its turn: use mode='stream'"
+        )
+    call._turn = threading.Event()
+    call._is_claimed = True
     try:
+        if only_if_free:
+            with _lock:
+                if any(lane.calls for lane in call.lanes):
+                    return NOT_FREE
+                _stand_in_lanes(call)
+        elif not _enter(call):
+            with _Waiting(call):
+                call._turn.wait()
+        _here.calls.append(call)
         assert call._body is not None
         return call._body()
     finally:
-        _here.calls.pop()
-        call._body = None
-        _start(_leave(call))
+        _insist(lambda: _end_here(call))
 
 
-def _wait_for_turn(call: Call) -> None:
-    call._turn = threading.Lock()
-    call._turn.acquire()
-    try:
-        if not _enter(call):
-            with _Waiting(call):
-                call._turn.acquire()
-    except BaseException:
-        _leave_early(call)
-        raise
+def _end_here(call: Call) -> None:
+    if call in _here.calls:
+        _here.calls.remove(call)
+    call._body = None
+    _leave(call)
+
+
+def _insist(action: Callable[[], None]) -> None:
+    """Does what must be done, although handlers of signals raise in between; raises it then."""
+    for attempts_left in reversed(range(100)):
+        try:
+            action()
+        except BaseException:
+            if attempts_left == 0:
+                raise
+        else:
+            return
 
 
 def forget_after_fork() -> None:
     """In the child of a fork no call of the parent will ever end: each fails, and says why."""
     global _lock, _room
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     _room = threading.Condition(_lock)
     workers.forget_after_fork()
     calls = [*_unfinished]
@@ -222,8 +296,8 @@ def forget_after_fork() -> None:
         for lane in call.lanes:
             lane.calls.clear()
         if call not in _here.calls:
-            call.abandon(RuntimeError("the process was forked: colocated calls go on in the parent only"))
-            call._ended.release()
+            call._fail(RuntimeError("the process was forked: colocated calls go on in the parent only"))
+            call._ended.set()
 
 
 def _enter(call: Call) -> bool:
@@ -231,98 +305,81 @@ def _enter(call: Call) -> bool:
     stream = call.lanes[0]
     with _lock:
         while len(stream.calls) >= stream.size:
-            with _Waiting(stream.calls[0], is_locked=True):
+            with _Waiting(stream.calls[0]):
                 _room.wait()
         _stand_in_lanes(call)
         return _is_first(call)
 
 
 def _stand_in_lanes(call: Call) -> None:
+    _unfinished[call] = None
     for lane in call.lanes:
         lane.calls.append(call)
-    _unfinished[call] = None
 
 
-def _leave(call: Call) -> list[Call]:
-    """Takes an ended call out of its lanes; the calls whose turn that makes it."""
+def _leave(call: Call) -> None:
+    """Takes a call out of its lanes, if it is there, and starts those whose turn it is; may be done again."""
+    for follower in _out_of_lanes(call):
+        _start(follower)
+
+
+def _out_of_lanes(call: Call) -> list[Call]:
     with _lock:
-        next_calls = []
         for lane in call.lanes:
-            lane.calls.popleft()
-            if lane.calls and _is_first(lane.calls[0]):
-                next_calls.append(lane.calls[0])
-        _end(call)
-    return next_calls
-
-
-def _leave_early(call: Call) -> None:
-    """Takes a call that did not run out of its lanes, wherever it stands in them, if it stands there."""
-    with _lock:
-        next_calls = []
-        for lane in call.lanes:
-            was_first = lane.calls and lane.calls[0] is call
-            if call in lane.calls:
+            if lane.calls and lane.calls[0] is call:
+                lane.calls.popleft()
+            elif call in lane.calls:
                 lane.calls.remove(call)
-            if was_first and lane.calls and _is_first(lane.calls[0]):
-                next_calls.append(lane.calls[0])
-        _end(call)
-    _start(next_calls)
-
-
-def _end(call: Call) -> None:
-    _unfinished.pop(call, None)
-    if call._ended.locked():
-        call._ended.release()
-    _room.notify_all()
+        _unfinished.pop(call, None)
+        call._ended.set()
+        _room.notify_all()
+        return [lane.calls[0] for lane in call.lanes if lane.calls and _is_first(lane.calls[0])]
 
 
 def _is_first(call: Call) -> bool:
     return all(lane.calls and lane.calls[0] is call for lane in call.lanes)
 
 
-def _start(calls: Iterable[Call]) -> None:
-    for call in calls:
-        if call._turn is not None:
-            call._turn.release()
-            continue
-        try:
-            workers.start(lambda call=call: _drive(call))
-        except RuntimeError as error:  # no more threads
-            call.abandon(error)
-            _leave_early(call)
+def _start(call: Call) -> None:
+    """Lets a call run whose turn it is; a second time does nothing."""
+    if call._turn is not None:
+        call._turn.set()
+        return
+    try:
+        workers.start(lambda: _drive(call))
+    except RuntimeError as error:  # no more threads
+        call.give_up(error)
 
 
 def _drive(call: Call | None) -> None:
     """Runs a call, and the one that comes next, and so on."""
-    while call is not None:
+    while call is not None and call.claim():
         is_driving = False
         try:
             call.execute()
             is_driving = True
         finally:  # even an exception thrown into this thread from outside must not keep those behind waiting
-            following = _leave(call)
+            following = _out_of_lanes(call)
             call = next((candidate for candidate in following if is_driving and candidate._turn is None), None)
-            _start(candidate for candidate in following if candidate is not call)
+            for candidate in following:
+                if candidate is not call:
+                    _start(candidate)
 
 
 class _Waiting:
     """Says that the calls of this thread wait for another; raises if that would be a circle."""
 
-    def __init__(self, target: Call, is_locked: bool = False) -> None:
+    def __init__(self, target: Call) -> None:
         self._target = target
-        self._is_locked = is_locked
 
     def __enter__(self) -> None:
         running = _here.calls
         if not running:
             return
-        for call in running:
-            call.waits_for = self._target
-        if self._is_locked:
+        with _lock:
+            for call in running:
+                call.waits_for = self._target
             is_circle = _waits_for_one_of(running, self._target)
-        else:
-            with _lock:
-                is_circle = _waits_for_one_of(running, self._target)
         if is_circle:
             self.__exit__()
             raise RuntimeError(

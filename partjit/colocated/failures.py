@@ -54,7 +54,19 @@ class Failure:
         parent: the call that made it, if one did.
     """
 
-    __slots__ = ("__weakref__", "_notes", "_number", "_seen", "_traceback", "error", "name", "parent", "site", "stream")
+    __slots__ = (
+        "__weakref__",
+        "_context",
+        "_notes",
+        "_number",
+        "_seen",
+        "_traceback",
+        "error",
+        "name",
+        "parent",
+        "site",
+        "stream",
+    )
 
     def __init__(self, error: BaseException, name: str, site: Site, stream: Any, parent: Any) -> None:
         self.error = error
@@ -64,6 +76,7 @@ class Failure:
         self.parent = parent
         self._traceback = _without_own_frames(error.__traceback__)
         self._notes = [note for note in getattr(error, "__notes__", ()) if not note.startswith(_NOTE)]
+        self._context = error.__context__
         self._number = next(_numbers)
         self._seen = False
         self._annotate()
@@ -98,6 +111,7 @@ class Failure:
         # Several calls may raise the same exception, as those of an object whose constructor failed do.
         self.error.__notes__ = [*self._notes, f"{_NOTE} {self.name!r} made at {self.site_text}"]
         self.error.__traceback__ = self._traceback
+        self.error.__context__ = self._context  # not what happens to be handled where it is raised again
 
     def __str__(self) -> str:
         what = traceback.format_exception_only(type(self.error), self.error)[0].strip()
@@ -143,7 +157,6 @@ def _unseen(concerned: Callable[[Failure], bool]) -> list[Failure]:
 
 
 def _without_own_frames(tb: types.TracebackType | None) -> types.TracebackType | None:
-    inner = tb
-    while inner is not None and inner.tb_frame.f_code.co_filename.startswith(_package):
-        inner = inner.tb_next
-    return inner or tb
+    while tb is not None and tb.tb_frame.f_code.co_filename.startswith(_package):
+        tb = tb.tb_next
+    return tb

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
@@ -10,7 +11,7 @@ import jax
 from partjit import _compat
 from partjit.arguments import name_of, signature_of
 from partjit.colocated.serialization import deserialize, serialize
-from partjit.colocated.specialization import CacheInfo, Mode, Specialization, SpecializationCache
+from partjit.colocated.specialization import CacheInfo, Mode, Specialization, SpecializationCache, kind_of
 from partjit.colocated.specialized import Origin, Specialized, under_transformation
 from partjit.colocated.specs import InSpecs, argument_paths, devices_of, require_array
 from partjit.colocated.streams import Stream
@@ -66,9 +67,11 @@ class ColocatedFunction:
                 arguments, in the calling thread.
             devices: devices or a mesh: the function runs on their hosts. Needed if there are no array arguments.
             out_specs: a tree of ShapeDtypeStructs like the result. A sharding left open is a replicated one. Once the
-                results are known, calls return before the function has run.
+                results are known, calls return before the function has run. None says nothing; that a function
+                returns None is said by `out_specs_fn=lambda *args: None`.
             mode: "inline" runs it in the caller; "stream" on a thread; "auto", the default, on a thread until it was
-                measured to be cheaper than that, ten times in a row.
+                measured to be cheaper than that, ten times in a row. A function that waits for what its caller does
+                after the call must say "stream".
             stream: the name of a stream, or a stream, instead of the calling thread's.
 
         Raises:
@@ -93,8 +96,12 @@ class ColocatedFunction:
     def __repr__(self) -> str:
         return f"<colocated {self._origin.name}>"
 
+    def __get__(self, obj: Any, owner: type | None = None) -> Any:
+        return self if obj is None else types.MethodType(self, obj)
+
     def __reduce__(self) -> Any:
-        return _rebuilt, (self._fun, self.specialization)
+        rebuilt, arguments = self._origin.reference or (_rebuilt, ())
+        return rebuilt, (*arguments, self._fun, self.specialization)
 
     def _find(self, args: Any, kwargs: Any, leaves: Sequence[Any], tree: Any) -> Specialized:
         def paths() -> Sequence[str]:
@@ -102,7 +109,7 @@ class ColocatedFunction:
 
         def make() -> Specialized:
             devices = known.devices or devices_of([leaf.sharding for leaf in leaves], paths())
-            in_specs = known.in_specs or InSpecs([_struct(leaf) for leaf in leaves], tree)
+            in_specs = known.in_specs.fresh() if known.in_specs else InSpecs([_struct(leaf) for leaf in leaves], tree)
             return Specialized(self._origin, known, in_specs, leaves, devices)
 
         known = self.specialization
@@ -114,7 +121,7 @@ class ColocatedFunction:
             known.in_specs.check(leaves, tree, paths)
             specs = known.in_specs.leaves
             left_open = [leaf.sharding for leaf, spec in zip(leaves, specs, strict=True) if spec.sharding is None]
-            specialized = self._cache.find_only(tuple(left_open), make)
+            specialized = self._cache.find_only((*left_open, *map(kind_of, leaves)), make)
         else:
             specialized = self._cache.find(leaves, tree, make)
         specialized.in_specs.remember(leaves)
@@ -163,7 +170,8 @@ def colocated_python(
     `out_specs_fn` say so, return before the function has run, with arrays that wait when they are used. The calls of a
     thread run in their order. What the function raises is raised where a result is used, or by `colocated.wait()`.
 
-    What the function captures is copied at its first call, as if it went to another host; modules are not.
+    What the function captures is copied at the first call for each kind of arguments, as if it went to another host
+    (and anew after `jax.clear_caches()`); modules, and what can be imported from one, are not.
 
     Args:
         fun: the function; without, a decorator is returned.

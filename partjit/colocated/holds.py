@@ -40,7 +40,7 @@ def hold(array: Any) -> Take:
     if kind is not _compat.ArrayImpl:
         return lambda: array
     if array.is_deleted():  # asking such an array whether it is ready ends the process on jax 0.10
-        raise RuntimeError(f"a colocated function was called with a deleted array: {array.aval.str_short()}")
+        raise _deleted(array)
     return _hold_ready(array) if array.is_ready() else _copied(array)
 
 
@@ -63,10 +63,12 @@ def _copied(array: Any) -> Take:
     if not jax.numpy.issubdtype(array.dtype, jax.numpy.number) and array.dtype != bool:
         return lambda: array  # strings, which no program can be given
     copy = jax.device_put(array, array.sharding, may_alias=False)
-    return lambda: copy
+    return lambda: _compat.array_of_buffers(array, _compat.buffers_of(copy))
 
 
 def _hold_pending(array: PendingArray) -> Take:
+    if array.is_deleted():
+        raise _deleted(array)
     held: list[Take] = []
 
     def hold_value(value: Any) -> None:
@@ -90,3 +92,7 @@ def _hold_pending(array: PendingArray) -> Take:
 
 def _raise(error: RuntimeError) -> NoReturn:
     raise error
+
+
+def _deleted(array: Any) -> RuntimeError:
+    return RuntimeError(f"a colocated function was called with a deleted array: {array.aval.str_short()}")

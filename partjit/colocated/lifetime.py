@@ -28,6 +28,7 @@ def _finish() -> None:
     except ValueError:
         print(f"partjit: PARTJIT_EXIT_TIMEOUT must be a number of seconds, but is {text!r}", file=sys.stderr)
         timeout = _EXIT_SECONDS
+    workers.close()
     try:
         join(None, timeout)
     except TimeoutError as error:

@@ -22,7 +22,7 @@ __all__ = ["colocated_python_class", "destroy_all"]
 
 _numbers = itertools.count()
 _handles: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
-_instances: "weakref.WeakSet[_Instance]" = weakref.WeakSet()
+_instances: "weakref.WeakValueDictionary[int, _Instance]" = weakref.WeakValueDictionary()
 
 
 class _Instance:
@@ -33,11 +33,13 @@ class _Instance:
     Attributes:
         lane: the order of its calls; None if they may overlap.
         name: the name of the class.
+        number: tells it apart in this process.
     """
 
     def __init__(self, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any], concurrent: bool) -> None:
         self.lane = None if concurrent else Lane()
         self.name = cls.__name__
+        self.number = next(_numbers)
         self._recipe: Any = (cls, tuple(args), dict(kwargs))
         self._box: list[Any] = []  # with the only reference to the object, to drop it from elsewhere
         self._error: Exception | None = None
@@ -45,7 +47,7 @@ class _Instance:
         self._lock = threading.RLock()
         workers.start_deferred()
         weakref.finalize(self, _destroy_later, self._box).atexit = False
-        _instances.add(self)
+        _instances[self.number] = self
 
     def object(self) -> Any:
         """The object, constructed when it is needed for the first time.
@@ -100,7 +102,7 @@ def _destroy_later(box: list[Any]) -> None:
 
 def destroy_all() -> None:
     """Destroys the objects that are left, at exit."""
-    for instance in [*_instances]:
+    for instance in [*_instances.values()]:
         instance.destroy()
 
 
@@ -142,7 +144,8 @@ class _Method:
             parameters = [p for name, p in signature.parameters.items() if name != "self"]
             signature = signature.replace(parameters=parameters)
         name = f"{instance.name}.{self._name}"
-        origin = Origin(name, signature, lambda: instance.method(self._name), instance.lane)
+        reference = (_method_of, (instance.number, instance.name, self._name))
+        origin = Origin(name, signature, lambda: instance.method(self._name), instance.lane, reference)
         return ColocatedFunction(self._fun, origin, self._specialization)
 
 
@@ -157,7 +160,6 @@ class _Handle:
     """What the user holds of a colocated object."""
 
     _colocated_instance: _Instance
-    _colocated_number: int
 
     def close(self) -> None:
         """Waits for the calls of the object made before, calls its `close()` if it has one, and destroys it.
@@ -168,7 +170,7 @@ class _Handle:
         held = [lane for call in calls.current_calls() for lane in call.lanes]
         lanes = [lane for lane in (current_stream(), instance.lane) if lane is not None and lane not in held]
         if lanes:
-            calls.run_here(Call(f"{instance.name}.close", call_site(), lanes, instance.close))
+            calls.run_here(Call(f"{instance.name}.close", call_site(), current_stream(), lanes, instance.close))
         else:
             instance.close()
 
@@ -179,17 +181,24 @@ class _Handle:
         self.close()
 
     def __reduce__(self) -> Any:
-        return _handle_of, (self._colocated_number, self._colocated_instance.name)
+        return _handle_of, (self._colocated_instance.number, self._colocated_instance.name)
 
     def __repr__(self) -> str:
         return f"<colocated {self._colocated_instance.name} object>"
 
 
 def _handle_of(number: int, name: str) -> Any:
-    handle = _handles.get(number)
-    if handle is None:
+    return _present(_handles.get(number), name)
+
+
+def _method_of(number: int, name: str, method: str, fun: Callable[..., Any], specialization: Specialization) -> Any:
+    return _Method(method, fun, specialization)._bind(_present(_instances.get(number), name))
+
+
+def _present(found: Any, name: str) -> Any:
+    if found is None:
         raise ValueError(f"this colocated {name} object is not one of this process, or is gone")
-    return handle
+    return found
 
 
 @overload
@@ -266,12 +275,15 @@ def colocated_python_class(
 def _handle_class(cls: type, concurrent: bool, specialization: Specialization) -> type[Any]:
     if not isinstance(cls, type):
         raise TypeError(f"colocated_python_class expects a class, but got {cls!r}")
+    if issubclass(cls, _Handle):
+        raise TypeError(
+            f"{cls.__name__} is, or inherits from, a colocated class: derive it from the plain class instead"
+        )
 
     @functools.wraps(cls.__init__)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         self._colocated_instance = _Instance(cls, args, kwargs, concurrent)
-        self._colocated_number = next(_numbers)
-        _handles[self._colocated_number] = self
+        _handles[self._colocated_instance.number] = self
 
     members: dict[str, Any] = {
         name: _Method(name, member, specialization)

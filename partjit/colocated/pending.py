@@ -26,7 +26,17 @@ class PendingArray(jax.Array):
     It is accepted where an array is. Using its value waits for the call and raises what the call raised.
     """
 
-    __slots__ = ("__weakref__", "_aval", "_call", "_failure", "_is_committed", "_place", "_received", "_then")
+    __slots__ = (
+        "__weakref__",
+        "_aval",
+        "_call",
+        "_failure",
+        "_is_committed",
+        "_is_deleted",
+        "_place",
+        "_received",
+        "_then",
+    )
 
     def __init__(self, call: Call, aval: Any, sharding: Any, committed: bool) -> None:
         self._call: Call | None = call
@@ -34,6 +44,7 @@ class PendingArray(jax.Array):
         self._place = sharding
         self._is_committed = committed
         self._received: Any = None
+        self._is_deleted = False
         self._failure: Failure | None = None
         self._then: list[Callable[[Any], None]] = []
 
@@ -181,20 +192,23 @@ class PendingArray(jax.Array):
 
     def is_deleted(self) -> bool:
         """Whether its memory was given up."""
-        return self._received is not None and self._received.is_deleted()
+        return self._is_deleted or (self._received is not None and self._received.is_deleted())
 
     def copy_to_host_async(self) -> None:
         """Starts the copy as soon as there is something to copy."""
-        when_received(self, lambda value: value.copy_to_host_async())
+        when_received(self, lambda value: None if value.is_deleted() else value.copy_to_host_async())
 
     def delete(self) -> None:
         """Gives up the memory as soon as it is there; calls that were given the array before keep it."""
+        self._is_deleted = True
         when_received(self, lambda value: value.delete())
 
     def __repr__(self) -> str:
         if self._received is not None and not self._received.is_deleted() and self._received.is_ready():
             return repr(self._received)
-        state = "pending" if self._failure is None else f"failed: {self._failure}"
+        state = "deleted" if self.is_deleted() else "pending"
+        if self._failure is not None:
+            state = f"failed: {self._failure}"
         return f"PendingArray({self._aval.str_short()}, {self.sharding}, {state})"
 
     def __str__(self) -> str:
@@ -206,10 +220,10 @@ class PendingArray(jax.Array):
     def __deepcopy__(self, memo: Any) -> Any:
         return self.value().__deepcopy__(memo)
 
-    def __getattr__(self, name: str) -> Any:  # what only some arrays have, such as typed keys
-        if name.startswith("__") or name in _OF_PLAIN_ARRAYS:
-            raise AttributeError(name)
-        return getattr(self.value(), name)
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_KEYS and jax.dtypes.issubdtype(self.dtype, jax.dtypes.prng_key):
+            return getattr(self.value(), name)
+        raise AttributeError(f"a jax.Array has no attribute {name!r}", name=name, obj=self)
 
 
 def when_received(array: PendingArray, action: Callable[[Any], None]) -> None:
@@ -237,6 +251,7 @@ def _forwarding(name: str, attribute: Any) -> Any:
 
 # What tells a plain array apart at a glance is not forwarded.
 _OF_PLAIN_ARRAYS = {"_sharding"}
+_OF_KEYS = {"_impl", "_base_array", "_consts"}
 _OF_CLASSES = {*dir(type("Plain", (), {})), "__annotations__", "__slots__", "__del__", "__release_buffer__"}
 _COMPARISONS = {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__format__"}
 

@@ -201,12 +201,17 @@ def _device(reference: tuple[str, int]) -> Any:
     )
 
 
-@functools.cache
+_own_key = secrets.token_bytes(_CODE_BYTES)
+
+
 def _group_key() -> bytes:
     """The key that the processes of this group share; a process alone has one of its own."""
+    return _own_key if _compat.distributed_client() is None else _shared_key()
+
+
+@functools.cache
+def _shared_key() -> bytes:
     client = _compat.distributed_client()
-    if client is None:
-        return secrets.token_bytes(_CODE_BYTES)
     if jax.process_index() == 0:
         client.key_value_set(_KEY_NAME, secrets.token_hex(_CODE_BYTES))
     return bytes.fromhex(client.blocking_key_value_get(_KEY_NAME, 60_000))

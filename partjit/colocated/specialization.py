@@ -89,18 +89,25 @@ class Specialization:
 def _devices(devices: Any) -> tuple[Any, ...]:
     if isinstance(devices, jax.sharding.Mesh):
         devices = devices.devices.flat
-    devices = tuple(devices)
+    devices = (devices,) if isinstance(devices, jax.Device) else tuple(devices)
     if not devices:
         raise ValueError("devices must name at least one device, but is empty")
     for device in devices:
         if not isinstance(device, jax.Device):
             raise TypeError(f"devices must be devices or a mesh, but there is a {type(device).__name__} in it")
+    if len({*devices}) < len(devices):
+        raise ValueError(f"devices must name each device once, but are {[*map(str, devices)]}")
     return devices
 
 
 CacheInfo = collections.namedtuple("CacheInfo", ["hits", "misses", "currsize"])
 CacheInfo.__doc__ = """Of a colocated function: calls that found their specialization, calls that did not, and how many
 specializations there are."""
+
+
+def kind_of(leaf: Any) -> tuple[Any, ...]:
+    """What a specialization depends on, apart from the sharding."""
+    return leaf.shape, leaf.dtype, leaf.aval.weak_type, getattr(leaf, "committed", True)
 
 
 class SpecializationCache:
@@ -128,14 +135,15 @@ class SpecializationCache:
 
     def find(self, leaves: Sequence[Any], tree: Any, make: Callable[[], Any]) -> Any:
         """What was made for arguments like these, or what `make` makes."""
-        identities = (tree, *((id(leaf.sharding), leaf.shape, leaf.dtype) for leaf in leaves))
+        kinds = tuple(map(kind_of, leaves))
+        identities = (tree, *((id(leaf.sharding), kind) for leaf, kind in zip(leaves, kinds, strict=True)))
         found = self._by_identity.get(identities)
         if found is not None:
             self.hits += 1
-            self.last, _ = found
-            return self.last
+            self.last = found[0]
+            return found[0]
         with self._lock:
-            specialized = self.find_only((tree, *((leaf.sharding, leaf.shape, leaf.dtype) for leaf in leaves)), make)
+            specialized = self.find_only((tree, *(leaf.sharding for leaf in leaves), kinds), make)
             if len(self._by_identity) >= self._MOST_IDENTITIES:
                 self._by_identity.clear()
             self._by_identity[identities] = (specialized, [leaf.sharding for leaf in leaves])
@@ -171,12 +179,16 @@ class _Caches:
 
     def __init__(self) -> None:
         self._caches: weakref.WeakSet[SpecializationCache] = weakref.WeakSet()
+        self._lock = threading.RLock()
 
     def add(self, cache: SpecializationCache) -> None:
-        self._caches.add(cache)
+        with self._lock:
+            self._caches.add(cache)
 
     def cache_clear(self) -> None:
-        for cache in list(self._caches):
+        with self._lock:
+            caches = [*self._caches]
+        for cache in caches:
             cache.clear()
 
 

@@ -44,12 +44,15 @@ class Origin:
         signature: its parameters, if they are known.
         target: gives the function that runs on this host; called once per specialization, by its first call.
         lane: the order it is in apart from its stream, if it is the method of an object.
+        reference: for a copy of the colocated function elsewhere, if copying the function is not enough: what makes it,
+            and with which arguments before the function and its specialization.
     """
 
     name: str
     signature: inspect.Signature | None
     target: Callable[[], Callable[..., Any]]
     lane: Lane | None = None
+    reference: tuple[Callable[..., Any], tuple[Any, ...]] | None = None
 
 
 class Specialized:
@@ -134,8 +137,11 @@ class Specialized:
 
     def _default_sharding(self) -> Any:
         """Replicated over the devices of the call."""
+        if self._uncommitted and len(self._uncommitted) == len(self._shardings) and not self._specialization.devices:
+            return self._uncommitted[0]
         for sharding in self._shardings:
-            if isinstance(sharding, jax.sharding.NamedSharding):
+            is_named = isinstance(sharding, jax.sharding.NamedSharding)
+            if is_named and (*_compat.device_list(sharding),) == (*self._devices,):
                 return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
         if len(self._devices) == 1:
             return jax.sharding.SingleDeviceSharding(self._devices[0])
@@ -149,7 +155,7 @@ class Specialized:
         started = _perf_counter()
         assert self._out_specs is not None
         try:
-            result = self._out_specs.fit(self._target(*args, **kwargs), self._name)
+            result = self._apart(self._out_specs.fit(self._target(*args, **kwargs), self._name), args, kwargs)
         except Exception as error:
             running = calls.current_calls()
             failure = Failure(error, self._name, call_site(), stream, running[-1] if running else None)
@@ -157,6 +163,13 @@ class Specialized:
             return jax.tree.unflatten(self._out_specs.tree, failed)
         self._measured(_perf_counter() - started)
         return result
+
+    def _apart(self, result: Any, args: Any, kwargs: Any) -> Any:
+        """The result, which is no argument: on a thread it would have been another array of the same memory."""
+        given = {*map(id, jax.tree.leaves((args, kwargs)))}
+        if given.isdisjoint(map(id, jax.tree.leaves(result))):
+            return result
+        return jax.tree.map(lambda leaf: hold(leaf)() if id(leaf) in given else leaf, result)
 
     def _run_in_order(self, leaves: Sequence[Any], stream: Stream) -> Any:
         """In the order of its lanes, in the caller or on a thread."""
@@ -169,7 +182,7 @@ class Specialized:
             return jax.tree.unflatten(out_specs.tree, [_without_shards(spec) for spec in out_specs.leaves])
         # A call on a stream in whose call it stands would wait for itself: it is part of that one.
         if self._mode == "inline" or out_specs is None or len(lanes) < len(all_lanes):
-            return self._run_here(leaves, lanes)
+            return self._run_here(leaves, lanes, stream)
         is_cheap = self._cheap_in_a_row >= _CHEAP_IN_A_ROW and self._mode == "auto" and self._stream is None
         if is_cheap and all(_is_there(leaf) for leaf in leaves) and not any(lane.calls for lane in lanes):
             result = self._run_if_free(leaves, lanes, stream)
@@ -177,7 +190,7 @@ class Specialized:
                 return result
         return self._submit(leaves, lanes, stream, out_specs)
 
-    def _run_here(self, leaves: Sequence[Any], lanes: Sequence[Lane]) -> Any:
+    def _run_here(self, leaves: Sequence[Any], lanes: Sequence[Lane], stream: Stream) -> Any:
         def body() -> Any:
             values = [leaf.value() if type(leaf) is PendingArray else leaf for leaf in leaves]
             args, kwargs = jax.tree.unflatten(self.in_specs.tree, self._on_host(values))
@@ -190,28 +203,29 @@ class Specialized:
                 if self._mode != "inline":
                     self._out_specs = OutSpecs.of_result(flat, tree)
                     self._measured(_perf_counter() - started)
+                    result = self._apart(result, args, kwargs)
             return result
 
-        return calls.run_here(Call(self._name, call_site(), lanes, body)) if lanes else body()
+        return calls.run_here(Call(self._name, call_site(), stream, lanes, body)) if lanes else body()
 
     def _run_if_free(self, leaves: Sequence[Any], lanes: Sequence[Lane], stream: Stream) -> Any:
-        values = [leaf.value_for_call() if type(leaf) is PendingArray else leaf for leaf in leaves]
+        values = [leaf.value() if type(leaf) is PendingArray else leaf for leaf in leaves]
 
         def body() -> Any:
             args, kwargs = jax.tree.unflatten(self.in_specs.tree, self._on_host(values))
             return self._run_cheap(args, kwargs, stream)
 
-        return calls.run_here(Call(self._name, call_site(), lanes, body), only_if_free=True)
+        return calls.run_here(Call(self._name, call_site(), stream, lanes, body), only_if_free=True)
 
     def _submit(self, leaves: Sequence[Any], lanes: Sequence[Lane], stream: Stream, out_specs: OutSpecs) -> Any:
         takes = [self._taking(i, leaf) for i, leaf in enumerate(leaves)]
         context, settings = contextvars.copy_context(), _compat.ThreadSettings()
 
         def body() -> list[Any]:
-            with settings.applied():
+            with settings:
                 return context.run(self._run_held, takes, stream, out_specs)
 
-        call = Call(self._name, call_site(), lanes, body)
+        call = Call(self._name, call_site(), stream, lanes, body)
         results = [PendingArray(call, spec.aval, spec.sharding, spec.committed) for spec in out_specs.leaves]
         references = [weakref.ref(result) for result in results]
         call.receivers = lambda: [reference() for reference in references]

@@ -74,6 +74,10 @@ class InSpecs:
         self.tree = tree
         self._seen: list[Any] | None = None
 
+    def fresh(self) -> "InSpecs":
+        """The same, with nothing seen: what was seen belongs to one specialization."""
+        return InSpecs(self.leaves, self.tree)
+
     @staticmethod
     def of_user(in_specs: Any) -> "InSpecs":
         """From what the user wrote: `(args, kwargs)` with ShapeDtypeStructs, or arrays that show what is meant.
@@ -100,14 +104,14 @@ class InSpecs:
         """
         try:
             leaves = self.tree.flatten_up_to((args, kwargs))
-            return leaves if [*map(_compat.type_and_sharding, leaves)] == self._seen else None
+            return leaves if [*map(_compat.type_sharding_and_commitment, leaves)] == self._seen else None
         except (ValueError, AttributeError):  # another structure; not an array, or one that is pending
             return None
 
     def remember(self, leaves: Sequence[Any]) -> None:
         """Has arguments like these, which fit, accepted from here on."""
         if _PLAIN.issuperset(map(type, leaves)):
-            self._seen = [*map(_compat.type_and_sharding, leaves)]
+            self._seen = [*map(_compat.type_sharding_and_commitment, leaves)]
 
     def check(self, leaves: Sequence[Any], tree: Any, paths: Callable[[], Sequence[str]]) -> None:
         """Raises ValueError that names each argument which is not what the specs say."""

@@ -10,16 +10,15 @@ import contextvars
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 from partjit.colocated import calls, failures
-from partjit.colocated.calls import Call, Lane
+from partjit.colocated.calls import Lane
 
 __all__ = ["Stream", "as_stream", "current_stream", "inside", "join", "stream", "wait"]
 
 _SIZE = 128
-_lock = threading.Lock()
+_lock = threading.RLock()  # a finalizer may come in between
 _named: "weakref.WeakValueDictionary[str, Stream]" = weakref.WeakValueDictionary()
 _scope: "contextvars.ContextVar[Stream | None]" = contextvars.ContextVar("partjit_colocated_stream", default=None)
 
@@ -31,24 +30,29 @@ class Stream(Lane):
         name: its name, or None.
         size: how many calls may be in it; whoever adds another waits.
         is_private: whether only one thread can add to it.
+        root: the stream of the calls inside of whose calls its own are made; itself for others.
     """
 
-    __slots__ = ("_nested", "is_private", "name")
+    __slots__ = ("_nested", "is_private", "name", "root")
 
-    def __init__(self, name: str | None = None, size: int = _SIZE, is_private: bool = False) -> None:
+    def __init__(
+        self, name: str | None = None, size: int = _SIZE, is_private: bool = False, root: "Stream | None" = None
+    ) -> None:
         super().__init__(size)
         self.name = name
         self.is_private = is_private
-        self._nested: Stream | None = None
+        self.root: Stream = self if root is None else root
+        self._nested: weakref.ref[Stream] | None = None
 
     @property
     def nested(self) -> "Stream":
-        """The stream of the calls that are made inside of its calls."""
-        if self._nested is None:
-            with _lock:
-                if self._nested is None:
-                    self._nested = Stream()
-        return self._nested
+        """The stream of the calls that are made inside of its calls, the same as long as there are some."""
+        with _lock:
+            found = self._nested() if self._nested is not None else None
+            if found is None:
+                found = Stream(root=self.root)
+                self._nested = weakref.ref(found)
+            return found
 
     def __reduce__(self) -> Any:
         if self.name is None:
@@ -94,8 +98,7 @@ def inside(stream: Stream) -> None:
     _scope.set(stream.nested)
 
 
-@contextlib.contextmanager
-def stream(name: str | None = None, *, size: int | None = None) -> Iterator[Stream]:
+def stream(name: str | None = None, *, size: int | None = None) -> contextlib.AbstractContextManager[Stream, None]:
     """Sends the colocated calls made in the `with` block to a stream, and waits for them at its end.
 
     Args:
@@ -123,18 +126,28 @@ def stream(name: str | None = None, *, size: int | None = None) -> Iterator[Stre
     """
     if size is not None and size < 1:
         raise ValueError(f"colocated.stream: size must be at least 1, but is {size}")
-    entered = Stream() if name is None else as_stream(name)
-    if size is not None:
-        entered.size = size
-    token = _scope.set(entered)
-    try:
-        yield entered
-    except BaseException:
+    return _Scope(name, size)
+
+
+class _Scope(contextlib.AbstractContextManager[Stream, None]):
+    def __init__(self, name: str | None, size: int | None) -> None:
+        self._name, self._size = name, size
+        self._entered: list[tuple[Stream, contextvars.Token[Stream | None]]] = []
+
+    def __enter__(self) -> Stream:
+        entered = Stream() if self._name is None else as_stream(self._name)
+        if self._size is not None:
+            calls.resize(entered, self._size)
+        self._entered.append((entered, _scope.set(entered)))
+        return entered
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        entered, token = self._entered.pop()
         _scope.reset(token)
-        join(entered, None)
-        raise
-    _scope.reset(token)
-    wait(entered)
+        if error is None:
+            wait(entered)
+        else:
+            join(entered, None)
 
 
 def wait(stream: str | Stream | None = None, *, timeout: float | None = None) -> None:
@@ -163,8 +176,8 @@ def wait(stream: str | Stream | None = None, *, timeout: float | None = None) ->
     running = calls.current_calls()
     failures.raise_unseen(
         lambda failure: (
-            (waited_for is None or failure.stream is waited_for)
-            and (not running or calls.descends_from(failure, running[-1:]))
+            (waited_for is None or failure.stream.root is waited_for.root)
+            and (not running or calls.descends_from(failure, running[-1]))
         )
     )
 
@@ -172,25 +185,22 @@ def wait(stream: str | Stream | None = None, *, timeout: float | None = None) ->
 def join(stream: Stream | None, timeout: float | None) -> None:
     """Waits as `wait` does, and leaves what failed alone."""
     deadline = None if timeout is None else time.monotonic() + timeout
-    running = calls.current_calls()
-    waited_for: list[Call] = []
+    running, later = calls.current_calls(), calls.roots_so_far()
     while True:  # a call that was waited for may have made others
-        more = [
+        waited_for = [
             call
             for call in calls.unfinished()
-            if (stream is None or stream in call.lanes)
-            and (not running or calls.descends_from(call, running[-1:]))
-            and (not waited_for or calls.descends_from(call, waited_for))
+            if (stream is None or call.stream.root is stream.root)
+            and (calls.descends_from(call, running[-1]) if running else call.root < later)
         ]
-        if not more:
+        if not waited_for:
             return
-        for call in more:
+        for call in waited_for:
             try:
                 call.join(deadline)
             except TimeoutError:
-                still = [call for call in more if not call.has_ended]
+                still = [call for call in waited_for if not call.has_ended]
                 raise TimeoutError(
                     f"colocated.wait: after {timeout} s there still run or wait "
                     + ", ".join(f"{call.name!r} (called at {call.site[0]}:{call.site[1]})" for call in still)
                 ) from None
-        waited_for = more

@@ -1,11 +1,12 @@
 """The threads that run colocated calls, and one for what must not run where it comes up."""
 
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["forget_after_fork", "run_later", "start", "start_deferred", "stop"]
+__all__ = ["close", "forget_after_fork", "run_later", "start", "start_deferred", "stop"]
 
 _IDLE_SECONDS = 10.0
 """How long a thread without work stays: starting one costs more than waking one."""
@@ -18,31 +19,30 @@ class _Pool:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._idle = 0  # threads that wait for a job, less the jobs that are on their way to one
         self._threads: set[threading.Thread] = set()
-        self._lock = threading.Lock()
+        self.is_closing = False
+        self._lock = threading.RLock()  # a finalizer that starts a job may come in between
 
     def start(self, job: Callable[[], None]) -> None:
         with self._lock:
             has_idle = self._idle > 0
-            if has_idle:
+            if has_idle or self.is_closing:
                 self._idle -= 1
-        if has_idle:
+        if has_idle or self.is_closing:  # then no thread can be started any more: whoever gets free does it
             self._jobs.put(job)
         else:
-            threading.Thread(target=self._work, args=(job,), name="partjit colocated", daemon=True).start()
+            threading.Thread(target=self.work, args=(job,), name="partjit colocated", daemon=True).start()
 
     def stop(self, deadline: float) -> None:
-        with self._lock:
-            threads = [*self._threads]
-        for _ in threads:
+        for _ in [*self._threads]:
             self._jobs.put(None)
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        while self._threads and time.monotonic() < deadline:
+            time.sleep(0.001)
 
-    def _work(self, job: Callable[[], None] | None) -> None:
+    def work(self, job: Callable[[], None] | None) -> None:
         self._threads.add(threading.current_thread())
         try:
             while job is not None:
-                job()
+                _run(job)
                 job = None
                 with self._lock:
                     self._idle += 1
@@ -74,7 +74,10 @@ class _Deferred:
         with self._lock:
             if self._thread is None:
                 thread = threading.Thread(target=self._work, name="partjit finalizers", daemon=True)
-                thread.start()
+                try:
+                    thread.start()
+                except RuntimeError:  # no more threads, or not at exit: what is left is done then, or told
+                    return
                 self._thread = thread
 
     def run_later(self, job: Callable[[], None]) -> None:
@@ -87,7 +90,14 @@ class _Deferred:
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            job()
+            _run(job)
+
+
+def _run(job: Callable[[], None]) -> None:
+    try:
+        job()
+    except BaseException:  # it has nobody to raise to, and those that come after it have nothing to do with it
+        sys.excepthook(*sys.exc_info())
 
 
 _pool = _Pool()
@@ -114,6 +124,13 @@ def run_later(job: Callable[[], None]) -> None:
     _deferred.run_later(job)
 
 
+def close() -> None:
+    """At exit, when Python starts no more threads: the one for finalizers does what others have no time for."""
+    if not _pool.is_closing:
+        _pool.is_closing = True
+        _deferred.run_later(lambda: _pool.work(lambda: None))
+
+
 def stop(seconds: float) -> None:
     """At exit, ends the threads that have nothing to do; a thread that is inside of jax when Python goes may crash.
 
@@ -121,8 +138,8 @@ def stop(seconds: float) -> None:
         seconds: how long to wait for them.
     """
     deadline = time.monotonic() + seconds
-    _deferred.stop(deadline)  # first, since what it does may start threads
     _pool.stop(deadline)
+    _deferred.stop(deadline)
 
 
 def forget_after_fork() -> None:
