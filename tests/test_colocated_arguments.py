@@ -147,3 +147,26 @@ def test_calls_see_the_values_at_their_calls(data):
     caller_is_done()
     colocated.wait()
     assert sorted(seen) == sorted(values)
+
+
+@pytest.mark.parametrize("mode", ["stream", "auto"])
+def test_a_result_that_is_an_argument_is_another_array(mode):
+    f = colocated_python(lambda x: (x, x + 1), mode=mode)
+    for _ in range(30):
+        x = jax.block_until_ready(jnp.arange(8.0) + 1)
+        same, _ = f(x)
+        jax.block_until_ready(same)
+        donating(x)
+        np.testing.assert_array_equal(same, np.arange(8.0) + 1)
+
+
+def test_copies_and_aliases_are_committed_as_the_argument_was():
+    slow = jax.jit(lambda x: jax.lax.fori_loop(0, 20, lambda _, y: y @ y / jnp.linalg.norm(y), x))
+    f = colocated_python(
+        lambda x: rendezvous.logs["committed"].append(x.committed), mode="stream", out_specs_fn=lambda x: None
+    )
+    for x in (jnp.eye(600), jax.device_put(jnp.eye(600), jax.devices()[0])):
+        for argument in (slow(x), jax.block_until_ready(slow(x))):
+            f(argument)
+    colocated.wait()
+    assert rendezvous.logs["committed"] == [False, False, True, True]

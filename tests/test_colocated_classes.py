@@ -313,6 +313,23 @@ def test_an_object_captured_by_a_function_is_the_same_object():
         colocated.deserialize(data)
 
 
+def test_a_method_captured_by_a_function_is_that_of_its_object():
+    counter = Colocated(0)
+    add = counter.add
+    f = colocated_python(lambda x: add(add(x)))
+    assert int(f(one)) == 2
+    assert int(counter.add(one)) == 3
+    assert int(colocated.deserialize(colocated.serialize(counter.add.specialize(mode="inline")))(one)) == 4
+
+
+def test_a_colocated_class_is_derived_from_the_plain_one():
+    class Derived(Colocated):
+        pass
+
+    with pytest.raises(TypeError, match="Derived is, or inherits from, a colocated class"):
+        colocated_python_class(Derived)
+
+
 # What is exposed
 
 

@@ -1,5 +1,6 @@
 """What a colocated function raises reaches somebody; and what ends or doubles the process is survived."""
 
+import dataclasses
 import gc
 import logging
 import os
@@ -456,3 +457,51 @@ def test_a_result_fails_exactly_if_a_call_before_it_in_its_data_failed(program):
         else:
             assert float(result) == value
     colocated.wait()
+
+
+def test_an_exception_that_cannot_be_changed_is_raised_as_it_is():
+    @dataclasses.dataclass(frozen=True)
+    class Frozen(Exception):
+        code: int
+
+    def raise_it(x):
+        raise Frozen(3)
+
+    y = colocated_python(raise_it, mode="stream", out_specs_fn=lambda x: x)(one)
+    with pytest.raises(Exception, match="3") as caught:
+        y.block_until_ready()
+    assert type(caught.value).__name__ == "Frozen"
+
+
+def test_calls_and_failures_at_exit_reach_somebody():
+    code, out, err = run("""
+        none = lambda x: None
+        inner = colocated.colocated_python(lambda x: print("inner ran", flush=True), mode="stream", out_specs_fn=none)
+        def outer(x):
+            time.sleep(0.4)
+            inner(x)
+            raise KeyError("late")
+        colocated.colocated_python(outer, mode="stream", out_specs_fn=lambda x: None)(one)
+        print("end", flush=True)
+    """)
+    assert (code, out.splitlines()) == (0, ["end", "inner ran"]), err
+    assert "partjit: nobody looked at the failure of the colocated call of 'outer'" in err
+
+
+def test_an_interrupt_after_a_thread_has_taken_the_call_does_not_disturb_its_lane(monkeypatch):
+    real = calls.workers.start
+
+    def interrupted(job):
+        real(job)
+        time.sleep(0.05)
+        raise KeyboardInterrupt
+
+    log = colocated_python(lambda x: rendezvous.logs["ran"].append(int(x)), stream="k", out_specs_fn=lambda x: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(calls.workers, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            log(jnp.int32(1))
+    for i in (2, 3):
+        log(jnp.int32(i))
+    colocated.wait(timeout=30)
+    assert rendezvous.logs["ran"] == [1, 2, 3]

@@ -432,7 +432,6 @@ def test_without_known_specs_only_the_first_call_is_waited_for(x):
 
 
 def test_a_cheap_function_is_soon_called_without_a_thread(x):
-    threads = []
     f = colocated_python(lambda x: rendezvous.logs["threads"].append(threading.get_ident()) or x)
     for _ in range(200):
         jax.block_until_ready(f(x))

@@ -215,6 +215,24 @@ def test_what_asks_about_the_state_does_not_wait(never):
     assert repr(never).endswith("pending)")
 
 
+def test_asking_for_what_no_array_has_does_not_wait(never):
+    assert not hasattr(never, "_repr_html_")
+    with pytest.raises(AttributeError, match=r"a jax\.Array has no attribute 'absent'"):
+        never.absent  # noqa: B018
+
+
+def test_a_deleted_pending_array_says_so(x):
+    array = when_told(x + 0)
+    array.delete()
+    array.copy_to_host_async()
+    assert array.is_deleted()
+    assert repr(array).endswith("deleted)")
+    with pytest.raises(RuntimeError, match="a colocated function was called with a deleted array"):
+        when_told(array)
+    rendezvous.say("told")
+    colocated.wait()
+
+
 def test_repr_shows_the_value_when_it_is_there(x, pending):
     pending.block_until_ready()
     assert repr(pending) == repr(x)

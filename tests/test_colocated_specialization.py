@@ -252,3 +252,38 @@ def test_a_stream_is_given_by_name_or_as_itself():
         pass
     assert colocated_python(identity, stream="by name").specialization.stream is stream
     assert colocated_python(identity, stream=stream).specialization.stream is stream
+
+
+def test_specializations_of_the_same_in_specs_do_not_mix():
+    first = colocated_python(identity, out_specs=SPEC).specialize(in_specs=((SPEC,), {}))
+    second = first.specialize(mode="inline")
+    first(put())
+    second(put(device=1))
+    assert first(put(device=1)).devices() == {jax.devices()[1]}
+    assert second(put()).devices() == {jax.devices()[0]}
+
+
+@pytest.mark.parametrize("mode", ["inline", "stream", "auto"])
+def test_weak_types_and_commitment_are_those_of_each_call(mode):
+    f = colocated_python(lambda x: x + 0, mode=mode)
+    arguments = [jnp.asarray(1.0), jnp.float32(3), put((), np.float32), jnp.asarray(2.0), put((), np.float32)]
+    for x in arguments:
+        for _ in range(2):
+            y = f(x)
+            assert (y.weak_type, y.committed) == (x.weak_type, x.committed)
+            jax.block_until_ready(y)
+            assert (y.weak_type, y.committed) == (x.weak_type, x.committed)
+
+
+def test_a_result_without_a_sharding_stays_uncommitted_with_its_arguments(mesh):
+    x = jax.device_put(np.ones(8, np.float32), NamedSharding(mesh, P("x")))
+    f = colocated_python(lambda x: x + 0, out_specs=SPEC)
+    np.testing.assert_array_equal(f(jnp.ones(8)) + x, 2 * np.ones(8))
+
+
+def test_devices_say_where_results_without_a_sharding_are(mesh):
+    d3 = jax.devices()[3]
+    x = jax.device_put(np.zeros(8, np.float32), NamedSharding(mesh, P("x")))
+    assert colocated_python(lambda x: x, out_specs=SPEC, devices=d3)(x).devices() == {d3}
+    with pytest.raises(ValueError, match="devices must name each device once"):
+        colocated_python(identity, devices=[d3, d3])

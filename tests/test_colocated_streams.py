@@ -186,6 +186,65 @@ def test_a_stream_holds_at_least_one_call(size):
         pass
 
 
+def test_a_stream_that_grows_lets_in_who_waits():
+    with colocated.stream("grows", size=1) as stream:
+        blocked()(one)
+        entered = threading.Event()
+
+        def one_more():
+            blocked(stream=stream)(one)
+            entered.set()
+
+        thread = threading.Thread(target=one_more)
+        thread.start()
+        assert not entered.wait(0.05)
+        with colocated.stream(), pytest.raises(ValueError, match="size"), colocated.stream("grows", size=0):
+            pass
+        scope = colocated.stream("grows", size=3)
+        scope.__enter__()
+        assert entered.wait(5)
+        rendezvous.say("go")
+        scope.__exit__(None, None, None)
+        thread.join()
+
+
+def test_a_scope_lets_every_exception_through():
+    with pytest.raises(StopIteration), colocated.stream():
+        next(iter([]))
+    y = colocated_python(lambda x: next(iter([])), mode="stream", out_specs_fn=lambda x: x)(one)
+    with pytest.raises(StopIteration):
+        y.block_until_ready()
+
+
+def test_the_end_of_a_scope_raises_what_nested_calls_raised():
+    inner = colocated_python(lambda x: {}[0], mode="stream", out_specs_fn=lambda x: None)
+    outer = colocated_python(lambda x: inner(x), mode="stream", out_specs_fn=lambda x: None)
+    with pytest.raises(KeyError), colocated.stream():
+        outer(one)
+
+
+def test_finalizers_may_make_calls():
+    log = logging("finalized", stream="finalized")
+    log(jnp.int32(0))
+
+    class Cycle:
+        def __init__(self, i):
+            self.i, self.me = i, self
+
+        def __del__(self):
+            log(jnp.int32(self.i))
+
+    work = colocated_python(lambda x: x, mode="stream", out_specs_fn=lambda x: x)
+    for i in range(300):
+        Cycle(i)
+        work(one)
+    gc.collect()
+    colocated.wait(timeout=60)
+    time.sleep(0.05)
+    colocated.wait(timeout=60)
+    assert sorted(rendezvous.logs["finalized"]) == sorted([0, *range(300)])
+
+
 def test_streams_show_what_is_in_them():
     with colocated.stream("shown", size=7) as stream:
         blocked()(one)

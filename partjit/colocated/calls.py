@@ -19,13 +19,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from partjit.colocated import workers
-from partjit.colocated.failures import Failure, Site
+from partjit.colocated.failures import Failure, PoisonedError, Site
 
 __all__ = [
     "NOT_FREE",
     "Call",
     "Lane",
-    "PoisonedError",
     "current_calls",
     "descends_from",
     "forget_after_fork",
@@ -35,14 +34,6 @@ __all__ = [
     "submit",
     "unfinished",
 ]
-
-
-class PoisonedError(Exception):
-    """An argument is the result of a call that failed."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__()
-        self.failure = failure
 
 
 class Lane:
@@ -73,21 +64,6 @@ class Call:
         root: counts the calls that no call made; calls made inside of one have its number.
         waits_for: the call that it waits for in the middle of its body.
     """
-
-    __slots__ = (
-        "_body",
-        "_ended",
-        "_is_claimed",
-        "_parent",
-        "_turn",
-        "lanes",
-        "name",
-        "receivers",
-        "root",
-        "site",
-        "stream",
-        "waits_for",
-    )
 
     def __init__(self, name: str, site: Site, stream: Any, lanes: Sequence[Lane], body: Callable[[], Any]) -> None:
         self.name = name

@@ -6,6 +6,7 @@ that nobody looked at are told.
 """
 
 import collections
+import contextlib
 import itertools
 import logging
 import os
@@ -19,7 +20,7 @@ from typing import Any, NoReturn
 
 from partjit.colocated import workers
 
-__all__ = ["Failure", "Site", "call_site", "raise_unseen", "report_unseen"]
+__all__ = ["Failure", "PoisonedError", "Site", "call_site", "raise_unseen", "report_unseen"]
 
 _logger = logging.getLogger("partjit.colocated")
 _package = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -109,9 +110,10 @@ class Failure:
 
     def _annotate(self) -> None:
         # Several calls may raise the same exception, as those of an object whose constructor failed do.
-        self.error.__notes__ = [*self._notes, f"{_NOTE} {self.name!r} made at {self.site_text}"]
-        self.error.__traceback__ = self._traceback
-        self.error.__context__ = self._context  # not what happens to be handled where it is raised again
+        with contextlib.suppress(Exception):  # an exception may forbid to be changed
+            self.error.__notes__ = [*self._notes, f"{_NOTE} {self.name!r} made at {self.site_text}"]
+            self.error.__traceback__ = self._traceback
+            self.error.__context__ = self._context  # not what happens to be handled where it is raised again
 
     def __str__(self) -> str:
         what = traceback.format_exception_only(type(self.error), self.error)[0].strip()
@@ -121,6 +123,14 @@ class Failure:
         if not self._seen and not sys.is_finalizing():
             _orphans.append(self)
             workers.run_later(lambda: self.log("no result of it is left, so the next colocated.wait() raises this"))
+
+
+class PoisonedError(Exception):
+    """An argument is the result of a call that failed."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__()
+        self.failure = failure
 
 
 def raise_unseen(concerned: Callable[[Failure], bool]) -> None:

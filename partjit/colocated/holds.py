@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import jax
 
 from partjit import _compat
-from partjit.colocated.calls import PoisonedError
+from partjit.colocated.failures import PoisonedError
 from partjit.colocated.pending import PendingArray, when_received
 
 __all__ = ["hold"]

@@ -12,8 +12,8 @@ import jax
 from jax.experimental.layout import Format
 
 from partjit import _compat
-from partjit.colocated.calls import Call, PoisonedError
-from partjit.colocated.failures import Failure
+from partjit.colocated.calls import Call
+from partjit.colocated.failures import Failure, PoisonedError
 
 __all__ = ["PendingArray", "when_received"]
 

@@ -96,8 +96,8 @@ class _Deferred:
 def _run(job: Callable[[], None]) -> None:
     try:
         job()
-    except BaseException:  # it has nobody to raise to, and those that come after it have nothing to do with it
-        sys.excepthook(*sys.exc_info())
+    except BaseException as error:  # it has nobody to raise to, and those after it have nothing to do with it
+        sys.excepthook(type(error), error, error.__traceback__)
 
 
 _pool = _Pool()
