@@ -60,7 +60,6 @@ class Call:
         stream: the stream it was made on.
         lanes: the lanes it stands in: that stream, unless the call that makes it is in there, and that of its object.
         receivers: gives those who wait for the results and are still there when the function has run.
-        parent: the innermost call that has not ended of those that made it.
         root: counts the calls that no call made; calls made inside of one have its number.
         waits_for: the call that it waits for in the middle of its body.
     """
@@ -81,7 +80,8 @@ class Call:
         self._ended = threading.Event()
 
     @property
-    def parent(self) -> "Call | None":  # noqa: D102
+    def parent(self) -> "Call | None":
+        """The innermost call that has not ended of those that made it."""
         # A function that goes on by calling itself would otherwise keep all of its calls.
         while self._parent is not None and self._parent.has_ended:
             self._parent = self._parent._parent

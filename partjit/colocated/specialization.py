@@ -1,11 +1,10 @@
 """What a colocated function was told about its calls beforehand, and the cache of what follows from that."""
 
-import collections
 import dataclasses
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 
@@ -13,7 +12,7 @@ from partjit import _compat
 from partjit.colocated.specs import InSpecs
 from partjit.colocated.streams import Stream, as_stream
 
-__all__ = ["CacheInfo", "Mode", "Specialization", "SpecializationCache"]
+__all__ = ["CacheInfo", "Mode", "Specialization", "SpecializationCache", "kind_of"]
 
 Mode = Literal["auto", "inline", "stream"]
 """Where a call runs: in its caller, on a thread, or whichever pays."""
@@ -100,9 +99,18 @@ def _devices(devices: Any) -> tuple[Any, ...]:
     return devices
 
 
-CacheInfo = collections.namedtuple("CacheInfo", ["hits", "misses", "currsize"])
-CacheInfo.__doc__ = """Of a colocated function: calls that found their specialization, calls that did not, and how many
-specializations there are."""
+class CacheInfo(NamedTuple):
+    """What the cache of a colocated function has seen.
+
+    Attributes:
+        hits: calls that found their specialization.
+        misses: calls that did not.
+        specializations: how many there are.
+    """
+
+    hits: int
+    misses: int
+    specializations: int
 
 
 def kind_of(leaf: Any) -> tuple[Any, ...]:
