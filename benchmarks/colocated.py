@@ -61,15 +61,14 @@ def overhead(repeats: int) -> list[Row]:
             for name, said in (("fully specialized", items), ("not specialized", {})):
                 theirs: Any = jax_colocated.colocated_python(identity)
                 ours = colocated.colocated_python(identity, mode="inline")
-                automatic = colocated.colocated_python(identity)
                 if said:
-                    theirs, ours, automatic = (f.specialize(**said) for f in (theirs, ours, automatic))
-                contestants = [theirs, theirs, ours, automatic]
+                    theirs, ours = (f.specialize(**said) for f in (theirs, ours))
+                contestants = [theirs, theirs, ours]
                 for _ in range(30):
                     for f in contestants:
                         jax.block_until_ready(f(argument))
                 turns = [[seconds(functools.partial(f, argument), 300) for f in contestants] for _ in range(repeats)]
-                jax_time, control, own, auto = (min(turn) for turn in zip(*turns, strict=True))
+                jax_time, control, own = (min(turn) for turn in zip(*turns, strict=True))
                 rows.append(
                     {
                         "call": name,
@@ -77,7 +76,6 @@ def overhead(repeats: int) -> list[Row]:
                         "devices": devices,
                         "jax us": jax_time * 1e6,
                         "inline us": own * 1e6,
-                        "auto us": auto * 1e6,
                         "control ratio": control / jax_time,
                         "ratio": own / jax_time,
                         "verdict": report.verdict(own / jax_time, 1.0),
