@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ WAYS = ["partjit.colocated", "jax colocated_python", "io_callback", "pure_callba
 SECONDS = 90
 
 
-def call(way: str, fun: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def call(way: str, fun: Callable[[Any], Any]) -> Any:
     """`fun`, which returns an array like its argument, made callable from JAX."""
     if way == "partjit.colocated":
         return colocated.colocated_python(fun, out_specs_fn=lambda x: x)
@@ -62,7 +62,7 @@ def two_at_once(way: str) -> str:
     x = on_one_device()
     f, g = (call(way, lambda x: time.sleep(float(x[0]) / 2) or x) for _ in range(2))
     if way == "partjit.colocated":
-        f, g = f.specialize(stream="f"), g.specialize(stream="g")  # type: ignore[attr-defined]
+        f, g = f.specialize(stream="f"), g.specialize(stream="g")
     y = jax.block_until_ready(x + 1)
     jax.block_until_ready([f(x), g(x)])
     start = time.perf_counter()
@@ -74,7 +74,8 @@ def what_it_sees(way: str) -> str:
     def look(x: Any) -> Any:
         shards = len(x.addressable_shards) if isinstance(x, jax.Array) else 0
         # What is captured is copied, modules are not.
-        sys.modules["seen"] = f"a jax.Array of {shards} shard{'s' * (shards > 1)}" if shards else type(x).__name__  # pyright: ignore[reportArgumentType]
+        seen = f"a jax.Array of {shards} shard{'s' * (shards > 1)}" if shards else type(x).__name__
+        cast(Any, sys.modules)["seen"] = seen
         return x
 
     jax.block_until_ready(call(way, look)(array()))

@@ -160,19 +160,20 @@ def test_functions_with_a_stream_of_their_own_stay_on_it_in_a_scope():
     rendezvous.say("go")
 
 
+def add_a_call(stream):
+    """A thread that makes a blocked call on a stream, and the event that it could."""
+    entered = threading.Event()
+    thread = threading.Thread(target=lambda: (blocked(stream=stream)(one), entered.set()))
+    thread.start()
+    return thread, entered
+
+
 def test_a_full_stream_makes_its_caller_wait():
     with colocated.stream("small", size=3) as stream:
         f = blocked()
         for _ in range(3):
             f(one)
-        fourth = threading.Event()
-
-        def one_more():
-            blocked(stream=stream)(one)
-            fourth.set()
-
-        thread = threading.Thread(target=one_more)
-        thread.start()
+        thread, fourth = add_a_call(stream)
         assert not fourth.wait(0.1)
         assert len(stream.calls) == 3
         rendezvous.say("go")
@@ -189,17 +190,8 @@ def test_a_stream_holds_at_least_one_call(size):
 def test_a_stream_that_grows_lets_in_who_waits():
     with colocated.stream("grows", size=1) as stream:
         blocked()(one)
-        entered = threading.Event()
-
-        def one_more():
-            blocked(stream=stream)(one)
-            entered.set()
-
-        thread = threading.Thread(target=one_more)
-        thread.start()
-        assert not entered.wait(0.05)
-        with colocated.stream(), pytest.raises(ValueError, match="size"), colocated.stream("grows", size=0):
-            pass
+        thread, entered = add_a_call(stream)
+        assert not entered.wait(0.1)
         scope = colocated.stream("grows", size=3)
         scope.__enter__()
         assert entered.wait(5)

@@ -102,9 +102,9 @@ class _Unpickler(pickle.Unpickler):
 @functools.cache
 def _pickler_class() -> Any:
     """Cloudpickle's pickler with references; made when it is first needed, since cloudpickle may be missing."""
-    cloudpickle = _require_cloudpickle()
+    cloudpickle: Any = _require_cloudpickle()
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[name-defined]
+    class Pickler(cloudpickle.Pickler):
         once: ClassVar[tuple[type, ...]] = (jax.sharding.Mesh, jax.sharding.Sharding, _compat.DeviceList)
 
         def __init__(self, file: io.BytesIO, numbers: dict[Any, int], entries: list[bytes] | None = None) -> None:
