@@ -21,7 +21,20 @@ _jax_release = tuple(int(part) for part in _jax_version.split(".")[:3] if part.i
 if not _SUPPORTED[0] <= _jax_release < _SUPPORTED[1]:
     raise ImportError(f"partjit needs jax>=0.10.2,<0.13 but found jax {_jax_version}: pip install 'jax>=0.10.2,<0.13'")
 
-from jax._src import ad_util, api_util, checkify, config, core, dtypes, source_info_util, stages, tree_util
+from jax._src import (
+    ad_checkpoint,
+    ad_util,
+    api_util,
+    checkify,
+    config,
+    core,
+    custom_derivatives,
+    dtypes,
+    effects,
+    source_info_util,
+    stages,
+    tree_util,
+)
 from jax._src import distributed as _distributed
 from jax._src import linear_util as lu
 from jax._src import mesh as mesh_lib
@@ -32,8 +45,9 @@ from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import lax as lax_internal
 from jax._src.lib import _jax
 from jax._src.lib import xla_client as _xla_client
-from jax._src.lib.mlir import ir
+from jax._src.lib.mlir import ir, passmanager
 from jax._src.lib.mlir.dialects import func as func_dialect
+from jax._src.lib.mlir.dialects import sdy
 from jax._src.named_sharding import NamedSharding
 from jax._src.random import prng as _prng
 from jax._src.sharding_impls import UNSPECIFIED, GSPMDSharding, UnspecifiedValue, parse_flatten_op_sharding
@@ -48,8 +62,10 @@ __all__ = [
     "USE_OF_DONATED_BUFFERS_CRASHES",
     "AbstractRef",
     "ArrayImpl",
+    "Axes",
     "DeviceAssignmentMismatchError",
     "DeviceList",
+    "Effect",
     "GSPMDSharding",
     "HloSharding",
     "InternalFloatingPointError",
@@ -67,7 +83,9 @@ __all__ = [
     "batch_jaxpr",
     "batching",
     "buffers_of",
+    "called_jaxpr",
     "checked_jaxpr",
+    "closed_jaxpr",
     "core",
     "current_source_info",
     "device_list",
@@ -78,31 +96,42 @@ __all__ = [
     "fast_path_data",
     "innermost_mesh",
     "is_eager",
+    "is_staged",
     "kept_effects",
     "lower_call",
     "lower_constraint",
+    "lower_constraint_to",
+    "lower_opaque",
     "lower_to_computation",
     "make_cpp_function",
     "manual_axes",
     "mlir",
     "move_outputs",
     "name_results",
+    "nested_name",
+    "nested_shardings",
+    "new_var",
+    "output_shardings",
     "parse_flatten_op_sharding",
     "pe",
     "physical_mesh",
+    "propagated",
     "recheck_for_nans",
     "register_array_type",
     "register_cache",
     "register_checkify",
     "register_dce",
     "register_discharge",
+    "register_effect",
     "register_printing",
     "resolve_argnums",
     "results_are_checked",
     "separate_consts",
     "shard_constants",
+    "source_site",
     "stages",
     "to_proto",
+    "trace_context",
     "trace_state_clean",
     "trace_to_jaxpr",
     "transpose_jaxpr",
@@ -254,6 +283,14 @@ def is_eager() -> bool:
     return _current_trace.value is _eager_trace or trace_state_clean()
 
 
+def is_staged() -> bool:
+    """Whether what is called here becomes part of a jaxpr: an eager `jax.grad` transforms, and calls at once."""
+    trace = _current_trace.value
+    while (outer := getattr(trace, "parent_trace", None)) is not None:
+        trace = outer
+    return isinstance(trace, pe.DynamicJaxprTrace)
+
+
 def abstractify(x: Any) -> Any:
     """The abstract value of an array, scalar, ShapeDtypeStruct or abstract value; TypeError for anything else.
 
@@ -308,6 +345,17 @@ def kept_effects(jaxpr: Any) -> bool:
     return bool(core.effects.partial_eval_kept_effects.filter_in(jaxpr.effects))
 
 
+def source_site(source_info: Any) -> tuple[str, int, str] | None:
+    """File, line and function of the user's code that an equation comes from, if that is known."""
+    frame = source_info_util.user_frame(source_info.traceback)
+    return None if frame is None else (frame.file_name, frame.start_line, frame.function_name)
+
+
+def trace_context() -> Any:
+    """Everything that the result of a trace in this thread depends on, apart from the function and its arguments."""
+    return config.trace_context()
+
+
 def current_source_info() -> Any:
     """Where in the user's program the current equation comes from."""
     return source_info_util.current()
@@ -349,6 +397,86 @@ def checked_jaxpr(ctx: Any, jaxpr: Any, enabled_errors: Any, err_tree: Any, in_a
     context = (ctx,) if MERGED_JAXPR else ()  # jax 0.12 passes a context through all of checkify
     checked, out_tree, _ = checkify.jaxpr_to_checkify_jaxpr(*context, jaxpr, enabled_errors, err_tree, *in_avals)
     return checked, out_tree
+
+
+# Jaxprs, taken apart and put together
+
+
+def new_var(aval: Any) -> Any:
+    """A fresh variable of a jaxpr."""
+    make: Any = core.Var
+    return make(aval)
+
+
+def closed_jaxpr(invars: Sequence[Any], outvars: Sequence[Any], eqns: Sequence[Any], consts: dict[Any, Any]) -> Any:
+    """A closed jaxpr of equations.
+
+    Args:
+        invars, outvars: its arguments and results.
+        eqns: its equations, in an order in which they can be evaluated.
+        consts: the values of the variables that are constants.
+    """
+    positions = {var: i for i, var in enumerate((*consts, *invars))}
+    joined = {effect for eqn in eqns for effect in eqn.effects}
+    kept = {e for e in joined if not isinstance(e, effects.JaxprInputEffect) or e.input in positions}
+    info = core.DebugInfo("pjit", "fragment", ("",) * len(invars), ("",) * len(outvars))
+    if MERGED_JAXPR:
+        merged: Any = core.Jaxpr
+        return merged([*consts], [*invars], [*outvars], [*eqns], kept, info, consts=[*consts.values()])
+    open_jaxpr = core.Jaxpr([*consts], [*invars], [*outvars], [*eqns], kept, info)
+    return ClosedJaxpr(open_jaxpr, [*consts.values()])
+
+
+_CLOSED_CALLS = {
+    jax_pjit.jit_p: "jaxpr",
+    custom_derivatives.custom_jvp_call_p: "call_jaxpr",
+    custom_derivatives.custom_vjp_call_p: "call_jaxpr",
+    ad_checkpoint.remat_p: "jaxpr",
+    core.closed_call_p: "call_jaxpr",
+}
+
+
+def called_jaxpr(eqn: Any) -> tuple[Any, Sequence[Any]] | None:
+    """The open jaxpr and the constants of what one of jax's equations calls exactly once; None for other equations.
+
+    These are nested `jax.jit`, functions with custom derivatives, and `jax.checkpoint`.
+    """
+    name = _CLOSED_CALLS.get(eqn.primitive)
+    if name is None:
+        return None
+    jaxpr = eqn.params[name]
+    return jaxpr.jaxpr, getattr(jaxpr, "consts", ())
+
+
+def nested_shardings(eqn: Any) -> tuple[Sequence[Any], Sequence[Any]] | None:
+    """The shardings of arguments and results that a nested `jax.jit` asks for, UNSPECIFIED where it does not."""
+    if eqn.primitive is not jax_pjit.jit_p:
+        return None
+    return eqn.params["in_shardings"], eqn.params["out_shardings"]
+
+
+def nested_name(source_info: Any, outer: Any) -> Any:
+    """The source information of an equation that is taken out of a nested jaxpr: names are relative to that."""
+    return source_info.replace(name_stack=outer.name_stack + source_info.name_stack)
+
+
+# Effects
+
+Effect = effects.Effect
+
+
+def register_effect(effect_type: Any) -> None:
+    """Lets equations with an unordered effect stand wherever calls can stand, and keeps partial evaluation from losing
+    them.
+    """
+    for registry in (
+        effects.control_flow_allowed_effects,
+        effects.custom_derivatives_allowed_effects,
+        effects.remat_allowed_effects,
+        effects.lowerable_effects,
+        effects.partial_eval_kept_effects,
+    ):
+        registry.add_type(effect_type)
 
 
 # Rules whose signature differs
@@ -475,6 +603,11 @@ def move_outputs(executable: Any, mesh: Any) -> None:
         executable._unsafe_call = None  # built from these when next asked for
 
 
+def output_shardings(executable: Any) -> Sequence[Any]:
+    """Where the results of an executable lie."""
+    return executable._out_shardings
+
+
 def lower_call(
     ctx: Any, args: Sequence[Any], *, jaxpr: Any, name: str, in_shardings: Sequence[Any], out_shardings: Sequence[Any]
 ) -> Sequence[Any]:
@@ -521,6 +654,63 @@ def lower_call(
     return tokens_and_results[len(effects) :]
 
 
+def lower_opaque(ctx: Any, name: str, args: Sequence[Any]) -> Sequence[Any]:
+    """Lowers an equation to an operation of which the partitioner knows nothing; it can never be run."""
+    types = [mlir.aval_to_ir_type(ctx.module_context, aval) for aval in ctx.avals_out]
+    call = mlir.custom_call("partjit." + name, result_types=types, operands=[*args], has_side_effect=True)
+    return call.results
+
+
+Axes = tuple[tuple[str, ...], ...]
+
+
+def propagated(computation: Any) -> tuple[Sequence[Axes | None], Sequence[Axes | None]]:
+    """What the partitioner would choose: per argument and result of a lowered program the mesh axes that divide each
+    dimension; None where it is replicated, or lies on a mesh of its own or on parts of axes.
+
+    Nothing is compiled: this runs the propagation of Shardy on a copy of the module.
+    """
+    module = computation.stablehlo()
+    with module.context:
+        copy = ir.Module.parse(module.operation.get_asm())
+        passmanager.PassManager.parse("builtin.module(sdy-propagation-pipeline)").run(copy.operation)
+        operations: Any = copy.body.operations
+        main: Any = next(op for op in operations if "sym_name" in op.attributes and _symbol(op) == "main")
+        num_args, num_results = (len(types) for types in (main.type.inputs, main.type.results))
+        return (
+            [_axes(_attribute(main, "arg_attrs", i)) for i in range(num_args)],
+            [_axes(_attribute(main, "res_attrs", i)) for i in range(num_results)],
+        )
+
+
+def _symbol(op: Any) -> str:
+    return ir.StringAttr(op.attributes["sym_name"]).value
+
+
+def _attribute(main: Any, which: str, i: int) -> Any:
+    if which not in main.attributes:
+        return None
+    attributes: Any = ir.DictAttr(ir.ArrayAttr(main.attributes[which])[i])
+    if "sdy.sharding" not in attributes:
+        return None
+    return attributes["sdy.sharding"]
+
+
+def _axes(attribute: Any) -> Axes | None:
+    if attribute is None:
+        return None
+    sharding = sdy.TensorShardingAttr(attribute)
+    if ir.FlatSymbolRefAttr(sharding.mesh_or_ref).value != "mesh":
+        return None
+    dims = []
+    for dim in sharding.dimension_shardings:
+        refs = [sdy.AxisRefAttr(ref) for ref in sdy.DimensionShardingAttr(dim).axes]
+        if any(ref.sub_axis_info is not None for ref in refs):
+            return None
+        dims.append(tuple(ref.name for ref in refs))
+    return tuple(dims)
+
+
 def lower_constraint(ctx: Any, x: Any, sharding: Any, unconstrained_dims: frozenset[int]) -> Any:
     """Lowers a sharding constraint as jax lowers its own; binding that one would look at the ambient mesh again."""
     # jax adds the axes that the type names to those of the constraint; ours names them all.
@@ -534,6 +724,12 @@ def lower_constraint(ctx: Any, x: Any, sharding: Any, unconstrained_dims: frozen
         context_mesh=None,
         unconstrained_dims=unconstrained_dims,
     )
+
+
+def lower_constraint_to(ctx: Any, x: Any, aval: Any, sharding: Any) -> Any:
+    """Lowers a constraint of one argument or result of an equation that is being lowered."""
+    lowered = lower_constraint(ctx.replace(avals_in=[aval], avals_out=[aval]), x, sharding, frozenset())
+    return lowered[0] if isinstance(lowered, Sequence) else lowered
 
 
 def _flatten_ir(values: Any) -> Any:

@@ -30,6 +30,9 @@ from partjit.compile import Program, Traced
 from partjit.dispatch import make_cache_miss, make_function
 from partjit.errors import ShardingError
 from partjit.mesh import ambient_mesh, program_mesh
+from partjit.partition.flatten import has_calls
+from partjit.partition.plan import Plan
+from partjit.partition.stages import PlannedTraced
 from partjit.spec import FROM_ARRAY, ParsedPartitionSpec, parse_spec_tree
 from partjit.trace import Trace, trace
 from partjit.trees import broadcast_specs
@@ -91,7 +94,13 @@ class _Methods:
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """Traces and validates a call with these arguments (`jax.ShapeDtypeStruct` will do) without executing it."""
         program, leaves = _infer(self._definition, args, kwargs)
-        return Traced(program, leaves)
+        return (PlannedTraced if has_calls(program.jaxpr.jaxpr) else Traced)(program, leaves)
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """What a call with these arguments does: which fragments are dispatched and which colocated calls are made, in
+        which order. Nothing is compiled or executed.
+        """
+        return PlannedTraced(*_infer(self._definition, args, kwargs)).plan
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """Traces and lowers a call with these arguments; `.compile()` of the result gives a `jax.stages.Compiled`."""
@@ -147,8 +156,9 @@ def pjit(
         name: what the program is called, `fun.__name__` by default.
 
     Returns:
-        A function like `fun`, with the methods `trace`, `lower`, `eval_shape` and `clear_cache`. Keyword arguments are
-        accepted if the in specs are UNSPECIFIED or FROM_ARRAY throughout: others describe positional arguments.
+        A function like `fun`, with the methods `trace`, `plan`, `lower`, `eval_shape` and `clear_cache`. Keyword
+        arguments are accepted if the in specs are UNSPECIFIED or FROM_ARRAY throughout: others describe positional
+        ones.
 
     Raises:
         TypeError: `fun` is not callable, or a leaf is no spec.
@@ -214,7 +224,7 @@ def pjit(
         cache_miss,
         (static, donate),
         definition.dispatch_key,
-        {"trace": methods.trace, "lower": methods.lower, "eval_shape": methods.eval_shape},
+        {"trace": methods.trace, "plan": methods.plan, "lower": methods.lower, "eval_shape": methods.eval_shape},
         methods.forget,
     )
 

@@ -17,7 +17,7 @@ from partjit.mesh import has_explicit_axes
 from partjit.primitive import device_witness, shardings_of
 from partjit.spec import Spec
 
-__all__ = ["Program", "Traced", "lower"]
+__all__ = ["Program", "Traced", "lower", "lower_jaxpr", "own_sharding"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,11 +82,11 @@ def lower(
     get their shardings here.
     """
     in_shardings = tuple(
-        _own_sharding(arg) if isinstance(sharding, UnspecifiedValue) else sharding
+        own_sharding(arg) if isinstance(sharding, UnspecifiedValue) else sharding
         for arg, sharding in zip(args, shardings_of(in_specs, mesh), strict=True)
     )
     try:
-        return _lower(jaxpr, in_shardings, shardings_of(out_specs, mesh), donated_invars, mesh, name, keep_unused)
+        return lower_jaxpr(jaxpr, in_shardings, shardings_of(out_specs, mesh), donated_invars, mesh, name, keep_unused)
     except _compat.DeviceAssignmentMismatchError as error:
         (mismatches,) = error.args
         raise ShardingError(
@@ -96,7 +96,8 @@ def lower(
         ) from None
 
 
-def _own_sharding(arg: Any) -> Any:
+def own_sharding(arg: Any) -> Any:
+    """The sharding that an argument brings along, UNSPECIFIED if it has none of its own."""
     sharding = getattr(arg, "sharding", None)
     # A ShapeDtypeStruct with a sharding stands for an array committed to it.
     if sharding is None or isinstance(arg, _compat.core.Tracer) or not getattr(arg, "committed", True):
@@ -105,7 +106,7 @@ def _own_sharding(arg: Any) -> Any:
 
 
 @_compat.weakref_cache
-def _lower(
+def lower_jaxpr(
     jaxpr: Any,
     in_shardings: tuple[Any, ...],
     out_shardings: tuple[Any, ...],
@@ -114,6 +115,7 @@ def _lower(
     name: str,
     keep_unused: bool,
 ) -> Any:
+    """Lowers a jaxpr for arguments and results with these shardings; UNSPECIFIED ones are left to the partitioner."""
     # jax writes shardings the partitioner chose in terms of the context mesh, and fails where an argument comes on
     # another mesh of the same devices: what divides there need not divide here.
     elsewhere = any(
@@ -209,15 +211,18 @@ class Traced:
 
     def lower(self) -> jax.stages.Lowered:
         """Lowers to StableHLO. Raises ValueError if the function closes over values of an outer trace."""
+        self._check_closed()
+        lowering = lower(self._leaves, **self.program.params)
+        if has_explicit_axes(self.program.mesh):
+            return _LoweredOnExplicitMesh(lowering, self.args_info, self.out_tree, self.program.mesh)
+        return jax.stages.Lowered(lowering, self.args_info, self.out_tree)
+
+    def _check_closed(self) -> None:
         if self.program.consts:
             raise ValueError(
                 f"{self.fun_name} cannot be lowered ahead of time: it closes over {len(self.program.consts)} value(s) "
                 "of an enclosing transformation or refs. Pass them as arguments"
             )
-        lowering = lower(self._leaves, **self.program.params)
-        if has_explicit_axes(self.program.mesh):
-            return _LoweredOnExplicitMesh(lowering, self.args_info, self.out_tree, self.program.mesh)
-        return jax.stages.Lowered(lowering, self.args_info, self.out_tree)
 
     def _own(self, per_argument: Sequence[Any]) -> Sequence[Any]:
         """Without the entries of the constants, which are not the user's arguments."""

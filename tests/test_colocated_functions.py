@@ -289,24 +289,46 @@ def test_without_arguments_devices_are_needed():
 
 
 @pytest.mark.parametrize(
-    "transform",
+    ("transform", "message"),
     [
-        lambda f: jax.jit(f),
-        lambda f: jax.grad(lambda x: f(x).sum()),
-        lambda f: jax.vmap(f),
-        lambda f: lambda x: jax.make_jaxpr(f)(x),
-        lambda f: lambda x: jax.eval_shape(f, x),
-        lambda f: jax.jit(lambda y: f(jnp.ones(8)) + y),
+        (
+            jax.jit,
+            "the colocated function <lambda> is called in a program of jax.jit.*wrap the outermost function with",
+        ),
+        (lambda f: jax.jit(lambda x: x + f(jnp.ones(8))), "called in a program of jax.jit"),
+        (
+            lambda f: jax.grad(lambda x: f(x).sum()),
+            "<lambda> has no derivative, and is differentiated with respect to x",
+        ),
+        (jax.vmap, "<lambda> cannot be batched, and is called under jax.vmap with a batched x"),
     ],
-    ids=["jit", "grad", "vmap", "make_jaxpr", "eval_shape", "jit of a constant"],
+    ids=["jit", "jit of a constant", "grad", "vmap"],
 )
-def test_under_a_transformation_it_says_so(transform):
-    f = colocated_python(lambda x: x)
+def test_a_transformation_that_cannot_have_it_says_so(transform, message):
+    f = colocated_python(lambda x: x, out_specs_fn=lambda x: x)
     x = jnp.ones(8)
-    f(x)
-    with pytest.raises(ValueError, match="the colocated function <lambda> was called under a JAX transformation"):
+    with pytest.raises(ValueError, match=message):
         transform(f)(x)
     same(f(x), x)
+
+
+def test_traced_it_is_one_equation():
+    f = colocated_python(lambda x: x)
+    f(jnp.ones(8))
+    (eqn,) = jax.make_jaxpr(f)(jnp.ones(8)).eqns
+    assert eqn.primitive.name == "colocated_call"
+    assert jax.eval_shape(f, jnp.ones(8)) == jax.ShapeDtypeStruct((8,), jnp.float32)
+
+
+def test_under_eager_transformations_that_leave_it_alone_it_is_called():
+    f = colocated_python(lambda x: 3 * x)
+    assert jax.grad(lambda x: x * f(jnp.float32(2)))(1.0) == 6
+
+
+def test_what_it_returns_must_be_known_when_it_is_traced():
+    f = colocated_python(lambda x, y: x)
+    with pytest.raises(ValueError, match=r"not known what it returns for \(x: float32\[8\], y\['a'\]: int32\[\]\)"):
+        jax.make_jaxpr(f)(jnp.ones(8), {"a": jnp.int32(1)})
 
 
 # Output specs

@@ -3,22 +3,25 @@
 import functools
 import inspect
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, overload
 
 import jax
 
 from partjit import _compat
 from partjit.arguments import name_of, signature_of
+from partjit.colocated.ahead import Ahead
+from partjit.colocated.lookup import find_specialized
 from partjit.colocated.serialization import deserialize, serialize
-from partjit.colocated.specialization import CacheInfo, Mode, Specialization, SpecializationCache, kind_of
-from partjit.colocated.specialized import Origin, Specialized, under_transformation
-from partjit.colocated.specs import InSpecs, argument_paths, devices_of, require_array
+from partjit.colocated.specialization import CacheInfo, Layout, Mode, Specialization, SpecializationCache
+from partjit.colocated.specialized import Origin
 from partjit.colocated.streams import Stream
+from partjit.colocated.traced import TracedCalls
 
 __all__ = ["ColocatedFunction", "colocated_python"]
 
 _flatten = jax.tree_util.tree_flatten
+_is_eager = _compat.is_eager
 
 
 class ColocatedFunction:
@@ -36,9 +39,13 @@ class ColocatedFunction:
         self._origin = origin
         self.specialization = specialization
         self._cache = SpecializationCache()
+        self._ahead = Ahead(specialization.run_ahead) if specialization.run_ahead else None
+        self._traced = TracedCalls(origin, specialization, self._cache, self._ahead)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function, here or on a thread."""
+        """Calls the function, here or on a thread; in a function that is traced, the call becomes part of that."""
+        if not _is_eager() and _compat.is_staged():
+            return self._traced.bind(args, kwargs)
         cache = self._cache
         specialized = cache.last
         if specialized is not None:
@@ -46,8 +53,11 @@ class ColocatedFunction:
             if leaves is not None:
                 cache.hits += 1
                 return specialized(args, kwargs, leaves, True)
-        leaves, tree = _flatten((args, kwargs))
-        return self._find(args, kwargs, leaves, tree)(args, kwargs, leaves, False)
+        leaves, _ = _flatten((args, kwargs))
+        if any(isinstance(leaf, _compat.core.Tracer) for leaf in leaves):
+            return self._traced.bind(args, kwargs)
+        specialized = find_specialized(self._origin, self.specialization, cache, self._ahead, args, kwargs)
+        return specialized(args, kwargs, leaves, False)
 
     def specialize(
         self,
@@ -58,6 +68,9 @@ class ColocatedFunction:
         out_specs: Any = None,
         mode: Mode | None = None,
         stream: str | Stream | None = None,
+        pure: bool | None = None,
+        layout: Layout | None = None,
+        run_ahead: int | None = None,
     ) -> "ColocatedFunction":
         """The same function, with more known about its calls. Each item can be given once, in any order.
 
@@ -73,6 +86,11 @@ class ColocatedFunction:
                 measured to be cheaper than that, ten times in a row. A function that waits for what its caller does
                 after the call must say "stream".
             stream: the name of a stream, or a stream, instead of the calling thread's.
+            pure: whether a call does nothing but compute its results. In a program, one that nobody needs is left out,
+                and equal ones are made once.
+            layout: "global", the default, calls the function with the arrays; "per_shard" once for each device with a
+                `jax.Shard` (`data`, `index`, `device`, `replica_id`) for each array, to return shards of its results.
+            run_ahead: up to so many calls are made before they are asked for; for functions without arguments.
 
         Raises:
             ValueError: an item was given before or is none of its possible values.
@@ -85,7 +103,15 @@ class ColocatedFunction:
             Array(16., dtype=float32)
         """
         more = self.specialization.with_items(
-            in_specs=in_specs, out_specs=out_specs, out_specs_fn=out_specs_fn, devices=devices, mode=mode, stream=stream
+            in_specs=in_specs,
+            out_specs=out_specs,
+            out_specs_fn=out_specs_fn,
+            devices=devices,
+            mode=mode,
+            stream=stream,
+            pure=pure,
+            layout=layout,
+            run_ahead=run_ahead,
         )
         return ColocatedFunction(self._fun, self._origin, more)
 
@@ -103,30 +129,6 @@ class ColocatedFunction:
         rebuilt, arguments = self._origin.reference or (_rebuilt, ())
         return rebuilt, (*arguments, self._fun, self.specialization)
 
-    def _find(self, args: Any, kwargs: Any, leaves: Sequence[Any], tree: Any) -> Specialized:
-        def paths() -> Sequence[str]:
-            return argument_paths(self._origin.signature, args, kwargs)
-
-        def make() -> Specialized:
-            devices = known.devices or devices_of([leaf.sharding for leaf in leaves], paths())
-            in_specs = known.in_specs.fresh() if known.in_specs else InSpecs([_struct(leaf) for leaf in leaves], tree)
-            return Specialized(self._origin, known, in_specs, leaves, devices)
-
-        known = self.specialization
-        for i, leaf in enumerate(leaves):
-            if isinstance(leaf, _compat.core.Tracer):
-                raise under_transformation(self._origin.name, f"{paths()[i]} is traced")
-            require_array(leaf, lambda i=i: f"{paths()[i]} of {self._origin.name}")
-        if known.in_specs is not None:
-            known.in_specs.check(leaves, tree, paths)
-            specs = known.in_specs.leaves
-            left_open = [leaf.sharding for leaf, spec in zip(leaves, specs, strict=True) if spec.sharding is None]
-            specialized = self._cache.find_only((*left_open, *map(kind_of, leaves)), make)
-        else:
-            specialized = self._cache.find(leaves, tree, make)
-        specialized.in_specs.remember(leaves)
-        return specialized
-
 
 @overload
 def colocated_python(
@@ -138,6 +140,9 @@ def colocated_python(
     devices: Any = ...,
     mode: Mode | None = ...,
     stream: str | Stream | None = ...,
+    pure: bool | None = ...,
+    layout: Layout | None = ...,
+    run_ahead: int | None = ...,
 ) -> ColocatedFunction: ...
 @overload
 def colocated_python(
@@ -149,6 +154,9 @@ def colocated_python(
     devices: Any = ...,
     mode: Mode | None = ...,
     stream: str | Stream | None = ...,
+    pure: bool | None = ...,
+    layout: Layout | None = ...,
+    run_ahead: int | None = ...,
 ) -> Callable[[Callable[..., Any]], ColocatedFunction]: ...
 
 
@@ -161,6 +169,9 @@ def colocated_python(
     devices: Any = None,
     mode: Mode | None = None,
     stream: str | Stream | None = None,
+    pure: bool | None = None,
+    layout: Layout | None = None,
+    run_ahead: int | None = None,
 ) -> Any:
     """Makes a function run on the hosts of its arguments' devices, beside what the devices do.
 
@@ -175,7 +186,8 @@ def colocated_python(
 
     Args:
         fun: the function; without, a decorator is returned.
-        out_specs, out_specs_fn, in_specs, devices, mode, stream: as in `ColocatedFunction.specialize`.
+        out_specs, out_specs_fn, in_specs, devices, mode, stream, pure, layout, run_ahead: as in
+            `ColocatedFunction.specialize`.
 
     Returns:
         The colocated function, with `specialize` and `cache_info`.
@@ -193,10 +205,21 @@ def colocated_python(
         >>> next_batch(jax.numpy.int32(0)).shape
         (4,)
 
+    In a function that is traced for `partjit.pjit` a call becomes an equation of the program, which makes the call each
+    time it runs. What it returns must be known then: from `out_specs`, `out_specs_fn` or an earlier call outside.
+
     The name and the behaviour are those of `jax.experimental.colocated_python`; docs/colocated.md says what differs.
     """
     specialization = Specialization().with_items(
-        in_specs=in_specs, out_specs=out_specs, out_specs_fn=out_specs_fn, devices=devices, mode=mode, stream=stream
+        in_specs=in_specs,
+        out_specs=out_specs,
+        out_specs_fn=out_specs_fn,
+        devices=devices,
+        mode=mode,
+        stream=stream,
+        pure=pure,
+        layout=layout,
+        run_ahead=run_ahead,
     )
     if fun is None:
         return lambda fun: _rebuilt(fun, specialization)
@@ -235,7 +258,3 @@ def _culprits(fun: Callable[..., Any]) -> str:
     if not found:
         return ""
     return f"; this cannot be: {', '.join(found)}. Make it inside of the function, or hold it in a module"
-
-
-def _struct(leaf: Any) -> Any:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding, weak_type=leaf.aval.weak_type)

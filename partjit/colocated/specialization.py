@@ -12,10 +12,13 @@ from partjit import _compat
 from partjit.colocated.specs import InSpecs
 from partjit.colocated.streams import Stream, as_stream
 
-__all__ = ["CacheInfo", "Mode", "Specialization", "SpecializationCache", "kind_of"]
+__all__ = ["CacheInfo", "Layout", "Mode", "Specialization", "SpecializationCache", "kind_of"]
 
 Mode = Literal["auto", "inline", "stream"]
 """Where a call runs: in its caller, on a thread, or whichever pays."""
+
+Layout = Literal["global", "per_shard"]
+"""What the function is called with: arrays, once; or the shards of arrays, once for each device."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +32,9 @@ class Specialization:
         devices: on whose hosts the function runs.
         mode: where a call runs.
         stream: the stream of the calls.
+        pure: whether a call does nothing but compute its results.
+        layout: what the function is called with.
+        run_ahead: how many calls without arguments are made before they are asked for.
     """
 
     in_specs: InSpecs | None = None
@@ -37,6 +43,9 @@ class Specialization:
     devices: tuple[Any, ...] | None = None
     mode: Mode | None = None
     stream: Stream | None = None
+    pure: bool | None = None
+    layout: Layout | None = None
+    run_ahead: int | None = None
 
     def with_items(
         self,
@@ -47,6 +56,9 @@ class Specialization:
         devices: Any = None,
         mode: Mode | None = None,
         stream: str | Stream | None = None,
+        pure: bool | None = None,
+        layout: Layout | None = None,
+        run_ahead: int | None = None,
     ) -> "Specialization":
         """The same with more said.
 
@@ -63,6 +75,9 @@ class Specialization:
                 "devices": devices,
                 "mode": mode,
                 "stream": stream,
+                "pure": pure,
+                "layout": layout,
+                "run_ahead": run_ahead,
             }.items()
             if value is not None
         }
@@ -82,6 +97,12 @@ class Specialization:
             raise ValueError(f"mode must be one of {', '.join(map(repr, get_args(Mode)))}, but is {mode!r}")
         if stream is not None:
             given["stream"] = as_stream(stream)
+        if pure is not None and not isinstance(pure, bool):
+            raise TypeError(f"pure must be True or False, but is {pure!r}")
+        if layout is not None and layout not in get_args(Layout):
+            raise ValueError(f"layout must be one of {', '.join(map(repr, get_args(Layout)))}, but is {layout!r}")
+        if run_ahead is not None and (isinstance(run_ahead, bool) or not isinstance(run_ahead, int) or run_ahead < 0):
+            raise ValueError(f"run_ahead must be a number of calls, 0 or more, but is {run_ahead!r}")
         return dataclasses.replace(self, **given)
 
 
@@ -168,6 +189,18 @@ class SpecializationCache:
                 self.hits += 1
             self.last = specialized
         return specialized
+
+    def results_for(self, tree: Any, avals: Sequence[Any]) -> Any:
+        """What is known of the results of calls with arguments of these types, on whatever devices; None if nothing."""
+        wanted = [(aval.shape, aval.dtype) for aval in avals]
+        with self._lock:
+            found = [*self._by_equality.values()]
+        for specialized in reversed(found):
+            in_specs = specialized.in_specs
+            types = [(spec.shape, spec.dtype) for spec in in_specs.leaves]
+            if specialized.out_specs is not None and in_specs.tree == tree and types == wanted:
+                return specialized.out_specs
+        return None
 
     def info(self) -> CacheInfo:
         """How often it was asked, and what it holds."""

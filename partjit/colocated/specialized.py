@@ -15,18 +15,21 @@ from typing import Any
 
 import jax
 
-from partjit import _compat
+from partjit import _compat, events
 from partjit.colocated import calls
+from partjit.colocated.ahead import Ahead
 from partjit.colocated.calls import Call, Lane
 from partjit.colocated.devices import colocated_sharding
-from partjit.colocated.failures import Failure, call_site
+from partjit.colocated.failures import Failure, Site, call_site
 from partjit.colocated.holds import hold
+from partjit.colocated.layouts import per_shard
 from partjit.colocated.pending import PendingArray
 from partjit.colocated.specialization import Specialization
 from partjit.colocated.specs import InSpecs, OutSpecs, flat_result
 from partjit.colocated.streams import Stream, current_stream, inside
+from partjit.colocated.telling import telling
 
-__all__ = ["Origin", "Specialized", "under_transformation"]
+__all__ = ["Origin", "Specialized"]
 
 _perf_counter = time.perf_counter
 _CHEAP_SECONDS = 200e-6
@@ -35,7 +38,7 @@ _CHEAP_IN_A_ROW = 10
 """So many calls must have been cheap, one after another, before the caller is made to wait for the next."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Origin:
     """Where what runs comes from.
 
@@ -60,6 +63,7 @@ class Specialized:
 
     Attributes:
         in_specs: the kind of arguments.
+        out_specs: the results, as far as they are known.
     """
 
     def __init__(
@@ -69,6 +73,8 @@ class Specialized:
         in_specs: InSpecs,
         leaves: Sequence[Any],
         devices: Sequence[Any],
+        ahead: Ahead | None = None,
+        out_specs: OutSpecs | None = None,
     ) -> None:
         shardings = [leaf.sharding for leaf in leaves]
         self.in_specs = in_specs
@@ -83,7 +89,8 @@ class Specialized:
         self._is_prepared = False
         self._lock = threading.RLock()  # what computes the specs may call the function
         self._target: Callable[..., Any] = _not_prepared
-        self._out_specs: OutSpecs | None = None
+        self._ahead = ahead
+        self.out_specs: OutSpecs | None = out_specs
         self._is_here = any(device.process_index == jax.process_index() for device in devices)
         host = [colocated_sharding(sharding) for sharding in shardings]
         self._host_shardings = None if host == shardings else host
@@ -91,44 +98,93 @@ class Specialized:
 
     def __call__(self, args: Any, kwargs: Any, leaves: Sequence[Any], are_plain: bool) -> Any:
         """Calls the function with arguments of its kind; whether they are known to be neither pending nor keys."""
-        if not _compat.is_eager():
-            raise under_transformation(self._name, "the call stands in a function that is being traced")
         if not self._is_prepared:
-            self._prepare()
+            self.prepare()
         stream = self._stream or current_stream()
         is_ready = self._host_shardings is None and (are_plain or PendingArray not in map(type, leaves))
-        if is_ready and not stream.calls and stream.is_private and self._origin.lane is None:
+        if is_ready and self._is_free(stream) and not events.listeners:
             if self._mode == "inline":
                 result = self._target(*args, **kwargs)
-                if self._out_specs is not None:
-                    return self._out_specs.fit(result, self._name)
+                if self.out_specs is not None:
+                    return self.out_specs.fit(result, self._name)
                 if type(result) is not _compat.ArrayImpl:
                     flat_result(result)
                 return result
-            if self._mode == "auto" and self._cheap_in_a_row >= _CHEAP_IN_A_ROW:
+            if self._mode == "auto" and self._cheap_in_a_row >= _CHEAP_IN_A_ROW and self._ahead is None:
                 return self._run_cheap(args, kwargs, stream)
         return self._run_in_order(leaves, stream)
 
+    def run_for_program(self, leaves: Sequence[Any], site: Site) -> Sequence[Any]:
+        """Calls the function in this thread, for a program, and gives the flat results.
+
+        Args:
+            leaves: the arguments, flat, on the hosts.
+            site: where the call stands in the user's code.
+
+        Raises:
+            Exception: what the function raised, with a note that names the call.
+        """
+        stream = self._stream or current_stream()
+        out_specs = self.out_specs
+        assert out_specs is not None
+        try:
+            if self._is_free(stream) and not events.listeners:
+                args, kwargs = jax.tree.unflatten(self.in_specs.tree, _values(leaves))
+                with jax.profiler.TraceAnnotation(self._name):
+                    return out_specs.tree.flatten_up_to(out_specs.fit(self._target(*args, **kwargs), self._name))
+            return out_specs.tree.flatten_up_to(self._run_here(leaves, self._lanes(stream)[0], stream, site))
+        except Exception as error:
+            running = calls.current_calls()
+            Failure(error, self._name, site, stream, running[-1] if running else None).raise_()
+
+    def submit_for_program(self, leaves: Sequence[Any], held: Sequence[bool], site: Site) -> Sequence[Any]:
+        """Lets a call run on a thread, for a program, and gives the flat results, which are pending.
+
+        Args:
+            leaves: the arguments, flat, on the hosts.
+            held: which of them somebody may give away while the call runs.
+            site: where the call stands in the user's code.
+        """
+        stream = self._stream or current_stream()
+        out_specs = self.out_specs
+        assert out_specs is not None
+        lanes, is_nested = self._lanes(stream)
+        if is_nested:  # on a stream in whose call it stands, it is part of that one
+            return self.run_for_program(leaves, site)
+
+        def submit() -> Sequence[Any]:
+            takes = [hold(leaf) if is_held else _taking(leaf) for leaf, is_held in zip(leaves, held, strict=True)]
+            return self._submit(takes, lanes, stream, out_specs, site)
+
+        return submit() if self._ahead is None else self._ahead.take(out_specs, submit)
+
+    def _is_free(self, stream: Stream) -> bool:
+        """Whether a call need not wait for its turn, and nobody can come in between."""
+        return not stream.calls and stream.is_private and self._origin.lane is None
+
     # Preparation
 
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
+        """Copies the function for its host and settles what it returns, once."""
         with self._lock:
             if self._is_prepared:
                 return
             known = self._specialization
             out_specs = known.out_specs
-            if known.out_specs_fn is not None:
+            if self.out_specs is None and known.out_specs_fn is not None:
                 structs = [
                     jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding, weak_type=spec.weak_type)
                     for spec, sharding in zip(self.in_specs.leaves, self._shardings, strict=True)
                 ]
                 args, kwargs = jax.tree.unflatten(self.in_specs.tree, structs)
                 out_specs = known.out_specs_fn(*args, **kwargs)
-            if known.out_specs_fn is not None or out_specs is not None:
-                self._out_specs = OutSpecs.of_user(out_specs, self._default_sharding, self._uncommitted)
+            if self.out_specs is None and (known.out_specs_fn is not None or out_specs is not None):
+                self.out_specs = OutSpecs.of_user(out_specs, self._default_sharding, self._uncommitted)
             if self._is_here:
                 self._target = self._origin.target()
-            elif self._out_specs is None:
+                if known.layout == "per_shard":
+                    self._target = per_shard(self._target, self._name, self.out_specs)
+            elif self.out_specs is None:
                 raise ValueError(
                     f"{self._name} runs on the hosts of {[*map(str, self._devices)]}, none of which belongs to process "
                     f"{jax.process_index()}: say with out_specs or out_specs_fn what it returns"
@@ -153,14 +209,14 @@ class Specialized:
     def _run_cheap(self, args: Any, kwargs: Any, stream: Stream) -> Any:
         """In the caller, but with the results of an asynchronous call: it depends on measurements that it is none."""
         started = _perf_counter()
-        assert self._out_specs is not None
+        assert self.out_specs is not None
         try:
-            result = self._apart(self._out_specs.fit(self._target(*args, **kwargs), self._name), args, kwargs)
+            result = self._apart(self.out_specs.fit(self._target(*args, **kwargs), self._name), args, kwargs)
         except Exception as error:
             running = calls.current_calls()
             failure = Failure(error, self._name, call_site(), stream, running[-1] if running else None)
-            failed = [PendingArray.failed(failure, s.aval, s.sharding, s.committed) for s in self._out_specs.leaves]
-            return jax.tree.unflatten(self._out_specs.tree, failed)
+            failed = [PendingArray.failed(failure, s.aval, s.sharding, s.committed) for s in self.out_specs.leaves]
+            return jax.tree.unflatten(self.out_specs.tree, failed)
         self._measured(_perf_counter() - started)
         return result
 
@@ -173,43 +229,51 @@ class Specialized:
 
     def _run_in_order(self, leaves: Sequence[Any], stream: Stream) -> Any:
         """In the order of its lanes, in the caller or on a thread."""
-        all_lanes = [lane for lane in (stream, self._origin.lane) if lane is not None]
-        held = [lane for call in calls.current_calls() for lane in call.lanes]
-        lanes = [lane for lane in all_lanes if lane not in held]
-        out_specs = self._out_specs
+        lanes, is_nested = self._lanes(stream)
+        out_specs = self.out_specs
         if not self._is_here:
             assert out_specs is not None
             return jax.tree.unflatten(out_specs.tree, [_without_shards(spec) for spec in out_specs.leaves])
-        # A call on a stream in whose call it stands would wait for itself: it is part of that one.
-        if self._mode == "inline" or out_specs is None or len(lanes) < len(all_lanes):
-            return self._run_here(leaves, lanes, stream)
+        if self._mode == "inline" or out_specs is None or is_nested:
+            return self._run_here(leaves, lanes, stream, call_site())
+        if self._ahead is not None:
+            results = self._ahead.take(out_specs, lambda: self._submit([], lanes, stream, out_specs, call_site()))
+            return jax.tree.unflatten(out_specs.tree, results)
         is_cheap = self._cheap_in_a_row >= _CHEAP_IN_A_ROW and self._mode == "auto" and self._stream is None
         if is_cheap and all(_is_there(leaf) for leaf in leaves) and not any(lane.calls for lane in lanes):
             result = self._run_if_free(leaves, lanes, stream)
             if result is not calls.NOT_FREE:
                 return result
-        return self._submit(leaves, lanes, stream, out_specs)
+        takes = [self._taking(i, leaf) for i, leaf in enumerate(leaves)]
+        return jax.tree.unflatten(out_specs.tree, self._submit(takes, lanes, stream, out_specs, call_site()))
 
-    def _run_here(self, leaves: Sequence[Any], lanes: Sequence[Lane], stream: Stream) -> Any:
+    def _lanes(self, stream: Stream) -> tuple[list[Lane], bool]:
+        """The lanes of a call, and whether others are left out because the call stands in one of theirs."""
+        lanes = [lane for lane in (stream, self._origin.lane) if lane is not None]
+        entered = [lane for call in calls.current_calls() for lane in call.lanes]
+        free = [lane for lane in lanes if lane not in entered]
+        return free, len(free) < len(lanes)
+
+    def _run_here(self, leaves: Sequence[Any], lanes: Sequence[Lane], stream: Stream, site: Site) -> Any:
         def body() -> Any:
-            values = [leaf.value() if type(leaf) is PendingArray else leaf for leaf in leaves]
-            args, kwargs = jax.tree.unflatten(self.in_specs.tree, self._on_host(values))
+            args, kwargs = jax.tree.unflatten(self.in_specs.tree, self._on_host(_values(leaves)))
             started = _perf_counter()
             result = self._target(*args, **kwargs)
-            if self._out_specs is not None:
-                result = self._out_specs.fit(result, self._name)
+            if self.out_specs is not None:
+                result = self.out_specs.fit(result, self._name)
             else:
                 flat, tree = flat_result(result)
                 if self._mode != "inline":
-                    self._out_specs = OutSpecs.of_result(flat, tree)
+                    self.out_specs = OutSpecs.of_result(flat, tree)
                     self._measured(_perf_counter() - started)
                     result = self._apart(result, args, kwargs)
             return result
 
-        return calls.run_here(Call(self._name, call_site(), stream, lanes, body)) if lanes else body()
+        told = telling(body, self._name, stream) if events.listeners else body
+        return calls.run_here(Call(self._name, site, stream, lanes, told)) if lanes else told()
 
     def _run_if_free(self, leaves: Sequence[Any], lanes: Sequence[Lane], stream: Stream) -> Any:
-        values = [leaf.value() if type(leaf) is PendingArray else leaf for leaf in leaves]
+        values = _values(leaves)
 
         def body() -> Any:
             args, kwargs = jax.tree.unflatten(self.in_specs.tree, self._on_host(values))
@@ -217,27 +281,35 @@ class Specialized:
 
         return calls.run_here(Call(self._name, call_site(), stream, lanes, body), only_if_free=True)
 
-    def _submit(self, leaves: Sequence[Any], lanes: Sequence[Lane], stream: Stream, out_specs: OutSpecs) -> Any:
-        takes = [self._taking(i, leaf) for i, leaf in enumerate(leaves)]
+    def _submit(
+        self,
+        takes: list[Callable[[], Any]],
+        lanes: Sequence[Lane],
+        stream: Stream,
+        out_specs: OutSpecs,
+        site: Site,
+    ) -> list[PendingArray]:
         context, settings = contextvars.copy_context(), _compat.ThreadSettings()
 
         def body() -> list[Any]:
             with settings:
                 return context.run(self._run_held, takes, stream, out_specs)
 
-        call = Call(self._name, call_site(), stream, lanes, body)
+        told = telling(body, self._name, stream) if events.listeners else body
+        call = Call(self._name, site, stream, lanes, told)
         results = [PendingArray(call, spec.aval, spec.sharding, spec.committed) for spec in out_specs.leaves]
         references = [weakref.ref(result) for result in results]
         call.receivers = lambda: [reference() for reference in references]
         calls.submit(call)
-        return jax.tree.unflatten(out_specs.tree, results)
+        return results
 
     def _run_held(self, takes: list[Callable[[], Any]], stream: Stream, out_specs: OutSpecs) -> list[Any]:
         inside(stream)
         args, kwargs = jax.tree.unflatten(self.in_specs.tree, [take() for take in takes])
         takes.clear()
         started = _perf_counter()
-        result = self._target(*args, **kwargs)
+        with jax.profiler.TraceAnnotation(self._name):
+            result = self._target(*args, **kwargs)
         self._measured(_perf_counter() - started)
         return out_specs.fit_leaves(result, self._name)
 
@@ -265,12 +337,13 @@ class Specialized:
         self._cheap_in_a_row = self._cheap_in_a_row + 1 if seconds < _CHEAP_SECONDS else 0
 
 
-def under_transformation(name: str, why: str) -> ValueError:
-    """The error of a call on tracers, or in a function that is traced."""
-    return ValueError(
-        f"the colocated function {name} was called under a JAX transformation (jit, grad, vmap, make_jaxpr, ...): "
-        f"{why}. It takes concrete arrays: call it outside of transformed functions"
-    )
+def _values(leaves: Sequence[Any]) -> list[Any]:
+    return [leaf.value() if type(leaf) is PendingArray else leaf for leaf in leaves]
+
+
+def _taking(leaf: Any) -> Callable[[], Any]:
+    """What gives an argument that nobody is going to give away."""
+    return leaf.value_for_call if type(leaf) is PendingArray else lambda: leaf
 
 
 def _is_there(leaf: Any) -> bool:

@@ -113,15 +113,24 @@ class InSpecs:
         if _PLAIN.issuperset(map(type, leaves)):
             self._seen = [*map(_compat.type_sharding_and_commitment, leaves)]
 
-    def check(self, leaves: Sequence[Any], tree: Any, paths: Callable[[], Sequence[str]]) -> None:
-        """Raises ValueError that names each argument which is not what the specs say."""
+    def check(
+        self, leaves: Sequence[Any], tree: Any, paths: Callable[[], Sequence[str]], *, are_placed: bool = True
+    ) -> None:
+        """Raises ValueError that names each argument which is not what the specs say.
+
+        Args:
+            leaves, tree: the arguments; anything with a shape and a dtype if they are not placed.
+            paths: gives their key paths.
+            are_placed: whether their shardings are checked.
+        """
         if tree != self.tree:
             raise ValueError(f"in_specs do not fit the arguments: expected the structure {self.tree}, but got {tree}")
         wrong = []
         for i, (leaf, spec) in enumerate(zip(leaves, self.leaves, strict=True)):
-            require_array(leaf, lambda i=i: paths()[i])
             fits = leaf.shape == spec.shape and leaf.dtype == spec.dtype
-            if not fits or not (spec.sharding is None or _is_same(leaf.sharding, spec.sharding, leaf.ndim)):
+            if fits and are_placed and spec.sharding is not None:
+                fits = _is_same(leaf.sharding, spec.sharding, leaf.ndim)
+            if not fits:
                 wrong.append(f"{paths()[i]} is {_text(leaf)}, but its spec says {_text(spec)}")
         if wrong:
             raise ValueError("in_specs do not fit the arguments: " + "; ".join(wrong))

@@ -12,15 +12,17 @@ import time
 import weakref
 from typing import Any
 
+from partjit import _compat
 from partjit.colocated import calls, failures
 from partjit.colocated.calls import Lane
 
-__all__ = ["Stream", "as_stream", "current_stream", "inside", "join", "stream", "wait"]
+__all__ = ["Stream", "as_stream", "current_stream", "inside", "join", "stream", "traced_stream", "wait"]
 
 _SIZE = 128
 _lock = threading.RLock()  # a finalizer may come in between
 _named: "weakref.WeakValueDictionary[str, Stream]" = weakref.WeakValueDictionary()
 _scope: "contextvars.ContextVar[Stream | None]" = contextvars.ContextVar("partjit_colocated_stream", default=None)
+_traced: "contextvars.ContextVar[Stream | None]" = contextvars.ContextVar("partjit_traced_stream", default=None)
 
 
 class Stream(Lane):
@@ -74,6 +76,11 @@ _of_thread = _OfThread()
 def current_stream() -> Stream:
     """The stream of the innermost `with colocated.stream(...)`, or that of the thread."""
     return _scope.get() or _of_thread.stream
+
+
+def traced_stream() -> Stream | None:
+    """The stream of the innermost `with colocated.stream(...)` that the function being traced has entered itself."""
+    return _traced.get()
 
 
 def as_stream(stream: str | Stream) -> Stream:
@@ -132,18 +139,22 @@ def stream(name: str | None = None, *, size: int | None = None) -> contextlib.Ab
 class _Scope(contextlib.AbstractContextManager[Stream, None]):
     def __init__(self, name: str | None, size: int | None) -> None:
         self._name, self._size = name, size
-        self._entered: list[tuple[Stream, contextvars.Token[Stream | None]]] = []
+        self._entered: list[tuple[Stream, list[tuple[Any, Any]]]] = []
 
     def __enter__(self) -> Stream:
         entered = Stream() if self._name is None else as_stream(self._name)
         if self._size is not None:
             calls.resize(entered, self._size)
-        self._entered.append((entered, _scope.set(entered)))
+        variables = [_scope] if _compat.is_eager() else [_scope, _traced]
+        self._entered.append((entered, [(variable, variable.set(entered)) for variable in variables]))
         return entered
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        entered, token = self._entered.pop()
-        _scope.reset(token)
+        entered, tokens = self._entered.pop()
+        for variable, token in tokens:
+            variable.reset(token)
+        if not _compat.is_eager():  # its calls are made when the program runs
+            return
         if error is None:
             wait(entered)
         else:

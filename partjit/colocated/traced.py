@@ -1,0 +1,138 @@
+"""A colocated function called while a function is traced: the call becomes an equation.
+
+What the call returns has to be known then: from `out_specs` or `out_specs_fn`, or from an earlier call outside with
+arguments of these types.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from partjit import _compat
+from partjit._compat import core
+from partjit.colocated.ahead import Ahead
+from partjit.colocated.lookup import find_specialized
+from partjit.colocated.primitive import Callee, colocated_call_p
+from partjit.colocated.specialization import Specialization, SpecializationCache
+from partjit.colocated.specialized import Origin
+from partjit.colocated.specs import argument_paths, require_array, spec_struct
+from partjit.colocated.streams import traced_stream
+
+__all__ = ["TracedCalls"]
+
+
+class TracedCalls:
+    """The calls of one colocated function in traced functions."""
+
+    def __init__(
+        self, origin: Origin, specialization: Specialization, cache: SpecializationCache, ahead: Ahead | None
+    ) -> None:
+        self._origin = origin
+        self._specialization = specialization
+        self._cache = cache
+        self._ahead = ahead
+        self._callees: dict[Any, Callee] = {}
+
+    def bind(self, args: Any, kwargs: Any) -> Any:
+        """Makes a call an equation of what is being traced.
+
+        Raises:
+            ValueError: an argument is no array or not what `in_specs` say; what the call returns is not known; or
+                `run_ahead` is said of a call with arguments.
+        """
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        paths = argument_paths(self._origin.signature, args, kwargs)
+        for leaf, path in zip(leaves, paths, strict=True):
+            if not isinstance(leaf, core.Tracer):
+                require_array(leaf, lambda path=path: f"{path} of {self._origin.name}")
+        avals = tuple(map(_compat.abstractify, leaves))
+        key = tree, avals
+        callee = self._callees.get(key)
+        if callee is None or not callee.has_stated_results:  # what an eager call shows may have changed
+            callee = self._callees[key] = self._make(tree, avals, paths)
+        stream = self._specialization.stream or traced_stream()
+        return jax.tree.unflatten(callee.out_tree, colocated_call_p.bind(*leaves, callee=callee, stream=stream))
+
+    def _make(self, tree: Any, avals: tuple[Any, ...], paths: tuple[str, ...]) -> Callee:
+        origin, known = self._origin, self._specialization
+        if known.run_ahead and avals:
+            raise ValueError(
+                f"run_ahead={known.run_ahead} lets calls of {origin.name} be made before they are asked for, which can "
+                f"only be done with calls that have no arguments; this one has {', '.join(paths)}"
+            )
+        if known.layout == "per_shard" and not avals:
+            raise ValueError(
+                f"layout='per_shard' calls {origin.name} with the shards of its arguments, and there are none"
+            )
+        in_shardings: tuple[Any, ...] = (None,) * len(avals)
+        if known.in_specs is not None:
+            structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+            known.in_specs.check(structs, tree, lambda: paths, are_placed=False)
+            in_shardings = tuple(_named(spec.sharding) for spec in known.in_specs.leaves)
+        out_specs = known.out_specs
+        if known.out_specs_fn is not None:
+            args, kwargs = jax.tree.unflatten(
+                tree,
+                [
+                    jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
+                    for aval, sharding in zip(avals, in_shardings, strict=True)
+                ],
+            )
+            out_specs = known.out_specs_fn(*args, **kwargs)
+        if out_specs is None and known.out_specs_fn is None:
+            seen = self._cache.results_for(tree, avals)
+            if seen is None:
+                raise _unknown_results(origin, avals, paths)
+            results = [(spec.aval, _named(spec.sharding)) for spec in seen.leaves]
+            out_tree = seen.tree
+        else:
+            with_paths, out_tree = jax.tree_util.tree_flatten_with_path(out_specs)
+            structs = [spec_struct(leaf, f"out_specs{jax.tree_util.keystr(path)}") for path, leaf in with_paths]
+            results = [(_compat.aval_of_struct(struct), _named(struct.sharding)) for struct in structs]
+        out_avals, out_shardings = zip(*results, strict=True) if results else ((), ())
+        return Callee(
+            origin,
+            known,
+            tree,
+            avals,
+            in_shardings,
+            out_tree,
+            out_avals,
+            out_shardings,
+            paths,
+            self._cache,
+            self._ahead,
+        )
+
+
+def _named(sharding: Any) -> Any:
+    """What a sharding says in a program over a mesh; an array on a single device says nothing."""
+    return sharding if isinstance(sharding, jax.sharding.NamedSharding) else None
+
+
+def _unknown_results(origin: Origin, avals: Sequence[Any], paths: Sequence[str]) -> ValueError:
+    given = ", ".join(f"{path}: {aval.str_short()}" for path, aval in zip(paths, avals, strict=True))
+    return ValueError(
+        f"the colocated function {origin.name} is called in a function that is traced, and it is not known what it "
+        f"returns for ({given}). Say it with out_specs= or out_specs_fn=, for example "
+        f"{origin.name}.specialize(out_specs_fn=lambda {_parameters(origin.signature)}: "
+        "jax.ShapeDtypeStruct((8,), 'float32')), or call it once outside with arguments of these types"
+    )
+
+
+def _parameters(signature: inspect.Signature | None) -> str:
+    return ", ".join(signature.parameters) if signature is not None else "*args"
+
+
+@colocated_call_p.def_impl
+def _evaluate(*leaves: Any, callee: Callee, stream: Any) -> list[Any]:
+    """Runs an equation on arrays, as an eager `jax.grad` of a function with a call in it does."""
+    known = callee.specialization
+    if known.stream is None and stream is not None:
+        known = dataclasses.replace(known, stream=stream)
+    args, kwargs = jax.tree.unflatten(callee.in_tree, leaves)
+    specialized = find_specialized(callee.origin, known, callee.cache, callee.ahead, args, kwargs)
+    return jax.tree.leaves(specialized(args, kwargs, leaves, False))

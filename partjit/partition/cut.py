@@ -1,0 +1,214 @@
+"""The cut: which equations are compiled together, and when calls are made.
+
+An equation on the devices that needs the result of a call cannot be dispatched before the call has ended. So every
+equation has a level, the number of calls the devices must have waited for before it. A level has up to two fragments:
+what the awaited calls of this level need comes first; the rest is dispatched while they run, if it is worth a dispatch,
+and otherwise goes with the next level. Calls that the devices do not wait for cut nothing: their arguments are results
+of whatever fragment computes them.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from partjit._compat import core
+from partjit.colocated.primitive import colocated_call_p
+from partjit.partition.cost import cost_of
+
+__all__ = ["Egress", "Step", "cut", "lanes_of"]
+
+_WORTH_A_DISPATCH = 1e6
+"""Elementary operations that take about as long as it takes to dispatch a fragment over a few devices."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Egress:
+    """A result of the program that no equation computes: an argument, a constant, or a call's result under a spec.
+
+    Attributes:
+        atom: the variable or literal.
+        index: which result it is.
+    """
+
+    atom: Any
+    index: int
+
+
+Item = Any  # an equation or an Egress
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Step:
+    """One node of the plan to be.
+
+    Attributes:
+        items: the equations of a fragment, or one call.
+        is_call: whether it is a call.
+        is_inline: whether the calling thread runs the call.
+        cost: of a fragment; see `Fragment`.
+    """
+
+    items: tuple[Item, ...]
+    is_call: bool = False
+    is_inline: bool = False
+    cost: float = 0.0
+
+
+def lanes_of(eqn: Any) -> list[Any]:
+    """What calls are ordered by: their stream, and the object whose method they are."""
+    origin = eqn.params["callee"].origin
+    return [("stream", eqn.params["stream"]), *([("object", origin.lane)] if origin.lane is not None else [])]
+
+
+class _Graph:
+    """The items with what each depends on, by position.
+
+    Attributes:
+        items: equations and egresses, in program order.
+        data, order: for each the items whose results it needs, and those it must come after.
+        is_call: for each whether it is a call.
+    """
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        self.items = items
+        self.is_call = [not isinstance(item, Egress) and item.primitive is colocated_call_p for item in items]
+        self.data: list[list[int]] = []
+        self.order: list[list[int]] = []
+        producer: dict[Any, int] = {}
+        last: dict[Any, int] = {}
+        for i, item in enumerate(items):
+            atoms = [item.atom] if isinstance(item, Egress) else item.invars
+            self.data.append([producer[a] for a in atoms if isinstance(a, core.Var) and a in producer])
+            before = []
+            for lane in self._lanes(i):
+                if lane in last:
+                    before.append(last[lane])
+                last[lane] = i
+            self.order.append(before)
+            if not isinstance(item, Egress):
+                producer.update((var, i) for var in item.outvars if not isinstance(var, core.DropVar))
+
+    def _lanes(self, i: int) -> list[Any]:
+        item = self.items[i]
+        if self.is_call[i]:
+            return [] if item.params["callee"].is_pure else lanes_of(item)
+        # Equations with effects of jax's own keep their order as well.
+        return ["effects"] if not isinstance(item, Egress) and item.effects else []
+
+    def levels(self) -> list[int]:
+        """For each item the number of calls the devices must have waited for before."""
+        levels: list[int] = []
+        for i, is_call in enumerate(self.is_call):
+            level = 0
+            for before in self.data[i]:
+                level = max(level, levels[before] + (self.is_call[before] and not is_call))
+            levels.append(max([level, *(levels[before] for before in self.order[i])]))
+        return levels
+
+    def awaited(self) -> list[bool]:
+        """For each call whether the devices wait for it, directly or through another call."""
+        awaited = [False] * len(self.items)
+        for i in reversed(range(len(self.items))):
+            if not self.is_call[i] or awaited[i]:
+                for before in self.data[i]:
+                    if self.is_call[before]:
+                        awaited[before] = True
+        return awaited
+
+
+def cut(items: Sequence[Item]) -> list[Step]:
+    """Cuts a program into fragments and calls, in the order in which they are taken up.
+
+    Args:
+        items: its equations, and the egresses of results that no equation computes, in program order.
+    """
+    graph = _Graph(items)
+    awaited = graph.awaited()
+    of_level: dict[int, list[int]] = {}
+    for i, level in enumerate(graph.levels()):
+        of_level.setdefault(level, []).append(i)
+    steps: list[Step] = []
+    done: set[int] = set()
+    left: list[int] = []
+    for level in sorted(of_level):
+        left = _cut_level(graph, left, of_level[level], awaited, done, steps)
+    if left:  # nothing waits any more
+        _cut_level(graph, left, [], [False] * len(awaited), done, steps)
+    return steps
+
+
+def _cut_level(
+    graph: _Graph, left: Sequence[int], own: Sequence[int], awaited: Sequence[bool], done: set[int], steps: list[Step]
+) -> list[int]:
+    """Adds the steps of one level, and of what was left of the one before; gives what is left for the next."""
+    here = sorted([*left, *own])
+    device = [i for i in here if not graph.is_call[i]]
+    calls = [i for i in here if graph.is_call[i]]
+    waited_for = [i for i in calls if awaited[i]]
+    if not waited_for:
+        _add_fragment(graph, device, done, steps)
+        _add_calls(graph, calls, set(), done, steps)
+        return []
+    ancestors = _ancestors(graph, waited_for, done)
+    if not ancestors.isdisjoint(device):
+        ancestors.update(left)  # it is little, and goes with the first fragment there is
+    _add_fragment(graph, [i for i in device if i in ancestors], done, steps)
+    rest = [i for i in device if i not in ancestors]
+    overlaps = sum(cost_of(graph.items[i]) for i in rest if not isinstance(graph.items[i], Egress)) >= _WORTH_A_DISPATCH
+    inline = set() if overlaps else _inline(graph, waited_for)
+    later = _add_calls(graph, calls, inline, done, steps)
+    if overlaps:
+        _add_fragment(graph, rest, done, steps)
+        return _add_calls(graph, later, inline, done, steps)
+    return sorted([*rest, *later])
+
+
+def _inline(graph: _Graph, waited_for: Sequence[int]) -> set[int]:
+    """The calls that the calling thread runs: those of one stream, while others run theirs."""
+    eqns = {i: graph.items[i] for i in waited_for if not graph.items[i].params["callee"].specialization.run_ahead}
+    if not eqns:
+        return set()
+    stream = eqns[max(eqns)].params["stream"]
+    return {i for i, eqn in eqns.items() if eqn.params["stream"] is stream}
+
+
+def _ancestors(graph: _Graph, targets: Iterable[int], done: set[int]) -> set[int]:
+    found: set[int] = set()
+    stack = [*targets]
+    while stack:
+        i = stack.pop()
+        for before in (*graph.data[i], *graph.order[i]):
+            if before not in found and before not in done:
+                found.add(before)
+                stack.append(before)
+    return found
+
+
+def _is_ready(graph: _Graph, i: int, done: set[int]) -> bool:
+    return all(before in done for before in (*graph.data[i], *graph.order[i]))
+
+
+def _add_fragment(graph: _Graph, device: Sequence[int], done: set[int], steps: list[Step]) -> None:
+    if device:
+        items = tuple(graph.items[i] for i in device)
+        cost = sum(cost_of(item) for item in items if not isinstance(item, Egress))
+        steps.append(Step(items, cost=cost))
+        done.update(device)
+
+
+def _add_calls(graph: _Graph, calls: Sequence[int], inline: set[int], done: set[int], steps: list[Step]) -> list[int]:
+    """Adds the calls whose arguments are there: first those that others run, then what the calling thread runs."""
+    left = [i for i in calls if i not in done]
+    while True:
+        ready = [i for i in left if _is_ready(graph, i, done)]
+        if not ready:
+            return left
+        chosen = next((i for i in ready if not _is_inline(graph, i, inline)), ready[0])
+        steps.append(Step((graph.items[chosen],), is_call=True, is_inline=_is_inline(graph, chosen, inline)))
+        done.add(chosen)
+        left.remove(chosen)
+
+
+def _is_inline(graph: _Graph, i: int, inline: set[int]) -> bool:
+    mode = graph.items[i].params["callee"].specialization.mode
+    return mode == "inline" or (mode != "stream" and i in inline)

@@ -1,0 +1,91 @@
+"""The plan as a Python function: one line for each thing that the calling thread does.
+
+The names of fragments, calls, transfers and of `wait` and `release` are filled in when the plan is compiled.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from partjit.partition.nodes import ColocatedCall, Fragment, Node, Value
+
+__all__ = ["emit", "waits"]
+
+
+def emit(plan: Any, most_names: int | None = None) -> str:
+    """The source of the function that a plan is.
+
+    Args:
+        plan: a `Plan`.
+        most_names: lists of names that are longer are cut short, for readers.
+    """
+    names = _Names(most_names)
+    lines = [f"def {_identifier(plan.name)}({names.listed(plan.inputs)}):"]
+    lines += [f"    {line}" for line in _body(plan, names)]
+    return "\n".join(lines) + "\n"
+
+
+class _Names:
+    def __init__(self, most: int | None) -> None:
+        self._most = most
+
+    def listed(self, values: Sequence[Value]) -> str:
+        """The names of values, with commas between."""
+        names = [value.name for value in values]
+        if self._most is not None and len(names) > self._most:
+            names = [*names[: self._most - 2], f"... {len(names) - self._most + 1} more ...", names[-1]]
+        return ", ".join(names)
+
+    def assigned(self, values: Sequence[Value]) -> str:
+        """The left side of an assignment of a tuple, with the equals sign; nothing if there are no values."""
+        if not values:
+            return ""
+        return f"({values[0].name},) = " if len(values) == 1 else f"{self.listed(values)} = "
+
+
+def waits(nodes: Sequence[Node]) -> Iterator[tuple[Node, tuple[Value, ...]]]:
+    """Each node with the results of calls on threads that it is the first to need there."""
+    pending: set[Value] = set()
+    for node in nodes:
+        needed: tuple[Value, ...] = ()
+        if not isinstance(node, ColocatedCall):  # which waits itself, where it runs
+            needed = tuple(value for value in node.inputs if value in pending)
+            pending.difference_update(needed)
+        elif not node.is_inline:
+            pending.update(node.outputs)
+        yield node, needed
+
+
+def _body(plan: Any, names: _Names) -> Iterator[str]:
+    last_use: dict[Value, Node] = {value: node for node in plan.nodes for value in node.inputs}
+    results = {*plan.outputs}
+    for node, needed in waits(plan.nodes):
+        for value in needed:
+            yield f"{value.name} = wait({value.name})"
+        call = f"{names.assigned(node.outputs)}{node.name}({names.listed(node.inputs)})"
+        yield f"{call}  # {_comment(node)}"
+        dead = [value for value, last in last_use.items() if last is node and value not in results]
+        dead += [value for value in node.outputs if value not in last_use and value not in results]
+        dead = [value for value in dead if value.name not in _constant_names(plan)]
+        released = [value for value in dead if value in plan.released]
+        if released:
+            yield f"release({names.listed(released)})"
+        if dead:
+            yield f"del {names.listed(dead)}"
+    yield f"return ({names.listed(plan.outputs)}{',' if len(plan.outputs) == 1 else ''})"
+
+
+def _constant_names(plan: Any) -> set[str]:
+    return {value.name for value, _ in plan.constants}
+
+
+def _comment(node: Node) -> str:
+    if isinstance(node, Fragment):
+        return f"{len(node.jaxpr.eqns)} equation{'' if len(node.jaxpr.eqns) == 1 else 's'}"
+    if isinstance(node, ColocatedCall):
+        return node.where
+    return f"{sum(value.nbytes for value in node.inputs):,} bytes"
+
+
+def _identifier(name: str) -> str:
+    identifier = "".join(c if c.isalnum() or c == "_" else "_" for c in name)
+    return identifier if identifier.isidentifier() else f"program_{identifier}"

@@ -1,0 +1,88 @@
+"""A plan as a graph: to be looked at, drawn and measured."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import networkx as nx
+
+from partjit.partition.nodes import ColocatedCall, Fragment, Node, Transfer, Value
+
+__all__ = ["as_graph", "critical_path", "to_mermaid"]
+
+
+def as_graph(plan: Any) -> nx.DiGraph:
+    """The graph of a plan; see `Plan.graph`."""
+    graph = nx.DiGraph(name=plan.name)
+    graph.add_node("arguments", node=None)
+    producer: dict[Value, str] = dict.fromkeys([*plan.inputs, *(value for value, _ in plan.constants)], "arguments")
+    for node in plan.nodes:
+        graph.add_node(node.name, node=node)
+        for value in node.inputs:
+            _add_value(graph, producer[value], node.name, value)
+        producer.update(dict.fromkeys(node.outputs, node.name))
+    graph.add_node("results", node=None)
+    for value in plan.outputs:
+        _add_value(graph, producer[value], "results", value)
+    for before, after in plan.order:
+        if not graph.has_edge(before, after):
+            graph.add_edge(before, after, kind="order", values=(), nbytes=0)
+    return graph
+
+
+def _add_value(graph: nx.DiGraph, before: str, after: str, value: Value) -> None:
+    if not graph.has_edge(before, after):
+        graph.add_edge(before, after, kind="data", values=(), nbytes=0)
+    edge = graph.edges[before, after]
+    if value not in edge["values"]:
+        edge["values"] += (value,)
+        edge["nbytes"] += value.nbytes
+
+
+def critical_path(
+    plan: Any, costs: Mapping[str, float] | Callable[[Node], float] | None
+) -> tuple[tuple[str, ...], float]:
+    """The chain of nodes that takes longest; see `Plan.critical_path`."""
+
+    def cost(node: Node) -> float:
+        if costs is None:
+            return 1.0
+        return costs(node) if callable(costs) else costs.get(node.name, 0.0)
+
+    graph = as_graph(plan)
+    best: dict[str, tuple[float, tuple[str, ...]]] = {}
+    for name in nx.lexicographical_topological_sort(graph):
+        total, path = max((best[before] for before in graph.predecessors(name)), default=(0.0, ()))
+        node = graph.nodes[name]["node"]
+        best[name] = (total, path) if node is None else (total + cost(node), (*path, name))
+    total, path = max(best.values(), default=(0.0, ()))
+    return path, total
+
+
+def to_mermaid(plan: Any) -> str:
+    """The graph as a Mermaid flowchart; see `Plan.to_mermaid`."""
+    lines = ["flowchart TD"]
+    graph = as_graph(plan)
+    for name, node in graph.nodes(data="node"):
+        if isinstance(node, Fragment):
+            count = len(node.jaxpr.eqns)
+            lines.append(f'  {name}["{name}<br/>{count} equation{"" if count == 1 else "s"}"]')
+        elif isinstance(node, ColocatedCall):
+            lines.append(f'  {name}("{node.callee.name}<br/>{node.where}")')
+        elif isinstance(node, Transfer):
+            lines.append(f'  {name}[/"{name}"/]')
+        else:
+            lines.append(f"  {name}([{name}])")
+    for before, after, data in graph.edges(data=True):
+        if data["kind"] == "order":
+            lines.append(f"  {before} -.-> {after}")
+        else:
+            lines.append(f'  {before} -->|"{_size(data["nbytes"])}"| {after}')
+    return "\n".join(lines)
+
+
+def _size(nbytes: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if nbytes < 1000 or unit == "GB":
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1000
+    raise AssertionError

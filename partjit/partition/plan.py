@@ -1,0 +1,117 @@
+"""The plan of a program with colocated calls: what is dispatched, called and moved, in which order.
+
+A plan is a directed graph. Its nodes are fragments (pieces of the jaxpr that are compiled), colocated calls and
+transfers; values go along its edges, and calls that must keep an order have an edge without a value. The nodes are
+kept in the order in which the calling thread takes them up, which is a function of the program alone.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import networkx as nx
+from jax.sharding import Mesh
+
+from partjit.partition.emit import emit
+from partjit.partition.graph import as_graph, critical_path, to_mermaid
+from partjit.partition.nodes import ColocatedCall, Fragment, Node, Transfer, Value
+
+__all__ = ["Plan"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+    """What a program with colocated calls does when it is called.
+
+    Attributes:
+        name: the program's.
+        mesh: the mesh its shardings refer to; empty if there is none.
+        inputs, outputs: its flat arguments and results; a result may be an input of the plan or a call's result.
+        paths: the key path of each argument, in terms of the user's function.
+        nodes: in the order in which they are taken up.
+        order: pairs of names of calls of which the second may only begin when the first has ended.
+        constants: arguments of calls that are the same for all executions.
+        released: the inputs whose memory the caller gives up, and that a result could take over.
+
+    `print(plan)` shows the Python function that runs.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from partjit import colocated, pjit
+        >>> show = colocated.colocated_python(print, out_specs_fn=lambda x: None, stream="log")
+        >>> @pjit
+        ... def step(x):
+        ...     show(jnp.sum(x))
+        ...     return 2 * x
+        >>> print(step.plan(jnp.ones(8)))
+        def step(x):
+            out, x1 = fragment_0(x)  # 2 equations
+            del x
+            print(x1)  # on a thread, stream log
+            del x1
+            return (out,)
+    """
+
+    name: str
+    mesh: Mesh
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    paths: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    order: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[Value, Any], ...]
+    released: frozenset[Value]
+
+    @property
+    def fragments(self) -> tuple[Fragment, ...]:
+        """The pieces that are compiled, in the order of their dispatch."""
+        return tuple(node for node in self.nodes if isinstance(node, Fragment))
+
+    @property
+    def calls(self) -> tuple[ColocatedCall, ...]:
+        """The colocated calls, in the order in which they are made."""
+        return tuple(node for node in self.nodes if isinstance(node, ColocatedCall))
+
+    @property
+    def transfers(self) -> tuple[Transfer, ...]:
+        """The moves between accelerators and hosts."""
+        return tuple(node for node in self.nodes if isinstance(node, Transfer))
+
+    @property
+    def source(self) -> str:
+        """The Python function that runs."""
+        return emit(self)
+
+    @property
+    def graph(self) -> nx.DiGraph:
+        """The graph: nodes by name with their `node`, and edges with their `kind` ("data" or "order"), `values` and
+        `nbytes`. The program's arguments and results are the nodes "arguments" and "results".
+        """
+        return as_graph(self)
+
+    def critical_path(
+        self, costs: Mapping[str, float] | Callable[[Node], float] | None = None
+    ) -> tuple[tuple[str, ...], float]:
+        """The chain of nodes that takes longest, and how long it takes: no schedule can be quicker.
+
+        Args:
+            costs: seconds per node: a mapping by name (0 where it says nothing) or a function of the node. Without, the
+                number of nodes counts.
+
+        Returns:
+            The names of the nodes, and the sum of their costs.
+        """
+        return critical_path(self, costs)
+
+    def to_mermaid(self) -> str:
+        """The graph as a Mermaid flowchart: fragments as boxes, calls rounded, order as dotted lines."""
+        return to_mermaid(self)
+
+    def __str__(self) -> str:
+        return emit(self, most_names=6).rstrip()
+
+    def __repr__(self) -> str:
+        return (
+            f"<plan of {self.name}: {len(self.fragments)} fragments, {len(self.calls)} calls, "
+            f"{len(self.transfers)} transfers>"
+        )

@@ -1,0 +1,74 @@
+"""Where the values at the cut lie: what the partitioner would choose for the program as a whole.
+
+Deciding for one fragment after the other would miss what comes later: a value that only a later fragment constrains
+would be computed on every device. So the whole program is lowered, with the calls as operations of which the
+partitioner knows nothing, and only its propagation is run. The values at the cut are results of that program, so that
+it says where they lie.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from partjit import _compat
+from partjit._compat import UNSPECIFIED
+from partjit.colocated.primitive import opaque_calls
+from partjit.partition.flatten import Flat
+
+__all__ = ["propagate"]
+
+
+def propagate(
+    flat: Flat, in_shardings: Sequence[Any], out_shardings: Sequence[Any], mesh: Mesh, cut: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """The shardings of arguments and of values at the cut.
+
+    Args:
+        flat: the program.
+        in_shardings, out_shardings: what is known of its arguments and results, UNSPECIFIED where nothing is.
+        mesh: the mesh, not empty.
+        cut: the variables of the values at the cut.
+
+    Returns:
+        For each argument, and for each value at the cut, a sharding over the mesh.
+    """
+    if mesh.size == 1:
+        everywhere = NamedSharding(mesh, P())
+        return [everywhere] * len(in_shardings), [everywhere] * len(cut)
+    jaxpr = _compat.closed_jaxpr(flat.invars, (*flat.outvars, *cut), flat.eqns, flat.consts)
+    with opaque_calls(), _compat.ambient(mesh):
+        computation = _compat.lower_to_computation(
+            jaxpr,
+            "whole_program",
+            in_shardings,
+            (*out_shardings, *[UNSPECIFIED] * len(cut)),
+            [False] * len(in_shardings),
+            keep_unused=True,
+            context_mesh=mesh,
+        )
+    in_axes, out_axes = _compat.propagated(computation)
+    own = len(in_axes) - len(in_shardings)  # constants come first
+    return (
+        [_sharding(axes, var.aval, mesh) for axes, var in zip(in_axes[own:], flat.invars, strict=True)],
+        [_sharding(axes, var.aval, mesh) for axes, var in zip(out_axes[len(out_shardings) :], cut, strict=True)],
+    )
+
+
+def _sharding(axes: Any, aval: Any, mesh: Mesh) -> NamedSharding:
+    if axes is None or any(axis not in mesh.shape for dim in axes for axis in dim):
+        return NamedSharding(mesh, P())
+    entries: list[Any] = []
+    for dim, size in zip(axes, aval.shape, strict=False):  # a key has one dimension more on the device
+        parts = 1
+        kept = []
+        for axis in dim:  # the partitioner would pad, an array cannot
+            parts *= mesh.shape[axis]
+            if size % parts:
+                break
+            kept.append(axis)
+        entries.append(kept[0] if len(kept) == 1 else tuple(kept) or None)
+    while entries and entries[-1] is None:
+        entries.pop()
+    return NamedSharding(mesh, P(*entries))

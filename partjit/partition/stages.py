@@ -1,0 +1,170 @@
+"""The stages of a program with colocated calls that a user can hold: traced, planned and lowered, compiled.
+
+They offer what jax's stages of a program without calls offer; what those say of one executable, these say of all of the
+plan's.
+"""
+
+import collections
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from partjit import _compat
+from partjit.compile import Program, Traced
+from partjit.partition.execute import compile_fragment
+from partjit.partition.plan import Plan
+from partjit.partition.program import lower_plan, placing_of, plan_of, runnable_of
+from partjit.primitive import shardings_of
+
+__all__ = ["PlannedCompiled", "PlannedLowered", "PlannedTraced"]
+
+
+class PlannedTraced(Traced):
+    """A traced program that is run by a plan."""
+
+    @property
+    def plan(self) -> Plan:
+        """What the program does when it is called."""
+        return plan_of(self._leaves, **self.program.params)
+
+    def lower(self) -> Any:
+        """Lowers its fragments. Raises ValueError if the function closes over values of an outer trace."""
+        self._check_closed()
+        return PlannedLowered(self.plan, self.program, self.args_info, self.out_info)
+
+
+class PlannedLowered:
+    """A planned program whose fragments are lowered; mirrors `jax.stages.Lowered`.
+
+    Attributes:
+        plan: the plan.
+        args_info, out_info: trees like the arguments and the result, of what is known of them.
+        in_tree, out_tree: their structures.
+    """
+
+    def __init__(self, plan: Plan, program: Program, args_info: Any, out_info: Any) -> None:
+        self.plan = plan
+        self.args_info = args_info
+        self.out_info = out_info
+        self.in_tree = program.in_tree
+        self.out_tree = program.out_tree
+        self._program = program
+        self._fragments = lower_plan(plan, program.mesh)
+
+    @property
+    def donate_argnums(self) -> tuple[int, ...]:
+        """The numbers of the flat arguments that are donated."""
+        return tuple(i for i, donated in enumerate(self._program.donated_invars) if donated)
+
+    def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
+        """The text of all fragments, each under its name."""
+        return _titled(
+            (lowered.fragment.name, lowered.lowering.as_text(dialect, debug_info=debug_info))
+            for lowered in self._fragments
+        )
+
+    def cost_analysis(self) -> dict[str, float]:
+        """Estimates before compilation, summed over the fragments; calls count for nothing."""
+        return _summed([lowered.lowering.cost_analysis() for lowered in self._fragments])
+
+    def compile(self, compiler_options: Any = None) -> "PlannedCompiled":
+        """Compiles the fragments. Raises ValueError if options are given: each fragment would take them for its own."""
+        if compiler_options:
+            raise ValueError("a program with colocated calls is several executables and takes no compiler_options")
+        return PlannedCompiled(self.plan, self._program, self)
+
+
+class PlannedCompiled:
+    """A compiled plan, to be called with arguments like those it was made for; mirrors `jax.stages.Compiled`.
+
+    Attributes:
+        plan: the plan.
+        args_info, out_info: trees like the arguments and the result, of what is known of them.
+        in_tree, out_tree: their structures.
+    """
+
+    def __init__(self, plan: Plan, program: Program, lowered: PlannedLowered) -> None:
+        self.plan = plan
+        self.args_info = lowered.args_info
+        self.out_info = lowered.out_info
+        self.in_tree = program.in_tree
+        self.out_tree = program.out_tree
+        self._program = program
+        self._fragments = lower_plan(plan, program.mesh)
+        self._executables = [compile_fragment(fragment, program.mesh) for fragment in self._fragments]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the plan.
+
+        Raises:
+            TypeError: the structure or the types of the arguments are not those it was compiled for.
+        """
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        if tree != self.in_tree:
+            raise TypeError(
+                f"{self.plan.name} was compiled for arguments of the structure {self.in_tree} and called with {tree}"
+            )
+        if any(isinstance(leaf, _compat.core.Tracer) for leaf in leaves):
+            raise TypeError(
+                f"Cannot apply JAX transformations to {self.plan.name}, which was lowered and compiled for a "
+                "particular signature: transform the function instead"
+            )
+        for leaf, value, path in zip(leaves, self.plan.inputs, self._program.arg_paths, strict=True):
+            aval = _compat.abstractify(leaf)
+            if (aval.shape, aval.dtype) != (value.aval.shape, value.aval.dtype):
+                raise TypeError(
+                    f"Argument types differ from the types for which {self.plan.name} was compiled: {path} was "
+                    f"{value.aval.str_short()} and is {aval.str_short()}"
+                )
+        runnable = runnable_of(self.plan, leaves, self._program.mesh)
+        results = runnable.run(placing_of(self.plan, leaves).apply(leaves))
+        return jax.tree.unflatten(self.out_tree, results)
+
+    @property
+    def input_shardings(self) -> Any:
+        """Trees like `(args, kwargs)` of the shardings in which the arguments are taken; None where any will do."""
+        return jax.tree.unflatten(self.in_tree, [value.sharding for value in self.plan.inputs])
+
+    @property
+    def output_shardings(self) -> Any:
+        """A tree like the result of the shardings of its arrays."""
+        known = {
+            value: sharding
+            for lowered, executable in zip(self._fragments, self._executables, strict=True)
+            for value, sharding in zip(lowered.fragment.outputs, _compat.output_shardings(executable), strict=True)
+        }
+        stated = shardings_of(self._program.out_specs, self._program.mesh)
+        return jax.tree.unflatten(
+            self.out_tree,
+            [known.get(value, value.sharding or said) for value, said in zip(self.plan.outputs, stated, strict=True)],
+        )
+
+    def as_text(self) -> str:
+        """The optimized text of all fragments, each under its name."""
+        return _titled(
+            (lowered.fragment.name, executable.as_text())
+            for lowered, executable in zip(self._fragments, self._executables, strict=True)
+        )
+
+    def cost_analysis(self) -> dict[str, float]:
+        """XLA's estimates, summed over the fragments; calls count for nothing."""
+        return _summed([executable.cost_analysis() for executable in self._executables])
+
+    def memory_analysis(self) -> dict[str, Any]:
+        """XLA's memory statistics of each fragment, by name, in bytes per device."""
+        return {
+            lowered.fragment.name: executable.memory_analysis()
+            for lowered, executable in zip(self._fragments, self._executables, strict=True)
+        }
+
+
+def _titled(texts: Any) -> str:
+    return "\n".join(f"// {name}\n{text}" for name, text in texts)
+
+
+def _summed(analyses: Sequence[Any]) -> dict[str, float]:
+    total: collections.Counter[str] = collections.Counter()
+    for analysis in analyses:
+        total.update(analysis[0] if isinstance(analysis, list) else analysis or {})
+    return dict(total)

@@ -1,0 +1,258 @@
+"""From events to spans: what began and what ended it, on which lane, and how much of the host's time was hidden."""
+
+import bisect
+import collections
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from partjit import events
+from partjit.events import Event
+
+__all__ = ["Reading", "Span"]
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that took time.
+
+    Attributes:
+        kind: "program": a call of one, as its caller sees it. "fragment": the devices run it. "call": the function of a
+            host call runs. "transfer": values move. "wait": a program's caller waits for the result of a host call.
+        name: of the program, the fragment, the called function, or the node for which values move or which is waited
+            for.
+        start: in seconds of `time.perf_counter()`.
+        end: the same, or None if it had not ended when the recording did.
+        lane: what it kept busy: "devices", "transfers", "stream io", "caller" (the thread that recorded), "thread 123".
+        program: the program it belongs to, if any.
+        execution: which call of that program.
+
+    Example:
+        >>> from partjit.timeline import Span
+        >>> Span("call", "load", 0.5, 0.75, "stream io", "step", 3).seconds
+        0.25
+    """
+
+    kind: Literal["program", "fragment", "call", "transfer", "wait"]
+    name: str
+    start: float
+    end: float | None
+    lane: str
+    program: str | None
+    execution: int | None
+
+    @property
+    def seconds(self) -> float:
+        """How long it took; 0 if it has not ended."""
+        return 0.0 if self.end is None else self.end - self.start
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A host call: one that was queued, or one that started without having been seen in a queue."""
+
+    caller: int | None
+    program: str | None = None
+    execution: int | None = None
+    thread: int = 0
+    lane: str = ""
+    is_part_of_another: bool = False
+    span: int = -1
+
+
+class Reading:
+    """One pass over events. What it means that host time is hidden says `Timeline`.
+
+    Attributes:
+        events: in the order of their times.
+        spans: in the order of their starts.
+        queued: the calls that were queued and did not start, by their numbers.
+        host_seconds: how long calls ran.
+        hidden_seconds: how much of that was hidden.
+
+    Example:
+        >>> from partjit import events
+        >>> from partjit.spans import Reading
+        >>> started = events.TransferStarted("step", 0, "log", 64, time=1.0, thread=1)
+        >>> Reading([events.TransferFinished("step", 0, "log", time=3.0, thread=1), started], home=1).spans
+        (Span(kind='transfer', name='log', start=1.0, end=3.0, lane='transfers', program='step', execution=0),)
+    """
+
+    def __init__(self, recorded: Iterable[Event], home: int) -> None:
+        # An event has its time before anybody is told, so threads may overtake each other on the way here.
+        self.events = tuple(sorted(recorded, key=lambda event: event.time))
+        self.queued: dict[int, events.CallQueued] = {}
+        self._home = home
+        self._begun: list[Span] = []
+        self._open: dict[tuple[object, ...], collections.deque[int]] = collections.defaultdict(collections.deque)
+        self._waits: list[tuple[int, int]] = []  # thread, span
+        self._calls: list[_Call] = []
+        self._started: dict[int, _Call] = {}
+        self._made: dict[int, _Call] = {}
+        self._running: dict[int, list[_Call]] = collections.defaultdict(list)  # by thread, the innermost last
+        self._callers: dict[tuple[str | None, int | None], int | None] = {}  # of executions
+        for event in self.events:
+            self._read(event)
+        self._put_fragments_in_order()
+        self.host_seconds, self.hidden_seconds = self._sums()
+        self.spans = tuple(sorted(self._begun, key=lambda span: span.start))
+
+    def _read(self, event: Event) -> None:
+        match event:
+            case events.ProgramStarted(program, execution):
+                self._callers[program, execution] = self._caller_of(event.thread)
+                self._begin(Span("program", program, event.time, None, self._lane_of(event.thread), program, execution))
+            case events.ProgramFinished(program, execution) | events.ProgramFailed(program, execution):
+                self._end(event, "program", program, program, execution)
+            case events.FragmentDispatched(program, execution, name):
+                self._begin(Span("fragment", name, event.time, None, "devices", program, execution))
+            case events.FragmentReady(program, execution, name):
+                self._end(event, "fragment", name, program, execution)
+            case events.TransferStarted(program, execution, node):
+                self._begin(Span("transfer", node, event.time, None, "transfers", program, execution))
+            case events.TransferFinished(program, execution, node):
+                self._end(event, "transfer", node, program, execution)
+            case events.WaitStarted(program, execution, node):
+                span = Span("wait", node, event.time, None, self._lane_of(event.thread), program, execution)
+                self._waits.append((event.thread, self._begin(span)))
+            case events.WaitFinished(program, execution, node):
+                self._end(event, "wait", node, program, execution)
+            case events.CallQueued():
+                self._queue_call(event)
+            case events.CallStarted():
+                self._start_call(event)
+            case events.CallFinished(number) | events.CallFailed(number):
+                self._end_call(event, number)
+
+    def _begin(self, span: Span) -> int:
+        self._begun.append(span)
+        if span.kind != "call":
+            self._open[span.kind, span.name, span.program, span.execution].append(len(self._begun) - 1)
+        return len(self._begun) - 1
+
+    def _end(self, event: Event, *key: object) -> None:
+        if same := self._open[key]:  # otherwise it began before the recording
+            self._end_span(same.popleft(), event)
+
+    def _end_span(self, index: int, event: Event) -> None:
+        self._begun[index] = replace(self._begun[index], end=event.time)
+
+    def _queue_call(self, event: events.CallQueued) -> None:
+        execution = event.program, event.execution
+        caller = self._callers[execution] if execution in self._callers else self._caller_of(event.thread)
+        self.queued[event.call] = event
+        self._made[event.call] = _Call(caller, *execution)
+
+    def _start_call(self, event: events.CallStarted) -> None:
+        self.queued.pop(event.call, None)
+        call = self._made.pop(event.call, None) or _Call(None)
+        running = self._running[event.thread]
+        call.thread = event.thread
+        call.is_part_of_another = len(running) > 0
+        is_in_its_lane = call.is_part_of_another or call.caller == call.thread
+        call.lane = self._lane_of(event.thread) if is_in_its_lane else f"stream {event.stream}"
+        call.span = self._begin(Span("call", event.name, event.time, None, call.lane, call.program, call.execution))
+        running.append(call)
+        self._calls.append(call)
+        self._started[event.call] = call
+
+    def _end_call(self, event: Event, number: int) -> None:
+        self.queued.pop(number, None)  # it may have failed without having run
+        call = self._started.pop(number, None)
+        if call is not None:
+            self._running[call.thread].remove(call)
+            self._end_span(call.span, event)
+
+    def _caller_of(self, thread: int) -> int | None:
+        """Who calls what a thread calls now."""
+        running = self._running[thread]
+        return running[-1].caller if running else thread
+
+    def _lane_of(self, thread: int) -> str:
+        """What a thread keeps busy now."""
+        running = self._running[thread]
+        if running:
+            return running[-1].lane
+        return "caller" if thread == self._home else f"thread {thread}"
+
+    def _put_fragments_in_order(self) -> None:
+        ends: list[float] = []  # of those dispatched so far
+        for index, span in enumerate(self._begun):
+            if span.kind != "fragment":
+                continue
+            # Fragments of other devices may outlast those dispatched after them.
+            before = bisect.bisect_right(ends, math.inf if span.end is None else span.end)
+            if before:
+                self._begun[index] = replace(span, start=max(span.start, ends[before - 1]))
+            if span.end is not None:
+                bisect.insort(ends, span.end)
+
+    def _sums(self) -> tuple[float, float]:
+        calls = [call for call in self._calls if not call.is_part_of_another and self._begun[call.span].end is not None]
+        blocked = self._blocked(calls)
+        all_blocked = _union(interval for intervals in blocked.values() for interval in intervals)
+        host, hidden = [], []
+        for call in calls:
+            span = self._begun[call.span]
+            in_sight = _overlap(span, all_blocked if call.caller is None else blocked.get(call.caller, ()))
+            host.append(span.seconds)
+            hidden.append(max(0.0, span.seconds - in_sight))
+        return math.fsum(host), math.fsum(hidden)
+
+    def _blocked(self, calls: Sequence[_Call]) -> dict[int, Sequence[Interval]]:
+        """When callers waited for calls, or ran one themselves while the devices had nothing to do; by thread."""
+        on_devices = _union(_intervals(span for span in self._begun if span.kind == "fragment"))
+        waits, inline = collections.defaultdict(list), collections.defaultdict(list)
+        for thread, index in self._waits:
+            waits[thread] += _intervals([self._begun[index]])
+        for call in calls:
+            if call.caller == call.thread:
+                inline[call.thread] += _intervals([self._begun[call.span]])
+        return {
+            thread: _union([*waits[thread], *_minus(_union(inline[thread]), on_devices)])
+            for thread in {*waits, *inline}
+        }
+
+
+def _intervals(spans: Iterable[Span]) -> Iterator[Interval]:
+    """The times of the spans that have ended."""
+    return ((span.start, span.end) for span in spans if span.end is not None)
+
+
+def _union(intervals: Iterable[Interval]) -> Sequence[Interval]:
+    """The same times as intervals in order that do not meet."""
+    union: list[Interval] = []
+    for start, end in sorted(intervals):
+        if union and start <= union[-1][1]:
+            union[-1] = (union[-1][0], max(end, union[-1][1]))
+        else:
+            union.append((start, end))
+    return union
+
+
+def _meeting(start: float, end: float, union: Sequence[Interval]) -> Iterator[Interval]:
+    """The intervals of a union that have a part in an interval."""
+    index = bisect.bisect_right(union, start, key=lambda interval: interval[1])
+    while index < len(union) and union[index][0] < end:
+        yield union[index]
+        index += 1
+
+
+def _minus(intervals: Iterable[Interval], union: Sequence[Interval]) -> Iterator[Interval]:
+    """What is left of intervals without a union."""
+    for start, end in intervals:
+        for left, right in _meeting(start, end, union):
+            if start < left:
+                yield start, left
+            start = right
+        if start < end:
+            yield start, end
+
+
+def _overlap(span: Span, union: Sequence[Interval]) -> float:
+    """How long a span and a union are together."""
+    end = span.start + span.seconds
+    return math.fsum(min(end, right) - max(span.start, left) for left, right in _meeting(span.start, end, union))
