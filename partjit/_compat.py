@@ -285,10 +285,10 @@ def is_eager() -> bool:
 
 def is_staged() -> bool:
     """Whether what is called here becomes part of a jaxpr: an eager `jax.grad` transforms, and calls at once."""
-    trace = _current_trace.value
-    while (outer := getattr(trace, "parent_trace", None)) is not None:
-        trace = outer
-    return isinstance(trace, pe.DynamicJaxprTrace)
+    trace: Any = _current_trace.value
+    while trace is not None and not isinstance(trace, pe.DynamicJaxprTrace):
+        trace = getattr(trace, "parent_trace", None)
+    return trace is not None
 
 
 def abstractify(x: Any) -> Any:
