@@ -1,6 +1,6 @@
-"""Train a small transformer on characters, split over a mesh of devices with pjit.
+"""Train a small transformer on characters, split over a mesh of devices with pjit, with Python beside the devices.
 
-Run it with no arguments; it takes about a minute on two CPU cores:
+Run it with no arguments; it takes a minute or two on two CPU cores:
 
     pip install "partjit[viz]"
     python examples/train_char_lm.py
@@ -8,7 +8,13 @@ Run it with no arguments; it takes about a minute on two CPU cores:
 It learns to write Python from the sources of the standard library, on a mesh with two axes. The batch is split over
 'data'; the attention heads, the hidden layer and the vocabulary are split over 'model'. The arithmetic knows nothing of
 it: the layout is in the trees of specs (BLOCK_SPECS, PARAM_SPECS, STATE_SPECS), in the arguments of the four `pjit`
-functions, and in three `with_sharding_constraint` calls.
+functions, in what a batch is said to be, and in three `with_sharding_constraint` calls.
+
+The training step loads its batch, logs its metrics, writes checkpoints and samples text: it calls Python on the hosts,
+and the devices wait for none of it but the batch, which was loaded two steps before. What it writes is in a folder,
+train_char_lm unless --out names another; kill it whenever you like, and go on from the newest checkpoint there:
+
+    python examples/train_char_lm.py --resume
 
 A machine without accelerators gets 8 virtual CPU devices. Other things to try:
 
@@ -17,6 +23,7 @@ A machine without accelerators gets 8 virtual CPU devices. Other things to try:
 """
 
 import argparse
+import json
 import os
 import re
 import sys
@@ -34,8 +41,9 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 
-from partjit import Mesh, P, pjit, with_sharding_constraint
+from partjit import Mesh, P, colocated, pjit, record, with_sharding_constraint
 
 try:
     from rich.console import Console
@@ -51,6 +59,7 @@ LAYERS, MODEL, HEADS, HIDDEN = 3, 128, 4, 512
 PEAK_RATE, WARMUP = 6e-3, 40
 VALID_BATCHES, SAMPLE_CHARS, TEMPERATURE = 16, 400, 0.8
 MIN_CHARS, MAX_CHARS = 10 * (CONTEXT + 1), 5_000_000  # a tenth of them must hold one window and the next character
+METRICS, KEPT = "metrics.jsonl", 2  # so many checkpoints are kept
 
 # ---- The model: a tree of parameters, and beside it the tree of their specs ----
 
@@ -146,17 +155,6 @@ def init_state(params):
     return {"params": params, "mean": zeros, "square": zeros, "step": jnp.zeros((), jnp.int32)}
 
 
-@partial(
-    pjit,
-    in_axis_resources=(STATE_SPECS, P("data", None), None),
-    out_axis_resources=(STATE_SPECS, None),
-    donate_argnums=0,  # the new state takes over the old one's memory
-)
-def train_step(state, batch, rate):
-    loss, grads = jax.value_and_grad(loss_fn)(state["params"], batch)
-    return adam(state, grads, rate), loss
-
-
 def adam(state, grads, rate, b1=0.9, b2=0.98, eps=1e-8):
     step = state["step"] + 1
     mean = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state["mean"], grads)
@@ -185,7 +183,136 @@ def continue_text(params, window, seed):
     return jax.lax.scan(write_one, window, keys)[1].T
 
 
-# ---- The host's part: text, batches, the training loop ----
+# ---- What runs on the hosts, beside the devices: these objects live there, and the step calls their methods ----
+
+
+@colocated.colocated_python_class(stream="load")
+class Batches:
+    """One batch of a text after the other. Which ones, follows from the seed and from how many were drawn before."""
+
+    def __init__(self, text, seed, drawn):
+        self.text, self.seed, self.drawn = text, seed, drawn
+
+    def next_batch(self):
+        self.drawn += 1
+        return jnp.asarray(draw_batch(self.text, np.random.default_rng([self.seed, self.drawn])))
+
+
+@colocated.colocated_python_class
+class Records:
+    """The metrics and the checkpoints of a run.
+
+    The methods of an object run in the order of their calls, on whichever streams. So where a checkpoint is, the
+    metrics of its step and of all before it are as well.
+    """
+
+    def __init__(self, folder, save_every, steps):
+        self.folder, self.save_every, self.steps = folder, save_every, steps
+
+    def log_metrics(self, step, loss, rate):
+        line = json.dumps({"step": int(step), "loss": float(loss), "rate": float(rate)}) + "\n"
+        with open(self.folder / METRICS, "ab", buffering=0) as file:  # without a buffer: in one piece
+            file.write(line.encode())
+
+    def save_if_due(self, step, state):
+        step = int(step)
+        if step % self.save_every == 0 or step == self.steps:
+            replace_file(self.folder / f"checkpoint-{step:08}.npz", lambda file: np.savez(file, **by_name(state)))
+            for path in files_of(self.folder, "checkpoint")[:-KEPT]:
+                path.unlink()
+
+
+@colocated.colocated_python_class(stream="sample")
+class Sampler:
+    """Lets the model write, after half of the steps and at the end."""
+
+    def __init__(self, folder, prompts, seed, steps):
+        self.folder, self.prompts, self.seed, self.due = folder, prompts, seed, (steps // 2, steps)
+
+    def sample_if_due(self, step, params):
+        step = int(step)
+        if step in self.due:
+            with params["head"].sharding.mesh:  # the hosts' one, if the devices are accelerators
+                written = np.asarray(continue_text(params, self.prompts, self.seed))
+            text = readable(self.prompts[0]) + readable(written[0])
+            replace_file(self.folder / f"sample-{step:08}.txt", lambda file: file.write(text.encode()))
+
+
+def make_train_step(mesh, batches, records, sampler):
+    """The training step. What each call returns is said here, so it need not run to be known."""
+    batch = jax.ShapeDtypeStruct((BATCH, CONTEXT + 1), jnp.int32, sharding=NamedSharding(mesh, P("data", None)))
+    next_batch = batches.next_batch.specialize(out_specs=batch, run_ahead=2)
+    log_metrics = records.log_metrics.specialize(out_specs_fn=nothing, stream="log")
+    save_if_due = records.save_if_due.specialize(out_specs_fn=nothing, stream="checkpoint")
+    sample_if_due = sampler.sample_if_due.specialize(out_specs_fn=nothing)
+
+    @partial(
+        pjit,
+        in_axis_resources=(STATE_SPECS, None),
+        out_axis_resources=(STATE_SPECS, None),
+        donate_argnums=0,  # the new state takes over the old one's memory
+    )
+    def train_step(state, rate):
+        loss, grads = jax.value_and_grad(loss_fn)(state["params"], next_batch())
+        state = adam(state, grads, rate)
+        log_metrics(state["step"], loss, rate)
+        save_if_due(state["step"], state)
+        sample_if_due(state["step"], state["params"])
+        return state, loss
+
+    return train_step
+
+
+def nothing(*_):
+    return None
+
+
+# ---- Files: each is whole at any moment, whenever the process is killed ----
+
+
+def replace_file(path, write):
+    """Write a file beside the place where it belongs, and put it there when it is on the disk."""
+    partial_path = path.with_name(f"{path.name}.partial")
+    with open(partial_path, "wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial_path, path)
+
+
+def files_of(folder, kind):
+    """The checkpoints or samples in a folder, in the order of their steps."""
+    return sorted(path for path in folder.glob(f"{kind}-*") if re.fullmatch(r".*-\d{8}\.(npz|txt)", path.name))
+
+
+def step_of(path):
+    return int(path.stem[-8:])
+
+
+def by_name(state):
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf) for path, leaf in leaves}
+
+
+def load_checkpoint(path, state):
+    """The state that was saved, laid out like another one."""
+    with np.load(path) as saved:
+        leaves = [saved[name] for name in by_name(state)]
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+    return jax.device_put(jax.tree.unflatten(jax.tree.structure(state), leaves), shardings)
+
+
+def forget_after(folder, step):
+    """Remove what a folder has of later steps: those of an earlier run, or after the checkpoint to go on from."""
+    for path in [*files_of(folder, "checkpoint"), *files_of(folder, "sample")]:
+        if step_of(path) > step:
+            path.unlink()
+    metrics = folder / METRICS
+    lines = metrics.read_bytes().splitlines(keepends=True) if metrics.exists() else []
+    replace_file(metrics, lambda file: file.writelines(lines[:step]))  # it has one for each step
+
+
+# ---- The host's part: text, the training loop ----
 
 
 def draw_batch(text, rng, rows=BATCH):
@@ -200,20 +327,17 @@ def unigram_loss(train_text, valid_text):
     return -np.mean(np.log(counts / counts.sum())[valid_text])
 
 
-def train(state, text, steps, rng, report):
-    losses, started, compiling = [], time.perf_counter(), 0
-    for step in range(1, steps + 1):
-        rate = PEAK_RATE * min(step / WARMUP, 1 - (step - 1) / steps)
-        state, loss = train_step(state, draw_batch(text, rng), rate)
-        losses.append(loss)
-        if step in (1, steps) or step % 10 == 0:
-            # Reading a loss waits for its step. So read now and then, and only up to the step before: the devices work
-            # on this one meanwhile.
-            done = step if step in (1, steps) else step - 1
-            recent = np.mean(losses[max(0, done - 10) : done])
-            report(step, recent, (done - compiling) * BATCH * CONTEXT / (time.perf_counter() - started))
-        if step == 1:
-            started, compiling = time.perf_counter(), 1  # from here on, the speed is without the compilation
+def train(train_step, state, done, steps, report):
+    """Take the steps that are not done yet."""
+    running = None
+    for step in range(done + 1, steps + 1):
+        state, loss = train_step(state, PEAK_RATE * min(step / WARMUP, 1 - (step - 1) / steps))
+        # Reading a loss waits for its step. So read the one before: the devices work on this one meanwhile.
+        if running is not None:
+            report(step - 1, float(running))
+        running = loss
+    if running is not None:
+        report(steps, float(running))
     return state
 
 
@@ -237,14 +361,18 @@ def parameter_table(params):
 
 @contextmanager
 def progress(console, steps):
-    """Give a report(step, loss, speed): a live bar in a terminal, a few lines elsewhere."""
+    """Give a report(step, loss): a live bar in a terminal, a few lines elsewhere."""
     live, every = console.is_interactive, max(1, steps // 80) * 10
     columns = "{task.description}", BarColumn(None), "{task.completed}/{task.total}"
     with Progress(*columns, console=console, expand=True, disable=not live) as bar:
         task = bar.add_task("compiling the training step", total=steps)
+        losses, times = [], []
 
-        def report(step, loss, speed):
-            line = f"loss {loss:.3f}  {speed:>7,.0f} tokens/s"
+        def report(step, loss):
+            losses.append(loss)
+            times.append(time.perf_counter())
+            speed = (len(times) - 1) * BATCH * CONTEXT / max(times[-1] - times[0], 1e-9)  # without the compilation
+            line = f"loss {np.mean(losses[-10:]):.3f}  {speed:>7,.0f} tokens/s"
             bar.update(task, completed=step, description=line)
             if not live and (step % every == 0 or step == steps):
                 console.print(f"step {step:>4}/{steps}  {line}")
@@ -330,7 +458,30 @@ def parse_options():
         "--text", type=read_text, default=stdlib, metavar="PATH", help="a text file or a folder of them"
     )
     parser.add_argument("--seed", type=parse_count, default=1, help="another one, another run (default: %(default)s)")
-    return parser.parse_args()
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default="train_char_lm",
+        metavar="DIR",
+        help="where the run is written (default: %(default)s)",
+    )
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint there")
+    parser.add_argument(
+        "--save-every", type=parse_count, default=50, help="steps per checkpoint (default: %(default)s)"
+    )
+    options = parser.parse_args()
+    options.checkpoint = (files_of(options.out, "checkpoint") or [None])[-1] if options.resume else None
+    if options.resume and not options.checkpoint:
+        parser.error(
+            f"argument --resume: there is no checkpoint in {str(options.out)!r}; give the folder of a run as --out"
+        )
+    options.done = step_of(options.checkpoint) if options.checkpoint else 0
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+        forget_after(options.out, options.done)
+    except OSError as error:
+        parser.error(f"argument --out: cannot write to {str(options.out)!r} ({error.strerror})")
+    return options
 
 
 def main():
@@ -339,22 +490,33 @@ def main():
     train_text, valid_text = np.split(options.text, [len(options.text) * 9 // 10])
     rng = np.random.default_rng(options.seed)
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     kind = mesh.devices.flat[0].device_kind
     console.print(f"mesh  data={mesh.shape['data']}, model={mesh.shape['model']} of {mesh.size} devices ({kind})")
-    console.print(f"text  {len(train_text):,} characters to train on, {len(valid_text):,} held back\n")
+    console.print(f"text  {len(train_text):,} characters to train on, {len(valid_text):,} held back")
+    console.print(f"out   {options.out.resolve()}\n", markup=False)
 
     with mesh:
         state = init_state(init_params(rng))
+        if options.checkpoint:
+            state = load_checkpoint(options.checkpoint, state)
         console.print(parameter_table(state["params"]))
-        with progress(console, options.steps) as report:
-            state = train(state, train_text, options.steps, rng, report)
 
-        with console.status("validating, and writing a sample"):
-            batches = [draw_batch(valid_text, rng) for _ in range(VALID_BATCHES)]
-            valid_loss = np.mean([eval_step(state["params"], batch) for batch in batches])
-            prompts = draw_batch(valid_text, rng, rows=mesh.shape["data"])[:, 1:]
-            written = np.asarray(continue_text(state["params"], prompts, options.seed))
+        valid_batches = [draw_batch(valid_text, rng) for _ in range(VALID_BATCHES)]
+        prompts = draw_batch(valid_text, rng, rows=mesh.shape["data"])[:, 1:]
+        batches = Batches(train_text, options.seed, options.done)
+        records = Records(options.out, options.save_every, options.steps)
+        sampler = Sampler(options.out, prompts, options.seed, options.steps)
+        train_step = make_train_step(mesh, batches, records, sampler)
+        console.print("The training step, as its caller takes it:\n")
+        console.print(f"{train_step.plan(state, PEAK_RATE)}\n", markup=False)
+
+        with record() as timeline:
+            with progress(console, options.steps) as report:
+                state = train(train_step, state, options.done, options.steps, report)
+            with console.status("validating, while the last sample is written"):
+                valid_loss = np.mean([eval_step(state["params"], batch) for batch in valid_batches])
+                colocated.wait()  # until everything is written
 
     console.print("\nLoss on the text held back, in nats per character:")
     console.print(f"  this model     {valid_loss:.3f}")
@@ -362,7 +524,10 @@ def main():
         f"  unigram model  {unigram_loss(train_text, valid_text):.3f}  (knows only how frequent each one is)\n"
     )
     console.rule("Sample: a piece of that text, and what the model writes after it")
-    console.print(Text(readable(prompts[0]), "dim") + Text(readable(written[0]), "bold"))
+    for path in files_of(options.out, "sample")[-1:]:
+        prompt = readable(prompts[0])
+        console.print(Text(prompt, "dim") + Text(path.read_text().removeprefix(prompt), "bold"))
+    console.print(timeline.summary(), markup=False)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import importlib.metadata
 import operator
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
@@ -47,7 +48,7 @@ from jax._src.lib import _jax
 from jax._src.lib import xla_client as _xla_client
 from jax._src.lib.mlir import ir, passmanager
 from jax._src.lib.mlir.dialects import func as func_dialect
-from jax._src.lib.mlir.dialects import sdy
+from jax._src.lib.mlir.dialects import hlo, sdy
 from jax._src.named_sharding import NamedSharding
 from jax._src.random import prng as _prng
 from jax._src.sharding_impls import UNSPECIFIED, GSPMDSharding, UnspecifiedValue, parse_flatten_op_sharding
@@ -142,6 +143,9 @@ __all__ = [
     "with_key_data",
     "with_weak_type",
 ]
+
+# Where a value comes from is told in lines of the user's code, not of this package.
+source_info_util.register_exclusion(os.path.dirname(os.path.abspath(__file__)) + os.sep)
 
 pe: Any = _partial_eval  # the types of both differ from version to version
 discharge: Any = _discharge
@@ -445,7 +449,7 @@ def called_jaxpr(eqn: Any) -> tuple[Any, Sequence[Any]] | None:
     if name is None:
         return None
     jaxpr = eqn.params[name]
-    return jaxpr.jaxpr, getattr(jaxpr, "consts", ())
+    return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())  # that of `jax.checkpoint` is an open one
 
 
 def nested_shardings(eqn: Any) -> tuple[Sequence[Any], Sequence[Any]] | None:
@@ -655,10 +659,19 @@ def lower_call(
 
 
 def lower_opaque(ctx: Any, name: str, args: Sequence[Any]) -> Sequence[Any]:
-    """Lowers an equation to an operation of which the partitioner knows nothing; it can never be run."""
+    """Lowers an equation to an operation of which the partitioner knows nothing; it can never be run.
+
+    A result of the type of an argument is taken to lie as that does.
+    """
     types = [mlir.aval_to_ir_type(ctx.module_context, aval) for aval in ctx.avals_out]
     call = mlir.custom_call("partjit." + name, result_types=types, operands=[*args], has_side_effect=True)
-    return call.results
+    results, free = [*call.results], [*args]
+    for k, result in enumerate(results):
+        like = next((arg for arg in free if arg.type == result.type), None)
+        if like is not None:
+            free.remove(like)
+            (results[k],) = hlo.OptimizationBarrierOp([like]).results
+    return results
 
 
 Axes = tuple[tuple[str, ...], ...]
