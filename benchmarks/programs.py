@@ -148,17 +148,25 @@ def post(x: Any) -> Any:
 # The host function between two pieces
 
 
-def split_contestants(count: int, size: int) -> tuple[Any, dict[str, Callable[[], Any]]]:
-    mesh, sharding = place(count)
+def split_contestants(count: int, size: int, *, are_stated: bool = True) -> dict[str, Callable[[], Any]]:
+    """The program, and what it is compared with; whether it is said where the call's result lies."""
+    _, sharding = place(count)
     x = jax.device_put(np.linspace(0, 1, size, dtype=np.float32), sharding)
-    host = colocated.colocated_python(lambda x: x, out_specs_fn=identity)
+    host = returning(sharding if count > 1 and are_stated else None)
     called = pjit(lambda x: post(host(pre(x))))
 
     def by_hand() -> Callable[[], Any]:
         first, second = jax.jit(lambda x: pre(x)), jax.jit(lambda x: post(x))
         return lambda: second(identity(first(x)))
 
-    return mesh, {"program": lambda: called(x), "by hand": by_hand(), "control": by_hand()}
+    return {"program": lambda: called(x), "by hand": by_hand(), "control": by_hand()}
+
+
+def returning(sharding: Any) -> Any:
+    """A host function that returns its argument, where that lies or as its specs say."""
+    return colocated.colocated_python(
+        lambda x: x, out_specs_fn=lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+    )
 
 
 def with_callback(way: str, count: int, size: int) -> Callable[[], Any]:
@@ -178,15 +186,15 @@ def with_callback(way: str, count: int, size: int) -> Callable[[], Any]:
 
 def split(effort: Effort) -> list[Row]:
     rows = []
-    for count in (1, 8):
+    for count, are_stated in ((1, True), (8, True), (8, False)):
         for what, size in SIZES.items():
-            _, thunks = split_contestants(count, size)
+            thunks = split_contestants(count, size, are_stated=are_stated)
             contestants = {name: batches(thunk, 0.005) for name, thunk in thunks.items()}
             times = turns(contestants, effort.turns)
             measured = ratio(times, "program", "by hand")
             rows.append(
                 {
-                    "program": f"post(host(pre(x))), {what}",
+                    "program": f"post(host(pre(x))), {what}" + ("" if are_stated else ", out_specs_fn=lambda x: x"),
                     "devices": count,
                     "by hand us": ms(times, "by hand") * 1e3,
                     "program us": ms(times, "program") * 1e3,
@@ -202,7 +210,7 @@ def split(effort: Effort) -> list[Row]:
 def callback_cell(way: str, count: int, turn_count: int) -> None:
     """In a process of its own: prints the seconds of the program and of the callback, for each size."""
     for what, size in SIZES.items():
-        _, thunks = split_contestants(count, size)
+        thunks = split_contestants(count, size)
         contestants = {
             "program": batches(thunks["program"], 0.005),
             "callback": batches(with_callback(way, count, size), 0.005),
@@ -415,7 +423,7 @@ def logging(count: int, effort: Effort) -> Row:
     alone = pjit(lambda x: work(x, n))
     jax.block_until_ready(alone(x))
     length = statistics.median(elapsed(lambda: alone(x)) for _ in range(7))
-    log = sleeping(length, out_specs_fn=lambda x: None, stream="slow log")
+    log = colocated.colocated_python(lambda x: time.sleep(length), out_specs_fn=lambda x: None, stream="slow log")
 
     @pjit
     def logged(x: Any) -> Any:
@@ -467,24 +475,21 @@ def collectives_of(f: Any, *args: Any) -> dict[str, int]:
     return dict(sorted(collections.Counter(_COLLECTIVE.findall(f.lower(*args).compile().as_text())).items()))
 
 
-def structure_cases() -> Iterator[tuple[str, Any, Callable[[Any], Callable[..., Any]], tuple[Any, ...]]]:
-    """Name, mesh, what makes a program of a call, and its arguments."""
+def structure_cases() -> Iterator[tuple[str, Any, Any, Callable[[Any], Callable[..., Any]], tuple[Any, ...]]]:
+    """Name, mesh, where the call's result lies, what makes a program of a call, and its arguments."""
     devices = jax.devices()
     line, grid = Mesh(devices, "x"), Mesh(np.array(devices).reshape(4, 2), ("data", "model"))
 
     def put(mesh: Mesh, spec: Any, *shape: int) -> Any:
         return jax.device_put(np.ones(shape, np.float32) / 8, NamedSharding(mesh, spec))
 
-    yield "elementwise", line, lambda call: lambda x: post(call(pre(x))), (put(line, P("x"), 1024),)
-    yield (
-        "sum after the call",
-        line,
-        lambda call: lambda x: jnp.sum(call(pre(x))) * x,
-        (put(line, P("x"), 1024),),
-    )
+    x = put(line, P("x"), 1024)
+    yield "elementwise", line, P("x"), lambda call: lambda x: post(call(pre(x))), (x,)
+    yield "sum after the call", line, P("x"), lambda call: lambda x: jnp.sum(call(pre(x))) * x, (x,)
     weights = (put(grid, P(None, "model"), 64, 128), put(grid, P("model", None), 128, 64))
+    batch = put(grid, P("data"), 32, 64)
 
-    def mlp(call: Any) -> Callable[..., Any]:
+    def step_with(call: Any) -> Callable[..., Any]:
         def step(weights: Any, batch: Any) -> Any:
             batch = call(batch)
 
@@ -492,43 +497,43 @@ def structure_cases() -> Iterator[tuple[str, Any, Callable[[Any], Callable[..., 
                 return jnp.mean((jnp.tanh(batch @ weights[0]) @ weights[1] - batch) ** 2)
 
             loss, grads = jax.value_and_grad(loss_of)(weights)
-            return jax.tree.map(lambda w, g: w - g, weights, grads), call(loss)
+            return jax.tree.map(lambda w, g: w - g, weights, grads), loss
 
         return step
 
-    yield "training step, data x model", grid, mlp, (weights, put(grid, P("data"), 32, 64))
-
-    def inside(call: Any) -> Callable[..., Any]:
+    def between_layers(call: Any) -> Callable[..., Any]:
         return lambda weights, batch: call(jnp.tanh(batch @ weights[0])) @ weights[1]
 
-    yield "call between the layers", grid, inside, (weights, put(grid, P("data"), 32, 64))
+    yield "training step, data x model", grid, P("data"), step_with, (weights, batch)
+    yield "call between the layers", grid, P("data", "model"), between_layers, (weights, batch)
 
 
 def structure() -> list[Row]:
     rows = []
-    for what, mesh, make, args in structure_cases():
-        host = colocated.colocated_python(lambda x: x, out_specs_fn=identity)
-        with mesh:
-            with_call, without = pjit(make(host)), pjit(make(identity))
-            found, expected = collectives_of(with_call, *args), collectives_of(without, *args)
-            jax.block_until_ready(with_call(*args))
-            try:
-                with jax.transfer_guard("disallow"):
-                    jax.block_until_ready(with_call(*args))
-                moved = "none"
-            except Exception as error:
-                moved = str(error).splitlines()[0][:60]
-        rows.append(
-            {
-                "program": what,
-                "devices": mesh.size,
-                "without the call": shown(expected),
-                "with it": shown(found),
-                "transfers": moved,
-                "bound": "equal, none",
-                "verdict": "OK" if found == expected and moved == "none" else "MISSED",
-            }
-        )
+    for what, mesh, spec, make, args in structure_cases():
+        without = pjit(make(identity))
+        for said, sharding in ((spec, NamedSharding(mesh, spec)), ("nothing", None)):
+            called = pjit(make(returning(sharding)))
+            with mesh:
+                found, expected = collectives_of(called, *args), collectives_of(without, *args)
+                jax.block_until_ready(called(*args))
+                try:
+                    with jax.transfer_guard("disallow"):
+                        jax.block_until_ready(called(*args))
+                    moved = "none"
+                except Exception as error:
+                    moved = str(error).splitlines()[0].removeprefix("INVALID_ARGUMENT: ")[:40]
+            rows.append(
+                {
+                    "program": what,
+                    "devices": mesh.size,
+                    "out_specs": str(said).replace("PartitionSpec", "P"),
+                    "without the call": shown(expected),
+                    "with it": shown(found),
+                    "transfers": moved,
+                    "verdict": "OK" if found == expected and moved == "none" else "MISSED",
+                }
+            )
     return rows
 
 
@@ -651,7 +656,7 @@ def events_cost(effort: Effort) -> list[Row]:
         f = pjit(fun)
         plan = f.plan(x)
         jax.block_until_ready(f(x))
-        runnable = program.runnable_of(plan, [x], partjit.Mesh(jax.devices()[:1], "x") if False else _mesh_of(f, x))
+        runnable = program.runnable_of(plan, [x], f.trace(x).program.mesh)
 
         def call(runnable: Any = runnable) -> Any:
             results = runnable.run([x])
@@ -696,10 +701,6 @@ def events_cost(effort: Effort) -> list[Row]:
             }
         )
     return rows
-
-
-def _mesh_of(f: Any, x: Any) -> Any:
-    return f.trace(x).program.mesh
 
 
 def main() -> None:

@@ -8,11 +8,11 @@ Run it with no arguments; it takes a minute or two on two CPU cores:
 It learns to write Python from the sources of the standard library, on a mesh with two axes. The batch is split over
 'data'; the attention heads, the hidden layer and the vocabulary are split over 'model'. The arithmetic knows nothing of
 it: the layout is in the trees of specs (BLOCK_SPECS, PARAM_SPECS, STATE_SPECS), in the arguments of the four `pjit`
-functions, in what a batch is said to be, and in three `with_sharding_constraint` calls.
+functions, in the spec of a batch, and in three `with_sharding_constraint` calls.
 
-The training step loads its batch, logs its metrics, writes checkpoints and samples text: it calls Python on the hosts,
-and the devices wait for none of it but the batch, which was loaded two steps before. What it writes is in a folder,
-train_char_lm unless --out names another; kill it whenever you like, and go on from the newest checkpoint there:
+The training step itself loads its batch, logs its metrics, saves checkpoints and samples text, in Python on the hosts
+while the devices go on. What it writes is in the folder train_char_lm, or in --out; a new run replaces the one before.
+Kill it whenever you like: this goes on from the newest checkpoint, with the same losses as if nothing had happened.
 
     python examples/train_char_lm.py --resume
 
@@ -43,7 +43,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from partjit import Mesh, P, colocated, pjit, record, with_sharding_constraint
+from partjit import Mesh, P, colocated, pjit, record, set_mesh, with_sharding_constraint
 
 try:
     from rich.console import Console
@@ -57,9 +57,9 @@ VOCAB = 256  # a character is a byte of UTF-8, so that any text will do
 CONTEXT, BATCH = 64, 32
 LAYERS, MODEL, HEADS, HIDDEN = 3, 128, 4, 512
 PEAK_RATE, WARMUP = 6e-3, 40
-VALID_BATCHES, SAMPLE_CHARS, TEMPERATURE = 16, 400, 0.8
+VALID_BATCHES, SAMPLE_CHARS, TEMPERATURE = 16, 200, 0.8
 MIN_CHARS, MAX_CHARS = 10 * (CONTEXT + 1), 5_000_000  # a tenth of them must hold one window and the next character
-METRICS, KEPT = "metrics.jsonl", 2  # so many checkpoints are kept
+METRICS, KEPT = "metrics.jsonl", 2  # the newest two checkpoints
 
 # ---- The model: a tree of parameters, and beside it the tree of their specs ----
 
@@ -99,7 +99,7 @@ PARAM_SPECS = {
     "head": P(None, "model"),
 }
 # Adam's two averages lie exactly as the parameters do.
-STATE_SPECS = {"params": PARAM_SPECS, "mean": PARAM_SPECS, "square": PARAM_SPECS, "step": None}
+STATE_SPECS = {"params": PARAM_SPECS, "mean": PARAM_SPECS, "square": PARAM_SPECS}
 
 
 def rms_norm(x):
@@ -152,11 +152,38 @@ def loss_fn(params, batch):
 @partial(pjit, in_axis_resources=(PARAM_SPECS,), out_axis_resources=STATE_SPECS)
 def init_state(params):
     zeros = jax.tree.map(jnp.zeros_like, params)
-    return {"params": params, "mean": zeros, "square": zeros, "step": jnp.zeros((), jnp.int32)}
+    return {"params": params, "mean": zeros, "square": zeros}
 
 
-def adam(state, grads, rate, b1=0.9, b2=0.98, eps=1e-8):
-    step = state["step"] + 1
+def make_train_step(mesh, batches, records, sampler):
+    """The training step, in which methods of these objects are called: see "What runs on the hosts".
+
+    What a call returns is said here; so nobody has to wait for it to know that.
+    """
+    batch = jax.ShapeDtypeStruct((BATCH, CONTEXT + 1), jnp.int32, sharding=NamedSharding(mesh, P("data", None)))
+    next_batch = batches.next_batch.specialize(out_specs=batch, stream="load", run_ahead=2)
+    log_metrics = records.log_metrics.specialize(out_specs_fn=lambda *_: None, stream="log")
+    save_if_due = records.save_if_due.specialize(out_specs_fn=lambda *_: None, stream="checkpoint")
+    sample_if_due = sampler.sample_if_due.specialize(out_specs_fn=lambda *_: None, stream="sample")
+
+    @partial(
+        pjit,
+        in_axis_resources=(STATE_SPECS, None, None),
+        out_axis_resources=(STATE_SPECS, None),
+        donate_argnums=0,  # the new state takes over the old one's memory
+    )
+    def train_step(state, step, rate):
+        loss, grads = jax.value_and_grad(loss_fn)(state["params"], next_batch())
+        state = adam(state, grads, step, rate)
+        log_metrics(step, loss, rate)
+        save_if_due(step, state)
+        sample_if_due(step, state["params"])
+        return state, loss
+
+    return train_step
+
+
+def adam(state, grads, step, rate, b1=0.9, b2=0.98, eps=1e-8):
     mean = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state["mean"], grads)
     square = jax.tree.map(lambda s, g: b2 * s + (1 - b2) * g * g, state["square"], grads)
 
@@ -164,7 +191,7 @@ def adam(state, grads, rate, b1=0.9, b2=0.98, eps=1e-8):
         return p - rate * (m / (1 - b1**step)) / (jnp.sqrt(s / (1 - b2**step)) + eps)
 
     params = jax.tree.map(update, state["params"], mean, square)
-    return {"params": params, "mean": mean, "square": square, "step": step}
+    return {"params": params, "mean": mean, "square": square}
 
 
 eval_step = pjit(loss_fn, in_axis_resources=(PARAM_SPECS, P("data", None)), out_axis_resources=None)
@@ -183,12 +210,12 @@ def continue_text(params, window, seed):
     return jax.lax.scan(write_one, window, keys)[1].T
 
 
-# ---- What runs on the hosts, beside the devices: these objects live there, and the step calls their methods ----
+# ---- What runs on the hosts: the objects live there, and the training step calls their methods ----
 
 
-@colocated.colocated_python_class(stream="load")
+@colocated.colocated_python_class
 class Batches:
-    """One batch of a text after the other. Which ones, follows from the seed and from how many were drawn before."""
+    """One random batch after the other. Which ones follows from the seed and from how many were drawn before."""
 
     def __init__(self, text, seed, drawn):
         self.text, self.seed, self.drawn = text, seed, drawn
@@ -203,7 +230,7 @@ class Records:
     """The metrics and the checkpoints of a run.
 
     The methods of an object run in the order of their calls, on whichever streams. So where a checkpoint is, the
-    metrics of its step and of all before it are as well.
+    metrics of all steps up to its own are as well.
     """
 
     def __init__(self, folder, save_every, steps):
@@ -211,18 +238,18 @@ class Records:
 
     def log_metrics(self, step, loss, rate):
         line = json.dumps({"step": int(step), "loss": float(loss), "rate": float(rate)}) + "\n"
-        with open(self.folder / METRICS, "ab", buffering=0) as file:  # without a buffer: in one piece
+        with open(self.folder / METRICS, "ab", buffering=0) as file:  # no buffer: the line is written in one piece
             file.write(line.encode())
 
     def save_if_due(self, step, state):
-        step = int(step)
-        if step % self.save_every == 0 or step == self.steps:
-            replace_file(self.folder / f"checkpoint-{step:08}.npz", lambda file: np.savez(file, **by_name(state)))
-            for path in files_of(self.folder, "checkpoint")[:-KEPT]:
-                path.unlink()
+        if int(step) % self.save_every == 0 or int(step) == self.steps:
+            path = self.folder / f"checkpoint-{int(step):08}.npz"
+            replace_file(path, lambda file: np.savez(file, **by_name(state)))
+            for old in [*by_step(self.folder, "checkpoint").values()][:-KEPT]:
+                old.unlink()
 
 
-@colocated.colocated_python_class(stream="sample")
+@colocated.colocated_python_class
 class Sampler:
     """Lets the model write, after half of the steps and at the end."""
 
@@ -230,49 +257,19 @@ class Sampler:
         self.folder, self.prompts, self.seed, self.due = folder, prompts, seed, (steps // 2, steps)
 
     def sample_if_due(self, step, params):
-        step = int(step)
-        if step in self.due:
-            with params["head"].sharding.mesh:  # the hosts' one, if the devices are accelerators
+        if int(step) in self.due:
+            with set_mesh(params["head"].sharding.mesh):  # where the parameters are here: on CPU devices of the hosts
                 written = np.asarray(continue_text(params, self.prompts, self.seed))
             text = readable(self.prompts[0]) + readable(written[0])
-            replace_file(self.folder / f"sample-{step:08}.txt", lambda file: file.write(text.encode()))
+            replace_file(self.folder / f"sample-{int(step):08}.txt", lambda file: file.write(text.encode()))
 
 
-def make_train_step(mesh, batches, records, sampler):
-    """The training step. What each call returns is said here, so it need not run to be known."""
-    batch = jax.ShapeDtypeStruct((BATCH, CONTEXT + 1), jnp.int32, sharding=NamedSharding(mesh, P("data", None)))
-    next_batch = batches.next_batch.specialize(out_specs=batch, run_ahead=2)
-    log_metrics = records.log_metrics.specialize(out_specs_fn=nothing, stream="log")
-    save_if_due = records.save_if_due.specialize(out_specs_fn=nothing, stream="checkpoint")
-    sample_if_due = sampler.sample_if_due.specialize(out_specs_fn=nothing)
-
-    @partial(
-        pjit,
-        in_axis_resources=(STATE_SPECS, None),
-        out_axis_resources=(STATE_SPECS, None),
-        donate_argnums=0,  # the new state takes over the old one's memory
-    )
-    def train_step(state, rate):
-        loss, grads = jax.value_and_grad(loss_fn)(state["params"], next_batch())
-        state = adam(state, grads, rate)
-        log_metrics(state["step"], loss, rate)
-        save_if_due(state["step"], state)
-        sample_if_due(state["step"], state["params"])
-        return state, loss
-
-    return train_step
-
-
-def nothing(*_):
-    return None
-
-
-# ---- Files: each is whole at any moment, whenever the process is killed ----
+# ---- Files: whenever the process is killed, each is there whole or not at all ----
 
 
 def replace_file(path, write):
-    """Write a file beside the place where it belongs, and put it there when it is on the disk."""
-    partial_path = path.with_name(f"{path.name}.partial")
+    """Write a file under another name, and give it its own when all of it is on the disk."""
+    partial_path = path.with_name(f"{path.name.partition('-')[0]}.partial")  # a killed run leaves one of a kind
     with open(partial_path, "wb") as file:
         write(file)
         file.flush()
@@ -280,36 +277,33 @@ def replace_file(path, write):
     os.replace(partial_path, path)
 
 
-def files_of(folder, kind):
-    """The checkpoints or samples in a folder, in the order of their steps."""
-    return sorted(path for path in folder.glob(f"{kind}-*") if re.fullmatch(r".*-\d{8}\.(npz|txt)", path.name))
-
-
-def step_of(path):
-    return int(path.stem[-8:])
+def by_step(folder, kind):
+    """The checkpoints or the samples in a folder, the newest last."""
+    paths = sorted(folder.glob(f"{kind}-{'[0-9]' * 8}.*"))
+    return {int(path.stem[-8:]): path for path in paths}
 
 
 def by_name(state):
     leaves = jax.tree_util.tree_leaves_with_path(state)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf) for path, leaf in leaves}
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
 def load_checkpoint(path, state):
-    """The state that was saved, laid out like another one."""
+    """What was saved, in the form of a state and where that one lies."""
     with np.load(path) as saved:
-        leaves = [saved[name] for name in by_name(state)]
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
-    return jax.device_put(jax.tree.unflatten(jax.tree.structure(state), leaves), shardings)
+        leaves = [jax.device_put(saved[name], leaf.sharding) for name, leaf in by_name(state).items()]
+    return jax.tree.unflatten(jax.tree.structure(state), leaves)
 
 
-def forget_after(folder, step):
-    """Remove what a folder has of later steps: those of an earlier run, or after the checkpoint to go on from."""
-    for path in [*files_of(folder, "checkpoint"), *files_of(folder, "sample")]:
-        if step_of(path) > step:
-            path.unlink()
-    metrics = folder / METRICS
-    lines = metrics.read_bytes().splitlines(keepends=True) if metrics.exists() else []
-    replace_file(metrics, lambda file: file.writelines(lines[:step]))  # it has one for each step
+def open_folder(folder, done):
+    """Make a folder ready for a run of which so many steps are done: what goes beyond is of an earlier one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for kind in ("checkpoint", "sample"):
+        for step, path in by_step(folder, kind).items():
+            if step > done:
+                path.unlink()
+    lines = (folder / METRICS).read_bytes().splitlines(keepends=True) if done else []
+    replace_file(folder / METRICS, lambda file: file.writelines(lines[:done]))  # one for each step
 
 
 # ---- The host's part: text, the training loop ----
@@ -331,7 +325,7 @@ def train(train_step, state, done, steps, report):
     """Take the steps that are not done yet."""
     running = None
     for step in range(done + 1, steps + 1):
-        state, loss = train_step(state, PEAK_RATE * min(step / WARMUP, 1 - (step - 1) / steps))
+        state, loss = train_step(state, step, PEAK_RATE * min(step / WARMUP, 1 - (step - 1) / steps))
         # Reading a loss waits for its step. So read the one before: the devices work on this one meanwhile.
         if running is not None:
             report(step - 1, float(running))
@@ -458,29 +452,17 @@ def parse_options():
         "--text", type=read_text, default=stdlib, metavar="PATH", help="a text file or a folder of them"
     )
     parser.add_argument("--seed", type=parse_count, default=1, help="another one, another run (default: %(default)s)")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default="train_char_lm",
-        metavar="DIR",
-        help="where the run is written (default: %(default)s)",
-    )
-    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint there")
-    parser.add_argument(
-        "--save-every", type=parse_count, default=50, help="steps per checkpoint (default: %(default)s)"
-    )
+    parser.add_argument("--out", type=Path, default="train_char_lm", metavar="DIR", help="where its files are written")
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --out")
+    parser.add_argument("--save-every", type=parse_count, default=50, metavar="N", help="steps from one to the next")
     options = parser.parse_args()
-    options.checkpoint = (files_of(options.out, "checkpoint") or [None])[-1] if options.resume else None
-    if options.resume and not options.checkpoint:
-        parser.error(
-            f"argument --resume: there is no checkpoint in {str(options.out)!r}; give the folder of a run as --out"
-        )
-    options.done = step_of(options.checkpoint) if options.checkpoint else 0
+    options.done = max(by_step(options.out, "checkpoint"), default=0) if options.resume else 0
+    if options.resume and not options.done:
+        parser.error(f"argument --resume: there is no checkpoint in {str(options.out)!r}; start without it")
     try:
-        options.out.mkdir(parents=True, exist_ok=True)
-        forget_after(options.out, options.done)
+        open_folder(options.out, options.done)
     except OSError as error:
-        parser.error(f"argument --out: cannot write to {str(options.out)!r} ({error.strerror})")
+        parser.error(f"argument --out: cannot write to {str(options.out)!r} ({error.strerror}); give another folder")
     return options
 
 
@@ -490,16 +472,16 @@ def main():
     train_text, valid_text = np.split(options.text, [len(options.text) * 9 // 10])
     rng = np.random.default_rng(options.seed)
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, markup=False)
     kind = mesh.devices.flat[0].device_kind
     console.print(f"mesh  data={mesh.shape['data']}, model={mesh.shape['model']} of {mesh.size} devices ({kind})")
     console.print(f"text  {len(train_text):,} characters to train on, {len(valid_text):,} held back")
-    console.print(f"out   {options.out.resolve()}\n", markup=False)
+    console.print(f"out   {options.out.resolve()}{f', from step {options.done} on' if options.done else ''}\n")
 
     with mesh:
         state = init_state(init_params(rng))
-        if options.checkpoint:
-            state = load_checkpoint(options.checkpoint, state)
+        if options.done:
+            state = load_checkpoint(by_step(options.out, "checkpoint")[options.done], state)
         console.print(parameter_table(state["params"]))
 
         valid_batches = [draw_batch(valid_text, rng) for _ in range(VALID_BATCHES)]
@@ -508,26 +490,27 @@ def main():
         records = Records(options.out, options.save_every, options.steps)
         sampler = Sampler(options.out, prompts, options.seed, options.steps)
         train_step = make_train_step(mesh, batches, records, sampler)
-        console.print("The training step, as its caller takes it:\n")
-        console.print(f"{train_step.plan(state, PEAK_RATE)}\n", markup=False)
+        console.print("\nThe training step, as its caller takes it:\n")
+        console.print(f"{train_step.plan(state, 1, PEAK_RATE)}\n", soft_wrap=True)
 
         with record() as timeline:
             with progress(console, options.steps) as report:
                 state = train(train_step, state, options.done, options.steps, report)
-            with console.status("validating, while the last sample is written"):
+            with console.status("validating, while the last files are written"):
                 valid_loss = np.mean([eval_step(state["params"], batch) for batch in valid_batches])
-                colocated.wait()  # until everything is written
+                colocated.wait()
 
+    console.print("\nTime in the training loop; a call that reads a result of its step waits for the devices:\n")
+    console.print(timeline.summary(), soft_wrap=True)
     console.print("\nLoss on the text held back, in nats per character:")
     console.print(f"  this model     {valid_loss:.3f}")
     console.print(
         f"  unigram model  {unigram_loss(train_text, valid_text):.3f}  (knows only how frequent each one is)\n"
     )
     console.rule("Sample: a piece of that text, and what the model writes after it")
-    for path in files_of(options.out, "sample")[-1:]:
+    for path in [*by_step(options.out, "sample").values()][-1:]:
         prompt = readable(prompts[0])
         console.print(Text(prompt, "dim") + Text(path.read_text().removeprefix(prompt), "bold"))
-    console.print(timeline.summary(), markup=False)
 
 
 if __name__ == "__main__":

@@ -72,6 +72,7 @@ __all__ = [
     "InternalFloatingPointError",
     "OpSharding",
     "PRNGKeyArray",
+    "PjitFunction",
     "ThreadSettings",
     "UnspecifiedValue",
     "abstractify",
@@ -352,7 +353,7 @@ def kept_effects(jaxpr: Any) -> bool:
 def source_site(source_info: Any) -> tuple[str, int, str] | None:
     """File, line and function of the user's code that an equation comes from, if that is known."""
     frame = source_info_util.user_frame(source_info.traceback)
-    return None if frame is None else (frame.file_name, frame.start_line, frame.function_name)
+    return None if frame is None else (frame.file_name, frame.start_line, frame.function_name.rpartition(".")[2])
 
 
 def trace_context() -> Any:
@@ -819,6 +820,7 @@ def tree_prefix_errors(prefix: Any, tree: Any) -> list[Callable[[str], ValueErro
 # Arrays
 
 PRNGKeyArray = _prng.PRNGKeyArray
+PjitFunction: Any = _jax.PjitFunction
 
 
 # Where every microsecond counts: the public properties of these are Python functions. Only plain arrays have them all.

@@ -14,7 +14,9 @@ import hmac
 import io
 import pickle
 import secrets
+import sys
 import types
+import weakref
 from typing import Any, ClassVar
 
 import jax
@@ -35,9 +37,10 @@ _KEY_NAME = "partjit/serialization_key"
 
 _Reference = tuple[str, Any]
 """How a pickle refers to something outside of it: a device by ("device", (platform, id)), an entry of the table by
-("entry", number), a context variable by ("variable", (process, id, name))."""
+("entry", number), a context variable or a compiled function by ("variable" or "compiled", (process, id, name))."""
 
 _variables: dict[int, contextvars.ContextVar[Any]] = {}
+_compiled: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
 _process = secrets.token_hex(8)
 
 
@@ -96,7 +99,8 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: _Reference) -> Any:
         kind, what = pid
-        return {"entry": self._table.__getitem__, "device": _device, "variable": _variable}[kind](what)
+        readers: dict[str, Any] = {"device": _device, "variable": _variable, "compiled": _compiled_function}
+        return self._table[what] if kind == "entry" else readers[kind](what)
 
 
 @functools.cache
@@ -120,6 +124,9 @@ def _pickler_class() -> Any:
                 # Its values travel with the context of a call, so it must stay the same variable.
                 _variables[id(obj)] = obj
                 return "variable", (_process, id(obj), obj.name)
+            if isinstance(obj, _compat.PjitFunction) and not _is_importable(obj):
+                _compiled[id(obj)] = obj  # with all that it has compiled
+                return "compiled", (_process, id(obj), obj.__qualname__)
             if not isinstance(obj, self.once) or obj is self.inside:
                 return None
             if obj not in self.numbers:
@@ -189,6 +196,20 @@ def _variable(reference: tuple[str, int, str]) -> contextvars.ContextVar[Any]:
     if process != _process:
         raise ValueError(f"the context variable {name!r} belongs to another process: hold it in a module")
     return _variables[number]
+
+
+def _is_importable(function: Any) -> bool:
+    found: Any = sys.modules.get(function.__module__)
+    for name in function.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is function
+
+
+def _compiled_function(reference: tuple[str, int, str]) -> Any:
+    process, number, name = reference
+    if process != _process or number not in _compiled:
+        raise ValueError(f"the compiled function {name} belongs to another process, or is gone: hold it in a module")
+    return _compiled[number]
 
 
 def _device(reference: tuple[str, int]) -> Any:

@@ -180,10 +180,10 @@ class _Assembly:
                 if sharding is not None and isinstance(var, core.Var):
                     places.setdefault(var, sharding)
         if self._mesh.empty:
-            return {
-                **dict.fromkeys(crossing),
-                **{v: _or_none(s) for v, s in zip(flat.invars, in_shardings, strict=True)},
-            }
+            known = [*map(_or_none, in_shardings)]
+            home = next((sharding for sharding in known if sharding is not None), None)
+            results = [var for eqn in calls_of(flat) for var in eqn.outvars]
+            return {**dict.fromkeys([*crossing, *results], home), **dict(zip(flat.invars, known, strict=True))}
         results = [v for eqn in calls_of(flat) for v in eqn.outvars if not isinstance(v, core.DropVar)]
         unknown = [var for var in dict.fromkeys([*crossing, *results]) if var not in places]
         open_inputs = [var for var, s in zip(flat.invars, in_shardings, strict=True) if isinstance(s, UnspecifiedValue)]
