@@ -156,10 +156,7 @@ def init_state(params):
 
 
 def make_train_step(mesh, batches, records, sampler):
-    """The training step, in which methods of these objects are called: see "What runs on the hosts".
-
-    What a call returns is said here; so nobody has to wait for it to know that.
-    """
+    """The training step, which calls methods of these objects. What each call returns is said beforehand."""
     batch = jax.ShapeDtypeStruct((BATCH, CONTEXT + 1), jnp.int32, sharding=NamedSharding(mesh, P("data", None)))
     next_batch = batches.next_batch.specialize(out_specs=batch, stream="load", run_ahead=2)
     log_metrics = records.log_metrics.specialize(out_specs_fn=lambda *_: None, stream="log")
@@ -229,8 +226,7 @@ class Batches:
 class Records:
     """The metrics and the checkpoints of a run.
 
-    The methods of an object run in the order of their calls, on whichever streams. So where a checkpoint is, the
-    metrics of all steps up to its own are as well.
+    The methods of an object run in the order of their calls, on whichever streams: metrics come before checkpoints.
     """
 
     def __init__(self, folder, save_every, steps):
@@ -279,8 +275,7 @@ def replace_file(path, write):
 
 def by_step(folder, kind):
     """The checkpoints or the samples in a folder, the newest last."""
-    paths = sorted(folder.glob(f"{kind}-{'[0-9]' * 8}.*"))
-    return {int(path.stem[-8:]): path for path in paths}
+    return {int(path.stem[-8:]): path for path in sorted(folder.glob(f"{kind}-{'[0-9]' * 8}.*"))}
 
 
 def by_name(state):
@@ -298,10 +293,9 @@ def load_checkpoint(path, state):
 def open_folder(folder, done):
     """Make a folder ready for a run of which so many steps are done: what goes beyond is of an earlier one."""
     folder.mkdir(parents=True, exist_ok=True)
-    for kind in ("checkpoint", "sample"):
-        for step, path in by_step(folder, kind).items():
-            if step > done:
-                path.unlink()
+    for step, path in [*by_step(folder, "checkpoint").items(), *by_step(folder, "sample").items()]:
+        if step > done:
+            path.unlink()
     lines = (folder / METRICS).read_bytes().splitlines(keepends=True) if done else []
     replace_file(folder / METRICS, lambda file: file.writelines(lines[:done]))  # one for each step
 
@@ -323,15 +317,14 @@ def unigram_loss(train_text, valid_text):
 
 def train(train_step, state, done, steps, report):
     """Take the steps that are not done yet."""
-    running = None
+    losses = []
     for step in range(done + 1, steps + 1):
         state, loss = train_step(state, step, PEAK_RATE * min(step / WARMUP, 1 - (step - 1) / steps))
-        # Reading a loss waits for its step. So read the one before: the devices work on this one meanwhile.
-        if running is not None:
-            report(step - 1, float(running))
-        running = loss
-    if running is not None:
-        report(steps, float(running))
+        if losses:  # reading one waits for its step: read that of the step before, and the devices work on this one
+            report(step - 1, float(losses[-1]))
+        losses = [loss]
+    for loss in losses:
+        report(steps, float(loss))
     return state
 
 

@@ -647,3 +647,35 @@ def test_events_tell_what_a_program_does(mesh, double):
     assert [(e.program, e.node) for e in queued] == [("shown", "x_lambda")] * 2
     assert timeline.host_seconds > 0
     assert 0 <= timeline.hidden_fraction <= 1
+
+
+def test_the_callers_stream_is_one_with_the_named_stream_it_is(mesh, meeting):
+    def note(x):
+        rendezvous.logs["order"].append(float(x))
+        return x
+
+    of_caller = colocated_python(note, mode="stream", out_specs_fn=lambda x: x)
+    named = of_caller.specialize(stream="one order")
+
+    @partial(pjit, in_axis_resources=None, out_axis_resources=None)
+    def f(x):
+        y = named(x)  # awaited
+        a = of_caller(y + 1)
+        named(x + 2)
+        return a
+
+    with mesh:
+        for _ in range(3):
+            rendezvous.logs["order"].clear()
+            with colocated.stream("one order"):
+                f(np.float32(0))
+            assert rendezvous.logs["order"] == [0, 1, 2]
+
+
+def test_a_call_like_the_last_one_on_another_mesh_of_the_same_shape(double):
+    f = pjit(lambda x: double(x + 1), in_axis_resources=P("x"), out_axis_resources=P("x"))
+    x = np.ones(8, np.float32)
+    for setter in (lambda mesh: mesh, jax.set_mesh):
+        for devices in (jax.devices()[:4], jax.devices()[4:], jax.devices()[:4]):
+            with setter(jax.sharding.Mesh(devices, "x") if setter is jax.set_mesh else partjit.Mesh(devices, "x")):
+                assert f(x).sharding.device_set == {*devices}

@@ -16,7 +16,17 @@ from partjit import _compat
 from partjit.colocated import calls, failures
 from partjit.colocated.calls import Lane
 
-__all__ = ["Stream", "as_stream", "current_stream", "inside", "join", "stream", "traced_stream", "wait"]
+__all__ = [
+    "Stream",
+    "as_stream",
+    "current_stream",
+    "entered_stream",
+    "inside",
+    "join",
+    "stream",
+    "traced_stream",
+    "wait",
+]
 
 _SIZE = 128
 _lock = threading.RLock()  # a finalizer may come in between
@@ -76,6 +86,11 @@ _of_thread = _OfThread()
 def current_stream() -> Stream:
     """The stream of the innermost `with colocated.stream(...)`, or that of the thread."""
     return _scope.get() or _of_thread.stream
+
+
+def entered_stream() -> Stream | None:
+    """The stream of the innermost `with colocated.stream(...)`, None outside of any."""
+    return _scope.get()
 
 
 def traced_stream() -> Stream | None:

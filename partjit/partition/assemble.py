@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from partjit import _compat
 from partjit._compat import UnspecifiedValue, core
 from partjit.colocated.devices import colocated_sharding
+from partjit.colocated.streams import Stream
 from partjit.mesh import auto_twin
 from partjit.partition.cut import Egress, Step, cut, lanes_of
 from partjit.partition.donation import donations, may_release
@@ -34,6 +35,7 @@ def make_plan(
     name: str,
     paths: Sequence[str],
     result_paths: Sequence[str],
+    caller: Stream | None = None,
 ) -> Plan:
     """The plan of a program.
 
@@ -44,12 +46,13 @@ def make_plan(
         mesh: its mesh, maybe empty.
         name: its name.
         paths, result_paths: the key paths of arguments and results.
+        caller: see `flatten`.
 
     Raises:
         ValueError: a call stands in a loop, a branch or a `shard_map`.
         ShardingError: a call's specs are on other devices than the program.
     """
-    flat = flatten(jaxpr)
+    flat = flatten(jaxpr, caller)
     mesh = auto_twin(mesh)
     if mesh.empty:  # the arguments may bring one along
         mesh = next((cast(Mesh, s.mesh) for s in in_shardings if isinstance(s, NamedSharding)), mesh)

@@ -12,11 +12,12 @@ from typing import Any
 from partjit import _compat
 from partjit._compat import UNSPECIFIED, UnspecifiedValue, core
 from partjit.colocated.primitive import colocated_call_p
+from partjit.colocated.streams import Stream
 from partjit.mesh import auto_twin
 from partjit.primitive import device_witness, pjit_p, sharding_constraint_p
 from partjit.spec import ParsedPartitionSpec
 
-__all__ = ["Flat", "flatten", "has_calls"]
+__all__ = ["Flat", "flatten", "has_calls", "streams_of"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,17 +46,35 @@ def has_calls(jaxpr: Any) -> bool:
     )
 
 
-def flatten(jaxpr: Any) -> Flat:
+@_compat.weakref_cache
+def streams_of(jaxpr: Any) -> frozenset[Stream]:
+    """The streams that a jaxpr itself puts calls on, at any depth."""
+    own = {eqn.params["stream"] for eqn in jaxpr.eqns if eqn.primitive is colocated_call_p}
+    nested = (streams_of(inner) for eqn in jaxpr.eqns for inner in core.jaxprs_in_params(eqn.params))
+    return frozenset(own - {None}).union(*nested)
+
+
+def flatten(jaxpr: Any, caller: Stream | None = None) -> Flat:
     """Opens a closed jaxpr as far as its calls are.
+
+    Args:
+        jaxpr: the closed jaxpr.
+        caller: the stream of the caller, if the program names it as well, so that both are one order.
 
     Raises:
         ValueError: a call stands in a loop, a branch or a `shard_map`.
     """
     inner = jaxpr.jaxpr
     consts = dict(zip(inner.constvars, jaxpr.consts, strict=True))
-    eqns = [*_opened(inner.eqns, consts)]
+    eqns = [_on_stream(caller, eqn) for eqn in _opened(inner.eqns, consts)]
     outvars = tuple(inner.outvars)
     return Flat(tuple(inner.invars), *_merged(*_live(outvars, eqns)), consts)
+
+
+def _on_stream(caller: Stream | None, eqn: Any) -> Any:
+    if caller is None or eqn.primitive is not colocated_call_p or eqn.params["stream"] is not None:
+        return eqn
+    return eqn.replace(params={**eqn.params, "stream": caller})
 
 
 def _opened(eqns: Sequence[Any], consts: dict[Any, Any]) -> Iterator[Any]:

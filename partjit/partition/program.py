@@ -14,9 +14,12 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from partjit import _compat
 from partjit._compat import UnspecifiedValue
 from partjit.colocated.pending import PendingArray
+from partjit.colocated.streams import current_stream, entered_stream
 from partjit.compile import own_sharding
+from partjit.mesh import ambient_mesh
 from partjit.partition.assemble import make_plan
 from partjit.partition.execute import LoweredFragment, Runnable, compile_fragment, link, lower_fragment
+from partjit.partition.flatten import streams_of
 from partjit.partition.nodes import ColocatedCall
 from partjit.partition.plan import Plan
 from partjit.placement import is_placed
@@ -32,11 +35,15 @@ def plan_of(args: Sequence[Any], *, jaxpr: Any, in_specs: Any, out_specs: Any, m
         for arg, sharding in zip(args, shardings_of(in_specs, mesh), strict=True)
     )
     out_shardings = tuple(shardings_of(out_specs, mesh))
-    return _plan(jaxpr, in_shardings, out_shardings, params["donated_invars"], mesh, params["name"])
+    caller = current_stream()
+    caller = caller if caller in streams_of(jaxpr.jaxpr) else None
+    return _plan(jaxpr, in_shardings, out_shardings, params["donated_invars"], mesh, params["name"], caller)
 
 
 @_compat.weakref_cache
-def _plan(jaxpr: Any, in_shardings: Any, out_shardings: Any, donated: tuple[bool, ...], mesh: Any, name: str) -> Plan:
+def _plan(
+    jaxpr: Any, in_shardings: Any, out_shardings: Any, donated: tuple[bool, ...], mesh: Any, name: str, caller: Any
+) -> Plan:
     info = jaxpr.jaxpr.debug_info
     return make_plan(
         jaxpr,
@@ -47,6 +54,7 @@ def _plan(jaxpr: Any, in_shardings: Any, out_shardings: Any, donated: tuple[bool
         name,
         _paths(info.arg_names, len(in_shardings), "x"),
         _paths(info.result_paths, len(out_shardings), "result"),
+        caller,
     )
 
 
@@ -151,6 +159,12 @@ _KINDS: dict[type, Callable[[Any], Any]] = {
 }
 
 
+def _context() -> Any:
+    """Everything besides its arguments that a call depends on."""
+    scope = entered_stream()
+    return _compat.trace_context(), ambient_mesh(), None if scope is None else id(scope)
+
+
 class Recent:
     """The call of a program that was made last, for the next one of its kind."""
 
@@ -165,7 +179,7 @@ class Recent:
         context, tree, kinds, placing, run, out_tree = last
         try:
             leaves = tree.flatten_up_to((args, kwargs))
-            if [_KINDS[type(leaf)](leaf) for leaf in leaves] != kinds or _compat.trace_context() != context:
+            if [_KINDS[type(leaf)](leaf) for leaf in leaves] != kinds or _context() != context:
                 return None
         except (ValueError, KeyError, AttributeError):
             return None
@@ -179,7 +193,7 @@ class Recent:
             kinds = [_KINDS[type(leaf)](leaf) for leaf in leaves]
         except KeyError:
             return
-        self._last = (_compat.trace_context(), tree, kinds, placing, runnable.run, out_tree)
+        self._last = (_context(), tree, kinds, placing, runnable.run, out_tree)
 
     def forget(self) -> None:
         """Recognizes nothing until the next call."""
