@@ -112,7 +112,8 @@ class _Assembly:
         self.inputs: tuple[Value, ...] = ()
         self.outputs: dict[int, Value] = {}
         self.constants: dict[Value, Any] = {}
-        self._names: set[str] = set()
+        fragments = (f"fragment_{i}" for i in range(len(steps)))
+        self._names = {"wait", "release", *fragments}  # which the plan's source means something else by
         self._fresh = 0
         self._on_host: dict[Value, Value] = {}
         self._on_device: dict[Value, Value] = {}

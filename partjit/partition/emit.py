@@ -3,6 +3,8 @@
 The names of fragments, calls, transfers and of `wait` and `release` are filled in when the plan is compiled.
 """
 
+import keyword
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,7 +21,7 @@ def emit(plan: Any, most_names: int | None = None) -> str:
         most_names: lists of names that are longer are cut short, for readers.
     """
     names = _Names(most_names)
-    lines = [f"def {_identifier(plan.name)}({names.listed(plan.inputs)}):"]
+    lines = [f"def {_identifier(plan)}({names.listed(plan.inputs)}):"]
     lines += [f"    {line}" for line in _body(plan, names)]
     return "\n".join(lines) + "\n"
 
@@ -86,6 +88,7 @@ def _comment(node: Node) -> str:
     return f"{sum(value.nbytes for value in node.inputs):,} bytes"
 
 
-def _identifier(name: str) -> str:
-    identifier = "".join(c if c.isalnum() or c == "_" else "_" for c in name)
-    return identifier if identifier.isidentifier() else f"program_{identifier}"
+def _identifier(plan: Any) -> str:
+    name = re.sub(r"\W", "_", plan.name)
+    taken = {"wait", "release", *(node.name for node in plan.nodes), *_constant_names(plan)}
+    return name if name.isidentifier() and not keyword.iskeyword(name) and name not in taken else f"program_{name}"

