@@ -45,7 +45,6 @@ from partjit.testing import collectives
 
 Row = dict[str, Any]
 SIZES = {"4 kB": 1024, "1 MB": 262_144}
-CALLBACKS = ("io_callback", "pure_callback", "shard_map + pure_callback")
 SECONDS = 60
 """How long a process with a callback may take."""
 
@@ -58,16 +57,31 @@ class Effort(NamedTuple):
         rounds: of each contestant with calls of 0.1 s and more.
         steps: of a loop in one turn.
         sizes: equations of the programs that are planned.
+        widths: of the MLPs that are trained.
+        callbacks: those that are tried, with the number of devices.
+        shapes: of the programs that are planned, besides "mixed".
     """
 
     turns: int
     rounds: int
     steps: int
     sizes: tuple[int, ...]
+    widths: tuple[int, ...]
+    callbacks: tuple[tuple[str, int], ...]
+    shapes: tuple[str, ...]
 
 
-FULL = Effort(100, 7, 10, (1_000, 3_000, 10_000, 30_000))
-QUICK = Effort(20, 3, 6, (1_000, 3_000, 10_000))
+PURE, ON_SHARDS = "pure_callback", "shard_map + pure_callback"
+FULL = Effort(
+    100,
+    7,
+    10,
+    (1_000, 3_000, 10_000, 30_000),
+    (128, 1024),
+    (("io_callback", 1), (PURE, 1), ("io_callback", 8), (PURE, 8), (ON_SHARDS, 8)),
+    ("wide", "aside"),
+)
+QUICK = Effort(20, 3, 4, (1_000, 10_000), (128,), ((PURE, 1), (PURE, 8), (ON_SHARDS, 8)), ())
 
 
 # Places and clocks
@@ -178,7 +192,7 @@ def with_callback(way: str, count: int, size: int) -> Callable[[], Any]:
         return callback(identity, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
 
     host: Any = call
-    if way == "shard_map + pure_callback":
+    if way == ON_SHARDS:
         host = jax.shard_map(call, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
     called = jax.jit(lambda x: post(host(pre(x))))
     return lambda: called(x)
@@ -198,6 +212,7 @@ def split(effort: Effort) -> list[Row]:
                     "devices": count,
                     "by hand us": ms(times, "by hand") * 1e3,
                     "program us": ms(times, "program") * 1e3,
+                    "more us": (min(times["program"]) - min(times["by hand"])) * 1e6,
                     "control": ratio(times, "control", "by hand"),
                     "ratio": measured,
                     "bound": 1.05,
@@ -222,30 +237,29 @@ def callback_cell(way: str, count: int, turn_count: int) -> None:
 
 def callbacks(effort: Effort) -> list[Row]:
     rows: list[Row] = []
-    for count in (1, 8):
-        for way in CALLBACKS if count > 1 else CALLBACKS[:2]:
-            command = [sys.executable, __file__, "--callback", way, str(count), str(max(effort.turns // 2, 15))]
-            try:
-                ran = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
-                out, end = ran.stdout, f"the process ends (code {ran.returncode})"
-            except subprocess.TimeoutExpired as error:
-                out = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
-                end = f"hangs ({SECONDS} s)"
-            cells = {cell[0]: cell[1:] for cell in map(json.loads, filter(None, out.splitlines()))}
-            for what in SIZES:
-                own, other, measured = cells.get(what, ("", end, 0.0))
-                rows.append(
-                    {
-                        "program": f"post(host(pre(x))), {what}",
-                        "devices": count,
-                        "callback": way,
-                        "callback us": other,
-                        "program us": own,
-                        "ratio": measured,
-                        "bound": 1.0,
-                        "verdict": verdict(measured, 1.0) if what in cells else "OK (the callback fails)",
-                    }
-                )
+    for way, count in effort.callbacks:
+        command = [sys.executable, __file__, "--callback", way, str(count), str(max(effort.turns // 2, 15))]
+        try:
+            ran = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+            out, end = ran.stdout, f"the process ends (code {ran.returncode})"
+        except subprocess.TimeoutExpired as error:
+            out = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
+            end = f"hangs ({SECONDS} s)"
+        cells = {cell[0]: cell[1:] for cell in map(json.loads, filter(None, out.splitlines()))}
+        for what in SIZES:
+            own, other, measured = cells.get(what, ("", end, 0.0))
+            rows.append(
+                {
+                    "program": f"post(host(pre(x))), {what}",
+                    "devices": count,
+                    "callback": way,
+                    "callback us": other,
+                    "program us": own,
+                    "ratio": measured,
+                    "bound": 1.0,
+                    "verdict": verdict(measured, 1.0) if what in cells else "OK (the callback fails)",
+                }
+            )
     return rows
 
 
@@ -309,10 +323,10 @@ def training_contestants(count: int, width: int, steps: int) -> dict[str, Callab
 def training(effort: Effort) -> list[Row]:
     rows = []
     for count in (1, 8):
-        for width in (128, 1024):
-            contestants = training_contestants(count, width, effort.steps)
-            turns(contestants, 3)
-            times = turns(contestants, max(effort.turns // (2 if width < 1000 else 6), 5))
+        for width in effort.widths:
+            contestants = training_contestants(count, width, effort.steps if width < 1000 else effort.steps // 2)
+            turns(contestants, 1)
+            times = turns(contestants, max(effort.turns // 4, 9) if width < 1000 else effort.rounds)
             measured = ratio(times, "program", "by hand")
             rows.append(
                 {
@@ -320,6 +334,7 @@ def training(effort: Effort) -> list[Row]:
                     "devices": count,
                     "by hand us": ms(times, "by hand") * 1e3,
                     "program us": ms(times, "program") * 1e3,
+                    "more us": (min(times["program"]) - min(times["by hand"])) * 1e6,
                     "control": ratio(times, "control", "by hand"),
                     "ratio": measured,
                     "bound": 1.05,
@@ -578,7 +593,7 @@ def long_program(equations: int, shape: str) -> Callable[[Any], Any]:
 
 def planning(effort: Effort) -> list[Row]:
     rows = []
-    for shape, sizes in (("mixed", effort.sizes), ("wide", (10_000,)), ("aside", (10_000,))):
+    for shape, sizes in (("mixed", effort.sizes), *((shape, (10_000,)) for shape in effort.shapes)):
         for count in (1, 8):
             mesh, _ = place(count)
             spec = P("x") if count > 1 else P()
@@ -586,13 +601,15 @@ def planning(effort: Effort) -> list[Row]:
             for equations in sizes:
                 traced, planned = [], []
                 plan: Any = None
-                for _ in range(1 if equations > 10_000 else 2):
+                for _ in range(2 if equations == 10_000 else 1):
                     f = pjit(long_program(equations, shape))
                     with mesh if count > 1 else contextlib.nullcontext():
-                        traced.append(elapsed(lambda f=f: f.trace(x) and None))
                         start = time.perf_counter()
+                        f.trace(x)
+                        middle = time.perf_counter()
                         plan = f.plan(x)  # the trace is known
-                        planned.append(time.perf_counter() - start)
+                        planned.append(time.perf_counter() - middle)
+                        traced.append(middle - start)
                     f.clear_cache()
                 bound = 1000.0 * equations / 10_000
                 measured = min(planned) * 1e3
@@ -639,7 +656,7 @@ def without_checks() -> dict[Any, dict[str, Any]]:
     return unchecked
 
 
-def events_cost(effort: Effort) -> list[Row]:
+def events_cost(effort: Effort, unchecked: Mapping[Any, Mapping[str, Any]]) -> list[Row]:
     _, sharding = place(1)
     x = jax.device_put(np.linspace(0, 1, 1024, dtype=np.float32), sharding)
     inline = colocated.colocated_python(lambda x: x, out_specs_fn=identity)
@@ -651,7 +668,6 @@ def events_cost(effort: Effort) -> list[Row]:
         return y
 
     rows = []
-    unchecked = without_checks()
     for what, fun in (("an inline call", lambda x: post(inline(pre(x)))), ("a call on a thread", forgetting)):
         f = pjit(fun)
         plan = f.plan(x)
@@ -717,13 +733,14 @@ def main() -> None:
         sys.stdout.flush()
         os._exit(0)  # an entry is what a call does, not what is left of it at exit
     effort = QUICK if options.quick else FULL
+    unchecked = without_checks()  # now, because it tells if it does not know the sources any more
     parts: dict[str, Callable[[], list[Row]]] = {
         "split": lambda: [*split(effort), *training(effort)],
         "callbacks": lambda: callbacks(effort),
         "overlap": lambda: overlap(effort),
         "structure": structure,
         "planning": lambda: planning(effort),
-        "events": lambda: events_cost(effort),
+        "events": lambda: events_cost(effort, unchecked),
     }
     report.report(
         {name: part() for name, part in parts.items() if not options.only or name in options.only},

@@ -469,7 +469,8 @@ def main():
     kind = mesh.devices.flat[0].device_kind
     console.print(f"mesh  data={mesh.shape['data']}, model={mesh.shape['model']} of {mesh.size} devices ({kind})")
     console.print(f"text  {len(train_text):,} characters to train on, {len(valid_text):,} held back")
-    console.print(f"out   {options.out.resolve()}{f', from step {options.done} on' if options.done else ''}\n")
+    since = f", from step {options.done} on" if options.done else ""
+    console.print(f"out   {options.out.resolve()}{since}\n", soft_wrap=True)
 
     with mesh:
         state = init_state(init_params(rng))

@@ -40,6 +40,15 @@ def test_the_colocated_functions_run():
     assert ran.stderr == ""
 
 
+def test_the_program_with_colocated_calls_runs_and_prints_its_plan():
+    program = block("**Inside of a program**")
+    whole = block("## Python beside the devices") + program
+    ran = subprocess.run([sys.executable, "-W", "error", "-c", whole], capture_output=True, text=True, check=True)
+    assert block(program + "```") in ran.stdout
+    assert ran.stdout.count("mean") == 6
+    assert ran.stderr == ""
+
+
 def test_the_property_test_passes():
     program = block("## Testing your own sharded code")
     set_up = "import jax\njax.config.update('jax_num_cpu_devices', 8)\n"
