@@ -73,9 +73,9 @@ class Effort(NamedTuple):
 
 PURE, ON_SHARDS = "pure_callback", "shard_map + pure_callback"
 FULL = Effort(
-    100,
-    7,
-    10,
+    60,
+    5,
+    8,
     (1_000, 3_000, 10_000, 30_000),
     (128, 1024),
     (("io_callback", 1), (PURE, 1), ("io_callback", 8), (PURE, 8), (ON_SHARDS, 8)),
@@ -472,9 +472,11 @@ def loading(count: int, effort: Effort) -> Row:
     for _ in range(3):
         jax.block_until_ready(loaded(x))
     times = turns({"loaded": loop(loaded, x, effort.steps), "alone": loop(alone, x, effort.steps)}, effort.rounds)
-    found = ratio(times, "loaded", "alone")
+    # No program is faster than its loader: where the step was measured too short, that is the length to compare with.
+    longer = [max(length, alone) for alone in times["alone"]]
+    found = statistics.median(a / b for a, b in zip(times["loaded"], longer, strict=True))
     what = f"a loader of {length * 1e3:.0f} ms, run_ahead=2, before each step"
-    return overlap_row(what, count, ms(times, "alone"), ms(times, "loaded"), 1.15, found=found)
+    return overlap_row(what, count, statistics.median(longer) * 1e3, ms(times, "loaded"), 1.15, found=found)
 
 
 def overlap(effort: Effort) -> list[Row]:
@@ -702,7 +704,7 @@ def events_cost(effort: Effort, unchecked: Mapping[Any, Mapping[str, Any]]) -> l
             "quiet": checked_turn,
             "recorded": recorded_turn,
         }
-        times = turns(contestants, 3 * effort.turns)
+        times = turns(contestants, 4 * effort.turns)
         measured = ratio(times, "quiet", "unchecked")
         rows.append(
             {

@@ -35,3 +35,22 @@ def meeting():
     rendezvous.clear()
     yield rendezvous
     colocated.wait(timeout=60)
+
+
+@pytest.fixture
+def accelerators(monkeypatch):
+    """Devices 4 to 7 play accelerators, whose CPU devices are 0 to 3."""
+    from partjit.colocated import devices
+
+    real = devices.colocated_cpu_devices
+    by_id = jax.devices()
+
+    def fake(of):
+        if isinstance(of, jax.sharding.Mesh):
+            return jax.sharding.Mesh(np.array(fake([*of.devices.flat])).reshape(of.devices.shape), of.axis_names)
+        return [by_id[d.id % 4] for d in real(of)]
+
+    monkeypatch.setattr(devices, "colocated_cpu_devices", fake)
+    devices.colocated_sharding.cache_clear()
+    yield by_id[4:]
+    devices.colocated_sharding.cache_clear()

@@ -12,6 +12,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+from hypothesis import settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 
@@ -19,6 +20,8 @@ import partjit
 from partjit import P, colocated, with_sharding_constraint
 
 SHAPE = (8, 4)
+# Each is compiled, so there are fewer than of other things; the soak profile draws as many as it says.
+EXAMPLES = 25 if settings().max_examples <= 100 else settings().max_examples
 _lock = threading.Lock()
 trace = []  # (stream or object, call, sum of its arguments), in the order in which the functions began
 failing = set()  # the calls that raise

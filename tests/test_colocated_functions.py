@@ -509,47 +509,31 @@ def test_arguments_are_not_copied():
     assert rendezvous.logs["at"] == [x.unsafe_buffer_pointer()] * 2
 
 
-def test_arguments_on_accelerators_come_on_the_cpu_devices_of_their_hosts(x, monkeypatch):
-    """Devices 4 to 7 play accelerators, whose CPU devices are 0 to 3."""
-    from partjit.colocated import devices
+def test_arguments_on_accelerators_come_on_the_cpu_devices_of_their_hosts(accelerators):
+    mesh = partjit.Mesh(accelerators, "x")
+    x = jax.device_put(np.arange(8.0, dtype=np.float32), NamedSharding(mesh, P("x")))
+    spec = jax.ShapeDtypeStruct((8,), np.float32, sharding=x.sharding)
 
-    real = devices.colocated_cpu_devices
-    by_id = jax.devices()
+    def look(x):
+        rendezvous.logs["devices"].append(sorted(d.id for d in x.devices()))
+        return x + 1
 
-    def fake(of):
-        if isinstance(of, jax.sharding.Mesh):
-            return jax.sharding.Mesh(np.array(fake([*of.devices.flat])).reshape(of.devices.shape), of.axis_names)
-        return [by_id[d.id % 4] for d in real(of)]
-
-    monkeypatch.setattr(devices, "colocated_cpu_devices", fake)
-    devices.colocated_sharding.cache_clear()
-    try:
-        mesh = partjit.Mesh(by_id[4:], "x")
-        x = jax.device_put(np.arange(8.0, dtype=np.float32), NamedSharding(mesh, P("x")))
-        spec = jax.ShapeDtypeStruct((8,), np.float32, sharding=x.sharding)
-
-        def look(x):
-            rendezvous.logs["devices"].append(sorted(d.id for d in x.devices()))
-            return x + 1
-
-        for mode in MODES:
-            y = colocated_python(look, mode=mode, out_specs=spec)(x)
-            same(y, x + 1)
-            assert y.sharding == x.sharding
-            assert y.value().sharding == x.sharding if isinstance(y, colocated.PendingArray) else True
-        one = jax.device_put(np.zeros(3), by_id[6])
-        colocated_python(look)(one)
-        colocated.wait()
-        assert rendezvous.logs["devices"] == [[0, 1, 2, 3]] * 3 + [[2]]
-        # A result that is on its way to the accelerators is moved back where the next function runs.
-        slow = colocated_python(lambda x: rendezvous.hear("go") or x + 1, stream="slow", out_specs=spec)
-        y = colocated_python(look, mode="stream", out_specs=spec)(slow(x))
-        assert not y.is_ready()
-        rendezvous.say("go")
-        same(y, x + 2)
-        assert rendezvous.logs["devices"][-1] == [0, 1, 2, 3]
-    finally:
-        devices.colocated_sharding.cache_clear()
+    for mode in MODES:
+        y = colocated_python(look, mode=mode, out_specs=spec)(x)
+        same(y, x + 1)
+        assert y.sharding == x.sharding
+        assert y.value().sharding == x.sharding if isinstance(y, colocated.PendingArray) else True
+    one = jax.device_put(np.zeros(3), accelerators[2])
+    colocated_python(look)(one)
+    colocated.wait()
+    assert rendezvous.logs["devices"] == [[0, 1, 2, 3]] * 3 + [[2]]
+    # A result that is on its way to the accelerators is moved back where the next function runs.
+    slow = colocated_python(lambda x: rendezvous.hear("go") or x + 1, stream="slow", out_specs=spec)
+    y = colocated_python(look, mode="stream", out_specs=spec)(slow(x))
+    assert not y.is_ready()
+    rendezvous.say("go")
+    same(y, x + 2)
+    assert rendezvous.logs["devices"][-1] == [0, 1, 2, 3]
 
 
 def test_processes_are_what_functions_run_in(x):

@@ -222,10 +222,18 @@ def broken(plan):
         yield f"{after} before {before}", dataclasses.replace(plan, nodes=tuple(nodes))
 
 
+def complaint(plan, flat):
+    try:
+        verify(plan, flat)
+    except PlanError as error:
+        return str(error)
+    return "none"
+
+
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     deadline=None,
-    max_examples=settings().max_examples // 4,
+    max_examples=rp.EXAMPLES,
 )
 @given(rp.random_programs(6))
 def test_broken_plans_are_found(mesh, monkeypatch, program):
@@ -243,7 +251,5 @@ def test_broken_plans_are_found(mesh, monkeypatch, program):
         plan, flat = flat_of(f, (matrix, matrix, np.float32(1)))
         verify(plan, flat)
         for what, wrong in broken(plan):
-            with pytest.raises(PlanError, match="which is a fault of partjit"):
-                verify(wrong, flat)
-                raise AssertionError(what)
+            assert "which is a fault of partjit" in complaint(wrong, flat), what
     del objects

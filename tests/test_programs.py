@@ -679,3 +679,51 @@ def test_a_call_like_the_last_one_on_another_mesh_of_the_same_shape(double):
         for devices in (jax.devices()[:4], jax.devices()[4:], jax.devices()[:4]):
             with setter(jax.sharding.Mesh(devices, "x") if setter is jax.set_mesh else partjit.Mesh(devices, "x")):
                 assert f(x).sharding.device_set == {*devices}
+
+
+# Accelerators
+
+
+def test_on_accelerators_values_travel_to_the_hosts_and_back_by_explicit_transfers(accelerators, meeting):
+    def look(x):
+        rendezvous.logs["devices"].append(sorted(d.id for d in x.devices()))
+        return x + 1
+
+    call = colocated_python(look, **like)
+    note = colocated_python(lambda x: rendezvous.logs["noted"].append(float(x)), stream="note", **nothing)
+
+    def fun(x):
+        y = call(x * 2)
+        z = call(call(y))
+        note(jnp.sum(y))
+        return z * 3, call(y - 1), x
+
+    mesh = partjit.Mesh(accelerators, "x")
+    with mesh:
+        f = pjit(fun, in_axis_resources=P("x"), out_axis_resources=P("x"))
+        plan = f.plan(np.ones(8, np.float32))
+        for _ in range(2):
+            z, leaving, x = f(np.ones(8, np.float32))
+            same(z, 15)
+            same(leaving, 3)
+            same(x, 1)
+            for result in (z, leaving, x):
+                assert result.sharding == NamedSharding(mesh, P("x"))
+                assert {d.id for d in result.devices()} == {4, 5, 6, 7}
+    colocated.wait()
+    assert {tuple(ids) for ids in rendezvous.logs["devices"]} == {(0, 1, 2, 3)}
+    assert rendezvous.logs["noted"] == [24.0] * 2
+    moved = [(value.name, after.name) for t in plan.transfers for value, after in zip(t.inputs, t.outputs, strict=True)]
+    assert len(moved) == len({*moved})
+    assert sum(name.startswith("to_devices") for name in (t.name for t in plan.transfers)) == 1
+
+
+def test_without_a_mesh_on_an_accelerator(accelerators):
+    call = colocated_python(lambda x: x + 1, **like)
+    f = pjit(lambda x: (call(x * 2) * 3, call(x)))
+    x = jax.device_put(np.ones(4, np.float32), accelerators[1])
+    assert len(f.plan(x).transfers) >= 2
+    y, leaving = f(x)
+    same(y, 9)
+    same(leaving, 2)
+    assert y.devices() == leaving.devices() == {accelerators[1]}

@@ -1,6 +1,6 @@
 """Random programs with colocated calls do what the same program does by hand.
 
-`PARTJIT_PROFILE=soak` draws ten times as many.
+`PARTJIT_PROFILE=soak` draws a thousand of each kind.
 """
 
 import jax
@@ -61,7 +61,7 @@ def arguments(mesh):
 programs = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     deadline=None,
-    max_examples=settings().max_examples // 4,  # each is compiled
+    max_examples=rp.EXAMPLES,
 )
 
 

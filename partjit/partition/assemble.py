@@ -20,7 +20,7 @@ from partjit.partition.flatten import Flat, flatten
 from partjit.partition.nodes import ColocatedCall, Fragment, Node, Transfer, Value
 from partjit.partition.plan import Plan
 from partjit.partition.prepare import calls_of, check_devices, egresses_of, variables, with_stated_arguments
-from partjit.partition.shardings import propagate
+from partjit.partition.shardings import home_of, propagate
 from partjit.partition.verify import verify
 
 __all__ = ["make_plan"]
@@ -124,6 +124,7 @@ class _Assembly:
         for s, read in enumerate(self._reads):
             for var in read:
                 self._readers.setdefault(var, []).append(s)
+        self._home: Any = None
         self._places = self._place(in_shardings)
 
     # What is read where
@@ -185,9 +186,10 @@ class _Assembly:
                     places.setdefault(var, sharding)
         if self._mesh.empty:
             known = [*map(_or_none, in_shardings)]
-            home = next((sharding for sharding in known if sharding is not None), None)
+            home, is_bound = home_of(in_shardings)
+            place = self._home = home if is_bound or colocated_sharding(home) != home else None
             results = [var for eqn in calls_of(flat) for var in eqn.outvars]
-            return {**dict.fromkeys([*crossing, *results], home), **dict(zip(flat.invars, known, strict=True))}
+            return {**dict.fromkeys([*crossing, *results], place), **dict(zip(flat.invars, known, strict=True))}
         results = [v for eqn in calls_of(flat) for v in eqn.outvars if not isinstance(v, core.DropVar)]
         unknown = [var for var in dict.fromkeys([*crossing, *results]) if var not in places]
         open_inputs = [var for var, s in zip(flat.invars, in_shardings, strict=True) if isinstance(s, UnspecifiedValue)]
@@ -341,8 +343,9 @@ class _Assembly:
 
     def _on_hosts(self, values: Sequence[Value]) -> Iterator[Node]:
         def target(value: Value) -> Any:
-            host = None if value.sharding is None else colocated_sharding(value.sharding)
-            return None if host == value.sharding else host
+            place = value.sharding or self._home
+            host = None if place is None else colocated_sharding(place)
+            return None if host == place else host
 
         yield from self._moved(values, self._on_host, "hosts", target)
 

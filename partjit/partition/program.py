@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import NamedSharding
 
 from partjit import _compat
 from partjit._compat import UnspecifiedValue
@@ -22,6 +22,7 @@ from partjit.partition.execute import LoweredFragment, Runnable, compile_fragmen
 from partjit.partition.flatten import streams_of
 from partjit.partition.nodes import ColocatedCall
 from partjit.partition.plan import Plan
+from partjit.partition.shardings import home_of
 from partjit.placement import is_placed
 from partjit.primitive import shardings_of
 
@@ -88,11 +89,7 @@ def _home(plan: Plan, args: Sequence[Any]) -> tuple[Any, bool]:
     """Where values lie of which the plan does not say it, and whether they are bound to that place."""
     if not plan.mesh.empty:
         return NamedSharding(plan.mesh, jax.sharding.PartitionSpec()), True
-    placed = [own for arg in args if not isinstance(own := own_sharding(arg), UnspecifiedValue)]
-    if placed:
-        return SingleDeviceSharding(next(iter(placed[0].device_set))), True
-    device: Any = jax.config.jax_default_device
-    return SingleDeviceSharding(device if isinstance(device, jax.Device) else jax.devices(device)[0]), False
+    return home_of([own_sharding(arg) for arg in args])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,15 +9,25 @@ it says where they lie.
 from collections.abc import Sequence
 from typing import Any
 
-from jax.sharding import Mesh, NamedSharding
+import jax
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from partjit import _compat
-from partjit._compat import UNSPECIFIED
+from partjit._compat import UNSPECIFIED, UnspecifiedValue
 from partjit.colocated.primitive import opaque_calls
 from partjit.partition.flatten import Flat
 
-__all__ = ["propagate"]
+__all__ = ["home_of", "propagate"]
+
+
+def home_of(in_shardings: Sequence[Any]) -> tuple[SingleDeviceSharding, bool]:
+    """Where a program without a mesh runs, and whether its arguments bind it to that device."""
+    known = [sharding for sharding in in_shardings if not isinstance(sharding, UnspecifiedValue)]
+    if known:
+        return SingleDeviceSharding(next(iter(known[0].device_set))), True
+    device: Any = jax.config.jax_default_device
+    return SingleDeviceSharding(device if isinstance(device, jax.Device) else jax.devices(device)[0]), False
 
 
 def propagate(
