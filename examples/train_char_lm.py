@@ -247,7 +247,7 @@ class Records:
 
 @colocated.colocated_python_class
 class Sampler:
-    """Lets the model write, after half of the steps and at the end."""
+    """Lets the model write, after half of the steps and at the end. What a kill interrupts here is not made up for."""
 
     def __init__(self, folder, prompts, seed, steps):
         self.folder, self.prompts, self.seed, self.due = folder, prompts, seed, (steps // 2, steps)
@@ -494,7 +494,7 @@ def main():
                 valid_loss = np.mean([eval_step(state["params"], batch) for batch in valid_batches])
                 colocated.wait()
 
-    console.print("\nTime in the training loop; a call that reads a result of its step waits for the devices:\n")
+    console.print("\nTime in the training loop (a call that reads a result waits for the devices):\n")
     console.print(timeline.summary(), soft_wrap=True)
     console.print("\nLoss on the text held back, in nats per character:")
     console.print(f"  this model     {valid_loss:.3f}")

@@ -62,7 +62,7 @@ def shape_of(fun, *args):
         (lambda x: draw() + heavy(x), "tFF"),
         (lambda x: (note(x), draw() + x)[1], "tiF"),
         (lambda x: (note(x + 1), keep(x + 2) + 1)[1], "FtiF"),
-        (lambda x: (keep(x + 2) + 1, note(x + 1))[0], "FiFt"),
+        (lambda x: (keep(x + 2) + 1, note(x + 1))[0], "FitF"),
         (lambda x: x, "F"),
         (lambda x: (note(x), x)[1], "Ft"),
         (lambda x: 3.0, "F"),

@@ -27,11 +27,12 @@ from partjit.colocated.pending import PendingArray
 from partjit.colocated.specialization import Specialization
 from partjit.colocated.specs import InSpecs, OutSpecs, flat_result
 from partjit.colocated.streams import Stream, current_stream, inside
-from partjit.colocated.telling import telling
+from partjit.colocated.telling import Telling, telling
 
 __all__ = ["Origin", "Specialized"]
 
 _perf_counter = time.perf_counter
+_is_profiled = _compat.is_profiled
 _CHEAP_SECONDS = 200e-6
 """A function that takes less is not worth a thread: to hand a call to one, and its arguments, takes about as long."""
 _CHEAP_IN_A_ROW = 10
@@ -124,14 +125,20 @@ class Specialized:
         Raises:
             Exception: what the function raised, with a note that names the call.
         """
+        if not self._is_prepared:
+            self.prepare()
         stream = self._stream or current_stream()
         out_specs = self.out_specs
         assert out_specs is not None
         try:
             if self._is_free(stream) and not events.listeners:
-                args, kwargs = jax.tree.unflatten(self.in_specs.tree, _values(leaves))
+                if PendingArray in map(type, leaves):
+                    leaves = _values(leaves)
+                args, kwargs = self.in_specs.tree.unflatten(leaves)
+                if not _is_profiled():
+                    return out_specs.fit_flat(self._target(*args, **kwargs), self._name)
                 with jax.profiler.TraceAnnotation(self._name):
-                    return out_specs.tree.flatten_up_to(out_specs.fit(self._target(*args, **kwargs), self._name))
+                    return out_specs.fit_flat(self._target(*args, **kwargs), self._name)
             return out_specs.tree.flatten_up_to(self._run_here(leaves, self._lanes(stream)[0], stream, site))
         except Exception as error:
             running = calls.current_calls()
@@ -145,6 +152,8 @@ class Specialized:
             held: which of them somebody may give away while the call runs.
             site: where the call stands in the user's code.
         """
+        if not self._is_prepared:
+            self.prepare()
         stream = self._stream or current_stream()
         out_specs = self.out_specs
         assert out_specs is not None
@@ -258,7 +267,7 @@ class Specialized:
         def body() -> Any:
             args, kwargs = jax.tree.unflatten(self.in_specs.tree, self._on_host(_values(leaves)))
             started = _perf_counter()
-            result = self._target(*args, **kwargs)
+            result = tell(self._target)(*args, **kwargs)
             if self.out_specs is not None:
                 result = self.out_specs.fit(result, self._name)
             else:
@@ -269,8 +278,8 @@ class Specialized:
                     result = self._apart(result, args, kwargs)
             return result
 
-        told = telling(body, self._name, stream) if events.listeners else body
-        return calls.run_here(Call(self._name, site, stream, lanes, told)) if lanes else told()
+        tell = telling(self._name, stream)
+        return calls.run_here(Call(self._name, site, stream, lanes, body)) if lanes else body()
 
     def _run_if_free(self, leaves: Sequence[Any], lanes: Sequence[Lane], stream: Stream) -> Any:
         values = _values(leaves)
@@ -293,23 +302,25 @@ class Specialized:
 
         def body() -> list[Any]:
             with settings:
-                return context.run(self._run_held, takes, stream, out_specs)
+                return context.run(self._run_held, takes, stream, out_specs, tell)
 
-        told = telling(body, self._name, stream) if events.listeners else body
-        call = Call(self._name, site, stream, lanes, told)
+        tell = telling(self._name, stream)
+        call = Call(self._name, site, stream, lanes, body)
         results = [PendingArray(call, spec.aval, spec.sharding, spec.committed) for spec in out_specs.leaves]
         references = [weakref.ref(result) for result in results]
         call.receivers = lambda: [reference() for reference in references]
         calls.submit(call)
         return results
 
-    def _run_held(self, takes: list[Callable[[], Any]], stream: Stream, out_specs: OutSpecs) -> list[Any]:
+    def _run_held(
+        self, takes: list[Callable[[], Any]], stream: Stream, out_specs: OutSpecs, tell: Telling
+    ) -> list[Any]:
         inside(stream)
         args, kwargs = jax.tree.unflatten(self.in_specs.tree, [take() for take in takes])
         takes.clear()
         started = _perf_counter()
         with jax.profiler.TraceAnnotation(self._name):
-            result = self._target(*args, **kwargs)
+            result = tell(self._target)(*args, **kwargs)
         self._measured(_perf_counter() - started)
         return out_specs.fit_leaves(result, self._name)
 

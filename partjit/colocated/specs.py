@@ -210,19 +210,29 @@ class OutSpecs:
         Raises:
             ValueError: shape, dtype or structure are not as specified.
         """
+        fitted, is_same = self._fitted(result, name)
+        return result if is_same else self.tree.unflatten(fitted)
+
+    def fit_flat(self, result: Any, name: str) -> Sequence[Any]:
+        """As `fit`, but flat."""
+        return self._fitted(result, name)[0]
+
+    def _fitted(self, result: Any, name: str) -> tuple[Sequence[Any], bool]:
+        """The flat arrays, and whether they are those that were returned."""
         try:
-            if [*map(self._glance, self.tree.flatten_up_to(result))] == self._seen:
-                return result
+            values = self.tree.flatten_up_to(result)
+            if [*map(self._glance, values)] == self._seen:
+                return values, True
         except (ValueError, AttributeError):  # another structure; not an array, or one that is pending
             pass
         fitted = self.fit_leaves(result, name)
         values = self.tree.flatten_up_to(result)
         if all(map(operator.is_, fitted, values)) and _PLAIN.issuperset(map(type, values)):
             self._seen = [*map(self._glance, values)]  # how results look that are as they should be
-        return jax.tree.unflatten(self.tree, fitted)
+        return fitted, False
 
     def fit_leaves(self, result: Any, name: str) -> list[Any]:
-        """As `fit`, but flat."""
+        """As `fit_flat`, without a glance."""
         values, tree = flat_result(result)
         wrong = [] if tree == self.tree else self._wrong_structure(result)
         if not wrong:

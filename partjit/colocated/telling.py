@@ -7,13 +7,18 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
+
 from partjit import events
 from partjit.colocated.streams import Stream
 
-__all__ = ["node_of_program", "telling"]
+__all__ = ["Telling", "node_of_program", "telling"]
 
 _numbers = itertools.count()
 _node: "contextvars.ContextVar[tuple[str, int, str] | None]" = contextvars.ContextVar("partjit_node", default=None)
+
+Telling = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Makes of a function one that tells when it starts and how it ends."""
 
 
 @contextlib.contextmanager
@@ -26,21 +31,33 @@ def node_of_program(program: str, execution: int, node: str) -> Iterator[None]:
         _node.reset(token)
 
 
-def telling(body: Callable[[], Any], name: str, stream: Stream) -> Callable[[], Any]:
-    """The body of a call that tells when it starts and ends; that it is queued is told at once."""
+def telling(name: str, stream: Stream) -> Telling:
+    """Tells that a call is queued; what it gives tells the rest, of the function that it is given."""
+    if not events.listeners:
+        return _silently
     number, where = next(_numbers), stream.name or ("caller" if stream.is_private else "without a name")
     events.emit(events.CallQueued(number, name, where, *(_node.get() or (None, None, None))))
 
-    def told() -> Any:
-        _node.set(None)  # calls made inside are not that node
-        events.emit(events.CallStarted(number, name, where))
-        try:
-            result = body()
-        except BaseException as error:
-            what = traceback.format_exception_only(type(error), error)[0].strip()
-            events.emit(events.CallFailed(number, name, where, what))
-            raise
-        events.emit(events.CallFinished(number, name, where))
-        return result
+    def tell(function: Callable[..., Any]) -> Callable[..., Any]:
+        def told(*args: Any, **kwargs: Any) -> Any:
+            _node.set(None)  # calls made inside are not that node
+            # The time in which the devices compute what it is called with is not its own.
+            with contextlib.suppress(RuntimeError):
+                jax.block_until_ready((args, kwargs))
+            events.emit(events.CallStarted(number, name, where))
+            try:
+                result = function(*args, **kwargs)
+            except BaseException as error:
+                what = traceback.format_exception_only(type(error), error)[0].strip()
+                events.emit(events.CallFailed(number, name, where, what))
+                raise
+            events.emit(events.CallFinished(number, name, where))
+            return result
 
-    return told
+        return told
+
+    return tell
+
+
+def _silently(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function

@@ -1,5 +1,6 @@
 """From a program to its plan: open it, cut it, decide where values lie and whose memory may be reused."""
 
+import collections
 import dataclasses
 import keyword
 import re
@@ -114,10 +115,15 @@ class _Assembly:
         self.constants: dict[Value, Any] = {}
         fragments = (f"fragment_{i}" for i in range(len(steps)))
         self._names = {"wait", "release", *fragments}  # which the plan's source means something else by
+        self._repeats: collections.Counter[str] = collections.Counter()
         self._fresh = 0
         self._on_host: dict[Value, Value] = {}
         self._on_device: dict[Value, Value] = {}
         self._of_host: dict[Value, Any] = {}
+        self._of_caller: set[Value] = set()
+        self._leaving: dict[Any, list[int]] = {}
+        for i in direct:
+            self._leaving.setdefault(flat.outvars[i], []).append(i)
         self._nodes_of_calls: list[tuple[Any, str]] = []
         self._reads = [self._read_by(step) for step in self._steps]
         self._readers: dict[Any, list[int]] = {}
@@ -169,7 +175,8 @@ class _Assembly:
     def _place(self, in_shardings: list[Any]) -> dict[Any, Any]:
         """The sharding of each variable that crosses from one step to another, None where there is no mesh."""
         flat = self._flat
-        crossing = [var for var in self._readers if var not in {*flat.invars}]
+        own = {*flat.invars}
+        crossing = [var for var in self._readers if var not in own]
         places: dict[Any, Any] = {}
         for i, value in self._direct.items():
             if value is not None:
@@ -208,10 +215,10 @@ class _Assembly:
         base = re.sub(r"\W+", "_", wanted).strip("_") or "x"
         if base[0].isdigit() or keyword.iskeyword(base):
             base = f"x_{base}"
-        name, n = base, 1
+        name = base
         while name in self._names:
-            n += 1
-            name = f"{base}_{n}"
+            self._repeats[base] += 1
+            name = f"{base}_{self._repeats[base] + 1}"
         self._names.add(name)
         return name
 
@@ -224,6 +231,7 @@ class _Assembly:
         for var, path in zip(self._flat.invars, paths, strict=True):
             self.value_of[var] = Value(self._name(path), var.aval, self._places.get(var))
         self.inputs = tuple(self.value_of[var] for var in self._flat.invars)
+        self._of_caller.update(self.inputs)
 
     # Nodes
 
@@ -251,6 +259,7 @@ class _Assembly:
             value = Value(self._name(_result_name(result_paths[i])), atom.aval, wanted)
             exports.append((atom, value))
             self.outputs[i] = value
+            self._of_caller.add(value)
         for var in own:
             readers = [r for r in self._readers.get(var, ()) if r != s]
             if not readers:
@@ -289,6 +298,7 @@ class _Assembly:
         for i, value in self.outputs.items():
             if value is old:
                 self.outputs[i] = new
+                self._of_caller.add(new)
         return new
 
     def _call(self, s: int, result_paths: Sequence[str]) -> Iterator[Node]:
@@ -305,11 +315,10 @@ class _Assembly:
                 self.constants[value] = self._flat.consts[atom] if isinstance(atom, core.Var) else atom.val
                 inputs.append(value)
         # The program's arguments and results are the caller's, who may give them away while the call runs.
-        of_caller = {*self.inputs, *self.outputs.values()}
-        held = tuple(value in of_caller for value in inputs)
+        held = tuple(value in self._of_caller for value in inputs)
         outputs = []
         for k, var in enumerate(eqn.outvars):
-            indices = [i for i in self._direct if self._flat.outvars[i] is var]
+            indices = self._leaving.get(var, [])
             wanted = _result_name(result_paths[indices[0]]) if indices else f"{name}_{k}" if k else f"{name}_result"
             place = self._places.get(var)
             host = None if place is None or indices else colocated_sharding(place)
@@ -318,6 +327,8 @@ class _Assembly:
                 self._of_host[value] = place
             self.value_of[var] = value
             self.outputs.update(dict.fromkeys(indices, value))
+            if indices:
+                self._of_caller.add(value)
             outputs.append(value)
         site = _compat.source_site(eqn.source_info) or ("<unknown>", 0, callee.name)
         yield from self._on_hosts(inputs)

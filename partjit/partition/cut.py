@@ -2,12 +2,13 @@
 
 An equation on the devices that needs the result of a call cannot be dispatched before the call has ended. So every
 equation has a level, the number of calls the devices must have waited for before it. A level has up to two fragments:
-what the awaited calls of this level need comes first; the rest is dispatched while they run, if it is worth a dispatch,
-and otherwise goes with the next level. Calls that the devices do not wait for cut nothing: their arguments are results
-of whatever fragment computes them.
+what the awaited calls of this level need comes first; the rest is dispatched while they run, if it is worth a dispatch.
+If not, it goes with the former, or with the next level if there is no such. Calls that the devices do not wait for cut
+nothing: their arguments are results of whatever fragment computes them.
 """
 
 import dataclasses
+import heapq
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -95,6 +96,11 @@ class _Graph:
         # Equations with effects of jax's own keep their order as well.
         return ["effects"] if not isinstance(item, Egress) and item.effects else []
 
+    def cost(self, i: int) -> float:
+        """The work of an item on the devices."""
+        item = self.items[i]
+        return 0.0 if isinstance(item, Egress) else cost_of(item)
+
     def levels(self) -> list[int]:
         """For each item the number of calls the devices must have waited for before."""
         levels: list[int] = []
@@ -150,13 +156,16 @@ def _cut_level(
         _add_calls(graph, calls, set(), done, steps)
         return []
     ancestors = _ancestors(graph, waited_for, done)
-    if not ancestors.isdisjoint(device):
-        ancestors.update(left)  # it is little, and goes with the first fragment there is
-    _add_fragment(graph, [i for i in device if i in ancestors], done, steps)
     rest = [i for i in device if i not in ancestors]
-    overlaps = sum(cost_of(graph.items[i]) for i in rest if not isinstance(graph.items[i], Egress)) >= _WORTH_A_DISPATCH
+    # What was called ahead is there, as a rule.
+    may_overlap = not all(graph.items[i].params["callee"].specialization.run_ahead for i in waited_for)
+    overlaps = may_overlap and sum(graph.cost(i) for i in rest) >= _WORTH_A_DISPATCH
+    if not overlaps and len(rest) < len(device):  # a little work delays a call less than a dispatch would
+        ancestors.update(rest)
+    _add_fragment(graph, [i for i in device if i in ancestors], done, steps)
     inline = set() if overlaps else _inline(graph, waited_for)
     later = _add_calls(graph, calls, inline, done, steps)
+    rest = [i for i in rest if i not in ancestors]
     if overlaps:
         _add_fragment(graph, rest, done, steps)
         return _add_calls(graph, later, inline, done, steps)
@@ -184,29 +193,35 @@ def _ancestors(graph: _Graph, targets: Iterable[int], done: set[int]) -> set[int
     return found
 
 
-def _is_ready(graph: _Graph, i: int, done: set[int]) -> bool:
-    return all(before in done for before in (*graph.data[i], *graph.order[i]))
-
-
 def _add_fragment(graph: _Graph, device: Sequence[int], done: set[int], steps: list[Step]) -> None:
     if device:
         items = tuple(graph.items[i] for i in device)
-        cost = sum(cost_of(item) for item in items if not isinstance(item, Egress))
-        steps.append(Step(items, cost=cost))
+        steps.append(Step(items, cost=sum(map(graph.cost, device))))
         done.update(device)
 
 
 def _add_calls(graph: _Graph, calls: Sequence[int], inline: set[int], done: set[int], steps: list[Step]) -> list[int]:
     """Adds the calls whose arguments are there: first those that others run, then what the calling thread runs."""
-    left = [i for i in calls if i not in done]
-    while True:
-        ready = [i for i in left if _is_ready(graph, i, done)]
-        if not ready:
-            return left
-        chosen = next((i for i in ready if not _is_inline(graph, i, inline)), ready[0])
-        steps.append(Step((graph.items[chosen],), is_call=True, is_inline=_is_inline(graph, chosen, inline)))
-        done.add(chosen)
-        left.remove(chosen)
+    missing: dict[int, int] = {}
+    waiting: dict[int, list[int]] = {}
+    for i in calls:
+        if i not in done:
+            before = {*graph.data[i], *graph.order[i]} - done
+            missing[i] = len(before)
+            for earlier in before:
+                waiting.setdefault(earlier, []).append(i)
+    ready = [(_is_inline(graph, i, inline), i) for i, count in missing.items() if not count]
+    heapq.heapify(ready)
+    while ready:
+        is_inline, i = heapq.heappop(ready)
+        steps.append(Step((graph.items[i],), is_call=True, is_inline=is_inline))
+        done.add(i)
+        del missing[i]
+        for later in waiting.get(i, ()):
+            missing[later] -= 1
+            if not missing[later]:
+                heapq.heappush(ready, (_is_inline(graph, later, inline), later))
+    return [*missing]
 
 
 def _is_inline(graph: _Graph, i: int, inline: set[int]) -> bool:

@@ -59,25 +59,23 @@ def waits(nodes: Sequence[Node]) -> Iterator[tuple[Node, tuple[Value, ...]]]:
 
 def _body(plan: Any, names: _Names) -> Iterator[str]:
     last_use: dict[Value, Node] = {value: node for node in plan.nodes for value in node.inputs}
-    results = {*plan.outputs}
+    kept = {*plan.outputs, *(value for value, _ in plan.constants)}
+    dying: dict[Node, list[Value]] = {}
+    for value, node in last_use.items():
+        if value not in kept:
+            dying.setdefault(node, []).append(value)
     for node, needed in waits(plan.nodes):
         for value in needed:
             yield f"{value.name} = wait({value.name})"
         call = f"{names.assigned(node.outputs)}{node.name}({names.listed(node.inputs)})"
         yield f"{call}  # {_comment(node)}"
-        dead = [value for value, last in last_use.items() if last is node and value not in results]
-        dead += [value for value in node.outputs if value not in last_use and value not in results]
-        dead = [value for value in dead if value.name not in _constant_names(plan)]
+        dead = dying.get(node, []) + [value for value in node.outputs if value not in last_use and value not in kept]
         released = [value for value in dead if value in plan.released]
         if released:
             yield f"release({names.listed(released)})"
         if dead:
             yield f"del {names.listed(dead)}"
     yield f"return ({names.listed(plan.outputs)}{',' if len(plan.outputs) == 1 else ''})"
-
-
-def _constant_names(plan: Any) -> set[str]:
-    return {value.name for value, _ in plan.constants}
 
 
 def _comment(node: Node) -> str:
@@ -90,5 +88,5 @@ def _comment(node: Node) -> str:
 
 def _identifier(plan: Any) -> str:
     name = re.sub(r"\W", "_", plan.name)
-    taken = {"wait", "release", *(node.name for node in plan.nodes), *_constant_names(plan)}
+    taken = {"wait", "release", *(node.name for node in plan.nodes), *(value.name for value, _ in plan.constants)}
     return name if name.isidentifier() and not keyword.iskeyword(name) and name not in taken else f"program_{name}"

@@ -141,18 +141,14 @@ def _caller(call: ColocatedCall, home: Any) -> Callable[..., Sequence[Any]]:
         callee.ahead,
         OutSpecs(outputs, callee.out_tree),
     )
-    is_prepared = False
 
-    def make_call(*leaves: Any) -> Sequence[Any]:
-        nonlocal is_prepared
-        if not is_prepared:
-            specialized.prepare()
-            is_prepared = True
-        if call.is_inline:
-            return specialized.run_for_program(leaves, site)
+    def run(*leaves: Any) -> Sequence[Any]:
+        return specialized.run_for_program(leaves, site)
+
+    def submit(*leaves: Any) -> Sequence[Any]:
         return specialized.submit_for_program(leaves, held, site)
 
-    return make_call
+    return run if call.is_inline else submit
 
 
 def _mover(transfer: Transfer) -> Callable[..., Sequence[Any]]:

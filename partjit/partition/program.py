@@ -16,7 +16,6 @@ from partjit._compat import UnspecifiedValue
 from partjit.colocated.pending import PendingArray
 from partjit.colocated.streams import current_stream, entered_stream
 from partjit.compile import own_sharding
-from partjit.mesh import ambient_mesh
 from partjit.partition.assemble import make_plan
 from partjit.partition.execute import LoweredFragment, Runnable, compile_fragment, link, lower_fragment
 from partjit.partition.flatten import streams_of
@@ -159,7 +158,7 @@ _KINDS: dict[type, Callable[[Any], Any]] = {
 def _context() -> Any:
     """Everything besides its arguments that a call depends on."""
     scope = entered_stream()
-    return _compat.trace_context(), ambient_mesh(), None if scope is None else id(scope)
+    return _compat.trace_context(), scope
 
 
 class Recent:
