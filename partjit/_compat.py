@@ -37,6 +37,7 @@ from jax._src import (
     tree_util,
 )
 from jax._src import distributed as _distributed
+from jax._src import lib as _lib
 from jax._src import linear_util as lu
 from jax._src import mesh as mesh_lib
 from jax._src import pjit as jax_pjit
@@ -44,7 +45,7 @@ from jax._src.array import ArrayImpl
 from jax._src.interpreters import ad, batching, mlir, pxla
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import lax as lax_internal
-from jax._src.lib import _jax, _profiler
+from jax._src.lib import _jax
 from jax._src.lib import xla_client as _xla_client
 from jax._src.lib.mlir import ir, passmanager
 from jax._src.lib.mlir.dialects import func as func_dialect
@@ -822,7 +823,7 @@ def tree_prefix_errors(prefix: Any, tree: Any) -> list[Callable[[str], ValueErro
 
 # Profiling
 
-is_profiled: Callable[[], bool] = _profiler.TraceMe.is_enabled
+is_profiled: Callable[[], bool] = cast(Any, _lib)._profiler.TraceMe.is_enabled
 
 # Arrays
 

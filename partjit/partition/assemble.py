@@ -1,9 +1,6 @@
 """From a program to its plan: open it, cut it, decide where values lie and whose memory may be reused."""
 
-import collections
 import dataclasses
-import keyword
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
@@ -11,17 +8,18 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from partjit import _compat
-from partjit._compat import UnspecifiedValue, core
+from partjit._compat import core
 from partjit.colocated.devices import colocated_sharding
 from partjit.colocated.streams import Stream
 from partjit.mesh import auto_twin
 from partjit.partition.cut import Egress, Step, cut, lanes_of
 from partjit.partition.donation import donations, may_release
 from partjit.partition.flatten import Flat, flatten
+from partjit.partition.names import Names
 from partjit.partition.nodes import ColocatedCall, Fragment, Node, Transfer, Value
+from partjit.partition.places import or_none, places_of
 from partjit.partition.plan import Plan
 from partjit.partition.prepare import calls_of, check_devices, egresses_of, variables, with_stated_arguments
-from partjit.partition.shardings import home_of, propagate
 from partjit.partition.verify import verify
 
 __all__ = ["make_plan"]
@@ -114,9 +112,7 @@ class _Assembly:
         self.outputs: dict[int, Value] = {}
         self.constants: dict[Value, Any] = {}
         fragments = (f"fragment_{i}" for i in range(len(steps)))
-        self._names = {"wait", "release", *fragments}  # which the plan's source means something else by
-        self._repeats: collections.Counter[str] = collections.Counter()
-        self._fresh = 0
+        self._names = Names("wait", "release", *fragments)  # which the plan's source means something else by
         self._on_host: dict[Value, Value] = {}
         self._on_device: dict[Value, Value] = {}
         self._of_host: dict[Value, Any] = {}
@@ -130,8 +126,7 @@ class _Assembly:
         for s, read in enumerate(self._reads):
             for var in read:
                 self._readers.setdefault(var, []).append(s)
-        self._home: Any = None
-        self._places = self._place(in_shardings)
+        self._places, self._home = places_of(flat, self._readers, direct, in_shardings, out_shardings, mesh)
 
     # What is read where
 
@@ -170,66 +165,12 @@ class _Assembly:
     def _is_async(self, s: int) -> bool:
         return self._steps[s].is_call and not self._steps[s].is_inline
 
-    # Where values lie
-
-    def _place(self, in_shardings: list[Any]) -> dict[Any, Any]:
-        """The sharding of each variable that crosses from one step to another, None where there is no mesh."""
-        flat = self._flat
-        own = {*flat.invars}
-        crossing = [var for var in self._readers if var not in own]
-        places: dict[Any, Any] = {}
-        for i, value in self._direct.items():
-            if value is not None:
-                places[flat.outvars[i]] = value
-        for eqn in calls_of(flat):
-            callee = eqn.params["callee"]
-            for var, sharding in zip(eqn.outvars, callee.out_shardings, strict=True):
-                if sharding is not None and not self._mesh.empty:
-                    same_devices = {*sharding.mesh.devices.flat} == {*self._mesh.devices.flat}
-                    if same_devices:
-                        places.setdefault(var, sharding)
-            for var, sharding in zip(eqn.invars, callee.in_shardings, strict=True):
-                if sharding is not None and isinstance(var, core.Var):
-                    places.setdefault(var, sharding)
-        if self._mesh.empty:
-            known = [*map(_or_none, in_shardings)]
-            home, is_bound = home_of(in_shardings)
-            place = self._home = home if is_bound or colocated_sharding(home) != home else None
-            results = [var for eqn in calls_of(flat) for var in eqn.outvars]
-            return {**dict.fromkeys([*crossing, *results], place), **dict(zip(flat.invars, known, strict=True))}
-        results = [v for eqn in calls_of(flat) for v in eqn.outvars if not isinstance(v, core.DropVar)]
-        unknown = [var for var in dict.fromkeys([*crossing, *results]) if var not in places]
-        open_inputs = [var for var, s in zip(flat.invars, in_shardings, strict=True) if isinstance(s, UnspecifiedValue)]
-        if unknown or any(var in self._readers for var in open_inputs):
-            ins, chosen = propagate(flat, in_shardings, self._out_shardings, self._mesh, unknown)
-            places.update(zip(unknown, chosen, strict=True))
-            in_shardings = [
-                new if isinstance(old, UnspecifiedValue) else old for old, new in zip(in_shardings, ins, strict=True)
-            ]
-        places.update((var, _or_none(s)) for var, s in zip(flat.invars, in_shardings, strict=True))
-        return places
-
     # Names
-
-    def _name(self, wanted: str) -> str:
-        base = re.sub(r"\W+", "_", wanted).strip("_") or "x"
-        if base[0].isdigit() or keyword.iskeyword(base):
-            base = f"x_{base}"
-        name = base
-        while name in self._names:
-            self._repeats[base] += 1
-            name = f"{base}_{self._repeats[base] + 1}"
-        self._names.add(name)
-        return name
-
-    def _fresh_name(self) -> str:
-        self._fresh += 1
-        return self._name(f"x{self._fresh}")
 
     def name_inputs(self, paths: Sequence[str]) -> None:
         """Makes the values of the program's arguments."""
         for var, path in zip(self._flat.invars, paths, strict=True):
-            self.value_of[var] = Value(self._name(path), var.aval, self._places.get(var))
+            self.value_of[var] = Value(self._names.take(path), var.aval, self._places.get(var))
         self.inputs = tuple(self.value_of[var] for var in self._flat.invars)
         self._of_caller.update(self.inputs)
 
@@ -255,8 +196,8 @@ class _Assembly:
         results |= {item.index: item.atom for item in step.items if isinstance(item, Egress)}
         exports: list[tuple[Any, Value]] = []
         for i, atom in results.items():
-            wanted = _or_none(self._out_shardings[i])
-            value = Value(self._name(_result_name(result_paths[i])), atom.aval, wanted)
+            wanted = or_none(self._out_shardings[i])
+            value = Value(self._names.take(_result_name(result_paths[i])), atom.aval, wanted)
             exports.append((atom, value))
             self.outputs[i] = value
             self._of_caller.add(value)
@@ -272,14 +213,14 @@ class _Assembly:
                     shared = self._replaced(exports, shared, dataclasses.replace(shared, sharding=place))
                 self.value_of[var] = shared
             else:
-                self.value_of[var] = Value(self._fresh_name(), var.aval, place)
+                self.value_of[var] = Value(self._names.fresh(), var.aval, place)
                 exports.append((var, self.value_of[var]))
         copies = {}
         for var in self._reads[s]:
             later = [r for r in self._readers[var] if r > s]
             if var in self._donated and later and all(map(self._is_async, later)):
                 original = self.value_of[var]
-                copies[var] = Value(self._name(original.name + "_copy"), var.aval, original.sharding)
+                copies[var] = Value(self._names.take(original.name + "_copy"), var.aval, original.sharding)
                 exports.append((var, copies[var]))
         yield from self._on_devices([self.value_of[var] for var in self._reads[s]])
         consts = {v: self._flat.consts[v] for eqn in eqns for v in variables(eqn.invars) if v in self._flat.consts}
@@ -305,13 +246,13 @@ class _Assembly:
         step = self._steps[s]
         (eqn,) = step.items
         callee = eqn.params["callee"]
-        name = self._name(callee.name.rpartition(".")[2])
+        name = self._names.take(callee.name.rpartition(".")[2])
         inputs = []
         for atom in eqn.invars:
             if isinstance(atom, core.Var) and atom not in self._flat.consts:
                 inputs.append(self.value_of[atom])
             else:
-                value = Value(self._name("constant"), atom.aval, _replicated(self._mesh))
+                value = Value(self._names.take("constant"), atom.aval, _replicated(self._mesh))
                 self.constants[value] = self._flat.consts[atom] if isinstance(atom, core.Var) else atom.val
                 inputs.append(value)
         # The program's arguments and results are the caller's, who may give them away while the call runs.
@@ -322,7 +263,7 @@ class _Assembly:
             wanted = _result_name(result_paths[indices[0]]) if indices else f"{name}_{k}" if k else f"{name}_result"
             place = self._places.get(var)
             host = None if place is None or indices else colocated_sharding(place)
-            value = Value(self._name(wanted), var.aval, host or place)
+            value = Value(self._names.take(wanted), var.aval, host or place)
             if host != place and host is not None:  # what only leaves, the thread of the call puts in its place
                 self._of_host[value] = place
             self.value_of[var] = value
@@ -348,9 +289,9 @@ class _Assembly:
         for value in values:
             there = target(value)
             if there is not None and value not in known:
-                moves[value] = known[value] = Value(self._name(f"{value.name}_{name}"), value.aval, there)
+                moves[value] = known[value] = Value(self._names.take(f"{value.name}_{name}"), value.aval, there)
         if moves:
-            yield Transfer(self._name(f"to_{name}"), tuple(moves), tuple(moves.values()))
+            yield Transfer(self._names.take(f"to_{name}"), tuple(moves), tuple(moves.values()))
 
     def _on_hosts(self, values: Sequence[Value]) -> Iterator[Node]:
         def target(value: Value) -> Any:
@@ -383,10 +324,6 @@ class _Assembly:
 
 def _same_lane(eqn: Any, step: Step) -> bool:
     return step.is_call and any(lane in lanes_of(step.items[0]) for lane in lanes_of(eqn))
-
-
-def _or_none(sharding: Any) -> Any:
-    return None if isinstance(sharding, UnspecifiedValue) else sharding
 
 
 def _agree(sharding: Any, place: Any) -> bool:

@@ -1,0 +1,37 @@
+"""Names in the source of a plan."""
+
+import collections
+import keyword
+import re
+
+__all__ = ["Names"]
+
+
+class Names:
+    """Gives each name once.
+
+    Args:
+        taken: names that are not given.
+    """
+
+    def __init__(self, *taken: str) -> None:
+        self._taken = {*taken}
+        self._repeats: collections.Counter[str] = collections.Counter()
+        self._fresh = 0
+
+    def take(self, wanted: str) -> str:
+        """A name like the one wanted, a key path maybe, that Python knows as a name and nobody has."""
+        base = re.sub(r"\W+", "_", wanted).strip("_") or "x"
+        if base[0].isdigit() or keyword.iskeyword(base):
+            base = f"x_{base}"
+        name = base
+        while name in self._taken:
+            self._repeats[base] += 1
+            name = f"{base}_{self._repeats[base] + 1}"
+        self._taken.add(name)
+        return name
+
+    def fresh(self) -> str:
+        """A name for a value that has none."""
+        self._fresh += 1
+        return self.take(f"x{self._fresh}")
