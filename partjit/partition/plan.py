@@ -108,7 +108,7 @@ class Plan:
         return to_mermaid(self)
 
     def __str__(self) -> str:
-        return emit(self, most_names=6).rstrip()
+        return emit(self, most_names=4).rstrip()
 
     def __repr__(self) -> str:
         return (
