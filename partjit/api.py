@@ -27,7 +27,7 @@ from partjit.arguments import (
     source_of,
 )
 from partjit.compile import Program, Traced
-from partjit.dispatch import make_cache_miss, make_function
+from partjit.dispatch import CacheMiss, make_function
 from partjit.errors import ShardingError
 from partjit.mesh import ambient_mesh, program_mesh
 from partjit.partition.flatten import has_calls
@@ -216,7 +216,7 @@ def pjit(
         donate,
         keep_unused,
     )
-    cache_miss = make_cache_miss(fun, definition.name, functools.partial(_infer, definition))
+    cache_miss = CacheMiss(fun, definition.name, functools.partial(_infer, definition), static)
     methods = _Methods(definition)
     return make_function(
         fun,

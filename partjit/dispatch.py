@@ -8,6 +8,7 @@ what the executable expects without looking at its layout, so a call with a misp
 import collections
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,33 +21,51 @@ from partjit.compile import Program, lower
 from partjit.mesh import auto_twin, has_explicit_axes, is_tracing_program
 from partjit.partition.execute import Runnable
 from partjit.partition.flatten import has_calls
-from partjit.partition.program import Placing, Recent, placing_of, plan_of, runnable_of
+from partjit.partition.program import Placing, placing_of, plan_of, runnable_of
+from partjit.partition.recent import UNKNOWN, Recent
 from partjit.placement import Misplaced, misplaced, reshard
 from partjit.primitive import pjit_p, sharding_constraint_p, shardings_of, with_type_of
 from partjit.spec import ParsedPartitionSpec
 from partjit.validate import check_specs, raise_failures
 
-__all__ = ["make_cache_miss", "make_function"]
+__all__ = ["CacheMiss", "make_function"]
 
 
-def make_cache_miss(
-    fun: Callable[..., Any], name: str, infer: Callable[..., tuple[Program, list[Any]]]
-) -> Callable[..., Any]:
-    """What the C++ function calls for a signature it does not know.
+class CacheMiss:
+    """What the C++ function calls for a signature it does not know, and for all calls of programs that a plan runs.
 
     Args:
         fun: the user's function.
         name: its name.
         infer: takes `(args, kwargs)` to a program and the flat arguments.
-    """
-    misplacement = Misplaced(name)
-    recent = Recent()
+        static: the numbers and names of its static arguments.
 
-    def cache_miss(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
-        result = recent.call(args, kwargs)
-        if result is not None:
+    Attributes:
+        recent: the last calls of programs that a plan runs.
+        functions: the C++ functions that call this, for those programs to be let out of.
+    """
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        name: str,
+        infer: Callable[..., tuple[Program, list[Any]]],
+        static: Numbered,
+    ) -> None:
+        self._fun = fun
+        self._infer = infer
+        self._misplacement = Misplaced(name)
+        self.recent = Recent(static)
+        self.functions: tuple[Any, ...] = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
+        """The result of a call, what the C++ function needs to do without this, and whether to forget that."""
+        if _letting_in.is_on:
+            return None, None, False
+        result = self.recent.call(args, kwargs)
+        if result is not UNKNOWN:
             return result, None, False
-        program, leaves = infer(args, kwargs)
+        program, leaves = self._infer(args, kwargs)
         values = [*program.consts, *leaves]
         if not _compat.trace_state_clean() or any(isinstance(value, core.Tracer) for value in values):
             outs = _bind(program, values)
@@ -55,30 +74,52 @@ def make_cache_miss(
         moved = misplaced(values, shardings)
         if moved:
             own = len(program.consts)
-            misplacement.report(values[own:], shardings[own:], program.arg_paths, [i - own for i in moved])
+            self._misplacement.report(values[own:], shardings[own:], program.arg_paths, [i - own for i in moved])
             values = reshard(values, shardings, moved)
         if has_calls(program.jaxpr.jaxpr):
-            outs, placing, runnable = _run_plan(values, **program.params)
+            self._let_others_in(args, kwargs)
+            placing, runnable = _prepare_plan(values, **program.params)
             if not moved and not program.consts:
-                recent.remember(program.in_tree, leaves, placing, runnable, program.out_tree)
-            return jax.tree.unflatten(program.out_tree, outs), None, False
+                self.recent.remember(args, kwargs, program.in_tree, leaves, placing, runnable, program.out_tree)
+            return jax.tree.unflatten(program.out_tree, runnable.run(placing.apply(values))), None, False
         try:
             outs, executable, consts = _run(values, **program.params)
         except _compat.InternalFloatingPointError as error:
-            _compat.recheck_for_nans(error, fun, args, kwargs)
+            _compat.recheck_for_nans(error, self._fun, args, kwargs)
             raise
         fast_path = None
         if not moved and not program.consts:
             fast_path = _compat.fast_path_data(executable, program.out_tree, leaves, outs, program.jaxpr, consts)
         return jax.tree.unflatten(program.out_tree, outs), fast_path, False
 
-    return cache_miss
+    def _let_others_in(self, args: Any, kwargs: Any) -> None:
+        """Has calls with this signature come here at once, while the first one still runs.
+
+        The C++ function takes what happens here for compiling, which one thread does while others wait; but a plan
+        calls Python, which may wait for another thread's call or make this very one. So the entry of this call is
+        replaced by one whose compiling ends at once.
+        """
+        for function in self.functions:
+            function._clear_cache()
+            _letting_in.is_on = True
+            try:
+                function(*args, **kwargs)
+            finally:
+                _letting_in.is_on = False
+
+
+class _LettingIn(threading.local):
+    def __init__(self) -> None:
+        self.is_on = False
+
+
+_letting_in = _LettingIn()
 
 
 def make_function(
     fun: Callable[..., Any],
     name: str,
-    cache_miss: Callable[..., Any],
+    cache_miss: CacheMiss,
     static_and_donate: tuple[Numbered, Numbered],
     key: tuple[Any, ...],
     methods: Mapping[str, Callable[..., Any]],
@@ -89,7 +130,7 @@ def make_function(
     Args:
         fun: the user's function.
         name: its name.
-        cache_miss: see `make_cache_miss`.
+        cache_miss: what it calls where it does not know what to do.
         static_and_donate: (numbers, names) of the static and of the donated arguments.
         key: what tells functions made of the same `fun` apart.
         methods: what it can do besides being called.
@@ -100,14 +141,18 @@ def make_function(
     cpp_function._fun = fun  # where jax looks for the function when a result has a NaN
     if _compat.USE_OF_DONATED_BUFFERS_CRASHES and any(donate):
         call = _retiring(cpp_function, donate)
-        function = _compat.make_cpp_function(
-            fun, name, lambda *args, **kwargs: (call(*args, **kwargs), None, False), static, (*key, "retiring")
-        )
+
+        def call_retiring(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
+            return (None if _letting_in.is_on else call(*args, **kwargs)), None, False
+
+        function = _compat.make_cpp_function(fun, name, call_retiring, static, (*key, "retiring"))
+    cache_miss.functions = tuple({id(f): f for f in (function, cpp_function)}.values())
     functools.update_wrapper(function, fun)
 
     def clear_cache() -> None:
         """Forgets all that was traced and compiled for this function."""
         cpp_function._clear_cache()
+        cache_miss.recent.forget()
         forget()
 
     def by_name(_protocol: int) -> str:
@@ -178,11 +223,9 @@ def _bind(program: Program, values: Sequence[Any]) -> Sequence[Any]:
     return pjit_p.bind(*values, **program.params)
 
 
-def _run_plan(values: Sequence[Any], **params: Any) -> tuple[Sequence[Any], Placing, Runnable]:
+def _prepare_plan(values: Sequence[Any], **params: Any) -> tuple[Placing, Runnable]:
     plan = plan_of(values, **params)
-    placing = placing_of(plan, values)
-    runnable = runnable_of(plan, values, params["mesh"])
-    return runnable.run(placing.apply(values)), placing, runnable
+    return placing_of(plan, values), runnable_of(plan, values, params["mesh"])
 
 
 def _run(values: Sequence[Any], **params: Any) -> tuple[list[Any], Any, list[Any]]:
@@ -199,7 +242,9 @@ def _evaluate(*values: Any, **params: Any) -> list[Any]:
     """Runs an equation on arrays, as an eager `jax.grad` or `jax.vmap` of a pjit does."""
     shardings = shardings_of(params["in_specs"], params["mesh"])
     if has_calls(params["jaxpr"].jaxpr):
-        return [*_run_plan(reshard(values, shardings, misplaced(values, shardings)), **params)[0]]
+        arrays = reshard(values, shardings, misplaced(values, shardings))
+        placing, runnable = _prepare_plan(arrays, **params)
+        return [*runnable.run(placing.apply(arrays))]
     try:
         return _run(reshard(values, shardings, misplaced(values, shardings)), **params)[0]
     except _compat.InternalFloatingPointError as error:

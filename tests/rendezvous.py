@@ -11,12 +11,14 @@ SECONDS = 5.0
 _events = collections.defaultdict(threading.Event)
 logs = collections.defaultdict(list)
 barriers = {}
+programs = {}
 
 
 def clear():
     _events.clear()
     logs.clear()
     barriers.clear()
+    programs.clear()
 
 
 def say(name):

@@ -35,7 +35,16 @@ class Ahead:
             made_for, results = self._made.popleft() if self._made else (out_specs, submit())
             while len(self._made) < self.count:
                 self._made.append((out_specs, submit()))
-        if made_for is out_specs:
-            return results
-        # By another program or outside of any, where the results lie elsewhere.
-        return [spec.fit(result.value()) for spec, result in zip(out_specs.leaves, results, strict=True)]
+        return _fitted(made_for, results, out_specs)
+
+    def made(self, out_specs: Any) -> Sequence[Any] | None:
+        """The results of the next call if it was made already, else None."""
+        with self._lock:
+            return _fitted(*self._made.popleft(), out_specs=out_specs) if self._made else None
+
+
+def _fitted(made_for: Any, results: Sequence[Any], out_specs: Any) -> Sequence[Any]:
+    if made_for is out_specs:
+        return results
+    # It was made by another program or outside of any, where the results lie elsewhere.
+    return [spec.fit(result.value()) for spec, result in zip(out_specs.leaves, results, strict=True)]

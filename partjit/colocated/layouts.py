@@ -20,8 +20,8 @@ def per_shard(target: Callable[..., Any], name: str, out_specs: OutSpecs | None)
         out_specs: the arrays that the results are put together to; None if there are no results.
 
     Raises:
-        ValueError: when called: there are results and nothing says what they are shards of, or a shard has another
-            shape than its place.
+        ValueError: when called: there are results and nothing says what they are shards of, or on some device there
+            are others than the specs say, or a shard has another shape than its place.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -32,14 +32,20 @@ def per_shard(target: Callable[..., Any], name: str, out_specs: OutSpecs | None)
         for device in devices:
             own_args, own_kwargs = jax.tree.unflatten(tree, [of_leaf[device] for of_leaf in shards])
             results.append(target(*own_args, **own_kwargs))
-        flat = [flat_result(result)[0] for result in results]
-        if not any(flat):
+        flat, trees = zip(*map(flat_result, results), strict=True)
+        if out_specs is None and not any(flat):
             return results[0]
         if out_specs is None:
             raise ValueError(
                 f"{name} is called once per shard and returned arrays: say with out_specs or out_specs_fn, shardings "
                 "included, what they are shards of"
             )
+        for device, returned in zip(devices, trees, strict=True):
+            if returned != out_specs.tree:
+                raise ValueError(
+                    f"{name} returned the structure {returned} on {device}, but its specs say {out_specs.tree}: it is "
+                    "called once per shard and returns a shard of each result each time"
+                )
         return jax.tree.unflatten(
             out_specs.tree,
             [

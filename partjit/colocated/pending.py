@@ -188,7 +188,7 @@ class PendingArray(jax.Array):
         """Whether using the value would not wait."""
         if self._call is not None:
             return False
-        return self._received is None or self._received.is_deleted() or self._received.is_ready()
+        return self._received is None or self._received.is_deleted() or _is_computed(self._received)
 
     def is_deleted(self) -> bool:
         """Whether its memory was given up."""
@@ -204,7 +204,7 @@ class PendingArray(jax.Array):
         when_received(self, lambda value: value.delete())
 
     def __repr__(self) -> str:
-        if self._received is not None and not self._received.is_deleted() and self._received.is_ready():
+        if self._received is not None and not self._received.is_deleted() and _is_computed(self._received):
             return repr(self._received)
         state = "deleted" if self.is_deleted() else "pending"
         if self._failure is not None:
@@ -234,6 +234,11 @@ def when_received(array: PendingArray, action: Callable[[Any], None]) -> None:
             return
     if array._received is not None:
         action(array._received)
+
+
+def _is_computed(value: Any) -> bool:
+    """Whether an array is there; an array of keys does not say it, the numbers in it do."""
+    return getattr(value, "_base_array", value).is_ready()
 
 
 def _forwarding(name: str, attribute: Any) -> Any:

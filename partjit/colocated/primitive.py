@@ -80,6 +80,11 @@ class Callee:
         """Whether the user said what it returns, rather than an earlier call showed."""
         return self.specialization.out_specs is not None or self.specialization.out_specs_fn is not None
 
+    def returns_what(self, other: "Callee") -> bool:
+        """Whether the results are known to be of the same types, and at the same places."""
+        known = (self.out_tree, self.out_avals, self.out_shardings)
+        return known == (other.out_tree, other.out_avals, other.out_shardings)
+
     @property
     def name(self) -> str:
         """What the function is called."""
@@ -149,9 +154,11 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, callee: Callee, **_
     )
 
 
-def _batch(axis_data: Any, args: Sequence[Any], dims: Sequence[Any], *, callee: Callee, **_: Any) -> Any:
-    del axis_data, args
+def _batch(axis_data: Any, args: Sequence[Any], dims: Sequence[Any], *, callee: Callee, stream: Any) -> Any:
+    del axis_data
     batched = [path for path, dim in zip(callee.paths, dims, strict=True) if dim is not None]
+    if not batched:  # one call for the whole batch
+        return colocated_call_p.bind(*args, callee=callee, stream=stream), [None] * len(callee.out_avals)
     raise ValueError(
         f"the colocated function {callee.name} cannot be batched, and is called under jax.vmap with a batched "
         f"{', '.join(batched)}: call it outside of the function that is batched"

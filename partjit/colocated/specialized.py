@@ -115,11 +115,12 @@ class Specialized:
                 return self._run_cheap(args, kwargs, stream)
         return self._run_in_order(leaves, stream)
 
-    def run_for_program(self, leaves: Sequence[Any], site: Site) -> Sequence[Any]:
+    def run_for_program(self, leaves: Sequence[Any], apart: Sequence[int], site: Site) -> Sequence[Any]:
         """Calls the function in this thread, for a program, and gives the flat results.
 
         Args:
             leaves: the arguments, flat, on the hosts.
+            apart: the positions of results that have to be other arrays than the arguments, and than each other.
             site: where the call stands in the user's code.
 
         Raises:
@@ -135,11 +136,14 @@ class Specialized:
                 if PendingArray in map(type, leaves):
                     leaves = _values(leaves)
                 args, kwargs = self.in_specs.tree.unflatten(leaves)
-                if not _is_profiled():
-                    return out_specs.fit_flat(self._target(*args, **kwargs), self._name)
-                with jax.profiler.TraceAnnotation(self._name):
-                    return out_specs.fit_flat(self._target(*args, **kwargs), self._name)
-            return out_specs.tree.flatten_up_to(self._run_here(leaves, self._lanes(stream)[0], stream, site))
+                if _is_profiled():
+                    with jax.profiler.TraceAnnotation(self._name):
+                        results = out_specs.fit_flat(self._target(*args, **kwargs), self._name)
+                else:
+                    results = out_specs.fit_flat(self._target(*args, **kwargs), self._name)
+            else:
+                results = out_specs.tree.flatten_up_to(self._run_here(leaves, self._lanes(stream)[0], stream, site))
+            return _told_apart(results, leaves, apart) if apart else results
         except Exception as error:
             running = calls.current_calls()
             Failure(error, self._name, site, stream, running[-1] if running else None).raise_()
@@ -159,7 +163,8 @@ class Specialized:
         assert out_specs is not None
         lanes, is_nested = self._lanes(stream)
         if is_nested:  # on a stream in whose call it stands, it is part of that one
-            return self.run_for_program(leaves, site)
+            made = self._ahead.made(out_specs) if self._ahead is not None else None
+            return self.run_for_program(leaves, range(len(out_specs.leaves)), site) if made is None else made
 
         def submit() -> Sequence[Any]:
             takes = [hold(leaf) if is_held else _taking(leaf) for leaf, is_held in zip(leaves, held, strict=True)]
@@ -243,6 +248,10 @@ class Specialized:
         if not self._is_here:
             assert out_specs is not None
             return jax.tree.unflatten(out_specs.tree, [_without_shards(spec) for spec in out_specs.leaves])
+        if is_nested and self._ahead is not None and out_specs is not None:
+            made = self._ahead.made(out_specs)
+            if made is not None:
+                return jax.tree.unflatten(out_specs.tree, made)
         if self._mode == "inline" or out_specs is None or is_nested:
             return self._run_here(leaves, lanes, stream, call_site())
         if self._ahead is not None:
@@ -346,6 +355,17 @@ class Specialized:
 
     def _measured(self, seconds: float) -> None:
         self._cheap_in_a_row = self._cheap_in_a_row + 1 if seconds < _CHEAP_SECONDS else 0
+
+
+def _told_apart(results: Sequence[Any], given: Sequence[Any], apart: Sequence[int]) -> Sequence[Any]:
+    """The results, those at `apart` being neither arguments nor each other."""
+    seen = {*map(id, given)}
+    own = [*results]
+    for i in apart:
+        if id(results[i]) in seen:
+            own[i] = hold(results[i])()
+        seen.add(id(results[i]))
+    return own
 
 
 def _values(leaves: Sequence[Any]) -> list[Any]:

@@ -51,8 +51,12 @@ class TracedCalls:
         avals = tuple(map(_compat.abstractify, leaves))
         key = tree, avals
         callee = self._callees.get(key)
-        if callee is None or not callee.has_stated_results:  # what an eager call shows may have changed
+        if callee is None:
             callee = self._callees[key] = self._make(tree, avals, paths)
+        elif not callee.has_stated_results:  # what an eager call shows may have changed
+            anew = self._make(tree, avals, paths)
+            if not callee.returns_what(anew):
+                callee = self._callees[key] = anew
         stream = self._specialization.stream or traced_stream()
         return jax.tree.unflatten(callee.out_tree, colocated_call_p.bind(*leaves, callee=callee, stream=stream))
 
@@ -63,6 +67,8 @@ class TracedCalls:
                 f"run_ahead={known.run_ahead} lets calls of {origin.name} be made before they are asked for, which can "
                 f"only be done with calls that have no arguments; this one has {', '.join(paths)}"
             )
+        if known.run_ahead and known.mode == "inline":
+            raise ValueError(f"run_ahead={known.run_ahead} needs a thread, but {origin.name} has mode='inline'")
         if known.layout == "per_shard" and not avals:
             raise ValueError(
                 f"layout='per_shard' calls {origin.name} with the shards of its arguments, and there are none"

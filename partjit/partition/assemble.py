@@ -150,6 +150,7 @@ class _Assembly:
         last_fragment = {
             var: step for step in steps if not step.is_call for var in self._read_by(step) if var in self._donated
         }
+        position = {id(eqn): i for i, eqn in enumerate(self._flat.eqns)}
         produced_for_others = {var for step in steps for var in self._read_by(step)}
         for step in [s for s in steps if s.is_call and not s.is_inline]:
             (eqn,) = step.items
@@ -157,7 +158,9 @@ class _Assembly:
             if not targets or not produced_for_others.isdisjoint(eqn.outvars):
                 continue
             here, there = moved.index(step), max(moved.index(target) for target in targets)
-            if here < there and not any(_same_lane(eqn, between) for between in moved[here + 1 : there]):
+            # Never behind a call that comes after it in the program: should that fail, it would not be made at all.
+            hopped = [other.items[0] for other in moved[here + 1 : there] if other.is_call]
+            if here < there and all(position[id(other)] < position[id(eqn)] for other in hopped):
                 moved.insert(there + 1, step)
                 moved.pop(here)
         return moved
@@ -196,7 +199,9 @@ class _Assembly:
         results |= {item.index: item.atom for item in step.items if isinstance(item, Egress)}
         exports: list[tuple[Any, Value]] = []
         for i, atom in results.items():
-            wanted = or_none(self._out_shardings[i])
+            wanted = or_none(self._out_shardings[i]) or self._home
+            if wanted is None and not self._reads[s] and not self._mesh.empty:
+                wanted = _replicated(self._mesh)  # nothing else would say on which devices it is
             value = Value(self._names.take(_result_name(result_paths[i])), atom.aval, wanted)
             exports.append((atom, value))
             self.outputs[i] = value
@@ -320,10 +325,6 @@ class _Assembly:
                     pairs[last[lane], name] = None
                 last[lane] = name
         return tuple(pairs)
-
-
-def _same_lane(eqn: Any, step: Step) -> bool:
-    return step.is_call and any(lane in lanes_of(step.items[0]) for lane in lanes_of(eqn))
 
 
 def _agree(sharding: Any, place: Any) -> bool:

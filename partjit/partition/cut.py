@@ -160,7 +160,8 @@ def _cut_level(
     # What was called ahead is there, as a rule.
     may_overlap = not all(graph.items[i].params["callee"].specialization.run_ahead for i in waited_for)
     overlaps = may_overlap and sum(graph.cost(i) for i in rest) >= _WORTH_A_DISPATCH
-    if not overlaps and len(rest) < len(device):  # a little work delays a call less than a dispatch would
+    # A little work delays a call less than a dispatch would; and what stands before it must not be lost if it fails.
+    if not overlaps and (len(rest) < len(device) or _stands_before(graph, calls, waited_for, done | {*rest})):
         ancestors.update(rest)
     _add_fragment(graph, [i for i in device if i in ancestors], done, steps)
     inline = set() if overlaps else _inline(graph, waited_for)
@@ -170,6 +171,19 @@ def _cut_level(
         _add_fragment(graph, rest, done, steps)
         return _add_calls(graph, later, inline, done, steps)
     return sorted([*rest, *later])
+
+
+def _stands_before(graph: _Graph, calls: Sequence[int], waited_for: Sequence[int], done: set[int]) -> bool:
+    """Whether a call with effects stands before one that is waited for, and could be made by then."""
+    return any(
+        i < max(waited_for)
+        and i not in waited_for
+        and not graph.items[i].params["callee"].is_pure
+        and graph.data[i]
+        and done.issuperset(graph.data[i])
+        for i in calls
+        if i not in done
+    )
 
 
 def _inline(graph: _Graph, waited_for: Sequence[int]) -> set[int]:

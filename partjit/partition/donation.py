@@ -30,6 +30,7 @@ def donations(plan: Plan) -> Plan:
             readers.setdefault(value, []).append(node)
     own = {value for fragment in plan.fragments for value in fragment.outputs} - {*plan.outputs}
     giving = own | plan.released
+    results = {*plan.outputs}
 
     def dies_in(value: Value, fragment: Fragment) -> bool:
         return (
@@ -49,8 +50,27 @@ def donations(plan: Plan) -> Plan:
                 free.remove(result)
         return dataclasses.replace(fragment, donated=tuple(flags))
 
-    nodes = tuple(with_donations(node) if isinstance(node, Fragment) else node for node in plan.nodes)
-    return dataclasses.replace(plan, nodes=nodes)
+    nodes = [with_donations(node) if isinstance(node, Fragment) else node for node in plan.nodes]
+    given = {
+        value
+        for node in nodes
+        if isinstance(node, Fragment)
+        for value, flag in zip(node.inputs, node.donated, strict=True)
+        if flag
+    }
+    nodes = [_with_apart(node, given | plan.released, results) for node in nodes]
+    return dataclasses.replace(plan, nodes=tuple(nodes))
+
+
+def _with_apart(node: Node, given: set[Value], results: set[Value]) -> Node:
+    """The call with the results that must not be its arguments: what leaves, and what others would give away."""
+    if not isinstance(node, ColocatedCall) or not node.is_inline:
+        return node
+    kinds = {(value.aval.shape, value.aval.dtype) for value in node.inputs if value in given}
+    apart = (
+        i for i, value in enumerate(node.outputs) if value in results or (value.aval.shape, value.aval.dtype) in kinds
+    )
+    return dataclasses.replace(node, apart=tuple(apart))
 
 
 def _fits(value: Value, result: Value) -> bool:

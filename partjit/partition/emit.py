@@ -4,10 +4,10 @@ The names of fragments, calls, transfers and of `wait` and `release` are filled 
 """
 
 import keyword
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from partjit.partition.names import spelled
 from partjit.partition.nodes import ColocatedCall, Fragment, Node, Value
 
 __all__ = ["emit", "waits"]
@@ -87,6 +87,8 @@ def _comment(node: Node) -> str:
 
 
 def _identifier(plan: Any) -> str:
-    name = re.sub(r"\W", "_", plan.name)
-    taken = {"wait", "release", *(node.name for node in plan.nodes), *(value.name for value, _ in plan.constants)}
+    name = spelled(plan.name)
+    taken = {"wait", "release", "__debug__"}  # Python allows no other meaning of the last one
+    taken.update(node.name for node in plan.nodes)
+    taken.update(value.name for value, _ in plan.constants)
     return name if name.isidentifier() and not keyword.iskeyword(name) and name not in taken else f"program_{name}"

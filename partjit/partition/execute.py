@@ -80,13 +80,16 @@ def _or_unspecified(sharding: Any) -> Any:
     return UNSPECIFIED if sharding is None else sharding
 
 
-def link(plan: Plan, fragments: Sequence[LoweredFragment], executables: Sequence[Any], home: Any) -> Runnable:
+def link(
+    plan: Plan, fragments: Sequence[LoweredFragment], executables: Sequence[Any], home: Any, mesh: Any
+) -> Runnable:
     """Makes the function of a plan.
 
     Args:
         plan: the plan.
         fragments, executables: its fragments in their order, lowered and compiled.
         home: where values lie of which the plan does not say it: a sharding, and whether they are committed to it.
+        mesh: the user's mesh, maybe with Explicit axes, on which results come back.
     """
     namespace: dict[str, Any] = {"wait": _wait, "release": _release}
     for value, constant in plan.constants:
@@ -94,7 +97,7 @@ def link(plan: Plan, fragments: Sequence[LoweredFragment], executables: Sequence
     for lowered, executable in zip(fragments, executables, strict=True):
         namespace[lowered.fragment.name] = _dispatcher(plan, lowered, executable)
     for call in plan.calls:
-        namespace[call.name] = _caller(call, home)
+        namespace[call.name] = _caller(call, home, {*plan.outputs}, mesh)
     for transfer in plan.transfers:
         namespace[transfer.name] = _mover(transfer)
     source = plan.source
@@ -112,7 +115,11 @@ def _dispatcher(plan: Plan, lowered: LoweredFragment, executable: Any) -> Callab
     jaxpr = lowered.fragment.jaxpr
 
     def dispatch(*args: Any) -> Any:
-        outs = executable.unsafe_call(*consts, *args)
+        try:
+            outs = executable.unsafe_call(*consts, *args)
+        except _compat.InternalFloatingPointError as error:
+            _compat.recheck_for_nans(error, _compat.core.jaxpr_as_fun(jaxpr), args, {})
+            raise
         fast_path = _compat.fast_path_data(executable, out_tree, args, outs, jaxpr, consts)
         return tuple(outs), fast_path, False
 
@@ -120,12 +127,15 @@ def _dispatcher(plan: Plan, lowered: LoweredFragment, executable: Any) -> Callab
     return _compat.make_cpp_function(dispatch, name, dispatch, ((), ()), object())
 
 
-def _caller(call: ColocatedCall, home: Any) -> Callable[..., Sequence[Any]]:
+def _caller(call: ColocatedCall, home: Any, results: set[Value], mesh: Any) -> Callable[..., Sequence[Any]]:
     """A function that makes a call, in this thread or on another."""
-    callee, site, held = call.callee, call.site, call.held
+    callee, site, held, apart = call.callee, call.site, call.held, call.apart
 
     def sharding_of(value: Value) -> Any:
-        return home[0] if value.sharding is None else value.sharding
+        sharding = home[0] if value.sharding is None else value.sharding
+        if value in results and has_explicit_axes(mesh) and sharding.mesh.shape == mesh.shape:
+            return sharding.update(mesh=mesh)
+        return sharding
 
     inputs = [
         jax.ShapeDtypeStruct(value.aval.shape, value.aval.dtype, sharding=sharding_of(value)) for value in call.inputs
@@ -143,7 +153,7 @@ def _caller(call: ColocatedCall, home: Any) -> Callable[..., Sequence[Any]]:
     )
 
     def run(*leaves: Any) -> Sequence[Any]:
-        return specialized.run_for_program(leaves, site)
+        return specialized.run_for_program(leaves, apart, site)
 
     def submit(*leaves: Any) -> Sequence[Any]:
         return specialized.submit_for_program(leaves, held, site)
@@ -169,4 +179,5 @@ def _wait(array: Any) -> Any:
 def _release(*arrays: Any) -> None:
     """Gives up the memory of arguments that the caller donated; what was taken over is gone already."""
     for array in arrays:
-        array.delete()
+        if isinstance(array, jax.Array):
+            array.delete()

@@ -68,7 +68,7 @@ def flatten(jaxpr: Any, caller: Stream | None = None) -> Flat:
     consts = dict(zip(inner.constvars, jaxpr.consts, strict=True))
     eqns = [_on_stream(caller, eqn) for eqn in _opened(inner.eqns, consts)]
     outvars = tuple(inner.outvars)
-    return Flat(tuple(inner.invars), *_merged(*_live(outvars, eqns)), consts)
+    return Flat(tuple(inner.invars), *_merged(outvars, _live(outvars, eqns)), consts)
 
 
 def _on_stream(caller: Stream | None, eqn: Any) -> Any:
@@ -120,7 +120,7 @@ def _inlined(
         consts[env[var]] = value
     for var, atom, spec in zip(jaxpr.invars, eqn.invars, in_specs, strict=True):
         env[var] = atom
-        if spec is not None and var.aval.ndim and atom.aval is not None and isinstance(atom, core.Var):
+        if spec is not None and var.aval.ndim and isinstance(atom, core.Var):
             env[var] = _compat.new_var(var.aval)
             yield _constraint(atom, env[var], spec, eqn)
 
@@ -157,14 +157,15 @@ class _Same:
 _same_p: Any = _Same()
 
 
-def _live(outvars: Sequence[Any], eqns: Sequence[Any]) -> tuple[Sequence[Any], list[Any]]:
+def _live(outvars: Sequence[Any], eqns: Sequence[Any]) -> list[Any]:
+    """The equations that have effects or that somebody needs."""
     needed = {var for var in outvars if isinstance(var, core.Var)}
     live = []
     for eqn in reversed(eqns):
         if eqn.effects or not needed.isdisjoint(eqn.outvars):
             needed.update(atom for atom in eqn.invars if isinstance(atom, core.Var))
             live.append(eqn)
-    return outvars, live[::-1]
+    return live[::-1]
 
 
 def _merged(outvars: Sequence[Any], eqns: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -194,11 +195,13 @@ def _merged(outvars: Sequence[Any], eqns: Sequence[Any]) -> tuple[tuple[Any, ...
 
 def _in_control_flow(eqn: Any) -> ValueError:
     names = sorted({*_names(eqn)})
+    site = _compat.source_site(eqn.source_info)
+    where = "" if site is None else " at {}:{} in {}".format(*site)
     return ValueError(
         f"the colocated function{'s' if len(names) > 1 else ''} {', '.join(names)} "
-        f"{'are' if len(names) > 1 else 'is'} called inside of a {eqn.primitive.name}: a program can make calls at its "
-        "top level and in nested pjit, jit, custom_jvp, custom_vjp and checkpoint, but not in loops, branches and "
-        "shard_map. Call it before or after, or let a Python loop over programs drive it"
+        f"{'are' if len(names) > 1 else 'is'} called inside of a {eqn.primitive.name}{where}: a program can make "
+        "calls at its top level and in nested pjit, jit, custom_jvp, custom_vjp and checkpoint, but not in loops, "
+        "branches and shard_map. Call it before or after, or let a Python loop over programs drive it"
     )
 
 

@@ -3,8 +3,18 @@
 import collections
 import keyword
 import re
+import unicodedata
 
-__all__ = ["Names"]
+__all__ = ["Names", "spelled"]
+
+
+def spelled(text: str) -> str:
+    """A text as Python reads it in a name, underscores in the place of what cannot stand there.
+
+    Python takes names that are the same after NFKC normalization for one, and not all letters and digits for a part
+    of a name.
+    """
+    return "".join(c if f"x{c}".isidentifier() else "_" for c in unicodedata.normalize("NFKC", text))
 
 
 class Names:
@@ -21,8 +31,8 @@ class Names:
 
     def take(self, wanted: str) -> str:
         """A name like the one wanted, a key path maybe, that Python knows as a name and nobody has."""
-        base = re.sub(r"\W+", "_", wanted).strip("_") or "x"
-        if base[0].isdigit() or keyword.iskeyword(base):
+        base = spelled(re.sub(r"\W+", "_", wanted)).strip("_") or "x"
+        if not base.isidentifier() or keyword.iskeyword(base):
             base = f"x_{base}"
         name = base
         while name in self._taken:

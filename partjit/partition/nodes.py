@@ -70,6 +70,7 @@ class ColocatedCall:
         is_inline: whether the calling thread runs it itself, because nothing could overlap with it.
         held: for each input whether it is kept intact against its owner, who may give it away while the call runs.
         site: file, line and function of the call in the user's code.
+        apart: the positions of results of an inline call that have to be arrays of their own, whatever it returns.
     """
 
     name: str
@@ -80,6 +81,7 @@ class ColocatedCall:
     is_inline: bool
     held: tuple[bool, ...]
     site: tuple[str, int, str]
+    apart: tuple[int, ...] = ()
 
     @property
     def where(self) -> str:

@@ -83,8 +83,8 @@ def egresses_of(flat: Flat, out_shardings: Sequence[Any]) -> tuple[list[Egress],
             stated = eqn.params["callee"].out_shardings[k]
             is_kept = is_open or (stated is not None and stated.is_equivalent_to(wanted, _rank(atom)))
             as_is = stated if is_open else wanted
-            if (is_kept or atom not in on_device) and leaves_as.setdefault(atom, as_is) == as_is:
-                direct[i] = as_is
+            if (is_kept or atom not in on_device) and atom not in leaves_as:  # a second time it is another array
+                direct[i] = leaves_as[atom] = as_is
                 continue
             egresses.append(Egress(atom, i))
         elif not isinstance(atom, core.Var) or atom not in computed:

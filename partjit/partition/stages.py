@@ -11,10 +11,14 @@ from typing import Any
 import jax
 
 from partjit import _compat
-from partjit.compile import Program, Traced
+from partjit._compat import UnspecifiedValue
+from partjit.colocated.streams import current_stream
+from partjit.compile import Program, Traced, own_sharding
 from partjit.partition.execute import compile_fragment
+from partjit.partition.flatten import streams_of
 from partjit.partition.plan import Plan
 from partjit.partition.program import lower_plan, placing_of, plan_of, runnable_of
+from partjit.partition.shardings import home_of
 from partjit.primitive import shardings_of
 
 __all__ = ["PlannedCompiled", "PlannedLowered", "PlannedTraced"]
@@ -25,31 +29,34 @@ class PlannedTraced(Traced):
 
     @property
     def plan(self) -> Plan:
-        """What the program does when it is called."""
+        """What the program does when it is called from the current stream."""
         return plan_of(self._leaves, **self.program.params)
 
     def lower(self) -> Any:
         """Lowers its fragments. Raises ValueError if the function closes over values of an outer trace."""
         self._check_closed()
-        return PlannedLowered(self.plan, self.program, self.args_info, self.out_info)
+        plan = plan_of(self._leaves, **self.program.params, is_for_caller=False)
+        structs = [_struct(leaf) for leaf in self._leaves]
+        return PlannedLowered(plan, self.program, structs, self.args_info, self.out_info)
 
 
 class PlannedLowered:
     """A planned program whose fragments are lowered; mirrors `jax.stages.Lowered`.
 
     Attributes:
-        plan: the plan.
+        plan: the plan of calls from any stream that the program does not name.
         args_info, out_info: trees like the arguments and the result, of what is known of them.
         in_tree, out_tree: their structures.
     """
 
-    def __init__(self, plan: Plan, program: Program, args_info: Any, out_info: Any) -> None:
+    def __init__(self, plan: Plan, program: Program, structs: Sequence[Any], args_info: Any, out_info: Any) -> None:
         self.plan = plan
         self.args_info = args_info
         self.out_info = out_info
         self.in_tree = program.in_tree
         self.out_tree = program.out_tree
         self._program = program
+        self._structs = structs
         self._fragments = lower_plan(plan, program.mesh)
 
     @property
@@ -72,25 +79,27 @@ class PlannedLowered:
         """Compiles the fragments. Raises ValueError if options are given: each fragment would take them for its own."""
         if compiler_options:
             raise ValueError("a program with colocated calls is several executables and takes no compiler_options")
-        return PlannedCompiled(self.plan, self._program, self)
+        return PlannedCompiled(self.plan, self._program, self._structs, self)
 
 
 class PlannedCompiled:
     """A compiled plan, to be called with arguments like those it was made for; mirrors `jax.stages.Compiled`.
 
     Attributes:
-        plan: the plan.
+        plan: the plan of calls from any stream that the program does not name.
         args_info, out_info: trees like the arguments and the result, of what is known of them.
         in_tree, out_tree: their structures.
     """
 
-    def __init__(self, plan: Plan, program: Program, lowered: PlannedLowered) -> None:
+    def __init__(self, plan: Plan, program: Program, structs: Sequence[Any], lowered: PlannedLowered) -> None:
         self.plan = plan
         self.args_info = lowered.args_info
         self.out_info = lowered.out_info
         self.in_tree = program.in_tree
         self.out_tree = program.out_tree
         self._program = program
+        self._structs = structs
+        self._home = _home_of(plan)
         self._fragments = lower_plan(plan, program.mesh)
         self._executables = [compile_fragment(fragment, program.mesh) for fragment in self._fragments]
 
@@ -99,6 +108,7 @@ class PlannedCompiled:
 
         Raises:
             TypeError: the structure or the types of the arguments are not those it was compiled for.
+            ValueError: a committed array lies elsewhere than it was compiled for.
         """
         leaves, tree = jax.tree.flatten((args, kwargs))
         if tree != self.in_tree:
@@ -117,9 +127,37 @@ class PlannedCompiled:
                     f"Argument types differ from the types for which {self.plan.name} was compiled: {path} was "
                     f"{value.aval.str_short()} and is {aval.str_short()}"
                 )
-        runnable = runnable_of(self.plan, leaves, self._program.mesh)
-        results = runnable.run(placing_of(self.plan, leaves).apply(leaves))
-        return jax.tree.unflatten(self.out_tree, results)
+        self._check_shardings(leaves)
+        plan = self._plan_of_caller()
+        runnable = runnable_of(plan, leaves, self._program.mesh)
+        return jax.tree.unflatten(self.out_tree, runnable.run(placing_of(plan, leaves).apply(leaves)))
+
+    def _check_shardings(self, leaves: Sequence[Any]) -> None:
+        wrong = []
+        for leaf, value, path in zip(leaves, self.plan.inputs, self._program.arg_paths, strict=True):
+            given = own_sharding(leaf)
+            if isinstance(given, UnspecifiedValue):
+                continue
+            if value.sharding is None:
+                fits = given.device_set == self._home.device_set
+            else:
+                fits = given.is_equivalent_to(value.sharding, leaf.ndim)
+            if not fits:
+                wrong.append(
+                    f"Argument {path} with shape {value.aval.str_short()}:\n  Passed sharding: {given}\n  "
+                    f"Required sharding: {value.sharding or self._home}"
+                )
+        if wrong:
+            raise ValueError(
+                "Computation was compiled for input shardings that disagree with the shardings of arguments passed to "
+                f"it. Here are the {len(wrong)} mismatches:\n" + "\n".join(wrong)
+            )
+
+    def _plan_of_caller(self) -> Plan:
+        """The plan, or another one from a stream that the program names, so that both are one order."""
+        if current_stream() not in streams_of(self._program.jaxpr.jaxpr):
+            return self.plan
+        return plan_of(self._structs, **self._program.params)
 
     @property
     def input_shardings(self) -> Any:
@@ -157,6 +195,21 @@ class PlannedCompiled:
             lowered.fragment.name: executable.memory_analysis()
             for lowered, executable in zip(self._fragments, self._executables, strict=True)
         }
+
+
+def _struct(leaf: Any) -> Any:
+    """What is known of an argument without its value."""
+    aval, sharding = _compat.abstractify(leaf), own_sharding(leaf)
+    return jax.ShapeDtypeStruct(
+        aval.shape, aval.dtype, sharding=None if isinstance(sharding, UnspecifiedValue) else sharding
+    )
+
+
+def _home_of(plan: Plan) -> Any:
+    """Where a plan runs, as the sharding of what lies anywhere there."""
+    if not plan.mesh.empty:
+        return jax.sharding.NamedSharding(plan.mesh, jax.sharding.PartitionSpec())
+    return home_of([value.sharding for value in plan.inputs if value.sharding is not None])[0]
 
 
 def _titled(texts: Any) -> str:
