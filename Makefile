@@ -49,6 +49,7 @@ bench: $(INSTALLED)-base
 	$(BIN)/python benchmarks/opsharding.py
 	$(BIN)/python benchmarks/colocated.py
 	$(BIN)/python benchmarks/callbacks.py
+	$(BIN)/python benchmarks/programs.py
 
 clean:
 	rm -rf .venv* build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

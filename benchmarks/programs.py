@@ -7,7 +7,7 @@
   functions sleep, so that they leave the processors to the devices.
 * structure: collectives of the fragments against those of the program without the call, and transfers.
 * planning: how long it takes to plan a program of many equations that is traced already.
-* events: what it costs that somebody could listen to events. The same program runs with and without the checks.
+* events: what it costs that somebody could listen to events.
 
 Contestants take turns; a ratio is the median of those within each turn, and `control` that of a contestant against
 itself.
@@ -17,14 +17,12 @@ import argparse
 import collections
 import contextlib
 import gc
-import inspect
 import json
 import os
 import re
 import statistics
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -38,9 +36,7 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 
 import partjit
 import report
-from partjit import Mesh, P, colocated, pjit
-from partjit.colocated import specialized
-from partjit.partition import execute, program
+from partjit import Mesh, P, colocated, events, pjit
 from partjit.testing import collectives
 
 Row = dict[str, Any]
@@ -635,110 +631,42 @@ def planning(effort: Effort) -> list[Row]:
 # Events
 
 
-def without_checks() -> dict[str, type]:
-    """Subclasses in whose methods the question whether somebody listens is taken out of the source."""
-    telling = "telling(body, self._name, stream) if events.listeners else body"
-    unchecked: dict[str, type] = {}
-    for owner, changes in (
-        (
-            execute.Runnable,
-            {"run": ("self.told(*args) if events.listeners else self.quiet(*args)", "self.quiet(*args)")},
-        ),
-        (
-            specialized.Specialized,
-            {
-                "run_for_program": (" and not events.listeners", ""),
-                "_run_here": (telling, "body"),
-                "_submit": (telling, "body"),
-            },
-        ),
-    ):
-        methods: dict[str, Any] = {}
-        for name, (says, instead) in changes.items():
-            source = textwrap.dedent(inspect.getsource(getattr(owner, name)))
-            if says not in source:
-                raise SystemExit(f"{owner.__name__}.{name} does not say {says!r} any more: adapt this benchmark")
-            exec(source.replace(says, instead), sys.modules[owner.__module__].__dict__, methods)
-        unchecked[owner.__name__] = type(owner.__name__, (owner,), methods)
-    return unchecked
-
-
-@contextlib.contextmanager
-def made_of(classes: Mapping[str, type]) -> Iterator[None]:
-    """Programs that are called for the first time in the block are made of these classes."""
-    saved = {name: getattr(execute, name) for name in classes}
-    try:
-        for name, cls in classes.items():
-            setattr(execute, name, cls)
-        yield
-    finally:
-        for name, cls in saved.items():
-            setattr(execute, name, cls)
-
-
-def events_cost(effort: Effort, unchecked: Mapping[str, type]) -> list[Row]:
+def events_cost(effort: Effort) -> list[Row]:
+    """What it costs that somebody could listen: a look at an empty tuple, as often as a program call has one."""
     _, sharding = place(1)
     x = jax.device_put(np.linspace(0, 1, 1024, dtype=np.float32), sharding)
+    host = colocated.colocated_python(lambda x: x, out_specs_fn=identity)
+    f = pjit(lambda x: post(host(pre(x))))
+    call = batches(lambda: f(x), 0.004)
+    looks_per_call = 2  # one for the program, one for its call
 
-    def with_inline_call() -> Callable[[Any], Any]:
-        host = colocated.colocated_python(lambda x: x, out_specs_fn=identity)
-        return lambda x: post(host(pre(x)))
+    def look() -> float:
+        count = 100_000
+        start = time.perf_counter()
+        for _ in range(count):
+            if events.listeners:
+                raise AssertionError("nobody listens here")
+        return (time.perf_counter() - start) / count
 
-    def with_call_on_thread() -> Callable[[Any], Any]:
-        host = colocated.colocated_python(lambda x: None, out_specs_fn=lambda x: None, stream="events")
+    def recorded() -> float:
+        with partjit.record():
+            return call()
 
-        def f(x: Any) -> Any:
-            y = pre(x)
-            host(y)
-            return y
-
-        return f
-
-    def contestant(make: Callable[[], Any], classes: Mapping[str, type]) -> Callable[[], float]:
-        f = pjit(make())
-        with made_of(classes):
-            jax.block_until_ready(f(x))
-        runnable = program.runnable_of(f.plan(x), [x], f.trace(x).program.mesh)
-        if type(runnable) is not classes.get("Runnable", execute.Runnable):
-            raise SystemExit("programs are not made of execute.Runnable any more: adapt this benchmark")
-
-        def call() -> Any:
-            results = runnable.run([x])
-            colocated.wait("events")
-            return results
-
-        return batches(call, 0.004)
-
-    rows = []
-    for what, make in (("an inline call", with_inline_call), ("a call on a thread", with_call_on_thread)):
-        quiet = contestant(make, {})
-
-        def recorded(turn: Callable[[], float] = quiet) -> float:
-            with partjit.record():
-                return turn()
-
-        contestants = {
-            "unchecked": contestant(make, unchecked),
-            "control": contestant(make, unchecked),
-            "quiet": quiet,
-            "recorded": recorded,
+    jax.block_until_ready(f(x))
+    times = turns({"quiet": call, "recorded": recorded, "look": look}, effort.turns)
+    quiet, looks = ms(times, "quiet"), looks_per_call * ms(times, "look")
+    measured = quiet / (quiet - looks)
+    return [
+        {
+            "program": "an inline call",
+            "nobody listens us": quiet * 1e3,
+            "of it the looks us": looks * 1e3,
+            "recorded us": ms(times, "recorded") * 1e3,
+            "ratio": measured,
+            "bound": 1.02,
+            "verdict": verdict(measured, 1.02),
         }
-        times = turns(contestants, 4 * effort.turns)
-        measured = ratio(times, "quiet", "unchecked")
-        rows.append(
-            {
-                "program": what,
-                "without the checks us": ms(times, "unchecked") * 1e3,
-                "nobody listens us": ms(times, "quiet") * 1e3,
-                "recorded us": ms(times, "recorded") * 1e3,
-                "more us": (min(times["quiet"]) - min(times["unchecked"])) * 1e6,
-                "control": ratio(times, "control", "unchecked"),
-                "ratio": measured,
-                "bound": 1.02,
-                "verdict": verdict(measured, 1.02),
-            }
-        )
-    return rows
+    ]
 
 
 def main() -> None:
@@ -755,14 +683,13 @@ def main() -> None:
         sys.stdout.flush()
         os._exit(0)  # an entry is what a call does, not what is left of it at exit
     effort = QUICK if options.quick else FULL
-    unchecked = without_checks()  # now, because it tells if it does not know the sources any more
     parts: dict[str, Callable[[], list[Row]]] = {
         "split": lambda: [*split(effort), *training(effort)],
         "callbacks": lambda: callbacks(effort),
         "overlap": lambda: overlap(effort),
         "structure": structure,
         "planning": lambda: planning(effort),
-        "events": lambda: events_cost(effort, unchecked),
+        "events": lambda: events_cost(effort),
     }
     report.report(
         {name: part() for name, part in parts.items() if not options.only or name in options.only},

@@ -1,6 +1,7 @@
 """From a program to its plan: open it, cut it, decide where values lie and whose memory may be reused."""
 
 import dataclasses
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
@@ -117,9 +118,10 @@ class _Assembly:
         self._on_device: dict[Value, Value] = {}
         self._of_host: dict[Value, Any] = {}
         self._of_caller: set[Value] = set()
-        self._leaving: dict[Any, list[int]] = {}
-        for i in direct:
-            self._leaving.setdefault(flat.outvars[i], []).append(i)
+        self._results: dict[Any, list[int]] = {}
+        for i, atom in enumerate(flat.outvars):
+            if isinstance(atom, core.Var):
+                self._results.setdefault(atom, []).append(i)
         self._nodes_of_calls: list[tuple[Any, str]] = []
         self._reads = [self._read_by(step) for step in self._steps]
         self._readers: dict[Any, list[int]] = {}
@@ -195,10 +197,10 @@ class _Assembly:
         step = self._steps[s]
         eqns = [item for item in step.items if not isinstance(item, Egress)]
         own = {var: None for eqn in eqns for var in eqn.outvars if not isinstance(var, core.DropVar)}
-        results = {i: a for i, a in enumerate(self._flat.outvars) if isinstance(a, core.Var) and a in own}
+        results = {i: var for var in own for i in self._results.get(var, ())}
         results |= {item.index: item.atom for item in step.items if isinstance(item, Egress)}
         exports: list[tuple[Any, Value]] = []
-        for i, atom in results.items():
+        for i, atom in sorted(results.items(), key=operator.itemgetter(0)):
             wanted = or_none(self._out_shardings[i]) or self._home
             if wanted is None and not self._reads[s] and not self._mesh.empty:
                 wanted = _replicated(self._mesh)  # nothing else would say on which devices it is
@@ -264,7 +266,7 @@ class _Assembly:
         held = tuple(value in self._of_caller for value in inputs)
         outputs = []
         for k, var in enumerate(eqn.outvars):
-            indices = self._leaving.get(var, [])
+            indices = [i for i in self._results.get(var, ()) if i in self._direct]
             wanted = _result_name(result_paths[indices[0]]) if indices else f"{name}_{k}" if k else f"{name}_result"
             place = self._places.get(var)
             host = None if place is None or indices else colocated_sharding(place)

@@ -37,7 +37,7 @@ def observed(plan: Plan, code: Any, name: str, namespace: dict[str, Any]) -> Cal
     def run(*args: Any) -> Sequence[Any]:
         execution = next(_executions)
         own = dict(namespace)
-        made_by: dict[int, str] = {}
+        made_by: dict[int, tuple[str, Any]] = {}  # with the array, so that no other takes its place in memory
 
         def dispatching(fragment: str) -> Callable[..., Any]:
             def dispatch(*args: Any) -> Any:
@@ -52,7 +52,7 @@ def observed(plan: Plan, code: Any, name: str, namespace: dict[str, Any]) -> Cal
             def make_call(*args: Any) -> Any:
                 with node_of_program(plan.name, execution, call):
                     results = namespace[call](*args)
-                made_by.update((id(result), call) for result in results)
+                made_by.update((id(result), (call, result)) for result in results)
                 return results
 
             return make_call
@@ -70,7 +70,7 @@ def observed(plan: Plan, code: Any, name: str, namespace: dict[str, Any]) -> Cal
         def wait(array: Any) -> Any:
             if type(array) is not PendingArray:
                 return array
-            node = made_by.get(id(array), "argument")
+            node, _ = made_by.get(id(array), ("argument", None))
             events.emit(events.WaitStarted(plan.name, execution, node))
             try:
                 return array.value()

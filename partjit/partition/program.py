@@ -25,7 +25,7 @@ from partjit.partition.shardings import home_of
 from partjit.placement import is_placed
 from partjit.primitive import shardings_of
 
-__all__ = ["Placing", "lower_plan", "placing_of", "plan_of", "runnable_of"]
+__all__ = ["Placing", "home_for", "lower_plan", "placing_of", "plan_of", "runnable_of"]
 
 
 def plan_of(
@@ -96,10 +96,10 @@ def _link_plan(plan: Plan, mesh: Any, home: Any) -> Runnable:
 
 def runnable_of(plan: Plan, args: Sequence[Any], mesh: Any) -> Runnable:
     """The plan compiled, for arguments placed as these are."""
-    return _link_plan(plan, mesh, _home(plan, args))
+    return _link_plan(plan, mesh, home_for(plan, args))
 
 
-def _home(plan: Plan, args: Sequence[Any]) -> tuple[Any, bool]:
+def home_for(plan: Plan, args: Sequence[Any]) -> tuple[Any, bool]:
     """Where values lie of which the plan does not say it, and whether they are bound to that place."""
     if not plan.mesh.empty:
         return NamedSharding(plan.mesh, jax.sharding.PartitionSpec()), True
@@ -144,7 +144,7 @@ def placing_of(plan: Plan, args: Sequence[Any]) -> Placing:
         for value in node.inputs:
             readers.setdefault(value, []).append(node)
     copies, moves, waits = [], [], []
-    home = _home(plan, args)[0]
+    home = home_for(plan, args)[0]
     for i, (value, arg) in enumerate(zip(plan.inputs, args, strict=True)):
         nodes = readers.get(value, [])
         by_call = any(isinstance(node, ColocatedCall) for node in nodes)

@@ -14,10 +14,10 @@ from partjit import _compat
 from partjit._compat import UnspecifiedValue
 from partjit.colocated.streams import current_stream
 from partjit.compile import Program, Traced, own_sharding
-from partjit.partition.execute import compile_fragment
+from partjit.partition.execute import Runnable, compile_fragment, link
 from partjit.partition.flatten import streams_of
 from partjit.partition.plan import Plan
-from partjit.partition.program import lower_plan, placing_of, plan_of, runnable_of
+from partjit.partition.program import home_for, lower_plan, placing_of, plan_of, runnable_of
 from partjit.partition.shardings import home_of
 from partjit.primitive import shardings_of
 
@@ -102,6 +102,7 @@ class PlannedCompiled:
         self._home = _home_of(plan)
         self._fragments = lower_plan(plan, program.mesh)
         self._executables = [compile_fragment(fragment, program.mesh) for fragment in self._fragments]
+        self._runnables: dict[Any, Runnable] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the plan.
@@ -129,8 +130,16 @@ class PlannedCompiled:
                 )
         self._check_shardings(leaves)
         plan = self._plan_of_caller()
-        runnable = runnable_of(plan, leaves, self._program.mesh)
+        runnable = self._runnable(leaves) if plan is self.plan else runnable_of(plan, leaves, self._program.mesh)
         return jax.tree.unflatten(self.out_tree, runnable.run(placing_of(plan, leaves).apply(leaves)))
+
+    def _runnable(self, leaves: Sequence[Any]) -> Runnable:
+        """The plan with what was compiled for it, in whatever context it is called."""
+        home = home_for(self.plan, leaves)
+        if home not in self._runnables:
+            mesh = self._program.mesh
+            self._runnables[home] = link(self.plan, self._fragments, self._executables, home, mesh)
+        return self._runnables[home]
 
     def _check_shardings(self, leaves: Sequence[Any]) -> None:
         wrong = []

@@ -14,6 +14,7 @@ from partjit.partition.names import Names, spelled
 
 like = {"out_specs_fn": lambda *xs: xs[0]}
 nothing = {"out_specs_fn": lambda *xs: None}
+plus = colocated_python(lambda x: x + 0, **like)
 x = np.ones(8, np.float32)
 
 
@@ -228,3 +229,14 @@ def test_a_call_in_a_loop_is_refused_with_the_line_of_the_loop(mesh, nested):
     line = getattr(fun, "__wrapped__", fun).__code__.co_firstlineno + 2
     with mesh, pytest.raises(ValueError, match=f"called inside of a scan at {__file__}:{line} in fun: a program can"):
         pjit(lambda x: fun(x))(x)
+
+
+def test_a_compiled_plan_compiles_nothing_when_it_is_called_elsewhere(mesh, compilations):
+    f = pjit(lambda v: plus(v + 1) * 2, in_axis_resources=P("x"), out_axis_resources=P("x"))
+    v = np.ones(8, np.float32)
+    with mesh:
+        compiled = f.lower(v).compile()
+        np.testing.assert_allclose(compiled(v), 4 * v)
+    count = len(compilations)
+    np.testing.assert_allclose(compiled(v), 4 * v)
+    assert len(compilations) == count
