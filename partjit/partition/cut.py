@@ -72,6 +72,7 @@ class _Graph:
 
     def __init__(self, items: Sequence[Item]) -> None:
         self.items = items
+        self._costs: dict[int, float] = {}
         self.is_call = [not isinstance(item, Egress) and item.primitive is colocated_call_p for item in items]
         self.data: list[list[int]] = []
         self.order: list[list[int]] = []
@@ -98,8 +99,10 @@ class _Graph:
 
     def cost(self, i: int) -> float:
         """The work of an item on the devices."""
-        item = self.items[i]
-        return 0.0 if isinstance(item, Egress) else cost_of(item)
+        if i not in self._costs:
+            item = self.items[i]
+            self._costs[i] = 0.0 if isinstance(item, Egress) else cost_of(item)
+        return self._costs[i]
 
     def levels(self) -> list[int]:
         """For each item the number of calls the devices must have waited for before."""
