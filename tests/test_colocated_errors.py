@@ -337,9 +337,18 @@ def test_an_uncaught_exception_ends_the_process_after_its_calls():
     assert "ValueError: mine" in err
 
 
+@pytest.fixture
+def interrupts():
+    """Interrupts are heard, also where the tests run in the background of a shell, which has them ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def test_an_interrupt_of_a_waiting_caller_leaves_the_call_running():
     code, out, err = run("""
         import signal
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         f = colocated.colocated_python(lambda x: time.sleep(1) or x + 1, out_specs_fn=lambda x: x)
         y = f(one)
         threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
@@ -352,6 +361,7 @@ def test_an_interrupt_of_a_waiting_caller_leaves_the_call_running():
     assert (code, out.split()) == (0, ["interrupted", "2.0", "2.0"]), err
 
 
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_inside_of_an_inline_call_frees_its_stream():
     def interrupted(x):
         signal.raise_signal(signal.SIGINT)
@@ -364,6 +374,7 @@ def test_an_interrupt_inside_of_an_inline_call_frees_its_stream():
     np.testing.assert_array_equal(g(one), one)
 
 
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_while_a_full_stream_is_waited_for_leaves_it_whole():
     with colocated.stream("full", size=1) as stream:
         f = colocated_python(lambda x: rendezvous.hear("go"), out_specs_fn=lambda x: None)
