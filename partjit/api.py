@@ -45,10 +45,11 @@ del rules  # imported to register the rules of the primitives
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Definition:
-    """What `pjit` was given, checked as far as that goes without a call.
+    """What `pjit` was given besides the function, checked as far as that goes without a call.
+
+    It is part of the keys of caches that must not keep the function.
 
     Attributes:
-        fun: the user's function.
         name: what the program is called.
         source: where the function is, for the jaxpr's debug information.
         signature: the function's signature, or None if it has none.
@@ -58,7 +59,6 @@ class _Definition:
         keep_unused: see `Program`.
     """
 
-    fun: Callable[..., Any]
     name: str
     source: str
     signature: inspect.Signature | None
@@ -88,19 +88,20 @@ class _Definition:
 class _Methods:
     """What a function made by `pjit` can do besides being called: stop at an earlier stage."""
 
-    def __init__(self, definition: _Definition) -> None:
+    def __init__(self, fun: Callable[..., Any], definition: _Definition) -> None:
+        self._fun = fun
         self._definition = definition
 
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """Traces and validates a call with these arguments (`jax.ShapeDtypeStruct` will do) without executing it."""
-        program, leaves = _infer(self._definition, args, kwargs)
+        program, leaves = _infer(self._fun, self._definition, args, kwargs)
         return (PlannedTraced if has_calls(program.jaxpr.jaxpr) else Traced)(program, leaves)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """What a call with these arguments does: which fragments are dispatched and which colocated calls are made, in
         which order. Nothing is compiled or executed.
         """
-        return PlannedTraced(*_infer(self._definition, args, kwargs)).plan
+        return PlannedTraced(*_infer(self._fun, self._definition, args, kwargs)).plan
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """Traces and lowers a call with these arguments; `.compile()` of the result gives a `jax.stages.Compiled`."""
@@ -112,8 +113,8 @@ class _Methods:
 
     def forget(self) -> None:
         """Empties the caches of traces and programs of the function."""
-        trace.evict_weakref(self._definition.fun)
-        _program.evict_weakref(self._definition.fun)
+        trace.evict_weakref(self._fun)
+        _program.evict_weakref(self._fun)
 
 
 def pjit(
@@ -203,7 +204,6 @@ def pjit(
         fun, signature, (static_argnums, static_argnames), (donate_argnums, donate_argnames)
     )
     definition = _Definition(
-        fun,
         name or name_of(fun),
         source_of(fun),
         signature,
@@ -216,8 +216,8 @@ def pjit(
         donate,
         keep_unused,
     )
-    cache_miss = CacheMiss(fun, definition.name, functools.partial(_infer, definition), static)
-    methods = _Methods(definition)
+    cache_miss = CacheMiss(fun, definition.name, functools.partial(_infer, fun, definition), static)
+    methods = _Methods(fun, definition)
     return make_function(
         fun,
         definition.name,
@@ -229,7 +229,9 @@ def pjit(
     )
 
 
-def _infer(definition: _Definition, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Program, list[Any]]:
+def _infer(
+    fun: Callable[..., Any], definition: _Definition, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Program, list[Any]]:
     """The program of a call, and its flat arguments."""
     check_call(definition.name, definition.signature, definition.static, definition.donate, args, kwargs)
     _check_keywords(definition, kwargs)
@@ -245,7 +247,7 @@ def _infer(definition: _Definition, args: Sequence[Any], kwargs: dict[str, Any])
     require_mesh(mesh, parsed, "pjit", definition.name)
     donated = arguments.donated if not _compat.results_are_checked() else (False,) * len(arguments.donated)
     outcome = _program(
-        definition.fun, definition, arguments.tree, avals, arguments.static, arguments.paths, in_specs, donated, mesh
+        fun, definition, arguments.tree, avals, arguments.static, arguments.paths, in_specs, donated, mesh
     )
     failures = [] if isinstance(outcome, Program) else outcome
     raise_failures(

@@ -1,7 +1,9 @@
 """Programs with colocated calls: what they compute, when calls run, what they get and what becomes of failures."""
 
+import gc
 import threading
 import traceback
+import weakref
 from functools import partial
 
 import jax
@@ -727,3 +729,21 @@ def test_without_a_mesh_on_an_accelerator(accelerators):
     same(y, 9)
     same(leaving, 2)
     assert y.devices() == leaving.devices() == {accelerators[1]}
+
+
+def test_functions_that_are_dropped_leave_no_plans_behind(double):
+    plans, functions = [], []
+    for wrap in (lambda x: double(x + 1) - 3, lambda x: x + 1):
+
+        def fun(x, wrap=wrap):
+            return wrap(x)
+
+        f = pjit(fun)
+        for _ in range(2):
+            f(np.ones(3, np.float32))
+        plans.append(weakref.ref(f.plan(np.ones(3, np.float32))))
+        functions.append(weakref.ref(fun))
+        del f, fun
+    for _ in range(3):  # what a cache drops is collected in the next round
+        gc.collect()
+    assert [reference() for reference in (*plans, *functions)] == [None] * 4

@@ -6,6 +6,7 @@ kept in the order in which the calling thread takes them up, which is a function
 """
 
 import dataclasses
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +18,21 @@ from partjit.partition.graph import as_graph, critical_path, to_mermaid
 from partjit.partition.nodes import ColocatedCall, Fragment, Node, Transfer, Value
 
 __all__ = ["Plan"]
+
+
+class Made:
+    """What was made of a plan: it lives as long as the plan does."""
+
+    def __init__(self) -> None:
+        self._made: dict[Any, Any] = {}
+        self._lock = threading.RLock()
+
+    def get(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What was made for a key, made now if that was not done before."""
+        with self._lock:
+            if key not in self._made:
+                self._made[key] = make()
+            return self._made[key]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,6 +48,7 @@ class Plan:
         order: pairs of names of calls of which the second may only begin when the first has ended.
         constants: arguments of calls that are the same for all executions.
         released: the inputs whose memory the caller gives up, and that a result could take over.
+        made: its fragments lowered and compiled, and the functions that run it.
 
     `print(plan)` shows the Python function that runs.
 
@@ -61,6 +78,7 @@ class Plan:
     order: tuple[tuple[str, str], ...]
     constants: tuple[tuple[Value, Any], ...]
     released: frozenset[Value]
+    made: Made = dataclasses.field(init=False, repr=False, default_factory=Made)
 
     @property
     def fragments(self) -> tuple[Fragment, ...]:

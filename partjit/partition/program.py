@@ -78,25 +78,22 @@ def _paths(paths: Any, count: int, what: str) -> list[str]:
     return [path or f"{what}[{i}]" for i, path in enumerate(known)]
 
 
-@_compat.weakref_cache
 def lower_plan(plan: Plan, mesh: Any) -> list[LoweredFragment]:
     """The fragments of a plan, lowered."""
-    return [lower_fragment(plan, fragment, mesh) for fragment in plan.fragments]
+    key = "lowered", mesh, _compat.trace_context()
+    return plan.made.get(key, lambda: [lower_fragment(plan, fragment, mesh) for fragment in plan.fragments])
 
 
-@_compat.weakref_cache
 def _compile_plan(plan: Plan, mesh: Any) -> list[Any]:
-    return [compile_fragment(lowered, mesh) for lowered in lower_plan(plan, mesh)]
-
-
-@_compat.weakref_cache
-def _link_plan(plan: Plan, mesh: Any, home: Any) -> Runnable:
-    return link(plan, lower_plan(plan, mesh), _compile_plan(plan, mesh), home, mesh)
+    key = "compiled", mesh, _compat.trace_context()
+    return plan.made.get(key, lambda: [compile_fragment(lowered, mesh) for lowered in lower_plan(plan, mesh)])
 
 
 def runnable_of(plan: Plan, args: Sequence[Any], mesh: Any) -> Runnable:
     """The plan compiled, for arguments placed as these are."""
-    return _link_plan(plan, mesh, home_for(plan, args))
+    home = home_for(plan, args)
+    key = "linked", mesh, home, _compat.trace_context()
+    return plan.made.get(key, lambda: link(plan, lower_plan(plan, mesh), _compile_plan(plan, mesh), home, mesh))
 
 
 def home_for(plan: Plan, args: Sequence[Any]) -> tuple[Any, bool]:
