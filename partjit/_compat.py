@@ -91,6 +91,7 @@ __all__ = [
     "closed_jaxpr",
     "core",
     "current_source_info",
+    "default_device",
     "device_list",
     "discharge_jaxpr",
     "distributed_client",
@@ -283,6 +284,13 @@ def ambient(mesh: Any) -> Iterator[None]:
 
 
 # Tracing
+
+
+def default_device() -> Any:
+    """What `jax_default_device` is here: a device, the name of a platform or None (a private reader: jax 0.10.2 has the
+    public attribute, but not in its types).
+    """
+    return config.default_device.value
 
 
 def is_eager() -> bool:

@@ -26,7 +26,7 @@ def home_of(in_shardings: Sequence[Any]) -> tuple[SingleDeviceSharding, bool]:
     known = [sharding for sharding in in_shardings if not isinstance(sharding, UnspecifiedValue)]
     if known:
         return SingleDeviceSharding(next(iter(known[0].device_set))), True
-    device: Any = jax.config.jax_default_device
+    device = _compat.default_device()
     return SingleDeviceSharding(device if isinstance(device, jax.Device) else jax.devices(device)[0]), False
 
 
