@@ -50,6 +50,7 @@ bench: $(INSTALLED)-base
 	$(BIN)/python benchmarks/colocated.py
 	$(BIN)/python benchmarks/callbacks.py
 	$(BIN)/python benchmarks/programs.py
+	$(BIN)/python benchmarks/loops.py
 
 clean:
 	rm -rf .venv* build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

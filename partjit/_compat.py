@@ -8,11 +8,13 @@ signature on every version:
 """
 
 import contextlib
+import dataclasses
 import functools
 import importlib.metadata
 import operator
 import os
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
@@ -45,6 +47,7 @@ from jax._src.array import ArrayImpl
 from jax._src.interpreters import ad, batching, mlir, pxla
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import lax as lax_internal
+from jax._src.lax.control_flow import conditionals, loops
 from jax._src.lib import _jax
 from jax._src.lib import xla_client as _xla_client
 from jax._src.lib.mlir import ir, passmanager
@@ -52,6 +55,7 @@ from jax._src.lib.mlir.dialects import func as func_dialect
 from jax._src.lib.mlir.dialects import hlo, sdy
 from jax._src.named_sharding import NamedSharding
 from jax._src.random import prng as _prng
+from jax._src.shard_map import eager_rules, shard_map_p
 from jax._src.sharding_impls import UNSPECIFIED, GSPMDSharding, UnspecifiedValue, parse_flatten_op_sharding
 from jax._src.state import discharge as _discharge
 from jax._src.state.types import AbstractRef
@@ -71,6 +75,7 @@ __all__ = [
     "GSPMDSharding",
     "HloSharding",
     "InternalFloatingPointError",
+    "Meshes",
     "OpSharding",
     "PRNGKeyArray",
     "PjitFunction",
@@ -89,6 +94,8 @@ __all__ = [
     "called_jaxpr",
     "checked_jaxpr",
     "closed_jaxpr",
+    "control_flow_of",
+    "copies_of",
     "core",
     "current_source_info",
     "default_device",
@@ -98,10 +105,14 @@ __all__ = [
     "effects_of",
     "entered",
     "fast_path_data",
+    "guard_batching",
+    "guard_while_loops",
     "innermost_mesh",
     "is_eager",
+    "is_input_effect",
     "is_profiled",
     "is_staged",
+    "keep_in_scans",
     "kept_effects",
     "lower_call",
     "lower_constraint",
@@ -127,12 +138,17 @@ __all__ = [
     "register_checkify",
     "register_dce",
     "register_discharge",
+    "register_eager_in_shard_map",
     "register_effect",
     "register_printing",
     "resolve_argnums",
     "results_are_checked",
+    "save_under_checkpoint",
+    "scan_counts",
     "separate_consts",
     "shard_constants",
+    "shard_map_body",
+    "shard_map_p",
     "source_site",
     "stages",
     "to_proto",
@@ -142,10 +158,16 @@ __all__ = [
     "transpose_jaxpr",
     "tree_prefix_errors",
     "type_and_sharding",
+    "type_of_shape",
+    "type_over_mesh",
     "type_sharding_and_commitment",
+    "varying",
+    "varying_axes",
     "weakref_cache",
     "with_key_data",
     "with_weak_type",
+    "without_axes",
+    "without_mesh",
 ]
 
 # Where a value comes from is told in lines of the user's code, not of this package.
@@ -255,6 +277,33 @@ def entered(mesh: Any) -> Iterator[None]:
         _publish_entered_meshes()
 
 
+class Meshes:
+    """The meshes that are ambient in this thread, in every way, to be so again within a block inside of others."""
+
+    def __init__(self) -> None:
+        self._states = [
+            (state, state.get_local())
+            for state in (_mesh_state.device_context, _mesh_state.abstract_mesh_context_manager)
+        ]
+        self._stack, self._notes = mesh_lib.thread_resources.stack[1:], [*_entered.notes]
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Makes them ambient in the block."""
+        resources = mesh_lib.thread_resources
+        outer = [(state, state.swap_local(value)) for state, value in self._states]
+        outer_stack, outer_notes = resources.stack[1:], _entered.notes
+        resources.stack[1:], _entered.notes = self._stack, [*self._notes]
+        _publish_entered_meshes()
+        try:
+            yield
+        finally:
+            resources.stack[1:], _entered.notes = outer_stack, outer_notes
+            _publish_entered_meshes()
+            for state, value in outer:
+                state.set_local(value)
+
+
 def _publish_entered_meshes() -> None:
     resources = mesh_lib.thread_resources
     resources.env = resources.stack[-1]
@@ -281,6 +330,16 @@ def ambient(mesh: Any) -> Iterator[None]:
     finally:
         _mesh_state.abstract_mesh_context_manager.set_local(outer_abstract)
         _mesh_state.device_context.set_local(outer)
+
+
+@contextlib.contextmanager
+def without_mesh() -> Iterator[None]:
+    """Makes no mesh ambient, where `jax.set_mesh` or a `shard_map` has made one so: to operations on a single device."""
+    if mesh_lib.get_concrete_mesh().empty and mesh_lib.get_abstract_mesh().empty:
+        yield
+    else:
+        with ambient(EMPTY_MESH):
+            yield
 
 
 # Tracing
@@ -464,6 +523,27 @@ def called_jaxpr(eqn: Any) -> tuple[Any, Sequence[Any]] | None:
     return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())  # that of `jax.checkpoint` is an open one
 
 
+def control_flow_of(eqn: Any) -> str | None:
+    """Which kind of loop or branch one of jax's equations is: "scan", "while" or "cond"; None for other equations."""
+    return eqn.primitive.name if eqn.primitive in (loops.scan_p, loops.while_p, conditionals.cond_p) else None
+
+
+def scan_counts(eqn: Any) -> tuple[int, int]:
+    """How many of the arguments of a scan are constants and how many are carried; the rest are stacks of slices.
+
+    jax 0.12 says it with trees that are flat here.
+    """
+    if "num_consts" in eqn.params:
+        return eqn.params["num_consts"], eqn.params["num_carry"]
+    consts, carries, _ = map(list, eqn.params["ft_in"].update(eqn.invars).unpack())
+    return len(consts), len(carries)
+
+
+def is_input_effect(effect: Any) -> bool:
+    """Whether an effect is on one of the arguments, by its number."""
+    return isinstance(effect, effects.JaxprInputEffect)
+
+
 def nested_shardings(eqn: Any) -> tuple[Sequence[Any], Sequence[Any]] | None:
     """The shardings of arguments and results that a nested `jax.jit` asks for, UNSPECIFIED where it does not."""
     if eqn.primitive is not jax_pjit.jit_p:
@@ -474,6 +554,62 @@ def nested_shardings(eqn: Any) -> tuple[Sequence[Any], Sequence[Any]] | None:
 def nested_name(source_info: Any, outer: Any) -> Any:
     """The source information of an equation that is taken out of a nested jaxpr: names are relative to that."""
     return source_info.replace(name_stack=outer.name_stack + source_info.name_stack)
+
+
+# Bodies of shard_map
+
+
+def varying(aval: Any) -> Any:
+    """The type of a value of which, in the `shard_map` that is traced here, each shard has its own; elsewhere the same."""
+    mesh = mesh_lib.get_abstract_mesh()
+    if not mesh.manual_axes:
+        return aval
+    # Where `check_vma` is False, types do not say over which axes values vary.
+    axes = frozenset(mesh.manual_axes if config._check_vma.value else ())
+    sharding = NamedSharding(mesh, PartitionSpec(*[None] * aval.ndim))
+    return aval.update(sharding=sharding, manual_axis_type=core.ManualAxisType(varying=axes))
+
+
+def varying_axes(aval: Any) -> frozenset[str]:
+    """The axes along which the type of a value in a `shard_map` allows it to differ between shards."""
+    return aval.mat.vur
+
+
+def type_of_shape(aval: Any, shape: tuple[int, ...]) -> Any:
+    """The type of a value in a `shard_map` in another shape."""
+    spec = PartitionSpec(*[None] * len(shape))
+    return aval.update(shape=shape, sharding=aval.sharding.update(spec=spec))
+
+
+def type_over_mesh(aval: Any, shape: tuple[int, ...]) -> Any:
+    """The type, outside of a `shard_map`, of an array of that shape whose shards are values of it."""
+    return core.ShapedArray(shape, aval.dtype, aval.weak_type, memory_space=aval.memory_space)
+
+
+def shard_map_body(eqn: Any) -> Any:
+    """The body of a `shard_map` as a closed jaxpr; jax 0.10 has it as an open one, without constants."""
+    jaxpr = eqn.params["jaxpr"]
+    return jaxpr if MERGED_JAXPR else ClosedJaxpr(jaxpr, [])
+
+
+def register_eager_in_shard_map(primitive: Any, rule: Callable) -> None:
+    """Registers `rule(mesh, *values, axes, **params) -> results` for a `shard_map` that runs operation by operation.
+
+    The axes are those that it is over. Values and results have one dimension more in front, whose slices are those of the shards: of all shards, or where
+    `check_vma` is True, of those along the axes along which the value varies.
+    """
+
+    def evaluate(*args: Any, **params: Any) -> Any:
+        axes = manual_axes()
+        with core.eval_context(), without_mesh():
+            return rule(*args, axes=axes, **params)
+
+    eager_rules[primitive] = evaluate
+
+
+def without_axes(effects: Any) -> set[Any]:
+    """Effects without those that only say of which axes of the mesh an equation is."""
+    return {effect for effect in effects if not isinstance(effect, core.NamedAxisEffect)}
 
 
 # Effects
@@ -562,11 +698,184 @@ def register_printing(primitive: Any, shown: Callable[[dict[str, Any]], dict[str
     core.pp_eqn_rules[primitive] = rule
 
 
+# Loops and branches with equations that must be evaluated as often as the program says
+
+Find = Callable[[Sequence[Any]], Sequence[Any]]
+"""Gives, of some jaxprs, the equations inside of them that a rule has to be careful with."""
+
+Refuse = Callable[[str, Sequence[Any]], None]
+"""Raises for such equations in a loop or branch of a kind."""
+
+
+def guard_batching(find: Find, refuse: Refuse) -> None:
+    """Has `refuse` called where a batched predicate would make jax evaluate equations that `find` finds for all
+    examples: both branches of a `cond`, and the body of a `while_loop` for examples that are done.
+    """
+    batchers = batching.fancy_primitive_batchers
+    batch_cond, batch_while = batchers[conditionals.cond_p], batchers[loops.while_p]
+
+    def guarded_cond(axis_data: Any, args: Any, dims: Any, **params: Any) -> Any:
+        # What depends on the platform is asked for anew, and not for each example.
+        if dims[0] is not None and "branches_platforms" not in params:
+            found = find(params["branches"])
+            if found:
+                refuse("cond", found)
+        return batch_cond(axis_data, args, dims, **params)
+
+    def guarded_while(axis_data: Any, args: Any, dims: Any, **params: Any) -> Any:
+        found = find([params["cond_jaxpr"], params["body_jaxpr"]])
+        if found and _predicate_is_batched(axis_data, dims, **params):
+            refuse("while_loop", found)
+        return batch_while(axis_data, args, dims, **params)
+
+    batchers[conditionals.cond_p], batchers[loops.while_p] = guarded_cond, guarded_while
+
+
+def _predicate_is_batched(
+    axis_data: Any, dims: Any, *, cond_nconsts: int, cond_jaxpr: Any, body_nconsts: int, body_jaxpr: Any
+) -> bool:
+    is_batched = [dim is not None for dim in dims]
+    of_body, carry = is_batched[cond_nconsts:][:body_nconsts], is_batched[cond_nconsts + body_nconsts :]
+    grown = None
+    while carry != grown:  # what the body makes of a batched value is carried to its next turn
+        _, out = batch_jaxpr(body_jaxpr, axis_data, [*of_body, *carry])
+        grown, carry = carry, [*map(operator.or_, carry, out)]
+    _, (predicate,) = batch_jaxpr(cond_jaxpr, axis_data, [*is_batched[:cond_nconsts], *carry])
+    return bool(predicate)
+
+
+def guard_while_loops(find: Find, refuse: Refuse) -> None:
+    """Has partial evaluation leave alone what it would evaluate twice: of a `while_loop` it computes the known results
+    now and all of it again for the others, and under `jax.checkpoint` all of it again in any case.
+    """
+    whole, custom = pe.custom_partial_eval_rules, pe.partial_eval_jaxpr_custom_rules
+    evaluate, evaluate_custom = whole[loops.while_p], custom[loops.while_p]
+
+    def jaxprs(params: Any) -> list[Any]:
+        return [params["cond_jaxpr"], params["body_jaxpr"]]
+
+    def guarded(trace: Any, *tracers: Any, **params: Any) -> Any:
+        if not all(tracer.is_known() for tracer in tracers):
+            found = find(jaxprs(params))
+            if found:
+                refuse("while_loop", found)
+        return evaluate(trace, *tracers, **params)
+
+    def guarded_custom(saveable: Any, unknown: Any, available: Any, eqn: Any) -> Any:
+        found = find(jaxprs(eqn.params))
+        if not found:
+            return evaluate_custom(saveable, unknown, available, eqn)
+        if any(unknown):
+            refuse("while_loop", found)
+        return eqn, None, [False] * len(eqn.outvars), [False] * len(eqn.outvars), []
+
+    whole[loops.while_p], custom[loops.while_p] = guarded, guarded_custom
+
+
+def keep_in_scans(is_kept: Callable[[Any], bool]) -> None:
+    """Keeps equations where they are in a `scan` that is differentiated: jax moves what depends on no turn out of it,
+    and evaluates it once, whatever its effects.
+    """
+
+    def kept(jaxpr: Any) -> Any:
+        if not any(map(is_kept, jaxpr.jaxpr.eqns)):
+            return jaxpr
+        eqns = [
+            eqn.replace(primitive=_staged_p, params={"eqn": eqn}) if is_kept(eqn) else eqn for eqn in jaxpr.jaxpr.eqns
+        ]
+        return jaxpr.replace(eqns=eqns) if MERGED_JAXPR else jaxpr.replace(jaxpr=jaxpr.jaxpr.replace(eqns=eqns))
+
+    def hoist(jaxpr: Any, *args: Any) -> Any:
+        return loops_module._scan_known_hoisting(kept(jaxpr), *args)
+
+    def split(jaxpr: Any, *args: Any) -> Any:
+        return pe.partial_eval_jaxpr_nounits(kept(jaxpr), *args)
+
+    # jax's own rules, with another function in the one place where they move equations.
+    loops_module: Any = loops
+    splitting = types.SimpleNamespace(**{**vars(pe), "partial_eval_jaxpr_nounits": split})
+    for table, replaced in (
+        (ad.primitive_linearizations, {"_scan_known_hoisting": hoist}),
+        (pe.custom_partial_eval_rules, {"_scan_known_hoisting": hoist}),
+        (pe.partial_eval_jaxpr_custom_rules, {"pe": splitting}),
+    ):
+        table[loops.scan_p] = _with_globals(table[loops.scan_p], replaced)
+
+
+def _with_globals(function: Any, replaced: dict[str, Any]) -> Any:
+    """A copy of a function that sees other things under some of its global names."""
+    assert {*replaced} <= {*function.__code__.co_names}
+    namespace = {**function.__globals__, **replaced}
+    copy = types.FunctionType(
+        function.__code__, namespace, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+_staged_p = core.Primitive("staged")
+_staged_p.multiple_results = True
+
+
+def _stage(trace: Any, *tracers: Any, eqn: Any) -> list[Any]:
+    """Partial evaluation puts `eqn` into the unknown half, even if all of its arguments are known."""
+    tracers = tuple(map(trace.instantiate_const, tracers))
+    outs = [pe.JaxprTracer(trace, pe.PartialVal.unknown(var.aval), None) for var in eqn.outvars]
+    source = source_info_util.current().replace(name_stack=trace._current_truncated_name_stack())
+    positions = {
+        effect.replace(input=eqn.invars.index(effect.input)) if isinstance(effect, effects.JaxprInputEffect) else effect
+        for effect in eqn.effects
+    }
+    recipe = pe.new_eqn_recipe(trace, tracers, outs, eqn.primitive, eqn.params, positions, source)
+    for out in outs:
+        out.recipe = recipe
+    trace.effect_handles.append(pe.EffectHandle(tracers, recipe))
+    return outs
+
+
+pe.custom_partial_eval_rules[_staged_p] = _stage
+
+
+def save_under_checkpoint(is_saved: Callable[[Any], bool]) -> None:
+    """Has `jax.checkpoint` save the results of jaxprs for which that is said, and of equations that contain one,
+    whatever its policy.
+    """
+    evaluate = pe.custom_partial_eval_rules[ad_checkpoint.remat_p]
+
+    def saving(trace: Any, *tracers: Any, jaxpr: Any, policy: Any, **params: Any) -> Any:
+        if is_saved(jaxpr) and not isinstance(policy, _Saving):
+            policy = _Saving(policy or ad_checkpoint.nothing_saveable, is_saved)
+        return evaluate(trace, *tracers, jaxpr=jaxpr, policy=policy, **params)
+
+    pe.custom_partial_eval_rules[ad_checkpoint.remat_p] = saving
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Saving:
+    """A policy that saves what has to be saved, and otherwise does as another one says."""
+
+    policy: Any
+    is_saved: Callable[[Any], bool]
+
+    def __repr__(self) -> str:
+        return repr(self.policy)
+
+    def __call__(self, primitive: Any, *avals: Any, **params: Any) -> Any:
+        return any(map(self.is_saved, core.jaxprs_in_params(params))) or self.policy(primitive, *avals, **params)
+
+
 # Lowering and compiling
 
 
 def lower_to_computation(
-    jaxpr: Any, name: str, in_shardings: Any, out_shardings: Any, donated: Any, **options: Any
+    jaxpr: Any,
+    name: str,
+    in_shardings: Any,
+    out_shardings: Any,
+    donated: Any,
+    platforms: tuple[str, ...] | None = None,
+    parameters: Any = None,
+    **options: Any,
 ) -> Any:
     """Lowers a closed jaxpr to a program over all devices of its shardings, a `jax.stages.Lowering`.
 
@@ -575,6 +884,7 @@ def lower_to_computation(
         name: the name of the program.
         in_shardings, out_shardings: one sharding or UNSPECIFIED per argument and per result.
         donated: one flag per argument.
+        platforms, parameters: what `jax.export` asks for.
         options: `keep_unused`, `context_mesh` (decides the devices where no sharding does).
     """
     return pxla.lower_sharding_computation(
@@ -587,8 +897,8 @@ def lower_to_computation(
         (None,) * len(out_shardings),
         tuple(donated),
         compiler_options_kvs=(),
-        lowering_platforms=None,
-        lowering_parameters=mlir.LoweringParameters(),
+        lowering_platforms=platforms,
+        lowering_parameters=mlir.LoweringParameters() if parameters is None else parameters,
         pgle_profiler=None,
         **options,
     )
@@ -857,6 +1167,11 @@ def buffers_of(array: Any) -> Sequence[Any]:
 def array_of_buffers(like: Any, buffers: Sequence[Any]) -> Any:
     """An array of the type and sharding of `like` out of one array per device of this process."""
     return ArrayImpl(like.aval, like.sharding, list(buffers), committed=like._committed, _skip_checks=True)
+
+
+def copies_of(array: Any, sharding: Any, devices: Sequence[Any]) -> Any:
+    """An array on a single device, copied to each of these; where it is already, it is the same memory."""
+    return pxla.batched_device_put(array.aval, sharding, [array] * len(devices), devices)
 
 
 def alias(capsule: Any, device: Any) -> Any:

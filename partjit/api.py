@@ -28,13 +28,14 @@ from partjit.arguments import (
 )
 from partjit.compile import Program, Traced
 from partjit.dispatch import CacheMiss, make_function
+from partjit.eager import Inferred, OnValues, on_values
 from partjit.errors import ShardingError
 from partjit.mesh import ambient_mesh, program_mesh
 from partjit.partition.flatten import has_calls
 from partjit.partition.plan import Plan
 from partjit.partition.stages import PlannedTraced
 from partjit.spec import FROM_ARRAY, ParsedPartitionSpec, parse_spec_tree
-from partjit.trace import Trace, trace
+from partjit.trace import trace
 from partjit.trees import broadcast_specs
 from partjit.validate import Failure, check_devices, check_specs, raise_failures, require_mesh
 
@@ -218,12 +219,15 @@ def pjit(
     )
     cache_miss = CacheMiss(fun, definition.name, functools.partial(_infer, fun, definition), static)
     methods = _Methods(fun, definition)
+    known, out_specs = functools.partial(_known, definition), functools.partial(_out_specs, definition)
+    key = definition.dispatch_key
     return make_function(
         fun,
+        on_values(fun, key, lambda weak: OnValues(weak, definition.name, known, out_specs)),
         definition.name,
         cache_miss,
         (static, donate),
-        definition.dispatch_key,
+        key,
         {"trace": methods.trace, "plan": methods.plan, "lower": methods.lower, "eval_shape": methods.eval_shape},
         methods.forget,
     )
@@ -233,6 +237,21 @@ def _infer(
     fun: Callable[..., Any], definition: _Definition, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[Program, list[Any]]:
     """The program of a call, and its flat arguments."""
+    known = _known(definition, args, kwargs)
+    arguments, in_specs, mesh = known.arguments, known.in_specs, known.mesh
+    donated = arguments.donated if not _compat.results_are_checked() else (False,) * len(arguments.donated)
+    outcome = _program(
+        fun, definition, arguments.tree, known.avals, arguments.static, arguments.paths, in_specs, donated, mesh
+    )
+    failures = [] if isinstance(outcome, Program) else outcome
+    raise_failures(
+        [*failures, *check_devices(arguments.paths, arguments.leaves, in_specs, mesh)], definition.name, mesh
+    )
+    return outcome, arguments.leaves
+
+
+def _known(definition: _Definition, args: Sequence[Any], kwargs: dict[str, Any]) -> Inferred:
+    """What is known of a call before the function is traced."""
     check_call(definition.name, definition.signature, definition.static, definition.donate, args, kwargs)
     _check_keywords(definition, kwargs)
     arguments = flatten_arguments(definition.signature, args, kwargs, definition.static, definition.donate)
@@ -245,15 +264,7 @@ def _infer(
         has_bare_specs=any(spec.mesh is None for spec in parsed),
     )
     require_mesh(mesh, parsed, "pjit", definition.name)
-    donated = arguments.donated if not _compat.results_are_checked() else (False,) * len(arguments.donated)
-    outcome = _program(
-        fun, definition, arguments.tree, avals, arguments.static, arguments.paths, in_specs, donated, mesh
-    )
-    failures = [] if isinstance(outcome, Program) else outcome
-    raise_failures(
-        [*failures, *check_devices(arguments.paths, arguments.leaves, in_specs, mesh)], definition.name, mesh
-    )
-    return outcome, arguments.leaves
+    return Inferred(arguments, avals, in_specs, mesh)
 
 
 @_compat.weakref_cache
@@ -276,7 +287,7 @@ def _program(
         if failures:  # most likely the reason
             return failures
         raise
-    out_specs = _out_specs(definition, traced)
+    out_specs = _out_specs(definition, traced.out_tree, traced.jaxpr.out_avals)
     failures += check_specs("pjit outputs", traced.out_paths, traced.jaxpr.out_avals, out_specs, mesh)
     if failures:
         return failures
@@ -344,12 +355,11 @@ def _spec_of_array(leaf: Any, path: str, in_name: str) -> Any:
     return UNSPECIFIED  # a committed array stays as it is
 
 
-def _out_specs(definition: _Definition, traced: Trace) -> tuple[Any, ...]:
+def _out_specs(definition: _Definition, out_tree: Any, out_avals: Sequence[Any]) -> tuple[Any, ...]:
     specs = definition.out_specs
     if isinstance(specs, UnspecifiedValue):
-        return (specs,) * len(traced.jaxpr.out_avals)
-    result = jax.tree.unflatten(traced.out_tree, traced.jaxpr.out_avals)
-    return tuple(broadcast_specs(specs, result, definition.out_name))
+        return (specs,) * len(out_avals)
+    return tuple(broadcast_specs(specs, jax.tree.unflatten(out_tree, out_avals), definition.out_name))
 
 
 def _check_keywords(definition: _Definition, kwargs: dict[str, Any]) -> None:

@@ -74,6 +74,8 @@ def lower(
     donated_invars: tuple[bool, ...],
     name: str,
     keep_unused: bool,
+    platforms: tuple[str, ...] | None = None,
+    parameters: Any = None,
     **_: Any,
 ) -> Any:
     """Lowers a program for arguments placed as these are, to a `jax.stages.Lowering`, which compiles once.
@@ -85,8 +87,11 @@ def lower(
         own_sharding(arg) if isinstance(sharding, UnspecifiedValue) else sharding
         for arg, sharding in zip(args, shardings_of(in_specs, mesh), strict=True)
     )
+    out_shardings = shardings_of(out_specs, mesh)
     try:
-        return lower_jaxpr(jaxpr, in_shardings, shardings_of(out_specs, mesh), donated_invars, mesh, name, keep_unused)
+        return lower_jaxpr(
+            jaxpr, in_shardings, out_shardings, donated_invars, mesh, name, keep_unused, platforms, parameters
+        )
     except _compat.DeviceAssignmentMismatchError as error:
         (mismatches,) = error.args
         raise ShardingError(
@@ -114,8 +119,13 @@ def lower_jaxpr(
     mesh: Mesh,
     name: str,
     keep_unused: bool,
+    platforms: tuple[str, ...] | None = None,
+    parameters: Any = None,
 ) -> Any:
-    """Lowers a jaxpr for arguments and results with these shardings; UNSPECIFIED ones are left to the partitioner."""
+    """Lowers a jaxpr for arguments and results with these shardings; UNSPECIFIED ones are left to the partitioner.
+
+    `platforms` and `parameters` are what `jax.export` asks for.
+    """
     # jax writes shardings the partitioner chose in terms of the context mesh, and fails where an argument comes on
     # another mesh of the same devices: what divides there need not divide here.
     elsewhere = any(
@@ -124,7 +134,15 @@ def lower_jaxpr(
     context_mesh = _compat.EMPTY_MESH if elsewhere else mesh
     with _compat.ambient(context_mesh):  # jax looks there as well, and must not find another mesh
         return _compat.lower_to_computation(
-            jaxpr, name, in_shardings, out_shardings, donated_invars, keep_unused=keep_unused, context_mesh=context_mesh
+            jaxpr,
+            name,
+            in_shardings,
+            out_shardings,
+            donated_invars,
+            platforms,
+            parameters,
+            keep_unused=keep_unused,
+            context_mesh=context_mesh,
         )
 
 
@@ -209,10 +227,18 @@ class Traced:
             ],
         )
 
-    def lower(self) -> jax.stages.Lowered:
-        """Lowers to StableHLO. Raises ValueError if the function closes over values of an outer trace."""
+    def lower(
+        self, *, lowering_platforms: tuple[str, ...] | None = None, _private_parameters: Any = None
+    ) -> jax.stages.Lowered:
+        """Lowers to StableHLO. Raises ValueError if the function closes over values of an outer trace.
+
+        Args:
+            lowering_platforms: for which platforms, if not for that of the mesh; `jax.export` says so.
+        """
         self._check_closed()
-        lowering = lower(self._leaves, **self.program.params)
+        lowering = lower(
+            self._leaves, **self.program.params, platforms=lowering_platforms, parameters=_private_parameters
+        )
         if has_explicit_axes(self.program.mesh):
             return _LoweredOnExplicitMesh(lowering, self.args_info, self.out_tree, self.program.mesh)
         return jax.stages.Lowered(lowering, self.args_info, self.out_tree)

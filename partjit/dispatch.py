@@ -118,6 +118,7 @@ _letting_in = _LettingIn()
 
 def make_function(
     fun: Callable[..., Any],
+    on_values: Callable[..., Any],
     name: str,
     cache_miss: CacheMiss,
     static_and_donate: tuple[Numbered, Numbered],
@@ -129,6 +130,7 @@ def make_function(
 
     Args:
         fun: the user's function.
+        on_values: what it calls under `jax.disable_jit()`.
         name: its name.
         cache_miss: what it calls where it does not know what to do.
         static_and_donate: (numbers, names) of the static and of the donated arguments.
@@ -137,7 +139,7 @@ def make_function(
         forget: empties the caches of the stages before; `clear_cache` of the function calls it.
     """
     static, donate = static_and_donate
-    function = cpp_function = _compat.make_cpp_function(fun, name, cache_miss, static, key)
+    function = cpp_function = _compat.make_cpp_function(on_values, name, cache_miss, static, key)
     cpp_function._fun = fun  # where jax looks for the function when a result has a NaN
     if _compat.USE_OF_DONATED_BUFFERS_CRASHES and any(donate):
         call = _retiring(cpp_function, donate)
@@ -145,7 +147,7 @@ def make_function(
         def call_retiring(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
             return (None if _letting_in.is_on else call(*args, **kwargs)), None, False
 
-        function = _compat.make_cpp_function(fun, name, call_retiring, static, (*key, "retiring"))
+        function = _compat.make_cpp_function(on_values, name, call_retiring, static, (*key, "retiring"))
     cache_miss.functions = tuple({id(f): f for f in (function, cpp_function)}.values())
     functools.update_wrapper(function, fun)
 

@@ -22,6 +22,7 @@ from partjit.errors import MeshChangedError
 
 __all__ = [
     "Mesh",
+    "Outside",
     "ambient_mesh",
     "auto_twin",
     "describe_mesh",
@@ -183,6 +184,24 @@ def tracing_under(mesh: jax.sharding.Mesh) -> Iterator[None]:
             yield
     finally:
         _tracing.mesh = outer
+
+
+class Outside:
+    """What is ambient here, to be so again in a block inside of a program."""
+
+    def __init__(self) -> None:
+        self._meshes = _compat.Meshes()
+        self._tracing = getattr(_tracing, "mesh", None)
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Makes it ambient in the block."""
+        outer, _tracing.mesh = getattr(_tracing, "mesh", None), self._tracing
+        try:
+            with self._meshes.again():
+                yield
+        finally:
+            _tracing.mesh = outer
 
 
 def is_tracing_program() -> bool:

@@ -6,7 +6,7 @@ function with other specs share one trace, because specs do not change what the 
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from partjit import _compat
 from partjit.mesh import tracing_under
 
-__all__ = ["TRACE_EVENT", "Trace", "trace"]
+__all__ = ["TRACE_EVENT", "Trace", "trace", "with_static"]
 
 TRACE_EVENT = "/jax/core/compile/jaxpr_trace_duration"
 
@@ -37,6 +37,18 @@ class Trace:
     out_paths: tuple[str, ...]
 
 
+def with_static(in_tree: Any, leaves: Sequence[Any], static: tuple[tuple[int | str, Any], ...]) -> tuple[Any, Any]:
+    """The arguments `(args, kwargs)` of a function, from flat arguments and static ones."""
+    args, kwargs = jax.tree.unflatten(in_tree, leaves)
+    args = list(args)
+    for key, value in static:
+        if isinstance(key, int):
+            args.insert(key, value)
+        else:
+            kwargs[key] = value
+    return args, kwargs
+
+
 @_compat.weakref_cache
 def trace(
     fun: Callable[..., Any],
@@ -53,13 +65,7 @@ def trace(
 
     def flat_fun(*leaves: Any) -> list[Any]:
         nonlocal out_paths, out_tree
-        args, kwargs = jax.tree.unflatten(in_tree, leaves)
-        args = list(args)
-        for key, value in static:
-            if isinstance(key, int):
-                args.insert(key, value)
-            else:
-                kwargs[key] = value
+        args, kwargs = with_static(in_tree, leaves, static)
         leaves_out, out_tree = jax.tree_util.tree_flatten_with_path(fun(*args, **kwargs))
         out_paths = tuple("result" + jax.tree_util.keystr(path) for path, _ in leaves_out)
         return [leaf for _, leaf in leaves_out]

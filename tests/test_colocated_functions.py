@@ -300,9 +300,8 @@ def test_without_arguments_devices_are_needed():
             lambda f: jax.grad(lambda x: f(x).sum()),
             "<lambda> has no derivative, and is differentiated with respect to x",
         ),
-        (jax.vmap, "<lambda> cannot be batched, and is called under jax.vmap with a batched x"),
     ],
-    ids=["jit", "jit of a constant", "grad", "vmap"],
+    ids=["jit", "jit of a constant", "grad"],
 )
 def test_a_transformation_that_cannot_have_it_says_so(transform, message):
     f = colocated_python(lambda x: x, out_specs_fn=lambda x: x)

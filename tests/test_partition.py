@@ -179,10 +179,10 @@ def test_the_critical_path_is_the_longest_chain():
 # Broken plans
 
 
-def flat_of(fun, args, mesh=None):
+def flat_of(fun, args):
     traced = fun.trace(*args)
     plan = fun.plan(*args)
-    flat = flatten(traced.jaxpr)
+    flat = flatten(traced.jaxpr, plan.mesh)
     shardings = [value.sharding for value in plan.inputs]
     return plan, with_stated_arguments(flat, shardings, plan.mesh)
 
@@ -239,7 +239,7 @@ def complaint(plan, flat):
 def test_broken_plans_are_found(mesh, monkeypatch, program):
     call, objects = rp.colocated_calls(mesh)
     rp.steps_by_number.update((step.number, step) for step in rp.calls_of(program.steps))
-    monkeypatch.setattr(cut, "_WORTH_A_DISPATCH", program.worth_a_dispatch)
+    monkeypatch.setattr(cut, "WORTH_A_DISPATCH", program.worth_a_dispatch)
 
     def fun(x, y, s):
         values = rp.evaluate(program.steps, (x, y, s), call, rp.WRAPPERS)

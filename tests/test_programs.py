@@ -505,19 +505,6 @@ def test_a_result_of_another_type_than_specified_says_so(mesh):
         pjit(lambda x: call(x) + 1, in_axis_resources=P("x"))(np.ones(8, np.float32))
 
 
-def test_calls_in_loops_and_branches_are_refused_by_name(mesh, double):
-    x = np.ones(8, np.float32)
-    programs = {
-        "scan": lambda x: jax.lax.scan(lambda c, _: (double(c), None), x, None, length=3)[0],
-        "while": lambda x: jax.lax.while_loop(lambda c: c[0] < 5, double, x),
-        "cond": lambda x: jax.lax.cond(x[0] > 0, double, lambda x: x, x),
-    }
-    for name, fun in programs.items():
-        message = f"the colocated function <lambda> is called inside of a {name} at .*: .*not in loops, branches"
-        with mesh, pytest.raises(ValueError, match=message):
-            pjit(fun, in_axis_resources=P("x"))(x)
-
-
 def test_donated_arguments_are_gone_and_given_twice_are_refused(mesh, double):
     f = pjit(lambda x: double(x) + x, in_axis_resources=P("x"), out_axis_resources=P("x"), donate_argnums=0)
     x = placed(mesh, P("x"))

@@ -40,7 +40,7 @@ def compiled(program, mesh, monkeypatch):
         values = rp.evaluate(program.steps, (x, y, s), call, rp.WRAPPERS)
         return tuple(values[i] for i in program.results)
 
-    monkeypatch.setattr(cut, "_WORTH_A_DISPATCH", program.worth_a_dispatch)
+    monkeypatch.setattr(cut, "WORTH_A_DISPATCH", program.worth_a_dispatch)
     function = pjit(
         fun,
         in_axis_resources=(P("x", "y"), P("y"), None),

@@ -9,9 +9,13 @@
 docs/colocated.md tells the whole of it.
 """
 
+from partjit.colocated import batches as _batches
+from partjit.colocated import in_shard_map as _in_shard_map
+from partjit.colocated import rules as _rules
 from partjit.colocated.devices import colocated_cpu_devices as colocated_cpu_devices
 from partjit.colocated.function import ColocatedFunction as ColocatedFunction
 from partjit.colocated.function import colocated_python as colocated_python
+from partjit.colocated.layouts import mesh_coordinates as mesh_coordinates
 from partjit.colocated.lifetime import watch as _watch
 from partjit.colocated.object import colocated_python_class as colocated_python_class
 from partjit.colocated.pending import PendingArray as PendingArray

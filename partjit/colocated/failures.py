@@ -18,12 +18,15 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+import jax
+
 from partjit.colocated import workers
 
 __all__ = ["Failure", "PoisonedError", "Site", "call_site", "raise_unseen", "report_unseen"]
 
 _logger = logging.getLogger("partjit.colocated")
 _package = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_libraries = (_package, os.path.dirname(os.path.abspath(jax.__file__)) + os.sep)  # jax calls us where it transforms
 _numbers = itertools.count()
 _lock = threading.Lock()
 _held: "weakref.WeakSet[Failure]" = weakref.WeakSet()  # by results
@@ -39,7 +42,7 @@ Site = tuple[str, int, str]
 def call_site() -> Site:
     """Where the user's code called into the package."""
     frame: Any = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_package):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_libraries):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
 

@@ -11,9 +11,11 @@ import jax
 from partjit import _compat
 from partjit.arguments import name_of, signature_of
 from partjit.colocated.ahead import Ahead
+from partjit.colocated.bodies import body
+from partjit.colocated.derivatives import Derivatives, Differentiable
 from partjit.colocated.lookup import find_specialized
 from partjit.colocated.serialization import deserialize, serialize
-from partjit.colocated.specialization import CacheInfo, Layout, Mode, Specialization, SpecializationCache
+from partjit.colocated.specialization import CacheInfo, Layout, Mode, Specialization, SpecializationCache, VmapMethod
 from partjit.colocated.specialized import Origin
 from partjit.colocated.streams import Stream
 from partjit.colocated.traced import TracedCalls
@@ -24,7 +26,7 @@ _flatten = jax.tree_util.tree_flatten
 _is_eager = _compat.is_eager
 
 
-class ColocatedFunction:
+class ColocatedFunction(Differentiable):
     """What `colocated_python` makes of a function; called with arrays, or specialized first.
 
     Its name, docstring and signature are those of the function.
@@ -33,18 +35,28 @@ class ColocatedFunction:
         specialization: what is known about its calls.
     """
 
-    def __init__(self, fun: Callable[..., Any], origin: Origin, specialization: Specialization) -> None:
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        origin: Origin,
+        specialization: Specialization,
+        derivatives: Derivatives | None = None,
+    ) -> None:
         functools.update_wrapper(self, fun)
         self._fun = fun
         self._origin = origin
         self.specialization = specialization
         self._cache = SpecializationCache()
         self._ahead = Ahead(specialization.run_ahead) if specialization.run_ahead else None
-        self._traced = TracedCalls(origin, specialization, self._cache, self._ahead)
+        self._set_derivatives(derivatives)
+
+    def _set_derivatives(self, derivatives: Derivatives | None) -> None:
+        self._derivatives = derivatives
+        self._traced = TracedCalls(self._origin, self.specialization, self._cache, self._ahead, derivatives)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls the function, here or on a thread; in a function that is traced, the call becomes part of that."""
-        if not _is_eager() and _compat.is_staged():
+        if (not _is_eager() and (_compat.is_staged() or _compat.manual_axes())) or body.home is not None:
             return self._traced.bind(args, kwargs)
         cache = self._cache
         specialized = cache.last
@@ -71,6 +83,7 @@ class ColocatedFunction:
         pure: bool | None = None,
         layout: Layout | None = None,
         run_ahead: int | None = None,
+        vmap_method: VmapMethod | None = None,
     ) -> "ColocatedFunction":
         """The same function, with more known about its calls. Each item can be given once, in any order.
 
@@ -91,6 +104,11 @@ class ColocatedFunction:
             layout: "global", the default, calls the function with the arrays; "per_shard" once for each device with a
                 `jax.Shard` (`data`, `index`, `device`, `replica_id`) for each array, to return shards of its results.
             run_ahead: up to so many calls are made before they are asked for; for functions without arguments.
+            vmap_method: what `jax.vmap` makes of a call with batched arguments, as for `jax.pure_callback`.
+                "sequential" calls the function once for each example, in order; it is the default, except for a `pure`
+                function, which has none. The others call it once, with batched arrays, and it returns its results with
+                the batch at axis 0 as well: "expand_dims" gives arguments that are not batched an axis of size 1 there,
+                "broadcast_all" repeats them. `in_specs` and `out_specs` are those of a call that is not batched.
 
         Raises:
             ValueError: an item was given before or is none of its possible values.
@@ -112,8 +130,9 @@ class ColocatedFunction:
             pure=pure,
             layout=layout,
             run_ahead=run_ahead,
+            vmap_method=vmap_method,
         )
-        return ColocatedFunction(self._fun, self._origin, more)
+        return ColocatedFunction(self._fun, self._origin, more, self._derivatives)
 
     def cache_info(self) -> CacheInfo:
         """Calls that found their specialization, calls that did not, and how many there are."""
@@ -127,7 +146,11 @@ class ColocatedFunction:
 
     def __reduce__(self) -> Any:
         rebuilt, arguments = self._origin.reference or (_rebuilt, ())
-        return rebuilt, (*arguments, self._fun, self.specialization)
+        # Rules that call the function refer to it, so it has to be there before them.
+        return rebuilt, (*arguments, self._fun, self.specialization), self._derivatives
+
+    def __setstate__(self, derivatives: Derivatives) -> None:
+        self._set_derivatives(derivatives)
 
 
 @overload
@@ -143,6 +166,7 @@ def colocated_python(
     pure: bool | None = ...,
     layout: Layout | None = ...,
     run_ahead: int | None = ...,
+    vmap_method: VmapMethod | None = ...,
 ) -> ColocatedFunction: ...
 @overload
 def colocated_python(
@@ -157,6 +181,7 @@ def colocated_python(
     pure: bool | None = ...,
     layout: Layout | None = ...,
     run_ahead: int | None = ...,
+    vmap_method: VmapMethod | None = ...,
 ) -> Callable[[Callable[..., Any]], ColocatedFunction]: ...
 
 
@@ -172,6 +197,7 @@ def colocated_python(
     pure: bool | None = None,
     layout: Layout | None = None,
     run_ahead: int | None = None,
+    vmap_method: VmapMethod | None = None,
 ) -> Any:
     """Makes a function run on the hosts of its arguments' devices, beside what the devices do.
 
@@ -186,7 +212,7 @@ def colocated_python(
 
     Args:
         fun: the function; without, a decorator is returned.
-        out_specs, out_specs_fn, in_specs, devices, mode, stream, pure, layout, run_ahead: as in
+        out_specs, out_specs_fn, in_specs, devices, mode, stream, pure, layout, run_ahead, vmap_method: as in
             `ColocatedFunction.specialize`.
 
     Returns:
@@ -220,6 +246,7 @@ def colocated_python(
         pure=pure,
         layout=layout,
         run_ahead=run_ahead,
+        vmap_method=vmap_method,
     )
     if fun is None:
         return lambda fun: _rebuilt(fun, specialization)

@@ -1,13 +1,79 @@
-"""What a function is called with: the arrays, or their shards one device at a time."""
+"""What a function is called with: the arrays; or their shards, one device at a time.
 
-from collections.abc import Callable
+The shards come as `jax.Shard`s where that was asked for, and as the arrays they are in a `shard_map` for calls in one.
+"""
+
+import contextlib
+import contextvars
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
+from partjit import _compat
+from partjit.colocated.devices import colocated_sharding
+from partjit.colocated.holds import hold
 from partjit.colocated.specs import OutSpecs, flat_result
 
-__all__ = ["per_shard"]
+__all__ = ["Shards", "mesh_coordinates", "on_each_shard", "per_shard"]
+
+_coordinates: contextvars.ContextVar[dict[str, int] | None] = contextvars.ContextVar("_coordinates", default=None)
+
+
+def mesh_coordinates() -> dict[str, int]:
+    """Where in its mesh the shard lies that the running colocated function was called for.
+
+    A colocated function knows that if it is called in the body of a `jax.shard_map`, or with `layout="per_shard"` and
+    arrays over a mesh; and so do the colocated functions that it calls.
+
+    Returns:
+        For each axis of the mesh the position along it.
+
+    Raises:
+        RuntimeError: no such function is running here.
+
+    Example:
+        >>> import jax, numpy, partjit
+        >>> from jax.sharding import PartitionSpec as P
+        >>> mesh = partjit.Mesh(numpy.array(jax.devices()[:2]), ("data",))
+        >>> where = partjit.colocated.colocated_python(
+        ...     lambda x: x + mesh_coordinates()["data"], out_specs_fn=lambda x: x
+        ... )
+        >>> add = jax.shard_map(where, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+        >>> with mesh:
+        ...     print(partjit.pjit(add)(jax.numpy.zeros(4, int)))
+        [0 0 1 1]
+    """
+    found = _coordinates.get()
+    if found is None:
+        raise RuntimeError(
+            "mesh_coordinates() was called where no colocated function runs for one shard of a mesh: there are "
+            "coordinates in calls in the body of a jax.shard_map, and in calls with layout='per_shard' and arrays over "
+            "a mesh. An array says with its sharding where its shards lie"
+        )
+    return dict(found)
+
+
+@contextlib.contextmanager
+def _at(coordinates: dict[str, int] | None) -> Iterator[None]:
+    """Says in the block where its shard lies; in what it raises as well. On a single device no mesh is ambient."""
+    token = _coordinates.set(coordinates)
+    try:
+        with _compat.without_mesh():
+            yield
+    except Exception as error:
+        if coordinates is not None:
+            error.add_note(f"It was called for the shard at {coordinates} of the mesh")
+        raise
+    finally:
+        _coordinates.reset(token)
+
+
+def _positions(mesh: Any) -> list[dict[str, int]]:
+    """The coordinates of the devices of a mesh, in their order."""
+    return [dict(zip(mesh.axis_names, index, strict=True)) for index in np.ndindex(mesh.devices.shape)]
 
 
 def per_shard(target: Callable[..., Any], name: str, out_specs: OutSpecs | None) -> Callable[..., Any]:
@@ -28,10 +94,13 @@ def per_shard(target: Callable[..., Any], name: str, out_specs: OutSpecs | None)
         leaves, tree = jax.tree.flatten((args, kwargs))
         shards = [{shard.device: shard for shard in leaf.addressable_shards} for leaf in leaves]
         devices = [*shards[0]]
+        mesh = getattr(leaves[0].sharding, "mesh", None)
+        where = {} if mesh is None else dict(zip(mesh.devices.flat, _positions(mesh), strict=True))
         results = []
         for device in devices:
             own_args, own_kwargs = jax.tree.unflatten(tree, [of_leaf[device] for of_leaf in shards])
-            results.append(target(*own_args, **own_kwargs))
+            with _at(where.get(device)):
+                results.append(target(*own_args, **own_kwargs))
         flat, trees = zip(*map(flat_result, results), strict=True)
         if out_specs is None and not any(flat):
             return results[0]
@@ -67,3 +136,137 @@ def _put_together(spec: Any, by_device: dict[Any, Any], name: str, i: int) -> An
             )
     placed = [jax.device_put(by_device[device], device) for device in spec.sharding.addressable_devices]
     return jax.make_array_from_single_device_arrays(spec.shape, spec.sharding, placed)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Shards:
+    """What a call in a `shard_map` is called with and returns: arrays whose shards are the values of its body.
+
+    Attributes:
+        mesh: the mesh of the `shard_map`.
+        in_avals, out_avals: the types that arguments and results have in the body.
+        in_shardings, out_shardings: how the arrays of them lie over the mesh.
+    """
+
+    mesh: Any
+    in_avals: tuple[Any, ...]
+    out_avals: tuple[Any, ...]
+    in_shardings: tuple[Any, ...]
+    out_shardings: tuple[Any, ...]
+
+
+def on_each_shard(target: Callable[..., Any], name: str, shards: Shards, out_specs: OutSpecs) -> Callable[..., Any]:
+    """A function of arrays that calls `target` with what a `shard_map` body has of them.
+
+    That is once for each device of this process, in the order of the mesh, with arrays on that device; for an
+    accelerator on the CPU device that stands for it.
+
+    Args:
+        target: takes and returns arrays of the types in the body.
+        name: what it is called in messages.
+        shards: those types.
+        out_specs: the arrays that the results are put together to.
+
+    Raises:
+        ValueError: when called: the results are not as said.
+    """
+    where = _Places(shards.mesh)
+    in_places = [*zip(shards.in_avals, shards.in_shardings, strict=True)]
+    out_places = [*zip(out_specs.leaves, shards.out_shardings, strict=True)]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        arguments = [
+            where.taken_apart(leaf, aval.shape, sharding)
+            for leaf, (aval, sharding) in zip(leaves, in_places, strict=True)
+        ]
+        results = []
+        for k, position in enumerate(where.positions):
+            own = [of_leaf[k] for of_leaf in arguments]
+            own_args, own_kwargs = jax.tree.unflatten(tree, own)
+            with _at(position):
+                result = target(*own_args, **own_kwargs)
+                results.append(_told_apart(_fitting(result, name, shards.out_avals, out_specs.tree), own))
+        return out_specs.tree.unflatten(
+            [
+                where.joined([result[i] for result in results], spec, sharding)
+                for i, (spec, sharding) in enumerate(out_places)
+            ]
+        )
+
+    return call
+
+
+class _Places:
+    """The devices of a mesh that belong to this process, in the order of the mesh.
+
+    Attributes:
+        positions: their coordinates.
+    """
+
+    def __init__(self, mesh: Any) -> None:
+        everywhere = colocated_sharding(jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+        self._is_shared = isinstance(everywhere, jax.sharding.SingleDeviceSharding)  # one CPU device stands for all
+        hosts = [*everywhere.device_set] * mesh.size if self._is_shared else [*everywhere.mesh.devices.flat]
+        own = [k for k, device in enumerate(mesh.devices.flat) if device.process_index == jax.process_index()]
+        positions = _positions(mesh)
+        self.positions = [positions[k] for k in own]
+        self._devices = [mesh.devices.flat[k] for k in own]
+        self._hosts = [hosts[k] for k in own]
+
+    def taken_apart(self, array: Any, shape: tuple[int, ...], sharding: Any) -> Sequence[Any]:
+        """What shards of that shape an array has, which lies like this or as the hosts have it."""
+        place = colocated_sharding(sharding)
+        if array.sharding != place and not array.sharding.is_equivalent_to(place, array.ndim):
+            array = jax.device_put(array, place)
+        if self._is_shared:
+            indices = sharding.devices_indices_map(array.shape)
+            found = [array[indices[device]] for device in self._devices]
+        else:
+            by_host = {shard.device: shard.data for shard in array.addressable_shards}
+            found = [by_host[host] for host in self._hosts]
+        return found if found[0].shape == shape else [shard.reshape(shape) for shard in found]
+
+    def joined(self, values: Sequence[Any], spec: Any, sharding: Any) -> Any:
+        """The array with these shards, which lies as the hosts have it."""
+        shape = sharding.shard_shape(spec.shape)
+        placed = [
+            jax.device_put(value if value.shape == shape else value.reshape(shape), host)
+            for value, host in zip(values, self._hosts, strict=True)
+        ]
+        if not self._is_shared:
+            place = colocated_sharding(sharding)
+            if spec.sharding.is_equivalent_to(place, len(spec.shape)):  # it may be on a mesh with Explicit axes
+                place = spec.sharding
+            return jax.make_array_from_single_device_arrays(spec.shape, place, placed)
+        indices = sharding.devices_indices_map(spec.shape)
+        whole = jax.numpy.zeros(spec.shape, spec.dtype, device=spec.sharding)
+        for value, device in zip(placed, self._devices, strict=True):
+            whole = whole.at[indices[device]].set(value)
+        return whole
+
+
+def _fitting(result: Any, name: str, avals: Sequence[Any], tree: Any) -> Sequence[Any]:
+    """The results for one shard, flat."""
+    flat, returned = flat_result(result)
+    if returned != tree:
+        raise ValueError(
+            f"{name} is called in a shard_map and returned the structure {returned}, but its output specs say {tree}"
+        )
+    for i, (value, aval) in enumerate(zip(flat, avals, strict=True)):
+        if value.shape != aval.shape or value.dtype != aval.dtype:
+            raise ValueError(
+                f"{name} is called in a shard_map and returned {value.aval.str_short()} as result {i}, but its output "
+                f"specs, which are those of one shard, say {jax.ShapeDtypeStruct(aval.shape, aval.dtype)}"
+            )
+    return flat
+
+
+def _told_apart(flat: Sequence[Any], own: Sequence[Any]) -> Sequence[Any]:
+    """The results for one shard, of which none is an argument or another result: who gets them may give them away."""
+    seen = {*map(id, own)}
+    apart = []
+    for value in flat:
+        apart.append(hold(value)() if id(value) in seen else value)
+        seen.add(id(value))
+    return apart

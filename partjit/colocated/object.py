@@ -11,6 +11,7 @@ from typing import Any, overload
 from partjit.arguments import signature_of
 from partjit.colocated import calls, workers
 from partjit.colocated.calls import Call, Lane
+from partjit.colocated.derivatives import Derivatives, Differentiable
 from partjit.colocated.failures import call_site
 from partjit.colocated.function import ColocatedFunction
 from partjit.colocated.serialization import deserialize, serialize
@@ -106,22 +107,35 @@ def destroy_all() -> None:
         instance.destroy()
 
 
-class _Method:
-    """A method of a colocated class: what is said of it holds for all instances that do not say otherwise."""
+class _Method(Differentiable):
+    """A method of a colocated class: what is said of it holds for all instances that do not say otherwise.
 
-    def __init__(self, name: str, fun: Callable[..., Any], specialization: Specialization) -> None:
+    The rules of its derivatives are those of a function without `self`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        fun: Callable[..., Any],
+        specialization: Specialization,
+        derivatives: Derivatives | None = None,
+    ) -> None:
         functools.update_wrapper(self, fun)
         self._name = name
         self._fun = fun
         self._specialization = specialization
-        self._bound: weakref.WeakKeyDictionary[Any, ColocatedFunction] = weakref.WeakKeyDictionary()
+        self._derivatives = derivatives
+
+    def _set_derivatives(self, derivatives: Derivatives) -> None:
+        self._derivatives = derivatives
 
     def __get__(self, handle: Any, owner: type | None = None) -> Any:
         if handle is None:
             return self
-        bound = self._bound.get(handle)
+        key = self, self._derivatives
+        bound = handle._colocated_methods.get(key)
         if bound is None:
-            bound = self._bound.setdefault(handle, self._bind(handle._colocated_instance))
+            bound = handle._colocated_methods.setdefault(key, self._bind(handle._colocated_instance))
         return bound
 
     def __call__(self, handle: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -133,7 +147,7 @@ class _Method:
         It can be assigned to the class, or called with an instance.
         """
         more = ColocatedFunction(self._fun, _unbound(self._name), self._specialization).specialize(*args, **kwargs)
-        return _Method(self._name, self._fun, more.specialization)
+        return _Method(self._name, self._fun, more.specialization, self._derivatives)
 
     def __repr__(self) -> str:
         return f"<colocated method {self._fun.__qualname__}>"
@@ -146,7 +160,7 @@ class _Method:
         name = f"{instance.name}.{self._name}"
         reference = (_method_of, (instance.number, instance.name, self._name))
         origin = Origin(name, signature, lambda: instance.method(self._name), instance.lane, reference)
-        return ColocatedFunction(self._fun, origin, self._specialization)
+        return ColocatedFunction(self._fun, origin, self._specialization, self._derivatives)
 
 
 def _unbound(name: str) -> Origin:
@@ -157,9 +171,13 @@ def _unbound(name: str) -> Origin:
 
 
 class _Handle:
-    """What the user holds of a colocated object."""
+    """What the user holds of a colocated object.
+
+    It has its methods, whose rules of differentiation may refer to it: what refers to nothing but itself goes.
+    """
 
     _colocated_instance: _Instance
+    _colocated_methods: dict[Any, ColocatedFunction]
 
     def close(self) -> None:
         """Waits for the calls of the object made before, calls its `close()` if it has one, and destroys it.
@@ -283,6 +301,7 @@ def _handle_class(cls: type, concurrent: bool, specialization: Specialization) -
     @functools.wraps(cls.__init__)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         self._colocated_instance = _Instance(cls, args, kwargs, concurrent)
+        self._colocated_methods = {}
         _handles[self._colocated_instance.number] = self
 
     members: dict[str, Any] = {

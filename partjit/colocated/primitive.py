@@ -13,19 +13,20 @@ the order of the equations, and it is the plan's work to keep it.
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from jax.extend.core import Primitive
 
 from partjit import _compat
-from partjit._compat import ad, batching, core, mlir, pe
+from partjit._compat import core, mlir
 from partjit.colocated.ahead import Ahead
+from partjit.colocated.layouts import Shards
 from partjit.colocated.specialization import Specialization, SpecializationCache
 from partjit.colocated.specialized import Origin
 from partjit.colocated.streams import Stream
 
-__all__ = ["Callee", "ColocatedEffect", "colocated_call_p", "opaque_calls"]
+__all__ = ["Callee", "ColocatedEffect", "calls_in", "colocated_call_p", "opaque_calls"]
 
 colocated_call_p = Primitive("colocated_call")
 colocated_call_p.multiple_results = True
@@ -61,6 +62,8 @@ class Callee:
         paths: the key path of each argument in terms of the function's parameters.
         cache: the specializations of the function, for calls outside of programs.
         ahead: its calls that were made before they are asked for.
+        batch: the sizes of the leading axes that `jax.vmap` gave the arguments and results.
+        shards: what it is called with if it is called for each shard in a `shard_map`.
     """
 
     origin: Origin
@@ -74,6 +77,8 @@ class Callee:
     paths: tuple[str, ...]
     cache: SpecializationCache
     ahead: Ahead | None
+    batch: tuple[int, ...] = ()
+    shards: Shards | None = None
 
     @property
     def has_stated_results(self) -> bool:
@@ -105,7 +110,19 @@ def stream_name(stream: Stream | None) -> str:
 
 @colocated_call_p.def_effectful_abstract_eval
 def _abstract_eval(*_: Any, callee: Callee, stream: Stream | None) -> Any:
-    return [*callee.out_avals], set() if callee.is_pure else {ColocatedEffect(stream_name(stream))}
+    # In a shard_map the function is called for each shard, and may return something else each time.
+    return [*map(_compat.varying, callee.out_avals)], set() if callee.is_pure else {
+        ColocatedEffect(stream_name(stream))
+    }
+
+
+def calls_in(jaxprs: Iterable[Any]) -> Iterator[Any]:
+    """The equations in jaxprs that are calls, at any depth."""
+    for jaxpr in jaxprs:
+        for eqn in jaxpr.eqns:
+            if eqn.primitive is colocated_call_p:
+                yield eqn
+            yield from calls_in(core.jaxprs_in_params(eqn.params))
 
 
 class _Mode(threading.local):
@@ -127,6 +144,11 @@ def opaque_calls() -> Iterator[None]:
 
 
 def _lower(ctx: Any, *args: Any, callee: Callee, **_: Any) -> Any:
+    if not _mode.is_opaque and ctx.module_context.lowering_parameters.for_export:
+        raise ValueError(
+            f"the colocated function {callee.name} cannot be part of an exported program, in which there is no place "
+            "for a Python function: export the functions between the calls, each by itself"
+        )
     if not _mode.is_opaque:
         raise ValueError(
             f"the colocated function {callee.name} is called in a program of jax.jit, which cannot call Python on the "
@@ -141,41 +163,6 @@ def _lower(ctx: Any, *args: Any, callee: Callee, **_: Any) -> Any:
         result if sharding is None else _compat.lower_constraint_to(ctx, result, aval, sharding)
         for result, aval, sharding in zip(results, ctx.avals_out, callee.out_shardings, strict=True)
     ]
-
-
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, callee: Callee, **_: Any) -> Any:
-    differentiated = [
-        path for path, tangent in zip(callee.paths, tangents, strict=True) if type(tangent) is not ad.Zero
-    ]
-    del primals
-    raise ValueError(
-        f"the colocated function {callee.name} has no derivative, and is differentiated with respect to "
-        f"{', '.join(differentiated)}: pass what it only looks at as jax.lax.stop_gradient(x)"
-    )
-
-
-def _batch(axis_data: Any, args: Sequence[Any], dims: Sequence[Any], *, callee: Callee, stream: Any) -> Any:
-    del axis_data
-    batched = [path for path, dim in zip(callee.paths, dims, strict=True) if dim is not None]
-    if not batched:  # one call for the whole batch
-        return colocated_call_p.bind(*args, callee=callee, stream=stream), [None] * len(callee.out_avals)
-    raise ValueError(
-        f"the colocated function {callee.name} cannot be batched, and is called under jax.vmap with a batched "
-        f"{', '.join(batched)}: call it outside of the function that is batched"
-    )
-
-
-def _save_results(
-    saveable: Any, unknown_ins: Sequence[bool], inst_in: Sequence[bool], eqn: Any
-) -> tuple[Any, Any, list[bool], list[bool], list[Any]]:
-    """Under `jax.checkpoint`: a call is made once, forward, and its results are kept whatever the policy."""
-    del saveable
-    in_backward_half = any(unknown_ins)
-    flags = [in_backward_half] * len(eqn.outvars)
-    if in_backward_half:
-        needed = [v for v, inst in zip(eqn.invars, inst_in, strict=True) if type(v) is core.Var and not inst]
-        return None, eqn, flags, flags, needed
-    return eqn, None, flags, flags, []  # what the backward half reads of the results becomes a residual
 
 
 class _Shown:
@@ -197,6 +184,7 @@ def _show(params: dict[str, Any]) -> dict[str, Any]:
         **({"pure": True} if callee.is_pure else {}),
         **({"layout": _Shown(said.layout)} if said.layout not in (None, "global") else {}),
         **({"run_ahead": said.run_ahead} if said.run_ahead else {}),
+        **({"batch": callee.batch} if callee.batch else {}),
     }
 
 
@@ -208,6 +196,3 @@ def _show_shardings(shardings: Sequence[Any]) -> str:
 _compat.register_effect(ColocatedEffect)
 _compat.register_printing(colocated_call_p, _show)
 mlir.register_lowering(colocated_call_p, _lower, cacheable=False)
-ad.primitive_jvps[colocated_call_p] = _jvp
-batching.fancy_primitive_batchers[colocated_call_p] = _batch
-pe.partial_eval_jaxpr_custom_rules[colocated_call_p] = _save_results

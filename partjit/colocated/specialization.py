@@ -12,13 +12,17 @@ from partjit import _compat
 from partjit.colocated.specs import InSpecs
 from partjit.colocated.streams import Stream, as_stream
 
-__all__ = ["CacheInfo", "Layout", "Mode", "Specialization", "SpecializationCache", "kind_of"]
+__all__ = ["CacheInfo", "Layout", "Mode", "Specialization", "SpecializationCache", "VmapMethod", "kind_of"]
 
 Mode = Literal["auto", "inline", "stream"]
 """Where a call runs: in its caller, on a thread, or whichever pays."""
 
 Layout = Literal["global", "per_shard"]
 """What the function is called with: arrays, once; or the shards of arrays, once for each device."""
+
+VmapMethod = Literal["sequential", "expand_dims", "broadcast_all"]
+"""What a batch is: one call for each example; or one call with batched arrays, arguments that are not batched having an
+axis of size 1 there, or being repeated."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +39,7 @@ class Specialization:
         pure: whether a call does nothing but compute its results.
         layout: what the function is called with.
         run_ahead: how many calls without arguments are made before they are asked for.
+        vmap_method: what `jax.vmap` makes of a call.
     """
 
     in_specs: InSpecs | None = None
@@ -46,6 +51,7 @@ class Specialization:
     pure: bool | None = None
     layout: Layout | None = None
     run_ahead: int | None = None
+    vmap_method: VmapMethod | None = None
 
     def with_items(
         self,
@@ -59,6 +65,7 @@ class Specialization:
         pure: bool | None = None,
         layout: Layout | None = None,
         run_ahead: int | None = None,
+        vmap_method: VmapMethod | None = None,
     ) -> "Specialization":
         """The same with more said.
 
@@ -78,6 +85,7 @@ class Specialization:
                 "pure": pure,
                 "layout": layout,
                 "run_ahead": run_ahead,
+                "vmap_method": vmap_method,
             }.items()
             if value is not None
         }
@@ -101,6 +109,9 @@ class Specialization:
             raise TypeError(f"pure must be True or False, but is {pure!r}")
         if layout is not None and layout not in get_args(Layout):
             raise ValueError(f"layout must be one of {', '.join(map(repr, get_args(Layout)))}, but is {layout!r}")
+        if vmap_method is not None and vmap_method not in get_args(VmapMethod):
+            choices = ", ".join(map(repr, get_args(VmapMethod)))
+            raise ValueError(f"vmap_method must be one of {choices}, but is {vmap_method!r}")
         if run_ahead is not None and (isinstance(run_ahead, bool) or not isinstance(run_ahead, int) or run_ahead < 0):
             raise ValueError(f"run_ahead must be a number of calls, 0 or more, but is {run_ahead!r}")
         return dataclasses.replace(self, **given)

@@ -22,7 +22,7 @@ from partjit.colocated.calls import Call, Lane
 from partjit.colocated.devices import colocated_sharding
 from partjit.colocated.failures import Failure, Site, call_site
 from partjit.colocated.holds import hold
-from partjit.colocated.layouts import per_shard
+from partjit.colocated.layouts import Shards, on_each_shard, per_shard
 from partjit.colocated.pending import PendingArray
 from partjit.colocated.specialization import Specialization
 from partjit.colocated.specs import InSpecs, OutSpecs, flat_result
@@ -76,6 +76,7 @@ class Specialized:
         devices: Sequence[Any],
         ahead: Ahead | None = None,
         out_specs: OutSpecs | None = None,
+        shards: Shards | None = None,
     ) -> None:
         shardings = [leaf.sharding for leaf in leaves]
         self.in_specs = in_specs
@@ -92,6 +93,7 @@ class Specialized:
         self._target: Callable[..., Any] = _not_prepared
         self._ahead = ahead
         self.out_specs: OutSpecs | None = out_specs
+        self._shards = shards
         self._is_here = any(device.process_index == jax.process_index() for device in devices)
         host = [colocated_sharding(sharding) for sharding in shardings]
         self._host_shardings = None if host == shardings else host
@@ -196,7 +198,9 @@ class Specialized:
                 self.out_specs = OutSpecs.of_user(out_specs, self._default_sharding, self._uncommitted)
             if self._is_here:
                 self._target = self._origin.target()
-                if known.layout == "per_shard":
+                if self._shards is not None and self.out_specs is not None:
+                    self._target = on_each_shard(self._target, self._name, self._shards, self.out_specs)
+                elif known.layout == "per_shard":
                     self._target = per_shard(self._target, self._name, self.out_specs)
             elif self.out_specs is None:
                 raise ValueError(

@@ -145,19 +145,24 @@ class OutSpec:
         committed: whether it is bound to its devices.
     """
 
-    __slots__ = ("aval", "committed", "dtype", "shape", "sharding", "weak_type")
+    __slots__ = ("_copies_on", "aval", "committed", "dtype", "shape", "sharding", "weak_type")
 
     def __init__(self, aval: Any, sharding: Any, committed: bool) -> None:
         self.aval = aval
         self.sharding = sharding
         self.committed = committed
         self.shape, self.dtype, self.weak_type = aval.shape, aval.dtype, aval.weak_type
+        # Where all devices have all of it, it is put there a few times as fast as `jax.device_put` finds that out.
+        is_simple = committed and sharding.is_fully_replicated and sharding.is_fully_addressable
+        self._copies_on = _compat.device_list(sharding) if is_simple else None
 
     def fit(self, value: Any) -> Any:
         """The value with the weak type and the sharding it should have; its shape and dtype are right."""
         if value.aval.weak_type != self.weak_type:
             value = _compat.with_weak_type(value, self.weak_type)
         if value.sharding != self.sharding or (self.committed and not value.committed):
+            if self._copies_on is not None and type(value) is _compat.ArrayImpl and len(value.devices()) == 1:
+                return _compat.copies_of(value, self.sharding, self._copies_on)
             value = jax.device_put(value, self.sharding)
         return value
 

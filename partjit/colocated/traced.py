@@ -14,6 +14,8 @@ import jax
 from partjit import _compat
 from partjit._compat import core
 from partjit.colocated.ahead import Ahead
+from partjit.colocated.bodies import as_array, body, call_in_body
+from partjit.colocated.derivatives import Derivatives
 from partjit.colocated.lookup import find_specialized
 from partjit.colocated.primitive import Callee, colocated_call_p
 from partjit.colocated.specialization import Specialization, SpecializationCache
@@ -28,12 +30,18 @@ class TracedCalls:
     """The calls of one colocated function in traced functions."""
 
     def __init__(
-        self, origin: Origin, specialization: Specialization, cache: SpecializationCache, ahead: Ahead | None
+        self,
+        origin: Origin,
+        specialization: Specialization,
+        cache: SpecializationCache,
+        ahead: Ahead | None,
+        derivatives: Derivatives | None,
     ) -> None:
         self._origin = origin
         self._specialization = specialization
         self._cache = cache
         self._ahead = ahead
+        self._derivatives = derivatives
         self._callees: dict[Any, Callee] = {}
 
     def bind(self, args: Any, kwargs: Any) -> Any:
@@ -42,12 +50,23 @@ class TracedCalls:
         Raises:
             ValueError: an argument is no array or not what `in_specs` say; what the call returns is not known; or
                 `run_ahead` is said of a call with arguments.
+            TypeError: an argument does not fit the rules that say what its derivatives are.
         """
         leaves, tree = jax.tree.flatten((args, kwargs))
+        if body.home is not None:
+            leaves = [*map(as_array, leaves)]
         paths = argument_paths(self._origin.signature, args, kwargs)
         for leaf, path in zip(leaves, paths, strict=True):
             if not isinstance(leaf, core.Tracer):
                 require_array(leaf, lambda path=path: f"{path} of {self._origin.name}")
+        args, kwargs = jax.tree.unflatten(tree, leaves)
+        if self._derivatives is None:
+            return self._bind(args, kwargs)
+        return self._derivatives.call(self._bind, self._origin.name, self._origin.signature, args, kwargs)
+
+    def _bind(self, args: Any, kwargs: Any) -> Any:
+        leaves, tree = jax.tree.flatten((tuple(args), kwargs))
+        paths = argument_paths(self._origin.signature, args, kwargs)
         avals = tuple(map(_compat.abstractify, leaves))
         key = tree, avals
         callee = self._callees.get(key)
@@ -136,6 +155,8 @@ def _parameters(signature: inspect.Signature | None) -> str:
 @colocated_call_p.def_impl
 def _evaluate(*leaves: Any, callee: Callee, stream: Any) -> list[Any]:
     """Runs an equation on arrays, as an eager `jax.grad` of a function with a call in it does."""
+    if body.home is not None:
+        return call_in_body(body.home, callee, stream, leaves)
     known = callee.specialization
     if known.stream is None and stream is not None:
         known = dataclasses.replace(known, stream=stream)

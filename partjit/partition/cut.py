@@ -9,16 +9,16 @@ nothing: their arguments are results of whatever fragment computes them.
 
 import dataclasses
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from partjit._compat import core
-from partjit.colocated.primitive import colocated_call_p
+from partjit.partition.control_flow import is_call, is_host, is_pure, lanes_of
 from partjit.partition.cost import cost_of
 
-__all__ = ["Egress", "Step", "cut", "lanes_of"]
+__all__ = ["WORTH_A_DISPATCH", "Egress", "Step", "cut", "head_of", "taken_apart"]
 
-_WORTH_A_DISPATCH = 1e6
+WORTH_A_DISPATCH = 1e6
 """Elementary operations that take about as long as it takes to dispatch a fragment over a few devices."""
 
 
@@ -43,22 +43,21 @@ class Step:
     """One node of the plan to be.
 
     Attributes:
-        items: the equations of a fragment, or one call.
-        is_call: whether it is a call.
+        items: the equations of a fragment; or one call, loop or branch.
+        is_host: whether it is a call, loop or branch.
         is_inline: whether the calling thread runs the call.
         cost: of a fragment; see `Fragment`.
     """
 
     items: tuple[Item, ...]
-    is_call: bool = False
+    is_host: bool = False
     is_inline: bool = False
     cost: float = 0.0
 
-
-def lanes_of(eqn: Any) -> list[Any]:
-    """What calls are ordered by: their stream, and the object whose method they are."""
-    origin = eqn.params["callee"].origin
-    return [("stream", eqn.params["stream"]), *([("object", origin.lane)] if origin.lane is not None else [])]
+    @property
+    def is_async(self) -> bool:
+        """Whether it is a call that may still run when the next step is taken."""
+        return self.is_host and not self.is_inline
 
 
 class _Graph:
@@ -67,13 +66,13 @@ class _Graph:
     Attributes:
         items: equations and egresses, in program order.
         data, order: for each the items whose results it needs, and those it must come after.
-        is_call: for each whether it is a call.
+        is_host: for each whether the host makes or drives it: a call, loop or branch.
     """
 
     def __init__(self, items: Sequence[Item]) -> None:
         self.items = items
         self._costs: dict[int, float] = {}
-        self.is_call = [not isinstance(item, Egress) and item.primitive is colocated_call_p for item in items]
+        self.is_host = [not isinstance(item, Egress) and is_host(item) for item in items]
         self.data: list[list[int]] = []
         self.order: list[list[int]] = []
         producer: dict[Any, int] = {}
@@ -92,10 +91,7 @@ class _Graph:
 
     def _lanes(self, i: int) -> list[Any]:
         item = self.items[i]
-        if self.is_call[i]:
-            return [] if item.params["callee"].is_pure else lanes_of(item)
-        # Equations with effects of jax's own keep their order as well.
-        return ["effects"] if not isinstance(item, Egress) and item.effects else []
+        return [] if isinstance(item, Egress) else lanes_of(item)
 
     def cost(self, i: int) -> float:
         """The work of an item on the devices."""
@@ -107,32 +103,40 @@ class _Graph:
     def levels(self) -> list[int]:
         """For each item the number of calls the devices must have waited for before."""
         levels: list[int] = []
-        for i, is_call in enumerate(self.is_call):
+        for i in range(len(self.items)):
             level = 0
             for before in self.data[i]:
-                level = max(level, levels[before] + (self.is_call[before] and not is_call))
+                level = max(level, levels[before] + (self.is_host[before] and not self.is_host[i]))
             levels.append(max([level, *(levels[before] for before in self.order[i])]))
         return levels
 
-    def awaited(self) -> list[bool]:
-        """For each call whether the devices wait for it, directly or through another call."""
-        awaited = [False] * len(self.items)
+    def awaited(self, afterwards: Container[Any] = ()) -> list[bool]:
+        """For each call whether the devices wait for it, directly or through another call.
+
+        Args:
+            afterwards: variables that they wait for after the last item.
+        """
+        awaited = [
+            flag and any(var in afterwards for var in item.outvars)
+            for item, flag in zip(self.items, self.is_host, strict=True)
+        ]
         for i in reversed(range(len(self.items))):
-            if not self.is_call[i] or awaited[i]:
+            if not self.is_host[i] or awaited[i]:
                 for before in self.data[i]:
-                    if self.is_call[before]:
+                    if self.is_host[before]:
                         awaited[before] = True
         return awaited
 
 
-def cut(items: Sequence[Item]) -> list[Step]:
+def cut(items: Sequence[Item], afterwards: Container[Any] = ()) -> list[Step]:
     """Cuts a program into fragments and calls, in the order in which they are taken up.
 
     Args:
         items: its equations, and the egresses of results that no equation computes, in program order.
+        afterwards: variables that are waited for as soon as it has ended.
     """
     graph = _Graph(items)
-    awaited = graph.awaited()
+    awaited = graph.awaited(afterwards)
     of_level: dict[int, list[int]] = {}
     for i, level in enumerate(graph.levels()):
         of_level.setdefault(level, []).append(i)
@@ -146,13 +150,51 @@ def cut(items: Sequence[Item]) -> list[Step]:
     return steps
 
 
+def taken_apart(eqns: Sequence[Item], afterwards: Container[Any]) -> list[Step]:
+    """The equations in groups such that `cut` can do with the groups, in a larger program, what it could do with them.
+
+    Args:
+        eqns: equations in program order.
+        afterwards: the variables that are used after the last one.
+    """
+    graph = _Graph(eqns)
+    awaited = graph.awaited(afterwards)
+    of_level: dict[int, list[int]] = {}
+    for i, level in enumerate(graph.levels()):
+        of_level.setdefault(level, []).append(i)
+    steps = []
+    for _, here in sorted(of_level.items()):
+        ancestors = _ancestors(graph, [i for i in here if graph.is_host[i] and awaited[i]], set())
+        device = [i for i in here if not graph.is_host[i]]
+        for group in ([i for i in device if i in ancestors], [i for i in device if i not in ancestors]):
+            if group:
+                steps.append(Step(tuple(eqns[i] for i in group)))
+        steps += [Step((eqns[i],), is_host=True) for i in here if graph.is_host[i]]
+    return steps
+
+
+def head_of(eqns: Sequence[Item]) -> tuple[set[int], float]:
+    """What a turn of a loop does on the devices before the first calls that they wait for, and what it costs.
+
+    Nothing, if it would be the only fragment of the turn anyhow, or has effects of jax's own.
+    """
+    graph = _Graph(eqns)
+    awaited = graph.awaited()
+    first = [i for i, level in enumerate(graph.levels()) if level == 0 and awaited[i]]
+    head = {i for i in _ancestors(graph, first, set()) if not graph.is_host[i]}
+    is_only = all(graph.is_host[i] or i in head for i in range(len(eqns)))
+    if is_only or any(eqns[i].effects for i in head):
+        return set(), 0.0
+    return head, sum(map(graph.cost, head))
+
+
 def _cut_level(
     graph: _Graph, left: Sequence[int], own: Sequence[int], awaited: Sequence[bool], done: set[int], steps: list[Step]
 ) -> list[int]:
     """Adds the steps of one level, and of what was left of the one before; gives what is left for the next."""
     here = sorted([*left, *own])
-    device = [i for i in here if not graph.is_call[i]]
-    calls = [i for i in here if graph.is_call[i]]
+    device = [i for i in here if not graph.is_host[i]]
+    calls = [i for i in here if graph.is_host[i]]
     waited_for = [i for i in calls if awaited[i]]
     if not waited_for:
         _add_fragment(graph, device, done, steps)
@@ -161,12 +203,16 @@ def _cut_level(
     ancestors = _ancestors(graph, waited_for, done)
     rest = [i for i in device if i not in ancestors]
     # What was called ahead is there, as a rule.
-    may_overlap = not all(graph.items[i].params["callee"].specialization.run_ahead for i in waited_for)
-    overlaps = may_overlap and sum(graph.cost(i) for i in rest) >= _WORTH_A_DISPATCH
+    may_overlap = not all(_is_ahead(graph.items[i]) for i in waited_for)
+    overlaps = may_overlap and sum(graph.cost(i) for i in rest) >= WORTH_A_DISPATCH
     # A little work delays a call less than a dispatch would; and what stands before it must not be lost if it fails.
     if not overlaps and (len(rest) < len(device) or _stands_before(graph, calls, waited_for, done | {*rest})):
         ancestors.update(rest)
     _add_fragment(graph, [i for i in device if i in ancestors], done, steps)
+    if overlaps and not all(is_call(graph.items[i]) for i in waited_for):
+        # The calling thread drives a loop or branch, so what is to overlap with it is dispatched before.
+        _add_fragment(graph, rest, done, steps)
+        rest = []
     inline = set() if overlaps else _inline(graph, waited_for)
     later = _add_calls(graph, calls, inline, done, steps)
     rest = [i for i in rest if i not in ancestors]
@@ -181,7 +227,7 @@ def _stands_before(graph: _Graph, calls: Sequence[int], waited_for: Sequence[int
     return any(
         i < max(waited_for)
         and i not in waited_for
-        and not graph.items[i].params["callee"].is_pure
+        and not is_pure(graph.items[i])
         and graph.data[i]
         and done.issuperset(graph.data[i])
         for i in calls
@@ -191,7 +237,7 @@ def _stands_before(graph: _Graph, calls: Sequence[int], waited_for: Sequence[int
 
 def _inline(graph: _Graph, waited_for: Sequence[int]) -> set[int]:
     """The calls that the calling thread runs: those of one stream, while others run theirs."""
-    eqns = {i: graph.items[i] for i in waited_for if not graph.items[i].params["callee"].specialization.run_ahead}
+    eqns = {i: graph.items[i] for i in waited_for if is_call(graph.items[i]) and not _is_ahead(graph.items[i])}
     if not eqns:
         return set()
     stream = eqns[max(eqns)].params["stream"]
@@ -231,7 +277,7 @@ def _add_calls(graph: _Graph, calls: Sequence[int], inline: set[int], done: set[
     heapq.heapify(ready)
     while ready:
         is_inline, i = heapq.heappop(ready)
-        steps.append(Step((graph.items[i],), is_call=True, is_inline=is_inline))
+        steps.append(Step((graph.items[i],), is_host=True, is_inline=is_inline))
         done.add(i)
         del missing[i]
         for later in waiting.get(i, ()):
@@ -241,6 +287,12 @@ def _add_calls(graph: _Graph, calls: Sequence[int], inline: set[int], done: set[
     return [*missing]
 
 
+def _is_ahead(item: Item) -> bool:
+    return is_call(item) and bool(item.params["callee"].specialization.run_ahead)
+
+
 def _is_inline(graph: _Graph, i: int, inline: set[int]) -> bool:
+    if not is_call(graph.items[i]):
+        return True
     mode = graph.items[i].params["callee"].specialization.mode
     return mode == "inline" or (mode != "stream" and i in inline)

@@ -1,16 +1,16 @@
 """The plan as a Python function: one line for each thing that the calling thread does.
 
-The names of fragments, calls, transfers and of `wait` and `release` are filled in when the plan is compiled.
+The names of fragments, calls, transfers and of `wait`, `read` and `release` are filled in when the plan is compiled.
 """
 
 import keyword
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from partjit.partition.names import spelled
-from partjit.partition.nodes import ColocatedCall, Fragment, Node, Value
+from partjit.partition.nodes import Block, Branch, ColocatedCall, Fragment, Loop, Node, Transfer, Value, walk
 
-__all__ = ["emit", "waits"]
+__all__ = ["emit", "pending_in_turns", "waits"]
 
 
 def emit(plan: Any, most_names: int | None = None) -> str:
@@ -22,7 +22,10 @@ def emit(plan: Any, most_names: int | None = None) -> str:
     """
     names = _Names(most_names)
     lines = [f"def {_identifier(plan)}({names.listed(plan.inputs)}):"]
-    lines += [f"    {line}" for line in _body(plan, names)]
+    kept = {*plan.outputs, *(value for value, _ in plan.constants)}
+    moved = {value for node in walk(plan.nodes) if isinstance(node, Branch) for value in node.given}
+    lines += _indented([*_Writer(names, plan.released - moved).block(plan.nodes, plan.inputs, kept, set())])
+    lines.append(f"    return ({names.listed(plan.outputs)}{',' if len(plan.outputs) == 1 else ''})")
     return "\n".join(lines) + "\n"
 
 
@@ -44,38 +47,131 @@ class _Names:
         return f"({values[0].name},) = " if len(values) == 1 else f"{self.listed(values)} = "
 
 
-def waits(nodes: Sequence[Node]) -> Iterator[tuple[Node, tuple[Value, ...]]]:
-    """Each node with the results of calls on threads that it is the first to need there."""
-    pending: set[Value] = set()
+def waits(nodes: Sequence[Node], pending: set[Value] | None = None) -> Iterator[tuple[Node, tuple[Value, ...]]]:
+    """Each node with the results of calls on threads that it is the first to need there.
+
+    Args:
+        nodes: those of a program or block.
+        pending: the values from outside that may be such results; afterwards, all values that may be.
+    """
+    pending = set() if pending is None else pending
     for node in nodes:
         needed: tuple[Value, ...] = ()
-        if not isinstance(node, ColocatedCall):  # which waits itself, where it runs
+        if isinstance(node, Fragment | Transfer):  # others wait themselves, where they use it
             needed = tuple(value for value in node.inputs if value in pending)
             pending.difference_update(needed)
+        elif isinstance(node, Loop):
+            pending |= pending_in_turns(node, pending)
+        elif isinstance(node, Branch):
+            for block in node.blocks:
+                pending.update(_pending_after(block, pending, node.outputs))
         elif not node.is_inline:
             pending.update(node.outputs)
         yield node, needed
 
 
-def _body(plan: Any, names: _Names) -> Iterator[str]:
-    last_use: dict[Value, Node] = {value: node for node in plan.nodes for value in node.inputs}
-    kept = {*plan.outputs, *(value for value, _ in plan.constants)}
-    dying: dict[Node, list[Value]] = {}
-    for value, node in last_use.items():
-        if value not in kept:
-            dying.setdefault(node, []).append(value)
-    for node, needed in waits(plan.nodes):
-        for value in needed:
-            yield f"{value.name} = wait({value.name})"
-        call = f"{names.assigned(node.outputs)}{node.name}({names.listed(node.inputs)})"
-        yield f"{call}  # {_comment(node)}"
-        dead = dying.get(node, []) + [value for value in node.outputs if value not in last_use and value not in kept]
-        released = [value for value in dead if value in plan.released]
+def pending_in_turns(loop: Loop, pending: set[Value]) -> set[Value]:
+    """The carried values of a loop that may be results of calls on threads at the beginning of a turn."""
+    carried = {value for value, first in zip(loop.outputs, loop.initial, strict=True) if first in pending}
+    while True:
+        grown = carried | _pending_after(loop.block, pending | carried, loop.outputs)
+        if grown == carried:
+            return carried
+        carried = grown
+
+
+def _pending_after(block: Block, pending: set[Value], outputs: Sequence[Value]) -> set[Value]:
+    inside = {*pending}
+    for _ in waits(block.nodes, inside):
+        pass
+    return {value for value, given in zip(outputs, block.outputs, strict=True) if given in inside}
+
+
+class _Writer:
+    """The lines of a plan.
+
+    Args:
+        names: how lists of names are written.
+        released: the values whose memory the caller gives up.
+    """
+
+    def __init__(self, names: _Names, released: Collection[Value]) -> None:
+        self._names = names
+        self._released = released
+
+    def block(
+        self, nodes: Sequence[Node], own: Sequence[Value], kept: set[Value], pending: set[Value]
+    ) -> Iterator[str]:
+        """The lines of nodes.
+
+        Args:
+            nodes: the nodes.
+            own: the values from before them that may be forgotten when they are not used any more.
+            kept: the values that are used after them.
+            pending: the values that may be results of calls on threads.
+        """
+        last_use: dict[Value, Node] = {value: node for node in nodes for value in node.inputs}
+        mortal = {*own, *(value for node in nodes for value in node.outputs)} - kept
+        dying: dict[Node, list[Value]] = {}
+        for value, node in last_use.items():
+            if value in mortal:
+                dying.setdefault(node, []).append(value)
+        before = {*pending}
+        for node, needed in waits(nodes, pending):
+            for value in needed:
+                yield f"{value.name} = wait({value.name})"
+            dead = dying.get(node, [])
+            if isinstance(node, Loop):
+                yield from self._loop(node, dead, before)
+                dead = [value for value in dead if value not in node.initial]
+            elif isinstance(node, Branch):
+                yield from self._branch(node, before)
+            else:
+                call = f"{self._names.assigned(node.outputs)}{node.name}({self._names.listed(node.inputs)})"
+                yield f"{call}  # {_comment(node)}"
+            before = {*pending}
+            yield from self._forget([*dead, *(v for v in node.outputs if v in mortal and v not in last_use)])
+
+    def _forget(self, dead: Sequence[Value]) -> Iterator[str]:
+        released = [value for value in dead if value in self._released]
         if released:
-            yield f"release({names.listed(released)})"
+            yield f"release({self._names.listed(released)})"
         if dead:
-            yield f"del {names.listed(dead)}"
-    yield f"return ({names.listed(plan.outputs)}{',' if len(plan.outputs) == 1 else ''})"
+            yield f"del {self._names.listed(dead)}"
+
+    def _set(self, targets: Sequence[Value], values: Sequence[Value]) -> str:
+        return f"{self._names.listed(targets)} = {self._names.listed(values)}"
+
+    def _loop(self, loop: Loop, dead: Sequence[Value], pending: set[Value]) -> Iterator[str]:
+        if loop.outputs:
+            yield self._set(loop.outputs, loop.initial)
+        yield from self._forget([value for value in dead if value in loop.initial])
+        head = f"while read({loop.outputs[0].name}):" if loop.turns is None else f"for _ in range({loop.turns}):"
+        yield f"{head}  # {loop.name}"
+        inside = pending | pending_in_turns(loop, pending)
+        read = {value for node in loop.block.nodes for value in node.inputs}
+        lines = [*self._forget([value for value in loop.outputs if value not in read])]
+        lines += self.block(loop.block.nodes, loop.outputs, {*loop.block.outputs}, inside)
+        if loop.outputs:
+            lines.append(self._set(loop.outputs, loop.block.outputs))
+            produced = {value for node in loop.block.nodes for value in node.outputs}
+            lines += self._forget([value for value in dict.fromkeys(loop.block.outputs) if value in produced])
+        yield from _indented(lines)
+
+    def _branch(self, branch: Branch, pending: set[Value]) -> Iterator[str]:
+        yield f"match read({branch.inputs[0].name}):  # {branch.name}"
+        for k, block in enumerate(branch.blocks):
+            yield f"    case {k if k + 1 < len(branch.blocks) else '_'}:"
+            lines = [*self.block(block.nodes, (), {*block.outputs}, {*pending})]
+            if branch.outputs:
+                lines.append(self._set(branch.outputs, block.outputs))
+                produced = {value for node in block.nodes for value in node.outputs}
+                lines += self._forget([value for value in dict.fromkeys(block.outputs) if value in produced])
+            yield from ("    " + line for line in _indented(lines))
+
+
+def _indented(lines: Sequence[str]) -> Iterator[str]:
+    yield from ("    " + line for line in lines or ["pass"])
 
 
 def _comment(node: Node) -> str:
@@ -88,7 +184,7 @@ def _comment(node: Node) -> str:
 
 def _identifier(plan: Any) -> str:
     name = spelled(plan.name)
-    taken = {"wait", "release", "__debug__"}  # Python allows no other meaning of the last one
-    taken.update(node.name for node in plan.nodes)
+    taken = {"wait", "release", "read", "range", "_", "__debug__"}  # Python allows no other meaning of the last one
+    taken.update(node.name for node in walk(plan.nodes))
     taken.update(value.name for value, _ in plan.constants)
     return name if name.isidentifier() and not keyword.iskeyword(name) and name not in taken else f"program_{name}"

@@ -13,7 +13,7 @@ from partjit.colocated.specialized import Specialized
 from partjit.colocated.specs import InSpecs, OutSpec, OutSpecs
 from partjit.compile import lower_jaxpr
 from partjit.mesh import has_explicit_axes
-from partjit.partition.nodes import ColocatedCall, Fragment, Transfer, Value
+from partjit.partition.nodes import Block, Branch, ColocatedCall, Fragment, Loop, Node, Transfer, Value, walk
 from partjit.partition.observe import observed
 from partjit.partition.plan import Plan
 
@@ -91,13 +91,14 @@ def link(
         home: where values lie of which the plan does not say it: a sharding, and whether they are committed to it.
         mesh: the user's mesh, maybe with Explicit axes, on which results come back.
     """
-    namespace: dict[str, Any] = {"wait": _wait, "release": _release}
+    namespace: dict[str, Any] = {"wait": _wait, "read": _read, "release": _release}
     for value, constant in plan.constants:
         namespace[value.name] = jax.device_put(constant, value.sharding or home[0])
     for lowered, executable in zip(fragments, executables, strict=True):
         namespace[lowered.fragment.name] = _dispatcher(plan, lowered, executable)
+    results = {*plan.outputs, *(v for node in walk(plan.nodes) for block in _blocks_of(node) for v in block.outputs)}
     for call in plan.calls:
-        namespace[call.name] = _caller(call, home, {*plan.outputs}, mesh)
+        namespace[call.name] = _caller(call, home, results, mesh)
     for transfer in plan.transfers:
         namespace[transfer.name] = _mover(transfer)
     source = plan.source
@@ -106,6 +107,10 @@ def link(
     told = observed(plan, code, name, dict(namespace))
     exec(code, namespace)
     return Runnable(plan, namespace[name], told, tuple(executables))
+
+
+def _blocks_of(node: Node) -> Sequence[Block]:
+    return node.blocks if isinstance(node, Loop | Branch) else ()
 
 
 def _dispatcher(plan: Plan, lowered: LoweredFragment, executable: Any) -> Callable[..., Sequence[Any]]:
@@ -150,6 +155,7 @@ def _caller(call: ColocatedCall, home: Any, results: set[Value], mesh: Any) -> C
         callee.specialization.devices or (*_compat.device_list(shardings[0]),),
         callee.ahead,
         OutSpecs(outputs, callee.out_tree),
+        callee.shards,
     )
 
     def run(*leaves: Any) -> Sequence[Any]:
@@ -174,6 +180,11 @@ def _mover(transfer: Transfer) -> Callable[..., Sequence[Any]]:
 def _wait(array: Any) -> Any:
     """The value of a result that a fragment needs."""
     return array.value() if type(array) is PendingArray else array
+
+
+def _read(array: Any) -> Any:
+    """The value of a predicate, or the number of a branch."""
+    return array.item()
 
 
 def _release(*arrays: Any) -> None:

@@ -1,74 +1,109 @@
 """Opening a program: nested programs that contain colocated calls are put in the place of their equations.
 
 Nested programs are `pjit` and `jax.jit`, functions with custom derivatives, and `jax.checkpoint`. Those without calls
-stay whole. What their specs say of arguments and results becomes constraints. Then what nobody needs is left out, and
-equal pure calls become one.
+stay whole. What their specs say of arguments and results becomes constraints. Loops and branches with calls become
+such that the host drives, whose bodies are opened as well. Then what nobody needs is left out, and equal pure calls
+become one.
 """
 
-import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+from jax.sharding import Mesh
 
 from partjit import _compat
 from partjit._compat import UNSPECIFIED, UnspecifiedValue, core
 from partjit.colocated.primitive import colocated_call_p
 from partjit.colocated.streams import Stream
 from partjit.mesh import auto_twin
+from partjit.partition.flat import Equations, Flat, has_calls, live, names_of_calls, renamed
+from partjit.partition.loops import add_branch, add_scan, add_while, own_initial_values
+from partjit.partition.shard_maps import opened_shard_map
 from partjit.primitive import device_witness, pjit_p, sharding_constraint_p
 from partjit.spec import ParsedPartitionSpec
 
-__all__ = ["Flat", "flatten", "has_calls", "streams_of"]
+__all__ = ["flatten"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Flat:
-    """A program whose colocated calls all stand at its top level.
-
-    Attributes:
-        invars: the variables of its arguments.
-        outvars: the variables (or literals) of its results.
-        eqns: its equations, in program order.
-        consts: the variables that are constants, with their values.
-    """
-
-    invars: tuple[Any, ...]
-    outvars: tuple[Any, ...]
-    eqns: tuple[Any, ...]
-    consts: dict[Any, Any]
-
-
-@_compat.weakref_cache
-def has_calls(jaxpr: Any) -> bool:
-    """Whether there is a colocated call in a jaxpr, at any depth."""
-    return any(
-        eqn.primitive is colocated_call_p or any(has_calls(inner) for inner in core.jaxprs_in_params(eqn.params))
-        for eqn in jaxpr.eqns
-    )
-
-
-@_compat.weakref_cache
-def streams_of(jaxpr: Any) -> frozenset[Stream]:
-    """The streams that a jaxpr itself puts calls on, at any depth."""
-    own = {eqn.params["stream"] for eqn in jaxpr.eqns if eqn.primitive is colocated_call_p}
-    nested = (streams_of(inner) for eqn in jaxpr.eqns for inner in core.jaxprs_in_params(eqn.params))
-    return frozenset(own - {None}).union(*nested)
-
-
-def flatten(jaxpr: Any, caller: Stream | None = None) -> Flat:
+def flatten(jaxpr: Any, mesh: Mesh, caller: Stream | None = None) -> Flat:
     """Opens a closed jaxpr as far as its calls are.
 
     Args:
         jaxpr: the closed jaxpr.
+        mesh: the mesh of the program, maybe empty.
         caller: the stream of the caller, if the program names it as well, so that both are one order.
 
     Raises:
-        ValueError: a call stands in a loop, a branch or a `shard_map`.
+        ValueError: a call stands where the host cannot make it.
     """
-    inner = jaxpr.jaxpr
-    consts = dict(zip(inner.constvars, jaxpr.consts, strict=True))
-    eqns = [_on_stream(caller, eqn) for eqn in _opened(inner.eqns, consts)]
-    outvars = tuple(inner.outvars)
-    return Flat(tuple(inner.invars), *_merged(outvars, _live(outvars, eqns)), consts)
+    flat = Flat.of_jaxpr(jaxpr)
+    eqns, needed = live(flat.outvars, [_on_stream(caller, eqn) for eqn in _opened(flat.eqns, flat.consts)])
+    eqns, needed = live(flat.outvars, [*_without_shard_maps(eqns, needed, flat.consts, mesh, caller)])
+
+    def body(jaxpr: Any) -> Flat:
+        return flatten(jaxpr, mesh, caller)
+
+    outvars, eqns = _with_control_flow(flat.outvars, eqns, needed, flat.consts, body, mesh)
+    outvars, eqns = _merged(outvars, live(outvars, eqns)[0])
+    return own_initial_values(Flat(flat.invars, outvars, eqns, flat.consts))
+
+
+def _with_control_flow(
+    outvars: Sequence[Any],
+    eqns: Sequence[Any],
+    needed: set[Any],
+    consts: dict[Any, Any],
+    flat: Callable[[Any], Flat],
+    mesh: Mesh,
+) -> tuple[tuple[Any, ...], list[Any]]:
+    """Without renaming, and with loops and branches that the host drives in the place of jax's with calls in them."""
+    env: dict[Any, Any] = {}
+    opened: list[Any] = []
+
+    def read(atom: Any) -> Any:
+        return env.get(atom, atom) if isinstance(atom, core.Var) else atom
+
+    for eqn in eqns:
+        if eqn.primitive is _same_p:
+            env[eqn.outvars[0]] = read(eqn.invars[0])
+            continue
+        if any(isinstance(atom, core.Var) and atom in env for atom in eqn.invars):
+            eqn = eqn.replace(invars=[read(atom) for atom in eqn.invars])
+        kind = _compat.control_flow_of(eqn)
+        if kind is None or not any(has_calls(jaxpr) for jaxpr in core.jaxprs_in_params(eqn.params)):
+            opened.append(eqn)
+            continue
+        out = Equations(eqn, consts)
+        used = [var in needed for var in eqn.outvars]
+        if kind == "scan":
+            env |= add_scan(eqn, flat(eqn.params["jaxpr"]), used, mesh, out)
+        elif kind == "while":
+            env |= add_while(eqn, flat(eqn.params["cond_jaxpr"]), flat(eqn.params["body_jaxpr"]), used, out)
+        else:
+            env |= add_branch(eqn, [flat(branch) for branch in eqn.params["branches"]], out)
+        opened += out.eqns
+    return tuple(read(atom) for atom in outvars), opened
+
+
+def _without_shard_maps(
+    eqns: Sequence[Any], needed: set[Any], consts: dict[Any, Any], mesh: Mesh, caller: Stream | None
+) -> Iterator[Any]:
+    """With shard_maps and calls between them in the place of those with calls in them."""
+
+    def body(jaxpr: Any) -> Flat:
+        flat = Flat.of_jaxpr(jaxpr)
+        eqns, _ = live(flat.outvars, [_on_stream(caller, eqn) for eqn in _opened(flat.eqns, flat.consts)])
+        outvars, eqns = _merged(flat.outvars, eqns)
+        return Flat(flat.invars, outvars, eqns, flat.consts)
+
+    for eqn in eqns:
+        if eqn.primitive is not _compat.shard_map_p or not has_calls(eqn.params["jaxpr"]):
+            yield eqn
+            continue
+        used = [var in needed for var in eqn.outvars]
+        opened, results = opened_shard_map(eqn, used, body, mesh, consts)
+        yield from opened
+        yield from (_constraint(atom, var, None, eqn) for var, atom in zip(eqn.outvars, results) if atom is not None)
 
 
 def _on_stream(caller: Stream | None, eqn: Any) -> Any:
@@ -96,8 +131,10 @@ def _opened(eqns: Sequence[Any], consts: dict[Any, Any]) -> Iterator[Any]:
             yield from _inlined(
                 eqn, called, _specs(in_shardings, eqn.invars), _specs(out_shardings, eqn.outvars), consts
             )
+        elif _compat.control_flow_of(eqn) is not None or eqn.primitive is _compat.shard_map_p:
+            yield eqn
         else:
-            raise _in_control_flow(eqn)
+            raise _out_of_reach(eqn)
 
 
 def _specs(shardings: Any, variables: Sequence[Any]) -> list[Any]:
@@ -127,15 +164,7 @@ def _inlined(
     def read(atom: Any) -> Any:
         return env[atom] if isinstance(atom, core.Var) else atom
 
-    def renamed() -> Iterator[Any]:
-        for inner in jaxpr.eqns:
-            outvars = [var if isinstance(var, core.DropVar) else _compat.new_var(var.aval) for var in inner.outvars]
-            invars = [read(atom) for atom in inner.invars]
-            env.update(zip(inner.outvars, outvars, strict=True))
-            source_info = _compat.nested_name(inner.source_info, eqn.source_info)
-            yield inner.replace(invars=invars, outvars=outvars, source_info=source_info)
-
-    yield from _opened([*renamed()], consts)
+    yield from _opened([*renamed(jaxpr.eqns, env, eqn)], consts)
     for var, atom, spec in zip(eqn.outvars, jaxpr.outvars, out_specs, strict=True):
         if not isinstance(var, core.DropVar):
             yield _constraint(read(atom), var, spec, eqn)
@@ -151,21 +180,10 @@ def _constraint(atom: Any, var: Any, spec: Any, eqn: Any) -> Any:
 
 
 class _Same:
-    """Stands for an equation that only renames; `_merged` takes it out."""
+    """Stands for an equation that only renames, until all nested programs are opened."""
 
 
 _same_p: Any = _Same()
-
-
-def _live(outvars: Sequence[Any], eqns: Sequence[Any]) -> list[Any]:
-    """The equations that have effects or that somebody needs."""
-    needed = {var for var in outvars if isinstance(var, core.Var)}
-    live = []
-    for eqn in reversed(eqns):
-        if eqn.effects or not needed.isdisjoint(eqn.outvars):
-            needed.update(atom for atom in eqn.invars if isinstance(atom, core.Var))
-            live.append(eqn)
-    return live[::-1]
 
 
 def _merged(outvars: Sequence[Any], eqns: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -193,21 +211,13 @@ def _merged(outvars: Sequence[Any], eqns: Sequence[Any]) -> tuple[tuple[Any, ...
     return tuple(read(atom) for atom in outvars), tuple(kept)
 
 
-def _in_control_flow(eqn: Any) -> ValueError:
-    names = sorted({*_names(eqn)})
+def _out_of_reach(eqn: Any) -> ValueError:
+    names = sorted({*names_of_calls(eqn)})
     site = _compat.source_site(eqn.source_info)
     where = "" if site is None else " at {}:{} in {}".format(*site)
     return ValueError(
         f"the colocated function{'s' if len(names) > 1 else ''} {', '.join(names)} "
-        f"{'are' if len(names) > 1 else 'is'} called inside of a {eqn.primitive.name}{where}: a program can make "
-        "calls at its top level and in nested pjit, jit, custom_jvp, custom_vjp and checkpoint, but not in loops, "
-        "branches and shard_map. Call it before or after, or let a Python loop over programs drive it"
+        f"{'are' if len(names) > 1 else 'is'} called inside of a {eqn.primitive.name}{where}: a program can make calls "
+        "in nested pjit, jit, custom_jvp, custom_vjp and checkpoint, in scan, while_loop, fori_loop, cond and switch, "
+        "and in shard_map, but not there. Call it before or after"
     )
-
-
-def _names(eqn: Any) -> Iterator[str]:
-    if eqn.primitive is colocated_call_p:
-        yield eqn.params["callee"].name
-    for jaxpr in core.jaxprs_in_params(eqn.params):
-        for inner in jaxpr.eqns:
-            yield from _names(inner)

@@ -1,13 +1,13 @@
 """A plan as a graph: to be looked at, drawn and measured."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import networkx as nx
 
-from partjit.partition.nodes import ColocatedCall, Fragment, Node, Transfer, Value
+from partjit.partition.nodes import Block, ColocatedCall, Fragment, Loop, Node, Transfer, Value
 
-__all__ = ["as_graph", "critical_path", "to_mermaid"]
+__all__ = ["as_graph", "critical_path", "to_mermaid", "turns_of"]
 
 
 def as_graph(plan: Any) -> nx.DiGraph:
@@ -60,24 +60,60 @@ def critical_path(
 
 def to_mermaid(plan: Any) -> str:
     """The graph as a Mermaid flowchart; see `Plan.to_mermaid`."""
-    lines = ["flowchart TD"]
     graph = as_graph(plan)
-    for name, node in graph.nodes(data="node"):
-        if isinstance(node, Fragment):
-            count = len(node.jaxpr.eqns)
-            lines.append(f'  {name}["{name}<br/>{count} equation{"" if count == 1 else "s"}"]')
-        elif isinstance(node, ColocatedCall):
-            lines.append(f'  {name}("{node.callee.name}<br/>{node.where}")')
-        elif isinstance(node, Transfer):
-            lines.append(f'  {name}[/"{name}"/]')
-        else:
-            lines.append(f"  {name}([{name}])")
+    lines = ["flowchart TD"]
+    for name in graph.nodes:
+        node: Node | None = graph.nodes[name]["node"]
+        lines += [f"  {name}([{name}])"] if node is None else (f"  {line}" for line in _drawn(node))
     for before, after, data in graph.edges(data=True):
         if data["kind"] == "order":
             lines.append(f"  {before} -.-> {after}")
         else:
             lines.append(f'  {before} -->|"{_size(data["nbytes"])}"| {after}')
     return "\n".join(lines)
+
+
+def _drawn(node: Node) -> Iterator[str]:
+    """The lines that draw a node; loops and branches are boxes around what is in them."""
+    if isinstance(node, Fragment):
+        count = len(node.jaxpr.eqns)
+        yield f'{node.name}["{node.name}<br/>{count} equation{"" if count == 1 else "s"}"]'
+    elif isinstance(node, ColocatedCall):
+        yield f'{node.name}("{node.callee.name}<br/>{node.where}")'
+    elif isinstance(node, Transfer):
+        yield f'{node.name}[/"{node.name}"/]'
+    elif isinstance(node, Loop):
+        yield f'subgraph {node.name}["{node.name}: {turns_of(node)}"]'
+        yield from (f"  {line}" for line in _drawn_block(node.block))
+        yield "end"
+    else:
+        yield f'subgraph {node.name}["{node.name}: one of {len(node.blocks)}"]'
+        for k, block in enumerate(node.blocks):
+            yield f'  subgraph {node.name}_{k}["{k}"]'
+            yield from (f"    {line}" for line in _drawn_block(block) or [f"{node.name}_{k}_nothing[nothing]"])
+            yield "  end"
+        yield "end"
+
+
+def _drawn_block(block: Block) -> list[str]:
+    lines = [line for node in block.nodes for line in _drawn(node)]
+    producer: dict[Value, str] = {}
+    edges: dict[tuple[str, str], int] = {}
+    for node in block.nodes:
+        for value in node.inputs:
+            if value in producer:
+                edge = producer[value], node.name
+                edges[edge] = edges.get(edge, 0) + value.nbytes
+        producer.update(dict.fromkeys(node.outputs, node.name))
+    lines += (f'{before} -->|"{_size(nbytes)}"| {after}' for (before, after), nbytes in edges.items())
+    return lines + [f"{before} -.-> {after}" for before, after in block.order if (before, after) not in edges]
+
+
+def turns_of(loop: Loop) -> str:
+    """How often a loop turns, in words."""
+    if loop.turns is None:
+        return f"while {loop.outputs[0].name}"
+    return f"{loop.turns} turn{'' if loop.turns == 1 else 's'}"
 
 
 def _size(nbytes: float) -> str:

@@ -7,6 +7,8 @@ import unicodedata
 
 __all__ = ["Names", "spelled"]
 
+_FRAGMENT = re.compile(r"fragment_\d+")
+
 
 def spelled(text: str) -> str:
     """A text as Python reads it in a name, underscores in the place of what cannot stand there.
@@ -26,6 +28,7 @@ class Names:
 
     def __init__(self, *taken: str) -> None:
         self._taken = {*taken}
+        self._fragments = 0
         self._repeats: collections.Counter[str] = collections.Counter()
         self._fresh = 0
 
@@ -35,11 +38,16 @@ class Names:
         if not base.isidentifier() or keyword.iskeyword(base):
             base = f"x_{base}"
         name = base
-        while name in self._taken:
+        while name in self._taken or _FRAGMENT.fullmatch(name):
             self._repeats[base] += 1
             name = f"{base}_{self._repeats[base] + 1}"
         self._taken.add(name)
         return name
+
+    def fragment(self) -> str:
+        """A name for the next fragment; nothing else has such a name."""
+        self._fragments += 1
+        return f"fragment_{self._fragments - 1}"
 
     def fresh(self) -> str:
         """A name for a value that has none."""

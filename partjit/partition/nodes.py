@@ -1,15 +1,16 @@
 """The nodes of a plan, and the values that go between them.
 
-What holds plans of its own, as a loop does, is a node as well: it has a name, inputs and outputs like the others.
+Loops and branches hold blocks of nodes of their own, which use the values around them as well.
 """
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from partjit.colocated.primitive import Callee
 from partjit.colocated.streams import Stream
 
-__all__ = ["ColocatedCall", "Fragment", "Node", "Transfer", "Value"]
+__all__ = ["Block", "Branch", "ColocatedCall", "Fragment", "Loop", "Node", "Transfer", "Value", "walk"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -104,4 +105,83 @@ class Transfer:
     outputs: tuple[Value, ...]
 
 
-Node = Fragment | ColocatedCall | Transfer
+@dataclasses.dataclass(frozen=True, eq=False)
+class Block:
+    """The nodes of one turn or branch.
+
+    Attributes:
+        nodes: in the order in which they are taken up.
+        outputs: what it gives: values of its own, of its loop, or from outside.
+        order: pairs of names of which the second may only begin when the first has ended.
+    """
+
+    nodes: "tuple[Node, ...]"
+    outputs: tuple[Value, ...]
+    order: tuple[tuple[str, str], ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Loop:
+    """A loop that the calling thread drives.
+
+    Attributes:
+        name: its name in the plan.
+        inputs: what its turns read from outside, and then the values it starts from.
+        outputs: the carried values: in each turn they are what the one before gave, after the last one its results.
+        block: a turn, whose outputs are the carried values of the next one.
+        turns: how many there are; None if there is one as long as the first carried value is true.
+        giving: for each carried value whether its memory may be reused in a turn.
+    """
+
+    name: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    block: Block
+    turns: int | None
+    giving: tuple[bool, ...] = ()
+
+    @property
+    def initial(self) -> tuple[Value, ...]:
+        """The carried values of the first turn."""
+        return self.inputs[len(self.inputs) - len(self.outputs) :]
+
+    @property
+    def captured(self) -> tuple[Value, ...]:
+        """What its turns read from outside."""
+        return self.inputs[: len(self.inputs) - len(self.outputs)]
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """Its turn."""
+        return (self.block,)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Branch:
+    """A choice that the calling thread makes.
+
+    Attributes:
+        name: its name in the plan.
+        inputs: the number of the block to run, and then what the blocks read from outside.
+        outputs: what the block that ran gives.
+        blocks: what there is to choose from.
+        given: the inputs whose memory may be reused by the block that runs, or that it may give as its own.
+    """
+
+    name: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    blocks: tuple[Block, ...]
+    given: tuple[Value, ...] = ()
+
+
+Node = Fragment | ColocatedCall | Transfer | Loop | Branch
+
+
+def walk(nodes: Sequence[Node]) -> Iterator[Node]:
+    """All nodes, those in loops and branches among them, each after what it stands in."""
+    for node in nodes:
+        yield node
+        if isinstance(node, Loop | Branch):
+            for block in node.blocks:
+                yield from walk(block.nodes)

@@ -37,7 +37,7 @@ def observed(plan: Plan, code: Any, name: str, namespace: dict[str, Any]) -> Cal
     def run(*args: Any) -> Sequence[Any]:
         execution = next(_executions)
         own = dict(namespace)
-        made_by: dict[int, tuple[str, Any]] = {}  # with the array, so that no other takes its place in memory
+        made: dict[str, Sequence[Any]] = {}  # what each call gave last: a loop would keep all of it
 
         def dispatching(fragment: str) -> Callable[..., Any]:
             def dispatch(*args: Any) -> Any:
@@ -52,7 +52,7 @@ def observed(plan: Plan, code: Any, name: str, namespace: dict[str, Any]) -> Cal
             def make_call(*args: Any) -> Any:
                 with node_of_program(plan.name, execution, call):
                     results = namespace[call](*args)
-                made_by.update((id(result), (call, result)) for result in results)
+                made[call] = results
                 return results
 
             return make_call
@@ -70,14 +70,23 @@ def observed(plan: Plan, code: Any, name: str, namespace: dict[str, Any]) -> Cal
         def wait(array: Any) -> Any:
             if type(array) is not PendingArray:
                 return array
-            node, _ = made_by.get(id(array), ("argument", None))
+            node = next((call for call, results in made.items() if any(array is r for r in results)), "argument")
             events.emit(events.WaitStarted(plan.name, execution, node))
             try:
                 return array.value()
             finally:
                 events.emit(events.WaitFinished(plan.name, execution, node))
 
+        def read(array: Any) -> Any:
+            value = wait(array)
+            events.emit(events.WaitStarted(plan.name, execution, "devices"))
+            try:
+                return value.item()
+            finally:
+                events.emit(events.WaitFinished(plan.name, execution, "devices"))
+
         own["wait"] = wait
+        own["read"] = read
         own.update((fragment.name, dispatching(fragment.name)) for fragment in plan.fragments)
         own.update((call.name, calling(call.name)) for call in plan.calls)
         own.update((transfer.name, moving(transfer.name)) for transfer in plan.transfers)

@@ -1,14 +1,15 @@
 """Where each value at the cut lies: where somebody said, and otherwise where the partitioner would have it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import Mesh
 
 from partjit._compat import UnspecifiedValue, core
 from partjit.colocated.devices import colocated_sharding
-from partjit.partition.flatten import Flat
-from partjit.partition.prepare import calls_of
+from partjit.partition.control_flow import loop_p
+from partjit.partition.flat import Flat
+from partjit.partition.prepare import calls_of, results_of_hosts
 from partjit.partition.shardings import home_of, propagate
 
 __all__ = ["or_none", "places_of"]
@@ -26,6 +27,7 @@ def places_of(
     in_shardings: Sequence[Any],
     out_shardings: Sequence[Any],
     mesh: Mesh,
+    home: Any = None,
 ) -> tuple[dict[Any, Any], Any]:
     """The sharding of each variable that crosses from one step to another, and that of everything else.
 
@@ -35,16 +37,20 @@ def places_of(
         direct: the results that are a call's as they are, with the sharding in which they leave, or None.
         in_shardings, out_shardings: what is known of arguments and results.
         mesh: the mesh, maybe empty. Without one the places are None, unless the arguments are bound to a device.
+        home: the place of everything in what surrounds a block without a mesh.
+
+    Returns:
+        The places; and that of everything without a mesh, or None.
     """
+    results = [*results_of_hosts(flat)]
     if mesh.empty:
-        home, is_bound = home_of(in_shardings)
-        home = home if is_bound or colocated_sharding(home) != home else None
-        results = [var for eqn in calls_of(flat) for var in eqn.outvars]
+        if home is None:
+            home, is_bound = home_of(in_shardings)
+            home = home if is_bound or colocated_sharding(home) != home else None
         own = zip(flat.invars, map(or_none, in_shardings), strict=True)
         return {**dict.fromkeys([*crossing, *results], home), **dict(own)}, home
     places = _stated(flat, direct, mesh)
     inputs = {*flat.invars}
-    results = [v for eqn in calls_of(flat) for v in eqn.outvars if not isinstance(v, core.DropVar)]
     unknown = [v for v in dict.fromkeys([*crossing, *results]) if v not in places and v not in inputs]
     is_open = [isinstance(sharding, UnspecifiedValue) for sharding in in_shardings]
     if unknown or any(var in crossing for var, flag in zip(flat.invars, is_open, strict=True) if flag):
@@ -52,7 +58,19 @@ def places_of(
         places.update(zip(unknown, chosen, strict=True))
         in_shardings = [new if flag else old for old, new, flag in zip(in_shardings, ins, is_open, strict=True)]
     places.update(zip(flat.invars, map(or_none, in_shardings), strict=True))
+    _agree_on_carried(flat, inputs, places)
     return places, None
+
+
+def _agree_on_carried(flat: Flat, inputs: Collection[Any], places: dict[Any, Any]) -> None:
+    """What a loop starts from lies where its results do; an argument of this program is there already."""
+    for eqn in flat.eqns:
+        if eqn.primitive is loop_p:
+            for initial, result in zip(eqn.invars[eqn.params["captured"] :], eqn.outvars, strict=True):
+                if initial in inputs:
+                    places[result] = places[initial]
+                else:
+                    places[initial] = places[result]
 
 
 def _stated(flat: Flat, direct: Mapping[int, Any], mesh: Mesh) -> dict[Any, Any]:

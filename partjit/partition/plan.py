@@ -1,10 +1,12 @@
 """The plan of a program with colocated calls: what is dispatched, called and moved, in which order.
 
-A plan is a directed graph. Its nodes are fragments (pieces of the jaxpr that are compiled), colocated calls and
-transfers; values go along its edges, and calls that must keep an order have an edge without a value. The nodes are
-kept in the order in which the calling thread takes them up, which is a function of the program alone.
+A plan is a directed graph. Its nodes are fragments (pieces of the jaxpr that are compiled), colocated calls, transfers,
+and loops and branches that hold such nodes; values go along its edges, and nodes that must keep an order have an edge
+without a value. The nodes are kept in the order in which the calling thread takes them up, which is a function of the
+program alone.
 """
 
+import collections
 import dataclasses
 import threading
 from collections.abc import Callable, Mapping
@@ -15,7 +17,7 @@ from jax.sharding import Mesh
 
 from partjit.partition.emit import emit
 from partjit.partition.graph import as_graph, critical_path, to_mermaid
-from partjit.partition.nodes import ColocatedCall, Fragment, Node, Transfer, Value
+from partjit.partition.nodes import Branch, ColocatedCall, Fragment, Loop, Node, Transfer, Value, walk
 
 __all__ = ["Plan"]
 
@@ -44,8 +46,8 @@ class Plan:
         mesh: the mesh its shardings refer to; empty if there is none.
         inputs, outputs: its flat arguments and results; a result may be an input of the plan or a call's result.
         paths: the key path of each argument, in terms of the user's function.
-        nodes: in the order in which they are taken up.
-        order: pairs of names of calls of which the second may only begin when the first has ended.
+        nodes: in the order in which they are taken up; loops and branches hold more of them.
+        order: pairs of names of nodes of which the second may only begin when the first has ended.
         constants: arguments of calls that are the same for all executions.
         released: the inputs whose memory the caller gives up, and that a result could take over.
         made: its fragments lowered and compiled, and the functions that run it.
@@ -82,18 +84,18 @@ class Plan:
 
     @property
     def fragments(self) -> tuple[Fragment, ...]:
-        """The pieces that are compiled, in the order of their dispatch."""
-        return tuple(node for node in self.nodes if isinstance(node, Fragment))
+        """The pieces that are compiled, in the order of their dispatch; those in loops and branches as well."""
+        return tuple(node for node in walk(self.nodes) if isinstance(node, Fragment))
 
     @property
     def calls(self) -> tuple[ColocatedCall, ...]:
-        """The colocated calls, in the order in which they are made."""
-        return tuple(node for node in self.nodes if isinstance(node, ColocatedCall))
+        """The colocated calls, in the order in which they are made; those in loops and branches as well."""
+        return tuple(node for node in walk(self.nodes) if isinstance(node, ColocatedCall))
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:
         """The moves between accelerators and hosts."""
-        return tuple(node for node in self.nodes if isinstance(node, Transfer))
+        return tuple(node for node in walk(self.nodes) if isinstance(node, Transfer))
 
     @property
     def source(self) -> str:
@@ -129,7 +131,7 @@ class Plan:
         return emit(self, most_names=4).rstrip()
 
     def __repr__(self) -> str:
-        return (
-            f"<plan of {self.name}: {len(self.fragments)} fragments, {len(self.calls)} calls, "
-            f"{len(self.transfers)} transfers>"
-        )
+        counts = collections.Counter(type(node) for node in walk(self.nodes))
+        names = {"fragments": Fragment, "calls": ColocatedCall, "transfers": Transfer}
+        names |= {name: kind for name, kind in {"loops": Loop, "branches": Branch}.items() if counts[kind]}
+        return f"<plan of {self.name}: {', '.join(f'{counts[kind]} {name}' for name, kind in names.items())}>"

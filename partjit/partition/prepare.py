@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from jax.sharding import Mesh
 
@@ -11,12 +11,15 @@ from partjit._compat import UnspecifiedValue, core
 from partjit.colocated.primitive import colocated_call_p
 from partjit.errors import ShardingError
 from partjit.mesh import auto_twin
+from partjit.partition.control_flow import branch_p, is_host, is_separate, loop_p
 from partjit.partition.cut import Egress
-from partjit.partition.flatten import Flat
+from partjit.partition.flat import Flat, variables
 from partjit.primitive import device_witness, sharding_constraint_p
 from partjit.spec import ParsedPartitionSpec
 
-__all__ = ["calls_of", "check_devices", "egresses_of", "variables", "with_stated_arguments"]
+__all__ = ["calls_of", "check_devices", "egresses_of", "results_of_hosts", "with_stated_arguments"]
+
+Block = Literal["program", "turn", "branch"]
 
 
 def check_devices(flat: Flat, mesh: Mesh) -> None:
@@ -43,7 +46,11 @@ def calls_of(flat: Flat) -> Iterator[Any]:
 def with_stated_arguments(flat: Flat, in_shardings: list[Any], mesh: Mesh) -> Flat:
     """Constrains what calls want to have otherwise than it comes in; what comes in anyhow does so as they want it."""
     position = {var: i for i, var in enumerate(flat.invars)}
-    produced = {var: eqn for eqn in calls_of(flat) for var in eqn.outvars}
+    produced = {
+        var: sharding
+        for eqn in calls_of(flat)
+        for var, sharding in zip(eqn.outvars, eqn.params["callee"].out_shardings, strict=True)
+    }
     eqns = []
     for eqn in flat.eqns:
         wanted = eqn.params["callee"].in_shardings if eqn.primitive is colocated_call_p else ()
@@ -55,7 +62,10 @@ def with_stated_arguments(flat: Flat, in_shardings: list[Any], mesh: Mesh) -> Fl
             i = position.get(var)
             if i is not None and isinstance(in_shardings[i], UnspecifiedValue):
                 in_shardings[i] = sharding
-            elif var in produced or (i is not None and not in_shardings[i].is_equivalent_to(sharding, _rank(var))):
+            # A result of a call that leaves the program as well may lie otherwise than the call's specs say.
+            elif (var in produced and (var in flat.outvars or produced[var] != sharding)) or (
+                i is not None and not in_shardings[i].is_equivalent_to(sharding, _rank(var))
+            ):
                 spec = ParsedPartitionSpec.from_user_input(sharding, "in_specs")
                 params = {"spec": spec, "mesh": mesh, "witness": device_witness(auto_twin(sharding.mesh))}
                 invars[k] = _compat.new_var(var.aval)
@@ -68,33 +78,64 @@ def with_stated_arguments(flat: Flat, in_shardings: list[Any], mesh: Mesh) -> Fl
     return dataclasses.replace(flat, eqns=tuple(eqns))
 
 
-def egresses_of(flat: Flat, out_shardings: Sequence[Any]) -> tuple[list[Egress], dict[int, Any]]:
-    """The results that pass through a fragment unchanged, and those that are a call's results as they are."""
-    of_call = {var: (eqn, k) for eqn in calls_of(flat) for k, var in enumerate(eqn.outvars)}
-    on_device = {a for eqn in flat.eqns if eqn.primitive is not colocated_call_p for a in variables(eqn.invars)}
+def results_of_hosts(flat: Flat) -> dict[Any, tuple[Any, int]]:
+    """The results of calls, loops and branches, each with its equation and its position."""
+    hosts = (eqn for eqn in flat.eqns if is_host(eqn))
+    return {v: (eqn, k) for eqn in hosts for k, v in enumerate(eqn.outvars) if not isinstance(v, core.DropVar)}
+
+
+def egresses_of(
+    flat: Flat, in_shardings: Sequence[Any], out_shardings: Sequence[Any], block: Block
+) -> tuple[list[Egress], dict[int, Any]]:
+    """The results that pass through a fragment unchanged, and those that are a call's, loop's or branch's as they are.
+
+    Args:
+        flat: the program.
+        in_shardings, out_shardings: of its arguments and results; UNSPECIFIED where nothing is said.
+        block: what it is: the whole "program", a "turn" of a loop, or a "branch".
+
+    Returns:
+        The former; and for the latter the sharding in which each leaves, or None.
+    """
+    of_hosts = results_of_hosts(flat)
+    on_device = {a for eqn in flat.eqns if not is_host(eqn) for a in variables(eqn.invars)}
     computed = {var for eqn in flat.eqns for var in eqn.outvars}
+    comes_in_as = dict(zip(flat.invars, in_shardings, strict=True))
     egresses: list[Egress] = []
-    direct: dict[int, Any] = {}  # result -> the sharding in which it leaves, or None
+    direct: dict[int, Any] = {}
     leaves_as: dict[Any, Any] = {}
     for i, (atom, wanted) in enumerate(zip(flat.outvars, out_shardings, strict=True)):
         is_open = isinstance(wanted, UnspecifiedValue)
-        if isinstance(atom, core.Var) and atom in of_call:
-            eqn, k = of_call[atom]
-            stated = eqn.params["callee"].out_shardings[k]
-            is_kept = is_open or (stated is not None and stated.is_equivalent_to(wanted, _rank(atom)))
-            as_is = stated if is_open else wanted
-            if (is_kept or atom not in on_device) and atom not in leaves_as:  # a second time it is another array
-                direct[i] = leaves_as[atom] = as_is
+        if isinstance(atom, core.Var) and atom in of_hosts:
+            eqn, k = of_hosts[atom]
+            if eqn.primitive is loop_p or eqn.primitive is branch_p:
+                stated = None
+                is_kept = is_open or _may_lie_as(eqn, k, wanted, comes_in_as)
+                is_kept &= block != "program" or is_separate(eqn, k)
+            else:
+                stated = eqn.params["callee"].out_shardings[k]
+                is_kept = is_open or (stated is not None and stated.is_equivalent_to(wanted, _rank(atom)))
+                is_kept |= atom not in on_device
+            if is_kept and atom not in leaves_as:  # a second time it is another array
+                direct[i] = leaves_as[atom] = stated if is_open else wanted
                 continue
             egresses.append(Egress(atom, i))
+        elif block == "branch" and atom in comes_in_as and (is_open or comes_in_as[atom] == wanted):
+            direct[i] = None if is_open else wanted
         elif not isinstance(atom, core.Var) or atom not in computed:
             egresses.append(Egress(atom, i))
     return egresses, direct
 
 
-def variables(atoms: Sequence[Any]) -> list[Any]:
-    """The variables among atoms: those that are no literals."""
-    return [atom for atom in atoms if isinstance(atom, core.Var)]
+def _may_lie_as(eqn: Any, k: int, wanted: Any, comes_in_as: dict[Any, Any]) -> bool:
+    """Whether a result of a loop or branch can be had in a sharding, without moving it afterwards."""
+    if eqn.primitive is branch_p:
+        return True
+    initial = eqn.invars[eqn.params["captured"] :][k]
+    if initial in comes_in_as:
+        return comes_in_as[initial] == wanted
+    # The slices of a stack are written one after the other, each by all devices.
+    return not eqn.params["is_buffer"][k] or not getattr(wanted, "spec", ()) or wanted.spec[0] is None
 
 
 def _rank(atom: Any) -> int:

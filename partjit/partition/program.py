@@ -18,8 +18,8 @@ from partjit.colocated.streams import current_stream
 from partjit.compile import own_sharding
 from partjit.partition.assemble import make_plan
 from partjit.partition.execute import LoweredFragment, Runnable, compile_fragment, link, lower_fragment
-from partjit.partition.flatten import streams_of
-from partjit.partition.nodes import ColocatedCall
+from partjit.partition.flat import streams_of
+from partjit.partition.nodes import Fragment, walk
 from partjit.partition.plan import Plan
 from partjit.partition.shardings import home_of
 from partjit.placement import is_placed
@@ -137,14 +137,14 @@ class Placing:
 def placing_of(plan: Plan, args: Sequence[Any]) -> Placing:
     """What has to be done with arguments like these."""
     readers: dict[Any, list[Any]] = {}
-    for node in plan.nodes:
+    for node in walk(plan.nodes):
         for value in node.inputs:
             readers.setdefault(value, []).append(node)
     copies, moves, waits = [], [], []
     home = home_for(plan, args)[0]
     for i, (value, arg) in enumerate(zip(plan.inputs, args, strict=True)):
         nodes = readers.get(value, [])
-        by_call = any(isinstance(node, ColocatedCall) for node in nodes)
+        by_call = any(not isinstance(node, Fragment) for node in nodes)
         is_array = isinstance(arg, jax.Array)
         if isinstance(arg, PendingArray) and (not by_call or len(nodes) > 1):
             waits.append(i)

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from partjit import _compat
 from partjit._compat import UNSPECIFIED, UnspecifiedValue
 from partjit.colocated.primitive import opaque_calls
-from partjit.partition.flatten import Flat
+from partjit.partition.flat import Flat
 
 __all__ = ["home_of", "propagate"]
 

@@ -12,10 +12,11 @@ import jax
 
 from partjit import _compat
 from partjit._compat import UnspecifiedValue
+from partjit.colocated.primitive import colocated_call_p
 from partjit.colocated.streams import current_stream
 from partjit.compile import Program, Traced, own_sharding
 from partjit.partition.execute import Runnable, compile_fragment, link
-from partjit.partition.flatten import streams_of
+from partjit.partition.flat import streams_of
 from partjit.partition.plan import Plan
 from partjit.partition.program import home_for, lower_plan, placing_of, plan_of, runnable_of
 from partjit.partition.shardings import home_of
@@ -32,9 +33,22 @@ class PlannedTraced(Traced):
         """What the program does when it is called from the current stream."""
         return plan_of(self._leaves, **self.program.params)
 
-    def lower(self) -> Any:
-        """Lowers its fragments. Raises ValueError if the function closes over values of an outer trace."""
+    def lower(self, *, lowering_platforms: tuple[str, ...] | None = None, _private_parameters: Any = None) -> Any:
+        """Lowers its fragments.
+
+        Raises:
+            ValueError: the function closes over values of an outer trace; or it is lowered for other platforms than
+                that of the mesh, as by `jax.export`.
+        """
         self._check_closed()
+        if lowering_platforms is not None or _private_parameters is not None:
+            names = sorted(_called_names(self.jaxpr.jaxpr))
+            raise ValueError(
+                f"{self.fun_name} cannot be exported or lowered for another platform: it calls the colocated "
+                f"function{'s' if len(names) > 1 else ''} {', '.join(names)}, and there is no place for a Python "
+                "function in an exported program. Export the functions between the calls, each by itself: a pjit "
+                "without calls can be exported"
+            )
         plan = plan_of(self._leaves, **self.program.params, is_for_caller=False)
         structs = [_struct(leaf) for leaf in self._leaves]
         return PlannedLowered(plan, self.program, structs, self.args_info, self.out_info)
@@ -204,6 +218,13 @@ class PlannedCompiled:
             lowered.fragment.name: executable.memory_analysis()
             for lowered, executable in zip(self._fragments, self._executables, strict=True)
         }
+
+
+def _called_names(jaxpr: Any) -> set[str]:
+    """The names of the colocated functions that a jaxpr calls, at any depth."""
+    own = {eqn.params["callee"].name for eqn in jaxpr.eqns if eqn.primitive is colocated_call_p}
+    nested = [inner for eqn in jaxpr.eqns for inner in _compat.core.jaxprs_in_params(eqn.params)]
+    return own.union(*map(_called_names, nested))
 
 
 def _struct(leaf: Any) -> Any:

@@ -1,14 +1,15 @@
 """What every plan must satisfy before it runs. A plan that does not is a fault of partjit, and says so."""
 
 import collections
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from partjit.colocated.primitive import colocated_call_p
-from partjit.partition.cut import lanes_of
-from partjit.partition.emit import waits
-from partjit.partition.flatten import Flat
-from partjit.partition.nodes import ColocatedCall, Fragment, Value
+from partjit._compat import core
+from partjit.partition.control_flow import is_call, is_host, lanes_of
+from partjit.partition.flat import Flat
+from partjit.partition.nodes import Block, Branch, ColocatedCall, Fragment, Loop, Node, Transfer, Value, walk
 from partjit.partition.plan import Plan
+from partjit.primitive import sharding_constraint_p
 
 __all__ = ["PlanError", "verify"]
 
@@ -23,7 +24,15 @@ def verify(plan: Plan, flat: Flat) -> None:
     Raises:
         PlanError: it lists everything that is wrong.
     """
-    faults = [*_definitions(plan), *_types(plan), *_memory(plan), *_effects(plan, flat), *_order(plan, flat)]
+    defined = {*plan.inputs, *(value for value, _ in plan.constants)}
+    faults = [
+        *_definitions(plan.nodes, plan.outputs, defined),
+        *_names(plan),
+        *_types(plan),
+        *_memory(plan.nodes, {*plan.outputs}, {*plan.inputs} - plan.released, {*plan.inputs}),
+        *_effects(plan, flat),
+        *_order(plan, flat),
+    ]
     if faults:
         raise PlanError(
             f"the plan of {plan.name} is broken, which is a fault of partjit. Please report it with the program.\n"
@@ -32,31 +41,44 @@ def verify(plan: Plan, flat: Flat) -> None:
         )
 
 
-def _definitions(plan: Plan) -> list[str]:
-    """Each value is defined once, and before it is used; names are unique."""
+def _definitions(nodes: Sequence[Node], outputs: Sequence[Value], outside: set[Value]) -> list[str]:
+    """Each value is defined once, and before it is used, in a block and in those inside of it."""
     faults = []
-    defined = {*plan.inputs, *(value for value, _ in plan.constants)}
-    for node in plan.nodes:
+    defined = {*outside}
+    for node in nodes:
         faults += [f"{node.name} uses {value.name} before it is there" for value in node.inputs if value not in defined]
         faults += [
             f"{value.name} is defined a second time by {node.name}" for value in node.outputs if value in defined
         ]
+        for block in _blocks_of(node):
+            carried = node.outputs if isinstance(node, Loop) else ()
+            faults += _definitions(block.nodes, block.outputs, defined.union(carried))
         defined.update(node.outputs)
-    faults += [f"the result {value.name} is never defined" for value in plan.outputs if value not in defined]
-    names = collections.Counter([*(value.name for value in defined), *(node.name for node in plan.nodes)])
-    return faults + [f"the name {name} is used {count} times" for name, count in names.items() if count > 1]
+    return faults + [f"the result {value.name} is never defined" for value in outputs if value not in defined]
+
+
+def _names(plan: Plan) -> list[str]:
+    """Names are unique."""
+    values = {*plan.inputs, *(value for value, _ in plan.constants)}
+    nodes = {*walk(plan.nodes)}
+    values.update(value for node in nodes for value in node.outputs)
+    names = collections.Counter([*(value.name for value in values), *(node.name for node in nodes)])
+    return [f"the name {name} is used {count} times" for name, count in names.items() if count > 1]
 
 
 def _types(plan: Plan) -> list[str]:
     """What goes into a node and comes out of it has the type that the node says."""
     faults = []
-    for node in plan.nodes:
+    for node in walk(plan.nodes):
         if isinstance(node, Fragment):
             expected = [*node.jaxpr.in_avals, *node.jaxpr.out_avals]
         elif isinstance(node, ColocatedCall):
             expected = [*node.callee.in_avals, *node.callee.out_avals]
-        else:
+        elif isinstance(node, Transfer):
             expected = [value.aval for value in (*node.outputs, *node.inputs)]
+        else:
+            expected = [value.aval for value in (*node.inputs, *node.outputs)]
+            faults += _same_types(node)
         values = [*node.inputs, *node.outputs]
         if len(expected) != len(values):
             faults.append(f"{node.name} has {len(values)} arguments and results instead of {len(expected)}")
@@ -74,55 +96,117 @@ def _types(plan: Plan) -> list[str]:
     return faults
 
 
-def _memory(plan: Plan) -> list[str]:
-    """What is donated is not used any more, nobody else has it, and it is not a result."""
+def _same_types(node: Loop | Branch) -> list[str]:
+    """What the blocks of a node give is what the node gives; a loop starts from such values as well."""
+    given = [block.outputs for block in node.blocks]
+    if isinstance(node, Loop):
+        given.append(node.initial)
+    faults = []
+    for values in given:
+        if len(values) != len(node.outputs):
+            faults.append(f"{node.name} is given {len(values)} values instead of {len(node.outputs)}")
+        faults += [
+            f"{node.name} is given {value.name}: {value}, for {output.name}: {output}"
+            for value, output in zip(values, node.outputs, strict=False)
+            if (value.aval.shape, value.aval.dtype) != (output.aval.shape, output.aval.dtype)
+            or (
+                None not in (value.sharding, output.sharding)
+                and not value.sharding.is_equivalent_to(output.sharding, len(value.aval.shape))
+            )
+        ]
+    return faults
+
+
+def _memory(nodes: Sequence[Node], kept: set[Value], of_caller: set[Value], outside: set[Value]) -> list[str]:
+    """What is donated is not used any more, nobody else has it, and it is not a result.
+
+    Args:
+        nodes: those of a program or block.
+        kept: what it gives.
+        of_caller: the values from outside that are not its own to give away.
+        outside: all values from outside.
+    """
     faults = []
     donated: dict[Value, str] = {}
     on_threads: dict[Value, str] = {}
-    kept = {*plan.outputs}
-    of_caller = {*plan.inputs} - plan.released
-    for node, needed in waits(plan.nodes):
-        del needed
+    for node in nodes:
         faults += [f"{node.name} uses {v.name}, donated to {donated[v]}" for v in node.inputs if v in donated]
         if isinstance(node, ColocatedCall) and not node.is_inline:
             on_threads.update((v, node.name) for v, held in zip(node.inputs, node.held, strict=False) if not held)
             faults += [
                 f"{node.name} does not hold {value.name}, which the caller has as well"
                 for value, held in zip(node.inputs, node.held, strict=False)
-                if not held and (value in plan.inputs or value in kept)
+                if not held and (value in outside or value in kept)
             ]
-        if isinstance(node, Fragment):
-            for value, flag in zip(node.inputs, node.donated, strict=False):
-                if flag:
-                    donated[value] = node.name
-                    if value in kept or value in of_caller:
-                        faults.append(f"{node.name} is given {value.name}, which is not the program's to give")
-                    if value in on_threads:
-                        faults.append(f"{node.name} is given {value.name}, which {on_threads[value]} may still read")
+        given = _given_to(node)
+        faults += [f"{node.name} is given {v.name} twice" for v, n in collections.Counter(given).items() if n > 1]
+        for value in given:
+            donated[value] = node.name
+            if value in kept or value in of_caller:
+                faults.append(f"{node.name} is given {value.name}, which is not the program's to give")
+            if value in on_threads:
+                faults.append(f"{node.name} is given {value.name}, which {on_threads[value]} may still read")
+        if isinstance(node, Loop):
+            faults += [f"{node.name} is given {v.name} and captures it" for v in given if v in node.captured]
+            own = {v for v, flag in zip(node.outputs, node.giving, strict=False) if flag}
+            around = {*node.inputs, *node.outputs}
+            faults += _memory(node.block.nodes, {*node.block.outputs}, around - own, around)
+        elif isinstance(node, Branch):
+            for block in node.blocks:
+                around = {*node.inputs}
+                faults += _memory(block.nodes, {*block.outputs}, around.difference(given), around)
     return faults
+
+
+def _given_to(node: Node) -> list[Value]:
+    """What a node may give away: nothing else reads it afterwards."""
+    if isinstance(node, Fragment):
+        return [value for value, flag in zip(node.inputs, node.donated, strict=False) if flag]
+    if isinstance(node, Loop):
+        return [value for value, flag in zip(node.initial, node.giving, strict=False) if flag]
+    return [*node.given] if isinstance(node, Branch) else []
 
 
 def _effects(plan: Plan, flat: Flat) -> list[str]:
     """Every call that must be made is made once, and every equation is in one fragment."""
-    in_program = collections.Counter(id(eqn.params["callee"]) for eqn in flat.eqns if eqn.primitive is colocated_call_p)
+    calls = collections.Counter(id(eqn.params["callee"]) for eqn in _all_equations(flat.eqns) if is_call(eqn))
     in_plan = collections.Counter(id(call.callee) for call in plan.calls)
     faults = []
-    if in_program != in_plan:
-        faults.append(f"the program makes {in_program.total()} calls and the plan {in_plan.total()}")
-    outside = sum(eqn.primitive is not colocated_call_p for eqn in flat.eqns)
-    inside = sum(len(fragment.jaxpr.eqns) for fragment in plan.fragments)
-    if inside != outside:
-        faults.append(f"the program has {outside} equations for the devices and the plan {inside}")
+    if calls != in_plan:
+        faults.append(f"the program makes {calls.total()} calls and the plan {in_plan.total()}")
+    program, fragments = (
+        collections.Counter(eqn.primitive.name for eqn in eqns if not is_host(eqn))
+        for eqns in (_all_equations(flat.eqns), (eqn for fragment in plan.fragments for eqn in fragment.jaxpr.eqns))
+    )
+    missing, more = program - fragments, fragments - program
+    del more[sharding_constraint_p.name]  # which calls ask for
+    if missing or more:
+        faults.append(
+            f"the program has {program.total()} equations for the devices and the plan {fragments.total()}: it lacks "
+            f"{dict(missing)} and has {dict(more)} too many"
+        )
     return faults
+
+
+def _all_equations(eqns: Sequence[Any]) -> Iterator[Any]:
+    """All equations, those in the bodies of loops and branches that the host drives among them."""
+    for eqn in eqns:
+        yield eqn
+        if is_host(eqn):
+            for jaxpr in core.jaxprs_in_params(eqn.params):
+                yield from _all_equations(jaxpr.eqns)
 
 
 def _order(plan: Plan, flat: Flat) -> list[str]:
     """The calls of a lane are in program order; an order edge never points backwards."""
-    position = {node.name: i for i, node in enumerate(plan.nodes)}
-    faults = [f"{a} must come before {b}" for a, b in plan.order if not position.get(a, 0) < position.get(b, 0)]
+    blocks = [(plan.nodes, plan.order), *((b.nodes, b.order) for node in walk(plan.nodes) for b in _blocks_of(node))]
+    faults = []
+    for nodes, order in blocks:
+        position = {node.name: i for i, node in enumerate(nodes)}
+        faults += [f"{a} must come before {b}" for a, b in order if not position.get(a, 0) < position.get(b, 0)]
     expected: dict[Any, list[int]] = {}
-    for eqn in flat.eqns:
-        if eqn.primitive is colocated_call_p and not eqn.params["callee"].is_pure:
+    for eqn in _all_equations(flat.eqns):
+        if is_call(eqn):
             for lane in lanes_of(eqn):
                 expected.setdefault(lane, []).append(id(eqn.params["callee"]))
     planned: dict[Any, list[int]] = {}
@@ -134,3 +218,7 @@ def _order(plan: Plan, flat: Flat) -> list[str]:
     if expected != planned:
         faults.append("the calls of a stream or object are not in program order")
     return faults
+
+
+def _blocks_of(node: Node) -> Sequence[Block]:
+    return node.blocks if isinstance(node, Loop | Branch) else ()

@@ -1,0 +1,183 @@
+"""What `jax.vmap` makes of calls.
+
+A call with a batched argument is one call for each example, or one call with batched arrays, as its `vmap_method` says.
+The latter is the call of another function: one whose arguments, results and specs have the batch at axis 0.
+"""
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+
+from partjit import _compat
+from partjit._compat import batching
+from partjit.colocated.primitive import Callee, ColocatedEffect, calls_in, colocated_call_p
+from partjit.colocated.specialization import SpecializationCache, VmapMethod
+from partjit.colocated.specs import InSpecs, flat_result
+from partjit.rules.batching import insert_batch_axis
+from partjit.spec import ParsedPartitionSpec
+
+
+def _batch(
+    axis_data: Any, args: Sequence[Any], dims: Sequence[int | None], *, callee: Callee, stream: Any
+) -> tuple[Sequence[Any], list[int | None]]:
+    batched = [dim is not None for dim in dims]
+    if not any(batched):  # one call for the whole batch
+        return colocated_call_p.bind(*args, callee=callee, stream=stream), [None] * len(callee.out_avals)
+    method = callee.specialization.vmap_method or (None if callee.is_pure else "sequential")
+    if method is None:
+        paths = [path for path, is_batched in zip(callee.paths, batched, strict=True) if is_batched]
+        choices = ", ".join(map(repr, get_args(VmapMethod)))
+        raise ValueError(
+            f"the colocated function {callee.name} is pure and called under jax.vmap with a batched {', '.join(paths)} "
+            f"and nothing says how: give it vmap_method=, one of {choices}, or call it outside of what is batched"
+        )
+    args = [x if dim is None else batching.moveaxis(x, dim, 0) for x, dim in zip(args, dims, strict=True)]
+    if method == "sequential":
+        results = _one_by_one(axis_data.size, args, batched, callee, stream)
+    else:
+        size = 1 if method == "expand_dims" else axis_data.size
+        args = [
+            x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
+            for x, is_batched in zip(args, batched, strict=True)
+        ]
+        results = colocated_call_p.bind(*args, callee=_batched(callee, args, batched, axis_data), stream=stream)
+    return results, [0] * len(results)
+
+
+def _one_by_one(size: int, args: Sequence[Any], batched: Sequence[bool], callee: Callee, stream: Any) -> list[Any]:
+    def call(of_batch: Sequence[Any]) -> Sequence[Any]:
+        own = iter(of_batch)
+        example = [next(own) if is_batched else x for x, is_batched in zip(args, batched, strict=True)]
+        return colocated_call_p.bind(*example, callee=callee, stream=stream)
+
+    stacked = [x for x, is_batched in zip(args, batched, strict=True) if is_batched]
+    if _compat.is_staged():
+        _, results = jax.lax.scan(lambda _, example: (None, call(example)), None, stacked)
+        return [*results]
+    if not size:
+        return [jnp.zeros((0, *aval.shape), aval.dtype) for aval in callee.out_avals]
+    # Nothing takes a loop apart here, and XLA cannot run one with a call in it.
+    each = [call([x[i] for x in stacked]) for i in range(size)]
+    return [jnp.stack(results) for results in zip(*each, strict=True)]
+
+
+_made: weakref.WeakKeyDictionary[Callee, dict[Any, Callee]] = weakref.WeakKeyDictionary()
+"""The batched callees of a callee; for equal calls of a program there is one."""
+
+
+def _batched(callee: Callee, args: Sequence[Any], batched: Sequence[bool], axis_data: Any) -> Callee:
+    axes = tuple(axis_data.spmd_name or ()), tuple(axis_data.explicit_mesh_axis or ())
+    made = _made.setdefault(callee, {})
+    key = (*batched, axis_data.size, axes)
+    found = made.get(key)
+    if found is None:
+        found = made.setdefault(key, _make(callee, tuple(map(_compat.abstractify, args)), batched, axis_data))
+    return found
+
+
+def _make(callee: Callee, in_avals: tuple[Any, ...], batched: Sequence[bool], axis_data: Any) -> Callee:
+    def insert(sharding: Any, is_batched: bool, what: str) -> Any:
+        if sharding is None:
+            return None
+        spec = ParsedPartitionSpec.from_user_input(sharding, what)
+        if is_batched:
+            owner = f"{what} of the colocated function {callee.name}"
+            spec = insert_batch_axis(spec, 0, axis_data, sharding.mesh, owner)
+        else:
+            spec = spec.insert_axis_partitions(0, ())
+        return spec.named_sharding(sharding.mesh)
+
+    known, stated = callee.specialization, callee.has_stated_results
+    in_shardings = tuple(insert(s, b, "in_specs") for s, b in zip(callee.in_shardings, batched, strict=True))
+    batch = (axis_data.size, *callee.batch)
+    out_avals = tuple(
+        _compat.aval_of_struct(jax.ShapeDtypeStruct((batch[0], *aval.shape), aval.dtype, weak_type=aval.weak_type))
+        for aval in callee.out_avals
+    )
+    # Where results were seen to lie that nobody has said anything of, they need not lie in a batch.
+    out_shardings = tuple(insert(s if stated else None, True, "out_specs") for s in callee.out_shardings)
+    in_specs = InSpecs([*map(_struct, in_avals, in_shardings)], callee.in_tree)
+    out_specs = jax.tree.unflatten(callee.out_tree, [*map(_struct, out_avals, out_shardings)])
+    origin = callee.origin
+    if known.layout != "per_shard":  # there the specs say what a shard is
+        target = origin.target.target if isinstance(origin.target, _BatchedTarget) else origin.target
+        origin = dataclasses.replace(origin, target=_BatchedTarget(target, callee.name, str(known.vmap_method), batch))
+    return dataclasses.replace(
+        callee,
+        origin=origin,
+        specialization=dataclasses.replace(
+            known,
+            in_specs=in_specs if known.in_specs is not None else None,
+            out_specs=None,
+            out_specs_fn=(lambda *_, **__: out_specs) if stated else None,
+        ),
+        in_avals=in_avals,
+        in_shardings=in_shardings,
+        out_avals=out_avals,
+        out_shardings=out_shardings,
+        cache=SpecializationCache(),
+        batch=batch,
+    )
+
+
+def _struct(aval: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
+
+
+@dataclasses.dataclass(frozen=True)
+class _BatchedTarget:
+    """Gives the function that runs, as the `target` of an origin does; its results must have the batch in front.
+
+    Attributes:
+        target: gives the user's function.
+        name: what it is called in messages.
+        method: the `vmap_method` of its calls.
+        batch: the sizes of the leading axes.
+    """
+
+    target: Callable[[], Callable[..., Any]]
+    name: str
+    method: str
+    batch: tuple[int, ...]
+
+    def __call__(self) -> Callable[..., Any]:
+        fun, batch = self.target(), self.batch
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = fun(*args, **kwargs)
+            for leaf in flat_result(result)[0]:
+                if leaf.shape[: len(batch)] != batch:
+                    raise ValueError(
+                        f"{self.name} was called with a batch of the shape {batch} in front of its arguments, as "
+                        f"vmap_method={self.method!r} says, and returned {leaf.aval.str_short()}: each result must "
+                        "have the batch in front. vmap_method='sequential' calls it with one example at a time instead"
+                    )
+            return result
+
+        return call
+
+
+def _effectful(jaxprs: Sequence[Any]) -> list[Any]:
+    if not any(isinstance(effect, ColocatedEffect) for jaxpr in jaxprs for effect in jaxpr.effects):
+        return []
+    return [eqn for eqn in calls_in(jaxprs) if not eqn.params["callee"].is_pure]
+
+
+def _refuse(kind: str, calls: Sequence[Any]) -> None:
+    eqn = calls[0]
+    site = _compat.source_site(eqn.source_info)
+    where = "" if site is None else " at {}:{} in {}".format(*site)
+    what = "branches would be run for all examples" if kind == "cond" else "loop would go on for examples that are done"
+    raise ValueError(
+        f"the colocated function {eqn.params['callee'].name} is called{where} in a {kind} whose predicate is batched "
+        f"by jax.vmap. The {what}, and the call be made where it should not: give the predicate to the function and "
+        "let it decide, decide before jax.vmap, or say pure=True if the call does nothing but compute its results"
+    )
+
+
+batching.fancy_primitive_batchers[colocated_call_p] = _batch
+_compat.guard_batching(_effectful, _refuse)

@@ -1,0 +1,130 @@
+"""What the user says of the derivatives of a colocated function: `defvjp` and `defjvp`.
+
+They mean what they mean for `jax.custom_vjp` and `jax.custom_jvp`, because a call with rules is traced as the call of
+such a function, whose body is the equation of the call. So jax differentiates, batches and saves what the rules do.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+
+__all__ = ["Derivatives", "Differentiable"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Derivatives:
+    """The rules of one function.
+
+    Attributes:
+        kind: what they define.
+        rules: the functions that `defvjp` or `defjvp` got.
+        symbolic_zeros: whether they are told what is not differentiated.
+    """
+
+    kind: Literal["vjp", "jvp"]
+    rules: tuple[Callable[..., Any], ...]
+    symbolic_zeros: bool
+
+    def call(
+        self,
+        fun: Callable[[Any, Any], Any],
+        name: str,
+        signature: inspect.Signature | None,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Calls a function that has these derivatives.
+
+        Args:
+            fun: called with `args` and `kwargs`.
+            name: what it is called in messages.
+            signature: its parameters, if they are known; the rules take all of them by position.
+            args, kwargs: the arguments.
+
+        Raises:
+            TypeError: keyword arguments have no position, or an argument that was not given has a default value that no
+                rule can take.
+        """
+
+        def primal(*positional: Any) -> Any:
+            # What was not given is for the function itself to fill in: on its host a default need not be an array.
+            given = {key: positional[[*signature.parameters].index(key)] for key in kwargs} if signature else {}
+            return fun(positional[: len(args)], given)
+
+        primal.__name__ = primal.__qualname__ = name
+        if signature is not None:
+            vars(primal)["__signature__"] = signature  # by which jax finds positions, and default values
+        custom: Any = jax.custom_vjp(primal) if self.kind == "vjp" else jax.custom_jvp(primal)
+        define = custom.defvjp if self.kind == "vjp" else custom.defjvp
+        define(*self.rules, symbolic_zeros=self.symbolic_zeros)
+        return custom(*args, **kwargs)
+
+
+class Differentiable:
+    """What has derivatives: a colocated function, or a method of a colocated class."""
+
+    def _set_derivatives(self, derivatives: Derivatives) -> None:
+        raise NotImplementedError
+
+    def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any], symbolic_zeros: bool = False) -> None:
+        """Says how the calls are differentiated in reverse mode, as `jax.custom_vjp.defvjp` does.
+
+        The rules may compute on the devices, and call colocated functions, this one among them. Copies that
+        `specialize` makes afterwards have them as well. What was said before, by `defjvp` too, is replaced.
+
+        Args:
+            fwd: takes the arguments, by position, and returns the result and what `bwd` needs.
+            bwd: takes what `fwd` kept and the cotangent of the result, and returns a tuple with one cotangent for each
+                argument, None for one of zeros.
+            symbolic_zeros: whether `fwd` and `bwd` are told what is not differentiated.
+
+        Raises:
+            TypeError: a rule is no function.
+
+        Example:
+            >>> import numpy as np
+            >>> from partjit.colocated import colocated_python
+            >>> spec = jax.ShapeDtypeStruct((), jax.numpy.float32)
+            >>> sine = colocated_python(lambda x: jax.numpy.asarray(np.sin(x)), out_specs=spec)
+            >>> sine.defvjp(lambda x: (sine(x), x), lambda x, ct: (jax.numpy.cos(x) * ct,))
+            >>> float(jax.grad(sine)(jax.numpy.float32(0)))
+            1.0
+        """
+        self._set_derivatives(Derivatives("vjp", (_rule(fwd, "fwd"), _rule(bwd, "bwd")), symbolic_zeros))
+
+    def defjvp(self, jvp: Callable[..., Any], symbolic_zeros: bool = False) -> Callable[..., Any]:
+        """Says how the calls are differentiated, as `jax.custom_jvp.defjvp` does; for reverse mode as well, if what
+        `jvp` does with the tangents is device code.
+
+        Args:
+            jvp: takes a tuple of the arguments and one of their tangents, and returns the result and its tangent.
+            symbolic_zeros: whether it is told what is not differentiated.
+
+        Returns:
+            `jvp`, so that this is a decorator.
+
+        Raises:
+            TypeError: the rule is no function.
+
+        Example:
+            >>> import numpy as np
+            >>> from partjit.colocated import colocated_python
+            >>> spec = jax.ShapeDtypeStruct((), jax.numpy.float32)
+            >>> sine = colocated_python(lambda x: jax.numpy.asarray(np.sin(x)), out_specs=spec)
+            >>> @sine.defjvp
+            ... def sine_jvp(primals, tangents):
+            ...     return sine(*primals), jax.numpy.cos(*primals) * tangents[0]
+            >>> float(jax.grad(sine)(jax.numpy.float32(0)))
+            1.0
+        """
+        self._set_derivatives(Derivatives("jvp", (_rule(jvp, "jvp"),), symbolic_zeros))
+        return jvp
+
+
+def _rule(rule: Any, name: str) -> Callable[..., Any]:
+    if not callable(rule):
+        raise TypeError(f"{name} must be a function, but is {rule!r}")
+    return rule

@@ -1,0 +1,123 @@
+"""Calls in the body of a `shard_map`: calls with arrays over its mesh, whose function is called for each shard."""
+
+import contextlib
+import dataclasses
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from partjit import _compat
+from partjit.colocated.bodies import Home, body, call_in_body, running_at
+from partjit.colocated.layouts import Shards
+from partjit.colocated.primitive import Callee, colocated_call_p
+from partjit.mesh import auto_twin
+
+__all__ = ["called_for_each_shard", "check_is_whole"]
+
+Array = tuple[Any, NamedSharding]
+"""The type of an array and how it lies over the mesh."""
+
+_made: weakref.WeakKeyDictionary[Callee, dict[Any, Callee]] = weakref.WeakKeyDictionary()
+"""The callees made of a callee. One that is asked for again is the same, as equal calls of a program have the same."""
+
+
+def called_for_each_shard(
+    callee: Callee, mesh: Mesh, arguments: Sequence[Array], results: Sequence[Array]
+) -> Callee:
+    """The callee of a call with arrays, for that of a call in a `shard_map` with what is one shard's of them.
+
+    Args:
+        callee: its arguments and results are those of a shard.
+        mesh: that of the `shard_map`.
+        arguments, results: the arrays, whose shards are of those shapes, apart from dimensions of size 1.
+
+    Raises:
+        ValueError: it was specialized for something that there is only outside of a `shard_map`.
+    """
+    _check(callee)
+    in_avals, in_shardings = _unzipped(arguments)
+    out_avals, out_shardings = _unzipped(results)
+    made = _made.setdefault(callee, {})
+    key = (mesh, in_avals, in_shardings, out_avals, out_shardings)
+    found = made.get(key)
+    if found is None:
+        replaced = dataclasses.replace(
+            callee,
+            specialization=dataclasses.replace(callee.specialization, devices=None),
+            in_avals=in_avals,
+            in_shardings=in_shardings,
+            out_avals=out_avals,
+            out_shardings=out_shardings,
+            shards=Shards(mesh, callee.in_avals, callee.out_avals, in_shardings, out_shardings),
+        )
+        found = made.setdefault(key, replaced)
+    return found
+
+
+def _unzipped(arrays: Sequence[Array]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    return tuple(aval for aval, _ in arrays), tuple(sharding for _, sharding in arrays)
+
+
+def check_is_whole(what: str, mesh: Any, axes: Sequence[str]) -> None:
+    """Raises ValueError if a `shard_map` over some axes leaves others of its mesh to the partitioner.
+
+    Args:
+        what: the `shard_map` and whom it calls, for the message.
+        mesh: its mesh.
+        axes: the axes it is over.
+    """
+    left = [axis for axis, size in mesh.shape.items() if axis not in axes and size > 1]
+    if left:
+        raise ValueError(
+            f"{what} and leaves the axes {', '.join(map(repr, left))} of its mesh to the partitioner: with calls in it, "
+            "a shard_map has to be over all axes of its mesh. Name them in axis_names too, or make the calls outside of it"
+        )
+
+
+def _check(callee: Callee) -> None:
+    known = callee.specialization
+    if known.run_ahead:
+        raise ValueError(
+            f"run_ahead={known.run_ahead} lets calls of {callee.name} be made before they are asked for, but in a "
+            "shard_map they are made for each shard: leave it out, or make the call outside of the shard_map"
+        )
+    if known.layout == "per_shard":
+        raise ValueError(
+            f"layout='per_shard' calls {callee.name} with the shards of its arguments, but in a shard_map it is called "
+            "for each shard anyhow, with arrays: leave it out. partjit.colocated.mesh_coordinates() says which it is"
+        )
+    stated = [("in_specs", callee.in_shardings)]
+    if callee.has_stated_results:
+        stated.append(("out_specs", callee.out_shardings))
+    for what, shardings in stated:
+        for sharding in shardings:
+            if sharding is not None:
+                raise ValueError(
+                    f"{what} of the colocated function {callee.name} name the sharding {sharding.spec}, but it is called in "
+                    "a shard_map, for each shard, with arrays on one device: say shapes and dtypes of what is one shard's, "
+                    "without shardings"
+                )
+
+
+def _evaluate(mesh: Mesh, *values: Any, axes: Sequence[str], callee: Callee, stream: Any) -> list[Any]:
+    """Makes a call of a `shard_map` that runs operation by operation."""
+    check_is_whole(f"a shard_map calls {callee.name}", mesh, axes)
+    mesh = auto_twin(mesh)
+    arguments = [
+        (_compat.type_over_mesh(aval, value.shape), NamedSharding(mesh, P(*value.sharding.spec[:1])))
+        for aval, value in zip(callee.in_avals, values, strict=True)
+    ]
+    size = math.prod(mesh.shape[axis] for axis in axes)
+    over_all = NamedSharding(mesh, P(tuple(axis for axis in mesh.axis_names if axis in axes)))
+    results = [(_compat.type_over_mesh(aval, (size, *aval.shape)), over_all) for aval in callee.out_avals]
+    home = Home(NamedSharding(mesh, P()), True)
+    replaced = called_for_each_shard(callee, mesh, arguments, results)
+    with running_at(home) if body.home is None else contextlib.nullcontext():
+        return call_in_body(home, replaced, stream, values)
+
+
+_compat.register_eager_in_shard_map(colocated_call_p, _evaluate)

@@ -1,0 +1,96 @@
+"""What differentiation makes of calls.
+
+A call has the derivatives that `defvjp` or `defjvp` say; jax uses these and never comes here. Other calls are made as
+they are where nothing differentiable comes out of them, and refused where it does. And whatever jax splits into a
+forward and a backward half, under `jax.checkpoint` as well, a call is in the forward half, once, and stays in its loop.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from partjit import _compat
+from partjit._compat import ad, core, pe
+from partjit.colocated.primitive import Callee, ColocatedEffect, calls_in, colocated_call_p
+
+
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, callee: Callee, **params: Any
+) -> tuple[Sequence[Any], list[Any]]:
+    differentiated = [
+        path
+        for path, tangent in zip(callee.paths, tangents, strict=True)
+        if type(tangent) is not ad.Zero and tangent.dtype != jax.dtypes.float0
+    ]
+    if differentiated and any(_is_differentiable(aval) for aval in callee.out_avals):
+        raise ValueError(
+            f"the colocated function {callee.name} has no derivative, and is differentiated with respect to "
+            f"{', '.join(differentiated)}{_here()}: say what it is with {callee.name}.defvjp(fwd, bwd) or "
+            f"{callee.name}.defjvp(jvp), or pass what it only looks at as jax.lax.stop_gradient(x)"
+        )
+    results = colocated_call_p.bind(*primals, callee=callee, **params)
+    return results, [ad.Zero(jax.typeof(result).to_tangent_aval()) for result in results]
+
+
+def _is_differentiable(aval: Any) -> bool:
+    return aval.to_tangent_aval().dtype != jax.dtypes.float0
+
+
+def _here() -> str:
+    """Where in the user's code the equation stands that is being transformed, for a message."""
+    return _place(_compat.current_source_info())
+
+
+def _place(source_info: Any) -> str:
+    site = _compat.source_site(source_info)
+    return "" if site is None else " at {}:{} in {}".format(*site)
+
+
+def _transpose(_: Any, *args: Any, callee: Callee, **__: Any) -> Any:
+    linear = [path for path, arg in zip(callee.paths, args, strict=True) if ad.is_undefined_primal(arg)]
+    raise ValueError(
+        f"the colocated function {callee.name} cannot be transposed, and is called with {', '.join(linear)}, which "
+        f"depends on what is transposed{_here()}: a call is no linear operation, as jax.linear_transpose and the "
+        "tangents of a defjvp rule in reverse mode need it to be. Compute with device code what is transposed, or say "
+        "with defvjp how to go backward"
+    )
+
+
+def _save_results(
+    saveable: Any, unknown_ins: Sequence[bool], inst_in: Sequence[bool], eqn: Any
+) -> tuple[Any, Any, list[bool], list[bool], list[Any]]:
+    """Under `jax.checkpoint`: a call is made once, forward, and its results are kept whatever the policy."""
+    del saveable
+    in_backward_half = any(unknown_ins)
+    flags = [in_backward_half] * len(eqn.outvars)
+    if in_backward_half:
+        needed = [v for v, inst in zip(eqn.invars, inst_in, strict=True) if type(v) is core.Var and not inst]
+        return None, eqn, flags, flags, needed
+    return eqn, None, flags, flags, []  # what the backward half reads of the results becomes a residual
+
+
+def _has_calls(jaxpr: Any) -> bool:
+    return next(calls_in([jaxpr]), None) is not None
+
+
+def _has_effect(eqn: Any) -> bool:
+    return any(isinstance(effect, ColocatedEffect) for effect in eqn.effects)
+
+
+def _refuse_split(kind: str, calls: Sequence[Any]) -> None:
+    eqn = calls[0]
+    raise ValueError(
+        f"the colocated function {eqn.params['callee'].name} is called{_place(eqn.source_info)} in a {kind} that is "
+        "linearized, or differentiated in reverse mode, with respect to what it carries. jax would run the loop twice "
+        "for that, and make the call again: use jax.lax.scan, jax.lax.fori_loop with bounds that are no arrays, or "
+        "jax.jvp"
+    )
+
+
+ad.primitive_jvps[colocated_call_p] = _jvp
+ad.primitive_transposes[colocated_call_p] = _transpose
+pe.partial_eval_jaxpr_custom_rules[colocated_call_p] = _save_results
+_compat.save_under_checkpoint(_has_calls)
+_compat.keep_in_scans(_has_effect)
+_compat.guard_while_loops(lambda jaxprs: [eqn for eqn in calls_in(jaxprs) if _has_effect(eqn)], _refuse_split)

@@ -1,0 +1,143 @@
+"""`jax.disable_jit()`: the function of a program runs on values, operation by operation, so that it can be looked into.
+
+What the program promises holds all the same: specs are checked, arguments are arrays that lie as their specs say, the
+mesh is ambient, colocated calls are part of it, and results lie as the out specs say. Nothing is donated. Tracers, as
+of a `jax.grad` around it, are left alone.
+"""
+
+import dataclasses
+import inspect
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import jax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from partjit._compat import UnspecifiedValue, abstractify, core
+from partjit.arguments import Arguments
+from partjit.colocated.bodies import Home, as_array, running_at
+from partjit.compile import own_sharding
+from partjit.mesh import auto_twin, has_explicit_axes, tracing_under
+from partjit.partition.shardings import home_of
+from partjit.primitive import shardings_of
+from partjit.trace import with_static
+from partjit.validate import check_devices, check_specs, raise_failures
+
+__all__ = ["Inferred", "OnValues", "on_values"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Inferred:
+    """What is known of a call before the function is traced.
+
+    Attributes:
+        arguments: its arguments, taken apart.
+        avals: their types.
+        in_specs: their specs.
+        mesh: the mesh of the program.
+    """
+
+    arguments: Arguments
+    avals: tuple[Any, ...]
+    in_specs: tuple[Any, ...]
+    mesh: Any
+
+
+class OnValues:
+    """The function of a pjit, to be called with values.
+
+    Args:
+        fun: the user's function, weakly: what calls this keeps it.
+        name: its name.
+        infer: takes `(args, kwargs)` to what is known of the call.
+        out_specs: takes the structure of the result and the types of its leaves to their specs.
+    """
+
+    def __init__(
+        self,
+        fun: "weakref.ref[Callable[..., Any]]",
+        name: str,
+        infer: Callable[[Any, Any], Inferred],
+        out_specs: Callable[[Any, Sequence[Any]], Sequence[Any]],
+    ) -> None:
+        self._fun = fun
+        self._name = name
+        self._infer = infer
+        self._out_specs = out_specs
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """That of the user's function, which jax's C++ function asks for."""
+        return inspect.signature(cast(Any, self._fun()))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The result of a call."""
+        fun = self._fun()
+        assert fun is not None
+        known = self._infer(args, kwargs)
+        arguments, mesh, name = known.arguments, known.mesh, self._name
+        failures = check_specs("pjit arguments", arguments.paths, known.avals, known.in_specs, mesh)
+        failures += check_devices(arguments.paths, arguments.leaves, known.in_specs, mesh)
+        raise_failures(failures, name, mesh)
+        inside = auto_twin(mesh)
+        home = _home(inside, arguments.leaves)
+        shardings = shardings_of(known.in_specs, inside)
+        leaves = [_placed(leaf, s, home, inside) for leaf, s in zip(arguments.leaves, shardings, strict=True)]
+        args, kwargs = with_static(arguments.tree, leaves, arguments.static)
+        with running_at(home), tracing_under(mesh):
+            with_paths, out_tree = jax.tree_util.tree_flatten_with_path(fun(*args, **kwargs))
+        results = [as_array(leaf) for _, leaf in with_paths]
+        paths = tuple("result" + jax.tree_util.keystr(path) for path, _ in with_paths)
+        avals = [*map(abstractify, results)]
+        out_specs = self._out_specs(out_tree, avals)
+        raise_failures(check_specs("pjit outputs", paths, avals, out_specs, mesh), name, mesh)
+        home = dataclasses.replace(home, sharding=_on(mesh, home.sharding))
+        shardings = shardings_of(out_specs, mesh)
+        return out_tree.unflatten(
+            [_placed(leaf, sharding, home, mesh) for leaf, sharding in zip(results, shardings, strict=True)]
+        )
+
+
+_made: dict[int, dict[Any, OnValues]] = {}
+
+
+def on_values(fun: Callable[..., Any], key: Any, make: Callable[["weakref.ref[Any]"], OnValues]) -> OnValues:
+    """What was made for this function and key, or what `make` makes of a weak reference to the function.
+
+    It is by the identity of this object that jax's C++ function finds compiled calls again, so it must be the same
+    when the same function is wrapped once more, and live as long as that function.
+    """
+    if id(fun) not in _made:
+        weakref.finalize(fun, _made.pop, id(fun), None).atexit = False
+    of_fun = _made.setdefault(id(fun), {})
+    return of_fun.get(key) or of_fun.setdefault(key, make(weakref.ref(fun)))
+
+
+def _home(mesh: Any, leaves: Sequence[Any]) -> Home:
+    if not mesh.empty:
+        return Home(NamedSharding(mesh, P()), True)
+    return Home(*home_of([own_sharding(leaf) for leaf in leaves]))
+
+
+def _placed(value: Any, sharding: Any, home: Home, mesh: Any) -> Any:
+    """A value in its place on `mesh`, which is where it is if nothing says otherwise."""
+    if isinstance(value, core.Tracer):
+        return value
+    value = as_array(value)
+    if not isinstance(value, jax.Array):  # a ref
+        return value
+    if isinstance(sharding, UnspecifiedValue):
+        if not home.is_bound:
+            return value
+        sharding = _on(mesh, value.sharding) if value.committed else home.sharding
+    is_there = value.committed and value.sharding == sharding
+    return value if is_there else jax.device_put(value, sharding)
+
+
+def _on(mesh: Any, sharding: Any) -> Any:
+    """The sharding on `mesh`, if it is on one that is the same but for the types of its axes."""
+    own = getattr(sharding, "mesh", None)
+    differs = own is not None and (has_explicit_axes(own) or has_explicit_axes(mesh))
+    return sharding.update(mesh=mesh) if differs and own.shape == mesh.shape else sharding

@@ -1,0 +1,72 @@
+"""Values in the body of a `shard_map`, as arrays outside of it."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from partjit import _compat
+
+__all__ = ["REPLICATED", "Form", "plain_form"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """How an array over the mesh has the values of the shards as its shards.
+
+    Attributes:
+        spec: the mesh axes that divide the array.
+        added: a dimension that the shards of the array have, of size 1, and the value has not; or None.
+    """
+
+    spec: Any
+    added: int | None = None
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """The mesh axes that divide the array."""
+        return frozenset().union(*self._divided())
+
+    def shard_of(self, value: Any) -> tuple[int, ...]:
+        """The shape of a shard of the array of a value."""
+        shape = value.aval.shape
+        return shape if self.added is None else (*shape[: self.added], 1, *shape[self.added :])
+
+    def array_of(self, value: Any, mesh: Mesh) -> Any:
+        """A variable for the array of a value."""
+        shape = [*self.shard_of(value)]
+        for dim, axes in enumerate(self._divided()):
+            shape[dim] *= math.prod(mesh.shape[axis] for axis in axes)
+        return _compat.new_var(_compat.type_over_mesh(value.aval, tuple(shape)))
+
+    def sharding(self, mesh: Mesh) -> NamedSharding:
+        """Where the array lies."""
+        return NamedSharding(mesh, self.spec)
+
+    @property
+    def of_slices(self) -> "Form | None":
+        """The form of the slices along dimension 0 if this is that of the stack; None if that dimension is divided."""
+        if self.added == 0 or (self.spec and self.spec[0] is not None):
+            return None
+        return Form(P(*self.spec[1:]), None if self.added is None else self.added - 1)
+
+    @property
+    def of_stack(self) -> "Form":
+        """The form of a stack along dimension 0 if this is that of its slices."""
+        return Form(P(None, *self.spec), None if self.added is None else self.added + 1) if self.spec else self
+
+    def _divided(self) -> Sequence[Sequence[str]]:
+        return [() if names is None else names if isinstance(names, tuple) else (names,) for names in self.spec]
+
+
+REPLICATED = Form(P())
+
+
+def plain_form(value: Any, axes: Sequence[str]) -> Form:
+    """The form of a value that differs along these mesh axes, if nobody wants it in another."""
+    if not axes:
+        return REPLICATED
+    return Form(P(tuple(axes)), None if value.aval.shape else 0)

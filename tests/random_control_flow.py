@@ -1,0 +1,384 @@
+"""Random programs with loops, branches, derivatives and batches around colocated calls, as data.
+
+A program is a list of steps over a growing list of values: `i` a small integer, `m` a matrix, `s` a scalar, and `m*3`
+what a loop of three turns has stacked. The steps of a loop, of a branch or of a function that is differentiated see the
+values so far, and after them their own.
+"""
+
+import dataclasses
+import itertools
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from partjit import P
+
+# Each is compiled, so there are fewer than of other things; the soak profile draws as many as it says.
+EXAMPLES = 12 if settings().max_examples <= 100 else settings().max_examples
+SHAPE = (8, 4)
+SPECS = [P(), P("x"), P("x", "y"), P(None, "y"), P("y", "x")]
+BACKWARD = 1000
+"""What the number of a backward call is more than that of its call."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """An operation on the devices: `op` of the values at `args`."""
+
+    op: str
+    args: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A colocated call.
+
+    Attributes:
+        number: tells it apart.
+        args, arg_kinds: the values it gets, and of which kinds they are.
+        result: "matrix", "scalar", "none", or "both" for a matrix and a scalar.
+        stream: a name, or None for the caller's.
+        of: the object whose method it is, or None for a function.
+        pure: whether it has no effect.
+        does: what the function does besides: "nothing", "sleep", "jit" or "pjit" over all devices.
+        mode: as in `specialize`.
+        in_spec: where its first argument is wanted, if that is said.
+        out_spec: where its first result is, if that is said.
+        rule: "vjp on devices", "vjp on hosts", "jvp" or None.
+        is_stopped: whether it is called with `stop_gradient` of its arguments.
+        vmap_method: as in `specialize`.
+    """
+
+    number: int
+    args: tuple[int, ...]
+    arg_kinds: tuple[str, ...]
+    result: str
+    stream: str | None
+    of: int | None
+    pure: bool
+    does: str
+    mode: str | None
+    in_spec: Any
+    out_spec: Any
+    rule: str | None
+    is_stopped: bool
+    vmap_method: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Nested:
+    """A nested function over all values so far, which adds the value at `out` of its own."""
+
+    wrapper: str
+    steps: tuple
+    out: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Scan:
+    """A `lax.scan`, which adds its last carries and what it stacked.
+
+    Attributes:
+        length: its turns.
+        init: the values that its carries begin with; they are the first of its own.
+        xs: per array that it goes over: a value that is stacked, or one that is spread.
+        steps: its body.
+        carry, ys: what the body gives.
+        y_kinds: of which kinds `ys` are.
+        is_reverse, unroll: as in `lax.scan`.
+        anchor: where it is differentiated, a value with a tangent, so that all carries have one from the first turn on.
+    """
+
+    length: int
+    init: tuple[int, ...]
+    xs: tuple[int, ...]
+    steps: tuple
+    carry: tuple[int, ...]
+    ys: tuple[int, ...]
+    y_kinds: tuple[str, ...]
+    is_reverse: bool
+    unroll: int
+    anchor: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Fori:
+    """A `lax.fori_loop` from `lower` to `upper`, or to the value at `traced`; its turn is its first own value."""
+
+    lower: int
+    upper: int
+    traced: int | None
+    init: tuple[int, ...]
+    steps: tuple
+    carry: tuple[int, ...]
+    anchor: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class While:
+    """A `lax.while_loop` of at most `most` turns, which ends when the scalar `watched` of its predicate is large."""
+
+    most: int
+    init: tuple[int, ...]
+    predicate: tuple
+    watched: int | None
+    steps: tuple
+    carry: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Branch:
+    """A `lax.cond` (of two) or `lax.switch` on the value at `on`; the branches give the values at their `outs`."""
+
+    on: int
+    by: str
+    branches: tuple[tuple, ...]
+    outs: tuple[tuple[int, ...], ...]
+    anchor: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Derivative:
+    """The derivative of the value at `of` of the steps, with respect to the values at `wrt`.
+
+    "grad" adds the gradients, "value_and_grad" the value and the gradients, "jvp" the value and its tangent.
+    """
+
+    way: str
+    wrt: tuple[int, ...]
+    steps: tuple
+    of: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Vmap:
+    """A `jax.vmap` over `size` variants of all values but integers, which adds the means of the values at `outs`."""
+
+    size: int
+    steps: tuple
+    outs: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomProgram:
+    """Steps over an integer, two matrices and a scalar; `results` are the values that it returns."""
+
+    steps: tuple
+    kinds: tuple[str, ...]
+    results: tuple[int, ...]
+    out_specs: tuple
+    donated: bool
+    worth_a_dispatch: float
+    turns: tuple[int, int]
+    devices: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where steps stand: how deep they may nest, and what is done with them."""
+
+    depth: int
+    derivative: str | None = None
+    anchor: int | None = None
+    is_batched: bool = False
+
+    def deeper(self, **changes: Any) -> "_Place":
+        return dataclasses.replace(self, depth=self.depth - 1, **changes)
+
+
+class _Steps:
+    """Draws steps, which extend `kinds` as they go."""
+
+    def __init__(self, draw: Any, without: tuple[str, ...]) -> None:
+        self.draw = draw
+        self.numbers = itertools.count()
+        self.without = without
+
+    def one_of(self, *options: Any) -> Any:
+        return self.draw(st.sampled_from(options))
+
+    def pick(self, kinds: list[str], *wanted: str, since: int = 0) -> int:
+        """A value of such a kind, rather one of the last."""
+        found = [i for i, kind in enumerate(kinds) if kind in wanted]
+        return self.one_of(*(found[-3:] + found[:1]) if since == 0 else [i for i in found if i >= since] or found)
+
+    def picks(self, kinds: list[str], *wanted: str, least: int, most: int) -> tuple[int, ...]:
+        return tuple(self.pick(kinds, *wanted) for _ in range(self.draw(st.integers(least, most))))
+
+    def steps(self, kinds: list[str], place: _Place, most: int, least: int = 1) -> tuple:
+        made = []
+        for _ in range(self.draw(st.integers(least, most))):
+            options = ["device", "device", "call", "call"]
+            if place.depth:
+                options += ["scan", "scan", "fori", "while", "branch", "branch", "nested"]
+                options += [] if place.derivative else ["derivative", "derivative"]
+                options += [] if place.is_batched or place.derivative else ["vmap"]
+                if place.derivative == "reverse":
+                    options.remove("while")
+            what = self.one_of(*(option for option in options if option not in self.without))
+            made.append(getattr(self, f"_{what}")(kinds, place))
+        return tuple(made)
+
+    def _device(self, kinds: list[str], place: _Place) -> Device:
+        stacked = [kind for kind in kinds if "*" in kind]
+        op = self.one_of("mean", "sine", "matmul", "constrain", "relu", "sum", "scale", *["collapse"] * bool(stacked))
+        op = self.one_of(op, op, op, "next")
+        if op == "next":
+            args: tuple[int, ...] = (self.pick(kinds, "i"),)
+        elif op == "collapse":
+            args = (self.pick(kinds, *stacked),)
+        elif op == "scale":
+            args = (self.pick(kinds, "m"), self.pick(kinds, "s"))
+        else:
+            args = (self.pick(kinds, "m"),) * (1 if op in ("constrain", "relu", "sum", "sine") else 2)
+            args = (*args[:-1], self.pick(kinds, "m"))
+        kinds.append({"next": "i", "sum": "s", "collapse": kinds[args[0]][0]}.get(op, "m"))
+        return Device(op, args)
+
+    def _call(self, kinds: list[str], place: _Place) -> Call:
+        result = self.one_of("matrix", "matrix", "scalar", "none", "both")
+        rules = {"reverse": [None, "vjp on devices", "vjp on hosts", "jvp"], "forward": [None, "jvp"]}
+        rule = self.one_of(*rules.get(place.derivative or "", [None])) if result != "none" else None
+        rule = None if "rule" in self.without else rule
+        floats = ("m", "m", "s") if place.is_batched or rule else ("m", "m", "s", "i")
+        args = self.picks(kinds, *floats, least=1 if place.is_batched or rule else 0, most=2)
+        of = None if rule else self.one_of(None, None, 0, 1)
+        made = Call(
+            number=next(self.numbers),
+            args=args,
+            arg_kinds=tuple(kinds[i] for i in args),
+            result=result,
+            stream=self.one_of(None, None, "a", "b"),
+            of=of,
+            pure=of is None and self.one_of(False, False, False, True),
+            does=self.one_of("nothing", "nothing", "nothing", "nothing", "sleep", "jit", "pjit"),
+            mode=self.one_of(None, None, None, "stream", "inline"),
+            in_spec=self.one_of(None, None, *SPECS) if self._says(kinds, args[:1], place) else None,
+            out_spec=self.one_of(None, None, *SPECS) if result in ("matrix", "both") and not place.is_batched else None,
+            rule=rule,
+            is_stopped=place.derivative is not None and rule is None and result != "none",
+            vmap_method=self.one_of("sequential", "expand_dims", "broadcast_all") if place.is_batched else None,
+        )
+        kinds += {"matrix": ["m"], "scalar": ["s"], "none": [], "both": ["m", "s"]}[result]
+        return made
+
+    @staticmethod
+    def _says(kinds: list[str], first: tuple[int, ...], place: _Place) -> bool:
+        return bool(first) and kinds[first[0]] == "m" and not place.is_batched
+
+    def _nested(self, kinds: list[str], place: _Place) -> Nested:
+        wrapper = self.one_of("pjit", "pjit on x", "jit", "checkpoint", "custom_jvp", "custom_vjp")
+        if place.derivative == "forward" and wrapper == "custom_vjp":
+            wrapper = "jit"
+        # What the rules of a function call is not differentiated itself.
+        derivative = None if wrapper.startswith("custom") else place.derivative
+        inner = [*kinds]
+        steps = self.steps(inner, place.deeper(derivative=derivative or (place.derivative and "no")), 2)
+        out = self.pick(inner, "m", since=len(kinds)) if wrapper == "pjit on x" else self.pick(inner, "m", "s")
+        kinds.append(inner[out])
+        return Nested(wrapper, steps, out)
+
+    def _scan(self, kinds: list[str], place: _Place) -> Scan:
+        length = self.one_of(*([] if "zero" in self.without else [0]), 1, 2, 3, 3)
+        init = self.picks(kinds, "m", "m", "s", "i", least=0, most=2)
+        xs = self.picks(kinds, "m", "s", f"m*{length}", f"s*{length}", least=0, most=2)
+        inner = [*kinds, *(kinds[i] for i in init), *(kinds[i][0] for i in xs)]
+        steps = self.steps(inner, place.deeper(), 3)
+        carry = tuple(self.pick(inner, kinds[i], since=len(kinds)) for i in init)
+        ys = self.picks(inner, "m", "s", least=0, most=2)
+        kinds += [kinds[i] for i in init] + [f"{inner[i]}*{length}" for i in ys]
+        y_kinds = tuple(inner[i] for i in ys)
+        is_reverse, unroll = self.one_of(False, True), self.one_of(1, 1, 1, 2, 3)
+        return Scan(length, init, xs, steps, carry, ys, y_kinds, is_reverse, unroll, place.anchor)
+
+    def _fori(self, kinds: list[str], place: _Place) -> Fori:
+        lower = self.one_of(0, 1)
+        traced = None if place.derivative == "reverse" else self.one_of(None, self.pick(kinds, "i"))
+        init = self.picks(kinds, "m", "m", "s", "i", least=1, most=2)
+        inner = [*kinds, "i", *(kinds[i] for i in init)]
+        steps = self.steps(inner, place.deeper(), 3)
+        carry = tuple(self.pick(inner, kinds[i], since=len(kinds) + 1) for i in init)
+        kinds += [kinds[i] for i in init]
+        return Fori(lower, self.one_of(0, 1, 2, 4), traced, init, steps, carry, place.anchor)
+
+    def _while(self, kinds: list[str], place: _Place) -> While:
+        init = self.picks(kinds, "m", "m", "s", least=1, most=2)
+        inner = [*kinds, *(kinds[i] for i in init)]
+        watching = [*inner]
+        predicate = self.steps(watching, dataclasses.replace(place, depth=0), 2, 0)
+        watched = None if place.is_batched else self.one_of(None, self.pick(watching, "s"))
+        steps = self.steps(inner, place.deeper(), 3)
+        carry = tuple(self.pick(inner, kinds[i], since=len(kinds)) for i in init)
+        kinds += [kinds[i] for i in init]
+        return While(self.one_of(0, 1, 2, 3), init, predicate, watched, steps, carry)
+
+    def _branch(self, kinds: list[str], place: _Place) -> Branch:
+        by = self.one_of("i") if place.is_batched else self.one_of("i", "s")
+        on = self.pick(kinds, by)
+        wanted = [self.one_of("m", "s") for _ in range(self.draw(st.integers(0, 2)))]
+        branches, outs = [], []
+        for _ in range(self.one_of(2, 2, 3)):
+            inner = [*kinds]
+            branches.append(self.steps(inner, place.deeper(), 2, 0))
+            outs.append(tuple(self.pick(inner, kind) for kind in wanted))
+        kinds += wanted
+        return Branch(on, by, tuple(branches), tuple(outs), place.anchor)
+
+    def _derivative(self, kinds: list[str], place: _Place) -> Derivative:
+        way = self.one_of("grad", "value_and_grad", "jvp")
+        wrt = tuple(dict.fromkeys(self.picks(kinds, "m", "s", least=1, most=2)))
+        inner = [*kinds]
+        derivative = "forward" if way == "jvp" else "reverse"
+        steps = self.steps(inner, place.deeper(derivative=derivative, anchor=wrt[0]), 3)
+        of = self.pick(inner, "m", "s", since=len(kinds))
+        gradients = [kinds[i] for i in wrt]
+        kinds += {"grad": gradients, "value_and_grad": ["s", *gradients], "jvp": ["s", "s"]}[way]
+        return Derivative(way, wrt, steps, of)
+
+    def _vmap(self, kinds: list[str], place: _Place) -> Vmap:
+        inner = [*kinds]
+        steps = self.steps(inner, place.deeper(is_batched=True), 3)
+        outs = (self.pick(inner, "m", "s", since=len(kinds)), *self.picks(inner, "m", "s", least=0, most=1))
+        kinds += [inner[i] for i in outs]
+        return Vmap(self.one_of(1, 2, 3), steps, outs)
+
+
+@st.composite
+def random_programs(draw: Any, most: int = 4, depth: int = 3, without: tuple[str, ...] = ()) -> RandomProgram:
+    """Programs as data, without some kinds of steps; "zero" are scans of no turns, "rule" those of calls."""
+    kinds = ["i", "m", "m", "s"]
+    steps = _Steps(draw, without).steps(kinds, _Place(depth), most)
+    later = [i for i in range(len(kinds)) if i >= 4] or [1]
+    results = tuple(draw(st.lists(st.sampled_from([*later, *range(len(kinds))]), min_size=1, max_size=4)))
+    specs = []
+    for i in results:
+        spec = draw(st.sampled_from(SPECS)) if kinds[i][0] == "m" else draw(st.sampled_from([None, P()]))
+        specs.append(P(None, *spec) if kinds[i].startswith("m*") else spec)
+    return RandomProgram(
+        steps,
+        tuple(kinds),
+        results,
+        tuple(specs),
+        draw(st.booleans()),
+        draw(st.sampled_from([0.0, 100.0, 1e6])),
+        (draw(st.integers(0, 3)), draw(st.integers(0, 3))),
+        draw(st.sampled_from([1, 8, 8])),
+    )
+
+
+def inner_steps(step: Any) -> list[tuple]:
+    """The blocks of steps in a step."""
+    if isinstance(step, Branch):
+        return [*step.branches]
+    if isinstance(step, While):
+        return [step.predicate, step.steps]
+    return [step.steps] if hasattr(step, "steps") else []
+
+
+def calls_of(steps: tuple) -> list[Call]:
+    """All calls of a program, each once, in the order of their numbers."""
+    found = []
+    for step in steps:
+        found += [step] if isinstance(step, Call) else [c for block in inner_steps(step) for c in calls_of(block)]
+    return found
