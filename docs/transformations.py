@@ -8,6 +8,7 @@ place of the call, which says what has to come out. No cell is written by hand.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -33,6 +34,7 @@ from partjit import P, colocated, pjit
 
 DOCUMENT = pathlib.Path(__file__).with_suffix(".md")
 BEGIN, END = "<!-- written by transformations.py -->\n", "<!-- end -->\n"
+FAULT = "FAULT"  # in a cell that tells of what must not happen
 X = np.linspace(0.5, 2, 4, dtype=np.float32)
 T = np.float32([1, -1, 2, 0.5])
 XS = np.stack([X, X + 1, X + 2])
@@ -458,21 +460,26 @@ def outcome(row: Row, way: str, kind: str, expected: Any) -> str:
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(result)]
         colocated.wait(timeout=60)
     except Exception as error:
-        colocated.wait(timeout=60)
+        with contextlib.suppress(Exception):  # one is told already
+            colocated.wait(timeout=60)
         text = str(error).split("\n")[0]
         if "square" not in text and " log" not in text:
-            return f"**{type(error).__name__}**: {text[:80]}"
-        return (
-            f"refused: {_first_words(text)}" if not made.calls else f"**refused after {len(made.calls)} calls**: {text}"
-        )
-    for leaf, wanted in zip(leaves, jax.tree.leaves(expected), strict=True):
-        if leaf.shape != wanted.shape or not np.allclose(leaf, wanted, rtol=1e-4, atol=1e-5):
-            return "**wrong values**"
+            return f"{FAULT}: {type(error).__name__}: {text[:80]}"
+        return f"{FAULT}: refused after {_calls()}" if made.calls else f"refused: {_first_words(text)}"
+    wanted = jax.tree.leaves(expected)
+    if [leaf.shape for leaf in leaves] != [leaf.shape for leaf in wanted] or not all(
+        np.allclose(leaf, other, rtol=1e-4, atol=1e-5) for leaf, other in zip(leaves, wanted, strict=True)
+    ):
+        return f"{FAULT}: wrong values"
+    if len(made.calls) != row.expected:
+        return f"{FAULT}: {_calls()} instead of {row.expected}"
+    return f"1 call per {row.per}" if row.per and row.expected > 1 else _calls()
+
+
+def _calls() -> str:
+    """How many calls were made."""
     count = len(made.calls)
-    text = f"{count or 'no'} call{'' if count == 1 else 's'}"
-    if count != row.expected:
-        return f"**{text}** instead of {row.expected}"
-    return f"1 call per {row.per}" if row.per and count > 1 else text
+    return "1 call" if count == 1 else f"{count or 'no'} calls"
 
 
 def _first_words(message: str) -> str:
@@ -492,23 +499,19 @@ def cells(row: Row) -> list[str]:
     return found
 
 
-def table() -> str:
-    """The table, computed."""
-    mesh = partjit.Mesh(jax.devices()[:2], "x")
-    lines = []
-    with partjit.set_mesh(mesh):
-        for title, rows in SECTIONS.items():
-            lines += [f"| **{title}** | {' | '.join(KINDS)} |", "|---" * (len(KINDS) + 1) + "|"]
-            lines += [f"| {row.name} | {' | '.join(cells(row))} |" for row in rows]
-            lines += [""]
-    return "\n".join(lines)
+def part(title: str) -> str:
+    """A part of the table, computed."""
+    lines = [f"| {title} | {' | '.join(KINDS)} |", "|---" * (len(KINDS) + 1) + "|"]
+    with partjit.set_mesh(partjit.Mesh(jax.devices()[:2], "x")):
+        lines += [f"| {row.name} | {' | '.join(cells(row))} |" for row in SECTIONS[title]]
+    return "\n".join(lines) + "\n"
 
 
 def document(text: str) -> str:
     """The document with the table in it that was computed here."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table()}{END}{after}"
+    return before + BEGIN + "\n" + "\n".join(map(part, SECTIONS)) + "\n" + END + after
 
 
 def main() -> None:

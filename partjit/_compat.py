@@ -18,6 +18,8 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
+import numpy as np
+
 _SUPPORTED = ((0, 10, 2), (0, 13))
 _jax_version = importlib.metadata.version("jax")
 _jax_release = tuple(int(part) for part in _jax_version.split(".")[:3] if part.isdigit())
@@ -110,6 +112,7 @@ __all__ = [
     "innermost_mesh",
     "is_eager",
     "is_input_effect",
+    "is_on_one_host_device",
     "is_profiled",
     "is_staged",
     "keep_in_scans",
@@ -836,14 +839,16 @@ def _stage(trace: Any, *tracers: Any, eqn: Any) -> list[Any]:
 pe.custom_partial_eval_rules[_staged_p] = _stage
 
 
-def save_under_checkpoint(is_saved: Callable[[Any], bool]) -> None:
-    """Has `jax.checkpoint` save the results of jaxprs for which that is said, and of equations that contain one,
-    whatever its policy.
-    """
+IsSaved = Callable[[Any, dict[str, Any]], bool]
+"""Whether the results of an equation, given by its primitive and parameters, have to be saved."""
+
+
+def save_under_checkpoint(is_saved: IsSaved) -> None:
+    """Has `jax.checkpoint` save the results of equations, whatever its policy."""
     evaluate = pe.custom_partial_eval_rules[ad_checkpoint.remat_p]
 
     def saving(trace: Any, *tracers: Any, jaxpr: Any, policy: Any, **params: Any) -> Any:
-        if is_saved(jaxpr) and not isinstance(policy, _Saving):
+        if is_saved(ad_checkpoint.remat_p, {"jaxpr": jaxpr}) and not isinstance(policy, _Saving):
             policy = _Saving(policy or ad_checkpoint.nothing_saveable, is_saved)
         return evaluate(trace, *tracers, jaxpr=jaxpr, policy=policy, **params)
 
@@ -855,13 +860,13 @@ class _Saving:
     """A policy that saves what has to be saved, and otherwise does as another one says."""
 
     policy: Any
-    is_saved: Callable[[Any], bool]
+    is_saved: IsSaved
 
     def __repr__(self) -> str:
         return repr(self.policy)
 
     def __call__(self, primitive: Any, *avals: Any, **params: Any) -> Any:
-        return any(map(self.is_saved, core.jaxprs_in_params(params))) or self.policy(primitive, *avals, **params)
+        return self.is_saved(primitive, params) or self.policy(primitive, *avals, **params)
 
 
 # Lowering and compiling
@@ -1169,9 +1174,20 @@ def array_of_buffers(like: Any, buffers: Sequence[Any]) -> Any:
     return ArrayImpl(like.aval, like.sharding, list(buffers), committed=like._committed, _skip_checks=True)
 
 
+def is_on_one_host_device(array: Any) -> bool:
+    """Whether an array lies on a single device, a CPU."""
+    arrays = array._arrays
+    return len(arrays) == 1 and arrays[0].platform() == "cpu"
+
+
 def copies_of(array: Any, sharding: Any, devices: Sequence[Any]) -> Any:
-    """An array on a single device, copied to each of these; where it is already, it is the same memory."""
-    return pxla.batched_device_put(array.aval, sharding, [array] * len(devices), devices)
+    """An array on a single device, on each of these; where that is the same memory, it is not copied.
+
+    `jax.device_put` does the same, and takes a few times as long to find out what it has to do.
+    """
+    if len(devices) == 1 and array.sharding.device_set == sharding.device_set:
+        return ArrayImpl(array.aval, sharding, array._arrays, committed=True, _skip_checks=True)
+    return pxla.batched_device_put(array.aval, sharding, [np.asarray(array)] * len(devices), devices)
 
 
 def alias(capsule: Any, device: Any) -> Any:

@@ -113,11 +113,13 @@ class Traced:
         primals = tuple(values[i] for i in step.wrt)
         numbers = tuple(range(len(primals)))
         if step.way == "jvp":
-            return [*jax.jvp(fun, primals, tuple(x / 2 for x in primals))]
-        if step.way == "grad":
-            return [*jax.grad(fun, numbers)(*primals)]
-        value, gradients = jax.value_and_grad(fun, numbers)(*primals)
-        return [value, *gradients]
+            found = jax.jvp(fun, primals, tuple(x / 2 for x in primals))
+        elif step.way == "grad":
+            found = jax.grad(fun, numbers)(*primals)
+        else:
+            value, gradients = jax.value_and_grad(fun, numbers)(*primals)
+            found = [value, *gradients]
+        return [anchored(x, primals[0]) for x in found] if step.is_batched else [*found]
 
     def _vmap(self, step, values):
         def body(*values):

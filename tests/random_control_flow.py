@@ -142,13 +142,15 @@ class Branch:
 class Derivative:
     """The derivative of the value at `of` of the steps, with respect to the values at `wrt`.
 
-    "grad" adds the gradients, "value_and_grad" the value and the gradients, "jvp" the value and its tangent.
+    "grad" adds the gradients, "value_and_grad" the value and the gradients, "jvp" the value and its tangent. In a batch,
+    `is_batched`, those that are zero are made to depend on the example as well.
     """
 
     way: str
     wrt: tuple[int, ...]
     steps: tuple
     of: int
+    is_batched: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -334,7 +336,7 @@ class _Steps:
         of = self.pick(inner, "m", "s", since=len(kinds))
         gradients = [kinds[i] for i in wrt]
         kinds += {"grad": gradients, "value_and_grad": ["s", *gradients], "jvp": ["s", "s"]}[way]
-        return Derivative(way, wrt, steps, of)
+        return Derivative(way, wrt, steps, of, place.is_batched)
 
     def _vmap(self, kinds: list[str], place: _Place) -> Vmap:
         inner = [*kinds]

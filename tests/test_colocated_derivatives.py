@@ -234,6 +234,15 @@ def test_positions_and_zeros_are_those_of_jax(meeting):
     with pytest.raises(TypeError, match="keyword arguments could not be resolved to positions: by"):
         jax.grad(lambda x: scaled(x, by=jnp.float32(2)))(jnp.float32(1))
 
+    labelled = colocated_python(lambda x, label="a": x, out_specs_fn=like)
+    labelled.defjvp(lambda primals, tangents: (primals[0], tangents[0]))
+    with pytest.raises(
+        TypeError,
+        match=r"the rules of defjvp take all arguments of <lambda> by position, and label, which was not given, is 'a' "
+        r"then, which is no array: have the function know it, as with functools\.partial",
+    ):
+        jax.grad(labelled)(jnp.float32(1))
+
     seen = []
     product = colocated_python(lambda x, y: x * y, out_specs_fn=like)
 
@@ -485,20 +494,22 @@ def test_results_of_calls_are_saved_whatever_the_policy(hosts, mesh, policy, dep
     sin, cos = hosts
     pure = host("pure", np.tanh, pure=True)
     pure.defjvp(lambda primals, tangents: (pure(*primals), (1 - pure(*primals) ** 2) * tangents[0]))
+    without_rule = host("without_rule", np.exp, pure=True)
 
-    def loss(sin, cos, pure):
+    def loss(sin, cos, pure, exp):
         def f(x):
-            y = jnp.sin(sin(x) * cos(jax.lax.stop_gradient(x)))
-            return jnp.sum(jnp.cos(y * pure(jax.lax.stop_gradient(x))))
+            fixed = jax.lax.stop_gradient(x)
+            y = jnp.sin(sin(x) * cos(fixed))
+            return jnp.sum(jnp.cos(y * pure(fixed)) * jnp.sin(x * exp(fixed)))
 
         for _ in range(depth):
             f = jax.checkpoint(f, policy=POLICIES[policy])
         return jax.grad(f)
 
-    expected = loss(jnp.sin, jnp.cos, jnp.tanh)(X)
-    for run in programs(loss(sin, cos, pure), mesh):
+    expected = loss(jnp.sin, jnp.cos, jnp.tanh, jnp.exp)(X)
+    for run in programs(loss(sin, cos, pure, without_rule), mesh):
         same(run(jnp.asarray(X)), expected)
-        assert counted() == {"sin": 1, "cos": 2, "pure": 1}
+        assert counted() == {"sin": 1, "cos": 2, "pure": 1, "without_rule": 1}
 
 
 def test_what_calls_returned_is_not_recomputed_from_its_arguments(meeting, mesh):

@@ -423,7 +423,7 @@ axes = st.sampled_from([0, 1, None])
 pairs = st.tuples(axes, axes).filter(lambda pair: pair != (None, None))
 
 
-@hypothesis.settings(max_examples=12, deadline=None)
+@hypothesis.settings(max_examples=8, deadline=None)
 @hypothesis.given(
     method=st.sampled_from(METHODS),
     outer=pairs,

@@ -52,7 +52,6 @@ def by_hand(hand, program, turns):
 
 
 def compiled(program, mesh, monkeypatch):
-    operations.mesh[:] = [mesh]
     for module in (cut, loops):
         monkeypatch.setattr(module, "WORTH_A_DISPATCH", program.worth_a_dispatch)
     return pjit(
@@ -106,6 +105,7 @@ def same_values(results, expected):
 @given(rc.random_programs())
 def test_a_program_means_what_it_means_by_hand(meshes, monkeypatch, program):
     mesh, hand = meshes[program.devices], ByHand()
+    operations.mesh[:] = [mesh]
     function = compiled(program, mesh, monkeypatch)
     with mesh:
         assert (
@@ -138,6 +138,7 @@ def test_what_fails_in_a_turn_is_told_and_leaves_the_rest_alone(meshes, monkeypa
     assume(calls)
     number = calls[which % len(calls)]
     mesh, turns = meshes[program.devices], program.turns[0]
+    operations.mesh[:] = [mesh]
     operations.start()
     expected, recorded = by_hand(ByHand(), program, turns)
     operations.start(failing_call=number, turn=turn)

@@ -44,8 +44,7 @@ def noted(name, **options):
 # The table
 
 
-@pytest.fixture(scope="session")
-def script():
+def load_script():
     path = pathlib.Path(__file__).parent.parent / "docs" / "transformations.py"
     spec = importlib.util.spec_from_file_location("transformations", path)
     module = importlib.util.module_from_spec(spec)
@@ -53,23 +52,35 @@ def script():
     return module
 
 
-def rows():
-    """(name, cells) of each row of the table in the document."""
-    text = (pathlib.Path(__file__).parent.parent / "docs" / "transformations.md").read_text(encoding="utf-8")
-    lines = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| **")]
-    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+script = load_script()
+_, _, TABLE = script.DOCUMENT.read_text(encoding="utf-8").partition(script.BEGIN)
 
 
-def test_the_table_says_what_happens(script):
-    written = script.DOCUMENT.read_text(encoding="utf-8")
-    # One row after the other, so that a failure shows what differs.
-    assert script.document(written).splitlines() == written.splitlines()
+def test_the_table_in_the_document_has_these_parts():
+    assert re.findall(r"\| (.*?) \|.*\n\|---", TABLE) == [*script.SECTIONS]
 
 
-def test_nothing_in_the_table_is_a_fault():
-    faults = [(name, cell) for name, *cells in rows() for cell in cells if "**" in cell]
-    assert len(rows()) > 50
+@pytest.mark.parametrize("title", script.SECTIONS)
+def test_the_table_says_what_happens(title):
+    computed = script.part(title)
+    faults = [line for line in computed.splitlines() if script.FAULT in line]
     assert faults == []
+    written = TABLE[TABLE.index(f"| {title} |") :].partition("\n\n")[0]
+    assert computed.splitlines() == written.splitlines()
+
+
+def test_the_script_sees_what_is_wrong(mesh):
+    def outcome(run, expected=1):
+        row = script.Row("", {"": run}, expected)
+        with mesh:
+            return script.outcome(row, "", "call with an effect", script.X * script.X)
+
+    assert outcome(lambda call, jit: jit(call)(script.X)) == "1 call"
+    assert outcome(lambda call, jit: jit(call)(2 * script.X)) == "FAULT: wrong values"
+    assert outcome(lambda call, jit: jit(lambda x: call(x)[:2])(script.X)) == "FAULT: wrong values"
+    assert outcome(lambda call, jit: jit(call)(script.X), expected=2) == "FAULT: 1 call instead of 2"
+    assert outcome(lambda call, jit: jit(lambda x: call(x) + x.foo)(script.X)).startswith("FAULT: AttributeError")
+    assert outcome(lambda call, jit: [jit(call)(script.X), jax.jit(call)(script.X)]) == "FAULT: refused after 1 call"
 
 
 # jax.disable_jit

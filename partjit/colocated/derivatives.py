@@ -10,8 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
+import numpy as np
 
 __all__ = ["Derivatives", "Differentiable"]
+
+_ARRAYLIKE = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,10 +60,26 @@ class Derivatives:
         primal.__name__ = primal.__qualname__ = name
         if signature is not None:
             vars(primal)["__signature__"] = signature  # by which jax finds positions, and default values
+            self._check_defaults(name, signature, args, kwargs)
         custom: Any = jax.custom_vjp(primal) if self.kind == "vjp" else jax.custom_jvp(primal)
         define = custom.defvjp if self.kind == "vjp" else custom.defjvp
         define(*self.rules, symbolic_zeros=self.symbolic_zeros)
         return custom(*args, **kwargs)
+
+    def _check_defaults(
+        self, name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        given = signature.bind(*args, **kwargs).arguments
+        for key, parameter in signature.parameters.items():
+            default = parameter.default
+            if key in given or default is parameter.empty:
+                continue
+            if not all(isinstance(leaf, _ARRAYLIKE) for leaf in jax.tree.leaves(default)):
+                raise TypeError(
+                    f"the rules of def{self.kind} take all arguments of {name} by position, and {key}, which was not "
+                    f"given, is {default!r} then, which is no array: have the function know it, as with "
+                    "functools.partial, instead of taking it as an argument"
+                )
 
 
 class Differentiable:

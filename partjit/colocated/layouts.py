@@ -225,14 +225,15 @@ class _Places:
         else:
             by_host = {shard.device: shard.data for shard in array.addressable_shards}
             found = [by_host[host] for host in self._hosts]
-        return found if found[0].shape == shape else [shard.reshape(shape) for shard in found]
+        return found if found[0].shape == shape else [_reshaped(shard, shape) for shard in found]
 
     def joined(self, values: Sequence[Any], spec: Any, sharding: Any) -> Any:
         """The array with these shards, which lies as the hosts have it."""
         shape = sharding.shard_shape(spec.shape)
+        shards = values if all(value.shape == shape for value in values) else [_reshaped(v, shape) for v in values]
         placed = [
-            jax.device_put(value if value.shape == shape else value.reshape(shape), host)
-            for value, host in zip(values, self._hosts, strict=True)
+            value if value.device is host else jax.device_put(value, host)
+            for value, host in zip(shards, self._hosts, strict=True)
         ]
         if not self._is_shared:
             place = colocated_sharding(sharding)
@@ -244,6 +245,9 @@ class _Places:
         for value, device in zip(placed, self._devices, strict=True):
             whole = whole.at[indices[device]].set(value)
         return whole
+
+
+_reshaped = jax.jit(jax.numpy.reshape, static_argnums=1)
 
 
 def _fitting(result: Any, name: str, avals: Sequence[Any], tree: Any) -> Sequence[Any]:

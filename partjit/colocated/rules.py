@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from partjit import _compat
-from partjit._compat import ad, core, pe
+from partjit._compat import ad, core
 from partjit.colocated.primitive import Callee, ColocatedEffect, calls_in, colocated_call_p
 
 
@@ -57,21 +57,9 @@ def _transpose(_: Any, *args: Any, callee: Callee, **__: Any) -> Any:
     )
 
 
-def _save_results(
-    saveable: Any, unknown_ins: Sequence[bool], inst_in: Sequence[bool], eqn: Any
-) -> tuple[Any, Any, list[bool], list[bool], list[Any]]:
-    """Under `jax.checkpoint`: a call is made once, forward, and its results are kept whatever the policy."""
-    del saveable
-    in_backward_half = any(unknown_ins)
-    flags = [in_backward_half] * len(eqn.outvars)
-    if in_backward_half:
-        needed = [v for v, inst in zip(eqn.invars, inst_in, strict=True) if type(v) is core.Var and not inst]
-        return None, eqn, flags, flags, needed
-    return eqn, None, flags, flags, []  # what the backward half reads of the results becomes a residual
-
-
-def _has_calls(jaxpr: Any) -> bool:
-    return next(calls_in([jaxpr]), None) is not None
+def _is_saved(primitive: Any, params: dict[str, Any]) -> bool:
+    """What a function said the first time is what the backward half must compute with."""
+    return primitive is colocated_call_p or next(calls_in(core.jaxprs_in_params(params)), None) is not None
 
 
 def _has_effect(eqn: Any) -> bool:
@@ -90,7 +78,6 @@ def _refuse_split(kind: str, calls: Sequence[Any]) -> None:
 
 ad.primitive_jvps[colocated_call_p] = _jvp
 ad.primitive_transposes[colocated_call_p] = _transpose
-pe.partial_eval_jaxpr_custom_rules[colocated_call_p] = _save_results
-_compat.save_under_checkpoint(_has_calls)
+_compat.save_under_checkpoint(_is_saved)
 _compat.keep_in_scans(_has_effect)
 _compat.guard_while_loops(lambda jaxprs: [eqn for eqn in calls_in(jaxprs) if _has_effect(eqn)], _refuse_split)

@@ -161,10 +161,14 @@ class OutSpec:
         if value.aval.weak_type != self.weak_type:
             value = _compat.with_weak_type(value, self.weak_type)
         if value.sharding != self.sharding or (self.committed and not value.committed):
-            if self._copies_on is not None and type(value) is _compat.ArrayImpl and len(value.devices()) == 1:
-                return _compat.copies_of(value, self.sharding, self._copies_on)
-            value = jax.device_put(value, self.sharding)
+            return self.put(value)
         return value
+
+    def put(self, value: Any) -> Any:
+        """The value, which lies elsewhere, with the sharding it should have."""
+        if self._copies_on is not None and type(value) is _compat.ArrayImpl and _compat.is_on_one_host_device(value):
+            return _compat.copies_of(value, self.sharding, self._copies_on)
+        return jax.device_put(value, self.sharding)
 
 
 class OutSpecs:
@@ -175,12 +179,13 @@ class OutSpecs:
         leaves: an OutSpec for each.
     """
 
-    __slots__ = ("_glance", "_seen", "leaves", "tree")
+    __slots__ = ("_glance", "_seen", "_seen_elsewhere", "leaves", "tree")
 
     def __init__(self, leaves: Sequence[OutSpec], tree: Any) -> None:
         self.leaves = tuple(leaves)
         self.tree = tree
         self._seen: list[Any] | None = None
+        self._seen_elsewhere: list[Any] | None = None
         # Only an array on a single device can be uncommitted.
         on_one = any(isinstance(spec.sharding, jax.sharding.SingleDeviceSharding) for spec in leaves)
         self._glance = _compat.type_sharding_and_commitment if on_one else _compat.type_and_sharding
@@ -226,14 +231,21 @@ class OutSpecs:
         """The flat arrays, and whether they are those that were returned."""
         try:
             values = self.tree.flatten_up_to(result)
-            if [*map(self._glance, values)] == self._seen:
+            glances = [*map(self._glance, values)]
+            if glances == self._seen:
                 return values, True
+            if glances == self._seen_elsewhere:
+                return [spec.put(value) for spec, value in zip(self.leaves, values, strict=True)], False
         except (ValueError, AttributeError):  # another structure; not an array, or one that is pending
             pass
         fitted = self.fit_leaves(result, name)
         values = self.tree.flatten_up_to(result)
-        if all(map(operator.is_, fitted, values)) and _PLAIN.issuperset(map(type, values)):
-            self._seen = [*map(self._glance, values)]  # how results look that are as they should be
+        if _PLAIN.issuperset(map(type, values)):  # how results look that are as they should be, or all are elsewhere
+            is_kept = [*map(operator.is_, fitted, values)]
+            if all(is_kept):
+                self._seen = [*map(self._glance, values)]
+            elif not any(is_kept) and all(map(_has_weak_type, values, self.leaves)):
+                self._seen_elsewhere = [*map(self._glance, values)]
         return fitted, False
 
     def fit_leaves(self, result: Any, name: str) -> list[Any]:
@@ -287,6 +299,10 @@ def spec_struct(leaf: Any, path: str) -> Any:
     if not isinstance(getattr(leaf, "shape", None), tuple) or not hasattr(leaf, "dtype"):
         raise ValueError(f"{path} must be a jax.ShapeDtypeStruct, but is {leaf!r}")
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
+
+
+def _has_weak_type(value: Any, spec: OutSpec) -> bool:
+    return value.aval.weak_type == spec.weak_type
 
 
 def _leaf_paths(tree: Any) -> list[tuple[str, Any]]:

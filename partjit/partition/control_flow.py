@@ -100,4 +100,4 @@ def lanes_of(eqn: Any) -> list[Any]:
     if is_host(eqn):
         return [*dict.fromkeys(lane for jaxpr in core.jaxprs_in_params(eqn.params) for lane in _lanes_in(jaxpr))]
     # Equations with effects of jax's own keep their order as well.
-    return ["effects"] if eqn.effects else []
+    return ["effects"] if _compat.without_axes(eqn.effects) else []

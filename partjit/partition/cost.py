@@ -27,6 +27,8 @@ def cost_of(eqn: Any) -> float:
         inner *= eqn.params["length"]
     elif name == "while":
         inner *= _TURNS_OF_WHILE
+    elif name == "shard_map":  # which says what one device does
+        inner *= eqn.params["mesh"].size
     return inner + _size(eqn.outvars)
 
 

@@ -3,6 +3,7 @@
 The names of fragments, calls, transfers and of `wait`, `read` and `release` are filled in when the plan is compiled.
 """
 
+import collections
 import keyword
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -30,12 +31,21 @@ def emit(plan: Any, most_names: int | None = None) -> str:
 
 
 class _Names:
+    """How values are written: by their names, or by those of the values in whose place they come."""
+
     def __init__(self, most: int | None) -> None:
         self._most = most
+        self.taken_over: dict[Value, Value] = {}
+
+    def of(self, value: Value) -> str:
+        """The name of a value."""
+        while value in self.taken_over:
+            value = self.taken_over[value]
+        return value.name
 
     def listed(self, values: Sequence[Value]) -> str:
         """The names of values, with commas between."""
-        names = [value.name for value in values]
+        names = [self.of(value) for value in values]
         if self._most is not None and len(names) > self._most:
             names = [*names[: self._most - 2], f"... {len(names) - self._most + 1} more ...", names[-1]]
         return ", ".join(names)
@@ -44,7 +54,7 @@ class _Names:
         """The left side of an assignment of a tuple, with the equals sign; nothing if there are no values."""
         if not values:
             return ""
-        return f"({values[0].name},) = " if len(values) == 1 else f"{self.listed(values)} = "
+        return f"({self.of(values[0])},) = " if len(values) == 1 else f"{self.listed(values)} = "
 
 
 def waits(nodes: Sequence[Node], pending: set[Value] | None = None) -> Iterator[tuple[Node, tuple[Value, ...]]]:
@@ -116,11 +126,12 @@ class _Writer:
         for value, node in last_use.items():
             if value in mortal:
                 dying.setdefault(node, []).append(value)
+        self._start_in_place(nodes)
         before = {*pending}
         for node, needed in waits(nodes, pending):
             for value in needed:
-                yield f"{value.name} = wait({value.name})"
-            dead = dying.get(node, [])
+                yield f"{self._names.of(value)} = wait({self._names.of(value)})"
+            dead = [v for v in dying.get(node, []) if self._names.of(v) not in map(self._names.of, node.outputs)]
             if isinstance(node, Loop):
                 yield from self._loop(node, dead, before)
                 dead = [value for value in dead if value not in node.initial]
@@ -139,34 +150,63 @@ class _Writer:
         if dead:
             yield f"del {self._names.listed(dead)}"
 
-    def _set(self, targets: Sequence[Value], values: Sequence[Value]) -> str:
-        return f"{self._names.listed(targets)} = {self._names.listed(values)}"
+    def _start_in_place(self, nodes: Sequence[Node]) -> None:
+        """What a loop starts from has the names of what it carries from the beginning, if it is computed here."""
+        computed = {value for node in nodes for value in node.outputs}
+        for node in nodes:
+            if isinstance(node, Loop):
+                pairs = zip(node.initial, node.outputs, strict=True)
+                self._names.taken_over.update((first, value) for first, value in pairs if first in computed)
+
+    def _set(self, targets: Sequence[Value], values: Sequence[Value], produced: Collection[Value]) -> Iterator[str]:
+        """The lines that give values other names, where they have not got them already."""
+        pairs = [(t, v) for t, v in zip(targets, values, strict=True) if self._names.of(t) != self._names.of(v)]
+        if pairs:
+            targets, values = zip(*pairs, strict=True)
+            yield f"{self._names.listed(targets)} = {self._names.listed(values)}"
+            yield from self._forget([value for value in dict.fromkeys(values) if value in produced])
 
     def _loop(self, loop: Loop, dead: Sequence[Value], pending: set[Value]) -> Iterator[str]:
-        if loop.outputs:
-            yield self._set(loop.outputs, loop.initial)
-        yield from self._forget([value for value in dead if value in loop.initial])
-        head = f"while read({loop.outputs[0].name}):" if loop.turns is None else f"for _ in range({loop.turns}):"
+        nodes = loop.block.nodes
+        yield from self._set(loop.outputs, loop.initial, dead)
+        head = (
+            f"while read({self._names.of(loop.outputs[0])}):"
+            if loop.turns is None
+            else f"for _ in range({loop.turns}):"
+        )
         yield f"{head}  # {loop.name}"
-        inside = pending | pending_in_turns(loop, pending)
-        read = {value for node in loop.block.nodes for value in node.inputs}
+        self._go_on_in_place(loop)
+        read = {value for node in nodes for value in node.inputs}
         lines = [*self._forget([value for value in loop.outputs if value not in read])]
-        lines += self.block(loop.block.nodes, loop.outputs, {*loop.block.outputs}, inside)
-        if loop.outputs:
-            lines.append(self._set(loop.outputs, loop.block.outputs))
-            produced = {value for node in loop.block.nodes for value in node.outputs}
-            lines += self._forget([value for value in dict.fromkeys(loop.block.outputs) if value in produced])
-        yield from _indented(lines)
+        inside = pending | pending_in_turns(loop, pending)
+        lines += self.block(nodes, loop.outputs, {*loop.block.outputs}, inside)
+        produced = {value for node in nodes for value in node.outputs}
+        yield from _indented([*lines, *self._set(loop.outputs, loop.block.outputs, produced)])
+
+    def _go_on_in_place(self, loop: Loop) -> None:
+        """What a turn gives the next one has the name of what it takes the place of, if that is not read any more."""
+        last_use = {value: i for i, node in enumerate(loop.block.nodes) for value in node.inputs}
+        made_at = {
+            value: i
+            for i, node in enumerate(loop.block.nodes)
+            if not isinstance(node, Loop | Branch)  # which may read it in between
+            for value in node.outputs
+        }
+        uses = collections.Counter(loop.block.outputs)
+        for carried, value in zip(loop.outputs, loop.block.outputs, strict=True):
+            if value in made_at and uses[value] == 1 and last_use.get(carried, -1) <= made_at[value]:
+                self._names.taken_over[value] = carried
 
     def _branch(self, branch: Branch, pending: set[Value]) -> Iterator[str]:
-        yield f"match read({branch.inputs[0].name}):  # {branch.name}"
+        yield f"match read({self._names.of(branch.inputs[0])}):  # {branch.name}"
         for k, block in enumerate(branch.blocks):
             yield f"    case {k if k + 1 < len(branch.blocks) else '_'}:"
+            produced = {value for node in block.nodes for value in node.outputs}
+            uses = collections.Counter(block.outputs)
+            pairs = zip(block.outputs, branch.outputs, strict=True)
+            self._names.taken_over.update((v, out) for v, out in pairs if v in produced and uses[v] == 1)
             lines = [*self.block(block.nodes, (), {*block.outputs}, {*pending})]
-            if branch.outputs:
-                lines.append(self._set(branch.outputs, block.outputs))
-                produced = {value for node in block.nodes for value in node.outputs}
-                lines += self._forget([value for value in dict.fromkeys(block.outputs) if value in produced])
+            lines += self._set(branch.outputs, block.outputs, produced)
             yield from ("    " + line for line in _indented(lines))
 
 

@@ -79,7 +79,7 @@ def live(outvars: Sequence[Any], eqns: Sequence[Any]) -> tuple[list[Any], set[An
     needed = {*variables(outvars)}
     kept = []
     for eqn in reversed(eqns):
-        if eqn.effects or not needed.isdisjoint(eqn.outvars):
+        if _compat.without_axes(eqn.effects) or not needed.isdisjoint(eqn.outvars):
             needed.update(variables(eqn.invars))
             kept.append(eqn)
     return kept[::-1], needed

@@ -54,9 +54,6 @@ def opened_shard_map(
     check_is_whole(f"{_what(eqn)} calls {_names(eqn)}", own, eqn.params["newly_manual_axes"])
     flat = opened(_compat.shard_map_body(eqn))
     outvars = [atom for atom, flag in zip(flat.outvars, used, strict=True) if flag]
-    # Nobody has to keep an equation only because it is about axes of the mesh.
-    eqns = [inner.replace(effects=_compat.without_axes(inner.effects)) for inner in flat.eqns]
-    again = _made_of_nothing(eqns, [inner.effects for inner in flat.eqns])
     body = Body(eqn, own, opened)
     for var, atom, spec in zip(flat.invars, eqn.invars, eqn.params["in_specs"], strict=True):
         body.put(var, Form(spec), atom)
@@ -66,7 +63,7 @@ def opened_shard_map(
         body.put(var, REPLICATED, array)
     specs = [spec for spec, flag in zip(eqn.params["out_specs"], used, strict=True) if flag]
     wanted = [(atom, Form(spec)) for atom, spec in zip(outvars, specs, strict=True)]
-    results = iter(body.run(live(outvars, eqns)[0], again, wanted))
+    results = iter(body.run(live(outvars, flat.eqns)[0], _made_of_nothing(flat.eqns), wanted))
     return body.eqns, [next(results) if flag else None for flag in used]
 
 
@@ -89,17 +86,12 @@ def _mesh_of(eqn: Any, mesh: Mesh) -> Mesh:
     return mesh
 
 
-def _made_of_nothing(eqns: Sequence[Any], effects: Sequence[Any]) -> dict[Any, Sequence[Any]]:
-    """The variables that are computed, cheaply, of literals and of the position in the mesh, with the equations that do it.
-
-    Args:
-        eqns: the equations.
-        effects: those of each, among them the axes that it is about.
-    """
+def _made_of_nothing(eqns: Sequence[Any]) -> dict[Any, Sequence[Any]]:
+    """The variables that are computed, cheaply, of literals and of the position in the mesh, with the equations for it."""
     found: dict[Any, Sequence[Any]] = {}
-    for eqn, own in zip(eqns, effects, strict=True):
-        # Whatever is about axes moves something between devices, but for this one.
-        is_local = not own or eqn.primitive.name == "axis_index"
+    for eqn in eqns:
+        # What else names an axis among its effects moves something along it.
+        is_local = not eqn.effects or eqn.primitive.name == "axis_index"
         has_call = is_call(eqn) or any(map(has_calls, core.jaxprs_in_params(eqn.params)))
         if is_local and not has_call and all(var in found for var in variables(eqn.invars)):
             before = {id(made): made for var in variables(eqn.invars) for made in found[var]}
