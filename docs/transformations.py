@@ -308,22 +308,20 @@ for method, expected in (("sequential", 3), ("expand_dims", 1), ("broadcast_all"
         expected=expected,
         per="element",
     )
+BROADCAST = {"vmap_method": "broadcast_all"}
 around_and_inside(
     "`vmap` with `spmd_axis_name`",
     lambda f: lambda: jax.vmap(f, spmd_axis_name="x")(XS[:2]),
     between,
-    options={"vmap_method": "broadcast_all"},
+    options=BROADCAST,
 )
 around_and_inside(
     "`vmap`, the call gets no batch",
     lambda f: lambda: jax.vmap(f)(XS),
     lambda call: lambda x: x * between(call)(jnp.asarray(X)),
 )
-around_and_inside(
-    '`grad` of `vmap`, `vmap_method="broadcast_all"`',
-    lambda f: lambda: jax.grad(lambda x: jax.vmap(f)(x).sum())(XS),
-    loss,
-    options={"vmap_method": "broadcast_all"},
+row('`grad` of `vmap`, `vmap_method="broadcast_all"`', options=BROADCAST)(
+    lambda call, jit: jax.grad(lambda x: jax.vmap(jit(loss(call)))(x).sum())(XS)
 )
 around_and_inside(
     "`vmap` of a `cond` with a batched predicate",
@@ -379,28 +377,19 @@ row("`cond` in a `scan`, taken in two turns of three", expected=2)(
 around_and_inside(
     "`grad` of `scan`", lambda f: lambda: jax.grad(lambda x: f(x)[0].sum())(X), scanned, expected=3, per="turn"
 )
-around_and_inside(
-    "`jvp` of `scan`", lambda f: lambda: jax.jvp(f, (X,), (T,)), scanned, expected=3, per="turn", rule="defjvp"
+row("`jvp` of `scan`", expected=3, per="turn", rule="defjvp")(
+    lambda call, jit: jit(lambda x: jax.jvp(scanned(call), (x,), (T,)))(X)
 )
-around_and_inside(
-    "`grad` of `jax.checkpoint` of `scan`",
-    lambda f: lambda: jax.grad(lambda x: jax.checkpoint(f)(x)[0].sum())(X),
-    scanned,
-    expected=3,
-    per="turn",
+row("`grad` of `jax.checkpoint` of `scan`", expected=3, per="turn")(
+    lambda call, jit: jit(jax.grad(lambda x: jax.checkpoint(scanned(call))(x)[0].sum()))(X)
 )
 around_and_inside(
     "`grad` of `cond`",
     lambda f: lambda: jax.grad(f)(X),
     lambda call: lambda x: lax.cond(x[0] > 0, between(call), same, x).sum(),
 )
-around_and_inside(
-    '`vmap` of `scan`, `vmap_method="broadcast_all"`',
-    lambda f: lambda: jax.vmap(f)(XS),
-    scanned,
-    expected=3,
-    per="turn",
-    options={"vmap_method": "broadcast_all"},
+row('`vmap` of `scan`, `vmap_method="broadcast_all"`', expected=3, per="turn", options=BROADCAST)(
+    lambda call, jit: jit(jax.vmap(scanned(call)))(XS)
 )
 
 
@@ -431,12 +420,8 @@ def mapped(fun: Any) -> Any:
 
 
 row("in a `shard_map`", expected=2, per="shard")(lambda call, jit: jit(mapped(between(call)))(X))
-around_and_inside(
-    "`grad` of `shard_map`",
-    lambda f: lambda: jax.grad(lambda x: f(x).sum())(X),
-    lambda call: mapped(between(call)),
-    expected=2,
-    per="shard",
+row("`grad` of `shard_map`", expected=2, per="shard")(
+    lambda call, jit: jit(jax.grad(lambda x: mapped(between(call))(x).sum()))(X)
 )
 row("`scan` in a `shard_map`", expected=6, per="turn and shard")(
     lambda call, jit: jit(lambda x: mapped(lambda x: scanned(call)(x)[0])(x))(X)

@@ -19,7 +19,7 @@ from partjit._compat import UnspecifiedValue, abstractify, core
 from partjit.arguments import Arguments
 from partjit.colocated.bodies import Home, as_array, running_at
 from partjit.compile import own_sharding
-from partjit.mesh import auto_twin, has_explicit_axes, tracing_under
+from partjit.mesh import auto_twin, tracing_under
 from partjit.partition.shardings import home_of
 from partjit.primitive import shardings_of
 from partjit.trace import with_static
@@ -138,6 +138,6 @@ def _placed(value: Any, sharding: Any, home: Home, mesh: Any) -> Any:
 
 def _on(mesh: Any, sharding: Any) -> Any:
     """The sharding on `mesh`, if it is on one that is the same but for the types of its axes."""
-    own = getattr(sharding, "mesh", None)
-    differs = own is not None and (has_explicit_axes(own) or has_explicit_axes(mesh))
-    return sharding.update(mesh=mesh) if differs and own.shape == mesh.shape else sharding
+    own: Any = getattr(sharding, "mesh", None)
+    differs = own is not None and own != mesh and own.shape == mesh.shape
+    return sharding.update(mesh=mesh) if differs and auto_twin(own) == auto_twin(mesh) else sharding

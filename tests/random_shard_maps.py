@@ -1,9 +1,10 @@
 """Random bodies of `shard_map` with colocated calls, on one device after the other by hand, and with jax.
 
-Values are small whole numbers, so that both are equal to the last bit.
+Values are small whole numbers, so that both are equal to the last bit. `PARTJIT_PROFILE=soak` draws a thousand.
 """
 
 import dataclasses
+import os
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from partjit import colocated, pjit
 from partjit.colocated import colocated_python
 
+EXAMPLES = 1000 if os.environ.get("PARTJIT_PROFILE") == "soak" else 10
 SIZES = {"x": 4, "y": 2}
 PLACES = [*np.ndindex(*SIZES.values())]
 LOCAL = (2, 2)
@@ -188,6 +190,7 @@ def _evaluated(step: Step, call: Any, a: jax.Array, b: jax.Array) -> jax.Array:
         call(a, b)
         return a
     if step.op == "scan":
+
         def turn(carry: Any, k: Any) -> Any:
             c = call(carry, b + k)
             return c, jnp.sum(c)

@@ -1,5 +1,6 @@
 """Calls in loops and branches: the same as the loop or branch in Python, with as few dispatches as there can be."""
 
+import dataclasses
 import gc
 import types
 import weakref
@@ -13,7 +14,9 @@ import rendezvous
 import partjit
 from partjit import P, colocated, pjit
 from partjit.colocated import colocated_python
+from partjit.partition.flatten import flatten
 from partjit.partition.nodes import Branch, ColocatedCall, Fragment, Loop, walk
+from partjit.partition.verify import PlanError, verify
 
 lax = jax.lax
 
@@ -323,7 +326,7 @@ def check(fun, expected, calls, run):
 
 
 @pytest.mark.parametrize("name", programs)
-@pytest.mark.parametrize("where", ["one device", "mesh", "donated", "no specs"])
+@pytest.mark.parametrize("where", ["one device", "a mesh", "no specs"])
 def test_a_program_with_control_flow_is_what_python_does(name, where, mesh):
     fun = programs[name]
     expected, calls = by_python(fun)
@@ -335,7 +338,7 @@ def test_a_program_with_control_flow_is_what_python_does(name, where, mesh):
         return
     c = Calls(mesh)
     specs = {} if where == "no specs" else {"in_axis_resources": P("x"), "out_axis_resources": None}
-    f = pjit(lambda x: fun(c, x), **specs, donate_argnums=(0,) if where == "donated" else ())
+    f = pjit(lambda x: fun(c, x), **specs, donate_argnums=() if where == "no specs" else (0,))
     with mesh:
         for _ in range(2):
             check(fun, expected, calls, lambda: f(start()))
@@ -457,6 +460,73 @@ def test_stacks_are_whole_in_the_loop_and_leave_as_asked(mesh):
         np.testing.assert_allclose(ys[k], carry + xs[k], rtol=1e-5)
         carry = carry * 1.5
     np.testing.assert_allclose(v, carry, rtol=1e-5)
+
+
+# What every plan must satisfy
+
+
+def broken(node):
+    """Loops and branches that differ from a good one in one thing that must not be."""
+    for k, block in enumerate(node.blocks):
+
+        def with_block(k=k, block=block, **changes):
+            new = dataclasses.replace(block, **changes)
+            if isinstance(node, Loop):
+                return dataclasses.replace(node, block=new)
+            return dataclasses.replace(node, blocks=tuple(new if i == k else b for i, b in enumerate(node.blocks)))
+
+        for i, inner in enumerate(block.nodes):
+            others = tuple(other for j, other in enumerate(block.nodes) if j != i)
+            yield f"without {inner.name}", with_block(nodes=others)
+            yield f"{inner.name} twice", with_block(nodes=(*block.nodes, inner))
+            if isinstance(inner, Loop | Branch):
+                for what, wrong in broken(inner):
+                    nodes = tuple(wrong if j == i else other for j, other in enumerate(block.nodes))
+                    yield f"{inner.name} {what}", with_block(nodes=nodes)
+            if isinstance(inner, Fragment):
+                captured = {*node.captured} if isinstance(node, Loop) else {*node.inputs} - {*node.given}
+                for j, value in enumerate(inner.inputs):
+                    if value in captured:
+                        given = dataclasses.replace(inner, donated=tuple(m == j for m in range(len(inner.inputs))))
+                        nodes = tuple(given if m == i else other for m, other in enumerate(block.nodes))
+                        yield f"{inner.name} given {value.name} from outside", with_block(nodes=nodes)
+        if block.outputs:
+            yield "giving less", with_block(outputs=block.outputs[1:])
+            types = {(value.aval.shape, value.aval.dtype) for value in block.outputs}
+            if len(types) > 1:
+                turned = (*block.outputs[1:], block.outputs[0])
+                kinds = [[(v.aval.shape, v.aval.dtype) for v in values] for values in (turned, block.outputs)]
+                if kinds[0] != kinds[1]:
+                    yield "giving otherwise", with_block(outputs=turned)
+    if isinstance(node, Loop):
+        yield "starting from less", dataclasses.replace(node, inputs=node.inputs[:-1])
+        for value in node.captured:
+            if value.aval.shape == node.outputs[0].aval.shape and value.aval.dtype == node.outputs[0].aval.dtype:
+                inputs = (*node.captured, value, *node.initial[1:])
+                yield "starting from what it captures", dataclasses.replace(node, inputs=inputs)
+
+
+def complaint(plan, flat):
+    try:
+        verify(plan, flat)
+    except PlanError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("name", programs)
+def test_broken_loops_and_branches_are_found(name, mesh):
+    c = Calls(mesh)
+    f = pjit(lambda x: programs[name](c, x), in_axis_resources=P("x"), out_axis_resources=None)
+    with mesh:
+        plan = f.plan(start())
+        flat = flatten(f.trace(start()).jaxpr, plan.mesh)
+    verify(plan, flat)
+    for k, node in enumerate(plan.nodes):
+        if isinstance(node, Loop | Branch):
+            for what, wrong in broken(node):
+                nodes = tuple(wrong if i == k else other for i, other in enumerate(plan.nodes))
+                assert complaint(dataclasses.replace(plan, nodes=nodes), flat), f"{node.name} {what}"
 
 
 # Failures

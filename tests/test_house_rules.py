@@ -261,13 +261,16 @@ def test_the_public_names_of_colocated_are_these():
         "colocated_python",
         "colocated_python_class",
         "deserialize",
+        "mesh_coordinates",
         "serialize",
         "stream",
         "wait",
     }
 
 
-@pytest.mark.parametrize("name", ["colocated_python", "colocated_python_class", "stream", "wait", "serialize"])
+@pytest.mark.parametrize(
+    "name", ["colocated_python", "colocated_python_class", "mesh_coordinates", "stream", "wait", "serialize"]
+)
 def test_a_public_function_of_colocated_has_an_example(name):
     text = inspect.getdoc(getattr(partjit.colocated, name))
     assert doctest.DocTestParser().get_examples(text)

@@ -274,10 +274,14 @@ def test_under_disable_jit_specs_are_checked_and_static_and_keyword_arguments_ar
             pjit(lambda x: colocated_python(lambda x: x)(x))(X)
 
 
-def test_under_disable_jit_a_gradient_passes_by_calls(mesh, double):
-    f = pjit(lambda x: (x * double(jax.lax.stop_gradient(x))).sum(), in_axis_resources=P("x"))
+def test_under_disable_jit_other_transformations_work_as_ever(mesh, double):
+    ruled = colocated_python(lambda x: x * x, **like)
+    ruled.defvjp(lambda x: (ruled(x), x), lambda x, ct: (2 * x * ct,))
+    f = pjit(lambda x: (ruled(x) * double(jax.lax.stop_gradient(x))).sum(), in_axis_resources=P("x"))
     with mesh, jax.disable_jit():
-        np.testing.assert_array_equal(jax.grad(f)(X), 2 * X)
+        np.testing.assert_array_equal(jax.grad(f)(X), 4 * X * X)
+        np.testing.assert_array_equal(jax.vmap(pjit(lambda x: double(x) + 1))(X), 2 * X + 1)
+        np.testing.assert_array_equal(jax.jit(pjit(double))(X), 2 * X)
 
 
 def test_functions_that_are_dropped_leave_nothing_for_disable_jit_behind(mesh):
@@ -372,8 +376,8 @@ def test_a_compiled_program_makes_its_calls_wherever_they_stand(mesh, meeting, p
 # What is refused
 
 
-def refused(match):
-    return pytest.raises(ValueError, match=match)
+def refused(text):
+    return pytest.raises(ValueError, match=text.replace("$", r"(\n|$)"))  # jax adds notes
 
 
 def test_a_call_is_refused_under_jax_jit_outermost(mesh, double):
@@ -385,6 +389,45 @@ def test_a_call_is_refused_under_jax_jit_outermost(mesh, double):
                 "hosts beside its devices: wrap the outermost function with partjit.pjit instead of jax.jit"
             ):
                 attempt(X)
+
+
+SAY_RULES = (
+    r"say what it is with <lambda>\.defvjp\(fwd, bwd\) or <lambda>\.defjvp\(jvp\), or pass what it only looks at as "
+    r"jax\.lax\.stop_gradient\(x\)$"
+)
+
+
+def test_what_cannot_be_differentiated_or_batched_is_refused_and_says_what_to_do(mesh, double):
+    pure = colocated_python(lambda x: 2 * x, pure=True, **like)
+    with mesh:
+        with refused(
+            "^the colocated function <lambda> has no derivative, and is differentiated with respect to x: " + SAY_RULES
+        ):
+            jax.grad(lambda x: pjit(double)(x).sum())(X)
+        with refused(
+            r"^the colocated function <lambda> has no derivative, and is differentiated with respect to x at "
+            r".*test_transformations\.py:\d+ in .*: " + SAY_RULES
+        ):
+            pjit(lambda x: jax.jvp(double, (x,), (x,)))(X)
+        with refused(
+            "^the colocated function <lambda> cannot be transposed, and is called with x, which depends on what is "
+            r"transposed: a call is no linear operation, .*\. Compute with device code what is transposed, or say with "
+            "defvjp how to go backward$"
+        ):
+            jax.linear_transpose(pjit(double), X)(X)
+        with refused(
+            "^the colocated function <lambda> is pure and called under jax.vmap with a batched x and nothing says how: "
+            "give it vmap_method=, one of 'sequential', 'expand_dims', 'broadcast_all', or call it outside of what is "
+            "batched$"
+        ):
+            jax.vmap(pjit(pure))(X)
+        with refused(
+            "^the colocated function <lambda> is called in a cond whose predicate is batched by jax.vmap. The branches "
+            "would be run for all examples, and the call be made where it should not: give the predicate to the "
+            "function and let it decide, decide before jax.vmap, or say pure=True if the call does nothing but compute "
+            "its results$"
+        ):
+            jax.vmap(pjit(lambda x: jax.lax.cond(x > 1, double, lambda x: x, x)))(X)
 
 
 def test_a_program_with_calls_cannot_be_exported(mesh, double):

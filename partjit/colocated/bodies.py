@@ -91,6 +91,7 @@ def call_in_body(home: Home, callee: Callee, stream: Any, leaves: Sequence[Any])
         Exception: what the function raised, with a note that names the call.
     """
     devices = _compat.device_list(home.sharding)
+    leaves = [leaf if isinstance(leaf, jax.Array) else jax.numpy.asarray(leaf) for leaf in leaves]  # jax.vmap slices
 
     def wanted(leaf: Any, said: Any) -> Any:
         if said is not None:

@@ -25,9 +25,7 @@ _made: weakref.WeakKeyDictionary[Callee, dict[Any, Callee]] = weakref.WeakKeyDic
 """The callees made of a callee. One that is asked for again is the same, as equal calls of a program have the same."""
 
 
-def called_for_each_shard(
-    callee: Callee, mesh: Mesh, arguments: Sequence[Array], results: Sequence[Array]
-) -> Callee:
+def called_for_each_shard(callee: Callee, mesh: Mesh, arguments: Sequence[Array], results: Sequence[Array]) -> Callee:
     """The callee of a call with arrays, for that of a call in a `shard_map` with what is one shard's of them.
 
     Args:
@@ -73,8 +71,8 @@ def check_is_whole(what: str, mesh: Any, axes: Sequence[str]) -> None:
     left = [axis for axis, size in mesh.shape.items() if axis not in axes and size > 1]
     if left:
         raise ValueError(
-            f"{what} and leaves the axes {', '.join(map(repr, left))} of its mesh to the partitioner: with calls in it, "
-            "a shard_map has to be over all axes of its mesh. Name them in axis_names too, or make the calls outside of it"
+            f"{what} and leaves the axes {', '.join(map(repr, left))} of its mesh to the partitioner: with calls in it "
+            "a shard_map has to be over all axes of its mesh. Name them in axis_names too, or make the calls outside"
         )
 
 
@@ -97,9 +95,9 @@ def _check(callee: Callee) -> None:
         for sharding in shardings:
             if sharding is not None:
                 raise ValueError(
-                    f"{what} of the colocated function {callee.name} name the sharding {sharding.spec}, but it is called in "
-                    "a shard_map, for each shard, with arrays on one device: say shapes and dtypes of what is one shard's, "
-                    "without shardings"
+                    f"{what} of the colocated function {callee.name} name the sharding {sharding.spec}, but in a "
+                    "shard_map it is called for each shard, with arrays on one device: say the shapes and dtypes of "
+                    "what is one shard's, without shardings"
                 )
 
 

@@ -1,6 +1,7 @@
 """The plan as a Python function: one line for each thing that the calling thread does.
 
 The names of fragments, calls, transfers and of `wait`, `read` and `release` are filled in when the plan is compiled.
+Broken plans are written as well, for the message that says what is wrong with them.
 """
 
 import collections
@@ -82,7 +83,7 @@ def waits(nodes: Sequence[Node], pending: set[Value] | None = None) -> Iterator[
 
 def pending_in_turns(loop: Loop, pending: set[Value]) -> set[Value]:
     """The carried values of a loop that may be results of calls on threads at the beginning of a turn."""
-    carried = {value for value, first in zip(loop.outputs, loop.initial, strict=True) if first in pending}
+    carried = {value for value, first in zip(loop.outputs, loop.initial, strict=False) if first in pending}
     while True:
         grown = carried | _pending_after(loop.block, pending | carried, loop.outputs)
         if grown == carried:
@@ -94,7 +95,7 @@ def _pending_after(block: Block, pending: set[Value], outputs: Sequence[Value]) 
     inside = {*pending}
     for _ in waits(block.nodes, inside):
         pass
-    return {value for value, given in zip(outputs, block.outputs, strict=True) if given in inside}
+    return {value for value, given in zip(outputs, block.outputs, strict=False) if given in inside}
 
 
 class _Writer:
@@ -155,14 +156,14 @@ class _Writer:
         computed = {value for node in nodes for value in node.outputs}
         for node in nodes:
             if isinstance(node, Loop):
-                pairs = zip(node.initial, node.outputs, strict=True)
+                pairs = zip(node.initial, node.outputs, strict=False)
                 self._names.taken_over.update((first, value) for first, value in pairs if first in computed)
 
     def _set(self, targets: Sequence[Value], values: Sequence[Value], produced: Collection[Value]) -> Iterator[str]:
         """The lines that give values other names, where they have not got them already."""
-        pairs = [(t, v) for t, v in zip(targets, values, strict=True) if self._names.of(t) != self._names.of(v)]
+        pairs = [(t, v) for t, v in zip(targets, values, strict=False) if self._names.of(t) != self._names.of(v)]
         if pairs:
-            targets, values = zip(*pairs, strict=True)
+            targets, values = zip(*pairs, strict=False)
             yield f"{self._names.listed(targets)} = {self._names.listed(values)}"
             yield from self._forget([value for value in dict.fromkeys(values) if value in produced])
 
@@ -193,7 +194,7 @@ class _Writer:
             for value in node.outputs
         }
         uses = collections.Counter(loop.block.outputs)
-        for carried, value in zip(loop.outputs, loop.block.outputs, strict=True):
+        for carried, value in zip(loop.outputs, loop.block.outputs, strict=False):
             if value in made_at and uses[value] == 1 and last_use.get(carried, -1) <= made_at[value]:
                 self._names.taken_over[value] = carried
 
@@ -203,7 +204,7 @@ class _Writer:
             yield f"    case {k if k + 1 < len(branch.blocks) else '_'}:"
             produced = {value for node in block.nodes for value in node.outputs}
             uses = collections.Counter(block.outputs)
-            pairs = zip(block.outputs, branch.outputs, strict=True)
+            pairs = zip(block.outputs, branch.outputs, strict=False)
             self._names.taken_over.update((v, out) for v, out in pairs if v in produced and uses[v] == 1)
             lines = [*self.block(block.nodes, (), {*block.outputs}, {*pending})]
             lines += self._set(branch.outputs, block.outputs, produced)

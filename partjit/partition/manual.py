@@ -1,9 +1,9 @@
 """The body of a `shard_map` with colocated calls, as equations outside of it.
 
 A call becomes a call with arrays over the mesh, whose function is called for each shard. What the devices do before,
-between and after calls becomes shard_maps of their own; a value that goes from one to another is an array as well, whose
-shards are what the devices have anyhow. A scan with calls is turned inside out: it becomes a scan over such arrays, whose
-body is a shard_map.
+between and after calls becomes shard_maps of their own; a value that goes from one to another is an array as well,
+whose shards are what the devices have anyhow. A scan with calls is turned inside out: it becomes a scan over such
+arrays, whose body is a shard_map.
 """
 
 import collections
@@ -182,9 +182,7 @@ class Body:
         for (value, form), array in zip(given, eqn.outvars, strict=True):
             self.put(value, form, array)
 
-    def _shard_map(
-        self, sources: Sequence[tuple[Any, Form, Any]], eqns: Sequence[Any], given: Sequence[Result]
-    ) -> Any:
+    def _shard_map(self, sources: Sequence[tuple[Any, Form, Any]], eqns: Sequence[Any], given: Sequence[Result]) -> Any:
         """An equation that is a shard_map.
 
         Args:
@@ -305,12 +303,17 @@ def _key(value: Any) -> Any:
     return value if isinstance(value, core.Var) else id(value)
 
 
+_UNDECIDED = {
+    "while": (
+        "while_loop",
+        "It can be called in a jax.lax.scan, and in a jax.lax.fori_loop with bounds that are no arrays",
+    ),
+    "cond": ("cond or switch", "Give the predicate to the function and let it decide"),
+}
+
+
 def _undecided(eqn: Any) -> ValueError:
-    kind = {"while": "while_loop", "cond": "cond or switch"}.get(_compat.control_flow_of(eqn) or "", eqn.primitive.name)
-    remedy = {
-        "while_loop": "It can be called in a jax.lax.scan, and in a jax.lax.fori_loop with bounds that are no arrays",
-        "cond or switch": "Give the predicate to the function and let it decide",
-    }.get(kind, "Call it before or after")
+    kind, remedy = _UNDECIDED.get(eqn.primitive.name, (eqn.primitive.name, "Call it before or after"))
     site = _compat.source_site(eqn.source_info)
     where = "" if site is None else " at {}:{} in {}".format(*site)
     names = ", ".join(sorted({*names_of_calls(eqn)}))

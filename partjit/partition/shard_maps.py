@@ -87,7 +87,7 @@ def _mesh_of(eqn: Any, mesh: Mesh) -> Mesh:
 
 
 def _made_of_nothing(eqns: Sequence[Any]) -> dict[Any, Sequence[Any]]:
-    """The variables that are computed, cheaply, of literals and of the position in the mesh, with the equations for it."""
+    """The variables that are cheaply computed of literals and the position in the mesh, with the equations for it."""
     found: dict[Any, Sequence[Any]] = {}
     for eqn in eqns:
         # What else names an axis among its effects moves something along it.
