@@ -10,6 +10,7 @@ place of the call, which says what has to come out. No cell is written by hand.
 import argparse
 import contextlib
 import dataclasses
+import difflib
 import os
 import pathlib
 import re
@@ -508,7 +509,10 @@ def main() -> None:
     written = DOCUMENT.read_text(encoding="utf-8")
     computed = document(written)
     if check and computed != written:
-        sys.exit(f"{DOCUMENT.name} does not say what happens: run python docs/{pathlib.Path(__file__).name}")
+        lines = difflib.unified_diff(
+            written.splitlines(), computed.splitlines(), "written", "computed", n=0, lineterm=""
+        )
+        sys.exit(f"{DOCUMENT.name} does not say what happens: run python docs/{DOCUMENT.stem}.py\n" + "\n".join(lines))
     DOCUMENT.write_text(computed, encoding="utf-8")
 
 

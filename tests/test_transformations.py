@@ -5,6 +5,7 @@ import gc
 import importlib.util
 import pathlib
 import re
+import threading
 from functools import partial
 
 import jax
@@ -91,7 +92,7 @@ def test_under_disable_jit_calls_get_arrays_on_the_mesh_and_give_some(mesh, meet
         made = load()
         assert isinstance(x, jax.Array)
         y = note(x + 1)
-        z = note(jnp.ones(8))  # which is nowhere yet
+        z = note(jnp.ones(8))  # which are nowhere yet
         values.append(not isinstance(x, jax.core.Tracer) and not isinstance(y, PendingArray))
         return y + z + made
 
@@ -151,7 +152,7 @@ def test_under_disable_jit_calls_keep_the_order_of_their_streams(mesh, meeting):
     f = pjit(lambda x: (then(x), then(x + 1), x)[-1])
     first(jnp.int32(0))
     with jax.disable_jit():
-        rendezvous.say("go")
+        threading.Timer(0.2, rendezvous.say, ["go"]).start()
         f(np.int32(1))
         assert rendezvous.logs["order"] == [0, 1, 2]  # nobody waits: they ran in their caller
         with colocated.stream("one"):
@@ -242,12 +243,12 @@ def test_under_disable_jit_on_accelerators_the_function_runs_on_the_hosts(accele
         return x + 1
 
     mesh = partjit.Mesh(accelerators, "x")
-    f = pjit(lambda x: colocated_python(look, **like)(2 * x), in_axis_resources=P("x"), out_axis_resources=P("x"))
+    f = pjit(lambda x: colocated_python(look, **like)(2 * x) + x, in_axis_resources=P("x"), out_axis_resources=P("x"))
     with mesh, jax.disable_jit():
         y = f(X)
     assert rendezvous.logs["ids"] == [[0, 1, 2, 3]]
     assert y.sharding == NamedSharding(mesh, P("x"))
-    np.testing.assert_array_equal(y, 2 * X + 1)
+    np.testing.assert_array_equal(y, 3 * X + 1)
 
 
 def test_under_disable_jit_a_failure_names_the_users_line(mesh):

@@ -209,18 +209,19 @@ class _Assembly:
                 self._of_caller.add(new)
         return new
 
+    def _value(self, atom: Any) -> Value:
+        """The value of what a call, loop or branch reads."""
+        if isinstance(atom, core.Var) and atom not in self._flat.consts:
+            return self.value_of[atom]
+        value = Value(self._names.take("constant"), atom.aval, _replicated(self._mesh))
+        self._around.constants[value] = self._flat.consts[atom] if isinstance(atom, core.Var) else atom.val
+        return value
+
     def _call(self, step: Step) -> Iterator[Node]:
         (eqn,) = step.items
         callee = eqn.params["callee"]
         name = self._names.take(callee.name.rpartition(".")[2])
-        inputs = []
-        for atom in eqn.invars:
-            if isinstance(atom, core.Var) and atom not in self._flat.consts:
-                inputs.append(self.value_of[atom])
-            else:
-                value = Value(self._names.take("constant"), atom.aval, _replicated(self._mesh))
-                self._around.constants[value] = self._flat.consts[atom] if isinstance(atom, core.Var) else atom.val
-                inputs.append(value)
+        inputs = [self._value(atom) for atom in eqn.invars]
         # The program's arguments and results are the caller's, who may give them away while the call runs.
         held = tuple(value in self._of_caller for value in inputs)
         outputs = []
@@ -275,14 +276,14 @@ class _Assembly:
         following = {atom for var, atom in zip(own, body.outvars, strict=True) if var in read_on_devices}
         if eqn.params["turns"] is None:
             following.add(body.outvars[0])
-        values = [*(self.value_of[var] for var in eqn.invars[:captured]), *carried]
+        values = [*map(self._value, eqn.invars[:captured]), *carried]
         block, hoisted = self._nested(body, values, carried, "turn", following)
         initial = [self.value_of[var] for var in eqn.invars[captured:]]
-        inputs = (*_captured_by([block], carried), *initial)
+        inputs = (*self._captured_by([block], carried), *initial)
         return Loop(name, inputs, carried, block, eqn.params["turns"]), hoisted
 
     def _branch(self, eqn: Any, name: str, outputs: tuple[Value, ...]) -> tuple[Node, list[Node]]:
-        index, *values = (self.value_of[var] for var in eqn.invars)
+        index, *values = map(self._value, eqn.invars)
         needed = [self._is_needed_on_devices(var) for var in eqn.outvars]
         blocks, hoisted = [], []
         for branch in eqn.params["branches"]:
@@ -291,7 +292,7 @@ class _Assembly:
             block, more = self._nested(flat, values, outputs, "branch", following)
             blocks.append(block)
             hoisted += more
-        return Branch(name, (index, *_captured_by(blocks, ())), outputs, tuple(blocks)), hoisted
+        return Branch(name, (index, *self._captured_by(blocks, ())), outputs, tuple(blocks)), hoisted
 
     def _is_needed_on_devices(self, var: Any) -> bool:
         return var in self._following or any(not self._steps[s].is_host for s in self._readers.get(var, ()))
@@ -313,6 +314,17 @@ class _Assembly:
         inner = _Assembly(flat, steps, direct, ins, outs, donated, names, around, {*captured}, following)
         inner.use_inputs(values)
         return inner.block(), inner._transfers.hoisted
+
+    def _captured_by(self, blocks: Sequence[Block], carried: Sequence[Value]) -> list[Value]:
+        """What blocks read from outside, once each."""
+        own = {*carried, *self._around.constants}
+        found: dict[Value, None] = {}
+        for block in blocks:
+            nodes = [*walk(block.nodes)]
+            own.update(value for node in nodes for value in node.outputs)
+            found.update((value, None) for node in nodes for value in node.inputs)
+            found.update((value, None) for value in block.outputs)
+        return [value for value in found if value not in own]
 
     # Order
 
@@ -342,18 +354,6 @@ def _replicated(mesh: Mesh) -> Any:
 
 def _or_unspecified(sharding: Any) -> Any:
     return UNSPECIFIED if sharding is None else sharding
-
-
-def _captured_by(blocks: Sequence[Block], carried: Sequence[Value]) -> list[Value]:
-    """What blocks read from outside, once each."""
-    own = {*carried}
-    found: dict[Value, None] = {}
-    for block in blocks:
-        nodes = [*walk(block.nodes)]
-        own.update(value for node in nodes for value in node.outputs)
-        found.update((value, None) for node in nodes for value in node.inputs)
-        found.update((value, None) for value in block.outputs)
-    return [value for value in found if value not in own]
 
 
 def _result_name(path: str) -> str:
