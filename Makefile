@@ -20,7 +20,7 @@ PYVERSION := $(shell $(PYTHON) $(TELL_VERSION) </dev/null 2>/dev/null)
 ENV := $(VENV)/.python-$(PYVERSION)
 INSTALLED := $(VENV)/.installed-$(PYVERSION)
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check bench docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo "make test   run the tests and doctests (PYTEST_ARGS='...' replaces '-n 2')"
 	@echo "make check  run the linter, the formatter's check and the type checker"
 	@echo "make bench  compare partjit with jax.jit (ARGS='...' are passed on)"
+	@echo "make docs   run what the table in docs/transformations.md tells of, and write it"
 	@echo "make clean  remove the environments, caches and build products"
 	@echo "PYTHON=python3.12 picks the interpreter, VENV=.venv the environment."
 
@@ -51,6 +52,9 @@ bench: $(INSTALLED)-base
 	$(BIN)/python benchmarks/callbacks.py
 	$(BIN)/python benchmarks/programs.py
 	$(BIN)/python benchmarks/loops.py
+
+docs: $(INSTALLED)-base
+	$(BIN)/python docs/transformations.py $(ARGS)
 
 clean:
 	rm -rf .venv* build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

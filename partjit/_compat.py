@@ -337,7 +337,7 @@ def ambient(mesh: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_mesh() -> Iterator[None]:
-    """Makes no mesh ambient, where `jax.set_mesh` or a `shard_map` has made one so: to operations on a single device."""
+    """Makes no mesh ambient where `jax.set_mesh` or a `shard_map` has made one so: it is wrong for a single device."""
     if mesh_lib.get_concrete_mesh().empty and mesh_lib.get_abstract_mesh().empty:
         yield
     else:
@@ -563,7 +563,7 @@ def nested_name(source_info: Any, outer: Any) -> Any:
 
 
 def varying(aval: Any) -> Any:
-    """The type of a value of which, in the `shard_map` that is traced here, each shard has its own; elsewhere the same."""
+    """The type of a value of which each shard has its own, if a `shard_map` is traced here; elsewhere the same type."""
     mesh = mesh_lib.get_abstract_mesh()
     if not mesh.manual_axes:
         return aval
@@ -598,8 +598,8 @@ def shard_map_body(eqn: Any) -> Any:
 def register_eager_in_shard_map(primitive: Any, rule: Callable) -> None:
     """Registers `rule(mesh, *values, axes, **params) -> results` for a `shard_map` that runs operation by operation.
 
-    The axes are those that it is over. Values and results have one dimension more in front, whose slices are those of the shards: of all shards, or where
-    `check_vma` is True, of those along the axes along which the value varies.
+    The axes are those that it is over. Values and results have one dimension more in front, whose slices are what the
+    shards have: all of them or, where `check_vma` is True, those along the axes along which the value varies.
     """
 
     def evaluate(*args: Any, **params: Any) -> Any:

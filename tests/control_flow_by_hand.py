@@ -112,7 +112,7 @@ class ByHand:
         inner = None
         for turn in reversed(turns) if step.is_reverse else turns:
             inner = self.run(step.steps, [*values, *carry, *(_map(lambda x, t=turn: x[t], x) for x in xs)], size)
-            carry = [inner[i] for i in step.carry]
+            carry = [_start(inner, i, step.anchor) for i in step.carry]
             for at, i in enumerate(step.ys):
                 stacked[at][turn] = inner[i]
         ys = []
@@ -126,7 +126,7 @@ class ByHand:
         upper = step.upper if step.traced is None else int(values[step.traced])
         for turn in range(step.lower, upper):
             inner = self.run(step.steps, [*values, jnp.int32(turn), *carry], size)
-            carry = [inner[i] for i in step.carry]
+            carry = [_start(inner, i, step.anchor) for i in step.carry]
         return carry
 
     def _while(self, step, values, size):
@@ -177,6 +177,7 @@ def _with(fun, value, other):
 
 
 def _start(values, i, anchor):
+    # What a loop carries has a tangent in all of its turns if it has one in any.
     if anchor is None or not isinstance(values[i], tuple):
         return values[i]
     return tuple(map(anchored, values[i], values[anchor]))

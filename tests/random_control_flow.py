@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from partjit import P
 
 # Each is compiled, so there are fewer than of other things; the soak profile draws as many as it says.
-EXAMPLES = 12 if settings().max_examples <= 100 else settings().max_examples
+EXAMPLES = 30 if settings().max_examples <= 100 else settings().max_examples
 SHAPE = (8, 4)
 SPECS = [P(), P("x"), P("x", "y"), P(None, "y"), P("y", "x")]
 BACKWARD = 1000
@@ -142,7 +142,7 @@ class Branch:
 class Derivative:
     """The derivative of the value at `of` of the steps, with respect to the values at `wrt`.
 
-    "grad" adds the gradients, "value_and_grad" the value and the gradients, "jvp" the value and its tangent. In a batch,
+    "grad" adds the gradients, "value_and_grad" the value as well, "jvp" the value and its tangent. In a batch,
     `is_batched`, those that are zero are made to depend on the example as well.
     """
 
@@ -270,7 +270,8 @@ class _Steps:
         return bool(first) and kinds[first[0]] == "m" and not place.is_batched
 
     def _nested(self, kinds: list[str], place: _Place) -> Nested:
-        wrapper = self.one_of("pjit", "pjit on x", "jit", "checkpoint", "custom_jvp", "custom_vjp")
+        wrappers = ["pjit", "pjit on x", "jit", "checkpoint", "custom_jvp", "custom_vjp"]
+        wrapper = self.one_of(*(one for one in wrappers if one not in self.without))
         if place.derivative == "forward" and wrapper == "custom_vjp":
             wrapper = "jit"
         # What the rules of a function call is not differentiated itself.

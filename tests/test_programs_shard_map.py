@@ -184,6 +184,18 @@ def test_what_does_not_depend_on_a_call_is_dispatched_while_it_runs(mesh, over, 
     assert [type(node).__name__ for node in plan.nodes] == ["Fragment", "ColocatedCall", "Fragment", "Fragment"]
 
 
+def test_collectives_do_not_wait_for_each_other(mesh, over):
+    call, other = colocated_python(lambda a: a, **like), colocated_python(lambda a: a, stream="other", **like)
+
+    def body(a):
+        b = jax.lax.psum(call(a), "x")
+        return b + other(jax.lax.psum(a, "x"))  # whose argument is there before that of the other psum
+
+    with mesh:
+        nodes = pjit(over(body)).plan(X).nodes
+    assert [type(node).__name__ for node in nodes] == ["Fragment", "ColocatedCall", "ColocatedCall", "Fragment"]
+
+
 # What a call gets
 
 
@@ -314,6 +326,7 @@ def test_results_that_nobody_needs_keep_effectful_calls_only(mesh, over, meeting
 
     def body(a):
         b = a * 4
+        jax.lax.psum(pure(a * 5), "x")
         return a + 1, pure(a * 2), call(a * 3), pure(b) + pure(b)
 
     with mesh:
@@ -671,6 +684,16 @@ def test_results_may_be_given_away_though_they_are_the_arguments(mesh, over):
     with mesh:
         first, second = pjit(over(same, out_specs=P("x", "y")))(x)
         for given in (first, second):
+            jax.jit(lambda x: x + 1, donate_argnums=0)(given)
+    np.testing.assert_array_equal(x, X)
+
+
+def test_results_of_per_shard_calls_may_be_given_away_though_they_are_the_arguments(mesh):
+    x = jax.device_put(X, NamedSharding(mesh, XY))
+    stated = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=x.sharding)
+    same = colocated_python(lambda shard: shard.data, layout="per_shard", out_specs=stated, mode="inline")
+    with mesh:
+        for given in (same(x), pjit(lambda x: same(x), in_axis_resources=XY, out_axis_resources=XY)(x)):
             jax.jit(lambda x: x + 1, donate_argnums=0)(given)
     np.testing.assert_array_equal(x, X)
 

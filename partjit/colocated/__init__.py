@@ -10,7 +10,7 @@ docs/colocated.md tells the whole of it.
 """
 
 from partjit.colocated import batches as batches
-from partjit.colocated import in_shard_map as _in_shard_map
+from partjit.colocated import in_shard_map as in_shard_map
 from partjit.colocated import rules as rules
 from partjit.colocated.devices import colocated_cpu_devices as colocated_cpu_devices
 from partjit.colocated.function import ColocatedFunction as ColocatedFunction

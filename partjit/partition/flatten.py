@@ -103,7 +103,8 @@ def _without_shard_maps(
         used = [var in needed for var in eqn.outvars]
         opened, results = opened_shard_map(eqn, used, body, mesh, consts)
         yield from opened
-        yield from (_constraint(atom, var, None, eqn) for var, atom in zip(eqn.outvars, results) if atom is not None)
+        results = zip(eqn.outvars, results, strict=True)
+        yield from (_constraint(atom, var, None, eqn) for var, atom in results if atom is not None)
 
 
 def _on_stream(caller: Stream | None, eqn: Any) -> Any:
