@@ -31,7 +31,7 @@ from partjit.dispatch import CacheMiss, make_function
 from partjit.eager import Inferred, OnValues, on_values
 from partjit.errors import ShardingError
 from partjit.mesh import ambient_mesh, program_mesh
-from partjit.partition.flatten import has_calls
+from partjit.partition.flat import has_calls
 from partjit.partition.plan import Plan
 from partjit.partition.stages import PlannedTraced
 from partjit.spec import FROM_ARRAY, ParsedPartitionSpec, parse_spec_tree

@@ -20,7 +20,7 @@ from partjit.arguments import Numbered, positions
 from partjit.compile import Program, lower
 from partjit.mesh import auto_twin, has_explicit_axes, is_tracing_program
 from partjit.partition.execute import Runnable
-from partjit.partition.flatten import has_calls
+from partjit.partition.flat import has_calls
 from partjit.partition.program import Placing, placing_of, plan_of, runnable_of
 from partjit.partition.recent import UNKNOWN, Recent
 from partjit.placement import Misplaced, misplaced, reshard

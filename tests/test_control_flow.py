@@ -312,7 +312,7 @@ def by_python(fun):
     return result, calls
 
 
-def check(fun, expected, calls, run):
+def check(expected, calls, run):
     result = run()
     colocated.wait()
     assert jax.tree.structure(result) == jax.tree.structure(expected)
@@ -334,16 +334,16 @@ def test_a_program_with_control_flow_is_what_python_does(name, where, mesh):
         c = Calls()
         f = pjit(lambda x: fun(c, x))
         for _ in range(2):
-            check(fun, expected, calls, lambda: f(start()))
+            check(expected, calls, lambda: f(start()))
+        check(expected, calls, lambda: f.lower(start()).compile()(start()))
         return
     c = Calls(mesh)
     specs = {} if where == "no specs" else {"in_axis_resources": P("x"), "out_axis_resources": None}
     f = pjit(lambda x: fun(c, x), **specs, donate_argnums=() if where == "no specs" else (0,))
     with mesh:
         for _ in range(2):
-            check(fun, expected, calls, lambda: f(start()))
+            check(expected, calls, lambda: f(start()))
         assert str(f.plan(start())) == str(f.plan(start()))
-        check(fun, expected, calls, lambda: f.lower(start()).compile()(start()))
 
 
 # Dispatches

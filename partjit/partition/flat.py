@@ -8,7 +8,7 @@ import jax
 
 from partjit import _compat
 from partjit._compat import core
-from partjit.colocated.primitive import colocated_call_p
+from partjit.colocated.primitive import calls_in, colocated_call_p
 from partjit.colocated.streams import Stream
 
 __all__ = ["Equations", "Flat", "has_calls", "live", "names_of_calls", "renamed", "streams_of", "variables"]
@@ -55,18 +55,12 @@ def has_calls(jaxpr: Any) -> bool:
 @_compat.weakref_cache
 def streams_of(jaxpr: Any) -> frozenset[Stream]:
     """The streams that a jaxpr itself puts calls on, at any depth."""
-    own = {eqn.params["stream"] for eqn in jaxpr.eqns if eqn.primitive is colocated_call_p}
-    nested = (streams_of(inner) for eqn in jaxpr.eqns for inner in core.jaxprs_in_params(eqn.params))
-    return frozenset(own - {None}).union(*nested)
+    return frozenset({call.params["stream"] for call in calls_in([jaxpr])} - {None})
 
 
-def names_of_calls(eqn: Any) -> Iterator[str]:
-    """The names of the colocated functions that an equation calls, at any depth."""
-    if eqn.primitive is colocated_call_p:
-        yield eqn.params["callee"].name
-    for jaxpr in core.jaxprs_in_params(eqn.params):
-        for inner in jaxpr.eqns:
-            yield from names_of_calls(inner)
+def names_of_calls(eqn: Any) -> list[str]:
+    """The names of the colocated functions that are called inside of an equation, at any depth."""
+    return sorted({call.params["callee"].name for call in calls_in(core.jaxprs_in_params(eqn.params))})
 
 
 def variables(atoms: Sequence[Any]) -> list[Any]:

@@ -213,7 +213,7 @@ def _merged(outvars: Sequence[Any], eqns: Sequence[Any]) -> tuple[tuple[Any, ...
 
 
 def _out_of_reach(eqn: Any) -> ValueError:
-    names = sorted({*names_of_calls(eqn)})
+    names = names_of_calls(eqn)
     site = _compat.source_site(eqn.source_info)
     where = "" if site is None else " at {}:{} in {}".format(*site)
     return ValueError(

@@ -316,7 +316,7 @@ def _undecided(eqn: Any) -> ValueError:
     kind, remedy = _UNDECIDED.get(eqn.primitive.name, (eqn.primitive.name, "Call it before or after"))
     site = _compat.source_site(eqn.source_info)
     where = "" if site is None else " at {}:{} in {}".format(*site)
-    names = ", ".join(sorted({*names_of_calls(eqn)}))
+    names = ", ".join(names_of_calls(eqn))
     return ValueError(
         f"the colocated function {names} is called inside of a {kind}{where} in a shard_map, where each device decides "
         f"for itself whether there is a call. {remedy}; or put the shard_map into the {kind} instead"

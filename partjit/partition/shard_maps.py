@@ -102,7 +102,7 @@ def _made_of_nothing(eqns: Sequence[Any]) -> dict[Any, Sequence[Any]]:
 
 
 def _names(eqn: Any) -> str:
-    return ", ".join(sorted({*names_of_calls(eqn)}))
+    return ", ".join(names_of_calls(eqn))
 
 
 def _what(eqn: Any) -> str:
