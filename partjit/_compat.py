@@ -154,6 +154,7 @@ __all__ = [
     "shard_map_p",
     "source_site",
     "stages",
+    "standing_at",
     "to_proto",
     "trace_context",
     "trace_state_clean",
@@ -437,6 +438,14 @@ def trace_context() -> Any:
 def current_source_info() -> Any:
     """Where in the user's program the current equation comes from."""
     return source_info_util.current()
+
+
+def standing_at(source_info: Any) -> Any:
+    """Lets equations that are traced in the block come from there.
+
+    jax notes what called it only up to the loop whose body is traced, so that a body of our own comes from nowhere.
+    """
+    return source_info_util.user_context(source_info.traceback)
 
 
 def batch_jaxpr(jaxpr: Any, axis_data: Any, batched_in: Sequence[bool]) -> tuple[Any, Sequence[bool]]:

@@ -619,3 +619,15 @@ def test_events_tell_every_turn_and_keep_nothing():
     del result
     gc.collect()
     assert kept[0]() is None
+
+
+def test_a_call_in_a_batch_says_where_it_stands():
+    c = Calls()
+
+    def body(x):
+        return c.twice(x) + 1  # this line
+
+    line = body.__code__.co_firstlineno + 1
+    for batched in (jax.vmap(body), jax.vmap(jax.jit(body)), jax.vmap(jax.checkpoint(body))):
+        (call,) = pjit(batched).plan(jnp.ones((2, 3))).calls
+        assert call.site == (__file__, line, "body")

@@ -56,7 +56,13 @@ def _one_by_one(size: int, args: Sequence[Any], batched: Sequence[bool], callee:
 
     stacked = [x for x, is_batched in zip(args, batched, strict=True) if is_batched]
     if _compat.is_staged():
-        _, results = jax.lax.scan(lambda _, example: (None, call(example)), None, stacked)
+        site = _compat.current_source_info()
+
+        def turn(_: Any, example: Sequence[Any]) -> tuple[None, Sequence[Any]]:
+            with _compat.standing_at(site):
+                return None, call(example)
+
+        _, results = jax.lax.scan(turn, None, stacked)
         return [*results]
     if not size:
         return [jnp.zeros((0, *aval.shape), aval.dtype) for aval in callee.out_avals]
