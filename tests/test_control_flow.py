@@ -291,6 +291,20 @@ def independent_loops(c, x):
 
 
 @program
+def literals_and_constants(c, x):
+    table = jnp.array(np.arange(8, dtype=np.float32))
+
+    def turn(carry, _):
+        v, flag = carry
+        v = v + c.twice(table) * flag
+        c.log(jnp.float32(3))
+        v = lax.fori_loop(0, 2, lambda i, u: c.add(u, table) * 0.5, v)
+        return (v, 2.0), lax.cond(v[0] > 1, lambda: (c.log(v), 1.0)[1], lambda: 0.0)
+
+    return lax.scan(turn, (x, 1.0), None, length=3)
+
+
+@program
 def captured_values(c, x):
     w = jnp.outer(x, x) / 100
 

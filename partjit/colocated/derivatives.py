@@ -12,6 +12,8 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from partjit import _compat
+
 __all__ = ["Derivatives", "Differentiable"]
 
 _ARRAYLIKE = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
@@ -55,15 +57,19 @@ class Derivatives:
         def primal(*positional: Any) -> Any:
             # What was not given is for the function itself to fill in: on its host a default need not be an array.
             given = {key: positional[[*signature.parameters].index(key)] for key in kwargs} if signature else {}
-            return fun(positional[: len(args)], given)
+            with _compat.standing_at(site):
+                return fun(positional[: len(args)], given)
 
+        site = _compat.current_source_info()
         primal.__name__ = primal.__qualname__ = name
         if signature is not None:
             vars(primal)["__signature__"] = signature  # by which jax finds positions, and default values
             self._check_defaults(name, signature, args, kwargs)
         custom: Any = jax.custom_vjp(primal) if self.kind == "vjp" else jax.custom_jvp(primal)
         define = custom.defvjp if self.kind == "vjp" else custom.defjvp
-        define(*self.rules, symbolic_zeros=self.symbolic_zeros)
+        # A rule that is a colocated function has no line of its own in the user's code.
+        rules = (rule if inspect.isfunction(rule) else _standing_at(site, rule) for rule in self.rules)
+        define(*rules, symbolic_zeros=self.symbolic_zeros)
         return custom(*args, **kwargs)
 
     def _check_defaults(
@@ -141,6 +147,14 @@ class Differentiable:
         """
         self._set_derivatives(Derivatives("jvp", (_rule(jvp, "jvp"),), symbolic_zeros))
         return jvp
+
+
+def _standing_at(site: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
+    def rule_there(*args: Any) -> Any:
+        with _compat.standing_at(site):
+            return rule(*args)
+
+    return rule_there
 
 
 def _rule(rule: Any, name: str) -> Callable[..., Any]:

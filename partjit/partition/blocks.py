@@ -273,9 +273,8 @@ class _Assembly:
         body = Flat.of_jaxpr(eqn.params["body"])
         own = body.invars[captured:]
         read_on_devices = {a for e in body.eqns if not is_host(e) for a in variables(e.invars)}
-        following = {atom for var, atom in zip(own, body.outvars, strict=True) if var in read_on_devices}
-        if eqn.params["turns"] is None:
-            following.add(body.outvars[0])
+        read = [atom for var, atom in zip(own, body.outvars, strict=True) if var in read_on_devices]
+        following = {*variables([*read, *body.outvars[: eqn.params["turns"] is None]])}  # the predicate is read as well
         values = [*map(self._value, eqn.invars[:captured]), *carried]
         block, hoisted = self._nested(body, values, carried, "turn", following)
         initial = [self.value_of[var] for var in eqn.invars[captured:]]

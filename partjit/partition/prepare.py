@@ -120,9 +120,11 @@ def egresses_of(
                 direct[i] = leaves_as[atom] = stated if is_open else wanted
                 continue
             egresses.append(Egress(atom, i))
+        elif not isinstance(atom, core.Var):
+            egresses.append(Egress(atom, i))
         elif block == "branch" and atom in comes_in_as and (is_open or comes_in_as[atom] == wanted):
             direct[i] = None if is_open else wanted
-        elif not isinstance(atom, core.Var) or atom not in computed:
+        elif atom not in computed:
             egresses.append(Egress(atom, i))
     return egresses, direct
 
