@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from partjit import P
 
 # Each is compiled, so there are fewer than of other things; the soak profile draws as many as it says.
-EXAMPLES = 30 if settings().max_examples <= 100 else settings().max_examples
+EXAMPLES = 20 if settings().max_examples <= 100 else settings().max_examples
 SHAPE = (8, 4)
 SPECS = [P(), P("x"), P("x", "y"), P(None, "y"), P("y", "x")]
 BACKWARD = 1000
