@@ -3,7 +3,6 @@
 import dataclasses
 import gc
 import types
-import weakref
 
 import jax
 import jax.numpy as jnp
@@ -382,6 +381,13 @@ def test_turns_without_device_work_dispatch_nothing():
     assert turn_of(plan) == [ColocatedCall]
 
 
+def test_what_the_devices_wait_for_in_the_next_turn_is_made_by_the_caller():
+    c = Calls()
+    plan = pjit(lambda x: lax.scan(lambda v, _: (c.twice(jnp.sin(v)), None), x, None, length=3)[0]).plan(start())
+    assert turn_of(plan) == [Fragment, ColocatedCall]
+    assert plan.calls[0].is_inline
+
+
 def test_what_nobody_waits_for_splits_no_turn():
     plan = pjit(lambda x: programs["scan_that_only_logs"](Calls(), x)).plan(start())
     assert turn_of(plan) == [Fragment, ColocatedCall]
@@ -467,7 +473,10 @@ def test_stacks_are_whole_in_the_loop_and_leave_as_asked(mesh):
     f = pjit(fun, in_axis_resources=(P("y"), P("x", "y")), out_axis_resources=(P("y"), P("x")))
     xs = np.arange(64, dtype=np.float32).reshape(8, 8)
     with mesh:
+        (loop,) = (node for node in f.plan(start(), xs).nodes if isinstance(node, Loop))
         v, ys = f(start(), xs)
+    stacks = [value for value in (*loop.captured, *loop.outputs) if value.aval.shape == (8, 8)]
+    assert [value.sharding.spec[:1] in ((), (None,)) for value in stacks] == [True, True]
     assert (v.sharding.spec, ys.sharding.spec) == (P("y"), P("x"))
     carry = start()
     for k in range(8):
@@ -616,23 +625,25 @@ def test_a_plan_is_printed_and_drawn_with_its_loops_and_branches():
 
 def test_events_tell_every_turn_and_keep_nothing():
     c = Calls()
-    kept = []
 
     @pjit
     def fun(x):
-        return lax.scan(lambda v, i: (c.twice(v + i) - 1, None), x, jnp.arange(4.0))[0]
+        return lax.scan(lambda v, i: (c.twice(v + i) - 1, None), x, jnp.arange(12.0))[0]
 
     fun(start())
-    seen = []
-    with partjit.events.subscribe(seen.append):
-        result = fun(start()).block_until_ready()
-    kept.append(weakref.ref(result))
-    names = [type(event).__name__ for event in seen]
-    assert names.count("CallStarted") == 4
-    assert names.count("FragmentDispatched") == 5
-    del result
-    gc.collect()
-    assert kept[0]() is None
+    seen, alive = [], []
+
+    def listen(event):
+        seen.append(type(event).__name__)
+        if seen[-1] == "CallStarted":
+            gc.collect()
+            alive.append(len(jax.live_arrays()))
+
+    with partjit.events.subscribe(listen):
+        fun(start()).block_until_ready()
+    assert seen.count("CallStarted") == 12
+    assert seen.count("FragmentDispatched") == 13
+    assert max(alive[-3:]) <= max(alive[:3]) + 2
 
 
 def test_a_call_in_a_batch_says_where_it_stands():

@@ -4,6 +4,7 @@ They mean what they mean for `jax.custom_vjp` and `jax.custom_jvp`, because a ca
 such a function, whose body is the equation of the call. So jax differentiates, batches and saves what the rules do.
 """
 
+import abc
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -88,11 +89,11 @@ class Derivatives:
                 )
 
 
-class Differentiable:
+class Differentiable(abc.ABC):
     """What has derivatives: a colocated function, or a method of a colocated class."""
 
-    def _set_derivatives(self, derivatives: Derivatives) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _set_derivatives(self, derivatives: Derivatives) -> None: ...
 
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any], symbolic_zeros: bool = False) -> None:
         """Says how the calls are differentiated in reverse mode, as `jax.custom_vjp.defvjp` does.

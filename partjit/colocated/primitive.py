@@ -33,7 +33,7 @@ colocated_call_p.multiple_results = True
 
 
 @dataclasses.dataclass(frozen=True)
-class ColocatedEffect(_compat.Effect):  # type: ignore[misc]
+class ColocatedEffect(_compat.Effect):  # type: ignore[misc]  # jax gives the base class no types
     """That host Python runs.
 
     Attributes:

@@ -94,7 +94,7 @@ def _from_named(data: bytes) -> Tiling:
         if field == 2:
             for part, content in _fields(_message(value)):
                 if part == 1:
-                    sizes.append(dict(_fields(_message(content))).get(2, 1))  # type: ignore[arg-type]
+                    sizes.append(dict(_fields(_message(content))).get(2, 1))  # type: ignore[arg-type]  # field 2 is a number
                 elif part == 2:
                     devices += _integers(content)
                 else:

@@ -57,18 +57,9 @@ def _with_control_flow(
     mesh: Mesh,
 ) -> tuple[tuple[Any, ...], list[Any]]:
     """Without renaming, and with loops and branches that the host drives in the place of jax's with calls in them."""
-    env: dict[Any, Any] = {}
+    renaming = _Renaming()
     opened: list[Any] = []
-
-    def read(atom: Any) -> Any:
-        return env.get(atom, atom) if isinstance(atom, core.Var) else atom
-
-    for eqn in eqns:
-        if eqn.primitive is _same_p:
-            env[eqn.outvars[0]] = read(eqn.invars[0])
-            continue
-        if any(isinstance(atom, core.Var) and atom in env for atom in eqn.invars):
-            eqn = eqn.replace(invars=[read(atom) for atom in eqn.invars])
+    for eqn in renaming.resolved(eqns):
         kind = _compat.control_flow_of(eqn)
         if kind is None or not any(has_calls(jaxpr) for jaxpr in core.jaxprs_in_params(eqn.params)):
             opened.append(eqn)
@@ -76,13 +67,13 @@ def _with_control_flow(
         out = Equations(eqn, consts)
         used = [var in needed for var in eqn.outvars]
         if kind == "scan":
-            env |= add_scan(eqn, flat(eqn.params["jaxpr"]), used, mesh, out)
+            renaming.env |= add_scan(eqn, flat(eqn.params["jaxpr"]), used, mesh, out)
         elif kind == "while":
-            env |= add_while(eqn, flat(eqn.params["cond_jaxpr"]), flat(eqn.params["body_jaxpr"]), used, out)
+            renaming.env |= add_while(eqn, flat(eqn.params["cond_jaxpr"]), flat(eqn.params["body_jaxpr"]), used, out)
         else:
-            env |= add_branch(eqn, [flat(branch) for branch in eqn.params["branches"]], out)
+            renaming.env |= add_branch(eqn, [flat(branch) for branch in eqn.params["branches"]], out)
         opened += out.eqns
-    return tuple(read(atom) for atom in outvars), opened
+    return tuple(renaming.read(atom) for atom in outvars), opened
 
 
 def _without_shard_maps(
@@ -187,29 +178,45 @@ class _Same:
 _same_p: Any = _Same()
 
 
+class _Renaming:
+    """What stands for variables while equations are replaced.
+
+    Attributes:
+        env: what stands for a variable, where that is not itself.
+    """
+
+    def __init__(self) -> None:
+        self.env: dict[Any, Any] = {}
+
+    def read(self, atom: Any) -> Any:
+        """What stands for an atom."""
+        return self.env.get(atom, atom) if isinstance(atom, core.Var) else atom
+
+    def resolved(self, eqns: Sequence[Any]) -> Iterator[Any]:
+        """The equations that do more than rename, one after another, of what stands for their arguments by then."""
+        for eqn in eqns:
+            if eqn.primitive is _same_p:
+                self.env[eqn.outvars[0]] = self.read(eqn.invars[0])
+            elif any(isinstance(atom, core.Var) and atom in self.env for atom in eqn.invars):
+                yield eqn.replace(invars=[self.read(atom) for atom in eqn.invars])
+            else:
+                yield eqn
+
+
 def _merged(outvars: Sequence[Any], eqns: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Without renaming, and with one equation for equal pure calls."""
-    env: dict[Any, Any] = {}
+    renaming = _Renaming()
     made: dict[Any, Any] = {}
     kept = []
-
-    def read(atom: Any) -> Any:
-        return env.get(atom, atom) if isinstance(atom, core.Var) else atom
-
-    for eqn in eqns:
-        if eqn.primitive is _same_p:
-            env[eqn.outvars[0]] = read(eqn.invars[0])
-            continue
-        if any(isinstance(atom, core.Var) and atom in env for atom in eqn.invars):
-            eqn = eqn.replace(invars=[read(atom) for atom in eqn.invars])
+    for eqn in renaming.resolved(eqns):
         if eqn.primitive is colocated_call_p and eqn.params["callee"].is_pure:
             key = (eqn.params["callee"], *(a if isinstance(a, core.Var) else (a.aval, repr(a.val)) for a in eqn.invars))
             first = made.setdefault(key, eqn)
             if first is not eqn:
-                env.update(zip(eqn.outvars, first.outvars, strict=True))
+                renaming.env.update(zip(eqn.outvars, first.outvars, strict=True))
                 continue
         kept.append(eqn)
-    return tuple(read(atom) for atom in outvars), tuple(kept)
+    return tuple(renaming.read(atom) for atom in outvars), tuple(kept)
 
 
 def _out_of_reach(eqn: Any) -> ValueError:

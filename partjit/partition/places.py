@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from partjit._compat import UnspecifiedValue, core
 from partjit.colocated.devices import colocated_sharding
@@ -63,14 +64,21 @@ def places_of(
 
 
 def _agree_on_carried(flat: Flat, inputs: Collection[Any], places: dict[Any, Any]) -> None:
-    """What a loop starts from lies where its results do; an argument of this program is there already."""
+    """What a loop starts from lies where its results do; an argument of this program is there already.
+
+    A stack is not divided between its slices, even if it leaves so: each is written by all devices.
+    """
     for eqn in flat.eqns:
         if eqn.primitive is loop_p:
-            for initial, result in zip(eqn.invars[eqn.params["captured"] :], eqn.outvars, strict=True):
+            carried = zip(eqn.invars[eqn.params["captured"] :], eqn.outvars, eqn.params["is_buffer"], strict=True)
+            for initial, result, is_buffer in carried:
                 if initial in inputs:
                     places[result] = places[initial]
-                else:
-                    places[initial] = places[result]
+                    continue
+                place = places[result]
+                if is_buffer and place.spec:
+                    places[result] = place.update(spec=P(None, *place.spec[1:]))
+                places[initial] = places[result]
 
 
 def _stated(flat: Flat, direct: Mapping[int, Any], mesh: Mesh) -> dict[Any, Any]:
