@@ -20,7 +20,7 @@ PYVERSION := $(shell $(PYTHON) $(TELL_VERSION) </dev/null 2>/dev/null)
 ENV := $(VENV)/.python-$(PYVERSION)
 INSTALLED := $(VENV)/.installed-$(PYVERSION)
 
-.PHONY: help demo test check bench docs clean
+.PHONY: help demo test check bench docs notebooks clean
 .DELETE_ON_ERROR:
 
 help:
@@ -29,13 +29,14 @@ help:
 	@echo "make check  run the linter, the formatter's check and the type checker"
 	@echo "make bench  compare partjit with jax.jit (ARGS='...' are passed on)"
 	@echo "make docs   run what the table in docs/transformations.md tells of, and write it"
+	@echo "make notebooks  write the notebooks from their texts, and run them"
 	@echo "make clean  remove the environments, caches and build products"
 	@echo "PYTHON=python3.12 picks the interpreter, VENV=.venv the environment."
 
 demo: $(INSTALLED)-viz
 	$(BIN)/python examples/train_char_lm.py $(ARGS)
 
-test: $(INSTALLED)-testing
+test: $(INSTALLED)-testing $(INSTALLED)-notebooks
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # The type checker is told the interpreter here, since VENV may differ from what pyproject.toml names.
@@ -52,9 +53,14 @@ bench: $(INSTALLED)-base
 	$(BIN)/python benchmarks/callbacks.py
 	$(BIN)/python benchmarks/programs.py
 	$(BIN)/python benchmarks/loops.py
+	$(BIN)/python benchmarks/explain.py
 
 docs: $(INSTALLED)-base
 	$(BIN)/python docs/transformations.py $(ARGS)
+
+notebooks: $(INSTALLED)-testing $(INSTALLED)-notebooks
+	$(BIN)/python notebooks/write_pairs.py
+	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/test_notebooks.py
 
 clean:
 	rm -rf .venv* build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -16,7 +16,7 @@ import os
 import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -51,10 +51,11 @@ from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import lax as lax_internal
 from jax._src.lax.control_flow import conditionals, loops
 from jax._src.lib import _jax
+from jax._src.lib import utils as xla_utils
 from jax._src.lib import xla_client as _xla_client
-from jax._src.lib.mlir import ir, passmanager
+from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import func as func_dialect
-from jax._src.lib.mlir.dialects import hlo, sdy
+from jax._src.lib.mlir.dialects import hlo
 from jax._src.named_sharding import NamedSharding
 from jax._src.random import prng as _prng
 from jax._src.shard_map import eager_rules, shard_map_p
@@ -66,17 +67,18 @@ from jax.sharding import PartitionSpec
 
 __all__ = [
     "EMPTY_MESH",
+    "MLIR_BINDINGS",
     "UNSPECIFIED",
     "USE_OF_DONATED_BUFFERS_CRASHES",
     "AbstractRef",
     "ArrayImpl",
-    "Axes",
     "DeviceAssignmentMismatchError",
     "DeviceList",
     "Effect",
     "GSPMDSharding",
     "HloSharding",
     "InternalFloatingPointError",
+    "JitParts",
     "Meshes",
     "OpSharding",
     "PRNGKeyArray",
@@ -90,6 +92,7 @@ __all__ = [
     "ambient",
     "array_of_buffers",
     "aval_of_struct",
+    "barrier",
     "batch_jaxpr",
     "batching",
     "buffers_of",
@@ -114,7 +117,9 @@ __all__ = [
     "is_input_effect",
     "is_on_one_host_device",
     "is_profiled",
+    "is_rematerialized",
     "is_staged",
+    "is_user_file",
     "keep_in_scans",
     "kept_effects",
     "lower_call",
@@ -132,9 +137,9 @@ __all__ = [
     "new_var",
     "output_shardings",
     "parse_flatten_op_sharding",
+    "parts_of_jit",
     "pe",
     "physical_mesh",
-    "propagated",
     "recheck_for_nans",
     "register_array_type",
     "register_cache",
@@ -172,6 +177,7 @@ __all__ = [
     "with_weak_type",
     "without_axes",
     "without_mesh",
+    "xla_warnings",
 ]
 
 # Where a value comes from is told in lines of the user's code, not of this package.
@@ -429,6 +435,10 @@ def source_site(source_info: Any) -> tuple[str, int, str] | None:
     return None if frame is None else (frame.file_name, frame.start_line, frame.function_name.rpartition(".")[2])
 
 
+# Whether the code of a file is the user's, neither jax's nor of this package nor of another that is excluded.
+is_user_file: Callable[[str], bool] = source_info_util.is_user_filename
+
+
 def trace_context() -> Any:
     """Everything that the result of a trace in this thread depends on, apart from the function and its arguments."""
     # The context knows the shape of what `jax.set_mesh` has set, not its devices.
@@ -535,9 +545,51 @@ def called_jaxpr(eqn: Any) -> tuple[Any, Sequence[Any]] | None:
     return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())  # that of `jax.checkpoint` is an open one
 
 
+def is_rematerialized(eqn: Any) -> bool:
+    """Whether an equation is one of `jax.checkpoint` that computes anew what was computed before."""
+    return eqn.primitive is ad_checkpoint.remat_p and bool(eqn.params["differentiated"] and eqn.params["prevent_cse"])
+
+
+def barrier(atoms: Sequence[Any], outvars: Sequence[Any], like: Any) -> Any:
+    """An equation that passes values on, and lets nothing behind it be merged with what is before it."""
+    primitive = lax_internal.optimization_barrier_p
+    return core.new_jaxpr_eqn([*atoms], [*outvars], primitive, {}, set(), like.source_info, like.ctx)
+
+
 def control_flow_of(eqn: Any) -> str | None:
     """Which kind of loop or branch one of jax's equations is: "scan", "while" or "cond"; None for other equations."""
     return eqn.primitive.name if eqn.primitive in (loops.scan_p, loops.while_p, conditionals.cond_p) else None
+
+
+class JitParts(NamedTuple):
+    """What `jax.jit` knows of a traced call.
+
+    Attributes:
+        in_shardings, out_shardings: of arguments and results; UNSPECIFIED where the partitioner chooses.
+        donated: for each argument whether its memory may be reused.
+        paths: the key paths of the arguments.
+    """
+
+    in_shardings: tuple[Any, ...]
+    out_shardings: tuple[Any, ...]
+    donated: tuple[bool, ...]
+    paths: tuple[str, ...]
+
+
+def parts_of_jit(traced: Any) -> JitParts:
+    """What is known of what `jax.jit(...).trace(...)` returned (private readers: its stages do not tell)."""
+    params = traced._params
+    in_shardings = tuple(
+        (meta.sharding if meta.committed and meta.sharding is not None else UNSPECIFIED)
+        if isinstance(sharding, UnspecifiedValue)
+        else sharding
+        for sharding, meta in zip(params["in_shardings"], traced._meta_tys_flat, strict=True)
+    )
+    info = traced.jaxpr.jaxpr.debug_info
+    count = len(in_shardings)
+    names = info.arg_names if info.arg_names and len(info.arg_names) == count else ("",) * count
+    paths = tuple(name or f"argument[{i}]" for i, name in enumerate(names))
+    return JitParts(in_shardings, tuple(params["out_shardings"]), tuple(params["donated_invars"]), paths)
 
 
 def scan_counts(eqn: Any) -> tuple[int, int]:
@@ -1010,57 +1062,6 @@ def lower_opaque(ctx: Any, name: str, args: Sequence[Any]) -> Sequence[Any]:
     return results
 
 
-Axes = tuple[tuple[str, ...], ...]
-
-
-def propagated(computation: Any) -> tuple[Sequence[Axes | None], Sequence[Axes | None]]:
-    """What the partitioner would choose: per argument and result of a lowered program the mesh axes that divide each
-    dimension; None where it is replicated, or lies on a mesh of its own or on parts of axes.
-
-    Nothing is compiled: this runs the propagation of Shardy, on the module itself, which is of no use afterwards.
-    """
-    module = computation.stablehlo()
-    with module.context:
-        pipeline = passmanager.PassManager.parse("builtin.module(sdy-propagation-pipeline)")
-        pipeline.enable_verifier(False)  # it takes twice as long as the propagation
-        pipeline.run(module.operation)
-        operations: Any = module.body.operations
-        main: Any = next(op for op in operations if "sym_name" in op.attributes and _symbol(op) == "main")
-        num_args, num_results = (len(types) for types in (main.type.inputs, main.type.results))
-        return (
-            [_axes(_attribute(main, "arg_attrs", i)) for i in range(num_args)],
-            [_axes(_attribute(main, "res_attrs", i)) for i in range(num_results)],
-        )
-
-
-def _symbol(op: Any) -> str:
-    return ir.StringAttr(op.attributes["sym_name"]).value
-
-
-def _attribute(main: Any, which: str, i: int) -> Any:
-    if which not in main.attributes:
-        return None
-    attributes: Any = ir.DictAttr(ir.ArrayAttr(main.attributes[which])[i])
-    if "sdy.sharding" not in attributes:
-        return None
-    return attributes["sdy.sharding"]
-
-
-def _axes(attribute: Any) -> Axes | None:
-    if attribute is None:
-        return None
-    sharding = sdy.TensorShardingAttr(attribute)
-    if ir.FlatSymbolRefAttr(sharding.mesh_or_ref).value != "mesh":
-        return None
-    dims = []
-    for dim in sharding.dimension_shardings:
-        refs = [sdy.AxisRefAttr(ref) for ref in sdy.DimensionShardingAttr(dim).axes]
-        if any(ref.sub_axis_info is not None for ref in refs):
-            return None
-        dims.append(tuple(ref.name for ref in refs))
-    return tuple(dims)
-
-
 def lower_constraint(ctx: Any, x: Any, sharding: Any, unconstrained_dims: frozenset[int]) -> Any:
     """Lowers a sharding constraint as jax lowers its own; binding that one would look at the ambient mesh again."""
     # jax adds the axes that the type names to those of the constraint; ours names them all.
@@ -1100,6 +1101,39 @@ def to_proto(sharding: Any) -> Any:
     if isinstance(sharding, GSPMDSharding):
         sharding = sharding._hlo_sharding
     return sharding.to_proto() if isinstance(sharding, HloSharding) else None
+
+
+@contextlib.contextmanager
+def xla_warnings() -> Iterator[int]:
+    """Has XLA write its warnings in the block; gives the level below which it writes nothing otherwise.
+
+    The levels are 0 information, 1 warnings, 2 errors, 3 what ends the process. Nothing says which one holds: it is
+    taken to be jax's own setting, or else what the environment says, which counts when jax is imported.
+    """
+    named = {"DEBUG": 0, "INFO": 0, "WARN": 1, "WARNING": 1, "ERROR": 2, "FATAL": 3, "CRITICAL": 3}
+    environment = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "")
+    level = named.get(cast(Any, config).config.jax_logging_level, int(environment) if environment.isdigit() else 0)
+    if level <= 1:
+        yield level
+        return
+    xla_utils.absl_set_min_log_level(1)
+    try:
+        yield level
+    finally:
+        xla_utils.absl_set_min_log_level(level)
+
+
+# What a process needs in order to run Shardy's passes without jax: the package of the bindings (`jax.extend.mlir` imports
+# all of jax, which takes twice as long), the module in it that registers the passes, and for each dialect that jax lowers
+# to the function that registers it.
+MLIR_BINDINGS: dict[str, Any] = {
+    "bindings": "jaxlib.mlir",
+    "passes": "_mlir_libs._jax_mlir_ext",
+    "dialects": {
+        **dict.fromkeys(("sdy", "mpmd", "stablehlo", "chlo"), "register_dialect"),
+        "mhlo": "register_mhlo_dialect",
+    },
+}
 
 
 # Processes

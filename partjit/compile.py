@@ -17,7 +17,7 @@ from partjit.mesh import has_explicit_axes
 from partjit.primitive import device_witness, shardings_of
 from partjit.spec import Spec
 
-__all__ = ["Program", "Traced", "lower", "lower_jaxpr", "own_sharding"]
+__all__ = ["Program", "Traced", "lower", "lower_jaxpr", "lower_jaxpr_anew", "own_sharding"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -110,8 +110,7 @@ def own_sharding(arg: Any) -> Any:
     return sharding
 
 
-@_compat.weakref_cache
-def lower_jaxpr(
+def lower_jaxpr_anew(
     jaxpr: Any,
     in_shardings: tuple[Any, ...],
     out_shardings: tuple[Any, ...],
@@ -124,7 +123,7 @@ def lower_jaxpr(
 ) -> Any:
     """Lowers a jaxpr for arguments and results with these shardings; UNSPECIFIED ones are left to the partitioner.
 
-    `platforms` and `parameters` are what `jax.export` asks for.
+    `platforms` and `parameters` are what `jax.export` asks for. `lower_jaxpr` is the same, cached.
     """
     # jax writes shardings the partitioner chose in terms of the context mesh, and fails where an argument comes on
     # another mesh of the same devices: what divides there need not divide here.
@@ -146,6 +145,9 @@ def lower_jaxpr(
         )
 
 
+lower_jaxpr = _compat.weakref_cache(lower_jaxpr_anew)
+
+
 class _LoweredOnExplicitMesh(jax.stages.Lowered):
     """Compiles to a program whose outputs come back on the user's mesh."""
 
@@ -164,11 +166,12 @@ class Traced:
 
     Attributes:
         program: the jaxpr with its specs.
+        leaves: the flat arguments, or structs in their place.
     """
 
     def __init__(self, program: Program, leaves: Sequence[Any]) -> None:
         self.program = program
-        self._leaves = leaves
+        self.leaves = leaves
 
     @property
     def jaxpr(self) -> Any:
@@ -237,7 +240,7 @@ class Traced:
         """
         self._check_closed()
         lowering = lower(
-            self._leaves, **self.program.params, platforms=lowering_platforms, parameters=_private_parameters
+            self.leaves, **self.program.params, platforms=lowering_platforms, parameters=_private_parameters
         )
         if has_explicit_axes(self.program.mesh):
             return _LoweredOnExplicitMesh(lowering, self.args_info, self.out_tree, self.program.mesh)

@@ -19,6 +19,8 @@ import numpy as np
 
 from partjit import _compat
 from partjit.errors import MeshChangedError
+from partjit.render.picture import Picture
+from partjit.render.pieces import Dimension, Layout, Piece
 
 __all__ = [
     "Mesh",
@@ -28,6 +30,7 @@ __all__ = [
     "describe_mesh",
     "has_explicit_axes",
     "is_tracing_program",
+    "picture",
     "program_mesh",
     "set_mesh",
     "tracing_under",
@@ -87,6 +90,9 @@ class Mesh(jax.sharding.Mesh):
         context.__enter__()
         _entered.contexts.append(context)
         return self
+
+    def _repr_html_(self) -> str:
+        return picture(self)._repr_html_()
 
     def __exit__(self, *_: object) -> Literal[False]:
         _entered.contexts.pop().__exit__(None, None, None)
@@ -231,9 +237,26 @@ def program_mesh(own_meshes: Sequence[jax.sharding.Mesh], *, has_bare_specs: boo
     return mesh
 
 
-def describe_mesh(mesh: jax.sharding.Mesh) -> str:
+def describe_mesh(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> str:
     """The axes and their sizes as messages show them: `data=4, model=2`."""
     return ", ".join(f"{name}={size}" for name, size in mesh.shape.items()) or "no axes"
+
+
+def picture(mesh: jax.sharding.Mesh) -> Picture:
+    """The devices along the axes, as text or SVG."""
+    devices = mesh.devices
+    remote = frozenset(d.id for d in devices.flat if d.process_index != d.client.process_index())
+    axes = zip(mesh.axis_names, mesh.axis_types, devices.shape, strict=True)
+    layout = Layout(
+        f"mesh ({describe_mesh(mesh)}) of {devices.size} {next((d.platform for d in devices.flat), 'no')} devices",
+        (),
+        tuple(Dimension(name, f"{size} ({kind.name})", tuple(map(str, range(size)))) for name, kind, size in axes),
+        "",
+        tuple(Piece(at, (device.id,), k) for k, (at, device) in enumerate(np.ndenumerate(devices))),
+        remote,
+        noun="device",
+    )
+    return Picture(layout)
 
 
 def _mesh_changed(outer: jax.sharding.Mesh, mesh: jax.sharding.Mesh) -> MeshChangedError:

@@ -10,7 +10,7 @@ from typing import Literal
 from partjit import events
 from partjit.events import Event
 
-__all__ = ["Reading", "Span"]
+__all__ = ["Link", "Reading", "Span"]
 
 Interval = tuple[float, float]
 
@@ -50,6 +50,30 @@ class Span:
         return 0.0 if self.end is None else self.end - self.start
 
 
+@dataclass(frozen=True, slots=True)
+class Link:
+    """That one span began, or a wait ended, because of another.
+
+    Attributes:
+        before: a program that dispatched a fragment or made a call, or a call that was waited for.
+        left: when it did, or when it ended.
+        after: the fragment, the call, or the wait.
+        arrived: when that began; for a wait when it ended.
+
+    Example:
+        >>> from partjit.spans import Link, Span
+        >>> program = Span("program", "step", 0.0, 2.0, "caller", "step", 3)
+        >>> fragment = Span("fragment", "fragment_0", 0.5, 1.0, "devices", "step", 3)
+        >>> Link(program, 0.25, fragment, 0.5).after.name
+        'fragment_0'
+    """
+
+    before: Span
+    left: float
+    after: Span
+    arrived: float
+
+
 @dataclass(slots=True, eq=False)
 class _Call:
     """A host call: one that was queued, or one that started without having been seen in a queue."""
@@ -58,6 +82,8 @@ class _Call:
     program: str | None = None
     execution: int | None = None
     thread: int = 0
+    node: str | None = None
+    queued: float | None = None
     lane: str = ""
     is_part_of_another: bool = False
     span: int = -1
@@ -70,6 +96,7 @@ class Reading:
         events: in the order of their times.
         spans: in the order of their starts.
         queued: the calls that were queued and did not start, by their numbers.
+        links: what began or went on because of what, as far as events say so.
         host_seconds: how long calls ran.
         hidden_seconds: how much of that was hidden.
 
@@ -94,11 +121,13 @@ class Reading:
         self._made: dict[int, _Call] = {}
         self._running: dict[int, list[_Call]] = collections.defaultdict(list)  # by thread, the innermost last
         self._callers: dict[tuple[str | None, int | None], int | None] = {}  # of executions
+        self._dispatched: list[tuple[int, float]] = []  # fragments, and when they were
         for event in self.events:
             self._read(event)
         self._put_fragments_in_order()
         self.host_seconds, self.hidden_seconds = self._sums()
         self.spans = tuple(sorted(self._begun, key=lambda span: span.start))
+        self.links = tuple(self._links())
 
     def _read(self, event: Event) -> None:
         match event:
@@ -108,7 +137,8 @@ class Reading:
             case events.ProgramFinished(program, execution) | events.ProgramFailed(program, execution):
                 self._end(event, "program", program, program, execution)
             case events.FragmentDispatched(program, execution, name):
-                self._begin(Span("fragment", name, event.time, None, "devices", program, execution))
+                span = Span("fragment", name, event.time, None, "devices", program, execution)
+                self._dispatched.append((self._begin(span), event.time))
             case events.FragmentReady(program, execution, name):
                 self._end(event, "fragment", name, program, execution)
             case events.TransferStarted(program, execution, node):
@@ -144,7 +174,7 @@ class Reading:
         execution = event.program, event.execution
         caller = self._callers[execution] if execution in self._callers else self._caller_of(event.thread)
         self.queued[event.call] = event
-        self._made[event.call] = _Call(caller, *execution)
+        self._made[event.call] = _Call(caller, *execution, node=event.node, queued=event.time)
 
     def _start_call(self, event: events.CallStarted) -> None:
         self.queued.pop(event.call, None)
@@ -189,6 +219,31 @@ class Reading:
                 self._begun[index] = replace(span, start=max(span.start, ends[before - 1]))
             if span.end is not None:
                 bisect.insort(ends, span.end)
+
+    def _links(self) -> Iterator[Link]:
+        executions = {(s.program, s.execution): s for s in self._begun if s.kind == "program"}
+        for index, left in self._dispatched:
+            fragment = self._begun[index]
+            program = executions.get((fragment.program, fragment.execution))
+            if program is not None:
+                yield Link(program, left, fragment, fragment.start)
+        ended: dict[tuple[object, ...], list[Span]] = collections.defaultdict(list)
+        for call in self._calls:
+            span = self._begun[call.span]
+            program = executions.get((call.program, call.execution))
+            if program is not None and call.queued is not None and call.lane != program.lane:
+                yield Link(program, call.queued, span, span.start)
+            if span.end is not None:
+                ended[call.program, call.execution, call.node].append(span)
+        for _, index in self._waits:
+            wait = self._begun[index]
+            calls = ended[wait.program, wait.execution, wait.name]
+            # In a loop, a node is a call for each turn: the wait was for the last of those that had ended with it.
+            end = wait.end
+            before = [call for call in calls if call.end is not None and end is not None and call.end <= end]
+            if before and end is not None:
+                call = max(before, key=lambda call: call.start + call.seconds)
+                yield Link(call, call.start + call.seconds, wait, end)
 
     def _sums(self) -> tuple[float, float]:
         calls = [call for call in self._calls if not call.is_part_of_another and self._begun[call.span].end is not None]

@@ -17,6 +17,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from partjit._compat import UNSPECIFIED, UnspecifiedValue
+from partjit.render.html import fragment, table
 
 __all__ = [
     "FROM_ARRAY",
@@ -226,6 +227,12 @@ class ParsedPartitionSpec:
 
     def __str__(self) -> str:
         return str(self.partition_spec)
+
+    def _repr_html_(self) -> str:
+        axes = ["left to the partitioner" if p is UNCONSTRAINED else ", ".join(p) or "whole" for p in self.partitions]
+        sync = "" if self.sync is SpecSync.IN_SYNC else f" ({self.sync.name})"
+        rows = [[f"dim {dim}", over] for dim, over in enumerate(axes)]
+        return fragment(table(f"{self}{sync}", ["", "divided over"], rows))
 
     def __repr__(self) -> str:
         mesh = "" if self.mesh is None else f", mesh={self.mesh}"

@@ -10,16 +10,20 @@ import math
 import os
 import pathlib
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator
 
 from partjit import events
+from partjit.critical import critical_path
 from partjit.events import Event
+from partjit.lanes import chosen, to_svg
+from partjit.perfetto import trace_events
+from partjit.render.html import code, fragment
+from partjit.render.markup import Markup
+from partjit.render.units import readable_duration
 from partjit.spans import Reading, Span
 
 __all__ = ["Span", "Timeline", "record"]
 
-_FIRST_LANES = ("caller", "devices", "transfers")
 _NOUNS = {"program": "execution", "fragment": "run", "call": "call", "transfer": "transfer", "wait": "wait"}
 
 
@@ -124,9 +128,9 @@ class Timeline:
         lines = []
         for (kind, title), durations in sorted(groups.items(), key=lambda group: [*_NOUNS].index(group[0][0])):
             total, count = math.fsum(durations), len(durations)
-            each = f", {_duration(total / count)} each" if count > 1 else ""
+            each = f", {readable_duration(total / count)} each" if count > 1 else ""
             size = f", {_count(moved[title], 'byte')}" if kind == "transfer" else ""
-            lines.append(f"{kind} {title}: {_count(count, _NOUNS[kind])}{size}, {_duration(total)}{each}")
+            lines.append(f"{kind} {title}: {_count(count, _NOUNS[kind])}{size}, {readable_duration(total)}{each}")
         lines.append(self._host_time())
         not_ended = collections.Counter(f"{span.kind} {_title(span)}" for span in self.unfinished)
         not_started = collections.Counter(f"call {call.name}" for call in reading.queued.values())
@@ -135,11 +139,81 @@ class Timeline:
             lines += [f"{what}: {name}{f', {count} times' if count > 1 else ''}" for name, count in names.items()]
         return "\n".join(lines)
 
+    def critical_path(
+        self, program: str | None = None, execution: int | Collection[int] | None = None
+    ) -> tuple[Span, ...]:
+        """The chain of work that the recorded run took as long as: what to make quicker for the run to be quicker.
+
+        It ends with the fragment, call or transfer that ended last. Before each of its spans comes the one that ended
+        last of those that had ended when it began, the longer one if several ended at once: what began could have begun
+        earlier if that had been quicker, as far as times tell. So nothing ended in the gaps between the spans, in which
+        the host prepared what came next, and spans and gaps together are the time from the beginning of the first to
+        the end of the last. Since one thread may see a little later than another that something has ended, an overlap
+        of up to a quarter of the shorter of two spans is none. Programs and waits are no work: they last as long as
+        what happens meanwhile; what took no time or has not ended is left out.
+
+        Args:
+            program: only executions of the program of this name.
+            execution: only this execution, or these.
+
+        Raises:
+            ValueError: nothing was recorded of these executions.
+
+        Example:
+            >>> from partjit import events
+            >>> from partjit.timeline import Timeline
+            >>> timeline = Timeline([
+            ...     events.CallStarted(0, "load", "io", time=1.0, thread=2),
+            ...     events.CallFinished(0, "load", "io", time=4.0, thread=2),
+            ...     events.FragmentDispatched("step", 3, "fragment_0", time=4.5),
+            ...     events.FragmentReady("step", 3, "fragment_0", time=6.0),
+            ... ])
+            >>> [(span.name, span.seconds) for span in timeline.critical_path()]
+            [('load', 3.0), ('fragment_0', 1.5)]
+        """
+        return critical_path(chosen(self.spans, program, execution, "critical_path"))
+
+    def to_svg(self, program: str | None = None, execution: int | Collection[int] | None = None) -> str:
+        """The recording as a picture: a lane for the caller, the devices, transfers, and each stream and thread.
+
+        Waits are hatched, the critical path is outlined and joined in red, what has not ended has an arrow at its end,
+        and everything says more where it is pointed at. Times begin with what is shown. The size of the picture does
+        not grow with the recording: spans narrower than half a pixel are drawn together, and the picture says how
+        many; it is for a closer look that executions can be picked.
+
+        Args:
+            program: the executions of the program of this name are shown, from the beginning of the first to the end of
+                the last; what else happened meanwhile is faint.
+            execution: the same for this execution, or these.
+
+        Returns:
+            An SVG for a file or a page, which follows the theme of the reader.
+
+        Raises:
+            ValueError: nothing was recorded of these executions.
+
+        Example:
+            >>> from partjit import events
+            >>> from partjit.timeline import Timeline
+            >>> Timeline([events.CallStarted(0, "load", "io", time=1.0)]).to_svg()[:4]
+            '<svg'
+        """
+        return str(self._picture(program, execution))
+
+    def _picture(self, program: str | None = None, execution: int | Collection[int] | None = None) -> Markup:
+        reading = self._reading
+        last = reading.events[-1].time if reading.events else 0.0
+        return to_svg(reading.spans, last, self._title(), program, execution)
+
+    def _repr_html_(self) -> str:
+        return str(fragment(self._picture(), code(self.summary())))
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a file that https://ui.perfetto.dev and chrome://tracing show, with a track for every lane.
 
-        What overlaps on one lane is spread over several tracks; what has not ended reaches to the last event. The file
-        is there whole or not at all.
+        What overlaps on one lane is spread over several tracks; what has not ended reaches to the last event. Arrows go
+        from programs to the fragments they dispatch and the calls they make, and from calls to the waits for them. The
+        file is there whole or not at all.
 
         Raises:
             OSError: it cannot be written.
@@ -157,7 +231,7 @@ class Timeline:
         target = pathlib.Path(path)
         beside = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}")
         try:
-            beside.write_text(json.dumps(_trace(self._reading)), encoding="utf-8")
+            beside.write_text(json.dumps(trace_events(self._reading)), encoding="utf-8")
             beside.replace(target)
         finally:
             beside.unlink(missing_ok=True)
@@ -165,12 +239,14 @@ class Timeline:
     def _host_time(self) -> str:
         if not self.host_seconds:
             return "no host time"
-        return f"{_duration(self.host_seconds)} of host time, {self.hidden_fraction:.0%} hidden"
+        return f"{readable_duration(self.host_seconds)} of host time, {self.hidden_fraction:.0%} hidden"
+
+    def _title(self) -> str:
+        kinds = collections.Counter(span.kind for span in self.spans)
+        return f"{_count(kinds['program'], 'execution')}, {_count(kinds['call'], 'call')}, {self._host_time()}"
 
     def __repr__(self) -> str:
-        kinds = collections.Counter(span.kind for span in self.spans)
-        counts = f"{_count(kinds['program'], 'execution')}, {_count(kinds['call'], 'call')}"
-        return f"Timeline({counts}, {self._host_time()})"
+        return f"Timeline({self._title()})"
 
 
 @contextlib.contextmanager
@@ -207,71 +283,5 @@ def _failures(recorded: Iterable[Event]) -> collections.Counter[str]:
     return failures
 
 
-def _trace(reading: Reading) -> dict[str, Any]:
-    """Chrome's trace event format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU."""
-    origin, last = (reading.events[0].time, reading.events[-1].time) if reading.events else (0.0, 0.0)
-
-    def microseconds(time: float) -> float:
-        return round(1e6 * (time - origin), 3)
-
-    entries: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "partjit"}}]
-    for tid, track in enumerate(_tracks(reading.spans, last), start=1):
-        entries.append({"ph": "M", "name": "thread_name", "pid": 1, "tid": tid, "args": {"name": track.name}})
-        entries.append({"ph": "M", "name": "thread_sort_index", "pid": 1, "tid": tid, "args": {"sort_index": tid}})
-        for span in track.spans:
-            start = microseconds(span.start)
-            duration = round(microseconds(_end(span, last)) - start, 3)
-            args = {"program": span.program, "execution": span.execution, "has_ended": span.end is not None}
-            common = {"name": span.name, "cat": span.kind, "pid": 1, "tid": tid, "args": args}
-            entries.append({"ph": "X", "ts": start, "dur": duration, **common})
-    return {"traceEvents": entries, "displayTimeUnit": "ms"}
-
-
-class _Track:
-    """Spans that lie beside or inside of each other, which is all that viewers draw in one row."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.spans: list[Span] = []
-        self._around: list[float] = []  # the ends of the spans that are around the next one
-
-    def take(self, span: Span, end: float) -> bool:
-        """Whether a span, which starts no earlier than those before it, has its place here."""
-        while self._around and self._around[-1] <= span.start:
-            self._around.pop()
-        if self._around and self._around[-1] < end:
-            return False
-        self.spans.append(span)
-        self._around.append(end)
-        return True
-
-
-def _tracks(spans: Iterable[Span], last: float) -> Sequence[_Track]:
-    """The lanes, each as one track or several."""
-    lanes: dict[str, list[Span]] = collections.defaultdict(list)
-    for span in spans:
-        lanes[span.lane].append(span)
-    tracks: list[_Track] = []
-    for lane in sorted(lanes, key=lambda lane: (lane not in _FIRST_LANES, lane)):
-        of_lane: list[_Track] = []
-        for span in sorted(lanes[lane], key=lambda span: (span.start, -_end(span, last))):
-            if not any(track.take(span, _end(span, last)) for track in of_lane):
-                of_lane.append(_Track(f"{lane} ({len(of_lane) + 1})" if of_lane else lane))
-                of_lane[-1].take(span, _end(span, last))
-        tracks += of_lane
-    return tracks
-
-
-def _end(span: Span, last: float) -> float:
-    return last if span.end is None else span.end
-
-
 def _count(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def _duration(seconds: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.2f} {unit}"
-    return f"{seconds * 1e6:.2f} us"

@@ -1,6 +1,9 @@
 """Plans: where programs are cut, what plans show, and that broken ones are found."""
 
 import dataclasses
+import re
+import xml.etree.ElementTree as ET
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +19,7 @@ from partjit import P, pjit
 from partjit.colocated import colocated_python
 from partjit.partition import cut
 from partjit.partition.flatten import flatten
-from partjit.partition.nodes import ColocatedCall, Fragment, Transfer
+from partjit.partition.nodes import ColocatedCall, Fragment, Transfer, walk
 from partjit.partition.prepare import with_stated_arguments
 from partjit.partition.verify import PlanError, verify
 
@@ -253,3 +256,73 @@ def test_broken_plans_are_found(mesh, monkeypatch, program):
         for what, wrong in broken(plan):
             assert "which is a fault of partjit" in complaint(wrong, flat), what
     del objects
+
+
+# Pictures
+
+
+def test_a_plan_is_drawn_with_what_is_in_loops_and_branches():
+    @pjit
+    def fun(x):
+        def turn(v, k):
+            return jax.lax.cond(k > 1, keep, lambda v: v, other(v) + 1), None
+
+        return jax.lax.scan(turn, x, jnp.arange(3))[0]
+
+    plan = fun.plan(x)
+    drawn = plan.to_svg()
+    assert drawn == plan.to_svg()
+    root = ET.fromstring(drawn)
+    texts = ["".join(text.itertext()) for text in root.iter("{http://www.w3.org/2000/svg}text")]
+    for node in walk(plan.nodes):
+        assert (node.callee.name if isinstance(node, ColocatedCall) else node.name) in texts
+    said = {"arguments", "results", "3 turns", "one of 2", "case 0", "case 1", "carried in", "carried on", "32 B"}
+    assert said <= {*texts}
+    assert "nothing to do" in texts, "a branch that gives what it gets"
+    assert root.attrib["aria-label"] == "The plan of fun"
+
+
+def test_edges_of_a_picture_are_those_of_the_graph():
+    plan = pjit(lambda x: (note(x + 1), other(keep(x) + 1))[1]).plan(x)
+    drawn = plan.to_svg()
+    titles = [title.text for title in ET.fromstring(drawn).iter("{http://www.w3.org/2000/svg}title")]
+    edges = {tuple(title.split("\n")[0].split(" \u2192 ")) for title in titles if " \u2192 " in title}
+    assert edges == {*plan.graph.edges}
+    (order,) = [title for title in titles if "order without data" in title]
+    assert tuple(order.split("\n")[0].split(" \u2192 ")) in plan.order
+
+
+def test_the_critical_path_of_a_plan_stands_out_with_its_costs():
+    plan = pjit(lambda x: (note(x + 1), other(keep(x) + 1))[1]).plan(x)
+    assert "critical path" not in plan.to_svg()
+    costs = {node.name: 0.25 for node in plan.nodes}
+    path, _ = plan.critical_path(costs)
+    for given_costs in (costs, lambda node: costs[node.name]):
+        drawn = plan.to_svg(given_costs)
+        assert drawn.count("250.00 ms") == len(plan.nodes)
+        assert len(re.findall(r"<rect [^>]*pj-s-red", drawn)) == len(path)
+    assert "ms" not in re.sub(r"<style>.*?</style>", "", plan.to_svg({"nothing": 1.0}))
+
+
+def test_a_plan_shows_itself_as_a_page():
+    @partial(pjit, donate_argnums=0)
+    def fun(x):
+        note(x)
+        return x + 1
+
+    plan = fun.plan(x)
+    page = ET.fromstring(plan._repr_html_())
+    assert page.find("pre").text == plan.source
+    fragments, calls = ([cell.text for cell in table.iter("td")] for table in page.iter("table"))
+    (fragment,) = plan.fragments
+    assert fragments[:4] == [fragment.name, str(len(fragment.jaxpr.eqns)), "32 B", "64 B"]
+    assert fragments[4] == "x"
+    (call,) = plan.calls
+    assert calls[:5] == [call.name, call.callee.name, call.where, "32 B", "0 B"]
+    file, line, function = call.site
+    assert calls[5] == f"{file}:{line} in {function}"
+
+
+def test_a_plan_without_calls_has_no_table_of_them():
+    page = ET.fromstring(pjit(lambda x: x + 1).plan(x)._repr_html_())
+    assert [caption.text for caption in page.iter("caption")] == ["Fragments"]

@@ -1,9 +1,13 @@
 """Recordings: pairs of events as spans, what is hidden, and what is written for viewers."""
 
 import collections
+import itertools
 import json
 import os
+import re
 import threading
+import time
+import xml.etree.ElementTree as ET
 
 import pytest
 from hypothesis import given
@@ -427,3 +431,159 @@ def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path):
     with pytest.raises(FileNotFoundError):
         Timeline().save(tmp_path / "missing" / "trace.json")
     assert os.listdir(tmp_path) == ["taken"]
+
+
+def test_arrows_go_from_programs_to_what_they_make_and_from_calls_to_waits_for_them(tmp_path):
+    timeline = recorded(program(0, 9), fragment(1, 3, "a"), fragment(2, 5, "b"), call(4, 6, queued=2.5), wait(3, 7))
+    entries = saved(timeline, tmp_path / "trace.json")
+    slices = [entry for entry in entries if entry["ph"] == "X"]
+
+    def around(end):
+        """The innermost slice of the track at the time of an end of an arrow."""
+        found = [s for s in slices if s["tid"] == end["tid"] and s["ts"] <= end["ts"] < s["ts"] + s["dur"]]
+        return min(found, key=lambda s: s["dur"])["name"]
+
+    starts = {entry["id"]: entry for entry in entries if entry["ph"] == "s"}
+    ends = {entry["id"]: entry for entry in entries if entry["ph"] == "f"}
+    assert starts.keys() == ends.keys()
+    assert all(entry["bp"] == "e" for entry in ends.values())
+    arrows = {(s["name"], around(s), around(ends[k])) for k, s in starts.items()}
+    assert arrows == {
+        ("program to fragment", "step", "a"),
+        ("program to fragment", "step", "b"),
+        ("program to call", "step", "load"),
+        ("call to wait", "load", "load"),
+    }
+    assert [ends[k]["ts"] for k in sorted(ends)] == [1e6, 3e6, 4e6, 7e6 - 0.001]
+
+
+@given(history=histories())
+def test_arrows_go_forward_and_end_where_something_is(history, tmp_path_factory):
+    entries = saved(Timeline(history), tmp_path_factory.mktemp("traces") / "trace.json")
+    slices = [(entry["tid"], entry["ts"], entry["ts"] + entry["dur"]) for entry in entries if entry["ph"] == "X"]
+    for entry in entries:
+        if entry["ph"] in "sf":
+            assert any(tid == entry["tid"] and start <= entry["ts"] <= end for tid, start, end in slices)
+    numbers = [entry["id"] for entry in entries if entry["ph"] == "s"]
+    assert numbers == [entry["id"] for entry in entries if entry["ph"] == "f"]
+    assert len(set(numbers)) == len(numbers)
+
+
+# The critical path
+
+
+def chain(timeline, **which):
+    return [(span.name, span.start, span.end) for span in timeline.critical_path(**which)]
+
+
+def test_the_critical_path_is_the_chain_that_ends_last():
+    timeline = recorded(
+        program(0, 20), call(0, 4), fragment(4, 9), call(9.5, 12, 1, name="log"), call(1, 3, 2, name="x")
+    )
+    assert chain(timeline) == [("load", 0, 4), ("fragment_0", 4, 9), ("log", 9.5, 12)]
+
+
+def test_what_is_seen_to_end_a_little_late_had_ended():
+    assert chain(recorded(fragment(0, 4.2), call(4, 8))) == [("fragment_0", 0, 4.2), ("load", 4, 8)]
+    assert chain(recorded(fragment(0, 5.5), call(4, 8))) == [("load", 4, 8)]
+
+
+def test_of_several_that_ended_at_once_the_longest_is_critical():
+    timeline = recorded(call(2, 4), fragment(0, 4), call(3, 4, 1, thread=77, caller=77), call(4, 6, 2))
+    assert chain(timeline) == [("fragment_0", 0, 4), ("load", 4, 6)]
+
+
+def test_nothing_has_no_critical_path():
+    assert Timeline().critical_path() == ()
+    assert recorded(program(0, 3), wait(0, 1), fragment(2, 2), call(1, 9)[:2]).critical_path() == ()
+
+
+@given(histories())
+def test_a_critical_path_ends_with_the_last_end_and_nothing_ended_in_its_gaps(history):
+    timeline = Timeline(history)
+    work = [s for s in timeline.spans if s.kind in ("fragment", "call", "transfer") and s.seconds]
+    path = timeline.critical_path()
+    assert bool(path) == bool(work)
+    if not work:
+        return
+    assert path[-1].end == max(span.end for span in work)
+    assert set(path) <= set(work)
+    for before, after in itertools.pairwise(path):
+        assert before.start < after.start
+        shorter = min(before.seconds, after.seconds)
+        assert before.end - after.start <= shorter / 4
+        assert not any(before.end < span.end <= after.start for span in work)
+    assert not any(span.end <= path[0].start for span in work)
+    gaps = sum(after.start - before.end for before, after in itertools.pairwise(path))
+    assert sum(span.seconds for span in path) + gaps == pytest.approx(path[-1].end - path[0].start)
+
+
+def test_a_critical_path_of_one_execution():
+    timeline = recorded(fragment(0, 4), call(4, 5, owner=("step", 1, "load")), program(0, 9, number=1))
+    assert chain(timeline, execution=0) == [("fragment_0", 0, 4)]
+    assert chain(timeline, program="step", execution=[0, 1]) == chain(timeline)
+
+
+# Pictures
+
+
+def test_a_picture_shows_every_lane_and_says_how_much_was_hidden():
+    timeline = recorded(program(0, 9), fragment(1, 3), call(2, 5), wait(4, 5), program(6, 7, thread=77))
+    drawn = timeline.to_svg()
+    texts = re.findall(r"<text[^>]*>(?:<title>[^<]*</title>)?([^<]*)</text>", drawn)
+    assert texts[0] == "2 executions, 1 call, 3.00 s of host time, 67% hidden"
+    assert [text for text in texts if text in ("caller", "devices", "stream io", "thread 77")] == [
+        "caller",
+        "devices",
+        "stream io",
+        "thread 77",
+    ]
+    assert "<title>call load of step 0: 3.00 s</title>" in drawn
+    assert "critical path" in texts
+
+
+def test_a_picture_of_one_execution_shows_others_faintly_and_not_what_was_before_or_after():
+    timeline = recorded(
+        program(0, 2), program(4, 9, 1), call(5, 6, 1, name="own", owner=("step", 1, "x")), call(7, 8, 2, owner=())
+    )
+    drawn = timeline.to_svg(program="step", execution=1)
+    assert "program step 0" not in drawn
+    assert re.search(r'opacity="0.35"><title>call load', drawn)
+    assert not re.search(r'opacity="0.35"><title>call own', drawn)
+    assert ">step 1</text>" in drawn
+    assert ">step 0 to 1</text>" in recorded(program(0, 2), program(4, 9, 1), call(9, 10)).to_svg(execution=range(2))
+
+
+@pytest.mark.parametrize("name", ["to_svg", "critical_path"])
+def test_executions_that_were_not_recorded_are_refused(name):
+    timeline = recorded(program(0, 1), program(2, 3, 7))
+    ask = getattr(timeline, name)
+    with pytest.raises(
+        ValueError, match=rf"{name}: program='stop': nothing of it was recorded; there are the programs"
+    ):
+        ask(program="stop")
+    message = rf"{name}: execution=3: nothing of it was recorded; of the program step there are the executions 0, 7"
+    with pytest.raises(ValueError, match=message):
+        ask(program="step", execution=3)
+    with pytest.raises(ValueError, match=r"of all programs there are the executions 0, 7"):
+        ask(execution=[1, 2])
+    with pytest.raises(ValueError, match=r"program='step': nothing of it was recorded; there is no program at all"):
+        getattr(Timeline(), name)(program="step")
+
+
+@given(histories())
+def test_any_recording_can_be_drawn(history):
+    timeline = Timeline(history)
+    ET.fromstring(timeline.to_svg())
+    page = ET.fromstring(timeline._repr_html_())
+    assert page.find("pre").text == timeline.summary()
+
+
+def test_a_long_recording_is_drawn_quickly_and_no_larger():
+    timeline = recorded(*(fragment(k, k + 0.5, f"f{k}") for k in range(10_000)))
+    assert len(timeline.spans) == 10_000
+    begin = time.process_time()
+    drawn = timeline.to_svg()
+    assert time.process_time() - begin < 2
+    assert len(drawn) < 100_000
+    assert "10,000 spans narrower than half a pixel are drawn together" in drawn

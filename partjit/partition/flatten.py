@@ -22,7 +22,7 @@ from partjit.partition.shard_maps import opened_shard_map
 from partjit.primitive import device_witness, pjit_p, sharding_constraint_p
 from partjit.spec import ParsedPartitionSpec
 
-__all__ = ["flatten"]
+__all__ = ["constraint", "flatten", "specs_of_nested"]
 
 
 def flatten(jaxpr: Any, mesh: Mesh, caller: Stream | None = None) -> Flat:
@@ -95,7 +95,7 @@ def _without_shard_maps(
         opened, results = opened_shard_map(eqn, used, body, mesh, consts)
         yield from opened
         results = zip(eqn.outvars, results, strict=True)
-        yield from (_constraint(atom, var, None, eqn) for var, atom in results if atom is not None)
+        yield from (constraint(atom, var, None, eqn) for var, atom in results if atom is not None)
 
 
 def _on_stream(caller: Stream | None, eqn: Any) -> Any:
@@ -119,18 +119,20 @@ def _opened(eqns: Sequence[Any], consts: dict[Any, Any]) -> Iterator[Any]:
                 consts,
             )
         elif (called := _compat.called_jaxpr(eqn)) is not None:
-            in_shardings, out_shardings = _compat.nested_shardings(eqn) or (None, None)
-            yield from _inlined(
-                eqn, called, _specs(in_shardings, eqn.invars), _specs(out_shardings, eqn.outvars), consts
-            )
+            yield from _inlined(eqn, called, *specs_of_nested(eqn), consts)
         elif _compat.control_flow_of(eqn) is not None or eqn.primitive is _compat.shard_map_p:
             yield eqn
         else:
             raise _out_of_reach(eqn)
 
 
+def specs_of_nested(eqn: Any) -> tuple[list[Any], list[Any]]:
+    """The specs, with their meshes, that a nested `jax.jit` has for its arguments and results; None where it has none."""
+    in_shardings, out_shardings = _compat.nested_shardings(eqn) or (None, None)
+    return _specs(in_shardings, eqn.invars), _specs(out_shardings, eqn.outvars)
+
+
 def _specs(shardings: Any, variables: Sequence[Any]) -> list[Any]:
-    """The specs, with their meshes, that a nested `jax.jit` brings along."""
     return [
         None
         if isinstance(sharding, UnspecifiedValue) or not hasattr(sharding, "spec")
@@ -151,7 +153,7 @@ def _inlined(
         env[var] = atom
         if spec is not None and var.aval.ndim and isinstance(atom, core.Var):
             env[var] = _compat.new_var(var.aval)
-            yield _constraint(atom, env[var], spec, eqn)
+            yield constraint(atom, env[var], spec, eqn)
 
     def read(atom: Any) -> Any:
         return env[atom] if isinstance(atom, core.Var) else atom
@@ -159,11 +161,17 @@ def _inlined(
     yield from _opened([*renamed(jaxpr.eqns, env, eqn)], consts)
     for var, atom, spec in zip(eqn.outvars, jaxpr.outvars, out_specs, strict=True):
         if not isinstance(var, core.DropVar):
-            yield _constraint(read(atom), var, spec, eqn)
+            yield constraint(read(atom), var, spec, eqn)
 
 
-def _constraint(atom: Any, var: Any, spec: Any, eqn: Any) -> Any:
-    """An equation that gives a value another name, constrained to a spec if there is one."""
+def constraint(atom: Any, var: Any, spec: Any, eqn: Any) -> Any:
+    """An equation that gives a value another name, constrained to a spec if there is one.
+
+    Args:
+        atom, var: the value, and the name.
+        spec: the spec and its mesh, or None.
+        eqn: the equation in whose place it stands.
+    """
     if spec is None or not var.aval.ndim:
         return core.new_jaxpr_eqn([atom], [var], _same_p, {}, set(), eqn.source_info, eqn.ctx)
     parsed, mesh = spec

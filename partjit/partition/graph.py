@@ -1,29 +1,55 @@
 """A plan as a graph: to be looked at, drawn and measured."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import networkx as nx
 
 from partjit.partition.nodes import Block, ColocatedCall, Fragment, Loop, Node, Transfer, Value
+from partjit.render.units import readable_size
 
-__all__ = ["as_graph", "critical_path", "to_mermaid", "turns_of"]
+__all__ = ["as_graph", "critical_path", "graph_of", "to_mermaid", "turns_of"]
 
 
 def as_graph(plan: Any) -> nx.DiGraph:
     """The graph of a plan; see `Plan.graph`."""
-    graph = nx.DiGraph(name=plan.name)
-    graph.add_node("arguments", node=None)
-    producer: dict[Value, str] = dict.fromkeys([*plan.inputs, *(value for value, _ in plan.constants)], "arguments")
-    for node in plan.nodes:
+    inputs = (*plan.inputs, *(value for value, _ in plan.constants))
+    graph = graph_of(plan.nodes, plan.order, ("arguments", inputs), ("results", plan.outputs))
+    graph.graph["name"] = plan.name
+    return graph
+
+
+def graph_of(
+    nodes: Sequence[Node],
+    order: Sequence[tuple[str, str]],
+    first: tuple[str, Sequence[Value]] | None = None,
+    last: tuple[str, Sequence[Value]] | None = None,
+) -> nx.DiGraph:
+    """The graph of nodes that stand beside each other: of a plan, a turn, or a branch.
+
+    Args:
+        nodes: in the order in which they are taken up; values that none of them makes come from outside.
+        order: pairs of names of which the second may only begin when the first has ended.
+        first: what stands for where values come from, and these values.
+        last: what stands for where values go to, and these values.
+    """
+    graph = nx.DiGraph()
+    producer: dict[Value, str] = {}
+    if first is not None:
+        graph.add_node(first[0], node=None)
+        producer.update(dict.fromkeys(first[1], first[0]))
+    for node in nodes:
         graph.add_node(node.name, node=node)
         for value in node.inputs:
-            _add_value(graph, producer[value], node.name, value)
+            if value in producer:
+                _add_value(graph, producer[value], node.name, value)
         producer.update(dict.fromkeys(node.outputs, node.name))
-    graph.add_node("results", node=None)
-    for value in plan.outputs:
-        _add_value(graph, producer[value], "results", value)
-    for before, after in plan.order:
+    if last is not None:
+        graph.add_node(last[0], node=None)
+        for value in last[1]:
+            if value in producer:
+                _add_value(graph, producer[value], last[0], value)
+    for before, after in order:
         if not graph.has_edge(before, after):
             graph.add_edge(before, after, kind="order", values=(), nbytes=0)
     return graph
@@ -65,11 +91,7 @@ def to_mermaid(plan: Any) -> str:
     for name in graph.nodes:
         node: Node | None = graph.nodes[name]["node"]
         lines += [f"  {name}([{name}])"] if node is None else (f"  {line}" for line in _drawn(node))
-    for before, after, data in graph.edges(data=True):
-        if data["kind"] == "order":
-            lines.append(f"  {before} -.-> {after}")
-        else:
-            lines.append(f'  {before} -->|"{_size(data["nbytes"])}"| {after}')
+    lines += (f"  {line}" for line in _drawn_edges(graph))
     return "\n".join(lines)
 
 
@@ -97,16 +119,15 @@ def _drawn(node: Node) -> Iterator[str]:
 
 def _drawn_block(block: Block) -> list[str]:
     lines = [line for node in block.nodes for line in _drawn(node)]
-    producer: dict[Value, str] = {}
-    edges: dict[tuple[str, str], int] = {}
-    for node in block.nodes:
-        for value in node.inputs:
-            if value in producer:
-                edge = producer[value], node.name
-                edges[edge] = edges.get(edge, 0) + value.nbytes
-        producer.update(dict.fromkeys(node.outputs, node.name))
-    lines += (f'{before} -->|"{_size(nbytes)}"| {after}' for (before, after), nbytes in edges.items())
-    return lines + [f"{before} -.-> {after}" for before, after in block.order if (before, after) not in edges]
+    return [*lines, *_drawn_edges(graph_of(block.nodes, block.order))]
+
+
+def _drawn_edges(graph: nx.DiGraph) -> Iterator[str]:
+    for before, after, data in graph.edges(data=True):
+        if data["kind"] == "order":
+            yield f"{before} -.-> {after}"
+        else:
+            yield f'{before} -->|"{readable_size(data["nbytes"])}"| {after}'
 
 
 def turns_of(loop: Loop) -> str:
@@ -114,11 +135,3 @@ def turns_of(loop: Loop) -> str:
     if loop.turns is None:
         return f"while {loop.outputs[0].name}"
     return f"{loop.turns} turn{'' if loop.turns == 1 else 's'}"
-
-
-def _size(nbytes: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if nbytes < 1000 or unit == "GB":
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1000
-    raise AssertionError

@@ -13,7 +13,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from partjit import _compat
+from partjit import _compat, shardy
 from partjit._compat import UNSPECIFIED, UnspecifiedValue
 from partjit.colocated.primitive import opaque_calls
 from partjit.partition.flat import Flat
@@ -58,19 +58,22 @@ def propagate(
             keep_unused=True,
             context_mesh=mesh,
         )
-    in_axes, out_axes = _compat.propagated(computation)
-    own = len(in_axes) - len(in_shardings)  # constants come first
+    module = computation.stablehlo()
+    shardy.propagate(module)
+    shardings = shardy.Shardings(module)
+    arguments, results = shardings.of_arguments(), shardings.of_results()
+    own = len(arguments) - len(in_shardings)  # constants come first
     return (
-        [_sharding(axes, var.aval, mesh) for axes, var in zip(in_axes[own:], flat.invars, strict=True)],
-        [_sharding(axes, var.aval, mesh) for axes, var in zip(out_axes[len(out_shardings) :], cut, strict=True)],
+        [_sharding(layout, var.aval, mesh) for layout, var in zip(arguments[own:], flat.invars, strict=True)],
+        [_sharding(layout, var.aval, mesh) for layout, var in zip(results[len(out_shardings) :], cut, strict=True)],
     )
 
 
-def _sharding(axes: Any, aval: Any, mesh: Mesh) -> NamedSharding:
-    if axes is None or any(axis not in mesh.shape for dim in axes for axis in dim):
+def _sharding(layout: shardy.Layout | None, aval: Any, mesh: Mesh) -> NamedSharding:
+    if layout is None or not layout.is_of_whole_axes:
         return NamedSharding(mesh, P())
     entries: list[Any] = []
-    for dim, size in zip(axes, aval.shape, strict=False):  # a key has one dimension more on the device
+    for dim, size in zip(layout.axes, aval.shape, strict=False):  # a key has one dimension more on the device
         parts = 1
         kept = []
         for axis in dim:  # the partitioner would pad, an array cannot

@@ -31,7 +31,7 @@ class PlannedTraced(Traced):
     @property
     def plan(self) -> Plan:
         """What the program does when it is called from the current stream."""
-        return plan_of(self._leaves, **self.program.params)
+        return plan_of(self.leaves, **self.program.params)
 
     def lower(self, *, lowering_platforms: tuple[str, ...] | None = None, _private_parameters: Any = None) -> Any:
         """Lowers its fragments.
@@ -49,8 +49,8 @@ class PlannedTraced(Traced):
                 "function in an exported program. Export the functions between the calls, each by itself: a pjit "
                 "without calls can be exported"
             )
-        plan = plan_of(self._leaves, **self.program.params, is_for_caller=False)
-        structs = [_struct(leaf) for leaf in self._leaves]
+        plan = plan_of(self.leaves, **self.program.params, is_for_caller=False)
+        structs = [_struct(leaf) for leaf in self.leaves]
         return PlannedLowered(plan, self.program, structs, self.args_info, self.out_info)
 
 

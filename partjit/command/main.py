@@ -1,0 +1,96 @@
+"""`main`: finds the subcommand, and tells what went wrong.
+
+A subcommand is a module: its docstring is its help, `EXAMPLES` the end of it; `add_arguments(parser)` says what it
+takes, and `run(args)` does it and returns the exit code. It raises `Mistake` for what it cannot do. With `--json`, if
+it has that option, mistakes are JSON as well.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any, Protocol
+
+from partjit.command import explain, parse
+from partjit.command.mistakes import Mistake
+
+__all__ = ["main"]
+
+
+class Subcommand(Protocol):
+    """What the module of a subcommand has."""
+
+    EXAMPLES: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Says what it takes."""
+
+    def run(self, args: Any) -> int:
+        """Does it, and returns the exit code."""
+        ...
+
+
+_SUBCOMMANDS: Mapping[str, Subcommand] = {"explain": explain, "parse": parse}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command line.
+
+    Args:
+        argv: the arguments, without the name of the program; those of the process by default.
+
+    Returns:
+        The exit code: 0 if all is well, 1 for what cannot be done, 2 for what is not well written.
+
+    Example:
+        >>> from partjit.command import main
+        >>> main(["parse", "{devices=[2,4]<=[8]}", "--mesh", "x=2,y=4"])
+        P('x', 'y')
+        <BLANKLINE>
+        sharding  {devices=[2,4]<=[8]}
+        mesh      x=2, y=4: 8 devices
+        dim 0     2 tiles over x=2
+        dim 1     4 tiles over y=4
+        0
+    """
+    try:
+        args = _parser().parse_args(argv)
+    except SystemExit as end:  # argparse has said why
+        return end.code if isinstance(end.code, int) else 2
+    try:
+        code = args.run(args)
+        sys.stdout.flush()
+        return code
+    except Mistake as mistake:
+        print(f"partjit {args.command}: error: {mistake}", file=sys.stderr)
+        if getattr(args, "json", False):
+            fields = {name: vars(mistake)[name] for name in ("message", "argument", "text", "span")}
+            print(json.dumps({"error": fields}))
+        return mistake.code
+    except BrokenPipeError:
+        # Whoever reads the output has seen enough; so that Python does not complain when it flushes at exit:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="partjit", description="Reads what was partitioned, without running it.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"partjit {version('partjit')}, jax {version('jax')}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, module in _SUBCOMMANDS.items():
+        text = (module.__doc__ or "").strip()
+        command = commands.add_parser(
+            name,
+            help=text.partition("\n")[0],
+            description=text,
+            epilog=module.EXAMPLES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    return parser

@@ -1,0 +1,141 @@
+"""What is wrong with the arguments of a command, and where in their text."""
+
+import difflib
+import re
+from collections.abc import Iterable
+
+__all__ = ["CANNOT", "USAGE", "Mistake", "did_you_mean", "mesh_of", "shape_of"]
+
+_CONTEXT = 40  # characters around what is wrong
+
+CANNOT = 1
+"""The exit code of what is well written and cannot be done."""
+USAGE = 2
+"""The exit code of what is not well written."""
+
+
+class Mistake(Exception):
+    """Why a command ends.
+
+    Attributes:
+        message: what is wrong, and what to do.
+        argument: which argument it is about: "--mesh".
+        text: that argument as it was given.
+        span: the part of `text` that is wrong, as start and stop, or None if it is all of it.
+        code: the exit code.
+
+    Example:
+        >>> from partjit.command.mistakes import Mistake
+        >>> print(Mistake("a size is a number", "--mesh", "data=x", (5, 6)))
+        a size is a number
+          --mesh data=x
+                      ^
+    """
+
+    def __init__(
+        self,
+        message: str,
+        argument: str = "",
+        text: str = "",
+        span: tuple[int, int] | None = None,
+        code: int = USAGE,
+    ) -> None:
+        super().__init__(message)
+        self.message, self.argument, self.text, self.span, self.code = message, argument, text, span, code
+
+    def __str__(self) -> str:
+        if self.span is None:
+            return self.message
+        start, stop = self.span
+        # Whatever is no single line of ordinary characters would move the caret, and so would the end of a line.
+        text = "".join(c if c.isprintable() else " " for c in self.text)
+        left = 0 if start < _CONTEXT else start - _CONTEXT // 2
+        right = max(stop, left + 2 * _CONTEXT)
+        before = f"  {self.argument} " if self.argument else "  "
+        before += "…" if left else ""
+        shown = f"{before}{text[left:right]}{'…' if right < len(text) else ''}"
+        return f"{self.message}\n{shown}\n{' ' * (len(before) + start - left)}{'^' * max(1, stop - start)}"
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """The end of a message about a name that there is not.
+
+    Example:
+        >>> from partjit.command.mistakes import did_you_mean
+        >>> did_you_mean("modle", ["data", "model"]), did_you_mean("q", ["data"])
+        ("; did you mean 'model'?", '')
+    """
+    close = difflib.get_close_matches(name, [*names], 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def mesh_of(text: str, argument: str = "--mesh") -> dict[str, int]:
+    """Reads the axes of a mesh: `data=4,model=2`.
+
+    Args:
+        text: as it was given.
+        argument: which argument it is, for messages.
+
+    Returns:
+        The size of each axis, in their order.
+
+    Raises:
+        Mistake: it is no such text.
+
+    Example:
+        >>> from partjit.command.mistakes import mesh_of
+        >>> mesh_of("data=4, model=2")
+        {'data': 4, 'model': 2}
+    """
+    axes: dict[str, int] = {}
+    start = 0
+    for part in text.split(","):
+        first = start + len(part) - len(part.lstrip())
+        span = first, first + len(part.strip())
+        start += len(part) + 1
+        name, equals, size = (item.strip() for item in part.partition("="))
+        if not (name and equals and size):
+            raise Mistake("an axis of a mesh is written as its name and size: data=4,model=2", argument, text, span)
+        if not re.fullmatch(r"[0-9]{1,9}", size) or int(size) < 1:
+            message = f"the size of the axis {name!r} should be a number of devices, but is {size!r}"
+            raise Mistake(message, argument, text, (span[1] - len(size), span[1]))
+        if name in axes:
+            raise Mistake(f"the axis {name!r} is there twice", argument, text, span)
+        axes[name] = int(size)
+    return axes
+
+
+def shape_of(text: str, argument: str = "--shape") -> tuple[int, ...]:
+    """Reads the shape of an array: `16,32`, and nothing or `()` for a scalar.
+
+    Args:
+        text: as it was given.
+        argument: which argument it is, for messages.
+
+    Raises:
+        Mistake: it is no such text.
+
+    Example:
+        >>> from partjit.command.mistakes import shape_of
+        >>> shape_of("16,32"), shape_of("(8,)"), shape_of("")
+        ((16, 32), (8,), ())
+    """
+    inside = re.fullmatch(r"\s*(?:\((?P<tuple>.*)\)|\[(?P<list>.*)\]|(?P<bare>.*))\s*", text, re.S)
+    assert inside  # anything matches the last form
+    group = next(name for name, found in inside.groupdict().items() if found is not None)
+    start, body = inside.start(group), inside[group]
+    sizes = []
+    for match in re.finditer(r"[^,]+", body):
+        size = match[0].strip()
+        if not size and match.end() == len(body):  # after the comma of a tuple of one
+            continue
+        if not re.fullmatch(r"[0-9]{1,18}", size):
+            first = start + match.start() + len(match[0]) - len(match[0].lstrip())
+            raise Mistake(
+                f"a shape is written as sizes with commas between: 16,32; {size!r} is no size",
+                argument,
+                text,
+                (first, first + len(size)),
+            )
+        sizes.append(int(size))
+    return tuple(sizes)

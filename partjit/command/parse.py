@@ -1,0 +1,162 @@
+"""Turns an XLA sharding into a PartitionSpec, and a PartitionSpec into an XLA sharding.
+
+The sharding is what dumps of HLO and StableHLO show, such as {devices=[4,1,2]<=[8] last_tile_dim_replicate}. No devices
+are needed, so the mesh may be larger than the machine.
+"""
+
+import argparse
+import json
+import math
+from typing import Any
+
+from jax.sharding import AbstractMesh
+
+from partjit.command.mistakes import CANNOT, Mistake, mesh_of, shape_of
+from partjit.command.sharding_text import place_of_mistake
+from partjit.command.spec_text import spec_of
+from partjit.inspect.arrays import ArrayPicture, draw_array
+from partjit.opsharding import parse_op_sharding, to_op_sharding
+from partjit.opsharding.wire import from_proto
+from partjit.spec import ParsedPartitionSpec
+
+__all__ = ["EXAMPLES", "add_arguments", "run"]
+
+EXAMPLES: str = """\
+examples:
+  partjit parse '{devices=[4,1,2]<=[8] last_tile_dim_replicate}' --mesh data=4,model=2
+  partjit parse '{devices=[2,4]<=[4,2]T(1,0)}' --mesh data=4,model=2 --shape 16,32
+  partjit parse "P(('data', 'model'), None)" --mesh data=4,model=2 --json
+
+exit codes:
+  0  it was parsed
+  1  no spec on this mesh says what the sharding says, or the shape does not fit
+  2  an argument is not well written; a caret shows where
+
+JSON: {"mesh": {axis: size}, "values": [...]}, with a value for each element of a tuple and one for anything else:
+  spec        as Python
+  partitions  for each dimension the axes that divide it, major to minor
+  sharding    as XLA writes it
+  tiles       how many along each dimension
+  copies      how many there are of each tile
+  shape       that of --shape, or null
+  pieces      with --shape: [{"index": [[start, stop], ...], "devices": [position in the mesh, ...]}, ...], or null
+or {"error": {"message", "argument", "text", "span": [start, stop] or null}}.
+"""
+
+
+_MOST_DEVICES = 2**17
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Says what the command takes."""
+    parser.add_argument(
+        "sharding", metavar="SHARDING", help="the sharding as XLA writes it, or a spec: P('data', None)"
+    )
+    parser.add_argument("--mesh", required=True, metavar="AXIS=SIZE,...", help="the axes of the mesh, major to minor")
+    parser.add_argument("--shape", metavar="SIZE,...", help="of an array, to show which device holds which part of it")
+    parser.add_argument("--json", action="store_true", help="print JSON, and mistakes as well")
+
+
+def run(args: Any) -> int:
+    """Parses, and prints what it means.
+
+    Raises:
+        Mistake: an argument is not well written, or no spec says what the sharding says.
+    """
+    sizes = mesh_of(args.mesh)
+    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
+    shape = None if args.shape is None else shape_of(args.shape)
+    if args.sharding.lstrip().startswith("{"):
+        parsed = _parsed(args.sharding, mesh)
+    else:
+        spec = spec_of(args.sharding, sizes, "SHARDING")
+        parsed = ParsedPartitionSpec.from_user_input(spec, "SHARDING")
+    if isinstance(parsed, list) and shape is not None:
+        raise Mistake("--shape is that of one array, and the sharding is that of a tuple", code=CANNOT)
+    values = [*_flat(parsed)] if isinstance(parsed, list) else [parsed]
+    if shape is not None and mesh.size > _MOST_DEVICES:
+        message = f"--shape shows which of the devices holds what, and {mesh.size} are too many: leave it out"
+        raise Mistake(message, "--mesh", args.mesh, (0, len(args.mesh)), CANNOT)
+    for value in values:
+        if shape is not None and len(value) > len(shape):
+            message = f"the sharding is for rank {len(value)}, but the shape has {len(shape)} dimensions"
+            raise Mistake(message, "--shape", str(args.shape), (0, len(str(args.shape))), CANNOT)
+    if args.json:
+        described = [_described(value, mesh, shape) for value in values]
+        print(json.dumps({"mesh": sizes, "values": described}))
+    else:
+        print("\n\n".join(_text(value, mesh, shape) for value in values))
+    return 0
+
+
+def _parsed(text: str, mesh: AbstractMesh) -> Any:
+    try:
+        return parse_op_sharding(text.strip(), mesh)
+    except ValueError as error:  # or one of Python's, of numbers that are far too long
+        span, expected = place_of_mistake(text, mesh.size)
+        if expected:
+            message = f"this is no sharding: here should be {expected}"
+            raise Mistake(message, "SHARDING", text, span) from None
+        raise Mistake(str(error), "SHARDING", text, span, CANNOT) from None
+
+
+def _flat(parsed: Any) -> Any:
+    """The elements of a tuple, which may hold tuples."""
+    for element in parsed:
+        yield from _flat(element) if isinstance(element, list) else [element]
+
+
+def _tiles(spec: ParsedPartitionSpec, mesh: AbstractMesh) -> list[int]:
+    return [math.prod(mesh.shape[axis] for axis in axes) for axes in spec.partitions]
+
+
+def _sharding(spec: ParsedPartitionSpec, mesh: AbstractMesh, shape: tuple[int, ...] | None) -> str:
+    """As XLA writes it, for the rank of the spec if no shape is given."""
+    return str(from_proto(to_op_sharding(spec, mesh, len(spec) if shape is None else len(shape))))
+
+
+def _show(spec: ParsedPartitionSpec) -> str:
+    return f"P({', '.join(map(repr, spec.partition_spec))})"
+
+
+def _described(spec: ParsedPartitionSpec, mesh: AbstractMesh, shape: tuple[int, ...] | None) -> dict[str, Any]:
+    tiles = _tiles(spec, mesh)
+    pieces = None
+    if shape is not None:
+        pieces = [
+            {"index": [[part.start, part.stop] for part in index], "devices": [*devices]}
+            for index, devices in _picture(spec, mesh, shape).pieces
+        ]
+    return {
+        "spec": _show(spec),
+        "partitions": [[*axes] for axes in spec.partitions],
+        "sharding": _sharding(spec, mesh, shape),
+        "tiles": tiles,
+        "copies": mesh.size // math.prod(tiles),
+        "shape": None if shape is None else [*shape],
+        "pieces": pieces,
+    }
+
+
+def _picture(spec: ParsedPartitionSpec, mesh: AbstractMesh, shape: tuple[int, ...]) -> ArrayPicture:
+    return draw_array(shape, spec, mesh)
+
+
+def _text(spec: ParsedPartitionSpec, mesh: AbstractMesh, shape: tuple[int, ...] | None) -> str:
+    axes = ", ".join(f"{name}={size}" for name, size in mesh.shape_tuple)
+    lines = [
+        _show(spec),
+        "",
+        f"sharding  {_sharding(spec, mesh, shape)}",
+        f"mesh      {axes}: {mesh.size} device{'' if mesh.size == 1 else 's'}",
+    ]
+    if shape is not None:
+        return "\n".join([*lines, "", str(_picture(spec, mesh, shape))])
+    for dim, (names, tiles) in enumerate(zip(spec.partitions, _tiles(spec, mesh), strict=True)):
+        over = ", ".join(f"{name}={mesh.shape[name]}" for name in names)
+        lines.append(f"{f'dim {dim}':<10}{f'{tiles} tiles over {over}' if names else 'whole'}")
+    copies = mesh.size // math.prod(_tiles(spec, mesh))
+    if copies > 1:
+        over = ", ".join(f"{name}={size}" for name, size in mesh.shape_tuple if name not in spec.mesh_axes and size > 1)
+        lines.append(f"copies    {copies} of each tile, over {over}")
+    return "\n".join(lines)

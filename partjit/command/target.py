@@ -1,0 +1,151 @@
+"""What `module:function` names, and what running the user's code may end in."""
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import pkgutil
+import sys
+import traceback
+from collections.abc import Iterator
+from types import ModuleType, TracebackType
+from typing import Any
+
+from partjit._compat import is_user_file
+from partjit.command.mistakes import CANNOT, Mistake, did_you_mean
+
+__all__ = ["find", "users_code"]
+
+_HOW = "it is written as module:function, or as path/to/file.py:function"
+
+
+def find(text: str, argument: str, beside: str = "") -> Any:
+    """Imports a module, and gets what is named of it.
+
+    Args:
+        text: `module:function`, where either may have dots, or `path/to/file.py:function`.
+        argument: which argument it is, for messages.
+        beside: the module, if `text` is a function's name alone.
+
+    Raises:
+        Mistake: it is not written so, there is no such thing, or importing it fails.
+
+    Example:
+        >>> from partjit.command.target import find
+        >>> find("os:path.join", "FUNCTION").__name__
+        'join'
+    """
+    module_name, colon, path = text.rpartition(":")
+    if not colon and beside:
+        module_name = beside
+    if not (module_name and path and all(part.isidentifier() for part in path.split("."))):
+        raise Mistake(f"{argument} should name a function: {_HOW}", argument, text, (0, len(text)))
+    start = len(text) - len(path)
+    found: Any = _module(module_name, argument, text)
+    for name in path.split("."):
+        if not hasattr(found, name):
+            what = f"the module {module_name}" if isinstance(found, ModuleType) else repr(found)
+            public = [other for other in dir(found) if not other.startswith("__")]
+            message = f"{what} has no {name!r}{did_you_mean(name, public)}"
+            raise Mistake(message, argument, text, (start, start + len(name)), CANNOT)
+        found = getattr(found, name)
+        start += len(name) + 1
+    return found
+
+
+def _module(name: str, argument: str, text: str) -> ModuleType:
+    span = (0, len(name)) if text.startswith(name) else None
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    if name.endswith(".py") or os.sep in name:
+        return _file(name, argument, text, span)
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise Mistake(f"{name!r} is no name of a module: {_HOW}", argument, text, span)
+    with users_code(f"importing {name}"):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            missing = error.name or name
+            if not f"{name}.".startswith(f"{missing}."):  # the module is there and needs one that is not
+                raise
+            outer, _, last = missing.rpartition(".")
+            paths = [here] if not outer else getattr(sys.modules.get(outer), "__path__", None) or []
+            near = [f"{outer}.{found.name}".lstrip(".") for found in pkgutil.iter_modules([*paths])]
+            hint = did_you_mean(missing, near) if last else ""
+            if not hint and os.path.exists(f"{name.replace('.', os.sep)}.py"):
+                hint = f"; for a file write {name.replace('.', os.sep)}.py:..."
+            raise Mistake(f"there is no module {missing!r}{hint}", argument, text, span, CANNOT) from None
+
+
+def _file(path: str, argument: str, text: str, span: tuple[int, int] | None) -> ModuleType:
+    if not os.path.isfile(path):
+        folder = os.path.dirname(path) or "."
+        near = [name for name in os.listdir(folder) if name.endswith(".py")] if os.path.isdir(folder) else []
+        hint = did_you_mean(os.path.basename(path), near)
+        raise Mistake(f"there is no file {path!r}{hint}", argument, text, span, CANNOT)
+    full = os.path.abspath(path)
+    name = os.path.splitext(os.path.basename(full))[0]
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, "__file__", None) == full:
+        return known
+    # As for a script: what stands beside it can be imported, and itself under its own name, unless that is taken.
+    sys.path.insert(0, os.path.dirname(full))
+    name = name if known is None else f"_explained_{name}"
+    spec = importlib.util.spec_from_file_location(name, full)
+    if spec is None or spec.loader is None:
+        raise Mistake(f"{path!r} is no file of Python", argument, text, span, CANNOT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    with users_code(f"importing {path}"):
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return module
+
+
+@contextlib.contextmanager
+def users_code(doing: str) -> Iterator[None]:
+    """Turns what is raised in the block into a mistake, with the part of the traceback that is the user's.
+
+    What is printed meanwhile goes to the standard error, which leaves the other for the answer.
+
+    Args:
+        doing: what is done in the block, for the message: "importing model".
+
+    Raises:
+        Mistake: something was raised.
+    """
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except (Mistake, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # also what ends a process: sys.exit in a script, what a test raises to skip
+        raise Mistake(_told(error, doing), code=CANNOT) from error
+
+
+def _told(error: BaseException, doing: str) -> str:
+    frames = [frame for frame in traceback.extract_tb(_users_part(error.__traceback__)) if _is_users(frame.filename)]
+    said = "".join(traceback.TracebackException(type(error), error, None).format_exception_only())
+    # jax adds a note about the frames that it left out, which are left out here in any case.
+    said = said.split("\n--------------------\n")[0].rstrip()
+    if not frames:
+        return f"{doing} failed: {said.partition(': ')[2] or said}"
+    return f"{doing} failed:\n{''.join(traceback.format_list(frames))}{said}"
+
+
+def _users_part(trace: TracebackType | None) -> TracebackType | None:
+    """What was called from here."""
+    while trace is not None and not _is_users(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    return trace
+
+
+def _is_users(file: str) -> bool:
+    return is_user_file(file) and not file.startswith("<frozen ") and os.path.dirname(file) not in _PYTHONS_OWN
+
+
+_PYTHONS_OWN = frozenset(map(os.path.dirname, (contextlib.__file__, importlib.__file__)))

@@ -1,0 +1,143 @@
+"""What the partitioner decides of every value of a program, without compiling it."""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from jax.sharding import Mesh
+
+from partjit.colocated.primitive import opaque_calls
+from partjit.compile import lower_jaxpr_anew
+from partjit.inspect.annotated import AnnotatedJaxpr, AnnotatedValue
+from partjit.inspect.opened import MARK, Opened, open_program
+from partjit.shardy import Layout, Shardings, nested, propagate
+
+__all__ = ["Partitioned", "Unit", "partition"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Unit:
+    """What is partitioned as one program: all of a function, or a fragment of its plan.
+
+    Attributes:
+        name: its name.
+        jaxpr: the closed jaxpr.
+        in_shardings, out_shardings: of its arguments and results; UNSPECIFIED where nothing is said.
+        mesh: its mesh; empty if it has none.
+        paths, result_paths: the key paths of arguments and results, or their names.
+        turns: how often it runs when the function runs once; None if that is not known.
+    """
+
+    name: str
+    jaxpr: Any
+    in_shardings: tuple[Any, ...]
+    out_shardings: tuple[Any, ...]
+    mesh: Mesh
+    paths: tuple[str, ...]
+    result_paths: tuple[str, ...]
+    turns: int | None = 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Partitioned:
+    """A unit after the partitioner's propagation.
+
+    Attributes:
+        unit: the unit.
+        opened: its program laid open, with the layout of every value.
+        result_layouts: the layouts in which the results leave; a value that lies otherwise is moved there.
+        module: the propagated module, without marks; None if there is nothing to divide.
+        shardings: the shardings in it.
+        text: the module before the propagation, with locations: what other questions of it start from.
+    """
+
+    unit: Unit
+    opened: Opened
+    result_layouts: tuple[Layout, ...]
+    module: Any
+    shardings: Shardings | None
+    text: str
+
+    @property
+    def tree(self) -> AnnotatedJaxpr:
+        """The annotated program."""
+        return self.opened.tree
+
+    @functools.cached_property
+    def results(self) -> tuple[AnnotatedValue, ...]:
+        """The results, with their paths, as they leave."""
+        return tuple(
+            dataclasses.replace(value, path=path, layouts={value.number: layout}, literal=False)
+            for value, path, layout in zip(self.tree.outputs, self.unit.result_paths, self.result_layouts, strict=True)
+        )
+
+
+def partition(unit: Unit, keep_text: bool = False) -> Partitioned:
+    """Annotates a unit.
+
+    Args:
+        unit: the unit.
+        keep_text: whether the lowered module is kept as a text.
+    """
+    opened = open_program(unit.jaxpr, unit.mesh, unit.paths, unit.result_paths)
+    if unit.mesh.size <= 1:
+        return _undivided(unit, opened)
+    with opaque_calls():
+        lowering = lower_jaxpr_anew(
+            opened.jaxpr,
+            unit.in_shardings,
+            unit.out_shardings,
+            (False,) * len(unit.in_shardings),
+            unit.mesh,
+            unit.name,
+            keep_unused=True,
+        )
+    module = lowering.stablehlo()
+    text = module.operation.get_asm(enable_debug_info=True) if keep_text else ""
+    propagate(module)
+    shardings = Shardings(module)
+    operations = [op.operation for op in nested(module.operation)]
+    for op in operations:
+        if _is_mark(op):
+            for number, operand in zip(_numbers(op), op.operands, strict=True):
+                layout = shardings.of(operand)
+                ndim = len(operand.type.shape)
+                opened.layouts[number] = Layout.replicated(ndim) if layout is None else layout
+    _remove_marks(operations)
+    results = [
+        layout or Layout.replicated(var.aval.ndim)
+        for layout, var in zip(
+            shardings.of_results()[-len(unit.out_shardings) :], unit.jaxpr.jaxpr.outvars, strict=True
+        )
+    ]
+    return Partitioned(unit, opened, tuple(results), module, shardings, text)
+
+
+def _undivided(unit: Unit, opened: Opened) -> Partitioned:
+    for value in (*opened.tree.values,):
+        if value.is_array:
+            opened.layouts[value.number] = Layout.replicated(len(value.aval.shape))
+    results = tuple(Layout.replicated(getattr(aval, "ndim", 0)) for aval in unit.jaxpr.out_avals)
+    return Partitioned(unit, opened, results, None, None, "")
+
+
+def _is_mark(op: Any) -> bool:
+    return op.name == "stablehlo.custom_call" and op.attributes["call_target_name"].value == MARK
+
+
+def _numbers(op: Any) -> Sequence[int]:
+    return [int(number) for number in re.findall(r"\d+", op.attributes["backend_config"].value)]
+
+
+def _remove_marks(operations: Sequence[Any]) -> None:
+    """Removes the marks, and what was there for them alone."""
+    for op in reversed(operations):
+        if _is_mark(op) or (
+            op.results
+            and not op.regions
+            and op.name not in ("stablehlo.custom_call", "func.call")
+            and not any(next(iter(result.uses), None) for result in op.results)
+        ):
+            op.erase()

@@ -1,0 +1,222 @@
+"""Pictures of where an array is: which device holds which part of it, at any rank."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+
+from partjit import _compat
+from partjit.inspect.tiles import Tiles, tiles_of
+from partjit.mesh import ambient_mesh
+from partjit.mesh import picture as mesh_picture
+from partjit.render.numbers import shown_bytes
+from partjit.render.picture import Picture
+from partjit.render.pieces import Dimension, Layout, Piece
+
+__all__ = ["ArrayPicture", "draw_array", "draw_mesh"]
+
+
+@dataclass(frozen=True, repr=False)
+class ArrayPicture(Picture):
+    """The picture of an array over devices: text when printed, colored by rich, SVG in a notebook.
+
+    Attributes:
+        shape: that of the array.
+        pieces: where each piece starts and stops in each dimension, and the ids of the devices that hold a copy of it.
+
+    See `draw_array`.
+    """
+
+    shape: tuple[int, ...]
+    pieces: tuple[tuple[tuple[slice, ...], tuple[int, ...]], ...]
+
+
+def draw_array(x: Any, spec: Any = None, mesh: Any = None) -> ArrayPicture:
+    """Shows which device holds which part of an array, without waiting for the array.
+
+    Args:
+        x: an array, anything else with a shape, dtype and sharding (a `jax.ShapeDtypeStruct`, a pending array), or a
+            shape.
+        spec: draw it as if it were laid out like this: a `Sharding`, a spec, or the `OpSharding` of an XLA program or
+            the text of one. By default as it is.
+        mesh: that of a spec; by default that of `x`, else the ambient one.
+
+    Returns:
+        A picture: `print` it, show it with rich, leave it at the end of a notebook's cell, or save its `to_svg()`.
+
+    Raises:
+        TypeError: `x` has no shape.
+        ValueError: nothing says where `x` is, or what says so does not fit.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import numpy as np
+        >>> from jax.sharding import NamedSharding
+        >>> from partjit import Mesh, P
+        >>> from partjit.inspect.arrays import draw_array
+        >>> mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+        >>> x = jax.device_put(jnp.zeros((8, 6)), NamedSharding(mesh, P("data")))
+        >>> print(draw_array(x))
+        float32[8,6] as P('data') on (data=4, model=2)
+        192 B in 4 pieces of [2,6]: 48 B on each of 8 devices, 2 copies of each piece
+          ↓ dim 0: 8 over data=4
+          → dim 1: 6 whole
+          = copies over model=2
+        <BLANKLINE>
+              0:6
+            ┌─────┐
+        0:2 │ 0,1 │
+            ├─────┤
+        2:4 │ 2,3 │
+            ├─────┤
+        4:6 │ 4,5 │
+            ├─────┤
+        6:8 │ 6,7 │
+            └─────┘
+    """
+    dtype = own = None
+    if isinstance(x, tuple | list):
+        shape: Any = x
+    elif hasattr(x, "shape") and hasattr(x, "dtype"):
+        shape, dtype, own = x.shape, x.dtype, _sharding_of(x)
+    else:
+        shape = (None,)
+    if not all(isinstance(size, int | np.integer) for size in shape):
+        raise TypeError(
+            "draw_array expects an array, a jax.ShapeDtypeStruct or a shape, but got "
+            f"{type(x).__name__}: put a number onto devices with jax.device_put first, or map over a tree with "
+            "jax.tree.map"
+        )
+    if spec is None:
+        if own is None:
+            raise ValueError(_nowhere(x))
+        spec = own
+    elif mesh is None and isinstance(own, NamedSharding):
+        mesh = own.mesh
+    shape = tuple(map(int, shape))
+    return _picture(shape, dtype, tiles_of(shape, spec, mesh))
+
+
+def draw_mesh(mesh: Mesh | None = None) -> Picture:
+    """Shows the devices of a mesh along its axes.
+
+    Args:
+        mesh: by default the ambient one.
+
+    Raises:
+        ValueError: there is none.
+
+    Example:
+        >>> import jax
+        >>> import numpy as np
+        >>> from partjit import Mesh
+        >>> from partjit.inspect.arrays import draw_mesh
+        >>> print(draw_mesh(Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model"))))
+        mesh (data=2, model=4) of 8 cpu devices
+          ↓ data: 2 (Auto)
+          → model: 4 (Auto)
+        <BLANKLINE>
+            0   1   2   3
+          ┌───┬───┬───┬───┐
+        0 │ 0 │ 1 │ 2 │ 3 │
+          ├───┼───┼───┼───┤
+        1 │ 4 │ 5 │ 6 │ 7 │
+          └───┴───┴───┴───┘
+    """
+    found = ambient_mesh() if mesh is None else mesh
+    if found.empty:
+        raise ValueError("draw_mesh: the mesh is empty: give one, or set it with partjit.set_mesh")
+    return mesh_picture(found)
+
+
+def _sharding_of(x: Any) -> Any:
+    if not isinstance(x, _compat.core.Tracer):
+        return getattr(x, "sharding", None)
+    # The type of a traced value says where it is only along axes that are Explicit.
+    sharding = jax.typeof(x).sharding
+    return sharding if AxisType.Explicit in sharding.mesh.axis_types else None
+
+
+def _nowhere(x: Any) -> str:
+    if isinstance(x, _compat.core.Tracer):
+        return (
+            "draw_array: this value is traced, and where it will be is decided when the program is compiled: draw the "
+            "program's result, or say where to draw it: draw_array(x, spec, mesh)"
+        )
+    if isinstance(x, jax.ShapeDtypeStruct):
+        how = "give it one, jax.ShapeDtypeStruct(..., sharding=...)"
+    else:
+        how = "put it onto devices with jax.device_put"
+    kind = "a shape" if isinstance(x, tuple | list) else f"this {type(x).__name__}"
+    return f"draw_array: {kind} is on no devices: {how}, or say where to draw it: draw_array(x, spec, mesh)"
+
+
+def _picture(shape: tuple[int, ...], dtype: Any, tiles: Tiles) -> ArrayPicture:
+    holders: dict[tuple[int, ...], list[int]] = {}
+    for device, position in tiles.held.items():
+        holders.setdefault(position, []).append(device)
+    # Devices that hold the same piece have one color, and in all pictures over the same devices the same one.
+    colors = {position: k for k, position in enumerate(sorted(holders, key=lambda position: min(holders[position])))}
+    cuts = {position: tuple(tiles.cuts[dim][k] for dim, k in enumerate(position)) for position in sorted(holders)}
+    sizes = {position: math.prod(stop - start for start, stop in cut) for position, cut in cuts.items()}
+    unit = None if dtype is None else dtype.itemsize
+    pieces = tuple(
+        Piece(
+            position,
+            tuple(sorted(holders[position])),
+            colors[position],
+            _amount(sizes[position], unit),
+            not sizes[position],
+        )
+        for position in cuts
+    )
+    whole = f"{'' if dtype is None else dtype}[{','.join(map(str, shape))}]"
+    layout = Layout(
+        f"{whole} {tiles.sharding}",
+        (_sizes(shape, cuts, sizes, pieces, unit), *tiles.notes),
+        tuple(_dimension(*of) for of in zip(range(len(shape)), shape, tiles.cuts, tiles.over, strict=True)),
+        tiles.copies,
+        pieces,
+        tiles.remote,
+    )
+    held = tuple((tuple(slice(*cut) for cut in cuts[piece.position]), piece.devices) for piece in pieces)
+    return ArrayPicture(layout, shape, held)
+
+
+def _dimension(dim: int, size: int, cuts: Sequence[tuple[int, int]], over: str) -> Dimension:
+    divided = f"over {over}" if over else "whole" if len(cuts) == 1 else f"in {len(cuts)} parts"
+    return Dimension(f"dim {dim}", f"{size} {divided}", tuple(f"{start}:{stop}" for start, stop in cuts))
+
+
+def _amount(size: int, unit: int | None) -> str:
+    return shown_bytes(size * unit) if unit is not None else f"{size} element{'' if size == 1 else 's'}"
+
+
+def _sizes(
+    shape: tuple[int, ...],
+    cuts: dict[tuple[int, ...], tuple[tuple[int, int], ...]],
+    sizes: dict[tuple[int, ...], int],
+    pieces: Sequence[Piece],
+    unit: int | None,
+) -> str:
+    """How large the pieces are and how many there are of each, in one sentence."""
+    devices = sum(len(piece.devices) for piece in pieces)
+    shapes = {tuple(stop - start for start, stop in cut) for cut in cuts.values()}
+    most = max(sizes, key=lambda position: sizes[position])
+    largest = f"[{','.join(str(stop - start) for start, stop in cuts[most])}]"
+    up_to = "up to " if len(shapes) > 1 else ""
+    each = _amount(sizes[most], unit)
+    text = f"{_amount(math.prod(shape), unit)} in "
+    if len(pieces) == 1:
+        return f"{text}one piece" + (f", a copy on each of {devices} devices" if devices > 1 else "")
+    text += f"{len(pieces)} pieces of {up_to}{largest}: {up_to}{each} on each of {devices} devices"
+    copies = {len(piece.devices) for piece in pieces}
+    if copies == {1}:
+        return text
+    low, high = min(copies), max(copies)
+    return f"{text}, {high if low == high else f'{low} to {high}'} copies of each piece"

@@ -1,0 +1,222 @@
+"""A collective of a partitioned program, and what it costs.
+
+The cost is counted in bytes that a device sends, by the algorithms that move the fewest: on a ring, in one direction or
+both, a device sends
+
+| kind | bytes |
+|---|---|
+| all-gather | `(n-1)/n` x result |
+| reduce-scatter | `(n-1)/n` x operand |
+| all-reduce | `2 (n-1)/n` x operand: a reduce-scatter, then an all-gather |
+| all-to-all | `(n-1)/n` x operand: what stays is the device's own part |
+| collective-broadcast | `(n-1)/n` x operand, the mean: the last device of the ring passes nothing on |
+| collective-permute | operand x the part of the devices that send to another |
+
+with `n` devices in a group. A collective over several axes of a mesh costs what one over as many devices does: that is
+what it costs axis by axis as well, `(n-1)/n` in the sum. A ragged-all-to-all counts as though it were full.
+
+Source: Thakur, Rabenseifner and Gropp, Optimization of Collective Communication Operations in MPICH, 2005; How to Scale
+Your Model, https://jax-ml.github.io/scaling-book/sharding. Of an all-to-all these are the bytes that leave a device,
+not those that pass through it on a ring.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import NamedTuple
+
+__all__ = ["KINDS", "Collective", "Member", "Site", "Total", "bytes_moved", "repeated", "total_bytes"]
+
+KINDS = (
+    "all-gather",
+    "all-reduce",
+    "all-to-all",
+    "collective-broadcast",
+    "collective-permute",
+    "ragged-all-to-all",
+    "reduce-scatter",
+)
+
+# A line of the user's: file, line, function.
+Site = tuple[str, int, str]
+
+
+def bytes_moved(kind: str, group_size: int, operand_bytes: float, result_bytes: float, sent: float = 1.0) -> float:
+    """How many bytes a device sends in one execution of a collective, on average over the devices.
+
+    Args:
+        kind: one of `KINDS`.
+        group_size: the number of devices that communicate with each other.
+        operand_bytes, result_bytes: what a device puts in and what it gets out.
+        sent: the part of the devices that send; it counts for a collective-permute only.
+
+    Raises:
+        ValueError: `kind` is none of these, or the group is empty.
+
+    Example:
+        >>> bytes_moved("all-gather", group_size=4, operand_bytes=100, result_bytes=400)
+        300.0
+        >>> bytes_moved("all-reduce", group_size=4, operand_bytes=400, result_bytes=400)
+        600.0
+    """
+    if kind not in KINDS:
+        raise ValueError(f"bytes_moved: {kind!r} is no collective; the kinds are {', '.join(KINDS)}")
+    if group_size < 1:
+        raise ValueError(f"bytes_moved: a group has at least one device, but group_size is {group_size}")
+    others = (group_size - 1) / group_size
+    match kind:
+        case "all-gather":
+            return others * result_bytes
+        case "all-reduce":
+            return 2 * others * operand_bytes
+        case "collective-permute":
+            return sent * operand_bytes
+        case _:
+            return others * operand_bytes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Member:
+    """One of the arrays of a collective that moves several, because the program says so or because XLA combined them.
+
+    Attributes:
+        operand, result: its dtype and shape on a device, before and after: `f32[8,16]`.
+        operand_bytes, result_bytes: what that is on a device.
+        site: the user's line that it comes from, or None.
+        tags: the equations that it comes from, outermost first.
+        op_name: the stack of names that jax gave it.
+    """
+
+    operand: str
+    result: str
+    operand_bytes: int
+    result_bytes: int
+    site: Site | None = None
+    tags: tuple[int, ...] = ()
+    op_name: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Collective:
+    """One collective of a program: what it moves, between which devices, how often, and where it comes from.
+
+    Attributes:
+        kind: one of `KINDS`.
+        axes: the axes of the mesh it communicates over, in the mesh's order; those of size 1 never appear. A
+            collective-permute communicates over the axes along which anything moves. Empty if the groups are no product
+            of whole axes: then `groups` says what there is to say.
+        group_size: the number of devices that communicate with each other, the largest group's.
+        operand, result: dtype and shape on a device, `f32[8,16]`; several are separated by commas.
+        operand_bytes, result_bytes: what that is on a device.
+        groups: the ids of the devices of each group, in its order, or for a collective-permute of each source and
+            target; None if not known.
+        sent: the part of the devices that send; below 1 for a collective-permute that leaves some out.
+        times: how often a step executes it, the trip counts of the loops around it multiplied; None if one of them is
+            not known.
+        is_exact: whether `times` is what happens: not in a branch, which may not be taken.
+        branch: the branches it stands in, outermost first: the name of the conditional and the number of the branch.
+        site: the user's line that it comes from, or None.
+        tags: the numbers of the equations that it comes from, outermost first, as the `eqn:` parts of `op_name` say.
+        op_name: the stack of names that jax gave it.
+        name: that of the instruction.
+        program: that of the program, or of the fragment of a plan.
+        members: the arrays it moves if those are several, each with where it comes from.
+
+    Example:
+        >>> gather = Collective(
+        ...     kind="all-gather", axes=("model",), group_size=4, operand="f32[8,16]", result="f32[8,64]",
+        ...     operand_bytes=512, result_bytes=2048, times=24)
+        >>> gather.bytes_moved, gather.bytes_per_step
+        (1536.0, 36864.0)
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    group_size: int
+    operand: str
+    result: str
+    operand_bytes: int
+    result_bytes: int
+    groups: tuple[tuple[int, ...], ...] | None = None
+    sent: float = 1.0
+    times: int | None = 1
+    is_exact: bool = True
+    branch: tuple[tuple[str, int], ...] = ()
+    site: Site | None = None
+    tags: tuple[int, ...] = ()
+    op_name: str = ""
+    name: str = ""
+    program: str = ""
+    members: tuple[Member, ...] = ()
+
+    @property
+    def combined(self) -> int:
+        """How many arrays it moves at once."""
+        return max(1, len(self.members))
+
+    @property
+    def bytes_moved(self) -> float:
+        """How many bytes a device sends in one execution; see the formulas of this module."""
+        return bytes_moved(self.kind, self.group_size, self.operand_bytes, self.result_bytes, self.sent)
+
+    @property
+    def bytes_per_step(self) -> float | None:
+        """How many bytes a device sends in a step, if it is known how often; in a branch, if that is taken."""
+        return None if self.times is None else self.times * self.bytes_moved
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The lines that it comes from, each once; several if it moves several arrays."""
+        found = [self.site, *(member.site for member in self.members)]
+        return tuple(dict.fromkeys(site for site in found if site is not None))
+
+
+def repeated(collective: Collective, turns: int | None) -> Collective:
+    """A collective of a program that a step runs `turns` times; None if nobody knows how often."""
+    times = None if turns is None or collective.times is None else collective.times * turns
+    return dataclasses.replace(collective, times=times, is_exact=collective.is_exact and times is not None)
+
+
+class Total(NamedTuple):
+    """What several collectives cost together.
+
+    Attributes:
+        bytes: what a device sends in a step.
+        is_exact: whether it is that; otherwise loops of unknown length count as one turn, and of the branches of a
+            conditional the one that sends the most is taken.
+    """
+
+    bytes: float
+    is_exact: bool
+
+
+def total_bytes(collectives: Iterable[Collective]) -> Total:
+    """How many bytes a device sends in a step of programs that have these collectives.
+
+    Args:
+        collectives: of one program or of several that run one after the other.
+
+    Example:
+        >>> def in_branch(number, size):
+        ...     return Collective(
+        ...         kind="all-gather", axes=("x",), group_size=2, operand="", result="", operand_bytes=size // 2,
+        ...         result_bytes=size, is_exact=False, branch=(("conditional.1", number),))
+        >>> total_bytes([in_branch(0, 100), in_branch(0, 20), in_branch(1, 80)])
+        Total(bytes=60.0, is_exact=False)
+    """
+    # A tree: what a branch has by itself, and the conditionals in it with their branches.
+    everything = [*collectives]
+    own: dict[tuple, float] = {(): 0.0}
+    inner: dict[tuple, dict[str, dict[int, tuple]]] = {}
+    for collective in everything:
+        path: tuple = ()
+        for conditional, number in collective.branch:
+            branches = inner.setdefault(path, {}).setdefault(f"{collective.program}/{conditional}", {})
+            path = branches.setdefault(number, (*path, (collective.program, conditional, number)))
+            own.setdefault(path, 0.0)
+        own[path] += collective.bytes_moved * (1 if collective.times is None else collective.times)
+
+    def total(path: tuple) -> float:
+        conditionals = inner.get(path, {}).values()
+        return own[path] + sum(max(map(total, branches.values())) for branches in conditionals)
+
+    return Total(total(()), all(collective.is_exact and collective.times is not None for collective in everything))

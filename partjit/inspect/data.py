@@ -1,0 +1,193 @@
+"""A report as plain data: what `--json` prints, and what other programs may rely on."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from partjit.inspect.annotated import AnnotatedValue, Site
+from partjit.inspect.collectives import Collective, total_bytes
+from partjit.inspect.comparison import Comparison, Tally, compare
+from partjit.partition.nodes import ColocatedCall, Fragment, walk
+from partjit.partition.plan import Plan
+
+__all__ = ["VERSION", "as_data"]
+
+VERSION = 1
+"""Raised when something in the form changes its meaning or is no longer there; what is added leaves it."""
+
+
+def as_data(report: Any) -> dict[str, Any]:
+    """A report as dicts, lists, strings and numbers that `json.dumps` takes as they are.
+
+    Bytes and operations are numbers without units; what a device holds or sends is that of the device that does most.
+    What is not known is None.
+
+    Args:
+        report: the report, a `partjit.inspect.report.Report`.
+
+    Returns:
+        A dict of these:
+
+        * `version`: that of this form.
+        * `name`: that of the function.
+        * `mesh`: the sizes of the axes, by name, major to minor; empty without a mesh.
+        * `equations`: how many there are, those of nested programs as well.
+        * `arguments`, `results`: for each array its `path`, `shape`, `dtype`, `spec` (for each dimension the axes that
+          divide it, major to minor), `shard_shape` (of the largest part), `nbytes` and `nbytes_per_device`.
+        * `collectives`: `source` ("predicted" or "compiled"), `bytes_per_step`; `predicted` and `compiled`, None if
+          nothing was compiled: lists of `kind`, `axes`, `group_size`, `operand`, `result`, `arrays`, `bytes_moved`,
+          `times`, `is_exact`, `bytes_per_step`, `site`, `sites`, `program` and `name`; `comparison`: for each kind and
+          axes the `instructions`, `arrays`, `executions` and `bytes_per_step`, `predicted` and `compiled`, and the
+          `reason` why they differ.
+        * `findings`: `kind`, `nbytes`, `text`, `suggestion`, `site` and `value`, those of most weight first.
+        * `memory`: for each program `program`, `arguments`, `results`, `donated`, `peak` and `is_estimate`.
+        * `flops`: `total`, `per_device` and `is_exact`.
+        * `programs`: what is compiled: `name`, `turns` (how often it runs in a step), `equations`, and `xla_flops`:
+          what XLA counts per device, if it was compiled.
+        * `plan`: None if the program makes no colocated calls; otherwise its `source`, `fragments` (`name`,
+          `equations`, `bytes_in`, `bytes_out`) and `calls` (`name`, `function`, `where`, `bytes_in`, `bytes_out`,
+          `site`).
+
+        A site is a line of the user's code: `file`, `line` and `function`, or None.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from partjit.inspect.explain import explain
+        >>> data = as_data(explain(lambda x: 2 * x, jnp.ones(8)))
+        >>> data["name"], data["arguments"][0]["path"], data["flops"]["total"]
+        ('<lambda>', 'x', 8.0)
+    """
+    xla_flops = {unit.unit.name: _number(unit.flops) for unit in report.compiled}
+    return {
+        "version": VERSION,
+        "name": report.name,
+        "mesh": {str(axis): int(size) for axis, size in report.mesh.shape.items()},
+        "equations": len(report.equations),
+        "arguments": [*map(_value, (v for v in report.whole.tree.inputs if v.is_array))],
+        "results": [*map(_value, (v for v in report.whole.results if v.is_array))],
+        "collectives": _collectives(report),
+        "findings": [
+            {
+                "kind": finding.kind,
+                "nbytes": finding.nbytes,
+                "text": finding.text,
+                "suggestion": finding.suggestion,
+                "site": _site(finding.site),
+                "value": finding.value or None,
+            }
+            for finding in report.findings
+        ],
+        "memory": [
+            {
+                "program": memory.program,
+                "arguments": memory.arguments,
+                "results": memory.results,
+                "donated": memory.donated,
+                "peak": memory.peak,
+                "is_estimate": memory.is_estimate,
+            }
+            for memory in report.memory
+        ],
+        "flops": {
+            "total": _number(report.flops.total),
+            "per_device": _number(report.flops.per_device),
+            "is_exact": report.flops.is_exact,
+        },
+        "programs": [
+            {
+                "name": program.unit.name,
+                "turns": program.unit.turns,
+                "equations": len(program.opened.equations),
+                "xla_flops": xla_flops.get(program.unit.name),
+            }
+            for program in report.programs
+        ],
+        "plan": None if report.plan is None else _plan(report.plan),
+    }
+
+
+def _value(value: AnnotatedValue) -> dict[str, Any]:
+    layout = value.layout
+    return {
+        "path": value.path,
+        "shape": [*map(int, value.aval.shape)],
+        "dtype": str(value.aval.dtype),
+        "spec": None if layout is None else [[*axes] for axes in layout.axes[: len(value.aval.shape)]],
+        "shard_shape": [*map(int, value.shard_shape)],
+        "nbytes": int(value.nbytes),
+        "nbytes_per_device": int(value.nbytes_per_device),
+    }
+
+
+def _collectives(report: Any) -> dict[str, Any]:
+    compiled = [*report.collectives] if report.compiled else None
+    return {
+        "source": report.collectives.source,
+        "bytes_per_step": _number(total_bytes(report.collectives).bytes),
+        "predicted": [*map(_collective, report.predicted)],
+        "compiled": None if compiled is None else [*map(_collective, compiled)],
+        "comparison": [*map(_comparison, compare(report.predicted, compiled))],
+    }
+
+
+def _collective(collective: Collective) -> dict[str, Any]:
+    return {
+        "kind": collective.kind,
+        "axes": [*collective.axes],
+        "group_size": collective.group_size,
+        "operand": collective.operand,
+        "result": collective.result,
+        "arrays": collective.combined,
+        "bytes_moved": _number(collective.bytes_moved),
+        "times": collective.times,
+        "is_exact": collective.is_exact,
+        "bytes_per_step": _number(collective.bytes_per_step),
+        "site": _site(collective.site),
+        "sites": [*map(_site, collective.sites)],
+        "program": collective.program,
+        "name": collective.name,
+    }
+
+
+def _comparison(found: Comparison) -> dict[str, Any]:
+    return {
+        "kind": found.kind,
+        "axes": [*found.axes],
+        "predicted": _tally(found.predicted),
+        "compiled": None if found.compiled is None else _tally(found.compiled),
+        "reason": found.reason,
+    }
+
+
+def _tally(tally: Tally) -> dict[str, Any]:
+    return {
+        "instructions": tally.instructions,
+        "arrays": tally.arrays,
+        "executions": tally.executions,
+        "bytes_per_step": _number(tally.nbytes),
+    }
+
+
+def _plan(plan: Plan) -> dict[str, Any]:
+    fragments, calls = [], []
+    for node in walk(plan.nodes):
+        sizes = {"bytes_in": _nbytes(node.inputs), "bytes_out": _nbytes(node.outputs)}
+        if isinstance(node, Fragment):
+            fragments.append({"name": node.name, "equations": len(node.jaxpr.eqns), **sizes})
+        elif isinstance(node, ColocatedCall):
+            said = {"name": node.name, "function": node.callee.name, "where": node.where}
+            calls.append({**said, **sizes, "site": _site(node.site)})
+    return {"source": plan.source, "fragments": fragments, "calls": calls}
+
+
+def _nbytes(values: Iterable[Any]) -> int:
+    return int(sum(value.nbytes for value in values))
+
+
+def _site(site: Site | None) -> dict[str, Any] | None:
+    return None if site is None else {"file": site[0], "line": int(site[1]), "function": site[2]}
+
+
+def _number(value: float | None) -> float | None:
+    """JSON has no infinity, and no number that is none."""
+    return float(value) if value is not None and math.isfinite(value) else None

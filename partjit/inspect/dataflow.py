@@ -1,0 +1,159 @@
+"""Which values meet in which equations, at any depth: the ways by which shardings spread and values come to be."""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
+
+__all__ = ["Dataflow", "Link"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Link:
+    """Values from which others come.
+
+    Attributes:
+        equation: by which they do.
+        sources, targets: the numbers of the values.
+        crosses: whether it is one value in and around a loop, a branch, a `shard_map` or a nested program.
+    """
+
+    equation: AnnotatedEquation
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
+    crosses: bool = False
+
+
+class Dataflow:
+    """The links of a program.
+
+    Attributes:
+        links: all of them, those of nested programs as well.
+        values: for each number the outermost value that has it.
+    """
+
+    def __init__(self, tree: AnnotatedJaxpr) -> None:
+        self.links: list[Link] = []
+        self.values: dict[int, AnnotatedValue] = {}
+        self._touching: dict[int, list[int]] = collections.defaultdict(list)
+        self._made: dict[int, list[Link]] = collections.defaultdict(list)
+        self._used: dict[int, list[Link]] = collections.defaultdict(list)
+        for value in _outermost_first(tree):
+            self.values.setdefault(value.number, value)
+        for equation in tree.walk():
+            for link in _links(equation):
+                self._add(link)
+
+    def made_by(self, number: int) -> Sequence[Link]:
+        """The links to a value."""
+        return self._made.get(number, ())
+
+    def used_by(self, number: int) -> Sequence[Link]:
+        """The links from a value."""
+        return self._used.get(number, ())
+
+    def way(
+        self, starts: Iterable[int], goal: int, may_pass: Callable[[int], bool]
+    ) -> tuple[AnnotatedEquation, ...] | None:
+        """The shortest way from one of some values to another, as the equations on it; None if there is none.
+
+        Args:
+            starts: numbers of values.
+            goal: the number of the value.
+            may_pass: whether a value may lie on the way.
+        """
+        before = self._spread(starts, may_pass, goal)
+        if goal not in before:
+            return None
+        equations: list[AnnotatedEquation] = []
+        at = before[goal]
+        while at is not None:
+            number, link = at
+            if not equations or equations[-1] is not link.equation:
+                equations.append(link.equation)
+            at = before[number]
+        return tuple(reversed(equations))
+
+    def nearest(self, starts: Iterable[int], may_pass: Callable[[int], bool]) -> Mapping[int, int]:
+        """For each value that can be reached from one of some values the nearest of these, the first of several."""
+        found: dict[int, int] = {}
+        for number, at in self._spread(starts, may_pass).items():  # in the order of their distances
+            found[number] = number if at is None else found[at[0]]
+        return found
+
+    def _spread(
+        self, starts: Iterable[int], may_pass: Callable[[int], bool], goal: int | None = None
+    ) -> dict[int, tuple[int, Link] | None]:
+        before: dict[int, tuple[int, Link] | None] = dict.fromkeys(starts)
+        queue, seen = collections.deque(before), set()
+        while queue and goal not in before:
+            number = queue.popleft()
+            for index in self._touching[number]:
+                if index not in seen:
+                    seen.add(index)
+                    link = self.links[index]
+                    for other in (*link.targets, *link.sources):
+                        if other not in before and may_pass(other):
+                            before[other] = number, link
+                            queue.append(other)
+        return before
+
+    def _add(self, link: Link) -> None:
+        index = len(self.links)
+        self.links.append(link)
+        for number in dict.fromkeys((*link.sources, *link.targets)):
+            self._touching[number].append(index)
+        for number in dict.fromkeys(link.sources):
+            self._used[number].append(link)
+        for number in dict.fromkeys(link.targets):
+            self._made[number].append(link)
+
+
+def _outermost_first(tree: AnnotatedJaxpr) -> Iterator[AnnotatedValue]:
+    yield from (*tree.constants, *tree.inputs)
+    for equation in tree.equations:
+        yield from equation.outputs
+    yield from tree.outputs
+    for equation in tree.equations:
+        for body in equation.bodies.values():
+            yield from _outermost_first(body)
+
+
+def _links(equation: AnnotatedEquation) -> Iterator[Link]:
+    if not equation.bodies:
+        yield Link(equation, _numbers(equation.inputs), _numbers(equation.outputs))
+        return
+    for source, target in _crossings(equation):
+        if source.number != target.number and source.number >= 0 and target.number >= 0:
+            yield Link(equation, (source.number,), (target.number,), crosses=True)
+
+
+def _numbers(values: Sequence[AnnotatedValue]) -> tuple[int, ...]:
+    return tuple(value.number for value in values if value.number >= 0)  # those of literals are negative
+
+
+def _crossings(equation: AnnotatedEquation) -> Iterator[tuple[AnnotatedValue, AnnotatedValue]]:
+    """Where values come from when an equation with programs in it runs: what they were, what they become."""
+    inputs, outputs, bodies = equation.inputs, equation.outputs, equation.bodies
+    match equation.primitive:
+        case "while":
+            cond, body = bodies["cond_jaxpr"], bodies["body_jaxpr"]
+            cond_consts, consts = len(cond.inputs) - equation.carried, equation.constants
+            carried = inputs[cond_consts + consts :]
+            yield from zip((*inputs[:cond_consts], *carried), cond.inputs, strict=True)
+            yield from zip(inputs[cond_consts:], body.inputs, strict=True)
+            yield from zip(body.outputs, body.inputs[consts:], strict=True)
+            yield from zip(body.outputs, cond.inputs[cond_consts:], strict=True)
+            yield from zip(body.outputs, outputs, strict=True)
+        case "cond":
+            for branch in bodies.values():
+                yield from zip(inputs[1:], branch.inputs, strict=True)
+                yield from zip(branch.outputs, outputs, strict=True)
+        case _:
+            (body,) = bodies.values()
+            yield from zip(inputs, body.inputs, strict=True)
+            yield from zip(body.outputs, outputs, strict=True)
+            if equation.primitive == "scan":
+                consts, carries = equation.constants, equation.carried
+                yield from zip(body.outputs[:carries], body.inputs[consts : consts + carries], strict=True)

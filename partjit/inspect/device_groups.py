@@ -1,0 +1,217 @@
+"""Which devices of a program communicate, and which axes of a mesh that is.
+
+HLO writes groups of numbers in several forms, and says with an instruction's attributes what they number: replicas,
+partitions or both. Here they all become groups of positions in the device assignment of the program, which is the order
+of `mesh.devices.flat`. Nothing is guessed: what is not understood is an error, because a group that was not read looks
+like one that has all devices.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh
+
+__all__ = ["Groups", "axes_of_groups", "axes_of_pairs", "device_ids", "expand", "parse_groups", "parse_pairs"]
+
+Groups = tuple[tuple[int, ...], ...]
+
+_LIST = re.compile(r"\{\s*(?:\{[\d,\s]*\}[,\s]*)*\}")
+_IOTA = re.compile(r"\[(?P<grid>\d+,\d+)\]<=\[(?P<reshape>[\d,]+)\](?:T\((?P<perm>[\d,]+)\))?")
+_MESH = re.compile(
+    r"mesh\[(?P<mesh>[^\]]*)\]"
+    r"(?:,\s*device_ids=\((?:(?:<=)?\[(?P<reshape>[\d,]+)\](?:T\((?P<perm>[\d,]+)\))?|(?P<devices>[\d,]+))\))?"
+    r"\s*\{(?P<axes>.*)\}"
+)
+_SIZE = re.compile(r"'?(?P<name>[^'=]*)'?=(?P<size>\d+)")
+_AXIS = re.compile(r"\s*'?(?P<name>[^',:]+)'?(?::\((?P<before>\d+)\)(?P<size>\d+))?\s*(?:,|$)")
+
+
+def parse_groups(text: str) -> Groups:
+    """The numbers of a `replica_groups=` attribute; none if it says that all are one group.
+
+    Args:
+        text: a list `{{0,1},{2,3}}`, the iota form `[4,2]<=[2,4]T(1,0)`, or axes of a mesh of its own:
+            `mesh['x'=4,'y'=2] {'y'}`, of which axes and parts of axes can be meant, `{'x':(2)2}`.
+
+    Raises:
+        ValueError: it is none of these.
+
+    Example:
+        >>> parse_groups("[4,2]<=[2,4]T(1,0)") == parse_groups("mesh['x'=2,'y'=4] {'x'}")
+        True
+        >>> parse_groups("[4,2]<=[2,4]T(1,0)")
+        ((0, 4), (1, 5), (2, 6), (3, 7))
+    """
+    stripped = text.strip()
+    if _LIST.fullmatch(stripped):
+        groups = [_numbers(group) for group in re.findall(r"\{([\d,\s]*)\}", stripped[1:-1])]
+        return tuple(group for group in groups if group)
+    if match := _IOTA.fullmatch(stripped):
+        numbers = _iota(match["reshape"], match["perm"], text)
+        count, size = _numbers(match["grid"])
+        if numbers.size != count * size:
+            raise _malformed(text, f"{count} groups of {size} are not {numbers.size} devices")
+        return _as_tuples(numbers.reshape(count, size))
+    if match := _MESH.fullmatch(stripped):
+        return _groups_of_mesh(match, text)
+    raise _malformed(text, "it is neither a list, nor an iota, nor axes of a mesh")
+
+
+def parse_pairs(text: str) -> tuple[tuple[int, int], ...]:
+    """The sources and targets of a `source_target_pairs=` attribute.
+
+    Raises:
+        ValueError: it is no list of pairs.
+
+    Example:
+        >>> parse_pairs("{{0,1},{1,0}}")
+        ((0, 1), (1, 0))
+    """
+    if not _LIST.fullmatch(text.strip()):
+        raise _malformed(text, "it is no list of pairs")
+    pairs = []
+    for group in parse_groups(text):
+        if len(group) != 2:
+            raise _malformed(text, f"{group} is no pair")
+        pairs.append((group[0], group[1]))
+    return tuple(pairs)
+
+
+def expand(groups: Groups, replicas: int, partitions: int, channel: bool, global_ids: bool | None) -> Groups:
+    """Groups of positions in the device assignment: replica by replica, in each partition by partition.
+
+    Args:
+        groups: as the instruction has them; none means one group of all.
+        replicas, partitions: how many the program has.
+        channel: whether the instruction has a channel.
+        global_ids: its `use_global_device_ids`; None for a kind of instruction that has no such attribute.
+
+    Source: `GetCollectiveOpGroupMode` of XLA.
+    """
+    everyone = range(
+        replicas * partitions if global_ids else partitions if channel and global_ids is None else replicas
+    )
+    groups = groups or (tuple(everyone),)
+    outside = [number for group in groups for number in group if number not in everyone]
+    if outside:
+        raise ValueError(
+            f"a collective has device {outside[0]}, but its program has {len(everyone)} that it may number"
+        )
+    if global_ids:  # the numbers are positions already
+        return groups
+    if not channel:  # replicas, the same in each partition
+        return tuple(tuple(r * partitions + p for r in group) for p in range(partitions) for group in groups)
+    if global_ids is None:  # partitions, the same in each replica
+        return tuple(tuple(r * partitions + p for p in group) for r in range(replicas) for group in groups)
+    # Replicas with all of their partitions.
+    return tuple(tuple(r * partitions + p for r in group for p in range(partitions)) for group in groups)
+
+
+def axes_of_groups(groups: Groups, mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
+    """The axes of the mesh whose product each group is, in the mesh's order; none if there are no such axes.
+
+    Args:
+        groups: of positions in `mesh.devices.flat`.
+        mesh: of as many devices.
+
+    Example:
+        >>> axes_of_groups(((0, 4), (1, 5), (2, 6), (3, 7)), AbstractMesh((2, 4), ("x", "y")))
+        ('x',)
+        >>> axes_of_groups(((0, 1), (2, 3), (4, 5), (6, 7)), AbstractMesh((2, 4), ("x", "y")))
+        ()
+    """
+    sizes = {len(group) for group in groups}
+    members = sorted(number for group in groups for number in group)
+    if len(sizes) != 1 or members != [*range(mesh.size)]:
+        return ()
+    coordinates = _coordinates(groups, mesh)  # (axis, group, member)
+    varies = (coordinates != coordinates[:, :, :1]).any(axis=(1, 2))
+    axes = tuple(name for name, moves in zip(mesh.axis_names, varies, strict=True) if moves)
+    # The members of a group differ, and along these axes only: if they are enough, they are the product.
+    return axes if math.prod(mesh.shape[name] for name in axes) == sizes.pop() else ()
+
+
+def axes_of_pairs(pairs: Groups, mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
+    """The axes of the mesh along which any of these sources and targets differ, in the mesh's order.
+
+    Example:
+        >>> axes_of_pairs(((0, 4), (4, 0), (1, 1)), AbstractMesh((2, 4), ("x", "y")))
+        ('x',)
+    """
+    if not pairs:
+        return ()
+    coordinates = _coordinates(pairs, mesh)
+    varies = (coordinates[:, :, 0] != coordinates[:, :, 1]).any(axis=1)
+    return tuple(name for name, moves in zip(mesh.axis_names, varies, strict=True) if moves)
+
+
+def device_ids(groups: Groups, mesh: Mesh | AbstractMesh) -> Groups:
+    """The same groups with the devices' ids; those of an abstract mesh are its positions."""
+    if isinstance(mesh, AbstractMesh):
+        return groups
+    ids = [device.id for device in mesh.devices.flat]
+    return tuple(tuple(ids[number] for number in group) for group in groups)
+
+
+def _coordinates(groups: Groups, mesh: Mesh | AbstractMesh) -> np.ndarray:
+    return np.array(np.unravel_index(np.array(groups), mesh.axis_sizes))
+
+
+def _groups_of_mesh(match: re.Match[str], text: str) -> Groups:
+    named = [_SIZE.fullmatch(part.strip()) for part in match["mesh"].split(",")]
+    sizes = {size["name"]: int(size["size"]) for size in named if size}
+    if len(sizes) != len(named):
+        raise _malformed(text, f"[{match['mesh']}] is no mesh")
+    if match["devices"]:
+        numbers = np.array(_numbers(match["devices"]))
+    elif match["reshape"]:
+        numbers = _iota(match["reshape"], match["perm"], text)
+    else:
+        numbers = np.arange(math.prod(sizes.values()))
+    if numbers.size != math.prod(sizes.values()):
+        raise _malformed(text, f"{numbers.size} devices are no mesh [{match['mesh']}]")
+    # Every axis is cut where a part of one of the axes begins or ends; what lies between two cuts is a dimension.
+    chosen, position = [], 0
+    while position < len(match["axes"]):
+        axis = _AXIS.match(match["axes"], position)
+        if axis is None or axis["name"] not in sizes:
+            raise _malformed(text, f"{{{match['axes']}}} names what is no axis of its mesh")
+        before, size = int(axis["before"] or 1), int(axis["size"] or sizes[axis["name"]])
+        chosen.append((axis["name"], before, before * size))
+        position = axis.end()
+    cuts = {
+        name: sorted({1, size, *(c for n, *part in chosen if n == name for c in part)}) for name, size in sizes.items()
+    }
+    dims = [(name, low, high) for name in sizes for low, high in zip(cuts[name], cuts[name][1:], strict=False)]
+    grid = [high // low for _, low, high in dims]
+    if any(high % low for _, low, high in dims) or math.prod(grid) != numbers.size:
+        raise _malformed(text, "a part of an axis does not divide it")
+    grouped = [
+        k for name, low, high in chosen for k, (n, a, b) in enumerate(dims) if n == name and low <= a and b <= high
+    ]
+    others = [k for k in range(len(dims)) if k not in grouped]
+    size = math.prod(grid[k] for k in grouped)
+    return _as_tuples(numbers.reshape(grid).transpose(others + grouped).reshape(-1, size))
+
+
+def _iota(reshape: str, perm: str | None, text: str) -> np.ndarray:
+    dims = _numbers(reshape)
+    order = _numbers(perm) if perm else range(len(dims))
+    if sorted(order) != [*range(len(dims))]:
+        raise _malformed(text, f"T({perm}) is no order of {len(dims)} dimensions")
+    return np.arange(math.prod(dims)).reshape(dims).transpose(tuple(order)).reshape(-1)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(",") if part.strip())
+
+
+def _as_tuples(array: np.ndarray) -> Groups:
+    return tuple(map(tuple, array.tolist()))
+
+
+def _malformed(text: str, why: str) -> ValueError:
+    shown: Sequence[str] = text if len(text) < 200 else text[:200] + "..."
+    return ValueError(f"the groups {shown} of a collective are not understood: {why}")

@@ -1,0 +1,141 @@
+"""What changed between two reports: of one function under two sets of specs, on two meshes, or before and after an edit."""
+
+import dataclasses
+import difflib
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue, Site, shown_site, shown_spec
+from partjit.render.html import fragment
+from partjit.render.html import table as html_table
+from partjit.render.numbers import shown_bytes
+from partjit.render.text import table
+
+__all__ = ["Change", "Difference", "difference"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A value that lies otherwise.
+
+    Attributes:
+        value: its path or name, in the first report.
+        type: its type.
+        before, after: its specs.
+        bytes_before, bytes_after: what a device holds of it.
+        site: where it is computed; None for arguments and results.
+    """
+
+    value: str
+    type: str
+    before: str
+    after: str
+    bytes_before: int
+    bytes_after: int
+    site: Site | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """What changed from one report to another.
+
+    Attributes:
+        changes: the values that lie otherwise: arguments, results, then what is computed, in program order.
+        collectives: kind, axes, and how many there are before and after, where that differs.
+        totals: what it is, before and after: bytes sent per step, memory and work per device.
+        unmatched: how many equations are in one of the programs only.
+    """
+
+    changes: tuple[Change, ...]
+    collectives: tuple[tuple[str, tuple[str, ...], int, int], ...]
+    totals: tuple[tuple[str, float, float], ...]
+    unmatched: int
+
+    def __bool__(self) -> bool:
+        return bool(self.changes or self.collectives or self.unmatched)
+
+    def _tables(self) -> Iterator[tuple[str, tuple[str, ...], list[Any]]]:
+        yield "per device", ("", "before", "after"), [(name, *map(shown_bytes, two)) for name, *two in self.totals]
+        if self.changes:
+            rows = [
+                (c.value, c.type, c.before, c.after, shown_bytes(c.bytes_before), shown_bytes(c.bytes_after), _line(c))
+                for c in self.changes
+            ]
+            yield "values", ("value", "type", "before", "after", "bytes before", "after", "line"), rows
+        if self.collectives:
+            counts = [(kind, ", ".join(axes) or "-", *two) for kind, axes, *two in self.collectives]
+            yield "collectives", ("kind", "axes", "before", "after"), counts
+
+    def __str__(self) -> str:
+        if not self:
+            return "no difference"
+        parts = [f"{title}\n{table(columns, rows, 40)}" for title, columns, rows in self._tables()]
+        if self.unmatched:
+            parts.append(f"{self.unmatched} equations are in one of the programs only")
+        return "\n\n".join(parts)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return fragment(*(html_table(title, columns, rows) for title, columns, rows in self._tables()))
+
+
+def difference(one: Any, other: Any) -> Difference:
+    """What changed from one report to another; see `Report.diff`."""
+    pairs, unmatched = _matched(one, other)
+    changes = tuple(
+        Change(
+            before.path or before.name,
+            before.aval.str_short(short_dtypes=True),
+            _spec(before),
+            _spec(after),
+            before.nbytes_per_device,
+            after.nbytes_per_device,
+            site,
+        )
+        for before, after, site in pairs
+        if before.is_array and after.is_array and _spec(before) != _spec(after)
+    )
+    before, after = one.collectives.counts, other.collectives.counts
+    counts = tuple((*key, before[key], after[key]) for key in sorted({*before, *after}) if before[key] != after[key])
+    totals = (
+        ("sent per step", one.collectives.bytes_per_step, other.collectives.bytes_per_step),
+        ("memory at most", _peak(one), _peak(other)),
+    )
+    return Difference(changes, counts, totals, unmatched)
+
+
+def _matched(one: Any, other: Any) -> tuple[list[tuple[AnnotatedValue, AnnotatedValue, Site | None]], int]:
+    """The values of two programs that are the same one: by path, and by the order of equations that are alike."""
+    pairs: list[tuple[AnnotatedValue, AnnotatedValue, Site | None]] = []
+    for these, those in ((one.whole.tree.inputs, other.whole.tree.inputs), (one.whole.results, other.whole.results)):
+        by_path = {value.path: value for value in those}
+        pairs += [(value, by_path[value.path], None) for value in these if value.path in by_path]
+    left, right = one.equations, other.equations
+    if [*map(_kind, left)] == [*map(_kind, right)]:
+        matched = [(k, k) for k in range(len(left))]
+    else:
+        matcher = difflib.SequenceMatcher(None, [*map(_kind, left)], [*map(_kind, right)], autojunk=False)
+        blocks = matcher.get_matching_blocks()
+        matched = [*itertools.chain.from_iterable(((b.a + k, b.b + k) for k in range(b.size)) for b in blocks)]
+    for i, j in matched:
+        twins = zip(left[i].outputs, right[j].outputs, strict=True)
+        pairs += [(a, b, left[i].site) for a, b in twins if a.path is None and not left[i].bodies]
+    return pairs, len(left) + len(right) - 2 * len(matched)
+
+
+def _kind(equation: AnnotatedEquation) -> tuple[Any, ...]:
+    return equation.primitive, equation.site, *(str(value.aval) for value in equation.outputs)
+
+
+def _peak(report: Any) -> int:
+    return max((memory.peak for memory in report.memory), default=0)
+
+
+def _spec(value: AnnotatedValue) -> str:
+    return "?" if value.spec is None else shown_spec(value.spec)
+
+
+def _line(change: Change) -> str:
+    return "" if change.site is None else shown_site(change.site)

@@ -1,0 +1,90 @@
+"""From a function and its arguments to a report."""
+
+from typing import Any
+
+from jax.sharding import Mesh
+
+from partjit.inspect.annotate import partition
+from partjit.inspect.collectives import repeated
+from partjit.inspect.compiled import compile_unit
+from partjit.inspect.findings import Finding, findings_of
+from partjit.inspect.memory import estimate_memory
+from partjit.inspect.predicted import predict
+from partjit.inspect.report import Collectives, Report
+from partjit.inspect.subject import fragments_of, trace_subject
+from partjit.inspect.work import flops_of
+
+__all__ = ["explain"]
+
+
+def explain(
+    fun: Any, *args: Any, mesh: Mesh | None = None, compiled: bool = False, large: int = 1 << 20, **kwargs: Any
+) -> Report:
+    """What becomes of a function when it is partitioned: where each value lies and why, what is moved, what it costs.
+
+    Nothing is executed, and unless asked for nothing is compiled: the partitioner's propagation is run on the lowered
+    program, which takes a small part of the time.
+
+    Args:
+        fun: a function of `pjit` or `jax.jit`, a plain one, or what their `trace` returned.
+        *args, **kwargs: what it is called with, trees of arrays; `jax.ShapeDtypeStruct` will do, with a sharding where
+            an array would be committed to one.
+        mesh: the ambient mesh of the call, or None for the one that is set.
+        compiled: whether to compile it as well, and to read collectives, memory and XLA's complaints from that.
+        large: from how many bytes a value that every device has all of is worth a finding.
+
+    Returns:
+        The report. At a prompt it shows tables, in a notebook a page.
+
+    Raises:
+        TypeError: `fun` is no function, or an argument is no array.
+        ValueError: what the call itself would raise: a spec that does not fit, say.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpy as np
+        >>> from partjit import Mesh, P, pjit
+        >>> from partjit.inspect import explain
+        >>> mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("data", "model"))
+        >>> @pjit(in_shardings=(P("data"), P(None, "model")), out_shardings=P("data"))
+        ... def layer(x, w):
+        ...     return jnp.tanh(x @ w)
+        >>> report = explain(layer, np.ones((8, 16), np.float32), np.ones((16, 4), np.float32), mesh=mesh)
+        >>> [(value.path, value.spec) for value in report.whole.tree.inputs]
+        [('x', PartitionSpec('data', None)), ('w', PartitionSpec(None, 'model'))]
+        >>> [(collective.kind, collective.axes) for collective in report.collectives]
+        [('all-gather', ('model',))]
+
+    Source: Shardy's propagation, https://openxla.org/shardy.
+    """
+    subject = trace_subject(fun, args, kwargs, mesh)
+    whole = partition(subject.whole, keep_text=True)
+    if subject.plan is None:
+        programs, donated = (whole,), (subject.donated,)
+    else:
+        programs = tuple(map(partition, fragments_of(subject.plan)))
+        donated = tuple(fragment.donated for fragment in subject.plan.fragments)
+    predicted = [[repeated(c, program.unit.turns) for c in predict(program)] for program in programs]
+    units = [compile_unit(program.unit, flags) for program, flags in zip(programs, donated, strict=True) if compiled]
+    findings = [
+        finding
+        for program, collectives in zip(programs, predicted, strict=True)
+        for finding in findings_of(program, collectives, large)
+    ]
+    complaints = [
+        Finding("rematerialization", found.total_bytes or 0, found.suggestion, "", found.site)
+        for unit in units
+        for found in unit.rematerializations
+    ]
+    estimates = [estimate_memory(program, flags) for program, flags in zip(programs, donated, strict=True)]
+    known = [unit.memory or estimate for unit, estimate in zip(units, estimates, strict=True)] if units else estimates
+    return Report(
+        subject.whole.name,
+        whole,
+        programs,
+        subject.plan,
+        Collectives([c for collectives in predicted for c in collectives], "predicted"),
+        tuple(units),
+        (*complaints, *findings),
+        tuple(known),
+        flops_of(whole.tree, max(1, whole.unit.mesh.size)),
+    )

@@ -1,0 +1,164 @@
+"""An annotated program as text: one line per equation, with where its results lie and where it comes from."""
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from partjit._compat import UnspecifiedValue
+from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue, Site, shown_spec
+from partjit.render.numbers import shown_bytes
+
+__all__ = ["Line", "Listing", "lines_of", "shown_params"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A line of a listing.
+
+    Attributes:
+        depth: in how many programs it stands.
+        values: the names of the values it defines.
+        types: their types.
+        specs: how they are divided.
+        nbytes: what the largest part of each is on a device; 0 for what is no array.
+        text: how they are computed, or what they are.
+        site: where in the user's code it comes from.
+        number: that of its equation, None for arguments and headers.
+    """
+
+    depth: int
+    values: tuple[str, ...]
+    types: tuple[str, ...]
+    specs: tuple[str, ...]
+    nbytes: tuple[int, ...]
+    text: str
+    site: Site | None = None
+    number: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Listing:
+    """The text of a program.
+
+    Attributes:
+        title: what stands above it.
+        lines: its lines.
+    """
+
+    title: str
+    lines: tuple[Line, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([self.title, *_shown(self.lines)])
+
+    __repr__ = __str__
+
+
+def lines_of(program: AnnotatedJaxpr) -> Iterator[Line]:
+    """The lines of a program: its arguments, its equations with what is in them, and its results."""
+    yield from _lines(program, 0)
+
+
+def _lines(
+    program: AnnotatedJaxpr, depth: int, roles: Iterable[str] = itertools.repeat("an argument")
+) -> Iterator[Line]:
+    for value in program.constants:
+        yield _defining(depth, (value,), "a constant")
+    for value, role in zip(program.inputs, roles, strict=False):
+        yield _defining(depth, (value,), value.path or role)
+    for equation in program.equations:
+        yield from _of_equation(equation, depth)
+    names = " ".join(value.name for value in program.outputs)
+    yield Line(depth, (), (), (), (), f"return {names}".rstrip())
+
+
+def _of_equation(equation: AnnotatedEquation, depth: int) -> Iterator[Line]:
+    inputs = " ".join(value.name for value in equation.inputs)
+    params = shown_params(equation)
+    yield _defining(depth, equation.outputs, f"= {equation.primitive}{params} {inputs}".rstrip(), equation)
+    for name, body in equation.bodies.items():
+        turns = {1: "", None: ", nobody knows how often"}.get(equation.turns, f", {equation.turns} times")
+        if len(equation.bodies) > 1 or turns:
+            yield Line(depth + 1, (), (), (), (), f"{_BODIES.get(name, name)}{turns}:")
+        constants = len(body.inputs) - equation.carried if name == "cond_jaxpr" else equation.constants
+        roles = ["the same in each turn"] * constants + ["of the turn before"] * equation.carried
+        yield from _lines(
+            body, depth + 1, itertools.chain(roles, itertools.repeat("a slice" if roles else "an argument"))
+        )
+
+
+_BODIES = {"jaxpr": "body", "body_jaxpr": "body", "cond_jaxpr": "as long as", "branches[0]": "branch 0 (false)"} | {
+    f"branches[{k}]": f"branch {k}" for k in range(1, 100)
+}
+
+
+def _defining(
+    depth: int, values: tuple[AnnotatedValue, ...], text: str, equation: AnnotatedEquation | None = None
+) -> Line:
+    return Line(
+        depth,
+        tuple(value.name for value in values),
+        tuple(value.aval.str_short(short_dtypes=True) for value in values),
+        tuple("" if not value.is_array else "?" if value.spec is None else shown_spec(value.spec) for value in values),
+        tuple(value.nbytes_per_device for value in values),
+        text,
+        None if equation is None else equation.site,
+        None if equation is None else equation.number,
+    )
+
+
+_LONGEST = 40
+# What says nothing of the program that its line does not show, or what only jax reads.
+_UNSAID = frozenset(
+    ["check_vma", "cond_nconsts", "body_nconsts", "copy_semantics", "ctx_mesh", "differentiated", "ft_in", "ft_out", "in_layouts", "in_specs", "inline", "keep_unused", "layout", "linear", "manual_axes", "mode", "newly_manual_axes", "num_carry", "num_consts", "out_layouts", "out_sharding", "out_specs", "preferred_element_type", "prevent_cse", "reverse", "sharding", "unroll", "witness"]
+)
+
+
+def shown_params(equation: AnnotatedEquation) -> str:
+    """The parameters of an equation that say something and are short."""
+    if "callee" in equation.params:
+        return f"[{equation.params['callee'].name}]"
+    if equation.primitive == "sharding_constraint":
+        spec = equation.params.get("spec") or getattr(equation.params.get("sharding"), "spec", None)
+        return "" if spec is None else f"[{shown_spec(spec)}]"
+    said = {}
+    for name, value in equation.params.items():
+        text = None if name in _UNSAID else _short(value)
+        if text is not None and len(text) <= _LONGEST:
+            said[name] = text
+    return f"[{' '.join(f'{name}={text}' for name, text in said.items())}]" if said else ""
+
+
+def _short(value: Any) -> str | None:
+    many = value if isinstance(value, tuple | list) else (value,)
+    if all(item is None or item is False or isinstance(item, UnspecifiedValue) for item in many):
+        return None
+    if any(hasattr(item, "eqns") or callable(item) for item in many):
+        return None
+    text = str(value).replace(" ", "")
+    return None if "0x" in text or "\n" in text else text
+
+
+def _shown(lines: tuple[Line, ...]) -> Iterator[str]:
+    rows = []
+    for line in lines:
+        indent = "  " * (line.depth + 1)
+        many = zip(line.values, line.types, line.specs, line.nbytes, strict=True)
+        named = [
+            (f"{indent}{name}:{type_}", spec, shown_bytes(size) if spec else "") for name, type_, spec, size in many
+        ]
+        first = named[0] if named else (indent + line.text, "", "")
+        where = "" if line.site is None else f"# {os.path.basename(line.site[0])}:{line.site[1]}"
+        rows.append((*first, line.text if named else "", where))
+        rows += [(*more, "", "") for more in named[1:]]
+    defining = [row for row in rows if row[1] or row[3]]
+    widths = [max((len(row[k]) for row in defining), default=0) for k in range(2)]
+    widths = [min(width, limit) for width, limit in zip(widths, (40, 32), strict=True)]
+    for left, spec, size, text, where in rows:
+        if not spec and not text:
+            yield left
+        else:
+            body = f"{left:<{widths[0]}}  {spec:<{widths[1]}}  {size:>8}  {text}"
+            yield f"{body:<100}  {where}".rstrip()

@@ -1,0 +1,179 @@
+"""Finding a value by what people write: its name, a path, a line, the gradient of an argument."""
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+
+from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
+from partjit.inspect.dataflow import Dataflow
+from partjit.inspect.gradients import gradient_of, is_backward
+from partjit.inspect.key_paths import keys_of
+
+__all__ = ["Found", "ValueNotFoundError", "find_value", "look_up"]
+
+_GRADIENT = re.compile(r"(?i)^\s*(?:(?:the\s+)?grad(?:ient)?\s+(?:of\s+)?(.+?)|(.+?)\s*(?:'s)?\s+grad(?:ient)?)\s*$")
+_LINE = re.compile(r"^\s*(.+):(\d+)\s*$")
+_HOW = (
+    "A value is named by its name in the printed program, by the path of an argument or result such as params['w'] or "
+    "result[0]['w'] or by a unique end of one, as 'gradient of params['w']', or by a line such as model.py:12"
+)
+
+
+class ValueNotFoundError(LookupError):
+    """No value of a program is meant by a text, or several are; the message says which there are."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Found:
+    """A value, and what is to be said about how it was found.
+
+    Attributes:
+        value: the value.
+        note: what else the text may mean; empty in most cases.
+    """
+
+    value: AnnotatedValue
+    note: str = ""
+
+
+def find_value(
+    tree: AnnotatedJaxpr, text: str, result_paths: Sequence[str] = (), flow: Dataflow | None = None
+) -> AnnotatedValue:
+    """The value of a program that a text means.
+
+    Args:
+        tree: the program.
+        text: the name of the value in the printed program; the path of an argument or result, or a unique end of one;
+            "gradient of" such a path; or a line, "model.py:12".
+        result_paths: the paths of the results, for those that are arguments or other results as well.
+        flow: the ways of the program, if they are known.
+
+    Raises:
+        ValueNotFoundError: there is none, or there are several.
+    """
+    return look_up(tree, text, result_paths, flow).value
+
+
+def look_up(tree: AnnotatedJaxpr, text: str, result_paths: Sequence[str] = (), flow: Dataflow | None = None) -> Found:
+    """As `find_value`, with what is to be said about it."""
+    finding = _Finding(tree, result_paths, flow)
+    if not text.strip():
+        raise ValueNotFoundError(f"no value is named by an empty text. {_HOW}")
+    found = finding.by_path(text) or finding.by_name(text) or finding.by_end(text)
+    if found is None and (match := _GRADIENT.match(text)) is not None:
+        found = finding.gradient(match[1] or match[2])
+    if found is None and (match := _LINE.match(text)) is not None:
+        found = finding.by_line(match[1], int(match[2]))
+    if found is None:
+        close = difflib.get_close_matches(text.strip(), finding.known, n=3, cutoff=0.5)
+        meant = f"; did you mean {' or '.join(close)}?" if close else "."
+        raise ValueNotFoundError(f"there is no value {text.strip()!r} in the program{meant} {_HOW}")
+    return found
+
+
+class _Finding:
+    def __init__(self, tree: AnnotatedJaxpr, result_paths: Sequence[str], flow: Dataflow | None) -> None:
+        self._tree = tree
+        self._flow = flow
+        paths = result_paths or [value.path or "" for value in tree.outputs]
+        self._results = [(path or "result", value) for path, value in zip(paths, tree.outputs, strict=True)]
+        self._paths = [(value.path, value) for value in tree.inputs if value.path] + self._results
+        self._keys = [(keys_of(path), path, value) for path, value in self._paths]
+
+    @property
+    def known(self) -> list[str]:
+        """The paths that there are."""
+        return [*dict.fromkeys(path for path, _ in self._paths)]
+
+    def by_path(self, text: str) -> Found | None:
+        keys = keys_of(text.strip())
+        found = next((value for own, _, value in self._keys if own is not None and own == keys), None)
+        if found is None:
+            return None
+        named = next((value for value in self._tree.values if value.name == text.strip()), None)
+        if named is None or named.number == found.number:
+            return Found(found)
+        return Found(
+            found, f"the printed program has another value of that name, {named}: ask for 'jaxpr {named.name}'"
+        )
+
+    def by_name(self, text: str) -> Found | None:
+        name = text.strip().removeprefix("jaxpr ").strip()
+        found = next((value for value in self._tree.values if value.name == name and name != "_"), None)
+        return None if found is None else Found(found)
+
+    def by_end(self, text: str) -> Found | None:
+        keys = keys_of(text.strip())
+        if not keys:
+            return None
+        fitting = [(path, value) for own, path, value in self._keys if own is not None and own[-len(keys) :] == keys]
+        arguments = [entry for entry in fitting if entry[1] in self._tree.inputs]
+        one = arguments if len({value.number for _, value in arguments}) == 1 else fitting
+        if len({value.number for _, value in one}) > 1:
+            several = ", ".join(dict.fromkeys(path for path, _ in fitting))
+            raise ValueNotFoundError(f"{text.strip()!r} may mean any of {several}: write more of the path")
+        others = dict.fromkeys(path for path, value in fitting if one and value.number != one[0][1].number)
+        return Found(one[0][1], f"so end {', '.join(others)} as well" if others else "") if one else None
+
+    def by_line(self, file: str, line: int) -> Found | None:
+        there = [
+            equation
+            for equation in self._tree.walk()
+            if equation.site is not None and equation.site[1] == line and _is_file(equation.site[0], file)
+        ]
+        made = [equation for equation in there if not equation.bodies] or there
+        forward = [equation for equation in made if not is_backward(equation)]
+        found = _last_array(forward) or _last_array(made)
+        if found is None:
+            lines = sorted({s[1] for e in self._tree.walk() if (s := e.site) is not None and _is_file(s[0], file)})
+            if not lines:
+                return None
+            near = sorted(sorted(lines, key=lambda other: abs(other - line))[:5])
+            raise ValueNotFoundError(
+                f"no equation is of line {line} of {file}; the nearest are {', '.join(map(str, near))}"
+            )
+        others = len(made) - 1
+        if not others:
+            return Found(found)
+        which = "of the forward pass " if forward and len(forward) < len(made) else ""
+        return Found(found, f"{len(made)} equations are of {file}:{line}; this is the value of the last {which}there")
+
+    def gradient(self, text: str) -> Found:
+        flow = self._flow or Dataflow(self._tree)
+        arguments = [(keys, path, value) for keys, path, value in self._keys if value in self._tree.inputs and keys]
+        keys = keys_of(text.strip()) or ()
+        fitting = [entry for entry in arguments if entry[0] == keys] or [
+            entry for entry in arguments if keys and (entry[0] or ())[-len(keys) :] == keys
+        ]
+        paths = [path for _, path, _ in arguments]
+        if not fitting:
+            close = difflib.get_close_matches(text.strip(), paths, n=3, cutoff=0.5)
+            raise ValueNotFoundError(f"there is no argument {text.strip()}; there are {', '.join(close or paths[:8])}")
+        if len(fitting) > 1:
+            several = ", ".join(path for _, path, _ in fitting)
+            raise ValueNotFoundError(f"{text.strip()!r} may mean any of {several}: write more of the path")
+        _, path, argument = fitting[0]
+        found = gradient_of(self._tree, flow, argument, self._results)
+        if found is None:
+            raise ValueNotFoundError(
+                f"no gradient of {path} was recognized: no value of a backward pass with the shape "
+                f"{argument.aval.shape} belongs to it. Name the value itself, by its line say"
+            )
+        return Found(found)
+
+
+def _is_file(path: str, text: str) -> bool:
+    path, text = path.replace("\\", "/"), text.strip().replace("\\", "/").removeprefix("./")
+    return path == text or path.endswith(f"/{text}")
+
+
+def _last_array(equations: Sequence[AnnotatedEquation]) -> AnnotatedValue | None:
+    return next(_arrays(reversed(equations)), None)
+
+
+def _arrays(equations: Iterator[AnnotatedEquation]) -> Iterator[AnnotatedValue]:
+    for equation in equations:
+        for value in equation.outputs:
+            if value.is_array and value.name != "_":
+                yield value

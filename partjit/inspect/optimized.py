@@ -1,0 +1,219 @@
+"""The collectives of a compiled program, read from its text.
+
+XLA's text says everything: which devices communicate, how often the loops around turn, and in the metadata where an
+instruction comes from. What it does not say of an instruction is taken from the nearest one that it does say it of.
+"""
+
+import collections
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Mapping
+
+from jax.sharding import AbstractMesh, Mesh
+
+from partjit.inspect.collectives import KINDS, Collective, Member
+from partjit.inspect.device_groups import (
+    Groups,
+    axes_of_groups,
+    axes_of_pairs,
+    device_ids,
+    expand,
+    parse_groups,
+    parse_pairs,
+)
+from partjit.inspect.hlo import Computation, Instruction, Module, leaf_types, parse_module, type_bytes
+from partjit.inspect.origins import Origins
+from partjit.inspect.trip_counts import trip_count
+
+__all__ = ["read_collectives"]
+
+# Kinds without the attribute `use_global_device_ids`: with a channel they number partitions.
+_OF_PARTITIONS = ("all-to-all", "collective-broadcast", "collective-permute", "ragged-all-to-all")
+_OPCODES = {kind + suffix: kind for kind in KINDS for suffix in ("", "-start")}
+
+
+def read_collectives(hlo_text: str, mesh: Mesh | AbstractMesh, program: str | None = None) -> list[Collective]:
+    """The collectives of a compiled program, in the order of its text.
+
+    An instruction in a computation that is called from several places counts for all of them; if these are in different
+    branches, there is one for each. A loop that turns nobody knows how often gives `times` None. What is in a branch
+    may not happen: it counts as if its branch was taken, see `total_bytes`.
+
+    Args:
+        hlo_text: `compiled.as_text()`.
+        mesh: the one it was compiled for: its axes name the groups of devices.
+        program: its name; that in the text unless given.
+
+    Raises:
+        ValueError: the text is none of a compiled program, or of one for another number of devices than the mesh has,
+            or the groups of a collective are not understood.
+
+    Example:
+        >>> import jax
+        >>> from jax.sharding import NamedSharding
+        >>> from partjit import Mesh, P
+        >>> mesh = Mesh(jax.devices(), ("x",))
+        >>> x = jax.ShapeDtypeStruct((8, 4), "float32", sharding=NamedSharding(mesh, P("x")))
+        >>> (found,) = read_collectives(jax.jit(jax.numpy.sum).lower(x).compile().as_text(), mesh)
+        >>> found.kind, found.axes, found.operand, found.bytes_moved
+        ('all-reduce', ('x',), 'f32[]', 7.0)
+    """
+    module = parse_module(hlo_text)
+    found = []
+    contexts, origins = _contexts(module), Origins(module)
+    for computation in module.computations.values():
+        for instruction in computation.instructions.values():
+            if instruction.opcode not in _OPCODES or not contexts[computation.name]:
+                continue
+            if (devices := module.replicas * module.partitions) != mesh.size:
+                raise ValueError(
+                    f"read_collectives: the program {module.name} is for {devices} devices, but the mesh has "
+                    f"{mesh.size}: pass the mesh that it was compiled for"
+                )
+            one = _collective(instruction, computation, origins, mesh, program or module.name)
+            found += [
+                dataclasses.replace(one, times=times, is_exact=times is not None and not branch, branch=branch)
+                for branch, times in contexts[computation.name].items()
+            ]
+    return found
+
+
+_Branch = tuple[tuple[str, int], ...]
+
+
+def _contexts(module: Module) -> Mapping[str, dict[_Branch, int | None]]:
+    """In which branches each computation runs, and how often in a step; None where that is not known."""
+    found: dict[str, dict[_Branch, int | None]] = collections.defaultdict(dict)
+    for computation in reversed(module.computations.values()):  # callers before what they call
+        if computation.is_entry:
+            found[computation.name][()] = 1
+        for branch, times in found[computation.name].items():
+            for name, factor, inner in _calls(computation, module):
+                already = found[name].get((*branch, *inner), 0)
+                more = None if times is None or factor is None else times * factor
+                found[name][*branch, *inner] = None if already is None or more is None else already + more
+    return found
+
+
+def _calls(computation: Computation, module: Module) -> Iterator[tuple[str, int | None, _Branch]]:
+    """(computation, how often, in which branch) of what a computation calls; reductions and the like are left out."""
+    for instruction in computation.instructions.values():
+        match instruction.opcode:
+            case "while":
+                count = trip_count(instruction, computation, module)
+                yield from ((name, count, ()) for name in instruction.names_in("body"))
+                more = None if count is None else count + 1
+                yield from ((name, more, ()) for name in instruction.names_in("condition"))
+            case "conditional":
+                names = instruction.names_in("branch_computations")
+                names = names or [
+                    name for key in ("true_computation", "false_computation") for name in instruction.names_in(key)
+                ]
+                yield from ((name, 1, ((instruction.name, number),)) for number, name in enumerate(names))
+            case "call":
+                yield from ((name, 1, ()) for name in instruction.names_in("to_apply"))
+            case "fusion" | "async-start" | "custom-call":
+                for key in ("calls", "called_computations"):
+                    yield from ((name, 1, ()) for name in instruction.names_in(key))
+
+
+def _collective(
+    instruction: Instruction, computation: Computation, origins: Origins, mesh: Mesh | AbstractMesh, program: str
+) -> Collective:
+    kind, module = _OPCODES[instruction.opcode], origins.module
+    done = _done(instruction, computation)
+    operands = [computation.instructions[name] for name in instruction.operands]
+    if kind == "ragged-all-to-all":  # what is moved, where to, and offsets and sizes
+        operands = operands[:1]
+    arrays = [leaf for operand in operands for leaf in leaf_types(operand.type)]
+    results = leaf_types(done.type)
+    # An all-to-all of several operands moves the parts of one array; the others move as many arrays.
+    parts = len(results) == len(arrays) > 1 and kind != "all-to-all"
+    members = _members(arrays, results, operands, done, instruction, computation, origins) if parts else ()
+    traced = members[0] if members else origins.of([done, instruction], computation)
+    attributes = instruction.attributes
+    groups, axes, size, sent = _between(
+        kind,
+        attributes.get("source_target_pairs" if kind == "collective-permute" else "replica_groups", "{}"),
+        "channel_id" in attributes,
+        None if kind in _OF_PARTITIONS else attributes.get("use_global_device_ids") == "true",
+        (module.replicas, module.partitions),
+        mesh,
+    )
+    return Collective(
+        kind=kind,
+        axes=axes,
+        group_size=size,
+        operand=", ".join(arrays),
+        result=", ".join(results),
+        operand_bytes=sum(map(type_bytes, arrays)),
+        result_bytes=sum(map(type_bytes, results)),
+        groups=groups,
+        sent=sent,
+        site=traced.site,
+        tags=traced.tags,
+        op_name=traced.op_name,
+        name=instruction.name,
+        program=program,
+        members=members,
+    )
+
+
+# A program has few different groups, and many collectives.
+@functools.lru_cache(maxsize=1024)
+def _between(
+    kind: str, text: str, channel: bool, global_ids: bool | None, counts: tuple[int, int], mesh: Mesh | AbstractMesh
+) -> tuple[Groups, tuple[str, ...], int, float]:
+    """Between whom a collective communicates: groups, axes, size of a group, and the part of the devices that send."""
+    if kind == "collective-permute":
+        pairs = parse_pairs(text)
+        groups = expand(pairs, *counts, channel, None) if pairs else ()
+        axes = axes_of_pairs(groups, mesh)
+        sent = sum(source != target for source, target in groups) / mesh.size
+        return device_ids(groups, mesh), axes, math.prod(mesh.shape[name] for name in axes), sent
+    groups = expand(parse_groups(text), *counts, channel, global_ids)
+    return device_ids(groups, mesh), axes_of_groups(groups, mesh), max(map(len, groups)), 1.0
+
+
+def _done(instruction: Instruction, computation: Computation) -> Instruction:
+    """The instruction that has the result: that of an asynchronous collective is another one than what starts it."""
+    done = instruction
+    while done.opcode.endswith(("-start", "-update")):
+        ends = [user for user in computation.users.get(done.name, []) if user.opcode.endswith(("-done", "-update"))]
+        if not ends:
+            break
+        done = ends[0]
+    return done
+
+
+def _members(
+    arrays: list[str],
+    results: list[str],
+    operands: list[Instruction],
+    done: Instruction,
+    instruction: Instruction,
+    computation: Computation,
+    origins: Origins,
+) -> tuple[Member, ...]:
+    # XLA gives what takes a result out of the tuple the name of the collective it stands for.
+    takers: dict[int, list[Instruction]] = {}
+    for user in computation.users.get(done.name, []):
+        if user.opcode == "get-tuple-element":
+            takers.setdefault(int(user.attributes["index"]), []).append(user)
+    members = []
+    for k, (array, result) in enumerate(zip(arrays, results, strict=True)):
+        own = [*takers.get(k, []), *([operands[k]] if len(operands) == len(arrays) else []), done, instruction]
+        origin = origins.of(own, computation)
+        members.append(
+            Member(
+                operand=array,
+                result=result,
+                operand_bytes=type_bytes(array),
+                result_bytes=type_bytes(result),
+                site=origin.site,
+                tags=origin.tags,
+                op_name=origin.op_name,
+            )
+        )
+    return tuple(members)

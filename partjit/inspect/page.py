@@ -1,0 +1,143 @@
+"""A report as one page of HTML that needs nothing but itself, or as a part of a notebook's page.
+
+Everything is in the page as plain tables and lists, so it can be read, searched and printed without a script. The
+script adds what is convenient: order, search, filters, and the source or picture that belongs to a row right below it.
+"""
+
+import base64
+import functools
+import hashlib
+import importlib.resources
+from typing import Any
+
+from partjit.inspect import page_sections as sections
+from partjit.inspect.excerpts import Excerpts
+from partjit.inspect.page_arrays import arrays
+from partjit.inspect.page_listing import drawn_lines
+from partjit.inspect.page_table import chip
+from partjit.render.markup import Markup, element, join
+from partjit.render.numbers import shown_bytes
+from partjit.render.theme import PALETTE, STYLESHEET, ink_on
+
+__all__ = ["page_of"]
+
+
+def page_of(report: Any, is_whole: bool = True) -> str:
+    """Writes a report as HTML.
+
+    Args:
+        report: the report, a `partjit.inspect.report.Report`.
+        is_whole: whether it is a page by itself; otherwise it is a part of one, as for the output of a notebook's cell.
+
+    Returns:
+        The HTML. It loads nothing: the page forbids itself the network and any script but its own.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from partjit.inspect.explain import explain
+        >>> page = page_of(explain(lambda x: 2 * x, jnp.ones(8)))
+        >>> page[:15], "http://" in page.replace("http://www.w3.org/2000/svg", "")
+        ('<!doctype html>', False)
+    """
+    # Several reports may be in one page, and links in each of them are its own.
+    prefix = f"pj-{hashlib.sha256(report.to_text(None).encode('utf-8', 'replace')).hexdigest()[:8]}"
+    style, script = _style(), _file("page.js")
+    root = element("div", join(_body(report, prefix)), class_="pj pj-report", data_whole="" if is_whole else None)
+    # The text of either has no end tag in it, and neither has anything of the user's.
+    own_style, own_script = Markup(f"<style>{style}</style>"), Markup(f"<script>{script}</script>")
+    if not is_whole:
+        return str(element("div", own_style, root, own_script, class_="pj-host"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:; base-uri 'none'; "
+        "form-action 'none'"
+    )
+    head = element(
+        "head",
+        Markup('<meta charset="utf-8">'),
+        element("meta", http_equiv="Content-Security-Policy", content=policy),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        Markup('<link rel="icon" href="data:,">'),
+        element("title", f"{report.name} - partjit"),
+        own_style,
+    )
+    body = element("body", root, own_script, class_="pj pj-page")
+    return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
+
+
+def _body(report: Any, prefix: str) -> list[Markup]:
+    axes, excerpts = report.mesh.axis_names, Excerpts(prefix)
+    lines = drawn_lines(report.jaxpr.lines, axes, excerpts, *_marks(report))
+    listed = [
+        ("Findings", "findings", sections.findings(report, excerpts)),
+        ("Collectives", "collectives", _collectives(report, excerpts)),
+        ("Arguments and results", "arrays", arrays(report, prefix)),
+        ("Program", "program", lines),
+        ("Memory and work", "memory", sections.memory(report)),
+    ]
+    if report.plan is not None:
+        listed.append(("Plan", "plan", sections.plan(report.plan, excerpts)))
+    note = element("p", "The lines that the report refers to, and those around them.", class_="pj-muted-text")
+    listed.append(("Source", "source", join([note, excerpts.shown()])))
+    nav = (element("a", title, href=f"#{prefix}-{name}") for title, name, _ in listed)
+    mesh = (chip(axis, axes, f"{axis}={size}") for axis, size in report.mesh.shape.items())
+    header = element(
+        "header",
+        element("h1", report.name, class_="pj-mono"),
+        element("p", *mesh, _devices(report), class_="pj-mesh"),
+        element("nav", *nav),
+        class_="pj-top",
+    )
+    parts = [
+        element("section", element("h2", title), content, id=f"{prefix}-{name}", class_=f"pj-section pj-is-{name}")
+        for title, name, content in listed
+    ]
+    return [header, sections.summary(report), *parts]
+
+
+def _marks(report: Any) -> tuple[dict[int, str], dict[str, str]]:
+    """By the numbers of equations what they move, and by the names of values what there is to say of them."""
+    if report.plan is not None:  # the parts of a plan have equations and names of their own
+        return {}, {}
+    moved: dict[int, list[str]] = {}
+    for collective in report.predicted:
+        if collective.tags:
+            over, size = ", ".join(collective.axes), shown_bytes(collective.bytes_moved)
+            moved.setdefault(collective.tags[-1], []).append(f"{collective.kind} {over} {size}")
+    flagged: dict[str, list[str]] = {}
+    for finding in report.findings:
+        flagged.setdefault(finding.value, []).append(f"{finding.kind}: {finding.text}; {finding.suggestion}")
+    return (
+        {number: ", ".join(dict.fromkeys(said)) for number, said in moved.items()},
+        {name: "\n".join(said) for name, said in flagged.items()},
+    )
+
+
+def _devices(report: Any) -> Markup:
+    if report.mesh.empty:
+        return element("span", "without a mesh")
+    kinds = ", ".join(sorted({device.device_kind for device in report.mesh.devices.flat}))
+    count = report.mesh.size
+    return element("span", f"{count} {kinds} device{'' if count == 1 else 's'}")
+
+
+def _collectives(report: Any, excerpts: Excerpts) -> Markup:
+    axes = report.mesh.axis_names
+    parts = [sections.comparison(report), sections.collectives(report.collectives, axes, excerpts)]
+    if report.compiled and report.predicted:
+        head = element("summary", f"The {len(report.predicted):,} collectives that the shardings ask for")
+        before = sections.collectives(report.predicted, axes, excerpts)
+        parts.append(element("details", head, before, class_="pj-fold"))
+    return join(parts)
+
+
+@functools.cache
+def _style() -> str:
+    colors = (f".pj-x{k}{{background:{color};color:{ink_on(color)}}}" for k, color in enumerate(PALETTE))
+    return "".join([STYLESHEET, _file("page.css"), *colors])
+
+
+@functools.cache
+def _file(name: str) -> str:
+    return importlib.resources.files("partjit.inspect").joinpath(name).read_text(encoding="utf-8")

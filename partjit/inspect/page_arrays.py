@@ -1,0 +1,103 @@
+"""The arguments and results in the page of a report, with pictures of where they are."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from partjit.inspect.annotated import AnnotatedValue, shown_spec
+from partjit.inspect.arrays import draw_array
+from partjit.inspect.page_table import colored_spec, nbytes, rows_table
+from partjit.render.markup import Markup, element, join
+from partjit.render.theme import STYLESHEET
+
+__all__ = ["arrays"]
+
+_PICTURES = 400_000  # characters of pictures in a page; the layouts of the largest arrays come first
+
+
+def arrays(report: Any, prefix: str) -> Markup:
+    """The arguments and results, with pictures of where they are."""
+    listed = [
+        (what, value)
+        for what, values in (("argument", report.whole.tree.inputs), ("result", report.whole.results))
+        for value in values
+        if value.is_array
+    ]
+    pictures = _Pictures([value for _, value in listed], prefix)
+    rows = [
+        (
+            what,
+            pictures.link(value),
+            element("span", value.aval.str_short(short_dtypes=True), class_="pj-mono"),
+            element("span", colored_spec(_spec(value), report.mesh.axis_names), class_="pj-mono"),
+            element("span", f"[{','.join(map(str, value.shard_shape))}]", class_="pj-mono"),
+            nbytes(value.nbytes),
+            nbytes(value.nbytes_per_device),
+        )
+        for what, value in listed
+    ]
+    columns = ("what", "path", "type", "spec", "part", "whole", "per device")
+    table = rows_table("arguments and results", columns, rows, filters=(0,), total=6)
+    return join([table, pictures.shown()])
+
+
+def _spec(value: AnnotatedValue) -> str:
+    return "?" if value.spec is None else shown_spec(value.spec)
+
+
+class _Pictures:
+    """One picture for all arrays that are divided alike, those of the largest first, as long as there is room."""
+
+    def __init__(self, values: Sequence[AnnotatedValue], prefix: str) -> None:
+        self._prefix = prefix
+        self._drawn: dict[Any, Markup] = {}
+        self._numbers: dict[Any, int] = {}
+        self._like: dict[Any, list[AnnotatedValue]] = {}
+        for value in values:
+            self._like.setdefault(_key(value), []).append(value)
+        room = _PICTURES
+        for key, alike in sorted(self._like.items(), key=lambda item: -item[1][0].nbytes):
+            value = alike[0]
+            if value.mesh.empty or value.layout is None or not value.layout.is_of_whole_axes or room <= 0:
+                continue
+            # The page has the stylesheet that every picture brings along.
+            drawn = draw_array(value.aval.shape, value.spec, value.mesh).to_svg()
+            self._drawn[key] = Markup(drawn.replace(f"<style>{STYLESHEET}</style>", "", 1))
+            self._numbers[key] = len(self._numbers)
+            room -= len(self._drawn[key])
+
+    def link(self, value: AnnotatedValue) -> Markup:
+        """The path of an array, which opens its picture."""
+        path, number = value.path or value.name, self._numbers.get(_key(value))
+        if number is None:
+            return element("span", path, class_="pj-mono")
+        return element("a", path, href=f"#{self._prefix}-p{number}", class_="pj-mono")
+
+    def shown(self) -> Markup:
+        """All pictures."""
+        if not self._drawn:
+            return Markup("")
+        figures = [
+            element(
+                "figure",
+                element("figcaption", _names(self._like[key])),
+                drawn,
+                id=f"{self._prefix}-p{self._numbers[key]}",
+            )
+            for key, drawn in self._drawn.items()
+        ]
+        count = len(figures)
+        head = element("summary", f"{count} way{'' if count == 1 else 's'} in which arrays are divided, as pictures")
+        left_out = len(self._like) - len(figures)
+        rest = f"{left_out} more: partjit.inspect.draw_array draws any array." if left_out else ""
+        return element(
+            "details", head, element("div", *figures, element("p", rest), class_="pj-figures"), class_="pj-fold"
+        )
+
+
+def _key(value: AnnotatedValue) -> Any:
+    return value.aval.shape, value.layout
+
+
+def _names(values: Sequence[AnnotatedValue]) -> str:
+    first = ", ".join(value.path or value.name for value in values[:3])
+    return first if len(values) <= 3 else f"{first} and {len(values) - 3} more"

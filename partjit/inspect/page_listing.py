@@ -1,0 +1,128 @@
+"""The annotated jaxpr as a part of a page: a line for each value, bodies that fold, what moves data marked."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from partjit.inspect.excerpts import Excerpts
+from partjit.inspect.listing import Line
+from partjit.inspect.page_table import colored_spec
+from partjit.render.markup import Markup, element, escape, join
+from partjit.render.numbers import shown_bytes
+
+__all__ = ["drawn_lines"]
+
+_LONG = 500  # lines that a browser lays out at once
+_CHUNK = 60  # of those in a longer program it lays out as many together, when they come into sight
+_FOLDED = 16  # a body with fewer lines says less than the name of the equation
+_WIDEST = (44, 30)  # columns, in characters
+_LITERAL = re.compile(r"\bLiteral\(([^()]*)\)")
+
+
+def drawn_lines(
+    lines: Sequence[Line],
+    axes: Sequence[str],
+    excerpts: Excerpts,
+    moved: Mapping[int, str],
+    flagged: Mapping[str, str],
+) -> Markup:
+    """The lines of a listing.
+
+    Args:
+        lines: those of `Report.jaxpr`.
+        axes: those of the mesh.
+        excerpts: what the lines of the user's code are asked of.
+        moved: by the number of an equation, what it moves between devices.
+        flagged: by the name of a value, what there is to say of it.
+    """
+    drawing = _Drawing(axes, excerpts, moved, flagged, max((n for line in lines for n in line.nbytes), default=0))
+    top = [*drawing.nested(lines, 0, len(lines), 0)]
+    chunks = [
+        element("div", join(top[k : k + _CHUNK]), class_="pj-chunk", style=f"--n:{min(_CHUNK, len(top) - k)}")
+        for k in range(0, len(top), _CHUNK)
+    ]
+    named = [
+        (2 * line.depth + len(name) + len(type_), len(spec))
+        for line in lines
+        for name, type_, spec in zip(line.values, line.types, line.specs, strict=True)
+    ]
+    widths = (max((sizes[k] for sizes in named), default=0) + 3 for k in range(2))
+    first, second = (min(width, most) for width, most in zip(widths, _WIDEST, strict=True))
+    long = " pj-long" if len(lines) > _LONG else ""
+    return element("div", *chunks, class_=f"pj-listing pj-mono{long}", style=f"--c1:{first}ch;--c2:{second}ch")
+
+
+class _Drawing:
+    def __init__(
+        self,
+        axes: Sequence[str],
+        excerpts: Excerpts,
+        moved: Mapping[int, str],
+        flagged: Mapping[str, str],
+        largest: int,
+    ) -> None:
+        self._axes, self._excerpts, self._moved, self._flagged = axes, excerpts, moved, flagged
+        self._largest = max(largest, 1)
+        self._said: dict[tuple[str, str, int], tuple[Markup, Markup]] = {}
+
+    def nested(self, lines: Sequence[Line], start: int, stop: int, depth: int) -> Iterator[Markup]:
+        """The lines from `start` to `stop`, which are that deep or deeper; what is deeper folds into the one before."""
+        k = start
+        while k < stop:
+            end = k + 1
+            while end < stop and lines[end].depth > depth:
+                end += 1
+            if end == k + 1:
+                yield self._line(lines[k])
+            else:
+                head = element("summary", self._line(lines[k]))
+                inside = self.nested(lines, k + 1, end, depth + 1)
+                is_open = "" if end - k - 1 >= _FOLDED else None
+                yield element("details", head, *inside, open=is_open)
+            k = end
+
+    def _line(self, line: Line) -> Markup:
+        # A program has thousands of these, so they are written out instead of being put together of elements.
+        depth = f' style="--d:{line.depth}"' if line.depth else ""
+        text, link = self._text(line), self._excerpts.link(line.site)
+        if not line.values:
+            return Markup(f'<div class="pj-l"{depth}>{text}{link}</div>')
+        first, *more = (
+            self._value(*value) for value in zip(line.values, line.types, line.specs, line.nbytes, strict=True)
+        )
+        rest = "".join(f'<div class="pj-l pj-more"{depth}>{cells}</div>' for cells in more)
+        return Markup(f'<div class="pj-l"{depth}>{first}{text}{link}</div>{rest}')
+
+    def _value(self, name: str, type_: str, spec: str, nbytes: int) -> str:
+        said = self._said.get((type_, spec, nbytes))
+        if said is None:
+            size = Markup("<span></span>")
+            if spec:
+                part = round(100 * nbytes / self._largest)
+                style = f"--w:{part}%" if part else None
+                size = element("span", shown_bytes(nbytes), class_="pj-b", style=style)
+            colored = element("span", colored_spec(spec, self._axes))
+            said = self._said[type_, spec, nbytes] = element("i", type_), join([colored, size])
+        found = self._flagged.get(name)
+        mark = "" if found is None else element("em", "!", title=found)
+        return f"<span><b>{escape(name)}</b>{said[0]}{mark}</span>{said[1]}"
+
+    def _text(self, line: Line) -> str:
+        text, class_ = _LITERAL.sub(r"\1", line.text), "pj-t" if line.values else "pj-t pj-alone"
+        equation = re.match(r"= (\w+)", text)
+        if equation is None:
+            return f'<span class="{class_}">{escape(text)}</span>'
+        moved = None if line.number is None else self._moved.get(line.number)
+        mark = "" if moved is None else element("em", moved, class_="pj-moves")
+        params, inputs = _apart(text[equation.end() :])
+        said = f"<b>{escape(equation[1])}</b>{escape(inputs)} {escape(params)}".rstrip()
+        return f'<span class="{class_}">{said}</span>{mark}'
+
+
+def _apart(text: str) -> tuple[str, str]:
+    """The parameters in brackets at the beginning of a text, which may hold brackets, and what follows them."""
+    depth = 0
+    for bracket in re.finditer(r"[][]", text) if text.startswith("[") else ():
+        depth += 1 if bracket[0] == "[" else -1
+        if not depth:
+            return text[: bracket.end()], text[bracket.end() :]
+    return "", text

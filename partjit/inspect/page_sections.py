@@ -1,0 +1,207 @@
+"""What stands in the page of a report, section by section."""
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from partjit.inspect.collectives import total_bytes
+from partjit.inspect.comparison import Tally, compare
+from partjit.inspect.excerpts import Excerpts
+from partjit.inspect.findings import Finding
+from partjit.inspect.page_table import Amount, Cell, amount, chip, nbytes, rows_table
+from partjit.partition.nodes import ColocatedCall, Fragment, walk
+from partjit.partition.plan import Plan
+from partjit.render.html import code
+from partjit.render.markup import Markup, element, join
+from partjit.render.numbers import shown_bytes, shown_count
+
+__all__ = ["collectives", "comparison", "findings", "memory", "plan", "summary"]
+
+_HELD = ("arguments", "results beside them", "what is held for a while only")
+_SHOWN = 4  # findings of one kind and lines of one collective that are shown at once
+
+
+def summary(report: Any) -> Markup:
+    """The numbers that one asks for first."""
+    flops, moved = report.flops, report.collectives
+    peak = max(report.memory, key=lambda memory: memory.peak, default=None)
+    about = "" if flops.is_exact else "at least "
+    sent = total_bytes(moved)
+    predicted = f"predicted {shown_bytes(report.predicted.bytes_per_step)}" if report.compiled else moved.source
+    count = len(report.findings)
+    tiles = [
+        ("equations", f"{len(report.equations):,}", "nested ones as well"),
+        ("work", f"{about}{shown_count(flops.per_device)}flop", f"per device, of {shown_count(flops.total)}flop"),
+        ("sent in a step", ("" if sent.is_exact else "about ") + shown_bytes(sent.bytes), f"by a device, {predicted}"),
+        ("collectives", f"{len(moved):,}", moved.source),
+        ("look at", f"{count:,}", "finding" if count == 1 else "findings"),
+    ]
+    if peak is not None:
+        most = f"{'about ' if peak.is_estimate else ''}{shown_bytes(peak.peak)}"
+        tiles.insert(2, ("memory", most, f"at most per device, {'estimated' if peak.is_estimate else 'compiled'}"))
+    return element("div", join(_tile(*tile) for tile in tiles), class_="pj-tiles")
+
+
+def _tile(name: str, value: str, below: str) -> Markup:
+    return element("div", element("span", name), element("strong", value), element("span", below))
+
+
+def comparison(report: Any) -> Markup:
+    """What the shardings ask for by kind and axes, beside what XLA made of it."""
+    axes = report.mesh.axis_names
+    found = compare(report.predicted, report.collectives if report.compiled else None)
+    if not found:
+        return Markup("")
+    columns = ["kind", "axes", "arrays", "moves in a step", "sent in a step"]
+    groups, rows = [("", 2), ("predicted", 3)], []
+    for c in found:
+        row: list[Cell] = [c.kind, _axes(c.axes, axes), *_tallied(c.predicted)]
+        if c.compiled is not None:
+            reason = element("span", c.reason or "as predicted", class_="pj-why")
+            row += [amount(c.compiled.instructions), *_tallied(c.compiled), reason]
+        rows.append(row)
+    if report.compiled:
+        columns += ["instructions", *columns[2:], "why they differ"]
+        groups += [("compiled", 4), ("", 1)]
+    return rows_table("collectives by kind and axes", columns, rows, is_searched=False, groups=groups)
+
+
+def _tallied(tally: Tally) -> tuple[Amount, Amount, Amount]:
+    return amount(tally.arrays), amount(tally.executions), nbytes(tally.nbytes)
+
+
+def findings(report: Any, excerpts: Excerpts) -> Markup:
+    """What to look at, in groups of the same kind and remedy; those with most at stake first."""
+    found: Sequence[Finding] = report.findings
+    if not found:
+        return element("p", "Nothing stands out.", class_="pj-muted-text")
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for finding in found:
+        groups.setdefault((finding.kind, finding.suggestion), []).append(finding)
+    parts = []
+    for (kind, suggestion), group in groups.items():
+        head = [element("strong", kind, class_="pj-kind"), element("span", _capital(suggestion))]
+        if len(group) > 1:
+            head.append(element("small", f"{len(group):,} of these"))
+        rows = [
+            element(
+                "li",
+                element("span", finding.text),
+                element("span", shown_bytes(finding.nbytes), class_="pj-r"),
+                excerpts.link(finding.site),
+                # The names of values in a part of a plan are its own.
+                data_value=(finding.value or None) if report.plan is None else None,
+            )
+            for finding in group
+        ]
+        listed = [element("ul", join(rows[:_SHOWN]))]
+        if rows[_SHOWN:]:
+            more = element("summary", f"{len(rows) - _SHOWN:,} more")
+            listed.append(element("details", more, element("ul", join(rows[_SHOWN:]))))
+        parts.append(element("article", element("header", *head), *listed))
+    return element("div", *parts, class_="pj-findings")
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def collectives(found: Any, axes: Sequence[str], excerpts: Excerpts) -> Markup:
+    """A table of collectives, those that look alike in one row."""
+    columns = ("kind", "axes", "devices", "result per device", "count", "times", "sent once", "sent in a step")
+    rows = []
+    for c, count in found.rows():
+        links = [excerpts.link(site) for site in c.sites[:_SHOWN]]
+        if len(c.sites) > _SHOWN:
+            links.append(element("small", f"and {len(c.sites) - _SHOWN} more"))
+        times = amount(c.times) if c.is_exact or c.times is None else Amount(f"up to {c.times:,}", c.times)
+        rows.append(
+            (
+                c.kind,
+                _axes(c.axes, axes),
+                amount(c.group_size),
+                c.result if c.combined == 1 else f"{c.combined} arrays",
+                amount(count),
+                times,
+                nbytes(count * c.bytes_moved),
+                nbytes(None if c.bytes_per_step is None else count * c.bytes_per_step),
+                join(Markup(f"{link} ") for link in links) if links else "unknown",
+                c.site[2] if c.site else "",
+                c.program,
+            )
+        )
+    if not rows:
+        return element("p", f"Nothing is moved between devices ({found.source}).", class_="pj-muted-text")
+    return rows_table(
+        f"{found.source} collectives", (*columns, "line", "function", "program"), rows, filters=(0, 1), total=7
+    )
+
+
+def _axes(own: Iterable[str], axes: Sequence[str]) -> Markup:
+    """The axes of a collective, each in its colour."""
+    return join(itertools.chain.from_iterable(zip(_commas(), (chip(axis, axes) for axis in own), strict=False))) or (
+        Markup("-")
+    )
+
+
+def _commas() -> Iterator[Markup]:
+    yield Markup("")
+    yield from itertools.repeat(Markup(", "))
+
+
+def memory(report: Any) -> Markup:
+    """What each program holds on a device, and its work."""
+    of_program = {memory.program: memory for memory in report.memory}
+    units = {unit.unit.name: unit for unit in report.compiled}
+    most = max((memory.peak for memory in report.memory), default=0)
+    rows = []
+    for program in report.programs:
+        name, held = program.unit.name, of_program.get(program.unit.name)
+        row: list[Cell] = [name, amount(program.unit.turns), amount(len(program.opened.equations))]
+        if held is None:
+            row += [nbytes(None)] * 4 + ["", ""]
+        else:
+            row += [nbytes(held.arguments), nbytes(held.donated), nbytes(held.results), nbytes(held.peak)]
+            row += [_bar(held, most), "estimated" if held.is_estimate else "compiled"]
+        if report.compiled:
+            row.append(amount(units[name].flops) if name in units else amount(None))
+        rows.append(row)
+    columns = ["program", "in a step", "equations", "arguments", "donated", "results", "at most", "", "known"]
+    columns += ["flop by XLA"] if report.compiled else []
+    is_searched = len(rows) > _SHOWN
+    table = rows_table("memory and work of each program, per device", columns, rows, is_searched=is_searched)
+    legend = (element("span", element("i", class_=f"pj-bar{k}"), f" {name}") for k, name in enumerate(_HELD))
+    return join([table, element("p", *legend, class_="pj-legend")])
+
+
+def _bar(held: Any, most: int) -> Markup:
+    """The parts of what is held, as wide as they are large."""
+    results = max(0, held.results - held.donated)
+    sizes = held.arguments, results, max(0, held.peak - held.arguments - results)
+    parts = (
+        element("i", class_=f"pj-bar{k}", style=f"width:{100 * size / max(most, 1):.1f}%")
+        for k, size in enumerate(sizes)
+        if size
+    )
+    said = ", ".join(f"{name} {shown_bytes(size)}" for name, size in zip(_HELD, sizes, strict=True))
+    return element("div", *parts, class_="pj-bar", title=said)
+
+
+def plan(of: Plan, excerpts: Excerpts) -> Markup:
+    """The plan of a program that makes calls: its picture, its source, and what its calls are."""
+    fragments, calls = [], []
+    for node in walk(of.nodes):
+        sizes = nbytes(sum(v.nbytes for v in node.inputs)), nbytes(sum(v.nbytes for v in node.outputs))
+        if isinstance(node, Fragment):
+            donated = (value.name for value, given in zip(node.inputs, node.donated, strict=True) if given)
+            fragments.append((node.name, amount(len(node.jaxpr.eqns)), *sizes, ", ".join(donated)))
+        elif isinstance(node, ColocatedCall):
+            calls.append((node.name, node.callee.name, node.where, *sizes, excerpts.link(node.site)))
+    parts = [element("div", Markup(of.to_svg()), class_="pj-wide"), code(of.source)]
+    if fragments:
+        columns = ("fragment", "equations", "in", "out", "donated")
+        parts.append(rows_table("fragments", columns, fragments, is_searched=len(fragments) > _SHOWN))
+    if calls:
+        columns = ("call", "function", "runs", "in", "out", "called at")
+        parts.append(rows_table("calls", columns, calls, is_searched=len(calls) > _SHOWN))
+    return join(parts)

@@ -1,0 +1,337 @@
+"""The collectives of a program before it is compiled: what its shardings ask for.
+
+Shardy writes them into the propagated module as operations of its own; those that a `shard_map` says itself are there
+already. XLA may do better afterwards: it combines several of one kind, turns an all-reduce of which each device needs a
+part into a reduce-scatter, and moves what does not change out of loops.
+"""
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jax.extend.mlir import ir
+from jax.sharding import Mesh
+
+from partjit.inspect.annotate import Partitioned
+from partjit.inspect.collectives import Collective
+from partjit.inspect.device_groups import Groups, axes_of_groups, axes_of_pairs, device_ids, parse_groups
+from partjit.inspect.opened import TAG
+from partjit.shardy import Layout, Shardings, insert_collectives, nested
+
+__all__ = ["predict"]
+
+_SDY = {
+    "sdy.all_gather": ("all-gather", "gathering_axes"),
+    "sdy.all_reduce": ("all-reduce", "reduction_axes"),
+    "sdy.reduce_scatter": ("reduce-scatter", "reduce_scatter_axes"),
+    "sdy.all_to_all": ("all-to-all", "params"),
+    "sdy.collective_permute": ("collective-permute", ""),
+}
+_STABLEHLO = {
+    "stablehlo.all_gather": "all-gather",
+    "stablehlo.all_reduce": "all-reduce",
+    "stablehlo.reduce_scatter": "reduce-scatter",
+    "stablehlo.all_to_all": "all-to-all",
+    "stablehlo.collective_permute": "collective-permute",
+    "stablehlo.collective_broadcast": "collective-broadcast",
+}
+_AXIS = re.compile(r'"([^"]+)"(?::\((\d+)\)(\d+))?')
+# Name, parts major to it, parts: the last two are empty where all of the axis is meant.
+_Ref = tuple[str, str, str]
+_TAG = re.compile(rf"{TAG}(\d+)")
+
+
+def predict(partitioned: Partitioned) -> tuple[Collective, ...]:
+    """The collectives that the shardings of a unit ask for, in the order of the program.
+
+    Its module is changed, and of no use afterwards.
+    """
+    if partitioned.module is None or partitioned.shardings is None:
+        return ()
+    insert_collectives(partitioned.module)
+    reading = _Reading(partitioned, partitioned.shardings)
+    return tuple(
+        collective
+        for function, op in _collectives(partitioned.module)
+        for number, times in reading.instances(function, op)
+        for collective in reading.read(op, number, times)
+    )
+
+
+def _collectives(module: Any) -> Iterator[tuple[str, Any]]:
+    """The operations that communicate, with the names of the functions they are in.
+
+    What several users of a value ask for alike is there once, as XLA has it.
+    """
+    for function in module.body.operations:
+        if function.operation.name != "func.func":
+            continue
+        seen = set()
+        for op in nested(function):
+            name = op.operation.name
+            if name in _STABLEHLO:
+                yield function.name.value, op.operation
+            elif name in _SDY:
+                same = name, op.operands[0], op.attributes["out_sharding"], op.operation.block
+                if same not in seen:
+                    yield function.name.value, op.operation
+                seen.add(same)
+
+
+class _Reading:
+    def __init__(self, partitioned: Partitioned, shardings: Shardings) -> None:
+        self._unit = partitioned.unit
+        self._opened = partitioned.opened
+        self._shardings = shardings
+        self._calls: dict[str, list[tuple[str, Any]]] = {}
+        for function in partitioned.module.body.operations:
+            if function.operation.name == "func.func":
+                for op in nested(function):
+                    if op.operation.name == "func.call":
+                        callee = op.attributes["callee"].value
+                        self._calls.setdefault(callee, []).append((function.name.value, op.operation))
+
+    def instances(self, function: str, op: Any) -> list[tuple[int | None, int | None]]:
+        """The equations for which an operation is there, and how often it runs for each.
+
+        There are several if its function is called by several.
+        """
+        calls = self._calls.get(function, ())
+        of_callers = [instance for outer, call in calls for instance in self.instances(outer, call)]
+        turns, own = self._turns_around(op), _tags(op)
+        if len(calls) > 1 or (of_callers and not own):
+            return [(number, _product(times, turns)) for number, times in of_callers]
+        number = own[-1] if own else _nearest_tag(op)
+        return [(number, _product(of_callers[0][1] if of_callers else 1, turns))]
+
+    def _turns_around(self, op: Any) -> int | None:
+        """How often the loops around an operation turn."""
+        turns: int | None = 1
+        outer = op.parent
+        while outer is not None and outer.name != "func.func":
+            if outer.name == "stablehlo.while":
+                tags = _tags(outer)
+                loop = self._opened.equations[tags[-1]] if tags else None
+                turns = _product(turns, loop.turns if loop is not None and loop.bodies else None)
+            outer = outer.parent
+        return turns
+
+    def read(self, op: Any, number: int | None, times: int | None) -> Iterator[Collective]:
+        """The collectives, one in most cases, that an operation is for one of the equations it is there for."""
+        common = {
+            "times": times,
+            "is_exact": times is not None,
+            "site": None if number is None else self._opened.equations[number].site,
+            "tags": () if number is None else (number,),
+            "op_name": "" if number is None else self._opened.equations[number].scope,
+            "name": op.name,
+            "program": self._unit.name,
+        }
+        if op.name in _STABLEHLO:
+            yield self._stated(op, common)
+        elif op.name == "sdy.collective_permute":
+            yield from self._permuted(op, common)
+        else:
+            refs = [*dict.fromkeys(_AXIS.findall(str(op.attributes[_SDY[op.name][1]])))]
+            for together in self._by_dimension(op, refs) if op.name == "sdy.all_reduce" else [refs]:
+                yield from self._asked(op, together, common)
+
+    def _by_dimension(self, op: Any, refs: list[_Ref]) -> list[list[_Ref]]:
+        """The axes of an all-reduce as XLA takes them: for each dimension that the sum went over by itself."""
+        maker = op.operands[0].owner
+        if isinstance(maker, ir.Block):
+            return [refs]
+        layouts = [self._shardings.of(value) for value in maker.operands]
+        dims = [dim for layout in layouts if layout is not None for dim in layout.axes]
+        groups = [[ref for ref in refs if ref[0] in dim] for dim in dims]
+        distinct = [group for k, group in enumerate(groups) if group and group not in groups[:k]]
+        return distinct if sorted(itertools.chain.from_iterable(distinct)) == sorted(refs) else [refs]
+
+    def _asked(self, op: Any, refs: list[_Ref], common: dict[str, Any]) -> Iterator[Collective]:
+        """What a sharding asks for, over these axes."""
+        mesh, kind = self._unit.mesh, _SDY[op.name][0]
+        size = math.prod(int(part) if part else mesh.shape[name] for name, _, part in refs)
+        if size <= 1:
+            return
+        groups = _groups(refs, mesh)
+        names = {name for name, _, _ in refs}
+        axes = tuple(name for name in mesh.axis_names if name in names and mesh.shape[name] > 1)
+        before, after = self._layouts(op)
+        shape, itemsize, dtype = _type_of(op.results[0])
+        held = math.prod(_local(shape, after)) * itemsize
+        given = {"all-gather": held // size, "reduce-scatter": held * size}.get(kind, held)
+        yield Collective(
+            kind=kind,
+            axes=axes_of_groups(groups, mesh) if any(part for _, _, part in refs) else axes,
+            group_size=size,
+            operand=_shown(dtype, _local(shape, after if kind == "all-reduce" else before)),
+            result=_shown(dtype, _local(shape, after)),
+            operand_bytes=given,
+            result_bytes=held,
+            groups=device_ids(groups, mesh),
+            **common,
+        )
+
+    def _permuted(self, op: Any, common: dict[str, Any]) -> Iterator[Collective]:
+        mesh = self._unit.mesh
+        before, after = self._layouts(op)
+        pairs, sent = _moves(before, after, mesh)
+        if not pairs:
+            return
+        axes = axes_of_pairs(pairs, mesh)
+        shape, itemsize, dtype = _type_of(op.results[0])
+        held = math.prod(_local(shape, after)) * itemsize
+        yield Collective(
+            kind="collective-permute",
+            axes=axes,
+            group_size=math.prod(mesh.shape[axis] for axis in axes),
+            operand=_shown(dtype, _local(shape, before)),
+            result=_shown(dtype, _local(shape, after)),
+            operand_bytes=held,
+            result_bytes=held,
+            groups=device_ids(pairs, mesh),
+            sent=sent,
+            **common,
+        )
+
+    def _layouts(self, op: Any) -> tuple[Layout, Layout]:
+        """How the operand and the result of an operation lie."""
+        ndim = len(op.results[0].type.shape)
+        found = (self._shardings.of(value) for value in (op.operands[0], op.results[0]))
+        before, after = (layout or Layout.replicated(ndim) for layout in found)
+        return before, after
+
+    def _stated(self, op: Any, common: dict[str, Any]) -> Collective:
+        """What the body of a `shard_map` says."""
+        mesh = self._unit.mesh
+        kind = _STABLEHLO[op.name]
+        operands, results = ([_type_of(value) for value in values] for values in (op.operands, op.results))
+        in_bytes, out_bytes = (sum(math.prod(s) * n for s, n, _ in types) for types in (operands, results))
+        sent = 1.0
+        if kind == "collective-permute":
+            pairs = tuple((int(a), int(b)) for a, b in _numbers(op.attributes["source_target_pairs"]))
+            moving = tuple((a, b) for a, b in pairs if a != b)
+            axes, groups, sent = axes_of_pairs(moving, mesh), moving, len(moving) / mesh.size
+            size = math.prod(mesh.shape[axis] for axis in axes)
+        else:
+            groups = _replica_groups(op.attributes["replica_groups"], mesh)
+            axes, size = axes_of_groups(groups, mesh), max(map(len, groups), default=1)
+        return Collective(
+            kind=kind,
+            axes=axes,
+            group_size=size,
+            operand=", ".join(_shown(name, shape) for shape, _, name in operands),
+            result=", ".join(_shown(name, shape) for shape, _, name in results),
+            operand_bytes=in_bytes,
+            result_bytes=out_bytes,
+            groups=device_ids(groups, mesh),
+            sent=sent,
+            **common,
+        )
+
+
+def _product(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one * other
+
+
+def _tags(op: Any) -> list[int]:
+    return [int(number) for number in _TAG.findall(str(op.location))]
+
+
+def _nearest_tag(op: Any) -> int | None:
+    """The equation of what uses a result of an operation, or of what makes an operand."""
+    users = (use.owner for result in op.results for use in result.uses)
+    makers = (value.owner for value in op.operands if not hasattr(value.owner, "arguments"))
+    return next((tags[-1] for other in itertools.chain(users, makers) if (tags := _tags(other))), None)
+
+
+def _type_of(value: Any) -> tuple[tuple[int, ...], int, str]:
+    """Shape, bytes of an element and name of the dtype of a value."""
+    element = str(value.type.element_type)
+    bits = re.findall(r"\d+", element)
+    width = int(bits[0]) if bits else 8
+    width = 2 * width if element.startswith("complex") else width
+    return tuple(value.type.shape), max(1, width // 8), _SHORT.get(element, element.replace("i", "s", 1))
+
+
+_SHORT = (
+    {"i1": "pred", "ui8": "u8", "ui16": "u16", "ui32": "u32", "ui64": "u64"}
+    | {f"f{n}": f"f{n}" for n in (16, 32, 64)}
+    | {"bf16": "bf16", "complex<f32>": "c64", "complex<f64>": "c128"}
+)
+
+
+def _local(shape: Sequence[int], layout: Layout) -> tuple[int, ...]:
+    return tuple(-(-n // math.prod(parts)) for n, parts in zip(shape, layout.parts, strict=True))
+
+
+def _shown(dtype: str, shape: Sequence[int]) -> str:
+    return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def _coordinates(mesh: Mesh) -> list[dict[str, int]]:
+    """Where each position in the mesh lies along its axes."""
+    return [dict(zip(mesh.axis_names, at, strict=True)) for at in itertools.product(*map(range, mesh.devices.shape))]
+
+
+def _digit(coordinate: int, size: int, pre: int, part: int) -> int:
+    """The place of a device along a part of an axis, of which `pre` parts are major to it."""
+    return coordinate // (size // (pre * part)) % part
+
+
+def _groups(refs: Sequence[_Ref], mesh: Mesh) -> Groups:
+    """The positions in the mesh that differ along these axes, or parts of axes, only."""
+    sizes = ",".join(f"'{name}'={size}" for name, size in mesh.shape.items())
+    axes = ",".join(f"'{name}'" + (f":({pre}){part}" if part else "") for name, pre, part in refs)
+    return parse_groups(f"mesh[{sizes}] {{{axes}}}")
+
+
+def _moves(before: Layout, after: Layout, mesh: Mesh) -> tuple[Groups, float]:
+    """Which position in the mesh sends its part to which, and the part of all positions that do."""
+    coordinates = _coordinates(mesh)
+    held = [_index(before, at, mesh.shape) for at in coordinates]
+    wanted = [_index(after, at, mesh.shape) for at in coordinates]
+    holders: dict[Any, list[int]] = {}
+    for position, index in enumerate(held):
+        holders.setdefault(index, []).append(position)
+    pairs = []
+    for position, index in enumerate(wanted):
+        if held[position] != index and index in holders:
+            there = coordinates[position]
+            source = min(
+                holders[index],
+                key=lambda other: sum(coordinates[other][axis] != there[axis] for axis in there),
+            )
+            pairs.append((source, position))
+    return tuple(pairs), len(pairs) / len(coordinates)
+
+
+def _index(layout: Layout, at: Mapping[str, int], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Which part of each dimension a device has."""
+    index = []
+    for axes, parts in zip(layout.axes, layout.parts, strict=True):
+        number = 0
+        for axis, part in zip(axes, parts, strict=True):
+            name, _, which = axis.partition(":(")
+            pre = int(which.partition(")")[0]) if which else 1
+            number = number * part + _digit(at[name], sizes[name], pre, part)
+        index.append(number)
+    return tuple(index)
+
+
+def _numbers(attribute: Any) -> list[list[int]]:
+    """The rows of a dense attribute of numbers."""
+    rows, columns = attribute.type.shape
+    if attribute.is_splat:
+        return [[int(attribute.get_splat_value().value)] * columns] * rows
+    flat = [int(number) for number in attribute]
+    return [flat[i : i + columns] for i in range(0, rows * columns, columns)]
+
+
+def _replica_groups(attribute: Any, mesh: Mesh) -> Groups:
+    text = str(attribute)
+    if "replica_group_mesh_axes" in text:
+        return _groups([(name, "", "") for name in re.findall(r'axis_ref<name = "([^"]+)"', text)], mesh)
+    return tuple(map(tuple, _numbers(attribute)))

@@ -1,0 +1,191 @@
+"""XLA's warning that it moves an array from one sharding to another by giving all of it to every device.
+
+Most ways from one sharding to another are a collective or two. Where the partitioner knows none, it gathers the whole
+array on every device and cuts it anew, "involuntary full rematerialization", and says so in C++ on the standard error.
+Here that is caught while a program is compiled.
+"""
+
+import contextlib
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Sequence
+
+from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import PartitionSpec as P
+
+from partjit import _compat
+from partjit.errors import UnrepresentableShardingError
+from partjit.inspect.captured import take_lines
+from partjit.inspect.collectives import Site
+from partjit.inspect.hlo import Instruction, parse_instruction, parse_module, type_bytes
+from partjit.inspect.resharding import way_between
+from partjit.inspect.source_lines import tags_of
+from partjit.opsharding import parse_op_sharding
+from partjit.spec import ParsedPartitionSpec
+
+__all__ = ["Rematerialization", "catch_rematerializations", "parse_rematerialization", "with_sites"]
+
+_MESSAGE = re.compile(
+    r"Involuntary full rematerialization\. The compiler cannot go from sharding (?P<source>\{.*?\}) to "
+    r"(?P<target>\{.*?\}) efficiently for HLO operation (?P<operation>.*)\. As the last resort, SPMD will replicate"
+)
+# How a line of XLA's log begins: the letter is its level.
+_LEVEL = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rematerialization:
+    """An array that every device gets all of, because the partitioner knows no other way to its next sharding.
+
+    Attributes:
+        name: that of the instruction whose result it is.
+        shape: its dtype and shape on a device, before: `f32[2,8]`.
+        source, target: the shardings from and to which it goes, as XLA writes them.
+        source_spec, target_spec: the same as specs on the mesh; None where no spec says it.
+        between: specs on a way that needs no such thing, if one is known: see `way_between`.
+        total_bytes: what every device gets, padding included; None if `source_spec` is.
+        op_name: the stack of names that jax gave the instruction.
+        tags: the numbers of the equations that it comes from, outermost first.
+        site: the user's line that it comes from, or None: see `with_sites`.
+        frame_id: the number of its stack frame in the text of the program, or None.
+        message: what XLA wrote.
+    """
+
+    name: str
+    shape: str
+    source: str
+    target: str
+    source_spec: ParsedPartitionSpec | None
+    target_spec: ParsedPartitionSpec | None
+    between: tuple[P, ...]
+    total_bytes: int | None
+    op_name: str
+    tags: tuple[int, ...]
+    site: Site | None
+    frame_id: int | None
+    message: str
+
+    @property
+    def suggestion(self) -> str:
+        """What to do about it, in words."""
+        whole = "the whole array" if self.total_bytes is None else f"the whole array, {self.total_bytes} bytes"
+        went = f"from {_show(self.source_spec, self.source)} to {_show(self.target_spec, self.target)}"
+        told = f"every device gets {whole}, for {self.name} to go {went}."
+        if not self.between:
+            return f"{told} Shard it alike before and after, or let axes stay with the dimensions they divide."
+        specs = ", then ".join(str(ParsedPartitionSpec.from_user_input(spec, "between")) for spec in self.between)
+        return f"{told} Constrain it to {specs} in between: no device holds more on this way than at one of its ends."
+
+
+@contextlib.contextmanager
+def catch_rematerializations(mesh: Mesh | AbstractMesh) -> Iterator[list[Rematerialization]]:
+    """Catches the warnings of what is compiled in the block.
+
+    A program that comes from a cache is not compiled, so nothing is said of it. All other output is written on when the
+    block ends, also if it raises. XLA writes to a file descriptor that all threads share: what they compile meanwhile
+    belongs to the block as well. If XLA's warnings are turned off, they are turned on for the block.
+
+    Args:
+        mesh: that of the programs, whose axes name the shardings.
+
+    Yields:
+        A list, which is filled when the block ends; each warning once, in their order.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from jax.sharding import NamedSharding
+        >>> from partjit import Mesh, P
+        >>> mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("x", "y"))
+        >>> def fun(a):
+        ...     a = jax.lax.with_sharding_constraint(jax.numpy.sin(a), NamedSharding(mesh, P(("y", "x"))))
+        ...     return jax.lax.with_sharding_constraint(a, NamedSharding(mesh, P(None, "y"))) * 2
+        >>> with catch_rematerializations(mesh) as found:
+        ...     compiled = jax.jit(fun).lower(jax.ShapeDtypeStruct((16, 8), "float32")).compile()
+        >>> [(one.between, one.total_bytes) for one in found]
+        [((P('y', None),), 512)]
+    """
+    found: list[Rematerialization] = []
+    messages: set[str] = set()
+    with _compat.xla_warnings() as level:
+
+        def take(line: str) -> bool:
+            one = parse_rematerialization(line, mesh)
+            if one is None:
+                logged = _LEVEL.match(line)
+                return logged is not None and "IWEF".index(logged[1]) < level  # nobody would have seen it otherwise
+            if one.message not in messages:
+                messages.add(one.message)
+                found.append(one)
+            return True
+
+        with take_lines(take):
+            yield found
+
+
+def parse_rematerialization(line: str, mesh: Mesh | AbstractMesh) -> Rematerialization | None:
+    """Reads a line of XLA's log; None if it says something else.
+
+    Args:
+        line: as XLA writes it.
+        mesh: that of the program.
+    """
+    match = _MESSAGE.search(line)
+    if match is None or (operation := parse_instruction(match["operation"])) is None:
+        return None
+    metadata = operation.metadata
+    op_name, frame = metadata.get("op_name", ""), metadata.get("stack_frame_id", "")
+    source_spec, target_spec = (_spec(match[which], mesh) for which in ("source", "target"))
+    between: tuple[P, ...] = ()
+    if source_spec is not None and target_spec is not None:
+        between = way_between(source_spec.partitions, target_spec.partitions, mesh.shape)
+    return Rematerialization(
+        name=operation.name,
+        shape=_shape(operation),
+        source=match["source"],
+        target=match["target"],
+        source_spec=source_spec,
+        target_spec=target_spec,
+        between=between,
+        total_bytes=None if source_spec is None else type_bytes(operation.type) * _parts(source_spec, mesh),
+        op_name=op_name,
+        tags=tags_of(op_name),
+        site=(metadata["source_file"], int(metadata.get("source_line", 0)), "") if "source_file" in metadata else None,
+        frame_id=int(frame) if frame.isdigit() else None,
+        message=line[match.start() :],
+    )
+
+
+def with_sites(found: Sequence[Rematerialization], hlo_text: str) -> list[Rematerialization]:
+    """The same with the user's lines.
+
+    Args:
+        found: what was caught while one program was compiled.
+        hlo_text: the text of that program, `compiled.as_text()`: the warnings give numbers of its stack frames.
+    """
+    lines = parse_module(hlo_text).lines
+    return [
+        one
+        if one.frame_id is None
+        else dataclasses.replace(one, site=lines.site({"stack_frame_id": str(one.frame_id)}) or one.site)
+        for one in found
+    ]
+
+
+def _parts(spec: ParsedPartitionSpec, mesh: Mesh | AbstractMesh) -> int:
+    return math.prod(mesh.shape[axis] for axis in spec.mesh_axes)
+
+
+def _spec(text: str, mesh: Mesh | AbstractMesh) -> ParsedPartitionSpec | None:
+    try:
+        return parse_op_sharding(text, mesh)
+    except UnrepresentableShardingError:
+        return None
+
+
+def _show(spec: ParsedPartitionSpec | None, text: str) -> str:
+    return text if spec is None else str(spec)
+
+
+def _shape(operation: Instruction) -> str:
+    return operation.type.partition("{")[0]

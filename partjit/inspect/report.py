@@ -1,0 +1,251 @@
+"""A report on a partitioned program: what is where, what is moved, what it costs, and what to look at."""
+
+import collections
+import dataclasses
+import functools
+import json
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+from jax.sharding import Mesh
+
+from partjit.inspect.annotate import Partitioned
+from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue, shown_spec
+from partjit.inspect.collectives import Collective, total_bytes
+from partjit.inspect.compiled import CompiledUnit
+from partjit.inspect.data import as_data
+from partjit.inspect.difference import Difference, difference
+from partjit.inspect.findings import Finding
+from partjit.inspect.listing import Listing, lines_of
+from partjit.inspect.memory import Memory
+from partjit.inspect.page import page_of
+from partjit.inspect.why import Why, why
+from partjit.inspect.work import Flops
+from partjit.mesh import describe_mesh
+from partjit.partition.plan import Plan
+from partjit.render.numbers import shown_bytes, shown_count
+from partjit.render.text import table
+
+__all__ = ["Collectives", "Report"]
+
+
+class Collectives(Sequence[Collective]):
+    """The collectives of a report, in the order of the program; its text is a table.
+
+    Attributes:
+        source: "predicted" from the shardings, or "compiled": read from the optimized program.
+    """
+
+    def __init__(self, collectives: Sequence[Collective], source: str) -> None:
+        self._collectives = tuple(collectives)
+        self.source = source
+
+    @overload
+    def __getitem__(self, index: int) -> Collective: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Collective]: ...
+    def __getitem__(self, index: int | slice) -> Collective | Sequence[Collective]:
+        """One of them, or several."""
+        return self._collectives[index]
+
+    def __len__(self) -> int:
+        return len(self._collectives)
+
+    @property
+    def counts(self) -> collections.Counter[tuple[str, tuple[str, ...]]]:
+        """How many arrays are moved by each kind over each axes; one that moves several counts for all of them."""
+        counts: collections.Counter[tuple[str, tuple[str, ...]]] = collections.Counter()
+        for collective in self:
+            counts[collective.kind, collective.axes] += collective.combined
+        return counts
+
+    @property
+    def bytes_per_step(self) -> float:
+        """What a device sends in one step, in bytes; a loop of unknown length counts as one turn."""
+        return total_bytes(self).bytes
+
+    def rows(self) -> Iterator[tuple[Collective, int]]:
+        """Those that look alike as one, with how many they are; the most expensive first."""
+        alike: dict[Any, list[Collective]] = {}
+        for collective in self:
+            key = collective.kind, collective.axes, collective.site, collective.result, collective.times
+            alike.setdefault((*key, collective.program), []).append(collective)
+        cost = lambda group: -sum(c.bytes_per_step or c.bytes_moved for c in group)  # noqa: E731
+        return ((group[0], len(group)) for group in sorted(alike.values(), key=cost))
+
+    def to_text(self, most: int | None = None) -> str:
+        """The table, of at most so many lines."""
+        if not self:
+            return f"no collectives ({self.source})"
+        columns = ("kind", "axes", "result", "count", "times", "sent per step", "line", "program")
+        total = shown_bytes(self.bytes_per_step)
+        rows = [
+            (
+                c.kind,
+                ", ".join(c.axes) or "-",
+                c.result if len(c.result) <= 40 else f"{c.combined} arrays",
+                count,
+                "?" if c.times is None else c.times,
+                shown_bytes(count * (c.bytes_moved if c.bytes_per_step is None else c.bytes_per_step)),
+                "-" if c.site is None else f"{os.path.basename(c.site[0])}:{c.site[1]} {c.site[2]}",
+                c.program,
+            )
+            for c, count in self.rows()
+        ]
+        title = f"{len(self)} collectives ({self.source}); a device sends {total} per step"
+        return f"{title}\n{table(columns, rows, most)}"
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    __repr__ = __str__
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Report:
+    """What is known of a partitioned program; see `explain`.
+
+    Attributes:
+        name: the name of the function.
+        whole: the function as one program, annotated.
+        programs: what is compiled, annotated: the function itself, or the fragments of its plan.
+        plan: how it is run, if it makes colocated calls.
+        predicted: the collectives that the shardings ask for.
+        compiled: what was read from compiled programs; empty if nothing was compiled.
+        findings: what to look at first.
+        memory: what each program holds on a device, in bytes.
+        flops: the work of one execution, counted in the equations.
+    """
+
+    name: str
+    whole: Partitioned
+    programs: tuple[Partitioned, ...]
+    plan: Plan | None
+    predicted: Collectives
+    compiled: tuple[CompiledUnit, ...]
+    findings: tuple[Finding, ...]
+    memory: tuple[Memory, ...]
+    flops: Flops
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh, maybe empty."""
+        return self.whole.unit.mesh
+
+    @functools.cached_property
+    def jaxpr(self) -> Listing:
+        """The jaxpr, each value with its spec and its bytes per device, each equation with its line."""
+        title = f"{self.name} on the mesh {describe_mesh(self.mesh)}" if not self.mesh.empty else self.name
+        return Listing(title, tuple(lines_of(self.whole.tree)))
+
+    @functools.cached_property
+    def collectives(self) -> Collectives:
+        """The collectives, as they were read if something was compiled, as they are predicted otherwise."""
+        if not self.compiled:
+            return self.predicted
+        return Collectives([c for unit in self.compiled for c in unit.collectives], "compiled")
+
+    @property
+    def values(self) -> tuple[AnnotatedValue, ...]:
+        """All values of the program."""
+        return tuple(self.whole.tree.values)
+
+    @property
+    def equations(self) -> tuple[AnnotatedEquation, ...]:
+        """All equations of the program, those of nested programs as well."""
+        return tuple(self.whole.opened.equations)
+
+    def why(self, value: str | AnnotatedValue) -> Why:
+        """Why a value lies as it does: for each axis the argument or constraint that it comes from.
+
+        Args:
+            value: a name in `jaxpr`; the path of an argument or a result, such as `params['w']`; the gradient of an
+                argument, as `params['w'] gradient`; a line, as `model.py:12`; or a value.
+
+        Raises:
+            ValueError: there is no such value; the message tells what there is.
+        """
+        return why(self.whole, value)
+
+    def diff(self, other: "Report") -> Difference:
+        """What is different in another report, of the same function with other specs or on another mesh."""
+        return difference(self, other)
+
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The report as a page that needs nothing but itself.
+
+        Args:
+            path: where to write it, if anywhere.
+
+        Returns:
+            The page.
+        """
+        page = page_of(self)
+        if path is not None:
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(page)
+        return page
+
+    def as_data(self) -> dict[str, Any]:
+        """The report as dicts, lists, strings and numbers; `partjit.inspect.data.as_data` says what is in them."""
+        return as_data(self)
+
+    def to_json(self, indent: int | None = None) -> str:
+        """What `as_data` returns, as JSON.
+
+        Args:
+            indent: by how much what is inside is indented; None for a single line.
+        """
+        return json.dumps(self.as_data(), indent=indent, allow_nan=False)
+
+    def _repr_html_(self) -> str:
+        return page_of(self, is_whole=False)
+
+    def to_text(self, most: int | None = 20) -> str:
+        """The tables of the report.
+
+        Args:
+            most: how many lines of each are shown.
+        """
+        parts = [self._summary()]
+        if self.findings:
+            shown = self.findings[: most or len(self.findings)]
+            rest = len(self.findings) - len(shown)
+            parts.append("\n".join(["look at", *(f"  {line}" for f in shown for line in str(f).splitlines())]))
+            if rest:
+                parts[-1] += f"\n  ... and {rest} more"
+        parts += [self._placed(most), self.collectives.to_text(most)]
+        if self.plan is not None:
+            parts.append(f"{self.plan!r}\n{self.plan}")
+        return "\n\n".join(parts)
+
+    def _summary(self) -> str:
+        where = "without a mesh" if self.mesh.empty else f"on {describe_mesh(self.mesh)}"
+        about = "" if self.flops.is_exact else "at least "
+        flops = f"{shown_count(self.flops.total)}flop"
+        return "\n".join(
+            [
+                f"{self.name} {where}: {len(self.equations)} equations",
+                f"  work: {about}{flops}, {shown_count(self.flops.per_device)}flop per device",
+                *(f"  memory per device, {memory}" for memory in self.memory),
+            ]
+        )
+
+    def _placed(self, most: int | None) -> str:
+        """Where the arguments and results lie."""
+        rows = [
+            (value.path, value.aval.str_short(short_dtypes=True), _spec(value), shown_bytes(value.nbytes_per_device))
+            for value in (*self.whole.tree.inputs, *self.whole.results)
+            if value.is_array
+        ]
+        return table(("array", "type", "spec", "per device"), rows, most)
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    __repr__ = __str__
+
+
+def _spec(value: AnnotatedValue) -> str:
+    return "?" if value.spec is None else shown_spec(value.spec)

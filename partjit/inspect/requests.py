@@ -1,0 +1,133 @@
+"""What a program asks for: the specs of its arguments, results and constraints, of nested programs and shard_maps."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from partjit.inspect.annotate import Partitioned
+from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue, Site, shown_spec
+from partjit.spec import ParsedPartitionSpec
+
+__all__ = ["Request", "requests_of", "shown_line"]
+
+
+def shown_line(site: Site | None) -> str:
+    """A line of the user's code without the folders of its file.
+
+    Example:
+        >>> shown_line(("/home/me/model.py", 12, "loss"))
+        'model.py:12'
+    """
+    return "an unknown line" if site is None else f"{site[0].replace(chr(92), '/').rpartition('/')[2]}:{site[1]}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Request:
+    """A spec that somebody wrote, and what it is of.
+
+    Attributes:
+        kind: "argument" or "result" of the program, "constraint", "nested argument" or "nested result" of a nested
+            `pjit` or `jax.jit`, "shard_map argument" or "shard_map result".
+        position: of the argument or result among the others.
+        path: the key path of an argument or result, or its name.
+        spec: the spec.
+        value: the number of the value that is to lie so.
+        equation: what it stands in the program; None for an argument or a result of the program.
+    """
+
+    kind: str
+    position: int
+    path: str
+    spec: P
+    value: int
+    equation: AnnotatedEquation | None = None
+
+    @property
+    def site(self) -> Site | None:
+        """The line of the user's code where it stands."""
+        return None if self.equation is None else self.equation.site
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes that it names."""
+        return tuple(axis for dim in self.spec for axis in _axes(dim))
+
+    def __str__(self) -> str:
+        spec = shown_spec(self.spec)
+        if self.equation is None:
+            if self.kind == "argument":
+                return f"argument {self.path}, given {spec}"
+            return f"{self.path or 'result'}, asked for as {spec}"
+        where = shown_line(self.site) + (f" in {self.site[2]}" if self.site else "")
+        if self.kind == "constraint":
+            return f"the constraint {spec} at {where}"
+        side = "argument" if self.kind.endswith("argument") else "result"
+        what = f"the nested {self.equation.primitive} {self.equation.params.get('name', '')}".rstrip()
+        what = "the shard_map" if self.equation.primitive == "shard_map" else what
+        return f"the spec {spec} of {side} {self.path} of {what} at {where}"
+
+
+def requests_of(partitioned: Partitioned) -> Iterator[Request]:
+    """All that a program asks for, arguments first, then its equations in their order, then results."""
+    unit, tree = partitioned.unit, partitioned.tree
+    yield from _each("argument", unit.paths, unit.in_shardings, tree.inputs, None)
+    for equation in tree.walk():
+        yield from _of_equation(equation)
+    yield from _each("result", unit.result_paths, unit.out_shardings, tree.outputs, None)
+
+
+def _of_equation(equation: AnnotatedEquation) -> Iterator[Request]:
+    params = equation.params
+    if equation.primitive == "shard_map":
+        names = [str(i) for i in range(max(len(equation.inputs), len(equation.outputs)))]
+        yield from _each("shard_map argument", names, params["in_specs"], equation.inputs, equation)
+        yield from _each("shard_map result", names, params["out_specs"], equation.outputs, equation)
+        return
+    ins = params.get("in_specs", params.get("in_shardings"))
+    outs = params.get("out_specs", params.get("out_shardings"))
+    if "jaxpr" in equation.bodies and ins is not None and outs is not None:
+        body, info = equation.bodies["jaxpr"], getattr(getattr(params["jaxpr"], "jaxpr", None), "debug_info", None)
+        paths = [name or str(i) for i, name in enumerate(_names(info, len(body.inputs)))]
+        yield from _each("nested argument", paths, ins, body.inputs, equation)
+        yield from _each("nested result", [str(i) for i in range(len(outs))], outs, equation.outputs, equation)
+        return
+    # A constraint: the primitive of this package has a spec, jax's has a sharding, and some others have one as well.
+    said = params.get("spec", params.get("sharding"))
+    if len(equation.outputs) == 1 and not equation.bodies:
+        yield from _each("constraint", [""], [said], equation.outputs, equation)
+
+
+def _names(info: Any, count: int) -> Sequence[str | None]:
+    names = getattr(info, "arg_names", None)
+    return names if names is not None and len(names) == count else [None] * count
+
+
+def _each(
+    kind: str,
+    paths: Sequence[str],
+    said: Sequence[Any],
+    values: Sequence[AnnotatedValue],
+    equation: AnnotatedEquation | None,
+) -> Iterator[Request]:
+    for position, (path, written, value) in enumerate(zip(paths, said, values, strict=False)):
+        spec = _spec(written)
+        if spec is not None:
+            yield Request(kind, position, path, spec, value.number, equation)
+
+
+def _spec(written: Any) -> P | None:
+    """What was written as a spec; None if nothing was."""
+    if isinstance(written, ParsedPartitionSpec):
+        return written.partition_spec
+    if isinstance(written, NamedSharding):
+        return written.spec
+    return written if isinstance(written, P) else None
+
+
+def _axes(dim: Any) -> tuple[str, ...]:
+    if dim is None or dim is P.UNCONSTRAINED:
+        return ()
+    return (dim,) if isinstance(dim, str) else tuple(dim)

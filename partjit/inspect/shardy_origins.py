@@ -1,0 +1,212 @@
+"""Shardy's propagation, with its origins told, in a process of its own.
+
+This is a script: what it does can end the process. It reads a line of JSON and a module from its standard input, and
+writes JSON to its standard output. It imports neither jax nor this package, so that it starts in the time that the
+bindings of MLIR take.
+
+The line says:
+
+* `path`: where to look for modules besides those of the interpreter.
+* `bindings`, `passes`: the package of the bindings, and the module in it that registers passes.
+* `dialects`: modules of dialects, each with the function in it that registers the dialect.
+* `mark`: the target of the operations whose operands are asked for, by the numbers in their configuration.
+* `tag`: what precedes the number of an equation in a location.
+* `without`: the names of operations to leave out.
+
+The answer has
+
+* `values`: for each number and each axis that divides that value what that comes from: "input: 1", "output: 0",
+  "constraint_2", "mc_0_input: 1" or "mc_0_output: 0".
+* `names`: for each constraint and manual computation so named the equations in its location, how many operands and
+  results it has, and the numbers of the latter.
+"""
+
+import importlib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None
+
+__all__: list[str] = []
+
+_ORIGINS = ("sdy.sharding_origins", "sdy.result_sharding_origins")
+_NAME = "sdy.sharding_origin_name"
+
+
+def _main() -> None:
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # nobody else's words get between the answers
+    if resource is not None:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it may well crash; nobody wants to know of it from a file
+    said = json.loads(sys.stdin.buffer.readline())
+    sys.path.extend(said["path"])  # after the interpreter's own, so that no module there hides one of these
+    ir, passmanager = (importlib.import_module(f"{said['bindings']}.{name}") for name in ("ir", "passmanager"))
+    registry = ir.DialectRegistry()
+    importlib.import_module(f"{said['bindings']}.{said['passes']}").register_dialects(registry)
+    context = ir.Context()
+    context.append_dialect_registry(registry)
+    context.load_all_available_dialects()
+    for name, register in said["dialects"].items():
+        getattr(importlib.import_module(f"{said['bindings']}.dialects.{name}"), register)(context)
+    with context:
+        module = ir.Module.parse(sys.stdin.buffer.read().decode())
+        for op in [op for op in _nested(module.operation) if op.name in said["without"]]:
+            op.erase()
+        passes = [_told(name) for name in _pipeline(passmanager)]
+        propagation = next(i for i, name in enumerate(passes) if "propagate{" in name) + 1
+        _run(passmanager, passes[:propagation], module)
+        # Later passes drop constraints that have become true, and with them what their names stand for.
+        names = _names(_Reader(ir, said, module), module)
+        _run(passmanager, passes[propagation:], module)
+        values = dict(_Reader(ir, said, module).values(module))
+        answers.write(json.dumps({"values": values, "names": names}))
+    answers.close()
+
+
+def _pipeline(passmanager: Any) -> Iterator[str]:
+    """The passes of the propagation, one after another."""
+    text = str(passmanager.PassManager.parse("builtin.module(sdy-propagation-pipeline)"))
+    depth, start = 0, 0
+    inner = text.removeprefix("builtin.module(").removesuffix(")")
+    for at, character in enumerate(f"{inner},"):
+        depth += (character in "({") - (character in ")}")
+        if character == "," and not depth:
+            yield inner[start:at]
+            start = at + 1
+
+
+def _told(name: str) -> str:
+    """A pass that tells origins, if it is one that can."""
+    return re.sub(r"(user-priority-propagate.*|sink-)(debug-sharding-origins=)false", r"\1\2true", name)
+
+
+def _run(passmanager: Any, passes: list[str], module: Any) -> None:
+    kept = [name for name in passes if "sdy-save-module" not in name]  # it keeps a copy for every pass of debugging
+    manager = passmanager.PassManager.parse(f"builtin.module({','.join(kept)})")
+    manager.enable_verifier(False)
+    manager.run(module.operation)
+
+
+def _names(reader: "_Reader", module: Any) -> dict[str, Any]:
+    names = {}
+    for op in _nested(module.operation):
+        if _NAME in op.attributes:
+            names[op.attributes[_NAME].value] = {
+                "tags": reader.tags(op),
+                "operands": len(op.operands),
+                "results": len(op.results),
+                "numbers": [],
+            }
+    for number, value in reader.marked(module):
+        if not reader.is_argument(value) and _NAME in value.owner.attributes:
+            names[value.owner.attributes[_NAME].value]["numbers"].append(number)
+    return names
+
+
+class _Reader:
+    """Reads what a module says of origins."""
+
+    def __init__(self, ir: Any, said: Any, module: Any) -> None:
+        self._ir = ir
+        self._sdy = importlib.import_module(f"{said['bindings']}.dialects.sdy")
+        self._mark = said["mark"]
+        self._tag = re.compile(rf"{re.escape(said['tag'])}(\d+)")
+        self._functions = {
+            op.operation.attributes["sym_name"].value: op.operation
+            for op in module.body.operations
+            if op.operation.name == "func.func"
+        }
+        self._calls = {op.attributes["callee"].value: op for op in _nested(module.operation) if op.name == "func.call"}
+
+    def tags(self, op: Any) -> list[int]:
+        """The numbers of the equations in the location of an operation."""
+        return [int(number) for number in self._tag.findall(str(op.location))]
+
+    def marked(self, module: Any) -> Iterator[tuple[int, Any]]:
+        """The values that are asked for, by their numbers."""
+        for op in _nested(module.operation):
+            if op.name == "stablehlo.custom_call" and op.attributes["call_target_name"].value == self._mark:
+                numbers = map(int, re.findall(r"\d+", op.attributes["backend_config"].value))
+                yield from zip(numbers, op.operands, strict=True)
+
+    def values(self, module: Any) -> Iterator[tuple[int, dict[str, str]]]:
+        """For each number the origins of its value."""
+        for number, value in self.marked(module):
+            yield number, self.of(value)
+
+    def is_argument(self, value: Any) -> bool:
+        """Whether a value is an argument of a block, and no result of an operation."""
+        return isinstance(value.owner, self._ir.Block)
+
+    def of(self, value: Any) -> dict[str, str]:
+        """The origins of a value: for each axis a name."""
+        owner = value.owner
+        if self.is_argument(value):
+            return self._of_argument(owner.owner.operation, self._ir.BlockArgument(value).arg_number)
+        k = self._ir.OpResult(value).result_number
+        if owner.name == "func.call":  # jax 0.10 says it only of what the function does
+            return self.of(_returned(self._functions[owner.attributes["callee"].value])[k])
+        found = next((owner.attributes[key] for key in _ORIGINS if key in owner.attributes), None)
+        name = owner.attributes[_NAME].value if _NAME in owner.attributes else ""
+        itself = f"{name}_output: {k}" if owner.name == "sdy.manual_computation" else name
+        return {} if found is None else self._read(owner, found, k, itself)
+
+    def _of_argument(self, op: Any, k: int) -> dict[str, str]:
+        if op.name == "func.func":
+            name = op.attributes["sym_name"].value
+            if name in self._calls:
+                return self.of(self._calls[name].operands[k])
+            attributes = op.attributes["arg_attrs"][k] if "arg_attrs" in op.attributes else {}
+            return self._read(op, attributes[_ORIGINS[0]], 0, f"input: {k}") if _ORIGINS[0] in attributes else {}
+        if op.name == "sdy.manual_computation":
+            name = op.attributes[_NAME].value if _NAME in op.attributes else ""
+            found = "sdy.block_arg_sharding_origins"
+            return self._read(op, op.attributes[found], k, f"{name}_input: {k}") if found in op.attributes else {}
+        # What a loop carries is divided in its body as it leaves.
+        found = next((op.attributes[key] for key in _ORIGINS if key in op.attributes), None)
+        return {} if found is None or k >= len(op.results) else self._read(op, found, k, "")
+
+    def _read(self, op: Any, said: Any, k: int, itself: str) -> dict[str, str]:
+        """The origins of the value `k`, in which `itself` takes the place of "self"."""
+        if isinstance(said, self._ir.ArrayAttr):
+            if len(said) != max(len(op.results), 1) and op.name != "sdy.manual_computation":
+                # jax 0.10 leaves out those that no axis divides.
+                divided = [i for i in range(len(op.results)) if self._is_divided(op, i)]
+                k = divided.index(k) if len(divided) == len(said) and k in divided else len(said)
+            if k >= len(said):
+                return {}
+            said = said[k]
+        found = {named.name: named.attr.value for named in said}
+        return {axis: name for axis, name in found.items()}
+
+    def _is_divided(self, op: Any, k: int) -> bool:
+        if "sdy.sharding" not in op.attributes:
+            return False
+        sharding = self._sdy.TensorShardingPerValueAttr(op.attributes["sdy.sharding"]).shardings[k]
+        dimensions = self._sdy.TensorShardingAttr(sharding).dimension_shardings
+        return any(len(self._sdy.DimensionShardingAttr(dimension).axes) for dimension in dimensions)
+
+
+def _returned(function: Any) -> Any:
+    (block,) = function.regions[0]
+    return list(block)[-1].operands
+
+
+def _nested(op: Any) -> Iterator[Any]:
+    """The operations in the regions of an operation, at any depth."""
+    for region in op.regions:
+        for block in region:
+            for inner in block:
+                yield inner.operation
+                yield from _nested(inner.operation)
+
+
+if __name__ == "__main__":
+    _main()

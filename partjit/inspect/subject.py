@@ -1,0 +1,156 @@
+"""What is to be read: a traced function, as the pieces that are partitioned as one program each."""
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+
+from partjit import _compat
+from partjit._compat import UNSPECIFIED, UnspecifiedValue, core
+from partjit.api import pjit
+from partjit.compile import Traced, own_sharding
+from partjit.inspect.annotate import Unit
+from partjit.mesh import Mesh as PartjitMesh
+from partjit.mesh import auto_twin
+from partjit.partition.nodes import Branch, Fragment, Loop, Node
+from partjit.partition.plan import Plan
+from partjit.partition.stages import PlannedTraced
+from partjit.primitive import shardings_of
+
+__all__ = ["Subject", "fragments_of", "trace_subject"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Subject:
+    """A traced function.
+
+    Attributes:
+        whole: the function, as one program.
+        plan: how it is run if it makes colocated calls.
+        donated: for each argument whether its memory may be reused.
+        lower: lowers it, to be compiled.
+    """
+
+    whole: Unit
+    plan: Plan | None
+    donated: tuple[bool, ...]
+    lower: Callable[[], Any]
+
+
+def trace_subject(fun: Any, args: Sequence[Any], kwargs: Any, mesh: Mesh | None) -> Subject:
+    """Traces a call, whatever the function was made with.
+
+    Args:
+        fun: a function of `pjit` or `jax.jit`, a plain one, or what their `trace` returned.
+        args, kwargs: the arguments; `jax.ShapeDtypeStruct` will do.
+        mesh: the ambient mesh; None for the one that is set.
+
+    Raises:
+        TypeError: it is none of these, or arguments were given for what is traced.
+    """
+    if isinstance(fun, Traced | jax.stages.Traced) and (args or kwargs):
+        raise TypeError(f"explain: {fun.fun_name} is traced already and takes no arguments: leave them out")
+    if not (callable(fun) or isinstance(fun, Traced | jax.stages.Traced)):
+        raise TypeError(
+            f"explain: expected a function, what partjit.pjit or jax.jit made of one, or what its trace() returned, "
+            f"but got {type(fun).__name__}"
+        )
+    # jax's own mesh warns when it is entered.
+    own = None if mesh is None else PartjitMesh(mesh.devices, mesh.axis_names, mesh.axis_types)
+    with own or contextlib.nullcontext():
+        traced = fun
+        if not isinstance(fun, Traced | jax.stages.Traced):
+            traced = (fun if hasattr(fun, "trace") else pjit(fun)).trace(*args, **kwargs)
+        return _of_pjit(traced) if isinstance(traced, Traced) else _of_jit(traced, own)
+
+
+def _of_pjit(traced: Traced) -> Subject:
+    program = traced.program
+    in_shardings = tuple(
+        own_sharding(leaf) if isinstance(sharding, UnspecifiedValue) else sharding
+        for leaf, sharding in zip(traced.leaves, shardings_of(program.in_specs, program.mesh), strict=True)
+    )
+    out_shardings = tuple(shardings_of(program.out_specs, program.mesh))
+    hidden = len(program.jaxpr.in_avals) - len(program.arg_paths)
+    paths = (*(f"closed_over[{i}]" for i in range(hidden)), *program.arg_paths)
+    mesh = program.mesh if not program.mesh.empty else _mesh_in(program.jaxpr, (*in_shardings, *out_shardings))
+    whole = Unit(
+        program.name,
+        program.jaxpr,
+        in_shardings,
+        out_shardings,
+        mesh,
+        paths,
+        _result_paths(program.jaxpr, len(out_shardings)),
+    )
+    plan = traced.plan if isinstance(traced, PlannedTraced) else None
+    return Subject(whole, plan, program.donated_invars, traced.lower)
+
+
+def _of_jit(traced: Any, mesh: Mesh | None) -> Subject:
+    parts = _compat.parts_of_jit(traced)
+    whole = Unit(
+        traced.fun_name,
+        traced.jaxpr,
+        parts.in_shardings,
+        parts.out_shardings,
+        mesh or _mesh_in(traced.jaxpr, (*parts.in_shardings, *parts.out_shardings)),
+        parts.paths,
+        _result_paths(traced.jaxpr, len(parts.out_shardings)),
+    )
+    return Subject(whole, None, parts.donated, traced.lower)
+
+
+def _result_paths(jaxpr: Any, count: int) -> tuple[str, ...]:
+    paths = jaxpr.jaxpr.debug_info.result_paths
+    known = paths if isinstance(paths, tuple | list) and len(paths) == count else [""] * count
+    return tuple(path or f"result[{i}]" for i, path in enumerate(known))
+
+
+def _mesh_in(jaxpr: Any, shardings: Sequence[Any]) -> Mesh:
+    """The mesh that shardings, or equations at any depth, name; an empty one if they name none."""
+    named = (cast(Mesh, sharding.mesh) for sharding in shardings if isinstance(sharding, NamedSharding))
+    found = (mesh for mesh in itertools.chain(named, _meshes_in(jaxpr)) if isinstance(mesh, Mesh))
+    return auto_twin(next((mesh for mesh in found if not mesh.empty), _compat.EMPTY_MESH))
+
+
+def _meshes_in(jaxpr: Any) -> Iterator[Any]:
+    for eqn in jaxpr.eqns:
+        for param in eqn.params.values():
+            for item in param if isinstance(param, tuple | list) else (param,):
+                yield item if isinstance(item, Mesh) else getattr(item, "mesh", None)
+        for inner in core.jaxprs_in_params(eqn.params):
+            yield from _meshes_in(inner)
+
+
+def fragments_of(plan: Plan) -> tuple[Unit, ...]:
+    """The fragments of a plan, each with how often it runs."""
+    return tuple(
+        Unit(
+            fragment.name,
+            fragment.jaxpr,
+            tuple(UNSPECIFIED if value.sharding is None else value.sharding for value in fragment.inputs),
+            tuple(UNSPECIFIED if value.sharding is None else value.sharding for value in fragment.outputs),
+            plan.mesh,
+            tuple(value.name for value in fragment.inputs),
+            tuple(value.name for value in fragment.outputs),
+            turns,
+        )
+        for fragment, turns in _with_turns(plan.nodes, 1)
+    )
+
+
+def _with_turns(nodes: Sequence[Node], turns: int | None) -> Iterator[tuple[Fragment, int | None]]:
+    for node in nodes:
+        if isinstance(node, Fragment):
+            yield node, turns
+        elif isinstance(node, Loop):
+            inner = None if turns is None or node.turns is None else turns * node.turns
+            yield from _with_turns(node.block.nodes, inner)
+        elif isinstance(node, Branch):
+            for block in node.blocks:
+                yield from _with_turns(block.nodes, turns)

@@ -1,0 +1,92 @@
+"""A recording as a file for trace viewers: https://ui.perfetto.dev and chrome://tracing."""
+
+import collections
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from partjit.lanes import in_order
+from partjit.spans import Reading, Span
+
+__all__ = ["trace_events"]
+
+
+def trace_events(reading: Reading) -> dict[str, Any]:
+    """What is written, in Chrome's trace event format.
+
+    That is https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
+
+    Example:
+        >>> from partjit.perfetto import trace_events
+        >>> from partjit.spans import Reading
+        >>> [entry["name"] for entry in trace_events(Reading([], home=1))["traceEvents"]]
+        ['process_name']
+    """
+    origin, last = (reading.events[0].time, reading.events[-1].time) if reading.events else (0.0, 0.0)
+
+    def microseconds(time: float) -> float:
+        return round(1e6 * (time - origin), 3)
+
+    slices: dict[int, tuple[int, float, float]] = {}  # of each span: its track, beginning and end
+    entries: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "partjit"}}]
+    for tid, track in enumerate(_tracks(reading.spans, last), start=1):
+        entries.append({"ph": "M", "name": "thread_name", "pid": 1, "tid": tid, "args": {"name": track.name}})
+        entries.append({"ph": "M", "name": "thread_sort_index", "pid": 1, "tid": tid, "args": {"sort_index": tid}})
+        for span in track.spans:
+            start = microseconds(span.start)
+            duration = round(microseconds(_end(span, last)) - start, 3)
+            args = {"program": span.program, "execution": span.execution, "has_ended": span.end is not None}
+            common = {"name": span.name, "cat": span.kind, "pid": 1, "tid": tid, "args": args}
+            entries.append({"ph": "X", "ts": start, "dur": duration, **common})
+            slices[id(span)] = tid, start, start + duration
+    for number, link in enumerate(reading.links):
+        common = {"name": f"{link.before.kind} to {link.after.kind}", "cat": "flow", "id": number, "pid": 1}
+        begins = _within(slices[id(link.before)], microseconds(link.left))
+        ends = _within(slices[id(link.after)], microseconds(link.arrived))
+        entries.append({"ph": "s", **begins, **common})
+        entries.append({"ph": "f", "bp": "e", **ends, **common})
+    return {"traceEvents": entries, "displayTimeUnit": "ms"}
+
+
+def _within(track: tuple[int, float, float], time: float) -> dict[str, Any]:
+    """The end of an arrow: a viewer finds what it belongs to by its time, which must come before that ends."""
+    tid, start, end = track
+    return {"tid": tid, "ts": round(max(start, min(time, end - 0.001)), 3)}
+
+
+class _Track:
+    """Spans that lie beside or inside of each other, which is all that viewers draw in one row."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.spans: list[Span] = []
+        self._around: list[float] = []  # the ends of the spans that are around the next one
+
+    def take(self, span: Span, end: float) -> bool:
+        """Whether a span, which starts no earlier than those before it, has its place here."""
+        while self._around and self._around[-1] <= span.start:
+            self._around.pop()
+        if self._around and self._around[-1] < end:
+            return False
+        self.spans.append(span)
+        self._around.append(end)
+        return True
+
+
+def _tracks(spans: Iterable[Span], last: float) -> Sequence[_Track]:
+    """The lanes, each as one track or several."""
+    lanes: dict[str, list[Span]] = collections.defaultdict(list)
+    for span in spans:
+        lanes[span.lane].append(span)
+    tracks: list[_Track] = []
+    for lane in in_order(lanes):
+        of_lane: list[_Track] = []
+        for span in sorted(lanes[lane], key=lambda span: (span.start, -_end(span, last))):
+            if not any(track.take(span, _end(span, last)) for track in of_lane):
+                of_lane.append(_Track(f"{lane} ({len(of_lane) + 1})" if of_lane else lane))
+                of_lane[-1].take(span, _end(span, last))
+        tracks += of_lane
+    return tracks
+
+
+def _end(span: Span, last: float) -> float:
+    return last if span.end is None else span.end

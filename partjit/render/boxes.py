@@ -1,0 +1,235 @@
+"""Arrays in pieces as text: boxes, a legend of the dimensions, a table.
+
+A line is a list of (text, color) pairs, so that what can show colors may; the color of a piece is its number.
+"""
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from partjit.render.pieces import Arrangement, Band, Layout, Panel, arrange, keep, name_devices
+
+__all__ = ["Line", "lines", "plain", "table_lines"]
+
+Line = list[tuple[str, int | None]]
+
+_NARROWEST = 24
+_MOST_ROWS = 16
+_MOST_RULED = 12  # rows with a line between them; more would get too long
+_MOST_BANDS = 4
+_MOST_PANELS = 8
+_MOST_IN_TABLE = 16
+_GAP = 3  # how wide what stands for left out columns is
+
+
+def plain(drawn: Iterable[Line]) -> str:
+    r"""Lines without their colors.
+
+    Example:
+        >>> from partjit.render.boxes import plain
+        >>> plain([[("a", None), ("b", 3)], []])
+        'ab\n'
+    """
+    return "\n".join("".join(text for text, _ in line).rstrip() for line in drawn)
+
+
+def lines(layout: Layout, width: int = 80, *, table: bool | None = None) -> list[Line]:
+    """Draws an array as text.
+
+    Args:
+        layout: the array.
+        width: how many characters there are in a line, of which 24 are needed.
+        table: whether the pieces are listed as well; by default those of an array of rank 3 and more.
+
+    Example:
+        >>> from partjit.render.boxes import lines, plain
+        >>> from partjit.render.pieces import Dimension, Layout, Piece
+        >>> dim = Dimension("dim 0", "4 over x=2", ("0:2", "2:4"))
+        >>> pieces = Piece((0,), (0, 1), 0), Piece((1,), (2, 3), 1)
+        >>> print(plain(lines(Layout("int8[4]", (), (dim,), "y=2", pieces), 40)))
+        int8[4]
+          → dim 0: 4 over x=2
+          = copies over y=2
+        <BLANKLINE>
+          0:2   2:4
+        ┌─────┬─────┐
+        │ 0,1 │ 2,3 │
+        └─────┴─────┘
+    """
+    width = max(width, _NARROWEST)
+    found, cell = _arranged(layout, width)
+    drawn = [*_wrapped(layout.title, width)]
+    for fact in layout.notes:
+        drawn += _wrapped(fact, width)
+    drawn += _legend(layout, found, width)
+    rows = sum(len(band.rows) for panel in found.panels if panel for band in panel.bands if band)
+    is_open = rows > _MOST_RULED and found.rows is not None
+    panels = [None if panel is None else _panel(panel, layout, cell, is_open) for panel in found.panels]
+    for row in _side_by_side(panels, width):
+        drawn += [[], *row]
+    left_out = len(layout.pieces) - len(found.pieces)
+    if left_out:
+        drawn += [[], *_wrapped(f"{left_out} of {len(layout.pieces)} {layout.noun}s are left out", width)]
+    amounts = any(piece.amount for piece in layout.pieces)
+    if amounts and len(layout.dimensions) > 2 if table is None else table:
+        drawn += [[], *table_lines(layout, width)]
+    return [_clipped(line, width) for line in drawn]
+
+
+def _arranged(layout: Layout, width: int) -> tuple[Arrangement, int]:
+    """What fits into lines of a width, and how wide a cell is."""
+    most = {"rows": _MOST_ROWS, "bands": _MOST_BANDS, "panels": _MOST_PANELS}
+    whole = arrange(layout, columns=len(layout.pieces) or 1, **most)
+    gutter = _gutter(layout, whole)
+    count = 1 if whole.columns is None else len(layout.dimensions[whole.columns].labels)
+    cell = 1
+    for room in (28, 18, 12, 8):  # shorter names, until all columns fit
+        names = [name_devices(piece.devices, layout.remote, room) for piece in layout.pieces]
+        labels = () if whole.columns is None else layout.dimensions[whole.columns].labels
+        cell = max(map(len, [*names, *labels]), default=1) + 2
+        if count * (cell + 1) + 1 + gutter <= width:
+            return whole, cell
+    fit = max(1, (width - gutter - 1) // (cell + 1))
+    if whole.rows is not None and len(layout.dimensions[whole.rows].labels) > 1:
+        fit = max(1, (width - gutter - 1 - (_GAP + 1)) // (cell + 1))
+    return arrange(layout, columns=fit, **most), min(cell, width - gutter - 2)
+
+
+def _gutter(layout: Layout, found: Arrangement) -> int:
+    """The width of the labels of the rows."""
+    labels = () if found.rows is None else layout.dimensions[found.rows].labels
+    return max(map(len, labels), default=-1) + 1
+
+
+def _legend(layout: Layout, found: Arrangement, width: int) -> list[Line]:
+    drawn = []
+    for k, dim in enumerate(layout.dimensions):
+        mark = "→" if k == found.columns else "↓" if k == found.rows else "#" if k in found.across else "·"
+        drawn += _wrapped(f"  {mark} {dim.name}: {dim.text}", width)
+    if layout.copies:
+        drawn += _wrapped(f"  = copies over {layout.copies}", width)
+    return drawn
+
+
+def _panel(panel: Panel, layout: Layout, cell: int, is_open: bool) -> list[Line]:
+    drawn: list[Line] = []
+    if panel.caption:
+        drawn.append([(panel.caption, None)])
+    gutter = max((len(row[0]) for band in panel.bands if band for row in band.rows if row), default=-1) + 1
+    for band in panel.bands:
+        if band is None:
+            drawn.append([(" " * gutter + " ⋮", None)])
+        else:
+            drawn += _band(band, layout, cell, gutter, is_open)
+    return drawn
+
+
+def _band(band: Band, layout: Layout, cell: int, gutter: int, is_open: bool) -> list[Line]:
+    widths = [_GAP if label is None else cell for label in band.columns]
+    margin = " " * gutter
+    drawn: list[Line] = []
+    if any(band.columns):
+        labels = [_centered(label or "", width) for label, width in zip(band.columns, widths, strict=True)]
+        drawn.append([(f"{margin} {' '.join(labels)}", None)])
+
+    def rule(left: str, between: str, right: str) -> Line:
+        return [(f"{margin}{left}{between.join('─' * width for width in widths)}{right}", None)]
+
+    drawn.append(rule("┌", "┬", "┐"))
+    for number, row in enumerate(band.rows):
+        if number and not is_open:
+            drawn.append(rule("├", "┼", "┤"))
+        label, pieces = row or ("", [None] * len(widths))
+        line: Line = [(f"{label:>{max(0, gutter - 1)}}{' ' if gutter else ''}│", None)]
+        for column, piece, width in zip(band.columns, pieces, widths, strict=True):
+            if row is None or column is None:
+                line.append((_centered("⋮" if column is not None else "⋱" if row is None else "⋯", width), None))
+            elif piece is None:
+                line.append((" " * width, None))
+            else:
+                name = name_devices(piece.devices, layout.remote, width - 2)
+                line.append(
+                    (_centered(f"({name})" if piece.is_empty and len(name) <= width - 2 else name, width), piece.color)
+                )
+            line.append(("│", None))
+        drawn.append(line)
+    return [*drawn, rule("└", "┴", "┘")]
+
+
+def _side_by_side(panels: Sequence[list[Line] | None], width: int) -> list[list[Line]]:
+    """Panels in rows of as many as fit."""
+    rows: list[list[Line]] = []
+    used = width
+    for panel in panels:
+        block: list[Line] = [[("⋮", None)]] if panel is None else panel
+        own = max((_length(line) for line in block), default=0)
+        if used + 3 + own > width or not rows:
+            rows.append([[*line] for line in block])
+            used = own
+            continue
+        row = rows[-1]
+        row += [[] for _ in range(len(block) - len(row))]
+        for k, line in enumerate(block):
+            row[k] = [*row[k], (" " * (used + 3 - _length(row[k])), None), *line]
+        used += 3 + own
+    return rows
+
+
+def table_lines(layout: Layout, width: int = 80) -> list[Line]:
+    """The pieces as a table: which part of each dimension, who holds it, and bytes.
+
+    Args:
+        layout: the array.
+        width: how many characters there are in a line.
+
+    Example:
+        >>> from partjit.render.boxes import plain, table_lines
+        >>> from partjit.render.pieces import Dimension, Layout, Piece
+        >>> dim = Dimension("dim 0", "4 over x=2", ("0:2", "2:4"))
+        >>> pieces = Piece((0,), (0, 1), 0, "2 B"), Piece((1,), (2, 3), 1, "2 B")
+        >>> print(plain(table_lines(Layout("int8[4]", (), (dim,), "", pieces))))
+        dim 0   holds   devices
+        0:2     2 B     0,1
+        2:4     2 B     2,3
+    """
+    dims = layout.dimensions
+    rows: list[tuple[list[str], int | None]] = [([*(dim.name for dim in dims), "holds", "devices"], None)]
+    for k in keep(len(layout.pieces), _MOST_IN_TABLE):
+        if k is None:
+            rows.append((["⋮"] * (len(dims) + 2), None))
+            continue
+        piece = layout.pieces[k]
+        parts = [dim.labels[part] for dim, part in zip(dims, piece.position, strict=True)]
+        rows.append(([*parts, piece.amount, name_devices(piece.devices, layout.remote)], piece.color))
+    widths = [max(len(cells[k]) for cells, _ in rows) for k in range(len(dims) + 2)]
+    drawn: list[Line] = []
+    for cells, color in rows:
+        *before, last = cells
+        line: Line = [("   ".join(f"{text:<{w}}" for text, w in zip(before, widths, strict=False)) + "   ", None)]
+        drawn.append(_clipped([*line, (last, color)], width))
+    return drawn
+
+
+def _wrapped(text: str, width: int) -> list[Line]:
+    indent = " " * (len(text) - len(text.lstrip()) + 2)
+    return [[(line, None)] for line in textwrap.wrap(text, width, subsequent_indent=indent, drop_whitespace=True)]
+
+
+def _centered(text: str, width: int) -> str:
+    return (text if len(text) <= width else text[: max(0, width - 1)] + "…").center(width)
+
+
+def _length(line: Line) -> int:
+    return sum(len(text) for text, _ in line)
+
+
+def _clipped(line: Line, width: int) -> Line:
+    room = width
+    if _length(line) <= room:
+        return line
+    clipped: Line = []
+    for text, color in line:
+        if len(text) >= room:
+            return [*clipped, (text[: room - 1] + "…", color)]
+        clipped.append((text, color))
+        room -= len(text)
+    return clipped

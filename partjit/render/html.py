@@ -1,0 +1,86 @@
+"""Pieces of a page: pictures, source and tables that follow the reader's theme, in notebooks and in files."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from partjit.render.markup import Markup, element, join
+from partjit.render.theme import STYLESHEET
+
+__all__ = ["code", "fragment", "table"]
+
+Cell = str | float
+
+# Pages that pieces stand in style tables and code themselves, some of them with selectors as strong as one class.
+_STYLE = """
+div.pj{color:var(--pj-ink);background:var(--pj-back);padding:8px;border-radius:6px;font-size:13px;line-height:1.45}
+div.pj svg{display:block}
+div.pj pre.pj-code{color:var(--pj-ink);background:var(--pj-panel);border:1px solid var(--pj-line);border-radius:6px;
+padding:8px 12px;margin:8px 0;overflow:auto;max-height:32em;font-size:12px;line-height:1.5;text-align:left}
+div.pj div.pj-scroll{overflow:auto;max-height:32em;margin:8px 0}
+div.pj table.pj-table{border-collapse:collapse;color:var(--pj-ink);background:none;margin:0}
+div.pj table.pj-table caption{text-align:left;font-weight:600;padding:4px 0;color:var(--pj-ink);caption-side:top}
+div.pj table.pj-table th,div.pj table.pj-table td{text-align:left;padding:2px 12px 2px 0;background:none;
+border:0;border-bottom:1px solid var(--pj-line);white-space:nowrap;color:var(--pj-ink)}
+div.pj table.pj-table th{color:var(--pj-muted);font-weight:500}
+div.pj table.pj-table .pj-number{text-align:right;font-variant-numeric:tabular-nums}
+"""
+
+
+def fragment(*parts: str) -> Markup:
+    """Parts below each other, as HTML that can stand in any page, with what it needs to look right.
+
+    Example:
+        >>> from partjit.render.html import code, fragment
+        >>> fragment(code("x = 1"))[-46:]
+        '<pre class="pj-code pj-mono">x = 1</pre></div>'
+    """
+    return element("div", Markup(f"<style>{STYLESHEET}{_STYLE}</style>"), *parts, class_="pj")
+
+
+def code(source: str) -> Markup:
+    """Lines of a program.
+
+    Example:
+        >>> from partjit.render.html import code
+        >>> code("a < b")
+        '<pre class="pj-code pj-mono">a &lt; b</pre>'
+    """
+    return element("pre", source, class_="pj-code pj-mono")
+
+
+def table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Cell]],
+    formats: Mapping[int, Callable[[float], str]] | None = None,
+) -> Markup:
+    """A table with a title; numbers stand at the right.
+
+    Args:
+        title: what stands above it.
+        columns: the names of the columns.
+        rows: the cells of each row.
+        formats: how the numbers of a column, by its position, are written.
+
+    Example:
+        >>> from partjit.render.html import table
+        >>> table("Counts", ("name", "count"), [("load", 3)]).count("<td")
+        2
+    """
+    formats = formats or {}
+
+    def cell(tag: str, k: int, value: Cell) -> Markup:
+        is_number = not isinstance(value, str) or (tag == "th" and _is_of_numbers(rows, k))
+        text = value if isinstance(value, str) else formats.get(k, "{:,}".format)(value)
+        return element(tag, text, class_="pj-number" if is_number else None)
+
+    def line(tag: str, values: Sequence[Cell]) -> Markup:
+        return element("tr", *(cell(tag, k, value) for k, value in enumerate(values)))
+
+    head = element("thead", line("th", columns))
+    body = element("tbody", join(line("td", row) for row in rows))
+    whole = element("table", element("caption", title), head, body, class_="pj-table")
+    return element("div", whole, class_="pj-scroll")
+
+
+def _is_of_numbers(rows: Sequence[Sequence[Cell]], k: int) -> bool:
+    return any(not isinstance(row[k], str) for row in rows)

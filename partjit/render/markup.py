@@ -1,0 +1,77 @@
+"""Elements of SVG and HTML as text: what is a user's is escaped, what an element made is not."""
+
+import re
+from collections.abc import Iterable
+
+__all__ = ["Markup", "element", "escape", "join", "number"]
+
+Attribute = str | float | None
+
+# What XML allows nowhere, not even escaped: control characters, halves of surrogate pairs, and two code points.
+_FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"})
+# HTML takes `<td/>` for an opening tag, so these are the only ones that may be closed at once.
+_EMPTY = frozenset({"br", "circle", "ellipse", "hr", "line", "meta", "path", "polygon", "polyline", "rect", "use"})
+
+
+class Markup(str):
+    """Text that is SVG or HTML already."""
+
+    __slots__ = ()
+
+
+def escape(text: str) -> Markup:
+    """Any text, as it stands in an element or attribute.
+
+    Example:
+        >>> from partjit.render.markup import escape
+        >>> escape("x < y & 'z'")
+        'x &lt; y &amp; &#39;z&#39;'
+    """
+    return Markup(_FORBIDDEN.sub("\ufffd", text).translate(_ESCAPES))
+
+
+def number(value: float) -> str:
+    """A coordinate: at most two digits after the point, none for nothing.
+
+    Example:
+        >>> from partjit.render.markup import number
+        >>> number(3.0), number(0.125), number(-0.001)
+        ('3', '0.12', '0')
+    """
+    text = f"{value:.2f}".rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text
+
+
+def join(parts: Iterable[str]) -> Markup:
+    """Parts one after another; those that are plain text are escaped.
+
+    Example:
+        >>> from partjit.render.markup import element, join
+        >>> join(["a < ", element("b", "c")])
+        'a &lt; <b>c</b>'
+    """
+    return Markup("".join(part if isinstance(part, Markup) else escape(part) for part in parts))
+
+
+def element(tag: str, *children: str, **attributes: Attribute) -> Markup:
+    """An element.
+
+    Args:
+        tag: its name.
+        children: what is in it, in order: other elements, and text, which is escaped.
+        attributes: an underscore in a name is a hyphen, one at its end (`class_`) is nothing; None leaves one out.
+
+    Example:
+        >>> from partjit.render.markup import element
+        >>> element("g", element("rect", x=1, rx=2.5), "a < b", class_="pj-ink", data_k=None)
+        '<g class="pj-ink"><rect x="1" rx="2.5"/>a &lt; b</g>'
+    """
+    written = "".join(
+        f' {name.rstrip("_").replace("_", "-")}="{escape(value) if isinstance(value, str) else number(value)}"'
+        for name, value in attributes.items()
+        if value is not None
+    )
+    if not children and tag in _EMPTY:
+        return Markup(f"<{tag}{written}/>")
+    return Markup(f"<{tag}{written}>{join(children)}</{tag}>")

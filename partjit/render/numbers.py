@@ -1,0 +1,31 @@
+"""Numbers for people."""
+
+__all__ = ["shown_bytes", "shown_count"]
+
+
+def shown_bytes(nbytes: float) -> str:
+    """A number of bytes, in decimal units.
+
+    Example:
+        >>> shown_bytes(512), shown_bytes(16_384)
+        ('512 B', '16.4 kB')
+    """
+    return f"{nbytes:.0f} B" if nbytes < 1000 else f"{_scaled(nbytes)}B"
+
+
+def shown_count(count: float) -> str:
+    """A number of things, rounded to three digits or so.
+
+    Example:
+        >>> shown_count(999), shown_count(2.5e9)
+        ('999', '2.5 G')
+    """
+    return f"{count:.0f}" if count < 1000 else _scaled(count).rstrip()
+
+
+def _scaled(number: float) -> str:
+    for unit in ("", "k", "M", "G", "T"):
+        if number < 1000:
+            return f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.1f} P"

@@ -1,0 +1,82 @@
+"""A picture of an array or a mesh that shows itself wherever it is: printed, by rich, in a notebook."""
+
+import importlib
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from partjit.render.boxes import Line, lines, plain
+from partjit.render.grid import html, shade, svg
+from partjit.render.markup import Markup
+from partjit.render.pieces import Layout
+from partjit.render.theme import PALETTE, ink_on
+
+__all__ = ["Picture"]
+
+
+@dataclass(frozen=True, repr=False)
+class Picture:
+    """What a layout looks like.
+
+    Attributes:
+        layout: what there is to be seen.
+
+    Example:
+        >>> from partjit.render.picture import Picture
+        >>> from partjit.render.pieces import Layout, Piece
+        >>> Picture(Layout("float32[]", (), (), "", (Piece((), (0,), 0),)))
+        float32[]
+        <BLANKLINE>
+        ┌───┐
+        │ 0 │
+        └───┘
+    """
+
+    layout: Layout
+
+    def to_text(self, width: int | None = None, *, table: bool | None = None) -> str:
+        """The picture as text.
+
+        Args:
+            width: how long a line may be; that of the terminal by default.
+            table: whether the pieces are listed as well; by default if the array has more than two dimensions.
+        """
+        return plain(lines(self.layout, _terminal_width() if width is None else width, table=table))
+
+    def to_svg(self) -> Markup:
+        """The picture as an SVG file, which is legible on light and on dark pages."""
+        return svg(self.layout)
+
+    def to_html(self) -> Markup:
+        """The picture with the list of its pieces, as a part of a page."""
+        return html(self.layout)
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        # Only rich calls this, so it is there.
+        make = importlib.import_module("rich.text").Text
+        for line in lines(self.layout, options.max_width):
+            yield _colored(make, line)
+
+
+def _colored(make: Any, line: Line) -> Any:
+    text = make(no_wrap=True)
+    for part, color in line:
+        if color is None:
+            text.append(part)
+        else:
+            paper = PALETTE[shade(color)]
+            text.append(part, f"{ink_on(paper)} on {paper}")
+    return text
+
+
+def _terminal_width() -> int:
+    return shutil.get_terminal_size().columns

@@ -1,0 +1,264 @@
+"""An array in pieces over devices, as plain data, and how its picture is arranged: what is a row, what a column, and
+what has to be left out.
+
+Text and SVG are drawn from the same arrangement. A mesh is such an array as well, whose pieces are its devices.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = [
+    "Arrangement",
+    "Band",
+    "Dimension",
+    "Layout",
+    "Panel",
+    "Piece",
+    "arrange",
+    "keep",
+    "name_devices",
+]
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One dimension of an array.
+
+    Attributes:
+        name: "dim 0".
+        text: its size and what divides it, in words: "16 over data=4".
+        labels: one for each of its parts, in order: "0:4".
+    """
+
+    name: str
+    text: str
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of an array and who holds it.
+
+    Attributes:
+        position: per dimension, which of its parts.
+        devices: the ids of those that hold a copy, ascending.
+        color: a number that pieces share if the same devices hold them.
+        amount: how large it is, in words: "4 B".
+        is_empty: whether it has no elements.
+    """
+
+    position: tuple[int, ...]
+    devices: tuple[int, ...]
+    color: int
+    amount: str = ""
+    is_empty: bool = False
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a picture shows.
+
+    Attributes:
+        title: what it is, in one line.
+        facts: what is to be known of it, a sentence each.
+        dimensions: of the array.
+        copies: what makes copies of it, in words: "model=2"; empty if nothing does.
+        pieces: at most one for each position.
+        remote: the ids of devices of other processes, which have a star.
+        noun: what a piece is called.
+    """
+
+    title: str
+    facts: tuple[str, ...]
+    dimensions: tuple[Dimension, ...]
+    copies: str
+    pieces: tuple[Piece, ...]
+    remote: frozenset[int] = frozenset()
+    noun: str = "piece"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The facts, and what the signs in the picture mean."""
+        signs = []
+        if self.remote:
+            signs.append("* on another process")
+        if any(piece.is_empty for piece in self.pieces):
+            signs.append("( ) without elements")
+        return (*self.facts, *signs)
+
+
+@dataclass(frozen=True)
+class Band:
+    """A grid of pieces with a label for each of its columns and rows; None stands for what is left out."""
+
+    columns: tuple[str | None, ...]
+    rows: tuple[tuple[str, tuple[Piece | None, ...]] | None, ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A grid for one combination of the other divided dimensions; a single row may be broken into several bands.
+
+    Attributes:
+        caption: which combination; empty if there is no other.
+        bands: from top to bottom; None stands for those left out.
+    """
+
+    caption: str
+    bands: tuple[Band | None, ...]
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Pieces on a page.
+
+    Attributes:
+        rows, columns: the dimension along each, or None.
+        across: the divided dimensions that there is a panel each for.
+        panels: None stands for those left out.
+    """
+
+    rows: int | None
+    columns: int | None
+    across: tuple[int, ...]
+    panels: tuple[Panel | None, ...]
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Those that are shown, from the top left."""
+        bands = [band for panel in self.panels if panel for band in panel.bands if band]
+        return tuple(piece for band in bands for row in band.rows if row for piece in row[1] if piece)
+
+
+def arrange(layout: Layout, *, columns: int, rows: int, bands: int, panels: int) -> Arrangement:
+    """Arranges the pieces of an array.
+
+    Up to rank 2 the dimensions are rows and columns; of more, the two that are divided most are, and each combination
+    of the others has a panel. What is a single row goes on in another band below it.
+
+    Args:
+        layout: the array.
+        columns, rows, bands, panels: the most there may be of each, at least 1; of more the middle is left out.
+
+    Example:
+        >>> from partjit.render.pieces import Dimension, Layout, Piece, arrange
+        >>> dim = Dimension("dim 0", "8 over x=4", ("0:2", "2:4", "4:6", "6:8"))
+        >>> pieces = tuple(Piece((k,), (k,), k) for k in range(4))
+        >>> found = arrange(Layout("a row", (), (dim,), "", pieces), columns=3, rows=9, bands=9, panels=9)
+        >>> [band.columns for panel in found.panels for band in panel.bands]
+        [('0:2', '2:4', '4:6'), ('6:8',)]
+    """
+    dims = layout.dimensions
+    divided = [k for k, dim in enumerate(dims) if len(dim.labels) != 1]
+    grid = [*range(len(dims))]
+    if len(dims) > 2:
+        grid = sorted(sorted(divided, key=lambda k: -len(dims[k].labels))[:2])
+    along = grid[-1] if grid else None
+    down = grid[0] if len(grid) == 2 else None
+    across = tuple(k for k in divided if k not in grid)
+    at = {piece.position: piece for piece in layout.pieces}
+
+    sizes = [len(dims[k].labels) for k in across]
+
+    def labels(dim: int | None) -> Sequence[str]:
+        return ("",) if dim is None else dims[dim].labels
+
+    def piece(other: Sequence[int], row: int, column: int) -> Piece | None:
+        position = [0] * len(dims)
+        for k, part in [*zip(across, other, strict=True), (down, row), (along, column)]:
+            if k is not None:
+                position[k] = part
+        return at.get(tuple(position))
+
+    def band(other: Sequence[int], shown: Sequence[int | None]) -> Band:
+        return Band(
+            tuple(None if c is None else labels(along)[c] for c in shown),
+            tuple(
+                None
+                if r is None
+                else (labels(down)[r], tuple(None if c is None else piece(other, r, c) for c in shown))
+                for r in keep(len(labels(down)), rows)
+            ),
+        )
+
+    def panel(number: int) -> Panel:
+        other = [number // math.prod(sizes[k + 1 :]) % size for k, size in enumerate(sizes)]
+        caption = ", ".join(f"{dims[k].name} = {dims[k].labels[part]}" for k, part in zip(across, other, strict=True))
+        count = len(labels(along))
+        if len(labels(down)) > 1 or count <= columns:
+            return Panel(caption, (band(other, keep(count, columns)),))
+        starts = keep(math.ceil(count / columns), bands)
+        return Panel(
+            caption,
+            tuple(
+                None if k is None else band(other, range(k * columns, min(count, (k + 1) * columns))) for k in starts
+            ),
+        )
+
+    chosen = tuple(None if k is None else panel(k) for k in keep(math.prod(sizes), panels))
+    return Arrangement(down, along, across, chosen)
+
+
+def keep(count: int, most: int) -> list[int | None]:
+    """The first and the last of so many, with None between for those left out.
+
+    Example:
+        >>> from partjit.render.pieces import keep
+        >>> keep(3, 4), keep(9, 4)
+        ([0, 1, 2], [0, 1, None, 7, 8])
+    """
+    if count <= most:
+        return [*range(count)]
+    first = (most + 1) // 2
+    return [*range(first), None, *range(count - (most - first), count)]
+
+
+def name_devices(ids: Sequence[int], remote: frozenset[int] = frozenset(), room: int | None = None) -> str:
+    """The ids of devices: neighbours as ranges, a star at those of other processes.
+
+    Args:
+        ids: ascending.
+        remote: those of other processes.
+        room: how many characters there are; what has a pattern is abbreviated to it, the rest to its beginning.
+
+    Example:
+        >>> from partjit.render.pieces import name_devices
+        >>> name_devices([0, 1, 2, 3, 6]), name_devices([0, 1, 2, 3], frozenset({2, 3}))
+        ('0-3,6', '0,1,2*,3*')
+        >>> name_devices(range(0, 512, 8), room=12), name_devices([0, 1, 5, 9, 12, 14], room=9)
+        ('0,8,…,504', '0,… (6)')
+    """
+    own, others = [k for k in ids if k not in remote], [k for k in ids if k in remote]
+    names = [*_ranges(own), *(f"{name}*" for name in _ranges(others))]
+    full = ",".join(names)
+    if room is None or len(full) <= room:
+        return full
+    forms = []
+    if len(names) > 3 and not (own and others) and _is_regular(ids):
+        forms.append(f"{names[0]},{names[1]},…,{names[-1]}")
+    first = f"{ids[0]}{'*' * (ids[0] in remote)}"
+    forms += [f"{first},… ({len(ids)})", f"{first},…"]
+    return next((form for form in forms if len(form) <= room), forms[-1])
+
+
+def _runs(ids: Sequence[int]) -> list[tuple[int, int]]:
+    """First and last of each run of neighbours."""
+    starts = [k for k in range(len(ids)) if k == 0 or ids[k] != ids[k - 1] + 1]
+    return [(ids[start], ids[end - 1]) for start, end in itertools.pairwise([*starts, len(ids)])]
+
+
+def _ranges(ids: Sequence[int]) -> list[str]:
+    runs = _runs(ids)
+    if len(runs) == 1 and len(ids) == 2:
+        return [str(k) for k in ids]  # as short as a range, and plainer
+    return [f"{first}-{last}" if last > first else str(first) for first, last in runs]
+
+
+def _is_regular(ids: Sequence[int]) -> bool:
+    """Whether runs of one length follow each other in one distance."""
+    runs = _runs(ids)
+    return len({last - first for first, last in runs}) == 1 and (
+        len({after[0] - before[0] for before, after in itertools.pairwise(runs)}) == 1
+    )

@@ -1,0 +1,38 @@
+"""Tables of text, for a terminal."""
+
+from collections.abc import Sequence
+
+__all__ = ["table"]
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]], most: int | None = None) -> str:
+    """A table whose numbers stand at the right.
+
+    Args:
+        columns: the names of the columns.
+        rows: the cells of each row.
+        most: how many rows are shown; what is left out is counted in a last line.
+
+    Example:
+        >>> print(table(("kind", "count"), [("all-gather", 2), ("all-reduce", 16)]))
+        kind        count
+        all-gather      2
+        all-reduce     16
+    """
+    shown = [*rows] if most is None else [*rows[:most]]
+    cells = [[*map(str, columns)], *([str(cell) for cell in row] for row in shown)]
+    right = [bool(shown) and all(_is_number(row[k]) for row in shown) for k in range(len(columns))]
+    widths = [max(len(row[k]) for row in cells) for k in range(len(columns))]
+    lines = [
+        "  ".join(
+            f"{cell:>{width}}" if is_right else f"{cell:<{width}}"
+            for cell, width, is_right in zip(row, widths, right, strict=True)
+        ).rstrip()
+        for row in cells
+    ]
+    left_out = len(rows) - len(shown)
+    return "\n".join([*lines, *([f"... and {left_out} more"] if left_out else [])])
+
+
+def _is_number(cell: object) -> bool:
+    return isinstance(cell, int | float) or (isinstance(cell, str) and cell[:1].isdigit())

@@ -1,0 +1,191 @@
+"""Shardy's passes on a lowered program, and what they say: shardings, and the collectives that they ask for.
+
+Nothing is compiled here: the passes run on the module, which is of no use for anything else afterwards.
+
+Source: `sdy-propagation-pipeline` and `sdy-insert-explicit-reshards` of https://openxla.org/shardy.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from jax.extend.mlir import ir, passmanager
+from jax.extend.mlir.dialects import sdy, stablehlo
+
+__all__ = ["Layout", "Shardings", "axis_name", "insert_collectives", "main_of", "nested", "propagate"]
+
+
+stablehlo.register_stablehlo_passes()
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How the partitioner divides a value.
+
+    Attributes:
+        axes: for each dimension the mesh axes that divide it, major to minor. A part of an axis is named as Shardy
+            names it: "data:(1)2" are two parts of "data", the major ones.
+        parts: for each of these its size.
+        mesh: the name of the mesh in the module; "mesh" is that of the program.
+    """
+
+    axes: tuple[tuple[str, ...], ...]
+    parts: tuple[tuple[int, ...], ...]
+    mesh: str = "mesh"
+
+    @property
+    def is_of_whole_axes(self) -> bool:
+        """Whether a spec over the mesh of the program can say it."""
+        return self.mesh == "mesh" and not any(":" in axis for dim in self.axes for axis in dim)
+
+    @classmethod
+    def replicated(cls, ndim: int) -> "Layout":
+        """The layout of a value of which each device has all."""
+        return cls(((),) * ndim, ((),) * ndim)
+
+
+def propagate(module: Any) -> None:
+    """Decides how every value of a module is divided."""
+    # XLA propagates when `chlo` operations (square, erf, top_k, ...) have been expanded; nothing goes through them before.
+    _run(module, "builtin.module(func.func(chlo-legalize-to-stablehlo),sdy-propagation-pipeline)")
+
+
+def insert_collectives(module: Any) -> None:
+    """Turns what the shardings of a propagated module ask for into collectives of the `sdy` dialect."""
+    passes = "sdy-insert-explicit-reshards{enable-full-version=true},sdy-reshard-to-collectives"
+    # XLA computes what is written twice once, before it partitions.
+    _run(module, f"builtin.module(cse,func.func({passes}))")
+
+
+def _run(module: Any, pipeline: str) -> None:
+    with module.context:
+        manager = passmanager.PassManager.parse(pipeline)
+        manager.enable_verifier(False)  # it takes twice as long as the passes
+        manager.run(module.operation)
+
+
+def main_of(module: Any) -> Any:
+    """The function of a module that is the program."""
+    return next(op for op in module.body.operations if "sym_name" in op.attributes and _symbol(op) == "main")
+
+
+def nested(op: Any) -> Iterator[Any]:
+    """The operations in the regions of an operation, at any depth, each after those in it."""
+    for region in op.regions:
+        for block in region:
+            for inner in block:
+                yield from nested(inner)
+                yield inner
+
+
+class Shardings:
+    """The shardings in a propagated module.
+
+    Args:
+        module: the module; it may be changed afterwards, as long as its meshes stay.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._main = main_of(module)
+        self._meshes = {
+            _symbol(op): {
+                axis.name: axis.size for axis in map(sdy.MeshAxisAttr, sdy.MeshAttr(op.attributes["mesh"]).axes)
+            }
+            for op in module.body.operations
+            if op.operation.name == "sdy.mesh"
+        }
+        self._known: dict[Any, Layout] = {}
+
+    def of_arguments(self) -> list[Layout | None]:
+        """The layouts of the arguments of the program; None where nothing is said of one."""
+        return [self._of_main("arg_attrs", i) for i in range(len(self._main.type.inputs))]
+
+    def of_results(self) -> list[Layout | None]:
+        """The layouts of the results of the program; None where nothing is said of one."""
+        return [self._of_main("res_attrs", i) for i in range(len(self._main.type.results))]
+
+    def of(self, value: Any) -> Layout | None:
+        """The layout of a value; None where nothing is said of it, which means that it is replicated.
+
+        In the body of a `shard_map`, it is how the value of one shard is divided further.
+        """
+        owner = value.owner
+        if not isinstance(owner, ir.Block):
+            return self._nth(owner, ir.OpResult(value).result_number)
+        op, k = owner.owner.operation, ir.BlockArgument(value).arg_number  # of a function, loop or manual computation
+        if op.name == "func.func":
+            attribute = _attribute(op, "arg_attrs", k)
+            return None if attribute is None else self.read(attribute)
+        if op.name == "sdy.manual_computation":
+            shardings = sdy.TensorShardingPerValueAttr(op.attributes["in_shardings"]).shardings
+            return _without(self.read(shardings[k]), {*sdy.ManualAxesAttr(op.attributes["manual_axes"])})
+        return self._nth(op, k)
+
+    def read(self, attribute: Any) -> Layout:
+        """The layout that a `TensorShardingAttr` says."""
+        layout = self._known.get(attribute)
+        if layout is None:
+            layout = self._known[attribute] = self._read_anew(attribute)
+        return layout
+
+    def _read_anew(self, attribute: Any) -> Layout:
+        sharding = sdy.TensorShardingAttr(attribute)
+        where = sharding.mesh_or_ref
+        if isinstance(where, ir.FlatSymbolRefAttr):
+            mesh = where.value
+            sizes = self._meshes[mesh]
+        else:
+            mesh, sizes = "", {axis.name: axis.size for axis in map(sdy.MeshAxisAttr, sdy.MeshAttr(where).axes)}
+        axes, parts = [], []
+        for dim in sharding.dimension_shardings:
+            refs = [sdy.AxisRefAttr(ref) for ref in sdy.DimensionShardingAttr(dim).axes]
+            axes.append(tuple(map(axis_name, refs)))
+            parts.append(tuple(sizes[r.name] if (part := _part(r)) is None else part.size for r in refs))
+        return Layout(tuple(axes), tuple(parts), mesh)
+
+    def _of_main(self, which: str, i: int) -> Layout | None:
+        attribute = _attribute(self._main, which, i)
+        return None if attribute is None else self.read(attribute)
+
+    def _nth(self, op: Any, k: int) -> Layout | None:
+        attributes = op.attributes
+        for name in ("sdy.sharding", "out_shardings"):
+            if name in attributes:
+                return self.read(sdy.TensorShardingPerValueAttr(attributes[name]).shardings[k])
+        for name in ("sharding", "out_sharding"):
+            if name in attributes and op.name.startswith("sdy."):
+                return self.read(attributes[name])
+        return None
+
+
+def _without(layout: Layout, manual: set[str]) -> Layout:
+    dims = [zip(axes, parts, strict=True) for axes, parts in zip(layout.axes, layout.parts, strict=True)]
+    kept = [[(axis, part) for axis, part in dim if axis not in manual] for dim in dims]
+    axes = tuple(tuple(axis for axis, _ in dim) for dim in kept)
+    return Layout(axes, tuple(tuple(part for _, part in dim) for dim in kept), layout.mesh)
+
+
+def axis_name(ref: Any) -> str:
+    """The name of an axis, or of the part of one that a reference means."""
+    part = _part(ref)
+    return ref.name if part is None else f"{ref.name}:({part.pre_size}){part.size}"
+
+
+def _part(ref: Any) -> Any:
+    """What a reference says of the part of an axis that it means, if not of all of it."""
+    part = ref.sub_axis_info
+    return None if part is None else sdy.SubAxisInfoAttr(part)  # which the bindings give as any attribute
+
+
+def _symbol(op: Any) -> str:
+    return ir.StringAttr(op.attributes["sym_name"]).value
+
+
+def _attribute(function: Any, which: str, i: int) -> Any:
+    """The sharding of an argument or a result of a function, if it has one."""
+    if which not in function.attributes:
+        return None
+    attributes: Any = ir.DictAttr(ir.ArrayAttr(function.attributes[which])[i])
+    if "sdy.sharding" not in attributes:
+        return None
+    return attributes["sdy.sharding"]

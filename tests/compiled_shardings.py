@@ -1,0 +1,64 @@
+"""What the compiled program says of where its values lie, by jax's own `inspect_array_sharding`."""
+
+from functools import partial
+
+import jax
+from jax._src import core
+from jax._src.debugging import inspect_sharding_p
+from jax.sharding import NamedSharding
+
+from partjit import _compat
+from partjit.compile import lower_jaxpr_anew
+from partjit.inspect.opened import mark_p
+
+
+def values_that_lie_otherwise(partitioned):
+    """The values whose annotation differs from what the compiled program says, and how many were compared.
+
+    The marks of the opened program are replaced by equations that ask the compiler, at any depth.
+    """
+    seen = {}
+    unit = partitioned.unit
+    asking = _asking(partitioned.opened.jaxpr, seen)
+    donated = (False,) * len(unit.in_shardings)
+    lower_jaxpr_anew(
+        asking, unit.in_shardings, unit.out_shardings, donated, unit.mesh, "asking", keep_unused=True
+    ).compile()
+    values = {value.number: value for value in partitioned.tree.values if value.number in seen}
+    otherwise = []
+    for number, value in values.items():
+        annotated = NamedSharding(unit.mesh, value.spec)
+        if not seen[number].is_equivalent_to(annotated, value.aval.ndim):
+            otherwise.append((str(value), seen[number]))
+    return otherwise, len(values)
+
+
+def _asking(jaxpr, seen):
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    eqns = []
+    for eqn in inner.eqns:
+        if eqn.primitive is mark_p:
+            eqns += _questions(eqn, seen)
+            continue
+        params = {name: _inside(value, seen) for name, value in eqn.params.items()}
+        effects = {effect for nested in core.jaxprs_in_params(params) for effect in nested.effects}
+        eqns.append(eqn.replace(params=params, effects={*eqn.effects, *effects}))
+    consts = dict(zip(inner.constvars, getattr(jaxpr, "consts", ()), strict=False))
+    return _compat.closed_jaxpr(inner.invars, inner.outvars, eqns, consts)
+
+
+def _questions(mark, seen):
+    for number, var in zip(mark.params["numbers"], mark.invars, strict=True):
+        if var.aval.ndim and not jax.dtypes.issubdtype(var.aval.dtype, jax.dtypes.extended):
+            _, effects = inspect_sharding_p.abstract_eval(var.aval, callback=None)
+            params = {"callback": partial(seen.__setitem__, number)}
+            yield core.new_jaxpr_eqn([var], [], inspect_sharding_p, params, effects)
+
+
+def _inside(param, seen):
+    if isinstance(param, tuple) and any(hasattr(item, "eqns") for item in param):
+        return tuple(_inside(item, seen) for item in param)
+    if not hasattr(param, "eqns"):
+        return param
+    made = _asking(param, seen)
+    return made if hasattr(param, "consts") else made.jaxpr

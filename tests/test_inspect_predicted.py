@@ -1,0 +1,163 @@
+"""The collectives that shardings ask for, without compiling: those that the compiled program has."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding
+
+import partjit
+from partjit import P, pjit, with_sharding_constraint
+from partjit.inspect import explain
+from partjit.testing import meshes, partition_specs
+
+DATA, MODEL = ("data",), ("model",)
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return partjit.Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+
+
+def matrix(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def report_of(fun, in_specs, *args, mesh, out_specs=None):
+    return explain(pjit(fun, in_shardings=in_specs, out_shardings=out_specs), *args, mesh=mesh, compiled=True)
+
+
+CASES = {
+    "sum": (lambda x: x.sum(0), P("data"), P(), {("all-reduce", DATA): 1}),
+    "product": (lambda x: x @ x.T, P(None, "model"), P(), {("all-reduce", MODEL): 1}),
+    "gather": (lambda x: jnp.sin(x), P("data"), P(), {("all-gather", DATA): 1}),
+    "slice": (lambda x: jnp.sin(x), P(), P("data"), {}),
+    "transposed": (lambda x: jnp.sin(x), P("data"), P(None, "data"), {("all-to-all", DATA): 1}),
+    "both axes of a dimension": (lambda x: x.sum(), P(("data", "model")), P(), {("all-reduce", DATA + MODEL): 1}),
+    "two dimensions": (
+        lambda x: jnp.einsum("ij,ij->", x, jnp.sin(x)),
+        P("data", "model"),
+        P(),
+        {("all-reduce", DATA): 1, ("all-reduce", MODEL): 1},
+    ),
+    "used three times": (
+        lambda x: (jnp.sin(x) @ x, jnp.cos(x) @ x, jnp.tanh(x) @ x),
+        P("data"),
+        P("data"),
+        {("all-gather", DATA): 1},
+    ),
+    "unused": (lambda x: (x.sum(0), x)[1], P("data"), P("data"), {}),
+    "maximum": (lambda x: jax.nn.softmax(x), P(None, "data"), P(None, "data"), {("all-reduce", DATA): 2}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_prediction_and_compiled_program_agree(case, mesh):
+    fun, in_specs, out_specs, expected = CASES[case]
+    report = report_of(fun, in_specs, matrix(8, 8), mesh=mesh, out_specs=out_specs)
+    assert dict(report.predicted.counts) == expected
+    assert dict(report.collectives.counts) == expected
+    assert report.predicted.bytes_per_step == report.collectives.bytes_per_step
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=20)
+def test_the_product_of_two_matrices_moves_what_its_specs_say(data):
+    """Kind, axes, bytes: from the definition of a spec. The contracted dimension is divided alike in both."""
+    mesh = data.draw(meshes(mesh_shapes=[(4, 2), (2, 2, 2), (8,)]))
+    size = 16
+    left = data.draw(partition_specs(mesh=mesh, shape=(size, size)))
+    entries = [*(left or ()), None, None][:2]
+    report = explain(
+        pjit(lambda x, y: x @ y, in_shardings=(left, P(entries[1])), out_shardings=P(entries[0])),
+        *[matrix(size, size)] * 2,
+        mesh=mesh,
+    )
+    contracted = (entries[1],) if isinstance(entries[1], str) else tuple(entries[1] or ())
+    axes = tuple(name for name in mesh.axis_names if name in contracted and mesh.shape[name] > 1)
+    rows = (entries[0],) if isinstance(entries[0], str) else tuple(entries[0] or ())
+    held = size * size * 4 // int(np.prod([mesh.shape[name] for name in rows]))
+    n = int(np.prod([mesh.shape[name] for name in axes]))
+    found = [(c.kind, c.axes, c.group_size, c.operand_bytes, c.bytes_moved) for c in report.collectives]
+    assert found == ([("all-reduce", axes, n, held, 2 * (n - 1) / n * held)] if axes else [])
+
+
+def test_loops_count_as_often_as_they_turn(mesh):
+    def fun(x):
+        def inner(c, _):
+            return jnp.sin(with_sharding_constraint(c @ c.T, P("data"))), None
+
+        def outer(c, _):
+            return jax.lax.scan(inner, c, None, length=3)[0], None
+
+        return jax.lax.scan(outer, x, None, length=5)[0]
+
+    report = report_of(fun, P("data"), matrix(8, 8), mesh=mesh, out_specs=P("data"))
+    assert [(c.kind, c.axes, c.times) for c in report.predicted] == [("all-gather", DATA, 15)]
+    assert [(c.kind, c.axes, c.times) for c in report.collectives] == [("all-gather", DATA, 15)]
+
+
+def test_loops_that_nobody_counts_are_said_to_be_so(mesh):
+    def fun(x):
+        return jax.lax.while_loop(lambda c: c[0, 0] < 1, lambda c: c + c.sum(0)[None], x)
+
+    report = report_of(fun, P("data"), matrix(8, 8), mesh=mesh, out_specs=P("data"))
+    for collectives in (report.predicted, report.collectives):
+        in_body = [c for c in collectives if c.operand_bytes == 32]
+        assert [(c.times, c.is_exact) for c in in_body] == [(None, False)]
+
+
+@pytest.mark.parametrize("name", ["psum", "all_gather", "psum_scatter", "all_to_all", "ppermute"])
+def test_what_a_shard_map_says_is_told(name, mesh):
+    bodies = {
+        "psum": lambda x: jax.lax.psum(x, "data"),
+        "all_gather": lambda x: jax.lax.all_gather(x, "data", tiled=True),
+        "psum_scatter": lambda x: jax.lax.psum_scatter(x, "data", tiled=True),
+        "all_to_all": lambda x: jax.lax.all_to_all(x, "data", 1, 0, tiled=True),
+        "ppermute": lambda x: jax.lax.ppermute(x, "data", [(0, 1), (1, 2), (2, 3)]),
+    }
+
+    def fun(x):
+        return jax.shard_map(bodies[name], mesh=mesh, in_specs=P("data"), out_specs=P("data"), check_vma=False)(x)
+
+    struct = jax.ShapeDtypeStruct((16, 8), jnp.float32, sharding=NamedSharding(mesh, P("data")))
+    report = explain(pjit(fun, out_shardings=P("data")), struct, mesh=mesh, compiled=True)
+
+    def told(collectives):
+        return [(c.kind, c.axes, c.groups, c.operand_bytes, c.result_bytes, c.bytes_moved) for c in collectives]
+
+    assert len(report.predicted) == 1
+    assert told(report.predicted) == told(report.collectives)
+
+
+def test_what_is_recomputed_is_moved_again(mesh):
+    def loss(w, x, checkpoint=jax.checkpoint):
+        def layer(x):
+            return jnp.sin(with_sharding_constraint(jnp.sin(x @ w), P("data")))
+
+        return checkpoint(layer)(x).sum()
+
+    specs = P("model"), P("data", "model")
+    args = matrix(8, 8), matrix(16, 8)
+    report = report_of(jax.grad(loss), specs, *args, mesh=mesh, out_specs=P("model"))
+    kept = report_of(jax.grad(functools.partial(loss, checkpoint=lambda fun: fun)), specs, *args, mesh=mesh)
+    # What XLA does on the CPU is not asked: there it takes the barrier for nothing when it looks for equal collectives.
+    assert [each.predicted.counts["all-reduce", MODEL] for each in (report, kept)] == [2, 1]
+
+
+def test_every_collective_comes_from_its_equation(mesh):
+    def fun(x, w):
+        y = jnp.sin(x @ w)  # line one
+        return y.sum()  # line two
+
+    report = report_of(fun, (P(None, "data"), P("data", "model")), matrix(8, 8), matrix(8, 8), mesh=mesh, out_specs=P())
+    first = fun.__code__.co_firstlineno
+    lines = [(c.axes, c.site[1] - first, c.site[2]) for c in report.predicted]
+    assert sorted(lines) == [(DATA, 1, "fun"), (MODEL, 2, "fun")]
+    assert sorted((c.axes, c.site[1] - first) for c in report.collectives) == [(DATA, 1), (MODEL, 2)]
+    for collective in report.predicted:
+        assert report.equations[collective.tags[-1]].primitive in ("dot_general", "reduce_sum")
