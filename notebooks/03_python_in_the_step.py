@@ -199,6 +199,7 @@ batches = Batches(0)
 next_batch = batches.next.specialize(out_specs=rows, stream="load", run_ahead=2)
 
 
+# %%
 @pjit(in_shardings=(specs, None), out_shardings=(specs, None), donate_argnums=0)
 def ahead_step(params, step):
     loss, grads = jax.value_and_grad(loss_fn)(params, next_batch())
@@ -208,7 +209,6 @@ def ahead_step(params, step):
     return params, loss
 
 
-# %%
 ahead = train(ahead_step, 6)
 ahead
 

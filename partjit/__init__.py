@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as PartitionSpec
 
 from partjit import colocated as colocated
 from partjit import events as events
+from partjit import inspect as inspect
 from partjit.api import pjit as pjit
 from partjit.constraint import with_sharding_constraint as with_sharding_constraint
 from partjit.display import progress as progress

@@ -1123,9 +1123,9 @@ def xla_warnings() -> Iterator[int]:
         xla_utils.absl_set_min_log_level(level)
 
 
-# What a process needs in order to run Shardy's passes without jax: the package of the bindings (`jax.extend.mlir` imports
-# all of jax, which takes twice as long), the module in it that registers the passes, and for each dialect that jax lowers
-# to the function that registers it.
+# What a process needs in order to run Shardy's passes without jax: the package of the bindings (`jax.extend.mlir`
+# imports all of jax, which takes twice as long), the module in it that registers the passes, and for each dialect that
+# jax lowers to the function that registers it.
 MLIR_BINDINGS: dict[str, Any] = {
     "bindings": "jaxlib.mlir",
     "passes": "_mlir_libs._jax_mlir_ext",

@@ -46,7 +46,7 @@ class Layout:
 
 def propagate(module: Any) -> None:
     """Decides how every value of a module is divided."""
-    # XLA propagates when `chlo` operations (square, erf, top_k, ...) have been expanded; nothing goes through them before.
+    # XLA propagates when `chlo` operations (square, erf, top_k, ...) have been expanded: before, nothing goes through.
     _run(module, "builtin.module(func.func(chlo-legalize-to-stablehlo),sdy-propagation-pipeline)")
 
 

@@ -228,6 +228,14 @@ def test_axes_in_specs_stay_text(axis, other):
         assert without_spaces("".join(read.text)) == without_spaces(f"P({axis}, None, ({other}, {axis}))")
 
 
+@given(nasty)
+def test_what_is_no_spec_stays_text(text):
+    read = Read(colored_spec(f"{text}'x'{text}", ["x"]))
+    assert {*read.tags} <= {"span"}
+    if not re.search(r"[\\'\"]", text):
+        assert without_spaces("".join(read.text)) == without_spaces(f"{text}x{text}")
+
+
 @given(nasty, nasty, nasty, nasty)
 def test_the_program_stays_text(name, type_, text, function):
     file = f"/home/{text}/model.py"
@@ -526,6 +534,10 @@ def test_the_program_folds_and_is_searched(page, report):
     assert count == f"{len(found)} of {len(report.jaxpr.lines)} lines"
     # Bodies are unfolded down to what was found, and no further.
     assert page.evaluate(f"{SEEN}.length") < len(report.jaxpr.lines) / 2
+    search = "document.querySelector('input[aria-label=\"search in the program\"]')"
+    page.evaluate(f"{search}.value = 'scan'; {search}.dispatchEvent(new Event('input'))")
+    assert page.evaluate(f"{SEEN}.length") == sum("scan" in line.text for line in report.jaxpr.lines) > 0
+    assert page.evaluate("document.querySelectorAll('.pj-listing details[open]:not([hidden])').length") == 0
 
 
 def test_a_line_of_the_program_opens_its_source_and_leads_on(page, report):
@@ -543,6 +555,9 @@ def test_a_line_of_the_program_opens_its_source_and_leads_on(page, report):
 
 def test_a_finding_leads_to_its_value(page, report):
     finding = next(finding for finding in report.findings if finding.value)
+    page.click('input[aria-label="search in the program"]')
+    page.type("nothing is called so")
+    assert page.evaluate(f"{SEEN}.length") == 0
     page.click(f'li[data-value="{finding.value}"] button')
     assert page.evaluate("document.querySelector('.pj-here b').innerText") == finding.value
     assert page.evaluate("document.querySelector('.pj-here').checkVisibility()")

@@ -105,7 +105,7 @@ def test_a_picture_of_many_bars_is_no_larger_and_says_what_it_does():
 
 def test_a_window_cuts_what_reaches_beyond_it():
     drawn = [Bar(0, 10, "a", "fragment", "f"), Bar(20, 30, "b", "call", "later")]
-    shown = draw(drawn, title="t", window=(5, 10))
+    shown = draw(drawn, title="t", window=(5, 8))
     assert "later" not in shown
     assert "0 s" in shown
     ends = [sum(map(float, found)) for found in re.findall(r'<rect x="([\d.]+)" y="[\d.]+" width="([\d.]+)"', shown)]

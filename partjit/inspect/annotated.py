@@ -140,7 +140,7 @@ class AnnotatedEquation:
 
     @functools.cached_property
     def site(self) -> Site | None:
-        """The line of the user's code that it comes from: its own, or that of what it stands in, or of what is in it."""
+        """The line of the user's code that it comes from: its own, that of what it stands in, or of what is in it."""
         known = filter(None, map(_compat.source_site, self.sources))
         within = (inner.site for body in self.bodies.values() for inner in body.walk())
         return next(known, None) or next(filter(None, within), None)

@@ -1,4 +1,4 @@
-"""What changed between two reports: of one function under two sets of specs, on two meshes, or before and after an edit."""
+"""What changed between two reports: under two sets of specs, on two meshes, or before and after an edit."""
 
 import dataclasses
 import difflib

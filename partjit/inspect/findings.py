@@ -18,7 +18,7 @@ class Finding:
     """Something that is worth a look.
 
     Attributes:
-        kind: "replicated": a large value that every device has all of. "fight": a value that is constrained in two ways.
+        kind: "replicated": a large value that every device has all of. "fight": a value constrained in two ways.
             "moved": a result that is computed in another layout than it leaves in. "not kept": a constraint the
             partitioner changed. "parts of axes": a value no spec can describe. "in loop": what a loop moves in each
             turn although it does not change. "rematerialization": an array that goes through all of it on every device.
@@ -212,7 +212,7 @@ def _in_loops(partitioned: Partitioned, collectives: Sequence[Collective]) -> It
                 "in loop",
                 int(collective.bytes_moved),
                 f"{value.name}, {_type(value)}, is gathered in every turn of a loop that does not change it",
-                "constrain it before the loop to how it is used; or leave it, if holding all of it takes too much memory",
+                "constrain it before the loop to how it is used; or leave it, if all of it takes too much memory",
                 collective.site,
                 value.name,
             )

@@ -112,7 +112,36 @@ def _defining(
 _LONGEST = 40
 # What says nothing of the program that its line does not show, or what only jax reads.
 _UNSAID = frozenset(
-    ["check_vma", "cond_nconsts", "body_nconsts", "copy_semantics", "ctx_mesh", "differentiated", "ft_in", "ft_out", "in_layouts", "in_specs", "inline", "keep_unused", "layout", "linear", "manual_axes", "mode", "newly_manual_axes", "num_carry", "num_consts", "out_layouts", "out_sharding", "out_specs", "preferred_element_type", "prevent_cse", "reverse", "sharding", "unroll", "witness"]
+    [
+        "check_vma",
+        "cond_nconsts",
+        "body_nconsts",
+        "copy_semantics",
+        "ctx_mesh",
+        "differentiated",
+        "ft_in",
+        "ft_out",
+        "in_layouts",
+        "in_specs",
+        "inline",
+        "keep_unused",
+        "layout",
+        "linear",
+        "manual_axes",
+        "mode",
+        "newly_manual_axes",
+        "num_carry",
+        "num_consts",
+        "out_layouts",
+        "out_sharding",
+        "out_specs",
+        "preferred_element_type",
+        "prevent_cse",
+        "reverse",
+        "sharding",
+        "unroll",
+        "witness",
+    ]
 )
 
 

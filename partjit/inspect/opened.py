@@ -43,11 +43,11 @@ _compat.register_effect(_MarkEffect)
 _mark = _MarkEffect()
 mark_p: Any = Primitive("mark")
 mark_p.multiple_results = True
-mark_p.def_effectful_abstract_eval(lambda *_, numbers: ([], {_mark}))
+mark_p.def_effectful_abstract_eval(lambda *_, **__: ([], {_mark}))
 
 
-def _lower_mark(ctx: Any, *values: Any, numbers: tuple[int, ...]) -> Sequence[Any]:
-    flat, _ = mlir.ir_tree_registry.flatten(values)
+def _lower_mark(_: Any, *values: Any, numbers: tuple[int, ...]) -> Sequence[Any]:
+    flat = mlir.ir_tree_registry.flatten(values)[0]
     said = ",".join(map(str, numbers))
     mlir.custom_call(MARK, result_types=[], operands=flat, backend_config=said, has_side_effect=True)
     return []

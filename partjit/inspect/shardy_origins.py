@@ -184,7 +184,7 @@ class _Reader:
                 return {}
             said = said[k]
         found = {named.name: named.attr.value for named in said}
-        return {axis: name for axis, name in found.items()}
+        return {axis: itself if name == "self" else name for axis, name in found.items()}
 
     def _is_divided(self, op: Any, k: int) -> bool:
         if "sdy.sharding" not in op.attributes:

@@ -127,7 +127,7 @@ def _opened(eqns: Sequence[Any], consts: dict[Any, Any]) -> Iterator[Any]:
 
 
 def specs_of_nested(eqn: Any) -> tuple[list[Any], list[Any]]:
-    """The specs, with their meshes, that a nested `jax.jit` has for its arguments and results; None where it has none."""
+    """The specs, with their meshes, that a nested `jax.jit` has for arguments and results; None where it has none."""
     in_shardings, out_shardings = _compat.nested_shardings(eqn) or (None, None)
     return _specs(in_shardings, eqn.invars), _specs(out_shardings, eqn.outvars)
 
