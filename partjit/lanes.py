@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from partjit.critical import critical_path
 from partjit.render.gantt import Bar, draw
 from partjit.render.markup import Markup
-from partjit.render.units import readable_duration
+from partjit.render.numbers import shown_duration
 from partjit.spans import Span
 
 __all__ = ["chosen", "in_order", "to_svg"]
@@ -117,7 +117,7 @@ def _which(spans: Sequence[Span]) -> str:
 def _bar(span: Span, last: float, *, is_faint: bool) -> Bar:
     title = f"{span.name} {span.execution}" if span.kind == "program" else span.name
     whose = "" if span.program is None or span.kind == "program" else f" of {span.program} {span.execution}"
-    took = "has not ended" if span.end is None else readable_duration(span.seconds)
+    took = "has not ended" if span.end is None else shown_duration(span.seconds)
     tooltip = f"{span.kind} {title}{whose}: {took}"
     return Bar(span.start, _end(span, last), span.lane, span.kind, title, tooltip, span.end is None, is_faint)
 

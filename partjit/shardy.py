@@ -88,9 +88,7 @@ class Shardings:
     def __init__(self, module: Any) -> None:
         self._main = main_of(module)
         self._meshes = {
-            _symbol(op): {
-                axis.name: axis.size for axis in map(sdy.MeshAxisAttr, sdy.MeshAttr(op.attributes["mesh"]).axes)
-            }
+            _symbol(op): _sizes(op.attributes["mesh"])
             for op in module.body.operations
             if op.operation.name == "sdy.mesh"
         }
@@ -135,7 +133,7 @@ class Shardings:
             mesh = where.value
             sizes = self._meshes[mesh]
         else:
-            mesh, sizes = "", {axis.name: axis.size for axis in map(sdy.MeshAxisAttr, sdy.MeshAttr(where).axes)}
+            mesh, sizes = "", _sizes(where)
         axes, parts = [], []
         for dim in sharding.dimension_shardings:
             refs = [sdy.AxisRefAttr(ref) for ref in sdy.DimensionShardingAttr(dim).axes]
@@ -175,6 +173,12 @@ def _part(ref: Any) -> Any:
     """What a reference says of the part of an axis that it means, if not of all of it."""
     part = ref.sub_axis_info
     return None if part is None else sdy.SubAxisInfoAttr(part)  # which the bindings give as any attribute
+
+
+def _sizes(mesh: Any) -> dict[str, int]:
+    """The axes of a mesh, with their sizes."""
+    axes = [sdy.MeshAxisAttr(axis) for axis in sdy.MeshAttr(mesh).axes]
+    return {axis.name: axis.size for axis in axes}
 
 
 def _symbol(op: Any) -> str:

@@ -19,7 +19,7 @@ from partjit.lanes import chosen, to_svg
 from partjit.perfetto import trace_events
 from partjit.render.html import code, fragment
 from partjit.render.markup import Markup
-from partjit.render.units import readable_duration
+from partjit.render.numbers import shown_duration
 from partjit.spans import Reading, Span
 
 __all__ = ["Span", "Timeline", "record"]
@@ -128,9 +128,9 @@ class Timeline:
         lines = []
         for (kind, title), durations in sorted(groups.items(), key=lambda group: [*_NOUNS].index(group[0][0])):
             total, count = math.fsum(durations), len(durations)
-            each = f", {readable_duration(total / count)} each" if count > 1 else ""
+            each = f", {shown_duration(total / count)} each" if count > 1 else ""
             size = f", {_count(moved[title], 'byte')}" if kind == "transfer" else ""
-            lines.append(f"{kind} {title}: {_count(count, _NOUNS[kind])}{size}, {readable_duration(total)}{each}")
+            lines.append(f"{kind} {title}: {_count(count, _NOUNS[kind])}{size}, {shown_duration(total)}{each}")
         lines.append(self._host_time())
         not_ended = collections.Counter(f"{span.kind} {_title(span)}" for span in self.unfinished)
         not_started = collections.Counter(f"call {call.name}" for call in reading.queued.values())
@@ -239,7 +239,7 @@ class Timeline:
     def _host_time(self) -> str:
         if not self.host_seconds:
             return "no host time"
-        return f"{readable_duration(self.host_seconds)} of host time, {self.hidden_fraction:.0%} hidden"
+        return f"{shown_duration(self.host_seconds)} of host time, {self.hidden_fraction:.0%} hidden"
 
     def _title(self) -> str:
         kinds = collections.Counter(span.kind for span in self.spans)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from inspected import BATCH, evaluated, f32, partitioned, sgd
 
 from partjit import P, pjit
-from partjit.inspect.key_paths import common_end, keys_of
-from partjit.inspect.lookup import ValueNotFoundError, find_value, look_up
+from partjit.inspect.why.key_paths import common_end, keys_of
+from partjit.inspect.why.lookup import ValueNotFoundError, find_value, look_up
 
 MODELS = {
     "unrolled": (inspected.unrolled_loss, inspected.unrolled_params),

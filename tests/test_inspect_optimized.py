@@ -16,8 +16,9 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 import partjit
 from partjit import P
-from partjit.inspect import device_groups, hlo, optimized, source_lines, trip_counts
 from partjit.inspect.collectives import total_bytes
+from partjit.inspect.hlo import device_groups, optimized, source_lines, trip_counts
+from partjit.inspect.hlo import text as hlo
 
 # Groups of devices
 

@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from inspected import BATCH, axes_of, f32, partitioned, sgd
 
 from partjit import P, pjit, with_sharding_constraint
-from partjit.inspect import axis_origins
-from partjit.inspect.apart import EndedApartError, ask_apart
-from partjit.inspect.axis_origins import OriginsUnavailableError, ask_partitioner, origins
-from partjit.inspect.why import why
+from partjit.inspect.why import origins as axis_origins
+from partjit.inspect.why.apart import EndedApartError, ask_apart
+from partjit.inspect.why.origins import OriginsUnavailableError, ask_partitioner, origins
+from partjit.inspect.why.why import why
 
 GROUPS_CRASH = importlib.util.find_spec("jax.experimental.shard_alike") is not None
 PROGRAMS = {}
@@ -401,7 +401,7 @@ def test_the_settings_of_this_process_do_not_reach_the_other(monkeypatch, tmp_pa
 
 
 def test_the_other_process_imports_neither_jax_nor_this_package(tmp_path):
-    path = importlib.util.find_spec("partjit.inspect.shardy_origins").origin
+    path = importlib.util.find_spec("partjit.inspect.why.child").origin
     with open(path, encoding="utf-8") as file:
         text = file.read()
     answer = 'json.dumps({"values": values, "names": names})'
@@ -419,7 +419,7 @@ jax.config.update("jax_num_cpu_devices", 4)
 import numpy as np
 import partjit
 from partjit.inspect.annotate import partition
-from partjit.inspect.axis_origins import origins
+from partjit.inspect.why.origins import origins
 from partjit.inspect.subject import trace_subject
 print("started")
 mesh = partjit.Mesh(np.array(jax.devices()), "x")

@@ -17,9 +17,9 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 import partjit
 from partjit import P
-from partjit.inspect.captured import take_lines
-from partjit.inspect.rematerialization import catch_rematerializations, parse_rematerialization, with_sites
-from partjit.inspect.resharding import way_between
+from partjit.inspect.hlo.captured import take_lines
+from partjit.inspect.hlo.rematerialization import catch_rematerializations, parse_rematerialization, with_sites
+from partjit.inspect.hlo.resharding import way_between
 
 SHAPE = (16, 8)
 
@@ -313,7 +313,7 @@ import jax, numpy as np
 jax.config.update("jax_num_cpu_devices", 8)
 from jax.sharding import NamedSharding
 from partjit import Mesh, P
-from partjit.inspect.rematerialization import catch_rematerializations
+from partjit.inspect.hlo.rematerialization import catch_rematerializations
 if "close" in sys.argv:
     os.close(2)
 if "none" in sys.argv:

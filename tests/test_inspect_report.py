@@ -56,8 +56,7 @@ def test_a_value_that_loses_its_axes_is_found(mesh):
     assert "replicated" in kinds(report)
     text = next(f.text for f in report.findings if f.kind == "replicated" and "although" in f.text)
     assert (
-        text
-        == "every device has all of b, f32[64,64] P(None, None), 16.4 kB, although a, f32[64,64] P('data', None), "
+        text == "every device has all of b, f32[64,64] P(None, None), 16.4 kB, although a, f32[64,64] P('data', None), "
         "is divided"
     )
 

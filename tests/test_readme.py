@@ -33,6 +33,16 @@ def test_the_program_runs_and_prints_what_stands_below_it():
     assert printed.stdout == block(program + "```")
 
 
+def test_the_report_prints_what_stands_below_it(tmp_path):
+    program = block("## Reading what was partitioned")
+    (tmp_path / "model.py").write_text(program)
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "model.py"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.replace(f"{tmp_path}/", "") == block(program + "```")
+    assert (tmp_path / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
 def test_the_colocated_functions_run():
     program = block("## Python beside the devices")
     ran = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=True)

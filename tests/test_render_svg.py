@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from partjit.render.html import code, fragment, table
 from partjit.render.legend import legend
 from partjit.render.markup import Markup, element, escape, join, number
+from partjit.render.numbers import shown_bytes, shown_duration
 from partjit.render.svg import fit, label, path, picture, rect, smooth, text_width
 from partjit.render.theme import ACCENTS, PALETTE, STYLESHEET, THEMES, contrast, ink_on
-from partjit.render.units import readable_duration, readable_size
 
 anything = st.text(st.characters(codec=None, exclude_categories=()))
 numbers = st.floats(-1e6, 1e6)
@@ -222,7 +222,7 @@ def test_a_legend_takes_as_few_rows_as_there_is_room_for():
 
 
 def test_a_page_escapes_what_is_shown():
-    shown = fragment(code("a < b"), table("T & U", ("name", "size"), [("<x>", 1234567)], {1: readable_size}))
+    shown = fragment(code("a < b"), table("T & U", ("name", "size"), [("<x>", 1234567)], {1: shown_bytes}))
     root = ET.fromstring(shown)
     assert root.attrib["class"] == "pj"
     assert root.find("pre").text == "a < b"
@@ -238,5 +238,5 @@ def test_a_table_writes_numbers_with_separators():
 
 @given(st.floats(0, 1e15))
 def test_sizes_and_durations_are_short(value):
-    assert re.fullmatch(r"\d{1,3} B|\d{1,4}\.\d [kM]B|\d+\.\d GB", readable_size(value))
-    assert re.fullmatch(r"\d+\.\d\d (us|ms|s)", readable_duration(value))
+    assert re.fullmatch(r"\d{1,3} B|\d{1,4}\.\d [kM]B|\d+\.\d GB", shown_bytes(value))
+    assert re.fullmatch(r"\d+\.\d\d (us|ms|s)", shown_duration(value))

@@ -6,7 +6,7 @@ from typing import Any
 
 from partjit.inspect.annotated import AnnotatedValue, Site
 from partjit.inspect.collectives import Collective, total_bytes
-from partjit.inspect.comparison import Comparison, Tally, compare
+from partjit.inspect.page.comparison import Comparison, Tally, compare
 from partjit.partition.nodes import ColocatedCall, Fragment, walk
 from partjit.partition.plan import Plan
 

@@ -76,7 +76,6 @@ def explain(
         for found in unit.rematerializations
     ]
     estimates = [estimate_memory(program, flags) for program, flags in zip(programs, donated, strict=True)]
-    known = [unit.memory or estimate for unit, estimate in zip(units, estimates, strict=True)] if units else estimates
     return Report(
         subject.whole.name,
         whole,
@@ -85,6 +84,6 @@ def explain(
         Collectives([c for collectives in predicted for c in collectives], "predicted"),
         tuple(units),
         (*complaints, *findings),
-        tuple(known),
+        tuple(estimates),
         flops_of(whole.tree, max(1, whole.unit.mesh.size)),
     )

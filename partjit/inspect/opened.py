@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from partjit import _compat
 from partjit._compat import UnspecifiedValue, core, mlir
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
+from partjit.inspect.loops import loop_counts, turns_of
 from partjit.partition.flatten import constraint, specs_of_nested
 from partjit.primitive import pjit_p
 from partjit.shardy import Layout
@@ -175,7 +176,7 @@ class _Opening:
         if (called := _called(eqn)) is not None:
             bodies["jaxpr"] = self._inlined(eqn, tagged, called, scope, times)
         else:
-            turns = _turns(eqn)
+            turns = turns_of(eqn)
             inner_times = None if times is None or turns is None else times * turns
             params = {**eqn.params}
             for name, jaxpr, consts, closed in _bodies(eqn):
@@ -202,7 +203,7 @@ class _Opening:
             self._sources,
             bodies,
             turns,
-            *_loop_counts(eqn),
+            *loop_counts(eqn),
         )
         self._sources = outer_sources
         self.equations[number] = made
@@ -301,56 +302,6 @@ def _put(params: dict[str, Any], key: str, jaxpr: Any) -> None:
         return
     position = int(k[:-1])
     params[name] = (*params[name][:position], jaxpr, *params[name][position + 1 :])
-
-
-def _loop_counts(eqn: Any) -> tuple[int, int]:
-    """How many arguments of the body of a loop are constants, and how many are carried; none of what is no loop."""
-    match _compat.control_flow_of(eqn):
-        case "scan":
-            return _compat.scan_counts(eqn)
-        case "while":
-            return eqn.params["body_nconsts"], len(eqn.outvars)
-        case _:
-            return 0, 0
-
-
-def _turns(eqn: Any) -> int | None:
-    """How often the bodies of an equation run."""
-    kind = _compat.control_flow_of(eqn)
-    if kind == "scan":
-        return eqn.params["length"]
-    return _counted_turns(eqn) if kind == "while" else 1
-
-
-def _counted_turns(eqn: Any) -> int | None:
-    """The turns of a `while_loop` that counts by ones up to a number, as `fori_loop` makes it."""
-    cond, body = (eqn.params[name].jaxpr for name in ("cond_jaxpr", "body_jaxpr"))
-    cond_consts, body_consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-    if len(cond.eqns) != 1 or cond.eqns[0].primitive.name != "lt" or cond.outvars[0] is not cond.eqns[0].outvars[0]:
-        return None
-    carried = eqn.invars[cond_consts + body_consts :]
-
-    def start(atom: Any) -> int | None:
-        """The value that a number of the predicate has in all turns, or in the first one."""
-        if isinstance(atom, core.Var) and atom in cond.invars:
-            k = cond.invars.index(atom)
-            atom = eqn.invars[k] if k < cond_consts else carried[k - cond_consts]
-        return int(atom.val) if isinstance(atom, core.Literal) else None
-
-    counter, bound = cond.eqns[0].invars
-    if not isinstance(counter, core.Var) or counter not in cond.invars[cond_consts:]:
-        return None
-    k = cond.invars.index(counter) - cond_consts
-    step = next((e for e in body.eqns if body.outvars[k] in e.outvars), None)
-    counts = step is not None and step.primitive.name == "add" and body.invars[body_consts + k] in step.invars
-    if not counts or not any(isinstance(atom, core.Literal) and atom.val == 1 for atom in step.invars):
-        return None
-    if isinstance(bound, core.Var) and bound in cond.invars[cond_consts:]:
-        other = cond.invars.index(bound) - cond_consts
-        if body.outvars[other] is not body.invars[body_consts + other]:
-            return None
-    first, last = start(counter), start(bound)
-    return None if first is None or last is None else max(0, last - first)
 
 
 def _names() -> Iterator[str]:

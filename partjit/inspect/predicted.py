@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from partjit.inspect.annotate import Partitioned
 from partjit.inspect.collectives import Collective
-from partjit.inspect.device_groups import Groups, axes_of_groups, axes_of_pairs, device_ids, parse_groups
+from partjit.inspect.hlo.device_groups import Groups, axes_of_groups, axes_of_pairs, device_ids, parse_groups
 from partjit.inspect.opened import TAG
 from partjit.shardy import Layout, Shardings, insert_collectives, nested
 

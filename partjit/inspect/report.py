@@ -19,8 +19,8 @@ from partjit.inspect.difference import Difference, difference
 from partjit.inspect.findings import Finding
 from partjit.inspect.listing import Listing, lines_of
 from partjit.inspect.memory import Memory
-from partjit.inspect.page import page_of
-from partjit.inspect.why import Why, why
+from partjit.inspect.page.page import page_of
+from partjit.inspect.why.why import Why, why
 from partjit.inspect.work import Flops
 from partjit.mesh import describe_mesh
 from partjit.partition.plan import Plan
@@ -93,7 +93,9 @@ class Collectives(Sequence[Collective]):
             )
             for c, count in self.rows()
         ]
-        title = f"{len(self)} collectives ({self.source}); a device sends {total} per step"
+        title = (
+            f"{len(self)} collective{'' if len(self) == 1 else 's'} ({self.source}); a device sends {total} per step"
+        )
         return f"{title}\n{table(columns, rows, most)}"
 
     def __str__(self) -> str:
@@ -114,7 +116,7 @@ class Report:
         predicted: the collectives that the shardings ask for.
         compiled: what was read from compiled programs; empty if nothing was compiled.
         findings: what to look at first.
-        memory: what each program holds on a device, in bytes.
+        estimates: what each program holds on a device, computed from its equations.
         flops: the work of one execution, counted in the equations.
     """
 
@@ -125,8 +127,15 @@ class Report:
     predicted: Collectives
     compiled: tuple[CompiledUnit, ...]
     findings: tuple[Finding, ...]
-    memory: tuple[Memory, ...]
+    estimates: tuple[Memory, ...]
     flops: Flops
+
+    @property
+    def memory(self) -> tuple[Memory, ...]:
+        """What each program holds on a device, in bytes: as XLA says if it was compiled, estimated otherwise."""
+        if not self.compiled:
+            return self.estimates
+        return tuple(unit.memory or estimate for unit, estimate in zip(self.compiled, self.estimates, strict=True))
 
     @property
     def mesh(self) -> Mesh:

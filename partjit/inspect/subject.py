@@ -62,9 +62,10 @@ def trace_subject(fun: Any, args: Sequence[Any], kwargs: Any, mesh: Mesh | None)
     # jax's own mesh warns when it is entered.
     own = None if mesh is None else PartjitMesh(mesh.devices, mesh.axis_names, mesh.axis_types)
     with own or contextlib.nullcontext():
-        traced = fun
+        traced: Any = fun
         if not isinstance(fun, Traced | jax.stages.Traced):
-            traced = (fun if hasattr(fun, "trace") else pjit(fun)).trace(*args, **kwargs)
+            made: Any = fun if hasattr(fun, "trace") else pjit(fun)
+            traced = made.trace(*args, **kwargs)
         return _of_pjit(traced) if isinstance(traced, Traced) else _of_jit(traced, own)
 
 

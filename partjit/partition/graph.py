@@ -6,7 +6,7 @@ from typing import Any
 import networkx as nx
 
 from partjit.partition.nodes import Block, ColocatedCall, Fragment, Loop, Node, Transfer, Value
-from partjit.render.units import readable_size
+from partjit.render.numbers import shown_bytes
 
 __all__ = ["as_graph", "critical_path", "graph_of", "to_mermaid", "turns_of"]
 
@@ -127,7 +127,7 @@ def _drawn_edges(graph: nx.DiGraph) -> Iterator[str]:
         if data["kind"] == "order":
             yield f"{before} -.-> {after}"
         else:
-            yield f'{before} -->|"{readable_size(data["nbytes"])}"| {after}'
+            yield f'{before} -->|"{shown_bytes(data["nbytes"])}"| {after}'
 
 
 def turns_of(loop: Loop) -> str:

@@ -11,7 +11,7 @@ from partjit.partition.nodes import Block, ColocatedCall, Fragment, Loop, Node, 
 from partjit.render.dag import Edge, Graph, Vertex, draw
 from partjit.render.html import code, fragment, table
 from partjit.render.markup import Markup
-from partjit.render.units import readable_duration, readable_size
+from partjit.render.numbers import shown_bytes, shown_duration
 
 __all__ = ["to_html", "to_svg"]
 
@@ -68,7 +68,7 @@ class _Drawing:
         if self._costs is not None:
             seconds = self._costs(node) if callable(self._costs) else self._costs.get(node.name)
             if seconds is not None:
-                yield readable_duration(seconds)
+                yield shown_duration(seconds)
 
     def _turn(self, loop: Loop) -> Graph:
         carried, on = (_CARRIED, loop.outputs), (_ON, loop.block.outputs)
@@ -90,7 +90,7 @@ def _said(node: Node) -> str:
     if isinstance(node, ColocatedCall):
         return node.where
     if isinstance(node, Transfer):
-        return readable_size(_nbytes(node.inputs))
+        return shown_bytes(_nbytes(node.inputs))
     return turns_of(node) if isinstance(node, Loop) else f"one of {len(node.blocks)}"
 
 
@@ -108,12 +108,12 @@ def _edges(graph: nx.DiGraph, strong: set[tuple[str, str]]) -> Iterator[Edge]:
         is_order = data["kind"] == "order"
         said = ["order without data"] if is_order else _listed(data["values"])
         tooltip = "\n".join([f"{before} \u2192 {after}", *said])
-        size = "" if is_order else readable_size(data["nbytes"])
+        size = "" if is_order else shown_bytes(data["nbytes"])
         yield Edge(before, after, size, is_order, (before, after) in strong, tooltip)
 
 
 def _listed(values: Sequence[Value]) -> list[str]:
-    lines = [f"{value.name}: {value}, {readable_size(value.nbytes)}" for value in values[:_MOST_LISTED]]
+    lines = [f"{value.name}: {value}, {shown_bytes(value.nbytes)}" for value in values[:_MOST_LISTED]]
     return lines + ([f"and {len(values) - _MOST_LISTED} more"] if len(values) > _MOST_LISTED else [])
 
 
@@ -140,8 +140,8 @@ def to_html(plan: Any) -> str:
     parts = [_picture(plan, None), code(plan.source)]
     if fragments:
         columns = ("fragment", "equations", "in", "out", "donated")
-        parts.append(table("Fragments", columns, fragments, {2: readable_size, 3: readable_size}))
+        parts.append(table("Fragments", columns, fragments, {2: shown_bytes, 3: shown_bytes}))
     if calls:
         columns = ("call", "function", "runs", "in", "out", "called at")
-        parts.append(table("Calls", columns, calls, {3: readable_size, 4: readable_size}))
+        parts.append(table("Calls", columns, calls, {3: shown_bytes, 4: shown_bytes}))
     return str(fragment(*parts))

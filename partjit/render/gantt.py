@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from partjit.render.legend import legend
 from partjit.render.markup import Markup, element, join, number
+from partjit.render.numbers import shown_duration
 from partjit.render.svg import label, path, picture, rect, text_width
-from partjit.render.units import readable_duration
 
 __all__ = ["KINDS", "Bar", "draw", "merge", "stack", "ticks"]
 
@@ -132,7 +132,7 @@ def _together(bars: Sequence[Bar]) -> Bar:
     for bar in bars:
         seconds[bar.kind] = seconds.get(bar.kind, 0.0) + bar.end - bar.start
     kind = max(seconds, key=lambda kind: seconds[kind])
-    tooltip = f"{len(bars):,} that are too short to be seen, {readable_duration(math.fsum(seconds.values()))} together"
+    tooltip = f"{len(bars):,} that are too short to be seen, {shown_duration(math.fsum(seconds.values()))} together"
     is_faint = all(bar.is_faint for bar in bars)
     return Bar(bars[0].start, bars[-1].end, bars[0].lane, kind, "", tooltip, False, is_faint, len(bars))
 

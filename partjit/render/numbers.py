@@ -1,6 +1,6 @@
 """Numbers for people."""
 
-__all__ = ["shown_bytes", "shown_count"]
+__all__ = ["shown_bytes", "shown_count", "shown_duration"]
 
 
 def shown_bytes(nbytes: float) -> str:
@@ -21,6 +21,19 @@ def shown_count(count: float) -> str:
         ('999', '2.5 G')
     """
     return f"{count:.0f}" if count < 1000 else _scaled(count).rstrip()
+
+
+def shown_duration(seconds: float) -> str:
+    """A duration.
+
+    Example:
+        >>> shown_duration(2.5), shown_duration(0.00125)
+        ('2.50 s', '1.25 ms')
+    """
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.2f} {unit}"
+    return f"{seconds * 1e6:.2f} us"
 
 
 def _scaled(number: float) -> str:

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from partjit.inspect.collectives import total_bytes
-from partjit.inspect.comparison import Tally, compare
-from partjit.inspect.excerpts import Excerpts
 from partjit.inspect.findings import Finding
-from partjit.inspect.page_table import Amount, Cell, amount, chip, nbytes, rows_table
+from partjit.inspect.page.comparison import Tally, compare
+from partjit.inspect.page.excerpts import Excerpts
+from partjit.inspect.page.table import Amount, Cell, amount, chip, nbytes, rows_table
 from partjit.partition.nodes import ColocatedCall, Fragment, walk
 from partjit.partition.plan import Plan
 from partjit.render.html import code

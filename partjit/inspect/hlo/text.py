@@ -8,7 +8,7 @@ import functools
 import re
 from collections.abc import Iterator, Mapping
 
-from partjit.inspect.source_lines import SourceLines, unescape
+from partjit.inspect.hlo.source_lines import SourceLines, unescape
 
 __all__ = [
     "Computation",

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from jax.sharding import AbstractMesh, Mesh
 
 from partjit.inspect.collectives import KINDS, Collective, Member
-from partjit.inspect.device_groups import (
+from partjit.inspect.hlo.device_groups import (
     Groups,
     axes_of_groups,
     axes_of_pairs,
@@ -22,9 +22,9 @@ from partjit.inspect.device_groups import (
     parse_groups,
     parse_pairs,
 )
-from partjit.inspect.hlo import Computation, Instruction, Module, leaf_types, parse_module, type_bytes
-from partjit.inspect.origins import Origins
-from partjit.inspect.trip_counts import trip_count
+from partjit.inspect.hlo.origins import Origins
+from partjit.inspect.hlo.text import Computation, Instruction, Module, leaf_types, parse_module, type_bytes
+from partjit.inspect.hlo.trip_counts import trip_count
 
 __all__ = ["read_collectives"]
 

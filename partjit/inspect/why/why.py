@@ -7,9 +7,9 @@ from html import escape
 
 from partjit.inspect.annotate import Partitioned
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue, shown_site, shown_spec
-from partjit.inspect.axis_origins import Origin, Origins, origins
-from partjit.inspect.lookup import look_up
-from partjit.inspect.requests import Request, requests_of, shown_line
+from partjit.inspect.why.lookup import look_up
+from partjit.inspect.why.origins import Origin, Origins, origins
+from partjit.inspect.why.requests import Request, requests_of, shown_line
 
 __all__ = ["Conflict", "Why", "why"]
 

@@ -10,8 +10,8 @@ import functools
 from collections.abc import Mapping, Sequence
 
 from partjit.inspect.collectives import Site
-from partjit.inspect.hlo import Computation, Instruction, Module
-from partjit.inspect.source_lines import tags_of
+from partjit.inspect.hlo.source_lines import tags_of
+from partjit.inspect.hlo.text import Computation, Instruction, Module
 
 __all__ = ["Origin", "Origins"]
 

@@ -17,14 +17,14 @@ from jax.sharding import PartitionSpec as P
 from partjit import _compat
 from partjit.inspect.annotate import Partitioned
 from partjit.inspect.annotated import AnnotatedEquation, Site
-from partjit.inspect.apart import EndedApartError, ask_apart
-from partjit.inspect.dataflow import Dataflow
 from partjit.inspect.opened import MARK, TAG
-from partjit.inspect.requests import Request, requests_of
+from partjit.inspect.why.apart import EndedApartError, ask_apart
+from partjit.inspect.why.dataflow import Dataflow
+from partjit.inspect.why.requests import Request, requests_of
 
 __all__ = ["Origin", "Origins", "OriginsUnavailableError", "ask_partitioner", "origins"]
 
-_SCRIPT = "partjit.inspect.shardy_origins"
+_SCRIPT = "partjit.inspect.why.child"
 _GROUP = "sdy.sharding_group"
 _TIMEOUT = 120.0
 _WISHES = ("result", "shard_map argument")  # a value need not lie as these say; it is moved then
@@ -156,7 +156,7 @@ def origins(partitioned: Partitioned, timeout: float = _TIMEOUT) -> Origins:
 
 
 def ask_partitioner(partitioned: Partitioned, timeout: float = _TIMEOUT, without: Sequence[str] = ()) -> Any:
-    """What the partitioner says of origins, in its own words; see `partjit.inspect.shardy_origins`.
+    """What the partitioner says of origins, in its own words; see `partjit.inspect.why.child`.
 
     Args:
         partitioned: the program, with its text.

@@ -10,8 +10,8 @@ import collections
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
-from partjit.inspect.dataflow import Dataflow, Link
-from partjit.inspect.key_paths import common_end, keys_of
+from partjit.inspect.why.dataflow import Dataflow, Link
+from partjit.inspect.why.key_paths import common_end, keys_of
 
 __all__ = ["gradient_of", "is_backward"]
 

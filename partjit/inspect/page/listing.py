@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from partjit.inspect.excerpts import Excerpts
 from partjit.inspect.listing import Line
-from partjit.inspect.page_table import colored_spec
+from partjit.inspect.page.excerpts import Excerpts
+from partjit.inspect.page.table import colored_spec
 from partjit.render.markup import Markup, element, escape, join
 from partjit.render.numbers import shown_bytes
 

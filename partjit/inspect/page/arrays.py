@@ -5,7 +5,7 @@ from typing import Any
 
 from partjit.inspect.annotated import AnnotatedValue, shown_spec
 from partjit.inspect.arrays import draw_array
-from partjit.inspect.page_table import colored_spec, nbytes, rows_table
+from partjit.inspect.page.table import colored_spec, nbytes, rows_table
 from partjit.render.markup import Markup, element, join
 from partjit.render.theme import STYLESHEET
 

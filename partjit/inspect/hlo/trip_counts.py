@@ -7,7 +7,7 @@ is then `slot + offset`: what stands in a slot of the loop's state at the beginn
 import dataclasses
 from collections.abc import Mapping
 
-from partjit.inspect.hlo import Computation, Instruction, Module
+from partjit.inspect.hlo.text import Computation, Instruction, Module
 
 __all__ = ["trip_count"]
 

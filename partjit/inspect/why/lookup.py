@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
-from partjit.inspect.dataflow import Dataflow
-from partjit.inspect.gradients import gradient_of, is_backward
-from partjit.inspect.key_paths import keys_of
+from partjit.inspect.why.dataflow import Dataflow
+from partjit.inspect.why.gradients import gradient_of, is_backward
+from partjit.inspect.why.key_paths import keys_of
 
 __all__ = ["Found", "ValueNotFoundError", "find_value", "look_up"]
 

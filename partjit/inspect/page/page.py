@@ -10,11 +10,11 @@ import hashlib
 import importlib.resources
 from typing import Any
 
-from partjit.inspect import page_sections as sections
-from partjit.inspect.excerpts import Excerpts
-from partjit.inspect.page_arrays import arrays
-from partjit.inspect.page_listing import drawn_lines
-from partjit.inspect.page_table import chip
+from partjit.inspect.page import sections
+from partjit.inspect.page.arrays import arrays
+from partjit.inspect.page.excerpts import Excerpts
+from partjit.inspect.page.listing import drawn_lines
+from partjit.inspect.page.table import chip
 from partjit.render.markup import Markup, element, join
 from partjit.render.numbers import shown_bytes
 from partjit.render.theme import PALETTE, STYLESHEET, ink_on
@@ -140,4 +140,4 @@ def _style() -> str:
 
 @functools.cache
 def _file(name: str) -> str:
-    return importlib.resources.files("partjit.inspect").joinpath(name).read_text(encoding="utf-8")
+    return importlib.resources.files("partjit.inspect.page").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,1 @@
+"""A report as a page: plain HTML, which a script rearranges."""
