@@ -36,7 +36,7 @@ help:
 demo: $(INSTALLED)-viz
 	$(BIN)/python examples/train_char_lm.py $(ARGS)
 
-test: $(INSTALLED)-testing $(INSTALLED)-notebooks
+test: $(INSTALLED)-testing $(INSTALLED)-models $(INSTALLED)-notebooks
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # The type checker is told the interpreter here, since VENV may differ from what pyproject.toml names.

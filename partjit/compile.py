@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from partjit import _compat
 from partjit._compat import UNSPECIFIED, UnspecifiedValue
 from partjit.errors import ShardingError
-from partjit.mesh import has_explicit_axes
+from partjit.mesh import describe_mesh, has_explicit_axes
 from partjit.primitive import device_witness, shardings_of
 from partjit.spec import Spec
 
@@ -245,6 +245,12 @@ class Traced:
         if has_explicit_axes(self.program.mesh):
             return _LoweredOnExplicitMesh(lowering, self.args_info, self.out_tree, self.program.mesh)
         return jax.stages.Lowered(lowering, self.args_info, self.out_tree)
+
+    def __repr__(self) -> str:
+        program = self.program
+        mesh = "no mesh" if program.mesh.empty else describe_mesh(program.mesh)
+        count = len(self.jaxpr.eqns)
+        return f"<traced {program.name}: {count} equation{'' if count == 1 else 's'}, {mesh}>"
 
     def _check_closed(self) -> None:
         if self.program.consts:

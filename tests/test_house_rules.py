@@ -133,6 +133,10 @@ def test_the_modules_depend_on_each_other_without_cycles():
         assert not any(dependencies(name) & inside for name in NAMES - inside - {"partjit"}), (
             f"nothing imports {window}"
         )
+    reading = {name for name in NAMES if name.startswith(("partjit.inspect", "partjit.command", "partjit.__main__"))}
+    assert not any(dependencies(name) & reading for name in NAMES - reading - {"partjit"})
+    drawing = {name for name in NAMES if name.startswith("partjit.render")}
+    assert not any(dependencies(name) - drawing for name in drawing)
     assert order.index("partjit._compat") < order.index("partjit.api")
 
 

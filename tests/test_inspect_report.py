@@ -39,12 +39,11 @@ def test_large_values_that_every_device_has_are_found(mesh):
     report = explain(pjit(fun, in_shardings=(None, P("data"))), matrix(64, 64), matrix(8, 64), mesh=mesh, large=1000)
     assert kinds(report) == []
     report = explain(pjit(jnp.sin), matrix(64, 64), mesh=mesh, large=1000)
-    assert kinds(report) == ["replicated", "replicated"]
-    argument, value = report.findings
+    assert kinds(report) == ["replicated"]  # what comes of it is none of its own
+    (argument,) = report.findings
     assert argument.text == (
         "every device has all of the argument x, 16.4 kB; it was given no spec and nothing it meets divides it"
     )
-    assert value.text == "every device has all of b, f32[64,64] P(None, None), 16.4 kB, as is all that it is made of"
     assert kinds(explain(pjit(jnp.sin), matrix(64, 64), mesh=mesh)) == []  # it is not large enough
 
 

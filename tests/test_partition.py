@@ -129,7 +129,7 @@ def test_a_plan_shows_the_function_that_runs():
         "    return (out_0_w, out_1)\n"
     )
     assert str(plan) == plan.source.rstrip()
-    assert repr(plan) == "<plan of step: 1 fragments, 2 calls, 0 transfers>"
+    assert repr(plan) == "<plan of step: 1 fragment, 2 calls, 0 transfers>"
 
 
 def test_long_lists_are_cut_short_for_readers_only():

@@ -574,6 +574,10 @@ def test_it_is_lowered_and_compiled_as_any_program(mesh, double):
         lowered = traced.lower()
         compiled = lowered.compile()
         assert len(lowered.plan.fragments) == 2
+        assert repr(lowered) == f"<lowered {repr(lowered.plan)[1:]}"
+        assert repr(compiled) == f"<compiled {repr(lowered.plan)[1:]}"
+        for stage in (traced, lowered, compiled):
+            assert "<svg" in stage._repr_html_()
         assert lowered.as_text().count("module @") == 2
         assert compiled.as_text().count("HloModule") == 2
         assert compiled.cost_analysis()["flops"] > 0

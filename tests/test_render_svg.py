@@ -238,5 +238,5 @@ def test_a_table_writes_numbers_with_separators():
 
 @given(st.floats(0, 1e15))
 def test_sizes_and_durations_are_short(value):
-    assert re.fullmatch(r"\d{1,3} B|\d{1,4}\.\d [kM]B|\d+\.\d GB", shown_bytes(value))
+    assert re.fullmatch(r"\d{1,3} B|\d{1,4}\.\d [kM]B|\d+\.\d [GTP]B", shown_bytes(value))
     assert re.fullmatch(r"\d+\.\d\d (us|ms|s)", shown_duration(value))

@@ -27,7 +27,8 @@ def _jvp(
         raise ValueError(
             f"the colocated function {callee.name} has no derivative, and is differentiated with respect to "
             f"{', '.join(differentiated)}{_here()}: say what it is with {callee.name}.defvjp(fwd, bwd) or "
-            f"{callee.name}.defjvp(jvp), or pass what it only looks at as jax.lax.stop_gradient(x)"
+            f"{callee.name}.defjvp(jvp) before the program is traced, or pass what it only looks at as "
+            "jax.lax.stop_gradient(x)"
         )
     results = colocated_call_p.bind(*primals, callee=callee, **params)
     return results, [ad.Zero(jax.typeof(result).to_tangent_aval()) for result in results]

@@ -10,22 +10,10 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from partjit import _compat
+from partjit.inspect.sites import Site
 from partjit.shardy import Layout
 
-__all__ = ["AnnotatedEquation", "AnnotatedJaxpr", "AnnotatedValue", "Site", "shown_site", "shown_spec"]
-
-Site = tuple[str, int, str]
-"""File, line and function of the user's code."""
-
-
-def shown_site(site: Site | None) -> str:
-    """A line of the user's code, as a terminal makes it a link.
-
-    Example:
-        >>> shown_site(("/home/me/model.py", 12, "loss"))
-        '/home/me/model.py:12 in loss'
-    """
-    return "unknown" if site is None else f"{site[0]}:{site[1]} in {site[2]}"
+__all__ = ["AnnotatedEquation", "AnnotatedJaxpr", "AnnotatedValue", "shown_spec"]
 
 
 def shown_spec(spec: P) -> str:

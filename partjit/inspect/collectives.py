@@ -24,7 +24,9 @@ import dataclasses
 from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = ["KINDS", "Collective", "Member", "Site", "Total", "bytes_moved", "repeated", "total_bytes"]
+from partjit.inspect.sites import Site
+
+__all__ = ["KINDS", "Collective", "Member", "Total", "bytes_moved", "repeated", "total_bytes"]
 
 KINDS = (
     "all-gather",
@@ -35,9 +37,6 @@ KINDS = (
     "ragged-all-to-all",
     "reduce-scatter",
 )
-
-# A line of the user's: file, line, function.
-Site = tuple[str, int, str]
 
 
 def bytes_moved(kind: str, group_size: int, operand_bytes: float, result_bytes: float, sent: float = 1.0) -> float:

@@ -4,9 +4,10 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from partjit.inspect.annotated import AnnotatedValue, Site
+from partjit.inspect.annotated import AnnotatedValue
 from partjit.inspect.collectives import Collective, total_bytes
 from partjit.inspect.page.comparison import Comparison, Tally, compare
+from partjit.inspect.sites import Site
 from partjit.partition.nodes import ColocatedCall, Fragment, walk
 from partjit.partition.plan import Plan
 

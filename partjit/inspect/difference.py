@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue, Site, shown_site, shown_spec
+from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue, shown_spec
+from partjit.inspect.sites import Site, shown_site
 from partjit.render.html import fragment
 from partjit.render.html import table as html_table
 from partjit.render.numbers import shown_bytes
@@ -67,13 +68,21 @@ class Difference:
             counts = [(kind, ", ".join(axes) or "-", *two) for kind, axes, *two in self.collectives]
             yield "collectives", ("kind", "axes", "before", "after"), counts
 
-    def __str__(self) -> str:
+    def to_text(self, most: int | None = 20) -> str:
+        """The tables.
+
+        Args:
+            most: how many lines of each are shown.
+        """
         if not self:
             return "no difference"
-        parts = [f"{title}\n{table(columns, rows, 40)}" for title, columns, rows in self._tables()]
+        parts = [f"{title}\n{table(columns, rows, most)}" for title, columns, rows in self._tables()]
         if self.unmatched:
             parts.append(f"{self.unmatched} equations are in one of the programs only")
         return "\n\n".join(parts)
+
+    def __str__(self) -> str:
+        return self.to_text()
 
     __repr__ = __str__
 

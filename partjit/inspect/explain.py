@@ -49,8 +49,8 @@ def explain(
         ... def layer(x, w):
         ...     return jnp.tanh(x @ w)
         >>> report = explain(layer, np.ones((8, 16), np.float32), np.ones((16, 4), np.float32), mesh=mesh)
-        >>> [(value.path, value.spec) for value in report.whole.tree.inputs]
-        [('x', PartitionSpec('data', None)), ('w', PartitionSpec(None, 'model'))]
+        >>> [(value.path, *value.spec) for value in report.whole.tree.inputs]
+        [('x', 'data', None), ('w', None, 'model')]
         >>> [(collective.kind, collective.axes) for collective in report.collectives]
         [('all-gather', ('model',))]
 

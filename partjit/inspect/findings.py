@@ -5,8 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from partjit._compat import UNSPECIFIED
 from partjit.inspect.annotate import Partitioned
-from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue, Site, shown_site, shown_spec
+from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue, shown_spec
 from partjit.inspect.collectives import Collective
+from partjit.inspect.sites import Site, shown_site
 from partjit.primitive import sharding_constraint_p
 from partjit.render.numbers import shown_bytes
 
@@ -70,7 +71,7 @@ def findings_of(partitioned: Partitioned, collectives: Sequence[Collective], lar
 def _replicated(partitioned: Partitioned, large: int) -> Iterator[Finding]:
     shardings = dict(zip(partitioned.tree.inputs, partitioned.unit.in_shardings, strict=True))
     for value in partitioned.tree.inputs:
-        if value.is_array and value.is_replicated and value.nbytes >= large and shardings[value] is UNSPECIFIED:
+        if _is_whole(value, large) and shardings[value] is UNSPECIFIED:
             yield Finding(
                 "replicated",
                 value.nbytes,
@@ -80,19 +81,26 @@ def _replicated(partitioned: Partitioned, large: int) -> Iterator[Finding]:
                 None,
                 value.name,
             )
-    seen = set()
+    # What comes from a whole value that was told of already is no finding of its own.
+    told = {value.number for value in partitioned.tree.inputs if _is_whole(value, large)}
+    of_numbers: set[int] = set()  # these are made where they are needed
     for equation in partitioned.tree.walk():
-        # What is made of numbers alone is made where it is needed.
-        if equation.bodies or not any(not value.literal for value in equation.inputs):
+        told.update(v.number for body in equation.bodies.values() for v in body.inputs if _is_whole(v, large))
+        if equation.bodies:
             continue
+        if all(value.literal or value.number in of_numbers for value in equation.inputs):
+            of_numbers.update(value.number for value in equation.outputs)
+            continue
+        divided = next((v for v in equation.inputs if v.is_array and not v.literal and not v.is_replicated), None)
         for value in equation.outputs:
-            if not value.is_array or not value.is_replicated or value.nbytes < large or value.number in seen:
+            if not _is_whole(value, large) or value.number in told:
                 continue
-            seen.add(value.number)
-            divided = next((v for v in equation.inputs if v.is_array and not v.literal and not v.is_replicated), None)
-            because = (
-                f"although {divided.name}, {_type(divided)}, is divided" if divided else "as is all that it is made of"
-            )
+            told.add(value.number)
+            if divided is None and any(v.number in told for v in equation.inputs):
+                continue
+            because = "which nothing divides"
+            if divided is not None:
+                because = f"although {divided.name}, {_type(divided)}, is divided"
             yield Finding(
                 "replicated",
                 value.nbytes,
@@ -101,6 +109,11 @@ def _replicated(partitioned: Partitioned, large: int) -> Iterator[Finding]:
                 equation.site,
                 value.name,
             )
+
+
+def _is_whole(value: AnnotatedValue, large: int) -> bool:
+    """Whether every device has all of a large value."""
+    return value.is_array and not value.literal and value.is_replicated and value.nbytes >= large
 
 
 def _fights(constraints: Mapping[int, AnnotatedEquation]) -> Iterator[Finding]:

@@ -2,12 +2,12 @@
 
 import dataclasses
 import itertools
-import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from partjit._compat import UnspecifiedValue
-from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue, Site, shown_spec
+from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue, shown_spec
+from partjit.inspect.sites import Site, shown_line
 from partjit.render.numbers import shown_bytes
 
 __all__ = ["Line", "Listing", "lines_of", "shown_params"]
@@ -179,7 +179,7 @@ def _shown(lines: tuple[Line, ...]) -> Iterator[str]:
             (f"{indent}{name}:{type_}", spec, shown_bytes(size) if spec else "") for name, type_, spec, size in many
         ]
         first = named[0] if named else (indent + line.text, "", "")
-        where = "" if line.site is None else f"# {os.path.basename(line.site[0])}:{line.site[1]}"
+        where = "" if line.site is None else f"# {shown_line(line.site)}"
         rows.append((*first, line.text if named else "", where))
         rows += [(*more, "", "") for more in named[1:]]
     defining = [row for row in rows if row[1] or row[3]]

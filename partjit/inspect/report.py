@@ -20,6 +20,7 @@ from partjit.inspect.findings import Finding
 from partjit.inspect.listing import Listing, lines_of
 from partjit.inspect.memory import Memory
 from partjit.inspect.page.page import page_of
+from partjit.inspect.sites import shown_line
 from partjit.inspect.why.why import Why, why
 from partjit.inspect.work import Flops
 from partjit.mesh import describe_mesh
@@ -88,7 +89,7 @@ class Collectives(Sequence[Collective]):
                 count,
                 "?" if c.times is None else c.times,
                 shown_bytes(count * (c.bytes_moved if c.bytes_per_step is None else c.bytes_per_step)),
-                "-" if c.site is None else f"{os.path.basename(c.site[0])}:{c.site[1]} {c.site[2]}",
+                "-" if c.site is None else f"{shown_line(c.site)} {c.site[2]}",
                 c.program,
             )
             for c, count in self.rows()

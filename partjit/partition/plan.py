@@ -158,6 +158,11 @@ class Plan:
 
     def __repr__(self) -> str:
         counts = collections.Counter(type(node) for node in walk(self.nodes))
-        names = {"fragments": Fragment, "calls": ColocatedCall, "transfers": Transfer}
-        names |= {name: kind for name, kind in {"loops": Loop, "branches": Branch}.items() if counts[kind]}
-        return f"<plan of {self.name}: {', '.join(f'{counts[kind]} {name}' for name, kind in names.items())}>"
+        named = {"fragment": Fragment, "call": ColocatedCall, "transfer": Transfer}
+        named |= {name: kind for name, kind in {"loop": Loop, "branch": Branch}.items() if counts[kind]}
+        plural = {"branch": "branches"}
+        counted = [
+            f"{counts[kind]} {name}" if counts[kind] == 1 else f"{counts[kind]} {plural.get(name, f'{name}s')}"
+            for name, kind in named.items()
+        ]
+        return f"<plan of {self.name}: {', '.join(counted)}>"

@@ -33,6 +33,9 @@ class PlannedTraced(Traced):
         """What the program does when it is called from the current stream."""
         return plan_of(self.leaves, **self.program.params)
 
+    def _repr_html_(self) -> str:
+        return self.plan._repr_html_()
+
     def lower(self, *, lowering_platforms: tuple[str, ...] | None = None, _private_parameters: Any = None) -> Any:
         """Lowers its fragments.
 
@@ -72,6 +75,12 @@ class PlannedLowered:
         self._program = program
         self._structs = structs
         self._fragments = lower_plan(plan, program.mesh)
+
+    def __repr__(self) -> str:
+        return f"<lowered {repr(self.plan)[1:]}"
+
+    def _repr_html_(self) -> str:
+        return self.plan._repr_html_()
 
     @property
     def donate_argnums(self) -> tuple[int, ...]:
@@ -146,6 +155,12 @@ class PlannedCompiled:
         plan = self._plan_of_caller()
         runnable = self._runnable(leaves) if plan is self.plan else runnable_of(plan, leaves, self._program.mesh)
         return jax.tree.unflatten(self.out_tree, runnable.run(placing_of(plan, leaves).apply(leaves)))
+
+    def __repr__(self) -> str:
+        return f"<compiled {repr(self.plan)[1:]}"
+
+    def _repr_html_(self) -> str:
+        return self.plan._repr_html_()
 
     def _runnable(self, leaves: Sequence[Any]) -> Runnable:
         """The plan with what was compiled for it, in whatever context it is called."""

@@ -116,7 +116,7 @@ def _stylesheet() -> str:
         f"@media (prefers-color-scheme:dark){{.pj{{{properties('dark')}}}}}",
         f"[data-theme=light] .pj,[data-jp-theme-light=true] .pj{{{properties('light')}}}",
         f"[data-theme=dark] .pj,[data-jp-theme-light=false] .pj{{{properties('dark')}}}",
-        f".pj-mono{{font-family:{_MONO}}}",
+        f".pj .pj-mono,.pj-mono{{font-family:{_MONO}}}",
         ".pj-bold{font-weight:600}",
         ".pj-none{fill:none}",
         ".pj-dashed{stroke-dasharray:2 3}",

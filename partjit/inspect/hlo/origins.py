@@ -9,9 +9,9 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 
-from partjit.inspect.collectives import Site
 from partjit.inspect.hlo.source_lines import tags_of
 from partjit.inspect.hlo.text import Computation, Instruction, Module
+from partjit.inspect.sites import Site
 
 __all__ = ["Origin", "Origins"]
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 
 from partjit._compat import is_user_file
-from partjit.inspect.collectives import Site
+from partjit.inspect.sites import Site
 
 __all__ = ["SourceLines", "tags_of", "unescape"]
 

@@ -3,7 +3,7 @@
 import linecache
 from collections.abc import Iterator
 
-from partjit.inspect.annotated import Site
+from partjit.inspect.sites import Site
 from partjit.render.markup import Markup, element, join
 
 __all__ = ["AROUND", "Excerpts"]

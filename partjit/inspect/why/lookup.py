@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
+from partjit.inspect.sites import shown_file
 from partjit.inspect.why.dataflow import Dataflow
 from partjit.inspect.why.gradients import gradient_of, is_backward
 from partjit.inspect.why.key_paths import keys_of
@@ -165,7 +166,7 @@ class _Finding:
 
 def _is_file(path: str, text: str) -> bool:
     path, text = path.replace("\\", "/"), text.strip().replace("\\", "/").removeprefix("./")
-    return path == text or path.endswith(f"/{text}")
+    return path == text or path.endswith(f"/{text}") or shown_file(path) == text
 
 
 def _last_array(equations: Sequence[AnnotatedEquation]) -> AnnotatedValue | None:

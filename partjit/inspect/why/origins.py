@@ -16,8 +16,9 @@ from jax.sharding import PartitionSpec as P
 
 from partjit import _compat
 from partjit.inspect.annotate import Partitioned
-from partjit.inspect.annotated import AnnotatedEquation, Site
+from partjit.inspect.annotated import AnnotatedEquation
 from partjit.inspect.opened import MARK, TAG
+from partjit.inspect.sites import Site
 from partjit.inspect.why.apart import EndedApartError, ask_apart
 from partjit.inspect.why.dataflow import Dataflow
 from partjit.inspect.why.requests import Request, requests_of
@@ -89,10 +90,12 @@ class Origins(Mapping[int, Mapping[str, Origin]]):
 
     Attributes:
         flow: the ways of the program.
+        requests: the specs that somebody wrote of each value, by its number.
         problem: why they are all guesses, if they are.
     """
 
     flow: Dataflow
+    requests: Mapping[int, Sequence[Request]]
     problem: str | None
     _names: Mapping[int, Mapping[str, tuple[Request, bool]]] = dataclasses.field(repr=False)
     _found: dict[int, Mapping[str, Origin]] = dataclasses.field(repr=False, default_factory=dict)
@@ -188,8 +191,11 @@ def _origins(partitioned: Partitioned, timeout: float) -> Origins:
         number: [axis for dim in layouts[number].axes for axis in dim] for number in flow.values if number in layouts
     }
     requests = list(requests_of(partitioned))
+    of_value: dict[int, list[Request]] = {}
+    for request in requests:
+        of_value.setdefault(request.value, []).append(request)
     if not any(axes.values()):
-        return Origins(flow, None, {number: {} for number in axes})
+        return Origins(flow, of_value, None, {number: {} for number in axes})
     said, problem = _asked(partitioned, timeout)
     found: dict[int, dict[str, tuple[Request, bool]]] = {number: {} for number in axes}
     if said is not None:
@@ -206,7 +212,7 @@ def _origins(partitioned: Partitioned, timeout: float) -> Origins:
                 if _base(axis) in request.axes:
                     found[request.value][axis] = request, True
     _guess(flow, axes, requests, found)
-    return Origins(flow, problem, found)
+    return Origins(flow, of_value, problem, found)
 
 
 def _asked(partitioned: Partitioned, timeout: float) -> tuple[Any, str | None]:

@@ -8,20 +8,11 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from partjit.inspect.annotate import Partitioned
-from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue, Site, shown_spec
+from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue, shown_spec
+from partjit.inspect.sites import Site, shown_line
 from partjit.spec import ParsedPartitionSpec
 
-__all__ = ["Request", "requests_of", "shown_line"]
-
-
-def shown_line(site: Site | None) -> str:
-    """A line of the user's code without the folders of its file.
-
-    Example:
-        >>> shown_line(("/home/me/model.py", 12, "loss"))
-        'model.py:12'
-    """
-    return "an unknown line" if site is None else f"{site[0].replace(chr(92), '/').rpartition('/')[2]}:{site[1]}"
+__all__ = ["Request", "requests_of"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
 from partjit.inspect.annotate import Partitioned
-from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue, shown_site, shown_spec
+from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue, shown_spec
+from partjit.inspect.sites import shown_line, shown_site
 from partjit.inspect.why.lookup import look_up
 from partjit.inspect.why.origins import Origin, Origins, origins
-from partjit.inspect.why.requests import Request, requests_of, shown_line
+from partjit.inspect.why.requests import Request
 
 __all__ = ["Conflict", "Why", "why"]
 
@@ -120,7 +121,7 @@ def why(partitioned: Partitioned, value: str | AnnotatedValue) -> Why:
         notes.append("the partitioner does not tell all of it: 'probably' is the nearest spec with that axis")
     makers = [link.equation for link in told.flow.made_by(value.number)]
     equation = next((made for made in reversed(makers) if not made.bodies), makers[-1] if makers else None)
-    requests = [request for request in requests_of(partitioned) if request.value == value.number]
+    requests = told.requests.get(value.number, ())
     ordered = {axis: of_value[axis] for axis, _ in _dimensions(value) if axis in of_value}
     return Why(value, equation, ordered, dict(_whole(value, requests)), tuple(_conflicts(told, value)), tuple(notes))
 
