@@ -254,7 +254,7 @@ for name, compiled in {"by columns": lowered.compile(), "by rows": other}.items(
 # JAX's C++ dispatch, which recognizes arguments it has seen the like of and starts the program.
 
 # %%
-from partjit.inspect.arrays import draw_array
+from partjit.inspect import draw_array
 
 with mesh:
     y = layer(x, w)

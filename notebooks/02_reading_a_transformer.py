@@ -34,8 +34,7 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 
 from partjit import Mesh, P, pjit
-from partjit.inspect import explain
-from partjit.inspect.arrays import draw_array
+from partjit.inspect import draw_array, explain
 
 mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model"))
 
