@@ -122,6 +122,7 @@ __all__ = [
     "is_user_file",
     "keep_in_scans",
     "kept_effects",
+    "low_jaxpr",
     "lower_call",
     "lower_constraint",
     "lower_constraint_to",
@@ -148,6 +149,7 @@ __all__ = [
     "register_discharge",
     "register_eager_in_shard_map",
     "register_effect",
+    "register_low",
     "register_printing",
     "resolve_argnums",
     "results_are_checked",
@@ -404,6 +406,21 @@ def trace_to_jaxpr(
     debug_info = core.DebugInfo("pjit", source, arg_names, result_paths)
     jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(lu.wrap_init(fun, debug_info=debug_info), list(avals))
     return jaxpr.with_consts(consts) if MERGED_JAXPR else ClosedJaxpr(jaxpr, consts)
+
+
+def low_jaxpr(jaxpr: Any) -> Any:
+    """A closed jaxpr as it can be lowered.
+
+    jax 0.12 has equations with rules of their own for transformations (`jnp.nonzero`, `jnp.searchsorted`), which become
+    those that they are made of when all transformations are done.
+    """
+    return pe.lower_jaxpr2(jaxpr) if MERGED_JAXPR and jaxpr.is_high else jaxpr
+
+
+def register_low(primitive: Any, rule: Callable) -> None:
+    """Registers what an equation becomes whose jaxpr has equations that `low_jaxpr` is for."""
+    if MERGED_JAXPR:
+        primitive.to_lojax = rule
 
 
 def name_results(jaxpr: Any, paths: tuple[str, ...]) -> None:

@@ -88,9 +88,10 @@ def lower(
         for arg, sharding in zip(args, shardings_of(in_specs, mesh), strict=True)
     )
     out_shardings = shardings_of(out_specs, mesh)
+    low = _compat.low_jaxpr(jaxpr)
     try:
         return lower_jaxpr(
-            jaxpr, in_shardings, out_shardings, donated_invars, mesh, name, keep_unused, platforms, parameters
+            low, in_shardings, out_shardings, donated_invars, mesh, name, keep_unused, platforms, parameters
         )
     except _compat.DeviceAssignmentMismatchError as error:
         (mismatches,) = error.args

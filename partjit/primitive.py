@@ -212,6 +212,11 @@ def _show_spec(spec: Spec) -> str:
     return str(spec) if isinstance(spec, ParsedPartitionSpec) else "UNSPECIFIED"
 
 
+def _as_low(*args: Any, jaxpr: Any, **params: Any) -> Sequence[Any]:
+    return pjit_p.bind(*args, jaxpr=_compat.low_jaxpr(jaxpr), **params)
+
+
+_compat.register_low(pjit_p, _as_low)
 _compat.register_printing(pjit_p, _show)
 _compat.register_printing(sharding_constraint_p, _show_constraint)
 mlir.register_lowering(pjit_p, _lower, cacheable=False)  # lower_call has a cache of its own

@@ -15,7 +15,8 @@ from partjit.inspect.opened import mark_p
 def values_that_lie_otherwise(partitioned):
     """The values whose annotation differs from what the compiled program says, and how many were compared.
 
-    The marks of the opened program are replaced by equations that ask the compiler, at any depth.
+    The marks of the opened program are replaced by equations that ask the compiler, at any depth. A value that XLA has
+    found to be one of those it is made of, as what is selected of two equal ones, lies as that does.
     """
     seen = {}
     unit = partitioned.unit
@@ -25,10 +26,13 @@ def values_that_lie_otherwise(partitioned):
         asking, unit.in_shardings, unit.out_shardings, donated, unit.mesh, "asking", keep_unused=True
     ).compile()
     values = {value.number: value for value in partitioned.tree.values if value.number in seen}
+    selected = [equation for equation in partitioned.tree.walk() if equation.primitive == "select_n"]
+    made_of = {value.number: equation.inputs for equation in selected for value in equation.outputs}
     otherwise = []
     for number, value in values.items():
-        annotated = NamedSharding(unit.mesh, value.spec)
-        if not seen[number].is_equivalent_to(annotated, value.aval.ndim):
+        alike = [value, *(v for v in made_of.get(number, ()) if v.is_array and v.aval.shape == value.aval.shape)]
+        told = [NamedSharding(unit.mesh, v.spec) for v in alike]
+        if not any(seen[number].is_equivalent_to(sharding, value.aval.ndim) for sharding in told):
             otherwise.append((str(value), seen[number]))
     return otherwise, len(values)
 

@@ -50,7 +50,7 @@ class AnnotatedValue:
     @property
     def is_array(self) -> bool:
         """Whether it is an array, of which devices hold parts; a ref or a token is not."""
-        return hasattr(self.aval, "shape") and hasattr(self.aval, "dtype")
+        return isinstance(self.aval, _compat.core.ShapedArray)
 
     @property
     def layout(self) -> Layout | None:

@@ -5,6 +5,7 @@ already. XLA may do better afterwards: it combines several of one kind, turns an
 part into a reduce-scatter, and moves what does not change out of loops.
 """
 
+import collections
 import itertools
 import math
 import re
@@ -241,10 +242,20 @@ def _tags(op: Any) -> list[int]:
 
 
 def _nearest_tag(op: Any) -> int | None:
-    """The equation of what uses a result of an operation, or of what makes an operand."""
-    users = (use.owner for result in op.results for use in result.uses)
-    makers = (value.owner for value in op.operands if not hasattr(value.owner, "arguments"))
-    return next((tags[-1] for other in itertools.chain(users, makers) if (tags := _tags(other))), None)
+    """The equation of what uses a result of an operation, or of what makes an operand, near or far."""
+    seen, near = set(), collections.deque([op])
+    while near:
+        other = near.popleft()
+        if tags := _tags(other):
+            return tags[-1]
+        users = [use.owner for result in other.results for use in result.uses]
+        makers = [value.owner for value in other.operands if not isinstance(value.owner, ir.Block)]
+        for following in (*users, *makers):
+            following = getattr(following, "operation", following)
+            if following not in seen:
+                seen.add(following)
+                near.append(following)
+    return None
 
 
 def _type_of(value: Any) -> tuple[tuple[int, ...], int, str]:

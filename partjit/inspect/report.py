@@ -175,11 +175,37 @@ class Report:
 
         Raises:
             ValueError: there is no such value; the message tells what there is.
+
+        Example:
+            >>> import jax, jax.numpy as jnp, numpy as np
+            >>> from partjit import Mesh, P, pjit
+            >>> from partjit.inspect import explain
+            >>> mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("data", "model"))
+            >>> fun = pjit(lambda x: jnp.sin(x).sum(0), in_shardings=P("data"))
+            >>> explain(fun, np.ones((8, 4), np.float32), mesh=mesh).why("b")
+            b:f32[8,4] P('data', None)   ... in <lambda>
+              'data' divides dimension 0: from argument x, given P('data')
+                     through sin (...)
+              dimension 1 is whole: nothing asks for it to be divided by 'model'
+
+        Source: the origins that Shardy's propagation tells in its debugging mode.
         """
         return why(self.whole, value)
 
     def diff(self, other: "Report") -> Difference:
-        """What is different in another report, of the same function with other specs or on another mesh."""
+        """What is different in another report, of the same function with other specs or on another mesh.
+
+        Example:
+            >>> import jax, jax.numpy as jnp, numpy as np
+            >>> from partjit import Mesh, P, pjit
+            >>> from partjit.inspect import explain
+            >>> mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("data", "model"))
+            >>> def report(spec):
+            ...     fun = pjit(lambda x: jnp.sin(x).sum(0), in_shardings=spec)
+            ...     return explain(fun, np.ones((8, 4), np.float32), mesh=mesh)
+            >>> report(P("data")).diff(report(P(None, "data"))).collectives
+            (('all-reduce', ('data',), 1, 0),)
+        """
         return difference(self, other)
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
@@ -233,11 +259,12 @@ class Report:
     def _summary(self) -> str:
         where = "without a mesh" if self.mesh.empty else f"on {describe_mesh(self.mesh)}"
         about = "" if self.flops.is_exact else "at least "
-        flops = f"{shown_count(self.flops.total)}flop"
+        total, own = (shown_count(count) for count in (self.flops.total, self.flops.per_device))
+        count = len(self.equations)
         return "\n".join(
             [
-                f"{self.name} {where}: {len(self.equations)} equations",
-                f"  work: {about}{flops}, {shown_count(self.flops.per_device)}flop per device",
+                f"{self.name} {where}: {count} equation{'' if count == 1 else 's'}",
+                f"  work: {about}{_flops(total)}, {_flops(own)} per device",
                 *(f"  memory per device, {memory}" for memory in self.memory),
             ]
         )
@@ -255,6 +282,10 @@ class Report:
         return self.to_text()
 
     __repr__ = __str__
+
+
+def _flops(count: str) -> str:
+    return f"{count}flop" if count[-1].isalpha() else f"{count} flop"
 
 
 def _spec(value: AnnotatedValue) -> str:

@@ -81,7 +81,7 @@ def _of_pjit(traced: Traced) -> Subject:
     mesh = program.mesh if not program.mesh.empty else _mesh_in(program.jaxpr, (*in_shardings, *out_shardings))
     whole = Unit(
         program.name,
-        program.jaxpr,
+        _compat.low_jaxpr(program.jaxpr),
         in_shardings,
         out_shardings,
         mesh,
@@ -96,7 +96,7 @@ def _of_jit(traced: Any, mesh: Mesh | None) -> Subject:
     parts = _compat.parts_of_jit(traced)
     whole = Unit(
         traced.fun_name,
-        traced.jaxpr,
+        _compat.low_jaxpr(traced.jaxpr),
         parts.in_shardings,
         parts.out_shardings,
         mesh or _mesh_in(traced.jaxpr, (*parts.in_shardings, *parts.out_shardings)),

@@ -45,6 +45,7 @@ def plan_of(
         is_for_caller: whether it is for a call from the current stream; otherwise it is for calls from any that the
             program does not name.
     """
+    jaxpr = _compat.low_jaxpr(jaxpr)
     in_shardings = tuple(
         own_sharding(arg) if isinstance(sharding, UnspecifiedValue) else sharding
         for arg, sharding in zip(args, shardings_of(in_specs, mesh), strict=True)
