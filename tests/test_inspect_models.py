@@ -74,4 +74,4 @@ def test_the_estimate_of_memory_is_near_what_xla_takes(report):
     (read,), (program,) = report.memory, report.programs
     estimate = estimate_memory(program, (False,) * len(program.unit.in_shardings))
     assert (estimate.arguments, estimate.results) == pytest.approx((read.arguments, read.results), rel=0.05)
-    assert read.peak <= estimate.peak <= 4 * read.peak
+    assert 0.5 * read.peak <= estimate.peak <= 4 * read.peak

@@ -43,6 +43,7 @@ def loss(params, x):
     def turn(x, w):
         return jnp.tanh(x @ w), None
 
+    x = with_sharding_constraint(x, P("data", "model"))  # is a finding: it was constrained otherwise
     x, _ = jax.lax.scan(turn, x, params["stack"])
     return jnp.mean(x**2)
 

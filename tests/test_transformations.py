@@ -393,8 +393,8 @@ def test_a_call_is_refused_under_jax_jit_outermost(mesh, double):
 
 
 SAY_RULES = (
-    r"say what it is with <lambda>\.defvjp\(fwd, bwd\) or <lambda>\.defjvp\(jvp\), or pass what it only looks at as "
-    r"jax\.lax\.stop_gradient\(x\)$"
+    r"say what it is with <lambda>\.defvjp\(fwd, bwd\) or <lambda>\.defjvp\(jvp\) before the program is "
+    r"traced, or pass what it only looks at as jax\.lax\.stop_gradient\(x\)$"
 )
 
 
