@@ -74,6 +74,17 @@ def test_constraints_that_fight_are_found(mesh):
     assert fight.site == (__file__, first + 2, "fun")
 
 
+def test_findings_alike_are_told_together(mesh):
+    def fun(*xs):
+        return [with_sharding_constraint(jnp.sin(x), P("data")) for x in xs]
+
+    fun = pjit(fun, out_shardings=[P(None, "data")] * 5)
+    text = str(explain(fun, *[matrix(8, 8)] * 5, mesh=mesh))
+    assert text.count("moved: let it leave as it is computed, or divide what it is computed from so") == 1
+    assert text.count("is computed as P('data', None) and leaves as P(None, 'data')") == 3
+    assert "    ... and 2 more\n" in text
+
+
 def test_constraints_that_agree_are_no_fight(mesh):
     def fun(x):
         return with_sharding_constraint(with_sharding_constraint(x, P("data")), P("data", None))

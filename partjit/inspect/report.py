@@ -20,12 +20,12 @@ from partjit.inspect.findings import Finding
 from partjit.inspect.listing import Listing, lines_of
 from partjit.inspect.memory import Memory
 from partjit.inspect.page.page import page_of
-from partjit.inspect.sites import shown_line
+from partjit.inspect.sites import shown_line, shown_site
 from partjit.inspect.why.why import Why, why
 from partjit.inspect.work import Flops
 from partjit.mesh import describe_mesh
 from partjit.partition.plan import Plan
-from partjit.render.numbers import shown_bytes, shown_count
+from partjit.render.numbers import shown_bytes, shown_flops
 from partjit.render.text import table
 
 __all__ = ["Collectives", "Report"]
@@ -246,11 +246,7 @@ class Report:
         """
         parts = [self._summary()]
         if self.findings:
-            shown = self.findings[: most or len(self.findings)]
-            rest = len(self.findings) - len(shown)
-            parts.append("\n".join(["look at", *(f"  {line}" for f in shown for line in str(f).splitlines())]))
-            if rest:
-                parts[-1] += f"\n  ... and {rest} more"
+            parts.append("\n".join(["look at", *_grouped(self.findings)]))
         parts += [self._placed(most), self.collectives.to_text(most)]
         if self.plan is not None:
             parts.append(f"{self.plan!r}\n{self.plan}")
@@ -259,12 +255,11 @@ class Report:
     def _summary(self) -> str:
         where = "without a mesh" if self.mesh.empty else f"on {describe_mesh(self.mesh)}"
         about = "" if self.flops.is_exact else "at least "
-        total, own = (shown_count(count) for count in (self.flops.total, self.flops.per_device))
         count = len(self.equations)
         return "\n".join(
             [
                 f"{self.name} {where}: {count} equation{'' if count == 1 else 's'}",
-                f"  work: {about}{_flops(total)}, {_flops(own)} per device",
+                f"  work: {about}{shown_flops(self.flops.total)}, {shown_flops(self.flops.per_device)} per device",
                 *(f"  memory per device, {memory}" for memory in self.memory),
             ]
         )
@@ -284,8 +279,21 @@ class Report:
     __repr__ = __str__
 
 
-def _flops(count: str) -> str:
-    return f"{count}flop" if count[-1].isalpha() else f"{count} flop"
+_LISTED = 3
+
+
+def _grouped(findings: Sequence[Finding]) -> Iterator[str]:
+    """The findings of one kind and remedy together, the first few of each."""
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault((finding.kind, finding.suggestion), []).append(finding)
+    for (kind, suggestion), group in groups.items():
+        yield f"  {kind}: {suggestion}" if suggestion else f"  {kind}"
+        for finding in group[:_LISTED]:
+            where = "" if finding.site is None else f", at {shown_site(finding.site)}"
+            yield f"    {finding.text}{where}"
+        if group[_LISTED:]:
+            yield f"    ... and {len(group) - _LISTED} more"
 
 
 def _spec(value: AnnotatedValue) -> str:

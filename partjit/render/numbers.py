@@ -1,6 +1,6 @@
 """Numbers for people."""
 
-__all__ = ["shown_bytes", "shown_count", "shown_duration"]
+__all__ = ["shown_bytes", "shown_count", "shown_duration", "shown_flops"]
 
 
 def shown_bytes(nbytes: float) -> str:
@@ -21,6 +21,16 @@ def shown_count(count: float) -> str:
         ('999', '2.5 G')
     """
     return f"{count:.0f}" if count < 1000 else _scaled(count).rstrip()
+
+
+def shown_flops(count: float) -> str:
+    """A number of floating point operations.
+
+    Example:
+        >>> shown_flops(7), shown_flops(675.7e6)
+        ('7 flop', '675.7 Mflop')
+    """
+    return f"{count:.0f} flop" if count < 1000 else f"{_scaled(count)}flop"
 
 
 def shown_duration(seconds: float) -> str:

@@ -13,7 +13,7 @@ from partjit.partition.nodes import ColocatedCall, Fragment, walk
 from partjit.partition.plan import Plan
 from partjit.render.html import code
 from partjit.render.markup import Markup, element, join
-from partjit.render.numbers import shown_bytes, shown_count
+from partjit.render.numbers import shown_bytes, shown_flops
 
 __all__ = ["collectives", "comparison", "findings", "memory", "plan", "summary"]
 
@@ -31,7 +31,7 @@ def summary(report: Any) -> Markup:
     count = len(report.findings)
     tiles = [
         ("equations", f"{len(report.equations):,}", "nested ones as well"),
-        ("work", f"{about}{shown_count(flops.per_device)}flop", f"per device, of {shown_count(flops.total)}flop"),
+        ("work", about + shown_flops(flops.per_device), f"per device, of {shown_flops(flops.total)}"),
         ("sent in a step", ("" if sent.is_exact else "about ") + shown_bytes(sent.bytes), f"by a device, {predicted}"),
         ("collectives", f"{len(moved):,}", moved.source),
         ("look at", f"{count:,}", "finding" if count == 1 else "findings"),
