@@ -35,7 +35,7 @@ def matrix(*shape):
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_what_is_told_is_what_is_compiled(data):
     mesh = data.draw(meshes(mesh_shapes=[(4, 2), (2, 2, 2), (8,), (2, 3)]))
