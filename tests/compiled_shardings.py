@@ -22,12 +22,17 @@ def values_that_lie_otherwise(partitioned):
     unit = partitioned.unit
     asking = _asking(partitioned.opened.jaxpr, seen)
     donated = (False,) * len(unit.in_shardings)
-    lower_jaxpr_anew(
+    lowering = lower_jaxpr_anew(
         asking, unit.in_shardings, unit.out_shardings, donated, unit.mesh, "asking", keep_unused=True
-    ).compile()
+    )
+    try:
+        lowering.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "IndivisibleError" not in str(error):
+            raise
+        return [], 0  # jax's own inspection cannot tell of shards of different sizes
     values = {value.number: value for value in partitioned.tree.values if value.number in seen}
-    selected = [equation for equation in partitioned.tree.walk() if equation.primitive == "select_n"]
-    made_of = {value.number: equation.inputs for equation in selected for value in equation.outputs}
+    made_of = {value.number: e.inputs for e in partitioned.tree.walk() for value in e.outputs if not e.bodies}
     otherwise = []
     for number, value in values.items():
         alike = [value, *(v for v in made_of.get(number, ()) if v.is_array and v.aval.shape == value.aval.shape)]
