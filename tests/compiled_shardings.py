@@ -32,14 +32,26 @@ def values_that_lie_otherwise(partitioned):
             raise
         return [], 0  # jax's own inspection cannot tell of shards of different sizes
     values = {value.number: value for value in partitioned.tree.values if value.number in seen}
-    made_of = {value.number: e.inputs for e in partitioned.tree.walk() for value in e.outputs if not e.bodies}
+    selected = [equation for equation in partitioned.tree.walk() if equation.primitive == "select_n"]
+    made_of = {value.number: equation.inputs for equation in selected for value in equation.outputs}
     otherwise = []
     for number, value in values.items():
         alike = [value, *(v for v in made_of.get(number, ()) if v.is_array and v.aval.shape == value.aval.shape)]
         told = [NamedSharding(unit.mesh, v.spec) for v in alike]
         if not any(seen[number].is_equivalent_to(sharding, value.aval.ndim) for sharding in told):
-            otherwise.append((str(value), seen[number]))
+            otherwise.append((value, seen[number]))
     return otherwise, len(values)
+
+
+def computed_from_arguments(program):
+    """The numbers of what equations compute, but not of numbers alone: XLA computes that before it partitions."""
+    of_numbers, computed = set(), set()
+    for equation in program.walk():
+        if equation.bodies:
+            continue
+        is_known = all(value.literal or value.number in of_numbers for value in equation.inputs)
+        (of_numbers if is_known else computed).update(value.number for value in equation.outputs)
+    return computed
 
 
 def _asking(jaxpr, seen):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled_shardings import values_that_lie_otherwise
+from compiled_shardings import computed_from_arguments, values_that_lie_otherwise
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding
@@ -37,7 +37,7 @@ def matrix(*shape):
 
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
-def test_every_value_of_any_program_is_told(data):
+def test_what_is_told_is_what_is_compiled(data):
     mesh = data.draw(meshes(mesh_shapes=[(4, 2), (2, 2, 2), (8,), (2, 3)]))
     program = data.draw(sharded_programs(mesh=mesh))
     args = program.arguments()
@@ -45,6 +45,9 @@ def test_every_value_of_any_program_is_told(data):
     with mesh:
         partitioned = read(pjit(program, in_shardings=specs), *args)
     assert [value for value in partitioned.tree.values if value.is_array and value.spec is None] == []
+    computed = computed_from_arguments(partitioned.tree)
+    otherwise, _ = values_that_lie_otherwise(partitioned)
+    assert [(str(value), sharding) for value, sharding in otherwise if value.number in computed] == []
 
 
 @pytest.fixture(scope="module")

@@ -72,8 +72,11 @@ class Collectives(Sequence[Collective]):
         for collective in self:
             key = collective.kind, collective.axes, collective.site, collective.result, collective.times
             alike.setdefault((*key, collective.program), []).append(collective)
-        cost = lambda group: -sum(c.bytes_per_step or c.bytes_moved for c in group)  # noqa: E731
-        return ((group[0], len(group)) for group in sorted(alike.values(), key=cost))
+
+        def cost(group: list[Collective]) -> float:
+            return sum(c.bytes_per_step or c.bytes_moved for c in group)
+
+        return ((group[0], len(group)) for group in sorted(alike.values(), key=cost, reverse=True))
 
     def to_text(self, most: int | None = None) -> str:
         """The table, of at most so many lines."""
