@@ -60,7 +60,7 @@ docs: $(INSTALLED)-base
 
 notebooks: $(INSTALLED)-testing $(INSTALLED)-notebooks
 	$(BIN)/python notebooks/write_pairs.py
-	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/test_notebooks.py
+	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/project/test_notebooks.py
 
 clean:
 	rm -rf .venv* build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

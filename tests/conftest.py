@@ -3,10 +3,10 @@
 import jax
 import numpy as np
 import pytest
-import rendezvous
 
 import partjit
 from partjit import colocated
+from tests.colocated import rendezvous
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import strategies as ours
 from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding
@@ -27,6 +26,7 @@ import partjit
 from partjit import P, ShardingError, pjit
 from partjit.mesh import ambient_mesh
 from partjit.testing import assert_laid_out, axes_of, meshes, partition_specs, shapes
+from tests import strategies as ours
 
 SCALE = settings().max_examples / 100
 

@@ -1,0 +1,172 @@
+"""Arguments of a call that has not ended stay as they were, whatever the caller does with them meanwhile."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding
+
+from partjit import P, colocated, pjit
+from partjit.colocated import colocated_python
+from tests.colocated import rendezvous
+
+pytestmark = [
+    pytest.mark.usefixtures("meeting"),
+    pytest.mark.filterwarnings("ignore:Some donated buffers were not usable"),
+]
+
+donating = jax.jit(lambda x: x * 0, donate_argnums=0)
+
+
+@colocated_python(stream="arguments", out_specs_fn=lambda x: x)
+def later(x):
+    rendezvous.hear("caller is done")
+    return jnp.asarray(np.asarray(x)) if x.dtype != jnp.int4 else x.astype(jnp.int4)
+
+
+def caller_is_done():
+    rendezvous.say("caller is done")
+
+
+def donate_with_pjit(x):
+    return pjit(lambda x: x * 0, in_axis_resources=P("x"), out_axis_resources=P("x"), donate_argnums=0)(x)
+
+
+WAYS = {
+    "donated": donating,
+    "donated twice over": lambda x: [donating(x), jnp.zeros(x.shape)],
+    "donated by pjit": donate_with_pjit,
+    "deleted": lambda x: x.delete(),
+    "dropped": lambda x: None,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.int8, np.complex64, jnp.int4])
+def test_an_argument_stays_intact(mesh, way, dtype):
+    for sharding in (NamedSharding(mesh, P("x")), NamedSharding(mesh, P()), jax.devices()[3]):
+        if way == "donated by pjit" and sharding != NamedSharding(mesh, P("x")):
+            continue
+        rendezvous.clear()
+        with mesh:
+            value = np.arange(8).astype(dtype)
+            x = jax.block_until_ready(jax.device_put(value, sharding))
+            y = later(x)
+            WAYS[way](x)
+            del x
+            caller_is_done()
+            np.testing.assert_array_equal(np.asarray(y).astype(np.complex64), value.astype(np.complex64))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_argument_that_is_still_computed_stays_intact_and_is_not_waited_for(mesh, way):
+    slow = jax.jit(lambda x: jax.lax.fori_loop(0, 30, lambda _, y: y @ y / jnp.linalg.norm(y), x))
+    x = jax.device_put(np.eye(800, dtype=np.float32), NamedSharding(mesh, P("x")))
+    expected = np.asarray(slow(x))
+    computed = slow(x)
+    y = later(computed)
+    with mesh:
+        WAYS[way](computed)
+    del computed
+    caller_is_done()
+    np.testing.assert_array_equal(np.asarray(y), expected)
+
+
+@pytest.mark.parametrize("way", ["donated", "deleted", "dropped"])
+def test_a_pending_argument_stays_intact(mesh, way):
+    sharding = NamedSharding(mesh, P("x"))
+    x = jax.device_put(np.arange(8.0), sharding)
+    first = colocated_python(lambda x: rendezvous.hear("go on") or x + 1, stream="first", out_specs_fn=lambda x: x)
+    middle = first(x)
+    y = later(middle)
+    if way == "deleted":
+        middle.delete()  # before it is there
+    rendezvous.say("go on")
+    if way == "donated":
+        donating(middle)
+    del middle
+    caller_is_done()
+    np.testing.assert_array_equal(np.asarray(y), np.arange(8.0) + 1)
+
+
+def test_typed_keys_and_strings_stay_intact():
+    key = jax.random.key(3)
+    expected = np.asarray(jax.random.key_data(key))
+    keys = colocated_python(lambda k: rendezvous.hear("caller is done") or k, stream="k", out_specs_fn=lambda k: k)
+    y = keys(key)
+    key._base_array.delete()
+    caller_is_done()
+    np.testing.assert_array_equal(np.asarray(jax.random.key_data(y)), expected)
+
+
+def test_an_argument_deleted_before_is_refused_at_the_call():
+    x = jnp.ones(3)
+    f = colocated_python(lambda x: x, mode="stream", out_specs_fn=lambda x: x)
+    f(x + 1)
+    x.delete()
+    with pytest.raises(RuntimeError, match="deleted"):
+        f(x)
+
+
+def test_the_memory_of_an_argument_is_free_after_the_call():
+    x = jax.block_until_ready(jnp.arange(8.0) + 1)
+    f = colocated_python(lambda x: None, mode="stream", out_specs_fn=lambda x: None)
+    f(x)
+    colocated.wait()
+    pointer = x.unsafe_buffer_pointer()
+    y = donating(x)
+    assert x.is_deleted()
+    assert y.unsafe_buffer_pointer() == pointer  # nobody holds it, so it was given away
+
+
+@given(st.data())
+def test_calls_see_the_values_at_their_calls(data):
+    """A state that every step consumes; calls on several streams look at it at random times."""
+    rendezvous.clear()
+    seen = rendezvous.logs["seen"]
+    streams = [
+        colocated_python(
+            lambda step, x: (
+                rendezvous.hear("caller is done") or rendezvous.logs["seen"].append((int(step), x.tolist()))
+            ),
+            stream=f"look {i}",
+            out_specs_fn=lambda step, x: None,
+        )
+        for i in range(3)
+    ]
+    step_once = jax.jit(lambda x: x * 2 + 1, donate_argnums=0)
+    x, values = jnp.arange(3.0), []
+    steps = data.draw(st.lists(st.lists(st.integers(0, 2), max_size=3), min_size=1, max_size=5))
+    for step, looks in enumerate(steps):
+        values += [(step, np.asarray(x).tolist())] * len(looks)
+        for i in looks:
+            streams[i](jnp.int32(step), x)
+        x = step_once(x)
+    caller_is_done()
+    colocated.wait()
+    assert sorted(seen) == sorted(values)
+
+
+@pytest.mark.parametrize("mode", ["stream", "auto"])
+def test_a_result_that_is_an_argument_is_another_array(mode):
+    f = colocated_python(lambda x: (x, x + 1), mode=mode)
+    for _ in range(30):
+        x = jax.block_until_ready(jnp.arange(8.0) + 1)
+        same, _ = f(x)
+        jax.block_until_ready(same)
+        donating(x)
+        np.testing.assert_array_equal(same, np.arange(8.0) + 1)
+
+
+def test_copies_and_aliases_are_committed_as_the_argument_was():
+    slow = jax.jit(lambda x: jax.lax.fori_loop(0, 20, lambda _, y: y @ y / jnp.linalg.norm(y), x))
+    f = colocated_python(
+        lambda x: rendezvous.logs["committed"].append(x.committed), mode="stream", out_specs_fn=lambda x: None
+    )
+    for x in (jnp.eye(600), jax.device_put(jnp.eye(600), jax.devices()[0])):
+        for argument in (slow(x), jax.block_until_ready(slow(x))):
+            f(argument)
+    colocated.wait()
+    assert rendezvous.logs["committed"] == [False, False, True, True]

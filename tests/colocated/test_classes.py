@@ -1,0 +1,530 @@
+"""`colocated_python_class`: when an object is made and destroyed, and in which order its methods run."""
+
+import gc
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partjit import colocated
+from partjit.colocated import colocated_python, colocated_python_class
+from tests.colocated import rendezvous
+
+pytestmark = pytest.mark.usefixtures("meeting")
+
+one = jnp.int32(1)
+
+
+class Base:
+    """The class before."""
+
+    shared = "data"
+
+    def inherited(self, x):
+        return x + 100
+
+
+class Counter(Base):
+    """Counts what it is given."""
+
+    def __init__(self, start=0, *, log="log"):
+        self.log = rendezvous.logs[log]  # of this test, also when it is destroyed in the next one
+        self.log.append("made")
+        self.count = start
+        self.data = [start]
+
+    def add(self, x):
+        """Adds."""
+        self.count += int(x.sum())
+        return jnp.asarray(self.count)
+
+    def twice(self, x):
+        self.add(x)
+        return self.add(x)
+
+    def history(self):
+        return jnp.asarray(self.count)
+
+    def fail(self, x):
+        raise LookupError(self.count)
+
+    @staticmethod
+    def square(x):
+        return x * x
+
+    @property
+    def prop(self):
+        return 3
+
+    @classmethod
+    def make(cls):
+        return cls()
+
+    def __call__(self, x):
+        return x - 1
+
+    def __del__(self):
+        self.log.append("gone")
+
+
+Colocated = colocated_python_class(Counter)
+
+
+def log():
+    return rendezvous.logs["log"]
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + rendezvous.SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        gc.collect()
+        time.sleep(0.005)
+
+
+# Construction and destruction
+
+
+def test_an_object_is_made_by_its_first_call():
+    counter = Colocated(5)
+    assert log() == []
+    assert int(counter.add(one)) == 6
+    assert int(counter.add(one)) == 7
+    assert log() == ["made"]
+
+
+def test_an_object_is_made_once_even_by_concurrent_first_calls():
+    for concurrent in (False, True):
+        rendezvous.clear()
+        counter = colocated_python_class(Counter, concurrent=concurrent)(5)
+        threads = [threading.Thread(target=counter.add, args=(one,)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        colocated.wait()
+        assert log() == ["made"]
+        if not concurrent:
+            assert int(counter.add(one)) == 14
+
+
+def test_an_object_without_calls_is_never_made():
+    counter = Colocated(5)
+    del counter
+    gc.collect()
+    time.sleep(0.05)
+    assert log() == []
+
+
+def test_an_object_that_is_dropped_is_destroyed_once_on_another_thread():
+    counter = Colocated(5)
+    counter.add(one)
+    del counter
+    wait_for(lambda: log() == ["made", "gone"])
+    time.sleep(0.02)
+    assert log() == ["made", "gone"]
+
+
+def test_an_object_is_destroyed_after_its_last_call():
+    class Slow(Counter):
+        def add(self, x):
+            rendezvous.hear("go")
+            log().append("called")
+            return super().add(x)
+
+    counter = colocated_python_class(Slow)(1)
+    add = counter.add.specialize(out_specs_fn=lambda x: x)
+    results = [add(one), add(one)]
+    del counter, add
+    gc.collect()
+    rendezvous.say("go")
+    assert [int(y) for y in results] == [2, 3]
+    wait_for(lambda: log() == ["made", "called", "called", "gone"])
+
+
+def test_a_method_keeps_its_object():
+    add = Colocated(1).add
+    assert int(add(one)) == 2
+    gc.collect()
+    assert int(add(one)) == 3
+    del add
+    wait_for(lambda: log() == ["made", "gone"])
+
+
+def test_a_constructor_that_raises_is_tried_once():
+    class Broken:
+        def __init__(self):
+            log().append("tried")
+            raise OSError("no disk")
+
+        def read(self, x):
+            return x
+
+        def write(self, x):
+            return x
+
+    broken = colocated_python_class(Broken)()
+    for method in (broken.read, broken.write, broken.read, broken.read.specialize(out_specs_fn=lambda x: x)):
+        with pytest.raises(OSError, match="no disk"):
+            jax.block_until_ready(method(one))
+    assert log() == ["tried"]
+    other = colocated_python_class(Broken)()
+    with pytest.raises(OSError, match="no disk"):
+        other.read(one)
+    assert log() == ["tried", "tried"]
+
+
+def test_constructor_arguments_are_copied():
+    items = [1, 2]
+
+    class Keeper:
+        def __init__(self, items, *, more):
+            items.append(3)
+            self.items, self.more = items, more
+
+        def look(self, x):
+            self.items.append(4)
+            return jnp.asarray([*self.items, len(self.more)])
+
+    keeper = colocated_python_class(Keeper)(items, more={"a": items})
+    assert keeper.look(one).tolist() == [1, 2, 3, 4, 1]
+    assert items == [1, 2]
+    items.append(9)
+    assert keeper.look(one[None]).tolist() == [1, 2, 3, 4, 4, 1]
+
+
+# Closing
+
+
+def test_close_waits_for_calls_before_it_and_destroys():
+    counter = Colocated(1)
+    pending = colocated_python(lambda x: rendezvous.hear("go") or x, stream="p", out_specs_fn=lambda x: x)(one)
+    y = counter.add.specialize(out_specs_fn=lambda x: x)(pending)
+    threading.Timer(0.05, rendezvous.say, ["go"]).start()
+    counter.close()
+    assert int(y) == 2
+    assert log() == ["made", "gone"]
+    with pytest.raises(RuntimeError, match="this Counter was closed"):
+        counter.add(one).block_until_ready()
+    counter.close()
+
+
+def test_a_with_block_closes():
+    with Colocated(1) as counter:
+        assert int(counter.add(one)) == 2
+    assert log() == ["made", "gone"]
+    with pytest.raises(TypeError), Colocated(1) as counter:
+        counter.add(one, one)
+    assert log() == ["made", "gone"] * 2
+
+
+def test_an_object_without_calls_is_closed_without_being_made():
+    with Colocated(1):
+        pass
+    assert log() == []
+
+
+def test_close_calls_the_objects_own_close():
+    class File:
+        def write(self, x):
+            log().append("write")
+
+        def close(self):
+            log().append("close")
+            if len(log()) > 3:
+                raise OSError("full")
+
+    File = colocated_python_class(File)
+    with File() as file:
+        file.write(one)
+    assert log() == ["write", "close"]
+    file = File()
+    file.write(one)
+    with pytest.raises(OSError, match="full"):
+        file.close()
+
+
+def test_objects_left_at_exit_are_destroyed():
+    from tests.colocated.test_errors import run
+
+    code, out, err = run("""
+        @colocated.colocated_python_class
+        class C:
+            def f(self, x):
+                time.sleep(0.2)
+                return x
+            def __del__(self):
+                print("gone", sys.is_finalizing(), flush=True)
+        c = C()
+        c.f(one)
+        c.f(one)
+        print("end", flush=True)
+    """)
+    assert (code, out.split(), err) == (0, ["end", "gone", "False"], "")
+
+
+# State
+
+
+def test_state_is_shared_by_the_methods_of_an_object_and_by_no_other():
+    a, b = Colocated(0), Colocated(10)
+    assert [int(a.add(one)), int(b.add(one)), int(a.twice(one)), int(a.add(one[None])), int(b.add(one))] == [
+        1,
+        11,
+        3,
+        4,
+        12,
+    ]
+    assert log() == ["made", "made"]
+
+
+def test_clearing_the_caches_of_jax_keeps_state():
+    counter = Colocated(0)
+    counter.add(one)
+    jax.clear_caches()
+    assert int(counter.add(one)) == 2
+    assert log() == ["made"]
+
+
+def test_a_failed_method_leaves_the_object():
+    counter = Colocated(0)
+    counter.add(one)
+    with pytest.raises(LookupError, match="1"):
+        counter.fail(one)
+    assert int(counter.add(one)) == 2
+
+
+def test_an_object_captured_by_a_function_is_the_same_object():
+    counter = Colocated(0)
+    f = colocated_python(lambda x: counter.add(counter.add(x)))
+    assert int(f(one)) == 2
+    assert int(counter.add(one)) == 3
+    assert colocated.deserialize(colocated.serialize(counter)) is counter
+    data = colocated.serialize(counter)
+    counter = f = None
+    jax.clear_caches()
+    gc.collect()
+    with pytest.raises(ValueError, match="this colocated Counter object is not one of this process, or is gone"):
+        colocated.deserialize(data)
+
+
+def test_a_method_captured_by_a_function_is_that_of_its_object():
+    counter = Colocated(0)
+    add = counter.add
+    f = colocated_python(lambda x: add(add(x)))
+    assert int(f(one)) == 2
+    assert int(counter.add(one)) == 3
+    assert int(colocated.deserialize(colocated.serialize(counter.add.specialize(mode="inline")))(one)) == 4
+
+
+def test_a_colocated_class_is_derived_from_the_plain_one():
+    class Derived(Colocated):
+        pass
+
+    with pytest.raises(TypeError, match="Derived is, or inherits from, a colocated class"):
+        colocated_python_class(Derived)
+
+
+# What is exposed
+
+
+def test_plain_functions_are_exposed_and_data_is_not():
+    counter = Colocated(0)
+    assert int(counter.inherited(one)) == 101
+    assert int(counter.square(one * 3)) == 9
+    assert int(counter(one)) == 0
+    for name in ("data", "count", "prop", "shared", "make", "absent"):
+        with pytest.raises(AttributeError):
+            getattr(counter, name)
+    assert Colocated.__name__ == "Counter"
+    assert Colocated.__doc__ == "Counts what it is given."
+    assert Colocated.__module__ == __name__
+    assert (counter.add.__name__, counter.add.__doc__) == ("add", "Adds.")
+    assert repr(counter) == "<colocated Counter object>"
+    assert repr(Colocated.add) == "<colocated method Counter.add>"
+    assert repr(counter.add) == "<colocated Counter.add>"
+    assert isinstance(counter, Colocated)
+
+
+def test_arguments_of_methods_are_named_as_parameters():
+    with pytest.raises(ValueError, match=r"only supports jax.Array.* at x\['deep'\] of Counter.add"):
+        Colocated(0).add({"deep": 3})
+
+
+@pytest.mark.parametrize("cls", [3, len, Counter(log="other")])
+def test_what_is_no_class_is_refused(cls):
+    with pytest.raises(TypeError, match="colocated_python_class expects a class, but got"):
+        colocated_python_class(cls)
+
+
+# Specialization
+
+
+def test_methods_without_arguments_need_devices():
+    counter = Colocated(7)
+    with pytest.raises(ValueError, match="No devices found"):
+        counter.history()
+    counter.history = counter.history.specialize(devices=jax.devices()[:1])
+    assert int(counter.history()) == 7
+    with pytest.raises(ValueError, match="No devices found"):
+        Colocated(7).history()
+
+
+def test_methods_are_specialized_for_a_class():
+    Own = colocated_python_class(Counter)
+    devices = jax.devices()[:1]
+    history = Own.history.specialize(devices=devices)
+    assert int(history(Own(3))) == 3
+    with pytest.raises(ValueError, match="No devices found"):
+        Own(3).history()
+    Own.history = history
+    a, b = Own(1), Own(2)
+    assert [int(a.history()), int(b.history())] == [1, 2]
+    with pytest.raises(ValueError, match="devices already specified"):
+        a.history.specialize(devices=devices)
+    with pytest.raises(ValueError, match="devices already specified"):
+        Own.history.specialize(devices=devices)
+    a.history = a.history.specialize(mode="stream", out_specs=jax.ShapeDtypeStruct((), np.int32))
+    assert isinstance(a.history(), colocated.PendingArray)
+    assert int(Own.add(a, one)) == 2
+    assert int(Own.__call__(a, one)) == 0
+
+
+def test_items_of_a_class_hold_for_all_methods():
+    Own = colocated_python_class(devices=jax.devices()[:1], mode="inline", stream="own")(Counter)
+    counter = Own(4)
+    assert int(counter.history()) == 4
+    assert counter.add.specialization.mode == "inline"
+    with pytest.raises(ValueError, match="stream already specified"):
+        counter.add.specialize(stream="other")
+
+
+def test_results_are_known_after_the_first_call_of_each_object():
+    a, b = Colocated(0), Colocated(0)
+    assert not isinstance(a.add(one), colocated.PendingArray)
+    assert isinstance(a.add(one), colocated.PendingArray)
+    assert not isinstance(b.add(one), colocated.PendingArray)
+
+
+# Order
+
+
+def test_methods_of_an_object_run_one_at_a_time_across_threads_and_streams():
+    class Alone:
+        def __init__(self):
+            self.inside, self.order = 0, []
+
+        def work(self, x):
+            self.inside += 1
+            assert self.inside == 1
+            time.sleep(0.0005)
+            self.order.append(int(x))
+            self.inside -= 1
+
+        def order_so_far(self, x):
+            return jnp.asarray(self.order)
+
+    alone = colocated_python_class(Alone)()
+    alone.work(jnp.int32(-1))
+    works = [alone.work, alone.work.specialize(mode="inline"), alone.work.specialize(stream="s")]
+
+    def run(k):
+        for i in range(15):
+            works[k % 3 if k < 3 else i % 3](jnp.int32(100 * k + i))
+
+    threads = [threading.Thread(target=run, args=(k,)) for k in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    colocated.wait()
+    order = alone.order_so_far(one).tolist()[1:]
+    assert sorted(order) == [100 * k + i for k in range(3) for i in range(15)]
+    for k in range(3):
+        assert [i for i in order if i // 100 == k] == [100 * k + i for i in range(15)]
+
+
+def test_methods_of_different_objects_and_of_concurrent_ones_overlap():
+    class Meets:
+        def meet(self, x):
+            rendezvous.meet("two", 2)
+            return x
+
+    a, b = colocated_python_class(Meets)(), colocated_python_class(Meets)()
+    c = colocated_python_class(Meets, concurrent=True)()
+    for first, second in ((a, b), (c, c)):
+        rendezvous.clear()
+        results = [
+            instance.meet.specialize(stream=name, out_specs_fn=lambda x: x)(one)
+            for name, instance in (("x", first), ("y", second))
+        ]
+        assert [int(y) for y in results] == [1, 1]
+
+
+def test_a_function_and_a_method_of_the_same_thread_keep_their_order():
+    counter = Colocated(0)
+    counter.add(one)
+    add = counter.add.specialize(out_specs_fn=lambda x: x)
+    slow = colocated_python(lambda x: time.sleep(0.002) or log().append("f"), out_specs_fn=lambda x: None)
+
+    class Logger:
+        def log(self, x):
+            rendezvous.logs["log"].append("m")
+
+    logger = colocated_python_class(Logger)()
+    logger.log(one)
+    rendezvous.clear()
+    for _ in range(20):
+        slow(one)
+        logger.log(one)
+        add(one)
+    colocated.wait()
+    assert log() == ["f", "m"] * 20
+    assert int(add(one)) == 22
+
+
+def test_methods_may_call_methods_of_other_objects_and_of_their_own():
+    class Chain:
+        def __init__(self, following):
+            self.following = following
+
+        def work(self, x):
+            return x + 1 if self.following is None else self.following.work(x) + 1
+
+    Chain = colocated_python_class(Chain)
+    last = Chain(None)
+    first = Chain(Chain(last))
+    for _ in range(3):
+        assert int(first.work(one)) == 4
+
+
+@given(st.data())
+def test_an_object_is_a_sequential_one_to_every_thread(data):
+    """Each thread adds its own digit; what it reads back always has exactly its own additions so far, and is final."""
+    rendezvous.clear()
+    count = data.draw(st.integers(1, 3))
+    modes = st.sampled_from(["inline", "stream", "auto"])
+    programs = [data.draw(st.lists(modes, max_size=6)) for _ in range(count)]
+    counter = Colocated(0)
+    spec = jax.ShapeDtypeStruct((), np.int32)
+    methods = {mode: counter.add.specialize(mode=mode, out_specs=spec) for mode in ("inline", "stream", "auto")}
+    seen = [[] for _ in programs]
+
+    def run(k):
+        seen[k] += [methods[mode](jnp.int32(10 ** (2 * k))) for mode in programs[k]]
+
+    threads = [threading.Thread(target=run, args=(k,)) for k in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for k, results in enumerate(seen):
+        assert [int(y) // 10 ** (2 * k) % 100 for y in results] == [*range(1, len(programs[k]) + 1)]
+    assert int(counter.add(jnp.int32(0))) == sum(len(p) * 10 ** (2 * k) for k, p in enumerate(programs))
+    values = [int(y) for results in seen for y in results]
+    assert len({*values}) == len(values)

@@ -1,0 +1,250 @@
+"""Programs whose calls return their arguments, whose arguments are given away, or whose calls come back to them."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, SingleDeviceSharding
+
+import partjit
+from partjit import P, colocated, pjit
+from partjit.colocated import colocated_python
+from tests.colocated import rendezvous
+
+like = {"out_specs_fn": lambda *xs: xs[0]}
+nothing = {"out_specs_fn": lambda *xs: None}
+scalar = jax.ShapeDtypeStruct((), np.float32)
+same = colocated_python(lambda x: x, **like)
+plus = colocated_python(lambda x: x + 0, **like)
+x = np.ones(4, np.float32)
+
+
+def noting(name, **said):
+    return colocated_python(lambda *_: rendezvous.logs["calls"].append(name), **nothing, **said)
+
+
+# Results that are arguments
+
+
+def test_a_result_that_is_an_argument_outlives_the_donation_of_the_argument():
+    def fun(x):
+        y = same(x)
+        return y, jnp.cos(plus(y)) + x * 3
+
+    y, z = pjit(fun, donate_argnums=0)(jnp.asarray(x))
+    np.testing.assert_allclose(y, x)
+    np.testing.assert_allclose(z, np.cos(x) + 3, rtol=1e-6)
+
+
+def test_a_value_and_a_result_that_is_the_same_array_go_into_one_fragment():
+    def fun(x):
+        u = x + 1
+        return jnp.sin(same(u)) * u
+
+    np.testing.assert_allclose(pjit(fun)(x), 2 * np.sin(2 * x), rtol=1e-6)
+
+
+def test_results_of_a_program_are_other_arrays_than_its_arguments_and_each_other():
+    def fun(x):
+        y = same(x)
+        return y, y, jnp.sin(plus(y))
+
+    given = jnp.asarray(x)
+    first, second, _ = pjit(fun)(given)
+    assert first is not given
+    assert first is not second
+    donate = jax.jit(lambda a, b: (a + 1, b + 1), donate_argnums=(0, 1))
+    np.testing.assert_allclose(donate(first, second)[0], x + 1)
+    np.testing.assert_allclose(given, x)
+
+
+def test_donated_arguments_may_be_anything():
+    f = pjit(lambda x: (plus(x), x + 1), donate_argnums=0)
+    for given in (x, 1.0, np.float32(1), jnp.asarray(x)):
+        expected = np.array(given) + 1
+        np.testing.assert_allclose(f(given)[1], expected)
+
+
+@pytest.mark.parametrize("mode", ["stream", "inline"])
+def test_a_numpy_argument_is_read_as_it_was(meeting, mode):
+    def read(v):
+        if mode == "stream":
+            rendezvous.hear("changed")
+        return jnp.sum(v)
+
+    buffer = np.zeros(4200, np.float32)  # memory that jax takes over as it is must be aligned
+    offset = (-buffer.ctypes.data % 64) // 4
+    aligned = buffer[offset : offset + 4096]
+    aligned[:] = 1
+    total = pjit(colocated_python(read, mode=mode, out_specs_fn=lambda v: scalar))(aligned)
+    aligned[:] = 7
+    rendezvous.say("changed")
+    assert float(total) == 4096
+
+
+# Calls that come back
+
+
+def test_a_function_calls_the_program_it_is_part_of(meeting):
+    def host(n):
+        return rendezvous.programs["f"](n - 1) if float(n) > 0 else n
+
+    for mode in ("inline", "stream"):
+        call = colocated_python(host, mode=mode, stream=f"recursive {mode}", **like)
+        rendezvous.programs["f"] = pjit(lambda n, call=call: call(n) + 1)
+        assert float(rendezvous.programs["f"](jnp.float32(3))) == 4
+
+
+def test_first_calls_from_several_threads_meet(meeting):
+    def host(v):
+        rendezvous.meet("first", 2)
+        return v
+
+    call = colocated_python(host, **like)
+    f = pjit(lambda v: call(v) + 1)
+    f.lower(x).compile()  # what takes long; the first call is still to come
+    results = {}
+
+    def work(i):
+        results[i] = np.asarray(f(x))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(results) == 2
+
+
+# Nothing is lost or done twice
+
+
+def test_programs_without_results_make_their_calls_once(meeting):
+    f = pjit(noting("call"))
+    for _ in range(3):
+        assert f(x) is None
+    colocated.wait()
+    assert rendezvous.logs["calls"] == ["call"] * 3
+
+
+@pytest.mark.parametrize("donated", [(), 0])
+@pytest.mark.parametrize("argument", ["as it comes", "computed"])
+def test_a_call_before_one_that_fails_is_made(meeting, donated, argument):
+    save = noting("save", stream="save")
+    bad = colocated_python(lambda v: 1 / 0, **like)
+
+    def fun(p):
+        save(p if argument == "as it comes" else p + 1)
+        return p - bad(p * 2)
+
+    with pytest.raises(ZeroDivisionError):
+        pjit(fun, donate_argnums=donated)(jnp.asarray(x))
+    colocated.wait()
+    assert rendezvous.logs["calls"] == ["save"]
+
+
+def test_calls_made_ahead_are_taken_first_from_inside_of_their_stream(meeting):
+    def count():
+        rendezvous.logs["made"].append(1)
+        return jnp.float32(len(rendezvous.logs["made"]))
+
+    following = colocated_python(count, out_specs=scalar, devices=jax.devices()[0], run_ahead=3, stream="data")
+    rendezvous.programs["f"] = f = pjit(lambda v: v + following())
+    assert float(f(0.0)) == 1
+    colocated.wait()
+    outer = colocated_python(lambda v: rendezvous.programs["f"](v), stream="data", **like)
+    assert float(outer(jnp.float32(0))) == 2
+    assert float(f(0.0)) == 3
+
+
+def test_calls_ahead_need_a_thread():
+    call = colocated_python(count := (lambda: jnp.float32(1)), out_specs=scalar, run_ahead=1, mode="inline")
+    with pytest.raises(ValueError, match="run_ahead=1 needs a thread"):
+        pjit(lambda v: v + call())(0.0)
+    del count
+
+
+def test_pure_calls_are_merged_whoever_said_what_they_return(meeting):
+    def note(v):
+        rendezvous.logs["calls"].append(1)
+        return v + 0
+
+    call = colocated_python(note, pure=True)
+    call(jnp.asarray(x))
+    rendezvous.logs["calls"].clear()
+    np.testing.assert_allclose(pjit(lambda v: call(v) + call(v))(x), 2 * x)
+    assert len(rendezvous.logs["calls"]) == 1
+
+
+# Recognizing calls
+
+
+def test_static_arguments_are_told_apart_also_from_their_defaults():
+    f = pjit(lambda v, n=1: plus(v) * n, static_argnums=1)
+    g = pjit(lambda v, n=1: plus(v) * n, static_argnames="n")
+    for n in (2, None, 2, 3, None, 1.5):
+        given = () if n is None else (n,)
+        expected = (1 if n is None else n) * x
+        np.testing.assert_allclose(f(x, *given), expected)
+        np.testing.assert_allclose(g(x, **({} if n is None else {"n": n})), expected)
+
+
+def test_several_kinds_of_calls_take_turns(compilations):
+    f = pjit(lambda v: plus(v) + 1)
+    kinds = [x, x[:2], jnp.asarray(x), 1.0, np.float32(2), x[:3], x[:1]]
+    for given in kinds:
+        f(given)
+    first = len(compilations)
+    for given in kinds * 2:
+        np.testing.assert_allclose(f(given), np.asarray(given) + 1)
+    assert len(compilations) == first
+
+
+def test_clearing_caches_copies_the_function_anew():
+    factor = [1.0]
+    call = colocated_python(lambda v: v * factor[0], **like)
+    f = pjit(lambda v: call(v) + 0)
+    for clear in (f.clear_cache, jax.clear_caches):
+        assert float(f(jnp.float32(1))) == factor[0]
+        factor[0] += 1
+        clear()
+        call.specialize()
+        f.clear_cache()
+        assert float(f(jnp.float32(1))) == factor[0]
+
+
+# Places
+
+
+def test_results_that_are_a_calls_own_come_back_on_the_explicit_mesh():
+    explicit = jax.make_mesh((8,), ("x",))
+    given = jax.device_put(np.arange(16, dtype=np.float32), NamedSharding(explicit, P("x")))
+    with jax.set_mesh(explicit):
+        for f in (pjit(lambda v: plus(v)), pjit(lambda v: (plus(v), plus(v) * 2)[0])):
+            y = f(given)
+            assert y.sharding.mesh == explicit
+            np.testing.assert_allclose(y + given, 2 * np.arange(16))
+
+
+def test_results_without_arguments_are_on_the_devices_of_the_program():
+    third = jax.devices()[3]
+    _, y = pjit(lambda v: (plus(v), jnp.arange(3.0)))(jax.device_put(x, third))
+    assert y.sharding == SingleDeviceSharding(third)
+    mesh = partjit.Mesh(jax.devices(), "x")
+    _, y = pjit(lambda v: (plus(v), jnp.arange(3.0)))(jax.device_put(np.ones(8), NamedSharding(mesh, P("x"))))
+    assert len(y.sharding.device_set) == 8
+
+
+def test_unbatched_calls_under_vmap_are_made_once(meeting):
+    call = colocated_python(lambda v: (rendezvous.logs["calls"].append(1), v + 1)[1], **like)
+    f = jax.vmap(pjit(lambda v, z: call(v) + z), in_axes=(None, 0))
+    np.testing.assert_allclose(f(np.float32(1), x), x + 2)
+    assert len(rendezvous.logs["calls"]) == 1
+
+
+def test_nans_are_found_in_fragments():
+    f = pjit(lambda v: plus(jnp.log(v - 2)) * 2)
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="nan"):
+        f(x)
