@@ -8,6 +8,7 @@ what the executable expects without looking at its layout, so a call with a misp
 import collections
 import dataclasses
 import functools
+import pickle
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -158,7 +159,10 @@ def make_function(
         forget()
 
     def by_name(_protocol: int) -> str:
-        return function.__qualname__  # it is pickled as functions are
+        qualname = getattr(function, "__qualname__", None)
+        if qualname is None:  # that of a functools.partial, for example
+            raise pickle.PicklingError(f"{name} cannot be pickled: it wraps {fun!r}, which has no qualified name")
+        return qualname  # it is pickled as functions are
 
     own = {**methods, "clear_cache": clear_cache, "__reduce_ex__": by_name}
     function.__dict__ = _Attributes(function.__dict__, own)

@@ -1,7 +1,6 @@
 """`colocated_python`: a Python function that runs on the hosts of its arguments' devices."""
 
 import functools
-import inspect
 import types
 from collections.abc import Callable
 from typing import Any, overload
@@ -265,23 +264,6 @@ def _copied(fun: Callable[..., Any], name: str) -> Callable[..., Any]:
     try:
         data = serialize(fun)
     except Exception as error:
-        error.add_note(f"{name} and what it captures are copied for its host{_culprits(fun)}")
+        error.add_note(f"{name} and what it captures are copied for its host")
         raise
     return deserialize(data)
-
-
-def _culprits(fun: Callable[..., Any]) -> str:
-    """What of a function's variables cannot be copied, for an error message."""
-    try:
-        variables = inspect.getclosurevars(fun)
-    except TypeError:
-        return ""
-    found = []
-    for name, value in {**variables.globals, **variables.nonlocals}.items():
-        try:
-            serialize(value)
-        except Exception:
-            found.append(f"{name} (a {type(value).__name__})")
-    if not found:
-        return ""
-    return f"; this cannot be: {', '.join(found)}. Make it inside of the function, or hold it in a module"

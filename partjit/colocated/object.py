@@ -41,7 +41,7 @@ class _Instance:
         self.lane = None if concurrent else Lane()
         self.name = cls.__name__
         self.number = next(_numbers)
-        self._recipe: Any = (cls, tuple(args), dict(kwargs))
+        self._recipe: Callable[[], Any] = functools.partial(cls, *args, **kwargs)
         self._box: list[Any] = []  # with the only reference to the object, to drop it from elsewhere
         self._error: Exception | None = None
         self._is_closed = False
@@ -64,12 +64,19 @@ class _Instance:
                 raise self._error
             if not self._box:
                 try:
-                    cls, args, kwargs = deserialize(serialize(self._recipe))
-                    self._box.append(cls(*args, **kwargs))
+                    self._box.append(self._copied_recipe()())
                 except Exception as error:
                     self._error = error
                     raise
             return self._box[0]
+
+    def _copied_recipe(self) -> Callable[[], Any]:
+        try:
+            data = serialize(self._recipe)
+        except Exception as error:
+            error.add_note(f"{self.name} and the arguments of its constructor are copied for its host")
+            raise
+        return deserialize(data)
 
     def method(self, name: str) -> Callable[..., Any]:
         """A method of the object; looked up when it is called, so that it does not keep the object."""

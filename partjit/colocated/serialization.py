@@ -23,6 +23,7 @@ import jax
 import numpy as np
 
 from partjit import _compat
+from partjit.colocated.uncopyable import uncopyable_parts
 from partjit.mesh import Mesh
 
 try:
@@ -43,6 +44,8 @@ _variables: dict[int, contextvars.ContextVar[Any]] = {}
 _compiled: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
 _process = secrets.token_hex(8)
 
+_COMPILED = (_compat.PjitFunction, jax.stages.Compiled)
+
 
 def serialize(obj: Any) -> bytes:
     """An object as bytes: functions and what they capture by value, modules by reference.
@@ -53,18 +56,37 @@ def serialize(obj: Any) -> bytes:
     Raises:
         ModuleNotFoundError: cloudpickle is not installed.
         ValueError: an array is not wholly on the devices of this process.
+        TypeError, pickle.PicklingError: something in it cannot be copied, a lock for example; a note says what.
 
     Example:
         >>> sharding = jax.sharding.NamedSharding(Mesh(jax.devices(), "x"), jax.sharding.PartitionSpec("x"))
         >>> deserialize(serialize(sharding)) == sharding
         True
     """
+    try:
+        payload = _payload(obj)
+    except Exception as error:
+        parts = uncopyable_parts(obj, _is_copyable)
+        if parts:
+            error.add_note(f"this cannot be copied: {parts}. Make it inside of the function, or keep it in a module")
+        raise
+    return hmac.digest(_group_key(), payload, "sha256") + payload
+
+
+def _payload(obj: Any) -> bytes:
     body = io.BytesIO()
     pickler = _pickler_class()(body, {})
     pickler.dump(obj)
     # An entry may refer to entries before it, never to later ones: those it needs were entered first.
-    payload = pickle.dumps((pickler.entries, body.getvalue()))
-    return hmac.digest(_group_key(), payload, "sha256") + payload
+    return pickle.dumps((pickler.entries, body.getvalue()))
+
+
+def _is_copyable(obj: Any) -> bool:
+    try:
+        _payload(obj)
+    except Exception:
+        return False
+    return True
 
 
 def deserialize(data: bytes, *, authenticate: bool = True) -> Any:
@@ -124,9 +146,9 @@ def _pickler_class() -> Any:
                 # Its values travel with the context of a call, so it must stay the same variable.
                 _variables[id(obj)] = obj
                 return "variable", (_process, id(obj), obj.name)
-            if isinstance(obj, _compat.PjitFunction) and not _is_importable(obj):
+            if isinstance(obj, _COMPILED) and not _is_importable(obj):
                 _compiled[id(obj)] = obj  # with all that it has compiled
-                return "compiled", (_process, id(obj), obj.__qualname__)
+                return "compiled", (_process, id(obj), getattr(obj, "__qualname__", repr(obj)))
             if not isinstance(obj, self.once) or obj is self.inside:
                 return None
             if obj not in self.numbers:
@@ -139,6 +161,12 @@ def _pickler_class() -> Any:
             return "entry", self.numbers[obj]
 
         def reducer_override(self, obj: Any) -> Any:
+            if obj is jax.Array:
+                # jax calls it `jaxlib._jax.Array` on Python 3.11, where nothing has that name: cloudpickle would take
+                # the class for one made in a function and write all that is in it.
+                return "Array"
+            if type(obj) is jax.custom_vjp:
+                return _new, (jax.custom_vjp,), vars(obj)  # its own __new__ wants the function, on jax 0.10
             if isinstance(obj, _compat.DeviceList):
                 return _device_list, ([*obj],)
             if isinstance(obj, Mesh):
@@ -155,6 +183,10 @@ def _pickler_class() -> Any:
             return super().reducer_override(obj)
 
     return Pickler
+
+
+def _new(cls: type) -> Any:
+    return object.__new__(cls)
 
 
 def _named_sharding(mesh: Any, spec: Any, memory_kind: str | None) -> Any:
@@ -199,8 +231,12 @@ def _variable(reference: tuple[str, int, str]) -> contextvars.ContextVar[Any]:
 
 
 def _is_importable(function: Any) -> bool:
+    # What wraps a functools.partial or an object with __call__ has no qualified name, unless somebody gave it one.
+    qualname = getattr(function, "__qualname__", None)
+    if qualname is None:
+        return False
     found: Any = sys.modules.get(function.__module__)
-    for name in function.__qualname__.split("."):
+    for name in qualname.split("."):
         found = getattr(found, name, None)
     return found is function
 

@@ -221,7 +221,7 @@ def test_what_cannot_be_copied_is_named(x):
     lock = threading.Lock()
     with pytest.raises(TypeError, match="cannot pickle") as caught:
         colocated_python(lambda x: lock.locked() or x)(x)
-    assert any("this cannot be: lock (a lock)" in note for note in caught.value.__notes__)
+    assert any("this cannot be copied: lock (a lock)" in note for note in caught.value.__notes__)
 
 
 def test_a_colocated_function_may_capture_another(x):
