@@ -26,6 +26,7 @@ _jax_release = tuple(int(part) for part in _jax_version.split(".")[:3] if part.i
 if not _SUPPORTED[0] <= _jax_release < _SUPPORTED[1]:
     raise ImportError(f"partjit needs jax>=0.10.2,<0.13 but found jax {_jax_version}: pip install 'jax>=0.10.2,<0.13'")
 
+import jax
 from jax._src import (
     ad_checkpoint,
     ad_util,
@@ -105,6 +106,7 @@ __all__ = [
     "current_source_info",
     "default_device",
     "device_list",
+    "device_put",
     "discharge_jaxpr",
     "distributed_client",
     "effects_of",
@@ -159,6 +161,7 @@ __all__ = [
     "shard_constants",
     "shard_map_body",
     "shard_map_p",
+    "shareable",
     "source_site",
     "stages",
     "standing_at",
@@ -1224,9 +1227,30 @@ def device_list(sharding: Any) -> Any:
     return sharding._internal_device_list
 
 
+# jax 0.10 lists the single-device arrays of an array when they are first asked for, with Python in between: whoever asks
+# at the same time gets a part of the list, or fills it as well, and then every device is in it twice for good.
+_BUFFERS_ARE_LISTED_IN_STEPS = _jax_release < (0, 12)
+_listing = threading.RLock()  # a finalizer may come in between
+
+
+def shareable(value: Any) -> Any:
+    """The value itself; if it is an array, several threads may use it at once from now on."""
+    if _BUFFERS_ARE_LISTED_IN_STEPS:
+        array = value._base_array if type(value) is PRNGKeyArray else value
+        if type(array) is ArrayImpl:
+            with _listing:
+                _ = array._arrays
+    return value
+
+
+def device_put(values: Any, shardings: Any) -> Any:
+    """What `jax.device_put` does, for arrays that other threads may move or use here at the same time."""
+    return jax.device_put(jax.tree.map(shareable, values) if _BUFFERS_ARE_LISTED_IN_STEPS else values, shardings)
+
+
 def buffers_of(array: Any) -> Sequence[Any]:
     """The arrays that an array has on the devices of this process, one each."""
-    return array._arrays
+    return shareable(array)._arrays
 
 
 def array_of_buffers(like: Any, buffers: Sequence[Any]) -> Any:
@@ -1236,7 +1260,7 @@ def array_of_buffers(like: Any, buffers: Sequence[Any]) -> Any:
 
 def is_on_one_host_device(array: Any) -> bool:
     """Whether an array lies on a single device, a CPU."""
-    arrays = array._arrays
+    arrays = buffers_of(array)
     return len(arrays) == 1 and arrays[0].platform() == "cpu"
 
 
@@ -1246,8 +1270,8 @@ def copies_of(array: Any, sharding: Any, devices: Sequence[Any]) -> Any:
     `jax.device_put` does the same, and takes a few times as long to find out what it has to do.
     """
     if len(devices) == 1 and array.sharding.device_set == sharding.device_set:
-        return ArrayImpl(array.aval, sharding, array._arrays, committed=True, _skip_checks=True)
-    return pxla.batched_device_put(array.aval, sharding, [np.asarray(array)] * len(devices), devices)
+        return ArrayImpl(array.aval, sharding, buffers_of(array), committed=True, _skip_checks=True)
+    return pxla.batched_device_put(array.aval, sharding, [np.asarray(shareable(array))] * len(devices), devices)
 
 
 def alias(capsule: Any, device: Any) -> Any:

@@ -15,6 +15,7 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from partjit import _compat
 from partjit._compat import UnspecifiedValue, abstractify, core
 from partjit.arguments import Arguments
 from partjit.colocated.bodies import Home, as_array, running_at
@@ -133,7 +134,7 @@ def _placed(value: Any, sharding: Any, home: Home, mesh: Any) -> Any:
             return value
         sharding = _on(mesh, value.sharding) if value.committed else home.sharding
     is_there = value.committed and value.sharding == sharding
-    return value if is_there else jax.device_put(value, sharding)
+    return value if is_there else _compat.device_put(value, sharding)
 
 
 def _on(mesh: Any, sharding: Any) -> Any:

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
+from partjit import _compat
 from partjit._compat import UnspecifiedValue
 from partjit.errors import ReshardWarning, ShardingError
 from partjit.mesh import describe_mesh
@@ -119,7 +120,7 @@ def reshard(args: Sequence[Any], shardings: Sequence[Any], indices: Sequence[int
     """The arguments with those at `indices` moved to their shardings."""
     moved = list(args)
     for i in indices:
-        moved[i] = jax.device_put(moved[i], shardings[i])
+        moved[i] = _compat.device_put(moved[i], shardings[i])
     return moved
 
 

@@ -128,14 +128,14 @@ def call_in_body(home: Home, callee: Callee, stream: Any, leaves: Sequence[Any])
     made = callee.ahead.made(specialized.out_specs) if callee.ahead is not None else None
     if made is None:
         values = [
-            leaf if leaf.sharding == sharding else jax.device_put(leaf, sharding)
+            leaf if leaf.sharding == sharding else _compat.device_put(leaf, sharding)
             for leaf, sharding in zip(leaves, on_hosts, strict=True)
         ]
         with _called():
             made = specialized.run_for_program(values, range(len(results)), call_site())
     values = [result.value() if type(result) is PendingArray else result for result in made]
     return [
-        value if value.sharding == sharding else jax.device_put(value, sharding)
+        value if value.sharding == sharding else _compat.device_put(value, sharding)
         for value, sharding in zip(values, results, strict=True)
     ]
 

@@ -92,7 +92,7 @@ def per_shard(target: Callable[..., Any], name: str, out_specs: OutSpecs | None)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten((args, kwargs))
-        shards = [{shard.device: shard for shard in leaf.addressable_shards} for leaf in leaves]
+        shards = [{shard.device: shard for shard in _compat.shareable(leaf).addressable_shards} for leaf in leaves]
         devices = [*shards[0]]
         mesh = getattr(leaves[0].sharding, "mesh", None)
         where = {} if mesh is None else dict(zip(mesh.devices.flat, _positions(mesh), strict=True))
@@ -220,12 +220,12 @@ class _Places:
         """What shards of that shape an array has, which lies like this or as the hosts have it."""
         place = colocated_sharding(sharding)
         if array.sharding != place and not array.sharding.is_equivalent_to(place, array.ndim):
-            array = jax.device_put(array, place)
+            array = _compat.device_put(array, place)
         if self._is_shared:
             indices = sharding.devices_indices_map(array.shape)
             found = [array[indices[device]] for device in self._devices]
         else:
-            by_host = {shard.device: shard.data for shard in array.addressable_shards}
+            by_host = {shard.device: shard.data for shard in _compat.shareable(array).addressable_shards}
             found = [by_host[host] for host in self._hosts]
         return found if found[0].shape == shape else [_reshaped(shard, shape) for shard in found]
 

@@ -57,6 +57,7 @@ class PendingArray(jax.Array):
 
     def receive(self, value: Any) -> None:
         """Sets the value, and does what was asked to be done with it."""
+        _compat.shareable(value)
         with _lock:
             for action in self._then:
                 action(value)

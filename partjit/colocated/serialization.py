@@ -207,6 +207,7 @@ def _reduced_array(array: jax.Array) -> Any:
             f"serialize: an array {array.aval.str_short()} is not wholly on the devices of this process: pass it as an "
             "argument instead of capturing it"
         )
+    _compat.shareable(array)
     sharding = array.sharding if array.committed else None
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
         impl = jax.random.key_impl(array)

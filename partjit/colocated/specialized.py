@@ -344,8 +344,8 @@ class Specialized:
             return hold(leaf)
         if type(leaf) is PendingArray:
             take = hold(leaf)
-            return lambda: jax.device_put(take(), target)
-        copy = jax.device_put(leaf, target)
+            return lambda: _compat.device_put(take(), target)
+        copy = _compat.device_put(leaf, target)
         return lambda: copy
 
     def _on_host(self, leaves: Sequence[Any]) -> Sequence[Any]:
@@ -353,7 +353,7 @@ class Specialized:
         if self._host_shardings is None:
             return leaves
         return [
-            leaf if leaf.sharding == sharding else jax.device_put(leaf, sharding)
+            leaf if leaf.sharding == sharding else _compat.device_put(leaf, sharding)
             for leaf, sharding in zip(leaves, self._host_shardings, strict=True)
         ]
 
@@ -378,7 +378,10 @@ def _values(leaves: Sequence[Any]) -> list[Any]:
 
 def _taking(leaf: Any) -> Callable[[], Any]:
     """What gives an argument that nobody is going to give away."""
-    return leaf.value_for_call if type(leaf) is PendingArray else lambda: leaf
+    if type(leaf) is PendingArray:
+        return leaf.value_for_call
+    _compat.shareable(leaf)
+    return lambda: leaf
 
 
 def _is_there(leaf: Any) -> bool:

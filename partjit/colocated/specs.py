@@ -168,7 +168,7 @@ class OutSpec:
         """The value, which lies elsewhere, with the sharding it should have."""
         if self._copies_on is not None and type(value) is _compat.ArrayImpl and _compat.is_on_one_host_device(value):
             return _compat.copies_of(value, self.sharding, self._copies_on)
-        return jax.device_put(value, self.sharding)
+        return _compat.device_put(value, self.sharding)
 
 
 class OutSpecs:

@@ -172,7 +172,7 @@ def _mover(transfer: Transfer) -> Callable[..., Sequence[Any]]:
 
     def move(*arrays: Any) -> Sequence[Any]:
         values = [array.value() if type(array) is PendingArray else array for array in arrays]
-        return jax.device_put(values, shardings)
+        return _compat.device_put(values, shardings)
 
     return move
 

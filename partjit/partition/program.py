@@ -129,7 +129,7 @@ class Placing:
         for i in self.copies:  # the memory of a NumPy array may become that of a jax array
             placed[i] = np.array(placed[i])
         if self.moves:
-            moved = jax.device_put([placed[i] for i, _ in self.moves], [sharding for _, sharding in self.moves])
+            moved = _compat.device_put([placed[i] for i, _ in self.moves], [sharding for _, sharding in self.moves])
             for (i, _), value in zip(self.moves, moved, strict=True):
                 placed[i] = value
         return placed
