@@ -5,6 +5,11 @@ VENV ?= .venv
 ARGS ?=
 # Two workers, because every one of them brings its own set of virtual devices.
 PYTEST_ARGS ?= -n 2
+# What `make mutants` samples.
+SAMPLE ?= 4
+SEED ?= 0
+MINUTES ?= 60
+ONLY ?= *
 
 # XLA's CPU client sizes its thread pool from NPROC when it is created. A collective blocks one thread per device until
 # all have arrived, so with eight virtual devices on few cores JAX can hang in the rendezvous of an all-reduce.
@@ -20,7 +25,7 @@ PYVERSION := $(shell $(PYTHON) $(TELL_VERSION) </dev/null 2>/dev/null)
 ENV := $(VENV)/.python-$(PYVERSION)
 INSTALLED := $(VENV)/.installed-$(PYVERSION)
 
-.PHONY: help demo test check bench docs notebooks clean
+.PHONY: help demo test check bench docs notebooks mutants clean
 .DELETE_ON_ERROR:
 
 help:
@@ -30,6 +35,8 @@ help:
 	@echo "make bench  compare partjit with jax.jit (ARGS='...' are passed on)"
 	@echo "make docs   run what the table in docs/transformations.md tells of, and write it"
 	@echo "make notebooks  write the notebooks from their texts, and run them"
+	@echo "make mutants  change the package a little, time and again, and see whether the tests notice (SAMPLE=4 mutants of each"
+	@echo "            module, SEED=0 says which, MINUTES=60 bounds the time, ONLY='partjit/opsharding/*' picks modules)"
 	@echo "make clean  remove the environments, caches and build products"
 	@echo "PYTHON=python3.12 picks the interpreter, VENV=.venv the environment."
 
@@ -61,6 +68,9 @@ docs: $(INSTALLED)-base
 notebooks: $(INSTALLED)-testing $(INSTALLED)-notebooks
 	$(BIN)/python notebooks/write_pairs.py
 	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/project/test_notebooks.py
+
+mutants: $(INSTALLED)-testing $(INSTALLED)-models $(INSTALLED)-mutation
+	$(BIN)/python -m mutation --sample '$(SAMPLE)' --seed '$(SEED)' --minutes '$(MINUTES)' --only '$(ONLY)' $(ARGS)
 
 clean:
 	rm -rf .venv* build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
