@@ -3,8 +3,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
-# Two workers, because every one of them brings its own set of virtual devices.
-PYTEST_ARGS ?= -n 2
+# Two workers, because every one of them brings its own set of virtual devices. A file goes to one of them as a whole, so
+# that what its fixtures compile and run is made once.
+PYTEST_ARGS ?= -n 2 --dist loadfile
 # What `make mutants` samples.
 SAMPLE ?= 4
 SEED ?= 0
@@ -25,13 +26,15 @@ PYVERSION := $(shell $(PYTHON) $(TELL_VERSION) </dev/null 2>/dev/null)
 ENV := $(VENV)/.python-$(PYVERSION)
 INSTALLED := $(VENV)/.installed-$(PYVERSION)
 
-.PHONY: help demo test check bench docs notebooks mutants clean
+.PHONY: help demo test system soak check bench docs notebooks mutants clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo   train a small character model (ARGS='...' are its arguments)"
-	@echo "make test   run the tests and doctests (PYTEST_ARGS='...' replaces '-n 2')"
-	@echo "make check  run the linter, the formatter's check and the type checker"
+	@echo "make test   run the tests and doctests that every change needs (PYTEST_ARGS='...' replaces '-n 2 --dist loadfile')"
+	@echo "make system run the tests of whole systems: demo, notebooks, third-party models, processes"
+	@echo "make soak   run the random tests ten times as long, on other examples each time"
+	@echo "make check  run the linter, the formatter's check, the house rules and the type checker"
 	@echo "make bench  compare partjit with jax.jit (ARGS='...' are passed on)"
 	@echo "make docs   run what the table in docs/transformations.md tells of, and write it"
 	@echo "make notebooks  write the notebooks from their texts, and run them"
@@ -43,13 +46,20 @@ help:
 demo: $(INSTALLED)-viz
 	$(BIN)/python examples/train_char_lm.py $(ARGS)
 
-test: $(INSTALLED)-testing $(INSTALLED)-models $(INSTALLED)-notebooks
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: $(INSTALLED)-testing
+	$(BIN)/python -m pytest $(PYTEST_ARGS) --ignore=tests/system
+
+system: $(INSTALLED)-testing $(INSTALLED)-models $(INSTALLED)-notebooks
+	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/system
+
+soak: $(INSTALLED)-testing
+	PARTJIT_PROFILE=soak $(BIN)/python -m pytest $(PYTEST_ARGS) -m "hypothesis or soak" --ignore=tests/system
 
 # The type checker is told the interpreter here, since VENV may differ from what pyproject.toml names.
 check: $(INSTALLED)-dev
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
+	$(BIN)/python tests/project/house_rules.py
 	$(BIN)/python -m pyright --pythonpath $(BIN)/python
 
 bench: $(INSTALLED)-base
@@ -67,13 +77,13 @@ docs: $(INSTALLED)-base
 
 notebooks: $(INSTALLED)-testing $(INSTALLED)-notebooks
 	$(BIN)/python notebooks/write_pairs.py
-	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/project/test_notebooks.py
+	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/system/test_notebooks.py
 
 mutants: $(INSTALLED)-testing $(INSTALLED)-models $(INSTALLED)-mutation
 	$(BIN)/python -m mutation --sample '$(SAMPLE)' --seed '$(SEED)' --minutes '$(MINUTES)' --only '$(ONLY)' $(ARGS)
 
 clean:
-	rm -rf .venv* build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv* build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .jax_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED)-base: pyproject.toml $(ENV)

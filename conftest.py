@@ -4,8 +4,32 @@ It lies in the root because pytest applies a `conftest.py` to what lies below it
 the same settings. The eight devices are those of the package's own plugin: see `partjit_devices` in `pyproject.toml`.
 """
 
+import os
+import pathlib
+
 import jax
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 # No implicit broadcasting between ranks and no implicit promotion of dtypes: either would hide a wrong aval.
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# Most of the time of a run is XLA's. What one worker, one interpreter or the last run compiled, the next one reads: the
+# key holds the program, the options and the version of jaxlib, so that nothing is read which is not what would be
+# compiled. Child processes that tests start decide for themselves.
+CACHE = os.environ.get("PARTJIT_TEST_CACHE", str(pathlib.Path(__file__).parent / ".jax_cache"))
+jax.config.update("jax_compilation_cache_dir", CACHE or None)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@pytest.fixture
+def no_compilation_cache():
+    """XLA compiles every program in this test, for what is asserted is read from what it does or counts it."""
+    enabled = jax.config.jax_enable_compilation_cache
+    compilation_cache.reset_cache()  # jax asks only once whether there is a cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    yield
+    compilation_cache.reset_cache()
+    jax.config.update("jax_enable_compilation_cache", enabled)

@@ -20,11 +20,20 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-_SUPPORTED = ((0, 10, 2), (0, 13))
-_jax_version = importlib.metadata.version("jax")
-_jax_release = tuple(int(part) for part in _jax_version.split(".")[:3] if part.isdigit())
-if not _SUPPORTED[0] <= _jax_release < _SUPPORTED[1]:
-    raise ImportError(f"partjit needs jax>=0.10.2,<0.13 but found jax {_jax_version}: pip install 'jax>=0.10.2,<0.13'")
+
+def supported_release(version: str) -> tuple[int, ...]:
+    """The numbers of a version of jax that is supported; asked before anything that others may lack is imported.
+
+    Raises:
+        ImportError: it says which versions to install.
+    """
+    release = tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
+    if not (0, 10, 2) <= release < (0, 13):
+        raise ImportError(f"partjit needs jax>=0.10.2,<0.13 but found jax {version}: pip install 'jax>=0.10.2,<0.13'")
+    return release
+
+
+_RELEASE = supported_release(importlib.metadata.version("jax"))
 
 import jax
 from jax._src import (
@@ -41,6 +50,7 @@ from jax._src import (
     stages,
     tree_util,
 )
+from jax._src import compilation_cache as _compilation_cache
 from jax._src import distributed as _distributed
 from jax._src import lib as _lib
 from jax._src import linear_util as lu
@@ -138,6 +148,7 @@ __all__ = [
     "nested_name",
     "nested_shardings",
     "new_var",
+    "no_compilation_cache",
     "output_shardings",
     "parse_flatten_op_sharding",
     "parts_of_jit",
@@ -202,7 +213,7 @@ DeviceAssignmentMismatchError = stages.DeviceAssignmentMismatchError
 
 # jax 0.10 runs a compiled function on an array over several devices whose buffers were donated before, if the call is a
 # hot one, and the process dies of a segmentation fault. An array marked as deleted is refused as it should be.
-USE_OF_DONATED_BUFFERS_CRASHES = _jax_release < (0, 11)
+USE_OF_DONATED_BUFFERS_CRASHES = _RELEASE < (0, 11)
 
 
 # Caches
@@ -1368,3 +1379,18 @@ def _settings_per_thread() -> list[Any]:
 
 
 _thread_states = _settings_per_thread()
+
+
+@contextlib.contextmanager
+def no_compilation_cache() -> Iterator[None]:
+    """Has XLA compile what is compiled in the block, also where users keep compiled programs in files.
+
+    Programs that other threads compile meanwhile may miss that cache as well.
+    """
+    # jax asks once whether there is a cache, and remembers the answer until it is reset.
+    _compilation_cache.reset_cache()
+    try:
+        with config.enable_compilation_cache(False):
+            yield
+    finally:
+        _compilation_cache.reset_cache()

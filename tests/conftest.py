@@ -16,7 +16,7 @@ def mesh():
 
 
 @pytest.fixture
-def compilations():
+def compilations(no_compilation_cache):
     """A list that gets one entry for every program XLA compiles while the test runs."""
     seen = []
 

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from partjit import _compat
 from partjit.compile import lower_jaxpr_anew
 from partjit.inspect.annotate import Unit
 from partjit.inspect.collectives import Collective, repeated
@@ -46,9 +47,11 @@ def compile_unit(unit: Unit, donated: Sequence[bool]) -> CompiledUnit:
         unit.jaxpr, unit.in_shardings, unit.out_shardings, tuple(donated), unit.mesh, unit.name, keep_unused=False
     )
     if unit.mesh.empty:
-        executable = lowering.compile()
+        with _compat.no_compilation_cache():
+            executable = lowering.compile()
         return CompiledUnit(unit, (), read_memory(unit.name, executable), _flops(executable), (), executable.as_text())
-    with catch_rematerializations(unit.mesh) as found:
+    # What is read from a cache has the lines of whoever compiled it first, and XLA complains of nothing.
+    with catch_rematerializations(unit.mesh) as found, _compat.no_compilation_cache():
         executable = lowering.compile()
     text = executable.as_text() or ""
     return CompiledUnit(

@@ -261,7 +261,7 @@ def test_the_jaxpr_has_specs_bytes_and_lines(report):
     product = next(line for line in lines if "dot_general" in line)
     assert "d:f32[8,32]" in product
     assert "P('data', 'model')" in product
-    assert "# test_inspect_report.py:" in product
+    assert "# test_report.py:" in product
 
 
 def test_every_equation_has_a_line_in_the_listing(report):

@@ -8,8 +8,8 @@ import pytest
 
 import partjit
 from partjit.inspect import explain
-from tests.inspect import library_models
 from tests.inspect.compiled_shardings import values_that_lie_otherwise
+from tests.system import library_models
 
 
 @pytest.mark.parametrize("name", ["flax_transformer", "equinox_transformer", "convolution_net"])
