@@ -634,6 +634,7 @@ def test_from_array_is_for_arguments_only():
     assert FROM_GDA is FROM_ARRAY
     for twin in (pickle.loads(pickle.dumps(FROM_ARRAY)), copy.copy(FROM_ARRAY), copy.deepcopy(FROM_ARRAY)):
         assert twin is FROM_ARRAY
+    assert repr(FROM_ARRAY) == "FROM_ARRAY"  # as it is written
     for argument in ("out_axis_resources", "out_shardings"):
         with pytest.raises(ValueError, match=rf"{argument}\['w'\].*FROM_ARRAY"):
             pjit(identity, **{argument: {"w": FROM_ARRAY}})

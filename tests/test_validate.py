@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 
 from partjit import Mesh, MissingMeshError, P, ShardingError, pjit, with_sharding_constraint
 
@@ -502,6 +503,23 @@ def test_named_shardings_over_other_devices_than_the_mesh(mesh):
         in_axis_resources=(P("x"), jax.sharding.NamedSharding(half, P("x"))),
     )
     assert "b (float32[8]), has a NamedSharding over the incompatible devices [0, 1, 2, 3]" in message
+
+
+# Refs
+
+
+@pytest.mark.parametrize("placed", [P("x"), P(None, "x"), P(), P(("x", "y"))])
+def test_a_ref_is_never_moved(mesh, placed):
+    ref = jax.new_ref(jax.device_put(np.ones((8, 8), np.float32), NamedSharding(mesh, placed)))
+    with mesh:
+        for spec in (P("x"), P(None, "x"), P(), P(("x", "y"))):
+            function = pjit(lambda ref: ref[...].sum(), in_axis_resources=(spec,))
+            if spec == placed:
+                assert function(ref) == 64
+                continue
+            with pytest.raises(ShardingError, match="One of pjit arguments, ref, is a ref with the sharding") as raised:
+                function(ref)
+            assert f"but its spec says {spec}" in str(raised.value)
 
 
 # Arguments

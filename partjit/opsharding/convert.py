@@ -264,12 +264,14 @@ def _part_of_axis(dim: int, digit: Digit, tiling: Tiling, mesh: Mesh | AbstractM
     size, stride = digit
     for name, whole, step in axes_of_shape(mesh.shape_tuple):
         low, high = max(stride, step), min(size * stride, whole * step)
-        if high > low and high % low == 0 and high // low < whole:
+        # Axes of the two factors exist only if the digit begins and ends at multiples that divide the axis.
+        divides = low % step == low % stride == high % low == whole * step % high == 0
+        if high > low and divides and high // low < whole:
             factor = high // low
             return UnrepresentableShardingError(
                 f"{tiling} divides dimension {dim} by a factor of {factor} of the axis {name!r}, which has {whole} "
                 f"devices, and a PartitionSpec names whole axes of the mesh {_show(mesh)}: split {name!r} into axes of "
-                f"{factor} and {whole // factor if whole % factor == 0 else whole / factor:g} devices"
+                f"{factor} and {whole // factor} devices"
             )
     return UnrepresentableShardingError(
         f"{tiling} divides dimension {dim} by {size} in steps of {stride} devices, and no axes of the mesh "

@@ -38,7 +38,7 @@ def groups_along(numbers, axes):
 
 @given(grids(), st.data())
 def test_every_form_of_groups_reads_back_as_the_same_groups(shape, data):
-    axes = data.draw(st.permutations(range(len(shape))))[: data.draw(st.integers(1, len(shape)))]
+    axes = data.draw(st.permutations(range(len(shape))))[: data.draw(st.integers(0, len(shape)))]
     expected = groups_along(np.arange(math.prod(shape)).reshape(shape), axes)
     as_list = "{" + ",".join("{" + ",".join(map(str, group)) + "}" for group in expected) + "}"
     assert device_groups.parse_groups(as_list) == expected
@@ -53,7 +53,7 @@ def test_every_form_of_groups_reads_back_as_the_same_groups(shape, data):
 
 @given(grids(), st.data())
 def test_groups_of_a_mesh_of_devices_in_another_order_read_back(shape, data):
-    axes = data.draw(st.permutations(range(len(shape))))[: data.draw(st.integers(1, len(shape)))]
+    axes = data.draw(st.permutations(range(len(shape))))[: data.draw(st.integers(0, len(shape)))]
     numbers = data.draw(st.permutations(range(math.prod(shape))))
     expected = groups_along(np.array(numbers).reshape(shape), axes)
     sizes = ",".join(f"'a{k}'={size}" for k, size in enumerate(shape))
@@ -650,6 +650,26 @@ def test_instructions_are_taken_apart(line, operands, attributes):
     assert {name: instruction.attributes.get(name) for name in attributes} == attributes
 
 
+@pytest.mark.parametrize("percent", ["%", ""])
+@pytest.mark.parametrize(
+    ("attributes", "computations"),
+    [
+        ("", []),
+        (", calls={}f", ["f"]),
+        (", to_apply={}f.1", ["f.1"]),
+        (", condition={}c, body={}b-2", ["b-2", "c"]),
+        (", branch_computations={{{}a, {}b, {}c}}", ["a", "b", "c"]),
+        (", called_computations={{{}a}}", ["a"]),
+        (", true_computation={}t, false_computation={}f", ["f", "t"]),
+        (', x=1, calls={}f, metadata={{op_name="g, body={}b"}}', ["f"]),
+        (', metadata={{op_name="g, body={}b, calls={{{}c}}"}}', []),
+    ],
+)
+def test_the_computations_that_an_instruction_names(attributes, computations, percent):
+    line = f"{percent}a = f32[] fusion({percent}x){attributes.format(*[percent] * 4)}"
+    assert hlo.parse_instruction(line).computations == computations
+
+
 @given(st.text())
 def test_strings_come_back_from_how_hlo_writes_them(text):
     short = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r", "'": "\\'"}
@@ -693,7 +713,8 @@ LOOP = """HloModule f
   %i.1 = s32[] get-tuple-element(%s.1), index=0
   %bound = s32[] {bound}
   %two = s32[] constant(2)
-  %less = s32[] subtract(%i.1, %two)
+  %j.1 = s32[] get-tuple-element(%s.1), index=1
+  %less = s32[] {compared}
   ROOT %c = pred[] compare(%less, %bound), direction={direction}
 }}
 
@@ -708,8 +729,8 @@ ENTRY %main (x: s32[]) -> s32[] {{
 """
 
 
-def turns_of(**values):
-    module = hlo.parse_module(LOOP.format(**values))
+def turns_of(*, compared="subtract(%i.1, %two)", percent="%", **values):
+    module = hlo.parse_module(LOOP.format(compared=compared, **values).replace("%", percent))
     main = module.computations["main"]
     return trip_counts.trip_count(main.instructions["w"], main, module)
 
@@ -726,6 +747,30 @@ def test_turns_are_counted_as_the_loop_would(direction, first, step, bound, is_i
     given_bound = "get-tuple-element(%s.1), index=1" if is_in_state else f"constant({bound})"
     found = turns_of(bound=given_bound, last=f"constant({bound})", **values)
     assert found == counted(direction, first - 2, step, bound)
+
+
+@pytest.mark.parametrize("percent", ["%", ""])
+@pytest.mark.parametrize(
+    ("compared", "is_known", "function"),
+    [
+        ("subtract(%i.1, %two)", True, lambda i, j: i - 2),
+        ("add(%i.1, %two)", True, lambda i, j: i + 2),
+        ("add(%two, %i.1)", True, lambda i, j: 2 + i),
+        ("add(%two, %two)", True, lambda i, j: 4),
+        ("subtract(%two, %two)", True, lambda i, j: 0),
+        ("subtract(%two, %i.1)", False, lambda i, j: 2 - i),
+        ("subtract(%i.1, %j.1)", False, lambda i, j: i - j),
+        ("subtract(%i.1, %i.1)", False, lambda i, j: 0),
+        ("add(%i.1, %j.1)", False, lambda i, j: i + j),
+        ("multiply(%i.1, %two)", False, lambda i, j: 2 * i),
+    ],
+)
+def test_turns_are_counted_of_what_is_linear_in_one_counter_and_of_nothing_else(compared, is_known, function, percent):
+    for first, step, last, bound in itertools.product((-3, 0, 5), (1, 2), (4,), (-2, 0, 9)):
+        turns = next((k for k in range(60) if function(first + k * step, last) >= bound), None)
+        values = {"direction": "LT", "first": first, "step": step, "bound": f"constant({bound})"}
+        found = turns_of(compared=compared, last=f"constant({last})", percent=percent, **values)
+        assert found == (turns if is_known else None)
 
 
 def test_turns_that_depend_on_an_argument_are_not_known():

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import math
+import re
 import subprocess
 import sys
 
@@ -306,6 +307,24 @@ def test_what_no_spec_says_is_refused_with_the_reason(text):
         parse_op_sharding(text, MESH)
     assert isinstance(caught.value, ValueError)
     assert isinstance(caught.value, NotImplementedError)
+
+
+def test_an_axis_is_split_into_axes_whose_product_it_is():
+    advised = set()
+    for shape in mesh_shapes(12, 2, smallest=2):
+        mesh = AbstractMesh(shape, tuple(NAMES[: len(shape)]))
+        for rows in digits_of(mesh.size):
+            columns = mesh.size // rows
+            for order in (f"[{rows},{columns}]<=[{mesh.size}]", f"[{columns},{rows}]<=[{rows},{columns}]T(1,0)"):
+                try:
+                    parse_op_sharding(f"{{devices={order}}}", mesh)
+                except UnrepresentableShardingError as error:
+                    if advice := re.search(r"of the axis '(\w)'.*into axes of (\S+) and (\S+) devices", str(error)):
+                        sizes = int(advice[2]), int(advice[3])
+                        assert min(sizes) > 1
+                        assert math.prod(sizes) == mesh.shape[advice[1]]
+                        advised.add(sizes)
+    assert {(2, 2), (3, 2), (2, 3)} <= advised
 
 
 @pytest.mark.parametrize("sharding", [None, 3, P("x"), [1, 2], NamedSharding(MESH, P("x"))], ids=repr)

@@ -32,15 +32,8 @@ _FIELD = re.compile(r"(\w+)=(\"(?:[^\"\\]|\\.)*\"|[^\s}]+)")
 _TRIP_COUNT = re.compile(r"\"known_trip_count\":\s*\{\"n\":\s*\"?(\d+)\"?")
 
 _LATER = (", frontend_attributes={", ", metadata={", ", backend_config=")
-_CALLING = (
-    "body",
-    "branch_computations",
-    "called_computations",
-    "calls",
-    "condition",
-    "false_computation",
-    "to_apply",
-    "true_computation",
+_CALLING = re.compile(
+    r", (body|branch_computations|called_computations|calls|condition|false_computation|to_apply|true_computation)="
 )
 
 
@@ -92,9 +85,7 @@ class Instruction:
     @property
     def computations(self) -> list[str]:
         """The computations that it names in any attribute."""
-        if "=%" not in self._rest and "={%" not in self._rest:
-            return []
-        return [name for attribute in _CALLING for name in self.names_in(attribute)]
+        return [name for attribute in sorted({*_CALLING.findall(self._rest)}) for name in self.names_in(attribute)]
 
     def names_in(self, attribute: str) -> list[str]:
         """The computations that an attribute names, one or a list in braces."""
