@@ -1238,8 +1238,8 @@ def device_list(sharding: Any) -> Any:
     return sharding._internal_device_list
 
 
-# jax 0.10 lists the single-device arrays of an array when they are first asked for, with Python in between: whoever asks
-# at the same time gets a part of the list, or fills it as well, and then every device is in it twice for good.
+# jax 0.10 lists the single-device arrays of an array when they are first asked for, with Python in between: whoever
+# asks at the same time gets a part of the list, or fills it as well, and then every device is in it twice for good.
 _BUFFERS_ARE_LISTED_IN_STEPS = _RELEASE < (0, 12)
 _listing = threading.RLock()  # a finalizer may come in between
 
