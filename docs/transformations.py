@@ -474,22 +474,27 @@ def _first_words(message: str) -> str:
     return re.split(r"[:,.] |; ", without_site)[0]
 
 
-def cells(row: Row) -> list[str]:
-    """What happens to a call of each kind under the transformation of a row."""
-    expected = {way: jax.tree.map(np.asarray, run(lambda x: x * x, jax.jit)) for way, run in row.ways.items()}
-    found = []
-    for kind in KINDS:
-        texts = {way: outcome(row, way, kind, expected[way]) for way in row.ways}
-        is_same = len({*texts.values()}) == 1
-        found.append(next(iter(texts.values())) if is_same else "; ".join(f"{w}: {t}" for w, t in texts.items()))
-    return found
+def cell(row: Row, kind: str) -> str:
+    """What happens to a call of a kind under the transformation of a row."""
+    texts = {}
+    for way, run in row.ways.items():
+        without_calls = jax.tree.map(np.asarray, run(lambda x: x * x, jax.jit))
+        texts[way] = outcome(row, way, kind, without_calls)
+    is_same = len({*texts.values()}) == 1
+    return next(iter(texts.values())) if is_same else "; ".join(f"{way}: {text}" for way, text in texts.items())
+
+
+def mesh() -> contextlib.AbstractContextManager[Any]:
+    """Makes the mesh of the table ambient."""
+    return partjit.set_mesh(partjit.Mesh(jax.devices()[:2], "x"))
 
 
 def part(title: str) -> str:
     """A part of the table, computed."""
     lines = [f"| {title} | {' | '.join(KINDS)} |", "|---" * (len(KINDS) + 1) + "|"]
-    with partjit.set_mesh(partjit.Mesh(jax.devices()[:2], "x")):
-        lines += [f"| {row.name} | {' | '.join(cells(row))} |" for row in SECTIONS[title]]
+    with mesh():
+        for row in SECTIONS[title]:
+            lines.append(f"| {row.name} | {' | '.join(cell(row, kind) for kind in KINDS)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -19,6 +19,7 @@ import partjit
 from partjit import P, ParsedPartitionSpec, UnrepresentableShardingError, parse_op_sharding, to_op_sharding
 from partjit._compat import GSPMDSharding
 from partjit.opsharding import explode_superdims, strides_for_sizes, unflatten_array, unflatten_superdims
+from tests.effort import sample
 
 OpSharding = type(to_op_sharding(None, AbstractMesh((2,), ("x",)), 0))
 HloSharding = type(NamedSharding(AbstractMesh((2,), ("x",)), P())._to_xla_hlo_sharding(1))
@@ -70,6 +71,7 @@ def visible(mesh, partitions):
     return tuple(tuple(axis for axis in axes if mesh.shape[axis] > 1) for axes in partitions)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("max_axes", [1, 2, 3, 4])
 def test_every_spec_of_every_small_mesh_comes_back(max_axes):
     shapes = [shape for shape in mesh_shapes(16, max_axes) if len(shape) == max_axes]
@@ -79,7 +81,8 @@ def test_every_spec_of_every_small_mesh_comes_back(max_axes):
     for shape in shapes:
         mesh = AbstractMesh(shape, tuple(NAMES[: len(shape)]))
         for rank in range(1, 4):
-            for partitions in all_partitions(mesh.axis_names, rank):
+            # There are more the more axes there are: a sample of those.
+            for partitions in sample([*all_partitions(mesh.axis_names, rank)], [1, 1, 3, 11][max_axes - 1]):
                 spec = ParsedPartitionSpec(P(*partitions), partitions)
                 expected = visible(mesh, partitions)
                 iota, listed = to_op_sharding(spec, mesh, rank), to_op_sharding(spec, mesh, rank, as_list=True)
@@ -95,6 +98,7 @@ def test_every_spec_of_every_small_mesh_comes_back(max_axes):
 GRIDS = [((8,), 1), ((4, 2), 1), ((2, 4), 1), ((2, 2, 2), 1), ((1, 8, 1), 1), ((2,), 4), ((4,), 2), ((2, 2), 2)]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("grid", "copies"), GRIDS, ids=str)
 def test_of_all_orders_of_eight_devices_exactly_those_a_spec_gives_are_converted(grid, copies):
     mesh = AbstractMesh((2, 2, 2), ("x", "y", "z"))
@@ -108,8 +112,11 @@ def test_of_all_orders_of_eight_devices_exactly_those_a_spec_gives_are_converted
     orders = np.array(list(itertools.permutations(range(8))), np.int8)
     tile_of = np.empty_like(orders)  # per order, the tile that each device holds
     np.put_along_axis(tile_of, orders.astype(np.int64), np.arange(8, dtype=np.int8)[None] // copies, axis=1)
+    # All that a spec gives, and of the others a sample.
+    is_given = np.array([tiles in truth for tiles in map(tuple, tile_of.tolist())])
+    tried = np.sort(np.concatenate([np.flatnonzero(is_given), sample(np.flatnonzero(~is_given), 23)]))
     converted = 0
-    for order, tiles in zip(map(bytes, orders), map(tuple, tile_of.tolist()), strict=True):
+    for order, tiles in zip(map(bytes, orders[tried]), map(tuple, tile_of[tried].tolist()), strict=True):
         expected = truth.get(tiles)
         try:
             found = parse_op_sharding(head + order, mesh).partitions
