@@ -35,6 +35,7 @@ from partjit.partition.flat import has_calls
 from partjit.partition.plan import Plan
 from partjit.partition.stages import PlannedTraced
 from partjit.spec import FROM_ARRAY, ParsedPartitionSpec, parse_spec_tree
+from partjit.structs import is_abstract, on_devices, require_devices
 from partjit.trace import trace
 from partjit.trees import broadcast_specs
 from partjit.validate import Failure, check_devices, check_specs, raise_failures, require_mesh
@@ -255,6 +256,7 @@ def _known(definition: _Definition, args: Sequence[Any], kwargs: dict[str, Any])
     check_call(definition.name, definition.signature, definition.static, definition.donate, args, kwargs)
     _check_keywords(definition, kwargs)
     arguments = flatten_arguments(definition.signature, args, kwargs, definition.static, definition.donate)
+    arguments = on_devices(arguments, ambient_mesh())
     avals = abstract_arguments(arguments, definition.name)
     in_specs = _in_specs(definition, arguments)
     out_leaves = jax.tree.leaves(definition.out_specs)
@@ -264,6 +266,8 @@ def _known(definition: _Definition, args: Sequence[Any], kwargs: dict[str, Any])
         has_bare_specs=any(spec.mesh is None for spec in parsed),
     )
     require_mesh(mesh, parsed, "pjit", definition.name)
+    arguments = on_devices(arguments, mesh)
+    require_devices(arguments, in_specs, definition.name, mesh)
     return Inferred(arguments, avals, in_specs, mesh)
 
 
@@ -342,6 +346,8 @@ def _meshes_of_arrays(leaves: Sequence[Any]) -> list[Any]:
 def _spec_of_array(leaf: Any, path: str, in_name: str) -> Any:
     if isinstance(leaf, core.Tracer):
         return UNSPECIFIED  # the enclosing program decides where its values are
+    if is_abstract(leaf):
+        return UNSPECIFIED  # its devices are those of the program, if there is one
     sharding = getattr(leaf, "sharding", None)
     if sharding is None or not getattr(leaf, "committed", True):
         kind = "an uncommitted array" if isinstance(leaf, jax.Array) else f"a {type(leaf).__name__}"

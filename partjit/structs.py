@@ -1,0 +1,83 @@
+"""Arguments that are types instead of arrays, and the shardings that they say.
+
+`jax.ShapeDtypeStruct`s and abstract values may name their sharding on an abstract mesh, which has no devices; each
+abstract value has one in its type, on an empty mesh where it says nothing. A program runs on devices.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+
+from partjit import _compat
+from partjit._compat import UnspecifiedValue
+from partjit.arguments import Arguments
+from partjit.errors import ShardingError
+from partjit.mesh import describe_mesh
+
+__all__ = ["is_abstract", "on_devices", "require_devices"]
+
+
+def on_devices(arguments: Arguments, mesh: Mesh) -> Arguments:
+    """The arguments, abstract ones with their shardings on the devices of `mesh` where their meshes have its shape.
+
+    A sharding on a mesh of another shape stays as it is; `require_devices` refuses it where it counts.
+
+    Raises:
+        ShardingError: a sharding is a bare PartitionSpec that means nothing on `mesh`.
+    """
+    if not any(map(is_abstract, arguments.leaves)):
+        return arguments
+    leaves = [_on_devices(leaf, path, mesh) for leaf, path in zip(arguments.leaves, arguments.paths, strict=True)]
+    return dataclasses.replace(arguments, leaves=leaves)
+
+
+def require_devices(arguments: Arguments, specs: Sequence[Any], name: str, mesh: Mesh) -> None:
+    """Raises ShardingError for arguments that are to stay as they are, on a mesh of which nobody knows the devices."""
+    problems = [
+        f"{path} has the sharding {leaf.sharding.spec} on the abstract mesh ({describe_mesh(leaf.sharding.mesh)})"
+        for path, leaf, spec in zip(arguments.paths, arguments.leaves, specs, strict=True)
+        if is_abstract(leaf) and (isinstance(spec, UnspecifiedValue) or (mesh.empty and spec.mesh is None))
+    ]
+    if problems:
+        given = "no mesh is set" if mesh.empty else f"the mesh of the program is ({describe_mesh(mesh)})"
+        raise ShardingError(
+            f"{name} needs devices, but {'; '.join(problems)}, and {given}. Enter a mesh of that shape with `with "
+            "partjit.Mesh(devices, axis_names):`, give NamedShardings on a mesh with devices, or leave the sharding out"
+        )
+
+
+def _on_devices(leaf: Any, path: str, mesh: Mesh) -> Any:
+    if not is_abstract(leaf):
+        return leaf
+    try:
+        with _compat.ambient(mesh):  # a struct with a bare PartitionSpec reads it on the mesh of jax.set_mesh
+            sharding = leaf.sharding
+    except (TypeError, ValueError) as error:
+        place = "no mesh is set" if mesh.empty else f"the mesh is ({describe_mesh(mesh)})"
+        raise ShardingError(
+            f"The sharding of {path} is a bare PartitionSpec, and {place}: {error}. Enter its mesh with `with "
+            "partjit.Mesh(devices, axis_names):`, or give a NamedSharding"
+        ) from None
+    sharding_mesh = sharding.mesh
+    # In the type of a value only Explicit axes say something: the partitioner chooses what happens with the others.
+    says_nothing = isinstance(leaf, _compat.core.ShapedArray) and AxisType.Explicit not in sharding_mesh.axis_types
+    if sharding_mesh.empty or says_nothing:
+        sharding = None
+    elif [*sharding_mesh.shape.items()] == [*mesh.shape.items()]:
+        sharding = NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
+    else:
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=leaf.weak_type)
+
+
+def is_abstract(leaf: Any) -> bool:
+    """Whether an argument is a type whose sharding, if it has one, is on an abstract mesh."""
+    if not isinstance(leaf, jax.ShapeDtypeStruct | _compat.core.ShapedArray):
+        return False
+    try:
+        return isinstance(getattr(leaf.sharding, "mesh", None), AbstractMesh)
+    except TypeError:  # a bare PartitionSpec, and no mesh is set with jax.set_mesh
+        return True
