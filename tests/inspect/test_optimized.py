@@ -363,6 +363,11 @@ def test_several_arrays_at_once_are_members_each_with_its_line_and_equation(name
     }
     assert found.operand_bytes == found.result_bytes == 160
     assert {*found.sites} == {one.site for one in found.members}
+    assert (found.tags, found.site, found.op_name) == (
+        found.members[0].tags,
+        found.members[0].site,
+        found.members[0].op_name,
+    )
     assert found.bytes_moved == 2 * 3 / 4 * 160
 
 

@@ -86,6 +86,29 @@ def test_the_product_of_two_matrices_moves_what_its_specs_say(data):
     assert found == ([("all-reduce", axes, n, held, 2 * (n - 1) / n * held)] if axes else [])
 
 
+@pytest.mark.parametrize(("shape", "split"), [((8,), (2, 4)), ((8,), (4, 2)), ((4, 2), (2, 2))])
+def test_parts_of_an_axis_change_places(shape, split):
+    mesh = partjit.Mesh(np.array(jax.devices()).reshape(shape), ("data", "model")[: len(shape)])
+
+    def fun(x):
+        return jnp.sin(x).reshape(*split, 16).transpose(1, 0, 2).reshape(x.shape)
+
+    report = report_of(fun, P("data"), matrix(shape[0], 16), mesh=mesh, out_specs=P("data"))
+    # Row k of the result is row `came_from[k]` of the argument, and each group of devices along `data` has one row.
+    came_from = np.arange(shape[0]).reshape(split).T.ravel()
+    devices = np.arange(8).reshape(shape[0], -1)
+    pairs = {
+        (int(a), int(b))
+        for old, new in zip(devices[came_from], devices, strict=True)
+        for a, b in zip(old, new, strict=True)
+    }
+    moving = {(a, b) for a, b in pairs if a != b}
+    for (found,) in (report.predicted, report.collectives):
+        assert (found.kind, found.axes, found.operand_bytes) == ("collective-permute", DATA, 16 * 4)
+        assert {pair for pair in found.groups if pair[0] != pair[1]} == moving
+        assert found.sent == len(moving) / 8
+
+
 def test_loops_count_as_often_as_they_turn(mesh):
     def fun(x):
         def inner(c, _):
