@@ -3,6 +3,8 @@
 import collections
 import dataclasses
 import functools
+import itertools
+import math
 import re
 
 import jax
@@ -11,7 +13,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
-from partjit import Mesh, MissingMeshError, P, ShardingError, pjit, with_sharding_constraint
+from partjit import Mesh, MissingMeshError, P, ParsedPartitionSpec, ShardingError, pjit, with_sharding_constraint
+from partjit.validate import check_specs
 
 Pair = collections.namedtuple("Pair", "a b")
 
@@ -60,6 +63,33 @@ def test_the_remedy_names_the_next_size_and_the_axes_that_do_divide(named):
     assert "6 is divisible by 2 (model)" in message
     message = failure(lambda x: x, np.zeros((7, 4), np.float32), mesh=named, in_axis_resources=P("data"))
     assert "leave the dimension whole (None): no free axes of the mesh divide 7" in message
+
+
+@pytest.mark.parametrize("shape", [(8,), (4, 2), (2, 2, 2), (2, 1, 2, 2)])
+def test_the_remedy_lists_every_group_of_free_axes_that_divides_up_to_six(shape):
+    mesh = Mesh(np.array(jax.devices()).reshape(shape), tuple("abcd"[: len(shape)]))
+    sizes = mesh.shape
+    for taken in (0, 1):  # axes that the other dimension has
+        other, own = mesh.axis_names[:taken], mesh.axis_names[taken:]
+        spec = ParsedPartitionSpec.from_user_input(P(own, other), "in_axis_resources")
+        divisor = math.prod(sizes[axis] for axis in own)
+        groups = [axes for count in range(1, 5) for axes in itertools.combinations(own, count)]
+        for size in range(1, 17):
+            aval = jax.core.ShapedArray((size, 8), np.dtype("float32"))
+            failures = check_specs("pjit arguments", ["x"], [aval], [spec], mesh)
+            if size % divisor == 0:
+                assert failures == []
+                continue
+            (found,) = failures
+            products = [(math.prod(sizes[axis] for axis in axes), axes) for axes in groups]
+            fitting = [f"{n} ({', '.join(axes)})" for n, axes in products if n > 1 and size % n == 0]
+            following = next(n for n in itertools.count(size) if n % divisor == 0)
+            assert found.remedy.splitlines() == [
+                f"make dimension 0 of x a multiple of {divisor}: {following} is the next one",
+                f"or divide it otherwise: {size} is divisible by {', '.join(fitting[:6])}"
+                if fitting
+                else f"or leave the dimension whole (None): no free axes of the mesh divide {size}",
+            ]
 
 
 def test_the_mesh_and_the_axes_that_make_the_divisor_are_shown(named):

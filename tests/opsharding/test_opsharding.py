@@ -451,6 +451,17 @@ def test_nonsense_is_refused_by_the_pieces(assignment):
         unflatten_superdims(assignment)
 
 
+@pytest.mark.parametrize("count", [2, 15, 16, 17, 40])
+def test_messages_show_sixteen_devices(count):
+    assignment = [*range(count)][::-1]
+    shown = [*map(str, assignment[:16]), *["..."] * (count > 16)]
+    with pytest.raises(NotImplementedError, match=rf"^\[{re.escape(', '.join(shown))}\] is no transposition"):
+        unflatten_superdims(assignment)
+    text = f"{{devices=[{count}]{','.join(map(str, assignment))}}}"
+    with pytest.raises(UnrepresentableShardingError, match=re.escape(f"{{devices=[{count}]{','.join(shown)}}} has")):
+        parse_op_sharding(text, AbstractMesh((count,), ("x",)))
+
+
 def test_pieces_that_do_not_fit():
     with pytest.raises(
         NotImplementedError, match=r"dimensions of sizes \[3, 2\] do not make up \[\(2, 3\), \(3, 1\)\]"
