@@ -121,6 +121,7 @@ def call_in_body(home: Home, callee: Callee, stream: Any, leaves: Sequence[Any])
             callee.ahead,
             OutSpecs(outputs, callee.out_tree),
             callee.shards,
+            callee.shardings_of_shards,
         )
 
     # Kept, so that the function is copied for its host once.

@@ -76,24 +76,33 @@ def _positions(mesh: Any) -> list[dict[str, int]]:
     return [dict(zip(mesh.axis_names, index, strict=True)) for index in np.ndindex(mesh.devices.shape)]
 
 
-def per_shard(target: Callable[..., Any], name: str, out_specs: OutSpecs | None) -> Callable[..., Any]:
+def per_shard(
+    target: Callable[..., Any], name: str, out_specs: OutSpecs | None, shardings: Sequence[Any] | None = None
+) -> Callable[..., Any]:
     """A function of arrays that calls `target` with their shards, once for each device of this process.
 
     Args:
         target: takes a `jax.Shard` (its `data`, `index`, `device` and `replica_id`) for each array, and returns the
             shards of its results.
         name: what it is called in messages.
-        out_specs: the arrays that the results are put together to; None if there are no results.
+        out_specs: the types of the results, and the shardings in which they are needed; None if there are no results.
+        shardings: for each result the sharding by which its shards are assembled; None for that of the arguments of
+            its shape, or replicated if there are none. Without them those of `out_specs`.
 
     Raises:
         ValueError: when called: there are results and nothing says what they are shards of, or on some device there
-            are others than the specs say, or a shard has another shape than its place.
+            are others than the specs say, or a shard has another shape than its sharding makes it.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten((args, kwargs))
         shards = [{shard.device: shard for shard in _compat.shareable(leaf).addressable_shards} for leaf in leaves]
         devices = [*shards[0]]
+        if any(of_leaf.keys() != shards[0].keys() for of_leaf in shards):
+            raise ValueError(
+                f"{name} is called once per shard, so its arguments must be on the same devices, but they are on "
+                f"{[sorted(device.id for device in of_leaf) for of_leaf in shards]}: move them with jax.device_put"
+            )
         mesh = getattr(leaves[0].sharding, "mesh", None)
         where = {} if mesh is None else dict(zip(mesh.devices.flat, _positions(mesh), strict=True))
         results = []
@@ -117,27 +126,51 @@ def per_shard(target: Callable[..., Any], name: str, out_specs: OutSpecs | None)
                     f"{name} returned the structure {returned} on {device}, but its specs say {out_specs.tree}: it is "
                     "called once per shard and returns a shard of each result each time"
                 )
-        return jax.tree.unflatten(
-            out_specs.tree,
-            [
-                _put_together(spec, dict(zip(devices, (own[i] for own in flat), strict=True)), name, i)
-                for i, spec in enumerate(out_specs.leaves)
-            ],
-        )
+        stated = [spec.sharding for spec in out_specs.leaves] if shardings is None else shardings
+        assembled = []
+        for i, (spec, sharding) in enumerate(zip(out_specs.leaves, stated, strict=True)):
+            by_device = dict(zip(devices, (own[i] for own in flat), strict=True))
+            sharding = _as_arguments(spec, leaves, name, i) if sharding is None else sharding
+            assembled.append(_assembled(spec, sharding, by_device, name, i))
+        return jax.tree.unflatten(out_specs.tree, assembled)
 
     return call
 
 
-def _put_together(spec: Any, by_device: dict[Any, Any], name: str, i: int) -> Any:
-    wanted = spec.sharding.shard_shape(spec.shape)
+def _assembled(spec: Any, sharding: Any, by_device: dict[Any, Any], name: str, i: int) -> Any:
+    """The array that has these shards in that sharding; `spec` says in which one it is needed."""
+    if spec.sharding.is_equivalent_to(sharding, len(spec.shape)):  # it may be on a mesh with Explicit axes
+        sharding = spec.sharding
+    if by_device.keys() != sharding.addressable_devices:
+        raise ValueError(
+            f"{name} is called for the shards of its arguments, on the devices {sorted(d.id for d in by_device)}, but "
+            f"the specs of result {i} are on {sorted(d.id for d in sharding.addressable_devices)}: a result per shard "
+            "has to be on the devices of the arguments"
+        )
+    wanted = sharding.shard_shape(spec.shape)
     for device, shard in by_device.items():
         if shard.shape != wanted or shard.dtype != spec.dtype:
             raise ValueError(
                 f"{name} returned {shard.aval.str_short()} as result {i} on {device}, but its specs make a shard "
                 f"{jax.ShapeDtypeStruct(wanted, spec.dtype)}"
             )
-    placed = [jax.device_put(by_device[device], device) for device in spec.sharding.addressable_devices]
-    return jax.make_array_from_single_device_arrays(spec.shape, spec.sharding, placed)
+    placed = [jax.device_put(by_device[device], device) for device in sharding.addressable_devices]
+    return jax.make_array_from_single_device_arrays(spec.shape, sharding, placed)
+
+
+def _as_arguments(spec: Any, args: Sequence[Any], name: str, i: int) -> Any:
+    """The sharding of a result whose specs do not say it."""
+    alike = [arg.sharding for arg in args if arg.shape == spec.shape]
+    if not alike:
+        (*devices,) = _compat.device_list(args[0].sharding)
+        return jax.sharding.NamedSharding(jax.sharding.Mesh(devices, ("devices",)), jax.sharding.PartitionSpec())
+    for other in alike:
+        if not other.is_equivalent_to(alike[0], len(spec.shape)):
+            raise ValueError(
+                f"{name} is called once per shard, and its specs do not say which sharding result {i} has: the "
+                f"arguments of its shape have {alike[0]} and {other}. Say it with a sharding in out_specs"
+            )
+    return alike[0]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -21,6 +21,7 @@ from jax.extend.core import Primitive
 from partjit import _compat
 from partjit._compat import core, mlir
 from partjit.colocated.ahead import Ahead
+from partjit.colocated.devices import colocated_sharding
 from partjit.colocated.layouts import Shards
 from partjit.colocated.specialization import Specialization, SpecializationCache
 from partjit.colocated.specialized import Origin
@@ -89,6 +90,18 @@ class Callee:
         """Whether the results are known to be of the same types, and at the same places."""
         known = (self.out_tree, self.out_avals, self.out_shardings)
         return known == (other.out_tree, other.out_avals, other.out_shardings)
+
+    @property
+    def returns_shards(self) -> bool:
+        """Whether its specs alone say what its results are, in whatever sharding they are needed."""
+        return self.specialization.layout == "per_shard"
+
+    @property
+    def shardings_of_shards(self) -> tuple[Any, ...] | None:
+        """The sharding by which the shards of each result are assembled on the hosts, None where it is left open."""
+        if not self.returns_shards:
+            return None
+        return tuple(None if sharding is None else colocated_sharding(sharding) for sharding in self.out_shardings)
 
     @property
     def name(self) -> str:

@@ -77,6 +77,7 @@ class Specialized:
         ahead: Ahead | None = None,
         out_specs: OutSpecs | None = None,
         shards: Shards | None = None,
+        shardings_of_shards: Sequence[Any] | None = None,
     ) -> None:
         shardings = [leaf.sharding for leaf in leaves]
         self.in_specs = in_specs
@@ -94,6 +95,7 @@ class Specialized:
         self._ahead = ahead
         self.out_specs: OutSpecs | None = out_specs
         self._shards = shards
+        self._shardings_of_shards = shardings_of_shards
         self._is_here = any(device.process_index == jax.process_index() for device in devices)
         host = [colocated_sharding(sharding) for sharding in shardings]
         self._host_shardings = None if host == shardings else host
@@ -201,7 +203,7 @@ class Specialized:
                 if self._shards is not None and self.out_specs is not None:
                     self._target = on_each_shard(self._target, self._name, self._shards, self.out_specs)
                 elif known.layout == "per_shard":
-                    self._target = per_shard(self._target, self._name, self.out_specs)
+                    self._target = per_shard(self._target, self._name, self.out_specs, self._shardings_of_shards)
             elif self.out_specs is None:
                 raise ValueError(
                     f"{self._name} runs on the hosts of {[*map(str, self._devices)]}, none of which belongs to process "

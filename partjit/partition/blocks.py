@@ -55,7 +55,7 @@ def program_block(
     """The values of a program's arguments, and its nodes; the arguments are those of `make_plan`."""
     ins = [*in_shardings]
     check_devices(flat, around.mesh)
-    flat = with_stated_arguments(flat, ins, around.mesh)
+    flat = with_stated_arguments(flat, ins, around.mesh, out_shardings)
     egresses, direct = egresses_of(flat, ins, out_shardings, "program")
     steps = cut([*flat.eqns, *egresses])
     names = [_result_name(path) for path in result_paths]
@@ -209,11 +209,11 @@ class _Assembly:
                 self._of_caller.add(new)
         return new
 
-    def _value(self, atom: Any) -> Value:
-        """The value of what a call, loop or branch reads."""
+    def _value(self, atom: Any, sharding: Any = None) -> Value:
+        """The value of what a call, loop or branch reads; a constant is put in that sharding, or replicated."""
         if isinstance(atom, core.Var) and atom not in self._flat.consts:
             return self.value_of[atom]
-        value = Value(self._names.take("constant"), atom.aval, _replicated(self._mesh))
+        value = Value(self._names.take("constant"), atom.aval, sharding or _replicated(self._mesh))
         self._around.constants[value] = self._flat.consts[atom] if isinstance(atom, core.Var) else atom.val
         return value
 
@@ -221,7 +221,7 @@ class _Assembly:
         (eqn,) = step.items
         callee = eqn.params["callee"]
         name = self._names.take(callee.name.rpartition(".")[2])
-        inputs = [self._value(atom) for atom in eqn.invars]
+        inputs = [*map(self._value, eqn.invars, callee.in_shardings)]
         # The program's arguments and results are the caller's, who may give them away while the call runs.
         held = tuple(value in self._of_caller for value in inputs)
         outputs = []
@@ -303,7 +303,7 @@ class _Assembly:
         ins = [_or_unspecified(value.sharding) for value in values]
         outs = [_or_unspecified(value.sharding) for value in outputs]
         check_devices(flat, self._mesh)
-        flat = with_stated_arguments(flat, ins, self._mesh)
+        flat = with_stated_arguments(flat, ins, self._mesh, outs)
         egresses, direct = egresses_of(flat, ins, outs, kind)
         steps = cut([*flat.eqns, *egresses], following)
         captured = values[: len(values) - len(outputs)] if kind == "turn" else values

@@ -156,6 +156,7 @@ def _caller(call: ColocatedCall, home: Any, results: set[Value], mesh: Any) -> C
         callee.ahead,
         OutSpecs(outputs, callee.out_tree),
         callee.shards,
+        callee.shardings_of_shards,
     )
 
     def run(*leaves: Any) -> Sequence[Any]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from partjit._compat import core
+from partjit.colocated.devices import colocated_sharding
 from partjit.partition.control_flow import is_call, is_host, lanes_of
 from partjit.partition.flat import Flat
 from partjit.partition.nodes import Block, Branch, ColocatedCall, Fragment, Loop, Node, Transfer, Value, walk
@@ -29,6 +30,7 @@ def verify(plan: Plan, flat: Flat) -> None:
         *_definitions(plan.nodes, plan.outputs, defined),
         *_names(plan),
         *_types(plan),
+        *_specs_of_calls(plan),
         *_memory(plan.nodes, {*plan.outputs}, {*plan.inputs} - plan.released, {*plan.inputs}),
         *_effects(plan, flat),
         *_order(plan, flat),
@@ -94,6 +96,27 @@ def _types(plan: Plan) -> list[str]:
                 if value.sharding is None and value not in plan.inputs
             ]
     return faults
+
+
+def _specs_of_calls(plan: Plan) -> list[str]:
+    """Calls get their arguments as their specs say, and shards that they return are those of their specs."""
+    faults = []
+    for call in plan.calls:
+        pairs = [*zip(call.inputs, call.callee.in_shardings, strict=False)]
+        if call.callee.returns_shards:
+            pairs += zip(call.outputs, call.callee.out_shardings, strict=False)
+        faults += [
+            f"{value.name} is {value} and the specs of {call.name} say {stated.spec}"
+            for value, stated in pairs
+            if None not in (value.sharding, stated) and not _is_placed_as(value, stated)
+        ]
+    return faults
+
+
+def _is_placed_as(value: Value, stated: Any) -> bool:
+    """Whether a value has a sharding, on the devices or on their hosts."""
+    here, rank = value.sharding, len(value.aval.shape)
+    return here.is_equivalent_to(stated, rank) or here.is_equivalent_to(colocated_sharding(stated), rank)
 
 
 def _same_types(node: Loop | Branch) -> list[str]:
