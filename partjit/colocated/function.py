@@ -101,7 +101,8 @@ class ColocatedFunction(Differentiable):
             pure: whether a call does nothing but compute its results. In a program, one that nobody needs is left out,
                 and equal ones are made once.
             layout: "global", the default, calls the function with the arrays; "per_shard" once for each device with a
-                `jax.Shard` (`data`, `index`, `device`, `replica_id`) for each array, to return shards of its results.
+                `jax.Shard` (`data`, `index`, `device`, `replica_id`) for each array, to return shards of its results,
+                which the shardings in `out_specs` assemble.
             run_ahead: up to so many calls are made before they are asked for; for functions without arguments.
             vmap_method: what `jax.vmap` makes of a call with batched arguments, as for `jax.pure_callback`.
                 "sequential" calls the function once for each example, in order; it is the default, except for a `pure`

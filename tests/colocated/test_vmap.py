@@ -382,7 +382,7 @@ def carried(x):
 )
 def test_an_effect_behind_a_batched_predicate_is_refused(meeting, f, kind, around):
     message = (
-        rf"the colocated function log is called at .*test_colocated_vmap\.py:\d+ in .* in a {kind} whose predicate is "
+        rf"the colocated function log is called at .*test_vmap\.py:\d+ in .* in a {kind} whose predicate is "
         r"batched by jax\.vmap.*give the predicate to the function and let it decide"
     )
     with pytest.raises(ValueError, match=message):
