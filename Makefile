@@ -79,7 +79,7 @@ notebooks: $(INSTALLED)-testing $(INSTALLED)-notebooks
 	$(BIN)/python notebooks/write_pairs.py
 	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/system/test_notebooks.py
 
-mutants: $(INSTALLED)-testing $(INSTALLED)-models $(INSTALLED)-mutation
+mutants: $(INSTALLED)-testing $(INSTALLED)-mutation
 	$(BIN)/python -m mutation --sample '$(SAMPLE)' --seed '$(SEED)' --minutes '$(MINUTES)' --only '$(ONLY)' $(ARGS)
 
 clean:

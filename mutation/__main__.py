@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     until = time.monotonic() + 60 * options.minutes
 
     check_operators()
-    targets, equivalents = read_targets(), read_equivalents()
+    targets, equivalents = read_targets(ROOT), read_equivalents()
     paths = modules(ROOT, options.only)
     stale = [equivalent for equivalent in equivalents if equivalent.path in paths and not _is_found(equivalent)]
     sampled = [mutant for path in paths for mutant in sample(ROOT, path, options.sample, options.seed)]

@@ -71,9 +71,12 @@ class Copy:
             limit = self._limit(tests)
             with use_mutation(self.root / mutant.path, operators()[mutant.operator](), mutant.occurrence):
                 outcome, output = cosmic_ray.testing.run_tests(_command([*first, *tests]), limit)
+            if output == "timeout":
+                # Whoever was killed while it kept a compiled program left half of one to the next.
+                shutil.rmtree(self.root / ".jax_cache", ignore_errors=True)
+                return Verdict(mutant, Outcome.TIMED_OUT, time.monotonic() - start)
             if outcome is not TestOutcome.SURVIVED:
-                outcome = Outcome.TIMED_OUT if output == "timeout" else Outcome.KILLED
-                return Verdict(mutant, outcome, time.monotonic() - start)
+                return Verdict(mutant, Outcome.KILLED, time.monotonic() - start)
         return Verdict(mutant, Outcome.SURVIVED, time.monotonic() - start)
 
     def _limit(self, tests: tuple[str, ...]) -> float:

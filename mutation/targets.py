@@ -80,9 +80,18 @@ def target_of(path: str, targets: Sequence[Target]) -> Target:
     return [target for target in targets if any(Path(path).match(source) for source in target.sources)][-1]
 
 
-def read_targets() -> list[Target]:
-    """The targets in `targets.toml`."""
-    return [Target(**{key: tuple(names) for key, names in table.items()}) for table in _read("targets.toml", "target")]
+def read_targets(root: Path) -> list[Target]:
+    """The targets in `targets.toml`.
+
+    Raises:
+        FileNotFoundError: it names tests that are not there.
+    """
+    tables = _read("targets.toml", "target")
+    targets = [Target(**{key: tuple(names) for key, names in table.items()}) for table in tables]
+    tests = {test for target in targets for test in (*target.near, *target.wide)}
+    if missing := sorted(test for test in tests if not (root / test).exists()):
+        raise FileNotFoundError(f"mutation/targets.toml names {', '.join(missing)}: say where these tests are now")
+    return targets
 
 
 def read_equivalents() -> list[Equivalent]:

@@ -139,11 +139,11 @@ def _describe_place(sharding: Any) -> str:
 
 
 def _bytes_moved(array: Any, sharding: Any) -> int:
-    """The bytes of the new shards that their devices do not hold yet, over all devices."""
+    """The bytes of the new shards that their devices, those of the array, do not hold yet, over all devices."""
     held = array.sharding.devices_indices_map(array.shape)
     wanted = sharding.devices_indices_map(array.shape)
     elements = sum(
-        _size(index, array.shape) - _overlap(index, held.get(device), array.shape) for device, index in wanted.items()
+        _size(index, array.shape) - _overlap(index, held[device], array.shape) for device, index in wanted.items()
     )
     return elements * array.dtype.itemsize
 
@@ -154,9 +154,7 @@ def _size(index: tuple[slice, ...], shape: tuple[int, ...]) -> int:
     )
 
 
-def _overlap(index: tuple[slice, ...], held: tuple[slice, ...] | None, shape: tuple[int, ...]) -> int:
-    if held is None:
-        return 0
+def _overlap(index: tuple[slice, ...], held: tuple[slice, ...], shape: tuple[int, ...]) -> int:
     elements = 1
     for part, other, size in zip(index, held, shape, strict=True):
         (start, stop, _), (other_start, other_stop, _) = part.indices(size), other.indices(size)
