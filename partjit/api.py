@@ -21,11 +21,14 @@ from partjit.arguments import (
     argument_numbers,
     check_call,
     check_callable,
+    check_names,
+    check_numbers,
     flatten_arguments,
     name_of,
     signature_of,
     source_of,
 )
+from partjit.checks import require, require_flag
 from partjit.compile import Program, Traced
 from partjit.dispatch import CacheMiss, make_function
 from partjit.eager import Inferred, OnValues, on_values
@@ -164,9 +167,9 @@ def pjit(
         ones.
 
     Raises:
-        TypeError: `fun` is not callable, or a leaf is no spec.
-        ValueError: a spec is wrong by itself (an axis used twice), old and new names are mixed, or static and donated
-            arguments intersect.
+        TypeError: `fun` is not callable, a leaf is no spec, or an option is of a wrong type.
+        ValueError: a spec is wrong by itself (an axis used twice), old and new names are mixed, static and donated
+            arguments intersect, or one of them is none that `fun` has.
 
         When called: `ShardingError` (a ValueError) listing every spec that does not fit its value or the mesh, and
         `MissingMeshError` where a spec needs a mesh and none is set.
@@ -184,6 +187,12 @@ def pjit(
 
     Source: `jax.experimental.pjit.pjit` as of jax 0.2.26, the classic positional order included.
     """
+    static_argnums = check_numbers("pjit", "static_argnums", static_argnums)
+    donate_argnums = check_numbers("pjit", "donate_argnums", donate_argnums)
+    static_argnames = check_names("pjit", "static_argnames", static_argnames)
+    donate_argnames = check_names("pjit", "donate_argnames", donate_argnames)
+    keep_unused = require_flag("pjit", "keep_unused", keep_unused)
+    require("pjit", "name", name, str | None, "the name of the program, a str, or None")
     if fun is None:
         return functools.partial(
             pjit,

@@ -9,19 +9,25 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from partjit import _compat
+from partjit.checks import items_of, require_integer, require_text, shown
 
 __all__ = [
     "Arguments",
     "Numbered",
+    "abstract_argument",
     "abstract_arguments",
     "argument_numbers",
     "check_call",
     "check_callable",
+    "check_names",
+    "check_numbers",
     "flatten_arguments",
     "name_of",
     "positions",
+    "require_values",
     "signature_of",
     "source_of",
 ]
@@ -33,9 +39,9 @@ Numbered = tuple[tuple[int, ...], tuple[str, ...]]
 def check_callable(fun: Any) -> None:
     """Raises TypeError if `fun` is not callable or a generator function."""
     if not callable(fun):
-        raise TypeError(f"Expected a callable value, got {fun!r}")
+        raise TypeError(f"Expected a callable value, got {shown(fun)}")
     if inspect.isgeneratorfunction(fun):
-        raise TypeError(f"Expected a function, got a generator function: {fun!r}")
+        raise TypeError(f"Expected a function, got a generator function: {shown(fun)}")
 
 
 def signature_of(fun: Callable[..., Any]) -> inspect.Signature | None:
@@ -51,16 +57,23 @@ def argument_numbers(
 ) -> tuple[Numbered, Numbered]:
     """What the user gave as (numbers, names) of static and of donated arguments, completed from the signature.
 
+    Args:
+        fun: the user's function.
+        signature: its signature, or None if it has none.
+        static, donate: the pairs, as `check_numbers` and `check_names` give them.
+
     Raises:
         ValueError: a number or a name is not in the signature, or an argument is both static and donated.
     """
 
-    def given(numbers: Any, names: Any) -> tuple[Any, Any]:
+    def given(numbers: tuple[int, ...], names: tuple[str, ...] | None) -> tuple[Any, Any]:
         # No numbers and some names means: find the numbers. Only None says "no numbers" to jax.
-        numbers = (numbers,) if isinstance(numbers, int) else tuple(numbers or ())
         return (numbers or None) if names is not None else numbers, names
 
     static_given, donate_given = given(*static), given(*donate)
+    for kind, (numbers, names) in (("static", static_given), ("donate", donate_given)):
+        _check_range(fun, signature, f"{kind}_argnums", numbers or ())
+        _check_names(fun, signature, f"{kind}_argnames", names or ())
     both = set(static_given[0] or ()) & set(donate_given[0] or ())
     if both:
         raise ValueError(
@@ -71,6 +84,52 @@ def argument_numbers(
         fun, signature, donate_given, static_given
     )
     return (tuple(static_numbers), tuple(static_names)), (tuple(donate_numbers), tuple(donate_names))
+
+
+def check_numbers(where: str, option: str, given: Any) -> tuple[int, ...]:
+    """The numbers of arguments, of which one may be given by itself; None is none. TypeError if they are no numbers."""
+    if given is None:
+        return ()
+    if isinstance(given, int | np.integer):
+        return (require_integer(where, option, given),)
+    numbers = items_of(where, option, given, "the number of an argument, or a sequence of such numbers")
+    return tuple(require_integer(where, f"{option}[{i}]", number) for i, number in enumerate(numbers))
+
+
+def check_names(where: str, option: str, given: Any) -> tuple[str, ...] | None:
+    """The names of arguments, of which one may be given by itself. TypeError if they are no names."""
+    if given is None or isinstance(given, str):
+        return None if given is None else (given,)
+    names = items_of(where, option, given, "the name of an argument, or a sequence of such names")
+    return tuple(require_text(where, f"{option}[{i}]", name, "the name of an argument") for i, name in enumerate(names))
+
+
+def _check_range(
+    fun: Callable[..., Any], signature: inspect.Signature | None, option: str, numbers: Sequence[int]
+) -> None:
+    parameters = [*signature.parameters.values()] if signature is not None else []
+    if signature is None or any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        return
+    count = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    wrong = [number for number in numbers if not -count <= number < count]
+    if wrong:
+        raise ValueError(
+            f"pjit: {option} names the argument number {wrong[0]}, but {name_of(fun)} takes {count} positional "
+            f"argument{'' if count == 1 else 's'}" + (f": give numbers from 0 to {count - 1}" if count else "")
+        )
+
+
+def _check_names(
+    fun: Callable[..., Any], signature: inspect.Signature | None, option: str, names: Sequence[str]
+) -> None:
+    parameters = [*signature.parameters.values()] if signature is not None else []
+    if signature is None or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    wrong = [name for name in names if name not in known]
+    if wrong:
+        there = f"those that can be named are {', '.join(known)}" if known else "none of its arguments can be named"
+        raise ValueError(f"pjit: {option} names the argument {shown(wrong[0])}, which {name_of(fun)} lacks: {there}")
 
 
 def name_of(fun: Callable[..., Any]) -> str:
@@ -98,10 +157,11 @@ def check_call(
         ValueError: there are fewer positional arguments than static and donated ones need, or a static argument is not
             hashable.
     """
-    needed = [number for number in (*static[0], *donate[0]) if number >= len(args)]
+    # A number from the end is one that is needed as well: of `*args`, which may be empty.
+    needed = [number for number in (*static[0], *donate[0]) if not -len(args) <= number < len(args)]
     parameters = list(signature.parameters.values()) if signature else []
     for number in needed:
-        parameter = parameters[number] if number < len(parameters) else None
+        parameter = parameters[number] if 0 <= number < len(parameters) else None
         if parameter is not None and (parameter.name in kwargs or parameter.default is not parameter.empty):
             continue
         raise ValueError(
@@ -110,7 +170,7 @@ def check_call(
             f"argument{'' if len(args) == 1 else 's'}"
         )
     for number in static[0]:
-        if number < len(args):
+        if -len(args) <= number < len(args):
             _check_hashable(args[number], f"number {number}", name)
     for key in static[1]:
         if key in kwargs:
@@ -208,13 +268,31 @@ def _parameter_names(signature: inspect.Signature | None, count: int) -> list[st
 
 def abstract_arguments(arguments: Arguments, name: str) -> tuple[Any, ...]:
     """The abstract value of each leaf; TypeError names the argument that is no array."""
-    avals = []
-    for path, leaf in zip(arguments.paths, arguments.leaves, strict=True):
-        try:
-            avals.append(_compat.abstractify(leaf))
-        except TypeError:
+    return tuple(
+        abstract_argument(leaf, path, name) for path, leaf in zip(arguments.paths, arguments.leaves, strict=True)
+    )
+
+
+def abstract_argument(leaf: Any, path: str, name: str) -> Any:
+    """The abstract value of one leaf; TypeError names the argument that is no array."""
+    try:
+        aval = _compat.abstractify(leaf)
+    except (TypeError, ValueError):  # a ValueError where `shape` and `dtype` are something else
+        aval = None
+    # jax takes scalars of NumPy whatever their dtype is.
+    if aval is None or (isinstance(leaf, np.generic) and leaf.dtype.kind in "mMOSU"):
+        raise TypeError(
+            f"Argument {path} of {name} is {shown(leaf)}, which is not a valid JAX type: pass an array or a scalar, or "
+            "mark the argument static (static_argnums, static_argnames)"
+        )
+    return aval
+
+
+def require_values(leaves: Sequence[Any], paths: Sequence[str], name: str) -> None:
+    """Raises TypeError where an argument of a call that is executed has a type and no value."""
+    for leaf, path in zip(leaves, paths, strict=True):
+        if isinstance(leaf, jax.ShapeDtypeStruct):
             raise TypeError(
-                f"Argument {path} of {name} is {leaf!r} of type {type(leaf).__name__}, which is not a valid JAX type: "
-                "pass an array or a scalar, or mark the argument static (static_argnums, static_argnames)"
-            ) from None
-    return tuple(avals)
+                f"Argument {path} of {name} is {shown(leaf)}, which has no value to compute with: pass an array, or "
+                "use lower or eval_shape, for which the type is enough"
+            )

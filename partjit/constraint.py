@@ -6,6 +6,7 @@ import jax
 
 from partjit import _compat
 from partjit._compat import UnspecifiedValue
+from partjit.checks import wrong_type
 from partjit.errors import MissingMeshError
 from partjit.mesh import ambient_mesh
 from partjit.primitive import device_witness, sharding_constraint_p
@@ -54,14 +55,14 @@ def with_sharding_constraint(x: Any, specs: Any) -> Any:
     mesh = ambient_mesh()
     for path, spec in zip(paths, flat_specs, strict=True):
         if not isinstance(spec, ParsedPartitionSpec):
-            raise TypeError(f"with_sharding_constraint needs a spec for {path}, but got {spec!r}")
+            raise TypeError(f"with_sharding_constraint shardings: {path} needs a spec, but got {spec!r}")
         if mesh.empty and spec.mesh is None:
             require_mesh(mesh, [spec], "with_sharding_constraint", path)
             raise MissingMeshError(
                 f"with_sharding_constraint requires a non-empty mesh to replicate {path} over, and none is set in this "
                 "thread: enter one with `with partjit.Mesh(devices, axis_names):`"
             )
-    avals = [_compat.abstractify(leaf) for leaf in leaves]
+    avals = [*map(_type_of, leaves, paths)]
     eager = _compat.trace_state_clean()
     failures = check_specs(_WHAT, paths, avals, flat_specs, mesh, allow_uneven=not eager)
     raise_failures(failures, "with_sharding_constraint", mesh)
@@ -71,3 +72,13 @@ def with_sharding_constraint(x: Any, specs: Any) -> Any:
         if not isinstance(spec, UnspecifiedValue)
     ]
     return jax.tree.unflatten(tree, constrained)
+
+
+def _type_of(leaf: Any, path: str) -> Any:
+    try:
+        aval = _compat.abstractify(leaf)
+    except (TypeError, ValueError):
+        aval = None
+    if aval is None or isinstance(leaf, jax.ShapeDtypeStruct):
+        raise wrong_type("with_sharding_constraint", path, leaf, "an array or a number")
+    return aval

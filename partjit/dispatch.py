@@ -17,7 +17,7 @@ import jax
 
 from partjit import _compat
 from partjit._compat import UnspecifiedValue, core
-from partjit.arguments import Numbered, positions
+from partjit.arguments import Numbered, positions, require_values
 from partjit.compile import Program, lower
 from partjit.mesh import auto_twin, has_explicit_axes, is_tracing_program
 from partjit.partition.execute import Runnable
@@ -71,6 +71,7 @@ class CacheMiss:
         if not _compat.trace_state_clean() or any(isinstance(value, core.Tracer) for value in values):
             outs = _bind(program, values)
             return jax.tree.unflatten(program.out_tree, outs), None, False
+        require_values(leaves, program.arg_paths, program.name)
         shardings = shardings_of(program.in_specs, program.mesh)
         moved = misplaced(values, shardings)
         if moved:

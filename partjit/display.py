@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from partjit import events
+from partjit.checks import require
 from partjit.events import Event
 
 __all__ = ["progress"]
@@ -32,6 +33,7 @@ def progress(console: Any = None) -> contextlib.AbstractContextManager[None]:
 
     Raises:
         ImportError: rich is missing.
+        TypeError: `console` is no console of rich's.
 
     Example:
         >>> from partjit import events
@@ -43,11 +45,14 @@ def progress(console: Any = None) -> contextlib.AbstractContextManager[None]:
     """
     try:
         rich: Any = importlib.import_module("rich")
-        for part in ("live", "table", "text"):
+        for part in ("console", "live", "table", "text"):
             importlib.import_module(f"rich.{part}")
     except ImportError as error:
         raise ImportError('progress needs rich, which is missing; run: pip install "partjit[viz]"') from error
-    return _shown(rich, rich.get_console() if console is None else console)
+    if console is None:
+        console = rich.get_console()
+    require("progress", "console", console, importlib.import_module("rich.console").Console, "a rich.console.Console")
+    return _shown(rich, console)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from partjit.checks import require_callable
+
 __all__ = [
     "CallFailed",
     "CallFinished",
@@ -353,8 +355,7 @@ def subscribe(listener: Callable[[Event], None]) -> Subscription:
         ...     events.emit(events.ProgramStarted("step", 0, time=1.5, thread=1))
         ProgramStarted(time=1.5, thread=1, program='step', execution=0)
     """
-    if not callable(listener):
-        raise TypeError(f"subscribe: a listener is called with events, but {type(listener).__name__} is not callable")
+    require_callable("subscribe", "listener", listener, "a function of an event")
     subscription = Subscription(listener)
     subscription._begin()
     return subscription

@@ -1,7 +1,11 @@
 """A recording as a picture: which spans are shown, what stands in their bars, and between which times."""
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
+import numpy as np
+
+from partjit.checks import abridged, items_of, require, require_integer
 from partjit.critical import critical_path
 from partjit.render.gantt import Bar, draw
 from partjit.render.markup import Markup
@@ -37,6 +41,7 @@ def chosen(
 
     Raises:
         ValueError: there are none.
+        TypeError: `program` is no name, or `execution` no number.
 
     Example:
         >>> from partjit.lanes import chosen
@@ -46,21 +51,29 @@ def chosen(
             ...
         ValueError: to_svg: execution=4: nothing of it was recorded; of the program step there are the executions 3
     """
+    require(asked_by, "program", program, str | None, "the name of a program, or None for all")
+    wanted = None if execution is None else _wanted(execution, asked_by)
     of_program = [span for span in spans if program is None or span.program == program]
     if program is not None and not of_program:
         known = sorted({span.program for span in spans if span.program is not None})
         there = f"there are the programs {', '.join(known)}" if known else "there is no program at all"
-        raise ValueError(f"{asked_by}: program={program!r}: nothing of it was recorded; {there}")
-    if execution is None:
+        raise ValueError(f"{asked_by}: program={abridged(program)}: nothing of it was recorded; {there}")
+    if wanted is None:
         return tuple(of_program)
-    wanted = {execution} if isinstance(execution, int) else {*execution}
     found = tuple(span for span in of_program if span.execution in wanted)
     if not found:
         there = ", ".join(map(str, sorted({span.execution for span in of_program if span.execution is not None})))
         of = "all programs" if program is None else f"the program {program}"
         known = f"of {of} there are the executions {there}" if there else "there are no executions at all"
-        raise ValueError(f"{asked_by}: execution={execution!r}: nothing of it was recorded; {known}")
+        raise ValueError(f"{asked_by}: execution={abridged(execution)}: nothing of it was recorded; {known}")
     return found
+
+
+def _wanted(execution: Any, asked_by: str) -> set[int]:
+    if isinstance(execution, int | np.integer):
+        return {require_integer(asked_by, "execution", execution)}
+    numbers = items_of(asked_by, "execution", execution, "the number of an execution, or a collection of such numbers")
+    return {require_integer(asked_by, f"execution[{i}]", number) for i, number in enumerate(numbers)}
 
 
 def to_svg(

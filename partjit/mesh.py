@@ -10,7 +10,7 @@ back on the mesh the user gave.
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from partjit import _compat
+from partjit.checks import items_of, require, require_mesh_type, shown, wrong_type, wrong_value
 from partjit.errors import MeshChangedError
 from partjit.render.picture import Picture
 from partjit.render.pieces import Dimension, Layout, Piece
@@ -49,7 +50,8 @@ class Mesh(jax.sharding.Mesh):
         axis_types: the `jax.sharding.AxisType` of each axis, Auto if not given. Explicit is accepted and read as Auto.
 
     Raises:
-        ValueError: the number of names is not the number of dimensions.
+        TypeError: `devices` are no devices, or the names cannot be names.
+        ValueError: the number of names is not the number of dimensions, or a name is there twice.
 
     Example:
         >>> import numpy as np
@@ -69,7 +71,9 @@ class Mesh(jax.sharding.Mesh):
         """See the class."""
         # jax interns its meshes and creates them as its own class whatever `cls` is. So the interned mesh is kept as
         # the identity of this one, and everything that reads the mesh's data finds it here as well.
-        interned = jax.sharding.Mesh(np.asarray(devices), axis_names, axis_types)
+        grid = _grid(devices)
+        names = _axis_names(axis_names, grid)
+        interned = jax.sharding.Mesh(grid, names, _axis_types(axis_types, names))
         mesh = object.__new__(cls)
         mesh.__dict__.update(vars(interned), _interned=interned)
         return mesh
@@ -99,6 +103,54 @@ class Mesh(jax.sharding.Mesh):
         return False
 
 
+def _grid(devices: Any) -> np.ndarray:
+    """The devices as an array of them."""
+    expected = "an array or (nested) list of devices, one dimension per axis"
+    remedy = "as in numpy.array(jax.devices()).reshape(4, 2)"
+    if not isinstance(devices, np.ndarray | list | tuple | jax.Device):
+        raise wrong_type("Mesh", "devices", devices, expected, remedy)
+    try:
+        grid = np.asarray(devices)
+    except ValueError:  # lists of different lengths
+        raise wrong_type("Mesh", "devices", devices, expected, remedy) from None
+    if not grid.size:
+        raise wrong_value("Mesh", "devices", devices, expected, f"there is none; {remedy}")
+    is_empty_mesh = grid.ndim == 0 and grid.dtype == object and grid.item() is None
+    if not is_empty_mesh:
+        for device in grid.flat:
+            if not isinstance(device, jax.Device):
+                raise wrong_type("Mesh", "devices", devices, expected, f"there is {shown(device)} in it; {remedy}")
+    return grid
+
+
+def _axis_names(axis_names: Any, grid: np.ndarray) -> tuple[Any, ...]:
+    expected = "a sequence of names, one per dimension of the devices, or one bare name"
+    names = (axis_names,) if isinstance(axis_names, str) else items_of("Mesh", "axis_names", axis_names, expected)
+    for i, name in enumerate(names):
+        if name is None or not isinstance(name, Hashable):
+            raise wrong_type("Mesh", f"axis_names[{i}]", name, "the name of an axis, a str")
+    if len(names) != grid.ndim:
+        raise ValueError(
+            f"Mesh: axis_names must be {expected}, but devices.ndim is {grid.ndim} and axis_names are {shown(names)}: "
+            "reshape the devices, or name as many axes as they have dimensions"
+        )
+    if len({*names}) < len(names):
+        raise ValueError(f"Mesh: axis_names must name each axis differently, but are {shown(names)}")
+    return names
+
+
+def _axis_types(axis_types: Any, names: tuple[Any, ...]) -> Any:
+    if axis_types is None or isinstance(axis_types, jax.sharding.AxisType):
+        return axis_types
+    expected = "a tuple with a jax.sharding.AxisType for each axis, or None for Auto"
+    types = items_of("Mesh", "axis_types", axis_types, expected)
+    for i, kind in enumerate(types):
+        require("Mesh", f"axis_types[{i}]", kind, jax.sharding.AxisType, "a jax.sharding.AxisType")
+    if len(types) != len(names):
+        raise ValueError(f"Mesh: axis_types must be {expected}, but there are {len(types)} for {len(names)} axes")
+    return types
+
+
 class _Entered(threading.local):
     """The contexts of the meshes this thread has entered, innermost last; one mesh may be there twice."""
 
@@ -118,7 +170,8 @@ class set_mesh:
         mesh: the mesh, or None for none.
 
     Raises:
-        ValueError: `mesh` is no mesh, or a function is being traced.
+        TypeError: `mesh` is no mesh.
+        ValueError: a function is being traced.
 
     Example:
         >>> with set_mesh(jax.make_mesh((8,), ("x",))) as mesh:
@@ -127,6 +180,8 @@ class set_mesh:
     """
 
     def __init__(self, mesh: jax.sharding.Mesh | None) -> None:
+        if mesh is not None:
+            require_mesh_type("set_mesh", "mesh", mesh)
         self._mesh = mesh
         self._jax_state = jax.set_mesh(_interned(mesh))
 

@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ from jax.sharding import Sharding
 
 from partjit import _compat
 from partjit._compat import UnspecifiedValue
+from partjit.checks import require_choice
 from partjit.errors import ReshardWarning, ShardingError
 from partjit.mesh import describe_mesh
 
@@ -33,6 +34,9 @@ class reshard_policy:
         policy: `"allow"` moves it silently, `"warn"` (the default) moves it with one `ReshardWarning` per call site,
             `"error"` raises `ShardingError`.
 
+    Raises:
+        TypeError, ValueError: `policy` is none of these.
+
     Example:
         >>> with reshard_policy("allow"):
         ...     pass
@@ -41,8 +45,7 @@ class reshard_policy:
     current: ClassVar[Policy] = "warn"
 
     def __init__(self, policy: Policy) -> None:
-        if policy not in ("allow", "warn", "error"):
-            raise ValueError(f"reshard_policy expects 'allow', 'warn' or 'error', but got {policy!r}")
+        require_choice("reshard_policy", "policy", policy, get_args(Policy))
         self._previous: Policy = reshard_policy.current
         reshard_policy.current = policy
 

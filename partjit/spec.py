@@ -9,7 +9,7 @@ This is the first stage of the road: nothing here looks at a mesh or at a value.
 
 import dataclasses
 import enum
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any, Final
 
 import jax
@@ -17,11 +17,23 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from partjit._compat import UNSPECIFIED, UnspecifiedValue
+from partjit.checks import (
+    abridged,
+    items_of,
+    require,
+    require_flag,
+    require_integer,
+    require_mesh_type,
+    require_text,
+    shown,
+    wrong_type,
+)
 from partjit.render.html import fragment, table
 
 __all__ = [
     "FROM_ARRAY",
     "FROM_GDA",
+    "MAX_RANK",
     "UNSPECIFIED",
     "FromArray",
     "ParsedPartitionSpec",
@@ -66,6 +78,9 @@ FROM_GDA: Final = FROM_ARRAY
 
 Partition = tuple[str, ...]
 
+MAX_RANK: Final = 1024
+"""No array has more dimensions; a number beyond would only ask for memory."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ParsedPartitionSpec:
@@ -103,7 +118,16 @@ class ParsedPartitionSpec:
     memory_kind: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "partitions", tuple(self.partitions))
+        what = "ParsedPartitionSpec"
+        expected = "a tuple with, per dimension, a tuple of mesh axes or PartitionSpec.UNCONSTRAINED"
+        object.__setattr__(self, "partitions", items_of(what, "partitions", self.partitions, expected))
+        for dim, partition in enumerate(self.partitions):
+            _check_partition(what, f"partitions[{dim}]", partition)
+        require(what, "unsafe_user_spec", self.unsafe_user_spec, P | None, "a PartitionSpec or None")
+        require(what, "sync", self.sync, SpecSync, "a SpecSync")
+        if self.mesh is not None:
+            require_mesh_type(what, "mesh", self.mesh)
+        require(what, "memory_kind", self.memory_kind, str | None, "the name of a memory, or None")
 
     @classmethod
     def from_user_input(
@@ -121,6 +145,8 @@ class ParsedPartitionSpec:
             ValueError: a mesh axis is used twice, a dimension is unconstrained where it may not be, or the spec has
                 unreduced axes.
         """
+        require_text("ParsedPartitionSpec.from_user_input", "arg_name", arg_name, "what the specs are called")
+        require_flag("ParsedPartitionSpec.from_user_input", "allow_unconstrained_dims", allow_unconstrained_dims)
         if entry is None:
             return cls(None, ())
         if isinstance(entry, NamedSharding):
@@ -130,7 +156,8 @@ class ParsedPartitionSpec:
             return dataclasses.replace(parsed, mesh=mesh, memory_kind=entry.memory_kind)
         if not isinstance(entry, P):
             raise TypeError(
-                f"{arg_name} leaf specifications are expected to be PartitionSpec instances or None, but got {entry!r}"
+                f"{arg_name} leaf specifications are expected to be PartitionSpec instances or None, but got "
+                f"{shown(entry)}"
                 f"{_did_you_mean(entry)}"
             )
         if entry.unreduced or entry.reduced:  # jax does not even let one iterate over such a spec
@@ -139,6 +166,8 @@ class ParsedPartitionSpec:
                 "axes, and pjit partitions automatically"
             )
         partitions = tuple(_parse_partition(partition) for partition in entry)
+        for dim, partition in enumerate(partitions):
+            _check_partition(arg_name, f"{arg_name} entry {dim}", partition)
         if UNCONSTRAINED in partitions and not allow_unconstrained_dims:
             raise ValueError(
                 f"Unconstrained dims are not allowed in {arg_name}, but got {entry}: say None to keep a dimension "
@@ -161,6 +190,7 @@ class ParsedPartitionSpec:
 
     def unsynced_user_spec(self, min_sync: SpecSync) -> P | None:
         """What the user wrote, if the spec is at least `min_sync` in sync; AssertionError otherwise."""
+        require("unsynced_user_spec", "min_sync", min_sync, SpecSync, "a SpecSync")
         if self.sync < min_sync:
             raise AssertionError(
                 f"{self!r} is {self.sync.name}, so it must not be shown as the user's {self.unsafe_user_spec}"
@@ -176,7 +206,13 @@ class ParsedPartitionSpec:
 
         Returns:
             A new spec, at best `DIM_PERMUTE` after an empty partition and `OUT_OF_SYNC` after another.
+
+        Raises:
+            TypeError: `dim` is no number, or `partition` no tuple of axes.
+            ValueError: `dim` is negative, or more than any rank.
         """
+        dim = require_integer("insert_axis_partitions", "dim", dim, 0, MAX_RANK)
+        _check_partition("insert_axis_partitions", "partition", partition)
         padded = self.partitions + ((),) * (dim - len(self.partitions))
         return dataclasses.replace(
             self,
@@ -200,7 +236,13 @@ class ParsedPartitionSpec:
         return frozenset(i for i, partition in enumerate(self.partitions) if partition is UNCONSTRAINED)
 
     def named_sharding(self, mesh: Mesh) -> NamedSharding:
-        """The sharding the spec stands for in a program on `mesh` (its own mesh goes first)."""
+        """The sharding the spec stands for in a program on `mesh` (its own mesh goes first).
+
+        Raises:
+            TypeError: `mesh` is no mesh.
+            ValueError: the spec names an axis that the mesh does not have.
+        """
+        require_mesh_type("named_sharding", "mesh", mesh, or_abstract=True)
         return NamedSharding(self.mesh or mesh, self.partition_spec, memory_kind=self.memory_kind)
 
     @property
@@ -294,9 +336,19 @@ def _parse_partition(entry: Any) -> Any:
     return tuple(entry) if isinstance(entry, list | tuple) else (entry,)
 
 
+def _check_partition(where: str, name: str, partition: Any) -> None:
+    if partition is UNCONSTRAINED:
+        return
+    expected = "a tuple of mesh axes, () for none"
+    require(where, name, partition, tuple, expected)
+    for axis in partition:
+        if not isinstance(axis, Hashable) or axis is None:
+            raise wrong_type(where, name, partition, f"{expected}; an axis is named by a str or another hashable value")
+
+
 def _did_you_mean(entry: Any) -> str:
     if isinstance(entry, str):
-        return f"; did you mean PartitionSpec({entry!r})?"
+        return f"; did you mean PartitionSpec({abridged(entry)})?"
     if isinstance(entry, jax.sharding.Sharding):
         return (
             f"; of jax's shardings only NamedSharding says how mesh axes map to dimensions, not {type(entry).__name__}"

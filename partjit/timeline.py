@@ -13,6 +13,7 @@ import threading
 from collections.abc import Collection, Iterable, Iterator
 
 from partjit import events
+from partjit.checks import items_of, require, require_path
 from partjit.critical import critical_path
 from partjit.events import Event
 from partjit.lanes import chosen, to_svg
@@ -54,7 +55,9 @@ class Timeline:
     """
 
     def __init__(self, recorded: Iterable[Event] = ()) -> None:
-        self._recorded = [*recorded]
+        self._recorded = [*items_of("Timeline", "recorded", recorded, "a collection of events")]
+        for i, event in enumerate(self._recorded):
+            require("Timeline", f"recorded[{i}]", event, Event, "an event, as in partjit.events")
         self._home = threading.get_ident()
         self._latest: Reading | None = None
 
@@ -217,6 +220,7 @@ class Timeline:
 
         Raises:
             OSError: it cannot be written.
+            TypeError: `path` is none.
 
         Example:
             >>> import json, pathlib, tempfile
@@ -228,7 +232,7 @@ class Timeline:
             >>> [*json.loads(path.read_text(encoding="utf-8"))]
             ['traceEvents', 'displayTimeUnit']
         """
-        target = pathlib.Path(path)
+        target = pathlib.Path(require_path("Timeline.save", "path", path))
         beside = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}")
         try:
             beside.write_text(json.dumps(trace_events(self._reading)), encoding="utf-8")

@@ -229,5 +229,5 @@ def test_a_closed_subscription_leaves_nothing_behind():
 
 def test_only_what_can_be_called_listens():
     number: Any = 3
-    with pytest.raises(TypeError, match="int is not callable"):
+    with pytest.raises(TypeError, match="subscribe: listener must be a function of an event, but is 3, an int"):
         events.subscribe(number)

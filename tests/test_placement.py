@@ -331,7 +331,7 @@ def test_the_policy_can_be_set_for_good():
 
 
 def test_a_policy_that_is_none_of_the_three():
-    with pytest.raises(ValueError, match="expects 'allow', 'warn' or 'error', but got 'ignore'"):
+    with pytest.raises(ValueError, match="policy must be one of 'allow', 'warn', 'error', but is 'ignore'"):
         reshard_policy("ignore")
     assert reshard_policy.current == "warn"
 

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from partjit import _compat
+from partjit.checks import require_callable, require_flag
 
 __all__ = ["Derivatives", "Differentiable"]
 
@@ -119,7 +120,9 @@ class Differentiable(abc.ABC):
             >>> float(jax.grad(sine)(jax.numpy.float32(0)))
             1.0
         """
-        self._set_derivatives(Derivatives("vjp", (_rule(fwd, "fwd"), _rule(bwd, "bwd")), symbolic_zeros))
+        rules = (require_callable("defvjp", "fwd", fwd), require_callable("defvjp", "bwd", bwd))
+        symbolic_zeros = require_flag("defvjp", "symbolic_zeros", symbolic_zeros)
+        self._set_derivatives(Derivatives("vjp", rules, symbolic_zeros))
 
     def defjvp(self, jvp: Callable[..., Any], symbolic_zeros: bool = False) -> Callable[..., Any]:
         """Says how the calls are differentiated, as `jax.custom_jvp.defjvp` does; for reverse mode as well, if what
@@ -146,7 +149,8 @@ class Differentiable(abc.ABC):
             >>> float(jax.grad(sine)(jax.numpy.float32(0)))
             1.0
         """
-        self._set_derivatives(Derivatives("jvp", (_rule(jvp, "jvp"),), symbolic_zeros))
+        symbolic_zeros = require_flag("defjvp", "symbolic_zeros", symbolic_zeros)
+        self._set_derivatives(Derivatives("jvp", (require_callable("defjvp", "jvp", jvp),), symbolic_zeros))
         return jvp
 
 
@@ -156,9 +160,3 @@ def _standing_at(site: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
             return rule(*args)
 
     return rule_there
-
-
-def _rule(rule: Any, name: str) -> Callable[..., Any]:
-    if not callable(rule):
-        raise TypeError(f"{name} must be a function, but is {rule!r}")
-    return rule

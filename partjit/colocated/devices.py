@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from partjit import _compat
+from partjit.checks import devices_in
 
 __all__ = ["colocated_cpu_devices", "colocated_sharding"]
 
@@ -26,7 +27,7 @@ def colocated_cpu_devices(devices_or_mesh: Any) -> Any:
     counting around. So which device an accelerator has does not depend on what it is asked for together with.
 
     Args:
-        devices_or_mesh: devices, or a mesh.
+        devices_or_mesh: devices, one of them, or a mesh.
 
     Returns:
         A list of as many devices, in the same order; for a mesh, a mesh of the same shape, names and axis types. With
@@ -41,7 +42,7 @@ def colocated_cpu_devices(devices_or_mesh: Any) -> Any:
         >>> colocated_cpu_devices([d[3], d[1]]) == [d[3], d[1]]
         True
     """
-    if isinstance(devices_or_mesh, jax.sharding.Mesh):
+    if isinstance(devices_or_mesh, jax.sharding.Mesh) and not devices_or_mesh.empty:
         mesh = devices_or_mesh
         flat = [*mesh.devices.flat]
         cpus = colocated_cpu_devices(flat)
@@ -49,11 +50,7 @@ def colocated_cpu_devices(devices_or_mesh: Any) -> Any:
             return mesh
         array = np.array(cpus).reshape(mesh.devices.shape)
         return jax.sharding.Mesh(array, mesh.axis_names, axis_types=mesh.axis_types)
-    devices = [*devices_or_mesh]
-    for device in devices:
-        if not isinstance(device, jax.Device):
-            raise TypeError(f"colocated_cpu_devices expects devices or a mesh, but got a {type(device).__name__}")
-    return [_colocated(device) for device in devices]
+    return [_colocated(device) for device in devices_in("colocated_cpu_devices", "devices_or_mesh", devices_or_mesh)]
 
 
 @functools.lru_cache(maxsize=4096)

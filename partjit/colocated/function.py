@@ -9,6 +9,7 @@ import jax
 
 from partjit import _compat
 from partjit.arguments import name_of, signature_of
+from partjit.checks import require, require_callable
 from partjit.colocated.ahead import Ahead
 from partjit.colocated.bodies import body
 from partjit.colocated.derivatives import Derivatives, Differentiable
@@ -41,6 +42,11 @@ class ColocatedFunction(Differentiable):
         specialization: Specialization,
         derivatives: Derivatives | None = None,
     ) -> None:
+        require_callable("ColocatedFunction", "fun", fun)
+        how = "what colocated_python gives it: call that, or specialize"
+        require("ColocatedFunction", "origin", origin, Origin, how)
+        require("ColocatedFunction", "specialization", specialization, Specialization, how)
+        require("ColocatedFunction", "derivatives", derivatives, Derivatives | None, how)
         functools.update_wrapper(self, fun)
         self._fun = fun
         self._origin = origin
@@ -121,6 +127,7 @@ class ColocatedFunction(Differentiable):
             Array(16., dtype=float32)
         """
         more = self.specialization.with_items(
+            f"{self._origin.name}.specialize",
             in_specs=in_specs,
             out_specs=out_specs,
             out_specs_fn=out_specs_fn,
@@ -237,6 +244,7 @@ def colocated_python(
     The name and the behaviour are those of `jax.experimental.colocated_python`; docs/colocated.md says what differs.
     """
     specialization = Specialization().with_items(
+        "colocated_python",
         in_specs=in_specs,
         out_specs=out_specs,
         out_specs_fn=out_specs_fn,
@@ -254,8 +262,7 @@ def colocated_python(
 
 
 def _rebuilt(fun: Callable[..., Any], specialization: Specialization) -> ColocatedFunction:
-    if not callable(fun):
-        raise TypeError(f"colocated_python expects a function, but got {fun!r}")
+    require_callable("colocated_python", "fun", fun)
     name = name_of(fun)
     return ColocatedFunction(fun, Origin(name, signature_of(fun), lambda: _copied(fun, name)), specialization)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
 from partjit.arguments import signature_of
+from partjit.checks import require, require_flag
 from partjit.colocated import calls, workers
 from partjit.colocated.calls import Call, Lane
 from partjit.colocated.derivatives import Derivatives, Differentiable
@@ -291,15 +292,15 @@ def colocated_python_class(
 
     The name and the behaviour are those of `jax.experimental.colocated_python`; docs/colocated.md says what differs.
     """
-    specialization = Specialization().with_items(devices=devices, mode=mode, stream=stream)
+    concurrent = require_flag("colocated_python_class", "concurrent", concurrent)
+    specialization = Specialization().with_items("colocated_python_class", devices=devices, mode=mode, stream=stream)
     if cls is None:
         return lambda cls: _handle_class(cls, concurrent, specialization)
     return _handle_class(cls, concurrent, specialization)
 
 
 def _handle_class(cls: type, concurrent: bool, specialization: Specialization) -> type[Any]:
-    if not isinstance(cls, type):
-        raise TypeError(f"colocated_python_class expects a class, but got {cls!r}")
+    require("colocated_python_class", "cls", cls, type, "a class")
     if issubclass(cls, _Handle):
         raise TypeError(
             f"{cls.__name__} is, or inherits from, a colocated class: derive it from the plain class instead"

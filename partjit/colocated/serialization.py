@@ -23,6 +23,7 @@ import jax
 import numpy as np
 
 from partjit import _compat
+from partjit.checks import require, require_flag
 from partjit.colocated.uncopyable import uncopyable_parts
 from partjit.mesh import Mesh
 
@@ -97,15 +98,18 @@ def deserialize(data: bytes, *, authenticate: bool = True) -> Any:
         authenticate: refuse bytes that this group of processes did not make. Without, whoever made them runs code here.
 
     Raises:
+        TypeError: `data` is no bytes.
         ValueError: the bytes are from elsewhere, or name a device that is not there.
         ModuleNotFoundError: cloudpickle is not installed.
     """
     _require_cloudpickle()
+    require("deserialize", "data", data, bytes | bytearray | memoryview, "the bytes that serialize made")
+    authenticate = require_flag("deserialize", "authenticate", authenticate)
     code, payload = bytes(data[:_CODE_BYTES]), bytes(data[_CODE_BYTES:])
     if authenticate and not hmac.compare_digest(code, hmac.digest(_group_key(), payload, "sha256")):
         raise ValueError(
-            "deserialize: these bytes were not made by this group of processes, or were altered. Reading them would "
-            "run what they say; if you know where they come from, pass authenticate=False"
+            "deserialize: the bytes of data were not made by this group of processes, or were altered. Reading them "
+            "would run what they say; if you know where they come from, pass authenticate=False"
         )
     entries, body = pickle.loads(payload)
     table: list[Any] = []

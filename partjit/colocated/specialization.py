@@ -6,10 +6,9 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
-import jax
-
 from partjit import _compat
-from partjit.colocated.specs import InSpecs
+from partjit.checks import devices_in, require_callable, require_choice, require_flag, require_integer
+from partjit.colocated.specs import InSpecs, check_out_specs
 from partjit.colocated.streams import Stream, as_stream
 
 __all__ = ["CacheInfo", "Layout", "Mode", "Specialization", "SpecializationCache", "VmapMethod", "kind_of"]
@@ -55,6 +54,7 @@ class Specialization:
 
     def with_items(
         self,
+        where: str,
         *,
         in_specs: Any = None,
         out_specs: Any = None,
@@ -68,6 +68,11 @@ class Specialization:
         vmap_method: VmapMethod | None = None,
     ) -> "Specialization":
         """The same with more said.
+
+        Args:
+            where: what was called with the items, for messages.
+            in_specs, out_specs, out_specs_fn, devices, mode, stream, pure, layout, run_ahead, vmap_method: the items;
+                None says nothing.
 
         Raises:
             ValueError: something was said before, or is none of the values it may have.
@@ -97,38 +102,35 @@ class Specialization:
             raise ValueError("out_specs and out_specs_fn say the same: give one of them")
         if in_specs is not None:
             given["in_specs"] = InSpecs.of_user(in_specs)
-        if out_specs_fn is not None and not callable(out_specs_fn):
-            raise TypeError(f"out_specs_fn must be a function of the specs of the arguments, but is {out_specs_fn!r}")
+        if out_specs is not None:
+            check_out_specs(where, out_specs)
+        if out_specs_fn is not None:
+            require_callable(where, "out_specs_fn", out_specs_fn, "a function of the specs of the arguments")
         if devices is not None:
-            given["devices"] = _devices(devices)
-        if mode is not None and mode not in get_args(Mode):
-            raise ValueError(f"mode must be one of {', '.join(map(repr, get_args(Mode)))}, but is {mode!r}")
+            given["devices"] = _devices(where, devices)
+        for name, choices in (("mode", Mode), ("layout", Layout), ("vmap_method", VmapMethod)):
+            if name in given:
+                require_choice(where, name, given[name], get_args(choices))
         if stream is not None:
-            given["stream"] = as_stream(stream)
-        if pure is not None and not isinstance(pure, bool):
-            raise TypeError(f"pure must be True or False, but is {pure!r}")
-        if layout is not None and layout not in get_args(Layout):
-            raise ValueError(f"layout must be one of {', '.join(map(repr, get_args(Layout)))}, but is {layout!r}")
-        if vmap_method is not None and vmap_method not in get_args(VmapMethod):
-            choices = ", ".join(map(repr, get_args(VmapMethod)))
-            raise ValueError(f"vmap_method must be one of {choices}, but is {vmap_method!r}")
-        if run_ahead is not None and (isinstance(run_ahead, bool) or not isinstance(run_ahead, int) or run_ahead < 0):
-            raise ValueError(f"run_ahead must be a number of calls, 0 or more, but is {run_ahead!r}")
+            given["stream"] = as_stream(stream, where)
+        if pure is not None:
+            given["pure"] = require_flag(where, "pure", pure)
+        if run_ahead is not None:
+            given["run_ahead"] = require_integer(where, "run_ahead", run_ahead, 0, _MOST_AHEAD)
         return dataclasses.replace(self, **given)
 
 
-def _devices(devices: Any) -> tuple[Any, ...]:
-    if isinstance(devices, jax.sharding.Mesh):
-        devices = devices.devices.flat
-    devices = (devices,) if isinstance(devices, jax.Device) else tuple(devices)
-    if not devices:
-        raise ValueError("devices must name at least one device, but is empty")
-    for device in devices:
-        if not isinstance(device, jax.Device):
-            raise TypeError(f"devices must be devices or a mesh, but there is a {type(device).__name__} in it")
-    if len({*devices}) < len(devices):
-        raise ValueError(f"devices must name each device once, but are {[*map(str, devices)]}")
-    return devices
+_MOST_AHEAD = 1_000_000
+"""More calls than that are never under way at a time; they would only fill the memory."""
+
+
+def _devices(where: str, devices: Any) -> tuple[Any, ...]:
+    found = devices_in(where, "devices", devices)
+    if not found:
+        raise ValueError(f"{where}: devices must name at least one device, but is empty")
+    if len({*found}) < len(found):
+        raise ValueError(f"{where}: devices must name each device once, but are {[*map(str, found)]}")
+    return found
 
 
 class CacheInfo(NamedTuple):

@@ -9,9 +9,10 @@ import jax
 
 from partjit import _compat
 from partjit.arguments import flatten_arguments
+from partjit.checks import shown
 from partjit.colocated.pending import PendingArray
 
-__all__ = ["InSpecs", "OutSpec", "OutSpecs", "argument_paths", "devices_of", "require_array"]
+__all__ = ["InSpecs", "OutSpec", "OutSpecs", "argument_paths", "check_out_specs", "devices_of", "require_array"]
 
 _flatten = jax.tree_util.tree_flatten
 _PLAIN = frozenset({_compat.ArrayImpl})
@@ -87,11 +88,11 @@ class InSpecs:
         """
         if not isinstance(in_specs, tuple | list) or len(in_specs) != 2 or not isinstance(in_specs[1], dict):
             raise ValueError(
-                f"in_specs must be a pair (args, kwargs) of specs, like ((spec_of_x,), {{}}), but is {in_specs!r}"
+                f"in_specs must be a pair (args, kwargs) of specs, like ((spec_of_x,), {{}}), but is {shown(in_specs)}"
             )
         args = in_specs[0] if isinstance(in_specs[0], tuple | list) else None
         if args is None:
-            raise ValueError(f"in_specs[0] must be a tuple with a spec for each argument, but is {in_specs[0]!r}")
+            raise ValueError(f"in_specs[0] must be a tuple with a spec for each argument, but is {shown(in_specs[0])}")
         leaves, tree = _flatten((tuple(args), in_specs[1]))
         paths = argument_paths(None, args, in_specs[1])
         return InSpecs([spec_struct(leaf, f"in_specs: {path}") for leaf, path in zip(leaves, paths, strict=True)], tree)
@@ -296,9 +297,18 @@ def spec_struct(leaf: Any, path: str) -> Any:
     """
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf
-    if not isinstance(getattr(leaf, "shape", None), tuple) or not hasattr(leaf, "dtype"):
-        raise ValueError(f"{path} must be a jax.ShapeDtypeStruct, but is {leaf!r}")
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
+    try:
+        if isinstance(leaf.shape, tuple):
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
+    except (AttributeError, TypeError, ValueError):  # what calls itself shape, dtype or sharding is something else
+        pass
+    raise ValueError(f"{path} must be a jax.ShapeDtypeStruct, but is {shown(leaf)}")
+
+
+def check_out_specs(where: str, out_specs: Any) -> None:
+    """Raises ValueError for what in a tree of specs of results is none."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(out_specs):
+        spec_struct(leaf, f"{where}: out_specs{jax.tree_util.keystr(path)}")
 
 
 def _has_weak_type(value: Any, spec: OutSpec) -> bool:

@@ -13,6 +13,7 @@ import weakref
 from typing import Any
 
 from partjit import _compat
+from partjit.checks import require, require_flag, require_integer, require_number, wrong_type
 from partjit.colocated import calls, failures
 from partjit.colocated.calls import Lane
 
@@ -50,9 +51,11 @@ class Stream(Lane):
     def __init__(
         self, name: str | None = None, size: int = _SIZE, is_private: bool = False, root: "Stream | None" = None
     ) -> None:
-        super().__init__(size)
+        require("Stream", "name", name, str | None, "the name of a stream, or None")
+        require("Stream", "root", root, Stream | None, "a Stream or None")
+        super().__init__(require_integer("Stream", "size", size, 1))
         self.name = name
-        self.is_private = is_private
+        self.is_private = require_flag("Stream", "is_private", is_private)
         self.root: Stream = self if root is None else root
         self._nested: weakref.ref[Stream] | None = None
 
@@ -98,8 +101,12 @@ def traced_stream() -> Stream | None:
     return _traced.get()
 
 
-def as_stream(stream: str | Stream) -> Stream:
+def as_stream(stream: str | Stream, where: str = "colocated.stream", argument: str = "stream") -> Stream:
     """The stream of a name, or the stream itself.
+
+    Args:
+        stream: the one or the other.
+        where, argument: what was called with it, as which argument, for messages.
 
     Raises:
         TypeError: it is neither.
@@ -107,7 +114,7 @@ def as_stream(stream: str | Stream) -> Stream:
     if isinstance(stream, Stream):
         return stream
     if not isinstance(stream, str):
-        raise TypeError(f"stream must be a name or a Stream, but is a {type(stream).__name__}")
+        raise wrong_type(where, argument, stream, "the name of a stream or a Stream")
     with _lock:
         found = _named.get(stream)
         if found is None:
@@ -130,6 +137,7 @@ def stream(name: str | None = None, *, size: int | None = None) -> contextlib.Ab
 
     Raises:
         ValueError: the size is not positive.
+        TypeError: the name is no name, or the size no number.
         Exception: what a call of the stream raised that nobody looked at, after all of them ended; unless the block
             itself raised something.
 
@@ -146,9 +154,8 @@ def stream(name: str | None = None, *, size: int | None = None) -> contextlib.Ab
 
     The idea is that of a CUDA stream, and at its end that of a task group.
     """
-    if size is not None and size < 1:
-        raise ValueError(f"colocated.stream: size must be at least 1, but is {size}")
-    return _Scope(name, size)
+    require("colocated.stream", "name", name, str | Stream | None, "the name of a stream, or None for a new one")
+    return _Scope(name, None if size is None else require_integer("colocated.stream", "size", size, 1))
 
 
 class _Scope(contextlib.AbstractContextManager[Stream, None]):
@@ -188,6 +195,7 @@ def wait(stream: str | Stream | None = None, *, timeout: float | None = None) ->
     Raises:
         Exception: the first failure that nobody looked at. Others are named in a note of it, and logged.
         TimeoutError: calls still run. It names them.
+        TypeError: `stream` is no stream, or `timeout` no number.
 
     Example:
         >>> import jax.numpy as jnp
@@ -197,7 +205,9 @@ def wait(stream: str | Stream | None = None, *, timeout: float | None = None) ->
         >>> colocated.wait()
         loss 0.5
     """
-    waited_for = None if stream is None else as_stream(stream)
+    waited_for = None if stream is None else as_stream(stream, "colocated.wait")
+    if timeout is not None:
+        require_number("colocated.wait", "timeout", timeout, "a number of seconds, or None")
     join(waited_for, timeout)
     running = calls.current_calls()
     failures.raise_unseen(

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, Protocol
 
+from partjit.checks import items_of, require
 from partjit.command import explain, parse
 from partjit.command.mistakes import Mistake
 
@@ -44,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 if all is well, 1 for what cannot be done, 2 for what is not well written.
 
+    Raises:
+        TypeError: `argv` is no list of str.
+
     Example:
         >>> from partjit.command import main
         >>> main(["parse", "{devices=[2,4]<=[8]}", "--mesh", "x=2,y=4"])
@@ -55,6 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         dim 1     4 tiles over y=4
         0
     """
+    if argv is not None:
+        given = items_of("main", "argv", argv, "the arguments, a list of str, or None for those of the process")
+        argv = [require("main", f"argv[{i}]", argument, str, "an argument, a str") for i, argument in enumerate(given)]
     try:
         args = _parser().parse_args(argv)
     except SystemExit as end:  # argparse has said why

@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from partjit import _compat
+from partjit.checks import require_mesh_type, shown, wrong_type
 from partjit.inspect.tiles import Tiles, tiles_of
 from partjit.mesh import ambient_mesh
 from partjit.mesh import picture as mesh_picture
@@ -49,7 +50,7 @@ def draw_array(x: Any, spec: Any = None, mesh: Any = None) -> ArrayPicture:
         A picture: `print` it, show it with rich, leave it at the end of a notebook's cell, or save its `to_svg()`.
 
     Raises:
-        TypeError: `x` has no shape.
+        TypeError: `x` has no shape, `spec` is nothing that says where arrays are, or `mesh` no mesh.
         ValueError: nothing says where `x` is, or what says so does not fit.
 
     Example:
@@ -79,26 +80,15 @@ def draw_array(x: Any, spec: Any = None, mesh: Any = None) -> ArrayPicture:
         6:8 │ 6,7 │
             └─────┘
     """
-    dtype = own = None
-    if isinstance(x, tuple | list):
-        shape: Any = x
-    elif hasattr(x, "shape") and hasattr(x, "dtype"):
-        shape, dtype, own = x.shape, x.dtype, _sharding_of(x)
-    else:
-        shape = (None,)
-    if not all(isinstance(size, int | np.integer) for size in shape):
-        raise TypeError(
-            "draw_array expects an array, a jax.ShapeDtypeStruct or a shape, but got "
-            f"{type(x).__name__}: put a number onto devices with jax.device_put first, or map over a tree with "
-            "jax.tree.map"
-        )
+    if mesh is not None:
+        require_mesh_type("draw_array", "mesh", mesh, or_abstract=True)
+    shape, dtype, own = _read(x)
     if spec is None:
         if own is None:
             raise ValueError(_nowhere(x))
         spec = own
     elif mesh is None and isinstance(own, NamedSharding):
         mesh = own.mesh
-    shape = tuple(map(int, shape))
     return _picture(shape, dtype, tiles_of(shape, spec, mesh))
 
 
@@ -109,6 +99,7 @@ def draw_mesh(mesh: Mesh | None = None) -> Picture:
         mesh: by default the ambient one.
 
     Raises:
+        TypeError: `mesh` is no mesh.
         ValueError: there is none.
 
     Example:
@@ -128,10 +119,27 @@ def draw_mesh(mesh: Mesh | None = None) -> Picture:
         1 │ 4 │ 5 │ 6 │ 7 │
           └───┴───┴───┴───┘
     """
-    found = ambient_mesh() if mesh is None else mesh
+    found = ambient_mesh() if mesh is None else require_mesh_type("draw_mesh", "mesh", mesh)
     if found.empty:
         raise ValueError("draw_mesh: the mesh is empty: give one, or set it with partjit.set_mesh")
     return mesh_picture(found)
+
+
+def _read(x: Any) -> tuple[tuple[int, ...], Any, Any]:
+    """The shape, the dtype and the sharding of what is to be drawn, as far as it has them."""
+    shape, dtype, own = (x, None, None) if isinstance(x, tuple | list) else (None, None, None)
+    if hasattr(x, "shape") and hasattr(x, "dtype"):
+        shape, dtype, own = x.shape, x.dtype, _sharding_of(x)
+    if not isinstance(shape, tuple | list) or not all(_is_size(size) for size in shape):
+        remedy = "put a number onto devices with jax.device_put first, or map over a tree with jax.tree.map"
+        raise wrong_type("draw_array", "x", x, "an array, a jax.ShapeDtypeStruct or a shape", remedy)
+    if any(size < 0 for size in shape):
+        raise ValueError(f"draw_array: x must be a shape of sizes of at least 0, but is {shown(shape)}")
+    return tuple(map(int, shape)), dtype, own
+
+
+def _is_size(size: Any) -> bool:
+    return isinstance(size, int | np.integer) and not isinstance(size, bool)
 
 
 def _sharding_of(x: Any) -> Any:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+from partjit.checks import require_integer
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue, shown_spec
 from partjit.inspect.sites import Site, shown_site
 from partjit.render.html import fragment
@@ -72,8 +73,13 @@ class Difference:
         """The tables.
 
         Args:
-            most: how many lines of each are shown.
+            most: how many lines of each are shown; None for all.
+
+        Raises:
+            TypeError, ValueError: `most` is no number of lines.
         """
+        if most is not None:
+            most = require_integer("Difference.to_text", "most", most, 0)
         if not self:
             return "no difference"
         parts = [f"{title}\n{table(columns, rows, most)}" for title, columns, rows in self._tables()]

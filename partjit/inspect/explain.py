@@ -4,6 +4,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from partjit.checks import require_flag, require_mesh_type, require_number
 from partjit.inspect.annotate import partition
 from partjit.inspect.collectives import repeated
 from partjit.inspect.compiled import compile_unit
@@ -37,7 +38,7 @@ def explain(
         The report. At a prompt it shows tables, in a notebook a page.
 
     Raises:
-        TypeError: `fun` is no function, or an argument is no array.
+        TypeError: `fun` is no function, `mesh` no mesh, or an argument no array.
         ValueError: what the call itself would raise: a spec that does not fit, say.
 
     Example:
@@ -56,6 +57,10 @@ def explain(
 
     Source: Shardy's propagation, https://openxla.org/shardy.
     """
+    if mesh is not None:
+        require_mesh_type("explain", "mesh", mesh)
+    compiled = require_flag("explain", "compiled", compiled)
+    require_number("explain", "large", large, "a number of bytes")
     subject = trace_subject(fun, args, kwargs, mesh)
     whole = partition(subject.whole, keep_text=True)
     if subject.plan is None:

@@ -10,6 +10,7 @@ from typing import Any, overload
 
 from jax.sharding import Mesh
 
+from partjit.checks import require, require_integer, require_path
 from partjit.inspect.annotate import Partitioned
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue, shown_spec
 from partjit.inspect.collectives import Collective, total_bytes
@@ -79,7 +80,9 @@ class Collectives(Sequence[Collective]):
         return ((group[0], len(group)) for group in sorted(alike.values(), key=cost, reverse=True))
 
     def to_text(self, most: int | None = None) -> str:
-        """The table, of at most so many lines."""
+        """The table, of at most so many lines. Raises TypeError or ValueError if that is no number of lines."""
+        if most is not None:
+            most = require_integer("Collectives.to_text", "most", most, 0)
         if not self:
             return f"no collectives ({self.source})"
         columns = ("kind", "axes", "result", "count", "times", "sent per step", "line", "program")
@@ -177,7 +180,8 @@ class Report:
                 argument, as `params['w'] gradient`; a line, as `model.py:12`; or a value.
 
         Raises:
-            ValueError: there is no such value; the message tells what there is.
+            ValueNotFoundError: there is no such value; the message says what there is. It is a LookupError.
+            TypeError: `value` is neither, or is no array.
 
         Example:
             >>> import jax, jax.numpy as jnp, numpy as np
@@ -193,10 +197,14 @@ class Report:
 
         Source: the origins that Shardy's propagation tells in its debugging mode.
         """
+        require("Report.why", "value", value, str | AnnotatedValue, "the name, path or line of a value, or a value")
         return why(self.whole, value)
 
     def diff(self, other: "Report") -> Difference:
         """What is different in another report, of the same function with other specs or on another mesh.
+
+        Raises:
+            TypeError: `other` is no report.
 
         Example:
             >>> import jax, jax.numpy as jnp, numpy as np
@@ -209,7 +217,7 @@ class Report:
             >>> report(P("data")).diff(report(P(None, "data"))).collectives
             (('all-reduce', ('data',), 1, 0),)
         """
-        return difference(self, other)
+        return difference(self, require("Report.diff", "other", other, Report, "a report, as explain makes one"))
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
         """The report as a page that needs nothing but itself.
@@ -219,7 +227,13 @@ class Report:
 
         Returns:
             The page.
+
+        Raises:
+            TypeError: `path` is no path.
+            OSError: it cannot be written.
         """
+        if path is not None:
+            require_path("Report.to_html", "path", path)
         page = page_of(self)
         if path is not None:
             with open(path, "w", encoding="utf-8") as file:
@@ -235,7 +249,12 @@ class Report:
 
         Args:
             indent: by how much what is inside is indented; None for a single line.
+
+        Raises:
+            TypeError, ValueError: `indent` is no number of spaces.
         """
+        if indent is not None:
+            indent = require_integer("Report.to_json", "indent", indent, 0, _MOST_INDENT)
         return json.dumps(self.as_data(), indent=indent, allow_nan=False)
 
     def _repr_html_(self) -> str:
@@ -245,8 +264,13 @@ class Report:
         """The tables of the report.
 
         Args:
-            most: how many lines of each are shown.
+            most: how many lines of each are shown; None for all.
+
+        Raises:
+            TypeError, ValueError: `most` is no number of lines.
         """
+        if most is not None:
+            most = require_integer("Report.to_text", "most", most, 0)
         parts = [self._summary()]
         if self.findings:
             parts.append("\n".join(["look at", *_grouped(self.findings)]))
@@ -283,6 +307,7 @@ class Report:
 
 
 _LISTED = 3
+_MOST_INDENT = 100
 
 
 def _grouped(findings: Sequence[Finding]) -> Iterator[str]:

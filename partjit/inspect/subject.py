@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from partjit import _compat
 from partjit._compat import UNSPECIFIED, UnspecifiedValue, core
 from partjit.api import pjit
+from partjit.checks import shown
 from partjit.compile import Traced, own_sharding
 from partjit.inspect.annotate import Unit
 from partjit.mesh import Mesh as PartjitMesh
@@ -56,8 +57,8 @@ def trace_subject(fun: Any, args: Sequence[Any], kwargs: Any, mesh: Mesh | None)
         raise TypeError(f"explain: {fun.fun_name} is traced already and takes no arguments: leave them out")
     if not (callable(fun) or isinstance(fun, Traced | jax.stages.Traced)):
         raise TypeError(
-            f"explain: expected a function, what partjit.pjit or jax.jit made of one, or what its trace() returned, "
-            f"but got {type(fun).__name__}"
+            "explain: fun must be a function, what partjit.pjit or jax.jit made of one, or what its trace() returned, "
+            f"but is {shown(fun)}"
         )
     # jax's own mesh warns when it is entered.
     own = None if mesh is None else PartjitMesh(mesh.devices, mesh.axis_names, mesh.axis_types)

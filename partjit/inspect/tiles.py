@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from partjit import _compat
+from partjit.checks import wrong_type
 from partjit.mesh import ambient_mesh, describe_mesh
 from partjit.opsharding import parse_op_sharding
 from partjit.opsharding.text import from_text
@@ -77,10 +78,7 @@ def tiles_of(shape: Sequence[int], sharding: Any, mesh: Any = None) -> Tiles:
     if isinstance(sharding, Sharding) and (mesh is None or _compat.to_proto(sharding) is None):
         return _in_memory(_of_sharding(shape, sharding), sharding.memory_kind)
     if not isinstance(sharding, str | bytes) and _compat.to_proto(sharding) is None:
-        raise TypeError(
-            "draw_array expects a Sharding, a PartitionSpec, or an OpSharding or its text as `spec`, but got "
-            f"{type(sharding).__name__}"
-        )
+        raise wrong_type("draw_array", "spec", sharding, "a Sharding, a PartitionSpec, or an OpSharding or its text")
     if mesh is not None:
         parsed = parse_op_sharding(sharding, mesh)
         if isinstance(parsed, list):

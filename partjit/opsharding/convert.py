@@ -20,12 +20,13 @@ from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
 from partjit import _compat
+from partjit.checks import require_flag, require_integer, require_mesh_type
 from partjit.errors import UnrepresentableShardingError
 from partjit.opsharding.superdims import Digit, axes_by_top, axes_of_shape, unflatten_superdims
 from partjit.opsharding.text import from_text
 from partjit.opsharding.tiling import Kind, Tiling
 from partjit.opsharding.wire import from_bytes, from_proto
-from partjit.spec import UNCONSTRAINED, ParsedPartitionSpec
+from partjit.spec import MAX_RANK, UNCONSTRAINED, ParsedPartitionSpec
 
 __all__ = ["parse_op_sharding", "to_op_sharding"]
 
@@ -47,7 +48,7 @@ def parse_op_sharding(sharding: Any, mesh: Mesh | AbstractMesh) -> Any:
             order that a transposition of the mesh gives, their number is another one than the mesh's; the sharding is
             MAXIMAL, MANUAL, UNKNOWN, UNREDUCED or has such subgroups, belongs to a shard group, or is malformed. The
             message says which, and what would help.
-        TypeError: `sharding` is none of these kinds.
+        TypeError: `sharding` is none of these kinds, or `mesh` no mesh.
 
     Example:
         >>> from jax.sharding import AbstractMesh
@@ -59,6 +60,7 @@ def parse_op_sharding(sharding: Any, mesh: Mesh | AbstractMesh) -> Any:
 
     Source: `parse_op_sharding` of `jax.experimental.pjit` as of jax 0.2.26, which knew lists of devices only.
     """
+    require_mesh_type("parse_op_sharding", "mesh", mesh, or_abstract=True)
     if isinstance(sharding, str):
         tiling = from_text(sharding)
     elif isinstance(sharding, bytes):
@@ -91,6 +93,7 @@ def to_op_sharding(
     Raises:
         UnrepresentableShardingError: the spec leaves a dimension unconstrained.
         ValueError: the spec is longer than `ndim`, or names an axis twice or one that the mesh does not have.
+        TypeError: an argument is of a wrong type.
 
     Example:
         >>> from jax.sharding import AbstractMesh
@@ -101,6 +104,9 @@ def to_op_sharding(
         >>> parse_op_sharding(op_sharding, mesh).partitions
         (('y',), ())
     """
+    require_mesh_type("to_op_sharding", "mesh", mesh, or_abstract=True)
+    ndim = require_integer("to_op_sharding", "ndim", ndim, 0, MAX_RANK)
+    as_list = require_flag("to_op_sharding", "as_list", as_list)
     parsed = spec if isinstance(spec, ParsedPartitionSpec) else ParsedPartitionSpec.from_user_input(spec, "spec")
     if len(parsed) > ndim:
         raise ValueError(f"the spec {parsed} needs a rank of at least {len(parsed)}, but ndim is {ndim}")

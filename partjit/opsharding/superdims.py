@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from partjit.checks import items_of, require, require_integer, wrong_type
+
 __all__ = [
     "Digit",
     "axes_by_top",
@@ -37,6 +39,7 @@ def strides_for_sizes(sizes: Sequence[int]) -> np.ndarray:
 
     Raises:
         ValueError: a size is less than 1.
+        TypeError: there is something else among them.
 
     Example:
         >>> strides_for_sizes([2, 3, 4])
@@ -44,9 +47,7 @@ def strides_for_sizes(sizes: Sequence[int]) -> np.ndarray:
 
     Source: the function of this name of `jax.experimental.pjit` as of jax 0.2.26, as are the next three.
     """
-    array = np.asarray(sizes, np.int64)
-    if (array < 1).any():
-        raise ValueError(f"strides_for_sizes expects sizes of at least 1, but got {[*map(int, sizes)]}")
+    array = _numbers("strides_for_sizes", "sizes", sizes, least=1)
     return np.cumprod(np.append(1, array[:0:-1]), dtype=np.int64)[::-1][: len(array)]
 
 
@@ -61,7 +62,8 @@ def unflatten_superdims(assignment: Sequence[int] | np.ndarray) -> list[Digit]:
         flattened with the first pair running fastest.
 
     Raises:
-        NotImplementedError: there are no such digits. Nothing is assumed of the assignment.
+        NotImplementedError: there are no such digits. Nothing is assumed of the order of the assignment.
+        TypeError, ValueError: there are no numbers in it.
 
     Example:
         >>> unflatten_superdims([0, 2, 4, 1, 3, 5])
@@ -71,7 +73,7 @@ def unflatten_superdims(assignment: Sequence[int] | np.ndarray) -> list[Digit]:
             ...
         NotImplementedError: [0, 2, 3, 1] is no transposition of a grid of devices
     """
-    flat = np.asarray(assignment, np.int64)
+    flat = _numbers("unflatten_superdims", "assignment", assignment)
     digits: list[Digit] = []
     heads = flat
     while heads.size > 1:
@@ -102,18 +104,20 @@ def explode_superdims(sizes: Sequence[int], dims: Sequence[Digit]) -> list[Digit
 
     Raises:
         NotImplementedError: a digit is not made of whole dimensions.
+        TypeError, ValueError: there is something else than numbers among the sizes, or than pairs of them among `dims`.
 
     Example:
         >>> explode_superdims([2, 3], [(6, 1)])
         [(2, 3), (3, 1)]
     """
-    by_top = axes_by_top(tuple(enumerate(map(int, sizes))))
+    numbers = _numbers("explode_superdims", "sizes", sizes, least=1).tolist()
+    by_top = axes_by_top(tuple(enumerate(numbers)))
     exploded = []
-    for size, stride in reversed(dims):
+    for size, stride in reversed(_digits(dims)):
         while size > 1:
             _, whole = by_top.get(size * stride, (None, 0))
             if not whole or size % whole:
-                raise NotImplementedError(f"dimensions of sizes {[*map(int, sizes)]} do not make up {[*dims]}")
+                raise NotImplementedError(f"dimensions of sizes {numbers} do not make up {[*dims]}")
             size //= whole
             exploded.append((whole, size * stride))
     return exploded
@@ -131,15 +135,44 @@ def unflatten_array(named_sizes: Mapping[Any, int], assignment: Sequence[int] | 
 
     Raises:
         NotImplementedError: it is no transposition of the mesh.
+        TypeError, ValueError: the sizes are no mapping to numbers, or the assignment is none of numbers.
 
     Example:
         >>> unflatten_array({"x": 2, "y": 3}, [0, 3, 1, 4, 2, 5])
         ['y', 'x']
     """
+    require("unflatten_array", "named_sizes", named_sizes, Mapping, "a mapping from the names of axes to their sizes")
+    _numbers("unflatten_array", "named_sizes", [*named_sizes.values()], least=1)
+    assignment = _numbers("unflatten_array", "assignment", assignment)
     names = {(size, stride): name for name, size, stride in axes_of_shape(tuple(named_sizes.items()))}
     if len(assignment) != math.prod(named_sizes.values()):
         raise NotImplementedError(f"{len(assignment)} devices are no transposition of the mesh {dict(named_sizes)}")
     return [names[digit] for digit in explode_superdims([*named_sizes.values()], unflatten_superdims(assignment))]
+
+
+_INT64 = np.iinfo(np.int64)
+
+
+def _numbers(where: str, name: str, value: Any, least: int = int(_INT64.min)) -> np.ndarray:
+    """Whole numbers as an array of one dimension."""
+    if not (isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind == "i"):
+        items = items_of(where, name, value, "a sequence of whole numbers")
+        checked = [require_integer(where, f"{name}[{i}]", n, least, int(_INT64.max)) for i, n in enumerate(items)]
+        value = np.array(checked, np.int64)
+    if value.size and value.min() < least:
+        raise ValueError(f"{where}: {name} must be at least {least}, but there is {value.min()} among them")
+    return value.astype(np.int64, copy=False)
+
+
+def _digits(dims: Any) -> list[Digit]:
+    found = []
+    for i, dim in enumerate(items_of("explode_superdims", "dims", dims, "a sequence of pairs (size, stride)")):
+        pair = items_of("explode_superdims", f"dims[{i}]", dim, "a pair (size, stride)")
+        if len(pair) != 2:
+            raise wrong_type("explode_superdims", f"dims[{i}]", dim, "a pair (size, stride)")
+        size, stride = (require_integer("explode_superdims", f"dims[{i}]", n, 1, int(_INT64.max)) for n in pair)
+        found.append((size, stride))
+    return found
 
 
 def _no_digits(assignment: np.ndarray) -> NotImplementedError:

@@ -7,6 +7,7 @@ the text's on others (`{devices=[2,2]0,1,2}`).
 import math
 import re
 
+from partjit.checks import abridged
 from partjit.errors import UnrepresentableShardingError
 from partjit.opsharding.superdims import Digit
 from partjit.opsharding.tiling import Kind, Tiling, malformed, named_tiling, tiled
@@ -32,7 +33,7 @@ def from_text(text: str) -> Tiling:
     """
     stripped = text.strip()
     if not (stripped.startswith("{") and stripped.endswith("}")):
-        raise malformed(f"{text!r} is not in braces")
+        raise malformed(f"{abridged(text)} is not in braces")
     body = _METADATA.sub("", stripped[1:-1].strip())
     if body.startswith("{") or not body:
         return Tiling(Kind.TUPLE, elements=tuple(from_text(part) for part in _split(body)))
@@ -43,7 +44,7 @@ def from_text(text: str) -> Tiling:
         names = [name.strip() for name in (match["subgroups"] or "").split(",") if name.strip()]
         unknown = [name for name in names if name.upper() not in Kind.__members__]
         if unknown:
-            raise malformed(f"{text!r} has the subgroup {unknown[0]!r}, which is not known")
+            raise malformed(f"{abridged(text)} has the subgroup {abridged(unknown[0])}, which is not known")
         replicate = match["last"] == " last_tile_dim_replicate"
         return tiled(
             _numbers(match["grid"]),
@@ -55,7 +56,7 @@ def from_text(text: str) -> Tiling:
         )
     if match := _NAMED.fullmatch(body):
         return _from_named_text(match["mesh"], match["rest"], text)
-    raise malformed(f"{text!r} is not the text of a sharding")
+    raise malformed(f"{abridged(text)} is not the text of a sharding")
 
 
 def _numbers(text: str | None) -> tuple[int, ...]:
@@ -90,7 +91,7 @@ def _from_named_text(mesh: str, rest: str, text: str) -> Tiling:
     if dims_text == "replicated":
         dims_text = "[]"
     if not (dims_text.startswith("[") and dims_text.endswith("]")) or any(size < 1 for size in values):
-        raise malformed(f"{text!r} is not the text of a named sharding")
+        raise malformed(f"{abridged(text)} is not the text of a named sharding")
 
     def digits(group: str) -> list[Digit]:
         found = []

@@ -5,10 +5,11 @@ from typing import Any
 
 import networkx as nx
 
+from partjit.checks import require, require_number
 from partjit.partition.nodes import Block, ColocatedCall, Fragment, Loop, Node, Transfer, Value
 from partjit.render.numbers import shown_bytes
 
-__all__ = ["as_graph", "critical_path", "graph_of", "to_mermaid", "turns_of"]
+__all__ = ["as_graph", "cost_of", "critical_path", "graph_of", "to_mermaid", "turns_of"]
 
 
 def as_graph(plan: Any) -> nx.DiGraph:
@@ -70,10 +71,10 @@ def critical_path(
     """The chain of nodes that takes longest; see `Plan.critical_path`."""
 
     def cost(node: Node) -> float:
-        if costs is None:
-            return 1.0
-        return costs(node) if callable(costs) else costs.get(node.name, 0.0)
+        return 1.0 if costs is None else cost_of(node, costs)
 
+    if costs is not None:
+        require_costs("critical_path", costs)
     graph = as_graph(plan)
     best: dict[str, tuple[float, tuple[str, ...]]] = {}
     for name in nx.lexicographical_topological_sort(graph):
@@ -82,6 +83,19 @@ def critical_path(
         best[name] = (total, path) if node is None else (total + cost(node), (*path, name))
     total, path = max(best.values(), default=(0.0, ()))
     return path, total
+
+
+def require_costs(where: str, costs: Any) -> None:
+    """Raises TypeError unless these may be costs of nodes."""
+    if not callable(costs):
+        expected = "seconds by the name of a node, a mapping, or a function of a node"
+        require(where, "costs", costs, Mapping, expected)
+
+
+def cost_of(node: Node, costs: Mapping[str, float] | Callable[[Node], float]) -> float:
+    """What a node costs, in seconds; TypeError or ValueError if that is no number."""
+    cost = costs(node) if callable(costs) else costs.get(node.name, 0.0)
+    return require_number("Plan", f"costs of {node.name}", cost, "a number of seconds")
 
 
 def to_mermaid(plan: Any) -> str:

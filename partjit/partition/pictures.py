@@ -6,7 +6,7 @@ from typing import Any
 
 import networkx as nx
 
-from partjit.partition.graph import critical_path, graph_of, turns_of
+from partjit.partition.graph import cost_of, critical_path, graph_of, turns_of
 from partjit.partition.nodes import Block, ColocatedCall, Fragment, Loop, Node, Transfer, Value, walk
 from partjit.render.dag import Edge, Graph, Vertex, draw
 from partjit.render.html import code, fragment, table
@@ -65,10 +65,8 @@ class _Drawing:
         return Vertex(node.name, _title(node), lines, kind, parts, _tooltip(node, said), is_strong)
 
     def _cost(self, node: Node) -> Iterator[str]:
-        if self._costs is not None:
-            seconds = self._costs(node) if callable(self._costs) else self._costs.get(node.name)
-            if seconds is not None:
-                yield shown_duration(seconds)
+        if self._costs is not None and (callable(self._costs) or node.name in self._costs):
+            yield shown_duration(cost_of(node, self._costs))
 
     def _turn(self, loop: Loop) -> Graph:
         carried, on = (_CARRIED, loop.outputs), (_ON, loop.block.outputs)

@@ -121,6 +121,9 @@ class Plan:
 
         Returns:
             The names of the nodes, and the sum of their costs.
+
+        Raises:
+            TypeError: `costs` are neither, or one of them is no number.
         """
         return critical_path(self, costs)
 
@@ -141,6 +144,9 @@ class Plan:
 
         Returns:
             An SVG for a file or a page.
+
+        Raises:
+            TypeError: `costs` are neither, or one of them is no number.
 
         Example:
             >>> import jax.numpy as jnp

@@ -12,6 +12,7 @@ import jax
 
 from partjit import _compat
 from partjit._compat import UnspecifiedValue
+from partjit.arguments import abstract_argument, require_values
 from partjit.colocated.primitive import colocated_call_p
 from partjit.colocated.streams import current_stream
 from partjit.compile import Program, Traced, own_sharding
@@ -145,12 +146,13 @@ class PlannedCompiled:
                 "particular signature: transform the function instead"
             )
         for leaf, value, path in zip(leaves, self.plan.inputs, self._program.arg_paths, strict=True):
-            aval = _compat.abstractify(leaf)
+            aval = abstract_argument(leaf, path, self.plan.name)
             if (aval.shape, aval.dtype) != (value.aval.shape, value.aval.dtype):
                 raise TypeError(
                     f"Argument types differ from the types for which {self.plan.name} was compiled: {path} was "
                     f"{value.aval.str_short()} and is {aval.str_short()}"
                 )
+        require_values(leaves, self._program.arg_paths, self.plan.name)
         self._check_shardings(leaves)
         plan = self._plan_of_caller()
         runnable = self._runnable(leaves) if plan is self.plan else runnable_of(plan, leaves, self._program.mesh)

@@ -14,6 +14,8 @@ from partjit.render.theme import PALETTE, ink_on
 
 __all__ = ["Picture"]
 
+_WIDEST = 10_000
+
 
 @dataclass(frozen=True, repr=False)
 class Picture:
@@ -41,7 +43,14 @@ class Picture:
         Args:
             width: how long a line may be; that of the terminal by default.
             table: whether the pieces are listed as well; by default if the array has more than two dimensions.
+
+        Raises:
+            TypeError, ValueError: `width` is no number of characters, or `table` neither True nor False.
         """
+        if width is not None:
+            width = _checked_width(width)
+        if table is not None and not isinstance(table, bool):
+            raise TypeError(f"to_text: table must be True, False or None, but is of type {type(table).__name__}")
         return plain(lines(self.layout, _terminal_width() if width is None else width, table=table))
 
     def to_svg(self) -> Markup:
@@ -76,6 +85,14 @@ def _colored(make: Any, line: Line) -> Any:
             paper = PALETTE[shade(color)]
             text.append(part, f"{ink_on(paper)} on {paper}")
     return text
+
+
+def _checked_width(width: Any) -> int:
+    if isinstance(width, bool) or not isinstance(width, int):
+        raise TypeError(f"to_text: width must be a number of characters, but is of type {type(width).__name__}")
+    if not 0 <= width <= _WIDEST:
+        raise ValueError(f"to_text: width must be a number of characters from 0 to {_WIDEST}")
+    return width
 
 
 def _terminal_width() -> int:

@@ -11,7 +11,9 @@ from jax.sharding import Mesh as JaxMesh
 
 from partjit._compat import UNSPECIFIED, UnspecifiedValue
 from partjit.api import pjit
+from partjit.checks import abridged, require, require_callable, require_flag, require_integer, require_mesh_type
 from partjit.mesh import Mesh
+from partjit.spec import parse_spec_tree
 
 __all__ = ["assert_collectives", "assert_no_collectives", "assert_no_transfers"]
 
@@ -53,7 +55,8 @@ def assert_collectives(
 
     Raises:
         AssertionError: the program has others; the message shows their instructions.
-        ValueError: a kind is not known.
+        ValueError: a kind is not known, or a number is negative.
+        TypeError: an argument is of a wrong type.
 
     Example:
         >>> import jax.numpy as jnp
@@ -62,9 +65,15 @@ def assert_collectives(
         >>> x = jnp.ones((8, 4))
         >>> assert_collectives({"all-reduce": 1}, jnp.sum, x, mesh=mesh, in_specs=P("x"), out_specs=None)
     """
+    require("assert_collectives", "expected", expected, Mapping, "a mapping from kinds of collectives to numbers")
     unknown = [kind for kind in expected if kind not in KINDS]
     if unknown:
-        raise ValueError(f"assert_collectives: {unknown[0]!r} is no collective; the kinds are {', '.join(KINDS)}")
+        raise ValueError(
+            f"assert_collectives: expected has {abridged(unknown[0])}, which is no collective; the kinds are "
+            f"{', '.join(KINDS)}"
+        )
+    for kind, count in expected.items():
+        require_integer("assert_collectives", f"expected[{kind!r}]", count, 0)
     text = _compiled_text(fun, args, mesh, in_specs, out_specs)
     instructions = collections.defaultdict(list)
     for match in _INSTRUCTION.finditer(text):
@@ -111,6 +120,7 @@ def assert_no_transfers(*, allow_explicit: bool = False) -> Iterator[None]:
 
     Raises:
         AssertionError: something is moved; its `__cause__` is jax's own error.
+        TypeError: `allow_explicit` is neither True nor False.
 
     Example:
         >>> import jax.numpy as jnp
@@ -120,6 +130,7 @@ def assert_no_transfers(*, allow_explicit: bool = False) -> Iterator[None]:
 
     Source: `jax.transfer_guard`.
     """
+    allow_explicit = require_flag("assert_no_transfers", "allow_explicit", allow_explicit)
     try:
         with jax.transfer_guard("disallow" if allow_explicit else "disallow_explicit"):
             yield
@@ -130,11 +141,16 @@ def assert_no_transfers(*, allow_explicit: bool = False) -> Iterator[None]:
 
 
 def _compiled_text(fun: Any, args: Any, mesh: JaxMesh | None, in_specs: Any, out_specs: Any) -> str:
+    if mesh is not None:
+        require_mesh_type("assert_collectives", "mesh", mesh)
+    for name, specs in (("in_specs", in_specs), ("out_specs", out_specs)):
+        parse_spec_tree(specs, name)
     if isinstance(fun, jax.stages.Compiled):
         return fun.as_text() or ""
     own = None if mesh is None else Mesh(mesh.devices, mesh.axis_names, mesh.axis_types)  # jax's warns when entered
     with own or contextlib.nullcontext():
         if not isinstance(fun, jax.stages.Lowered):
+            require_callable("assert_collectives", "fun", fun, "a function, a jax.stages.Lowered or a Compiled")
             has_specs = not (isinstance(in_specs, UnspecifiedValue) and isinstance(out_specs, UnspecifiedValue))
             # The functions of jax.numpy can be lowered as well: specs say that it is to be partitioned.
             partitioned = pjit(fun, in_specs, out_specs) if has_specs or not hasattr(fun, "lower") else fun

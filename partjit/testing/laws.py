@@ -14,10 +14,13 @@ from jax.sharding import PartitionSpec as P
 from partjit import _compat
 from partjit._compat import UNSPECIFIED
 from partjit.api import pjit
+from partjit.arguments import abstract_argument, check_callable, require_values
+from partjit.checks import require_flag, require_integer, require_mesh_type, require_number
 from partjit.mesh import Mesh
 from partjit.opsharding import parse_op_sharding, to_op_sharding
 from partjit.placement import reshard_policy
-from partjit.spec import ParsedPartitionSpec, parse_spec_tree
+from partjit.spec import MAX_RANK, ParsedPartitionSpec, parse_spec_tree
+from partjit.testing.given import parsed_spec
 from partjit.testing.layout import assert_laid_out
 from partjit.testing.reproduction import canonical, describe, reproduction
 from partjit.trees import broadcast_specs
@@ -58,6 +61,7 @@ def assert_same_meaning(
             shortest float among the arguments and the result, 1e-4 for float32 and 2e-2 for shorter ones.
 
     Raises:
+        TypeError, ValueError: an argument is of a wrong type, or a spec does not fit.
         AssertionError: the message says what differs and where, shows the mesh and the specs of the simplest case that
             still fails, and ends with a script that reproduces it.
 
@@ -68,6 +72,20 @@ def assert_same_meaning(
         >>> w, x = np.ones((4, 2), np.float32), np.ones((8, 4), np.float32)
         >>> assert_same_meaning(affine, w, x, mesh=mesh, in_specs=(None, P("x")), out_specs=P("x", "y"))
     """
+    where = "assert_same_meaning"
+    check_callable(fun)
+    require_mesh_type(where, "mesh", mesh)
+    grad, vmap = require_flag(where, "grad", grad), require_flag(where, "vmap", vmap)
+    for name, specs in (("in_specs", in_specs), ("out_specs", out_specs)):
+        parse_spec_tree(specs, name)
+    if reference is not None:
+        check_callable(reference)
+    if tolerance is not None:
+        require_number(where, "tolerance", tolerance, "a relative difference, a number, or None")
+    for path, leaf in jax.tree_util.tree_leaves_with_path(args):
+        name = f"args{jax.tree_util.keystr(path)}"
+        abstract_argument(leaf, name, where)
+        require_values([leaf], [name], where)
     case = _Case(fun, args, mesh, in_specs, out_specs, grad, vmap, reference, tolerance)
     problem = case.problem()
     if problem is None:
@@ -97,11 +115,14 @@ def assert_round_trip(spec: P | None, mesh: JaxMesh | AbstractMesh, ndim: int) -
 
     Raises:
         AssertionError: a form comes back as another spec.
+        TypeError, ValueError: an argument is of a wrong type, or the spec does not fit.
 
     Example:
         >>> assert_round_trip(P(("y", "x"), None), AbstractMesh((4, 2), ("x", "y")), 3)
     """
-    parsed = ParsedPartitionSpec.from_user_input(spec, "spec")
+    require_mesh_type("assert_round_trip", "mesh", mesh, or_abstract=True)
+    ndim = require_integer("assert_round_trip", "ndim", ndim, 0, MAX_RANK)
+    parsed = parsed_spec("assert_round_trip", spec, mesh)
     expected = [tuple(axis for axis in axes if mesh.shape[axis] > 1) for axes in parsed.partitions]
     expected += [()] * (ndim - len(expected))
     iota, listed = (to_op_sharding(spec, mesh, ndim, as_list=as_list) for as_list in (False, True))
@@ -153,6 +174,8 @@ class _Case:
 
     def _values(self) -> Iterator[str]:
         expected = self.reference(*jax.tree.map(jnp.asarray, self.args))  # NumPy would compute in 64 bits
+        for path, leaf in jax.tree_util.tree_leaves_with_path(expected):
+            abstract_argument(leaf, f"result{jax.tree_util.keystr(path)} of the reference", "assert_same_meaning")
         found = self._partitioned()(*self.args)
         yield from self._compare("the value", expected, found)
         yield from self._layout("the value", found, self.out_specs)

@@ -9,6 +9,10 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from partjit.checks import require, require_integer, require_mesh_type
+from partjit.spec import MAX_RANK
+from partjit.testing.given import parsed_spec, shape_of
+
 __all__ = ["assert_laid_out", "axes_of", "pieces"]
 
 
@@ -18,10 +22,17 @@ def axes_of(spec: P | None, ndim: int) -> tuple[tuple[str, ...], ...]:
     Example:
         >>> axes_of(P("x", None, ("y", "z")), 4)
         (('x',), (), ('y', 'z'), ())
+
+    Raises:
+        TypeError, ValueError: `spec` is no spec, `ndim` no rank, or shorter than the spec.
     """
-    entries = () if spec is None else tuple(spec)
-    axes = [() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in entries]
-    return tuple(axes + [()] * (ndim - len(axes)))
+    ndim = require_integer("axes_of", "ndim", ndim, 0, MAX_RANK)
+    parsed = parsed_spec("axes_of", spec)
+    if len(parsed) > ndim:
+        raise ValueError(
+            f"axes_of: ndim must be at least {len(parsed)}, the length of the spec {parsed}, but is {ndim}"
+        )
+    return parsed.partitions + ((),) * (ndim - len(parsed))
 
 
 def pieces(mesh: Mesh, spec: P | None, shape: Sequence[int]) -> dict[Any, tuple[slice, ...]]:
@@ -33,12 +44,21 @@ def pieces(mesh: Mesh, spec: P | None, shape: Sequence[int]) -> dict[Any, tuple[
         >>> mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
         >>> [index[0].start for index in pieces(mesh, P(("y", "x")), (4,)).values()]
         [0, 2, 1, 3]
+
+    Raises:
+        TypeError, ValueError: an argument is of a wrong type, or the spec does not fit the mesh or the shape.
     """
+    require_mesh_type("pieces", "mesh", mesh)
+    shape = shape_of("pieces", shape)
+    parsed = parsed_spec("pieces", spec, mesh)
+    if len(parsed) > len(shape):
+        raise ValueError(f"pieces: the spec {parsed} is for a rank of at least {len(parsed)}, but shape is {shape}")
+    by_dim = axes_of(spec, len(shape))
     found = {}
     for position in itertools.product(*map(range, mesh.devices.shape)):
         at = dict(zip(mesh.axis_names, position, strict=True))
         index = []
-        for size, axes in zip(shape, axes_of(spec, len(shape)), strict=True):
+        for size, axes in zip(shape, by_dim, strict=True):
             number, count = 0, 1
             for axis in axes:
                 number, count = number * mesh.shape[axis] + at[axis], count * mesh.shape[axis]
@@ -58,6 +78,7 @@ def assert_laid_out(array: jax.Array, mesh: Mesh, spec: P | None) -> None:
 
     Raises:
         AssertionError: it says, or does, otherwise.
+        TypeError, ValueError: `array` is no array, `mesh` no mesh, or `spec` no spec that fits.
 
     Example:
         >>> mesh = Mesh(np.array(jax.devices()), ("x",))
@@ -68,7 +89,14 @@ def assert_laid_out(array: jax.Array, mesh: Mesh, spec: P | None) -> None:
             ...
         AssertionError: an array of shape (8,) should be laid out as P() on (x=8), but its sharding is ...
     """
-    expected = jax.sharding.NamedSharding(mesh, P() if spec is None else spec)
+    require("assert_laid_out", "array", array, jax.Array, "an array of jax's")
+    require_mesh_type("assert_laid_out", "mesh", mesh)
+    parsed = parsed_spec("assert_laid_out", spec, mesh)
+    if len(parsed) > array.ndim:
+        raise ValueError(
+            f"assert_laid_out: the spec {parsed} is for a rank of {len(parsed)}, but array has {array.ndim}"
+        )
+    expected = jax.sharding.NamedSharding(mesh, parsed.partition_spec)
     described = (
         f"an array of shape {array.shape} should be laid out as {expected.spec} on "
         f"({', '.join(f'{name}={size}' for name, size in mesh.shape.items())})"

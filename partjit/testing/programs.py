@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh
 
 from partjit.api import pjit
+from partjit.checks import require_integer, require_mesh_type, shown
 from partjit.testing.bodies import bodies, run_body
+from partjit.testing.given import axes_to_avoid
 from partjit.testing.strategies import partition_specs, shapes
 
 __all__ = ["ShardedProgram", "sharded_programs"]
@@ -45,7 +47,12 @@ class ShardedProgram:
         return self._run(args, partitioned=False)
 
     def arguments(self, seed: int = 0) -> list[np.ndarray]:
-        """Arguments for it: floats between -1 and 1, and indices of which some are out of bounds."""
+        """Arguments for it: floats between -1 and 1, and indices of which some are out of bounds.
+
+        Raises:
+            TypeError, ValueError: `seed` is no number of at least 0.
+        """
+        seed = require_integer("ShardedProgram.arguments", "seed", seed, 0)
         generator = np.random.default_rng(seed)
         args: list[np.ndarray] = [generator.uniform(-1, 1, shape).astype(np.float32) for shape in self.shapes]
         if self.num_indices is not None:
@@ -63,10 +70,19 @@ class ShardedProgram:
         return [out.shape for out in jax.eval_shape(self.plain, *self.arguments())]
 
     def _run(self, args: Sequence[Any], *, partitioned: bool) -> tuple[Any, ...]:
+        self._check(args)
         values = list(args)
         for kind, operands, parameters in self.steps:
             values.append(_step(kind, [values[i] for i in operands], parameters, partitioned))
         return tuple(values[i] for i in self.results)
+
+    def _check(self, args: Sequence[Any]) -> None:
+        shapes = self.arg_shapes
+        if len(args) != len(shapes):
+            raise TypeError(f"ShardedProgram: it takes {len(shapes)} args, but got {len(args)}")
+        for i, (arg, shape) in enumerate(zip(args, shapes, strict=True)):
+            if not isinstance(arg, jax.Array | np.ndarray | np.generic) or arg.shape != shape:
+                raise TypeError(f"ShardedProgram: args[{i}] must be an array of shape {shape}, but is {shown(arg)}")
 
 
 def _step(kind: str, values: Sequence[Any], parameters: Any, partitioned: bool) -> Any:
@@ -123,6 +139,9 @@ def sharded_programs(
         depth: how deep bodies are nested.
         max_size: the greatest number of operations of a body.
 
+    Raises:
+        TypeError, ValueError: when drawn from: an argument is of a wrong type, or a number too small.
+
     Example:
         >>> from hypothesis import given, settings
         >>> from partjit import Mesh, pjit
@@ -134,6 +153,11 @@ def sharded_programs(
         ...         pjit(program)(*program.arguments())
         >>> test()
     """
+    where = "sharded_programs"
+    require_mesh_type(where, "mesh", mesh)
+    avoid = axes_to_avoid(where, avoid)
+    max_steps = require_integer(where, "max_steps", max_steps, 1)
+    depth, max_size = require_integer(where, "depth", depth, 0), require_integer(where, "max_size", max_size, 1)
     inputs = tuple(draw(st.lists(shapes(), min_size=1, max_size=2)))
     num_indices: int | None = draw(st.one_of(st.none(), st.sampled_from([2, 8])))
     known: list[tuple[int, tuple[int, ...]]] = list(enumerate(inputs))

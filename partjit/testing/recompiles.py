@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from partjit import _compat
+from partjit.checks import require_callable, require_integer
 from partjit.trace import TRACE_EVENT
 
 __all__ = ["assert_no_recompile"]
@@ -30,6 +31,7 @@ def assert_no_recompile(*functions: Callable[..., Any], warmup: int = 0) -> Iter
         warmup: how many calls of each function may trace and compile.
 
     Raises:
+        TypeError, ValueError: a function is none, or `warmup` no number of calls.
         AssertionError: at the end of the block, for every call that traced or compiled: how it differed from the call
             before, by the path of the argument.
 
@@ -47,6 +49,9 @@ def assert_no_recompile(*functions: Callable[..., Any], warmup: int = 0) -> Iter
             ...
         AssertionError: call 2 of <lambda> traced and compiled: args[0] was float32[3] and is float32[4]
     """
+    for i, function in enumerate(functions):
+        require_callable("assert_no_recompile", f"functions[{i}]", function)
+    warmup = require_integer("assert_no_recompile", "warmup", warmup, 0)
     failures: list[str] = []
     thread = threading.get_ident()
     seen: list[str] = []

@@ -19,8 +19,18 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import PartitionSpec as P
 
 from partjit._compat import HloSharding
+from partjit.checks import require_flag, require_integer, require_mesh_type, wrong_type
 from partjit.mesh import Mesh
 from partjit.opsharding import to_op_sharding
+from partjit.spec import MAX_RANK
+from partjit.testing.given import (
+    axes_to_avoid,
+    axis_names_of,
+    mesh_shapes_of,
+    numeric_kind,
+    parsed_spec,
+    shape_of,
+)
 
 __all__ = [
     "meshes",
@@ -58,6 +68,7 @@ def meshes(
 
     Raises:
         ValueError: no shape is small enough.
+        TypeError: an argument is of a wrong type.
 
     Example:
         >>> from hypothesis import given
@@ -66,12 +77,17 @@ def meshes(
         ...     assert mesh.size == 8
         >>> test()
     """
+    permuted, explicit = require_flag("meshes", "permuted", permuted), require_flag("meshes", "explicit", explicit)
     devices = np.array(jax.devices())
-    fitting = [shape for shape in mesh_shapes or _MESH_SHAPES if math.prod(shape) <= devices.size]
+    mesh_shapes = _MESH_SHAPES if mesh_shapes is None else mesh_shapes_of(mesh_shapes)
+    axis_names = _AXIS_NAMES if axis_names is None else axis_names_of(axis_names, max(map(len, mesh_shapes), default=0))
+    fitting = [shape for shape in mesh_shapes if math.prod(shape) <= devices.size]
     if not fitting:
-        raise ValueError(f"meshes: there are {devices.size} devices, and every one of {mesh_shapes} needs more")
+        raise ValueError(
+            f"meshes: there are {devices.size} devices, and every one of mesh_shapes {mesh_shapes} needs more"
+        )
     shape = draw(st.sampled_from(fitting))
-    names = draw(st.sampled_from([*(axis_names or _AXIS_NAMES)]))[: len(shape)]
+    names = draw(st.sampled_from([*axis_names]))[: len(shape)]
     order = [*range(devices.size)]
     if permuted:
         order = draw(st.one_of(st.just(order), st.permutations(order)))
@@ -105,7 +121,7 @@ def partition_specs(
         unconstrained: whether dimensions may be UNCONSTRAINED, as in constraints.
 
     Raises:
-        TypeError: neither `ndim` nor `shape` is given.
+        TypeError: neither `ndim` nor `shape` is given, or an argument is of a wrong type.
 
     Example:
         >>> from hypothesis import given
@@ -115,9 +131,15 @@ def partition_specs(
         ...     NamedSharding(mesh, spec or P()).shard_shape((8, 3))
         >>> test()
     """
-    if shape is None and ndim is None:
+    where = "partition_specs"
+    require_mesh_type(where, "mesh", mesh, or_abstract=True)
+    avoid = axes_to_avoid(where, avoid)
+    divisible = require_flag(where, "divisible", divisible)
+    unconstrained = require_flag(where, "unconstrained", unconstrained)
+    rank = None if ndim is None else require_integer(where, "ndim", ndim, 0, MAX_RANK)
+    if shape is None and rank is None:
         raise TypeError("partition_specs needs ndim or shape")
-    sizes = [0] * (ndim or 0) if shape is None else [*shape]
+    sizes = [0] * (rank or 0) if shape is None else [*shape_of(where, shape)]
     if draw(st.integers(0, 7)) == 0:
         return None
     dims: list[list[str]] = [[] for _ in sizes]
@@ -162,7 +184,7 @@ def shapes(
         max_size: the greatest number of elements.
 
     Raises:
-        TypeError: `spec` is given without `mesh`.
+        TypeError: `spec` is given without `mesh`, or an argument is of a wrong type.
         ValueError: not `divisible`, and the spec divides nothing.
 
     Example:
@@ -173,12 +195,20 @@ def shapes(
         ...     assert shape[0] % 4
         >>> test()
     """
+    where = "shapes"
+    divisible = require_flag(where, "divisible", divisible)
+    min_ndim = require_integer(where, "min_ndim", min_ndim, 0, MAX_RANK)
+    max_ndim = require_integer(where, "max_ndim", max_ndim, 0, MAX_RANK)
+    if min_ndim > max_ndim:
+        raise ValueError(f"shapes: min_ndim must be at most max_ndim, but they are {min_ndim} and {max_ndim}")
+    max_size = require_integer(where, "max_size", max_size, 1)
     if spec is None:
         sizes = st.lists(st.sampled_from(_DIMS), min_size=min_ndim, max_size=max_ndim).map(tuple)
         return draw(sizes.filter(lambda shape: math.prod(shape) <= max_size))
     if mesh is None:
         raise TypeError("shapes of a spec needs its mesh")
-    entries = [() if e is None or e is P.UNCONSTRAINED else (e,) if isinstance(e, str) else tuple(e) for e in spec]
+    require_mesh_type(where, "mesh", mesh, or_abstract=True)
+    entries = parsed_spec(where, spec, mesh).partitions
     divisors = [math.prod(mesh.shape[axis] for axis in axes) for axes in entries]
     divisors += [1] * draw(st.integers(max(0, min_ndim - len(divisors)), max(0, max_ndim - len(divisors))))
     shape = [divisor * draw(st.integers(1, 2)) for divisor in divisors]
@@ -195,6 +225,9 @@ def shapes(
 def shardings(draw: Any, *, mesh: JaxMesh | None = None, ndim: int = 2, shape: Sequence[int] | None = None) -> Any:
     """`NamedSharding`s on `mesh` (or on any) for values of a rank or of a shape.
 
+    Raises:
+        TypeError, ValueError: when drawn from: an argument is of a wrong type, or no rank or shape.
+
     Example:
         >>> from hypothesis import given
         >>> @given(shardings(shape=(8, 8)))
@@ -202,7 +235,7 @@ def shardings(draw: Any, *, mesh: JaxMesh | None = None, ndim: int = 2, shape: S
         ...     sharding.shard_shape((8, 8))
         >>> test()
     """
-    chosen: JaxMesh = draw(meshes()) if mesh is None else mesh
+    chosen: JaxMesh = draw(meshes()) if mesh is None else require_mesh_type("shardings", "mesh", mesh)
     spec = draw(partition_specs(mesh=chosen, ndim=ndim, shape=shape))
     return NamedSharding(chosen, P() if spec is None else spec)
 
@@ -228,8 +261,11 @@ def op_shardings(draw: Any, *, mesh: JaxMesh, ndim: int = 2, representable: bool
         ...     parse_op_sharding(op_sharding, mesh)
         >>> test()
     """
+    require_mesh_type("op_shardings", "mesh", mesh, or_abstract=True)
+    ndim = require_integer("op_shardings", "ndim", ndim, 0, MAX_RANK)
     if representable is None:
         representable = draw(st.booleans())
+    representable = require_flag("op_shardings", "representable", representable)
     if representable:
         return to_op_sharding(draw(partition_specs(mesh=mesh, ndim=ndim)), mesh, ndim, as_list=draw(st.booleans()))
     grid = [mesh.size] + [1] * (ndim - 1)
@@ -263,6 +299,9 @@ def sharded_arrays(
         shape: their shape, or None for any that fits.
         dtype: their dtype.
 
+    Raises:
+        TypeError, ValueError: when drawn from: an argument is of a wrong type, or the spec does not fit.
+
     Example:
         >>> from hypothesis import given
         >>> mesh = Mesh(jax.devices(), "x")
@@ -271,12 +310,17 @@ def sharded_arrays(
         ...     assert len(array.addressable_shards) == mesh.size
         >>> test()
     """
-    chosen: JaxMesh = draw(meshes()) if mesh is None else mesh
-    sizes: tuple[int, ...] = draw(shapes(spec=spec, mesh=chosen)) if shape is None else tuple(shape)
+    where = "sharded_arrays"
+    chosen: JaxMesh = draw(meshes()) if mesh is None else require_mesh_type(where, "mesh", mesh)
+    kind = numeric_kind(where, dtype)
+    sizes: tuple[int, ...] = draw(shapes(spec=spec, mesh=chosen)) if shape is None else shape_of(where, shape)
     if spec is None:
         spec = draw(partition_specs(mesh=chosen, shape=sizes))
+    parsed = parsed_spec(where, spec, chosen)
+    divisors = [math.prod(chosen.shape[axis] for axis in axes) for axes in parsed.partitions]
+    if len(divisors) > len(sizes) or any(size % n for size, n in zip(sizes, divisors, strict=False)):
+        raise ValueError(f"{where}: shape {sizes} must be one that the spec {parsed} divides, by {divisors}")
     count = math.prod(sizes)
-    kind = np.dtype(dtype).kind
     values = np.arange(count) % (2 if kind == "b" else 17) if kind in "iub" else np.linspace(-1, 1, count)
     return jax.device_put(values.astype(dtype).reshape(sizes), NamedSharding(chosen, P() if spec is None else spec))
 
@@ -289,6 +333,9 @@ def spec_trees(tree: Any, *, mesh: JaxMesh, prefix: bool = True) -> SearchStrate
         mesh: whose axes the specs name.
         prefix: whether a spec may stand for a whole subtree.
 
+    Raises:
+        TypeError: an argument is of a wrong type.
+
     Example:
         >>> from hypothesis import given
         >>> from partjit import pjit
@@ -299,7 +346,13 @@ def spec_trees(tree: Any, *, mesh: JaxMesh, prefix: bool = True) -> SearchStrate
         ...         pjit(lambda p: p, in_axis_resources=(specs,))(params)
         >>> test()
     """
+    require_mesh_type("spec_trees", "mesh", mesh, or_abstract=True)
+    prefix = require_flag("spec_trees", "prefix", prefix)
     leaves = jax.tree.leaves(tree)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        has_shape = isinstance(getattr(leaf, "shape", None), tuple) and not isinstance(leaf, np.dtype)
+        if not has_shape and not isinstance(leaf, bool | int | float | complex):
+            raise wrong_type("spec_trees", f"tree{jax.tree_util.keystr(path)}", leaf, "an array, or have a shape")
     one = st.nothing()
     if prefix or jax.tree.structure(tree) == jax.tree.structure(0):
         one = _common_specs(tuple({tuple(np.shape(leaf)) for leaf in leaves}), mesh)

@@ -358,7 +358,7 @@ def test_arguments_of_methods_are_named_as_parameters():
 
 @pytest.mark.parametrize("cls", [3, len, Counter(log="other")])
 def test_what_is_no_class_is_refused(cls):
-    with pytest.raises(TypeError, match="colocated_python_class expects a class, but got"):
+    with pytest.raises(TypeError, match="colocated_python_class: cls must be a class, but is"):
         colocated_python_class(cls)
 
 

@@ -72,5 +72,5 @@ def test_a_process_without_cpu_devices_is_an_error(monkeypatch):
 
 @pytest.mark.parametrize("wrong", [[0], ["cpu"], [None]], ids=repr)
 def test_what_is_no_device_is_a_type_error(wrong):
-    with pytest.raises(TypeError, match="expects devices or a mesh, but got a"):
+    with pytest.raises(TypeError, match=r"devices_or_mesh\[0\] must be a device, as in jax.devices\(\), but is"):
         colocated_cpu_devices(wrong)

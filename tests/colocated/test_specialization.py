@@ -87,9 +87,9 @@ def test_out_specs_are_said_in_one_way():
     ("item", "error", "message"),
     [
         ({"mode": "fast"}, ValueError, "mode must be one of 'auto', 'inline', 'stream', but is 'fast'"),
-        ({"stream": 3}, TypeError, "stream must be a name or a Stream, but is a int"),
+        ({"stream": 3}, TypeError, "stream must be the name of a stream or a Stream, but is 3, an int"),
         ({"devices": []}, ValueError, "devices must name at least one device, but is empty"),
-        ({"devices": ["cpu"]}, TypeError, "devices must be devices or a mesh, but there is a str in it"),
+        ({"devices": ["cpu"]}, TypeError, r"devices\[0\] must be a device, as in jax.devices\(\), but is 'cpu', a str"),
         ({"out_specs_fn": 3}, TypeError, "out_specs_fn must be a function of the specs"),
         ({"in_specs": SPEC}, ValueError, r"in_specs must be a pair \(args, kwargs\) of specs"),
         ({"in_specs": (SPEC, {})}, ValueError, r"in_specs\[0\] must be a tuple with a spec for each argument"),

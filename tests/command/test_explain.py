@@ -206,7 +206,7 @@ def test_a_page_is_written(run, model):
             "explaining shown_model:layer failed: The specs of layer do not fit",
             None,
         ),
-        (["shown_model:number"], 1, "explain: expected a function, what partjit.pjit or jax.jit made of one", None),
+        (["shown_model:number"], 1, "explain: fun must be a function, what partjit.pjit or jax.jit made of one", None),
         (
             ["shown_model:layer", *MESH, "--args", "make_args", "--why", "what"],
             1,

@@ -480,9 +480,9 @@ def test_an_arrangement_shows_no_piece_twice_and_all_if_there_is_room(counts, li
         (
             (3.0,),
             TypeError,
-            "draw_array expects an array, a jax.ShapeDtypeStruct or a shape, but got float: put a number",
+            "draw_array: x must be an array, a jax.ShapeDtypeStruct or a shape, but is 3.0, a float: put a number",
         ),
-        (({"w": 1},), TypeError, "but got dict: .* map over a tree with jax.tree.map"),
+        (({"w": 1},), TypeError, "x must be .* but is {'w': 1}, a dict: .* map over a tree with jax.tree.map"),
         ((np.ones(3),), ValueError, "this ndarray is on no devices: put it onto devices with jax.device_put, or say"),
         (((3,),), ValueError, r"a shape is on no devices: .*draw_array\(x, spec, mesh\)"),
         ((jax.ShapeDtypeStruct((3,), np.float32),), ValueError, r"give it one, jax.ShapeDtypeStruct\(..., sharding"),
@@ -496,7 +496,7 @@ def test_an_arrangement_shows_no_piece_twice_and_all_if_there_is_room(counts, li
         (
             ((3,), 7),
             TypeError,
-            "expects a Sharding, a PartitionSpec, or an OpSharding or its text as `spec`, but got int",
+            "spec must be a Sharding, a PartitionSpec, or an OpSharding or its text, but is 7, an int",
         ),
         (((3,), "{devices=[2,2]<=[4]}"), ValueError, r"<=\[4\]} is for a rank of 2, but the shape is \[3\]"),
         (((3,), "{replicated}"), ValueError, "does not say which devices hold what: give the `mesh` it is for"),

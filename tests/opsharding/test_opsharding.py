@@ -469,5 +469,5 @@ def test_pieces_that_do_not_fit():
         explode_superdims([3, 2], [(2, 3), (3, 1)])
     with pytest.raises(NotImplementedError, match="4 devices are no transposition"):
         unflatten_array({"x": 8}, [0, 1, 2, 3])
-    with pytest.raises(ValueError, match="sizes of at least 1"):
+    with pytest.raises(ValueError, match="must be at least 1, but is 0"):
         strides_for_sizes([2, 0])

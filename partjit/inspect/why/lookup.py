@@ -5,6 +5,7 @@ import difflib
 import re
 from collections.abc import Iterator, Sequence
 
+from partjit.checks import abridged
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
 from partjit.inspect.sites import shown_file
 from partjit.inspect.why.dataflow import Dataflow
@@ -69,7 +70,7 @@ def look_up(tree: AnnotatedJaxpr, text: str, result_paths: Sequence[str] = (), f
     if found is None:
         close = difflib.get_close_matches(text.strip(), finding.known, n=3, cutoff=0.5)
         meant = f"; did you mean {' or '.join(close)}?" if close else "."
-        raise ValueNotFoundError(f"there is no value {text.strip()!r} in the program{meant} {_HOW}")
+        raise ValueNotFoundError(f"there is no value {abridged(text.strip())} in the program{meant} {_HOW}")
     return found
 
 

@@ -1,0 +1,212 @@
+"""Arguments that are not what is expected: the checks that functions have in common, and one text for all of them.
+
+    colocated.stream: size must be a whole number of at least 1, but is '4', a str
+
+An argument is checked where it is taken, so that nothing bad travels on and fails elsewhere with an error about the
+inside of partjit. A wrong type is a `TypeError`, a wrong value a `ValueError`. A message shows a value in short, and
+never fails: the `repr` of a deleted array raises, and that of any other reads it from its devices.
+
+`where` is the public name of what was called, `name` the argument, with its key path if it is a part of one.
+"""
+
+import os
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh
+
+__all__ = [
+    "abridged",
+    "devices_in",
+    "items_of",
+    "require",
+    "require_callable",
+    "require_choice",
+    "require_flag",
+    "require_integer",
+    "require_mesh_type",
+    "require_number",
+    "require_path",
+    "require_text",
+    "shown",
+    "wrong_type",
+    "wrong_value",
+]
+
+_LONGEST = 80
+
+
+class _Short(reprlib.Repr):
+    """Python's abridged `repr`, with one line for arrays wherever they are; of what has no `repr` it shows the type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxother = self.maxstring = self.maxlong = _LONGEST
+
+    def repr1(self, x: Any, level: int) -> str:
+        if isinstance(x, jax.Array):
+            return f"<{x.aval.str_short()} array>"
+        if isinstance(x, np.ndarray):
+            return f"<NumPy array {x.dtype}[{','.join(map(str, x.shape))}]>"
+        return super().repr1(x, level)
+
+
+_short = _Short()
+
+
+def abridged(value: Any) -> str:
+    """The `repr` of a value, in short; this never fails."""
+    try:
+        return _short.repr(value)
+    except Exception:
+        return f"<{type(value).__name__} object>"
+
+
+def shown(value: Any) -> str:
+    """A value as messages show it: in short, and of which type; this never fails.
+
+    Example:
+        >>> shown("4"), shown(None), shown([1, 2]), shown(jax.numpy.ones(3))
+        ("'4', a str", 'None', '[1, 2], a list', '<float32[3] array>')
+    """
+    kind, text = type(value).__name__, abridged(value)
+    if value is None or text.startswith("<") or text.partition("(")[0] == kind:
+        return text
+    return f"{text}, {'an' if kind[:1] in 'aeioAEIO' else 'a'} {kind}"
+
+
+def wrong_type(where: str, name: str, value: Any, expected: str, remedy: str = "") -> TypeError:
+    """The error about an argument of a wrong type, to be raised.
+
+    Example:
+        >>> wrong_type("set_mesh", "mesh", "x", "a mesh or None", "make one with partjit.Mesh(devices, axis_names)")
+        TypeError("set_mesh: mesh must be a mesh or None, but is 'x', a str: make one with partjit.Mesh(...)...
+    """
+    return TypeError(_text(where, name, value, expected, remedy))
+
+
+def wrong_value(where: str, name: str, value: Any, expected: str, remedy: str = "") -> ValueError:
+    """As `wrong_type`, for a value of a right type that is none of those there are."""
+    return ValueError(_text(where, name, value, expected, remedy))
+
+
+def _text(where: str, name: str, value: Any, expected: str, remedy: str) -> str:
+    return f"{where}: {name} must be {expected}, but is {shown(value)}{f': {remedy}' if remedy else ''}"
+
+
+def require(where: str, name: str, value: Any, kinds: Any, expected: str, remedy: str = "") -> Any:
+    """The value, which must be an instance of a type, or of one of several.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if not isinstance(value, kinds):
+        raise wrong_type(where, name, value, expected, remedy)
+    return value
+
+
+def require_callable(where: str, name: str, value: Any, expected: str = "a function") -> Any:
+    """The value, which must be callable; TypeError otherwise."""
+    if not callable(value):
+        raise wrong_type(where, name, value, expected)
+    return value
+
+
+def require_flag(where: str, name: str, value: Any) -> bool:
+    """A flag as a Python one; NumPy's will do, numbers and arrays will not. TypeError otherwise."""
+    if not isinstance(value, bool | np.bool_):
+        raise wrong_type(where, name, value, "True or False")
+    return bool(value)
+
+
+def require_integer(where: str, name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
+    """A whole number as a Python one; NumPy's will do, a flag or an array of one will not.
+
+    Raises:
+        TypeError: it is no whole number.
+        ValueError: it is less than `least`, or more than `most`.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise wrong_type(where, name, value, "a whole number" + (f" of at least {least}" if least is not None else ""))
+    if least is not None and value < least:
+        raise ValueError(f"{where}: {name} must be at least {least}, but is {abridged(int(value))}")
+    if most is not None and value > most:
+        raise ValueError(f"{where}: {name} must be at most {most}, but is {abridged(int(value))}")
+    return int(value)
+
+
+def require_number(where: str, name: str, value: Any, expected: str) -> float:
+    """A real number, which is not nan; TypeError or ValueError otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise wrong_type(where, name, value, expected)
+    if value != value:
+        raise wrong_value(where, name, value, expected)
+    return value  # type: ignore[return-value]
+
+
+def require_text(where: str, name: str, value: Any, expected: str) -> str:
+    """A str; TypeError otherwise."""
+    return require(where, name, value, str, expected)
+
+
+def require_choice(where: str, name: str, value: Any, choices: Sequence[str]) -> Any:
+    """One of some strings.
+
+    Raises:
+        TypeError: it is no string.
+        ValueError: it is none of these.
+    """
+    expected = f"one of {', '.join(map(repr, choices))}"
+    if require_text(where, name, value, expected) not in choices:
+        raise wrong_value(where, name, value, expected)
+    return value
+
+
+def require_path(where: str, name: str, value: Any) -> Any:
+    """The path of a file; TypeError or ValueError otherwise. `open` takes a number as well: a file of somebody else."""
+    expected = "the path of a file, a str or a pathlib.Path"
+    require(where, name, value, str | os.PathLike, expected)
+    if isinstance(value, str) and not value:
+        raise wrong_value(where, name, value, expected)
+    return value
+
+
+def require_mesh_type(where: str, name: str, value: Any, *, or_abstract: bool = False) -> Any:
+    """A mesh of devices or, on request, an abstract one; TypeError otherwise."""
+    if isinstance(value, Mesh) or (or_abstract and isinstance(value, AbstractMesh)):
+        return value
+    remedy = "make one with partjit.Mesh(devices, axis_names)"
+    if isinstance(value, AbstractMesh):
+        remedy = f"an AbstractMesh has no devices; {remedy}"
+    raise wrong_type(where, name, value, "a mesh", remedy)
+
+
+def items_of(where: str, name: str, value: Any, expected: str) -> tuple[Any, ...]:
+    """What a collection holds, in its order; TypeError of what is none, of texts and of mappings."""
+    # An array on devices would be waited for, and its items are arrays again.
+    if isinstance(value, str | bytes | bytearray | Mapping | jax.Array) or not isinstance(value, Iterable):
+        raise wrong_type(where, name, value, expected)
+    try:
+        iterator = iter(value)
+    except TypeError:  # an array without dimensions, and whatever only looks like a collection
+        raise wrong_type(where, name, value, expected) from None
+    return tuple(iterator)
+
+
+def devices_in(where: str, name: str, value: Any) -> tuple[Any, ...]:
+    """The devices of a device, of a mesh, or of a collection of devices.
+
+    Raises:
+        TypeError: it is none of these.
+    """
+    if isinstance(value, jax.Device):
+        return (value,)
+    if isinstance(value, Mesh):
+        return () if value.empty else tuple(value.devices.flat)
+    devices = items_of(where, name, value, "devices or a mesh")
+    for i, device in enumerate(devices):
+        require(where, f"{name}[{i}]", device, jax.Device, "a device, as in jax.devices()")
+    return devices
