@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from partjit import _compat
-from partjit.checks import items_of, require_integer, require_text, shown
+from partjit.checks import abridged, items_of, require_integer, require_text, shown
 
 __all__ = [
     "Arguments",
@@ -129,7 +129,7 @@ def _check_names(
     wrong = [name for name in names if name not in known]
     if wrong:
         there = f"those that can be named are {', '.join(known)}" if known else "none of its arguments can be named"
-        raise ValueError(f"pjit: {option} names the argument {shown(wrong[0])}, which {name_of(fun)} lacks: {there}")
+        raise ValueError(f"pjit: {option} names the argument {abridged(wrong[0])}, which {name_of(fun)} lacks: {there}")
 
 
 def name_of(fun: Callable[..., Any]) -> str:

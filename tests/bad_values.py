@@ -156,8 +156,8 @@ _NAMED = [
     ("numpy float32[2,2]", lambda: np.ones((2, 2), np.float32), "array numpy leaf"),
     ("numpy int32[]", lambda: np.array(3, np.int32), "array scalar_array numpy leaf"),
     ("numpy bool[2]", lambda: np.array([True, False]), "array numpy leaf"),
-    ("numpy str[2]", lambda: np.array(["a", "b"]), "array strs numpy str_array"),
-    ("numpy object[2]", lambda: np.array([None, "a"], object), "array numpy object_array"),
+    ("numpy str[2]", lambda: np.array(["a", "b"]), "strs numpy str_array"),
+    ("numpy object[2]", lambda: np.array([None, "a"], object), "numpy object_array"),
     ("numpy float32[0]", lambda: np.ones(0, np.float32), "array numpy leaf empty_array empty_seq"),
     ("numpy datetime64", lambda: np.datetime64("2020-01-01"), "datetime hashable"),
     ("jax float32[8]", lambda: jnp.arange(8.0), "array jax leaf"),
@@ -174,7 +174,7 @@ _NAMED = [
     ("P()", lambda: P(), "spec pspec tree hashable empty empty_seq strs"),
     ("P(5)", lambda: P(5), "one_hashable spec pspec tree ints hashable"),
     ("P(None, 'q')", lambda: P(None, "q"), "spec pspec tree unknown_axis hashable"),
-    ("P(['x'], None)", lambda: P(["x"], None), "spec pspec tree"),
+    ("P(['x'], None)", lambda: P(["x"], None), "spec pspec tree hashable"),
     ("P(UNCONSTRAINED)", lambda: P(P.UNCONSTRAINED), "one_hashable unconstrained_pspec hashable"),
     ("a NamedSharding", lambda: NamedSharding(_mesh(), P("x")), "spec sharding named_sharding tree hashable"),
     (
@@ -187,7 +187,7 @@ _NAMED = [
     ("a device", lambda: jax.devices()[1], "device hashable"),
     ("devices", lambda: jax.devices()[:2], "devices list seq"),
     ("a device twice", lambda: jax.devices()[:1] * 2, "same_devices list seq"),
-    ("an array of devices", lambda: np.array(jax.devices()[:2]), "devices array numpy object_array"),
+    ("an array of devices", lambda: np.array(jax.devices()[:2]), "devices numpy object_array"),
     ("a struct", lambda: jax.ShapeDtypeStruct((8,), np.float32), "struct hashable"),
     ("a struct on a mesh", lambda: _struct_on_mesh(), "struct sharded_struct hashable"),
     ("a Stream", lambda: colocated.Stream(), "stream hashable"),
@@ -202,13 +202,19 @@ def _struct_on_mesh() -> Any:
     return jax.ShapeDtypeStruct((8,), np.float32, sharding=NamedSharding(_mesh(), P("x")))
 
 
+_OF_ITEMS = {"int": "ints", "str": "strs", "x": "x", "device": "devices", "hashable": "one_hashable", "none": "nones"}
+"""What a list of one value is, by what the value is."""
+
+
 def nested(bad: Bad, how: str) -> Bad:
     """A bad value in a tree: in a `list`, a `tuple` or a `dict`."""
     make = bad.make
-    forms = {
-        "list": lambda: [make()],
-        "tuple": lambda: (make(),),
-        "dict": lambda: {"a": make()},
-    }
-    kinds = frozenset(f"{kind}_in_{how}" for kind in bad.kinds) | {f"{kind}_inside" for kind in bad.kinds}
-    return Bad(f"{bad.name} in a {how}", forms[how], kinds)
+    forms = {"list": lambda: [make()], "tuple": lambda: (make(),), "dict": lambda: {"a": make()}}
+    kinds = {how, *(f"{kind}_inside" for kind in bad.kinds)}
+    if how == "dict":
+        kinds.add("str_dict" if "int" in bad.kinds else "dict")
+    elif "negative" in bad.kinds:
+        kinds |= {"negatives", "minus_one" if "minus_one" in bad.kinds else "negatives", "one_hashable"}
+    else:
+        kinds |= {of_items for kind, of_items in _OF_ITEMS.items() if kind in bad.kinds}
+    return Bad(f"{bad.name} in a {how}", forms[how], frozenset(kinds))

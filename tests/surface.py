@@ -234,6 +234,7 @@ _OF_ARRAYS = (
     "Non-hashable static arguments",
     "takes no arguments",
     "Only scalar arrays",
+    "object of type 'NoneType' has no len()",
 )
 """What jax says of arrays and numbers, and Python of calling a class, before the package has a say."""
 _OF_STRATEGIES = ("__repr__ returned non-string", "Array has been deleted")
@@ -252,9 +253,12 @@ _PJIT_TAKES = {
     "keep_unused": "bool",
     "name": "none str",
 }
+_OUT_STRUCTS = (
+    "none none_inside tree empty empty_inside struct struct_inside array array_inside numpy_scalar numpy_scalar_inside"
+)
 _ITEMS_TAKE = {
     "in_specs": "none",
-    "out_specs": "none tree empty struct empty_inside struct_inside array array_inside numpy_scalar none_inside",
+    "out_specs": _OUT_STRUCTS,
     "out_specs_fn": "none callable",
     "devices": "none mesh device devices",
     "mode": "none",
@@ -264,7 +268,6 @@ _ITEMS_TAKE = {
     "run_ahead": "none positive zero",
     "vmap_method": "none",
 }
-_OUT_STRUCTS = "none tree empty struct empty_inside struct_inside array array_inside numpy_scalar none_inside"
 
 
 def _nothing() -> dict[str, Any]:
@@ -607,7 +610,7 @@ def _targets() -> Iterator[Target]:
         "partjit.inspect.ArrayPicture.to_text",
         _method(picture, "to_text"),
         lambda: {"width": 80, "table": None},
-        {"width": "none positive", "table": "none bool"},
+        {"width": "none positive zero", "table": "none bool"},
     )
     for name in ("to_svg", "to_html"):
         yield Target(f"partjit.inspect.ArrayPicture.{name}", _method(picture, name), _nothing, {})
@@ -678,7 +681,7 @@ def _testing_targets() -> Iterator[Target]:
             "in_specs": P("x"),
             "out_specs": P("x"),
         },
-        {"expected": "empty", "fun": "callable", "x": f"{VALUES} deleted", "mesh": "none mesh", **specs},
+        {"expected": "empty", "fun": "callable", "x": f"{VALUES} deleted struct_inside", "mesh": "none mesh", **specs},
         (AssertionError,),
         named=named,
         lets_pass=_OF_ARRAYS,
@@ -687,7 +690,7 @@ def _testing_targets() -> Iterator[Target]:
         "partjit.testing.assert_no_collectives",
         _star(testing.assert_no_collectives, "fun", "x"),
         lambda: {"fun": same, "x": np.ones(8, np.float32), "mesh": mesh(), "in_specs": P("x"), "out_specs": P("x")},
-        {"fun": "callable", "x": f"{VALUES} deleted", "mesh": "none mesh", **specs},
+        {"fun": "callable", "x": f"{VALUES} deleted struct_inside", "mesh": "none mesh", **specs},
         (AssertionError,),
         named=named,
         lets_pass=_OF_ARRAYS,
@@ -787,7 +790,7 @@ def _testing_targets() -> Iterator[Target]:
         "partjit.testing.meshes",
         drawn(testing.meshes),
         lambda: {"mesh_shapes": [(2,)], "axis_names": [("a", "b", "c")], "permuted": False, "explicit": False},
-        {"mesh_shapes": "none", "axis_names": "none parsed", "permuted": "bool", "explicit": "bool"},
+        {"mesh_shapes": "none", "axis_names": "none parsed strs_inside", "permuted": "bool", "explicit": "bool"},
         lets_pass=_OF_STRATEGIES,
     )
     yield Target(

@@ -155,3 +155,8 @@ def test_without_rich_it_is_said_what_to_install(monkeypatch):
     with pytest.raises(ImportError, match=r"pip install \"partjit\[viz\]\""):
         progress()
     assert events.listeners == ()
+
+
+def test_what_is_no_console_is_refused_by_name():
+    with pytest.raises(TypeError, match=r"progress: console must be a rich.console.Console, but is 3, an int"):
+        progress(3)

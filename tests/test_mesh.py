@@ -513,3 +513,39 @@ def test_one_trace_serves_both_ways_of_setting_a_mesh(mesh):
 def test_the_public_names():
     assert partjit.P is partjit.PartitionSpec is jax.sharding.PartitionSpec
     assert partjit.FROM_GDA is partjit.FROM_ARRAY
+
+
+# What makes no mesh
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: Mesh(jax.devices()[0], "x"), ValueError, r"axis_names .* but devices.ndim is 0 .* \('x',\)"),
+        (
+            lambda: Mesh(jax.devices(), 5),
+            TypeError,
+            "Mesh: axis_names must be a sequence of names, .*, but is 5, an int",
+        ),
+        (lambda: Mesh(jax.devices(), ["x", "y"]), ValueError, r"devices.ndim is 1 and axis_names are \('x', 'y'\)"),
+        (lambda: Mesh(np.array(jax.devices()).reshape(2, 4), "xx"), ValueError, r"devices.ndim is 2"),
+        (lambda: Mesh(np.array(jax.devices()).reshape(2, 4), ["x", "x"]), ValueError, "name each axis differently"),
+        (
+            lambda: Mesh(jax.devices(), [None]),
+            TypeError,
+            r"axis_names\[0\] must be the name of an axis, a str, but is None",
+        ),
+        (lambda: Mesh(8, "x"), TypeError, "Mesh: devices must be an array .* of devices, .*, but is 8, an int"),
+        (lambda: Mesh([0, 1], "x"), TypeError, "there is .*0.* in it"),
+        (lambda: Mesh([], "x"), ValueError, r"devices must be .*, but is \[\], a list: there is none"),
+        (lambda: Mesh([jax.devices(), [1]], "xy"), TypeError, "Mesh: devices must be an array or"),
+        (lambda: Mesh(jax.devices(), "x", "Auto"), TypeError, "axis_types must be a tuple with a .*AxisType"),
+        (lambda: Mesh(jax.devices(), "x", ("Auto",)), TypeError, r"axis_types\[0\] must be a jax.sharding.AxisType"),
+        (lambda: Mesh(jax.devices(), "x", (AxisType.Auto,) * 2), ValueError, "axis_types .* there are 2 for 1 axes"),
+        (lambda: set_mesh("x"), TypeError, "set_mesh: mesh must be a mesh, but is 'x', a str: make one with"),
+    ],
+)
+def test_what_is_no_mesh_is_refused_by_name(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+    assert ambient_mesh().empty

@@ -662,3 +662,43 @@ def test_values_are_the_same_whatever_the_spec(mesh):
         for spec in [None, P("x"), P(None, "x"), P("y", "x"), P(("x", "y")), P(None, ("y", "x"))]:
             out = pjit(lambda a: a @ a.T, in_axis_resources=spec, out_axis_resources=spec)(x)
             np.testing.assert_array_equal(out, x @ x.T)
+
+
+# What is no part of a spec
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (
+            lambda spec: spec.insert_axis_partitions("0", ()),
+            TypeError,
+            "dim must be a whole number of at least 0, but is '0'",
+        ),
+        (lambda spec: spec.insert_axis_partitions(-1, ()), ValueError, "dim must be at least 0, but is -1"),
+        (lambda spec: spec.insert_axis_partitions(2**70, ()), ValueError, "dim must be at most 1024"),
+        (
+            lambda spec: spec.insert_axis_partitions(0, "x"),
+            TypeError,
+            r"partition must be a tuple of mesh axes, .*but is 'x'",
+        ),
+        (
+            lambda spec: spec.insert_axis_partitions(0, ([],)),
+            TypeError,
+            "an axis is named by a str or another hashable",
+        ),
+        (lambda spec: spec.unsynced_user_spec(2), TypeError, "min_sync must be a SpecSync, but is 2, an int"),
+        (lambda spec: spec.named_sharding("x"), TypeError, "mesh must be a mesh, but is 'x'"),
+        (lambda spec: ParsedPartitionSpec(P("x"), ("x",)), TypeError, r"partitions\[0\] must be a tuple of mesh axes"),
+        (
+            lambda spec: ParsedPartitionSpec(P("x"), 5),
+            TypeError,
+            "partitions must be a tuple with, per dimension, .* is 5",
+        ),
+        (lambda spec: ParsedPartitionSpec("x", ()), TypeError, "unsafe_user_spec must be a PartitionSpec or None"),
+        (lambda spec: ParsedPartitionSpec(None, (), 2), TypeError, "sync must be a SpecSync, but is 2, an int"),
+    ],
+)
+def test_what_is_no_part_of_a_spec_is_refused_by_name(make, error, message):
+    with pytest.raises(error, match=message):
+        make(ParsedPartitionSpec.from_user_input(P("x"), "spec"))

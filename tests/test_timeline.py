@@ -587,3 +587,28 @@ def test_a_long_recording_is_drawn_quickly_and_no_larger():
     assert time.process_time() - begin < 2
     assert len(drawn) < 100_000
     assert "10,000 spans narrower than half a pixel are drawn together" in drawn
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda timeline: timeline.critical_path(3),
+            "critical_path: program must be the name of a program, .* but is 3",
+        ),
+        (
+            lambda timeline: timeline.to_svg(execution="3"),
+            "to_svg: execution must be the number of an execution, .* is '3'",
+        ),
+        (
+            lambda timeline: timeline.to_svg(execution=[1.5]),
+            r"execution\[0\] must be a whole number, but is 1.5, a float",
+        ),
+        (lambda timeline: timeline.save(1), "Timeline.save: path must be the path of a file, .* but is 1, an int"),
+        (lambda timeline: Timeline(3), "Timeline: recorded must be a collection of events, but is 3, an int"),
+        (lambda timeline: Timeline(["x"]), r"Timeline: recorded\[0\] must be an event, .*, but is 'x', a str"),
+    ],
+)
+def test_what_is_no_event_program_or_path_is_refused_by_name(call, message):
+    with pytest.raises(TypeError, match=message):
+        call(Timeline([events.CallStarted(0, "load", "io", time=1.0)]))

@@ -16,6 +16,7 @@ __all__ = ["InSpecs", "OutSpec", "OutSpecs", "argument_paths", "check_out_specs"
 
 _flatten = jax.tree_util.tree_flatten
 _PLAIN = frozenset({_compat.ArrayImpl})
+_KINDS_OF_NUMPY = frozenset("mMOSU")  # dates, objects and texts of a fixed length, which no array on devices has
 _ARRAY_TYPES = frozenset({_compat.ArrayImpl, _compat.PRNGKeyArray, PendingArray})
 
 
@@ -298,7 +299,7 @@ def spec_struct(leaf: Any, path: str) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf
     try:
-        if isinstance(leaf.shape, tuple):
+        if isinstance(leaf.shape, tuple) and getattr(leaf.dtype, "kind", None) not in _KINDS_OF_NUMPY:
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
     except (AttributeError, TypeError, ValueError):  # what calls itself shape, dtype or sharding is something else
         pass

@@ -127,9 +127,11 @@ def draw_mesh(mesh: Mesh | None = None) -> Picture:
 
 def _read(x: Any) -> tuple[tuple[int, ...], Any, Any]:
     """The shape, the dtype and the sharding of what is to be drawn, as far as it has them."""
-    shape, dtype, own = (x, None, None) if isinstance(x, tuple | list) else (None, None, None)
-    if hasattr(x, "shape") and hasattr(x, "dtype"):
-        shape, dtype, own = x.shape, x.dtype, _sharding_of(x)
+    shape: Any = x
+    dtype = own = None
+    if not isinstance(x, tuple | list):
+        has_type = hasattr(x, "shape") and hasattr(x, "dtype")
+        shape, dtype, own = (x.shape, x.dtype, _sharding_of(x)) if has_type else (None, None, None)
     if not isinstance(shape, tuple | list) or not all(_is_size(size) for size in shape):
         remedy = "put a number onto devices with jax.device_put first, or map over a tree with jax.tree.map"
         raise wrong_type("draw_array", "x", x, "an array, a jax.ShapeDtypeStruct or a shape", remedy)

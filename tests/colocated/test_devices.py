@@ -74,3 +74,10 @@ def test_a_process_without_cpu_devices_is_an_error(monkeypatch):
 def test_what_is_no_device_is_a_type_error(wrong):
     with pytest.raises(TypeError, match=r"devices_or_mesh\[0\] must be a device, as in jax.devices\(\), but is"):
         colocated_cpu_devices(wrong)
+
+
+def test_a_number_is_no_devices():
+    with pytest.raises(
+        TypeError, match="colocated_cpu_devices: devices_or_mesh must be devices or a mesh, but is 3, an int"
+    ):
+        colocated_cpu_devices(3)

@@ -215,3 +215,16 @@ def test_context_variables_stay_what_they_are_within_a_process(monkeypatch):
     monkeypatch.setattr(serialization, "_process", "another")
     with pytest.raises(ValueError, match="the context variable 'variable' belongs to another process"):
         deserialize(data)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"data": 5}, "deserialize: data must be the bytes that serialize made, but is 5, an int"),
+        ({"data": "x"}, "deserialize: data must be the bytes that serialize made, but is 'x', a str"),
+        ({"data": b"", "authenticate": None}, "deserialize: authenticate must be True or False, but is None"),
+    ],
+)
+def test_what_is_no_bytes_is_not_read(arguments, message):
+    with pytest.raises(TypeError, match=message):
+        deserialize(**arguments)

@@ -287,3 +287,32 @@ def test_devices_say_where_results_without_a_sharding_are(mesh):
     assert colocated_python(lambda x: x, out_specs=SPEC, devices=d3)(x).devices() == {d3}
     with pytest.raises(ValueError, match="devices must name each device once"):
         colocated_python(identity, devices=[d3, d3])
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ({"devices": 5}, "devices must be devices or a mesh, but is 5, an int"),
+        ({"mode": np.array(["auto", "inline"])}, r"mode must be one of 'auto', .*, but is <NumPy array <U6\[2\]>"),
+        ({"layout": np.arange(3)}, r"layout must be one of 'global', 'per_shard', but is <NumPy array int64\[3\]>"),
+        ({"vmap_method": np.arange(3)}, r"vmap_method must be one of .*, but is <NumPy array int64\[3\]>"),
+        ({"pure": 1}, "pure must be True or False, but is 1, an int"),
+        ({"run_ahead": True}, "run_ahead must be a whole number of at least 0, but is True, a bool"),
+    ],
+)
+def test_an_item_of_a_wrong_type_is_refused_with_the_name_of_what_was_called(item, message):
+    with pytest.raises(TypeError, match=f"^colocated_python: {message}"):
+        colocated_python(identity, **item)
+    with pytest.raises(TypeError, match=f"^identity.specialize: {message}"):
+        colocated_python(identity).specialize(**item)
+
+
+@pytest.mark.parametrize("bad", [3, "x", np.datetime64("2020-01-01"), np.array(["a"])], ids=repr)
+def test_out_specs_are_specs_when_they_are_given(bad):
+    with pytest.raises(ValueError, match=r"colocated_python: out_specs\['a'\] must be a jax.ShapeDtypeStruct, but is "):
+        colocated_python(identity, out_specs={"a": bad})
+
+
+def test_a_colocated_function_is_not_made_by_its_constructor():
+    with pytest.raises(TypeError, match="ColocatedFunction: origin must be what colocated_python gives it"):
+        colocated.ColocatedFunction(identity, None, None)

@@ -507,3 +507,48 @@ def test_each_stream_runs_its_calls_once_in_order(data):
             assert mine == sorted(mine), name
     ran = sorted((k, i) for log in rendezvous.logs.values() for what, k, i in log if what == "begin")
     assert ran == [(k, i) for k, program in enumerate(programs) for i in range(len(program))]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda: colocated.stream(size="4"),
+            TypeError,
+            "colocated.stream: size must be a whole number of at least 1, but is '4'",
+        ),
+        (
+            lambda: colocated.stream(size=True),
+            TypeError,
+            "size must be a whole number of at least 1, but is True, a bool",
+        ),
+        (
+            lambda: colocated.stream(5),
+            TypeError,
+            "colocated.stream: name must be the name of a stream, .*, but is 5, an int",
+        ),
+        (
+            lambda: colocated.wait(timeout="1"),
+            TypeError,
+            "colocated.wait: timeout must be a number of seconds, .* is '1'",
+        ),
+        (
+            lambda: colocated.wait(timeout=float("nan")),
+            ValueError,
+            "timeout must be a number of seconds, or None, but is nan",
+        ),
+        (
+            lambda: colocated.wait(5),
+            TypeError,
+            "colocated.wait: stream must be the name of a stream or a Stream, but is 5",
+        ),
+        (
+            lambda: colocated.Stream(3),
+            TypeError,
+            "Stream: name must be the name of a stream, or None, but is 3, an int",
+        ),
+    ],
+)
+def test_what_is_no_stream_size_or_time_is_refused_by_name(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

@@ -516,3 +516,27 @@ def test_a_traced_value_without_a_place_is_refused():
 def test_no_mesh_is_refused():
     with pytest.raises(ValueError, match=r"draw_mesh: the mesh is empty: give one, or set it with partjit.set_mesh"):
         draw_mesh()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: draw_array((8,), P("x"), "x"), TypeError, "draw_array: mesh must be a mesh, but is 'x', a str"),
+        (
+            lambda: draw_array((True,), P()),
+            TypeError,
+            r"draw_array: x must be .* or a shape, but is \(True,\), a tuple",
+        ),
+        (lambda: draw_array((-1,), P()), ValueError, r"x must be a shape of sizes of at least 0, but is \(-1,\)"),
+        (lambda: draw_mesh("x"), TypeError, "draw_mesh: mesh must be a mesh, but is 'x', a str"),
+        (
+            lambda: draw_mesh(Mesh(jax.devices(), "x")).to_text("80"),
+            TypeError,
+            "to_text: width must be a number of char",
+        ),
+        (lambda: draw_mesh(Mesh(jax.devices(), "x")).to_text(10**9), ValueError, "width must be .* from 0 to 10000"),
+    ],
+)
+def test_what_is_no_mesh_shape_or_width_is_refused_by_name(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

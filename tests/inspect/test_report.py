@@ -311,3 +311,37 @@ def test_any_program_can_be_reported(data):
     for memory in report.memory:
         assert memory.peak >= max(memory.arguments, memory.results)
     assert report.flops.per_device <= report.flops.total
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda report: report.diff(3), "Report.diff: other must be a report, .* but is 3, an int"),
+        (lambda report: report.to_text("3"), "Report.to_text: most must be a whole number of at least 0, but is '3'"),
+        (lambda report: report.to_json(indent="  "), "Report.to_json: indent must be a whole number of at least 0"),
+        (lambda report: report.to_html(1), "Report.to_html: path must be the path of a file, .* but is 1, an int"),
+        (
+            lambda report: report.why(3),
+            "Report.why: value must be the name, path or line of a value, .* but is 3, an int",
+        ),
+        (lambda report: report.collectives.to_text("3"), "Collectives.to_text: most must be a whole number"),
+        (lambda report: report.diff(report).to_text("3"), "Difference.to_text: most must be a whole number"),
+        (lambda report: explain(np.sin, 1.0, mesh="x"), "explain: mesh must be a mesh, but is 'x', a str"),
+        (lambda report: explain(np.sin, 1.0, compiled=1), "explain: compiled must be True or False, but is 1, an int"),
+        (lambda report: explain(np.sin, 1.0, large="1 MB"), "explain: large must be a number of bytes, but is '1 MB'"),
+    ],
+)
+def test_what_a_report_cannot_be_asked_is_refused_by_name(call, message):
+    with pytest.raises(TypeError, match=message):
+        call(_report_of_a_sine())
+
+
+@functools.cache
+def _report_of_a_sine():
+    return explain(jnp.sin, jax.ShapeDtypeStruct((8,), np.float32))
+
+
+def test_of_what_no_lines_are_wanted_none_are_shown():
+    with pytest.raises(ValueError, match="most must be at least 0, but is -1"):
+        _report_of_a_sine().to_text(-1)
+    assert "... and 2 more" in _report_of_a_sine().to_text(0)

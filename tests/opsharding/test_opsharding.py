@@ -471,3 +471,36 @@ def test_pieces_that_do_not_fit():
         unflatten_array({"x": 8}, [0, 1, 2, 3])
     with pytest.raises(ValueError, match="must be at least 1, but is 0"):
         strides_for_sizes([2, 0])
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda: parse_op_sharding("{replicated}", "x"),
+            TypeError,
+            "parse_op_sharding: mesh must be a mesh, but is 'x'",
+        ),
+        (lambda: to_op_sharding(P("x"), 5, 1), TypeError, "to_op_sharding: mesh must be a mesh, but is 5, an int"),
+        (
+            lambda: to_op_sharding(P(), AbstractMesh((2,), ("x",)), 1.5),
+            TypeError,
+            "ndim must be a whole number .* is 1.5",
+        ),
+        (lambda: to_op_sharding(P(), AbstractMesh((2,), ("x",)), 2**70), ValueError, "ndim must be at most 1024"),
+        (
+            lambda: to_op_sharding(P(), AbstractMesh((2,), ("x",)), 1, as_list=1),
+            TypeError,
+            "as_list must be True or False",
+        ),
+        (lambda: strides_for_sizes("23"), TypeError, "sizes must be a sequence of whole numbers, but is '23'"),
+        (lambda: strides_for_sizes([2, 1.5]), TypeError, r"sizes\[1\] must be a whole number .* is 1.5, a float"),
+        (lambda: unflatten_superdims(5), TypeError, "assignment must be a sequence of whole numbers, but is 5"),
+        (lambda: explode_superdims([2], [5]), TypeError, r"dims\[0\] must be a pair \(size, stride\), but is 5"),
+        (lambda: explode_superdims([2], [(2, 0)]), ValueError, r"dims\[0\] must be at least 1, but is 0"),
+        (lambda: unflatten_array([2], [0, 1]), TypeError, "named_sizes must be a mapping from the names of axes"),
+    ],
+)
+def test_what_is_no_sharding_mesh_or_number_is_refused_by_name(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

@@ -326,3 +326,18 @@ def test_a_plan_shows_itself_as_a_page():
 def test_a_plan_without_calls_has_no_table_of_them():
     page = ET.fromstring(pjit(lambda x: x + 1).plan(x)._repr_html_())
     assert [caption.text for caption in page.iter("caption")] == ["Fragments"]
+
+
+@pytest.mark.parametrize(
+    ("costs", "message"),
+    [
+        (3, "critical_path: costs must be seconds by the name of a node, .*, but is 3, an int"),
+        ({"fragment_0": "long"}, "costs of fragment_0 must be a number of seconds, but is 'long', a str"),
+        (lambda node: None, "costs of fragment_0 must be a number of seconds, but is None"),
+    ],
+)
+def test_costs_that_are_none_are_refused_by_name(costs, message):
+    plan = pjit(lambda x: x + 1).plan(np.ones(8, np.float32))
+    for method in (plan.critical_path, plan.to_svg):
+        with pytest.raises(TypeError, match=message):
+            method(costs)
