@@ -69,7 +69,7 @@ def assert_collectives(
     unknown = [kind for kind in expected if kind not in KINDS]
     if unknown:
         raise ValueError(
-            f"assert_collectives: expected has {abridged(unknown[0])}, which is no collective; the kinds are "
+            f"assert_collectives: in expected, {abridged(unknown[0])} is no collective; the kinds are "
             f"{', '.join(KINDS)}"
         )
     for kind, count in expected.items():
