@@ -19,6 +19,7 @@ import partjit
 from partjit import P, ParsedPartitionSpec, UnrepresentableShardingError, parse_op_sharding, to_op_sharding
 from partjit._compat import GSPMDSharding
 from partjit.opsharding import explode_superdims, strides_for_sizes, unflatten_array, unflatten_superdims
+from partjit.opsharding.text import from_text
 from tests.effort import sample
 
 OpSharding = type(to_op_sharding(None, AbstractMesh((2,), ("x",)), 0))
@@ -160,6 +161,9 @@ def test_an_iota_form_and_its_list_mean_the_same(form):
     transposed = f"T({','.join(map(str, perm))})" if len(perm) > 1 else ""
     iota = f"{{devices={shape_of['grid']}<={shape_of['reshape']}{transposed}{end}}}"
     listed = f"{{devices={shape_of['grid']}{','.join(map(str, devices))}{end}}}"
+    assert str(from_text(iota)) == iota
+    if len(devices) <= 16:
+        assert str(from_text(listed)) == listed
     rank = len(grid) - copies
     truth = {
         tile_of_each_device(mesh, partitions).tobytes(): partitions
@@ -449,6 +453,25 @@ def test_the_pieces_refuse_what_is_no_transposition(assignment):
 def test_nonsense_is_refused_by_the_pieces(assignment):
     with pytest.raises(NotImplementedError, match="is no transposition of a grid of devices"):
         unflatten_superdims(assignment)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(f"{{{kind}}}" for kind in ("replicated", "manual", "unreduced", "unknown")),
+        "{devices=[8]<=[8]}",
+        "{devices=[2,4]<=[4,2]T(1,0)}",
+        "{devices=[4,1,2]<=[8] last_tile_dim_replicate}",
+        "{devices=[2]1,0}",
+        "{devices=[2,2,2]<=[8] last_tile_dims={manual, replicated}}",
+        "{devices=[4,2]<=[8] last_tile_dims={manual}}",
+        "{{replicated}, {devices=[2,4]<=[8]}}",
+    ],
+)
+def test_a_sharding_is_shown_as_xla_writes_it(text):
+    assert str(from_text(text)) == text
+    if text != "{unknown}":
+        assert str(HloSharding.from_string(text)) == text
 
 
 @pytest.mark.parametrize("count", [2, 15, 16, 17, 40])
