@@ -142,6 +142,7 @@ __all__ = [
     "lower_to_computation",
     "make_cpp_function",
     "manual_axes",
+    "mismatches_inside",
     "mlir",
     "move_outputs",
     "name_results",
@@ -999,6 +1000,21 @@ def lower_to_computation(
         pgle_profiler=None,
         **options,
     )
+
+
+def mismatches_inside(error: Exception) -> list[tuple[str, list[int]]]:
+    """What is on other devices than the rest of a program, and on which, besides arguments and results."""
+    (mismatches,) = error.args
+    found = []
+    for mismatch in mismatches:
+        if mismatch.m_type in (stages.MismatchType.ARG_SHARDING, stages.MismatchType.OUT_SHARDING):
+            continue
+        what = "the mesh" if mismatch.m_type is stages.MismatchType.CONTEXT_DEVICES else "something"
+        if mismatch.source_info is not None:
+            site = source_info_util.summarize(mismatch.source_info.source_info)
+            what = f"the {mismatch.source_info.eqn_name}{site and f' at {site}'}"
+        found.append((what, [device.id for device in mismatch.da]))
+    return found
 
 
 def shard_constants(computation: Any, executable: Any) -> list[Any]:

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from partjit import _compat
 from partjit._compat import UNSPECIFIED, UnspecifiedValue
-from partjit.errors import ShardingError
+from partjit.devices import incompatible_devices
 from partjit.mesh import describe_mesh, has_explicit_axes
 from partjit.primitive import device_witness, shardings_of
 from partjit.spec import Spec
@@ -88,18 +88,17 @@ def lower(
         for arg, sharding in zip(args, shardings_of(in_specs, mesh), strict=True)
     )
     out_shardings = shardings_of(out_specs, mesh)
-    low = _compat.low_jaxpr(jaxpr)
-    try:
-        return lower_jaxpr(
-            low, in_shardings, out_shardings, donated_invars, mesh, name, keep_unused, platforms, parameters
-        )
-    except _compat.DeviceAssignmentMismatchError as error:
-        (mismatches,) = error.args
-        raise ShardingError(
-            f"Received incompatible devices for pjitted computation {name}: "
-            + "; ".join(f"{mismatch.device_ids} ({mismatch.m_type})" for mismatch in mismatches)
-            + ". Put all arguments and constraints on the devices of one mesh, e.g. with jax.device_put"
-        ) from None
+    return lower_jaxpr(
+        _compat.low_jaxpr(jaxpr),
+        in_shardings,
+        out_shardings,
+        donated_invars,
+        mesh,
+        name,
+        keep_unused,
+        platforms,
+        parameters,
+    )
 
 
 def own_sharding(arg: Any) -> Any:
@@ -125,6 +124,9 @@ def lower_jaxpr_anew(
     """Lowers a jaxpr for arguments and results with these shardings; UNSPECIFIED ones are left to the partitioner.
 
     `platforms` and `parameters` are what `jax.export` asks for. `lower_jaxpr` is the same, cached.
+
+    Raises:
+        ShardingError: they are not all on the same devices.
     """
     # jax writes shardings the partitioner chose in terms of the context mesh, and fails where an argument comes on
     # another mesh of the same devices: what divides there need not divide here.
@@ -132,18 +134,21 @@ def lower_jaxpr_anew(
         isinstance(sharding, NamedSharding) and sharding.mesh.shape != mesh.shape for sharding in in_shardings
     )
     context_mesh = _compat.EMPTY_MESH if elsewhere else mesh
-    with _compat.ambient(context_mesh):  # jax looks there as well, and must not find another mesh
-        return _compat.lower_to_computation(
-            jaxpr,
-            name,
-            in_shardings,
-            out_shardings,
-            donated_invars,
-            platforms,
-            parameters,
-            keep_unused=keep_unused,
-            context_mesh=context_mesh,
-        )
+    try:
+        with _compat.ambient(context_mesh):  # jax looks there as well, and must not find another mesh
+            return _compat.lower_to_computation(
+                jaxpr,
+                name,
+                in_shardings,
+                out_shardings,
+                donated_invars,
+                platforms,
+                parameters,
+                keep_unused=keep_unused,
+                context_mesh=context_mesh,
+            )
+    except _compat.DeviceAssignmentMismatchError as error:
+        raise incompatible_devices(error, name, jaxpr, in_shardings, out_shardings) from None
 
 
 lower_jaxpr = _compat.weakref_cache(lower_jaxpr_anew)

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from partjit import _compat
+from partjit.devices import ids_of
 from partjit.errors import MissingMeshError, ShardingError
 from partjit.mesh import describe_mesh
 from partjit.spec import UNCONSTRAINED, ParsedPartitionSpec, Spec
@@ -39,7 +40,9 @@ def raise_failures(failures: Sequence[Failure], name: str, mesh: Mesh) -> None:
     if not failures:
         return
     place = f"the mesh ({describe_mesh(mesh)})"
-    if len(failures) == 1:
+    if mesh.empty:  # specs are not checked then
+        lines = [f"The arguments of {name} are on different devices, and no mesh says on which it runs:"]
+    elif len(failures) == 1:
         lines = [f"A spec of {name} does not fit on {place}:"]
     else:  # one spec may fail in several ways
         lines = [f"The specs of {name} do not fit on {place}, for {len(failures)} reasons:"]
@@ -195,9 +198,12 @@ def spec_prefix_message(
 
 
 def check_devices(paths: Sequence[str], args: Sequence[Any], specs: Sequence[Spec], mesh: Mesh) -> list[Failure]:
-    """Checks that committed arrays lie on the devices of the mesh, in its order where nothing asks to move them."""
+    """Checks that committed arrays are on the devices of the mesh, in its order where nothing asks to move them.
+
+    Without a mesh all of them must be on the same devices.
+    """
     if mesh.empty:
-        return []
+        return _check_same_devices(paths, args)
     devices = set(mesh.devices.flat)
     failures = []
     for path, arg, spec in zip(paths, args, specs, strict=True):
@@ -211,18 +217,53 @@ def check_devices(paths: Sequence[str], args: Sequence[Any], specs: Sequence[Spe
                         f"make the ref of an array placed with jax.device_put, or leave the spec of {path} out",
                     )
                 )
-        # A tracer's place is the business of whoever traces.
-        placed = isinstance(arg, jax.Array) and not isinstance(arg, _compat.core.Tracer) and arg.committed
-        if placed and (arg.sharding.device_set != devices or not _in_order(arg.sharding, spec, mesh)):
+        sharding = _committed_sharding(arg)
+        if sharding is not None and (sharding.device_set != devices or not _in_order(sharding, spec, mesh)):
             failures.append(
                 Failure(
-                    f"One of pjit arguments, {path} ({arg.aval.str_short()}), is committed to the incompatible devices "
-                    f"{_ids_of_sharding(arg.sharding)}, but the program runs on the devices "
+                    f"One of pjit arguments, {path} ({_short(arg)}), is committed to the incompatible devices "
+                    f"{_ids_of_sharding(sharding)}, but the program runs on the devices "
                     f"{_device_ids(mesh)} of the mesh",
                     f"move it first: jax.device_put({path}, NamedSharding(mesh, spec)), or call under its own mesh",
                 )
             )
     return failures
+
+
+def _check_same_devices(paths: Sequence[str], args: Sequence[Any]) -> list[Failure]:
+    committed = [
+        (path, arg, sharding)
+        for path, arg in zip(paths, args, strict=True)
+        if (sharding := _committed_sharding(arg)) is not None
+    ]
+    if not committed:
+        return []
+    first_path, first_arg, first = committed[0]
+    devices = _compat.device_list(first)
+    return [
+        Failure(
+            f"One of pjit arguments, {path} ({_short(arg)}), is committed to the incompatible devices "
+            f"{ids_of(sharding)}, but {first_path} ({_short(first_arg)}) is on the devices {ids_of(first)}",
+            f"put them on the same devices, in the same order: jax.device_put({path}, NamedSharding(mesh, spec)), or "
+            "enter the mesh on which the program should run",
+        )
+        for path, arg, sharding in committed[1:]
+        if (other := _compat.device_list(sharding)) is not devices and other != devices
+    ]
+
+
+def _committed_sharding(arg: Any) -> Any:
+    """The sharding to which an argument is committed, as a struct with a sharding says it is; None if it is to none."""
+    if isinstance(arg, _compat.core.Tracer):
+        return None  # the business of whoever traces
+    if isinstance(arg, jax.Array):
+        return arg.sharding if arg.committed else None
+    sharding = arg.sharding if isinstance(arg, jax.ShapeDtypeStruct) else None
+    return None if isinstance(getattr(sharding, "mesh", None), AbstractMesh) else sharding
+
+
+def _short(arg: Any) -> str:
+    return _compat.abstractify(arg).str_short()
 
 
 def _in_order(sharding: Any, spec: Spec, mesh: Mesh) -> bool:

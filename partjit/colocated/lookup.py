@@ -27,7 +27,7 @@ def find_specialized(
         return argument_paths(origin.signature, args, kwargs)
 
     def make() -> Specialized:
-        devices = known.devices or devices_of([leaf.sharding for leaf in leaves], paths())
+        devices = known.devices or devices_of(leaves, paths(), origin.name)
         in_specs = known.in_specs.fresh() if known.in_specs else InSpecs([_struct(leaf) for leaf in leaves], tree)
         return Specialized(origin, known, in_specs, leaves, devices, ahead)
 

@@ -11,6 +11,7 @@ from partjit import _compat
 from partjit.arguments import flatten_arguments
 from partjit.checks import shown
 from partjit.colocated.pending import PendingArray
+from partjit.devices import ids_of
 
 __all__ = ["InSpecs", "OutSpec", "OutSpecs", "argument_paths", "check_out_specs", "devices_of", "require_array"]
 
@@ -38,26 +39,29 @@ def argument_paths(
     return flatten_arguments(signature, args, kwargs, nothing, nothing).paths
 
 
-def devices_of(shardings: Sequence[Any], paths: Sequence[str]) -> tuple[Any, ...]:
+def devices_of(leaves: Sequence[Any], paths: Sequence[str], name: str) -> tuple[Any, ...]:
     """The devices of a call, from the shardings of its arguments.
 
     Raises:
         ValueError: there are none, or not all are on the same devices in the same order.
     """
-    if not shardings:
+    if not leaves:
         raise ValueError(
             "No devices found. colocated_python function without input arguments must be first specialized with "
             "devices."
         )
-    first = _compat.device_list(shardings[0])
-    for sharding, path in zip(shardings, paths, strict=True):
-        other = _compat.device_list(sharding)
-        if other is not first and other != first:
-            raise ValueError(
-                "All arguments must use the same device list, but got multiple device lists: "
-                f"{paths[0]} is on {[d.id for d in first]} and {path} is on {[d.id for d in other]}, in this order. "
-                "Move one with jax.device_put, or say where the function runs with specialize(devices=...)"
-            )
+    first = _compat.device_list(leaves[0].sharding)
+    others = [
+        f"{path} ({leaf.aval.str_short()}) is on {ids_of(leaf.sharding)}"
+        for path, leaf in zip(paths, leaves, strict=True)
+        if (other := _compat.device_list(leaf.sharding)) is not first and other != first
+    ]
+    if others:
+        raise ValueError(
+            f"All arguments must use the same device list, but {name} got multiple device lists: {paths[0]} "
+            f"({leaves[0].aval.str_short()}) is on {ids_of(leaves[0].sharding)}, {', '.join(others)}, in this order. "
+            "Move them with jax.device_put, or say where the function runs with specialize(devices=...)"
+        )
     return (*first,)
 
 

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from partjit import _compat, shardy
 from partjit._compat import UNSPECIFIED, UnspecifiedValue
 from partjit.colocated.primitive import opaque_calls
+from partjit.devices import incompatible_devices
 from partjit.partition.flat import Flat
 
 __all__ = ["home_of", "propagate"]
@@ -48,16 +49,20 @@ def propagate(
         everywhere = NamedSharding(mesh, P())
         return [everywhere] * len(in_shardings), [everywhere] * len(cut)
     jaxpr = _compat.closed_jaxpr(flat.invars, (*flat.outvars, *cut), flat.eqns, flat.consts)
-    with opaque_calls(), _compat.ambient(mesh):
-        computation = _compat.lower_to_computation(
-            jaxpr,
-            "whole_program",
-            in_shardings,
-            (*out_shardings, *[UNSPECIFIED] * len(cut)),
-            [False] * len(in_shardings),
-            keep_unused=True,
-            context_mesh=mesh,
-        )
+    results = (*out_shardings, *[UNSPECIFIED] * len(cut))
+    try:
+        with opaque_calls(), _compat.ambient(mesh):
+            computation = _compat.lower_to_computation(
+                jaxpr,
+                "whole_program",
+                in_shardings,
+                results,
+                [False] * len(in_shardings),
+                keep_unused=True,
+                context_mesh=mesh,
+            )
+    except _compat.DeviceAssignmentMismatchError as error:
+        raise incompatible_devices(error, "whole_program", jaxpr, in_shardings, results) from None
     module = computation.stablehlo()
     shardy.propagate(module)
     shardings = shardy.Shardings(module)

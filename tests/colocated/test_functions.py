@@ -264,8 +264,8 @@ def test_arguments_on_different_devices_are_refused(x, mesh):
     other = jax.device_put(np.zeros(4), jax.devices()[3])
     with pytest.raises(ValueError, match="All arguments must use the same device list") as error:
         f(x, {"y": other})
-    assert "x is on [0, 1, 2, 3, 4, 5, 6, 7]" in str(error.value)
-    assert "y['y'] is on [3]" in str(error.value)
+    assert f"x ({x.aval.str_short()}) is on [0, 1, 2, 3, 4, 5, 6, 7]" in str(error.value)
+    assert "y['y'] (float32[4]) is on [3]" in str(error.value)
     assert "specialize(devices=...)" in str(error.value)
     same(f.specialize(devices=mesh)(x, {"y": other}), x)
 

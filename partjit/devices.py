@@ -1,0 +1,54 @@
+"""What to say where jax finds that values of one program are on different devices."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from partjit import _compat
+from partjit._compat import UnspecifiedValue
+from partjit.errors import ShardingError
+
+__all__ = ["ids_of", "incompatible_devices"]
+
+
+def ids_of(sharding: Any) -> list[int]:
+    """The ids of the devices of a sharding, in their order."""
+    return [device.id for device in _compat.device_list(sharding)]
+
+
+def incompatible_devices(
+    error: Exception, name: str, jaxpr: Any, in_shardings: Sequence[Any], out_shardings: Sequence[Any]
+) -> ShardingError:
+    """The error for a program whose arguments, constraints and results are not all on the same devices.
+
+    Args:
+        error: what jax raised, which names neither arguments nor results.
+        name: the name of the program.
+        jaxpr: the program.
+        in_shardings, out_shardings: the shardings of its arguments and results, UNSPECIFIED where nothing is known.
+    """
+    info = jaxpr.jaxpr.debug_info
+    placed = [
+        *_placed("argument", _paths(info.arg_names, in_shardings), jaxpr.in_avals, in_shardings),
+        *_placed("result", _paths(info.result_paths, out_shardings), jaxpr.out_avals, out_shardings),
+        *_compat.mismatches_inside(error),
+    ]
+    first = placed[0][1] if placed else []
+    others = [f"{what} on {ids}" for what, ids in placed[1:] if ids != first]
+    return ShardingError(
+        f"Received incompatible devices for pjitted computation {name}: {placed[0][0]} is on the devices {first}, but "
+        f"{'; '.join(others)}. Put all arguments, results and constraints on the devices of one mesh, in one order: "
+        "jax.device_put(value, NamedSharding(mesh, spec))"
+    )
+
+
+def _placed(kind: str, paths: Sequence[str], avals: Any, shardings: Sequence[Any]) -> list[tuple[str, list[int]]]:
+    return [
+        (f"{kind} {path} ({aval.str_short()})", ids_of(sharding))
+        for path, aval, sharding in zip(paths, avals, shardings, strict=True)
+        if not isinstance(sharding, UnspecifiedValue)
+    ]
+
+
+def _paths(paths: Any, values: Sequence[Any]) -> Sequence[str]:
+    known = [*paths] if isinstance(paths, tuple | list) and len(paths) == len(values) else [""] * len(values)
+    return [path or str(i) for i, path in enumerate(known)]
