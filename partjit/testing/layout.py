@@ -32,7 +32,10 @@ def axes_of(spec: P | None, ndim: int) -> tuple[tuple[str, ...], ...]:
         raise ValueError(
             f"axes_of: ndim must be at least {len(parsed)}, the length of the spec {parsed}, but is {ndim}"
         )
-    return parsed.partitions + ((),) * (ndim - len(parsed))
+    # Parsed for the errors only: what the package reads in a spec is what laws about layouts are to check.
+    entries = () if spec is None else tuple(spec)
+    axes = [() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in entries]
+    return tuple(axes + [()] * (ndim - len(axes)))
 
 
 def pieces(mesh: Mesh, spec: P | None, shape: Sequence[int]) -> dict[Any, tuple[slice, ...]]:
@@ -96,7 +99,7 @@ def assert_laid_out(array: jax.Array, mesh: Mesh, spec: P | None) -> None:
         raise ValueError(
             f"assert_laid_out: the spec {parsed} is for a rank of {len(parsed)}, but array has {array.ndim}"
         )
-    expected = jax.sharding.NamedSharding(mesh, parsed.partition_spec)
+    expected = jax.sharding.NamedSharding(mesh, P() if spec is None else spec)
     described = (
         f"an array of shape {array.shape} should be laid out as {expected.spec} on "
         f"({', '.join(f'{name}={size}' for name, size in mesh.shape.items())})"
