@@ -24,7 +24,9 @@ __all__ = [
     "check_callable",
     "check_names",
     "check_numbers",
+    "check_results",
     "flatten_arguments",
+    "flattened",
     "name_of",
     "positions",
     "require_values",
@@ -234,7 +236,7 @@ def flatten_arguments(
         *dynamic,
         *((name, name in donate[1], dynamic_kwargs[name]) for name in sorted(dynamic_kwargs)),
     ]:
-        for path, leaf in jax.tree_util.tree_leaves_with_path(arg):
+        for path, leaf in flattened(arg, f"Argument {name}")[0]:
             leaves.append(leaf)
             paths.append(name + jax.tree_util.keystr(path))
             donated.append(is_donated)
@@ -277,6 +279,11 @@ def abstract_argument(leaf: Any, path: str, name: str) -> Any:
     """The abstract value of one leaf; TypeError names the argument that is no array."""
     try:
         aval = _compat.abstractify(leaf)
+    except OverflowError:  # of a Python int
+        raise OverflowError(
+            f"Argument {path} of {name} is {shown(leaf)}, which does not fit {_int_dtype()}: pass an array of a dtype "
+            "that has room for it, enable 64-bit integers with jax.enable_x64(True), or mark the argument static"
+        ) from None
     except (TypeError, ValueError):  # a ValueError where `shape` and `dtype` are something else
         aval = None
     # jax takes scalars of NumPy whatever their dtype is.
@@ -296,3 +303,40 @@ def require_values(leaves: Sequence[Any], paths: Sequence[str], name: str) -> No
                 f"Argument {path} of {name} is {shown(leaf)}, which has no value to compute with: pass an array, or "
                 "use lower or eval_shape, for which the type is enough"
             )
+
+
+def _int_dtype() -> Any:
+    return jax.dtypes.canonicalize_dtype(np.int64)
+
+
+def flattened(tree: Any, what: str) -> tuple[list[tuple[Any, Any]], Any]:
+    """The leaves of a tree with their key paths, and its structure.
+
+    Raises:
+        ValueError: a dictionary in it has keys that cannot be sorted.
+    """
+    try:
+        return jax.tree_util.tree_flatten_with_path(tree)
+    except ValueError as error:
+        if "dictionary keys" not in str(error):
+            raise
+        raise ValueError(
+            f"{what} has a dictionary whose keys do not compare, so that it has no order of leaves: use keys of one "
+            f"type with an order, strings for example ({error})"
+        ) from None
+
+
+def check_results(leaves: Sequence[Any], paths: Sequence[str], name: str) -> None:
+    """Raises TypeError, or OverflowError, for what a function returned that is neither an array nor a number."""
+    for leaf, path in zip(leaves, paths, strict=True):
+        if isinstance(leaf, jax.Array):
+            continue
+        try:
+            _compat.abstractify(leaf)
+        except OverflowError:
+            raise OverflowError(f"{path} of {name} is {shown(leaf)}, which does not fit {_int_dtype()}") from None
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"{path} of {name} is {shown(leaf)}, which is not a valid JAX type: return arrays and numbers, in a "
+                "tree if need be"
+            ) from None

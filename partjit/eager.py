@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from partjit import _compat
 from partjit._compat import UnspecifiedValue, abstractify, core
-from partjit.arguments import Arguments
+from partjit.arguments import Arguments, check_results, flattened
 from partjit.colocated.bodies import Home, as_array, running_at
 from partjit.compile import own_sharding
 from partjit.mesh import auto_twin, tracing_under
@@ -88,9 +88,10 @@ class OnValues:
         leaves = [_placed(leaf, s, home, inside) for leaf, s in zip(arguments.leaves, shardings, strict=True)]
         args, kwargs = with_static(arguments.tree, leaves, arguments.static)
         with running_at(home), tracing_under(mesh):
-            with_paths, out_tree = jax.tree_util.tree_flatten_with_path(fun(*args, **kwargs))
-        results = [as_array(leaf) for _, leaf in with_paths]
+            with_paths, out_tree = flattened(fun(*args, **kwargs), f"The result of {name}")
         paths = tuple("result" + jax.tree_util.keystr(path) for path, _ in with_paths)
+        check_results([leaf for _, leaf in with_paths], paths, name)
+        results = [as_array(leaf) for _, leaf in with_paths]
         avals = [*map(abstractify, results)]
         out_specs = self._out_specs(out_tree, avals)
         raise_failures(check_specs("pjit outputs", paths, avals, out_specs, mesh), name, mesh)

@@ -13,6 +13,7 @@ import jax
 from jax.sharding import Mesh
 
 from partjit import _compat
+from partjit.arguments import check_results, flattened, name_of
 from partjit.mesh import tracing_under
 
 __all__ = ["TRACE_EVENT", "Trace", "trace", "with_static"]
@@ -66,9 +67,11 @@ def trace(
     def flat_fun(*leaves: Any) -> list[Any]:
         nonlocal out_paths, out_tree
         args, kwargs = with_static(in_tree, leaves, static)
-        leaves_out, out_tree = jax.tree_util.tree_flatten_with_path(fun(*args, **kwargs))
+        leaves_out, out_tree = flattened(fun(*args, **kwargs), f"The result of {name_of(fun)}")
         out_paths = tuple("result" + jax.tree_util.keystr(path) for path, _ in leaves_out)
-        return [leaf for _, leaf in leaves_out]
+        results = [leaf for _, leaf in leaves_out]
+        check_results(results, out_paths, name_of(fun))
+        return results
 
     start = time.perf_counter()
     with tracing_under(mesh):

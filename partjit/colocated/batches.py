@@ -155,7 +155,7 @@ class _BatchedTarget:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             result = fun(*args, **kwargs)
-            for leaf in flat_result(result)[0]:
+            for leaf in flat_result(result, self.name)[0]:
                 if leaf.shape[: len(batch)] != batch:
                     raise ValueError(
                         f"{self.name} was called with a batch of the shape {batch} in front of its arguments, as "

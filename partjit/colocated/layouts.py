@@ -110,7 +110,7 @@ def per_shard(
             own_args, own_kwargs = jax.tree.unflatten(tree, [of_leaf[device] for of_leaf in shards])
             with _at(where.get(device)):
                 results.append(target(*own_args, **own_kwargs))
-        flat, trees = zip(*map(flat_result, results), strict=True)
+        flat, trees = zip(*(flat_result(result, name) for result in results), strict=True)
         given = [[of_leaf[device].data for of_leaf in shards] for device in devices]
         flat = [*map(_told_apart, flat, given)]
         if out_specs is None and not any(flat):
@@ -287,7 +287,7 @@ _reshaped = jax.jit(jax.numpy.reshape, static_argnums=1)
 
 def _fitting(result: Any, name: str, avals: Sequence[Any], tree: Any) -> Sequence[Any]:
     """The results for one shard, flat."""
-    flat, returned = flat_result(result)
+    flat, returned = flat_result(result, name)
     if returned != tree:
         raise ValueError(
             f"{name} is called in a shard_map and returned the structure {returned}, but its output specs say {tree}"

@@ -113,7 +113,7 @@ class Specialized:
                 if self.out_specs is not None:
                     return self.out_specs.fit(result, self._name)
                 if type(result) is not _compat.ArrayImpl:
-                    flat_result(result)
+                    flat_result(result, self._name)
                 return result
             if self._mode == "auto" and self._cheap_in_a_row >= _CHEAP_IN_A_ROW and self._ahead is None:
                 return self._run_cheap(args, kwargs, stream)
@@ -286,7 +286,7 @@ class Specialized:
             if self.out_specs is not None:
                 result = self.out_specs.fit(result, self._name)
             else:
-                flat, tree = flat_result(result)
+                flat, tree = flat_result(result, self._name)
                 if self._mode != "inline":
                     self.out_specs = OutSpecs.of_result(flat, tree)
                     self._measured(_perf_counter() - started)

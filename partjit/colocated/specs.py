@@ -240,7 +240,7 @@ class OutSpecs:
             glances = [*map(self._glance, values)]
             if glances == self._seen:
                 return values, True
-            if glances == self._seen_elsewhere:
+            if glances == self._seen_elsewhere and not any(value.is_deleted() for value in values):
                 return [spec.put(value) for spec, value in zip(self.leaves, values, strict=True)], False
         except (ValueError, AttributeError):  # another structure; not an array, or one that is pending
             pass
@@ -256,10 +256,15 @@ class OutSpecs:
 
     def fit_leaves(self, result: Any, name: str) -> list[Any]:
         """As `fit_flat`, without a glance."""
-        values, tree = flat_result(result)
+        values, tree = flat_result(result, name)
         wrong = [] if tree == self.tree else self._wrong_structure(result)
         if not wrong:
             for i, (value, spec) in enumerate(zip(values, self.leaves, strict=True)):
+                if value.is_deleted():
+                    raise RuntimeError(
+                        f"{name} returned an array that was deleted or donated: {_result_path(result, i)} "
+                        f"({value.aval.str_short()}). Return a copy made before"
+                    )
                 if value.shape != spec.shape or value.dtype != spec.dtype:
                     what = f"{value.aval.str_short()}, but its spec says {spec.aval.str_short()}"
                     wrong.append(f"{_result_path(result, i)} is {what}")
@@ -279,7 +284,7 @@ class OutSpecs:
         return wrong or [f"expected the structure {self.tree}, but got {jax.tree.structure(result)}"]
 
 
-def flat_result(result: Any) -> tuple[list[Any], Any]:
+def flat_result(result: Any, name: str) -> tuple[list[Any], Any]:
     """What a function returned, flat; results of other calls in it are waited for.
 
     Raises:
@@ -290,7 +295,7 @@ def flat_result(result: Any) -> tuple[list[Any], Any]:
         if type(leaf) is PendingArray:
             leaves[i] = leaf.value()
         elif type(leaf) is not _compat.ArrayImpl:
-            require_array(leaf, lambda i=i: _result_path(result, i))
+            require_array(leaf, lambda i=i: f"{_result_path(result, i)} of {name}")
     return leaves, tree
 
 
