@@ -31,7 +31,7 @@ __all__ = ["MADE_BY_PARTJIT", "TARGETS", "Target", "public_callables"]
 
 SPEC_TREE = "tree tree_inside spec unspecified unspecified_inside spec_inside empty empty_inside"
 IN_SPEC_TREE = f"{SPEC_TREE} from_array from_array_inside"
-VALUES = "leaf leaf_inside leaf_tree leaf_tree_inside tree tree_inside_none empty empty_inside none_inside nones struct"
+VALUES = "leaf leaf_inside leaf_tree leaf_tree_inside tree empty empty_inside none_inside nones nones_inside struct"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,7 +254,8 @@ _PJIT_TAKES = {
     "name": "none str",
 }
 _OUT_STRUCTS = (
-    "none none_inside tree empty empty_inside struct struct_inside array array_inside numpy_scalar numpy_scalar_inside"
+    "none none_inside nones_inside tree empty empty_inside struct struct_inside array array_inside numpy_scalar "
+    "numpy_scalar_inside"
 )
 _ITEMS_TAKE = {
     "in_specs": "none",
@@ -596,7 +597,7 @@ def _targets() -> Iterator[Target]:
         partjit.inspect.draw_array,
         lambda: {"x": (8, 2), "spec": P("x"), "mesh": mesh()},
         {
-            "x": "ints array struct key empty",
+            "x": "ints array object_array struct key empty",
             "spec": "pspec spec none parsed unconstrained_pspec sharding tree empty_bytes",
             "mesh": "none mesh abstract_mesh",
         },
