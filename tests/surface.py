@@ -234,7 +234,7 @@ _OF_ARRAYS = (
     "Non-hashable static arguments",
     "takes no arguments",
     "Only scalar arrays",
-    "object of type 'NoneType' has no len()",
+    "object of type 'NoneType' has no len()",  # a callable whose result is no array, in jax's tracing
 )
 """What jax says of arrays and numbers, and Python of calling a class, before the package has a say."""
 _OF_STRATEGIES = ("__repr__ returned non-string", "Array has been deleted")

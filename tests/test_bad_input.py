@@ -15,7 +15,7 @@ from tests.surface import MADE_BY_PARTJIT, TARGETS, public_callables
 
 PROFILE = os.environ.get("PARTJIT_PROFILE", "deterministic")
 SEED = 0 if PROFILE == "deterministic" else random.randrange(2**32)
-COUNT = 60_000 if PROFILE == "soak" else 900
+COUNT = 60_000 if PROFILE == "soak" else 600
 
 
 def named(target):
