@@ -28,6 +28,10 @@ MODULES = (
 """What is changed: where a wrong line gives wrong numbers, a wrong sharding or a hang."""
 
 
+OF_ALL = ("tests/project/test_house_rules.py",)
+"""Tests of the package as a whole, which belong to every target."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Target:
     """The tests of some modules.
@@ -87,7 +91,7 @@ def read_targets(root: Path) -> list[Target]:
         FileNotFoundError: it names tests that are not there.
     """
     tables = _read("targets.toml", "target")
-    targets = [Target(**{key: tuple(names) for key, names in table.items()}) for table in tables]
+    targets = [Target(*map(tuple, (table["sources"], table["near"], [*table["wide"], *OF_ALL]))) for table in tables]
     tests = {test for target in targets for test in (*target.near, *target.wide)}
     if missing := sorted(test for test in tests if not (root / test).exists()):
         raise FileNotFoundError(f"mutation/targets.toml names {', '.join(missing)}: say where these tests are now")

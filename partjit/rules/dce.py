@@ -12,8 +12,6 @@ def _dce(used_outputs: Sequence[bool], eqn: Any, dce: Any) -> tuple[list[bool], 
     if not any(used_outputs) and not dce.has_effects(eqn):
         return [False] * len(eqn.invars), None
     jaxpr, used_inputs = dce(eqn.params["jaxpr"], tuple(used_outputs))
-    if not any(used_inputs) and not any(used_outputs) and not jaxpr.effects:
-        return used_inputs, None
     if all(used_inputs) and all(used_outputs) and len(jaxpr.eqns) == len(eqn.params["jaxpr"].eqns):
         return used_inputs, eqn  # keep the equation, and with it all that was compiled for it
     params = dict(

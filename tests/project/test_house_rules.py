@@ -1,6 +1,8 @@
 """The package as a whole: what its source may do, what an import does, what is public and documented."""
 
+import dataclasses
 import doctest
+import importlib
 import inspect
 import os
 import pathlib
@@ -133,6 +135,17 @@ def test_importing_partjit_beside_another_jax_says_so_in_one_line():
     )
     assert ran.returncode == 1
     assert ran.stderr.rstrip().splitlines()[-1].startswith("ImportError: partjit needs jax>=0.10.2,<0.13 but found")
+
+
+def test_data_is_frozen():
+    # Plans, specs and recordings are shared between threads and kept as keys: nobody may change them.
+    for path in PACKAGE.rglob("*.py"):
+        name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+        if name == "partjit.__main__":
+            continue
+        for public, value in vars(importlib.import_module(name)).items():
+            if isinstance(value, type) and dataclasses.is_dataclass(value) and not public.startswith("_"):
+                assert value.__dataclass_params__.frozen, value
 
 
 def is_constant(value):

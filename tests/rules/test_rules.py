@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import itertools
 
 import jax
 import jax.export
@@ -583,29 +584,47 @@ def test_dead_code_keeps_effects_and_their_inputs(mesh):
     np.testing.assert_allclose(seen, [X.sum()] * 2, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "used", [(True, False, False), (False, True, False), (False, False, True), (True, False, True)]
-)
-def test_dead_code_elimination_keeps_what_is_read(mesh, used):
+@pytest.mark.parametrize("speaks", [False, True])
+def test_dead_code_elimination_keeps_what_is_read(mesh, speaks):
+    heard = []
+
+    def fun(a, b, c):
+        if speaks:
+            jax.debug.callback(heard.append, a[0, 0])
+        return a + b, b * c, c - 1, jnp.full_like(X, 7)
+
     function = pjit(
-        lambda a, b, c: (a + b, b * c, c - 1),
-        in_axis_resources=(P("x"), P("y"), P("x", "y")),
-        out_axis_resources=(P("x"), P("y"), None),
+        fun, in_axis_resources=(P("x"), P("y"), P("x", "y")), out_axis_resources=(P("x"), P("y"), None, P("y", "x"))
     )
     values = (X, X + 1, X + 2)
-    needs = np.array([(1, 1, 0), (0, 1, 1), (0, 0, 1)], bool)
+    needs = np.array([(1, 1, 0), (0, 1, 1), (0, 0, 1), (0, 0, 0)], bool)
     with mesh:
         jaxpr = jax.make_jaxpr(function)(*values)
-        live, kept = jax.interpreters.partial_eval.dce_jaxpr(jaxpr.jaxpr, list(used))[:2]
-        assert tuple(kept) == tuple(needs[list(used)].any(axis=0))
-        (eqn,) = [eqn for eqn in live.eqns if eqn.primitive is pjit_p]
-        for name in ("in_specs", "donated_invars"):
-            assert len(eqn.params[name]) == len(eqn.invars) == sum(kept)
-        assert len(eqn.params["out_specs"]) == len(eqn.outvars) == sum(used)
-        outs = jax.core.eval_jaxpr(live, (), *(v for v, k in zip(values, kept, strict=True) if k))
         whole = function(*values)
-    for out, expected in zip(outs, (w for w, u in zip(whole, used, strict=True) if u), strict=True):
-        np.testing.assert_allclose(out, expected)
+        jax.effects_barrier()
+        for used in itertools.product([False, True], repeat=4):
+            live, kept = jax.interpreters.partial_eval.dce_jaxpr(jaxpr.jaxpr, list(used))[:2]
+            assert tuple(kept) == tuple(needs[list(used)].any(axis=0) | [speaks, False, False])
+            eqns = [eqn for eqn in live.eqns if eqn.primitive is pjit_p]
+            assert len(eqns) == (any(used) or speaks)
+            for eqn in eqns:
+                ins, outs = np.flatnonzero(kept), np.flatnonzero(used)
+                assert [spec.partitions for spec in eqn.params["in_specs"]] == [
+                    [(("x",),), (("y",),), (("x",), ("y",))][k] for k in ins
+                ]
+                assert [spec.partitions for spec in eqn.params["out_specs"]] == [
+                    [(("x",),), (("y",),), (), (("y",), ("x",))][k] for k in outs
+                ]
+                assert len(eqn.params["donated_invars"]) == len(eqn.invars) == len(ins)
+                assert len(eqn.outvars) == len(outs)
+                if all(kept) and all(used):
+                    assert eqn.params["jaxpr"] is jaxpr.eqns[0].params["jaxpr"]  # what was compiled for it is kept
+            before = len(heard)
+            results = jax.core.eval_jaxpr(live, (), *(v for v, k in zip(values, kept, strict=True) if k))
+            jax.effects_barrier()
+            assert len(heard) == before + speaks
+            for out, expected in zip(results, (w for w, u in zip(whole, used, strict=True) if u), strict=True):
+                np.testing.assert_allclose(out, expected)
 
 
 def test_an_unused_carry_of_a_scan_of_programs(mesh):
