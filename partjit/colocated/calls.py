@@ -4,205 +4,95 @@ A lane is an order: its calls run one at a time, as they came. A call stands in 
 that of the object whose method it is) and runs when it is the first of all of them. It enters all of them at once, so
 what it waits for always came before it, and the order alone never locks lanes up.
 
-The handler of a signal may raise between any two steps of the main thread. So what a call does to its lanes can be done
-again: to enter is undone, to leave is repeated, and whoever wants to run a call or to give it up claims it first.
-
-A call that waits for another (for its result, or for room in its stream) may: then a circle is possible, and waiting
-raises an error instead of closing one.
+The handler of a signal may raise between any two steps of the main thread. So what is done to a call can be done again,
+and while it is done it is watched (`Presence`): what an interrupt leaves undone another thread does. Whoever wants to
+run a call or to give it up claims it first, and only one can.
 """
 
-import collections
-import itertools
-import threading
-import time
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from partjit.colocated import workers
-from partjit.colocated.failures import Failure, PoisonedError, Site
+from partjit.colocated import interrupts, workers
+from partjit.colocated.call import NOBODY, Call, Lane, current_calls
+from partjit.colocated.failures import Site
+from partjit.colocated.interrupts import Exclusive, Flag, Presence, is_interrupt
+from partjit.colocated.waiting import wait_for
 
 __all__ = [
     "NOT_FREE",
-    "Call",
-    "Lane",
-    "current_calls",
-    "descends_from",
+    "entered_lanes",
     "forget_after_fork",
+    "is_changing_lanes",
+    "join",
     "resize",
-    "roots_so_far",
     "run_here",
+    "run_in_lanes",
     "submit",
     "unfinished",
 ]
 
-
-class Lane:
-    """An order of calls.
-
-    Attributes:
-        calls: those that have not ended, the first of which runs or may run.
-        size: how many may be in it before those who add to it have to wait.
-    """
-
-    __slots__ = ("__weakref__", "calls", "size")
-
-    def __init__(self, size: float = float("inf")) -> None:
-        self.calls: collections.deque[Call] = collections.deque()
-        self.size = size
-
-
-class Call:
-    """One call of a function, from its submission to its end.
-
-    Attributes:
-        name: the function's.
-        site: where the call was made.
-        stream: the stream it was made on.
-        lanes: the lanes it stands in: that stream, unless the call that makes it is in there, and that of its object.
-        receivers: gives those who wait for the results and are still there when the function has run.
-        root: counts the calls that no call made; calls made inside of one have its number.
-        waits_for: the call that it waits for in the middle of its body.
-    """
-
-    def __init__(self, name: str, site: Site, stream: Any, lanes: Sequence[Lane], body: Callable[[], Any]) -> None:
-        self.name = name
-        self.site = site
-        self.stream = stream
-        self.lanes = lanes
-        self.receivers: Callable[[], Sequence[Any]] = tuple
-        self.waits_for: Call | None = None
-        running = _here.calls
-        self._parent = running[-1] if running else None
-        self.root = running[-1].root if running else next(_roots)
-        self._body: Callable[[], Any] | None = body
-        self._is_claimed = False
-        self._turn: threading.Event | None = None  # of a call that its caller runs
-        self._ended = threading.Event()
-
-    @property
-    def parent(self) -> "Call | None":
-        """The innermost call that has not ended of those that made it."""
-        # A function that goes on by calling itself would otherwise keep all of its calls.
-        while self._parent is not None and self._parent.has_ended:
-            self._parent = self._parent._parent
-        return self._parent
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the results, or the failure, are there."""
-        return self._ended.is_set()
-
-    def join(self, deadline: float | None = None) -> None:
-        """Waits for the end.
-
-        Raises:
-            TimeoutError: it did not end before the deadline, in seconds of `time.monotonic`.
-            RuntimeError: it never will, because it waits for the call that is waiting here.
-        """
-        if self._ended.is_set():
-            return
-        with _Waiting(self):
-            if not self._ended.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
-                raise TimeoutError(f"the colocated call of {self.name!r} has not ended")
-
-    def execute(self) -> None:
-        """Runs the function and hands over what it returned or raised."""
-        body, self._body = self._body, None
-        assert body is not None, "a call runs once"
-        _here.calls.append(self)
-        try:
-            values = body()
-            # Looked up after the function has run: a result that nobody has any more is dropped at once.
-            for receiver, value in zip(self.receivers(), values, strict=True):
-                if receiver is not None:
-                    receiver.receive(value)
-        except PoisonedError as error:
-            self._hand_over(error.failure)
-        except BaseException as error:
-            self._fail(error)
-        finally:
-            _here.calls.pop()
-
-    def claim(self) -> bool:
-        """Whether it is the asker who runs it, or gives it up: only one does."""
-        with _lock:
-            is_free, self._is_claimed = not self._is_claimed, True
-        return is_free
-
-    def give_up(self, error: BaseException | None) -> None:
-        """Ends it without running it, unless somebody runs it; without an error if nobody has its results."""
-        if self.claim():
-            self._body = None
-            try:
-                if error is not None:
-                    self._fail(error)
-            finally:
-                _leave(self)
-
-    def _fail(self, error: BaseException) -> None:
-        self._hand_over(Failure(error, self.name, self.site, self.stream, self.parent))
-
-    def _hand_over(self, failure: Failure) -> None:
-        for receiver in self.receivers():
-            if receiver is not None:
-                receiver.receive_failure(failure)
-
-
-def descends_from(made: Any, maker: Call) -> bool:
-    """Whether a call, or the call of a failure, was made by `maker`, or by a call that was."""
-    ancestor = made.parent
-    while ancestor is not None and ancestor is not maker:
-        ancestor = ancestor.parent
-    return ancestor is not None
-
-
-class _Here(threading.local):
-    def __init__(self) -> None:
-        self.calls: list[Call] = []
-
-
-_here = _Here()
-_roots = itertools.count()
-_lock: Any = threading.RLock()  # a finalizer that makes calls may come in between: it is told apart
-_room = threading.Condition(_lock)
+_order = Exclusive()
 _unfinished: dict[Call, None] = {}
+_IN_BETWEEN = "a finalizer or the handler of a signal, in the middle of the submission of another call,"
 
 
-def current_calls() -> Sequence[Call]:
-    """The calls in whose bodies this thread is, the innermost last."""
-    return _here.calls
+def entered_lanes() -> list[Lane]:
+    """The lanes of the calls in whose bodies this thread is."""
+    return [lane for call in current_calls() for lane in call.lanes]
+
+
+def is_changing_lanes() -> bool:
+    """Whether this is a finalizer, or the handler of a signal, in the middle of a change to the lanes."""
+    return _order.is_owned()
 
 
 def unfinished() -> list[Call]:
     """The calls that have not ended, in the order they were made."""
-    with _lock:
-        return [*_unfinished]
-
-
-def roots_so_far() -> int:
-    """A number above those of all calls so far."""
-    return next(_roots)
+    return [*_unfinished]
 
 
 def resize(lane: Lane, size: int) -> None:
     """Sets how many calls may be in a lane, and lets in who waits for that."""
-    with _lock:
-        lane.size = size
-        _room.notify_all()
+    lane.size = size
+    lane.room.set()
+
+
+def join(call: Call, deadline: float | None = None) -> bool:
+    """Waits for the end of a call; whether it came before the deadline, in seconds of `time.monotonic`.
+
+    Raises:
+        RuntimeError: it never will, because it waits for the call that is waiting here.
+    """
+    if call.has_ended:
+        return True
+    if _order.is_owned():
+        raise RuntimeError(f"{_IN_BETWEEN} waits for the colocated call of {call.name!r}, which cannot end meanwhile")
+    if workers.has_no_threads():
+        _run_what_can_run(call)
+    return wait_for(call, call.ended, deadline)
+
+
+# Submission
 
 
 def submit(call: Call) -> None:
     """Lets a call run on a thread, when its turn comes. Waits while its stream is full."""
-    if _lock._is_owned():  # by a finalizer, in the middle of a change to the lanes of this thread
-        workers.run_later(lambda: submit(call))
+    if _order.is_owned():
+        workers.run_later(functools.partial(submit, call))
         return
     workers.start_deferred()
+    call.submission.of(_submit, call, otherwise=functools.partial(_give_up, call, None))()
+
+
+def _submit(call: Call) -> None:
     try:
         if _enter(call):
-            workers.start(lambda: _drive(call))
-    except BaseException:  # no thread to be had, or an interrupt: the caller is told by this
-        _insist(lambda: call.give_up(None))
+            workers.start(_driving(call))
+    except BaseException:  # no thread to be had, or an interrupt: the caller learns of it by this
+        _give_up(call, None)
         raise
+    call.submission.leave()
 
 
 NOT_FREE = object()
@@ -217,80 +107,137 @@ def run_here(call: Call, *, only_if_free: bool = False) -> Any:
         only_if_free: do nothing and return `NOT_FREE` if it would have to wait for its turn.
 
     Raises:
-        RuntimeError: a finalizer made the call in the middle of another one's submission.
+        RuntimeError: a finalizer, or the handler of a signal, made the call in the middle of another one's submission.
     """
-    if _lock._is_owned():
-        raise RuntimeError(
-            f"{call.name!r} was called by a finalizer, which cannot wait for its turn: use mode='stream'"
-        )
-    call._turn = threading.Event()
-    call._is_claimed = True
+    if _order.is_owned():
+        raise RuntimeError(f"{_IN_BETWEEN} calls {call.name!r} and cannot wait for its turn: use mode='stream'")
+    driver = _Driver(call)
+    call.turn = Flag()
+    call.claim(driver)
+    return driver.of(_run_here, call, driver, only_if_free, otherwise=driver.clean_up)()
+
+
+def run_in_lanes(name: str, site: Site, stream: Any, lanes: Sequence[Lane | None], body: Callable[[], Any]) -> Any:
+    """Runs a function in this thread as a call, when its turn comes in those lanes in which this thread is not yet."""
+    entered = entered_lanes()
+    free = [lane for lane in lanes if lane is not None and lane not in entered]
+    return run_here(Call(name, site, stream, free, body)) if free else body()
+
+
+def _run_here(call: Call, driver: "_Driver", only_if_free: bool) -> Any:
+    if only_if_free and not _order.run(_stand_if_free, call):
+        driver.leave()
+        return NOT_FREE
+    here = current_calls()
     try:
-        if only_if_free:
-            with _lock:
-                if any(lane.calls for lane in call.lanes):
-                    return NOT_FREE
-                _stand_in_lanes(call)
-        elif not _enter(call):
-            with _Waiting(call):
-                call._turn.wait()
-        _here.calls.append(call)
-        assert call._body is not None
-        return call._body()
+        if not only_if_free and not _enter(call):
+            assert call.turn is not None
+            wait_for(call, call.turn)
+        here.append(call)
+        assert call.body is not None
+        return call.body()
     finally:
-        _insist(lambda: _end_here(call))
-
-
-def _end_here(call: Call) -> None:
-    if call in _here.calls:
-        _here.calls.remove(call)
-    call._body = None
-    _leave(call)
-
-
-def _insist(action: Callable[[], None]) -> None:
-    """Does what must be done, although handlers of signals raise in between; raises it then."""
-    for attempts_left in reversed(range(100)):
-        try:
-            action()
-        except BaseException:
-            if attempts_left == 0:
-                raise
-        else:
-            return
-
-
-def forget_after_fork() -> None:
-    """In the child of a fork no call of the parent will ever end: each fails, and says why."""
-    global _lock, _room
-    _lock = threading.RLock()
-    _room = threading.Condition(_lock)
-    workers.forget_after_fork()
-    calls = [*_unfinished]
-    _unfinished.clear()
-    for call in calls:
-        for lane in call.lanes:
-            lane.calls.clear()
-        if call not in _here.calls:
-            call._fail(RuntimeError("the process was forked: colocated calls go on in the parent only"))
-            call._ended.set()
+        call.body = None
+        if call in here:
+            here.remove(call)
+        _leave(call)
+        driver.leave()
 
 
 def _enter(call: Call) -> bool:
     """Puts a call at the end of its lanes; whether it is the first of all of them."""
-    stream = call.lanes[0]
-    with _lock:
-        while len(stream.calls) >= stream.size:
-            with _Waiting(stream.calls[0]):
-                _room.wait()
-        _stand_in_lanes(call)
-        return _is_first(call)
+    while isinstance(entered := _order.run(_stand, call), Flag):
+        first = next(iter([*call.lanes[0].calls]), None)
+        if first is not None:
+            wait_for(first, entered)
+    return entered
 
 
-def _stand_in_lanes(call: Call) -> None:
+def _stand(call: Call) -> bool | Flag:
+    """Puts a call in its lanes, or says what to wait for; whether it is the first of all of them."""
+    full = call.lanes[0].fullness()
+    if full is not None:
+        return full
+    if call.entering is not None and not call.entering():
+        call.claim(NOBODY)
+        call.ended.set()
+        return False
     _unfinished[call] = None
     for lane in call.lanes:
         lane.calls.append(call)
+    return _is_first(call)
+
+
+def _stand_if_free(call: Call) -> bool:
+    return not any(lane.calls for lane in call.lanes) and _stand(call) is True
+
+
+# Whose turn it is
+
+
+class _Driver(Presence):
+    """A thread that runs a call, and the one that comes next, and so on."""
+
+    __slots__ = ("calls",)
+
+    def __init__(self, *calls: Call) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def clean_up(self) -> None:
+        """Does what it has left undone."""
+        for call in self.calls:
+            if call.claimant is self:
+                _leave(call)
+            elif call.claimant is None:
+                _start(call)
+
+
+def _driving(call: Call) -> Callable[[], None]:
+    """A job for a thread: to run a call, unless somebody else does."""
+    driver = _Driver(call)
+    return driver.of(_drive, driver, otherwise=driver.clean_up)
+
+
+def _drive(driver: _Driver) -> None:
+    call: Call | None = driver.calls[0]
+    try:
+        while call is not None and call.claim(driver):
+            call.execute()
+            following = _out_of_lanes(call)
+            own = next((follower for follower in following if follower.turn is None), None)
+            if own is not None:
+                driver.calls = (call, own)
+            for follower in following:
+                if follower is not own:
+                    _start(follower)
+            call = own
+    except BaseException:  # thrown into this thread from outside; those behind must not be kept waiting
+        driver.clean_up()
+        driver.leave()
+        raise
+    driver.leave()
+
+
+def _run_what_can_run(target: Call) -> None:
+    """When there are no threads: whoever waits for a call runs what it may wait for."""
+    while not target.has_ended:
+        free = (call for call in unfinished() if call.claimant is None and _is_first(call))
+        call = next(free, None)
+        if call is None:
+            return
+        _driving(call)()
+
+
+def _give_up(call: Call, error: BaseException | None) -> None:
+    """Ends a call without running it, unless somebody runs it; without an error if nobody has its results."""
+    if call.claim(NOBODY):
+        call.body = None
+        try:
+            if error is not None:
+                call.fail(error)
+        finally:
+            _leave(call)
 
 
 def _leave(call: Call) -> None:
@@ -300,16 +247,21 @@ def _leave(call: Call) -> None:
 
 
 def _out_of_lanes(call: Call) -> list[Call]:
-    with _lock:
-        for lane in call.lanes:
-            if lane.calls and lane.calls[0] is call:
-                lane.calls.popleft()
-            elif call in lane.calls:
-                lane.calls.remove(call)
-        _unfinished.pop(call, None)
-        call._ended.set()
-        _room.notify_all()
-        return [lane.calls[0] for lane in call.lanes if lane.calls and _is_first(lane.calls[0])]
+    following = _order.run(_step_out, call)
+    call.ended.set()
+    for lane in call.lanes:
+        lane.room.set()
+    return following
+
+
+def _step_out(call: Call) -> list[Call]:
+    for lane in call.lanes:
+        if lane.calls and lane.calls[0] is call:
+            lane.calls.popleft()
+        elif call in lane.calls:
+            lane.calls.remove(call)
+    _unfinished.pop(call, None)
+    return [lane.calls[0] for lane in call.lanes if lane.calls and _is_first(lane.calls[0])]
 
 
 def _is_first(call: Call) -> bool:
@@ -318,71 +270,31 @@ def _is_first(call: Call) -> bool:
 
 def _start(call: Call) -> None:
     """Lets a call run whose turn it is; a second time does nothing."""
-    if call._turn is not None:
-        call._turn.set()
+    if call.turn is not None:
+        call.turn.set()
         return
     try:
-        workers.start(lambda: _drive(call))
+        workers.start(_driving(call))
     except RuntimeError as error:  # no more threads
-        call.give_up(error)
+        if is_interrupt(error):
+            raise
+        _give_up(call, error)
 
 
-def _drive(call: Call | None) -> None:
-    """Runs a call, and the one that comes next, and so on."""
-    while call is not None and call.claim():
-        is_driving = False
-        try:
-            call.execute()
-            is_driving = True
-        finally:  # even an exception thrown into this thread from outside must not keep those behind waiting
-            following = _out_of_lanes(call)
-            call = next((candidate for candidate in following if is_driving and candidate._turn is None), None)
-            for candidate in following:
-                if candidate is not call:
-                    _start(candidate)
+# Fork
 
 
-class _Waiting:
-    """Says that the calls of this thread wait for another; raises if that would be a circle."""
-
-    def __init__(self, target: Call) -> None:
-        self._target = target
-
-    def __enter__(self) -> None:
-        running = _here.calls
-        if not running:
-            return
-        with _lock:
-            for call in running:
-                call.waits_for = self._target
-            is_circle = _waits_for_one_of(running, self._target)
-        if is_circle:
-            self.__exit__()
-            raise RuntimeError(
-                f"deadlock: the colocated call of {running[-1].name!r} waits for that of {self._target.name!r}, which "
-                "can only go on when the former has ended. Give one of the two a stream of its own, or return the "
-                "result without using it"
-            )
-
-    def __exit__(self, *_: object) -> None:
-        for call in _here.calls:
-            call.waits_for = None
-
-
-def _waits_for_one_of(waiting: Sequence[Call], target: Call) -> bool:
-    seen, stack = set(), [target]
-    while stack:
-        call = stack.pop()
-        if call in waiting:
-            return True
-        if call in seen or call not in _unfinished:
-            continue
-        seen.add(call)
-        if call.waits_for is not None:
-            stack.append(call.waits_for)
-        for lane in call.lanes:  # it comes after those before it
-            for other in lane.calls:
-                if other is call:
-                    break
-                stack.append(other)
-    return False
+def forget_after_fork() -> None:
+    """In the child of a fork no call of the parent will ever end: each fails, and says why."""
+    global _order
+    _order = Exclusive()
+    interrupts.forget_after_fork()
+    workers.forget_after_fork()
+    calls = [*_unfinished]
+    _unfinished.clear()
+    for call in calls:
+        for lane in call.lanes:
+            lane.calls.clear()
+        if call not in current_calls():
+            call.fail(RuntimeError("the process was forked: colocated calls go on in the parent only"))
+            call.ended.set()

@@ -11,7 +11,6 @@ import itertools
 import logging
 import os
 import sys
-import threading
 import traceback
 import types
 import weakref
@@ -21,6 +20,7 @@ from typing import Any, NoReturn
 import jax
 
 from partjit.colocated import workers
+from partjit.colocated.interrupts import is_interrupt
 
 __all__ = ["Failure", "PoisonedError", "Site", "call_site", "raise_unseen", "report_unseen"]
 
@@ -28,8 +28,7 @@ _logger = logging.getLogger("partjit.colocated")
 _package = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _libraries = (_package, os.path.dirname(os.path.abspath(jax.__file__)) + os.sep)  # jax calls us where it transforms
 _numbers = itertools.count()
-_lock = threading.Lock()
-_held: "weakref.WeakSet[Failure]" = weakref.WeakSet()  # by results
+_held: "dict[int, weakref.ref[Failure]]" = {}  # by results; with one step of C at a time, which needs no lock
 _MOST_ORPHANS = 100
 _orphans: "collections.deque[Failure]" = collections.deque(maxlen=_MOST_ORPHANS)  # of which no result is left
 
@@ -81,18 +80,18 @@ class Failure:
         self._traceback = _without_own_frames(error.__traceback__)
         self._notes = [note for note in getattr(error, "__notes__", ()) if not note.startswith(_NOTE)]
         self._context = error.__context__
-        self._number = next(_numbers)
         self._seen = False
         self._annotate()
+        self._number = next(_numbers)  # from here on it is reported
         workers.start_deferred()
-        with _lock:
-            _held.add(self)
+        _held[self._number] = weakref.ref(self)
 
     def raise_(self) -> NoReturn:
         """Raises the exception, which counts as looked at from here on."""
-        self._seen = True
         self._annotate()
-        raise self.error.with_traceback(self._traceback)
+        error = self.error.with_traceback(self._traceback)
+        self._seen = True  # last: an interrupt before leaves it to be raised by somebody else
+        raise error
 
     def log(self, what_next: str) -> None:
         """Says so in the log, unless somebody has looked at it."""
@@ -113,16 +112,22 @@ class Failure:
 
     def _annotate(self) -> None:
         # Several calls may raise the same exception, as those of an object whose constructor failed do.
-        with contextlib.suppress(Exception):  # an exception may forbid to be changed
+        try:
             self.error.__notes__ = [*self._notes, f"{_NOTE} {self.name!r} made at {self.site_text}"]
             self.error.__traceback__ = self._traceback
             self.error.__context__ = self._context  # not what happens to be handled where it is raised again
+        except Exception as error:  # an exception may forbid to be changed
+            if is_interrupt(error):
+                raise
 
     def __str__(self) -> str:
         what = traceback.format_exception_only(type(self.error), self.error)[0].strip()
         return f"the colocated call of {self.name!r} made at {self.site_text}: {what}"
 
     def __del__(self) -> None:
+        if not hasattr(self, "_number"):
+            return
+        _held.pop(self._number, None)
         if not self._seen and not sys.is_finalizing():
             _orphans.append(self)
             workers.run_later(lambda: self.log("no result of it is left, so the next colocated.wait() raises this"))
@@ -147,26 +152,31 @@ def raise_unseen(concerned: Callable[[Failure], bool]) -> None:
         other._seen = True
     if others:
         first._notes.append("\n".join(["Other colocated calls failed as well:", *(f"  {other}" for other in others)]))
-    first.raise_()
+    try:
+        first.raise_()
+    finally:
+        _forget_seen()
 
 
 def report_unseen() -> None:
-    """Tells on stderr what failed and nobody looked at."""
+    """Reports on stderr what failed and nobody looked at."""
     for failure in _unseen(lambda _: True):
-        failure._seen = True
         print(f"partjit: nobody looked at the failure of {failure}", file=sys.stderr)
+        failure._seen = True
+    _forget_seen()
 
 
 def _unseen(concerned: Callable[[Failure], bool]) -> list[Failure]:
-    with _lock:
-        known = {*_held, *_orphans}
-    unseen = sorted((f for f in known if not f._seen and concerned(f)), key=lambda f: f._number)
-    for failure in unseen:
-        try:
-            _orphans.remove(failure)
-        except ValueError:
-            continue
-    return unseen
+    held = [reference() for reference in [*_held.values()]]
+    known = {failure for failure in (*held, *[*_orphans]) if failure is not None}
+    return sorted((f for f in known if not f._seen and concerned(f)), key=lambda f: f._number)
+
+
+def _forget_seen() -> None:
+    for failure in [*_orphans]:
+        if failure._seen:
+            with contextlib.suppress(ValueError):  # another thread has done it
+                _orphans.remove(failure)
 
 
 def _without_own_frames(tb: types.TracebackType | None) -> types.TracebackType | None:

@@ -1,9 +1,9 @@
 """`colocated_python_class`: objects that live on the hosts of devices."""
 
+import contextlib
 import functools
 import inspect
 import itertools
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
@@ -11,10 +11,11 @@ from typing import Any, overload
 from partjit.arguments import signature_of
 from partjit.checks import require, require_flag
 from partjit.colocated import calls, workers
-from partjit.colocated.calls import Call, Lane
+from partjit.colocated.call import Lane
 from partjit.colocated.derivatives import Derivatives, Differentiable
 from partjit.colocated.failures import call_site
 from partjit.colocated.function import ColocatedFunction
+from partjit.colocated.interrupts import is_interrupt
 from partjit.colocated.serialization import deserialize, serialize
 from partjit.colocated.specialization import Mode, Specialization
 from partjit.colocated.specialized import Origin
@@ -46,7 +47,7 @@ class _Instance:
         self._box: list[Any] = []  # with the only reference to the object, to drop it from elsewhere
         self._error: Exception | None = None
         self._is_closed = False
-        self._lock = threading.RLock()
+        self._life = Lane()  # no lock: the constructor and `close` may make calls, and wait for them
         workers.start_deferred()
         weakref.finalize(self, _destroy_later, self._box).atexit = False
         _instances[self.number] = self
@@ -58,18 +59,24 @@ class _Instance:
             Exception: what the constructor raised, every time.
             RuntimeError: it was closed.
         """
-        with self._lock:
-            if self._is_closed:
-                raise RuntimeError(f"this {self.name} was closed")
-            if self._error is not None:
-                raise self._error
-            if not self._box:
-                try:
-                    self._box.append(self._copied_recipe()())
-                except Exception as error:
+        if not self._is_closed:
+            with contextlib.suppress(IndexError):  # there is none yet, or no more
+                return self._box[0]
+        return self._in_life("__init__", self._construct)
+
+    def _construct(self) -> Any:
+        if self._is_closed:
+            raise RuntimeError(f"this {self.name} was closed")
+        if self._error is not None:
+            raise self._error
+        if not self._box:
+            try:
+                self._box.append(self._copied_recipe()())
+            except Exception as error:
+                if not is_interrupt(error):  # which says nothing about the constructor
                     self._error = error
-                    raise
-            return self._box[0]
+                raise
+        return self._box[0]
 
     def _copied_recipe(self) -> Callable[[], Any]:
         try:
@@ -89,15 +96,20 @@ class _Instance:
 
     def close(self) -> None:
         """Closes the object, if there is one, and destroys it."""
-        with self._lock:
-            self._is_closed = True
-            closing = getattr(self._box[0], "close", None) if self._box else None
-            try:
-                if closing is not None:
-                    closing()
-            finally:
-                closing = None
-                self._box.clear()
+        self._in_life("close", self._close)
+
+    def _close(self) -> None:
+        self._is_closed = True
+        closing = getattr(self._box[0], "close", None) if self._box else None
+        try:
+            if closing is not None:
+                closing()
+        finally:
+            closing = None
+            self._box.clear()
+
+    def _in_life(self, name: str, action: Callable[[], Any]) -> Any:
+        return calls.run_in_lanes(f"{self.name}.{name}", call_site(), current_stream(), [self._life], action)
 
     def destroy(self) -> None:
         """Destroys the object, if there is one."""
@@ -193,12 +205,8 @@ class _Handle:
         A later call of a method fails. Of `concurrent` objects only the calls of this thread are waited for.
         """
         instance = self._colocated_instance
-        held = [lane for call in calls.current_calls() for lane in call.lanes]
-        lanes = [lane for lane in (current_stream(), instance.lane) if lane is not None and lane not in held]
-        if lanes:
-            calls.run_here(Call(f"{instance.name}.close", call_site(), current_stream(), lanes, instance.close))
-        else:
-            instance.close()
+        lanes = [current_stream(), instance.lane]
+        calls.run_in_lanes(f"{instance.name}.close", call_site(), current_stream(), lanes, instance.close)
 
     def __enter__(self) -> Any:
         return self

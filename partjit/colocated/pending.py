@@ -4,7 +4,6 @@ Only what needs the value waits. What is known from the specs (shape, dtype, sha
 (`is_ready`, `repr`) does not.
 """
 
-import threading
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -12,12 +11,11 @@ import jax
 from jax.experimental.layout import Format
 
 from partjit import _compat
-from partjit.colocated.calls import Call
+from partjit.colocated import calls
+from partjit.colocated.call import Call
 from partjit.colocated.failures import Failure, PoisonedError
 
 __all__ = ["PendingArray", "when_received"]
-
-_lock = threading.RLock()  # a finalizer may come in between
 
 
 class PendingArray(jax.Array):
@@ -58,16 +56,22 @@ class PendingArray(jax.Array):
     def receive(self, value: Any) -> None:
         """Sets the value, and does what was asked to be done with it."""
         _compat.shareable(value)
-        with _lock:
-            for action in self._then:
-                action(value)
-            self._received, self._call, self._then = value, None, []
+        # In this order, in place of a lock that an interrupt could leave locked: an action that comes when the value
+        # can be seen is done by who brings it, one that came before is done here, and only then is the call let go.
+        self._received = value
+        while self._then:
+            try:
+                action = self._then.pop(0)
+            except IndexError:  # its owner has taken it back
+                break
+            action(value)
+        self._call = None
 
     def receive_failure(self, failure: Failure) -> None:
         """Sets what is raised instead; what came before stays."""
-        with _lock:
-            if self._call is not None:
-                self._failure, self._call, self._then = failure, None, []
+        if self._call is not None:
+            self._received, self._failure, self._then = None, failure, []
+            self._call = None
 
     def value(self) -> Any:
         """The array, when the call has ended.
@@ -94,7 +98,7 @@ class PendingArray(jax.Array):
     def _join(self) -> None:
         call = self._call
         if call is not None:
-            call.join()
+            calls.join(call)
             if self._call is not None:
                 raise RuntimeError(f"the thread that ran the colocated call of {call.name!r} was killed")
 
@@ -229,12 +233,14 @@ class PendingArray(jax.Array):
 
 def when_received(array: PendingArray, action: Callable[[Any], None]) -> None:
     """Does something with the value as soon as it is there, before anybody else gets it; nothing if the call fails."""
-    with _lock:
-        if array._call is not None:
-            array._then.append(action)
+    array._then.append(action)
+    if array._call is None or array._received is not None:
+        try:
+            array._then.remove(action)
+        except ValueError:  # it is being done
             return
-    if array._received is not None:
-        action(array._received)
+        if array._received is not None:
+            action(array._received)
 
 
 def _is_computed(value: Any) -> bool:

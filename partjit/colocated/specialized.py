@@ -7,7 +7,6 @@ on a thread, with results that wait.
 import contextvars
 import dataclasses
 import inspect
-import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -17,11 +16,12 @@ import jax
 
 from partjit import _compat, events
 from partjit.colocated import calls
-from partjit.colocated.ahead import Ahead
-from partjit.colocated.calls import Call, Lane
+from partjit.colocated.ahead import Ahead, Prepared
+from partjit.colocated.call import Call, Lane, failure_here
 from partjit.colocated.devices import colocated_sharding
-from partjit.colocated.failures import Failure, Site, call_site
+from partjit.colocated.failures import Site, call_site
 from partjit.colocated.holds import hold
+from partjit.colocated.interrupts import is_interrupt
 from partjit.colocated.layouts import Shards, on_each_shard, per_shard
 from partjit.colocated.pending import PendingArray
 from partjit.colocated.specialization import Specialization
@@ -90,7 +90,7 @@ class Specialized:
         self._mode = specialization.mode or "auto"
         self._stream = specialization.stream
         self._is_prepared = False
-        self._lock = threading.RLock()  # what computes the specs may call the function
+        self._preparation = Lane()  # no lock: what computes the specs may make calls, and wait for them
         self._target: Callable[..., Any] = _not_prepared
         self._ahead = ahead
         self.out_specs: OutSpecs | None = out_specs
@@ -149,8 +149,7 @@ class Specialized:
                 results = out_specs.tree.flatten_up_to(self._run_here(leaves, self._lanes(stream)[0], stream, site))
             return _told_apart(results, leaves, apart) if apart else results
         except Exception as error:
-            running = calls.current_calls()
-            Failure(error, self._name, site, stream, running[-1] if running else None).raise_()
+            failure_here(error, self._name, site, stream).raise_()
 
     def submit_for_program(self, leaves: Sequence[Any], held: Sequence[bool], site: Site) -> Sequence[Any]:
         """Lets a call run on a thread, for a program, and gives the flat results, which are pending.
@@ -170,11 +169,11 @@ class Specialized:
             made = self._ahead.made(out_specs) if self._ahead is not None else None
             return self.run_for_program(leaves, range(len(out_specs.leaves)), site) if made is None else made
 
-        def submit() -> Sequence[Any]:
+        def prepared() -> Prepared:
             takes = [hold(leaf) if is_held else _taking(leaf) for leaf, is_held in zip(leaves, held, strict=True)]
-            return self._submit(takes, lanes, stream, out_specs, site)
+            return self._prepared(takes, lanes, stream, out_specs, site)
 
-        return submit() if self._ahead is None else self._ahead.take(out_specs, submit)
+        return prepared().submit() if self._ahead is None else self._ahead.take(out_specs, prepared)
 
     def _is_free(self, stream: Stream) -> bool:
         """Whether a call need not wait for its turn, and nobody can come in between."""
@@ -184,32 +183,36 @@ class Specialized:
 
     def prepare(self) -> None:
         """Copies the function for its host and settles what it returns, once."""
-        with self._lock:
-            if self._is_prepared:
-                return
-            known = self._specialization
-            out_specs = known.out_specs
-            if self.out_specs is None and known.out_specs_fn is not None:
-                structs = [
-                    jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding, weak_type=spec.weak_type)
-                    for spec, sharding in zip(self.in_specs.leaves, self._shardings, strict=True)
-                ]
-                args, kwargs = jax.tree.unflatten(self.in_specs.tree, structs)
-                out_specs = known.out_specs_fn(*args, **kwargs)
-            if self.out_specs is None and (known.out_specs_fn is not None or out_specs is not None):
-                self.out_specs = OutSpecs.of_user(out_specs, self._default_sharding, self._uncommitted)
-            if self._is_here:
-                self._target = self._origin.target()
-                if self._shards is not None and self.out_specs is not None:
-                    self._target = on_each_shard(self._target, self._name, self._shards, self.out_specs)
-                elif known.layout == "per_shard":
-                    self._target = per_shard(self._target, self._name, self.out_specs, self._shardings_of_shards)
-            elif self.out_specs is None:
-                raise ValueError(
-                    f"{self._name} runs on the hosts of {[*map(str, self._devices)]}, none of which belongs to process "
-                    f"{jax.process_index()}: say with out_specs or out_specs_fn what it returns"
-                )
-            self._is_prepared = True
+        # A finalizer in the middle of a submission cannot wait.
+        lanes = [] if calls.is_changing_lanes() else [self._preparation]
+        calls.run_in_lanes(f"{self._name} (out_specs_fn)", call_site(), current_stream(), lanes, self._prepare)
+
+    def _prepare(self) -> None:
+        if self._is_prepared:
+            return
+        known = self._specialization
+        out_specs = known.out_specs
+        if self.out_specs is None and known.out_specs_fn is not None:
+            structs = [
+                jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding, weak_type=spec.weak_type)
+                for spec, sharding in zip(self.in_specs.leaves, self._shardings, strict=True)
+            ]
+            args, kwargs = jax.tree.unflatten(self.in_specs.tree, structs)
+            out_specs = known.out_specs_fn(*args, **kwargs)
+        if self.out_specs is None and (known.out_specs_fn is not None or out_specs is not None):
+            self.out_specs = OutSpecs.of_user(out_specs, self._default_sharding, self._uncommitted)
+        if self._is_here:
+            self._target = self._origin.target()
+            if self._shards is not None and self.out_specs is not None:
+                self._target = on_each_shard(self._target, self._name, self._shards, self.out_specs)
+            elif known.layout == "per_shard":
+                self._target = per_shard(self._target, self._name, self.out_specs, self._shardings_of_shards)
+        elif self.out_specs is None:
+            raise ValueError(
+                f"{self._name} runs on the hosts of {[*map(str, self._devices)]}, none of which belongs to process "
+                f"{jax.process_index()}: say with out_specs or out_specs_fn what it returns"
+            )
+        self._is_prepared = True
 
     def _default_sharding(self) -> Any:
         """Replicated over the devices of the call."""
@@ -233,8 +236,9 @@ class Specialized:
         try:
             result = self._apart(self.out_specs.fit(self._target(*args, **kwargs), self._name), args, kwargs)
         except Exception as error:
-            running = calls.current_calls()
-            failure = Failure(error, self._name, call_site(), stream, running[-1] if running else None)
+            if is_interrupt(error):  # of the caller, not of the call
+                raise
+            failure = failure_here(error, self._name, call_site(), stream)
             failed = [PendingArray.failed(failure, s.aval, s.sharding, s.committed) for s in self.out_specs.leaves]
             return jax.tree.unflatten(self.out_specs.tree, failed)
         self._measured(_perf_counter() - started)
@@ -261,7 +265,7 @@ class Specialized:
         if self._mode == "inline" or out_specs is None or is_nested:
             return self._run_here(leaves, lanes, stream, call_site())
         if self._ahead is not None:
-            results = self._ahead.take(out_specs, lambda: self._submit([], lanes, stream, out_specs, call_site()))
+            results = self._ahead.take(out_specs, lambda: self._prepared([], lanes, stream, out_specs, call_site()))
             return jax.tree.unflatten(out_specs.tree, results)
         is_cheap = self._cheap_in_a_row >= _CHEAP_IN_A_ROW and self._mode == "auto" and self._stream is None
         if is_cheap and all(_is_there(leaf) for leaf in leaves) and not any(lane.calls for lane in lanes):
@@ -269,12 +273,13 @@ class Specialized:
             if result is not calls.NOT_FREE:
                 return result
         takes = [self._taking(i, leaf) for i, leaf in enumerate(leaves)]
-        return jax.tree.unflatten(out_specs.tree, self._submit(takes, lanes, stream, out_specs, call_site()))
+        prepared = self._prepared(takes, lanes, stream, out_specs, call_site())
+        return jax.tree.unflatten(out_specs.tree, prepared.submit())
 
     def _lanes(self, stream: Stream) -> tuple[list[Lane], bool]:
         """The lanes of a call, and whether others are left out because the call stands in one of theirs."""
         lanes = [lane for lane in (stream, self._origin.lane) if lane is not None]
-        entered = [lane for call in calls.current_calls() for lane in call.lanes]
+        entered = calls.entered_lanes()
         free = [lane for lane in lanes if lane not in entered]
         return free, len(free) < len(lanes)
 
@@ -305,14 +310,14 @@ class Specialized:
 
         return calls.run_here(Call(self._name, call_site(), stream, lanes, body), only_if_free=True)
 
-    def _submit(
+    def _prepared(
         self,
         takes: list[Callable[[], Any]],
         lanes: Sequence[Lane],
         stream: Stream,
         out_specs: OutSpecs,
         site: Site,
-    ) -> list[PendingArray]:
+    ) -> Prepared:
         context, settings = contextvars.copy_context(), _compat.ThreadSettings()
 
         def body() -> list[Any]:
@@ -324,8 +329,7 @@ class Specialized:
         results = [PendingArray(call, spec.aval, spec.sharding, spec.committed) for spec in out_specs.leaves]
         references = [weakref.ref(result) for result in results]
         call.receivers = lambda: [reference() for reference in references]
-        calls.submit(call)
-        return results
+        return Prepared(call, results, out_specs)
 
     def _run_held(
         self, takes: list[Callable[[], Any]], stream: Stream, out_specs: OutSpecs, tell: Telling

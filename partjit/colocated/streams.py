@@ -7,15 +7,16 @@ stream of that function, so that they are ordered as if the function stood where
 
 import contextlib
 import contextvars
+import functools
 import threading
-import time
 import weakref
-from typing import Any
+from typing import Any, cast
 
 from partjit import _compat
 from partjit.checks import require, require_flag, require_integer, require_number, wrong_type
 from partjit.colocated import calls, failures
-from partjit.colocated.calls import Lane
+from partjit.colocated.call import Call, Lane, current_calls, descends_from, roots_so_far
+from partjit.colocated.interrupts import Exclusive, deadline_of
 
 __all__ = [
     "Stream",
@@ -30,10 +31,10 @@ __all__ = [
 ]
 
 _SIZE = 128
-_lock = threading.RLock()  # a finalizer may come in between
+_changes = Exclusive()
 _named: "weakref.WeakValueDictionary[str, Stream]" = weakref.WeakValueDictionary()
-_scope: "contextvars.ContextVar[Stream | None]" = contextvars.ContextVar("partjit_colocated_stream", default=None)
-_traced: "contextvars.ContextVar[Stream | None]" = contextvars.ContextVar("partjit_traced_stream", default=None)
+_scope: "contextvars.ContextVar[_Entry | None]" = contextvars.ContextVar("partjit_colocated_stream", default=None)
+_traced: "contextvars.ContextVar[_Entry | None]" = contextvars.ContextVar("partjit_traced_stream", default=None)
 
 
 class Stream(Lane):
@@ -62,12 +63,14 @@ class Stream(Lane):
     @property
     def nested(self) -> "Stream":
         """The stream of the calls that are made inside of its calls, the same as long as there are some."""
-        with _lock:
-            found = self._nested() if self._nested is not None else None
-            if found is None:
-                found = Stream(root=self.root)
-                self._nested = weakref.ref(found)
-            return found
+        return _changes.run(self._find_nested)
+
+    def _find_nested(self) -> "Stream":
+        found = self._nested() if self._nested is not None else None
+        if found is None:
+            found = Stream(root=self.root)
+            self._nested = weakref.ref(found)
+        return found
 
     def __reduce__(self) -> Any:
         if self.name is None:
@@ -88,17 +91,24 @@ _of_thread = _OfThread()
 
 def current_stream() -> Stream:
     """The stream of the innermost `with colocated.stream(...)`, or that of the thread."""
-    return _scope.get() or _of_thread.stream
+    return (_scope.get() and _entered(_scope)) or _of_thread.stream
 
 
 def entered_stream() -> Stream | None:
     """The stream of the innermost `with colocated.stream(...)`, None outside of any."""
-    return _scope.get()
+    return _entered(_scope)
 
 
 def traced_stream() -> Stream | None:
     """The stream of the innermost `with colocated.stream(...)` that the function being traced has entered itself."""
-    return _traced.get()
+    return _entered(_traced)
+
+
+def _entered(variable: "contextvars.ContextVar[_Entry | None]") -> Stream | None:
+    entry = variable.get()
+    while entry is not None and entry.was_broken_off:
+        entry = entry.outer[variable]
+    return None if entry is None else entry.stream
 
 
 def as_stream(stream: str | Stream, where: str = "colocated.stream", argument: str = "stream") -> Stream:
@@ -115,16 +125,27 @@ def as_stream(stream: str | Stream, where: str = "colocated.stream", argument: s
         return stream
     if not isinstance(stream, str):
         raise wrong_type(where, argument, stream, "the name of a stream or a Stream")
-    with _lock:
-        found = _named.get(stream)
-        if found is None:
-            found = _named[stream] = Stream(stream)
-        return found
+    return _changes.run(_find_named, stream)
+
+
+def _find_named(name: str) -> Stream:
+    found = _named.get(name)
+    if found is None:
+        found = _named[name] = Stream(name)
+    return found
+
+
+def forget_after_fork() -> None:
+    """A thread that the child of a fork has not may have been in the middle of a change."""
+    global _changes
+    _changes = Exclusive()
 
 
 def inside(stream: Stream) -> None:
     """Makes the calls of this context nested ones of a stream's call."""
-    _scope.set(stream.nested)
+    entry = _Entry()
+    entry.stream = stream.nested
+    _scope.set(entry)
 
 
 def stream(name: str | None = None, *, size: int | None = None) -> contextlib.AbstractContextManager[Stream, None]:
@@ -155,32 +176,90 @@ def stream(name: str | None = None, *, size: int | None = None) -> contextlib.Ab
     The idea is that of a CUDA stream, and at its end that of a task group.
     """
     require("colocated.stream", "name", name, str | Stream | None, "the name of a stream, or None for a new one")
-    return _Scope(name, None if size is None else require_integer("colocated.stream", "size", size, 1))
+    return cast(Any, _Scope(name, None if size is None else require_integer("colocated.stream", "size", size, 1)))
 
 
-class _Scope(contextlib.AbstractContextManager[Stream, None]):
+class _Entry:
+    """That a block was entered.
+
+    Attributes:
+        stream: the stream of the block.
+        outer: what the variables said before.
+        exit: what `with` calls at the end of the block; it goes with the block, however that ends. None if it is not
+            known, or the block has ended as it should.
+    """
+
+    __slots__ = ("exit", "outer", "stream")
+
+    def __init__(self) -> None:
+        self.stream: Stream | None = None
+        self.outer: dict[contextvars.ContextVar[_Entry | None], _Entry | None] = {}
+        self.exit: weakref.ref[Any] | None = None
+
+    @property
+    def was_broken_off(self) -> bool:
+        """Whether an interrupt came in between when the block was entered or left."""
+        return self.exit is not None and self.exit() is None
+
+
+class _Exit:
+    """`__exit__` of a scope. What `with` gets of it is called by C, and referred to by nothing but the interpreter."""
+
+    def __get__(self, scope: "_Scope | None", owner: type | None = None) -> Any:
+        if scope is None:
+            return _Scope.leave  # for `contextlib.ExitStack`
+        entry = _Entry()
+        leave = functools.partial(_leave, scope, entry)
+        entry.exit = weakref.ref(leave)
+        scope.next = entry
+        return leave
+
+
+class _Scope:
+    """What `with` enters: it gets `__exit__` first, and then calls `__enter__`."""
+
+    __exit__ = _Exit()
+
     def __init__(self, name: str | None, size: int | None) -> None:
         self._name, self._size = name, size
-        self._entered: list[tuple[Stream, list[tuple[Any, Any]]]] = []
+        self.next: _Entry | None = None
+        self._entries: list[_Entry] = []
 
     def __enter__(self) -> Stream:
-        entered = Stream() if self._name is None else as_stream(self._name)
+        stream = Stream() if self._name is None else as_stream(self._name)
         if self._size is not None:
-            calls.resize(entered, self._size)
+            calls.resize(stream, self._size)
+        entry, self.next = self.next, None
+        if entry is None or entry.was_broken_off:  # not by `with`
+            entry = _Entry()
+            self._entries.append(entry)
+        entry.stream = stream
         variables = [_scope] if _compat.is_eager() else [_scope, _traced]
-        self._entered.append((entered, [(variable, variable.set(entered)) for variable in variables]))
-        return entered
+        entry.outer = {variable: variable.get() for variable in variables}
+        for variable in variables:
+            variable.set(entry)
+        return stream
 
-    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        entered, tokens = self._entered.pop()
-        for variable, token in tokens:
-            variable.reset(token)
-        if not _compat.is_eager():  # its calls are made when the program runs
-            return
-        if error is None:
-            wait(entered)
-        else:
-            join(entered, None)
+    def leave(self, error: type[BaseException] | None, *details: object) -> None:
+        """Leaves what `__enter__` has entered last without a `with`."""
+        _leave(self, self._entries[-1], error, *details)
+        self._entries.pop()
+
+
+def _leave(scope: _Scope, entry: _Entry, error: type[BaseException] | None, *details: object) -> None:
+    entered = entry.stream
+    if entered is None:  # `__exit__` was called by the user
+        scope.leave(error, *details)
+        return
+    for variable, outer in entry.outer.items():
+        variable.set(outer)
+    entry.exit = None  # contexts that were copied in the block keep its stream
+    if not _compat.is_eager():  # its calls are made when the program runs
+        return
+    if error is None:
+        wait(entered)
+    else:
+        join(entered)
 
 
 def wait(stream: str | Stream | None = None, *, timeout: float | None = None) -> None:
@@ -190,12 +269,13 @@ def wait(stream: str | Stream | None = None, *, timeout: float | None = None) ->
 
     Args:
         stream: only the calls of this one.
-        timeout: in seconds.
+        timeout: in seconds; `math.inf`, as None, means for ever.
 
     Raises:
         Exception: the first failure that nobody looked at. Others are named in a note of it, and logged.
         TimeoutError: calls still run. It names them.
         TypeError: `stream` is no stream, or `timeout` no number.
+        ValueError: the timeout is nan.
 
     Example:
         >>> import jax.numpy as jnp
@@ -208,35 +288,39 @@ def wait(stream: str | Stream | None = None, *, timeout: float | None = None) ->
     waited_for = None if stream is None else as_stream(stream, "colocated.wait")
     if timeout is not None:
         require_number("colocated.wait", "timeout", timeout, "a number of seconds, or None")
-    join(waited_for, timeout)
-    running = calls.current_calls()
+        if timeout != timeout:
+            raise ValueError("colocated.wait: timeout must be a number of seconds, but is nan")
+    unfinished = join(waited_for, timeout)
+    if unfinished:
+        raise TimeoutError(f"colocated.wait: {still_there(unfinished, timeout)}")
+    running = current_calls()
     failures.raise_unseen(
         lambda failure: (
             (waited_for is None or failure.stream.root is waited_for.root)
-            and (not running or calls.descends_from(failure, running[-1]))
+            and (not running or descends_from(failure, running[-1]))
         )
     )
 
 
-def join(stream: Stream | None, timeout: float | None) -> None:
-    """Waits as `wait` does, and leaves what failed alone."""
-    deadline = None if timeout is None else time.monotonic() + timeout
-    running, later = calls.current_calls(), calls.roots_so_far()
+def join(stream: Stream | None, timeout: float | None = None) -> list[Call]:
+    """Waits as `wait` does, and leaves what failed alone; gives the calls that did not end in time."""
+    deadline = deadline_of(timeout)
+    running, later = current_calls(), roots_so_far()
     while True:  # a call that was waited for may have made others
         waited_for = [
             call
             for call in calls.unfinished()
             if (stream is None or call.stream.root is stream.root)
-            and (calls.descends_from(call, running[-1]) if running else call.root < later)
+            and (descends_from(call, running[-1]) if running else call.root < later)
         ]
         if not waited_for:
-            return
-        for call in waited_for:
-            try:
-                call.join(deadline)
-            except TimeoutError:
-                still = [call for call in waited_for if not call.has_ended]
-                raise TimeoutError(
-                    f"colocated.wait: after {timeout} s there still run or wait "
-                    + ", ".join(f"{call.name!r} (called at {call.site[0]}:{call.site[1]})" for call in still)
-                ) from None
+            return []
+        if not all(calls.join(call, deadline) for call in waited_for):
+            return [call for call in waited_for if not call.has_ended]
+
+
+def still_there(unfinished: list[Call], timeout: float | None) -> str:
+    """Names calls that did not end in time."""
+    return f"after {timeout} s there still run or wait " + ", ".join(
+        f"{call.name!r} (called at {call.site[0]}:{call.site[1]})" for call in unfinished
+    )

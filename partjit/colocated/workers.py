@@ -1,12 +1,17 @@
 """The threads that run colocated calls, and one for what must not run where it comes up."""
 
+import _thread
+import functools
 import queue
 import sys
 import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["close", "forget_after_fork", "run_later", "start", "start_deferred", "stop"]
+from partjit.colocated import interrupts
+from partjit.colocated.interrupts import Exclusive, Flag
+
+__all__ = ["close", "forget_after_fork", "has_no_threads", "run_later", "start", "start_deferred", "stop"]
 
 _IDLE_SECONDS = 10.0
 """How long a thread without work stays: starting one costs more than waking one."""
@@ -17,20 +22,23 @@ class _Pool:
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._idle = 0  # threads that wait for a job, less the jobs that are on their way to one
+        self._idle = 0  # threads that wait for a job, less the jobs that are on their way to one; at most so many
         self._threads: set[threading.Thread] = set()
         self.is_closing = False
-        self._lock = threading.RLock()  # a finalizer that starts a job may come in between
+        self.is_refused = False
+        self._changes = Exclusive()
 
     def start(self, job: Callable[[], None]) -> None:
-        with self._lock:
-            has_idle = self._idle > 0
-            if has_idle or self.is_closing:
-                self._idle -= 1
-        if has_idle or self.is_closing:  # then no thread can be started any more: whoever gets free does it
-            self._jobs.put(job)
-        else:
-            threading.Thread(target=self.work, args=(job,), name="partjit colocated", daemon=True).start()
+        if self._changes.run(self._hand_to_idle, job):
+            return
+        try:
+            _start_thread(functools.partial(self.work, job), "partjit colocated")
+        except RuntimeError as error:
+            if threading.main_thread().is_alive() or interrupts.is_interrupt(error):
+                raise
+            # From Python 3.12 on no thread can be started after the main thread has returned, but others still run.
+            self.is_refused = True
+            job()
 
     def stop(self, deadline: float) -> None:
         for _ in [*self._threads]:
@@ -44,21 +52,33 @@ class _Pool:
             while job is not None:
                 _run(job)
                 job = None
-                with self._lock:
-                    self._idle += 1
                 job = self._next()
         finally:
             self._threads.discard(threading.current_thread())
 
     def _next(self) -> Callable[[], None] | None:
+        self._changes.run(self._rest)
         try:
             return self._jobs.get(timeout=_IDLE_SECONDS)
         except queue.Empty:
-            with self._lock:
-                if self._idle > 0:
-                    self._idle -= 1
-                    return None
-            return self._jobs.get()  # one is on its way here
+            return self._changes.run(self._retire)
+
+    def _hand_to_idle(self, job: Callable[[], None]) -> bool:
+        if self._idle <= 0 and not self.is_closing:
+            return False
+        self._idle -= 1  # before the job can be seen: one thread too many is better than one too few
+        self._jobs.put(job)
+        return True
+
+    def _rest(self) -> None:
+        self._idle += 1
+
+    def _retire(self) -> Callable[[], None] | None:
+        try:
+            return self._jobs.get_nowait()
+        except queue.Empty:
+            self._idle = max(self._idle - 1, 0)
+            return None
 
 
 class _Deferred:
@@ -67,30 +87,59 @@ class _Deferred:
     def __init__(self) -> None:
         # Of a kind whose put() may interrupt another one.
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
+        self.is_started = False
+        self._only = _thread.allocate_lock()
+        self._has_ended = Flag()
 
     def start(self) -> None:
-        with self._lock:
-            if self._thread is None:
-                thread = threading.Thread(target=self._work, name="partjit finalizers", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError:  # no more threads, or not at exit: what is left is done then, or told
-                    return
-                self._thread = thread
+        try:
+            _start_thread(self._work, "partjit finalizers")
+        except RuntimeError as error:  # no more threads, or not at exit: what is left is done then, or reported
+            if interrupts.is_interrupt(error):
+                raise
+            return
+        self.is_started = True
 
     def run_later(self, job: Callable[[], None]) -> None:
         self._jobs.put(job)
 
+    def run_here(self) -> None:
+        """Does what is to be done, where there is no thread for it."""
+        while not self._jobs.empty():
+            job = self._jobs.get()
+            if job is not None:
+                _run(job)
+
     def stop(self, deadline: float) -> None:
-        self._jobs.put(None)
-        if self._thread is not None:
-            self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self.is_started:
+            self._jobs.put(None)
+            self._has_ended.wait(deadline)
 
     def _work(self) -> None:
+        if not self._only.acquire(blocking=False):  # two threads started it
+            return
         while (job := self._jobs.get()) is not None:
             _run(job)
+        self._has_ended.set()
+
+
+def _start_thread(work: Callable[[], None], name: str) -> None:
+    """Starts a thread.
+
+    `Thread.start` waits for a sign of the thread; an interrupt of that wait may lock up the thread. So it is called by
+    another one, where no signals are handled.
+
+    Raises:
+        RuntimeError: the system gives no more threads.
+    """
+    _thread.start_new_thread(_start_and_work, (work, name))
+
+
+def _start_and_work(work: Callable[[], None], name: str) -> None:
+    try:
+        threading.Thread(target=work, name=name, daemon=True).start()
+    except RuntimeError:  # there is no other thread to be had, but this one
+        work()
 
 
 def _run(job: Callable[[], None]) -> None:
@@ -105,7 +154,7 @@ _deferred = _Deferred()
 
 
 def start(job: Callable[[], None]) -> None:
-    """Runs a job on a thread of its own.
+    """Runs a job on a thread of its own; here, if the main thread has returned and there is none.
 
     Raises:
         RuntimeError: the system gives no more threads.
@@ -113,9 +162,14 @@ def start(job: Callable[[], None]) -> None:
     _pool.start(job)
 
 
+def has_no_threads() -> bool:
+    """Whether jobs are run where they are started, for want of threads."""
+    return _pool.is_refused
+
+
 def start_deferred() -> None:
     """Sees to it that there is a thread for `run_later`; to be called where threads may be started."""
-    if _deferred._thread is None:
+    if not _deferred.is_started:
         _deferred.start()
 
 
@@ -126,7 +180,9 @@ def run_later(job: Callable[[], None]) -> None:
 
 def close() -> None:
     """At exit, when Python starts no more threads: the one for finalizers does what others have no time for."""
-    if not _pool.is_closing:
+    if not _deferred.is_started:
+        _deferred.run_here()
+    elif not _pool.is_closing:
         _pool.is_closing = True
         _deferred.run_later(lambda: _pool.work(lambda: None))
 
@@ -140,6 +196,7 @@ def stop(seconds: float) -> None:
     deadline = time.monotonic() + seconds
     _pool.stop(deadline)
     _deferred.stop(deadline)
+    interrupts.stop(deadline)
 
 
 def forget_after_fork() -> None:
