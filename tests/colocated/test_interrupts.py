@@ -6,6 +6,7 @@ handler of a signal may do, but at every place and not by luck.
 
 import collections
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -18,8 +19,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import partjit
 from partjit import colocated
-from partjit.colocated import calls, colocated_python, colocated_python_class, failures, pending, streams, workers
+from partjit.colocated import calls, colocated_python, colocated_python_class, specialized, streams
+from partjit.colocated.interrupts import Exclusive, Flag, Presence, is_interrupt
 from tests.colocated import rendezvous
 
 pytestmark = pytest.mark.usefixtures("meeting")
@@ -54,6 +57,11 @@ class Interruption:
 
     def __call__(self, frame, event, _):
         module = FILES.get(frame.f_code.co_filename)
+        if frame.f_code.co_filename == threading.__file__:  # as far as the runtime uses it
+            outer = frame.f_back
+            while outer.f_code.co_filename == threading.__file__:
+                outer = outer.f_back
+            module = FILES.get(outer.f_code.co_filename) and "threading"
         if module is None or frame.f_code.co_name in ("__del__", "log"):  # what they raise is reported, not raised
             return None
         frame.f_trace_opcodes = self._is_close
@@ -193,16 +201,16 @@ def a_failure(make):
 
 
 SCENARIOS = {  # and at how many places it has to be interrupted at least
-    an_inline_call: 60,
-    an_inline_call_that_waits_for_its_turn: 90,
-    a_call_on_a_thread: 50,
-    a_result_that_is_waited_for: 90,
-    a_full_stream: 90,
-    the_scope_of_a_stream: 70,
-    waiting_with_a_timeout: 90,
-    nested_calls: 100,
-    methods_of_an_object: 110,
-    a_failure: 90,
+    an_inline_call: 100,
+    an_inline_call_that_waits_for_its_turn: 140,
+    a_call_on_a_thread: 90,
+    a_result_that_is_waited_for: 130,
+    a_full_stream: 120,
+    the_scope_of_a_stream: 200,
+    waiting_with_a_timeout: 160,
+    nested_calls: 170,
+    methods_of_an_object: 240,
+    a_failure: 180,
 }
 
 
@@ -240,8 +248,8 @@ def interrupt(scenario, interruption, error):
     sys.settrace(interruption)
     try:
         scenario(make)
-    except error as caught:
-        assert "in between" in str(caught)
+    except error:
+        pass
     finally:
         sys.settrace(None)
     rendezvous.say("go")
@@ -285,11 +293,287 @@ def test_an_interrupt_at_any_line_leaves_nothing_locked_lost_or_done_twice(scena
     caplog.set_level("CRITICAL")
     with watched():
         interrupt(scenario, None, Interrupt)  # which prepares what is prepared once
-        for error in (Interrupt, Limit):
-            places, missed = collections.Counter(), 0
-            while missed < 2:  # the steps differ a little each time
-                interruption = Interruption(places, error)
+    for error in (Interrupt, Limit) if IS_SOAK else (Interrupt,):
+        places, missed = collections.Counter(), 0
+        while missed < 2:  # the steps differ a little each time
+            interruption = Interruption(places, error)
+            with watched():
                 interrupt(scenario, interruption, error)
-                missed = missed + 1 if interruption.place is None else 0
-            assert len(places) >= SCENARIOS[scenario], f"interrupted at {len(places)} places only"
-            print(len(places), sorted({(p[0]) for p in places}))
+            missed = missed + 1 if interruption.place is None else 0
+        assert len(places) >= SCENARIOS[scenario], f"interrupted at {len(places)} places only"
+
+
+STORM = """
+import collections, os, signal, sys, time, threading
+import jax, jax.numpy as jnp
+from partjit import colocated
+from partjit.colocated import calls
+
+class Alarm(Exception):
+    pass
+
+def ring(*_):
+    global alarms
+    alarms += 1
+    raise Alarm
+
+ran = collections.Counter()
+sys.modules["storm"] = type(sys)("storm")
+sys.modules["storm"].ran = ran
+
+def work(x):
+    import storm
+    storm.ran[int(x)] += 1
+    return x
+
+@colocated.colocated_python_class
+class Worker:
+    def work(self, x):
+        return work(x)
+
+worker = Worker()
+functions = [
+    colocated.colocated_python(work, mode="stream", stream="storm", out_specs_fn=lambda x: x),
+    colocated.colocated_python(work, mode="inline", stream="storm"),
+    colocated.colocated_python(work, mode="stream", out_specs_fn=lambda x: x),
+    worker.work.specialize(out_specs_fn=lambda x: x),
+]
+numbers = [jnp.int32(i) for i in range(50)]
+for f in functions:
+    jax.block_until_ready([f(numbers[0])])
+ran.clear()
+most, made, alarms = int(sys.argv[1]), collections.Counter(), 0
+signal.signal(signal.SIGALRM, ring)
+deadline = time.monotonic() + 240
+while alarms < most and time.monotonic() < deadline:
+    signal.setitimer(signal.ITIMER_REAL, 0.0001 + 0.00037 * (alarms % 7))
+    i, before = alarms % 50, alarms
+    try:
+        with colocated.stream("storm", size=3):
+            for f in functions:
+                y = f(numbers[i])
+                made[i] += 1
+            jax.block_until_ready(y)
+        colocated.wait(timeout=60)
+        while alarms == before:  # where a finalizer is interrupted, Python does not raise it here
+            time.sleep(0.0001)
+    except Alarm:
+        pass
+signal.setitimer(signal.ITIMER_REAL, 0)
+assert alarms >= most, alarms
+assert not calls.current_calls()
+colocated.wait(timeout=60)
+assert [float(f(numbers[7])) for f in functions] == [7.0] * 4
+assert all(made[i] <= ran[i] for i in made), (made, ran)
+colocated.wait(timeout=60)
+print("calm", sum(made.values()), sum(ran.values()))
+"""
+
+
+def test_a_storm_of_alarms_passes():
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(STORM), "6000" if IS_SOAK else "200"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("calm"), ran.stdout
+
+
+# What the handler raises is the caller's
+
+
+@contextlib.contextmanager
+def alarm(seconds):
+    """Raises in this thread after a time."""
+
+    def ring(*_):
+        raise Limit("too late")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def slow_on_demand(x):
+    if int(x):
+        signal.setitimer(signal.ITIMER_REAL, 0.001)
+        rendezvous.hear("never")
+    return x
+
+
+@pytest.fixture
+def cheap(monkeypatch):
+    """Has functions seen to be so cheap that their caller runs them, however slow the machine is."""
+    monkeypatch.setattr(specialized, "_CHEAP_SECONDS", float("inf"))
+
+    def call_often(function):
+        for _ in range(20):
+            function(jnp.int32(0)).block_until_ready()
+        return function
+
+    return call_often
+
+
+@pytest.mark.parametrize("way", ["auto", "auto on a lane", "inline", "inline on a lane", "in a program"])
+def test_what_a_handler_raises_in_a_call_that_its_caller_runs_is_raised_there(way, cheap):
+    make = colocated_python_class(type("Slow", (), {"run": lambda self, x: slow_on_demand(x)}))
+    function = {
+        "auto": lambda: cheap(colocated_python(slow_on_demand, out_specs_fn=lambda x: x)),
+        "auto on a lane": lambda: cheap(make().run.specialize(out_specs_fn=lambda x: x)),
+        "inline": lambda: colocated_python(slow_on_demand, mode="inline"),
+        "inline on a lane": lambda: colocated_python(slow_on_demand, mode="inline", stream="S"),
+        "in a program": lambda: partjit.pjit(
+            colocated_python(slow_on_demand, mode="inline", out_specs_fn=lambda x: x), name="limited"
+        ),
+    }[way]()
+    with alarm(SECONDS):
+        float(function(jnp.int32(0)))
+        for _ in range(3):
+            with pytest.raises(Limit, match="too late"):
+                function(jnp.int32(1))
+        assert float(function(jnp.int32(0))) == 0
+    colocated.wait(timeout=SECONDS)
+
+
+def test_what_the_function_raises_itself_stays_its_result(cheap):
+    def fail(x):
+        if int(x):
+            raise Limit("of its own")
+        return x
+
+    function = cheap(colocated_python(fail, out_specs_fn=lambda x: x))
+    with alarm(SECONDS):
+        y = function(jnp.int32(1))
+    with pytest.raises(Limit, match="of its own"):
+        y.block_until_ready()
+
+
+def test_what_a_handler_raises_in_wait_is_raised_by_it():
+    function = colocated_python(lambda x: rendezvous.hear("go"), stream="S", out_specs_fn=lambda x: None)
+    function(one)
+    for wait in (lambda: colocated.wait(timeout=60), lambda: colocated.wait("S"), lambda: colocated.wait(timeout=60.0)):
+        with alarm(0.01), pytest.raises(Limit, match="too late"):
+            wait()
+    rendezvous.say("go")
+
+
+def test_an_interrupted_constructor_is_tried_again():
+    class Slow:
+        def __init__(self):
+            rendezvous.logs["constructed"].append(1)
+            slow_on_demand(jnp.int32(len(rendezvous.logs["constructed"]) == 1))
+
+        def get(self):
+            return one
+
+    slow = colocated_python_class(Slow)()
+    get = slow.get.specialize(devices=jax.devices()[:1], mode="inline")
+    with alarm(SECONDS), pytest.raises(Limit):
+        get()
+    assert float(get()) == 1
+
+
+@pytest.mark.parametrize("handler", ["function", "method", "object", "partial"])
+def test_handlers_of_every_kind_are_recognized(handler):
+    def ring(*_):
+        raise Limit
+
+    class Rings:
+        def ring(self, *_):
+            raise Limit
+
+        __call__ = ring
+
+    handlers = {"function": ring, "method": Rings().ring, "object": Rings(), "partial": functools.partial(ring, 1)}
+    before = signal.signal(signal.SIGUSR1, handlers[handler])
+    try:
+        with pytest.raises(Limit) as caught:
+            signal.raise_signal(signal.SIGUSR1)
+        assert is_interrupt(caught.value)
+        with pytest.raises(Limit) as caught:
+            raise Limit
+        assert not is_interrupt(caught.value)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+# The parts it is built of
+
+
+def test_exclusive_functions_run_one_at_a_time_and_let_go_when_they_raise():
+    exclusive, inside, counted = Exclusive(), [], []
+
+    def count(fails):
+        inside.append(1)
+        assert len(inside) == 1
+        time.sleep(0)  # which lets other threads come in, if they can
+        counted.append(1)
+        inside.pop()
+        if fails:
+            raise RuntimeError
+
+    def work():
+        for i in range(100):
+            with contextlib.suppress(RuntimeError):
+                exclusive.run(count, i % 3 == 0)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    assert len(counted) == 400
+    assert not exclusive.is_owned()
+
+
+def test_an_exclusive_function_may_come_in_between_itself_and_no_other_thread_is_inside():
+    exclusive, other = Exclusive(), Exclusive()
+    seen = []
+
+    def inner():
+        in_a_thread(lambda: seen.append(exclusive.is_owned()))
+        return [exclusive.is_owned(), other.is_owned()]
+
+    assert exclusive.run(exclusive.run, exclusive.run, inner) == [True, False]
+    assert other.run(exclusive.run, inner) == [True, True]
+    assert seen == [False, False]
+
+
+@pytest.mark.parametrize("deadline", [None, float("inf"), 1e300])
+def test_a_flag_lets_everybody_go_on(deadline):
+    flag, results = Flag(), []
+    threads = [threading.Thread(target=lambda: results.append(flag.wait(deadline))) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    assert not flag.wait(time.monotonic() + 0.01)
+    assert not flag.wait(time.monotonic() - 1)
+    flag.set()
+    flag.set()
+    for thread in threads:
+        thread.join(SECONDS)
+    assert results == [True] * 5
+    assert flag.wait(time.monotonic() - 1)
+
+
+@pytest.mark.parametrize("ends", ["returns", "raises", "leaves"])
+def test_what_a_function_left_undone_another_thread_does(ends):
+    presence, done = Presence(), threading.Event()
+
+    def function():
+        assert presence.is_on
+        if ends == "raises":
+            raise Interrupt
+        if ends == "leaves":
+            presence.leave()
+
+    with contextlib.suppress(Interrupt):
+        presence.of(function, otherwise=done.set)()
+    assert not presence.is_on
+    assert done.wait(0.1 if ends == "leaves" else SECONDS) is (ends != "leaves")
