@@ -62,6 +62,11 @@ class _Instance:
         if not self._is_closed:
             with contextlib.suppress(IndexError):  # there is none yet, or no more
                 return self._box[0]
+            if self._life in calls.entered_lanes():
+                raise RuntimeError(
+                    f"deadlock: the constructor of {self.name} calls a method of the object that it constructs, which "
+                    "can only run when the constructor has ended. Call the plain method of `self` instead"
+                )
         return self._in_life("__init__", self._construct)
 
     def _construct(self) -> Any:

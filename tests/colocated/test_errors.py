@@ -317,10 +317,11 @@ def test_at_exit_a_hanging_call_is_not_waited_for_for_ever():
     assert "PARTJIT_EXIT_TIMEOUT sets how many seconds to wait" in err
 
 
-def test_an_exit_timeout_that_is_no_number_is_told():
-    code, _, err = run("pass", PARTJIT_EXIT_TIMEOUT="soon")
+@pytest.mark.parametrize("timeout", ["soon", "nan"])
+def test_an_exit_timeout_that_is_no_number_is_told(timeout):
+    code, _, err = run("pass", PARTJIT_EXIT_TIMEOUT=timeout)
     assert code == 0
-    assert "partjit: PARTJIT_EXIT_TIMEOUT must be a number of seconds, but is 'soon'" in err
+    assert f"partjit: PARTJIT_EXIT_TIMEOUT must be a number of seconds, but is {timeout!r}" in err
 
 
 def test_an_uncaught_exception_ends_the_process_after_its_calls():

@@ -1,0 +1,130 @@
+"""The end of the process: nothing that was called is lost, however long it takes and whoever calls."""
+
+import math
+import threading
+import time
+
+import jax.numpy as jnp
+import pytest
+
+from partjit import colocated
+from partjit.colocated import colocated_python
+from tests.colocated import rendezvous
+from tests.colocated.test_errors import run
+
+pytestmark = pytest.mark.usefixtures("meeting")
+
+one = jnp.float32(1)
+
+
+@pytest.mark.parametrize("timeout", ["inf", "1e300"])
+def test_an_exit_timeout_without_end_waits_for_all_calls(timeout):
+    code, out, err = run(
+        """
+        def work(x):
+            time.sleep(0.1)
+            print("ran", flush=True)
+        f = colocated.colocated_python(work, out_specs_fn=lambda x: None)
+        for _ in range(3):
+            f(one)
+        print("end", flush=True)
+        """,
+        PARTJIT_EXIT_TIMEOUT=timeout,
+    )
+    assert (code, out.split(), err) == (0, ["end", "ran", "ran", "ran"], "")
+
+
+def test_a_negative_exit_timeout_does_not_wait():
+    code, _, err = run(
+        """
+        f = colocated.colocated_python(lambda x: threading.Event().wait(), mode="stream", out_specs_fn=lambda x: None)
+        f(one)
+        """,
+        PARTJIT_EXIT_TIMEOUT="-1",
+    )
+    assert code == 0
+    assert "after -1.0 s there still run or wait '<lambda>'" in err
+
+
+@pytest.mark.parametrize("timeout", [math.inf, 1e300, 10**400, threading.TIMEOUT_MAX * 2, None])
+def test_wait_without_end_waits(timeout):
+    y = colocated_python(
+        lambda x: rendezvous.hear("go") or time.sleep(0.01) or x, stream="endless", out_specs_fn=lambda x: x
+    )(one)
+    threading.Timer(0.01, rendezvous.say, ["go"]).start()
+    for stream in ("endless", None):
+        colocated.wait(stream, timeout=timeout)
+    assert y.is_ready()
+
+
+@pytest.mark.parametrize("timeout", [0, -1, -math.inf])
+def test_wait_without_time_looks_once(timeout):
+    colocated_python(lambda x: rendezvous.hear("go"), stream="endless", out_specs_fn=lambda x: None)(one)
+    with pytest.raises(TimeoutError, match="still run or wait"):
+        colocated.wait(timeout=timeout)
+    rendezvous.say("go")
+
+
+def test_wait_refuses_what_is_not_a_number_of_seconds():
+    with pytest.raises(ValueError, match=r"colocated.wait: timeout must be a number of seconds, but is nan"):
+        colocated.wait(timeout=math.nan)
+
+
+LATE = """
+    import gc
+    def inner(x):
+        print("inner", int(x), flush=True)
+        return x + 1
+    def outer(x):
+        nested = colocated.colocated_python(inner, mode="stream", out_specs_fn=lambda x: x)
+        first, second = nested(x), nested(x + 10)
+        return second + first
+    def late():
+        threading.main_thread().join()
+        f = colocated.colocated_python(inner, mode="stream", out_specs_fn=lambda x: x)
+        g = colocated.colocated_python(outer, stream="other", out_specs_fn=lambda x: x)
+        values = [f(one), g(f(one * 2)), f(one * 3)]
+        print("late", *map(float, values), flush=True)
+        with colocated.stream("scope", size=1):
+            for i in range(4, 7):
+                f(one * i)
+        bad = colocated.colocated_python(lambda x: {}[0], mode="stream", out_specs_fn=lambda x: x)(one)
+        try:
+            bad.block_until_ready()
+        except KeyError:
+            print("failed", flush=True)
+        @colocated.colocated_python_class
+        class Counter:
+            def __init__(self):
+                self.count = 0
+            def add(self, x):
+                self.count += int(x)
+                return jnp.float32(self.count)
+        counter = Counter()
+        add = counter.add.specialize(out_specs_fn=lambda x: x, mode="stream")
+        print("counted", *[float(add(one)) for _ in range(3)], flush=True)
+        f(one * 7)
+    threading.Thread(target=late).start()
+"""
+LATE_OUTPUT = """\
+inner 1
+inner 2
+inner 3
+inner 13
+inner 3
+late 2.0 18.0 4.0
+inner 4
+inner 5
+inner 6
+failed
+counted 1.0 2.0 3.0
+inner 7
+"""
+
+
+@pytest.mark.parametrize("before", ["", "colocated.colocated_python(lambda x: x, mode='stream')(one)"])
+def test_a_thread_makes_its_first_calls_after_the_main_thread_has_returned(before):
+    code, out, err = run(before + LATE.replace("\n    ", "\n"))
+    assert (code, err) == (0, "")
+    assert sorted(out.splitlines()) == sorted(LATE_OUTPUT.splitlines())
+    assert [line for line in out.splitlines() if line.startswith("inner")][-4:] == [f"inner {i}" for i in range(4, 8)]
