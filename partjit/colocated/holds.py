@@ -7,7 +7,7 @@ is still being computed would wait for it; such an array is copied instead, whic
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -16,7 +16,7 @@ from partjit import _compat
 from partjit.colocated.failures import PoisonedError
 from partjit.colocated.pending import PendingArray, when_received
 
-__all__ = ["hold"]
+__all__ = ["distinct", "hold"]
 
 Take = Callable[[], Any]
 """Gives the array that was held; to be called once, where the function runs."""
@@ -96,3 +96,14 @@ def _raise(error: RuntimeError) -> NoReturn:
 
 def _deleted(array: Any) -> RuntimeError:
     return RuntimeError(f"a colocated function was called with a deleted array: {array.aval.str_short()}")
+
+
+def distinct(results: Sequence[Any], given: Sequence[Any], which: Sequence[int]) -> Sequence[Any]:
+    """The results, of which those at `which` are neither the arguments given nor each other."""
+    seen = {*map(id, given)}
+    own = [*results]
+    for i in which:
+        if id(results[i]) in seen:
+            own[i] = hold(results[i])()
+        seen.add(id(results[i]))
+    return own

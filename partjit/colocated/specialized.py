@@ -20,7 +20,7 @@ from partjit.colocated.ahead import Ahead, Prepared
 from partjit.colocated.call import Call, Lane, failure_here
 from partjit.colocated.devices import colocated_sharding
 from partjit.colocated.failures import Site, call_site
-from partjit.colocated.holds import hold
+from partjit.colocated.holds import distinct, hold
 from partjit.colocated.interrupts import is_interrupt
 from partjit.colocated.layouts import Shards, on_each_shard, per_shard
 from partjit.colocated.pending import PendingArray
@@ -147,7 +147,7 @@ class Specialized:
                     results = out_specs.fit_flat(self._target(*args, **kwargs), self._name)
             else:
                 results = out_specs.tree.flatten_up_to(self._run_here(leaves, self._lanes(stream)[0], stream, site))
-            return _told_apart(results, leaves, apart) if apart else results
+            return distinct(results, leaves, apart) if apart else results
         except Exception as error:
             failure_here(error, self._name, site, stream).raise_()
 
@@ -365,17 +365,6 @@ class Specialized:
 
     def _measured(self, seconds: float) -> None:
         self._cheap_in_a_row = self._cheap_in_a_row + 1 if seconds < _CHEAP_SECONDS else 0
-
-
-def _told_apart(results: Sequence[Any], given: Sequence[Any], apart: Sequence[int]) -> Sequence[Any]:
-    """The results, those at `apart` being neither arguments nor each other."""
-    seen = {*map(id, given)}
-    own = [*results]
-    for i in apart:
-        if id(results[i]) in seen:
-            own[i] = hold(results[i])()
-        seen.add(id(results[i]))
-    return own
 
 
 def _values(leaves: Sequence[Any]) -> list[Any]:

@@ -288,8 +288,6 @@ def wait(stream: str | Stream | None = None, *, timeout: float | None = None) ->
     waited_for = None if stream is None else as_stream(stream, "colocated.wait")
     if timeout is not None:
         require_number("colocated.wait", "timeout", timeout, "a number of seconds, or None")
-        if timeout != timeout:
-            raise ValueError("colocated.wait: timeout must be a number of seconds, but is nan")
     unfinished = join(waited_for, timeout)
     if unfinished:
         raise TimeoutError(f"colocated.wait: {still_there(unfinished, timeout)}")
