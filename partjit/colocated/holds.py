@@ -18,6 +18,8 @@ from partjit.colocated.pending import PendingArray, when_received
 
 __all__ = ["distinct", "hold"]
 
+_OWN_KINDS = (None, "device")
+
 Take = Callable[[], Any]
 """Gives the array that was held; to be called once, where the function runs."""
 
@@ -41,7 +43,9 @@ def hold(array: Any) -> Take:
         return lambda: array
     if array.is_deleted():  # asking such an array whether it is ready ends the process on jax 0.10
         raise _deleted(array)
-    return _hold_ready(array) if array.is_ready() else _copied(array)
+    # A capsule does not say in which kind of memory it is: what is made of it is in the device's own.
+    is_pinnable = array.sharding.memory_kind in _OWN_KINDS and array.is_ready()
+    return _hold_ready(array) if is_pinnable else _copied(array)
 
 
 def _hold_ready(array: Any) -> Take:

@@ -170,3 +170,14 @@ def test_copies_and_aliases_are_committed_as_the_argument_was():
             f(argument)
     colocated.wait()
     assert rendezvous.logs["committed"] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("kind", ["device", "pinned_host", "unpinned_host"])
+@pytest.mark.parametrize("mode", ["inline", "stream"])
+def test_arguments_keep_the_kind_of_their_memory(mesh, mode, kind):
+    sharding = NamedSharding(mesh, P("x"), memory_kind=kind)
+    x = jax.device_put(np.arange(8, dtype=np.float32), sharding)
+    call = colocated_python(lambda x: x, mode=mode, out_specs_fn=lambda x: x)
+    result = call(x)
+    np.testing.assert_array_equal(result, np.arange(8))
+    assert result.sharding == sharding
