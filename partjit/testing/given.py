@@ -12,7 +12,9 @@ from partjit.spec import ParsedPartitionSpec
 __all__ = ["axes_to_avoid", "axis_names_of", "mesh_shapes_of", "numeric_kind", "parsed_spec", "shape_of"]
 
 
-def parsed_spec(where: str, spec: Any, mesh: Mesh | AbstractMesh | None = None) -> ParsedPartitionSpec:
+def parsed_spec(
+    where: str, spec: Any, mesh: Mesh | AbstractMesh | None = None, *, unconstrained: bool = False
+) -> ParsedPartitionSpec:
     """The meaning of a spec of a test, whose axes are those of a mesh.
 
     Raises:
@@ -20,7 +22,7 @@ def parsed_spec(where: str, spec: Any, mesh: Mesh | AbstractMesh | None = None) 
         ValueError: it is wrong by itself, or names an axis that the mesh does not have.
     """
     require(where, "spec", spec, P | None, "a PartitionSpec, or None for replicated")
-    parsed = ParsedPartitionSpec.from_user_input(spec, f"{where}: spec")
+    parsed = ParsedPartitionSpec.from_user_input(spec, f"{where}: spec", allow_unconstrained_dims=unconstrained)
     unknown = [axis for axis in parsed.mesh_axes if mesh is not None and axis not in mesh.shape]
     if mesh is not None and unknown:
         axes = ", ".join(map(str, mesh.shape)) or "no axes"

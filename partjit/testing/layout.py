@@ -34,7 +34,7 @@ def axes_of(spec: P | None, ndim: int) -> tuple[tuple[str, ...], ...]:
         )
     # Parsed for the errors only: what the package reads in a spec is what laws about layouts are to check.
     entries = () if spec is None else tuple(spec)
-    axes = [() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in entries]
+    axes = [() if e is None else tuple(e) if isinstance(e, list | tuple) else (e,) for e in entries]
     return tuple(axes + [()] * (ndim - len(axes)))
 
 

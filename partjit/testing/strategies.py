@@ -208,7 +208,8 @@ def shapes(
     if mesh is None:
         raise TypeError("shapes of a spec needs its mesh")
     require_mesh_type(where, "mesh", mesh, or_abstract=True)
-    entries = parsed_spec(where, spec, mesh).partitions
+    parsed_spec(where, spec, mesh, unconstrained=True)  # for its errors only: shapes are drawn for what the user wrote
+    entries = [() if e in (None, P.UNCONSTRAINED) else tuple(e) if isinstance(e, tuple) else (e,) for e in spec]
     divisors = [math.prod(mesh.shape[axis] for axis in axes) for axes in entries]
     divisors += [1] * draw(st.integers(max(0, min_ndim - len(divisors)), max(0, max_ndim - len(divisors))))
     shape = [divisor * draw(st.integers(1, 2)) for divisor in divisors]

@@ -191,3 +191,15 @@ else:
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_shapes_are_drawn_for_specs_with_unconstrained_dimensions():
+    mesh = partjit.Mesh(jax.devices()[:4], "x")
+
+    @settings(max_examples=10)
+    @given(shapes(spec=P(P.UNCONSTRAINED, "x"), mesh=mesh))
+    def test(shape):
+        assert len(shape) >= 2
+        assert shape[1] % 4 == 0
+
+    test()
