@@ -15,9 +15,11 @@ from jax.experimental.compilation_cache import compilation_cache
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
-# Most of the time of a run is XLA's. What one worker, one interpreter or the last run compiled, the next one reads: the
-# key holds the program, the options and the version of jaxlib, so that nothing is read which is not what would be
-# compiled. Child processes that tests start decide for themselves.
+# Most of the time of a run is XLA's. How programs are partitioned does not depend on how well their loops are compiled.
+jax.config.update("jax_disable_most_optimizations", True)
+
+# What one worker, one interpreter or the last run compiled, the next one reads. The key holds the program, the options
+# and the version of jaxlib, so that nothing is read which is not what would be compiled. Child processes have none.
 CACHE = os.environ.get("PARTJIT_TEST_CACHE", str(pathlib.Path(__file__).parent / ".jax_cache"))
 jax.config.update("jax_compilation_cache_dir", CACHE or None)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

@@ -366,7 +366,7 @@ def test_a_call_without_a_rule_is_refused_by_name_and_line(meeting, mesh):
 
     expected = (
         r"the colocated function double has no derivative, and is differentiated with respect to x at "
-        r".*test_colocated_derivatives\.py:\d+ in loss: say what it is with double\.defvjp\(fwd, bwd\) or "
+        r".*test_derivatives\.py:\d+ in loss: say what it is with double\.defvjp\(fwd, bwd\) or "
         r"double\.defjvp\(jvp\) before the program is traced, or pass what it only looks at as "
         r"jax\.lax\.stop_gradient\(x\)"
     )
