@@ -416,6 +416,27 @@ def test_carried_values_and_stacks_are_donated():
     assert {v for v in loop.outputs if v in fragment.inputs} <= given
 
 
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_what_dies_in_a_branch_is_donated_there_by_its_last_reader(is_kept):
+    c = Calls()
+
+    def fun(x):
+        y = c.twice(x) + 1
+        result = lax.cond(y.sum() > 0, lambda v: c.twice(v * 2), lambda v: c.twice(v - 1) + v, y)
+        return (result, y) if is_kept else result
+
+    (branch,) = (node for node in pjit(fun).plan(start()).nodes if isinstance(node, Branch))
+    donated = [
+        [(value in branch.given, flag) for value, flag in zip(node.inputs, node.donated, strict=True)]
+        for block in branch.blocks
+        for node in block.nodes
+        if isinstance(node, Fragment)
+    ]
+    # v - 1, after which v is read again; a result of a call, which its function may keep, and v; v * 2.
+    last = not is_kept
+    assert donated == [[(last, False)], [(False, False), (last, last)], [(last, last)]]
+
+
 def test_a_dear_head_is_not_computed_after_the_last_turn():
     c = Calls()
 
