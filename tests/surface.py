@@ -597,7 +597,7 @@ def _targets() -> Iterator[Target]:
         partjit.inspect.draw_array,
         lambda: {"x": (8, 2), "spec": P("x"), "mesh": mesh()},
         {
-            "x": "ints array object_array struct key empty",
+            "x": "ints array object_array str_array struct key empty",
             "spec": "pspec spec none parsed unconstrained_pspec sharding tree empty_bytes",
             "mesh": "none mesh abstract_mesh",
         },
