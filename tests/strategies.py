@@ -10,9 +10,13 @@ from jax.sharding import NamedSharding
 import partjit
 from partjit import P
 from partjit.testing import ShardedProgram, meshes, partition_specs, sharded_programs
+from tests import census
 
 AMBIENCES = ["with", "with", "partjit.set_mesh", "jax.set_mesh", "named"]
 PLACES = ["numpy", "uncommitted", "right", "elsewhere"]
+# The simplest is the first that hypothesis tries, and of a law of few examples the only one that is certain.
+TWO_AXES = [(2, 2), (4, 2), (2, 4), (2, 2, 2), (4, 1, 2), (3, 2), (2, 1, 3)]
+ANY_AXES = [*TWO_AXES, *TWO_AXES, (2,), (8,), (1, 8), (5,), (1,)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,19 +47,67 @@ class Case:
 
 @st.composite
 def cases(draw, *, explicit=False, ambiences=tuple(AMBIENCES), spmd=False, max_steps=4, depth=2, max_size=2):
-    """Calls of random programs; with `spmd`, such that one mesh axis is free."""
-    mesh = draw(meshes(explicit=explicit))
-    free = draw(st.sampled_from(mesh.axis_names)) if spmd else None
+    """Calls of random programs; with `spmd`, such that one mesh axis is free.
+
+    On every mesh of more than one device the first argument and the first result are partitioned.
+    """
+    mesh = draw(meshes(mesh_shapes=TWO_AXES if spmd else ANY_AXES, explicit=explicit))
+    free = draw(st.sampled_from(_axes_that_may_be_free(mesh))) if spmd else None
     avoid = (free,) if free else ()
-    program = draw(sharded_programs(mesh=mesh, avoid=avoid, max_steps=max_steps, depth=depth, max_size=max_size))
+    size = {"max_steps": max_steps, "depth": depth, "max_size": max_size}
+    program = draw(sharded_programs(mesh=mesh, avoid=avoid, partitioned=mesh.size > 1, **size))
     arg_shapes = program.arg_shapes
     ambience = draw(st.sampled_from(ambiences))
-    in_specs = [draw(partition_specs(mesh=mesh, shape=shape, avoid=avoid)) for shape in arg_shapes]
-    out_specs = [draw(partition_specs(mesh=mesh, shape=shape, avoid=avoid)) for shape in program.result_shapes]
+    in_specs, out_specs = (
+        [
+            draw(partition_specs(mesh=mesh, shape=shape, avoid=avoid, partitioned=mesh.size > 1 and i == 0))
+            for i, shape in enumerate(shapes)
+        ]
+        for shapes in (arg_shapes, program.result_shapes)
+    )
     places = [draw(st.sampled_from(PLACES)) for _ in arg_shapes]
     others = [draw(partition_specs(mesh=mesh, shape=shape)) for shape in arg_shapes]
     seed = draw(st.integers(0, 2**16))
     return Case(mesh, ambience, program, *map(tuple, (in_specs, out_specs, places, others)), seed, free)
+
+
+def _axes_that_may_be_free(mesh):
+    """The axes without which there is still something to partition over."""
+    return [axis for axis in mesh.axis_names if mesh.size > mesh.shape[axis]]
+
+
+@census.features.register
+def _(case: Case):
+    """What a law of a case sees: by the definition of a spec, not by what was asked of the strategies."""
+
+    def partitioned(specs):
+        return any(census.is_partitioned(case.mesh, spec) for spec in specs)
+
+    found = census.features(case.mesh) | census.features((*case.in_specs, *case.out_specs))
+    elsewhere = zip(case.places, case.in_specs, case.other_specs, strict=True)
+    shown = {
+        "a value of several dimensions": any(sum(n > 1 for n in shape) > 1 for shape in case.program.arg_shapes),
+        "a partitioned argument": partitioned(case.in_specs),
+        "a partitioned result": partitioned(case.out_specs),
+        "a spec inside": partitioned(specs_inside(case.program.steps)),
+        "an argument elsewhere": any(place == "elsewhere" and spec != other for place, spec, other in elsewhere),
+        "an axis for the batch": case.spmd is not None and case.mesh.shape[case.spmd] > 1,
+        "a loop": _has(case.program.steps, "scan", "map", "fori", "while"),
+        "a branch": _has(case.program.steps, "cond"),
+    }
+    return found | {feature for feature, is_there in shown.items() if is_there}
+
+
+def specs_inside(step):
+    """The specs in the steps of a program."""
+    if isinstance(step, P):
+        return [step]
+    return [spec for part in step for spec in specs_inside(part)] if isinstance(step, tuple) else []
+
+
+def _has(step, *kinds):
+    """Whether an operation of such a kind is in the steps of a program."""
+    return step in kinds if isinstance(step, str) else isinstance(step, tuple) and any(_has(s, *kinds) for s in step)
 
 
 def numpy_args(case):

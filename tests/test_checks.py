@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh
 
 from partjit import Mesh, P, checks, pjit
 from tests.bad_values import BAD_VALUES
+from tests.census import saw, sees
 
 
 def deleted():
@@ -46,8 +47,10 @@ def test_a_value_is_shown_with_its_type(value, text):
     assert checks.shown(value) == text
 
 
+@sees("within its bounds", "not within its bounds")
 @given(st.integers(-5, 5), st.integers(-5, 5), st.integers(-5, 5), st.sampled_from([int, np.int8, np.int64]))
 def test_a_whole_number_is_within_its_bounds(number, least, most, kind):
+    saw("within its bounds" if least <= number <= most else "not within its bounds")
     if least <= number <= most:
         found = checks.require_integer("f", "n", kind(number), least, most)
         assert found == number

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partjit import events
+from tests.census import sees
 
 EXAMPLES = [
     events.ProgramStarted("step", 3),
@@ -114,6 +115,7 @@ def test_a_block_that_raises_ends_the_subscription():
     assert events.listeners == ()
 
 
+@sees("different examples", "several elements")
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=30))
 def test_everybody_gets_what_was_emitted_while_they_listened(steps):
     seen, expected = [[], [], [], []], [[], [], [], []]

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, event, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding
 
@@ -27,6 +27,7 @@ from partjit import P, ShardingError, pjit
 from partjit.mesh import ambient_mesh
 from partjit.testing import assert_laid_out, axes_of, meshes, partition_specs, shapes
 from tests import strategies as ours
+from tests.census import is_partitioned, of_its_own, saw, sees
 
 SCALE = settings().max_examples / 100
 
@@ -268,18 +269,34 @@ LAWS = {
 }
 
 
-def check(law, **options):
-    """The law as a property of random cases."""
-    small = {"depth": 1, "max_steps": 2} if law.order == 2 else {}
+REAL = ("two mesh axes", "a value of several dimensions", "a partitioned argument", "a partitioned result")
+REAL = (*REAL, "a spec inside")
+SMALL = {"depth": 1, "max_steps": 2, "max_size": 1}
 
-    @given(ours.cases(**small, **options))
+
+def check(name, count, *, explicit=False, **options):
+    """Checks a law on random cases, of which it sees real ones."""
+    law = LAWS[name]
+    small = SMALL if SCALE <= 1 or law.order == 2 else {}
+    also = ["a derivative that is not zero"] * (law.order > 0) + ["an explicit axis"] * explicit
+    also += ["a partitioned result that is where its spec says"] * has_checked_specs(law.specs, explicit)
+
+    @sees(*REAL, *also)
+    @of_its_own(name)
+    @examples(count)
+    @given(ours.cases(explicit=explicit, **small, **options))
     def holds(case):
         hold(case, law.use, law.use, law.specs, derived=law.order > 0)
 
-    return holds
+    holds()
 
 
-def hold(case, use, plain_use, specs, *, derived):
+def has_checked_specs(specs, explicit):
+    """Whether the results of a use have specs: on Explicit axes a gradient has the type of its argument instead."""
+    return specs is not None and not (explicit and specs in (ins, ins_twice, ins_of_batch))
+
+
+def hold(case, use, plain_use, specs, *, derived, is_batch=False):
     """Asserts that both uses of a case give the same, and that the results of the first are as `specs` says."""
     n = len(case.program.shapes)
     args = ours.numpy_args(case)
@@ -288,19 +305,21 @@ def hold(case, use, plain_use, specs, *, derived):
     with ours.enter(case):
         results = use(ours.to_pjit(case), ours.placed_args(case), n, cotangents)
     close(results, expected)
-    # With Explicit axes the layout of an argument is its type, and a gradient has the type of its argument.
-    explicit = AxisType.Explicit in case.mesh.axis_types
-    if specs is None or (explicit and specs in (ins, ins_twice, ins_of_batch)):
+    leaves = jax.tree.leaves(results)
+    saw("a derivative that is not zero", when=derived and any(np.any(leaf) for leaf in leaves))
+    if not has_checked_specs(specs, AxisType.Explicit in case.mesh.axis_types):
         return
-    for result, spec in zip(jax.tree.leaves(results), specs(case.in_specs[:n], case.out_specs), strict=True):
-        # Where nothing depends on what is differentiated, the zeros are jax's own: no program made them.
-        if not derived or np.any(result):
+    for result, spec in zip(leaves, specs(case.in_specs[:n], case.out_specs), strict=True):
+        # Where nothing depends on what is differentiated, the zeros are jax's own: no program made them. Likewise the
+        # batch of a value that does not depend on the example.
+        if not (derived and not np.any(result)) and not (is_batch and np.all(result == result[:1])):
             assert_laid_out(result, case.mesh, spec)
+            saw("a partitioned result that is where its spec says", when=is_partitioned(case.mesh, spec))
 
 
 @pytest.mark.parametrize("name", LAWS)
 def test_a_partitioned_function_means_what_the_plain_one_does_and_is_where_it_says(name):
-    examples(1)(check(LAWS[name]))()
+    check(name, 2)
 
 
 def test_rules_that_jax_traces_later_find_the_mesh_of_the_program():
@@ -328,12 +347,12 @@ def test_rules_that_jax_traces_later_find_the_mesh_of_the_program():
 
 @pytest.mark.parametrize("name", LAWS if SCALE > 1 else ["call", "grad", "vmap", "jit of grad"])
 def test_the_same_on_meshes_with_explicit_axes(name):
-    examples(1)(check(LAWS[name], explicit=True, ambiences=("with", "partjit.set_mesh", "jax.set_mesh")))()
+    check(name, 1, explicit=True, ambiences=("with", "partjit.set_mesh", "jax.set_mesh"))
 
 
 @pytest.mark.parametrize("name", LAWS if SCALE > 1 else ["call", "jit"])
 def test_the_same_on_meshes_with_explicit_axes_that_only_the_program_knows(name):
-    examples(1)(check(LAWS[name], explicit=True, ambiences=("named",)))()
+    check(name, 1, explicit=True, ambiences=("named",))
 
 
 @pytest.mark.parametrize("name", ["vmap", "vmap of grad", "grad of vmap"])
@@ -342,8 +361,10 @@ def test_spmd_axis_name_divides_the_batch_and_changes_no_value(name):
         name
     ]
 
+    @sees(*REAL, "an axis for the batch", "a partitioned result that is where its spec says")
+    @of_its_own(name)
     @examples(2)
-    @given(ours.cases(spmd=True), st.integers(1, 2))
+    @given(ours.cases(spmd=True, **SMALL), st.integers(1, 2))
     def holds(case, rows):
         size = rows * case.mesh.shape[case.spmd]
 
@@ -351,11 +372,12 @@ def test_spmd_axis_name_divides_the_batch_and_changes_no_value(name):
             return [batched(spec, case.spmd) for spec in (out_specs if use is call else in_specs)]
 
         partitioned = vmap(use, size, spmd_axis_name=case.spmd)
-        hold(case, partitioned, vmap(use, size), specs, derived=use is pullback)
+        hold(case, partitioned, vmap(use, size), specs, derived=use is pullback, is_batch=True)
 
     holds()
 
 
+@sees("two mesh axes", "a partitioned argument", "a value of several dimensions")
 @examples(3)
 @given(ours.cases(max_steps=1, depth=1), st.data())
 def test_an_spmd_axis_that_a_spec_already_uses_is_always_an_error(case, data):
@@ -386,6 +408,7 @@ def refused_calls(x):
     }
 
 
+@sees("two mesh axes", "different examples")
 @examples(6)
 @given(meshes(), st.lists(st.sampled_from(sorted(refused_calls(np.ones((1, 1))))), min_size=1, max_size=4))
 def test_calls_that_are_refused_do_not_disturb_the_others(mesh, refused):
@@ -438,6 +461,7 @@ def placed(value, place, mesh, spec):
     return jax.device_put(value, NamedSharding(mesh, (spec if place == "right" else place) or P()))
 
 
+@sees("two mesh axes", "a partitioned value", "a partitioned result", "two meshes", "an argument elsewhere")
 @examples(6)
 @given(call_sequences(), st.data())
 def test_calls_under_any_meshes_with_arguments_anywhere_do_not_disturb_each_other(calls, data):
@@ -449,8 +473,10 @@ def test_calls_under_any_meshes_with_arguments_anywhere_do_not_disturb_each_othe
         return jnp.sin(partjit.with_sharding_constraint(a, inner)) - b, a.sum(axis=0)
 
     function = pjit(fun, in_specs, (out_spec, None))
-    for mesh, place_a, place_b, seed in calls:
-        a, b = np.random.default_rng(seed).uniform(-1, 1, (2, 8, 8)).astype(np.float32)
+    saw("a partitioned result", when=any(is_partitioned(mesh, out_spec) for mesh, *_ in calls))
+    saw("an argument elsewhere", when=any(isinstance(place, P) for _, *places, _ in calls for place in places))
+    for mesh, place_a, place_b, number in calls:
+        a, b = np.random.default_rng(number).uniform(-1, 1, (2, 8, 8)).astype(np.float32)
         with mesh:
             out, total = function(placed(a, place_a, mesh, in_specs[0]), placed(b, place_b, mesh, in_specs[1]))
         np.testing.assert_allclose(out, np.sin(a) - b, rtol=1e-5, atol=1e-5)
@@ -476,6 +502,7 @@ def constrained(draw):
     return mesh, shape, draw(partition_specs(mesh=mesh, shape=shape, divisible=False))
 
 
+@sees("two mesh axes", "a partitioned value", "a constraint that fits", "an uneven constraint")
 @examples(8)
 @given(constrained())
 def test_a_constraint_is_where_it_says_and_an_uneven_one_keeps_the_value(example):
@@ -486,6 +513,7 @@ def test_a_constraint_is_where_it_says_and_an_uneven_one_keeps_the_value(example
         return partjit.with_sharding_constraint(x * 2, spec)
 
     with mesh:
+        saw("a constraint that fits" if fits(mesh, spec, shape) else "an uneven constraint")
         if fits(mesh, spec, shape):
             assert_laid_out(partjit.with_sharding_constraint(x, spec), mesh, spec)
             assert_laid_out(pjit(fun, in_axis_resources=None)(x), mesh, spec)
@@ -556,6 +584,7 @@ def listed(message):
     return found
 
 
+@sees("two mesh axes", "a partitioned value", "several failures", "no failure")
 @examples(20)
 @given(careless_calls())
 def test_what_cannot_be_kept_is_an_error_that_lists_exactly_what_is_wrong(example):
@@ -570,7 +599,7 @@ def test_what_cannot_be_kept_is_an_error_that_lists_exactly_what_is_wrong(exampl
     function = pjit(fun, tuple(in_specs), tuple(out_specs))
     expected = wrong("arguments", ["params", "rest"], mesh, shapes, in_specs)
     expected |= wrong("outputs", ["result[0]", "result[1]"], mesh, shapes, out_specs)
-    event(f"{min(len(expected), 3)} failures")
+    saw(["no failure", "one failure", "several failures"][min(len(expected), 2)])
     with mesh:
         if expected:
             for _ in range(2):
@@ -659,6 +688,7 @@ ENTRIES = {
 }
 
 
+@sees("two mesh axes", "different examples", "several failures")
 @examples(20)
 @given(
     meshes(),
@@ -669,6 +699,7 @@ ENTRIES = {
 )
 def test_an_exception_comes_out_as_it_is_and_the_next_call_works(mesh, where, entry, make, failures):
     traces, raised = [], []
+    saw("several failures", when=failures > 1)
 
     def blame(x):
         traces.append(1)

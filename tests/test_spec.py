@@ -18,6 +18,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, SingleDeviceShar
 import partjit
 from partjit import FROM_ARRAY, FROM_GDA, UNSPECIFIED, Mesh, P, ParsedPartitionSpec, SpecSync, pjit
 from partjit.spec import parse_spec_tree
+from tests.census import is_partitioned, saw, sees
 
 AXES = ("a", "b", "c", "d")
 Pair = namedtuple("Pair", ["first", "second"])
@@ -92,6 +93,7 @@ def test_an_entry_becomes_the_tuple_of_its_axes_in_the_given_order(spec, expecte
     assert parsed.mesh is None
 
 
+@sees("an axis name", "two axes in one dimension")
 @hypothesis.given(st.data())
 def test_parsing_undoes_spelling(data):
     meaning = data.draw(partitions())
@@ -104,6 +106,7 @@ def test_parsing_undoes_spelling(data):
     assert parsed.unconstrained_dims == frozenset()
 
 
+@sees("an axis name", "two axes in one dimension")
 @hypothesis.given(st.data())
 def test_length_indexing_and_iteration_follow_the_partitions(data):
     meaning = data.draw(partitions())
@@ -148,15 +151,18 @@ def expected_index(meaning, shape, mesh, coordinates):
     return tuple(slices)
 
 
+@sees("an axis name", "two axes in one dimension", "a partitioned value", "two mesh axes")
 @hypothesis.given(st.data())
 @hypothesis.settings(max_examples=25)
 def test_every_piece_lies_where_the_digits_of_its_axes_say(data):
     sizes = data.draw(st.sampled_from([(8,), (4, 2), (2, 4), (2, 2, 2), (2, 1, 2), (3, 2), (1,)]))
     names = AXES[: len(sizes)]
     mesh = Mesh(np.array(jax.devices())[: math.prod(sizes)].reshape(sizes), names)
+    saw("two mesh axes", when=sum(size > 1 for size in sizes) > 1)
     meaning = tuple(tuple(a for a in p if a in names) for p in data.draw(partitions(max_rank=3)))
     padding = 3 - len(meaning)
     spec = data.draw(spelled(meaning, padding))
+    saw("a partitioned value", when=is_partitioned(mesh, spec))
     shape = tuple(math.prod(mesh.shape[a] for a in p) for p in (*meaning, *[()] * padding))
     x = np.arange(math.prod(shape)).reshape(shape)
     with mesh:
@@ -228,6 +234,7 @@ def test_the_length_of_a_spec_counts_even_where_it_says_nothing(mesh, spec, rank
 # Equality
 
 
+@sees("an axis name", "two axes in one dimension")
 @hypothesis.given(st.data())
 def test_specs_are_equal_exactly_when_they_mean_the_same(data):
     left = data.draw(partitions())
@@ -288,6 +295,7 @@ def test_none_means_the_same_as_an_empty_spec():
     assert parse(None).user_spec is None
 
 
+@sees("an axis name", "two axes in one dimension")
 @hypothesis.given(st.data())
 def test_specs_survive_copying_and_pickling(data):
     parsed = parse(data.draw(spelled(data.draw(partitions()))))
@@ -299,6 +307,7 @@ def test_specs_survive_copying_and_pickling(data):
             assert twin.sync is spec.sync
 
 
+@sees("an axis name", "two axes in one dimension")
 @hypothesis.given(st.data())
 def test_a_spec_cannot_be_changed(data):
     parsed = parse(data.draw(spelled(data.draw(partitions()))))
@@ -311,6 +320,7 @@ def test_a_spec_cannot_be_changed(data):
 # Inserting axes
 
 
+@sees("an axis name", "two axes in one dimension")
 @hypothesis.given(st.data())
 def test_inserting_an_axis_into_a_spec(data):
     meaning = data.draw(partitions())
@@ -331,6 +341,7 @@ def test_inserting_an_axis_into_a_spec(data):
     assert before.sync is SpecSync.IN_SYNC
 
 
+@sees("different examples", "several elements")
 @hypothesis.given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=5))
 def test_a_spec_never_comes_back_into_sync(steps):
     spec = parse(P("x", None, "y"))
@@ -341,6 +352,7 @@ def test_a_spec_never_comes_back_into_sync(steps):
         assert spec.sync is lowest
 
 
+@sees("an axis name", "two axes in one dimension")
 @hypothesis.given(st.data())
 def test_inserting_commutes_with_spelling_and_with_trailing_whole_dimensions(data):
     meaning = data.draw(partitions())

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from partjit import events
 from partjit.timeline import Span, Timeline, record
+from tests.census import sees
 
 HOME = threading.get_ident()
 WORKER = HOME + 1
@@ -197,6 +198,7 @@ times = st.integers(0, 20)
 intervals = st.tuples(times, times).map(sorted)
 
 
+@sees("different examples", "several elements")
 @given(st.lists(intervals, max_size=8))
 def test_fragments_lie_beside_or_inside_of_each_other_and_never_begin_before_they_are_dispatched(drawn):
     timeline = recorded(*[fragment(*interval, name=f"{i}") for i, interval in enumerate(drawn)])
@@ -291,6 +293,7 @@ def histories(draw):
     return draw(st.permutations(drawn))
 
 
+@sees("different examples", "several elements")
 @given(histories())
 def test_hidden_time_is_a_part_of_host_time(history):
     timeline = Timeline(history)
@@ -299,6 +302,7 @@ def test_hidden_time_is_a_part_of_host_time(history):
     assert timeline.host_seconds <= sum(span.seconds for span in timeline.spans if span.kind == "call")
 
 
+@sees("different examples", "several elements")
 @given(histories())
 def test_every_beginning_is_a_span_and_every_span_has_a_beginning(history):
     timeline = Timeline(history)
@@ -317,6 +321,7 @@ def test_every_beginning_is_a_span_and_every_span_has_a_beginning(history):
     assert timeline.summary()
 
 
+@sees("different examples", "several elements")
 @given(st.lists(intervals, max_size=6), st.lists(intervals, max_size=6))
 def test_the_hidden_time_of_calls_elsewhere_is_what_no_wait_covers(calls, waits):
     timeline = recorded(
@@ -367,6 +372,7 @@ def saved(timeline, path):
     return json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
 
 
+@sees("different examples", "several elements")
 @given(history=histories())
 def test_a_file_has_an_entry_for_every_span_and_its_tracks_can_be_drawn(history, tmp_path_factory):
     timeline = Timeline(history)
@@ -457,6 +463,7 @@ def test_arrows_go_from_programs_to_what_they_make_and_from_calls_to_waits_for_t
     assert [ends[k]["ts"] for k in sorted(ends)] == [1e6, 3e6, 4e6, 7e6 - 0.001]
 
 
+@sees("different examples", "several elements")
 @given(history=histories())
 def test_arrows_go_forward_and_end_where_something_is(history, tmp_path_factory):
     entries = saved(Timeline(history), tmp_path_factory.mktemp("traces") / "trace.json")
@@ -498,6 +505,7 @@ def test_nothing_has_no_critical_path():
     assert recorded(program(0, 3), wait(0, 1), fragment(2, 2), call(1, 9)[:2]).critical_path() == ()
 
 
+@sees("different examples", "several elements")
 @given(histories())
 def test_a_critical_path_ends_with_the_last_end_and_nothing_ended_in_its_gaps(history):
     timeline = Timeline(history)
@@ -571,6 +579,7 @@ def test_executions_that_were_not_recorded_are_refused(name):
         getattr(Timeline(), name)(program="step")
 
 
+@sees("different examples", "several elements")
 @given(histories())
 def test_any_recording_can_be_drawn(history):
     timeline = Timeline(history)

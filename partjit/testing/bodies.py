@@ -34,11 +34,27 @@ NESTED = ["pjit", "jit", "remat", "scan", "map", "fori", "while", "cond", "vmap"
 
 @st.composite
 def bodies(
-    draw: Any, mesh: Mesh, shape: tuple[int, ...], *, depth: int = 2, avoid: Sequence[str] = (), max_size: int = 2
+    draw: Any,
+    mesh: Mesh,
+    shape: tuple[int, ...],
+    *,
+    depth: int = 2,
+    avoid: Sequence[str] = (),
+    max_size: int = 2,
+    partitioned: bool = False,
 ) -> tuple[Any, ...]:
-    """A body for values of `shape`; at every depth there are constraints and nested pjits with specs of their own."""
+    """A body for values of `shape`; at every depth there are constraints and nested pjits with specs of their own.
+
+    With `partitioned` the first operation is a constraint or a nested pjit that partitions the value.
+    """
     smaller = functools.partial(bodies, mesh, depth=depth - 1, avoid=avoid, max_size=max_size)
     body: list[tuple[Any, ...]] = []
+    if partitioned:
+        specs = partition_specs(mesh=mesh, shape=shape, avoid=avoid, partitioned=True)
+        if draw(st.sampled_from(["pjit", "constraint"] if depth else ["constraint"])) == "pjit":
+            body.append(("pjit", draw(specs), draw(specs), draw(smaller(shape))))
+        else:
+            body.append(("constraint", draw(specs)))
     for _ in range(draw(st.integers(1, max_size))):
         kinds = [*ELEMENTWISE, "constraint", "constraint"]
         if shape:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh
 
 from partjit.api import pjit
-from partjit.checks import require_integer, require_mesh_type, shown
+from partjit.checks import require_flag, require_integer, require_mesh_type, shown
 from partjit.testing.bodies import bodies, run_body
 from partjit.testing.given import axes_to_avoid
+from partjit.testing.layout import axes_of
 from partjit.testing.strategies import partition_specs, shapes
 
 __all__ = ["ShardedProgram", "sharded_programs"]
@@ -125,7 +126,14 @@ def _step(kind: str, values: Sequence[Any], parameters: Any, partitioned: bool) 
 
 @st.composite
 def sharded_programs(
-    draw: Any, *, mesh: Mesh, avoid: Sequence[str] = (), max_steps: int = 4, depth: int = 2, max_size: int = 2
+    draw: Any,
+    *,
+    mesh: Mesh,
+    avoid: Sequence[str] = (),
+    max_steps: int = 4,
+    depth: int = 2,
+    max_size: int = 2,
+    partitioned: bool = False,
 ) -> ShardedProgram:
     """Small random programs with specs inside: constraints, nested pjits, scan, cond, while, remat, custom rules, vmap.
 
@@ -138,9 +146,13 @@ def sharded_programs(
         max_steps: the greatest number of operations at the top.
         depth: how deep bodies are nested.
         max_size: the greatest number of operations of a body.
+        partitioned: whether every program, the simplest included, has something to partition: its first argument and
+            its first result have a dimension that an axis of more than one device divides, the first argument has
+            several dimensions longer than 1, and its first step gives it a spec that names such an axis.
 
     Raises:
-        TypeError, ValueError: when drawn from: an argument is of a wrong type, or a number too small.
+        TypeError, ValueError: when drawn from: an argument is of a wrong type, a number too small, or, with
+            `partitioned`, every axis of more than one device is to be avoided.
 
     Example:
         >>> from hypothesis import given, settings
@@ -158,18 +170,26 @@ def sharded_programs(
     avoid = axes_to_avoid(where, avoid)
     max_steps = require_integer(where, "max_steps", max_steps, 1)
     depth, max_size = require_integer(where, "depth", depth, 0), require_integer(where, "max_size", max_size, 1)
+    partitioned = require_flag(where, "partitioned", partitioned)
     inputs = tuple(draw(st.lists(shapes(), min_size=1, max_size=2)))
+    if partitioned:
+        inputs = (draw(_partitionable_shapes(mesh, avoid)), *inputs[1:])
     num_indices: int | None = draw(st.one_of(st.none(), st.sampled_from([2, 8])))
     known: list[tuple[int, tuple[int, ...]]] = list(enumerate(inputs))
     position = len(inputs)
     if num_indices is not None:
         position += 1
     steps: list[tuple[Any, ...]] = []
+    if partitioned:
+        first = bodies(mesh, inputs[0], depth=depth, avoid=avoid, max_size=max_size, partitioned=True)
+        steps.append(("body", (0,), (draw(first),)))
+        known.append((position, inputs[0]))
+        position += 1
 
     def some_spec(shape: Sequence[int]) -> Any:
         return partition_specs(mesh=mesh, shape=shape, avoid=avoid)
 
-    for _ in range(draw(st.integers(1, max_steps))):
+    for _ in range(draw(st.integers(1 - len(steps), max_steps - len(steps)))):
         i, shape = draw(st.sampled_from(known))
         same = [k for k, other in known if other == shape]
         kinds = ["body"] * 6 + ["add", "mul", "closure", "pair"]
@@ -233,6 +253,21 @@ def sharded_programs(
         steps.append((kind, operands, parameters))
         known.append((position, result))
         position += 1
-    last = known[-1][0]
+    last = [k for k, shape in known if not partitioned or _axes_that_divide(shape, mesh, avoid)][-1]
     others = draw(st.lists(st.sampled_from([k for k, _ in known]), max_size=1))
     return ShardedProgram(inputs, num_indices, tuple(steps), (last, *others))
+
+
+@st.composite
+def _partitionable_shapes(draw: Any, mesh: Mesh, avoid: Sequence[str]) -> tuple[int, ...]:
+    """Shapes of matrices and of values of rank 3 that a spec fits, each dimension longer than 1."""
+    ndim = draw(st.integers(2, 3))
+    spec = draw(partition_specs(mesh=mesh, ndim=ndim, avoid=avoid, partitioned=True))
+    divisors = [math.prod(mesh.shape[axis] for axis in axes) for axes in axes_of(spec, ndim)]
+    return tuple(d * draw(st.sampled_from([1, 2] if d > 1 else [2, 3, 4])) for d in divisors)
+
+
+def _axes_that_divide(shape: Sequence[int], mesh: Mesh, avoid: Sequence[str]) -> list[str]:
+    """The axes of more than one device that divide some dimension."""
+    axes = [axis for axis in mesh.axis_names if axis not in avoid and mesh.shape[axis] > 1]
+    return [axis for axis in axes if any(size % mesh.shape[axis] == 0 for size in shape)]

@@ -108,6 +108,7 @@ def partition_specs(
     avoid: Sequence[str] = (),
     divisible: bool = True,
     unconstrained: bool = False,
+    partitioned: bool = False,
 ) -> P | None:
     """Specs for values of a rank, or of a shape, in any spelling: None, short, with empty entries, axes in any order.
 
@@ -119,9 +120,11 @@ def partition_specs(
         avoid: axes that do not appear.
         divisible: whether axes must divide the dimensions of `shape`.
         unconstrained: whether dimensions may be UNCONSTRAINED, as in constraints.
+        partitioned: whether every spec, the simplest included, names an axis of more than one device.
 
     Raises:
         TypeError: neither `ndim` nor `shape` is given, or an argument is of a wrong type.
+        ValueError: `partitioned`, and no axis of more than one device fits any dimension.
 
     Example:
         >>> from hypothesis import given
@@ -136,14 +139,20 @@ def partition_specs(
     avoid = axes_to_avoid(where, avoid)
     divisible = require_flag(where, "divisible", divisible)
     unconstrained = require_flag(where, "unconstrained", unconstrained)
+    partitioned = require_flag(where, "partitioned", partitioned)
     rank = None if ndim is None else require_integer(where, "ndim", ndim, 0, MAX_RANK)
     if shape is None and rank is None:
         raise TypeError("partition_specs needs ndim or shape")
     sizes = [0] * (rank or 0) if shape is None else [*shape_of(where, shape)]
-    if draw(st.integers(0, 7)) == 0:
-        return None
+    names = [axis for axis in mesh.axis_names if axis not in avoid]
     dims: list[list[str]] = [[] for _ in sizes]
-    for axis in draw(st.permutations([axis for axis in mesh.axis_names if axis not in avoid])):
+    if partitioned:
+        dim, axis = draw(_partitions(mesh, names, sizes, divisible))
+        dims[dim].append(axis)
+        names.remove(axis)
+    elif draw(st.integers(0, 7)) == 0:
+        return None
+    for axis in draw(st.permutations(names)):
         dim = draw(st.sampled_from([None, *range(len(sizes))]))
         if dim is None:
             continue
@@ -160,6 +169,19 @@ def partition_specs(
     trailing = len(list(itertools.takewhile(lambda entry: entry in (None, ()), reversed(entries))))
     kept = draw(st.integers(0, trailing)) if trailing else 0
     return P(*entries[: len(entries) - trailing + kept])
+
+
+def _partitions(mesh: JaxMesh, names: Sequence[str], sizes: Sequence[int], divisible: bool) -> SearchStrategy[Any]:
+    """Pairs of a dimension and an axis of more than one device that can partition it."""
+    several = [axis for axis in names if mesh.shape[axis] > 1]
+    found = [(d, axis) for d, n in enumerate(sizes) for axis in several if not divisible or n % mesh.shape[axis] == 0]
+    if not found:
+        axes = ", ".join(f"{axis}={mesh.shape[axis]}" for axis in names)
+        raise ValueError(
+            f"partition_specs: none of the axes ({axes}) can partition a value of shape {tuple(sizes)}, so there is no "
+            "spec with partitioned=True; give a shape that an axis of more than one device divides"
+        )
+    return st.sampled_from(found)
 
 
 @st.composite

@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding
 
 from partjit import P, colocated, pjit
 from partjit.colocated import colocated_python
+from tests.census import saw, sees
 from tests.colocated import rendezvous
 
 pytestmark = [
@@ -121,6 +122,7 @@ def test_the_memory_of_an_argument_is_free_after_the_call():
     assert y.unsafe_buffer_pointer() == pointer  # nobody holds it, so it was given away
 
 
+@sees("two streams", "a donated argument")
 @given(st.data())
 def test_calls_see_the_values_at_their_calls(data):
     """A state that every step consumes; calls on several streams look at it at random times."""
@@ -139,6 +141,8 @@ def test_calls_see_the_values_at_their_calls(data):
     step_once = jax.jit(lambda x: x * 2 + 1, donate_argnums=0)
     x, values = jnp.arange(3.0), []
     steps = data.draw(st.lists(st.lists(st.integers(0, 2), max_size=3), min_size=1, max_size=5))
+    saw("two streams", when=any(len({*looks}) > 1 for looks in steps))
+    saw("a donated argument", when=any(steps))
     for step, looks in enumerate(steps):
         values += [(step, np.asarray(x).tolist())] * len(looks)
         for i in looks:

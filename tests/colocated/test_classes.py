@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from partjit import colocated
 from partjit.colocated import colocated_python, colocated_python_class
+from tests.census import saw, sees
 from tests.colocated import rendezvous
 
 pytestmark = pytest.mark.usefixtures("meeting")
@@ -503,6 +504,7 @@ def test_methods_may_call_methods_of_other_objects_and_of_their_own():
         assert int(first.work(one)) == 4
 
 
+@sees("several threads", "two modes")
 @given(st.data())
 def test_an_object_is_a_sequential_one_to_every_thread(data):
     """Each thread adds its own digit; what it reads back always has exactly its own additions so far, and is final."""
@@ -510,6 +512,8 @@ def test_an_object_is_a_sequential_one_to_every_thread(data):
     count = data.draw(st.integers(1, 3))
     modes = st.sampled_from(["inline", "stream", "auto"])
     programs = [data.draw(st.lists(modes, max_size=6)) for _ in range(count)]
+    saw("several threads", when=sum(map(bool, programs)) > 1)
+    saw("two modes", when=len({mode for program in programs for mode in program}) > 1)
     counter = Colocated(0)
     spec = jax.ShapeDtypeStruct((), np.int32)
     methods = {mode: counter.add.specialize(mode=mode, out_specs=spec) for mode in ("inline", "stream", "auto")}

@@ -14,6 +14,7 @@ import pytest
 
 from partjit import colocated, pjit
 from partjit.colocated import PendingArray, colocated_python, colocated_python_class, deserialize, serialize
+from tests.census import saw, sees
 from tests.colocated import rendezvous
 
 X = np.linspace(0.1, 0.8, 8, dtype=np.float32)
@@ -651,6 +652,7 @@ steps = st.lists(st.sampled_from(["sin", "cos", "device", "log", "rank"]), min_s
 nests = st.lists(st.sampled_from(["jit", "nothing", "everything", "none", "pjit"]), max_size=3)
 
 
+@sees("a call with a derivative", "an effect", "a nested function", "in a program", "not in a program")
 @hypothesis.settings(max_examples=10, deadline=None)
 @hypothesis.given(
     steps=steps,
@@ -660,6 +662,10 @@ nests = st.lists(st.sampled_from(["jit", "nothing", "everything", "none", "pjit"
 )
 def test_derivatives_are_those_without_hosts_and_calls_are_made_once(mesh, steps, nests, transform, in_program):
     in_program = in_program or "jit" in nests  # of which XLA runs the whole, where no program takes it apart
+    saw("a call with a derivative", when={"sin", "cos"} & {*steps})
+    saw("an effect", when="log" in steps)
+    saw("a nested function", when=nests)
+    saw("in a program" if in_program else "not in a program")
     rendezvous.clear()
     on_host = host("sin", np.sin)
     other = host("cos", np.cos)

@@ -11,8 +11,10 @@ from jax.sharding import AxisType
 
 import partjit
 from partjit.colocated import colocated_cpu_devices, devices
+from tests.census import sees
 
 
+@sees("different examples", "several elements")
 @given(st.permutations(range(8)), st.integers(0, 8))
 def test_cpu_devices_are_their_own_in_any_order_and_subset(order, count):
     chosen = [jax.devices()[i] for i in order[:count]]
@@ -51,6 +53,7 @@ def forget():
     devices._colocated.cache_clear()
 
 
+@sees("different examples", "several elements")
 @given(data=st.data())
 def test_the_accelerators_of_a_process_share_its_cpu_devices_in_turn(data):
     counts = st.lists(st.integers(1, 4), min_size=2, max_size=3)

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from partjit import colocated
 from partjit.colocated import calls, colocated_python, failures
+from tests.census import saw, sees
 from tests.colocated import rendezvous
 
 pytestmark = pytest.mark.usefixtures("meeting")
@@ -447,6 +448,7 @@ def test_an_exception_thrown_into_a_thread_from_outside_does_not_stop_its_stream
 # Laws
 
 
+@sees("a call that fails", "a result of a failed call", "a good result")
 @given(st.lists(st.tuples(st.sampled_from(["good", "bad"]), st.lists(st.integers(0, 6), max_size=2)), max_size=8))
 def test_a_result_fails_exactly_if_a_call_before_it_in_its_data_failed(program):
     def body(is_bad, *xs):
@@ -462,6 +464,9 @@ def test_a_result_fails_exactly_if_a_call_before_it_in_its_data_failed(program):
         results.append((good if kind == "good" else bad)(*[results[use] for use in uses]))
         inputs = [expected[use] for use in uses]
         expected.append(None if kind == "bad" or None in inputs else sum(inputs) + 1.0)
+        saw(
+            "a call that fails" if kind == "bad" else "a result of a failed call" if None in inputs else "a good result"
+        )
     for result, value in zip(results, expected, strict=True):
         if value is None:
             with pytest.raises(OwnError):

@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding
 import partjit
 from partjit import P, colocated, pjit
 from partjit.colocated import colocated_python
+from tests.census import saw, sees
 from tests.colocated import rendezvous
 
 pytestmark = pytest.mark.usefixtures("meeting")
@@ -312,6 +313,11 @@ def test_a_failed_array_raises_at_every_use(x):
         assert "LookupError: nothing there" in repr(first)
 
 
+def is_pending(x):
+    return isinstance(x, partjit.colocated.PendingArray)
+
+
+@sees("a pending argument", "a pending result", "a program on a pending array")
 @given(st.data())
 def test_programs_do_not_know_which_of_their_arrays_are_pending(data):
     rendezvous.clear()
@@ -327,6 +333,9 @@ def test_programs_do_not_know_which_of_their_arrays_are_pending(data):
         arrays.append(run(arrays[i], arrays[j]))
         result = run(mixed[i], mixed[j])
         mixed.append(when_told(result) if data.draw(st.booleans()) else result)
+        saw("a program on a pending array", when=is_pending(mixed[i]) or is_pending(mixed[j]))
+    saw("a pending argument", when=any(map(is_pending, mixed[:3])))
+    saw("a pending result", when=any(map(is_pending, mixed[3:])))
     for a, b in zip(arrays, mixed, strict=True):
         same(b, a)
         assert b.sharding == a.sharding

@@ -20,8 +20,10 @@ from partjit import P
 from partjit._compat import DeviceList
 from partjit.colocated import deserialize, serialization, serialize
 from partjit.testing import meshes, sharded_arrays, shardings
+from tests.census import sees
 
 
+@sees("two mesh axes", "permuted devices", "an explicit axis")
 @given(meshes(explicit=True))
 def test_meshes_come_back_equal(mesh):
     for one in (mesh, jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=mesh.axis_types)):
@@ -32,6 +34,7 @@ def test_meshes_come_back_equal(mesh):
         assert [*back.devices.flat] == [*one.devices.flat]
 
 
+@sees("two mesh axes", "permuted devices", "a partitioned value", "two axes in one dimension")
 @given(shardings())
 def test_shardings_come_back_equal(sharding):
     for kind in {memory.kind for memory in jax.devices()[0].addressable_memories()}:
@@ -41,6 +44,7 @@ def test_shardings_come_back_equal(sharding):
         assert back.memory_kind == kind
 
 
+@sees("two mesh axes", "permuted devices", "a partitioned value", "a value of several dimensions")
 @given(sharded_arrays())
 def test_arrays_come_back_where_they_were(array):
     back = deserialize(serialize(array))

@@ -19,6 +19,7 @@ import partjit
 from partjit import P, colocated
 from partjit.colocated import colocated_python
 from partjit.colocated.streams import current_stream
+from tests.census import saw, sees
 from tests.colocated import rendezvous
 
 pytestmark = pytest.mark.usefixtures("meeting")
@@ -471,6 +472,7 @@ def test_transfer_guards_travel():
 # Laws
 
 
+@sees("several threads", "two streams", "a nested call")
 @given(st.data())
 def test_each_stream_runs_its_calls_once_in_order(data):
     """Random programs: threads that make calls on streams, in any mode, some of which make calls themselves."""
@@ -481,6 +483,10 @@ def test_each_stream_runs_its_calls_once_in_order(data):
         data.draw(st.lists(st.tuples(streams, modes, st.booleans()), max_size=8))
         for _ in range(data.draw(st.integers(1, 3)))
     ]
+    calls = [call for program in programs for call in program]
+    saw("several threads", when=sum(map(bool, programs)) > 1)
+    saw("two streams", when={"law a", "law b"} <= {stream for stream, _, _ in calls})
+    saw("a nested call", when=any(is_nested for _, _, is_nested in calls))
 
     def run(thread, program):
         for i, (stream, mode, is_nested) in enumerate(program):

@@ -9,6 +9,7 @@ import pytest
 
 from partjit import P, ShardingError, colocated, pjit
 from partjit.colocated import colocated_python, colocated_python_class
+from tests.census import saw, sees
 from tests.colocated import rendezvous
 
 X = np.arange(24, dtype=np.float32).reshape(4, 6)
@@ -423,6 +424,7 @@ axes = st.sampled_from([0, 1, None])
 pairs = st.tuples(axes, axes).filter(lambda pair: pair != (None, None))
 
 
+@sees("a batch of several", "a batch of batches", "in a program", "not in a program")
 @hypothesis.settings(max_examples=8, deadline=None)
 @hypothesis.given(
     method=st.sampled_from(METHODS),
@@ -433,6 +435,9 @@ pairs = st.tuples(axes, axes).filter(lambda pair: pair != (None, None))
     in_program=st.booleans(),
 )
 def test_a_batch_is_what_its_examples_are(mesh, method, outer, inner, out, sizes, in_program):
+    saw("a batch of several", when=sizes[0] > 1)
+    saw("a batch of batches", when=inner is not None)
+    saw("in a program" if in_program else "not in a program")
     rendezvous.clear()
 
     @colocated_python(out_specs_fn=like, vmap_method=method)

@@ -20,6 +20,7 @@ from partjit.command.spec_text import spec_of
 from partjit.opsharding.text import from_text
 from partjit.opsharding.wire import from_proto
 from partjit.testing import strategies
+from tests.census import sees
 
 MESH = ["--mesh", "data=4,model=2"]
 COPIES = "{devices=[4,1,2]<=[8] last_tile_dim_replicate}"
@@ -109,6 +110,7 @@ def test_json_has_everything(run):
     assert value["shape"] is value["pieces"] is None
 
 
+@sees("an axis name", "two axes in one dimension")
 @given(st.data())
 def test_a_sharding_and_its_spec_say_the_same(data):
     sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
@@ -300,6 +302,7 @@ SHARDINGS = [
 ]
 
 
+@sees("different examples", "text")
 @given(st.sampled_from(SHARDINGS), st.data())
 @settings(max_examples=300)
 def test_a_place_is_found_in_every_text_that_is_no_sharding(text, data):
@@ -321,11 +324,13 @@ def test_a_place_is_found_in_every_text_that_is_no_sharding(text, data):
         assert 0 <= span[0] < span[1] <= len(changed) + 1
 
 
+@sees("different examples", "several elements")
 @given(st.dictionaries(st.text("abcxyz_é", min_size=1), st.integers(1, 9999), min_size=1), st.booleans())
 def test_a_mesh_reads_back(axes, spaced):
     assert mesh_of((", " if spaced else ",").join(f"{name}={size}" for name, size in axes.items())) == axes
 
 
+@sees("different examples", "several elements")
 @given(st.lists(st.integers(0, 9999)).map(tuple))
 def test_a_shape_reads_back(shape):
     assert shape_of(str(shape)) == shape_of(str([*shape])) == shape_of(",".join(map(str, shape))) == shape
@@ -340,6 +345,7 @@ def mistake_of(read, text):
     return None
 
 
+@sees("different examples")
 @given(st.text() | st.text("x=,1 ()'P[]é\t"))
 @example("\0")
 @example("(" * 10_000)

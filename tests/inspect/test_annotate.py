@@ -15,6 +15,7 @@ from partjit import P, colocated, pjit, with_sharding_constraint
 from partjit.inspect.annotate import partition
 from partjit.inspect.subject import fragments_of, trace_subject
 from partjit.testing import meshes, sharded_programs, spec_trees
+from tests.census import sees
 from tests.inspect.compiled_shardings import computed_from_arguments, values_that_lie_otherwise
 
 
@@ -35,6 +36,7 @@ def matrix(*shape):
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
+@sees("two mesh axes", "a partitioned value", "a value of several dimensions")
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_what_is_told_is_what_is_compiled(data):

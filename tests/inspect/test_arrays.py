@@ -22,6 +22,7 @@ from partjit.render.boxes import lines, plain
 from partjit.render.pieces import Dimension, Layout, Piece, arrange, keep, name_devices
 from partjit.testing import layout as definition
 from partjit.testing import strategies
+from tests.census import sees
 from tests.colocated import rendezvous
 
 
@@ -60,6 +61,7 @@ def ids(text):
 # What is held
 
 
+@sees("two mesh axes", "a partitioned value", "a value of several dimensions", "permuted devices")
 @given(strategies.sharded_arrays())
 def test_a_picture_says_of_each_device_what_its_shard_says(array):
     picture = draw_array(array)
@@ -69,6 +71,7 @@ def test_a_picture_says_of_each_device_what_its_shard_says(array):
         np.testing.assert_array_equal(np.asarray(array)[said[shard.device.id]], shard.data)
 
 
+@sees("two mesh axes", "a partitioned value", "permuted devices")
 @given(st.data())
 def test_a_picture_of_a_spec_is_what_jax_and_the_definition_say(data):
     mesh = data.draw(strategies.meshes())
@@ -81,6 +84,7 @@ def test_a_picture_of_a_spec_is_what_jax_and_the_definition_say(data):
     assert said == {device.id: index for device, index in definition.pieces(mesh, spec, shape).items()}
 
 
+@sees("two mesh axes", "a partitioned value")
 @given(st.data())
 def test_it_is_the_same_however_the_sharding_is_said(data):
     mesh = data.draw(strategies.meshes(permuted=False))
@@ -99,6 +103,7 @@ def test_it_is_the_same_however_the_sharding_is_said(data):
         assert held(draw_array(shape, gspmd)) == expected
 
 
+@sees("two mesh axes", "a partitioned value")
 @given(st.data())
 def test_the_pieces_cover_every_element_once(data):
     mesh = data.draw(strategies.meshes())
@@ -120,6 +125,7 @@ def test_the_pieces_cover_every_element_once(data):
 # What is drawn
 
 
+@sees("two mesh axes", "a partitioned value")
 @given(st.data())
 def test_text_and_svg_show_the_pieces(data):
     mesh = data.draw(strategies.meshes())
@@ -131,6 +137,7 @@ def test_text_and_svg_show_the_pieces(data):
     assert sorted(map(ids, names_in_text(picture.to_text(200, table=False)))) == devices
 
 
+@sees("different examples")
 @given(
     sizes=st.lists(st.sampled_from([1, 2, 3, 8, 32, 64, 512]), min_size=1, max_size=3),
     spec=st.permutations(["a0", "a1", "a2", None]),
@@ -354,6 +361,7 @@ def test_the_memory_is_told_if_it_is_not_the_usual_one():
 # Meshes and specs
 
 
+@sees("two mesh axes", "permuted devices")
 @given(strategies.meshes())
 def test_the_picture_of_a_mesh_has_its_devices(mesh):
     picture = draw_mesh(mesh)
@@ -416,6 +424,7 @@ def test_the_text_is_as_wide_as_the_terminal(monkeypatch):
 # The arrangement
 
 
+@sees("different examples")
 @given(count=st.integers(0, 60), most=st.integers(1, 20))
 def test_what_is_kept_is_the_beginning_and_the_end(count, most):
     kept = keep(count, most)
@@ -428,6 +437,7 @@ def test_what_is_kept_is_the_beginning_and_the_end(count, most):
     assert len(kept) == most + 1
 
 
+@sees("different examples", "several elements")
 @given(st.sets(st.integers(0, 64), min_size=1), st.sets(st.integers(0, 64)))
 def test_names_of_devices_read_back(devices, others):
     name = name_devices(sorted(devices), frozenset(others))
@@ -436,6 +446,7 @@ def test_names_of_devices_read_back(devices, others):
     assert sorted(ids(",".join(starred)) if starred else []) == sorted(devices & others)
 
 
+@sees("different examples", "several elements")
 @given(st.lists(st.integers(0, 600), min_size=1, unique=True).map(sorted), st.integers(5, 30))
 def test_short_names_of_devices_are_short(devices, room):
     name = name_devices(devices, room=room)
@@ -457,6 +468,7 @@ def test_patterns_of_devices_are_seen(devices, room, name):
     assert name_devices(devices, room=room) == name
 
 
+@sees("different examples", "several elements")
 @given(
     counts=st.lists(st.integers(1, 5), max_size=4),
     limits=st.fixed_dictionaries({name: st.integers(1, 6) for name in ("columns", "rows", "bands", "panels")}),

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partjit.inspect.collectives import KINDS, Collective, Member, bytes_moved, total_bytes
+from tests.census import sees
 
 
 class Ring:
@@ -64,6 +65,7 @@ sizes = st.integers(1, 9)
 blocks = st.integers(1, 1000)
 
 
+@sees("different examples")
 @given(n=sizes, block=blocks)
 def test_the_formulas_count_what_a_ring_sends(n, block):
     all_gather, reduce_scatter, all_reduce, all_to_all, broadcast = (Ring(n) for _ in range(5))
@@ -81,6 +83,7 @@ def test_the_formulas_count_what_a_ring_sends(n, block):
     assert bytes_moved("collective-broadcast", n, block, block) == pytest.approx(broadcast.mean)
 
 
+@sees("different examples")
 @given(a=sizes, b=sizes, block=blocks)
 def test_over_two_axes_it_costs_the_same_axis_by_axis(a, b, block):
     # Gather over one axis, then what came of it over the other.
@@ -92,6 +95,7 @@ def test_over_two_axes_it_costs_the_same_axis_by_axis(a, b, block):
     assert bytes_moved("reduce-scatter", a * b, whole, block) == pytest.approx(steps)
 
 
+@sees("different examples")
 @given(n=st.integers(2, 9), block=blocks, data=st.data())
 def test_a_permute_costs_what_goes_to_others(n, block, data):
     targets = data.draw(st.permutations(range(n)))
@@ -135,6 +139,7 @@ def test_the_lines_of_a_collective_are_those_of_its_members_each_once():
     assert collective().sites == ()
 
 
+@sees("different examples", "several elements")
 @given(st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 50), st.text("pq", max_size=1))))
 def test_without_branches_the_total_is_the_sum(drawn):
     them = [collective(size, times=times, program=program) for size, times, program in drawn]
@@ -170,6 +175,7 @@ def cost(tree):
     return sum(own) + max(map(cost, branches), default=0)
 
 
+@sees("different examples", "several elements")
 @given(trees, trees)
 def test_of_branches_the_dearest_counts(tree, other):
     them = [*listed(tree, (), itertools.count())]

@@ -19,6 +19,7 @@ from partjit import P
 from partjit.inspect.collectives import total_bytes
 from partjit.inspect.hlo import device_groups, optimized, source_lines, trip_counts
 from partjit.inspect.hlo import text as hlo
+from tests.census import saw, sees
 
 # Groups of devices
 
@@ -36,6 +37,7 @@ def groups_along(numbers, axes):
     return tuple(map(tuple, numbers.transpose(others + list(axes)).reshape(-1, size).tolist()))
 
 
+@sees("different examples", "several elements")
 @given(grids(), st.data())
 def test_every_form_of_groups_reads_back_as_the_same_groups(shape, data):
     axes = data.draw(st.permutations(range(len(shape))))[: data.draw(st.integers(0, len(shape)))]
@@ -51,6 +53,7 @@ def test_every_form_of_groups_reads_back_as_the_same_groups(shape, data):
     assert device_groups.parse_groups(f"mesh[{sizes}] {{{names}}}".replace("'", "")) == expected
 
 
+@sees("different examples", "several elements")
 @given(grids(), st.data())
 def test_groups_of_a_mesh_of_devices_in_another_order_read_back(shape, data):
     axes = data.draw(st.permutations(range(len(shape))))[: data.draw(st.integers(0, len(shape)))]
@@ -68,6 +71,7 @@ def test_groups_of_a_mesh_of_devices_in_another_order_read_back(shape, data):
         assert found == groups_along(moved, axes)
 
 
+@sees("different examples", "several elements")
 @given(st.lists(st.sampled_from([2, 3]), min_size=2, max_size=4), st.data())
 def test_groups_along_parts_of_an_axis_read_back(factors, data):
     # One axis whose size is a product; the parts are its digits.
@@ -77,6 +81,7 @@ def test_groups_along_parts_of_an_axis_read_back(factors, data):
     assert device_groups.parse_groups(f"mesh['x'={math.prod(factors)}] {{{names}}}") == expected
 
 
+@sees("different examples", "several elements")
 @given(grids(), st.data())
 def test_groups_have_the_axes_they_were_made_of(shape, data):
     axes = data.draw(st.sets(st.sampled_from(range(len(shape)))))
@@ -242,6 +247,7 @@ def expected(statement, mesh, times):
             yield (OPERATIONS[operation], tuple(sorted(axes)), moved, before, after), times
 
 
+@sees("two mesh axes", "different examples", "a collective")
 @settings(max_examples=30, deadline=None)
 @given(st.data(), st.sampled_from([jnp.float32, jnp.int32]))
 def test_what_a_random_shard_map_communicates_is_read(data, dtype):
@@ -262,6 +268,7 @@ def test_what_a_random_shard_map_communicates_is_read(data, dtype):
         groups = frozenset(one.groups if one.kind == "collective-permute" else map(frozenset, one.groups))
         found[one.kind, one.axes, groups, one.operand_bytes, one.result_bytes] += one.times
         assert one.is_exact
+        saw("a collective")
         assert one.combined == 1  # several parts of one array are one
         assert one.site is not None
         assert one.site[0] == __file__
@@ -675,6 +682,7 @@ def test_the_computations_that_an_instruction_names(attributes, computations, pe
     assert hlo.parse_instruction(line).computations == computations
 
 
+@sees("different examples", "text")
 @given(st.text())
 def test_strings_come_back_from_how_hlo_writes_them(text):
     short = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r", "'": "\\'"}
@@ -740,6 +748,7 @@ def turns_of(*, compared="subtract(%i.1, %two)", percent="%", **values):
     return trip_counts.trip_count(main.instructions["w"], main, module)
 
 
+@sees("different examples", "text")
 @given(
     direction=st.sampled_from(["LT", "LE", "GT", "GE", "NE", "EQ"]),
     first=st.integers(-20, 20),

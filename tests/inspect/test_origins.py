@@ -24,6 +24,7 @@ from partjit.inspect.why.apart import EndedApartError, ask_apart
 from partjit.inspect.why.origins import OriginsUnavailableError, ask_partitioner, origins
 from partjit.inspect.why.why import why
 from tests import strategies
+from tests.census import saw, sees
 from tests.inspect import inspected
 from tests.inspect.inspected import BATCH, axes_of, f32, partitioned, sgd
 
@@ -146,6 +147,9 @@ def test_every_axis_of_every_value_has_an_origin_that_names_it(name):
     assert origins(PROGRAMS[name]()).problem is None
 
 
+@sees(
+    "two mesh axes", "a partitioned argument", "a partitioned result", "a spec inside", "a value of several dimensions"
+)
 @few
 @given(strategies.cases(ambiences=["with"]))
 def test_every_axis_of_every_value_of_random_programs_has_an_origin_that_names_it(case):
@@ -185,6 +189,7 @@ def met_in(equation):
     return [*equation.inputs, *equation.outputs, *inside]
 
 
+@sees("an axis name", "different examples", "an axis from the argument that is left out")
 @few
 @given(st.data())
 def test_without_the_argument_it_came_from_an_axis_is_gone_or_has_another_origin(data):
@@ -205,6 +210,7 @@ def test_without_the_argument_it_came_from_an_axis_is_gone_or_has_another_origin
     for value, same in zip(before.tree.values, after.tree.values, strict=True):
         for axis, origin in origins(before)[value.number].items() if value.layout else ():
             if origin.path == "xw"[chosen]:
+                saw("an axis from the argument that is left out")
                 left = origins(after)[same.number].get(axis)
                 assert left is None or left.path != origin.path
 

@@ -29,6 +29,7 @@ from partjit.inspect.page.page import page_of
 from partjit.inspect.page.table import amount, colored_spec, rows_table
 from partjit.render.numbers import shown_bytes
 from partjit.render.theme import THEMES
+from tests.census import sees
 from tests.inspect.browser import NAMES, find_browser, start_browser
 
 SDS = jax.ShapeDtypeStruct
@@ -212,6 +213,7 @@ def without_spaces(text):
     return re.sub("[\\s\ufffd\x00-\x20\x7f-\x9f\ud800-\udfff\ufffe\uffff]", "", text)
 
 
+@sees("different examples", "text")
 @given(st.lists(nasty, min_size=3, max_size=3), st.integers())
 def test_text_in_tables_stays_text(texts, number):
     read = Read(rows_table(texts[0], texts, [[*texts[:2], amount(number)]]))
@@ -220,6 +222,7 @@ def test_text_in_tables_stays_text(texts, number):
     assert ("table", "aria-label") in [(tag, name) for tag, name, _ in read.attributes]
 
 
+@sees("different examples", "text")
 @given(nasty, nasty)
 def test_axes_in_specs_stay_text(axis, other):
     spec = f"P({axis!r}, None, {(other, axis)!r})"
@@ -229,6 +232,7 @@ def test_axes_in_specs_stay_text(axis, other):
         assert without_spaces("".join(read.text)) == without_spaces(f"P({axis}, None, ({other}, {axis}))")
 
 
+@sees("different examples", "text")
 @given(nasty)
 def test_what_is_no_spec_stays_text(text):
     read = Read(colored_spec(f"{text}'x'{text}", ["x"]))
@@ -237,6 +241,7 @@ def test_what_is_no_spec_stays_text(text):
         assert without_spaces("".join(read.text)) == without_spaces(f"{text}x{text}")
 
 
+@sees("different examples", "text")
 @given(nasty, nasty, nasty, nasty)
 def test_the_program_stays_text(name, type_, text, function):
     file = f"/home/{text}/model.py"
@@ -253,6 +258,7 @@ def test_the_program_stays_text(name, type_, text, function):
     assert {*Read(excerpts.shown()).tags} <= TAGS
 
 
+@sees("different examples", "text", "several elements")
 @settings(max_examples=50)
 @given(st.lists(nasty, min_size=1, max_size=30), st.data())
 def test_source_stays_text(source, data):

@@ -14,6 +14,7 @@ import partjit
 from partjit import P, pjit, with_sharding_constraint
 from partjit.inspect import explain
 from partjit.testing import meshes, partition_specs
+from tests.census import saw, sees
 
 DATA, MODEL = ("data",), ("model",)
 
@@ -64,6 +65,7 @@ def test_prediction_and_compiled_program_agree(case, mesh):
     assert report.predicted.bytes_per_step == report.collectives.bytes_per_step
 
 
+@sees("two mesh axes", "a partitioned value", "a collective", "no collective")
 @given(st.data())
 @settings(deadline=None, max_examples=20)
 def test_the_product_of_two_matrices_moves_what_its_specs_say(data):
@@ -83,6 +85,7 @@ def test_the_product_of_two_matrices_moves_what_its_specs_say(data):
     held = size * size * 4 // int(np.prod([mesh.shape[name] for name in rows]))
     n = int(np.prod([mesh.shape[name] for name in axes]))
     found = [(c.kind, c.axes, c.group_size, c.operand_bytes, c.bytes_moved) for c in report.collectives]
+    saw("a collective" if axes else "no collective")
     assert found == ([("all-reduce", axes, n, held, 2 * (n - 1) / n * held)] if axes else [])
 
 

@@ -20,6 +20,7 @@ from partjit import P
 from partjit.inspect.hlo.captured import take_lines
 from partjit.inspect.hlo.rematerialization import catch_rematerializations, parse_rematerialization, with_sites
 from partjit.inspect.hlo.resharding import way_between
+from tests.census import saw, sees
 
 SHAPE = (16, 8)
 
@@ -189,6 +190,7 @@ def dims_of(spec, rank):
     return tuple(() if entry is None else (entry,) if isinstance(entry, str) else tuple(entry) for entry in entries)
 
 
+@sees("a way of several steps")
 @given(st.data())
 def test_each_step_of_a_way_is_one_and_no_device_holds_more_than_at_an_end(data):
     rank = data.draw(st.integers(1, 3))
@@ -198,15 +200,18 @@ def test_each_step_of_a_way_is_one_and_no_device_holds_more_than_at_an_end(data)
     assert target not in way
     steps = [source, *way, target]
     if way:
+        saw("a way of several steps")
         assert all(is_one_step(before, after) for before, after in itertools.pairwise(steps))
         assert all(holds(dims) <= max(holds(source), holds(target)) for dims in way)
 
 
+@sees("one step")
 @given(st.data())
 def test_what_is_one_step_has_nothing_in_between(data):
     rank = data.draw(st.integers(1, 3))
     source, target = data.draw(shardings(rank)), data.draw(shardings(rank))
     if is_one_step(source, target):
+        saw("one step")
         assert way_between(source, target, sizes) == ()
 
 
@@ -218,6 +223,7 @@ def test_specs_of_different_lengths_are_of_one_rank():
 # What else is written to the standard error
 
 
+@sees("different examples", "several elements")
 @given(st.lists(st.tuples(st.text(st.characters(codec="utf-8", exclude_characters="\r\n")), st.booleans())))
 def test_what_is_taken_and_what_is_written_on_is_everything(lines):
     # One stream for all examples: what comes out of the inner block goes into the outer one.

@@ -16,6 +16,7 @@ from partjit.inspect import explain
 from partjit.inspect.findings import findings_of
 from partjit.shardy import Layout
 from partjit.testing import meshes, sharded_programs, spec_trees
+from tests.census import sees
 
 
 @pytest.fixture(scope="module")
@@ -298,6 +299,7 @@ def test_programs_with_calls_tell_of_each_fragment(mesh):
     assert str(report.plan) in str(report)
 
 
+@sees("two mesh axes", "a partitioned value")
 @settings(deadline=None, max_examples=10)
 @given(st.data())
 def test_any_program_can_be_reported(data):

@@ -20,6 +20,7 @@ from partjit import P, ParsedPartitionSpec, UnrepresentableShardingError, parse_
 from partjit._compat import GSPMDSharding
 from partjit.opsharding import explode_superdims, strides_for_sizes, unflatten_array, unflatten_superdims
 from partjit.opsharding.text import from_text
+from tests.census import sees
 from tests.effort import sample
 
 OpSharding = type(to_op_sharding(None, AbstractMesh((2,), ("x",)), 0))
@@ -151,6 +152,7 @@ def iota_forms(draw):
     return grid, draw(st.booleans()), reshape, perm, draw(st.sampled_from(shapes))
 
 
+@sees("different examples", "several elements")
 @given(iota_forms())
 def test_an_iota_form_and_its_list_mean_the_same(form):
     grid, copies, reshape, perm, shape = form
@@ -250,6 +252,7 @@ def test_a_tuple_is_a_list():
     assert parse_op_sharding("{}", MESH) == []
 
 
+@sees("different examples", "several elements")
 @given(st.sampled_from([(4, 2), (2, 4), (2, 2, 2), (8,)]), st.data())
 def test_named_shardings_mean_what_xla_reads_in_them(shape, data):
     names = NAMES[: len(shape)]
@@ -344,12 +347,14 @@ def test_what_is_no_sharding_of_xla_is_a_type_error(sharding):
         parse_op_sharding(sharding, MESH)
 
 
+@sees("different examples")
 @given(st.binary(max_size=24))
 def test_any_bytes_are_a_spec_or_refused(data):
     with contextlib.suppress(UnrepresentableShardingError):
         parse_op_sharding(data, MESH)
 
 
+@sees("different examples")
 @given(st.data())
 def test_damaged_bytes_are_a_spec_or_refused(data):
     whole = data.draw(
@@ -421,6 +426,7 @@ def test_the_arrays_lie_where_the_proto_says(mesh):
 # The pieces
 
 
+@sees("different examples", "several elements")
 @given(st.lists(st.integers(2, 4), min_size=1, max_size=4), st.data())
 def test_the_pieces_find_every_transposition(sizes, data):
     perm = data.draw(st.permutations(range(len(sizes))))
@@ -437,6 +443,7 @@ def test_the_pieces_find_every_transposition(sizes, data):
     assert unflatten_array(named, assignment) == [f"axis {i}" for i in perm]
 
 
+@sees("different examples", "several elements")
 @given(st.permutations(range(8)))
 def test_the_pieces_refuse_what_is_no_transposition(assignment):
     grids = {tuple(np.arange(8).reshape(2, 2, 2).transpose(perm).ravel()) for perm in itertools.permutations(range(3))}

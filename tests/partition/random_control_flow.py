@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from partjit import P
+from tests import census
 
 # Each is compiled, so there are fewer than of other things; the soak profile draws as many as it says.
 EXAMPLES = 20 if settings().max_examples <= 100 else settings().max_examples
@@ -178,12 +179,13 @@ class RandomProgram:
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """Where steps stand: how deep they may nest, and what is done with them."""
+    """Where steps stand: how deep they may nest, what is done with them, and whether the first of them is a call."""
 
     depth: int
     derivative: str | None = None
     anchor: int | None = None
     is_batched: bool = False
+    calls_first: bool = False
 
     def deeper(self, **changes: Any) -> "_Place":
         return dataclasses.replace(self, depth=self.depth - 1, **changes)
@@ -210,7 +212,10 @@ class _Steps:
 
     def steps(self, kinds: list[str], place: _Place, most: int, least: int = 1) -> tuple:
         made = []
-        for _ in range(self.draw(st.integers(least, most))):
+        if place.calls_first:
+            place = dataclasses.replace(place, calls_first=False)
+            made.append(self._call(kinds, place, stream="b", pure=False))
+        for _ in range(self.draw(st.integers(max(least - len(made), 0), most - len(made)))):
             options = ["device", "device", "call", "call"]
             if place.depth:
                 options += ["scan", "scan", "fori", "while", "branch", "branch", "nested"]
@@ -238,7 +243,13 @@ class _Steps:
         kinds.append({"next": "i", "sum": "s", "collapse": kinds[args[0]][0]}.get(op, "m"))
         return Device(op, args)
 
-    def _call(self, kinds: list[str], place: _Place) -> Call:
+    def about(self, what: str, kinds: list[str], place: _Place, most: int) -> tuple:
+        """Steps of which one is such, with a call within it, on another stream than one before."""
+        first = self._call(kinds, place, stream="a", of=None, pure=False)
+        one = getattr(self, f"_{what}")(kinds, dataclasses.replace(place, calls_first=True))
+        return (first, one, *self.steps(kinds, place, most, 0))
+
+    def _call(self, kinds: list[str], place: _Place, **given: Any) -> Call:
         result = self.one_of("matrix", "matrix", "scalar", "none", "both")
         rules = {"reverse": [None, "vjp on devices", "vjp on hosts", "jvp"], "forward": [None, "jvp"]}
         rule = self.one_of(*rules.get(place.derivative or "", [None])) if result != "none" else None
@@ -263,7 +274,7 @@ class _Steps:
             vmap_method=self.one_of("sequential", "expand_dims", "broadcast_all") if place.is_batched else None,
         )
         kinds += {"matrix": ["m"], "scalar": ["s"], "none": [], "both": ["m", "s"]}[result]
-        return made
+        return dataclasses.replace(made, **given)
 
     @staticmethod
     def _says(kinds: list[str], first: tuple[int, ...], place: _Place) -> bool:
@@ -283,7 +294,7 @@ class _Steps:
         return Nested(wrapper, steps, out)
 
     def _scan(self, kinds: list[str], place: _Place) -> Scan:
-        length = self.one_of(*([] if "zero" in self.without else [0]), 1, 2, 3, 3)
+        length = self.one_of(3, 3, 1, 2, *([] if "zero" in self.without else [0]))
         init = self.picks(kinds, "m", "m", "s", "i", least=0, most=2)
         xs = self.picks(kinds, "m", "s", f"m*{length}", f"s*{length}", least=0, most=2)
         inner = [*kinds, *(kinds[i] for i in init), *(kinds[i][0] for i in xs)]
@@ -303,7 +314,7 @@ class _Steps:
         steps = self.steps(inner, place.deeper(), 3)
         carry = tuple(self.pick(inner, kinds[i], since=len(kinds) + 1) for i in init)
         kinds += [kinds[i] for i in init]
-        return Fori(lower, self.one_of(0, 1, 2, 4), traced, init, steps, carry, place.anchor)
+        return Fori(lower, self.one_of(4, 0, 1, 2), traced, init, steps, carry, place.anchor)
 
     def _while(self, kinds: list[str], place: _Place) -> While:
         init = self.picks(kinds, "m", "m", "s", least=1, most=2)
@@ -314,7 +325,7 @@ class _Steps:
         steps = self.steps(inner, place.deeper(), 3)
         carry = tuple(self.pick(inner, kinds[i], since=len(kinds)) for i in init)
         kinds += [kinds[i] for i in init]
-        return While(self.one_of(0, 1, 2, 3), init, predicate, watched, steps, carry)
+        return While(self.one_of(3, 0, 1, 2), init, predicate, watched, steps, carry)
 
     def _branch(self, kinds: list[str], place: _Place) -> Branch:
         by = self.one_of("i") if place.is_batched else self.one_of("i", "s")
@@ -348,26 +359,80 @@ class _Steps:
 
 
 @st.composite
-def random_programs(draw: Any, most: int = 4, depth: int = 3, without: tuple[str, ...] = ()) -> RandomProgram:
-    """Programs as data, without some kinds of steps; "zero" are scans of no turns, "rule" those of calls."""
+def random_programs(
+    draw: Any, most: int = 4, depth: int = 3, without: tuple[str, ...] = (), about: str | None = None
+) -> RandomProgram:
+    """Programs as data, without some kinds of steps; "zero" are scans of no iterations, "rule" those of calls.
+
+    What is simplest is a real case: partitioned over two axes, donated, with loops of several iterations. With `about`
+    there is a step of that kind with a call in it, and a call on another stream before it.
+    """
     kinds = ["i", "m", "m", "s"]
-    steps = _Steps(draw, without).steps(kinds, _Place(depth), most)
+    drawing, place = _Steps(draw, without), _Place(depth)
+    steps = drawing.about(about, kinds, place, most) if about else drawing.steps(kinds, place, most)
     later = [i for i in range(len(kinds)) if i >= 4] or [1]
     results = tuple(draw(st.lists(st.sampled_from([*later, *range(len(kinds))]), min_size=1, max_size=4)))
     specs = []
     for i in results:
-        spec = draw(st.sampled_from(SPECS)) if kinds[i][0] == "m" else draw(st.sampled_from([None, P()]))
+        spec = (
+            draw(st.sampled_from([*SPECS[1:], SPECS[0]])) if kinds[i][0] == "m" else draw(st.sampled_from([None, P()]))
+        )
         specs.append(P(None, *spec) if kinds[i].startswith("m*") else spec)
     return RandomProgram(
         steps,
         tuple(kinds),
         results,
         tuple(specs),
-        draw(st.booleans()),
+        draw(st.sampled_from([True, False])),
         draw(st.sampled_from([0.0, 100.0, 1e6])),
         (draw(st.integers(0, 3)), draw(st.integers(0, 3))),
-        draw(st.sampled_from([1, 8, 8])),
+        draw(st.sampled_from([8, 8, 1])),
     )
+
+
+def straight_programs(most: int = 8) -> Any:
+    """Programs without loops, branches, derivatives and batches, but longer ones."""
+    return random_programs(most, 2, ("scan", "fori", "while", "branch", "derivative", "vmap"), "nested")
+
+
+def is_straight(steps: tuple) -> bool:
+    """Whether steps are operations, calls and nested functions of such."""
+    return not has(steps, "scan", "fori", "while", "branch", "derivative", "vmap")
+
+
+def has(steps: tuple, *kinds: str) -> bool:
+    """Whether there is a step of such a kind; "zero" is a scan without iterations, and a wrapper is a kind too."""
+
+    def kinds_of(step: Any) -> set[str]:
+        zero = {"zero"} if isinstance(step, Scan) and step.length == 0 else set()
+        return zero | {type(step).__name__.lower(), getattr(step, "wrapper", "")}
+
+    return any(
+        not kinds_of(step).isdisjoint(kinds) or any(has(block, *kinds) for block in inner_steps(step)) for step in steps
+    )
+
+
+@census.features.register
+def _(program: RandomProgram) -> set[str]:
+    """What a law of a program sees."""
+    calls = calls_of(program.steps)
+    shown = {
+        "a colocated call": bool(calls),
+        "two streams": len({call.stream for call in calls if not call.pure}) > 1,
+        "a method of an object": any(call.of is not None for call in calls),
+        "a pure call": any(call.pure for call in calls),
+        "a spec of a call": any(spec is not None and any(spec) for c in calls for spec in (c.in_spec, c.out_spec)),
+        "a donated argument": program.donated,
+        "a partitioned result": program.devices > 1
+        and any(spec is not None and any(spec) for spec in program.out_specs),
+        "two mesh axes": program.devices > 1,
+        "a loop": has(program.steps, "scan", "fori", "while"),
+        "a branch": has(program.steps, "branch"),
+        "a derivative": has(program.steps, "derivative"),
+        "a batch": has(program.steps, "vmap"),
+        "a nested function": has(program.steps, "nested"),
+    }
+    return {feature for feature, is_there in shown.items() if is_there}
 
 
 def inner_steps(step: Any) -> list[tuple]:

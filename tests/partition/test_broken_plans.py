@@ -22,6 +22,7 @@ from partjit.testing import (
     partition_specs,
     shapes,
 )
+from tests.census import sees
 
 X = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
 OF_X = {"in_specs": P("x", "y"), "out_specs": P("y")}
@@ -44,6 +45,7 @@ def empty_caches():
 
 
 def indivisible_shapes_are_refused(mesh):
+    @sees("an axis name")
     @settings(max_examples=3)
     @given(st.data())
     def holds(data):

@@ -21,7 +21,9 @@ from partjit.partition.flatten import flatten
 from partjit.partition.nodes import ColocatedCall, Fragment, Transfer, walk
 from partjit.partition.prepare import with_stated_arguments
 from partjit.partition.verify import PlanError, verify
-from tests.partition import random_programs as rp
+from tests.census import saw, sees
+from tests.partition import random_control_flow as rc
+from tests.partition.control_flow_traced import Traced
 
 like = {"out_specs_fn": lambda *xs: xs[0]}
 nothing = {"out_specs_fn": lambda *xs: None}
@@ -233,29 +235,28 @@ def complaint(plan, flat):
     return "none"
 
 
+@sees("a colocated call", "two streams", "a donated argument", "a nested function", "a broken plan")
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     deadline=None,
-    max_examples=rp.EXAMPLES,
+    max_examples=rc.EXAMPLES,
 )
-@given(rp.random_programs(6))
+@given(rc.straight_programs(6))
 def test_broken_plans_are_found(mesh, monkeypatch, program):
-    call, objects = rp.colocated_calls(mesh)
-    rp.steps_by_number.update((step.number, step) for step in rp.calls_of(program.steps))
     monkeypatch.setattr(cut, "WORTH_A_DISPATCH", program.worth_a_dispatch)
-
-    def fun(x, y, s):
-        values = rp.evaluate(program.steps, (x, y, s), call, rp.WRAPPERS)
-        return tuple(values[i] for i in program.results)
-
-    f = pjit(fun, in_axis_resources=(P("x", "y"), P("y"), None), out_axis_resources=program.out_specs)
-    matrix = jax.device_put(np.ones(rp.SHAPE, np.float32), NamedSharding(mesh, P("x", "y")))
+    f = pjit(
+        Traced(program, mesh),
+        in_axis_resources=(None, P("x", "y"), P("y"), None),
+        out_axis_resources=program.out_specs,
+        donate_argnums=(1,) if program.donated else (),
+    )
+    matrix = jax.device_put(np.ones(rc.SHAPE, np.float32), NamedSharding(mesh, P("x", "y")))
     with mesh:
-        plan, flat = flat_of(f, (matrix, matrix, np.float32(1)))
+        plan, flat = flat_of(f, (np.int32(1), matrix, matrix, np.float32(1)))
         verify(plan, flat)
         for what, wrong in broken(plan):
             assert "which is a fault of partjit" in complaint(wrong, flat), what
-    del objects
+            saw("a broken plan")
 
 
 # Pictures

@@ -18,6 +18,7 @@ from partjit.colocated import colocated_python, colocated_python_class
 from partjit.partition import cut
 from partjit.partition.nodes import Loop
 from partjit.testing import assert_collectives, assert_no_collectives
+from tests.census import saw, sees
 from tests.colocated import rendezvous
 from tests.partition import random_shard_maps as rs
 
@@ -64,6 +65,7 @@ def blocks(x, rows=4, columns=2):
 # The law
 
 
+@sees("a colocated call", "two streams", "a loop", "a collective", "an axis name", "a partitioned value")
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=rs.EXAMPLES, deadline=None)
 @given(steps=rs.bodies(), check_vma=st.booleans(), data=st.data())
 def test_a_body_means_what_it_means_on_one_device_after_the_other(mesh, over, steps, check_vma, data):
@@ -74,7 +76,13 @@ def test_a_body_means_what_it_means_on_one_device_after_the_other(mesh, over, st
     for k, x in enumerate(arguments):
         x[...] = (np.arange(x.size).reshape(x.shape) + 3 * k) % 8
     values, called = rs.by_hand(steps, *map(_shards, arguments, specs))
-    event("steps with calls", sum(step.op in rs.CALLS for step in steps))
+    calls = [step for step in steps if step.op in rs.CALLS]
+    event("steps with calls", len(calls))
+    saw("a colocated call", when=calls)
+    saw("two streams", when=len({step.stream for step in calls if step.op != "pure"}) > 1)
+    saw("a loop", when=any(step.op in ("scan", "stack") for step in steps))
+    saw("a collective", when=any(step.op in ("psum", "permute", "gather") for step in steps))
+    saw("a partitioned value", when=any(any(spec) for spec in specs))
     used = [k for k in range(len(values)) if data.draw(st.booleans())] or [len(values) - 1]
 
     def body(*args):

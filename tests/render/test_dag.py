@@ -12,6 +12,7 @@ from partjit.render.coordinates import spread
 from partjit.render.dag import KINDS, Edge, Graph, Vertex, arrange, draw
 from partjit.render.layered import Wire, lay_out
 from partjit.render.layering import assign_layers, count_crossings, put_in_order
+from tests.census import features, sees
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -36,6 +37,17 @@ def graphs(draw, depth=2, most=7):
         size = draw(st.sampled_from(["", "4 B", "1234.5 MB"]))
         edges.append(Edge(before, after, size, draw(st.booleans()), draw(st.booleans())))
     return Graph(tuple(vertices), tuple(edges), draw(st.sampled_from(["", "case 0"])))
+
+
+@features.register
+def _(graph: Graph):
+    """What a law of graphs sees."""
+    shown = {
+        "several vertices": len(graph.vertices) > 1,
+        "an edge": bool(graph.edges),
+        "a graph in a vertex": any(vertex.parts for vertex in graph.vertices),
+    }
+    return {feature for feature, is_there in shown.items() if is_there}
 
 
 def overlap(one, other):
@@ -112,6 +124,7 @@ LAWS = [boxes_never_overlap, what_is_in_a_box_is_inside_of_it_side_by_side]
 LAWS += [edges_go_down_from_box_to_box_and_through_none, labels_overlap_nothing_but_edges]
 
 
+@sees("several vertices", "an edge", "a graph in a vertex")
 @settings(max_examples=40)
 @given(graphs())
 def test_a_graph_is_laid_out_by_the_laws(graph):
@@ -128,6 +141,7 @@ def count(graph):
     return len(graph.vertices) + sum(n for n, _ in inner), len(graph.edges) + sum(m for _, m in inner)
 
 
+@sees("several vertices", "an edge", "a graph in a vertex")
 @settings(max_examples=40)
 @given(graphs())
 def test_a_picture_is_well_formed_deterministic_and_has_everything(graph):
@@ -249,6 +263,7 @@ def crossings_by_hand(rows, below):
     return sum(k == m and (a - c) * (b - d) < 0 for (k, a, b), (m, c, d) in itertools.combinations(edges, 2))
 
 
+@sees("different examples", "several elements")
 @given(layered())
 def test_orders_keep_the_rows_and_never_add_crossings(drawn):
     rows, above, below = drawn
@@ -258,6 +273,7 @@ def test_orders_keep_the_rows_and_never_add_crossings(drawn):
     assert crossings_by_hand(ordered, below) <= crossings_by_hand(rows, below)
 
 
+@sees("different examples")
 @given(st.integers(2, 12), st.data())
 def test_a_tree_is_drawn_without_crossings(count, data):
     parents = [data.draw(st.integers(0, k - 1)) for k in range(1, count)]
@@ -270,6 +286,7 @@ def test_a_tree_is_drawn_without_crossings(count, data):
     assert crossings_by_hand(put_in_order(rows, above, below), below) == 0
 
 
+@sees("different examples", "several elements")
 @given(st.permutations(range(25)))
 def test_edges_that_need_not_cross_do_not(order):
     above, below = [[] for _ in range(50)], [[] for _ in range(50)]
@@ -280,6 +297,7 @@ def test_edges_that_need_not_cross_do_not(order):
     assert crossings_by_hand(ordered, below) == 0
 
 
+@sees("different examples", "several elements")
 @given(st.lists(st.tuples(st.floats(-50, 50), st.floats(0.1, 9), st.floats(0, 20)), min_size=1, max_size=9))
 def test_spread_positions_keep_their_distance_and_are_the_best(items):
     wanted, weights, apart = (list(column) for column in zip(*items, strict=True))
@@ -297,6 +315,7 @@ def test_spread_positions_keep_their_distance_and_are_the_best(items):
                 assert off(moved) >= off(found) - 1e-6
 
 
+@sees("different examples")
 @given(st.integers(1, 15), st.data())
 def test_layers_go_down_and_are_no_wider_than_they_may_be(count, data):
     pairs = [(a, b) for b in range(count) for a in range(b)]
@@ -309,6 +328,7 @@ def test_layers_go_down_and_are_no_wider_than_they_may_be(count, data):
     assert all(layers.count(layer) <= 3 for layer in layers)
 
 
+@sees("different examples")
 @settings(deadline=None)
 @given(st.integers(2, 30), st.data())
 def test_a_layout_keeps_everything_apart(count, data):

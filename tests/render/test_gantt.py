@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partjit.render.gantt import KINDS, Bar, draw, merge, stack, ticks
+from tests.census import sees
 
 SVG = "{http://www.w3.org/2000/svg}"
 times = st.integers(0, 40)
@@ -23,6 +24,7 @@ bars = st.builds(
 many = st.lists(bars, max_size=15)
 
 
+@sees("different examples")
 @given(st.floats(-1e3, 1e3), st.floats(1e-6, 1e4), st.integers(2, 12))
 def test_ticks_are_round_evenly_spaced_and_not_too_many(start, length, most):
     found = ticks(start, start + length, most)
@@ -35,6 +37,7 @@ def test_ticks_are_round_evenly_spaced_and_not_too_many(start, length, most):
     assert len(found) >= most // 3, "an axis without enough ticks cannot be read"
 
 
+@sees("different examples", "several elements")
 @given(many)
 def test_rows_hold_all_bars_and_none_overlap(drawn):
     rows = stack(drawn)
@@ -43,6 +46,7 @@ def test_rows_hold_all_bars_and_none_overlap(drawn):
         assert all(before.end <= after.start for before, after in itertools.pairwise(row))
 
 
+@sees("different examples", "several elements")
 @given(many)
 def test_what_lies_within_another_stands_below_it(drawn):
     rows = stack(drawn)
@@ -52,6 +56,7 @@ def test_what_lies_within_another_stands_below_it(drawn):
                 assert i < j
 
 
+@sees("different examples", "several elements")
 @given(many, st.sampled_from([0.5, 1.5, 5.0]))
 def test_what_can_be_seen_stays_and_what_cannot_is_counted(drawn, narrow):
     for row in stack(drawn):
@@ -74,6 +79,7 @@ def test_bars_together_say_how_many_and_how_long_and_look_like_most_of_the_time(
     assert bar.tooltip == "4 that are too short to be seen, 1.20 s together"
 
 
+@sees("different examples", "several elements")
 @given(many)
 def test_a_picture_is_well_formed_deterministic_and_has_every_bar(drawn):
     shown = draw(drawn, title="a & b")

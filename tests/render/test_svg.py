@@ -14,6 +14,7 @@ from partjit.render.markup import Markup, element, escape, join, number
 from partjit.render.numbers import shown_bytes, shown_duration
 from partjit.render.svg import fit, label, path, picture, rect, smooth, text_width
 from partjit.render.theme import ACCENTS, PALETTE, STYLESHEET, THEMES, contrast, ink_on
+from tests.census import sees
 
 anything = st.text(st.characters(codec=None, exclude_categories=()))
 numbers = st.floats(-1e6, 1e6)
@@ -22,6 +23,7 @@ numbers = st.floats(-1e6, 1e6)
 # Markup
 
 
+@sees("different examples", "text")
 @given(anything, anything)
 def test_any_text_can_stand_in_an_element_and_in_an_attribute(text, attribute):
     parsed = ET.fromstring(element("a", text, title=attribute))
@@ -35,12 +37,14 @@ def test_any_text_can_stand_in_an_element_and_in_an_attribute(text, attribute):
     assert parsed.attrib["title"] == re.sub("[\t\n]", " ", re.sub("\r\n?", "\n", kept(attribute)))
 
 
+@sees("different examples", "text")
 @given(anything)
 def test_what_is_escaped_stays_as_it_is_in_an_element(text):
     assert join([escape(text)]) == escape(text) == join([text])
     assert element("b", escape(text)) == element("b", text)
 
 
+@sees("different examples")
 @given(numbers)
 def test_numbers_are_short_and_near(value):
     assert re.fullmatch(r"-?\d+(\.\d{1,2})?", number(value))
@@ -56,6 +60,7 @@ def test_attributes_are_named_as_in_svg():
 # Text
 
 
+@sees("different examples", "text")
 @given(st.text(min_size=1, max_size=30), st.floats(0, 1.1), st.booleans())
 def test_a_text_that_is_cut_fits_and_is_a_beginning(text, part, mono):
     width = part * text_width(text, mono=mono)
@@ -68,6 +73,7 @@ def test_a_text_that_is_cut_fits_and_is_a_beginning(text, part, mono):
         assert text_width(cut, mono=mono) <= width + 1e-9
 
 
+@sees("different examples", "text")
 @given(st.text(max_size=10), st.text(max_size=10), st.floats(1, 40))
 def test_widths_add_up_and_grow_with_the_font(text, more, size):
     assert text_width(text + more, size) == pytest.approx(text_width(text, size) + text_width(more, size))
@@ -95,6 +101,7 @@ points = st.lists(st.tuples(st.floats(-500, 500), st.floats(1, 200)), min_size=2
 )
 
 
+@sees("different examples", "several elements")
 @given(points)
 def test_a_smooth_line_passes_its_points_and_nothing_beyond_them(points):
     commands = re.findall(r"([MLC])([-\d. ]+)", smooth(points))
@@ -236,6 +243,7 @@ def test_a_table_writes_numbers_with_separators():
     assert ">0.5<" in table("t", ("n",), [(0.5,)])
 
 
+@sees("different examples")
 @given(st.floats(0, 1e15))
 def test_sizes_and_durations_are_short(value):
     assert re.fullmatch(r"\d{1,3} B|\d{1,4}\.\d [kM]B|\d+\.\d [GTP]B", shown_bytes(value))

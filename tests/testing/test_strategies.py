@@ -28,6 +28,7 @@ from partjit.testing import (
     shardings,
     spec_trees,
 )
+from tests.census import sees
 
 
 def smallest(strategy, condition=lambda _: True):
@@ -35,6 +36,7 @@ def smallest(strategy, condition=lambda _: True):
     return hypothesis.find(strategy, condition, settings=hypothesis.settings(max_examples=500, derandomize=True))
 
 
+@sees("two mesh axes", "a partitioned value", "several elements")
 @given(st.data())
 def test_specs_fit_the_shapes_they_are_drawn_for(data):
     mesh = data.draw(meshes())
@@ -44,6 +46,7 @@ def test_specs_fit_the_shapes_they_are_drawn_for(data):
     assert len(spec or ()) <= len(shape)
 
 
+@sees("two mesh axes", "a partitioned value", "several elements")
 @given(st.data())
 def test_shapes_fit_the_specs_they_are_drawn_for_or_on_request_do_not(data):
     mesh = data.draw(meshes())
@@ -56,6 +59,7 @@ def test_shapes_fit_the_specs_they_are_drawn_for_or_on_request_do_not(data):
         assert any(size % divisor for size, divisor in zip(shape, divisors, strict=False))
 
 
+@sees("two mesh axes", "a partitioned value")
 @given(st.data())
 def test_avoided_axes_do_not_appear_and_unconstrained_dimensions_only_on_request(data):
     mesh = data.draw(meshes())
@@ -65,16 +69,38 @@ def test_avoided_axes_do_not_appear_and_unconstrained_dimensions_only_on_request
     assert P.UNCONSTRAINED not in tuple(spec or ())
 
 
+@sees("two mesh axes", "a partitioned value", "two axes in one dimension")
+@given(st.data())
+def test_on_request_every_spec_and_program_partitions(data):
+    mesh = data.draw(meshes().filter(lambda mesh: mesh.size > 1))
+    spec = data.draw(partition_specs(mesh=mesh, ndim=2, partitioned=True))
+    assert partitions(mesh, spec)
+    program = data.draw(sharded_programs(mesh=mesh, partitioned=True, max_steps=2, depth=1))
+    assert sum(size > 1 for size in program.shapes[0]) > 1
+    for shape in (program.shapes[0], program.result_shapes[0]):
+        assert partitions(mesh, data.draw(partition_specs(mesh=mesh, shape=shape, partitioned=True)))
+    kind, operands, ((first, *_),) = program.steps[0]
+    assert (kind, operands) == ("body", (0,))
+    assert partitions(mesh, first[1])
+
+
+def partitions(mesh, spec):
+    return any(mesh.shape[axis] > 1 for axes in axes_of(spec, 3) for axis in axes)
+
+
+@sees("two mesh axes", "a partitioned value", "a value of several dimensions", "permuted devices")
 @given(sharded_arrays())
 def test_arrays_lie_as_they_say(array):
     assert_laid_out(array, array.sharding.mesh, array.sharding.spec)
 
 
+@sees("two mesh axes", "a partitioned value", "two axes in one dimension")
 @given(shardings(shape=(8, 12)))
 def test_shardings_fit_their_shape(sharding):
     sharding.shard_shape((8, 12))
 
 
+@sees("two mesh axes", "several mesh devices")
 @given(st.data())
 def test_op_shardings_are_representable_on_request(data):
     mesh = data.draw(meshes())
@@ -90,6 +116,7 @@ TREE = {"w": np.ones((4, 8)), "layers": [(np.ones(8), np.ones((2, 4, 8)))], "emp
 def test_spec_trees_fit_the_tree(prefix):
     mesh = partjit.Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
 
+    @sees("an axis name", "several elements")
     @hypothesis.settings(max_examples=20)
     @given(spec_trees(TREE, mesh=mesh, prefix=prefix))
     def holds(specs):
@@ -131,6 +158,7 @@ def test_failures_shrink_to_what_a_reader_takes_in_at_once():
     assert program.shapes[0] == ()
 
 
+@sees("two mesh axes", "a value of several dimensions")
 @hypothesis.settings(max_examples=5)
 @given(st.data())
 def test_programs_run_and_mean_what_the_plain_ones_do(data):
@@ -162,6 +190,11 @@ def test_pieces_follow_the_definition():
     [
         (lambda: partition_specs(mesh=partjit.Mesh(jax.devices(), "x")), TypeError, "needs ndim or shape"),
         (lambda: shapes(spec=P("x")), TypeError, "needs its mesh"),
+        (
+            lambda: partition_specs(mesh=partjit.Mesh(jax.devices(), "x"), shape=(3, 4), partitioned=True),
+            ValueError,
+            r"none of the axes \(x=8\) can partition a value of shape \(3, 4\)",
+        ),
         (lambda: meshes(mesh_shapes=[(99,)]), ValueError, "there are 8 devices, and every one of"),
         (
             lambda: shapes(spec=P(), mesh=partjit.Mesh(jax.devices(), "x"), divisible=False),
