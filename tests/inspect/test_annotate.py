@@ -36,12 +36,12 @@ def matrix(*shape):
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
-@sees("two mesh axes", "a partitioned value", "a value of several dimensions")
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@sees("two mesh axes", "a partitioned value", "a value of several dimensions", "an axis name")
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_what_is_told_is_what_is_compiled(data):
     mesh = data.draw(meshes(mesh_shapes=[(4, 2), (2, 2, 2), (8,), (2, 3)]))
-    program = data.draw(sharded_programs(mesh=mesh))
+    program = data.draw(sharded_programs(mesh=mesh, partitioned=True))
     args = program.arguments()
     specs = data.draw(spec_trees(tuple(args), mesh=mesh))
     with mesh:

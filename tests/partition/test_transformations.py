@@ -63,6 +63,34 @@ def test_the_table_says_what_happens(title):
             assert script.cell(row, kinds[kind]) == written[kind], (name, kinds[kind])
 
 
+# Which calls are refused, by the rules that the document states; the script that writes the table does not know them.
+IN_A_JIT = ("`jax.jit` outermost", "`scan` around a program")
+DIFFERENTIATED = re.compile(
+    r"`(grad|value_and_grad|jvp|vjp|linearize|jacfwd|jacrev|hessian)`(?!.*(custom|stop_gradient))"
+)
+
+
+def is_refused(row, kind):
+    """Whether a kind of call cannot be made there."""
+    if row in (*IN_A_JIT, "`jax.export`"):
+        return True  # only a pjit can be decomposed at its calls
+    if row == "`vmap`":
+        return kind == "pure call"  # nothing says whether one call or several are meant, and no order decides
+    if row == "`vmap` of a `cond` with a batched predicate":
+        return kind != "pure call"  # both branches run, and an effect would happen in both
+    return kind in ("pure call", "call with an effect") and DIFFERENTIATED.match(row) is not None  # they have no rule
+
+
+@pytest.mark.parametrize("title", script.SECTIONS)
+def test_calls_are_refused_exactly_where_the_rules_say(title):
+    header, _, *rows = TABLE[TABLE.index(f"| {title} |") :].partition("\n\n")[0].splitlines()
+    _, *named = [cell.strip() for cell in header.strip("|").split(" | ")]
+    for line in rows:
+        row, *cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        for kind, cell in zip(named, cells, strict=True):
+            assert cell.startswith("refused") == is_refused(row, kind), (row, kind, cell)
+
+
 def test_the_script_sees_what_is_wrong(mesh):
     def outcome(run, expected=1):
         row = script.Row("", {"": run}, expected)
