@@ -558,11 +558,12 @@ def wrong(what, root, mesh, shapes, specs):
         jax.tree_util.tree_leaves_with_path(shapes, is_leaf=is_shape), flat_specs, strict=True
     ):
         where = what, root[path[0].idx] + jax.tree_util.keystr(path[1:])
-        undefined = {axis for axes in axes_of(spec, 0) for axis in axes} - set(mesh.axis_names)
+        written = axes_of(spec, max(len(spec), len(shape)))
+        undefined = {axis for axes in written for axis in axes} - set(mesh.axis_names)
         if len(spec) > len(shape):
             found.add((*where, "rank", len(spec), len(shape)))
         found |= {(*where, "undefined", axis) for axis in undefined}
-        for dim, (size, axes) in enumerate(zip(shape, axes_of(spec, len(shape)), strict=False)):
+        for dim, (size, axes) in enumerate(zip(shape, written, strict=False)):
             divisor = math.prod(mesh.shape.get(axis, 0) for axis in axes)
             if divisor and size % divisor:
                 found.add((*where, "divisible", dim, divisor, size))
