@@ -73,7 +73,7 @@ def test_wait_refuses_what_is_not_a_number_of_seconds():
 LATE = """
     import gc
     def inner(x):
-        print("inner", int(x), flush=True)
+        sys.stdout.write(f"inner {int(x)}\\n")  # at once, for others write as well
         return x + 1
     def outer(x):
         nested = colocated.colocated_python(inner, mode="stream", out_specs_fn=lambda x: x)
