@@ -47,11 +47,11 @@ def compile_unit(unit: Unit, donated: Sequence[bool]) -> CompiledUnit:
         unit.jaxpr, unit.in_shardings, unit.out_shardings, tuple(donated), unit.mesh, unit.name, keep_unused=False
     )
     if unit.mesh.empty:
+        # What is read from the cache has the lines of whoever compiled it first.
         with _compat.no_compilation_cache():
             executable = lowering.compile()
         return CompiledUnit(unit, (), read_memory(unit.name, executable), _flops(executable), (), executable.as_text())
-    # What is read from a cache has the lines of whoever compiled it first, and XLA complains of nothing.
-    with catch_rematerializations(unit.mesh) as found, _compat.no_compilation_cache():
+    with catch_rematerializations(unit.mesh) as found:
         executable = lowering.compile()
     text = executable.as_text() or ""
     return CompiledUnit(

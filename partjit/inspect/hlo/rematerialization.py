@@ -82,7 +82,8 @@ class Rematerialization:
 def catch_rematerializations(mesh: Mesh | AbstractMesh) -> Iterator[list[Rematerialization]]:
     """Catches the warnings of what is compiled in the block.
 
-    A program that comes from a cache is not compiled, so nothing is said of it. All other output is written on when the
+    Nothing in the block is read from jax's persistent compilation cache, for XLA says nothing of what it does not
+    compile. All other output is written on when the
     block ends, also if it raises. XLA writes to a file descriptor that all threads share: what they compile meanwhile
     belongs to the block as well. If XLA's warnings are turned off, they are turned on for the block.
 
@@ -107,7 +108,7 @@ def catch_rematerializations(mesh: Mesh | AbstractMesh) -> Iterator[list[Remater
     """
     found: list[Rematerialization] = []
     messages: set[str] = set()
-    with _compat.xla_warnings() as level:
+    with _compat.no_compilation_cache(), _compat.xla_warnings() as level:
 
         def take(line: str) -> bool:
             one = parse_rematerialization(line, mesh)
