@@ -342,3 +342,34 @@ def test_costs_that_are_none_are_refused_by_name(costs, message):
     for method in (plan.critical_path, plan.to_svg):
         with pytest.raises(TypeError, match=message):
             method(costs)
+
+
+KINDS = {
+    "same": (lambda total: total, True),
+    "shorter": (lambda total: total[:4], False),
+    "of more dimensions": (lambda total: total.reshape(2, 4), False),
+    "of a wider dtype": (lambda total: jax.lax.complex(total, total), False),
+    "of a narrower dtype": (lambda total: total.astype(jnp.float16), False),
+    "of another dtype": (lambda total: total.astype(jnp.int32), False),
+}
+
+
+@pytest.mark.parametrize("order", ["abk", "bka", "kab", "kba"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_as_many_dying_values_are_donated_as_there_are_results_of_their_kind(order, kind):
+    convert, is_same = KINDS[kind]
+    for count in range(1, 4):
+
+        def fun(x, count=count):
+            values = {"a": x + 1, "b": x + 2, "k": x + 3}
+            total = keep(x + 4)
+            for name in order:
+                total = jnp.sin(total) * values[name]
+            return values["k"], *(convert(total + i) for i in range(count))
+
+        plan = pjit(fun).plan(x)
+        first, _, second = plan.nodes
+        dying = [value for value in second.inputs if value in first.outputs and value not in plan.outputs]
+        assert len(dying) == 2
+        donated = [value for value, flag in zip(second.inputs, second.donated, strict=True) if flag]
+        assert donated == (dying[:count] if is_same else [])
