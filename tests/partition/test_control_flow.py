@@ -454,6 +454,28 @@ def test_a_dear_head_is_not_computed_after_the_last_turn():
     np.testing.assert_allclose(pjit(fun)(x)[0, 0], _in_python(fun, x)[0, 0], rtol=1e-5)
 
 
+@pytest.mark.parametrize("turns", [0, 1, 3])
+@pytest.mark.parametrize("kind", ["while", "scan"])
+def test_a_dear_head_is_computed_before_each_turn_and_for_no_other(kind, turns):
+    c = Calls()
+    x = jnp.ones((128, 128))
+
+    def turn(v):
+        return c.twice(jnp.sin(v @ v) * 1e-3) + 1
+
+    def fun(x):
+        if kind == "scan":
+            return lax.scan(lambda v, _: (turn(v), None), x, None, length=turns)[0]
+        return lax.while_loop(lambda s: s[0] < turns, lambda s: (s[0] + 1, turn(s[1])), (0, x))[1]
+
+    expected = np.ones((128, 128))
+    for _ in range(turns):
+        expected = 2e-3 * np.sin(expected @ expected) + 1
+    np.testing.assert_allclose(pjit(fun)(x), expected, rtol=1e-4)
+    colocated.wait()
+    assert len(rendezvous.logs["calls"]) == turns
+
+
 def _in_python(fun, x):
     with jax.disable_jit():
         return fun(x)

@@ -347,6 +347,7 @@ def test_costs_that_are_none_are_refused_by_name(costs, message):
 KINDS = {
     "same": (lambda total: total, True),
     "shorter": (lambda total: total[:4], False),
+    "longer": (lambda total: jnp.concatenate([total, total]), False),
     "of more dimensions": (lambda total: total.reshape(2, 4), False),
     "of a wider dtype": (lambda total: jax.lax.complex(total, total), False),
     "of a narrower dtype": (lambda total: total.astype(jnp.float16), False),
