@@ -466,7 +466,7 @@ def test_a_dear_head_is_computed_before_each_turn_and_for_no_other(kind, turns):
     def fun(x):
         if kind == "scan":
             return lax.scan(lambda v, _: (turn(v), None), x, None, length=turns)[0]
-        return lax.while_loop(lambda s: s[0] < turns, lambda s: (s[0] + 1, turn(s[1])), (0, x))[1]
+        return lax.while_loop(lambda s: s[0] < 0, lambda s: (s[0] + 1, turn(s[1])), (-turns, x))[1]
 
     expected = np.ones((128, 128))
     for _ in range(turns):
@@ -474,6 +474,13 @@ def test_a_dear_head_is_computed_before_each_turn_and_for_no_other(kind, turns):
     np.testing.assert_allclose(pjit(fun)(x), expected, rtol=1e-4)
     colocated.wait()
     assert len(rendezvous.logs["calls"]) == turns
+
+
+def test_a_cheap_loop_carries_what_it_was_written_with():
+    c = Calls()
+    plan = pjit(lambda x: lax.scan(lambda v, _: (c.twice(v + 1), None), x, None, length=3)[0]).plan(start())
+    (loop,) = (node for node in plan.nodes if isinstance(node, Loop))
+    assert [value.aval.shape for value in loop.outputs] == [(8,)]
 
 
 def _in_python(fun, x):
