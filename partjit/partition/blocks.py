@@ -15,7 +15,7 @@ from partjit.partition.control_flow import is_call, is_host, lanes_of, loop_p
 from partjit.partition.cut import Egress, Step, cut
 from partjit.partition.flat import Flat, variables
 from partjit.partition.names import Names
-from partjit.partition.nodes import Block, Branch, ColocatedCall, Fragment, Loop, Node, Value, walk
+from partjit.partition.nodes import Block, Branch, ColocatedCall, Fragment, Loop, Node, Value, aliases, walk
 from partjit.partition.places import or_none, places_of
 from partjit.partition.prepare import check_devices, egresses_of, with_stated_arguments
 from partjit.partition.steps import postponed, read_by
@@ -266,6 +266,10 @@ class _Assembly:
         node, hoisted = make(eqn, name, tuple(outputs))
         yield from hoisted
         self._nodes_of_hosts.append((eqn, name))
+        # What it gives may be the caller's under another name, and is to be pinned then as well.
+        for output, values in aliases(node):
+            if not values.isdisjoint(self._of_caller):
+                self._of_caller.add(output)
         yield node
 
     def _loop(self, eqn: Any, name: str, carried: tuple[Value, ...]) -> tuple[Node, list[Node]]:

@@ -10,7 +10,7 @@ from typing import Any
 from partjit.colocated.primitive import Callee
 from partjit.colocated.streams import Stream
 
-__all__ = ["Block", "Branch", "ColocatedCall", "Fragment", "Loop", "Node", "Transfer", "Value", "walk"]
+__all__ = ["Block", "Branch", "ColocatedCall", "Fragment", "Loop", "Node", "Transfer", "Value", "aliases", "walk"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -185,3 +185,24 @@ def walk(nodes: Sequence[Node]) -> Iterator[Node]:
         if isinstance(node, Loop | Branch):
             for block in node.blocks:
                 yield from walk(block.nodes)
+
+
+def aliases(node: Loop | Branch) -> Iterator[tuple[Value, set[Value]]]:
+    """Each output with the values from outside that it may be under another name: nothing is copied on the way out.
+
+    What a loop starts from is copied. Its carried values may change places, so they are not distinguished.
+    """
+    if isinstance(node, Loop):
+        found = set().union(*(_names_of(value, node.block) for value in node.block.outputs))
+        yield from ((output, found.difference(node.outputs)) for output in node.outputs)
+    else:
+        for k, output in enumerate(node.outputs):
+            yield output, set().union(*(_names_of(block.outputs[k], block) for block in node.blocks))
+
+
+def _names_of(value: Value, block: Block) -> set[Value]:
+    """The value, or what it may be if a loop or branch of the block gives it."""
+    for node in block.nodes:
+        if value in node.outputs:
+            return dict(aliases(node))[value] if isinstance(node, Loop | Branch) else set()
+    return {value}

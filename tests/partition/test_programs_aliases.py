@@ -67,6 +67,35 @@ def test_donated_arguments_may_be_anything():
         np.testing.assert_allclose(f(given)[1], expected)
 
 
+BRANCHES = {
+    "a branch": lambda p, one, other, v: jax.lax.cond(p, one, other, v),
+    "a branch in a branch": lambda p, one, other, v: jax.lax.cond(
+        p, lambda v: jax.lax.cond(p, one, other, v), lambda v: v * 3, v
+    ),
+}
+
+
+@pytest.mark.parametrize("give", BRANCHES.values(), ids=[*BRANCHES])
+def test_a_donated_argument_that_a_branch_gives_lasts_while_a_call_reads_it(meeting, give):
+    def look(v):
+        rendezvous.hear("the program has returned")
+        rendezvous.logs["seen"].append(np.asarray(v).tolist())
+
+    note, looking = noting("taken", stream="notes"), colocated_python(look, mode="stream", **nothing)
+
+    def fun(v, p):
+        looking(give(p, lambda v: (note(v), v)[1], lambda v: v * 2, v))
+        looking(v)
+        return v + 1
+
+    given = jnp.arange(8.0)
+    np.testing.assert_array_equal(pjit(fun, donate_argnums=0)(given, True), np.arange(8.0) + 1)
+    assert given.is_deleted()
+    rendezvous.say("the program has returned")
+    colocated.wait(timeout=60)
+    assert rendezvous.logs["seen"] == [[*range(8)]] * 2
+
+
 @pytest.mark.parametrize("mode", ["stream", "inline"])
 def test_a_numpy_argument_is_read_as_it_was(meeting, mode):
     def read(v):
