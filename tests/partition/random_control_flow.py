@@ -244,13 +244,21 @@ class _Steps:
         return Device(op, args)
 
     def about(self, what: str, kinds: list[str], place: _Place, most: int) -> tuple:
-        """Steps of which one is such, with a call within it, on another stream than one before."""
-        first = self._call(kinds, place, stream="a", of=None, pure=False)
-        one = getattr(self, f"_{what}")(kinds, dataclasses.replace(place, calls_first=True))
-        return (first, one, *self.steps(kinds, place, most, 0))
+        """Steps of which one is such, with a call within it, between calls whose order is not that of their data.
 
-    def _call(self, kinds: list[str], place: _Place, **given: Any) -> Call:
-        result = self.one_of("matrix", "matrix", "scalar", "none", "both")
+        One call on a stream waits for a call on another stream; a later one has all it needs from the beginning, and
+        no results.
+        """
+        effect = {"of": None, "pure": False}
+        late = len(kinds)
+        first = self._call(kinds, place, "matrix", stream="a", **effect)
+        second = self._call(kinds, place, stream="b", args=(late,), arg_kinds=("m",), **effect)
+        one = getattr(self, f"_{what}")(kinds, dataclasses.replace(place, calls_first=True))
+        last = self._call(kinds, place, "none", stream="b", args=(1,), arg_kinds=("m",), **effect)
+        return (first, second, one, last, *self.steps(kinds, place, most, 0))
+
+    def _call(self, kinds: list[str], place: _Place, result: str | None = None, **given: Any) -> Call:
+        result = result or self.one_of("matrix", "matrix", "scalar", "none", "both")
         rules = {"reverse": [None, "vjp on devices", "vjp on hosts", "jvp"], "forward": [None, "jvp"]}
         rule = self.one_of(*rules.get(place.derivative or "", [None])) if result != "none" else None
         rule = None if "rule" in self.without else rule
@@ -365,7 +373,7 @@ def random_programs(
     """Programs as data, without some kinds of steps; "zero" are scans of no iterations, "rule" those of calls.
 
     What is simplest is a real case: partitioned over two axes, donated, with loops of several iterations. With `about`
-    there is a step of that kind with a call in it, and a call on another stream before it.
+    there is a step of that kind with a call in it, between calls on two streams.
     """
     kinds = ["i", "m", "m", "s"]
     drawing, place = _Steps(draw, without), _Place(depth)
@@ -416,9 +424,15 @@ def has(steps: tuple, *kinds: str) -> bool:
 def _(program: RandomProgram) -> set[str]:
     """What a law of a program sees."""
     calls = calls_of(program.steps)
+    in_a_row = [step for step in program.steps if isinstance(step, Call) and not step.pure]
     shown = {
         "a colocated call": bool(calls),
         "two streams": len({call.stream for call in calls if not call.pure}) > 1,
+        "an early call behind a late one": any(
+            max(late.args, default=0) > 3 >= max(early.args, default=0) and late.stream == early.stream
+            for late, early in itertools.combinations(in_a_row, 2)
+        ),
+        "a call without results": any(call.result == "none" and not call.pure for call in calls),
         "a method of an object": any(call.of is not None for call in calls),
         "a pure call": any(call.pure for call in calls),
         "a spec of a call": any(spec is not None and any(spec) for c in calls for spec in (c.in_spec, c.out_spec)),

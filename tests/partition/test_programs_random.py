@@ -113,7 +113,15 @@ KINDS = {
     "derivative": "a derivative",
     "vmap": "a batch",
 }
-REAL = ("a colocated call", "two streams", "a donated argument", "a partitioned result", "two mesh axes")
+REAL = (
+    "a colocated call",
+    "two streams",
+    "an early call behind a late one",
+    "a call without results",
+    "a donated argument",
+    "a partitioned result",
+    "two mesh axes",
+)
 
 
 @pytest.mark.parametrize("about", ["a row", *KINDS])
@@ -123,7 +131,7 @@ def test_a_random_program_obeys_all_laws(meshes, monkeypatch, about):
     is_loop = about in ("scan", "fori")
     fails = ["a call that fails in a later iteration"] * is_loop
     # Which call fails, and in which iteration: first the one in the loop, in the second iteration.
-    which, turn = st.integers(int(is_loop), 9), st.sampled_from([1, 0, 2] if is_loop else [0, 1, 2])
+    which, turn = st.integers(2 * is_loop, 9), st.sampled_from([1, 0, 2] if is_loop else [0, 1, 2])
 
     @sees(*REAL, KINDS.get(about, "a nested function"), "a program without jit", "a call that fails", *fails)
     @of_its_own(about)

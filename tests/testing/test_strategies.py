@@ -229,6 +229,7 @@ else:
 def test_shapes_are_drawn_for_specs_with_unconstrained_dimensions():
     mesh = partjit.Mesh(jax.devices()[:4], "x")
 
+    @sees("different examples", "several elements")
     @settings(max_examples=10)
     @given(shapes(spec=P(P.UNCONSTRAINED, "x"), mesh=mesh))
     def test(shape):
