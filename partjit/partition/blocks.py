@@ -272,7 +272,7 @@ class _Assembly:
                 self._of_caller.add(output)
         yield node
 
-    def _loop(self, eqn: Any, name: str, carried: tuple[Value, ...]) -> tuple[Node, list[Node]]:
+    def _loop(self, eqn: Any, name: str, carried: tuple[Value, ...]) -> tuple[Loop, list[Node]]:
         captured = eqn.params["captured"]
         body = Flat.of_jaxpr(eqn.params["body"])
         own = body.invars[captured:]
@@ -285,7 +285,7 @@ class _Assembly:
         inputs = (*self._captured_by([block], carried), *initial)
         return Loop(name, inputs, carried, block, eqn.params["turns"]), hoisted
 
-    def _branch(self, eqn: Any, name: str, outputs: tuple[Value, ...]) -> tuple[Node, list[Node]]:
+    def _branch(self, eqn: Any, name: str, outputs: tuple[Value, ...]) -> tuple[Branch, list[Node]]:
         index, *values = map(self._value, eqn.invars)
         needed = [self._is_needed_on_devices(var) for var in eqn.outvars]
         blocks, hoisted = [], []
