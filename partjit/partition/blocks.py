@@ -304,7 +304,7 @@ class _Assembly:
         self, flat: Flat, values: Sequence[Value], outputs: Sequence[Value], kind: Any, following: Collection[Any]
     ) -> tuple[Block, list[Node]]:
         """A block of this one, and the moves to be made before it."""
-        ins = [_or_unspecified(value.sharding) for value in values]
+        ins = [_or_unspecified(self._transfers.place_on_devices(value)) for value in values]
         outs = [_or_unspecified(value.sharding) for value in outputs]
         check_devices(flat, self._mesh)
         flat = with_stated_arguments(flat, ins, self._mesh, outs)

@@ -55,6 +55,12 @@ class Transfers:
         """A value as the devices have it."""
         return self._on_device.get(value, value)
 
+    def place_on_devices(self, value: Value) -> Any:
+        """Where a value lies on the devices, or is to lie once it is moved to them from the hosts."""
+        if value in self._place_of or self._outer is None:
+            return self._place_of.get(value, value.sharding)
+        return self._outer.place_on_devices(value)
+
     def _moved(self, values: Sequence[Value], where: str) -> Iterator[Node]:
         known = self._on_host if where == "hosts" else self._on_device
         target: Callable[[Value], Any] = self._host_of if where == "hosts" else self._place_of.get

@@ -126,8 +126,10 @@ def test_groups_that_are_not_understood_are_never_guessed(text, why):
 
 
 def test_pairs_are_pairs():
-    with pytest.raises(ValueError, match=r"\(0, 1, 2\) is no pair"):
-        device_groups.parse_pairs("{{0,1,2}}")
+    assert device_groups.parse_pairs("{{0,1},{2,2}}") == ((0, 1), (2, 2))
+    for group in ("(0,)", "(0, 1, 2)"):
+        with pytest.raises(ValueError, match=rf"{re.escape(group)} is no pair"):
+            device_groups.parse_pairs(f"{{{{0,1}},{{{group.strip('(,)')}}}}}")
     with pytest.raises(ValueError, match="it is no list of pairs"):
         device_groups.parse_pairs("[2,2]<=[4]")
 

@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 import partjit
 from partjit import P, colocated, pjit
 from partjit.colocated import PendingArray, colocated_python, colocated_python_class
+from partjit.partition.nodes import Loop, Transfer
 from tests.colocated import rendezvous
 
 like = {"out_specs_fn": lambda *xs: xs[0]}
@@ -709,6 +710,86 @@ def test_on_accelerators_values_travel_to_the_hosts_and_back_by_explicit_transfe
     moved = [(value.name, after.name) for t in plan.transfers for value, after in zip(t.inputs, t.outputs, strict=True)]
     assert len(moved) == len({*moved})
     assert sum(name.startswith("to_devices") for name in (t.name for t in plan.transfers)) == 1
+
+
+def test_on_accelerators_what_a_loop_reads_from_outside_travels_once_before_it(accelerators, meeting):
+    def add(x, y):
+        rendezvous.logs["devices"].append(sorted(d.id for array in (x, y) for d in array.devices()))
+        return x + y
+
+    call = colocated_python(add, **like)
+
+    def fun(x):
+        doubled, called = x * 2, call(x, x + 1)
+        return jax.lax.scan(lambda v, _: (call(v, doubled) * 2 + called, None), x, None, length=3)[0]
+
+    mesh = partjit.Mesh(accelerators, "x")
+    x = np.arange(8, dtype=np.float32)
+    with mesh:
+        f = pjit(fun, in_axis_resources=P("x"), out_axis_resources=P("x"))
+        plan = f.plan(x)
+        result = f(x)
+    expected = x
+    for _ in range(3):
+        expected = (expected + 2 * x) * 2 + (2 * x + 1)
+    same(result, expected)
+    assert {d.id for d in result.devices()} == {4, 5, 6, 7}
+    colocated.wait()
+    assert rendezvous.logs["devices"] == [[0, 0, 1, 1, 2, 2, 3, 3]] * 4
+    (loop,) = (node for node in plan.nodes if isinstance(node, Loop))
+    before = plan.nodes[: plan.nodes.index(loop)]
+    made = {value: node for node in before for value in node.outputs}
+    # `doubled` is on the hosts in the loop, and `called` on the devices: both were moved there.
+    assert {made[value].name.split("_")[1] for value in loop.captured} == {"hosts", "devices"}
+    assert all(isinstance(made[value], Transfer) for value in loop.captured)
+    inside = [value for node in loop.block.nodes if isinstance(node, Transfer) for value in node.inputs]
+    assert not {*inside} & {*loop.captured}
+
+
+def nested_loops(call, x, on_host):
+    def outer(v, _):
+        return jax.lax.scan(lambda w, _: (call(w, on_host) - on_host / 2, None), v, None, length=2)[0] + on_host, None
+
+    return jax.lax.scan(outer, x, None, length=2)[0]
+
+
+def nested_by_hand(x, on_host):
+    for _ in range(2):
+        for _ in range(2):
+            x = x + on_host / 2
+        x = x + on_host
+    return x
+
+
+ON_HOSTS = {
+    "carried": (
+        lambda call, x, on_host: jax.lax.scan(lambda v, _: (call(v, v) + x, None), on_host, None, length=2)[0],
+        lambda x, on_host: 4 * on_host + 3 * x,
+    ),
+    "returned": (
+        lambda call, x, on_host: jax.lax.scan(lambda v, _: (call(v + 1, on_host), None), x, None, length=2)[0],
+        lambda x, on_host: x + 2 + 2 * on_host,
+    ),
+    "branch": (
+        lambda call, x, on_host: jax.lax.cond(
+            x[0] < 5, lambda v, h: call(v, h) + h, lambda v, h: call(h, h) - v, x, on_host
+        ),
+        lambda x, on_host: x + 2 * on_host,
+    ),
+    "nested": (nested_loops, nested_by_hand),
+}
+
+
+@pytest.mark.parametrize("case", ON_HOSTS)
+def test_on_accelerators_values_on_the_hosts_go_into_loops_and_branches(accelerators, case):
+    fun, by_hand = ON_HOSTS[case]
+    call = colocated_python(lambda x, y: x + y, **like)
+    x = np.arange(8, dtype=np.float32)
+    with partjit.Mesh(accelerators, "x"):
+        f = pjit(lambda x: fun(call, x, call(x, x + 1)), in_axis_resources=P("x"), out_axis_resources=P("x"))
+        result = f(x)
+    same(result, by_hand(x, 2 * x + 1))
+    assert {d.id for d in result.devices()} == {4, 5, 6, 7}
 
 
 def test_without_a_mesh_on_an_accelerator(accelerators):
