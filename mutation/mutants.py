@@ -121,13 +121,15 @@ def sample(root: Path, path: str, size: int, seed: str) -> list[Mutant]:
 
 
 def _says_nothing(node: NodeOrLeaf, code: str) -> bool:
-    # A decorator that only caches; and `zip(..., strict=True)`, which is an assertion.
-    if (node.type == "decorator" and "cache" in code) or code == "strict=True":
+    # `zip(..., strict=True)` is an assertion.
+    if code == "strict=True":
         return True
     if node.type == "keyword" and node.parent is not None and node.parent.get_code().strip() == "strict=True":
         return True
     child = node
     while (parent := child.parent) is not None:
+        if child.type == "decorator" and "cache" in child.get_code():  # it only caches
+            return True
         is_return = parent.type == "funcdef" and parent.annotation is child
         if is_return or parent.type == "tfpdef" or (parent.type == "annassign" and parent.children[1] is child):
             return True

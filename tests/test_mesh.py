@@ -349,8 +349,11 @@ def test_changing_the_mesh_while_tracing_is_refused(inner):
 
     with Mesh(devices(8), "x"):
         for error in (RuntimeError, MeshChangedError, ValueError):
-            with pytest.raises(error, match="Changing the physical mesh is not allowed"):
+            with pytest.raises(error, match="Changing the physical mesh is not allowed") as raised:
                 pjit(outer_function, in_axis_resources=P("x"))(np.ones(8))
+            for mesh in (Mesh(devices(8), "x"), inner()):
+                ((name, size),) = mesh.shape.items()
+                assert f"the mesh ({name}={size}) with devices {[d.id for d in mesh.devices]}" in str(raised.value)
         assert inner_function(np.ones(8)).shape == (8,)
 
 

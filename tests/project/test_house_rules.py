@@ -8,6 +8,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -135,6 +136,13 @@ def test_importing_partjit_beside_another_jax_says_so_in_one_line():
     )
     assert ran.returncode == 1
     assert ran.stderr.rstrip().splitlines()[-1].startswith("ImportError: partjit needs jax>=0.10.2,<0.13 but found")
+
+
+def test_the_tests_that_mutants_are_to_die_in_are_there():
+    root = PACKAGE.parent
+    targets = tomllib.loads((root / "mutation" / "targets.toml").read_text(encoding="utf-8"))["target"]
+    named = {name for target in targets for name in (*target["near"], *target["wide"])}
+    assert {name for name in named if not (root / name).exists()} == set()
 
 
 def test_data_is_frozen():
