@@ -47,10 +47,10 @@ demo: $(INSTALLED)-viz
 	$(BIN)/python examples/train_char_lm.py $(ARGS)
 
 test: $(INSTALLED)-testing
-	$(BIN)/python -m pytest $(PYTEST_ARGS) --ignore=tests/system
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not system" --ignore=tests/system
 
 system: $(INSTALLED)-testing $(INSTALLED)-models $(INSTALLED)-notebooks
-	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/system
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -m system tests
 
 soak: $(INSTALLED)-testing
 	PARTJIT_PROFILE=soak $(BIN)/python -m pytest $(PYTEST_ARGS) -m "hypothesis or soak" --ignore=tests/system

@@ -7,6 +7,7 @@ import pytest
 
 from partjit import P, colocated, pjit
 from partjit.inspect import explain
+from tests.effort import sample
 
 
 def places(x):
@@ -31,16 +32,17 @@ WAYS = {
     "under jit": lambda x: jax.jit(pjit(places, in_shardings=P("x")))(x),
     "nested": lambda x: pjit(pjit(places, in_shardings=P("x")))(x),
     "compiled ahead": lambda x: pjit(places, in_shardings=P("x")).lower(x).compile()(x),
+    "batched": lambda x: jax.tree.map(lambda batch: batch[0], jax.vmap(pjit(places))(np.stack([x, x + 1]))),
     "rematerialized": lambda x: pjit(jax.checkpoint(places))(x),
     "in a loop": lambda x: jax.tree.map(
         lambda stack: stack[1], pjit(lambda x: jax.lax.scan(lambda c, _: (c, places(c)), x, None, length=2)[1])(x)
     ),
-    "batched": lambda x: jax.tree.map(lambda batch: batch[0], jax.vmap(pjit(places))(np.stack([x, x + 1]))),
     "beside a call": lambda x: pjit(lambda x: places(same(x) + 0), in_shardings=P("x"))(x),
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.soak
+@pytest.mark.parametrize("way", sample([*WAYS], 2))
 def test_they_are_what_they_are_without_partitioning(way, mesh):
     with mesh:
         results = WAYS[way](X)

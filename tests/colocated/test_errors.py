@@ -262,6 +262,7 @@ def run(program, *, timeout=60, **environment):
     return ran.returncode, ran.stdout, ran.stderr
 
 
+@pytest.mark.system
 def test_at_exit_calls_under_way_are_finished():
     code, out, err = run("""
         def work(x):
@@ -276,6 +277,7 @@ def test_at_exit_calls_under_way_are_finished():
     assert err == ""
 
 
+@pytest.mark.system
 def test_at_exit_a_failure_nobody_looked_at_is_told():
     code, _, err = run("""
         def load(x):
@@ -290,6 +292,7 @@ def test_at_exit_a_failure_nobody_looked_at_is_told():
     assert "OSError: no disk" in err
 
 
+@pytest.mark.system
 def test_at_exit_a_failure_that_was_looked_at_is_not_told():
     code, _, err = run("""
         def load(x):
@@ -303,6 +306,7 @@ def test_at_exit_a_failure_that_was_looked_at_is_not_told():
     assert (code, err) == (0, "")
 
 
+@pytest.mark.system
 def test_at_exit_a_hanging_call_is_not_waited_for_for_ever():
     code, _, err = run(
         """
@@ -318,6 +322,7 @@ def test_at_exit_a_hanging_call_is_not_waited_for_for_ever():
     assert "PARTJIT_EXIT_TIMEOUT sets how many seconds to wait" in err
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("timeout", ["soon", "nan"])
 def test_an_exit_timeout_that_is_no_number_is_told(timeout):
     code, _, err = run("pass", PARTJIT_EXIT_TIMEOUT=timeout)
@@ -325,6 +330,7 @@ def test_an_exit_timeout_that_is_no_number_is_told(timeout):
     assert f"partjit: PARTJIT_EXIT_TIMEOUT must be a number of seconds, but is {timeout!r}" in err
 
 
+@pytest.mark.system
 def test_an_uncaught_exception_ends_the_process_after_its_calls():
     code, out, err = run("""
         def work(x):
@@ -347,6 +353,7 @@ def interrupts():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.system
 def test_an_interrupt_of_a_waiting_caller_leaves_the_call_running():
     code, out, err = run("""
         import signal
@@ -388,6 +395,7 @@ def test_an_interrupt_while_a_full_stream_is_waited_for_leaves_it_whole():
         rendezvous.say("go")
 
 
+@pytest.mark.system
 def test_in_a_forked_child_pending_calls_fail_and_new_ones_work():
     code, out, err = run("""
         import warnings
@@ -490,6 +498,7 @@ def test_an_exception_that_cannot_be_changed_is_raised_as_it_is():
     assert type(caught.value).__name__ == "Frozen"
 
 
+@pytest.mark.system
 def test_calls_and_failures_at_exit_reach_somebody():
     code, out, err = run("""
         none = lambda x: None

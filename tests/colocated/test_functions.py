@@ -153,7 +153,7 @@ def test_it_is_a_decorator_with_and_without_arguments(x):
 
 @pytest.mark.parametrize("fun", [3, "f", None.__class__.__mro__])
 def test_what_is_no_function_is_refused(fun):
-    with pytest.raises(TypeError, match="colocated_python expects a function, but got"):
+    with pytest.raises(TypeError, match="colocated_python: fun must be a function, but is "):
         colocated_python(fun)
 
 

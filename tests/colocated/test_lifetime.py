@@ -17,6 +17,7 @@ pytestmark = pytest.mark.usefixtures("meeting")
 one = jnp.float32(1)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("timeout", ["inf", "1e300"])
 def test_an_exit_timeout_without_end_waits_for_all_calls(timeout):
     code, out, err = run(
@@ -34,6 +35,7 @@ def test_an_exit_timeout_without_end_waits_for_all_calls(timeout):
     assert (code, out.split(), err) == (0, ["end", "ran", "ran", "ran"], "")
 
 
+@pytest.mark.system
 def test_a_negative_exit_timeout_does_not_wait():
     code, _, err = run(
         """
@@ -122,6 +124,7 @@ inner 7
 """
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("before", ["", "colocated.colocated_python(lambda x: x, mode='stream')(one)"])
 def test_a_thread_makes_its_first_calls_after_the_main_thread_has_returned(before):
     code, out, err = run(before + LATE.replace("\n    ", "\n"))

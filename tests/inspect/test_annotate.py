@@ -231,7 +231,7 @@ def test_static_arguments_stay_static(data_model):
 
 
 def test_what_is_no_function_is_refused():
-    with pytest.raises(TypeError, match=r"expected a function, what partjit\.pjit or jax\.jit made of one"):
+    with pytest.raises(TypeError, match=r"explain: fun must be a function, what partjit\.pjit or jax\.jit made of one"):
         read(3)
     with pytest.raises(TypeError, match="sin is traced already and takes no arguments"):
         read(jax.jit(jnp.sin).trace(1.0), 1.0)

@@ -16,6 +16,7 @@ from partjit.partition.flatten import flatten
 from partjit.partition.nodes import Branch, ColocatedCall, Fragment, Loop, walk
 from partjit.partition.verify import PlanError, verify
 from tests.colocated import rendezvous
+from tests.effort import EVERYTHING
 
 lax = jax.lax
 
@@ -338,8 +339,18 @@ def check(expected, calls, run):
     rendezvous.clear()
 
 
-@pytest.mark.parametrize("name", programs)
-@pytest.mark.parametrize("where", ["one device", "a mesh", "no specs"])
+WHERE = ["a mesh", "one device", "a mesh", "no specs"]
+
+
+CASES = [
+    (name, where)
+    for k, name in enumerate(programs)
+    for where in (sorted({*WHERE}) if EVERYTHING else [WHERE[k % len(WHERE)]])
+]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("name", "where"), CASES)
 def test_a_program_with_control_flow_is_what_python_does(name, where, mesh):
     fun = programs[name]
     expected, calls = by_python(fun)

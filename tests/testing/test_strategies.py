@@ -145,6 +145,7 @@ def test_everything_is_drawn_sometime():
     smallest(meshes(explicit=True), lambda mesh: set(mesh.axis_types) == {AxisType.Explicit, AxisType.Auto})
 
 
+@pytest.mark.system
 def test_failures_shrink_to_what_a_reader_takes_in_at_once():
     assert smallest(meshes()).devices.shape == (2,)
     assert smallest(meshes(), lambda mesh: mesh.devices.ndim == 2).devices.shape == (4, 2)
@@ -208,6 +209,7 @@ def test_what_cannot_be_drawn_says_so(make, error, message):
         smallest(make())
 
 
+@pytest.mark.system
 def test_the_kit_asks_for_hypothesis_and_the_package_does_not_need_it():
     code = """
 import importlib.util

@@ -24,6 +24,8 @@ from partjit.testing import (
 )
 from tests.census import sees
 
+pytestmark = pytest.mark.system
+
 X = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
 OF_X = {"in_specs": P("x", "y"), "out_specs": P("y")}
 
