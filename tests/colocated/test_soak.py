@@ -15,7 +15,7 @@ import pytest
 from partjit import colocated
 from partjit.colocated import calls, colocated_python, colocated_python_class
 
-CALLS = 100_000 if os.environ.get("PARTJIT_PROFILE") == "soak" else 500
+CALLS = 100_000 if os.environ.get("PARTJIT_PROFILE") == "soak" else 300
 one = jnp.float32(1)
 
 

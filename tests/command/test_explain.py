@@ -312,6 +312,7 @@ def test_as_many_devices_as_the_mesh_has_are_made_and_nothing_else_is_printed(mo
     assert done.stderr.splitlines() == ["imported", "partjit explain: using 16 of 16 virtual cpu devices"]
 
 
+@pytest.mark.system
 def test_devices_that_were_asked_for_before_are_kept(model):
     flags = {**without_devices(), "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
     done = start(model, "shown_model:layer", *MESH, "--args", "make_args", **flags)

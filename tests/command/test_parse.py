@@ -405,6 +405,7 @@ def test_the_version_is_told(run):
     assert out.startswith(f"partjit {partjit.__version__}, jax ")
 
 
+@pytest.mark.system
 def test_the_module_runs_without_devices_and_stops_when_nobody_reads():
     # A platform that there is not: any use of a device would fail.
     env = {**os.environ, "JAX_PLATFORMS": "cuda,tpu"}

@@ -435,6 +435,7 @@ print([str(o) for each in origins(program).values() for o in each.values()], ori
 """
 
 
+@pytest.mark.system
 def test_a_script_without_a_main_guard_runs_once(tmp_path):
     ran = subprocess.run([sys.executable, script(tmp_path, PLAIN)], capture_output=True, text=True, check=False)
     assert ran.stdout.splitlines() == [

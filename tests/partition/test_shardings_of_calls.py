@@ -195,7 +195,7 @@ def test_shards_are_assembled_by_the_specs_of_their_call(mesh, position):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("position", sample([*POSITIONS], 3))
+@pytest.mark.parametrize("position", sample([*POSITIONS], 5))
 def test_shards_over_a_mesh_that_is_not_square(position):
     check(SHARDED, MESHES[4, 2], per_shard, position, "stream")
 
