@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from partjit import _compat
-from partjit.checks import abridged, items_of, require_integer, require_text, shown
+from partjit.checks import abridged, flattened, items_of, require_integer, require_text, shown
 
 __all__ = [
     "Arguments",
@@ -26,7 +26,6 @@ __all__ = [
     "check_numbers",
     "check_results",
     "flatten_arguments",
-    "flattened",
     "name_of",
     "positions",
     "require_values",
@@ -307,23 +306,6 @@ def require_values(leaves: Sequence[Any], paths: Sequence[str], name: str) -> No
 
 def _int_dtype() -> Any:
     return jax.dtypes.canonicalize_dtype(np.int64)
-
-
-def flattened(tree: Any, what: str) -> tuple[list[tuple[Any, Any]], Any]:
-    """The leaves of a tree with their key paths, and its structure.
-
-    Raises:
-        ValueError: a dictionary in it has keys that cannot be sorted.
-    """
-    try:
-        return jax.tree_util.tree_flatten_with_path(tree)
-    except ValueError as error:
-        if "dictionary keys" not in str(error):
-            raise
-        raise ValueError(
-            f"{what} has a dictionary whose keys do not compare, so that it has no order of leaves: use keys of one "
-            f"type with an order, strings for example ({error})"
-        ) from None
 
 
 def check_results(leaves: Sequence[Any], paths: Sequence[str], name: str) -> None:

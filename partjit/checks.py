@@ -21,6 +21,7 @@ from jax.sharding import AbstractMesh, Mesh
 __all__ = [
     "abridged",
     "devices_in",
+    "flattened",
     "items_of",
     "require",
     "require_callable",
@@ -32,6 +33,7 @@ __all__ = [
     "require_path",
     "require_text",
     "shown",
+    "unsorted",
     "wrong_type",
     "wrong_value",
 ]
@@ -210,3 +212,30 @@ def devices_in(where: str, name: str, value: Any) -> tuple[Any, ...]:
     for i, device in enumerate(devices):
         require(where, f"{name}[{i}]", device, jax.Device, "a device, as in jax.devices()")
     return devices
+
+
+def flattened(tree: Any, what: str, is_leaf: Any = None) -> tuple[list[tuple[Any, Any]], Any]:
+    """The leaves of a tree with their key paths, and its structure.
+
+    Args:
+        tree: a pytree.
+        what: what it is, for messages.
+        is_leaf: what counts as a leaf, as in `jax.tree.flatten`.
+
+    Raises:
+        ValueError: a dictionary in it has keys that cannot be sorted.
+    """
+    try:
+        return jax.tree_util.tree_flatten_with_path(tree, is_leaf)
+    except ValueError as error:
+        raise unsorted(error, what) from None
+
+
+def unsorted(error: ValueError, what: str) -> ValueError:
+    """What to raise in place of jax's error about a tree, which does not say which one has keys that do not compare."""
+    if "dictionary keys" not in str(error):
+        return error
+    return ValueError(
+        f"{what} has a dictionary whose keys do not compare, so that it has no order of leaves: use keys of one type "
+        f"with an order, strings for example ({error})"
+    )

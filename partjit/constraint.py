@@ -6,7 +6,7 @@ import jax
 
 from partjit import _compat
 from partjit._compat import UnspecifiedValue
-from partjit.checks import wrong_type
+from partjit.checks import flattened, wrong_type
 from partjit.errors import MissingMeshError
 from partjit.mesh import ambient_mesh
 from partjit.primitive import device_witness, sharding_constraint_p
@@ -48,8 +48,9 @@ def with_sharding_constraint(x: Any, specs: Any) -> Any:
 
     Source: `jax.experimental.pjit.with_sharding_constraint`; None and UNCONSTRAINED as jax defined them later.
     """
-    leaves, tree = jax.tree.flatten(x)
-    paths = [f"x{jax.tree_util.keystr(path)}" for path, _ in jax.tree_util.tree_leaves_with_path(x)]
+    with_paths, tree = flattened(x, "with_sharding_constraint: x")
+    leaves = [leaf for _, leaf in with_paths]
+    paths = [f"x{jax.tree_util.keystr(path)}" for path, _ in with_paths]
     parsed = parse_spec_tree(specs, "shardings", allow_unconstrained_dims=True)
     flat_specs = broadcast_specs(parsed, x, "with_sharding_constraint shardings")
     mesh = ambient_mesh()

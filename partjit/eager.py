@@ -17,7 +17,8 @@ from jax.sharding import PartitionSpec as P
 
 from partjit import _compat
 from partjit._compat import UnspecifiedValue, abstractify, core
-from partjit.arguments import Arguments, check_results, flattened
+from partjit.arguments import Arguments, check_results
+from partjit.checks import flattened
 from partjit.colocated.bodies import Home, as_array, running_at
 from partjit.compile import own_sharding
 from partjit.mesh import auto_twin, tracing_under

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 from partjit._compat import UNSPECIFIED, UnspecifiedValue
 from partjit.checks import (
     abridged,
+    flattened,
     items_of,
     require,
     require_flag,
@@ -325,7 +326,8 @@ def parse_spec_tree(
                 raise
             raise type(error)(f"{error} (at {arg_name}{jax.tree_util.keystr(path)})") from None
 
-    return jax.tree_util.tree_map_with_path(parse, tree, is_leaf=lambda leaf: leaf is None)
+    leaves, structure = flattened(tree, arg_name, is_leaf=lambda leaf: leaf is None)
+    return structure.unflatten([parse(path, leaf) for path, leaf in leaves])
 
 
 def _parse_partition(entry: Any) -> Any:

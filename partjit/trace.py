@@ -13,7 +13,8 @@ import jax
 from jax.sharding import Mesh
 
 from partjit import _compat
-from partjit.arguments import check_results, flattened, name_of
+from partjit.arguments import check_results, name_of
+from partjit.checks import flattened
 from partjit.mesh import tracing_under
 
 __all__ = ["TRACE_EVENT", "Trace", "trace", "with_static"]

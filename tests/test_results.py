@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
-from partjit import P, pjit
+from partjit import P, pjit, with_sharding_constraint
 from partjit.colocated import colocated_python
 
 X = np.arange(8, dtype=np.float32)
@@ -67,11 +67,38 @@ def test_an_integer_without_room_is_named(stage, value):
         STAGES[stage](pjit(lambda x: [value]), X)
 
 
-def test_keys_that_do_not_compare_are_named():
-    with pytest.raises(ValueError, match="The result of <lambda> has a dictionary whose keys do not compare"):
-        pjit(lambda x: [{1: x, "a": x}])(X)
-    with pytest.raises(ValueError, match="Argument tree has a dictionary whose keys do not compare"):
-        pjit(lambda tree: tree).lower({1: X, "a": X})
+def keys_that_do_not_compare(leaf):
+    return [{1: leaf, "a": leaf}]
+
+
+OF_X = jax.ShapeDtypeStruct(X.shape, X.dtype)
+TREES = {
+    "The result of <lambda>": lambda: pjit(keys_that_do_not_compare)(X),
+    "Argument tree": lambda: pjit(lambda tree: tree).lower(keys_that_do_not_compare(X)),
+    "in_axis_resources": lambda: pjit(jnp.sin, in_axis_resources=keys_that_do_not_compare(P())),
+    "out_shardings": lambda: pjit(jnp.sin, out_shardings=keys_that_do_not_compare(P())),
+    "with_sharding_constraint: x": lambda: with_sharding_constraint(keys_that_do_not_compare(X), P()),
+    "shardings": lambda: with_sharding_constraint(X, keys_that_do_not_compare(P())),
+    "An argument of called": lambda: called(keys_that_do_not_compare(jnp.asarray(X))),
+    "An argument of called, traced": lambda: pjit(lambda x: called(keys_that_do_not_compare(x)))(X),
+    "The result of called": lambda: called(jnp.asarray(X)),
+    "in_specs": lambda: called.specialize(in_specs=((keys_that_do_not_compare(OF_X),), {})),
+    "called.specialize: out_specs": lambda: called.specialize(out_specs=keys_that_do_not_compare(OF_X)),
+    "out_specs": lambda: called.specialize(out_specs_fn=keys_that_do_not_compare)(jnp.asarray(X)),
+    "out_specs of called": lambda: pjit(called.specialize(out_specs_fn=keys_that_do_not_compare))(X),
+}
+
+
+@colocated_python
+def called(x):
+    return keys_that_do_not_compare(x)
+
+
+@pytest.mark.parametrize("what", TREES)
+def test_keys_that_do_not_compare_are_named(what):
+    named = what.partition(",")[0].replace("The result of <lambda>", "The result of keys_that_do_not_compare")
+    with pytest.raises(ValueError, match=f"^{named} has a dictionary whose keys do not compare"):
+        TREES[what]()
 
 
 @pytest.mark.parametrize("mode", ["inline", "stream"])

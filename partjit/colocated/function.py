@@ -9,7 +9,7 @@ import jax
 
 from partjit import _compat
 from partjit.arguments import name_of, signature_of
-from partjit.checks import require, require_callable
+from partjit.checks import require, require_callable, unsorted
 from partjit.colocated.ahead import Ahead
 from partjit.colocated.bodies import body
 from partjit.colocated.derivatives import Derivatives, Differentiable
@@ -70,7 +70,10 @@ class ColocatedFunction(Differentiable):
             if leaves is not None:
                 cache.hits += 1
                 return specialized(args, kwargs, leaves, True)
-        leaves, _ = _flatten((args, kwargs))
+        try:
+            leaves, _ = _flatten((args, kwargs))
+        except ValueError as error:
+            raise unsorted(error, f"An argument of {self._origin.name}") from None
         if any(isinstance(leaf, _compat.core.Tracer) for leaf in leaves):
             return self._traced.bind(args, kwargs)
         specialized = find_specialized(self._origin, self.specialization, cache, self._ahead, args, kwargs)

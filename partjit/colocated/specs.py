@@ -9,7 +9,7 @@ import jax
 
 from partjit import _compat
 from partjit.arguments import flatten_arguments
-from partjit.checks import shown
+from partjit.checks import flattened, shown, unsorted
 from partjit.colocated.pending import PendingArray
 from partjit.devices import ids_of
 
@@ -98,7 +98,8 @@ class InSpecs:
         args = in_specs[0] if isinstance(in_specs[0], tuple | list) else None
         if args is None:
             raise ValueError(f"in_specs[0] must be a tuple with a spec for each argument, but is {shown(in_specs[0])}")
-        leaves, tree = _flatten((tuple(args), in_specs[1]))
+        with_paths, tree = flattened((tuple(args), in_specs[1]), "in_specs")
+        leaves = [leaf for _, leaf in with_paths]
         paths = argument_paths(None, args, in_specs[1])
         return InSpecs([spec_struct(leaf, f"in_specs: {path}") for leaf, path in zip(leaves, paths, strict=True)], tree)
 
@@ -206,7 +207,7 @@ class OutSpecs:
             uncommitted: the shardings of uncommitted arguments: a result with one of them is uncommitted as well, so
                 that it goes on to be accepted beside arrays on other devices.
         """
-        with_paths, tree = jax.tree_util.tree_flatten_with_path(out_specs)
+        with_paths, tree = flattened(out_specs, "out_specs")
         leaves = []
         for path, leaf in with_paths:
             spec = spec_struct(leaf, f"out_specs{jax.tree_util.keystr(path)}")
@@ -290,7 +291,10 @@ def flat_result(result: Any, name: str) -> tuple[list[Any], Any]:
     Raises:
         ValueError: something in it is no array.
     """
-    leaves, tree = _flatten(result)
+    try:
+        leaves, tree = _flatten(result)
+    except ValueError as error:
+        raise unsorted(error, f"The result of {name}") from None
     for i, leaf in enumerate(leaves):
         if type(leaf) is PendingArray:
             leaves[i] = leaf.value()
@@ -317,7 +321,8 @@ def spec_struct(leaf: Any, path: str) -> Any:
 
 def check_out_specs(where: str, out_specs: Any) -> None:
     """Raises ValueError for what in a tree of specs of results is none."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(out_specs):
+    leaves, _ = flattened(out_specs, f"{where}: out_specs")
+    for path, leaf in leaves:
         spec_struct(leaf, f"{where}: out_specs{jax.tree_util.keystr(path)}")
 
 

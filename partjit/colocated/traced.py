@@ -13,6 +13,7 @@ import jax
 
 from partjit import _compat
 from partjit._compat import core
+from partjit.checks import flattened
 from partjit.colocated.ahead import Ahead
 from partjit.colocated.bodies import as_array, body, call_in_body
 from partjit.colocated.derivatives import Derivatives
@@ -52,7 +53,8 @@ class TracedCalls:
                 `run_ahead` is said of a call with arguments.
             TypeError: an argument does not fit the rules that say what its derivatives are.
         """
-        leaves, tree = jax.tree.flatten((args, kwargs))
+        with_paths, tree = flattened((args, kwargs), f"An argument of {self._origin.name}")
+        leaves = [leaf for _, leaf in with_paths]
         if body.home is not None:
             leaves = [*map(as_array, leaves)]
         paths = argument_paths(self._origin.signature, args, kwargs)
@@ -114,7 +116,7 @@ class TracedCalls:
             results = [(spec.aval, _named(spec.sharding)) for spec in seen.leaves]
             out_tree = seen.tree
         else:
-            with_paths, out_tree = jax.tree_util.tree_flatten_with_path(out_specs)
+            with_paths, out_tree = flattened(out_specs, f"out_specs of {origin.name}")
             structs = [spec_struct(leaf, f"out_specs{jax.tree_util.keystr(path)}") for path, leaf in with_paths]
             results = [(_compat.aval_of_struct(struct), _named(struct.sharding)) for struct in structs]
         out_avals, out_shardings = zip(*results, strict=True) if results else ((), ())
