@@ -346,9 +346,9 @@ most, made, alarms = int(sys.argv[1]), collections.Counter(), 0
 signal.signal(signal.SIGALRM, ring)
 deadline = time.monotonic() + 240
 while alarms < most and time.monotonic() < deadline:
-    signal.setitimer(signal.ITIMER_REAL, 0.0001 + 0.00037 * (alarms % 7))
     i, before = alarms % 50, alarms
     try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0001 + 0.00037 * (alarms % 7))
         with colocated.stream("storm", size=3):
             for f in functions:
                 y = f(numbers[i])
