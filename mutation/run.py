@@ -116,4 +116,5 @@ def _in_turn(sampled: Sequence[Mutant]) -> list[Mutant]:
 
 
 def _command(tests: Sequence[str]) -> str:
-    return shlex.join([sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=short", *tests])
+    options = ["-x", "-q", "-p", "no:cacheprovider", "--tb=short", "-m", "not system"]  # as `make test` does
+    return shlex.join([sys.executable, "-m", "pytest", *options, *tests])

@@ -22,7 +22,10 @@ MODULES = (
     *(f"partjit/inspect/hlo/{name}.py" for name in ("device_groups", "optimized", "text", "trip_counts")),
     *(
         f"partjit/colocated/{name}.py"
-        for name in ("streams", "calls", "pending", "holds", "rules", "batches", "primitive")
+        for name in (
+            *("streams", "call", "calls", "waiting", "interrupts", "ahead"),
+            *("pending", "holds", "rules", "batches", "primitive"),
+        )
     ),
 )
 """What is changed: where a wrong line gives wrong numbers, a wrong sharding or a hang."""
