@@ -148,7 +148,10 @@ def test_everything_is_drawn_sometime():
 @pytest.mark.system
 def test_failures_shrink_to_what_a_reader_takes_in_at_once():
     assert smallest(meshes()).devices.shape == (2,)
-    assert smallest(meshes(), lambda mesh: mesh.devices.ndim == 2).devices.shape == (4, 2)
+    # Which mesh of two axes is tried first depends on the numbers that hypothesis finds in imported modules.
+    grid = smallest(meshes(), lambda mesh: mesh.devices.ndim == 2)
+    assert [device.id for device in grid.devices.flat] == [*range(grid.size)]
+    assert min(grid.devices.shape) > 1
     mesh = partjit.Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
     assert smallest(partition_specs(mesh=mesh, ndim=3), lambda spec: spec is not None) == P()
     found = smallest(partition_specs(mesh=mesh, ndim=3), lambda spec: "y" in str(spec))
