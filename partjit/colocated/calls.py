@@ -78,7 +78,9 @@ def join(call: Call, deadline: float | None = None) -> bool:
 
 def submit(call: Call) -> None:
     """Lets a call run on a thread, when its turn comes. Waits while its stream is full."""
-    if _order.is_owned():
+    # A thread that runs calls and is in none of them is in a finalizer: if it waited for room in a full stream, the
+    # call that is to make room might be its own next one.
+    if _order.is_owned() or (workers.is_one_of_them() and not current_calls()):
         workers.run_later(functools.partial(submit, call))
         return
     workers.start_deferred()

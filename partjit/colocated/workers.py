@@ -11,7 +11,16 @@ from collections.abc import Callable
 from partjit.colocated import interrupts
 from partjit.colocated.interrupts import Exclusive, Flag
 
-__all__ = ["close", "forget_after_fork", "has_no_threads", "run_later", "start", "start_deferred", "stop"]
+__all__ = [
+    "close",
+    "forget_after_fork",
+    "has_no_threads",
+    "is_one_of_them",
+    "run_later",
+    "start",
+    "start_deferred",
+    "stop",
+]
 
 _IDLE_SECONDS = 10.0
 """How long a thread without work stays: starting one costs more than waking one."""
@@ -165,6 +174,11 @@ def start(job: Callable[[], None]) -> None:
 def has_no_threads() -> bool:
     """Whether jobs are run where they are started, for want of threads."""
     return _pool.is_refused
+
+
+def is_one_of_them() -> bool:
+    """Whether this is one of the threads that run calls."""
+    return threading.current_thread() in _pool._threads
 
 
 def start_deferred() -> None:
