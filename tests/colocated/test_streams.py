@@ -216,6 +216,9 @@ def test_the_end_of_a_scope_raises_what_nested_calls_raised():
         outer(one)
 
 
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 11), reason="jax 0.10 may die in a garbage collection in which arrays were made"
+)
 def test_finalizers_may_make_calls():
     log = logging("finalized", stream="finalized")
     log(jnp.int32(0))
