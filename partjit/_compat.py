@@ -1,7 +1,7 @@
 """Every private name of jax that partjit uses, and every difference between the jax versions it supports.
 
-No other module imports `jax._src`; a test holds that. A gate stands beside its reason, and what is exported has one
-signature on every version:
+No other module imports `jax._src`; `make check` sees to that. A gate stands beside its reason, and what is exported has
+one signature on every version:
 
 * jax 0.10 keeps a jaxpr and its constants apart (`ClosedJaxpr(jaxpr, consts)`), jax 0.12 merges them: a `Jaxpr` has
   `consts`, and its `.jaxpr` is itself. "Closed jaxpr" below means whichever carries its constants.

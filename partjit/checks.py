@@ -12,7 +12,7 @@ never fails: the `repr` of a deleted array raises, and that of any other reads i
 import os
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -146,7 +146,7 @@ def require_number(where: str, name: str, value: Any, expected: str) -> float:
         raise wrong_type(where, name, value, expected)
     if value != value:
         raise wrong_value(where, name, value, expected)
-    return value  # type: ignore[return-value]
+    return cast(float, value)  # as it is: some whole numbers are too large for a float
 
 
 def require_text(where: str, name: str, value: Any, expected: str) -> str:

@@ -222,6 +222,7 @@ def _code_of(handler: Any) -> types.CodeType | None:
     while isinstance(handler, functools.partial):
         handler = handler.func
     if not isinstance(handler, types.FunctionType | types.MethodType):
+        # Its code is wanted, not whether it can be called.
         handler = getattr(type(handler), "__call__", None)  # noqa: B004
     return getattr(getattr(handler, "__func__", handler), "__code__", None)
 
