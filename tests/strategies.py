@@ -15,7 +15,11 @@ from tests import census
 AMBIENCES = ["with", "with", "partjit.set_mesh", "jax.set_mesh", "named"]
 PLACES = ["numpy", "uncommitted", "right", "elsewhere"]
 # The simplest is the first that hypothesis tries, and of a law of few examples the only one that is certain.
-TWO_AXES = [(2, 2), (4, 2), (2, 4), (2, 2, 2), (4, 1, 2), (3, 2), (2, 1, 3)]
+TWO_AXES = [(2, 2), (4, 2), (2, 4), (2, 2, 2), (4, 1, 2)]
+# XLA of jax 0.12 ends the process ("Could not slice dimension 0 with size 3") where it moves a value between
+# P(("y", "x")) and P("x", "y") on a mesh of 3 x 2, with jax.jit alone too.
+if jax.__version_info__ < (0, 11):
+    TWO_AXES += [(3, 2), (2, 1, 3)]
 ANY_AXES = [*TWO_AXES, *TWO_AXES, (2,), (8,), (1, 8), (5,), (1,)]
 
 
