@@ -347,6 +347,68 @@ def test_what_is_no_sharding_of_xla_is_a_type_error(sharding):
         parse_op_sharding(sharding, MESH)
 
 
+def message(*fields):
+    """A protobuf message of these (number, value) pairs, of small numbers, bytes and messages."""
+    out = b""
+    for number, value in fields:
+        if isinstance(value, int):
+            value %= 1 << 64
+            digits = [value >> shift & 127 for shift in range(0, max(1, value.bit_length()), 7)]
+            out += bytes([number << 3, *(digit | 128 for digit in digits[:-1]), digits[-1]])
+        else:
+            out += bytes([number << 3 | 2, len(value)]) + value
+    return out
+
+
+AXES = ((1, message((1, b"x"), (2, 4))), (1, message((1, b"y"), (2, 2))))
+
+
+def named_bytes(*dims, mesh=AXES):
+    """An `OpSharding` that is a named sharding, of bytes for its axis of each closed dimension."""
+    closed = ((3, message((1, axis), (2, 1))) for axis in dims)
+    return message((14, message((2, message(*mesh)), *closed)))
+
+
+BROKEN = {
+    "an axis before the first": (named_bytes(message((1, -1))), "names axis -1 of a mesh of 2"),
+    "an axis after the last": (named_bytes(message((1, 2))), "names axis 2 of a mesh of 2"),
+    "an axis by a message": (named_bytes(message((1, b"x"))), "names axis b'x' of a mesh of 2"),
+    "an axis that is a number": (
+        message((14, message((2, message(*AXES)), (3, message((1, 1)))))),
+        "where a message should be",
+    ),
+    "a part of no size": (named_bytes(message((2, message((2, 0))))), "names a part of axis 0, which has 4"),
+    "a part after nothing": (named_bytes(message((2, message((1, 0), (2, 2))))), "names a part of axis 0"),
+    "a part by a message": (named_bytes(message((2, message((2, b""))))), "names a part of axis 0"),
+    "a part after a message": (named_bytes(message((2, message((1, b""), (2, 2))))), "names a part of axis 0"),
+    "a part that does not divide": (named_bytes(message((2, message((1, 2), (2, 4))))), "that does not divide it"),
+    "a mesh axis of no size": (named_bytes(mesh=((1, message((2, 0))),)), r"its mesh is \[0\]"),
+    "a mesh axis by a message": (named_bytes(mesh=((1, message((2, b""))),)), r"its mesh is \[b''\]"),
+    "a field of the mesh": (named_bytes(mesh=((3, 1),)), "mesh has a field 3, which is not known"),
+    "a field of the named sharding": (message((14, message((9, 1)))), "named sharding has a field 9"),
+    "a message nobody knows": (message((15, b"")), "has a field 15, which is not known"),
+    "a number nobody knows": (message((15, 1)), "has a field 15, which is not known"),
+    "a type nobody knows": (message((1, 77)), "has the type 77, which is not known"),
+    "a field that is cut": (message((14, b"12"))[:-1], "the data ends within a field"),
+    "a number that is cut": (b"\x08\x80", "the data ends within a number"),
+    "a field of eight bytes": (b"\x09" + bytes(8), "field 1 has a wire type"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_message_is_refused_with_what_is_wrong_with_it(what):
+    data, text = BROKEN[what]
+    with pytest.raises(UnrepresentableShardingError, match=text):
+        parse_op_sharding(data, MESH)
+
+
+def test_the_messages_that_are_broken_would_be_shardings_if_they_were_not():
+    halves = message((1, 0), (2, message((1, 1), (2, 2)))), message((1, 1))
+    assert parse_op_sharding(named_bytes(message(), message((1, 1))), MESH).partitions == (("x",), ("y",))
+    split = AbstractMesh((2, 2, 2), ("a", "b", "c"))
+    assert parse_op_sharding(named_bytes(*halves), split).partitions == (("a",), ("c",))
+
+
 @sees("different examples")
 @given(st.binary(max_size=24))
 def test_any_bytes_are_a_spec_or_refused(data):
