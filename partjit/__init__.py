@@ -26,8 +26,8 @@ from partjit.mesh import Mesh as Mesh
 from partjit.mesh import set_mesh as set_mesh
 from partjit.opsharding import parse_op_sharding as parse_op_sharding
 from partjit.opsharding import to_op_sharding as to_op_sharding
-from partjit.partition.plan import Plan as Plan
 from partjit.placement import reshard_policy as reshard_policy
+from partjit.plan.plan import Plan as Plan
 from partjit.spec import FROM_ARRAY as FROM_ARRAY
 from partjit.spec import FROM_GDA as FROM_GDA
 from partjit.spec import UNSPECIFIED as UNSPECIFIED

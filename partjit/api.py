@@ -34,9 +34,9 @@ from partjit.dispatch import CacheMiss, make_function
 from partjit.eager import Inferred, OnValues, on_values
 from partjit.errors import ShardingError
 from partjit.mesh import ambient_mesh, program_mesh
-from partjit.partition.flat import has_calls
-from partjit.partition.plan import Plan
-from partjit.partition.stages import PlannedTraced
+from partjit.plan.ir.flat import has_calls
+from partjit.plan.plan import Plan
+from partjit.plan.run.stages import PlannedTraced
 from partjit.spec import FROM_ARRAY, ParsedPartitionSpec, parse_spec_tree
 from partjit.structs import is_abstract, on_devices, require_devices
 from partjit.trace import trace

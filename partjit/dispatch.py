@@ -20,11 +20,11 @@ from partjit._compat import UnspecifiedValue, core
 from partjit.arguments import Numbered, positions, require_values
 from partjit.compile import Program, lower
 from partjit.mesh import auto_twin, has_explicit_axes, is_tracing_program
-from partjit.partition.execute import Runnable
-from partjit.partition.flat import has_calls
-from partjit.partition.program import Placing, placing_of, plan_of, runnable_of
-from partjit.partition.recent import UNKNOWN, Recent
 from partjit.placement import Misplaced, misplaced, reshard
+from partjit.plan.ir.flat import has_calls
+from partjit.plan.run.link import Runnable
+from partjit.plan.run.program import Placing, placing_of, plan_of, runnable_of
+from partjit.plan.run.recent import UNKNOWN, Recent
 from partjit.primitive import pjit_p, sharding_constraint_p, shardings_of, with_type_of
 from partjit.spec import ParsedPartitionSpec
 from partjit.validate import check_specs, raise_failures

@@ -22,7 +22,7 @@ from partjit.checks import flattened
 from partjit.colocated.bodies import Home, as_array, running_at
 from partjit.compile import own_sharding
 from partjit.mesh import auto_twin, tracing_under
-from partjit.partition.shardings import home_of
+from partjit.plan.passes.shardings import home_of
 from partjit.primitive import shardings_of
 from partjit.trace import with_static
 from partjit.validate import check_devices, check_specs, raise_failures

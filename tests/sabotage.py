@@ -16,7 +16,8 @@ from jax.sharding import PartitionSpec as P
 import partjit
 from partjit import compile as compiling
 from partjit._compat import UNSPECIFIED
-from partjit.partition import cut, execute
+from partjit.plan.passes import cut
+from partjit.plan.run import link
 from partjit.primitive import pjit_p, sharding_constraint_p
 from partjit.rules import batching, jvp, transpose
 from partjit.spec import ParsedPartitionSpec
@@ -25,7 +26,7 @@ settings.register_profile("sabotage", phases=(Phase.generate,), derandomize=True
 settings.load_profile("sabotage")  # before the laws are imported, whose settings are made of it
 
 from tests import test_promises as promises  # noqa: E402
-from tests.partition import test_programs_random as programs  # noqa: E402
+from tests.plan import test_programs_random as programs  # noqa: E402
 
 
 def drop_every_spec(patch):
@@ -78,18 +79,18 @@ def forget_the_order_of_calls(patch):
 
 
 def make_calls_twice(patch):
-    caller = execute._caller
+    caller = link._caller
 
     def twice(*args):
         call = caller(*args)
         return lambda *leaves: (call(*leaves), call(*leaves))[1]
 
-    patch.setattr(execute, "_caller", twice)
+    patch.setattr(link, "_caller", twice)
 
 
 def drop_calls_without_results(patch):
-    caller = execute._caller
-    patch.setattr(execute, "_caller", lambda call, *rest: caller(call, *rest) if call.outputs else lambda *leaves: ())
+    caller = link._caller
+    patch.setattr(link, "_caller", lambda call, *rest: caller(call, *rest) if call.outputs else lambda *leaves: ())
 
 
 def law(name):

@@ -8,8 +8,8 @@ from partjit.inspect.annotated import AnnotatedValue
 from partjit.inspect.collectives import Collective, total_bytes
 from partjit.inspect.page.comparison import Comparison, Tally, compare
 from partjit.inspect.sites import Site
-from partjit.partition.nodes import ColocatedCall, Fragment, walk
-from partjit.partition.plan import Plan
+from partjit.plan.ir.nodes import ColocatedCall, Fragment, walk
+from partjit.plan.plan import Plan
 
 __all__ = ["VERSION", "as_data"]
 

@@ -20,7 +20,7 @@ from partjit import _compat
 from partjit._compat import UnspecifiedValue, core, mlir
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
 from partjit.inspect.loops import loop_counts, turns_of
-from partjit.partition.flatten import constraint, specs_of_nested
+from partjit.plan.passes.flatten import constraint, specs_of_nested
 from partjit.primitive import pjit_p
 from partjit.shardy import Layout
 

@@ -25,7 +25,7 @@ from partjit.inspect.sites import shown_line, shown_site
 from partjit.inspect.why.why import Why, why
 from partjit.inspect.work import Flops
 from partjit.mesh import describe_mesh
-from partjit.partition.plan import Plan
+from partjit.plan.plan import Plan
 from partjit.render.numbers import shown_bytes, shown_flops
 from partjit.render.text import table
 

@@ -17,9 +17,9 @@ from partjit.compile import Traced, own_sharding
 from partjit.inspect.annotate import Unit
 from partjit.mesh import Mesh as PartjitMesh
 from partjit.mesh import auto_twin
-from partjit.partition.nodes import Branch, Fragment, Loop, Node
-from partjit.partition.plan import Plan
-from partjit.partition.stages import PlannedTraced
+from partjit.plan.ir.nodes import Branch, Fragment, Loop, Node
+from partjit.plan.plan import Plan
+from partjit.plan.run.stages import PlannedTraced
 from partjit.primitive import shardings_of
 
 __all__ = ["Subject", "fragments_of", "trace_subject"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.partition.transformations_table import part, script
+from tests.plan.transformations_table import part, script
 
 
 @pytest.mark.parametrize("title", script.SECTIONS)

@@ -9,8 +9,8 @@ from partjit.inspect.findings import Finding
 from partjit.inspect.page.comparison import Tally, compare
 from partjit.inspect.page.excerpts import Excerpts
 from partjit.inspect.page.table import Amount, Cell, amount, chip, nbytes, rows_table
-from partjit.partition.nodes import ColocatedCall, Fragment, walk
-from partjit.partition.plan import Plan
+from partjit.plan.ir.nodes import ColocatedCall, Fragment, walk
+from partjit.plan.plan import Plan
 from partjit.render.html import code
 from partjit.render.markup import Markup, element, join
 from partjit.render.numbers import shown_bytes, shown_flops

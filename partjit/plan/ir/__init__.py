@@ -1,0 +1,1 @@
+"""The data of a plan: what there is between its passes."""

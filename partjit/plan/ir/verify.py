@@ -1,0 +1,247 @@
+"""What every plan must satisfy before it runs. A plan that does not is a fault of partjit, and says so."""
+
+import collections
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from partjit._compat import core
+from partjit.colocated.devices import colocated_sharding
+from partjit.plan.ir.control_flow import is_call, is_host, lanes_of
+from partjit.plan.ir.flat import Flat
+from partjit.plan.ir.nodes import Block, Branch, ColocatedCall, Fragment, Loop, Node, Transfer, Value, walk
+from partjit.plan.plan import Plan
+from partjit.primitive import sharding_constraint_p
+
+__all__ = ["PlanError", "verify"]
+
+
+class PlanError(AssertionError):
+    """A plan is broken: this is a fault of partjit, not of the program."""
+
+
+def verify(plan: Plan, flat: Flat) -> None:
+    """Checks a plan against its program.
+
+    Raises:
+        PlanError: it lists everything that is wrong.
+    """
+    defined = {*plan.inputs, *(value for value, _ in plan.constants)}
+    faults = [
+        *_definitions(plan.nodes, plan.outputs, defined),
+        *_names(plan),
+        *_types(plan),
+        *_specs_of_calls(plan),
+        *_memory(plan.nodes, {*plan.outputs}, {*plan.inputs} - plan.released, {*plan.inputs}),
+        *_effects(plan, flat),
+        *_order(plan, flat),
+    ]
+    if faults:
+        raise PlanError(
+            f"the plan of {plan.name} is broken, which is a fault of partjit. Please report it with the program.\n"
+            + "\n".join(f"  {fault}" for fault in faults)
+            + f"\n{plan}"
+        )
+
+
+def _definitions(nodes: Sequence[Node], outputs: Sequence[Value], outside: set[Value]) -> list[str]:
+    """Each value is defined once, and before it is used, in a block and in those inside of it."""
+    faults = []
+    defined = {*outside}
+    for node in nodes:
+        faults += [f"{node.name} uses {value.name} before it is there" for value in node.inputs if value not in defined]
+        faults += [
+            f"{value.name} is defined a second time by {node.name}" for value in node.outputs if value in defined
+        ]
+        for block in _blocks_of(node):
+            carried = node.outputs if isinstance(node, Loop) else ()
+            faults += _definitions(block.nodes, block.outputs, defined.union(carried))
+        defined.update(node.outputs)
+    return faults + [f"the result {value.name} is never defined" for value in outputs if value not in defined]
+
+
+def _names(plan: Plan) -> list[str]:
+    """Names are unique."""
+    values = {*plan.inputs, *(value for value, _ in plan.constants)}
+    nodes = {*walk(plan.nodes)}
+    values.update(value for node in nodes for value in node.outputs)
+    names = collections.Counter([*(value.name for value in values), *(node.name for node in nodes)])
+    return [f"the name {name} is used {count} times" for name, count in names.items() if count > 1]
+
+
+def _types(plan: Plan) -> list[str]:
+    """What goes into a node and comes out of it has the type that the node says."""
+    faults = []
+    for node in walk(plan.nodes):
+        if isinstance(node, Fragment):
+            expected = [*node.jaxpr.in_avals, *node.jaxpr.out_avals]
+        elif isinstance(node, ColocatedCall):
+            expected = [*node.callee.in_avals, *node.callee.out_avals]
+        elif isinstance(node, Transfer):
+            expected = [value.aval for value in (*node.outputs, *node.inputs)]
+        else:
+            expected = [value.aval for value in (*node.inputs, *node.outputs)]
+            faults += _same_types(node)
+        values = [*node.inputs, *node.outputs]
+        if len(expected) != len(values):
+            faults.append(f"{node.name} has {len(values)} arguments and results instead of {len(expected)}")
+        faults += [
+            f"{value.name} is {value.aval.str_short()} and {node.name} has it as {aval.str_short()}"
+            for value, aval in zip(values, expected, strict=False)
+            if value.aval.shape != aval.shape or value.aval.dtype != aval.dtype
+        ]
+        if not plan.mesh.empty:
+            faults += [
+                f"{value.name} goes into {node.name} and nothing says where it lies"
+                for value in node.inputs
+                if value.sharding is None and value not in plan.inputs
+            ]
+    return faults
+
+
+def _specs_of_calls(plan: Plan) -> list[str]:
+    """Calls get their arguments as their specs say, and shards that they return are those of their specs."""
+    faults = []
+    for call in plan.calls:
+        pairs = [*zip(call.inputs, call.callee.in_shardings, strict=False)]
+        if call.callee.returns_shards:
+            pairs += zip(call.outputs, call.callee.out_shardings, strict=False)
+        faults += [
+            f"{value.name} is {value} and the specs of {call.name} say {stated.spec}"
+            for value, stated in pairs
+            if None not in (value.sharding, stated) and not _is_placed_as(value, stated)
+        ]
+    return faults
+
+
+def _is_placed_as(value: Value, stated: Any) -> bool:
+    """Whether a value has a sharding, on the devices or on their hosts."""
+    here, rank = value.sharding, len(value.aval.shape)
+    return here.is_equivalent_to(stated, rank) or here.is_equivalent_to(colocated_sharding(stated), rank)
+
+
+def _same_types(node: Loop | Branch) -> list[str]:
+    """What the blocks of a node give is what the node gives; a loop starts from such values as well."""
+    given = [block.outputs for block in node.blocks]
+    if isinstance(node, Loop):
+        given.append(node.initial)
+    faults = []
+    for values in given:
+        if len(values) != len(node.outputs):
+            faults.append(f"{node.name} is given {len(values)} values instead of {len(node.outputs)}")
+        faults += [
+            f"{node.name} is given {value.name}: {value}, for {output.name}: {output}"
+            for value, output in zip(values, node.outputs, strict=False)
+            if (value.aval.shape, value.aval.dtype) != (output.aval.shape, output.aval.dtype)
+            or (
+                None not in (value.sharding, output.sharding)
+                and not value.sharding.is_equivalent_to(output.sharding, len(value.aval.shape))
+            )
+        ]
+    return faults
+
+
+def _memory(nodes: Sequence[Node], kept: set[Value], of_caller: set[Value], outside: set[Value]) -> list[str]:
+    """What is donated is not used any more, nobody else has it, and it is not a result.
+
+    Args:
+        nodes: those of a program or block.
+        kept: what it gives.
+        of_caller: the values from outside that are not its own to give away.
+        outside: all values from outside.
+    """
+    faults = []
+    donated: dict[Value, str] = {}
+    on_threads: dict[Value, str] = {}
+    for node in nodes:
+        faults += [f"{node.name} uses {v.name}, donated to {donated[v]}" for v in node.inputs if v in donated]
+        if isinstance(node, ColocatedCall) and not node.is_inline:
+            on_threads.update((v, node.name) for v, held in zip(node.inputs, node.held, strict=False) if not held)
+            faults += [
+                f"{node.name} does not hold {value.name}, which the caller has as well"
+                for value, held in zip(node.inputs, node.held, strict=False)
+                if not held and (value in outside or value in kept)
+            ]
+        given = _given_to(node)
+        faults += [f"{node.name} is given {v.name} twice" for v, n in collections.Counter(given).items() if n > 1]
+        for value in given:
+            donated[value] = node.name
+            if value in kept or value in of_caller:
+                faults.append(f"{node.name} is given {value.name}, which is not the program's to give")
+            if value in on_threads:
+                faults.append(f"{node.name} is given {value.name}, which {on_threads[value]} may still read")
+        if isinstance(node, Loop):
+            faults += [f"{node.name} is given {v.name} and captures it" for v in given if v in node.captured]
+            own = {v for v, flag in zip(node.outputs, node.giving, strict=False) if flag}
+            around = {*node.inputs, *node.outputs}
+            faults += _memory(node.block.nodes, {*node.block.outputs}, around - own, around)
+        elif isinstance(node, Branch):
+            for block in node.blocks:
+                around = {*node.inputs}
+                faults += _memory(block.nodes, {*block.outputs}, around.difference(given), around)
+    return faults
+
+
+def _given_to(node: Node) -> list[Value]:
+    """What a node may give away: nothing else reads it afterwards."""
+    if isinstance(node, Fragment):
+        return [value for value, flag in zip(node.inputs, node.donated, strict=False) if flag]
+    if isinstance(node, Loop):
+        return [value for value, flag in zip(node.initial, node.giving, strict=False) if flag]
+    return [*node.given] if isinstance(node, Branch) else []
+
+
+def _effects(plan: Plan, flat: Flat) -> list[str]:
+    """Every call that must be made is made once, and every equation is in one fragment."""
+    calls = collections.Counter(id(eqn.params["callee"]) for eqn in _all_equations(flat.eqns) if is_call(eqn))
+    in_plan = collections.Counter(id(call.callee) for call in plan.calls)
+    faults = []
+    if calls != in_plan:
+        faults.append(f"the program makes {calls.total()} calls and the plan {in_plan.total()}")
+    program, fragments = (
+        collections.Counter(eqn.primitive.name for eqn in eqns if not is_host(eqn))
+        for eqns in (_all_equations(flat.eqns), (eqn for fragment in plan.fragments for eqn in fragment.jaxpr.eqns))
+    )
+    missing, more = program - fragments, fragments - program
+    del more[sharding_constraint_p.name]  # which calls ask for
+    if missing or more:
+        faults.append(
+            f"the program has {program.total()} equations for the devices and the plan {fragments.total()}: it lacks "
+            f"{dict(missing)} and has {dict(more)} too many"
+        )
+    return faults
+
+
+def _all_equations(eqns: Sequence[Any]) -> Iterator[Any]:
+    """All equations, those in the bodies of loops and branches that the host drives among them."""
+    for eqn in eqns:
+        yield eqn
+        if is_host(eqn):
+            for jaxpr in core.jaxprs_in_params(eqn.params):
+                yield from _all_equations(jaxpr.eqns)
+
+
+def _order(plan: Plan, flat: Flat) -> list[str]:
+    """The calls of a lane are in program order; an order edge never points backwards."""
+    blocks = [(plan.nodes, plan.order), *((b.nodes, b.order) for node in walk(plan.nodes) for b in _blocks_of(node))]
+    faults = []
+    for nodes, order in blocks:
+        position = {node.name: i for i, node in enumerate(nodes)}
+        faults += [f"{a} must come before {b}" for a, b in order if not position.get(a, 0) < position.get(b, 0)]
+    expected: dict[Any, list[int]] = {}
+    for eqn in _all_equations(flat.eqns):
+        if is_call(eqn):
+            for lane in lanes_of(eqn):
+                expected.setdefault(lane, []).append(id(eqn.params["callee"]))
+    planned: dict[Any, list[int]] = {}
+    for call in plan.calls:
+        if not call.callee.is_pure:
+            lanes = [("stream", call.stream), ("object", call.callee.origin.lane)]
+            for lane in lanes if call.callee.origin.lane is not None else lanes[:1]:
+                planned.setdefault(lane, []).append(id(call.callee))
+    if expected != planned:
+        faults.append("the calls of a stream or object are not in program order")
+    return faults
+
+
+def _blocks_of(node: Node) -> Sequence[Block]:
+    return node.blocks if isinstance(node, Loop | Branch) else ()

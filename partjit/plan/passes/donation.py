@@ -1,0 +1,121 @@
+"""Whose memory may be reused: an array's last reader takes it over, if a result fits and nobody else has it."""
+
+import collections
+import dataclasses
+import operator
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from partjit.plan.ir.nodes import Block, Branch, ColocatedCall, Fragment, Loop, Node, Value
+
+__all__ = ["donations", "may_release"]
+
+
+def may_release(inputs: Sequence[Value], donated: Sequence[bool], results: Sequence[Any]) -> frozenset[Value]:
+    """The donated arguments whose memory a result of the whole program could take over."""
+    free = collections.Counter((aval.shape, aval.dtype) for aval in results)
+    released = set()
+    for value, flag in zip(inputs, donated, strict=True):
+        kind = (value.aval.shape, value.aval.dtype)
+        if flag and free[kind]:
+            free[kind] -= 1
+            released.add(value)
+    return frozenset(released)
+
+
+def donations(
+    block: Block, giving: Collection[Value], released: Collection[Value] = ()
+) -> tuple[tuple[Node, ...], tuple[bool, ...]]:
+    """The nodes of a block, in which each fragment reuses the memory of values that die there.
+
+    Args:
+        block: the block.
+        giving: the values from outside whose memory may be reused.
+        released: those among them that are deleted if it is not.
+
+    Returns:
+        The nodes; and for each output of the block whether nobody else has it.
+    """
+    readers: dict[Value, list[Node]] = {}
+    for node in block.nodes:
+        for value in node.inputs:
+            readers.setdefault(value, []).append(node)
+    own = {*giving}
+    results = {*block.outputs}
+    nodes: list[Node] = []
+    for node in block.nodes:
+        dying = [value for value in dict.fromkeys(node.inputs) if value in own and value not in results]
+        # A call on a thread may still run; results of calls may be kept by the functions that returned them.
+        dying = [v for v in dying if readers[v][-1] is node and all(_is_over(reader) for reader in readers[v])]
+        if isinstance(node, Fragment):
+            node = _with_donated(node, dying)
+            own.update(node.outputs)
+        elif isinstance(node, Loop):
+            node = _with_given(node)
+            own.update(value for value, flag in zip(node.outputs, node.giving, strict=True) if flag)
+        elif isinstance(node, Branch):
+            node, owned = _with_moved(node, dying)
+            own.update(value for value, flag in zip(node.outputs, owned, strict=True) if flag)
+        nodes.append(node)
+    given = {
+        value
+        for node in nodes
+        if isinstance(node, Fragment)
+        for value, flag in zip(node.inputs, node.donated, strict=True)
+        if flag
+    }
+    nodes = [_with_apart(node, given.union(released), results) for node in nodes]
+    uses = collections.Counter(block.outputs)
+    return tuple(nodes), tuple(value in own and uses[value] == 1 for value in block.outputs)
+
+
+def _with_donated(fragment: Fragment, dying: Collection[Value]) -> Fragment:
+    free = [*fragment.outputs]
+    flags = []
+    for value in fragment.inputs:
+        result = next((result for result in free if _fits(value, result)), None)
+        flags.append(result is not None and value in dying)
+        if result is not None and flags[-1]:
+            free.remove(result)
+    return dataclasses.replace(fragment, donated=tuple(flags))
+
+
+def _with_given(loop: Loop) -> Loop:
+    """The loop; a turn may give away the carried values that no turn, or function called in one, keeps."""
+    giving = (True,) * len(loop.outputs)  # what it starts from is its own
+    while True:
+        carried = [value for value, flag in zip(loop.outputs, giving, strict=True) if flag]
+        nodes, owned = donations(loop.block, carried)
+        kept = tuple(map(operator.and_, giving, owned))
+        if kept == giving:
+            return dataclasses.replace(loop, block=dataclasses.replace(loop.block, nodes=nodes), giving=giving)
+        giving = kept
+
+
+def _with_moved(branch: Branch, dying: Collection[Value]) -> tuple[Branch, tuple[bool, ...]]:
+    """The branch, which may give away or return what dies there; and which of its outputs nobody else has."""
+    made = [donations(block, dying) for block in branch.blocks]
+    blocks = (dataclasses.replace(b, nodes=nodes) for b, (nodes, _) in zip(branch.blocks, made, strict=True))
+    owned = tuple(all(flags) for flags in zip(*(flags for _, flags in made), strict=True))
+    return dataclasses.replace(branch, blocks=tuple(blocks), given=tuple(dying)), owned
+
+
+def _with_apart(node: Node, given: set[Value], results: set[Value]) -> Node:
+    """The call with the results that must not be its arguments: what leaves, and what others would give away."""
+    if not isinstance(node, ColocatedCall) or not node.is_inline:
+        return node
+    kinds = {(value.aval.shape, value.aval.dtype) for value in node.inputs if value in given}
+    apart = (
+        i for i, value in enumerate(node.outputs) if value in results or (value.aval.shape, value.aval.dtype) in kinds
+    )
+    return dataclasses.replace(node, apart=tuple(apart))
+
+
+def _fits(value: Value, result: Value) -> bool:
+    same_type = value.aval.shape == result.aval.shape and value.aval.dtype == result.aval.dtype
+    return same_type and (result.sharding is None or result.sharding == value.sharding)
+
+
+def _is_over(node: Node) -> bool:
+    # What calls inside of a loop or branch read from outside, they hold.
+    return isinstance(node, Fragment | Loop | Branch) or (isinstance(node, ColocatedCall) and node.is_inline)

@@ -1,0 +1,323 @@
+"""The body of a `shard_map` with colocated calls, as equations outside of it.
+
+A call becomes a call with arrays over the mesh, whose function is called for each shard. What the devices do before,
+between and after calls becomes shard_maps of their own; a value that goes from one to another is an array as well,
+whose shards are what the devices have anyhow. A scan with calls is turned inside out: it becomes a scan over such
+arrays, whose body is a shard_map.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Container, Iterable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from partjit import _compat
+from partjit._compat import core
+from partjit.colocated.in_shard_map import called_for_each_shard
+from partjit.plan.ir.control_flow import is_call, is_host, loop_p
+from partjit.plan.ir.flat import Flat, has_calls, live, names_of_calls, renamed, variables
+from partjit.plan.passes.cut import taken_apart
+from partjit.plan.passes.forms import REPLICATED, Form, plain_form
+
+__all__ = ["Body"]
+
+Result = tuple[Any, Form]
+"""A value of the body, as an array in that form."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scan:
+    """A scan to be turned inside out.
+
+    Attributes:
+        eqn: the scan.
+        arguments: what it carries and takes slices of, as arrays.
+        own: the forms of that in a turn.
+        given: the forms of what a turn gives.
+        results: the forms of its results.
+    """
+
+    eqn: Any
+    arguments: Sequence[Result]
+    own: Sequence[Form]
+    given: Sequence[Form]
+    results: Sequence[Form]
+
+
+class Body:
+    """A body that is put together outside.
+
+    Args:
+        eqn: the `shard_map`.
+        mesh: its mesh.
+        opened: opens nested programs in a closed jaxpr, but no loops and branches.
+
+    Attributes:
+        eqns: what there is so far.
+    """
+
+    def __init__(self, eqn: Any, mesh: Mesh, opened: Callable[[Any], Flat]) -> None:
+        self.eqns: list[Any] = []
+        self._like = eqn
+        self._mesh = mesh
+        self._opened = opened
+        self._axes = [axis for axis in mesh.axis_names if axis in eqn.params["newly_manual_axes"]]
+        self._context = eqn.params["jaxpr"].eqns[0].ctx
+        self._homes: dict[Any, dict[Form, Any]] = collections.defaultdict(dict)
+        self._wanted: dict[Any, dict[Form, None]] = collections.defaultdict(dict)
+
+    def put(self, value: Any, form: Form, array: Any) -> None:
+        """Says which array a value is."""
+        self._homes[_key(value)][form] = array
+
+    def run(self, eqns: Sequence[Any], again: dict[Any, Sequence[Any]], results: Sequence[Result]) -> list[Any]:
+        """Adds what equations do.
+
+        Args:
+            eqns: the equations.
+            again: variables that are computed again wherever they are read, with the equations that do it.
+            results: the values that are results.
+
+        Returns:
+            The arrays of the results.
+
+        Raises:
+            ValueError: each device decides for itself whether there is a call.
+        """
+        steps = taken_apart([*map(self._as_host, eqns)], {*variables([value for value, _ in results])})
+        self._want(results)
+        scans = {}
+        for step in steps:
+            if step.is_host and not is_call(step.items[0]):
+                scans[step] = self._planned(step.items[0].params["scan"])
+                self._want(scans[step].arguments)
+        self._want_what_crosses(steps, again)
+        for step in steps:
+            if not step.is_host:
+                self._add_group(step.items, again)
+            elif step in scans:
+                self._add_scan(scans[step])
+            else:
+                self._add_call(step.items[0])
+        return self._arrays(results)
+
+    # Forms
+
+    def _varying(self, value: Any) -> Sequence[str]:
+        """The axes along which a value may differ between shards; without `check_vma` its type does not say."""
+        varying = _compat.varying_axes(value.aval) if self._like.params["check_vma"] else self._axes
+        return [axis for axis in self._axes if axis in varying]
+
+    def _plain(self, value: Any) -> Form:
+        return plain_form(value, self._varying(value))
+
+    def _fits(self, form: Form, value: Any) -> bool:
+        """Whether an array in that form says of the value what its type says, and so can take its place anywhere."""
+        return form.axes == {*self._varying(value)}
+
+    def _chosen(self, value: Any, *others: Any) -> Form:
+        """A form for a value; one that another has or is to have, if possible, so that nothing is made of that."""
+        known = [form for other in others for form in (*self._wanted[_key(other)], *self._homes[_key(other)])]
+        return next((form for form in known if self._fits(form, value)), self._plain(value))
+
+    def _want(self, wanted: Iterable[Result]) -> None:
+        for value, form in wanted:
+            self._wanted[_key(value)][form] = None
+
+    def _want_what_crosses(self, steps: Sequence[Any], again: Container[Any]) -> None:
+        """Wants every value that is read in another step than that which computes it, in a form that can be read."""
+        step_of = {var: k for k, step in enumerate(steps) for item in step.items for var in item.outvars}
+        for k, step in enumerate(steps):
+            for var in variables([atom for item in step.items for atom in item.invars]):
+                is_there = step_of.get(var, k) == k or (var in again and not step.is_host)
+                if not is_there and not any(self._fits(form, var) for form in self._wanted[var]):
+                    self._want([(var, self._plain(var))])
+
+    # Arrays
+
+    def _homes_of(self, value: Any) -> dict[Form, Any]:
+        """The arrays that a value is. A literal is one itself."""
+        homes = self._homes[_key(value)]
+        return homes if isinstance(value, core.Var) else {REPLICATED: value, **homes}
+
+    def _home_of(self, value: Any) -> tuple[Form, Any]:
+        """An array that a value is, with its form."""
+        homes = self._homes_of(value)
+        form = next((form for form in homes if self._fits(form, value)), next(iter(homes)))
+        return form, homes[form]
+
+    def _arrays(self, wanted: Sequence[Result]) -> list[Any]:
+        """The arrays that values are in these forms; what there is not yet is made."""
+        missing = {(_key(value), form): value for value, form in wanted if form not in self._homes_of(value)}
+        if missing:
+            self._add_shard_map([], [(value, form) for (_, form), value in missing.items()])
+        return [self._homes_of(value)[form] for value, form in wanted]
+
+    # Equations
+
+    def _add(self, like: Any, arrays: Sequence[Any], outvars: Sequence[Any], params: Any, effects: Any) -> None:
+        """Adds an equation like one of the body."""
+        info = _compat.nested_name(like.source_info, self._like.source_info)
+        self.eqns.append(
+            core.new_jaxpr_eqn([*arrays], [*outvars], like.primitive, params, effects, info, self._like.ctx)
+        )
+
+    def _add_group(self, eqns: Sequence[Any], again: dict[Any, Sequence[Any]]) -> None:
+        """Adds a shard_map of some equations."""
+        given = [(var, form) for eqn in eqns for var in eqn.outvars for form in self._wanted[var]]
+        before = [made for eqn in eqns for var in variables(eqn.invars) for made in again.get(var, ())]
+        eqns, _ = live([var for var, _ in given], [*{id(eqn): eqn for eqn in (*before, *eqns)}.values()])
+        if eqns:
+            self._add_shard_map(eqns, given)
+
+    def _add_shard_map(self, eqns: Sequence[Any], given: Sequence[Result]) -> None:
+        computed = {var for eqn in eqns for var in eqn.outvars}
+        read = variables([*(atom for eqn in eqns for atom in eqn.invars), *(value for value, _ in given)])
+        sources = [(var, *self._home_of(var)) for var in dict.fromkeys(read) if var not in computed]
+        eqn = self._shard_map(sources, eqns, given)
+        self.eqns.append(eqn)
+        for (value, form), array in zip(given, eqn.outvars, strict=True):
+            self.put(value, form, array)
+
+    def _shard_map(self, sources: Sequence[tuple[Any, Form, Any]], eqns: Sequence[Any], given: Sequence[Result]) -> Any:
+        """An equation that is a shard_map.
+
+        Args:
+            sources: what it takes: a variable inside of it, and the array of that in some form.
+            eqns: what it does.
+            given: what it gives.
+        """
+        like = self._like
+        invars = [self._shard(var, form) for var, form, _ in sources]
+        outvars = [self._shard(value, form) for value, form in given]
+        before = [self._reshape(shard, var) for shard, (var, _, _) in zip(invars, sources, strict=True)]
+        after = [self._reshape(value, shard) for shard, (value, _) in zip(outvars, given, strict=True)]
+        reshaped = [[eqn for eqn in reshapes if eqn is not None] for reshapes in (before, after)]
+        jaxpr = _compat.closed_jaxpr(invars, outvars, [*reshaped[0], *eqns, *reshaped[1]], {}).jaxpr
+        params = {
+            **like.params,
+            "jaxpr": jaxpr,
+            "in_specs": tuple(form.spec for _, form, _ in sources),
+            "out_specs": tuple(form.spec for _, form in given),
+        }
+        return core.new_jaxpr_eqn(
+            [array for _, _, array in sources],
+            [form.array_of(value, self._mesh) for value, form in given],
+            like.primitive,
+            params,
+            _compat.without_axes(jaxpr.effects),
+            like.source_info,
+            like.ctx,
+        )
+
+    def _shard(self, value: Any, form: Form) -> Any:
+        """What the shards are of an array of a value: that value, unless they have a dimension more."""
+        if form.added is None:
+            return value
+        return _compat.new_var(_compat.type_of_shape(value.aval, form.shard_of(value)))
+
+    def _reshape(self, value: Any, var: Any) -> Any:
+        if value is var:
+            return None
+        struct = jax.ShapeDtypeStruct(value.aval.shape, value.aval.dtype)
+        (eqn,) = jax.make_jaxpr(lambda x: jax.lax.reshape(x, var.aval.shape))(struct).eqns
+        info = self._like.source_info
+        return core.new_jaxpr_eqn([value], [var], eqn.primitive, eqn.params, set(), info, self._context)
+
+    def _add_call(self, eqn: Any) -> None:
+        homes = [self._home_of(atom) for atom in eqn.invars]
+        forms = [self._chosen(var, var) for var in eqn.outvars]
+        arrays = [form.array_of(var, self._mesh) for var, form in zip(eqn.outvars, forms, strict=True)]
+        callee = called_for_each_shard(
+            eqn.params["callee"],
+            self._mesh,
+            [(array.aval, form.sharding(self._mesh)) for form, array in homes],
+            [(array.aval, form.sharding(self._mesh)) for form, array in zip(forms, arrays, strict=True)],
+        )
+        self._add(eqn, [array for _, array in homes], arrays, {**eqn.params, "callee": callee}, eqn.effects)
+        for var, form, array in zip(eqn.outvars, forms, arrays, strict=True):
+            self.put(var, form, array)
+
+    # Scans
+
+    def _as_host(self, eqn: Any) -> Any:
+        """An equation; a scan with calls is told from what the devices do, and says which calls those are."""
+        if is_call(eqn) or not any(has_calls(jaxpr) for jaxpr in core.jaxprs_in_params(eqn.params)):
+            return eqn
+        if _compat.control_flow_of(eqn) != "scan":
+            raise _undecided(eqn)
+        inside = map(self._as_host, self._opened(eqn.params["jaxpr"]).eqns)
+        hosts = [inner for inner in inside if is_host(inner)]
+        return eqn.replace(primitive=loop_p, params={"scan": eqn, "hosts": _compat.closed_jaxpr((), (), hosts, {})})
+
+    def _planned(self, eqn: Any) -> _Scan:
+        """What it takes to turn a scan inside out, if possible with arrays that there are anyhow."""
+        num_consts, num_carry = _compat.scan_counts(eqn)
+        jaxpr = eqn.params["jaxpr"].jaxpr
+        own, carries, stacks = jaxpr.invars[num_consts:], eqn.invars[num_consts:][:num_carry], eqn.outvars[num_carry:]
+        carried = [
+            self._chosen(var, result, initial)
+            for var, result, initial in zip(own[:num_carry], eqn.outvars[:num_carry], carries, strict=True)
+        ]
+        read = eqn.invars[num_consts + num_carry :]
+        slices = [self._of_slices(stack, var) for stack, var in zip(read, own[num_carry:], strict=True)]
+        written = [self._of_slices(stack, atom) for stack, atom in zip(stacks, jaxpr.outvars[num_carry:], strict=True)]
+        return _Scan(
+            eqn,
+            [*zip([*carries, *read], [*carried, *(form.of_stack for form in slices)], strict=True)],
+            [*carried, *slices],
+            [*carried, *written],
+            [*carried, *(form.of_stack for form in written)],
+        )
+
+    def _of_slices(self, stack: Any, value: Any) -> Form:
+        """A form for the slices of a stack."""
+        known = [form.of_slices for form in (*self._wanted[_key(stack)], *self._homes[_key(stack)])]
+        return next((form for form in known if form is not None and self._fits(form, value)), self._plain(value))
+
+    def _add_scan(self, scan: _Scan) -> None:
+        eqn = scan.eqn
+        num_consts, _ = _compat.scan_counts(eqn)
+        body = Flat.of_jaxpr(eqn.params["jaxpr"])
+        env: dict[Any, Any] = {var: _compat.new_var(var.aval) for var in body.invars}
+        eqns = [*renamed(body.eqns, env)]
+        outs = [env.get(atom, atom) if isinstance(atom, core.Var) else atom for atom in body.outvars]
+        consts = [self._home_of(atom) for atom in eqn.invars[:num_consts]]
+        forms = [*(form for form, _ in consts), *scan.own]
+        own = [(env[var], form, form.array_of(var, self._mesh)) for var, form in zip(body.invars, forms, strict=True)]
+        fixed = [(var, REPLICATED, REPLICATED.array_of(var, self._mesh)) for var in body.consts]
+        turn = self._shard_map([*fixed, *own], eqns, [*zip(outs, scan.given, strict=True)])
+        values = dict(zip((array for _, _, array in fixed), body.consts.values(), strict=True))
+        jaxpr = _compat.closed_jaxpr([array for _, _, array in own], turn.outvars, [turn], values)
+        results = [form.array_of(var, self._mesh) for var, form in zip(eqn.outvars, scan.results, strict=True)]
+        arrays = [*(array for _, array in consts), *self._arrays(scan.arguments)]
+        self._add(eqn, arrays, results, {**eqn.params, "jaxpr": jaxpr}, turn.effects)
+        for var, form, array in zip(eqn.outvars, scan.results, results, strict=True):
+            self.put(var, form, array)
+
+
+def _key(value: Any) -> Any:
+    return value if isinstance(value, core.Var) else id(value)
+
+
+_UNDECIDED = {
+    "while": (
+        "while_loop",
+        "It can be called in a jax.lax.scan, and in a jax.lax.fori_loop with bounds that are no arrays",
+    ),
+    "cond": ("cond or switch", "Give the predicate to the function and let it decide"),
+}
+
+
+def _undecided(eqn: Any) -> ValueError:
+    kind, remedy = _UNDECIDED.get(eqn.primitive.name, (eqn.primitive.name, "Call it before or after"))
+    site = _compat.source_site(eqn.source_info)
+    where = "" if site is None else " at {}:{} in {}".format(*site)
+    names = ", ".join(names_of_calls(eqn))
+    return ValueError(
+        f"the colocated function {names} is called inside of a {kind}{where} in a shard_map, where each device decides "
+        f"for itself whether there is a call. {remedy}; or put the shard_map into the {kind} instead"
+    )

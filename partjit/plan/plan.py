@@ -1,0 +1,174 @@
+"""The plan of a program with colocated calls: what is dispatched, called and moved, in which order.
+
+A plan is a directed graph. Its nodes are fragments (pieces of the jaxpr that are compiled), colocated calls, transfers,
+and loops and branches that hold such nodes; values go along its edges, and nodes that must keep an order have an edge
+without a value. The nodes are kept in the order in which the calling thread takes them up, which is a function of the
+program alone.
+"""
+
+import collections
+import dataclasses
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import networkx as nx
+from jax.sharding import Mesh
+
+from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Node, Transfer, Value, walk
+from partjit.plan.show.graph import as_graph, critical_path, to_mermaid
+from partjit.plan.show.pictures import to_html, to_svg
+from partjit.plan.show.source import emit
+
+__all__ = ["Plan"]
+
+
+class Made:
+    """What was made of a plan: it lives as long as the plan does."""
+
+    def __init__(self) -> None:
+        self._made: dict[Any, Any] = {}
+        self._lock = threading.RLock()
+
+    def get(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What was made for a key, made now if that was not done before."""
+        with self._lock:
+            if key not in self._made:
+                self._made[key] = make()
+            return self._made[key]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+    """What a program with colocated calls does when it is called.
+
+    Attributes:
+        name: the program's.
+        mesh: the mesh its shardings refer to; empty if there is none.
+        inputs, outputs: its flat arguments and results; a result may be an input of the plan or a call's result.
+        paths: the key path of each argument, in terms of the user's function.
+        nodes: in the order in which they are taken up; loops and branches hold more of them.
+        order: pairs of names of nodes of which the second may only begin when the first has ended.
+        constants: arguments of calls that are the same for all executions.
+        released: the inputs whose memory the caller gives up, and that a result could take over.
+        made: its fragments lowered and compiled, and the functions that run it.
+
+    `print(plan)` shows the Python function that runs.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from partjit import colocated, pjit
+        >>> show = colocated.colocated_python(print, out_specs_fn=lambda x: None, stream="log")
+        >>> @pjit
+        ... def step(x):
+        ...     show(jnp.sum(x))
+        ...     return 2 * x
+        >>> print(step.plan(jnp.ones(8)))
+        def step(x):
+            out, x1 = fragment_0(x)  # 2 equations
+            del x
+            print(x1)  # on a thread, stream log
+            del x1
+            return (out,)
+    """
+
+    name: str
+    mesh: Mesh
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    paths: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    order: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[Value, Any], ...]
+    released: frozenset[Value]
+    made: Made = dataclasses.field(init=False, repr=False, default_factory=Made)
+
+    @property
+    def fragments(self) -> tuple[Fragment, ...]:
+        """The pieces that are compiled, in the order of their dispatch; those in loops and branches as well."""
+        return tuple(node for node in walk(self.nodes) if isinstance(node, Fragment))
+
+    @property
+    def calls(self) -> tuple[ColocatedCall, ...]:
+        """The colocated calls, in the order in which they are made; those in loops and branches as well."""
+        return tuple(node for node in walk(self.nodes) if isinstance(node, ColocatedCall))
+
+    @property
+    def transfers(self) -> tuple[Transfer, ...]:
+        """The moves between accelerators and hosts."""
+        return tuple(node for node in walk(self.nodes) if isinstance(node, Transfer))
+
+    @property
+    def source(self) -> str:
+        """The Python function that runs."""
+        return emit(self)
+
+    @property
+    def graph(self) -> nx.DiGraph:
+        """The graph: nodes by name with their `node`, and edges with their `kind` ("data" or "order"), `values` and
+        `nbytes`. The program's arguments and results are the nodes "arguments" and "results".
+        """
+        return as_graph(self)
+
+    def critical_path(
+        self, costs: Mapping[str, float] | Callable[[Node], float] | None = None
+    ) -> tuple[tuple[str, ...], float]:
+        """The chain of nodes that takes longest, and how long it takes: no schedule can be quicker.
+
+        Args:
+            costs: seconds per node: a mapping by name (0 where it says nothing) or a function of the node. Without, the
+                number of nodes counts.
+
+        Returns:
+            The names of the nodes, and the sum of their costs.
+
+        Raises:
+            TypeError: `costs` are neither, or one of them is no number.
+        """
+        return critical_path(self, costs)
+
+    def to_mermaid(self) -> str:
+        """The graph as a Mermaid flowchart: fragments as boxes, calls rounded, order as dotted lines."""
+        return to_mermaid(self)
+
+    def to_svg(self, costs: Mapping[str, float] | Callable[[Node], float] | None = None) -> str:
+        """The graph as a picture: boxes in rows, what loops and branches hold in them, and edges that go down.
+
+        Edges say how many bytes go along them; dotted ones are an order without data. In a loop, "carried in" stands
+        for what a turn gets from the one before, and "carried on" for what it gives to the next. The picture follows
+        the theme of the reader, is the same for the same plan, and shows more where it is pointed at. Constants are
+        not in it.
+
+        Args:
+            costs: seconds per node, as for `critical_path`, which then stands out; each node says what it costs.
+
+        Returns:
+            An SVG for a file or a page.
+
+        Raises:
+            TypeError: `costs` are neither, or one of them is no number.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from partjit import pjit
+            >>> pjit(lambda x: x + 1).plan(jnp.ones(8)).to_svg()[:4]
+            '<svg'
+        """
+        return to_svg(self, costs)
+
+    def _repr_html_(self) -> str:
+        return to_html(self)
+
+    def __str__(self) -> str:
+        return emit(self, most_names=4).rstrip()
+
+    def __repr__(self) -> str:
+        counts = collections.Counter(type(node) for node in walk(self.nodes))
+        named = {"fragment": Fragment, "call": ColocatedCall, "transfer": Transfer}
+        named |= {name: kind for name, kind in {"loop": Loop, "branch": Branch}.items() if counts[kind]}
+        plural = {"branch": "branches"}
+        counted = [
+            f"{counts[kind]} {name}" if counts[kind] == 1 else f"{counts[kind]} {plural.get(name, f'{name}s')}"
+            for name, kind in named.items()
+        ]
+        return f"<plan of {self.name}: {', '.join(counted)}>"

@@ -1,0 +1,1 @@
+"""Running plans: compiled, linked, executed, observed, remembered."""

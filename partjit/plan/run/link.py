@@ -1,0 +1,195 @@
+"""A plan made to run: its fragments compiled, its calls bound, its source turned into a function."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from partjit import _compat, events
+from partjit._compat import UNSPECIFIED
+from partjit.colocated.pending import PendingArray
+from partjit.colocated.specialized import Specialized
+from partjit.colocated.specs import InSpecs, OutSpec, OutSpecs
+from partjit.compile import lower_jaxpr
+from partjit.mesh import has_explicit_axes
+from partjit.plan.ir.nodes import Block, Branch, ColocatedCall, Fragment, Loop, Node, Transfer, Value, walk
+from partjit.plan.plan import Plan
+from partjit.plan.run.observe import observed
+
+__all__ = ["LoweredFragment", "Runnable", "compile_fragment", "link", "lower_fragment"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Runnable:
+    """A plan that can be called.
+
+    Attributes:
+        plan: the plan.
+        quiet: takes its flat arguments, placed, and gives its flat results.
+        told: the same, while somebody listens to events.
+        executables: what its fragments were compiled to.
+    """
+
+    plan: Plan
+    quiet: Callable[..., Sequence[Any]]
+    told: Callable[..., Sequence[Any]]
+    executables: tuple[Any, ...]
+
+    def run(self, args: Sequence[Any]) -> Sequence[Any]:
+        """The flat results for flat arguments, placed as the plan says."""
+        return self.told(*args) if events.listeners else self.quiet(*args)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LoweredFragment:
+    """A fragment before it is compiled.
+
+    Attributes:
+        fragment: the fragment.
+        lowering: as jax has it.
+    """
+
+    fragment: Fragment
+    lowering: Any
+
+
+def lower_fragment(plan: Plan, fragment: Fragment, mesh: Any) -> LoweredFragment:
+    """Lowers a fragment for arguments that lie as the plan says."""
+    lowering = lower_jaxpr(
+        fragment.jaxpr,
+        tuple(_or_unspecified(value.sharding) for value in fragment.inputs),
+        tuple(_or_unspecified(value.sharding) for value in fragment.outputs),
+        fragment.donated,
+        mesh,
+        f"{plan.name}_{fragment.name}",
+        False,
+    )
+    return LoweredFragment(fragment, lowering)
+
+
+def compile_fragment(lowered: LoweredFragment, mesh: Any) -> Any:
+    """The executable of a fragment, whose results come back on the user's mesh."""
+    executable = lowered.lowering.compile()
+    if has_explicit_axes(mesh):
+        _compat.move_outputs(executable, mesh)
+    return executable
+
+
+def _or_unspecified(sharding: Any) -> Any:
+    return UNSPECIFIED if sharding is None else sharding
+
+
+def link(
+    plan: Plan, fragments: Sequence[LoweredFragment], executables: Sequence[Any], home: Any, mesh: Any
+) -> Runnable:
+    """Makes the function of a plan.
+
+    Args:
+        plan: the plan.
+        fragments, executables: its fragments in their order, lowered and compiled.
+        home: where values lie of which the plan does not say it: a sharding, and whether they are committed to it.
+        mesh: the user's mesh, maybe with Explicit axes, on which results come back.
+    """
+    namespace: dict[str, Any] = {"wait": _wait, "read": _read, "release": _release}
+    for value, constant in plan.constants:
+        namespace[value.name] = jax.device_put(constant, value.sharding or home[0])
+    for lowered, executable in zip(fragments, executables, strict=True):
+        namespace[lowered.fragment.name] = _dispatcher(plan, lowered, executable)
+    results = {*plan.outputs, *(v for node in walk(plan.nodes) for block in _blocks_of(node) for v in block.outputs)}
+    for call in plan.calls:
+        namespace[call.name] = _caller(call, home, results, mesh)
+    for transfer in plan.transfers:
+        namespace[transfer.name] = _mover(transfer)
+    source = plan.source
+    code = compile(source, f"<plan of {plan.name}>", "exec")
+    name = source[len("def ") : source.index("(")]
+    told = observed(plan, code, name, dict(namespace))
+    exec(code, namespace)
+    return Runnable(plan, namespace[name], told, tuple(executables))
+
+
+def _blocks_of(node: Node) -> Sequence[Block]:
+    return node.blocks if isinstance(node, Loop | Branch) else ()
+
+
+def _dispatcher(plan: Plan, lowered: LoweredFragment, executable: Any) -> Callable[..., Sequence[Any]]:
+    """A function that dispatches a fragment, without a Python frame once it has run."""
+    consts = _compat.shard_constants(lowered.lowering, executable)
+    out_tree = jax.tree.structure((0,) * len(lowered.fragment.outputs))
+    jaxpr = lowered.fragment.jaxpr
+
+    def dispatch(*args: Any) -> Any:
+        try:
+            outs = executable.unsafe_call(*consts, *args)
+        except _compat.InternalFloatingPointError as error:
+            _compat.recheck_for_nans(error, _compat.core.jaxpr_as_fun(jaxpr), args, {})
+            raise
+        fast_path = _compat.fast_path_data(executable, out_tree, args, outs, jaxpr, consts)
+        return tuple(outs), fast_path, False
+
+    name = f"{plan.name}_{lowered.fragment.name}"
+    return _compat.make_cpp_function(dispatch, name, dispatch, ((), ()), object())
+
+
+def _caller(call: ColocatedCall, home: Any, results: set[Value], mesh: Any) -> Callable[..., Sequence[Any]]:
+    """A function that makes a call, in this thread or on another."""
+    callee, site, held, apart = call.callee, call.site, call.held, call.apart
+
+    def sharding_of(value: Value) -> Any:
+        sharding = home[0] if value.sharding is None else value.sharding
+        if value in results and has_explicit_axes(mesh) and sharding.mesh.shape == mesh.shape:
+            return sharding.update(mesh=mesh)
+        return sharding
+
+    inputs = [
+        jax.ShapeDtypeStruct(value.aval.shape, value.aval.dtype, sharding=sharding_of(value)) for value in call.inputs
+    ]
+    outputs = [OutSpec(value.aval, sharding_of(value), value.sharding is not None or home[1]) for value in call.outputs]
+    shardings = [*(spec.sharding for spec in (*inputs, *outputs)), home[0]]
+    specialized = Specialized(
+        callee.origin,
+        dataclasses.replace(callee.specialization, stream=callee.specialization.stream or call.stream),
+        InSpecs(inputs, callee.in_tree),
+        inputs,
+        callee.specialization.devices or (*_compat.device_list(shardings[0]),),
+        callee.ahead,
+        OutSpecs(outputs, callee.out_tree),
+        callee.shards,
+        callee.shardings_of_shards,
+    )
+
+    def run(*leaves: Any) -> Sequence[Any]:
+        return specialized.run_for_program(leaves, apart, site)
+
+    def submit(*leaves: Any) -> Sequence[Any]:
+        return specialized.submit_for_program(leaves, held, site)
+
+    return run if call.is_inline else submit
+
+
+def _mover(transfer: Transfer) -> Callable[..., Sequence[Any]]:
+    shardings = [value.sharding for value in transfer.outputs]
+
+    def move(*arrays: Any) -> Sequence[Any]:
+        values = [array.value() if type(array) is PendingArray else array for array in arrays]
+        return _compat.device_put(values, shardings)
+
+    return move
+
+
+def _wait(array: Any) -> Any:
+    """The value of a result that a fragment needs."""
+    return array.value() if type(array) is PendingArray else array
+
+
+def _read(array: Any) -> Any:
+    """The value of a predicate, or the number of a branch."""
+    return array.item()
+
+
+def _release(*arrays: Any) -> None:
+    """Gives up the memory of arguments that the caller donated; what was taken over is gone already."""
+    for array in arrays:
+        if isinstance(array, jax.Array):
+            array.delete()

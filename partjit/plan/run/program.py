@@ -1,0 +1,162 @@
+"""A program with colocated calls, from the arguments of a call to its results.
+
+The plan is made and compiled once per jaxpr, shardings and mesh.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from partjit import _compat
+from partjit._compat import UnspecifiedValue
+from partjit.colocated.pending import PendingArray
+from partjit.colocated.streams import current_stream
+from partjit.compile import own_sharding
+from partjit.placement import is_placed
+from partjit.plan.ir.flat import streams_of
+from partjit.plan.ir.nodes import Fragment, walk
+from partjit.plan.passes.shardings import home_of
+from partjit.plan.pipeline import make_plan
+from partjit.plan.plan import Plan
+from partjit.plan.run.link import LoweredFragment, Runnable, compile_fragment, link, lower_fragment
+from partjit.primitive import shardings_of
+
+__all__ = ["Placing", "home_for", "lower_plan", "placing_of", "plan_of", "runnable_of"]
+
+
+def plan_of(
+    args: Sequence[Any],
+    *,
+    jaxpr: Any,
+    in_specs: Any,
+    out_specs: Any,
+    mesh: Any,
+    is_for_caller: bool = True,
+    **params: Any,
+) -> Plan:
+    """The plan of a program for arguments placed as these are; the parameters are those of `pjit_p`.
+
+    Args:
+        args: the arguments, or structs in their place.
+        is_for_caller: whether it is for a call from the current stream; otherwise it is for calls from any that the
+            program does not name.
+    """
+    jaxpr = _compat.low_jaxpr(jaxpr)
+    in_shardings = tuple(
+        own_sharding(arg) if isinstance(sharding, UnspecifiedValue) else sharding
+        for arg, sharding in zip(args, shardings_of(in_specs, mesh), strict=True)
+    )
+    out_shardings = tuple(shardings_of(out_specs, mesh))
+    caller = current_stream()
+    caller = caller if is_for_caller and caller in streams_of(jaxpr.jaxpr) else None
+    return _plan(jaxpr, in_shardings, out_shardings, params["donated_invars"], mesh, params["name"], caller)
+
+
+@_compat.weakref_cache
+def _plan(
+    jaxpr: Any, in_shardings: Any, out_shardings: Any, donated: tuple[bool, ...], mesh: Any, name: str, caller: Any
+) -> Plan:
+    info = jaxpr.jaxpr.debug_info
+    return make_plan(
+        jaxpr,
+        in_shardings,
+        out_shardings,
+        donated,
+        mesh,
+        name,
+        _paths(info.arg_names, len(in_shardings), "x"),
+        _paths(info.result_paths, len(out_shardings), "result"),
+        caller,
+    )
+
+
+def _paths(paths: Any, count: int, what: str) -> list[str]:
+    known = [*paths] if isinstance(paths, tuple | list) and len(paths) == count else [""] * count
+    return [path or f"{what}[{i}]" for i, path in enumerate(known)]
+
+
+def lower_plan(plan: Plan, mesh: Any) -> list[LoweredFragment]:
+    """The fragments of a plan, lowered."""
+    key = "lowered", mesh, _compat.trace_context()
+    return plan.made.get(key, lambda: [lower_fragment(plan, fragment, mesh) for fragment in plan.fragments])
+
+
+def _compile_plan(plan: Plan, mesh: Any) -> list[Any]:
+    key = "compiled", mesh, _compat.trace_context()
+    return plan.made.get(key, lambda: [compile_fragment(lowered, mesh) for lowered in lower_plan(plan, mesh)])
+
+
+def runnable_of(plan: Plan, args: Sequence[Any], mesh: Any) -> Runnable:
+    """The plan compiled, for arguments placed as these are."""
+    home = home_for(plan, args)
+    key = "linked", mesh, home, _compat.trace_context()
+    return plan.made.get(key, lambda: link(plan, lower_plan(plan, mesh), _compile_plan(plan, mesh), home, mesh))
+
+
+def home_for(plan: Plan, args: Sequence[Any]) -> tuple[Any, bool]:
+    """Where values lie of which the plan does not say it, and whether they are bound to that place."""
+    if not plan.mesh.empty:
+        return NamedSharding(plan.mesh, jax.sharding.PartitionSpec()), True
+    return home_of([own_sharding(arg) for arg in args])
+
+
+@dataclasses.dataclass(frozen=True)
+class Placing:
+    """What has to be done with the arguments of a call before its plan runs.
+
+    Attributes:
+        copies: the positions of those that are copied first: the caller may change them while a call reads them.
+        moves: the positions of those that are put in their place, and where that is.
+        waits: the positions of those that are waited for if they are pending.
+    """
+
+    copies: tuple[int, ...]
+    moves: tuple[tuple[int, Any], ...]
+    waits: tuple[int, ...]
+
+    def apply(self, args: Sequence[Any]) -> Sequence[Any]:
+        """The arguments, as the plan wants them."""
+        if not self.moves and not self.waits:
+            return args
+        placed = [*args]
+        for i in self.waits:
+            if type(placed[i]) is PendingArray:
+                placed[i] = placed[i].value()
+        for i in self.copies:  # the memory of a NumPy array may become that of a jax array
+            placed[i] = np.array(placed[i])
+        if self.moves:
+            moved = _compat.device_put([placed[i] for i, _ in self.moves], [sharding for _, sharding in self.moves])
+            for (i, _), value in zip(self.moves, moved, strict=True):
+                placed[i] = value
+        return placed
+
+
+def placing_of(plan: Plan, args: Sequence[Any]) -> Placing:
+    """What has to be done with arguments like these."""
+    readers: dict[Any, list[Any]] = {}
+    for node in walk(plan.nodes):
+        for value in node.inputs:
+            readers.setdefault(value, []).append(node)
+    copies, moves, waits = [], [], []
+    home = home_for(plan, args)[0]
+    for i, (value, arg) in enumerate(zip(plan.inputs, args, strict=True)):
+        nodes = readers.get(value, [])
+        by_call = any(not isinstance(node, Fragment) for node in nodes)
+        is_array = isinstance(arg, jax.Array)
+        if isinstance(arg, PendingArray) and (not by_call or len(nodes) > 1):
+            waits.append(i)
+        if isinstance(arg, np.ndarray) and by_call:
+            copies.append(i)
+        if value.sharding is None:
+            if by_call and not is_array:
+                moves.append((i, home))
+            continue
+        is_there = is_array and arg.committed and arg.sharding.is_equivalent_to(value.sharding, arg.ndim)
+        # The dispatch of an executable places what had no place, and once is enough.
+        if not is_there and (by_call or len(nodes) > 1 or not is_placed(arg, value.sharding)):
+            moves.append((i, value.sharding))
+    return Placing(tuple(copies), tuple(moves), tuple(waits))

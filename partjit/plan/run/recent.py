@@ -1,0 +1,120 @@
+"""Calls of a program that are like one of the last, recognized at a glance.
+
+What has to be equal is compared by identity first: types and shardings of arrays, jax's context, the entered stream.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from partjit import _compat
+from partjit.arguments import Numbered, positions
+from partjit.colocated.pending import PendingArray
+from partjit.colocated.streams import entered_stream
+from partjit.plan.run.link import Runnable
+from partjit.plan.run.program import Placing
+
+__all__ = ["UNKNOWN", "Recent"]
+
+UNKNOWN = object()
+"""What `Recent.call` gives for a call that is like none of the last."""
+
+_MOST = 4  # training, evaluation, and a smaller batch at the end of each
+
+_KINDS: dict[type, Callable[[Any], Any]] = {
+    _compat.ArrayImpl: _compat.type_sharding_and_commitment,
+    PendingArray: lambda x: (x.aval, x.sharding, x.committed),
+    np.ndarray: lambda x: (np.ndarray, x.shape, x.dtype),
+    **dict.fromkeys((bool, int, float, complex, np.bool_, np.int32, np.int64, np.float32, np.float64), type),
+}
+
+
+class Recent:
+    """The last calls of one function, of different kinds.
+
+    Args:
+        static: the numbers and names of its static arguments.
+    """
+
+    def __init__(self, static: Numbered) -> None:
+        self._static = static
+        self._calls: tuple[Any, ...] = ()
+        _all.add(self)
+
+    def call(self, args: Any, kwargs: Any) -> Any:
+        """The result of a call, or UNKNOWN if it is of another kind than the last ones."""
+        if not self._calls or not _compat.is_eager():
+            return UNKNOWN
+        statics = ()
+        if self._static[0] or self._static[1]:
+            args, kwargs, statics = self._apart(args, kwargs)
+        for known in self._calls:
+            context, tree, kinds, static_values, placing, run, out_tree = known
+            try:
+                leaves = tree.flatten_up_to((args, kwargs))
+                if [_KINDS[type(leaf)](leaf) for leaf in leaves] != kinds:
+                    continue
+            except (ValueError, KeyError, AttributeError):
+                continue
+            if statics == static_values and _context() == context:
+                return out_tree.unflatten(run(placing.apply(leaves)))
+        return UNKNOWN
+
+    def remember(
+        self, args: Any, kwargs: Any, tree: Any, leaves: Sequence[Any], placing: Placing, run: Runnable, out_tree: Any
+    ) -> None:
+        """Has calls like this one recognized from here on.
+
+        Args:
+            args, kwargs: what the function was called with.
+            tree, leaves: the same without static arguments, flat.
+            placing: what is done with such arguments.
+            run: the plan.
+            out_tree: the structure of the result.
+        """
+        if all(type(leaf) in _KINDS for leaf in leaves):
+            kinds = [_KINDS[type(leaf)](leaf) for leaf in leaves]
+            statics = self._apart(args, kwargs)[2]
+            self._calls = ((_context(), tree, kinds, statics, placing, run.run, out_tree), *self._calls)[:_MOST]
+
+    def forget(self) -> None:
+        """Recognizes nothing until the next call."""
+        self._calls = ()
+
+    def _apart(self, args: Any, kwargs: Any) -> tuple[Any, Any, tuple[Any, ...]]:
+        """The arguments without static ones, and those with their types: 1 and True are equal."""
+        numbers, names = positions(self._static[0], len(args)), self._static[1]
+        static = [(i, args[i]) for i in sorted(numbers)] + [(name, kwargs[name]) for name in names if name in kwargs]
+        dynamic = tuple(arg for i, arg in enumerate(args) if i not in numbers)
+        dynamic_kwargs = {name: value for name, value in kwargs.items() if name not in names}
+        return dynamic, dynamic_kwargs, tuple((which, type(value), value) for which, value in static)
+
+
+def _context() -> Any:
+    """Everything besides its arguments that a call depends on."""
+    return _compat.trace_context(), entered_stream()
+
+
+class _All:
+    """All of them, for `jax.clear_caches()`."""
+
+    def __init__(self) -> None:
+        self._recents: weakref.WeakSet[Recent] = weakref.WeakSet()
+        self._lock = threading.RLock()
+
+    def add(self, recent: Recent) -> None:
+        with self._lock:
+            self._recents.add(recent)
+
+    def cache_clear(self) -> None:
+        with self._lock:
+            recents = [*self._recents]
+        for recent in recents:
+            recent.forget()
+
+
+_all = _All()
+_compat.register_cache(_all, "partjit recent calls")

@@ -1,0 +1,270 @@
+"""The stages of a program with colocated calls that a user can hold: traced, planned and lowered, compiled.
+
+They offer what jax's stages of a program without calls offer; what those say of one executable, these say of all of the
+plan's.
+"""
+
+import collections
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from partjit import _compat
+from partjit._compat import UnspecifiedValue
+from partjit.arguments import abstract_argument, require_values
+from partjit.colocated.primitive import colocated_call_p
+from partjit.colocated.streams import current_stream
+from partjit.compile import Program, Traced, own_sharding
+from partjit.plan.ir.flat import streams_of
+from partjit.plan.passes.shardings import home_of
+from partjit.plan.plan import Plan
+from partjit.plan.run.link import Runnable, compile_fragment, link
+from partjit.plan.run.program import home_for, lower_plan, placing_of, plan_of, runnable_of
+from partjit.primitive import shardings_of
+
+__all__ = ["PlannedCompiled", "PlannedLowered", "PlannedTraced"]
+
+
+class PlannedTraced(Traced):
+    """A traced program that is run by a plan."""
+
+    @property
+    def plan(self) -> Plan:
+        """What the program does when it is called from the current stream."""
+        return plan_of(self.leaves, **self.program.params)
+
+    def _repr_html_(self) -> str:
+        return self.plan._repr_html_()
+
+    def lower(self, *, lowering_platforms: tuple[str, ...] | None = None, _private_parameters: Any = None) -> Any:
+        """Lowers its fragments.
+
+        Raises:
+            ValueError: the function closes over values of an outer trace; or it is lowered for other platforms than
+                that of the mesh, as by `jax.export`.
+        """
+        self._check_closed()
+        if lowering_platforms is not None or _private_parameters is not None:
+            names = sorted(_called_names(self.jaxpr.jaxpr))
+            raise ValueError(
+                f"{self.fun_name} cannot be exported or lowered for another platform: it calls the colocated "
+                f"function{'s' if len(names) > 1 else ''} {', '.join(names)}, and there is no place for a Python "
+                "function in an exported program. Export the functions between the calls, each by itself: a pjit "
+                "without calls can be exported"
+            )
+        plan = plan_of(self.leaves, **self.program.params, is_for_caller=False)
+        structs = [_struct(leaf) for leaf in self.leaves]
+        return PlannedLowered(plan, self.program, structs, self.args_info, self.out_info)
+
+
+class PlannedLowered:
+    """A planned program whose fragments are lowered; mirrors `jax.stages.Lowered`.
+
+    Attributes:
+        plan: the plan of calls from any stream that the program does not name.
+        args_info, out_info: trees like the arguments and the result, of what is known of them.
+        in_tree, out_tree: their structures.
+    """
+
+    def __init__(self, plan: Plan, program: Program, structs: Sequence[Any], args_info: Any, out_info: Any) -> None:
+        self.plan = plan
+        self.args_info = args_info
+        self.out_info = out_info
+        self.in_tree = program.in_tree
+        self.out_tree = program.out_tree
+        self._program = program
+        self._structs = structs
+        self._fragments = lower_plan(plan, program.mesh)
+
+    def __repr__(self) -> str:
+        return f"<lowered {repr(self.plan)[1:]}"
+
+    def _repr_html_(self) -> str:
+        return self.plan._repr_html_()
+
+    @property
+    def donate_argnums(self) -> tuple[int, ...]:
+        """The numbers of the flat arguments that are donated."""
+        return tuple(i for i, donated in enumerate(self._program.donated_invars) if donated)
+
+    def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
+        """The text of all fragments, each under its name."""
+        return _titled(
+            (lowered.fragment.name, lowered.lowering.as_text(dialect, debug_info=debug_info))
+            for lowered in self._fragments
+        )
+
+    def cost_analysis(self) -> dict[str, float]:
+        """Estimates before compilation, summed over the fragments; calls count for nothing."""
+        return _summed([lowered.lowering.cost_analysis() for lowered in self._fragments])
+
+    def compile(self, compiler_options: Any = None) -> "PlannedCompiled":
+        """Compiles the fragments. Raises ValueError if options are given: each fragment would take them for its own."""
+        if compiler_options:
+            raise ValueError("a program with colocated calls is several executables and takes no compiler_options")
+        return PlannedCompiled(self.plan, self._program, self._structs, self)
+
+
+class PlannedCompiled:
+    """A compiled plan, to be called with arguments like those it was made for; mirrors `jax.stages.Compiled`.
+
+    Attributes:
+        plan: the plan of calls from any stream that the program does not name.
+        args_info, out_info: trees like the arguments and the result, of what is known of them.
+        in_tree, out_tree: their structures.
+    """
+
+    def __init__(self, plan: Plan, program: Program, structs: Sequence[Any], lowered: PlannedLowered) -> None:
+        self.plan = plan
+        self.args_info = lowered.args_info
+        self.out_info = lowered.out_info
+        self.in_tree = program.in_tree
+        self.out_tree = program.out_tree
+        self._program = program
+        self._structs = structs
+        self._home = _home_of(plan)
+        self._fragments = lower_plan(plan, program.mesh)
+        self._executables = [compile_fragment(fragment, program.mesh) for fragment in self._fragments]
+        self._runnables: dict[Any, Runnable] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the plan.
+
+        Raises:
+            TypeError: the structure or the types of the arguments are not those it was compiled for.
+            ValueError: a committed array lies elsewhere than it was compiled for.
+        """
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        if tree != self.in_tree:
+            raise TypeError(
+                f"{self.plan.name} was compiled for arguments of the structure {self.in_tree} and called with {tree}"
+            )
+        if any(isinstance(leaf, _compat.core.Tracer) for leaf in leaves):
+            raise TypeError(
+                f"Cannot apply JAX transformations to {self.plan.name}, which was lowered and compiled for a "
+                "particular signature: transform the function instead"
+            )
+        for leaf, value, path in zip(leaves, self.plan.inputs, self._program.arg_paths, strict=True):
+            aval = abstract_argument(leaf, path, self.plan.name)
+            if (aval.shape, aval.dtype) != (value.aval.shape, value.aval.dtype):
+                raise TypeError(
+                    f"Argument types differ from the types for which {self.plan.name} was compiled: {path} was "
+                    f"{value.aval.str_short()} and is {aval.str_short()}"
+                )
+        require_values(leaves, self._program.arg_paths, self.plan.name)
+        self._check_shardings(leaves)
+        plan = self._plan_of_caller()
+        runnable = self._runnable(leaves) if plan is self.plan else runnable_of(plan, leaves, self._program.mesh)
+        return jax.tree.unflatten(self.out_tree, runnable.run(placing_of(plan, leaves).apply(leaves)))
+
+    def __repr__(self) -> str:
+        return f"<compiled {repr(self.plan)[1:]}"
+
+    def _repr_html_(self) -> str:
+        return self.plan._repr_html_()
+
+    def _runnable(self, leaves: Sequence[Any]) -> Runnable:
+        """The plan with what was compiled for it, in whatever context it is called."""
+        home = home_for(self.plan, leaves)
+        if home not in self._runnables:
+            mesh = self._program.mesh
+            self._runnables[home] = link(self.plan, self._fragments, self._executables, home, mesh)
+        return self._runnables[home]
+
+    def _check_shardings(self, leaves: Sequence[Any]) -> None:
+        wrong = []
+        for leaf, value, path in zip(leaves, self.plan.inputs, self._program.arg_paths, strict=True):
+            given = own_sharding(leaf)
+            if isinstance(given, UnspecifiedValue):
+                continue
+            if value.sharding is None:
+                fits = given.device_set == self._home.device_set
+            else:
+                fits = given.is_equivalent_to(value.sharding, leaf.ndim)
+            if not fits:
+                wrong.append(
+                    f"Argument {path} with shape {value.aval.str_short()}:\n  Passed sharding: {given}\n  "
+                    f"Required sharding: {value.sharding or self._home}"
+                )
+        if wrong:
+            raise ValueError(
+                "Computation was compiled for input shardings that disagree with the shardings of arguments passed to "
+                f"it. Here are the {len(wrong)} mismatches:\n" + "\n".join(wrong)
+            )
+
+    def _plan_of_caller(self) -> Plan:
+        """The plan, or another one from a stream that the program names, so that both are one order."""
+        if current_stream() not in streams_of(self._program.jaxpr.jaxpr):
+            return self.plan
+        return plan_of(self._structs, **self._program.params)
+
+    @property
+    def input_shardings(self) -> Any:
+        """Trees like `(args, kwargs)` of the shardings in which the arguments are taken; None where any will do."""
+        return jax.tree.unflatten(self.in_tree, [value.sharding for value in self.plan.inputs])
+
+    @property
+    def output_shardings(self) -> Any:
+        """A tree like the result of the shardings of its arrays."""
+        known = {
+            value: sharding
+            for lowered, executable in zip(self._fragments, self._executables, strict=True)
+            for value, sharding in zip(lowered.fragment.outputs, _compat.output_shardings(executable), strict=True)
+        }
+        stated = shardings_of(self._program.out_specs, self._program.mesh)
+        return jax.tree.unflatten(
+            self.out_tree,
+            [known.get(value, value.sharding or said) for value, said in zip(self.plan.outputs, stated, strict=True)],
+        )
+
+    def as_text(self) -> str:
+        """The optimized text of all fragments, each under its name."""
+        return _titled(
+            (lowered.fragment.name, executable.as_text())
+            for lowered, executable in zip(self._fragments, self._executables, strict=True)
+        )
+
+    def cost_analysis(self) -> dict[str, float]:
+        """XLA's estimates, summed over the fragments; calls count for nothing."""
+        return _summed([executable.cost_analysis() for executable in self._executables])
+
+    def memory_analysis(self) -> dict[str, Any]:
+        """XLA's memory statistics of each fragment, by name, in bytes per device."""
+        return {
+            lowered.fragment.name: executable.memory_analysis()
+            for lowered, executable in zip(self._fragments, self._executables, strict=True)
+        }
+
+
+def _called_names(jaxpr: Any) -> set[str]:
+    """The names of the colocated functions that a jaxpr calls, at any depth."""
+    own = {eqn.params["callee"].name for eqn in jaxpr.eqns if eqn.primitive is colocated_call_p}
+    nested = [inner for eqn in jaxpr.eqns for inner in _compat.core.jaxprs_in_params(eqn.params)]
+    return own.union(*map(_called_names, nested))
+
+
+def _struct(leaf: Any) -> Any:
+    """What is known of an argument without its value."""
+    aval, sharding = _compat.abstractify(leaf), own_sharding(leaf)
+    return jax.ShapeDtypeStruct(
+        aval.shape, aval.dtype, sharding=None if isinstance(sharding, UnspecifiedValue) else sharding
+    )
+
+
+def _home_of(plan: Plan) -> Any:
+    """Where a plan runs, as the sharding of what lies anywhere there."""
+    if not plan.mesh.empty:
+        return jax.sharding.NamedSharding(plan.mesh, jax.sharding.PartitionSpec())
+    return home_of([value.sharding for value in plan.inputs if value.sharding is not None])[0]
+
+
+def _titled(texts: Any) -> str:
+    return "\n".join(f"// {name}\n{text}" for name, text in texts)
+
+
+def _summed(analyses: Sequence[Any]) -> dict[str, float]:
+    total: collections.Counter[str] = collections.Counter()
+    for analysis in analyses:
+        total.update(analysis[0] if isinstance(analysis, list) else analysis or {})
+    return dict(total)

@@ -1,0 +1,1 @@
+"""Showing plans: as Python source, as a graph, as pictures."""

@@ -1,0 +1,145 @@
+"""A plan as a picture, and as a page: what is drawn, and what stands in the tables."""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import networkx as nx
+
+from partjit.plan.ir.nodes import Block, ColocatedCall, Fragment, Loop, Node, Transfer, Value, walk
+from partjit.plan.show.graph import cost_of, critical_path, graph_of, turns_of
+from partjit.render.dag import Edge, Graph, Vertex, draw
+from partjit.render.html import code, fragment, table
+from partjit.render.markup import Markup
+from partjit.render.numbers import shown_bytes, shown_duration
+
+__all__ = ["to_html", "to_svg"]
+
+Costs = Mapping[str, float] | Callable[[Node], float]
+
+# Names of nodes are identifiers, so these are no node's.
+_CARRIED, _ON, _NOTHING = "carried in", "carried on", "nothing to do"
+_MOST_LISTED = 12
+
+
+def to_svg(plan: Any, costs: Costs | None) -> str:
+    """The graph of a plan as a picture; see `Plan.to_svg`."""
+    return str(_picture(plan, costs))
+
+
+def _picture(plan: Any, costs: Costs | None) -> Markup:
+    critical = () if costs is None else critical_path(plan, costs)[0]
+    # Constants, which come from nowhere, are left out.
+    graph = graph_of(plan.nodes, plan.order, ("arguments", plan.inputs), ("results", plan.outputs))
+    return draw(_Drawing(costs).graph(graph, "", critical), title=f"The plan of {plan.name}")
+
+
+class _Drawing:
+    """What is drawn of nodes whose costs may be known."""
+
+    def __init__(self, costs: Costs | None) -> None:
+        self._costs = costs
+
+    def graph(self, graph: nx.DiGraph, title: str, critical: Sequence[str] = ()) -> Graph:
+        """Nodes beside each other; `critical` is the chain of them that stands out."""
+        steps = {*itertools.pairwise(critical)}
+        vertices = []
+        for name in graph.nodes:
+            node: Node | None = graph.nodes[name]["node"]
+            if node is not None:
+                vertices.append(self._vertex(node, is_strong=name in critical))
+            elif graph.degree(name):
+                vertices.append(Vertex(name, name, kind="end"))
+        return Graph(tuple(vertices) or (Vertex(_NOTHING, _NOTHING, kind="end"),), tuple(_edges(graph, steps)), title)
+
+    def _vertex(self, node: Node, *, is_strong: bool) -> Vertex:
+        said = _said(node)
+        kind, parts = "group", ()
+        if isinstance(node, Loop):
+            parts = (self._turn(node),)
+        elif isinstance(node, Fragment | ColocatedCall | Transfer):
+            kind = {Fragment: "fragment", ColocatedCall: "call", Transfer: "transfer"}[type(node)]
+        else:
+            parts = tuple(self._block(block, f"case {k}") for k, block in enumerate(node.blocks))
+        lines = (said, *self._cost(node))
+        return Vertex(node.name, _title(node), lines, kind, parts, _tooltip(node, said), is_strong)
+
+    def _cost(self, node: Node) -> Iterator[str]:
+        if self._costs is not None and (callable(self._costs) or node.name in self._costs):
+            yield shown_duration(cost_of(node, self._costs))
+
+    def _turn(self, loop: Loop) -> Graph:
+        carried, on = (_CARRIED, loop.outputs), (_ON, loop.block.outputs)
+        return self.graph(graph_of(loop.block.nodes, loop.block.order, carried, on), "")
+
+    def _block(self, block: Block, title: str) -> Graph:
+        return self.graph(graph_of(block.nodes, block.order), title)
+
+
+def _title(node: Node) -> str:
+    return node.callee.name if isinstance(node, ColocatedCall) else node.name
+
+
+def _said(node: Node) -> str:
+    """What stands below the name of a node."""
+    if isinstance(node, Fragment):
+        count = len(node.jaxpr.eqns)
+        return f"{count} equation{'' if count == 1 else 's'}"
+    if isinstance(node, ColocatedCall):
+        return node.where
+    if isinstance(node, Transfer):
+        return shown_bytes(_nbytes(node.inputs))
+    return turns_of(node) if isinstance(node, Loop) else f"one of {len(node.blocks)}"
+
+
+def _tooltip(node: Node, said: str) -> str:
+    lines = [f"{node.name}: {said}"]
+    if isinstance(node, ColocatedCall):
+        lines = [f"{node.name}: {node.callee.name}, {said}", f"called at {_site(node)}"]
+    for what, values in (("in", node.inputs), ("out", node.outputs)):
+        lines += (f"{what}  {line}" for line in _listed(values))
+    return "\n".join(lines)
+
+
+def _edges(graph: nx.DiGraph, strong: set[tuple[str, str]]) -> Iterator[Edge]:
+    for before, after, data in graph.edges(data=True):
+        is_order = data["kind"] == "order"
+        said = ["order without data"] if is_order else _listed(data["values"])
+        tooltip = "\n".join([f"{before} \u2192 {after}", *said])
+        size = "" if is_order else shown_bytes(data["nbytes"])
+        yield Edge(before, after, size, is_order, (before, after) in strong, tooltip)
+
+
+def _listed(values: Sequence[Value]) -> list[str]:
+    lines = [f"{value.name}: {value}, {shown_bytes(value.nbytes)}" for value in values[:_MOST_LISTED]]
+    return lines + ([f"and {len(values) - _MOST_LISTED} more"] if len(values) > _MOST_LISTED else [])
+
+
+def _nbytes(values: Sequence[Value]) -> int:
+    return sum(value.nbytes for value in values)
+
+
+def _site(call: ColocatedCall) -> str:
+    file, line, function = call.site
+    return f"{file}:{line} in {function}"
+
+
+def to_html(plan: Any) -> str:
+    """The picture of a plan, its source, and tables of what is in it; see `Plan._repr_html_`."""
+    fragments: list[tuple[str | int, ...]] = []
+    calls: list[tuple[str | int, ...]] = []
+    for node in walk(plan.nodes):
+        sizes = _nbytes(node.inputs), _nbytes(node.outputs)
+        if isinstance(node, Fragment):
+            donated = [value.name for value, given in zip(node.inputs, node.donated, strict=True) if given]
+            fragments.append((node.name, len(node.jaxpr.eqns), *sizes, ", ".join(donated)))
+        elif isinstance(node, ColocatedCall):
+            calls.append((node.name, node.callee.name, node.where, *sizes, _site(node)))
+    parts = [_picture(plan, None), code(plan.source)]
+    if fragments:
+        columns = ("fragment", "equations", "in", "out", "donated")
+        parts.append(table("Fragments", columns, fragments, {2: shown_bytes, 3: shown_bytes}))
+    if calls:
+        columns = ("call", "function", "runs", "in", "out", "called at")
+        parts.append(table("Calls", columns, calls, {3: shown_bytes, 4: shown_bytes}))
+    return str(fragment(*parts))

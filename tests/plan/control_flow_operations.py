@@ -1,0 +1,211 @@
+"""What the steps of random programs with control flow do: on the devices, on the hosts, and in derivatives."""
+
+import collections
+import threading
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+import partjit
+from partjit import P, with_sharding_constraint
+from tests.plan.random_control_flow import BACKWARD, SHAPE, Call
+
+_lock = threading.Lock()
+trace: list = []  # (stream, object, call, sums of its arguments and turn of its object), as the functions began
+failing: dict = {}  # of the calls that raise, how often they do not before
+mesh: list = []  # what functions that run programs of their own run them on
+epoch = [0]  # objects start anew in each
+_made: collections.Counter = collections.Counter()
+
+
+def start(*, failing_call: int | None = None, turn: int = 0, anew: bool = True) -> None:
+    """Forgets what was recorded, and says which call fails in which of its turns."""
+    trace.clear()
+    _made.clear()
+    failing.clear()
+    if failing_call is not None:
+        failing[failing_call] = turn
+    if anew:
+        epoch[0] += 1
+
+
+# On the devices
+
+
+def operate(op: str, args: list) -> Any:
+    """A device operation; its results are at most one, as its arguments are."""
+    x = args[0]
+    if op == "mean":
+        return (x + args[1]) / 2
+    if op == "sine":
+        return jnp.sin(2 * x)
+    if op == "matmul":
+        return (x @ args[1].T) @ x / 16
+    if op == "constrain":
+        return with_sharding_constraint(x, P("y", "x"))
+    if op == "relu":
+        return jax.nn.relu(x)
+    if op == "sum":
+        return jnp.sum(x) / 32
+    if op == "scale":
+        return x * args[1]
+    if op == "collapse":
+        return jnp.tensordot(_weights(x.shape[0]), x, 1)
+    return (x + 1) % 4  # "next"
+
+
+def _weights(length: int) -> Any:
+    return (1 + np.arange(length, dtype=np.float32)) / max(length, 1) ** 2
+
+
+def spread(x: Any, length: int) -> Any:
+    """An array to go over, of a value."""
+    return x[None] * (1 - _weights(length) / 2).reshape(length, *(1,) * x.ndim)
+
+
+def variant(x: Any, j: int) -> Any:
+    """The j-th example of a batch made of a value."""
+    return x * np.float32(1 - 0.25 * j)
+
+
+def anchored(x: Any, anchor: Any) -> Any:
+    """A value that has a tangent if the anchor has one; integers have none."""
+    return x + 0 * jnp.sum(anchor) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+
+def loss(x: Any) -> Any:
+    """What is differentiated."""
+    return jnp.mean(x)
+
+
+def is_large(x: Any) -> Any:
+    """What ends a loop, or chooses a branch: between the values that come up."""
+    return x > 0.2347
+
+
+def choice(x: Any, count: int) -> Any:
+    """The number of a branch, which may be out of range."""
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        return jnp.int32(x > 0.1234) + jnp.int32(x > 0.4321)
+    return jnp.int32(x > 1) if count == 2 else x - 1
+
+
+# On the hosts
+
+
+def host(step: Call, args: tuple, turn: int = 0) -> tuple:
+    """What a call does: its trace, its work and its results."""
+    values = [np.asarray(arg) for arg in args]
+    _record(step, step.number, values, turn)
+    if step.does == "sleep":
+        time.sleep(0.001 * (step.number % 3))
+    batch = max((v.shape[: v.ndim - _rank(v)] for v in values), key=len, default=())
+    matrix = np.full((*batch, *SHAPE), step.number % 5 / 5 + turn % 3 / 10, np.float32)
+    for weight, value in zip((1.0, 0.5), values, strict=False):
+        matrix = matrix + np.float32(weight) * (value if _rank(value) else value[..., None, None]).astype(np.float32)
+    matrix = np.tanh(matrix)
+    if step.does in ("jit", "pjit") and not batch:
+        matrix = np.asarray(_on_all_devices(step.does, matrix))
+    return results_of(step, matrix, matrix.mean((-2, -1)), jnp)
+
+
+def _rank(value: Any) -> int:
+    return 2 if value.shape[-2:] == SHAPE else 0
+
+
+def results_of(step: Call, matrix: Any, scalar: Any, xp: Any) -> tuple:
+    """The results of a call, of which it has none, one or both."""
+    found = {"matrix": [matrix], "scalar": [scalar], "none": [], "both": [matrix, scalar]}[step.result]
+    return tuple(map(xp.asarray, found))
+
+
+def _record(step: Call, number: int, values: list, turn: int) -> None:
+    with _lock:
+        of = step.of if number == step.number else None
+        trace.append((step.stream, of, number, (*(float(value.sum()) for value in values), float(turn))))
+        _made[number] += 1
+        fails = failing.get(number) == _made[number] - 1
+    if fails:
+        raise ValueError(f"call {number} fails")
+
+
+_programs: dict = {}
+
+
+def _on_all_devices(how: str, matrix: Any) -> Any:
+    key = how, id(mesh[0])
+    if key not in _programs:
+
+        def body(x: Any) -> Any:
+            return x + jnp.sum(x) / 64
+
+        _programs[key] = (
+            jax.jit(body, in_shardings=NamedSharding(mesh[0], P("x")))
+            if how == "jit"
+            else partjit.pjit(body, in_axis_resources=P("x"), out_axis_resources=P("x"))
+        )
+    with mesh[0]:
+        return _programs[key](matrix)
+
+
+class Counter:
+    """The state of an object: how often it was asked."""
+
+    def __init__(self) -> None:
+        self.epoch = self.turns = -1
+
+    def turn(self) -> int:
+        """How often it was asked before in this epoch."""
+        if self.epoch != epoch[0]:
+            self.epoch, self.turns = epoch[0], -1
+        self.turns += 1
+        return self.turns
+
+
+# In derivatives, of calls whose rules are not the true ones but simple
+
+
+def backward(step: Call, args: tuple, cotangents: tuple, xp: Any) -> tuple:
+    """The cotangents of the arguments of a call."""
+    total = xp.zeros(SHAPE, np.float32)
+    for cotangent in cotangents:
+        total = total + (cotangent if _rank(cotangent) else cotangent[..., None, None] / 32)
+    found = []
+    for weight, arg in zip((1.0, 0.5), args, strict=False):
+        one = np.float32(weight) * (total if _rank(arg) else total.sum((-2, -1))) * xp.cos(arg)
+        found.append(one)
+    return tuple(found)
+
+
+def host_backward(step: Call, args: tuple, cotangents: tuple) -> tuple:
+    """The same as a call of its own, which is recorded."""
+    values = [np.asarray(value) for value in (*args, *cotangents)]
+    given, cotangents = tuple(values[: len(args)]), tuple(values[len(args) :])
+    _record(step, step.number + BACKWARD, [*map(np.abs, cotangents)], 0)
+    return tuple(map(jnp.asarray, backward(step, given, cotangents, np)))
+
+
+def tangents(step: Call, args: tuple, given: tuple) -> tuple:
+    """The tangents of the results of a call."""
+    total = jnp.zeros(SHAPE, np.float32)
+    for weight, arg, tangent in zip((1.0, 0.5), args, given, strict=False):
+        one = np.float32(weight) * tangent * jnp.cos(arg)
+        total = total + (one if _rank(arg) else one[..., None, None])
+    return results_of(step, total, jnp.mean(total, (-2, -1)), jnp)
+
+
+def surrogate(x: Any, cotangent: Any) -> Any:
+    """The cotangent of an argument of a function with rules of its own."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return np.zeros(x.shape, jax.dtypes.float0)
+    return jnp.cos(x) * jnp.mean(cotangent)
+
+
+def surrogate_tangent(out: Any, given: list) -> Any:
+    """The tangent of the result of a function with rules of its own."""
+    floats = [jnp.mean(t) for t in given if t.dtype != jax.dtypes.float0 and t.size]
+    return jnp.ones_like(out) * sum(floats) / 4

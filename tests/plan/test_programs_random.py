@@ -1,0 +1,257 @@
+"""Random programs with calls, in a row and in loops, branches, derivatives and batches, and all laws they obey.
+
+One program is drawn, compiled once, and checked by each law: it does what it does by hand, in the order of each stream
+and with the shardings of its specs; its plan is a function of the program; a call that fails leaves the rest alone;
+and without jit the calls are made at once. `PARTJIT_PROFILE=soak` draws a thousand.
+"""
+
+import collections
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding
+
+import partjit
+from partjit import P, colocated, pjit
+from partjit.plan.passes import cut, loops
+from tests.census import of_its_own, saw, sees
+from tests.plan import control_flow_operations as operations
+from tests.plan import random_control_flow as rc
+from tests.plan.control_flow_by_hand import ByHand
+from tests.plan.control_flow_traced import Traced
+
+pytestmark = pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+
+X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(rc.SHAPE)
+Y = np.cos(np.arange(32, dtype=np.float32)).reshape(rc.SHAPE)
+S = np.float32(0.75)
+
+drawn = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
+    deadline=None,
+    max_examples=3 if settings().max_examples <= 100 else settings().max_examples // 5,
+)
+
+
+@pytest.fixture(scope="module")
+def meshes():
+    """The mesh of a program, by its number of devices."""
+    devices = np.array(jax.devices())
+    return {
+        1: partjit.Mesh(devices[:1].reshape(1, 1), ("x", "y")),
+        8: partjit.Mesh(devices.reshape(4, 2), ("x", "y")),
+    }
+
+
+def by_hand(hand, program, turns):
+    """The results and the recorded calls of a program that is evaluated operation by operation."""
+    results = hand.results(program, [jnp.int32(turns), *map(jnp.asarray, (X, Y, S))])
+    return [np.asarray(result) for result in results], [*operations.trace]
+
+
+def compiled(program, mesh, monkeypatch):
+    for module in (cut, loops):
+        monkeypatch.setattr(module, "WORTH_A_DISPATCH", program.worth_a_dispatch)
+    return pjit(
+        Traced(program, mesh),
+        in_axis_resources=(None, P("x", "y"), P("y"), None),
+        out_axis_resources=program.out_specs,
+        donate_argnums=(1,) if program.donated else (),
+    )
+
+
+def arguments(mesh, turns):
+    specs = [P(), P("x", "y"), P("y"), P()]
+    values = [np.int32(turns), X, Y, S]
+    return [jax.device_put(v, NamedSharding(mesh, spec)) for v, spec in zip(values, specs, strict=True)]
+
+
+def by_lane(recorded, left_out):
+    """What was recorded of the calls of each stream and of each object."""
+    lanes = collections.defaultdict(list)
+    for stream, of, number, sums in recorded:
+        # Whether the backward call of a zero cotangent is made is a matter of how well zeros are tracked.
+        if number in left_out or (number >= rc.BACKWARD and not any(sums)):
+            continue
+        lanes["stream", stream].append((number, sums))
+        if of is not None:
+            lanes["object", of].append((number, sums))
+    return lanes
+
+
+def pure_calls(program):
+    return {step.number for step in rc.calls_of(program.steps) if step.pure}
+
+
+def same_trace(made, meant, pure):
+    """Each call once, in the order of its stream and of its object, with its arguments."""
+    made, meant = by_lane(made, pure), by_lane(meant, pure)
+    assert {lane: [n for n, _ in calls] for lane, calls in made.items()} == {
+        lane: [n for n, _ in calls] for lane, calls in meant.items()
+    }
+    for lane, calls in meant.items():
+        for (_, sums), (_, expected) in zip(made[lane], calls, strict=True):
+            np.testing.assert_allclose(sums, expected, rtol=1e-4, atol=1e-4)
+
+
+def same_values(results, expected):
+    for result, value in zip(results, expected, strict=True):
+        np.testing.assert_allclose(np.asarray(result), value, rtol=1e-4, atol=1e-4)
+
+
+KINDS = {
+    "nested": "a nested function",
+    "scan": "a loop",
+    "fori": "a loop",
+    "while": "a loop",
+    "branch": "a branch",
+    "derivative": "a derivative",
+    "vmap": "a batch",
+}
+REAL = (
+    "a colocated call",
+    "two streams",
+    "an early call behind a late one",
+    "a call without results",
+    "a donated argument",
+    "a partitioned result",
+    "two mesh axes",
+)
+
+
+@pytest.mark.parametrize("about", ["a row", *KINDS])
+def test_a_random_program_obeys_all_laws(meshes, monkeypatch, about):
+    """One example is the simplest program of its kind, which is a real case; the others are any of it."""
+    kind = rc.straight_programs() if about == "a row" else rc.random_programs(3, about=about)
+    is_loop = about in ("scan", "fori")
+    fails = ["a call that fails in a later iteration"] * is_loop
+    # Which call fails, and in which iteration: first the one in the loop, in the second iteration.
+    which, turn = st.integers(2 * is_loop, 9), st.sampled_from([1, 0, 2] if is_loop else [0, 1, 2])
+
+    @sees(*REAL, KINDS.get(about, "a nested function"), "a program without jit", "a call that fails", *fails)
+    @of_its_own(about)
+    @drawn
+    @given(kind, which, turn)
+    def holds(program, which, turn):
+        obeys_all_laws(meshes, monkeypatch, program, which, turn)
+
+    holds()
+
+
+def obeys_all_laws(meshes, monkeypatch, program, which, turn):
+    mesh = meshes[program.devices]
+    operations.mesh[:] = [mesh]
+    hand = by_hand_for_each(program)
+    function = compiled(program, mesh, monkeypatch)
+    has_the_plan_of_its_equal(function, compiled(program, mesh, monkeypatch), program, mesh)
+    means_what_it_means_by_hand(function, program, mesh, hand)
+    if calls := [step.number for step in rc.calls_of(program.steps)]:
+        survives_a_failure(function, program, mesh, hand[0], calls[which % len(calls)], turn)
+    if not rc.has(program.steps, "zero", "checkpoint"):  # which are no Python there
+        makes_its_calls_without_jit(program, meshes, hand[0])
+
+
+def by_hand_for_each(program):
+    """The results and the recorded calls of a program, for each of its numbers of iterations."""
+    hand, found = ByHand(), []
+    operations.start()
+    for turns in program.turns:
+        found.append(by_hand(hand, program, turns))
+        operations.start(anew=False)
+    return found
+
+
+def has_the_plan_of_its_equal(function, equal, program, mesh):
+    with mesh:
+        plan, same = (one.plan(*arguments(mesh, 0)) for one in (function, equal))
+    assert plan.source == same.source, "the same program has the same plan"
+    if rc.is_straight(program.steps):
+        assert len(plan.fragments) <= 2 * len(plan.calls) + 1
+
+
+def means_what_it_means_by_hand(function, program, mesh, hand):
+    operations.start()
+    for turns, (values, recorded) in zip(program.turns, hand, strict=True):
+        with mesh:
+            results = function(*arguments(mesh, turns))
+        same_values(results, values)
+        for result, spec in zip(results, program.out_specs, strict=True):
+            if spec is not None:
+                assert result.sharding.is_equivalent_to(NamedSharding(mesh, spec), result.ndim)
+        colocated.wait(timeout=60)
+        same_trace(operations.trace, recorded, pure_calls(program))
+        assert len(operations.trace) <= len(recorded), "pure calls are made once at most"
+        operations.start(anew=False)
+
+
+def survives_a_failure(function, program, mesh, hand, number, turn):
+    """A call that fails in one of its iterations leaves the rest alone, and the next call of the program is right."""
+    (expected, recorded), pure, turns = hand, pure_calls(program), program.turns[0]
+    operations.start(failing_call=number, turn=turn)
+    fails_by_hand = made_often(recorded, number, turn)
+    told = pytest.raises(ValueError, match=f"call {number} fails")
+    with told if fails_by_hand else contextlib.nullcontext():
+        by_hand(ByHand(), program, turns)
+    meant = by_lane(operations.trace, pure)
+    operations.start(failing_call=number, turn=turn)
+    raised = run_that_may_fail(function, mesh, turns, expected)
+    assert bool(raised) == made_often(operations.trace, number, turn)
+    saw("a call that fails", when=raised)
+    saw("a call that fails in a later iteration", when=raised and turn)
+    for error in raised:
+        assert f"call {number} fails" in str(error)
+        assert any("control_flow_traced.py" in note for note in error.__notes__), "it names the line of the call"
+    order = by_lane(recorded, pure)
+    for lane, ran in by_lane(operations.trace, pure).items():
+        following = iter(order[lane])
+        assert all(any(n == m for m, _ in following) for n, _ in ran), "in program order"
+        if meant[lane] and meant[lane][-1][0] == number and fails_by_hand and number not in pure:
+            before = ran[: len(meant[lane])]
+            assert [n for n, _ in before] == [n for n, _ in meant[lane]], "what came before has been made"
+            for (_, sums), (_, hand) in zip(before, meant[lane], strict=True):
+                np.testing.assert_allclose(sums, hand, rtol=1e-4, atol=1e-4)
+    operations.start()
+    assert not run_that_may_fail(function, mesh, turns, expected)
+    same_trace(operations.trace, recorded, pure)
+
+
+def made_often(recorded, number, turn):
+    """Whether a call was made so often that it came to the turn in which it fails."""
+    return sum(one == number for _, _, one, _ in recorded) > turn
+
+
+def run_that_may_fail(function, mesh, turns, expected):
+    """What a call of the program raises, and then its results and what is left of its calls; results must be right."""
+    raised = []
+    try:
+        with mesh:
+            results = function(*arguments(mesh, turns))
+        for result, value in zip(results, expected, strict=True):
+            try:
+                same_values([result], [value])
+            except ValueError as error:
+                raised.append(error)
+    except ValueError as error:
+        raised.append(error)
+    try:
+        colocated.wait(timeout=60)
+    except ValueError as error:
+        raised.append(error)
+    return raised
+
+
+def makes_its_calls_without_jit(program, meshes, hand):
+    expected, recorded = hand
+    operations.mesh[:] = [meshes[8]]
+    operations.start()
+    with meshes[1], jax.disable_jit():
+        results = Traced(program, meshes[1], is_eager=True)(jnp.int32(program.turns[0]), *map(jnp.asarray, (X, Y, S)))
+    same_values(results, expected)
+    colocated.wait(timeout=60)
+    same_trace(operations.trace, recorded, set())
+    saw("a program without jit")

@@ -1,0 +1,244 @@
+"""Programs with colocated calls where they meet the unusual: ahead of time on a named stream or with arrays that lie
+elsewhere, names that are none, keys, uneven shards, calls in loops."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, SingleDeviceSharding
+
+from partjit import P, colocated, pjit
+from partjit.colocated import colocated_python
+from partjit.plan.ir.names import Names, spelled
+from tests.colocated import rendezvous
+
+like = {"out_specs_fn": lambda *xs: xs[0]}
+nothing = {"out_specs_fn": lambda *xs: None}
+
+x = np.ones(8, np.float32)
+
+
+# Ahead of time, on a stream
+
+
+def two_notes():
+    """A program that notes "first" on the caller's stream and "second" on a named one; they tell in which order."""
+    first = colocated_python(lambda x: rendezvous.logs["notes"].append("first"), **nothing)
+
+    def note(x):
+        rendezvous.logs["notes"].append("second")
+        return x + 0
+
+    second = colocated_python(note, stream="named", **like)
+
+    def fun(x, w):
+        first(((w @ w) @ w)[0])  # takes longer than what the other call waits for
+        return second(x * 2) + 1
+
+    return pjit(fun)
+
+
+def test_a_compiled_program_is_in_the_order_of_the_stream_it_is_called_from(mesh, meeting):
+    program, w = two_notes(), np.ones((512, 512), np.float32)
+    with mesh:
+        compiled = program.lower(x, w).compile()
+        for _ in range(3):
+            rendezvous.logs["notes"].clear()
+            with colocated.stream("named"):
+                np.testing.assert_allclose(compiled(x, w), 3)
+            assert rendezvous.logs["notes"] == ["first", "second"]
+
+
+def test_what_is_lowered_on_a_stream_is_for_every_stream(mesh):
+    program, w = two_notes(), np.ones((512, 512), np.float32)
+    with mesh:
+        with colocated.stream("named"):
+            traced = program.trace(x, w)
+            assert {call.stream.name for call in traced.plan.calls} == {"named"}
+            lowered = traced.lower()
+        assert lowered.plan is program.lower(x, w).plan
+    assert {call.stream and call.stream.name for call in lowered.plan.calls} == {None, "named"}
+    assert lowered.compile().plan is lowered.plan
+
+
+def test_a_compiled_program_that_was_called_from_its_stream_once_compiles_nothing_more(mesh, meeting, compilations):
+    program, w = two_notes(), np.ones((512, 512), np.float32)
+    with mesh:
+        compiled = program.lower(x, w).compile()
+        for _ in range(2):
+            with colocated.stream("named"):
+                compiled(x, w)
+        before = len(compilations)
+        for _ in range(2):
+            with colocated.stream("named"):
+                compiled(x, w)
+        assert len(compilations) == before
+
+
+# Ahead of time, with arrays that lie elsewhere
+
+
+def test_a_compiled_program_refuses_committed_arrays_that_lie_otherwise_by_path(mesh, meeting):
+    double = colocated_python(lambda x: 2 * x, **like)
+    program = pjit(lambda d, y: double(d["x"]) + y, in_axis_resources=(P("x"), None), out_axis_resources=P("x"))
+    placed, elsewhere = (jax.device_put(x, NamedSharding(mesh, spec)) for spec in (P("x"), P("y")))
+    with mesh:
+        compiled = program.lower({"x": x}, 1.0).compile()
+        plain = pjit(lambda d, y: d["x"] + y, in_axis_resources=(P("x"), None)).lower({"x": x}, 1.0).compile()
+    for right in (placed, x, jnp.ones(8), [1.0] * 8):
+        np.testing.assert_allclose(compiled({"x": jnp.asarray(right)}, 1.0), 3)
+    for wrong in (elsewhere, jax.device_put(x, jax.devices()[3])):
+        for function in (compiled, plain):
+            with pytest.raises(ValueError, match="compiled for input shardings that disagree with the shardings of"):
+                function({"x": wrong}, 1.0)
+        with pytest.raises(ValueError, match=r"Argument d\['x'\] with shape float32\[8\]") as caught:
+            compiled({"x": wrong}, 1.0)
+        assert f"Passed sharding: {wrong.sharding}" in str(caught.value)
+        assert f"Required sharding: {compiled.input_shardings[0][0]['x']}" in str(caught.value)
+
+
+def test_a_program_compiled_without_a_mesh_refuses_committed_arrays_of_other_devices(mesh, meeting):
+    double = colocated_python(lambda x: 2 * x, **like)
+    on = [jax.device_put(x, device) for device in jax.devices()[:4]]
+    anywhere = pjit(lambda x: double(x) + 1).lower(x).compile()
+    bound = pjit(lambda x: double(x) + 1).lower(on[3]).compile()
+    for compiled, device in ((anywhere, 0), (bound, 3)):
+        for right in (x, jnp.ones(8), on[device]):
+            np.testing.assert_allclose(compiled(right), 3)
+        spread = jax.device_put(x, NamedSharding(mesh, P("x")))
+        for wrong in (spread, *(array for array in on if array is not on[device])):
+            with pytest.raises(ValueError, match="Argument x with shape") as caught:
+                compiled(wrong)
+            assert f"Required sharding: {SingleDeviceSharding(jax.devices()[device])}" in str(caught.value)
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ("m²", "m2"),
+        ("½", "x_1_2"),
+        ("x['ﬁ']", "x_fi"),
+        ("\u09f4", "x"),  # a digit to \w, but not to Python
+        ("1st", "x_1st"),
+        ("\u0663x", "x_\u0663x"),  # a digit in Arabic
+        ("\uff49\uff46", "x_if"),
+        ("größe", "größe"),
+        ("a__b", "a__b"),
+    ],
+)
+def test_names_are_what_python_takes_for_one(wanted, expected):
+    name = Names().take(wanted)
+    assert name == expected
+    namespace = {}
+    exec(f"{name} = 1", namespace)
+    assert name in namespace
+
+
+def test_names_that_python_takes_for_the_same_are_told_apart():
+    names = Names("wait")
+    assert [names.take(name) for name in ("ﬁ", "fi", "\uff57ait")] == ["fi", "fi_2", "wait_2"]
+
+
+def test_every_character_gives_a_name():
+    for start in range(0, 0x110000, 0x100):
+        text = "".join(map(chr, range(start, start + 0x100)))
+        assert f"x{spelled(text)}".isidentifier(), hex(start)
+
+
+def test_a_program_runs_whatever_its_arguments_and_itself_are_called(meeting):
+    double = colocated_python(lambda x: 2 * x, **like)
+
+    def fun(tree):
+        return double(tree["m²"] + tree["ﬁ"]) + tree["fi"]
+
+    for name in ("m²", "__debug__", "ﬁ", "½"):
+        fun.__name__ = name
+        np.testing.assert_allclose(pjit(fun)({"m²": x, "ﬁ": x, "fi": x}), 5)
+
+
+# Keys
+
+
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_a_pending_key_that_is_there_shows_itself_and_is_ready(meeting, shape):
+    key = jax.random.key(5) if not shape else jax.random.split(jax.random.key(5), shape)
+    same = colocated_python(lambda key: key, **like)
+    pending, _ = pjit(lambda key, x: (same(key), x + 1))(key, x)
+    pending.block_until_ready()
+    assert pending.is_ready()
+    assert repr(pending) == repr(key)
+    jax.jit(lambda x: (pending.is_ready(), repr(pending), x)[2])(x)
+    pending.delete()
+    assert repr(pending).endswith("deleted)")
+
+
+# Shards
+
+
+@pytest.mark.parametrize(
+    ("first", "others"),
+    [
+        (lambda x: x, lambda x: None),
+        (lambda x: None, lambda x: x),
+        (lambda x: (x,), lambda x: x),
+        (lambda x: x, lambda x: (x, x)),
+        (lambda x: x, lambda x: {}),
+    ],
+    ids=["some nothing", "first nothing", "first a tuple", "some more", "some empty"],
+)
+def test_per_shard_calls_that_return_other_results_on_some_device_name_it(mesh, meeting, first, others):
+    sharding = NamedSharding(mesh, P(("x", "y")))
+    stated = jax.ShapeDtypeStruct((8,), np.float32, sharding=sharding)
+
+    def uneven(shard):
+        return (others if shard.index[0].start else first)(shard.data)
+
+    call = colocated_python(uneven, layout="per_shard", out_specs=stated)
+    devices = [shard.device for shard in jax.device_put(x, sharding).addressable_shards]
+    (right, *_) = [device for device in devices if bool(devices.index(device)) == (first(x) is not x)]
+    (wrong, *_) = [device for device in devices if bool(devices.index(device)) == (first(x) is x)]
+    message = rf"uneven returned the structure PyTreeDef\(.*\) on {wrong}, but its specs say PyTreeDef\(\*\)"
+    with mesh, pytest.raises(ValueError, match=message) as caught:
+        pjit(lambda x: call(x) + 1, in_axis_resources=P(("x", "y")))(x)
+    assert f"on {right}," not in str(caught.value)
+    with pytest.raises(ValueError, match=message):  # outside of programs as well
+        np.asarray(call(jax.device_put(x, sharding)))
+
+
+def test_per_shard_calls_that_return_nothing_anywhere_return_nothing(mesh, meeting):
+    call = colocated_python(lambda shard: None, layout="per_shard", **nothing)
+    with mesh:
+        assert pjit(lambda x: call(x), in_axis_resources=P("x"))(x) is None
+    assert call(jax.device_put(x, NamedSharding(mesh, P("x")))) is None
+
+
+# Out of reach
+
+
+@pytest.mark.parametrize("nested", [lambda fun: fun, jax.jit, pjit])
+def test_a_call_that_the_host_cannot_make_is_refused_with_its_line(mesh, nested):
+    double = colocated_python(lambda x: 2 * x, **like)
+
+    @nested
+    def fun(x):
+        return jax.lax.custom_linear_solve(double, x, solve=lambda _, b: b / 2)  # this line
+
+    line = getattr(fun, "__wrapped__", fun).__code__.co_firstlineno + 2
+    where = f"called inside of a custom_linear_solve at {__file__}:{line} in fun: a program can"
+    with mesh, pytest.raises(ValueError, match=where):
+        pjit(lambda x: fun(x))(x)
+
+
+def test_a_compiled_plan_compiles_nothing_when_it_is_called_elsewhere(mesh, compilations):
+    same = colocated_python(lambda v: v, **like)
+    f = pjit(lambda v: same(v + 1) * 2, in_axis_resources=P("x"), out_axis_resources=P("x"))
+    v = np.ones(8, np.float32)
+    with mesh:
+        compiled = f.lower(v).compile()
+        np.testing.assert_allclose(compiled(v), 4 * v)
+    count = len(compilations)
+    np.testing.assert_allclose(compiled(v), 4 * v)
+    assert len(compilations) == count
