@@ -16,7 +16,6 @@ from partjit import events as events
 from partjit import inspect as inspect
 from partjit.api import pjit as pjit
 from partjit.constraint import with_sharding_constraint as with_sharding_constraint
-from partjit.display import progress as progress
 from partjit.errors import MeshChangedError as MeshChangedError
 from partjit.errors import MissingMeshError as MissingMeshError
 from partjit.errors import ReshardWarning as ReshardWarning
@@ -28,12 +27,13 @@ from partjit.opsharding import parse_op_sharding as parse_op_sharding
 from partjit.opsharding import to_op_sharding as to_op_sharding
 from partjit.placement import reshard_policy as reshard_policy
 from partjit.plan.plan import Plan as Plan
+from partjit.recording.display import progress as progress
+from partjit.recording.timeline import record as record
 from partjit.spec import FROM_ARRAY as FROM_ARRAY
 from partjit.spec import FROM_GDA as FROM_GDA
 from partjit.spec import UNSPECIFIED as UNSPECIFIED
 from partjit.spec import ParsedPartitionSpec as ParsedPartitionSpec
 from partjit.spec import SpecSync as SpecSync
-from partjit.timeline import record as record
 
 P = PartitionSpec
 __version__ = _version("partjit")

@@ -13,6 +13,7 @@ import numpy as np
 
 from partjit import _compat
 from partjit.checks import abridged, flattened, items_of, require_integer, require_text, shown
+from partjit.render.numbers import counted
 
 __all__ = [
     "Arguments",
@@ -115,8 +116,8 @@ def _check_range(
     wrong = [number for number in numbers if not -count <= number < count]
     if wrong:
         raise ValueError(
-            f"pjit: {option} names the argument number {wrong[0]}, but {name_of(fun)} takes {count} positional "
-            f"argument{'' if count == 1 else 's'}" + (f": give numbers from 0 to {count - 1}" if count else "")
+            f"pjit: {option} names the argument number {wrong[0]}, but {name_of(fun)} takes "
+            f"{counted(count, 'positional argument')}" + (f": give numbers from 0 to {count - 1}" if count else "")
         )
 
 
@@ -167,8 +168,8 @@ def check_call(
             continue
         raise ValueError(
             f"pjitted function {name} has static_argnums={static[0]}, "
-            f"donate_argnums={donate[0]} but was called with only {len(args)} positional "
-            f"argument{'' if len(args) == 1 else 's'}"
+            f"donate_argnums={donate[0]} but was called with only "
+            f"{counted(len(args), 'positional argument')}"
         )
     for number in static[0]:
         if -len(args) <= number < len(args):

@@ -15,6 +15,7 @@ from partjit._compat import UNSPECIFIED, UnspecifiedValue
 from partjit.devices import incompatible_devices
 from partjit.mesh import describe_mesh, has_explicit_axes
 from partjit.primitive import device_witness, shardings_of
+from partjit.render.numbers import counted
 from partjit.spec import Spec
 
 __all__ = ["Program", "Traced", "lower", "lower_jaxpr", "lower_jaxpr_anew", "own_sharding"]
@@ -255,8 +256,7 @@ class Traced:
     def __repr__(self) -> str:
         program = self.program
         mesh = "no mesh" if program.mesh.empty else describe_mesh(program.mesh)
-        count = len(self.jaxpr.eqns)
-        return f"<traced {program.name}: {count} equation{'' if count == 1 else 's'}, {mesh}>"
+        return f"<traced {program.name}: {counted(len(self.jaxpr.eqns), 'equation')}, {mesh}>"
 
     def _check_closed(self) -> None:
         if self.program.consts:

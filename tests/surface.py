@@ -24,7 +24,7 @@ import partjit.opsharding
 import partjit.testing
 from partjit import colocated, events
 from partjit.command import main
-from partjit.timeline import Timeline
+from partjit.recording import Timeline
 from tests.bad_values import HostileError
 
 __all__ = ["MADE_BY_PARTJIT", "TARGETS", "Target", "public_callables"]
@@ -438,22 +438,24 @@ def _targets() -> Iterator[Target]:
         )
     yield Target("partjit.progress", entered(partjit.progress), lambda: {"console": None}, {"console": "none"})
     yield Target("partjit.record", entered(partjit.record), _nothing, {})
-    yield Target("partjit.timeline.Timeline", _read_timeline, lambda: {"recorded": []}, {"recorded": "empty empty_seq"})
+    yield Target(
+        "partjit.recording.Timeline", _read_timeline, lambda: {"recorded": []}, {"recorded": "empty empty_seq"}
+    )
     for name in ("critical_path", "to_svg"):
         yield Target(
-            f"partjit.timeline.Timeline.{name}",
+            f"partjit.recording.Timeline.{name}",
             _method(timeline, name),
             lambda: {"program": "step", "execution": 3},
             {"program": "none", "execution": "none positive"},
         )
     yield Target(
-        "partjit.timeline.Timeline.save",
+        "partjit.recording.Timeline.save",
         _method(timeline, "save"),
         lambda: {"path": "trace.json"},
         {"path": "str"},
         (OSError,),
     )
-    yield Target("partjit.timeline.Timeline.summary", _method(timeline, "summary"), _nothing, {})
+    yield Target("partjit.recording.Timeline.summary", _method(timeline, "summary"), _nothing, {})
     for name in ("critical_path", "to_svg"):
         yield Target(
             f"partjit.Plan.{name}",

@@ -19,6 +19,7 @@ from partjit.command.mistakes import CANNOT, USAGE, Mistake, mesh_of
 from partjit.command.target import find, users_code
 from partjit.inspect.explain import explain
 from partjit.mesh import Mesh
+from partjit.render.numbers import counted
 
 __all__ = ["EXAMPLES", "add_arguments", "run"]
 
@@ -172,7 +173,7 @@ def _mesh(sizes: Mapping[str, int], progress: Callable[[str], None]) -> Mesh:
             code=CANNOT,
         )
     progress("")
-    _say(f"using {count} of {len(devices)} {kind} device{'' if len(devices) == 1 else 's'}")
+    _say(f"using {count} of {counted(len(devices), f'{kind} device')}")
     return Mesh(np.array(devices[:count]).reshape(tuple(sizes.values())), tuple(sizes))
 
 

@@ -17,6 +17,7 @@ from partjit.command.spec_text import spec_of
 from partjit.inspect.arrays import ArrayPicture, draw_array
 from partjit.opsharding import parse_op_sharding, to_op_sharding
 from partjit.opsharding.wire import from_proto
+from partjit.render.numbers import counted
 from partjit.spec import ParsedPartitionSpec
 
 __all__ = ["EXAMPLES", "add_arguments", "run"]
@@ -148,7 +149,7 @@ def _text(spec: ParsedPartitionSpec, mesh: AbstractMesh, shape: tuple[int, ...] 
         _show(spec),
         "",
         f"sharding  {_sharding(spec, mesh, shape)}",
-        f"mesh      {axes}: {mesh.size} device{'' if mesh.size == 1 else 's'}",
+        f"mesh      {axes}: {counted(mesh.size, 'device')}",
     ]
     if shape is not None:
         return "\n".join([*lines, "", str(_picture(spec, mesh, shape))])

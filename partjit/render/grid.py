@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from partjit.render.html import fragment, table
 from partjit.render.markup import Markup, element
+from partjit.render.numbers import counted
 from partjit.render.pieces import Arrangement, Band, Layout, Panel, Piece, arrange, keep, name_devices
 from partjit.render.svg import label, picture, rect, text_width
 from partjit.render.theme import COLORS
@@ -272,6 +273,6 @@ def html(layout: Layout) -> Markup:
         piece = layout.pieces[k]
         parts = [dim.labels[part] for dim, part in zip(layout.dimensions, piece.position, strict=True)]
         rows.append([*parts, piece.amount, name_devices(piece.devices, layout.remote)])
-    count = f"{len(layout.pieces)} {layout.noun}{'' if len(layout.pieces) == 1 else 's'}"
+    count = f"{counted(len(layout.pieces), layout.noun)}"
     listed = table("", [*(dim.name for dim in layout.dimensions), "holds", "devices"], rows)
     return fragment(svg(layout), element("details", element("summary", count, class_="pj-muted"), listed))

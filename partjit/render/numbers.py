@@ -1,6 +1,16 @@
 """Numbers for people."""
 
-__all__ = ["shown_bytes", "shown_count", "shown_duration", "shown_flops"]
+__all__ = ["counted", "shown_bytes", "shown_count", "shown_duration", "shown_flops"]
+
+
+def counted(count: int, noun: str) -> str:
+    """A number with its noun, in the plural if need be.
+
+    Example:
+        >>> counted(1, "call"), counted(0, "branch")
+        ('1 call', '0 branches')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
 def shown_bytes(nbytes: float) -> str:

@@ -21,8 +21,7 @@ EXTRAS = {"hypothesis", "matplotlib", "pytest", "rich"}
 
 READERS = (
     ("partjit.testing",),
-    ("partjit.timeline",),
-    ("partjit.display",),
+    ("partjit.recording",),
     ("partjit.inspect", "partjit.command", "partjit.__main__"),
 )
 """What reads programs: each group is imported by itself and by the package's own module, which re-exports, alone."""

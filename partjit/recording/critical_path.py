@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from partjit.spans import Span
+from partjit.recording.spans import Span
 
 __all__ = ["critical_path"]
 
@@ -11,8 +11,8 @@ def critical_path(spans: Iterable[Span]) -> tuple[Span, ...]:
     """The chain that ends last; what it is says `Timeline.critical_path`.
 
     Example:
-        >>> from partjit.critical import critical_path
-        >>> from partjit.spans import Span
+        >>> from partjit.recording.critical_path import critical_path
+        >>> from partjit.recording.spans import Span
         >>> load = Span("call", "load", 0.0, 0.25, "stream io", "step", 0)
         >>> log = Span("call", "log", 0.0, 0.125, "stream log", "step", 0)
         >>> fragment = Span("fragment", "fragment_0", 0.25, 0.5, "devices", "step", 0)

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from partjit.checks import abridged, items_of, require, require_integer
-from partjit.critical import critical_path
+from partjit.recording.critical_path import critical_path
+from partjit.recording.spans import Span
 from partjit.render.gantt import Bar, draw
 from partjit.render.markup import Markup
 from partjit.render.numbers import shown_duration
-from partjit.spans import Span
 
 __all__ = ["chosen", "in_order", "to_svg"]
 
@@ -21,7 +21,7 @@ def in_order(lanes: Collection[str]) -> list[str]:
     """The lanes as they are shown: the caller, the devices, and then the others by name.
 
     Example:
-        >>> from partjit.lanes import in_order
+        >>> from partjit.recording.gantt import in_order
         >>> in_order({"stream io", "devices", "caller"})
         ['caller', 'devices', 'stream io']
     """
@@ -44,8 +44,8 @@ def chosen(
         TypeError: `program` is no name, or `execution` no number.
 
     Example:
-        >>> from partjit.lanes import chosen
-        >>> from partjit.spans import Span
+        >>> from partjit.recording.gantt import chosen
+        >>> from partjit.recording.spans import Span
         >>> chosen([Span("wait", "load", 0.0, 1.0, "caller", "step", 3)], "step", 4, "to_svg")
         Traceback (most recent call last):
             ...
@@ -96,8 +96,8 @@ def to_svg(
         ValueError: there are no such executions.
 
     Example:
-        >>> from partjit.lanes import to_svg
-        >>> from partjit.spans import Span
+        >>> from partjit.recording.gantt import to_svg
+        >>> from partjit.recording.spans import Span
         >>> "load" in to_svg([Span("call", "load", 0.0, 0.25, "stream io", "step", 0)], 0.25, "a call")
         True
     """

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from partjit import events
-from partjit.display import progress
+from partjit.recording.display import progress
 
 
 def emit(*several):

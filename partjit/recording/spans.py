@@ -10,7 +10,7 @@ from typing import Literal
 from partjit import events
 from partjit.events import Event
 
-__all__ = ["Link", "Reading", "Span"]
+__all__ = ["Flow", "Reading", "Span"]
 
 Interval = tuple[float, float]
 
@@ -31,7 +31,7 @@ class Span:
         execution: which call of that program.
 
     Example:
-        >>> from partjit.timeline import Span
+        >>> from partjit.recording import Span
         >>> Span("call", "load", 0.5, 0.75, "stream io", "step", 3).seconds
         0.25
     """
@@ -51,7 +51,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class Flow:
     """That one span began, or a wait ended, because of another.
 
     Attributes:
@@ -61,10 +61,10 @@ class Link:
         arrived: when that began; for a wait when it ended.
 
     Example:
-        >>> from partjit.spans import Link, Span
+        >>> from partjit.recording.spans import Flow, Span
         >>> program = Span("program", "step", 0.0, 2.0, "caller", "step", 3)
         >>> fragment = Span("fragment", "fragment_0", 0.5, 1.0, "devices", "step", 3)
-        >>> Link(program, 0.25, fragment, 0.5).after.name
+        >>> Flow(program, 0.25, fragment, 0.5).after.name
         'fragment_0'
     """
 
@@ -96,13 +96,13 @@ class Reading:
         events: in the order of their times.
         spans: in the order of their starts.
         queued: the calls that were queued and did not start, by their numbers.
-        links: what began or went on because of what, as far as events say so.
+        flows: what began or went on because of what, as far as events say so.
         host_seconds: how long calls ran.
         hidden_seconds: how much of that was hidden.
 
     Example:
         >>> from partjit import events
-        >>> from partjit.spans import Reading
+        >>> from partjit.recording.spans import Reading
         >>> started = events.TransferStarted("step", 0, "log", 64, time=1.0, thread=1)
         >>> Reading([events.TransferFinished("step", 0, "log", time=3.0, thread=1), started], home=1).spans
         (Span(kind='transfer', name='log', start=1.0, end=3.0, lane='transfers', program='step', execution=0),)
@@ -127,7 +127,7 @@ class Reading:
         self._put_fragments_in_order()
         self.host_seconds, self.hidden_seconds = self._sums()
         self.spans = tuple(sorted(self._begun, key=lambda span: span.start))
-        self.links = tuple(self._links())
+        self.flows = tuple(self._flows())
 
     def _read(self, event: Event) -> None:
         match event:
@@ -220,19 +220,19 @@ class Reading:
             if span.end is not None:
                 bisect.insort(ends, span.end)
 
-    def _links(self) -> Iterator[Link]:
+    def _flows(self) -> Iterator[Flow]:
         executions = {(s.program, s.execution): s for s in self._begun if s.kind == "program"}
         for index, left in self._dispatched:
             fragment = self._begun[index]
             program = executions.get((fragment.program, fragment.execution))
             if program is not None:
-                yield Link(program, left, fragment, fragment.start)
+                yield Flow(program, left, fragment, fragment.start)
         ended: dict[tuple[object, ...], list[Span]] = collections.defaultdict(list)
         for call in self._calls:
             span = self._begun[call.span]
             program = executions.get((call.program, call.execution))
             if program is not None and call.queued is not None and call.lane != program.lane:
-                yield Link(program, call.queued, span, span.start)
+                yield Flow(program, call.queued, span, span.start)
             if span.end is not None:
                 ended[call.program, call.execution, call.node].append(span)
         for _, index in self._waits:
@@ -243,7 +243,7 @@ class Reading:
             before = [call for call in calls if call.end is not None and end is not None and call.end <= end]
             if before and end is not None:
                 call = max(before, key=lambda call: call.start + call.seconds)
-                yield Link(call, call.start + call.seconds, wait, end)
+                yield Flow(call, call.start + call.seconds, wait, end)
 
     def _sums(self) -> tuple[float, float]:
         calls = [call for call in self._calls if not call.is_part_of_another and self._begun[call.span].end is not None]

@@ -17,6 +17,7 @@ from typing import Any
 from partjit import events
 from partjit.checks import require
 from partjit.events import Event
+from partjit.render.numbers import counted
 
 __all__ = ["progress"]
 
@@ -37,7 +38,7 @@ def progress(console: Any = None) -> contextlib.AbstractContextManager[None]:
 
     Example:
         >>> from partjit import events
-        >>> from partjit.display import progress
+        >>> from partjit.recording.display import progress
         >>> with progress():
         ...     events.emit(events.ProgramStarted("step", 0, time=1.0))
         ...     events.emit(events.ProgramFinished("step", 0, time=3.0))
@@ -155,12 +156,12 @@ class _Counts:
 
 
 def _line(name: str | None, program: _Program) -> str:
-    calls = [_plural(program.calls, "call")] if program.calls else []
+    calls = [counted(program.calls, "call")] if program.calls else []
     if program.failed_calls:
-        calls.append(f"{_plural(program.failed_calls, 'call')} failed")
+        calls.append(f"{counted(program.failed_calls, 'call')} failed")
     if name is None:
         return f"outside of programs: {', '.join(calls)}"
-    parts = [f"{_plural(program.finished, 'execution')} in {program.seconds:.1f} s"]
+    parts = [f"{counted(program.finished, 'execution')} in {program.seconds:.1f} s"]
     if program.finished and program.seconds:
         parts.append(f"{program.rate} per second")
     if program.failed:
@@ -196,7 +197,3 @@ def _table(rich: Any, first: str, *others: str) -> Any:
     for header in others:
         table.add_column(header, justify="right")
     return table
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"

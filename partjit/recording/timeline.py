@@ -14,16 +14,16 @@ from collections.abc import Collection, Iterable, Iterator
 
 from partjit import events
 from partjit.checks import items_of, require, require_path
-from partjit.critical import critical_path
 from partjit.events import Event
-from partjit.lanes import chosen, to_svg
-from partjit.perfetto import trace_events
+from partjit.recording.critical_path import critical_path
+from partjit.recording.gantt import chosen, to_svg
+from partjit.recording.perfetto import trace_events
+from partjit.recording.spans import Reading, Span
 from partjit.render.html import code, fragment
 from partjit.render.markup import Markup
-from partjit.render.numbers import shown_duration
-from partjit.spans import Reading, Span
+from partjit.render.numbers import counted, shown_duration
 
-__all__ = ["Span", "Timeline", "record"]
+__all__ = ["Timeline", "record"]
 
 _NOUNS = {"program": "execution", "fragment": "run", "call": "call", "transfer": "transfer", "wait": "wait"}
 
@@ -42,7 +42,7 @@ class Timeline:
 
     Example:
         >>> from partjit import events
-        >>> from partjit.timeline import Timeline
+        >>> from partjit.recording.timeline import Timeline
         >>> timeline = Timeline([
         ...     events.CallQueued(0, "load", "io", "step", 3, "load", time=1.0, thread=1),
         ...     events.CallStarted(0, "load", "io", time=1.0, thread=2),
@@ -108,7 +108,7 @@ class Timeline:
 
         Example:
             >>> from partjit import events
-            >>> from partjit.timeline import record
+            >>> from partjit.recording.timeline import record
             >>> with record() as timeline:
             ...     events.emit(events.ProgramStarted("step", 0, time=1.0))
             ...     events.emit(events.FragmentDispatched("step", 0, "fragment_0", time=1.25))
@@ -132,8 +132,8 @@ class Timeline:
         for (kind, title), durations in sorted(groups.items(), key=lambda group: [*_NOUNS].index(group[0][0])):
             total, count = math.fsum(durations), len(durations)
             each = f", {shown_duration(total / count)} each" if count > 1 else ""
-            size = f", {_count(moved[title], 'byte')}" if kind == "transfer" else ""
-            lines.append(f"{kind} {title}: {_count(count, _NOUNS[kind])}{size}, {shown_duration(total)}{each}")
+            size = f", {counted(moved[title], 'byte')}" if kind == "transfer" else ""
+            lines.append(f"{kind} {title}: {counted(count, _NOUNS[kind])}{size}, {shown_duration(total)}{each}")
         lines.append(self._host_time())
         not_ended = collections.Counter(f"{span.kind} {_title(span)}" for span in self.unfinished)
         not_started = collections.Counter(f"call {call.name}" for call in reading.queued.values())
@@ -164,7 +164,7 @@ class Timeline:
 
         Example:
             >>> from partjit import events
-            >>> from partjit.timeline import Timeline
+            >>> from partjit.recording.timeline import Timeline
             >>> timeline = Timeline([
             ...     events.CallStarted(0, "load", "io", time=1.0, thread=2),
             ...     events.CallFinished(0, "load", "io", time=4.0, thread=2),
@@ -197,7 +197,7 @@ class Timeline:
 
         Example:
             >>> from partjit import events
-            >>> from partjit.timeline import Timeline
+            >>> from partjit.recording.timeline import Timeline
             >>> Timeline([events.CallStarted(0, "load", "io", time=1.0)]).to_svg()[:4]
             '<svg'
         """
@@ -224,7 +224,7 @@ class Timeline:
 
         Example:
             >>> import json, pathlib, tempfile
-            >>> from partjit.timeline import record
+            >>> from partjit.recording.timeline import record
             >>> with record() as timeline:
             ...     pass  # call programs
             >>> path = pathlib.Path(tempfile.mkdtemp(), "trace.json")
@@ -247,7 +247,7 @@ class Timeline:
 
     def _title(self) -> str:
         kinds = collections.Counter(span.kind for span in self.spans)
-        return f"{_count(kinds['program'], 'execution')}, {_count(kinds['call'], 'call')}, {self._host_time()}"
+        return f"{counted(kinds['program'], 'execution')}, {counted(kinds['call'], 'call')}, {self._host_time()}"
 
     def __repr__(self) -> str:
         return f"Timeline({self._title()})"
@@ -259,7 +259,7 @@ def record() -> Iterator[Timeline]:
 
     Example:
         >>> from partjit import events
-        >>> from partjit.timeline import record
+        >>> from partjit.recording.timeline import record
         >>> with record() as timeline:
         ...     events.emit(events.CallStarted(0, "load", "io", time=1.0))
         ...     events.emit(events.CallFinished(0, "load", "io", time=1.5))
@@ -285,7 +285,3 @@ def _failures(recorded: Iterable[Event]) -> collections.Counter[str]:
             case events.CallFailed(name=name, error=error):
                 failures[f"call {name}: {error}"] += 1
     return failures
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"

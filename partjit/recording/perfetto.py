@@ -4,8 +4,8 @@ import collections
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from partjit.lanes import in_order
-from partjit.spans import Reading, Span
+from partjit.recording.gantt import in_order
+from partjit.recording.spans import Reading, Span
 
 __all__ = ["trace_events"]
 
@@ -16,8 +16,8 @@ def trace_events(reading: Reading) -> dict[str, Any]:
     That is https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 
     Example:
-        >>> from partjit.perfetto import trace_events
-        >>> from partjit.spans import Reading
+        >>> from partjit.recording.perfetto import trace_events
+        >>> from partjit.recording.spans import Reading
         >>> [entry["name"] for entry in trace_events(Reading([], home=1))["traceEvents"]]
         ['process_name']
     """
@@ -38,10 +38,10 @@ def trace_events(reading: Reading) -> dict[str, Any]:
             common = {"name": span.name, "cat": span.kind, "pid": 1, "tid": tid, "args": args}
             entries.append({"ph": "X", "ts": start, "dur": duration, **common})
             slices[id(span)] = tid, start, start + duration
-    for number, link in enumerate(reading.links):
-        common = {"name": f"{link.before.kind} to {link.after.kind}", "cat": "flow", "id": number, "pid": 1}
-        begins = _within(slices[id(link.before)], microseconds(link.left))
-        ends = _within(slices[id(link.after)], microseconds(link.arrived))
+    for number, flow in enumerate(reading.flows):
+        common = {"name": f"{flow.before.kind} to {flow.after.kind}", "cat": "flow", "id": number, "pid": 1}
+        begins = _within(slices[id(flow.before)], microseconds(flow.left))
+        ends = _within(slices[id(flow.after)], microseconds(flow.arrived))
         entries.append({"ph": "s", **begins, **common})
         entries.append({"ph": "f", "bp": "e", **ends, **common})
     return {"traceEvents": entries, "displayTimeUnit": "ms"}

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partjit import events
-from partjit.timeline import Span, Timeline, record
+from partjit.recording import Span, Timeline, record
 from tests.census import sees
 
 HOME = threading.get_ident()
