@@ -21,12 +21,10 @@ MODULES = (
     *(f"partjit/inspect/{name}.py" for name in ("collectives", "predicted")),
     *(f"partjit/inspect/hlo/{name}.py" for name in ("device_groups", "optimized", "text", "trip_counts")),
     *(
-        f"partjit/colocated/{name}.py"
-        for name in (
-            *("streams", "call", "calls", "waiting", "interrupts", "ahead"),
-            *("pending", "holds", "rules", "batches", "primitive"),
-        )
+        f"partjit/colocated/runtime/{name}.py"
+        for name in ("streams", "call", "scheduler", "deadlocks", "interrupts", "run_ahead", "pending", "pins")
     ),
+    *(f"partjit/colocated/ir/{name}.py" for name in ("autodiff", "batching", "primitive")),
 )
 """What is changed: where a wrong line gives wrong numbers, a wrong sharding or a hang."""
 

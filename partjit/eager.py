@@ -19,7 +19,7 @@ from partjit import _compat
 from partjit._compat import UnspecifiedValue, abstractify, core
 from partjit.arguments import Arguments, check_results
 from partjit.checks import flattened
-from partjit.colocated.bodies import Home, as_array, running_at
+from partjit.colocated.ir.eager import Home, as_array, running_at
 from partjit.compile import own_sharding
 from partjit.mesh import auto_twin, tracing_under
 from partjit.plan.passes.shardings import home_of

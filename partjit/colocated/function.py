@@ -10,15 +10,15 @@ import jax
 from partjit import _compat
 from partjit.arguments import name_of, signature_of
 from partjit.checks import require, require_callable, unsorted
-from partjit.colocated.ahead import Ahead
-from partjit.colocated.bodies import body
-from partjit.colocated.derivatives import Derivatives, Differentiable
+from partjit.colocated.ir.custom_derivatives import Derivatives, Differentiable
+from partjit.colocated.ir.eager import body
+from partjit.colocated.ir.tracing import TracedCalls
 from partjit.colocated.lookup import find_specialized
+from partjit.colocated.runtime.run_ahead import Ahead
+from partjit.colocated.runtime.streams import Stream
 from partjit.colocated.serialization import deserialize, serialize
 from partjit.colocated.specialization import CacheInfo, Layout, Mode, Specialization, SpecializationCache, VmapMethod
 from partjit.colocated.specialized import Origin
-from partjit.colocated.streams import Stream
-from partjit.colocated.traced import TracedCalls
 
 __all__ = ["ColocatedFunction", "colocated_python"]
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import jax
 
-from partjit.colocated.ahead import Ahead
+from partjit.colocated.runtime.run_ahead import Ahead
+from partjit.colocated.runtime.specs import InSpecs, argument_paths, devices_of, require_array
 from partjit.colocated.specialization import Specialization, SpecializationCache, kind_of
 from partjit.colocated.specialized import Origin, Specialized
-from partjit.colocated.specs import InSpecs, argument_paths, devices_of, require_array
 
 __all__ = ["find_specialized"]
 

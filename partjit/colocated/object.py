@@ -1,135 +1,25 @@
 """`colocated_python_class`: objects that live on the hosts of devices."""
 
-import contextlib
 import functools
 import inspect
-import itertools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, overload
 
 from partjit.arguments import signature_of
 from partjit.checks import require, require_flag
-from partjit.colocated import calls, workers
-from partjit.colocated.call import Lane
-from partjit.colocated.derivatives import Derivatives, Differentiable
-from partjit.colocated.failures import call_site
 from partjit.colocated.function import ColocatedFunction
-from partjit.colocated.interrupts import is_interrupt
-from partjit.colocated.serialization import deserialize, serialize
+from partjit.colocated.ir.custom_derivatives import Derivatives, Differentiable
+from partjit.colocated.runtime import scheduler
+from partjit.colocated.runtime.failures import call_site
+from partjit.colocated.runtime.instances import Instance, instances
+from partjit.colocated.runtime.streams import Stream, current_stream
 from partjit.colocated.specialization import Mode, Specialization
 from partjit.colocated.specialized import Origin
-from partjit.colocated.streams import Stream, current_stream
 
-__all__ = ["colocated_python_class", "destroy_all"]
+__all__ = ["colocated_python_class"]
 
-_numbers = itertools.count()
 _handles: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
-_instances: "weakref.WeakValueDictionary[int, _Instance]" = weakref.WeakValueDictionary()
-
-
-class _Instance:
-    """One object on this host, from its construction by the first call to its destruction after the last one.
-
-    The calls that were not run yet refer to it, as does the handle. When nobody does any more, the object goes.
-
-    Attributes:
-        lane: the order of its calls; None if they may overlap.
-        name: the name of the class.
-        number: tells it apart in this process.
-    """
-
-    def __init__(self, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any], concurrent: bool) -> None:
-        self.lane = None if concurrent else Lane()
-        self.name = cls.__name__
-        self.number = next(_numbers)
-        self._recipe: Callable[[], Any] = functools.partial(cls, *args, **kwargs)
-        self._box: list[Any] = []  # with the only reference to the object, to drop it from elsewhere
-        self._error: Exception | None = None
-        self._is_closed = False
-        self._life = Lane()  # no lock: the constructor and `close` may make calls, and wait for them
-        workers.start_deferred()
-        weakref.finalize(self, _destroy_later, self._box).atexit = False
-        _instances[self.number] = self
-
-    def object(self) -> Any:
-        """The object, constructed when it is needed for the first time.
-
-        Raises:
-            Exception: what the constructor raised, every time.
-            RuntimeError: it was closed.
-        """
-        if not self._is_closed:
-            with contextlib.suppress(IndexError):  # there is none yet, or no more
-                return self._box[0]
-            if self._life in calls.entered_lanes():
-                raise RuntimeError(
-                    f"deadlock: the constructor of {self.name} calls a method of the object that it constructs, which "
-                    "can only run when the constructor has ended. Call the plain method of `self` instead"
-                )
-        return self._in_life("__init__", self._construct)
-
-    def _construct(self) -> Any:
-        if self._is_closed:
-            raise RuntimeError(f"this {self.name} was closed")
-        if self._error is not None:
-            raise self._error
-        if not self._box:
-            try:
-                self._box.append(self._copied_recipe()())
-            except Exception as error:
-                if not is_interrupt(error):  # which says nothing about the constructor
-                    self._error = error
-                raise
-        return self._box[0]
-
-    def _copied_recipe(self) -> Callable[[], Any]:
-        try:
-            data = serialize(self._recipe)
-        except Exception as error:
-            error.add_note(f"{self.name} and the arguments of its constructor are copied for its host")
-            raise
-        return deserialize(data)
-
-    def method(self, name: str) -> Callable[..., Any]:
-        """A method of the object; looked up when it is called, so that it does not keep the object."""
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return getattr(self.object(), name)(*args, **kwargs)
-
-        return call
-
-    def close(self) -> None:
-        """Closes the object, if there is one, and destroys it."""
-        self._in_life("close", self._close)
-
-    def _close(self) -> None:
-        self._is_closed = True
-        closing = getattr(self._box[0], "close", None) if self._box else None
-        try:
-            if closing is not None:
-                closing()
-        finally:
-            closing = None
-            self._box.clear()
-
-    def _in_life(self, name: str, action: Callable[[], Any]) -> Any:
-        return calls.run_in_lanes(f"{self.name}.{name}", call_site(), current_stream(), [self._life], action)
-
-    def destroy(self) -> None:
-        """Destroys the object, if there is one."""
-        self._box.clear()
-
-
-def _destroy_later(box: list[Any]) -> None:
-    if box:
-        workers.run_later(lambda: workers.start(box.clear))
-
-
-def destroy_all() -> None:
-    """Destroys the objects that are left, at exit."""
-    for instance in [*_instances.values()]:
-        instance.destroy()
 
 
 class _Method(Differentiable):
@@ -177,7 +67,7 @@ class _Method(Differentiable):
     def __repr__(self) -> str:
         return f"<colocated method {self._fun.__qualname__}>"
 
-    def _bind(self, instance: _Instance) -> ColocatedFunction:
+    def _bind(self, instance: Instance) -> ColocatedFunction:
         signature = signature_of(self._fun)
         if signature is not None and "self" in signature.parameters:
             parameters = [p for name, p in signature.parameters.items() if name != "self"]
@@ -201,7 +91,7 @@ class _Handle:
     It has its methods, whose rules of differentiation may refer to it: what refers to nothing but itself goes.
     """
 
-    _colocated_instance: _Instance
+    _colocated_instance: Instance
     _colocated_methods: dict[Any, ColocatedFunction]
 
     def close(self) -> None:
@@ -211,7 +101,7 @@ class _Handle:
         """
         instance = self._colocated_instance
         lanes = [current_stream(), instance.lane]
-        calls.run_in_lanes(f"{instance.name}.close", call_site(), current_stream(), lanes, instance.close)
+        scheduler.run_in_lanes(f"{instance.name}.close", call_site(), current_stream(), lanes, instance.close)
 
     def __enter__(self) -> Any:
         return self
@@ -231,7 +121,7 @@ def _handle_of(number: int, name: str) -> Any:
 
 
 def _method_of(number: int, name: str, method: str, fun: Callable[..., Any], specialization: Specialization) -> Any:
-    return _Method(method, fun, specialization)._bind(_present(_instances.get(number), name))
+    return _Method(method, fun, specialization)._bind(_present(instances.get(number), name))
 
 
 def _present(found: Any, name: str) -> Any:
@@ -321,7 +211,7 @@ def _handle_class(cls: type, concurrent: bool, specialization: Specialization) -
 
     @functools.wraps(cls.__init__)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        self._colocated_instance = _Instance(cls, args, kwargs, concurrent)
+        self._colocated_instance = Instance(cls, args, kwargs, concurrent)
         self._colocated_methods = {}
         _handles[self._colocated_instance.number] = self
 

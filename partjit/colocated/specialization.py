@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from partjit import _compat
 from partjit.checks import devices_in, require_callable, require_choice, require_flag, require_integer
-from partjit.colocated.specs import InSpecs, check_out_specs
-from partjit.colocated.streams import Stream, as_stream
+from partjit.colocated.runtime.specs import InSpecs, check_out_specs
+from partjit.colocated.runtime.streams import Stream, as_stream
 
 __all__ = ["CacheInfo", "Layout", "Mode", "Specialization", "SpecializationCache", "VmapMethod", "kind_of"]
 

@@ -15,19 +15,19 @@ from typing import Any
 import jax
 
 from partjit import _compat, events
-from partjit.colocated import calls
-from partjit.colocated.ahead import Ahead, Prepared
-from partjit.colocated.call import Call, Lane, failure_here
 from partjit.colocated.devices import colocated_sharding
-from partjit.colocated.failures import Site, call_site
-from partjit.colocated.holds import distinct, hold
-from partjit.colocated.interrupts import is_interrupt
-from partjit.colocated.layouts import Shards, on_each_shard, per_shard
-from partjit.colocated.pending import PendingArray
+from partjit.colocated.runtime import scheduler
+from partjit.colocated.runtime.call import Call, Lane, failure_here
+from partjit.colocated.runtime.failures import Site, call_site
+from partjit.colocated.runtime.interrupts import is_interrupt
+from partjit.colocated.runtime.observation import Telling, telling
+from partjit.colocated.runtime.pending import PendingArray
+from partjit.colocated.runtime.pins import distinct, hold
+from partjit.colocated.runtime.run_ahead import Ahead, Prepared
+from partjit.colocated.runtime.shards import Shards, on_each_shard, per_shard
+from partjit.colocated.runtime.specs import InSpecs, OutSpecs, flat_result
+from partjit.colocated.runtime.streams import Stream, current_stream, inside
 from partjit.colocated.specialization import Specialization
-from partjit.colocated.specs import InSpecs, OutSpecs, flat_result
-from partjit.colocated.streams import Stream, current_stream, inside
-from partjit.colocated.telling import Telling, telling
 
 __all__ = ["Origin", "Specialized"]
 
@@ -184,8 +184,8 @@ class Specialized:
     def prepare(self) -> None:
         """Copies the function for its host and settles what it returns, once."""
         # A finalizer in the middle of a submission cannot wait.
-        lanes = [] if calls.is_changing_lanes() else [self._preparation]
-        calls.run_in_lanes(f"{self._name} (out_specs_fn)", call_site(), current_stream(), lanes, self._prepare)
+        lanes = [] if scheduler.is_changing_lanes() else [self._preparation]
+        scheduler.run_in_lanes(f"{self._name} (out_specs_fn)", call_site(), current_stream(), lanes, self._prepare)
 
     def _prepare(self) -> None:
         if self._is_prepared:
@@ -270,7 +270,7 @@ class Specialized:
         is_cheap = self._cheap_in_a_row >= _CHEAP_IN_A_ROW and self._mode == "auto" and self._stream is None
         if is_cheap and all(_is_there(leaf) for leaf in leaves) and not any(lane.calls for lane in lanes):
             result = self._run_if_free(leaves, lanes, stream)
-            if result is not calls.NOT_FREE:
+            if result is not scheduler.NOT_FREE:
                 return result
         takes = [self._taking(i, leaf) for i, leaf in enumerate(leaves)]
         prepared = self._prepared(takes, lanes, stream, out_specs, call_site())
@@ -279,7 +279,7 @@ class Specialized:
     def _lanes(self, stream: Stream) -> tuple[list[Lane], bool]:
         """The lanes of a call, and whether others are left out because the call stands in one of theirs."""
         lanes = [lane for lane in (stream, self._origin.lane) if lane is not None]
-        entered = calls.entered_lanes()
+        entered = scheduler.entered_lanes()
         free = [lane for lane in lanes if lane not in entered]
         return free, len(free) < len(lanes)
 
@@ -299,7 +299,7 @@ class Specialized:
             return result
 
         tell = telling(self._name, stream)
-        return calls.run_here(Call(self._name, site, stream, lanes, body)) if lanes else body()
+        return scheduler.run_here(Call(self._name, site, stream, lanes, body)) if lanes else body()
 
     def _run_if_free(self, leaves: Sequence[Any], lanes: Sequence[Lane], stream: Stream) -> Any:
         values = _values(leaves)
@@ -308,7 +308,7 @@ class Specialized:
             args, kwargs = jax.tree.unflatten(self.in_specs.tree, self._on_host(values))
             return self._run_cheap(args, kwargs, stream)
 
-        return calls.run_here(Call(self._name, call_site(), stream, lanes, body), only_if_free=True)
+        return scheduler.run_here(Call(self._name, call_site(), stream, lanes, body), only_if_free=True)
 
     def _prepared(
         self,

@@ -8,7 +8,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from partjit.colocated.primitive import opaque_calls
+from partjit.colocated.ir.primitive import opaque_calls
 from partjit.compile import lower_jaxpr_anew
 from partjit.inspect.annotated import AnnotatedJaxpr, AnnotatedValue
 from partjit.inspect.opened import MARK, Opened, open_program

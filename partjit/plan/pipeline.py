@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from jax.sharding import Mesh, NamedSharding
 
-from partjit.colocated.streams import Stream
+from partjit.colocated.runtime.streams import Stream
 from partjit.mesh import auto_twin
 from partjit.plan.ir.names import Names
 from partjit.plan.ir.nodes import Value

@@ -251,7 +251,7 @@ def test_close_calls_the_objects_own_close():
 
 
 def test_objects_left_at_exit_are_destroyed():
-    from tests.colocated.test_errors import run
+    from tests.colocated.runtime.test_errors import run
 
     code, out, err = run("""
         @colocated.colocated_python_class

@@ -17,7 +17,7 @@ from jax.extend.core import Primitive, jaxpr_as_fun
 
 from partjit import _compat
 from partjit._compat import core, mlir
-from partjit.colocated.primitive import colocated_call_p
+from partjit.colocated.ir.primitive import colocated_call_p
 
 __all__ = ["branch_p", "is_call", "is_host", "is_pure", "is_separate", "lanes_of", "loop_p"]
 

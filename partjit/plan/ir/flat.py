@@ -8,8 +8,8 @@ import jax
 
 from partjit import _compat
 from partjit._compat import core
-from partjit.colocated.primitive import calls_in, colocated_call_p
-from partjit.colocated.streams import Stream
+from partjit.colocated.ir.primitive import calls_in, colocated_call_p
+from partjit.colocated.runtime.streams import Stream
 
 __all__ = ["Equations", "Flat", "has_calls", "live", "names_of_calls", "renamed", "streams_of", "variables"]
 

@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from partjit.colocated.primitive import Callee
-from partjit.colocated.streams import Stream
+from partjit.colocated.ir.primitive import Callee
+from partjit.colocated.runtime.streams import Stream
 
 __all__ = ["Block", "Branch", "ColocatedCall", "Fragment", "Loop", "Node", "Transfer", "Value", "aliases", "walk"]
 

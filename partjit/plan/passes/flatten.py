@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 
 from partjit import _compat
 from partjit._compat import UNSPECIFIED, UnspecifiedValue, core
-from partjit.colocated.primitive import colocated_call_p
-from partjit.colocated.streams import Stream
+from partjit.colocated.ir.primitive import colocated_call_p
+from partjit.colocated.runtime.streams import Stream
 from partjit.mesh import auto_twin
 from partjit.plan.ir.flat import Equations, Flat, has_calls, live, names_of_calls, renamed
 from partjit.plan.passes.loops import add_branch, add_scan, add_while, own_initial_values

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from partjit import _compat
 from partjit._compat import core
-from partjit.colocated.in_shard_map import called_for_each_shard
+from partjit.colocated.ir.shard_map import called_for_each_shard
 from partjit.plan.ir.control_flow import is_call, is_host, loop_p
 from partjit.plan.ir.flat import Flat, has_calls, live, names_of_calls, renamed, variables
 from partjit.plan.passes.cut import taken_apart

@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 
 from partjit import _compat
 from partjit._compat import UNSPECIFIED, UnspecifiedValue, core
-from partjit.colocated.primitive import colocated_call_p
+from partjit.colocated.ir.primitive import colocated_call_p
 from partjit.errors import ShardingError
 from partjit.mesh import auto_twin
 from partjit.plan.ir.control_flow import branch_p, is_host, is_separate, loop_p

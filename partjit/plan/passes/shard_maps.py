@@ -7,7 +7,7 @@ from jax.sharding import Mesh
 
 from partjit import _compat
 from partjit._compat import core
-from partjit.colocated.in_shard_map import check_is_whole
+from partjit.colocated.ir.shard_map import check_is_whole
 from partjit.errors import ShardingError
 from partjit.mesh import auto_twin
 from partjit.plan.ir.control_flow import is_call

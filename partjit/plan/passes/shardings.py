@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from partjit import _compat, shardy
 from partjit._compat import UNSPECIFIED, UnspecifiedValue
-from partjit.colocated.primitive import opaque_calls
+from partjit.colocated.ir.primitive import opaque_calls
 from partjit.devices import incompatible_devices
 from partjit.plan.ir.flat import Flat
 

@@ -8,9 +8,9 @@ import jax
 
 from partjit import _compat, events
 from partjit._compat import UNSPECIFIED
-from partjit.colocated.pending import PendingArray
+from partjit.colocated.runtime.pending import PendingArray
+from partjit.colocated.runtime.specs import InSpecs, OutSpec, OutSpecs
 from partjit.colocated.specialized import Specialized
-from partjit.colocated.specs import InSpecs, OutSpec, OutSpecs
 from partjit.compile import lower_jaxpr
 from partjit.mesh import has_explicit_axes
 from partjit.plan.ir.nodes import Block, Branch, ColocatedCall, Fragment, Loop, Node, Transfer, Value, walk

@@ -11,9 +11,9 @@ from typing import Any
 import jax
 
 from partjit import events
-from partjit.colocated import workers
-from partjit.colocated.pending import PendingArray
-from partjit.colocated.telling import node_of_program
+from partjit.colocated.runtime import threads
+from partjit.colocated.runtime.observation import node_of_program
+from partjit.colocated.runtime.pending import PendingArray
 from partjit.plan.ir.nodes import Fragment
 from partjit.plan.plan import Plan
 
@@ -129,7 +129,7 @@ class _Watcher:
             self._waiting += 1
             is_first = self._waiting == 1
         if is_first:
-            workers.start(self._work)
+            threads.start(self._work)
 
     def _work(self) -> None:
         while True:

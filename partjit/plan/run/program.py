@@ -13,8 +13,8 @@ from jax.sharding import NamedSharding
 
 from partjit import _compat
 from partjit._compat import UnspecifiedValue
-from partjit.colocated.pending import PendingArray
-from partjit.colocated.streams import current_stream
+from partjit.colocated.runtime.pending import PendingArray
+from partjit.colocated.runtime.streams import current_stream
 from partjit.compile import own_sharding
 from partjit.placement import is_placed
 from partjit.plan.ir.flat import streams_of

@@ -12,8 +12,8 @@ import numpy as np
 
 from partjit import _compat
 from partjit.arguments import Numbered, positions
-from partjit.colocated.pending import PendingArray
-from partjit.colocated.streams import entered_stream
+from partjit.colocated.runtime.pending import PendingArray
+from partjit.colocated.runtime.streams import entered_stream
 from partjit.plan.run.link import Runnable
 from partjit.plan.run.program import Placing
 

@@ -13,8 +13,8 @@ import jax
 from partjit import _compat
 from partjit._compat import UnspecifiedValue
 from partjit.arguments import abstract_argument, require_values
-from partjit.colocated.primitive import colocated_call_p
-from partjit.colocated.streams import current_stream
+from partjit.colocated.ir.primitive import colocated_call_p
+from partjit.colocated.runtime.streams import current_stream
 from partjit.compile import Program, Traced, own_sharding
 from partjit.plan.ir.flat import streams_of
 from partjit.plan.passes.shardings import home_of

@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 import jax
 
 from partjit import _compat
-from partjit.colocated.failures import PoisonedError
-from partjit.colocated.pending import PendingArray, when_received
+from partjit.colocated.runtime.failures import PoisonedError
+from partjit.colocated.runtime.pending import PendingArray, when_received
 
 __all__ = ["distinct", "hold"]
 

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 
 from partjit import _compat
 from partjit._compat import batching
-from partjit.colocated.primitive import Callee, ColocatedEffect, calls_in, colocated_call_p
+from partjit.colocated.ir.primitive import Callee, ColocatedEffect, calls_in, colocated_call_p
+from partjit.colocated.runtime.specs import InSpecs, flat_result
 from partjit.colocated.specialization import SpecializationCache, VmapMethod
-from partjit.colocated.specs import InSpecs, flat_result
 from partjit.rules.batching import insert_batch_axis
 from partjit.spec import ParsedPartitionSpec
 

@@ -14,15 +14,15 @@ import jax
 from partjit import _compat
 from partjit._compat import core
 from partjit.checks import flattened
-from partjit.colocated.ahead import Ahead
-from partjit.colocated.bodies import as_array, body, call_in_body
-from partjit.colocated.derivatives import Derivatives
+from partjit.colocated.ir.custom_derivatives import Derivatives
+from partjit.colocated.ir.eager import as_array, body, call_in_body
+from partjit.colocated.ir.primitive import Callee, colocated_call_p
 from partjit.colocated.lookup import find_specialized
-from partjit.colocated.primitive import Callee, colocated_call_p
+from partjit.colocated.runtime.run_ahead import Ahead
+from partjit.colocated.runtime.specs import argument_paths, require_array, spec_struct
+from partjit.colocated.runtime.streams import traced_stream
 from partjit.colocated.specialization import Specialization, SpecializationCache
 from partjit.colocated.specialized import Origin
-from partjit.colocated.specs import argument_paths, require_array, spec_struct
-from partjit.colocated.streams import traced_stream
 
 __all__ = ["TracedCalls"]
 

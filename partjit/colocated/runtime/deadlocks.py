@@ -7,8 +7,8 @@ what the target waits for; if that leads back to a call of this thread, it would
 
 from collections.abc import Sequence
 
-from partjit.colocated.call import Call, Wait, current_calls
-from partjit.colocated.interrupts import Flag
+from partjit.colocated.runtime.call import Call, Wait, current_calls
+from partjit.colocated.runtime.interrupts import Flag
 
 __all__ = ["wait_for", "would_never_end"]
 

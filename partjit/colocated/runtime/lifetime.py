@@ -5,8 +5,8 @@ import math
 import os
 import sys
 
-from partjit.colocated import calls, failures, streams, workers
-from partjit.colocated.object import destroy_all
+from partjit.colocated.runtime import failures, scheduler, streams, threads
+from partjit.colocated.runtime.instances import destroy_all
 
 __all__ = ["watch"]
 
@@ -22,13 +22,13 @@ def watch() -> None:
 
 def _forget_after_fork() -> None:
     streams.forget_after_fork()
-    calls.forget_after_fork()
+    scheduler.forget_after_fork()
 
 
 def _finish() -> None:
     """Waits for calls under way, not for ever; then reports which did not end, and which failed with nobody looking."""
     timeout = _exit_timeout()
-    workers.close()
+    threads.close()
     try:
         unfinished = streams.join(None, timeout)
         if unfinished:
@@ -40,7 +40,7 @@ def _finish() -> None:
             )
     finally:  # whoever interrupts the wait does not want the threads to be inside of jax when Python goes
         destroy_all()
-        workers.stop(_STOP_SECONDS)
+        threads.stop(_STOP_SECONDS)
         failures.report_unseen()
 
 

@@ -10,7 +10,7 @@ import jax
 from partjit import _compat
 from partjit.arguments import flatten_arguments
 from partjit.checks import flattened, shown, unsorted
-from partjit.colocated.pending import PendingArray
+from partjit.colocated.runtime.pending import PendingArray
 from partjit.devices import ids_of
 
 __all__ = ["InSpecs", "OutSpec", "OutSpecs", "argument_paths", "check_out_specs", "devices_of", "require_array"]

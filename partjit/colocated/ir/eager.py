@@ -16,11 +16,11 @@ import numpy as np
 
 from partjit import _compat
 from partjit.colocated.devices import colocated_sharding
-from partjit.colocated.failures import call_site
-from partjit.colocated.pending import PendingArray
-from partjit.colocated.primitive import Callee
+from partjit.colocated.ir.primitive import Callee
+from partjit.colocated.runtime.failures import call_site
+from partjit.colocated.runtime.pending import PendingArray
+from partjit.colocated.runtime.specs import InSpecs, OutSpec, OutSpecs
 from partjit.colocated.specialized import Specialized
-from partjit.colocated.specs import InSpecs, OutSpec, OutSpecs
 from partjit.mesh import Outside, auto_twin
 
 __all__ = ["Home", "as_array", "body", "call_in_body", "running_at"]

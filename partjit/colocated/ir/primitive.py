@@ -20,12 +20,12 @@ from jax.extend.core import Primitive
 
 from partjit import _compat
 from partjit._compat import core, mlir
-from partjit.colocated.ahead import Ahead
 from partjit.colocated.devices import colocated_sharding
-from partjit.colocated.layouts import Shards
+from partjit.colocated.runtime.run_ahead import Ahead
+from partjit.colocated.runtime.shards import Shards
+from partjit.colocated.runtime.streams import Stream
 from partjit.colocated.specialization import Specialization, SpecializationCache
 from partjit.colocated.specialized import Origin
-from partjit.colocated.streams import Stream
 
 __all__ = ["Callee", "ColocatedEffect", "calls_in", "colocated_call_p", "opaque_calls"]
 

@@ -9,9 +9,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from partjit.colocated import calls
-from partjit.colocated.call import Call
-from partjit.colocated.waiting import would_never_end
+from partjit.colocated.runtime import scheduler
+from partjit.colocated.runtime.call import Call
+from partjit.colocated.runtime.deadlocks import would_never_end
 
 __all__ = ["Ahead", "Prepared"]
 
@@ -32,7 +32,7 @@ class Prepared:
 
     def submit(self) -> Sequence[Any]:
         """Lets it run, and gives its results."""
-        calls.submit(self.call)
+        scheduler.submit(self.call)
         return self.results
 
 
@@ -57,7 +57,7 @@ class Ahead:
             out_specs: what the results should look like.
             prepare: makes a call.
         """
-        if calls.is_changing_lanes():  # it cannot enter lanes now
+        if scheduler.is_changing_lanes():  # it cannot enter lanes now
             return prepare().submit()
         taken = self._pop()
         while taken is None:

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 import partjit
 from partjit import P, _compat, pjit, reshard_policy
 from partjit.colocated import colocated_python, deserialize, serialize
-from partjit.colocated.holds import hold
+from partjit.colocated.runtime.pins import hold
 
 X = np.arange(8, dtype=np.float32)
 THREADS, ROUNDS = 4, 40

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from partjit.colocated.failures import Failure, PoisonedError, Site
-from partjit.colocated.interrupts import Flag, Presence, is_interrupt
+from partjit.colocated.runtime.failures import Failure, PoisonedError, Site
+from partjit.colocated.runtime.interrupts import Flag, Presence, is_interrupt
 
 __all__ = ["NOBODY", "Call", "Lane", "Wait", "current_calls", "descends_from", "failure_here", "roots_so_far"]
 

@@ -21,8 +21,9 @@ import pytest
 
 import partjit
 from partjit import colocated
-from partjit.colocated import calls, colocated_python, colocated_python_class, specialized, streams
-from partjit.colocated.interrupts import Exclusive, Flag, Presence, is_interrupt
+from partjit.colocated import colocated_python, colocated_python_class, specialized
+from partjit.colocated.runtime import scheduler, streams
+from partjit.colocated.runtime.interrupts import Exclusive, Flag, Presence, is_interrupt
 from tests.colocated import rendezvous
 
 pytestmark = pytest.mark.usefixtures("meeting")
@@ -30,8 +31,18 @@ pytestmark = pytest.mark.usefixtures("meeting")
 IS_SOAK = os.environ.get("PARTJIT_PROFILE") == "soak"
 SECONDS = 30.0
 """In which everything must be over: what hangs fails."""
-RUNTIME = ("interrupts", "call", "calls", "waiting", "streams", "workers", "pending", "failures", "ahead")
-FILES = {os.path.join(os.path.dirname(calls.__file__), f"{name}.py"): name for name in RUNTIME}
+RUNTIME = (
+    "interrupts",
+    "call",
+    "scheduler",
+    "deadlocks",
+    "streams",
+    "threads",
+    "pending",
+    "failures",
+    "run_ahead",
+)
+FILES = {os.path.join(os.path.dirname(scheduler.__file__), f"{name}.py"): name for name in RUNTIME}
 one = jnp.float32(1)
 
 
@@ -154,8 +165,8 @@ def a_result_that_is_waited_for(make):
 def a_full_stream(make):
     soon()
     with contextlib.ExitStack() as stack:
-        calls.resize(streams.as_stream("S"), 1)
-        stack.callback(calls.resize, streams.as_stream("S"), 128)
+        scheduler.resize(streams.as_stream("S"), 1)
+        stack.callback(scheduler.resize, streams.as_stream("S"), 128)
         make(blocking)
         make(on_stream)
         make(on_stream)
@@ -226,7 +237,7 @@ def watched():
     """Fails what takes too long instead of waiting for ever."""
 
     def late(*_):
-        raise AssertionError(f"something hangs: {[call.name for call in calls.unfinished()]}")
+        raise AssertionError(f"something hangs: {[call.name for call in scheduler.unfinished()]}")
 
     before = signal.signal(signal.SIGALRM, late)
     signal.setitimer(signal.ITIMER_REAL, 2 * SECONDS)
@@ -255,7 +266,7 @@ def interrupt(scenario, interruption, error):
     rendezvous.say("go")
     for thread in rendezvous.logs["threads"]:
         thread.join(SECONDS)
-    assert not calls.current_calls(), "the thread believes to be inside of a call"
+    assert not scheduler.current_calls(), "the thread believes to be inside of a call"
     settle()
     assert streams.current_stream() is outside
     ran = [*rendezvous.logs["S"]]
@@ -277,7 +288,7 @@ on_other = colocated_python(
 def settle():
     with contextlib.suppress(LookupError):
         colocated.wait(timeout=SECONDS)
-    assert not calls.unfinished()
+    assert not scheduler.unfinished()
 
 
 def in_a_thread(target):
@@ -307,7 +318,7 @@ STORM = """
 import collections, os, signal, sys, time, threading
 import jax, jax.numpy as jnp
 from partjit import colocated
-from partjit.colocated import calls
+from partjit.colocated.runtime import scheduler
 
 class Alarm(Exception):
     pass
@@ -361,7 +372,7 @@ while alarms < most and time.monotonic() < deadline:
         pass
 signal.setitimer(signal.ITIMER_REAL, 0)
 assert alarms >= most, alarms
-assert not calls.current_calls()
+assert not scheduler.current_calls()
 colocated.wait(timeout=60)
 assert [float(f(numbers[7])) for f in functions] == [7.0] * 4
 assert all(made[i] <= ran[i] for i in made), (made, ran)

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import pytest
 
 from partjit import colocated
-from partjit.colocated import calls, colocated_python, colocated_python_class
+from partjit.colocated import colocated_python, colocated_python_class
+from partjit.colocated.runtime import scheduler
 
 CALLS = 100_000 if os.environ.get("PARTJIT_PROFILE") == "soak" else 300
 one = jnp.float32(1)
@@ -110,7 +111,7 @@ def test_calls_leave_nothing_behind(make):
         call()
         most_threads = max(most_threads, threading.active_count())
     settle()
-    assert not calls.unfinished()
+    assert not scheduler.unfinished()
     assert most_threads <= thread_count + 8
     assert len(jax.live_arrays()) <= arrays + 2
     assert sys.getallocatedblocks() - blocks < 300 + count // 10

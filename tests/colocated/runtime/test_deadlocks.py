@@ -10,8 +10,9 @@ import pytest
 
 import partjit
 from partjit import colocated
-from partjit.colocated import calls, colocated_python, colocated_python_class, workers
-from partjit.colocated.streams import as_stream
+from partjit.colocated import colocated_python, colocated_python_class
+from partjit.colocated.runtime import scheduler, threads
+from partjit.colocated.runtime.streams import as_stream
 from tests.colocated import rendezvous
 
 pytestmark = pytest.mark.usefixtures("meeting")
@@ -42,7 +43,7 @@ def in_threads(*targets):
         thread.start()
     for thread in threads:
         thread.join(SECONDS)
-        assert not thread.is_alive(), f"something hangs: {[call.name for call in calls.unfinished()]}"
+        assert not thread.is_alive(), f"something hangs: {[call.name for call in scheduler.unfinished()]}"
     return results
 
 
@@ -59,7 +60,7 @@ def full():
     stream = as_stream("data")
 
     def resize(size):
-        calls.resize(stream, size)
+        scheduler.resize(stream, size)
         return stream
 
     yield resize
@@ -124,12 +125,12 @@ def test_a_batch_made_before_goes_to_a_call_inside_of_the_stream_and_one_behind_
     assert float(following()) == 5  # and 6 and 7 are made, maybe behind the next
     with pytest.MonkeyPatch.context() as patch:
         held = []
-        patch.setattr(workers, "start", lambda job: held.append(job))
+        patch.setattr(threads, "start", lambda job: held.append(job))
         y = take(one)
         rest = [following() for _ in range(2)]
         patch.undo()
         for job in held:
-            workers.start(job)
+            threads.start(job)
     got = y.tolist() + [float(batch) for batch in rest]
     assert sorted(got) == [6, 7, 8, 9, 10]
     assert y.tolist() == sorted(y.tolist())
@@ -181,7 +182,7 @@ def test_a_constructor_or_close_that_waits_for_a_call_that_uses_the_object(concu
         assert str(results[0]).startswith(("deadlock: ", "this Waits was closed"))
     with contextlib.suppress(RuntimeError):
         colocated.wait(timeout=SECONDS)
-    assert not calls.unfinished()
+    assert not scheduler.unfinished()
 
 
 @pytest.mark.parametrize("is_call", [False, True])

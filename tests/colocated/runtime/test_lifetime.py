@@ -10,7 +10,7 @@ import pytest
 from partjit import colocated
 from partjit.colocated import colocated_python
 from tests.colocated import rendezvous
-from tests.colocated.test_errors import run
+from tests.colocated.runtime.test_errors import run
 
 pytestmark = pytest.mark.usefixtures("meeting")
 

@@ -19,13 +19,13 @@ from typing import Any, NoReturn
 
 import jax
 
-from partjit.colocated import workers
-from partjit.colocated.interrupts import is_interrupt
+from partjit.colocated.runtime import threads
+from partjit.colocated.runtime.interrupts import is_interrupt
 
 __all__ = ["Failure", "PoisonedError", "Site", "call_site", "raise_unseen", "report_unseen"]
 
 _logger = logging.getLogger("partjit.colocated")
-_package = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_package = os.path.abspath(__file__).removesuffix(os.path.join("colocated", "runtime", "failures.py"))
 _libraries = (_package, os.path.dirname(os.path.abspath(jax.__file__)) + os.sep)  # jax calls us where it transforms
 _numbers = itertools.count()
 _held: "dict[int, weakref.ref[Failure]]" = {}  # by results; with one step of C at a time, which needs no lock
@@ -83,7 +83,7 @@ class Failure:
         self._seen = False
         self._annotate()
         self._number = next(_numbers)  # from here on it is reported
-        workers.start_deferred()
+        threads.start_deferred()
         _held[self._number] = weakref.ref(self)
 
     def raise_(self) -> NoReturn:
@@ -130,7 +130,7 @@ class Failure:
         _held.pop(self._number, None)
         if not self._seen and not sys.is_finalizing():
             _orphans.append(self)
-            workers.run_later(lambda: self.log("no result of it is left, so the next colocated.wait() raises this"))
+            threads.run_later(lambda: self.log("no result of it is left, so the next colocated.wait() raises this"))
 
 
 class PoisonedError(Exception):

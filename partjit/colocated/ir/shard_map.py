@@ -11,9 +11,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from partjit import _compat
-from partjit.colocated.bodies import Home, body, call_in_body, running_at
-from partjit.colocated.layouts import Shards
-from partjit.colocated.primitive import Callee, colocated_call_p
+from partjit.colocated.ir.eager import Home, body, call_in_body, running_at
+from partjit.colocated.ir.primitive import Callee, colocated_call_p
+from partjit.colocated.runtime.shards import Shards
 from partjit.mesh import auto_twin
 
 __all__ = ["called_for_each_shard", "check_is_whole"]

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from partjit import events
-from partjit.colocated.streams import Stream
+from partjit.colocated.runtime.streams import Stream
 
 __all__ = ["Telling", "node_of_program", "telling"]
 

@@ -13,11 +13,11 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from partjit.colocated import interrupts, workers
-from partjit.colocated.call import NOBODY, Call, Lane, current_calls
-from partjit.colocated.failures import Site
-from partjit.colocated.interrupts import Exclusive, Flag, Presence, is_interrupt
-from partjit.colocated.waiting import wait_for
+from partjit.colocated.runtime import interrupts, threads
+from partjit.colocated.runtime.call import NOBODY, Call, Lane, current_calls
+from partjit.colocated.runtime.deadlocks import wait_for
+from partjit.colocated.runtime.failures import Site
+from partjit.colocated.runtime.interrupts import Exclusive, Flag, Presence, is_interrupt
 
 __all__ = [
     "NOT_FREE",
@@ -68,7 +68,7 @@ def join(call: Call, deadline: float | None = None) -> bool:
         return True
     if _order.is_owned():
         raise RuntimeError(f"{_IN_BETWEEN} waits for the colocated call of {call.name!r}, which cannot end meanwhile")
-    if workers.has_no_threads():
+    if threads.has_no_threads():
         _run_what_can_run(call)
     return wait_for(call, call.ended, deadline)
 
@@ -80,17 +80,17 @@ def submit(call: Call) -> None:
     """Lets a call run on a thread, when its turn comes. Waits while its stream is full."""
     # A thread that runs calls and is in none of them is in a finalizer: if it waited for room in a full stream, the
     # call that is to make room might be its own next one.
-    if _order.is_owned() or (workers.is_one_of_them() and not current_calls()):
-        workers.run_later(functools.partial(submit, call))
+    if _order.is_owned() or (threads.is_one_of_them() and not current_calls()):
+        threads.run_later(functools.partial(submit, call))
         return
-    workers.start_deferred()
+    threads.start_deferred()
     call.submission.of(_submit, call, otherwise=functools.partial(_give_up, call, None))()
 
 
 def _submit(call: Call) -> None:
     try:
         if _enter(call):
-            workers.start(_driving(call))
+            threads.start(_driving(call))
     except BaseException:  # no thread to be had, or an interrupt: the caller learns of it by this
         _give_up(call, None)
         raise
@@ -276,7 +276,7 @@ def _start(call: Call) -> None:
         call.turn.set()
         return
     try:
-        workers.start(_driving(call))
+        threads.start(_driving(call))
     except RuntimeError as error:  # no more threads
         if is_interrupt(error):
             raise
@@ -291,7 +291,7 @@ def forget_after_fork() -> None:
     global _order
     _order = Exclusive()
     interrupts.forget_after_fork()
-    workers.forget_after_fork()
+    threads.forget_after_fork()
     calls = [*_unfinished]
     _unfinished.clear()
     for call in calls:

@@ -20,7 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partjit import colocated
-from partjit.colocated import calls, colocated_python, failures
+from partjit.colocated import colocated_python
+from partjit.colocated.runtime import failures, scheduler
 from tests.census import saw, sees
 from tests.colocated import rendezvous
 
@@ -426,7 +427,7 @@ def test_without_another_thread_the_call_fails_and_its_stream_goes_on(monkeypatc
     f = colocated_python(lambda x: x, mode="stream", out_specs_fn=lambda x: x)
     f(one).block_until_ready()
     with monkeypatch.context() as patch:
-        patch.setattr(calls.workers, "start", no_thread)
+        patch.setattr(scheduler.threads, "start", no_thread)
         with pytest.raises(RuntimeError, match="can't start new thread"):
             f(one)
     np.testing.assert_array_equal(f(one), one)
@@ -515,7 +516,7 @@ def test_calls_and_failures_at_exit_reach_somebody():
 
 
 def test_an_interrupt_after_a_thread_has_taken_the_call_does_not_disturb_its_lane(monkeypatch):
-    real = calls.workers.start
+    real = scheduler.threads.start
 
     def interrupted(job):
         real(job)
@@ -524,7 +525,7 @@ def test_an_interrupt_after_a_thread_has_taken_the_call_does_not_disturb_its_lan
 
     log = colocated_python(lambda x: rendezvous.logs["ran"].append(int(x)), stream="k", out_specs_fn=lambda x: None)
     with monkeypatch.context() as patch:
-        patch.setattr(calls.workers, "start", interrupted)
+        patch.setattr(scheduler.threads, "start", interrupted)
         with pytest.raises(KeyboardInterrupt):
             log(jnp.int32(1))
     for i in (2, 3):

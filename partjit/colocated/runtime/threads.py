@@ -8,8 +8,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from partjit.colocated import interrupts
-from partjit.colocated.interrupts import Exclusive, Flag
+from partjit.colocated.runtime import interrupts
+from partjit.colocated.runtime.interrupts import Exclusive, Flag
 
 __all__ = [
     "close",

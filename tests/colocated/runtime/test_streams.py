@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding
 import partjit
 from partjit import P, colocated
 from partjit.colocated import colocated_python
-from partjit.colocated.streams import current_stream
+from partjit.colocated.runtime.streams import current_stream
 from tests.census import saw, sees
 from tests.colocated import rendezvous
 

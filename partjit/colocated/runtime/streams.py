@@ -14,9 +14,9 @@ from typing import Any, cast
 
 from partjit import _compat
 from partjit.checks import require, require_flag, require_integer, require_number, wrong_type
-from partjit.colocated import calls, failures
-from partjit.colocated.call import Call, Lane, current_calls, descends_from, roots_so_far
-from partjit.colocated.interrupts import Exclusive, deadline_of
+from partjit.colocated.runtime import failures, scheduler
+from partjit.colocated.runtime.call import Call, Lane, current_calls, descends_from, roots_so_far
+from partjit.colocated.runtime.interrupts import Exclusive, deadline_of
 
 __all__ = [
     "Stream",
@@ -228,7 +228,7 @@ class _Scope:
     def __enter__(self) -> Stream:
         stream = Stream() if self._name is None else as_stream(self._name)
         if self._size is not None:
-            calls.resize(stream, self._size)
+            scheduler.resize(stream, self._size)
         entry, self.next = self.next, None
         if entry is None or entry.was_broken_off:  # not by `with`
             entry = _Entry()
@@ -307,13 +307,13 @@ def join(stream: Stream | None, timeout: float | None = None) -> list[Call]:
     while True:  # a call that was waited for may have made others
         waited_for = [
             call
-            for call in calls.unfinished()
+            for call in scheduler.unfinished()
             if (stream is None or call.stream.root is stream.root)
             and (descends_from(call, running[-1]) if running else call.root < later)
         ]
         if not waited_for:
             return []
-        if not all(calls.join(call, deadline) for call in waited_for):
+        if not all(scheduler.join(call, deadline) for call in waited_for):
             return [call for call in waited_for if not call.has_ended]
 
 

@@ -12,7 +12,7 @@ import jax
 
 from partjit import _compat
 from partjit._compat import ad, core
-from partjit.colocated.primitive import Callee, ColocatedEffect, calls_in, colocated_call_p
+from partjit.colocated.ir.primitive import Callee, ColocatedEffect, calls_in, colocated_call_p
 
 
 def _jvp(

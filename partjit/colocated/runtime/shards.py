@@ -14,8 +14,8 @@ import numpy as np
 
 from partjit import _compat
 from partjit.colocated.devices import colocated_sharding
-from partjit.colocated.holds import hold
-from partjit.colocated.specs import OutSpecs, flat_result
+from partjit.colocated.runtime.pins import hold
+from partjit.colocated.runtime.specs import OutSpecs, flat_result
 
 __all__ = ["Shards", "mesh_coordinates", "on_each_shard", "per_shard"]
 

@@ -11,9 +11,9 @@ import jax
 from jax.experimental.layout import Format
 
 from partjit import _compat
-from partjit.colocated import calls
-from partjit.colocated.call import Call
-from partjit.colocated.failures import Failure, PoisonedError
+from partjit.colocated.runtime import scheduler
+from partjit.colocated.runtime.call import Call
+from partjit.colocated.runtime.failures import Failure, PoisonedError
 
 __all__ = ["PendingArray", "when_received"]
 
@@ -98,7 +98,7 @@ class PendingArray(jax.Array):
     def _join(self) -> None:
         call = self._call
         if call is not None:
-            calls.join(call)
+            scheduler.join(call)
             if self._call is not None:
                 raise RuntimeError(f"the thread that ran the colocated call of {call.name!r} was killed")
 

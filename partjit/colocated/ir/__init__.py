@@ -1,0 +1,1 @@
+"""A colocated call as an equation: the primitive, its rules under jax's transformations, and how it is traced."""

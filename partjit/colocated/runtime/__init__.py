@@ -1,0 +1,1 @@
+"""What runs colocated calls: streams and threads, arrays whose values come later, and what interrupts cannot break."""

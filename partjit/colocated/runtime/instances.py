@@ -1,0 +1,127 @@
+"""The objects of colocated classes on this host: constructed by the first call, destroyed after the last one."""
+
+import contextlib
+import functools
+import itertools
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from partjit.colocated.runtime import scheduler, threads
+from partjit.colocated.runtime.call import Lane
+from partjit.colocated.runtime.failures import call_site
+from partjit.colocated.runtime.interrupts import is_interrupt
+from partjit.colocated.runtime.streams import current_stream
+from partjit.colocated.serialization import deserialize, serialize
+
+__all__ = ["Instance", "destroy_all", "instances"]
+
+_numbers = itertools.count()
+
+
+class Instance:
+    """One object on this host, from its construction by the first call to its destruction after the last one.
+
+    The calls that were not run yet refer to it, as does the handle. When nobody does any more, the object goes.
+
+    Attributes:
+        lane: the order of its calls; None if they may overlap.
+        name: the name of the class.
+        number: tells it apart in this process.
+    """
+
+    def __init__(self, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any], concurrent: bool) -> None:
+        self.lane = None if concurrent else Lane()
+        self.name = cls.__name__
+        self.number = next(_numbers)
+        self._recipe: Callable[[], Any] = functools.partial(cls, *args, **kwargs)
+        self._box: list[Any] = []  # with the only reference to the object, to drop it from elsewhere
+        self._error: Exception | None = None
+        self._is_closed = False
+        self._life = Lane()  # no lock: the constructor and `close` may make calls, and wait for them
+        threads.start_deferred()
+        weakref.finalize(self, _destroy_later, self._box).atexit = False
+        instances[self.number] = self
+
+    def object(self) -> Any:
+        """The object, constructed when it is needed for the first time.
+
+        Raises:
+            Exception: what the constructor raised, every time.
+            RuntimeError: it was closed.
+        """
+        if not self._is_closed:
+            with contextlib.suppress(IndexError):  # there is none yet, or no more
+                return self._box[0]
+            if self._life in scheduler.entered_lanes():
+                raise RuntimeError(
+                    f"deadlock: the constructor of {self.name} calls a method of the object that it constructs, which "
+                    "can only run when the constructor has ended. Call the plain method of `self` instead"
+                )
+        return self._in_life("__init__", self._construct)
+
+    def _construct(self) -> Any:
+        if self._is_closed:
+            raise RuntimeError(f"this {self.name} was closed")
+        if self._error is not None:
+            raise self._error
+        if not self._box:
+            try:
+                self._box.append(self._copied_recipe()())
+            except Exception as error:
+                if not is_interrupt(error):  # which says nothing about the constructor
+                    self._error = error
+                raise
+        return self._box[0]
+
+    def _copied_recipe(self) -> Callable[[], Any]:
+        try:
+            data = serialize(self._recipe)
+        except Exception as error:
+            error.add_note(f"{self.name} and the arguments of its constructor are copied for its host")
+            raise
+        return deserialize(data)
+
+    def method(self, name: str) -> Callable[..., Any]:
+        """A method of the object; looked up when it is called, so that it does not keep the object."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return getattr(self.object(), name)(*args, **kwargs)
+
+        return call
+
+    def close(self) -> None:
+        """Closes the object, if there is one, and destroys it."""
+        self._in_life("close", self._close)
+
+    def _close(self) -> None:
+        self._is_closed = True
+        closing = getattr(self._box[0], "close", None) if self._box else None
+        try:
+            if closing is not None:
+                closing()
+        finally:
+            closing = None
+            self._box.clear()
+
+    def _in_life(self, name: str, action: Callable[[], Any]) -> Any:
+        return scheduler.run_in_lanes(f"{self.name}.{name}", call_site(), current_stream(), [self._life], action)
+
+    def destroy(self) -> None:
+        """Destroys the object, if there is one."""
+        self._box.clear()
+
+
+instances: "weakref.WeakValueDictionary[int, Instance]" = weakref.WeakValueDictionary()
+"""The objects of this process, by number."""
+
+
+def _destroy_later(box: list[Any]) -> None:
+    if box:
+        threads.run_later(lambda: threads.start(box.clear))
+
+
+def destroy_all() -> None:
+    """Destroys the objects that are left, at exit."""
+    for instance in [*instances.values()]:
+        instance.destroy()
