@@ -1,23 +1,25 @@
-"""What running programs and their host calls do, as one stream of typed events.
+"""What running programs and their colocated calls do, as one stream of typed events.
 
-Whoever has something to tell emits an event; whoever wants to know subscribes. As long as nobody does, an event costs
-the question whether somebody does, so those who emit ask before they make one:
+Code that does something worth observing emits an event; a listener subscribes. While there are no listeners, an event
+costs one look at a tuple, so code asks before it makes one:
 
     if events.listeners:
         events.emit(events.FragmentDispatched("step", 3, "fragment_0"))
 
 The words of the fields: a *program* has a name and numbers its *executions*; it consists of *fragments*, which run on
-the devices, and of *nodes* between them, which are host calls. A *call* has a number that is unique in the process, and
-stands in a *stream*; it is queued once, started once, and finished or failed once, also if its caller runs it itself.
-What started finishes, also if it failed, unless the event of a failure says so instead.
+the devices, and of *nodes* between them, which are colocated calls and transfers. A *call* has a number that is unique
+in the process, and belongs to a *stream*; it is queued once, started once, and finished or failed once, also if its
+caller runs it itself. What started finishes, also if it failed, unless there is an event for its failure.
 """
 
 import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from partjit.checks import require_callable
 
@@ -39,6 +41,7 @@ __all__ = [
     "WaitStarted",
     "emit",
     "listeners",
+    "span",
     "subscribe",
 ]
 
@@ -51,8 +54,8 @@ class Event:
     """Something that happened.
 
     Attributes:
-        time: when, in seconds of `time.perf_counter()`; now, unless stated.
-        thread: in which thread, as `threading.get_ident()` gives it; in this one, unless stated.
+        time: when, in seconds of `time.perf_counter()`; now by default.
+        thread: in which thread, as `threading.get_ident()` gives it; the current one by default.
 
     Example:
         >>> from partjit import events
@@ -65,219 +68,128 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class ProgramStarted(Event):
-    """A program was called; its caller is the thread of this event.
-
-    Example:
-        >>> from partjit import events
-        >>> events.ProgramStarted("step", 3).execution
-        3
-    """
-
+class _OfExecution(Event):
     program: str
     execution: int
 
 
 @dataclass(frozen=True, slots=True)
-class ProgramFinished(Event):
-    """The caller got the results of a program. Pending ones may still come.
-
-    Example:
-        >>> from partjit import events
-        >>> events.ProgramFinished("step", 3).program
-        'step'
-    """
-
-    program: str
-    execution: int
+class _OfFragment(_OfExecution):
+    fragment: str
 
 
 @dataclass(frozen=True, slots=True)
-class ProgramFailed(Event):
+class _OfNode(_OfExecution):
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class _OfCall(Event):
+    call: int
+    name: str
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramStarted(_OfExecution):
+    """A program was called; its caller is the thread of this event."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramFinished(_OfExecution):
+    """The caller got the results of a program, of which some may still be pending."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramFailed(_OfExecution):
     """The caller of a program got an exception.
 
-    Example:
-        >>> from partjit import events
-        >>> events.ProgramFailed("step", 3, "ValueError: no data").error
-        'ValueError: no data'
+    Attributes:
+        error: its type and message, as the last line of a traceback has them.
     """
 
-    program: str
-    execution: int
     error: str
 
 
 @dataclass(frozen=True, slots=True)
-class FragmentDispatched(Event):
-    """The devices were told to run a fragment, after what they were told before.
-
-    Example:
-        >>> from partjit import events
-        >>> events.FragmentDispatched("step", 3, "fragment_0").fragment
-        'fragment_0'
-    """
-
-    program: str
-    execution: int
-    fragment: str
+class FragmentDispatched(_OfFragment):
+    """A fragment was enqueued on the devices, which run it after what was enqueued before."""
 
 
 @dataclass(frozen=True, slots=True)
-class FragmentReady(Event):
-    """The results of a fragment exist on the devices.
-
-    Example:
-        >>> from partjit import events
-        >>> events.FragmentReady("step", 3, "fragment_0").fragment
-        'fragment_0'
-    """
-
-    program: str
-    execution: int
-    fragment: str
+class FragmentReady(_OfFragment):
+    """The results of a fragment exist on the devices."""
 
 
 @dataclass(frozen=True, slots=True)
-class CallQueued(Event):
-    """A host call was made, by the thread of this event. If that one runs it itself, its start comes right after this.
+class CallQueued(_OfCall):
+    """A colocated call was made, by the thread of this event; if that thread runs it itself, `CallStarted` is next.
 
     Attributes:
         program: the program whose node it is, with the execution and the node; None for a call outside of programs.
-
-    Example:
-        >>> from partjit import events
-        >>> events.CallQueued(7, "load", "io").program is None
-        True
     """
 
-    call: int
-    name: str
-    stream: str
     program: str | None = None
     execution: int | None = None
     node: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class CallStarted(Event):
-    """The function of a host call runs from here on, in the thread of this event.
-
-    Example:
-        >>> from partjit import events
-        >>> events.CallStarted(7, "load", "io").stream
-        'io'
-    """
-
-    call: int
-    name: str
-    stream: str
+class CallStarted(_OfCall):
+    """The function of a colocated call begins to run, in the thread of this event."""
 
 
 @dataclass(frozen=True, slots=True)
-class CallFinished(Event):
-    """The results of a host call are there.
-
-    Example:
-        >>> from partjit import events
-        >>> events.CallFinished(7, "load", "io").call
-        7
-    """
-
-    call: int
-    name: str
-    stream: str
+class CallFinished(_OfCall):
+    """The results of a colocated call exist."""
 
 
 @dataclass(frozen=True, slots=True)
-class CallFailed(Event):
-    """A host call raised something, or could not run.
+class CallFailed(_OfCall):
+    """A colocated call raised an exception, or could not run.
 
-    Example:
-        >>> from partjit import events
-        >>> events.CallFailed(7, "load", "io", "OSError: disk full").error
-        'OSError: disk full'
+    Attributes:
+        error: the type and message of the exception, as the last line of a traceback has them.
     """
 
-    call: int
-    name: str
-    stream: str
     error: str
 
 
 @dataclass(frozen=True, slots=True)
-class TransferStarted(Event):
-    """The values that a node needs began to move between devices and host.
+class TransferStarted(_OfNode):
+    """The values that a node needs began to move between devices and host."""
 
-    Example:
-        >>> from partjit import events
-        >>> events.TransferStarted("step", 3, "log", 4096).nbytes
-        4096
-    """
-
-    program: str
-    execution: int
-    node: str
     nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class TransferFinished(Event):
-    """The values that a node needs have arrived, or never will.
-
-    Example:
-        >>> from partjit import events
-        >>> events.TransferFinished("step", 3, "log").node
-        'log'
-    """
-
-    program: str
-    execution: int
-    node: str
+class TransferFinished(_OfNode):
+    """The values that a node needs have arrived, or never will."""
 
 
 @dataclass(frozen=True, slots=True)
-class WaitStarted(Event):
-    """The caller of a program waits for the result of a host call, because a fragment needs it.
-
-    Example:
-        >>> from partjit import events
-        >>> events.WaitStarted("step", 3, "load").node
-        'load'
-    """
-
-    program: str
-    execution: int
-    node: str
+class WaitStarted(_OfNode):
+    """The caller of a program waits for the result of a colocated call, because a fragment needs it."""
 
 
 @dataclass(frozen=True, slots=True)
-class WaitFinished(Event):
-    """The caller of a program goes on, with the result it waited for or with the exception in its place.
-
-    Example:
-        >>> from partjit import events
-        >>> events.WaitFinished("step", 3, "load").node
-        'load'
-    """
-
-    program: str
-    execution: int
-    node: str
+class WaitFinished(_OfNode):
+    """The caller of a program goes on, with the result it waited for or with the exception in its place."""
 
 
 listeners: tuple[Callable[[Event], None], ...] = ()
-"""Who wants to know. It is replaced, never changed, so that reading it takes no lock."""
+"""The open subscriptions. The tuple is replaced, never changed, so that reading it takes no lock."""
 
 
 def emit(event: Event) -> None:
-    """Tells everybody who listens, in the thread of whom it happened in.
+    """Calls every listener with an event, in the current thread.
 
     Example:
         >>> from partjit import events
         >>> seen = []
         >>> with events.subscribe(seen.append):
         ...     events.emit(events.ProgramStarted("step", 0))
-        >>> events.emit(events.ProgramFinished("step", 0))  # nobody listens any more
+        >>> events.emit(events.ProgramFinished("step", 0))  # the subscription has ended
         >>> [type(event).__name__ for event in seen]
         ['ProgramStarted']
     """
@@ -285,8 +197,49 @@ def emit(event: Event) -> None:
         listener(event)
 
 
+_ENDS: Mapping[type[Event], tuple[type[Event], type[Event]]] = {
+    ProgramStarted: (ProgramFinished, ProgramFailed),
+    CallStarted: (CallFinished, CallFailed),
+    TransferStarted: (TransferFinished, TransferFinished),
+    WaitStarted: (WaitFinished, WaitFinished),
+}
+"""What ends, and what ends with an exception, what has started."""
+
+
+@contextlib.contextmanager
+def span(started: Event) -> Iterator[None]:
+    """Emits the events of a block: `started` before it, and that it finished, or failed, after it.
+
+    Args:
+        started: a `ProgramStarted`, `CallStarted`, `TransferStarted` or `WaitStarted`.
+
+    Example:
+        >>> from partjit import events
+        >>> seen = []
+        >>> with events.subscribe(seen.append), events.span(events.WaitStarted("step", 3, "load")):
+        ...     pass
+        >>> [(type(event).__name__, event.node) for event in seen]
+        [('WaitStarted', 'load'), ('WaitFinished', 'load')]
+    """
+    finished, failed = _ENDS[type(started)]
+    emit(started)
+    try:
+        yield
+    except BaseException as error:
+        emit(_end(failed, started, error))
+        raise
+    emit(_end(finished, started))
+
+
+def _end(end: type[Event], started: Event, error: BaseException | None = None) -> Event:
+    known: dict[str, Any] = {each.name: getattr(started, each.name, None) for each in fields(end) if not each.kw_only}
+    if "error" in known and error is not None:
+        known["error"] = traceback.format_exception_only(error)[0].strip()
+    return end(**known)
+
+
 class Subscription(contextlib.AbstractContextManager["Subscription", None]):
-    """What `subscribe` gives: it ends with `close()`, or at the end of its `with` block.
+    """What `subscribe` returns: it ends with `close()`, or at the end of its `with` block.
 
     Example:
         >>> from partjit import events
@@ -301,17 +254,17 @@ class Subscription(contextlib.AbstractContextManager["Subscription", None]):
         self._is_open = False
 
     def __call__(self, event: Event) -> None:
-        """Hands an event to the listener, and ends if that raises: a program does not fail because it is watched."""
-        if not self._is_open:  # whoever emitted it may have looked at the listeners before this one went
+        """Passes an event to the listener, and ends if that raises: a program does not fail because it is observed."""
+        if not self._is_open:  # it may have been emitted with a tuple of listeners from before the end
             return
         try:
             self._listener(event)
         except Exception:
             if self._end():
-                _logger.exception("the listener %r raised on %r; it is not told anything any more", self, event)
+                _logger.exception("the listener %r raised on %r; it is not called any more", self, event)
 
     def close(self) -> None:
-        """Ends it; a second time does nothing. A listener that another thread is in at this moment is not waited for.
+        """Ends it; a second time does nothing. A listener that runs in another thread at this moment is not waited for.
 
         Example:
             >>> from partjit import events
@@ -329,7 +282,7 @@ class Subscription(contextlib.AbstractContextManager["Subscription", None]):
             listeners = (*listeners, self)
 
     def _end(self) -> bool:
-        """Whether it was this that ended it."""
+        """Whether it was open until now."""
         global listeners
         with _lock:
             was_open, self._is_open = self._is_open, False
@@ -341,10 +294,10 @@ class Subscription(contextlib.AbstractContextManager["Subscription", None]):
 
 
 def subscribe(listener: Callable[[Event], None]) -> Subscription:
-    """Calls a function with every event from now on, until the `with` block ends or the subscription is closed.
+    """Calls a function with every event, until the `with` block ends or the subscription is closed.
 
-    The function is called by whoever emits, in any thread and in several at the same time, so it is to be quick. If it
-    raises, this is logged and the function is not called again.
+    The function is called by the code that emits, in any thread and in several at the same time, so it should be quick.
+    If it raises, this is logged and the function is not called again.
 
     Raises:
         TypeError: it cannot be called.

@@ -1,5 +1,6 @@
 """The stream of events: what an event knows by itself, and who is told."""
 
+import contextlib
 import copy
 import dataclasses
 import gc
@@ -227,6 +228,43 @@ def test_a_closed_subscription_leaves_nothing_behind():
         pass
     gc.collect()
     assert not [thing for thing in gc.get_objects() if isinstance(thing, Listener)]
+
+
+def span_of(started, block):
+    seen = []
+    with events.subscribe(seen.append), contextlib.suppress(ZeroDivisionError), events.span(started):
+        block()
+    assert seen[0] is started
+    assert seen[1].thread == threading.get_ident()
+    return seen[1:]
+
+
+@pytest.mark.parametrize(
+    ("started", "finished", "failed"),
+    [
+        (events.ProgramStarted("step", 3), events.ProgramFinished("step", 3), events.ProgramFailed("step", 3, "")),
+        (events.CallStarted(7, "f", "io"), events.CallFinished(7, "f", "io"), events.CallFailed(7, "f", "io", "")),
+        (events.TransferStarted("step", 3, "log", 64), *[events.TransferFinished("step", 3, "log")] * 2),
+        (events.WaitStarted("step", 3, "log"), *[events.WaitFinished("step", 3, "log")] * 2),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_a_span_emits_how_it_ended(started, finished, failed):
+    (end,) = span_of(started, lambda: None)
+    assert end == dataclasses.replace(finished, time=end.time)
+    (end,) = span_of(started, lambda: 1 // 0)
+    error = {"error": "ZeroDivisionError: integer division or modulo by zero"} if hasattr(failed, "error") else {}
+    assert end == dataclasses.replace(failed, time=end.time, **error)
+
+
+def test_a_span_leaves_the_traceback_as_it_is():
+    def fails():
+        with events.span(an_event()):
+            raise KeyError("inside")
+
+    with pytest.raises(KeyError, match="inside") as caught:
+        fails()
+    assert [entry.name for entry in caught.traceback] == ["test_a_span_leaves_the_traceback_as_it_is", "fails"]
 
 
 def test_only_what_can_be_called_listens():
