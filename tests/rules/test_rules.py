@@ -178,6 +178,25 @@ def test_what_nobody_reads_leaves_the_program(mesh):
     assert len(eqn.params["donated_invars"]) == len(eqn.params["jaxpr"].in_avals) == 1
 
 
+def test_dead_equations_leave_a_program_of_which_everything_is_read(mesh):
+    def fun(a):
+        jnp.sin(a)
+        return a * 2
+
+    def primitives(jaxpr):
+        (eqn,) = jaxpr.eqns
+        return [inner.primitive.name for inner in eqn.params["jaxpr"].eqns]
+
+    with mesh:
+        jaxpr = jax.make_jaxpr(pjit(fun, in_axis_resources=P("x"), out_axis_resources=P("x")))(X)
+    assert primitives(jaxpr) == ["sin", "mul"]
+    live, used = jax.interpreters.partial_eval.dce_jaxpr(jaxpr.jaxpr, [True])[:2]
+    assert list(used) == [True]
+    assert primitives(live) == ["mul"]
+    again, _ = jax.interpreters.partial_eval.dce_jaxpr(live, [True])[:2]
+    assert again.eqns[0].params["jaxpr"] is live.eqns[0].params["jaxpr"]  # and what was compiled for it is found
+
+
 def test_a_program_nobody_reads_is_dropped_unless_it_has_an_effect(mesh):
     seen = []
     silent = pjit(lambda x: x * 2, in_axis_resources=P("x"))
@@ -254,6 +273,20 @@ def test_checkify(mesh):
                 checked(X - 1, np.float32(2))[0].throw()
             with pytest.raises(checkify.JaxRuntimeError, match="division by zero"):
                 checked(X + 1, np.float32(0))[0].throw()
+
+
+def test_checkify_gives_away_the_arguments_that_are_donated_and_no_error(mesh):
+    def fun(x, y):
+        checkify.check(jnp.all(x > 0), "not positive")
+        return x + y
+
+    function = pjit(fun, in_axis_resources=P("x"), out_axis_resources=P("x"), donate_argnums=1)
+    with mesh:
+        jaxpr = jax.make_jaxpr(checkify.checkify(lambda x, y: function(function(x, y), x + y)))(X, X)
+    first, second = (eqn for eqn in jaxpr.eqns if eqn.primitive is pjit_p)
+    assert first.params["donated_invars"] == (False, True)
+    assert len(second.invars) > 2, "the error of the first call goes into the second"
+    assert second.params["donated_invars"] == (*[False] * (len(second.invars) - 1), True)
 
 
 def test_debug_print_and_callbacks_run_once_per_call(mesh, capfd):
