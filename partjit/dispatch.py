@@ -19,6 +19,7 @@ from partjit import _compat
 from partjit._compat import UnspecifiedValue, core
 from partjit.arguments import Numbered, positions, require_values
 from partjit.compile import Program, lower
+from partjit.infer import Definition, forget, infer_program
 from partjit.mesh import auto_twin, has_explicit_axes, is_tracing_program
 from partjit.placement import Misplaced, misplaced, reshard
 from partjit.plan.ir.flat import has_calls
@@ -37,26 +38,18 @@ class CacheMiss:
 
     Args:
         fun: the user's function.
-        name: its name.
-        infer: takes `(args, kwargs)` to a program and the flat arguments.
-        static: the numbers and names of its static arguments.
+        definition: what `pjit` was given with it.
 
     Attributes:
         recent: the last calls of programs that a plan runs.
-        functions: the C++ functions that call this, for those programs to be let out of.
+        functions: the C++ functions that call this; `_let_others_in` replaces their entries.
     """
 
-    def __init__(
-        self,
-        fun: Callable[..., Any],
-        name: str,
-        infer: Callable[..., tuple[Program, list[Any]]],
-        static: Numbered,
-    ) -> None:
+    def __init__(self, fun: Callable[..., Any], definition: Definition) -> None:
         self._fun = fun
-        self._infer = infer
-        self._misplacement = Misplaced(name)
-        self.recent = Recent(static)
+        self._definition = definition
+        self._misplacement = Misplaced(definition.name)
+        self.recent = Recent(definition.static)
         self.functions: tuple[Any, ...] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
@@ -66,7 +59,7 @@ class CacheMiss:
         result = self.recent.call(args, kwargs)
         if result is not UNKNOWN:
             return result, None, False
-        program, leaves = self._infer(args, kwargs)
+        program, leaves = infer_program(self._fun, self._definition, args, kwargs)
         values = [*program.consts, *leaves]
         if not _compat.trace_state_clean() or any(isinstance(value, core.Tracer) for value in values):
             outs = _bind(program, values)
@@ -111,36 +104,25 @@ class CacheMiss:
 
 
 class _LettingIn(threading.local):
-    def __init__(self) -> None:
-        self.is_on = False
+    is_on = False
 
 
 _letting_in = _LettingIn()
 
 
 def make_function(
-    fun: Callable[..., Any],
-    on_values: Callable[..., Any],
-    name: str,
-    cache_miss: CacheMiss,
-    static_and_donate: tuple[Numbered, Numbered],
-    key: tuple[Any, ...],
-    methods: Mapping[str, Callable[..., Any]],
-    forget: Callable[[], None],
+    fun: Callable[..., Any], definition: Definition, on_values: Callable[..., Any], methods: Mapping[str, Any]
 ) -> Any:
     """The C++ function that dispatches calls, with attributes like those of `fun` and methods of its own.
 
     Args:
         fun: the user's function.
+        definition: what `pjit` was given with it.
         on_values: what it calls under `jax.disable_jit()`.
-        name: its name.
-        cache_miss: what it calls where it does not know what to do.
-        static_and_donate: (numbers, names) of the static and of the donated arguments.
-        key: what tells functions made of the same `fun` apart.
         methods: what it can do besides being called.
-        forget: empties the caches of the stages before; `clear_cache` of the function calls it.
     """
-    static, donate = static_and_donate
+    name, static, donate, key = definition.name, definition.static, definition.donate, definition.dispatch_key
+    cache_miss = CacheMiss(fun, definition)
     function = cpp_function = _compat.make_cpp_function(on_values, name, cache_miss, static, key)
     cpp_function._fun = fun  # where jax looks for the function when a result has a NaN
     if _compat.USE_OF_DONATED_BUFFERS_CRASHES and any(donate):
@@ -157,7 +139,7 @@ def make_function(
         """Forgets all that was traced and compiled for this function."""
         cpp_function._clear_cache()
         cache_miss.recent.forget()
-        forget()
+        forget(fun)
 
     def by_name(_protocol: int) -> str:
         qualname = getattr(function, "__qualname__", None)

@@ -17,34 +17,18 @@ from jax.sharding import PartitionSpec as P
 
 from partjit import _compat
 from partjit._compat import UnspecifiedValue, abstractify, core
-from partjit.arguments import Arguments, check_results
+from partjit.arguments import check_results
 from partjit.checks import flattened
 from partjit.colocated.ir.eager import Home, as_array, running_at
 from partjit.compile import own_sharding
+from partjit.infer import Definition, infer, out_specs_of
 from partjit.mesh import auto_twin, tracing_under
 from partjit.plan.passes.shardings import home_of
 from partjit.primitive import shardings_of
 from partjit.trace import with_static
 from partjit.validate import check_devices, check_specs, raise_failures
 
-__all__ = ["Inferred", "OnValues", "on_values"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Inferred:
-    """What is known of a call before the function is traced.
-
-    Attributes:
-        arguments: its arguments, taken apart.
-        avals: their types.
-        in_specs: their specs.
-        mesh: the mesh of the program.
-    """
-
-    arguments: Arguments
-    avals: tuple[Any, ...]
-    in_specs: tuple[Any, ...]
-    mesh: Any
+__all__ = ["OnValues", "on_values"]
 
 
 class OnValues:
@@ -52,22 +36,12 @@ class OnValues:
 
     Args:
         fun: the user's function, weakly: what calls this keeps it.
-        name: its name.
-        infer: takes `(args, kwargs)` to what is known of the call.
-        out_specs: takes the structure of the result and the types of its leaves to their specs.
+        definition: what `pjit` was given with it.
     """
 
-    def __init__(
-        self,
-        fun: "weakref.ref[Callable[..., Any]]",
-        name: str,
-        infer: Callable[[Any, Any], Inferred],
-        out_specs: Callable[[Any, Sequence[Any]], Sequence[Any]],
-    ) -> None:
+    def __init__(self, fun: "weakref.ref[Callable[..., Any]]", definition: Definition) -> None:
         self._fun = fun
-        self._name = name
-        self._infer = infer
-        self._out_specs = out_specs
+        self._definition = definition
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -78,8 +52,8 @@ class OnValues:
         """The result of a call."""
         fun = self._fun()
         assert fun is not None
-        known = self._infer(args, kwargs)
-        arguments, mesh, name = known.arguments, known.mesh, self._name
+        known = infer(self._definition, args, kwargs)
+        arguments, mesh, name = known.arguments, known.mesh, self._definition.name
         failures = check_specs("pjit arguments", arguments.paths, known.avals, known.in_specs, mesh)
         failures += check_devices(arguments.paths, arguments.leaves, known.in_specs, mesh)
         raise_failures(failures, name, mesh)
@@ -94,7 +68,7 @@ class OnValues:
         check_results([leaf for _, leaf in with_paths], paths, name)
         results = [as_array(leaf) for _, leaf in with_paths]
         avals = [*map(abstractify, results)]
-        out_specs = self._out_specs(out_tree, avals)
+        out_specs = out_specs_of(self._definition, out_tree, avals)
         raise_failures(check_specs("pjit outputs", paths, avals, out_specs, mesh), name, mesh)
         home = dataclasses.replace(home, sharding=_on(mesh, home.sharding))
         shardings = shardings_of(out_specs, mesh)
@@ -106,16 +80,17 @@ class OnValues:
 _made: dict[int, dict[Any, OnValues]] = {}
 
 
-def on_values(fun: Callable[..., Any], key: Any, make: Callable[["weakref.ref[Any]"], OnValues]) -> OnValues:
-    """What was made for this function and key, or what `make` makes of a weak reference to the function.
+def on_values(fun: Callable[..., Any], definition: Definition) -> OnValues:
+    """The `OnValues` of a function and a definition.
 
     It is by the identity of this object that jax's C++ function finds compiled calls again, so it must be the same
-    when the same function is wrapped once more, and live as long as that function.
+    when the same function is wrapped once more with an equal dispatch key, and live as long as that function.
     """
+    key = definition.dispatch_key
     if id(fun) not in _made:
         weakref.finalize(fun, _made.pop, id(fun), None).atexit = False
     of_fun = _made.setdefault(id(fun), {})
-    return of_fun.get(key) or of_fun.setdefault(key, make(weakref.ref(fun)))
+    return of_fun.get(key) or of_fun.setdefault(key, OnValues(weakref.ref(fun), definition))
 
 
 def _home(mesh: Any, leaves: Sequence[Any]) -> Home:

@@ -1,0 +1,241 @@
+"""What a call needs to know before it runs: its arguments, their specs, its mesh, and the traced, validated program.
+
+Plain functions of a definition (what `pjit` was given) and the arguments of a call; `dispatch` asks for the program,
+`eager` for what is known without a trace.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from partjit import _compat, rules
+from partjit._compat import UNSPECIFIED, UnspecifiedValue, core
+from partjit.arguments import Arguments, Numbered, abstract_arguments, check_call, flatten_arguments
+from partjit.compile import Program
+from partjit.errors import ShardingError
+from partjit.mesh import ambient_mesh, program_mesh
+from partjit.spec import FROM_ARRAY, ParsedPartitionSpec
+from partjit.structs import is_abstract, on_devices, require_devices
+from partjit.trace import trace
+from partjit.trees import broadcast_specs
+from partjit.validate import Failure, check_devices, check_specs, raise_failures, require_mesh
+
+__all__ = ["Definition", "Inferred", "forget", "infer", "infer_program", "out_specs_of"]
+
+del rules  # imported to register the rules of the primitives
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Definition:
+    """What `pjit` was given besides the function, checked as far as that goes without a call.
+
+    It is part of the keys of caches that must not keep the function.
+
+    Attributes:
+        name: what the program is called.
+        source: where the function is, for the jaxpr's debug information.
+        signature: the function's signature, or None if it has none.
+        in_name, out_name: what the user called the spec trees.
+        in_specs, out_specs: the parsed spec trees.
+        static, donate: (numbers, names) of static and donated arguments in the user's numbering.
+        keep_unused: see `Program`.
+    """
+
+    name: str
+    source: str
+    signature: inspect.Signature | None
+    in_name: str
+    out_name: str
+    in_specs: Any
+    out_specs: Any
+    static: Numbered
+    donate: Numbered
+    keep_unused: bool
+
+    @functools.cached_property
+    def dispatch_key(self) -> tuple[Any, ...]:
+        """What must be equal for two pjits of one function to share compiled calls.
+
+        The length of a spec counts here, unlike in its equality: P() and P(None) mean the same, but only one of them
+        may stand for a scalar.
+        """
+        in_leaves, in_tree = jax.tree.flatten(self.in_specs)
+        out_leaves, out_tree = jax.tree.flatten(self.out_specs)
+        leaves = [*in_leaves, *out_leaves]
+        ranks = tuple(len(leaf) if isinstance(leaf, ParsedPartitionSpec) else -1 for leaf in leaves)
+        names = (self.name, self.in_name, self.out_name)
+        return (tuple(leaves), in_tree, out_tree, ranks, names, self.static, self.donate, self.keep_unused)
+
+
+@dataclasses.dataclass(frozen=True)
+class Inferred:
+    """What is known of a call before its function is traced.
+
+    Attributes:
+        arguments: its flat arguments.
+        avals: their types.
+        in_specs: their specs.
+        mesh: the mesh of the program.
+    """
+
+    arguments: Arguments
+    avals: tuple[Any, ...]
+    in_specs: tuple[Any, ...]
+    mesh: Mesh
+
+
+def infer(definition: Definition, args: Sequence[Any], kwargs: dict[str, Any]) -> Inferred:
+    """What is known of a call before the function is traced."""
+    check_call(definition.name, definition.signature, definition.static, definition.donate, args, kwargs)
+    _check_keywords(definition, kwargs)
+    arguments = flatten_arguments(definition.signature, args, kwargs, definition.static, definition.donate)
+    arguments = on_devices(arguments, ambient_mesh())
+    avals = abstract_arguments(arguments, definition.name)
+    in_specs = _in_specs(definition, arguments)
+    out_leaves = jax.tree.leaves(definition.out_specs)
+    parsed = [spec for spec in (*in_specs, *out_leaves) if isinstance(spec, ParsedPartitionSpec)]
+    mesh = program_mesh(
+        [spec.mesh for spec in parsed if spec.mesh is not None] if parsed else _meshes_of_arrays(arguments.leaves),
+        has_bare_specs=any(spec.mesh is None for spec in parsed),
+    )
+    require_mesh(mesh, parsed, "pjit", definition.name)
+    arguments = on_devices(arguments, mesh)
+    require_devices(arguments, in_specs, definition.name, mesh)
+    return Inferred(arguments, avals, in_specs, mesh)
+
+
+def infer_program(
+    fun: Callable[..., Any], definition: Definition, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Program, list[Any]]:
+    """The program of a call, and its flat arguments."""
+    known = infer(definition, args, kwargs)
+    arguments, in_specs, mesh = known.arguments, known.in_specs, known.mesh
+    donated = arguments.donated if not _compat.results_are_checked() else (False,) * len(arguments.donated)
+    outcome = _program(
+        fun, definition, arguments.tree, known.avals, arguments.static, arguments.paths, in_specs, donated, mesh
+    )
+    failures = [] if isinstance(outcome, Program) else outcome
+    raise_failures(
+        [*failures, *check_devices(arguments.paths, arguments.leaves, in_specs, mesh)], definition.name, mesh
+    )
+    return outcome, arguments.leaves
+
+
+def out_specs_of(definition: Definition, out_tree: Any, out_avals: Sequence[Any]) -> tuple[Any, ...]:
+    """One spec per flat result of a function, from the structure of its result and their types."""
+    specs = definition.out_specs
+    if isinstance(specs, UnspecifiedValue):
+        return (specs,) * len(out_avals)
+    return tuple(broadcast_specs(specs, jax.tree.unflatten(out_tree, out_avals), definition.out_name))
+
+
+def forget(fun: Callable[..., Any]) -> None:
+    """Empties the caches of traces and programs of a function."""
+    trace.evict_weakref(fun)
+    _program.evict_weakref(fun)
+
+
+@_compat.weakref_cache
+def _program(
+    fun: Callable[..., Any],
+    definition: Definition,
+    in_tree: Any,
+    avals: tuple[Any, ...],
+    static: tuple[tuple[int | str, Any], ...],
+    paths: tuple[str, ...],
+    in_specs: tuple[Any, ...],
+    donated: tuple[bool, ...],
+    mesh: Mesh,
+) -> Program | list[Failure]:
+    """The program of a call, or all that is wrong with its specs."""
+    failures = check_specs("pjit arguments", paths, avals, in_specs, mesh)
+    try:
+        traced = trace(fun, in_tree, avals, static, paths, definition.source, mesh)
+    except Exception:
+        if failures:  # most likely the reason
+            return failures
+        raise
+    out_specs = out_specs_of(definition, traced.out_tree, traced.jaxpr.out_avals)
+    failures += check_specs("pjit outputs", traced.out_paths, traced.jaxpr.out_avals, out_specs, mesh)
+    if failures:
+        return failures
+    consts = len(traced.consts)
+    return Program(
+        traced.jaxpr,
+        traced.consts,
+        (*[UNSPECIFIED] * consts, *in_specs),
+        out_specs,
+        mesh,
+        (*[False] * consts, *donated),
+        definition.name,
+        definition.keep_unused,
+        in_tree,
+        traced.out_tree,
+        paths,
+    )
+
+
+def _in_specs(definition: Definition, arguments: Arguments) -> tuple[Any, ...]:
+    """One spec per flat argument; FROM_ARRAY is replaced by the array's."""
+    specs = definition.in_specs
+    if isinstance(specs, UnspecifiedValue) or specs is FROM_ARRAY:
+        flat = [specs] * len(arguments.leaves)
+    else:
+        positional, _ = jax.tree.unflatten(arguments.tree, arguments.leaves)
+        flat = broadcast_specs(specs, positional, definition.in_name, single_argument=len(positional) == 1)
+    return tuple(
+        _spec_of_array(leaf, path, definition.in_name) if spec is FROM_ARRAY else spec
+        for spec, leaf, path in zip(flat, arguments.leaves, arguments.paths, strict=True)
+    )
+
+
+def _meshes_of_arrays(leaves: Sequence[Any]) -> list[Any]:
+    """The meshes on which arrays lie that stay as they are, where nothing else says which mesh the program is for.
+
+    Those of the shape of the ambient mesh are left out: it is they that are on it.
+    """
+    ambient = ambient_mesh()
+    return [
+        leaf.sharding.mesh
+        for leaf in leaves
+        if isinstance(leaf, jax.Array)
+        and not isinstance(leaf, core.Tracer)
+        and isinstance(leaf.sharding, jax.sharding.NamedSharding)
+        and not ambient.empty
+        and leaf.sharding.mesh.shape != ambient.shape
+        and leaf.sharding.device_set == {*ambient.devices.flat}
+    ]
+
+
+def _spec_of_array(leaf: Any, path: str, in_name: str) -> Any:
+    if isinstance(leaf, core.Tracer):
+        return UNSPECIFIED  # the enclosing program decides where its values are
+    if is_abstract(leaf):
+        return UNSPECIFIED  # its devices are those of the program, if there is one
+    sharding = getattr(leaf, "sharding", None)
+    if sharding is None or not getattr(leaf, "committed", True):
+        kind = "an uncommitted array" if isinstance(leaf, jax.Array) else f"a {type(leaf).__name__}"
+        raise ShardingError(
+            f"{in_name} of {path} cannot be `pjit.FROM_GDA` (FROM_ARRAY), because {path} is {kind}, which has no "
+            "sharding of its own to take: place it with jax.device_put, or give a PartitionSpec"
+        )
+    mesh = ambient_mesh()
+    if isinstance(sharding, jax.sharding.NamedSharding) and (mesh.empty or sharding.device_set == {*mesh.devices.flat}):
+        return ParsedPartitionSpec.from_user_input(sharding, in_name)
+    return UNSPECIFIED  # a committed array stays as it is
+
+
+def _check_keywords(definition: Definition, kwargs: dict[str, Any]) -> None:
+    dynamic = [name for name in kwargs if name not in definition.static[1]]
+    specs = definition.in_specs
+    if dynamic and not isinstance(specs, UnspecifiedValue) and specs is not FROM_ARRAY:
+        raise ValueError(
+            f"pjit does not support kwargs when {definition.in_name} is specified: its specs are for positional "
+            f"arguments, and {definition.name} was called with {', '.join(f'{name}=' for name in dynamic)}. Pass "
+            f"{'it' if len(dynamic) == 1 else 'them'} by position, or leave {definition.in_name} out"
+        )
