@@ -588,3 +588,52 @@ def test_what_a_function_left_undone_another_thread_does(ends):
         presence.of(function, otherwise=done.set)()
     assert not presence.is_on
     assert done.wait(0.1 if ends == "leaves" else SECONDS) is (ends != "leaves")
+
+
+def thrown_at(step):
+    """Throws into this thread, at the so-manieth line that what drives its call reaches after that; says where."""
+    frame, lines = sys._getframe(), []
+    while frame.f_code is not scheduler._drive.__code__:
+        frame = frame.f_back
+
+    def trace(traced, event, _):
+        if traced is frame and event == "line":
+            lines.append(traced.f_lineno)
+        is_thrown = len(lines) > step
+        if is_thrown or (traced is frame and event == "return"):
+            sys.settrace(None)
+            frame.f_trace = None
+        if is_thrown:
+            rendezvous.logs["thrown"].append(lines[-1])
+            raise Interrupt
+        return trace
+
+    frame.f_trace = trace
+    sys.settrace(trace)
+
+
+def value_or_error(result):
+    try:
+        return float(result)
+    except RuntimeError as error:
+        assert "the thread that ran the colocated call of '<lambda>' was killed" in str(error)
+        return "killed"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_what_is_thrown_into_a_worker_behind_a_call_keeps_nobody_waiting():
+    options = {"out_specs_fn": lambda x: x, "mode": "stream", "stream": "thrown into"}
+    lines = []
+    for step in range(60):
+        first = colocated_python(lambda x, step=step: (rendezvous.hear("queued"), thrown_at(step), x)[2], **options)
+        behind = colocated_python(lambda x: x + 1, **options)
+        results = [first(one), behind(one), behind(one)]
+        rendezvous.say("queued")
+        colocated.wait(timeout=SECONDS)
+        values = [*map(value_or_error, results)]
+        assert values in ([1, 2, 2], [1, "killed", 2], [1, 2, "killed"]), "the call it was about to run, at most"
+        if not rendezvous.logs["thrown"]:
+            break
+        lines += rendezvous.logs["thrown"]
+        rendezvous.clear()
+    assert len({*lines}) >= 8, "each line that is reached behind a call"
