@@ -616,8 +616,7 @@ def value_or_error(result):
     try:
         return float(result)
     except RuntimeError as error:
-        assert "the thread that ran the colocated call of '<lambda>' was killed" in str(error)
-        return "killed"
+        return "killed" if "the thread that ran the colocated call of '<lambda>' was killed" in str(error) else error
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
