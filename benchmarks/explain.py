@@ -24,10 +24,10 @@ import numpy as np
 import cold
 import report
 from partjit import Mesh
-from partjit.inspect.annotate import partition
 from partjit.inspect.explain import explain
 from partjit.inspect.predicted import predict
-from partjit.inspect.subject import trace_subject
+from partjit.inspect.propagation import partition
+from partjit.inspect.tracing import trace_function
 
 ANNOTATION_BOUND = 0.30
 GROWTH_BOUND = 1.30
@@ -77,7 +77,7 @@ def timed(clock: Clock, fun: Callable[[], Any]) -> tuple[Any, float]:
 
 def annotate(subject: Subject, mesh: Mesh, clock: Clock) -> dict[str, float]:
     """Seconds for the annotation of a step that is traced, and for its collectives."""
-    traced = trace_subject(subject.step, (subject.state, subject.tokens), {}, mesh)
+    traced = trace_function(subject.step, (subject.state, subject.tokens), {}, mesh)
     partitioned, annotation = timed(clock, lambda: partition(traced.whole, keep_text=True))
     _, collectives = timed(clock, lambda: predict(partitioned))
     return {"annotation": annotation, "collectives": collectives, "both": annotation + collectives}

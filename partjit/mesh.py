@@ -21,7 +21,7 @@ from partjit import _compat
 from partjit.checks import items_of, require, require_mesh_type, shown, wrong_type, wrong_value
 from partjit.errors import MeshChangedError
 from partjit.render.picture import Picture
-from partjit.render.pieces import Dimension, Layout, Piece
+from partjit.render.piece_grid import Dimension, Piece, PieceGrid
 
 __all__ = [
     "Mesh",
@@ -302,7 +302,7 @@ def picture(mesh: jax.sharding.Mesh) -> Picture:
     devices = mesh.devices
     remote = frozenset(d.id for d in devices.flat if d.process_index != d.client.process_index())
     axes = zip(mesh.axis_names, mesh.axis_types, devices.shape, strict=True)
-    layout = Layout(
+    grid = PieceGrid(
         f"mesh ({describe_mesh(mesh)}) of {devices.size} {next((d.platform for d in devices.flat), 'no')} devices",
         (),
         tuple(Dimension(name, f"{size} ({kind.name})", tuple(map(str, range(size)))) for name, kind, size in axes),
@@ -311,7 +311,7 @@ def picture(mesh: jax.sharding.Mesh) -> Picture:
         remote,
         noun="device",
     )
-    return Picture(layout)
+    return Picture(grid)
 
 
 def _mesh_changed(outer: jax.sharding.Mesh, mesh: jax.sharding.Mesh) -> MeshChangedError:

@@ -38,7 +38,7 @@ exit codes:
   1  it could not be: something is not there, a spec does not fit, your code raised an exception
   2  an argument is not well written; a caret shows where
 
-JSON: what partjit.inspect.data.as_data documents, with "why" and "jaxpr" if those were asked for,
+JSON: what partjit.inspect.report_data.as_data documents, with "why" and "jaxpr" if those were asked for,
 or {"error": {"message", "argument", "text", "span": [start, stop] or null}}.
 """
 

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from partjit import _compat
-from partjit.inspect.sites import Site
+from partjit.inspect.user_lines import Site
 from partjit.shardy import Layout
 
 __all__ = ["AnnotatedEquation", "AnnotatedJaxpr", "AnnotatedValue", "shown_spec"]

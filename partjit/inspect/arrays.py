@@ -16,7 +16,7 @@ from partjit.mesh import ambient_mesh
 from partjit.mesh import picture as mesh_picture
 from partjit.render.numbers import shown_bytes
 from partjit.render.picture import Picture
-from partjit.render.pieces import Dimension, Layout, Piece
+from partjit.render.piece_grid import Dimension, Piece, PieceGrid
 
 __all__ = ["ArrayPicture", "draw_array", "draw_mesh"]
 
@@ -186,7 +186,7 @@ def _picture(shape: tuple[int, ...], dtype: Any, tiles: Tiles) -> ArrayPicture:
         for position in cuts
     )
     whole = f"{'' if dtype is None else dtype}[{','.join(map(str, shape))}]"
-    layout = Layout(
+    grid = PieceGrid(
         f"{whole} {tiles.sharding}",
         (_sizes(shape, cuts, sizes, pieces, unit), *tiles.notes),
         tuple(_dimension(*of) for of in zip(range(len(shape)), shape, tiles.cuts, tiles.over, strict=True)),
@@ -195,7 +195,7 @@ def _picture(shape: tuple[int, ...], dtype: Any, tiles: Tiles) -> ArrayPicture:
         tiles.remote,
     )
     held = tuple((tuple(slice(*cut) for cut in cuts[piece.position]), piece.devices) for piece in pieces)
-    return ArrayPicture(layout, shape, held)
+    return ArrayPicture(grid, shape, held)
 
 
 def _dimension(dim: int, size: int, cuts: Sequence[tuple[int, int]], over: str) -> Dimension:

@@ -24,7 +24,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from partjit.inspect.sites import Site
+from partjit.inspect.user_lines import Site
 
 __all__ = ["KINDS", "Collective", "Member", "Total", "bytes_moved", "repeated", "total_bytes"]
 

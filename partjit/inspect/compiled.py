@@ -6,11 +6,11 @@ from typing import Any
 
 from partjit import _compat
 from partjit.compile import lower_jaxpr_anew
-from partjit.inspect.annotate import Unit
 from partjit.inspect.collectives import Collective, repeated
 from partjit.inspect.hlo.optimized import read_collectives
 from partjit.inspect.hlo.rematerialization import Rematerialization, catch_rematerializations, with_sites
 from partjit.inspect.memory import Memory, read_memory
+from partjit.inspect.propagation import Unit
 
 __all__ = ["CompiledUnit", "compile_unit"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from partjit.checks import require_integer
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue, shown_spec
-from partjit.inspect.sites import Site, shown_site
+from partjit.inspect.user_lines import Site, shown_site
 from partjit.render.html import fragment
 from partjit.render.html import table as html_table
 from partjit.render.numbers import shown_bytes

@@ -5,15 +5,15 @@ from typing import Any
 from jax.sharding import Mesh
 
 from partjit.checks import require_flag, require_mesh_type, require_number
-from partjit.inspect.annotate import partition
 from partjit.inspect.collectives import repeated
 from partjit.inspect.compiled import compile_unit
 from partjit.inspect.findings import Finding, findings_of
+from partjit.inspect.flops import flops_of
 from partjit.inspect.memory import estimate_memory
 from partjit.inspect.predicted import predict
+from partjit.inspect.propagation import partition
 from partjit.inspect.report import Collectives, Report
-from partjit.inspect.subject import fragments_of, trace_subject
-from partjit.inspect.work import flops_of
+from partjit.inspect.tracing import fragments_of, trace_function
 
 __all__ = ["explain"]
 
@@ -61,7 +61,7 @@ def explain(
         require_mesh_type("explain", "mesh", mesh)
     compiled = require_flag("explain", "compiled", compiled)
     require_number("explain", "large", large, "a number of bytes")
-    subject = trace_subject(fun, args, kwargs, mesh)
+    subject = trace_function(fun, args, kwargs, mesh)
     whole = partition(subject.whole, keep_text=True)
     if subject.plan is None:
         programs, donated = (whole,), (subject.donated,)

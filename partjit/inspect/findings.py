@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from partjit._compat import UNSPECIFIED
-from partjit.inspect.annotate import Partitioned
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue, shown_spec
 from partjit.inspect.collectives import Collective
-from partjit.inspect.sites import Site, shown_site
+from partjit.inspect.propagation import Partitioned
+from partjit.inspect.user_lines import Site, shown_site
 from partjit.primitive import sharding_constraint_p
 from partjit.render.numbers import shown_bytes
 
@@ -210,7 +210,7 @@ def _in_loops(partitioned: Partitioned, collectives: Sequence[Collective]) -> It
             body = equation.bodies.get("jaxpr") or equation.bodies.get("body_jaxpr")
             if body is not None:
                 invariant.update((value.number, value) for value in body.inputs[: equation.constants])
-    equations = partitioned.opened.equations
+    equations = partitioned.inlined.equations
     for collective in collectives:
         if not collective.tags or collective.kind != "all-gather" or (collective.times or 2) <= 1:
             continue

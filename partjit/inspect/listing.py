@@ -7,7 +7,7 @@ from typing import Any
 
 from partjit._compat import UnspecifiedValue
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue, shown_spec
-from partjit.inspect.sites import Site, shown_line
+from partjit.inspect.user_lines import Site, shown_line
 from partjit.render.numbers import shown_bytes
 
 __all__ = ["Line", "Listing", "lines_of", "shown_params"]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from partjit._compat import core
-from partjit.inspect.annotate import Partitioned
-from partjit.inspect.opened import mark_p
+from partjit.inspect.inlining import mark_p
+from partjit.inspect.propagation import Partitioned
 from partjit.render.numbers import shown_bytes
 
 __all__ = ["Memory", "estimate_memory", "read_memory"]
@@ -48,16 +48,16 @@ def estimate_memory(partitioned: Partitioned, donated: Sequence[bool]) -> Memory
         partitioned: the unit.
         donated: for each argument whether its memory may be reused.
     """
-    opened, layouts = partitioned.opened, partitioned.opened.layouts
+    inlined, layouts = partitioned.inlined, partitioned.inlined.layouts
 
     def size(var: Any) -> int:
-        layout = layouts.get(opened.numbers.get(var, -1))
+        layout = layouts.get(inlined.numbers.get(var, -1))
         if layout is None or not hasattr(var.aval, "dtype"):
             return 0
         parts = (math.prod(sizes) for sizes in layout.parts)
         return math.prod(-(-n // k) for n, k in zip(var.aval.shape, parts, strict=False)) * var.aval.dtype.itemsize
 
-    inner = opened.jaxpr.jaxpr
+    inner = inlined.jaxpr.jaxpr
     kept = {var for var, is_given in zip(inner.invars, donated, strict=True) if not is_given} | {*inner.constvars}
     arguments = [*map(size, inner.invars)]
     return Memory(

@@ -15,10 +15,10 @@ from typing import Any
 from jax.extend.mlir import ir
 from jax.sharding import Mesh
 
-from partjit.inspect.annotate import Partitioned
 from partjit.inspect.collectives import Collective
 from partjit.inspect.hlo.device_groups import Groups, axes_of_groups, axes_of_pairs, device_ids, parse_groups
-from partjit.inspect.opened import TAG
+from partjit.inspect.inlining import TAG
+from partjit.inspect.propagation import Partitioned
 from partjit.shardy import Layout, Shardings, insert_collectives, nested
 
 __all__ = ["predict"]
@@ -84,7 +84,7 @@ def _collectives(module: Any) -> Iterator[tuple[str, Any]]:
 class _Reading:
     def __init__(self, partitioned: Partitioned, shardings: Shardings) -> None:
         self._unit = partitioned.unit
-        self._opened = partitioned.opened
+        self._inlined = partitioned.inlined
         self._shardings = shardings
         self._calls: dict[str, list[tuple[str, Any]]] = {}
         for function in partitioned.module.body.operations:
@@ -114,7 +114,7 @@ class _Reading:
         while outer is not None and outer.name != "func.func":
             if outer.name == "stablehlo.while":
                 tags = _tags(outer)
-                loop = self._opened.equations[tags[-1]] if tags else None
+                loop = self._inlined.equations[tags[-1]] if tags else None
                 turns = _product(turns, loop.turns if loop is not None and loop.bodies else None)
             outer = outer.parent
         return turns
@@ -124,9 +124,9 @@ class _Reading:
         common = {
             "times": times,
             "is_exact": times is not None,
-            "site": None if number is None else self._opened.equations[number].site,
+            "site": None if number is None else self._inlined.equations[number].site,
             "tags": () if number is None else (number,),
-            "op_name": "" if number is None else self._opened.equations[number].scope,
+            "op_name": "" if number is None else self._inlined.equations[number].scope,
             "name": op.name,
             "program": self._unit.name,
         }

@@ -11,19 +11,19 @@ from typing import Any, overload
 from jax.sharding import Mesh
 
 from partjit.checks import require, require_integer, require_path
-from partjit.inspect.annotate import Partitioned
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue, shown_spec
 from partjit.inspect.collectives import Collective, total_bytes
 from partjit.inspect.compiled import CompiledUnit
-from partjit.inspect.data import as_data
 from partjit.inspect.difference import Difference, difference
 from partjit.inspect.findings import Finding
+from partjit.inspect.flops import Flops
 from partjit.inspect.listing import Listing, lines_of
 from partjit.inspect.memory import Memory
 from partjit.inspect.page.page import page_of
-from partjit.inspect.sites import shown_line, shown_site
+from partjit.inspect.propagation import Partitioned
+from partjit.inspect.report_data import as_data
+from partjit.inspect.user_lines import shown_line, shown_site
 from partjit.inspect.why.why import Why, why
-from partjit.inspect.work import Flops
 from partjit.mesh import describe_mesh
 from partjit.plan.plan import Plan
 from partjit.render.numbers import shown_bytes, shown_flops
@@ -170,7 +170,7 @@ class Report:
     @property
     def equations(self) -> tuple[AnnotatedEquation, ...]:
         """All equations of the program, those of nested programs as well."""
-        return tuple(self.whole.opened.equations)
+        return tuple(self.whole.inlined.equations)
 
     def why(self, value: str | AnnotatedValue) -> Why:
         """Why a value lies as it does: for each axis the argument or constraint that it comes from.
@@ -241,7 +241,7 @@ class Report:
         return page
 
     def as_data(self) -> dict[str, Any]:
-        """The report as dicts, lists, strings and numbers; `partjit.inspect.data.as_data` says what is in them."""
+        """The report as plain data; `partjit.inspect.report_data.as_data` documents its keys."""
         return as_data(self)
 
     def to_json(self, indent: int | None = None) -> str:

@@ -5,7 +5,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-__all__ = ["place", "spread"]
+__all__ = ["spread", "x_coordinates"]
 
 Neighbours = Sequence[Sequence[int]]
 
@@ -41,7 +41,7 @@ def spread(wanted: Sequence[float], weights: Sequence[float], apart: Sequence[fl
     return [start + offset for start, offset in zip(starts, offsets, strict=True)]
 
 
-def place(
+def x_coordinates(
     rows: Sequence[Sequence[int]],
     widths: Sequence[float],
     is_thin: Sequence[bool],
@@ -66,7 +66,7 @@ def place(
 
     Example:
         >>> from partjit.render.coordinates import place
-        >>> place([[0], [1, 2]], [10] * 3, [False] * 3, [1] * 3, [[], [0], [0]], [[1, 2], [], []], gap=4)
+        >>> x_coordinates([[0], [1, 2]], [10] * 3, [False] * 3, [1] * 3, [[], [0], [0]], [[1, 2], [], []], gap=4)
         [12.0, 5.0, 19.0]
     """
     lines = _lines(rows, is_thin, pulls, above, below)

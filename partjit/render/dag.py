@@ -6,12 +6,12 @@ What kinds of vertices there are and how they look says `KINDS`.
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from partjit.render.layered import Layout, Point, Wire, lay_out
+from partjit.render.layered import LayeredDrawing, Point, Wire, lay_out
 from partjit.render.legend import legend
 from partjit.render.markup import Attribute, Markup, element, join, number
 from partjit.render.svg import label, path, picture, rect, smooth, text_width
 
-__all__ = ["KINDS", "Edge", "Graph", "Placed", "Vertex", "arrange", "draw"]
+__all__ = ["KINDS", "ArrangedGraph", "Edge", "Graph", "Vertex", "arrange", "draw"]
 
 KINDS: Mapping[str, tuple[str, float, str]] = {
     "fragment": ("blue", 3.0, "fragment, compiled by XLA"),
@@ -79,38 +79,38 @@ class Graph:
 
 
 @dataclasses.dataclass(frozen=True)
-class Placed:
+class ArrangedGraph:
     """A graph with a place for everything, relative to its own corner.
 
     Attributes:
         graph: what it is of.
-        layout: where its vertices and edges are.
+        drawing: where its vertices and edges are.
         sizes: the width and height of each vertex.
         parts: for each vertex the graphs in it, and where the corner of each is in the vertex.
     """
 
     graph: Graph
-    layout: Layout
+    drawing: LayeredDrawing
     sizes: tuple[tuple[float, float], ...]
-    parts: "tuple[tuple[tuple[float, float, Placed], ...], ...]"
+    parts: "tuple[tuple[tuple[float, float, ArrangedGraph], ...], ...]"
 
     @property
     def width(self) -> float:
         """How wide it is, with its title."""
-        return max(self.layout.width, text_width(self.graph.title, _LINE, mono=True))
+        return max(self.drawing.width, text_width(self.graph.title, _LINE, mono=True))
 
     @property
     def height(self) -> float:
         """How high it is, without its title."""
-        return self.layout.height
+        return self.drawing.height
 
     def boxes(self) -> Iterator[tuple[float, float, float, float]]:
         """The left, top, width and height of each vertex."""
-        for (x, y), (width, height) in zip(self.layout.centers, self.sizes, strict=True):
+        for (x, y), (width, height) in zip(self.drawing.centers, self.sizes, strict=True):
             yield x - width / 2, y - height / 2, width, height
 
 
-def arrange(graph: Graph) -> Placed:
+def arrange(graph: Graph) -> ArrangedGraph:
     """Finds a place for everything in a graph.
 
     Raises:
@@ -141,10 +141,10 @@ def arrange(graph: Graph) -> Placed:
         for edge in graph.edges
     ]
     ends = [k for k, vertex in enumerate(graph.vertices) if vertex.kind == "end"]
-    return Placed(graph, lay_out(sizes, wires, ends, ends), sizes, tuple(parts for _, _, parts in measured))
+    return ArrangedGraph(graph, lay_out(sizes, wires, ends, ends), sizes, tuple(parts for _, _, parts in measured))
 
 
-def _measure(vertex: Vertex) -> tuple[float, float, tuple[tuple[float, float, Placed], ...]]:
+def _measure(vertex: Vertex) -> tuple[float, float, tuple[tuple[float, float, ArrangedGraph], ...]]:
     """The width and height of a vertex, and what is in it."""
     text = max(
         min(text_width(vertex.title, _TITLE, mono=True), _LONGEST),
@@ -155,13 +155,13 @@ def _measure(vertex: Vertex) -> tuple[float, float, tuple[tuple[float, float, Pl
     if not vertex.parts:
         return text + 2 * _SIDE, top, ()
     x, parts = _INSIDE, []
-    placed = [arrange(part) for part in vertex.parts]
+    arranged = [arrange(part) for part in vertex.parts]
     inset = 26.0 if any(part.title for part in vertex.parts) else 0.0  # titles, and a frame around each
-    for part in placed:
+    for part in arranged:
         frame = _SIDE if inset else 0.0
         parts.append((x + frame, top + inset, part))
         x += part.width + 2 * frame + _INSIDE
-    height = top + inset + max(part.height for part in placed) + (_SIDE if inset else 0.0) + _INSIDE
+    height = top + inset + max(part.height for part in arranged) + (_SIDE if inset else 0.0) + _INSIDE
     return max(x, text + 2 * _SIDE), height, tuple(parts)
 
 
@@ -180,20 +180,20 @@ def draw(graph: Graph, *, title: str) -> Markup:
         >>> "sample" in draw(Graph((Vertex("a", "sample", kind="call"),)), title="one call")
         True
     """
-    placed = arrange(graph)
+    arranged = arrange(graph)
     margin = 16.0
-    explained, legend_width, legend_height = legend(_entries(graph), max(placed.width, 420.0))
-    width = max(placed.width, legend_width) + 2 * margin
-    left = (width - placed.width) / 2
-    body = _shifted(left, margin, _drawn(placed, 0))
-    below = _shifted((width - legend_width) / 2, margin + placed.height + 14, explained)
-    return picture(width, placed.height + 2 * margin + 14 + legend_height, body, below, title=title)
+    explained, legend_width, legend_height = legend(_entries(graph), max(arranged.width, 420.0))
+    width = max(arranged.width, legend_width) + 2 * margin
+    left = (width - arranged.width) / 2
+    body = _shifted(left, margin, _drawn(arranged, 0))
+    below = _shifted((width - legend_width) / 2, margin + arranged.height + 14, explained)
+    return picture(width, arranged.height + 2 * margin + 14 + legend_height, body, below, title=title)
 
 
-def _drawn(placed: Placed, depth: int) -> Markup:
-    layout = placed.layout
+def _drawn(arranged: ArrangedGraph, depth: int) -> Markup:
+    drawing = arranged.drawing
     # What stands out is drawn last, over what it shares its way with.
-    routed = sorted(zip(placed.graph.edges, layout.routes, strict=True), key=lambda pair: pair[0].is_strong)
+    routed = sorted(zip(arranged.graph.edges, drawing.routes, strict=True), key=lambda pair: pair[0].is_strong)
     arrows = [_arrow(edge, route.points) for edge, route in routed]
     # Edges end at a distance from the letters of their labels.
     clear = "pj-clear-back" if depth % 2 == 0 else "pj-clear-panel"
@@ -204,7 +204,7 @@ def _drawn(placed: Placed, depth: int) -> Markup:
             labels.append(label(*route.label, edge.label, size=_LINE, anchor="middle", class_=class_))
     boxes = [
         _box(vertex, corner, parts, depth)
-        for vertex, corner, parts in zip(placed.graph.vertices, placed.boxes(), placed.parts, strict=True)
+        for vertex, corner, parts in zip(arranged.graph.vertices, arranged.boxes(), arranged.parts, strict=True)
     ]
     return join([*arrows, *labels, *boxes])
 
@@ -212,7 +212,7 @@ def _drawn(placed: Placed, depth: int) -> Markup:
 def _box(
     vertex: Vertex,
     corner: tuple[float, float, float, float],
-    parts: Sequence[tuple[float, float, Placed]],
+    parts: Sequence[tuple[float, float, ArrangedGraph]],
     depth: int,
 ) -> Markup:
     x, y, width, height = corner
@@ -236,7 +236,7 @@ def _box(
             inside.append(
                 label(x + part_x, y + part_y - 13, part.graph.title, size=_LINE, class_="pj-muted", mono=True)
             )
-        inside.append(_shifted(x + part_x + (part.width - part.layout.width) / 2, y + part_y, _drawn(part, depth + 1)))
+        inside.append(_shifted(x + part_x + (part.width - part.drawing.width) / 2, y + part_y, _drawn(part, depth + 1)))
     tooltip = [element("title", vertex.tooltip)] if vertex.tooltip else []
     return join([element("g", *tooltip, frame, *text), *inside])
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import networkx as nx
 
-from partjit.render.coordinates import place, spread
-from partjit.render.layering import assign_layers, put_in_order
+from partjit.render.coordinates import spread, x_coordinates
+from partjit.render.layer_assignment import assign_layers, put_in_order
 
-__all__ = ["Layout", "Route", "Wire", "lay_out"]
+__all__ = ["LayeredDrawing", "Route", "Wire", "lay_out"]
 
 _BESIDE = 18.0
 """Between two things of a row."""
@@ -57,7 +57,7 @@ class Route:
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class LayeredDrawing:
     """Where everything is: the middle of each box, the route of each edge, and how large it is together."""
 
     centers: tuple[Point, ...]
@@ -112,7 +112,7 @@ def lay_out(
     wires: Sequence[Wire],
     first: Sequence[int] = (),
     last: Sequence[int] = (),
-) -> Layout:
+) -> LayeredDrawing:
     """Lays a graph out.
 
     Args:
@@ -126,8 +126,8 @@ def lay_out(
 
     Example:
         >>> from partjit.render.layered import Wire, lay_out
-        >>> layout = lay_out([(40, 20), (40, 20)], [Wire(0, 1)])
-        >>> layout.centers
+        >>> drawing = lay_out([(40, 20), (40, 20)], [Wire(0, 1)])
+        >>> drawing.centers
         ((20.0, 10.0), (20.0, 60.0))
     """
     graph = nx.DiGraph()
@@ -146,7 +146,7 @@ def lay_out(
         rows[points.rows[v]].append(v)
     ordered = put_in_order(rows, points.above, points.below)
     widths = [width for width, _ in points.sizes]
-    x = place(ordered, widths, points.is_thin, points.pulls, points.above, points.below, _BESIDE)
+    x = x_coordinates(ordered, widths, points.is_thin, points.pulls, points.above, points.below, _BESIDE)
     ports = _ports(points, x, len(sizes))
     tops, bottoms = _heights(points, ordered, x)
     middles = [(top + bottom) / 2 for top, bottom in zip(tops, bottoms, strict=True)]
@@ -169,7 +169,9 @@ def lay_out(
                 line.go(into, middles[points.rows[v]] - sizes[v][1] / 2)
         routes.append(Route(tuple(line.points), None if labelled is None else at(labelled)))
     width = max((x[v] + size[0] / 2 for v, size in enumerate(points.sizes)), default=0.0)
-    return Layout(tuple(at(v) for v in range(len(sizes))), tuple(routes), width, bottoms[-1] if bottoms else 0.0)
+    return LayeredDrawing(
+        tuple(at(v) for v in range(len(sizes))), tuple(routes), width, bottoms[-1] if bottoms else 0.0
+    )
 
 
 def _layers(

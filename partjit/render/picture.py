@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from partjit.render.boxes import Line, lines, plain
-from partjit.render.grid import html, shade, svg
 from partjit.render.markup import Markup
-from partjit.render.pieces import Layout
+from partjit.render.piece_grid import PieceGrid
+from partjit.render.piece_grid_svg import html, shade, svg
+from partjit.render.piece_grid_text import Line, lines, plain
 from partjit.render.theme import PALETTE, ink_on
 
 __all__ = ["Picture"]
@@ -19,15 +19,15 @@ _WIDEST = 10_000
 
 @dataclass(frozen=True, repr=False)
 class Picture:
-    """What a layout looks like.
+    """What a grid looks like.
 
     Attributes:
-        layout: what there is to be seen.
+        grid: what there is to be seen.
 
     Example:
         >>> from partjit.render.picture import Picture
-        >>> from partjit.render.pieces import Layout, Piece
-        >>> Picture(Layout("float32[]", (), (), "", (Piece((), (0,), 0),)))
+        >>> from partjit.render.piece_grid import PieceGrid, Piece
+        >>> Picture(PieceGrid("float32[]", (), (), "", (Piece((), (0,), 0),)))
         float32[]
         <BLANKLINE>
         ┌───┐
@@ -35,7 +35,7 @@ class Picture:
         └───┘
     """
 
-    layout: Layout
+    grid: PieceGrid
 
     def to_text(self, width: int | None = None, *, table: bool | None = None) -> str:
         """The picture as text.
@@ -51,15 +51,15 @@ class Picture:
             width = _checked_width(width)
         if table is not None and not isinstance(table, bool):
             raise TypeError(f"to_text: table must be True, False or None, but is of type {type(table).__name__}")
-        return plain(lines(self.layout, _terminal_width() if width is None else width, table=table))
+        return plain(lines(self.grid, _terminal_width() if width is None else width, table=table))
 
     def to_svg(self) -> Markup:
         """The picture as an SVG file, which is legible on light and on dark pages."""
-        return svg(self.layout)
+        return svg(self.grid)
 
     def to_html(self) -> Markup:
         """The picture with the list of its pieces, as a part of a page."""
-        return html(self.layout)
+        return html(self.grid)
 
     def __str__(self) -> str:
         return self.to_text()
@@ -72,7 +72,7 @@ class Picture:
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         # Only rich calls this, so it is there.
         make = importlib.import_module("rich.text").Text
-        for line in lines(self.layout, options.max_width):
+        for line in lines(self.grid, options.max_width):
             yield _colored(make, line)
 
 

@@ -8,11 +8,11 @@ if _find_spec("hypothesis") is None:
 from partjit.testing.collectives import assert_collectives as assert_collectives
 from partjit.testing.collectives import assert_no_collectives as assert_no_collectives
 from partjit.testing.collectives import assert_no_transfers as assert_no_transfers
+from partjit.testing.expected_shards import assert_laid_out as assert_laid_out
+from partjit.testing.expected_shards import axes_of as axes_of
+from partjit.testing.expected_shards import pieces as pieces
 from partjit.testing.laws import assert_round_trip as assert_round_trip
 from partjit.testing.laws import assert_same_meaning as assert_same_meaning
-from partjit.testing.layout import assert_laid_out as assert_laid_out
-from partjit.testing.layout import axes_of as axes_of
-from partjit.testing.layout import pieces as pieces
 from partjit.testing.programs import ShardedProgram as ShardedProgram
 from partjit.testing.programs import sharded_programs as sharded_programs
 from partjit.testing.recompiles import assert_no_recompile as assert_no_recompile

@@ -20,8 +20,8 @@ from partjit.mesh import Mesh
 from partjit.opsharding import parse_op_sharding, to_op_sharding
 from partjit.placement import reshard_policy
 from partjit.spec import MAX_RANK, ParsedPartitionSpec, parse_spec_tree
-from partjit.testing.given import parsed_spec
-from partjit.testing.layout import assert_laid_out
+from partjit.testing.argument_checks import parsed_spec
+from partjit.testing.expected_shards import assert_laid_out
 from partjit.testing.reproduction import canonical, describe, reproduction
 from partjit.trees import broadcast_specs
 

@@ -13,9 +13,9 @@ from jax.sharding import Mesh
 
 from partjit.api import pjit
 from partjit.checks import require_flag, require_integer, require_mesh_type, shown
-from partjit.testing.bodies import bodies, run_body
-from partjit.testing.given import axes_to_avoid
-from partjit.testing.layout import axes_of
+from partjit.testing.argument_checks import axes_to_avoid
+from partjit.testing.expected_shards import axes_of
+from partjit.testing.program_bodies import bodies, run_body
 from partjit.testing.strategies import partition_specs, shapes
 
 __all__ = ["ShardedProgram", "sharded_programs"]

@@ -23,7 +23,7 @@ from partjit.checks import require_flag, require_integer, require_mesh_type, wro
 from partjit.mesh import Mesh
 from partjit.opsharding import to_op_sharding
 from partjit.spec import MAX_RANK
-from partjit.testing.given import (
+from partjit.testing.argument_checks import (
     axes_to_avoid,
     axis_names_of,
     mesh_shapes_of,

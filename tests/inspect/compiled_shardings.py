@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding
 
 from partjit import _compat
 from partjit.compile import lower_jaxpr_anew
-from partjit.inspect.opened import mark_p
+from partjit.inspect.inlining import mark_p
 
 
 def values_that_lie_otherwise(partitioned):
@@ -20,7 +20,7 @@ def values_that_lie_otherwise(partitioned):
     """
     seen = {}
     unit = partitioned.unit
-    asking = _asking(partitioned.opened.jaxpr, seen)
+    asking = _asking(partitioned.inlined.jaxpr, seen)
     donated = (False,) * len(unit.in_shardings)
     lowering = lower_jaxpr_anew(
         asking, unit.in_shardings, unit.out_shardings, donated, unit.mesh, "asking", keep_unused=True

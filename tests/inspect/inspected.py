@@ -9,9 +9,9 @@ from jax.extend.core import jaxpr_as_fun
 
 import partjit
 from partjit import P, pjit, with_sharding_constraint
-from partjit.inspect.annotate import partition
-from partjit.inspect.opened import mark_p
-from partjit.inspect.subject import trace_subject
+from partjit.inspect.inlining import mark_p
+from partjit.inspect.propagation import partition
+from partjit.inspect.tracing import trace_function
 
 
 def mesh():
@@ -21,7 +21,7 @@ def mesh():
 
 def partitioned(fun, *args, of=None):
     """A function of `pjit` after the partitioner's propagation."""
-    return partition(trace_subject(fun, args, {}, of or mesh()).whole, keep_text=True)
+    return partition(trace_function(fun, args, {}, of or mesh()).whole, keep_text=True)
 
 
 def axes_of(value):
@@ -46,7 +46,7 @@ def evaluated(program, *args):
     mark_p.def_impl(record)
     try:
         with mesh():
-            jaxpr_as_fun(inside_without_marks(program.opened.jaxpr))(*jax.tree.leaves(args))
+            jaxpr_as_fun(inside_without_marks(program.inlined.jaxpr))(*jax.tree.leaves(args))
     finally:
         mark_p.impl = before
     return values

@@ -12,15 +12,15 @@ from jax.sharding import NamedSharding
 
 import partjit
 from partjit import P, colocated, pjit, with_sharding_constraint
-from partjit.inspect.annotate import partition
-from partjit.inspect.subject import fragments_of, trace_subject
+from partjit.inspect.propagation import partition
+from partjit.inspect.tracing import fragments_of, trace_function
 from partjit.testing import meshes, sharded_programs, spec_trees
 from tests.census import sees
 from tests.inspect.compiled_shardings import computed_from_arguments, values_that_lie_otherwise
 
 
 def read(fun, *args, mesh=None):
-    return partition(trace_subject(fun, args, {}, mesh).whole)
+    return partition(trace_function(fun, args, {}, mesh).whole)
 
 
 def specs_of(partitioned, primitive):
@@ -264,7 +264,7 @@ def step_with_calls():
 
 def test_programs_with_calls_are_told_whole_and_piece_by_piece(step_with_calls, data_model):
     train, args = step_with_calls
-    subject = trace_subject(train, args, {}, data_model)
+    subject = trace_function(train, args, {}, data_model)
     whole = partition(subject.whole)
     assert specs_of(whole, "colocated_call") == [P("data", None)]
     assert specs_of(whole, "dot_general")[0] == P("data", "model")
@@ -299,4 +299,4 @@ def test_equations_come_from_lines_of_this_file(step_with_calls, data_model):
 def test_loops_turn_as_often_as_is_known(loop, turns, data_model):
     partitioned = read(loop, matrix(8, 4), mesh=data_model)
     (equation,) = [equation for equation in partitioned.tree.walk() if equation.primitive == "mul"]
-    assert partitioned.opened.times[equation.number] == turns
+    assert partitioned.inlined.times[equation.number] == turns

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from partjit import P, pjit, with_sharding_constraint
 from partjit.inspect.why import origins as axis_origins
-from partjit.inspect.why.apart import EndedApartError, ask_apart
 from partjit.inspect.why.origins import OriginsUnavailableError, ask_partitioner, origins
+from partjit.inspect.why.script_process import ScriptFailedError, run_script
 from partjit.inspect.why.why import why
 from tests import strategies
 from tests.census import saw, sees
@@ -338,7 +338,7 @@ def test_a_program_on_one_device_has_no_origins():
 
 def test_the_partitioner_is_asked_once_for_each_program(monkeypatch):
     asked = []
-    monkeypatch.setattr(axis_origins, "ask_apart", lambda *args: asked.append(args) or ask_apart(*args))
+    monkeypatch.setattr(axis_origins, "run_script", lambda *args: asked.append(args) or run_script(*args))
     of = partitioned(pjit(jnp.sin, P("data"), None), f32(8))
     assert origins(of) is origins(of)
     why(of, "x")
@@ -362,8 +362,8 @@ ENDS = {
 
 @pytest.mark.parametrize("text", ENDS)
 def test_how_a_process_ended_is_told_and_nothing_is_written_to_the_terminal(text, tmp_path, capfd):
-    with pytest.raises(EndedApartError) as caught:
-        ask_apart(script(tmp_path, text), {}, "x" * 1_000_000, 60.0)
+    with pytest.raises(ScriptFailedError) as caught:
+        run_script(script(tmp_path, text), {}, "x" * 1_000_000, 60.0)
     assert str(caught.value).startswith(ENDS[text])
     assert capfd.readouterr() == ("", "")
     with pytest.raises(ChildProcessError):  # there is no child that nobody has waited for
@@ -372,8 +372,8 @@ def test_how_a_process_ended_is_told_and_nothing_is_written_to_the_terminal(text
 
 def test_a_process_that_takes_too_long_is_ended(tmp_path):
     started = time.monotonic()
-    with pytest.raises(EndedApartError, match=r"the process was ended because it took longer than 0\.5 s"):
-        ask_apart(script(tmp_path, "import time; time.sleep(60)"), {}, "", 0.5)
+    with pytest.raises(ScriptFailedError, match=r"the process was ended because it took longer than 0\.5 s"):
+        run_script(script(tmp_path, "import time; time.sleep(60)"), {}, "", 0.5)
     assert time.monotonic() - started < 30
     with pytest.raises(ChildProcessError):  # there is no child that nobody has waited for
         os.waitpid(-1, os.WNOHANG)
@@ -381,17 +381,17 @@ def test_a_process_that_takes_too_long_is_ended(tmp_path):
 
 def test_without_an_interpreter_there_is_an_error(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with pytest.raises(EndedApartError, match="the interpreter /nowhere/python could not be started"):
-        ask_apart("x.py", {}, "", 1.0)
+    with pytest.raises(ScriptFailedError, match="the interpreter /nowhere/python could not be started"):
+        run_script("x.py", {}, "", 1.0)
     monkeypatch.setattr(sys, "executable", "")
-    with pytest.raises(EndedApartError, match="there is no interpreter that could be started"):
-        ask_apart("x.py", {}, "", 1.0)
+    with pytest.raises(ScriptFailedError, match="there is no interpreter that could be started"):
+        run_script("x.py", {}, "", 1.0)
 
 
 def test_an_application_that_brings_its_own_interpreter_is_not_started_a_second_time(monkeypatch):
     monkeypatch.setattr(sys, "frozen", True, raising=False)
-    with pytest.raises(EndedApartError, match="there is no interpreter that could be started"):
-        ask_apart("x.py", {}, "", 1.0)
+    with pytest.raises(ScriptFailedError, match="there is no interpreter that could be started"):
+        run_script("x.py", {}, "", 1.0)
 
 
 def test_the_settings_of_this_process_do_not_reach_the_other(monkeypatch, tmp_path):
@@ -408,14 +408,14 @@ def test_the_settings_of_this_process_do_not_reach_the_other(monkeypatch, tmp_pa
 
 
 def test_the_other_process_imports_neither_jax_nor_this_package(tmp_path):
-    path = importlib.util.find_spec("partjit.inspect.why.child").origin
+    path = importlib.util.find_spec("partjit.inspect.why.origins_script").origin
     with open(path, encoding="utf-8") as file:
         text = file.read()
     answer = 'json.dumps({"values": values, "names": names})'
     assert text.count(answer) == 1
     changed = text.replace(answer, "json.dumps(sorted({name.partition('.')[0] for name in sys.modules}))")
     question = {**axis_origins._compat.MLIR_BINDINGS, "mark": "partjit.mark", "tag": "eqn:", "without": []}
-    modules = ask_apart(script(tmp_path, changed), question, PROGRAMS["forward"]().text, 60.0)
+    modules = run_script(script(tmp_path, changed), question, PROGRAMS["forward"]().text, 60.0)
     assert "numpy" in modules
     assert not {"jax", "partjit", "pytest"} & set(modules)
 
@@ -425,13 +425,13 @@ import jax
 jax.config.update("jax_num_cpu_devices", 4)
 import numpy as np
 import partjit
-from partjit.inspect.annotate import partition
+from partjit.inspect.propagation import partition
 from partjit.inspect.why.origins import origins
-from partjit.inspect.subject import trace_subject
+from partjit.inspect.tracing import trace_function
 print("started")
 mesh = partjit.Mesh(np.array(jax.devices()), "x")
 fun = partjit.pjit(lambda x: x * 2, partjit.P("x"), None)
-program = partition(trace_subject(fun, (np.ones(8, np.float32),), {}, mesh).whole, keep_text=True)
+program = partition(trace_function(fun, (np.ones(8, np.float32),), {}, mesh).whole, keep_text=True)
 print([str(o) for each in origins(program).values() for o in each.values()], origins(program).problem)
 """
 
@@ -452,7 +452,7 @@ def test_a_script_without_a_main_guard_runs_once(tmp_path):
 def aborting(monkeypatch, tmp_path):
     """The partitioner ends the process in which it is asked."""
     path = script(tmp_path, "import os; os.abort()")
-    monkeypatch.setattr(axis_origins, "ask_apart", lambda _, *rest: ask_apart(path, *rest))
+    monkeypatch.setattr(axis_origins, "run_script", lambda _, *rest: run_script(path, *rest))
 
 
 @pytest.mark.usefixtures("aborting")

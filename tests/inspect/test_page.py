@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 import partjit
 from partjit import P, colocated, pjit, with_sharding_constraint
 from partjit.inspect.collectives import Collective
-from partjit.inspect.data import as_data
 from partjit.inspect.explain import explain
 from partjit.inspect.listing import Line
 from partjit.inspect.page.comparison import compare
@@ -27,6 +26,7 @@ from partjit.inspect.page.excerpts import AROUND, Excerpts
 from partjit.inspect.page.listing import drawn_lines
 from partjit.inspect.page.page import page_of
 from partjit.inspect.page.table import amount, colored_spec, rows_table
+from partjit.inspect.report_data import as_data
 from partjit.render.numbers import shown_bytes
 from partjit.render.theme import THEMES
 from tests.census import sees

@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 import partjit
 from partjit import P
-from partjit.inspect.hlo.captured import take_lines
+from partjit.inspect.hlo.captured_stderr import take_lines
 from partjit.inspect.hlo.rematerialization import catch_rematerializations, parse_rematerialization, with_sites
 from partjit.inspect.hlo.resharding import way_between
 from tests.census import saw, sees

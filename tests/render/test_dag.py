@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from partjit.render.coordinates import spread
 from partjit.render.dag import KINDS, Edge, Graph, Vertex, arrange, draw
+from partjit.render.layer_assignment import assign_layers, count_crossings, put_in_order
 from partjit.render.layered import Wire, lay_out
-from partjit.render.layering import assign_layers, count_crossings, put_in_order
 from tests.census import features, sees
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -55,11 +55,11 @@ def overlap(one, other):
     return min(x + w, u + s) - max(x, u) > 1e-6 and min(y + h, v + t) - max(y, v) > 1e-6
 
 
-def placed_graphs(placed):
-    yield placed
-    for parts in placed.parts:
+def arranged_graphs(arranged):
+    yield arranged
+    for parts in arranged.parts:
         for _, _, part in parts:
-            yield from placed_graphs(part)
+            yield from arranged_graphs(part)
 
 
 def pieces(points):
@@ -68,22 +68,22 @@ def pieces(points):
         yield (min(x0, x1), y0, abs(x1 - x0), y1 - y0)
 
 
-def boxes_never_overlap(placed):
-    for one, other in itertools.combinations(placed.boxes(), 2):
+def boxes_never_overlap(arranged):
+    for one, other in itertools.combinations(arranged.boxes(), 2):
         assert not overlap(one, other)
 
 
-def what_is_in_a_box_is_inside_of_it_side_by_side(placed):
-    for (_, _, width, height), parts in zip(placed.boxes(), placed.parts, strict=True):
+def what_is_in_a_box_is_inside_of_it_side_by_side(arranged):
+    for (_, _, width, height), parts in zip(arranged.boxes(), arranged.parts, strict=True):
         inner = [(x, y, part.width, part.height) for x, y, part in parts]
         assert all(x > 0 and x + w < width and y > 0 and y + h < height for x, y, w, h in inner)
         assert not any(overlap(one, other) for one, other in itertools.combinations(inner, 2))
 
 
-def edges_go_down_from_box_to_box_and_through_none(placed):
-    boxes = {v.name: box for v, box in zip(placed.graph.vertices, placed.boxes(), strict=True)}
-    assert len(placed.layout.routes) == len(placed.graph.edges)
-    for edge, route in zip(placed.graph.edges, placed.layout.routes, strict=True):
+def edges_go_down_from_box_to_box_and_through_none(arranged):
+    boxes = {v.name: box for v, box in zip(arranged.graph.vertices, arranged.boxes(), strict=True)}
+    assert len(arranged.drawing.routes) == len(arranged.graph.edges)
+    for edge, route in zip(arranged.graph.edges, arranged.drawing.routes, strict=True):
         ys = [y for _, y in route.points]
         assert all(below >= above - 1e-6 for above, below in itertools.pairwise(ys))
         assert ys[-1] > ys[0]
@@ -99,25 +99,25 @@ def edges_go_down_from_box_to_box_and_through_none(placed):
                 assert not overlap(inside, box), (inside, box, route.points, edge)
 
 
-def labels_overlap_nothing_but_edges(placed):
+def labels_overlap_nothing_but_edges(arranged):
     labels = []
-    for edge, route in zip(placed.graph.edges, placed.layout.routes, strict=True):
+    for edge, route in zip(arranged.graph.edges, arranged.drawing.routes, strict=True):
         assert (route.label is None) == (not edge.label)
         if route.label is not None:
             width = 5 * len(edge.label)
             labels.append((route.label[0] - width / 2, route.label[1] - 5, width, 10))
-    for one, other in itertools.combinations([*labels, *placed.boxes()], 2):
+    for one, other in itertools.combinations([*labels, *arranged.boxes()], 2):
         assert not overlap(one, other)
 
 
-def everything_is_within_the_picture(placed):
-    for x, y, width, height in placed.boxes():
+def everything_is_within_the_picture(arranged):
+    for x, y, width, height in arranged.boxes():
         assert x >= -1e-6
-        assert x + width <= placed.width + 1e-6
+        assert x + width <= arranged.width + 1e-6
         assert y >= -1e-6
-        assert y + height <= placed.height + 1e-6
-    for route in placed.layout.routes:
-        assert all(-1e-6 <= x <= placed.width + 1e-6 for x, _ in route.points)
+        assert y + height <= arranged.height + 1e-6
+    for route in arranged.drawing.routes:
+        assert all(-1e-6 <= x <= arranged.width + 1e-6 for x, _ in route.points)
 
 
 LAWS = [boxes_never_overlap, what_is_in_a_box_is_inside_of_it_side_by_side]
@@ -128,9 +128,9 @@ LAWS += [edges_go_down_from_box_to_box_and_through_none, labels_overlap_nothing_
 @settings(max_examples=40)
 @given(graphs())
 def test_a_graph_is_laid_out_by_the_laws(graph):
-    placed = arrange(graph)
-    everything_is_within_the_picture(placed)
-    for part in placed_graphs(placed):
+    arranged = arrange(graph)
+    everything_is_within_the_picture(arranged)
+    for part in arranged_graphs(arranged):
         for law in LAWS:
             law(part)
 
@@ -161,17 +161,17 @@ def test_a_picture_is_well_formed_deterministic_and_has_everything(graph):
 def test_a_chain_is_straight_and_beside_it_runs_what_passes_it():
     names = [f"v{k}" for k in range(6)]
     edges = [Edge(a, b, "4 B") for a, b in itertools.pairwise(names)] + [Edge("v0", "v5", "8 B")]
-    placed = arrange(Graph(tuple(Vertex(name, name) for name in names), tuple(edges)))
-    assert len({x for x, _ in placed.layout.centers}) == 1
+    arranged = arrange(Graph(tuple(Vertex(name, name) for name in names), tuple(edges)))
+    assert len({x for x, _ in arranged.drawing.centers}) == 1
     # The long edge is upright except at its ends.
-    xs = [x for x, _ in placed.layout.routes[-1].points]
+    xs = [x for x, _ in arranged.drawing.routes[-1].points]
     assert len({round(x, 6) for x in xs[2:-2]}) == 1
 
 
 def test_what_is_symmetric_is_drawn_symmetrically():
     vertices = tuple(Vertex(name, "same") for name in "abcd")
-    placed = arrange(Graph(vertices, tuple(Edge(*pair) for pair in ("ab", "ac", "bd", "cd"))))
-    (a, _), (b, _), (c, _), (d, _) = placed.layout.centers
+    arranged = arrange(Graph(vertices, tuple(Edge(*pair) for pair in ("ab", "ac", "bd", "cd"))))
+    (a, _), (b, _), (c, _), (d, _) = arranged.drawing.centers
     assert a == pytest.approx(d) == pytest.approx((b + c) / 2)
 
 
@@ -179,7 +179,7 @@ def test_edges_that_leave_one_box_run_together():
     names = "abcdef"
     far = [Edge("a", name) for name in names[2:]]
     chain = [Edge(x, y) for x, y in itertools.pairwise(names)]
-    routes = arrange(Graph(tuple(Vertex(n, n) for n in names), (*chain, *far))).layout.routes
+    routes = arrange(Graph(tuple(Vertex(n, n) for n in names), (*chain, *far))).drawing.routes
     assert len({route.points[:2] for route in routes[len(chain) :]}) == 1
 
 
@@ -191,16 +191,16 @@ def test_arguments_stand_at_the_top_and_results_at_the_bottom():
         Vertex("arguments", "arguments", kind="end"),
     )
     edges = (Edge("step", "results"), Edge("step", "log"), Edge("log", "x"), Edge("arguments", "x"))
-    placed = arrange(Graph((*vertices, Vertex("x", "x")), edges))
-    heights = {vertex.name: y for vertex, (_, y) in zip(placed.graph.vertices, placed.layout.centers, strict=True)}
+    arranged = arrange(Graph((*vertices, Vertex("x", "x")), edges))
+    heights = {vertex.name: y for vertex, (_, y) in zip(arranged.graph.vertices, arranged.drawing.centers, strict=True)}
     assert heights["arguments"] == min(heights.values())
     assert heights["results"] == max(heights.values())
 
 
 def test_many_boxes_that_nothing_orders_do_not_make_one_long_row():
-    placed = arrange(Graph(tuple(Vertex(f"v{k}", f"fragment_{k}") for k in range(100))))
-    assert placed.width < 1700
-    assert placed.height > 300
+    arranged = arrange(Graph(tuple(Vertex(f"v{k}", f"fragment_{k}") for k in range(100))))
+    assert arranged.width < 1700
+    assert arranged.height > 300
 
 
 def test_a_long_title_is_cut_and_is_in_the_tooltip():

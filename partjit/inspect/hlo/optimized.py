@@ -22,7 +22,7 @@ from partjit.inspect.hlo.device_groups import (
     parse_groups,
     parse_pairs,
 )
-from partjit.inspect.hlo.origins import Origins
+from partjit.inspect.hlo.instruction_sources import InstructionSources
 from partjit.inspect.hlo.text import Computation, Instruction, Module, leaf_types, parse_module, type_bytes
 from partjit.inspect.hlo.trip_counts import trip_count
 
@@ -61,7 +61,7 @@ def read_collectives(hlo_text: str, mesh: Mesh | AbstractMesh, program: str | No
     """
     module = parse_module(hlo_text)
     found = []
-    contexts, origins = _contexts(module), Origins(module)
+    contexts, sources = _contexts(module), InstructionSources(module)
     for computation in module.computations.values():
         for instruction in computation.instructions.values():
             if instruction.opcode not in _OPCODES or not contexts[computation.name]:
@@ -71,7 +71,7 @@ def read_collectives(hlo_text: str, mesh: Mesh | AbstractMesh, program: str | No
                     f"read_collectives: the program {module.name} is for {devices} devices, but the mesh has "
                     f"{mesh.size}: pass the mesh that it was compiled for"
                 )
-            one = _collective(instruction, computation, origins, mesh, program or module.name)
+            one = _collective(instruction, computation, sources, mesh, program or module.name)
             found += [
                 dataclasses.replace(one, times=times, is_exact=times is not None and not branch, branch=branch)
                 for branch, times in contexts[computation.name].items()
@@ -119,9 +119,13 @@ def _calls(computation: Computation, module: Module) -> Iterator[tuple[str, int 
 
 
 def _collective(
-    instruction: Instruction, computation: Computation, origins: Origins, mesh: Mesh | AbstractMesh, program: str
+    instruction: Instruction,
+    computation: Computation,
+    sources: InstructionSources,
+    mesh: Mesh | AbstractMesh,
+    program: str,
 ) -> Collective:
-    kind, module = _OPCODES[instruction.opcode], origins.module
+    kind, module = _OPCODES[instruction.opcode], sources.module
     done = _done(instruction, computation)
     operands = [computation.instructions[name] for name in instruction.operands]
     if kind == "ragged-all-to-all":  # what is moved, where to, and offsets and sizes
@@ -130,8 +134,8 @@ def _collective(
     results = leaf_types(done.type)
     # An all-to-all of several operands moves the parts of one array; the others move as many arrays.
     parts = len(results) == len(arrays) > 1 and kind != "all-to-all"
-    members = _members(arrays, results, operands, done, instruction, computation, origins) if parts else ()
-    traced = members[0] if members else origins.of([done, instruction], computation)
+    members = _members(arrays, results, operands, done, instruction, computation, sources) if parts else ()
+    traced = members[0] if members else sources.of([done, instruction], computation)
     attributes = instruction.attributes
     groups, axes, size, sent = _between(
         kind,
@@ -194,7 +198,7 @@ def _members(
     done: Instruction,
     instruction: Instruction,
     computation: Computation,
-    origins: Origins,
+    sources: InstructionSources,
 ) -> tuple[Member, ...]:
     # XLA gives what takes a result out of the tuple the name of the collective it stands for.
     takers: dict[int, list[Instruction]] = {}
@@ -204,16 +208,16 @@ def _members(
     members = []
     for k, (array, result) in enumerate(zip(arrays, results, strict=True)):
         own = [*takers.get(k, []), *([operands[k]] if len(operands) == len(arrays) else []), done, instruction]
-        origin = origins.of(own, computation)
+        source = sources.of(own, computation)
         members.append(
             Member(
                 operand=array,
                 result=result,
                 operand_bytes=type_bytes(array),
                 result_bytes=type_bytes(result),
-                site=origin.site,
-                tags=origin.tags,
-                op_name=origin.op_name,
+                site=source.site,
+                tags=source.tags,
+                op_name=source.op_name,
             )
         )
     return tuple(members)

@@ -16,11 +16,11 @@ from jax.sharding import PartitionSpec as P
 
 from partjit import _compat
 from partjit.errors import UnrepresentableShardingError
-from partjit.inspect.hlo.captured import take_lines
+from partjit.inspect.hlo.captured_stderr import take_lines
 from partjit.inspect.hlo.resharding import way_between
 from partjit.inspect.hlo.source_lines import tags_of
 from partjit.inspect.hlo.text import Instruction, parse_instruction, parse_module, type_bytes
-from partjit.inspect.sites import Site
+from partjit.inspect.user_lines import Site
 from partjit.opsharding import parse_op_sharding
 from partjit.spec import ParsedPartitionSpec
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 
 from partjit._compat import is_user_file
-from partjit.inspect.sites import Site
+from partjit.inspect.user_lines import Site
 
 __all__ = ["SourceLines", "tags_of", "unescape"]
 

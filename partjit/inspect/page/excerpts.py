@@ -3,7 +3,7 @@
 import linecache
 from collections.abc import Iterator
 
-from partjit.inspect.sites import Site
+from partjit.inspect.user_lines import Site
 from partjit.render.markup import Markup, element, join
 
 __all__ = ["AROUND", "Excerpts"]

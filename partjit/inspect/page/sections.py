@@ -157,7 +157,7 @@ def memory(report: Any) -> Markup:
     rows = []
     for program in report.programs:
         name, held = program.unit.name, of_program.get(program.unit.name)
-        row: list[Cell] = [name, amount(program.unit.turns), amount(len(program.opened.equations))]
+        row: list[Cell] = [name, amount(program.unit.turns), amount(len(program.inlined.equations))]
         if held is None:
             row += [nbytes(None)] * 4 + ["", ""]
         else:

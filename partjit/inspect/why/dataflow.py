@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
 
-__all__ = ["Dataflow", "Link"]
+__all__ = ["Dataflow", "DataflowEdge"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Link:
+class DataflowEdge:
     """Values from which others come.
 
     Attributes:
@@ -26,31 +26,31 @@ class Link:
 
 
 class Dataflow:
-    """The links of a program.
+    """The edges of a program.
 
     Attributes:
-        links: all of them, those of nested programs as well.
+        edges: all of them, those of nested programs as well.
         values: for each number the outermost value that has it.
     """
 
     def __init__(self, tree: AnnotatedJaxpr) -> None:
-        self.links: list[Link] = []
+        self.edges: list[DataflowEdge] = []
         self.values: dict[int, AnnotatedValue] = {}
         self._touching: dict[int, list[int]] = collections.defaultdict(list)
-        self._made: dict[int, list[Link]] = collections.defaultdict(list)
-        self._used: dict[int, list[Link]] = collections.defaultdict(list)
+        self._made: dict[int, list[DataflowEdge]] = collections.defaultdict(list)
+        self._used: dict[int, list[DataflowEdge]] = collections.defaultdict(list)
         for value in _outermost_first(tree):
             self.values.setdefault(value.number, value)
         for equation in tree.walk():
-            for link in _links(equation):
-                self._add(link)
+            for edge in _edges(equation):
+                self._add(edge)
 
-    def made_by(self, number: int) -> Sequence[Link]:
-        """The links to a value."""
+    def made_by(self, number: int) -> Sequence[DataflowEdge]:
+        """The edges to a value."""
         return self._made.get(number, ())
 
-    def used_by(self, number: int) -> Sequence[Link]:
-        """The links from a value."""
+    def used_by(self, number: int) -> Sequence[DataflowEdge]:
+        """The edges from a value."""
         return self._used.get(number, ())
 
     def way(
@@ -69,9 +69,9 @@ class Dataflow:
         equations: list[AnnotatedEquation] = []
         at = before[goal]
         while at is not None:
-            number, link = at
-            if not equations or equations[-1] is not link.equation:
-                equations.append(link.equation)
+            number, edge = at
+            if not equations or equations[-1] is not edge.equation:
+                equations.append(edge.equation)
             at = before[number]
         return tuple(reversed(equations))
 
@@ -84,30 +84,30 @@ class Dataflow:
 
     def _spread(
         self, starts: Iterable[int], may_pass: Callable[[int], bool], goal: int | None = None
-    ) -> dict[int, tuple[int, Link] | None]:
-        before: dict[int, tuple[int, Link] | None] = dict.fromkeys(starts)
+    ) -> dict[int, tuple[int, DataflowEdge] | None]:
+        before: dict[int, tuple[int, DataflowEdge] | None] = dict.fromkeys(starts)
         queue, seen = collections.deque(before), set()
         while queue and goal not in before:
             number = queue.popleft()
             for index in self._touching[number]:
                 if index not in seen:
                     seen.add(index)
-                    link = self.links[index]
-                    for other in (*link.targets, *link.sources):
+                    edge = self.edges[index]
+                    for other in (*edge.targets, *edge.sources):
                         if other not in before and may_pass(other):
-                            before[other] = number, link
+                            before[other] = number, edge
                             queue.append(other)
         return before
 
-    def _add(self, link: Link) -> None:
-        index = len(self.links)
-        self.links.append(link)
-        for number in dict.fromkeys((*link.sources, *link.targets)):
+    def _add(self, edge: DataflowEdge) -> None:
+        index = len(self.edges)
+        self.edges.append(edge)
+        for number in dict.fromkeys((*edge.sources, *edge.targets)):
             self._touching[number].append(index)
-        for number in dict.fromkeys(link.sources):
-            self._used[number].append(link)
-        for number in dict.fromkeys(link.targets):
-            self._made[number].append(link)
+        for number in dict.fromkeys(edge.sources):
+            self._used[number].append(edge)
+        for number in dict.fromkeys(edge.targets):
+            self._made[number].append(edge)
 
 
 def _outermost_first(tree: AnnotatedJaxpr) -> Iterator[AnnotatedValue]:
@@ -120,13 +120,13 @@ def _outermost_first(tree: AnnotatedJaxpr) -> Iterator[AnnotatedValue]:
             yield from _outermost_first(body)
 
 
-def _links(equation: AnnotatedEquation) -> Iterator[Link]:
+def _edges(equation: AnnotatedEquation) -> Iterator[DataflowEdge]:
     if not equation.bodies:
-        yield Link(equation, _numbers(equation.inputs), _numbers(equation.outputs))
+        yield DataflowEdge(equation, _numbers(equation.inputs), _numbers(equation.outputs))
         return
     for source, target in _crossings(equation):
         if source.number != target.number and source.number >= 0 and target.number >= 0:
-            yield Link(equation, (source.number,), (target.number,), crosses=True)
+            yield DataflowEdge(equation, (source.number,), (target.number,), crosses=True)
 
 
 def _numbers(values: Sequence[AnnotatedValue]) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import collections
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
-from partjit.inspect.why.dataflow import Dataflow, Link
+from partjit.inspect.why.dataflow import Dataflow, DataflowEdge
 from partjit.inspect.why.key_paths import common_end, keys_of
 
 __all__ = ["gradient_of", "is_backward"]
@@ -78,18 +78,18 @@ class _Search:
         found, queue = [], collections.deque([number])
         while queue:
             at = queue.popleft()
-            links = self._flow.made_by(at)
-            if any(is_backward(link.equation) for link in links):
+            edges = self._flow.made_by(at)
+            if any(is_backward(edge.equation) for edge in edges):
                 found.append(at)
                 continue
-            for link in links:
-                for source in link.sources:
+            for edge in edges:
+                for source in edge.sources:
                     if source not in met and self._has_shape(source):
                         met[source] = None
                         queue.append(source)
         # What is summed up by a loop is the gradient, not what one turn adds to it.
         if found and not any(at in self._outside for at in found):
-            outer = [at for at in met if at in self._outside and any(link.crosses for link in self._flow.made_by(at))]
+            outer = [at for at in met if at in self._outside and any(edge.crosses for edge in self._flow.made_by(at))]
             found = outer[-1:] or found
         return found, met
 
@@ -98,7 +98,7 @@ class _Search:
         order = sorted(number for number in met if number not in found and number in self._outside)
         parts: dict[int, set[int]] = {number: {number} for number in found}
         for number in order:
-            made_of = (parts.get(source, set()) for link in self._flow.made_by(number) for source in link.sources)
+            made_of = (parts.get(source, set()) for edge in self._flow.made_by(number) for source in edge.sources)
             parts[number] = set().union(*made_of)
             if len(parts[number]) == len(found):
                 return number
@@ -107,22 +107,22 @@ class _Search:
     def from_uses(self) -> int | None:
         """What the backward pass computes from the values that the argument is used with."""
         partners, same = self._partners()
-        links = [
-            link
+        edges = [
+            edge
             for number in partners
-            for link in self._flow.used_by(number)
-            if is_backward(link.equation) and not link.crosses and not same.intersection(link.sources)
+            for edge in self._flow.used_by(number)
+            if is_backward(edge.equation) and not edge.crosses and not same.intersection(edge.sources)
         ]
         # An equation of a product has both; what checkpointing computes anew is not known as a partner.
         known = set(partners)
-        links = [link for link in links if len(link.sources) > 1 and known.issuperset(link.sources)] or links
-        starts = [target for link in links for target in link.targets]
+        edges = [edge for edge in edges if len(edge.sources) > 1 and known.issuperset(edge.sources)] or edges
+        starts = [target for edge in edges for target in edge.targets]
         reached = [number for number in self._backward_from(starts) if number not in same and number in self._outside]
         fitting = [number for number in reached if self._has_shape(number)]
         last = [
             number
             for number in fitting
-            if not any(target in fitting for link in self._flow.used_by(number) for target in link.targets)
+            if not any(target in fitting for edge in self._flow.used_by(number) for target in edge.targets)
         ]
         return last[0] if len(last) == 1 else None
 
@@ -131,13 +131,13 @@ class _Search:
         same, partners = {self._argument.number}, set()
         queue = collections.deque(same)
         while queue:
-            for link in self._flow.used_by(queue.popleft()):
-                if link.crosses or (len(link.sources) == 1 and link.equation.primitive in _MOVES):
-                    fresh = [number for number in link.targets if number not in same]
+            for edge in self._flow.used_by(queue.popleft()):
+                if edge.crosses or (len(edge.sources) == 1 and edge.equation.primitive in _MOVES):
+                    fresh = [number for number in edge.targets if number not in same]
                     same.update(fresh)
                     queue.extend(fresh)
                 else:
-                    partners.update(link.sources)
+                    partners.update(edge.sources)
         partners -= same
         return list(self._kept(partners)), same
 
@@ -148,9 +148,9 @@ class _Search:
         while queue:
             number = queue.popleft()
             yield number
-            for link in self._flow.used_by(number):
-                if link.crosses:
-                    fresh = [target for target in link.targets if target not in seen]
+            for edge in self._flow.used_by(number):
+                if edge.crosses:
+                    fresh = [target for target in edge.targets if target not in seen]
                     seen.update(fresh)
                     queue.extend(fresh)
 
@@ -161,9 +161,9 @@ class _Search:
         while queue:
             number = queue.popleft()
             yield number
-            for link in self._flow.used_by(number):
-                if is_backward(link.equation) and (link.crosses or _keeps(link)):
-                    for target in link.targets:
+            for edge in self._flow.used_by(number):
+                if is_backward(edge.equation) and (edge.crosses or _keeps(edge)):
+                    for target in edge.targets:
                         if target not in seen:
                             seen[target] = None
                             queue.append(target)
@@ -177,8 +177,8 @@ _MOVES = {"convert_element_type", "transpose", "reshape", "squeeze", "broadcast_
 _SUMS = {"add", "add_any", "reduce_sum", "copy", "mul", "neg"}
 
 
-def _keeps(link: Link) -> bool:
-    return link.equation.primitive in _MOVES | _SUMS
+def _keeps(edge: DataflowEdge) -> bool:
+    return edge.equation.primitive in _MOVES | _SUMS
 
 
 def _outside_of_loops(tree: AnnotatedJaxpr) -> set[int]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from partjit.checks import abridged
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
-from partjit.inspect.sites import shown_file
+from partjit.inspect.user_lines import shown_file
 from partjit.inspect.why.dataflow import Dataflow
 from partjit.inspect.why.gradients import gradient_of, is_backward
 from partjit.inspect.why.key_paths import keys_of

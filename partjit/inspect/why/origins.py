@@ -15,17 +15,17 @@ from typing import Any
 from jax.sharding import PartitionSpec as P
 
 from partjit import _compat
-from partjit.inspect.annotate import Partitioned
 from partjit.inspect.annotated import AnnotatedEquation
-from partjit.inspect.opened import MARK, TAG
-from partjit.inspect.sites import Site
-from partjit.inspect.why.apart import EndedApartError, ask_apart
+from partjit.inspect.inlining import MARK, TAG
+from partjit.inspect.propagation import Partitioned
+from partjit.inspect.user_lines import Site
 from partjit.inspect.why.dataflow import Dataflow
 from partjit.inspect.why.requests import Request, requests_of
+from partjit.inspect.why.script_process import ScriptFailedError, run_script
 
 __all__ = ["Origin", "Origins", "OriginsUnavailableError", "ask_partitioner", "origins"]
 
-_SCRIPT = "partjit.inspect.why.child"
+_SCRIPT = "partjit.inspect.why.origins_script"
 _GROUP = "sdy.sharding_group"
 _TIMEOUT = 120.0
 _WISHES = ("result", "shard_map argument")  # a value need not lie as these say; it is moved then
@@ -159,7 +159,7 @@ def origins(partitioned: Partitioned, timeout: float = _TIMEOUT) -> Origins:
 
 
 def ask_partitioner(partitioned: Partitioned, timeout: float = _TIMEOUT, without: Sequence[str] = ()) -> Any:
-    """What the partitioner says of origins, in its own words; see `partjit.inspect.why.child`.
+    """What the partitioner says of origins, in its own words; see `partjit.inspect.why.origins_script`.
 
     Args:
         partitioned: the program, with its text.
@@ -175,8 +175,8 @@ def ask_partitioner(partitioned: Partitioned, timeout: float = _TIMEOUT, without
     script = importlib.util.find_spec(_SCRIPT)
     question = {**_compat.MLIR_BINDINGS, "mark": MARK, "tag": TAG, "without": list(without)}
     try:
-        return ask_apart(str(script and script.origin), question, partitioned.text, timeout)
-    except EndedApartError as error:
+        return run_script(str(script and script.origin), question, partitioned.text, timeout)
+    except ScriptFailedError as error:
         raise OriginsUnavailableError(
             f"the partitioner could not say where the shardings of {partitioned.unit.name!r} come from: {error}. It "
             "was asked in a process of its own, so that nothing is lost here; the shardings themselves are known. Look "
@@ -186,7 +186,7 @@ def ask_partitioner(partitioned: Partitioned, timeout: float = _TIMEOUT, without
 
 def _origins(partitioned: Partitioned, timeout: float) -> Origins:
     flow = Dataflow(partitioned.tree)
-    layouts = partitioned.opened.layouts
+    layouts = partitioned.inlined.layouts
     axes = {
         number: [axis for dim in layouts[number].axes for axis in dim] for number in flow.values if number in layouts
     }
@@ -234,7 +234,7 @@ class _Meant:
 
     def __init__(self, partitioned: Partitioned, requests: Sequence[Request], names: Mapping[str, Any]) -> None:
         self._names = names
-        self._equations = partitioned.opened.equations
+        self._equations = partitioned.inlined.equations
         self._requests = {(r.kind, r.position, r.equation): r for r in requests}
         self._by_value: dict[tuple[AnnotatedEquation | None, int], Request] = {
             (r.equation, r.value): r for r in requests

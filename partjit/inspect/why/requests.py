@@ -7,9 +7,9 @@ from typing import Any
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from partjit.inspect.annotate import Partitioned
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue, shown_spec
-from partjit.inspect.sites import Site, shown_line
+from partjit.inspect.propagation import Partitioned
+from partjit.inspect.user_lines import Site, shown_line
 from partjit.spec import ParsedPartitionSpec
 
 __all__ = ["Request", "requests_of"]

@@ -5,9 +5,9 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
-from partjit.inspect.annotate import Partitioned
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue, shown_spec
-from partjit.inspect.sites import shown_line, shown_site
+from partjit.inspect.propagation import Partitioned
+from partjit.inspect.user_lines import shown_line, shown_site
 from partjit.inspect.why.lookup import look_up
 from partjit.inspect.why.origins import Origin, Origins, origins
 from partjit.inspect.why.requests import Request
@@ -119,7 +119,7 @@ def why(partitioned: Partitioned, value: str | AnnotatedValue) -> Why:
         notes.append(f"this is the nearest explanation, because {told.problem}")
     elif not all(origin.is_certain for origin in of_value.values()):
         notes.append("the partitioner does not tell all of it: 'probably' is the nearest spec with that axis")
-    makers = [link.equation for link in told.flow.made_by(value.number)]
+    makers = [edge.equation for edge in told.flow.made_by(value.number)]
     equation = next((made for made in reversed(makers) if not made.bodies), makers[-1] if makers else None)
     requests = told.requests.get(value.number, ())
     ordered = {axis: of_value[axis] for axis, _ in _dimensions(value) if axis in of_value}
@@ -168,20 +168,20 @@ def _leaves_open(request: Request, dimension: int) -> bool:
 def _conflicts(told: Origins, value: AnnotatedValue) -> Iterator[Conflict]:
     """The values of its shape that meet it in an equation, or that a constraint makes of it, and lie otherwise."""
     seen = {value.number}
-    for link in (*told.flow.made_by(value.number), *told.flow.used_by(value.number)):
-        if link.crosses:
+    for edge in (*told.flow.made_by(value.number), *told.flow.used_by(value.number)):
+        if edge.crosses:
             continue
-        for number in (*link.sources, *link.targets):
+        for number in (*edge.sources, *edge.targets):
             other = told.flow.values[number]
             if number in seen or not other.is_array or other.aval.shape != value.aval.shape or other.layout is None:
                 continue
             seen.add(number)
             own, theirs = dict(_dimensions(value)), dict(_dimensions(other))
             differing = [axis for axis in theirs if own.get(axis) != theirs[axis]]
-            if differing and link.equation.primitive not in _REARRANGES:
+            if differing and edge.equation.primitive not in _REARRANGES:
                 of_other = told.get(number, {})
                 kept = {axis: of_other[axis] for axis in differing if axis in of_other}
-                yield Conflict(link.equation, other, tuple(differing), kept)
+                yield Conflict(edge.equation, other, tuple(differing), kept)
 
 
 # What these make has the shape of what they take only by chance, and dimensions that mean others.

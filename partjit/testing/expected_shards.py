@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from partjit.checks import require, require_integer, require_mesh_type
 from partjit.spec import MAX_RANK
-from partjit.testing.given import parsed_spec, shape_of
+from partjit.testing.argument_checks import parsed_spec, shape_of
 
 __all__ = ["assert_laid_out", "axes_of", "pieces"]
 

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 
 from partjit.inspect.hlo.source_lines import tags_of
 from partjit.inspect.hlo.text import Computation, Instruction, Module
-from partjit.inspect.sites import Site
+from partjit.inspect.user_lines import Site
 
-__all__ = ["Origin", "Origins"]
+__all__ = ["InstructionSource", "InstructionSources"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Origin:
+class InstructionSource:
     """Where an instruction comes from.
 
     Attributes:
@@ -36,14 +36,14 @@ class Origin:
         return self.site is not None or bool(self.tags)
 
 
-class Origins:
+class InstructionSources:
     """The origins of the instructions of one program; what is found is kept, so that all are found in linear time."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
-        self._nearest: dict[str, Mapping[str, Origin]] = {}
+        self._nearest: dict[str, Mapping[str, InstructionSource]] = {}
 
-    def of(self, instructions: Sequence[Instruction], computation: Computation) -> Origin:
+    def of(self, instructions: Sequence[Instruction], computation: Computation) -> InstructionSource:
         """Where the first of these comes from that says so, or else the nearest one to them.
 
         Args:
@@ -52,10 +52,10 @@ class Origins:
         """
         op_name = ""
         for instruction in instructions:
-            origin = self._said(instruction)
-            if origin.is_known:
-                return origin
-            op_name = op_name or origin.op_name
+            source = self._said(instruction)
+            if source.is_known:
+                return source
+            op_name = op_name or source.op_name
         nearest = self._nearest_in(computation)
         for instruction in instructions:
             if instruction.name in nearest:
@@ -63,19 +63,19 @@ class Origins:
         caller = self._origin_of_caller(computation)
         if caller.is_known:
             return caller
-        return Origin(op_name=op_name or caller.op_name)
+        return InstructionSource(op_name=op_name or caller.op_name)
 
-    def _said(self, instruction: Instruction) -> Origin:
+    def _said(self, instruction: Instruction) -> InstructionSource:
         metadata = instruction.metadata
         op_name = metadata.get("op_name", "")
-        return Origin(self.module.lines.site(metadata), tags_of(op_name), op_name)
+        return InstructionSource(self.module.lines.site(metadata), tags_of(op_name), op_name)
 
-    def _nearest_in(self, computation: Computation) -> Mapping[str, Origin]:
+    def _nearest_in(self, computation: Computation) -> Mapping[str, InstructionSource]:
         """Of every instruction of a computation the origin of the nearest one that says it, all in one search."""
         found = self._nearest.get(computation.name)
         if found is None:
             said = {name: self._said(one) for name, one in computation.instructions.items()}
-            found = {name: origin for name, origin in said.items() if origin.is_known}
+            found = {name: source for name, source in said.items() if source.is_known}
             queue = collections.deque(found)
             while queue:
                 name = queue.popleft()
@@ -97,8 +97,8 @@ class Origins:
             for name in instruction.computations
         }
 
-    def _origin_of_caller(self, computation: Computation) -> Origin:
+    def _origin_of_caller(self, computation: Computation) -> InstructionSource:
         if computation.name not in self._callers:
-            return Origin()
+            return InstructionSource()
         instruction, around = self._callers[computation.name]
         return self.of([instruction], around)

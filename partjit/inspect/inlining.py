@@ -19,12 +19,12 @@ from jax.sharding import Mesh
 from partjit import _compat
 from partjit._compat import UnspecifiedValue, core, mlir
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
-from partjit.inspect.loops import loop_counts, turns_of
+from partjit.inspect.loop_counts import loop_counts, trip_count_of
 from partjit.plan.passes.flatten import constraint, specs_of_nested
 from partjit.primitive import pjit_p
 from partjit.shardy import Layout
 
-__all__ = ["MARK", "TAG", "Opened", "open_program"]
+__all__ = ["MARK", "TAG", "InlinedProgram", "inline_program"]
 
 TAG = "eqn:"
 """What precedes the number of an equation in a name stack."""
@@ -58,7 +58,7 @@ mlir.register_lowering(mark_p, _lower_mark, cacheable=False)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Opened:
+class InlinedProgram:
     """A program laid open.
 
     Attributes:
@@ -78,7 +78,9 @@ class Opened:
     numbers: dict[Any, int]
 
 
-def open_program(jaxpr: Any, mesh: Mesh, paths: Sequence[str | None], result_paths: Sequence[str | None]) -> Opened:
+def inline_program(
+    jaxpr: Any, mesh: Mesh, paths: Sequence[str | None], result_paths: Sequence[str | None]
+) -> InlinedProgram:
     """Lays a closed jaxpr open.
 
     Args:
@@ -86,7 +88,7 @@ def open_program(jaxpr: Any, mesh: Mesh, paths: Sequence[str | None], result_pat
         mesh: its mesh.
         paths, result_paths: the key paths of its arguments and results.
     """
-    opening = _Opening(mesh)
+    opening = _Inliner(mesh)
     inner, names = jaxpr.jaxpr, dict(zip(jaxpr.jaxpr.invars, paths, strict=True))
     names |= {
         var: path
@@ -94,7 +96,7 @@ def open_program(jaxpr: Any, mesh: Mesh, paths: Sequence[str | None], result_pat
         if isinstance(var, core.Var) and var not in names
     }
     closed, tree = opening.body(inner, jaxpr.consts, 1, names)
-    return Opened(closed, tree, opening.layouts, opening.equations, opening.times, opening.numbers)
+    return InlinedProgram(closed, tree, opening.layouts, opening.equations, opening.times, opening.numbers)
 
 
 class _Scope:
@@ -117,7 +119,7 @@ class _Scope:
         return self.env[atom] if isinstance(atom, core.Var) else atom
 
 
-class _Opening:
+class _Inliner:
     def __init__(self, mesh: Mesh) -> None:
         self.layouts: dict[int, Layout] = {}
         self.equations: list[Any] = []
@@ -176,7 +178,7 @@ class _Opening:
         if (called := _called(eqn)) is not None:
             bodies["jaxpr"] = self._inlined(eqn, tagged, called, scope, times)
         else:
-            turns = turns_of(eqn)
+            turns = trip_count_of(eqn)
             inner_times = None if times is None or turns is None else times * turns
             params = {**eqn.params}
             for name, jaxpr, consts, closed in _bodies(eqn):

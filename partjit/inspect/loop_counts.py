@@ -5,7 +5,7 @@ from typing import Any
 from partjit import _compat
 from partjit._compat import core
 
-__all__ = ["loop_counts", "turns_of"]
+__all__ = ["loop_counts", "trip_count_of"]
 
 
 def loop_counts(eqn: Any) -> tuple[int, int]:
@@ -19,7 +19,7 @@ def loop_counts(eqn: Any) -> tuple[int, int]:
             return 0, 0
 
 
-def turns_of(eqn: Any) -> int | None:
+def trip_count_of(eqn: Any) -> int | None:
     """How often the bodies of an equation run."""
     kind = _compat.control_flow_of(eqn)
     if kind == "scan":

@@ -14,7 +14,7 @@ from partjit._compat import UNSPECIFIED, UnspecifiedValue, core
 from partjit.api import pjit
 from partjit.checks import shown
 from partjit.compile import Traced, own_sharding
-from partjit.inspect.annotate import Unit
+from partjit.inspect.propagation import Unit
 from partjit.mesh import Mesh as PartjitMesh
 from partjit.mesh import auto_twin
 from partjit.plan.ir.nodes import Branch, Fragment, Loop, Node
@@ -22,11 +22,11 @@ from partjit.plan.plan import Plan
 from partjit.plan.run.stages import PlannedTraced
 from partjit.primitive import shardings_of
 
-__all__ = ["Subject", "fragments_of", "trace_subject"]
+__all__ = ["TracedFunction", "fragments_of", "trace_function"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Subject:
+class TracedFunction:
     """A traced function.
 
     Attributes:
@@ -42,7 +42,7 @@ class Subject:
     lower: Callable[[], Any]
 
 
-def trace_subject(fun: Any, args: Sequence[Any], kwargs: Any, mesh: Mesh | None) -> Subject:
+def trace_function(fun: Any, args: Sequence[Any], kwargs: Any, mesh: Mesh | None) -> TracedFunction:
     """Traces a call, whatever the function was made with.
 
     Args:
@@ -70,7 +70,7 @@ def trace_subject(fun: Any, args: Sequence[Any], kwargs: Any, mesh: Mesh | None)
         return _of_pjit(traced) if isinstance(traced, Traced) else _of_jit(traced, own)
 
 
-def _of_pjit(traced: Traced) -> Subject:
+def _of_pjit(traced: Traced) -> TracedFunction:
     program = traced.program
     in_shardings = tuple(
         own_sharding(leaf) if isinstance(sharding, UnspecifiedValue) else sharding
@@ -90,10 +90,10 @@ def _of_pjit(traced: Traced) -> Subject:
         _result_paths(program.jaxpr, len(out_shardings)),
     )
     plan = traced.plan if isinstance(traced, PlannedTraced) else None
-    return Subject(whole, plan, program.donated_invars, traced.lower)
+    return TracedFunction(whole, plan, program.donated_invars, traced.lower)
 
 
-def _of_jit(traced: Any, mesh: Mesh | None) -> Subject:
+def _of_jit(traced: Any, mesh: Mesh | None) -> TracedFunction:
     parts = _compat.parts_of_jit(traced)
     whole = Unit(
         traced.fun_name,
@@ -104,7 +104,7 @@ def _of_jit(traced: Any, mesh: Mesh | None) -> Subject:
         parts.paths,
         _result_paths(traced.jaxpr, len(parts.out_shardings)),
     )
-    return Subject(whole, None, parts.donated, traced.lower)
+    return TracedFunction(whole, None, parts.donated, traced.lower)
 
 
 def _result_paths(jaxpr: Any, count: int) -> tuple[str, ...]:

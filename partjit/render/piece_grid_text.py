@@ -6,7 +6,7 @@ A line is a list of (text, color) pairs, so that what can show colors may; the c
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from partjit.render.pieces import Arrangement, Band, Layout, Panel, arrange, keep, name_devices
+from partjit.render.piece_grid import Arrangement, Band, Panel, PieceGrid, arrange, keep, name_devices
 
 __all__ = ["Line", "lines", "plain", "table_lines"]
 
@@ -25,27 +25,27 @@ def plain(drawn: Iterable[Line]) -> str:
     r"""Lines without their colors.
 
     Example:
-        >>> from partjit.render.boxes import plain
+        >>> from partjit.render.piece_grid_text import plain
         >>> plain([[("a", None), ("b", 3)], []])
         'ab\n'
     """
     return "\n".join("".join(text for text, _ in line).rstrip() for line in drawn)
 
 
-def lines(layout: Layout, width: int = 80, *, table: bool | None = None) -> list[Line]:
+def lines(grid: PieceGrid, width: int = 80, *, table: bool | None = None) -> list[Line]:
     """Draws an array as text.
 
     Args:
-        layout: the array.
+        grid: the array.
         width: how many characters there are in a line, of which 24 are needed.
         table: whether the pieces are listed as well; by default those of an array of rank 3 and more.
 
     Example:
-        >>> from partjit.render.boxes import lines, plain
-        >>> from partjit.render.pieces import Dimension, Layout, Piece
+        >>> from partjit.render.piece_grid_text import lines, plain
+        >>> from partjit.render.piece_grid import Dimension, PieceGrid, Piece
         >>> dim = Dimension("dim 0", "4 over x=2", ("0:2", "2:4"))
         >>> pieces = Piece((0,), (0, 1), 0), Piece((1,), (2, 3), 1)
-        >>> print(plain(lines(Layout("int8[4]", (), (dim,), "y=2", pieces), 40)))
+        >>> print(plain(lines(PieceGrid("int8[4]", (), (dim,), "y=2", pieces), 40)))
         int8[4]
           → dim 0: 4 over x=2
           = copies over y=2
@@ -56,61 +56,61 @@ def lines(layout: Layout, width: int = 80, *, table: bool | None = None) -> list
         └─────┴─────┘
     """
     width = max(width, _NARROWEST)
-    found, cell = _arranged(layout, width)
-    drawn = [*_wrapped(layout.title, width)]
-    for fact in layout.notes:
+    found, cell = _arranged(grid, width)
+    drawn = [*_wrapped(grid.title, width)]
+    for fact in grid.notes:
         drawn += _wrapped(fact, width)
-    drawn += _legend(layout, found, width)
+    drawn += _legend(grid, found, width)
     rows = sum(len(band.rows) for panel in found.panels if panel for band in panel.bands if band)
     is_open = rows > _MOST_RULED and found.rows is not None
-    panels = [None if panel is None else _panel(panel, layout, cell, is_open) for panel in found.panels]
+    panels = [None if panel is None else _panel(panel, grid, cell, is_open) for panel in found.panels]
     for row in _side_by_side(panels, width):
         drawn += [[], *row]
-    left_out = len(layout.pieces) - len(found.pieces)
+    left_out = len(grid.pieces) - len(found.pieces)
     if left_out:
-        drawn += [[], *_wrapped(f"{left_out} of {len(layout.pieces)} {layout.noun}s are left out", width)]
-    amounts = any(piece.amount for piece in layout.pieces)
-    if amounts and len(layout.dimensions) > 2 if table is None else table:
-        drawn += [[], *table_lines(layout, width)]
+        drawn += [[], *_wrapped(f"{left_out} of {len(grid.pieces)} {grid.noun}s are left out", width)]
+    amounts = any(piece.amount for piece in grid.pieces)
+    if amounts and len(grid.dimensions) > 2 if table is None else table:
+        drawn += [[], *table_lines(grid, width)]
     return [_clipped(line, width) for line in drawn]
 
 
-def _arranged(layout: Layout, width: int) -> tuple[Arrangement, int]:
+def _arranged(grid: PieceGrid, width: int) -> tuple[Arrangement, int]:
     """What fits into lines of a width, and how wide a cell is."""
     most = {"rows": _MOST_ROWS, "bands": _MOST_BANDS, "panels": _MOST_PANELS}
-    whole = arrange(layout, columns=len(layout.pieces) or 1, **most)
-    gutter = _gutter(layout, whole)
-    count = 1 if whole.columns is None else len(layout.dimensions[whole.columns].labels)
+    whole = arrange(grid, columns=len(grid.pieces) or 1, **most)
+    gutter = _gutter(grid, whole)
+    count = 1 if whole.columns is None else len(grid.dimensions[whole.columns].labels)
     cell = 1
     for room in (28, 18, 12, 8):  # shorter names, until all columns fit
-        names = [name_devices(piece.devices, layout.remote, room) for piece in layout.pieces]
-        labels = () if whole.columns is None else layout.dimensions[whole.columns].labels
+        names = [name_devices(piece.devices, grid.remote, room) for piece in grid.pieces]
+        labels = () if whole.columns is None else grid.dimensions[whole.columns].labels
         cell = max(map(len, [*names, *labels]), default=1) + 2
         if count * (cell + 1) + 1 + gutter <= width:
             return whole, cell
     fit = max(1, (width - gutter - 1) // (cell + 1))
-    if whole.rows is not None and len(layout.dimensions[whole.rows].labels) > 1:
+    if whole.rows is not None and len(grid.dimensions[whole.rows].labels) > 1:
         fit = max(1, (width - gutter - 1 - (_GAP + 1)) // (cell + 1))
-    return arrange(layout, columns=fit, **most), min(cell, width - gutter - 2)
+    return arrange(grid, columns=fit, **most), min(cell, width - gutter - 2)
 
 
-def _gutter(layout: Layout, found: Arrangement) -> int:
+def _gutter(grid: PieceGrid, found: Arrangement) -> int:
     """The width of the labels of the rows."""
-    labels = () if found.rows is None else layout.dimensions[found.rows].labels
+    labels = () if found.rows is None else grid.dimensions[found.rows].labels
     return max(map(len, labels), default=-1) + 1
 
 
-def _legend(layout: Layout, found: Arrangement, width: int) -> list[Line]:
+def _legend(grid: PieceGrid, found: Arrangement, width: int) -> list[Line]:
     drawn = []
-    for k, dim in enumerate(layout.dimensions):
+    for k, dim in enumerate(grid.dimensions):
         mark = "→" if k == found.columns else "↓" if k == found.rows else "#" if k in found.across else "·"
         drawn += _wrapped(f"  {mark} {dim.name}: {dim.text}", width)
-    if layout.copies:
-        drawn += _wrapped(f"  = copies over {layout.copies}", width)
+    if grid.copies:
+        drawn += _wrapped(f"  = copies over {grid.copies}", width)
     return drawn
 
 
-def _panel(panel: Panel, layout: Layout, cell: int, is_open: bool) -> list[Line]:
+def _panel(panel: Panel, grid: PieceGrid, cell: int, is_open: bool) -> list[Line]:
     drawn: list[Line] = []
     if panel.caption:
         drawn.append([(panel.caption, None)])
@@ -119,11 +119,11 @@ def _panel(panel: Panel, layout: Layout, cell: int, is_open: bool) -> list[Line]
         if band is None:
             drawn.append([(" " * gutter + " ⋮", None)])
         else:
-            drawn += _band(band, layout, cell, gutter, is_open)
+            drawn += _band(band, grid, cell, gutter, is_open)
     return drawn
 
 
-def _band(band: Band, layout: Layout, cell: int, gutter: int, is_open: bool) -> list[Line]:
+def _band(band: Band, grid: PieceGrid, cell: int, gutter: int, is_open: bool) -> list[Line]:
     widths = [_GAP if label is None else cell for label in band.columns]
     margin = " " * gutter
     drawn: list[Line] = []
@@ -146,7 +146,7 @@ def _band(band: Band, layout: Layout, cell: int, gutter: int, is_open: bool) -> 
             elif piece is None:
                 line.append((" " * width, None))
             else:
-                name = name_devices(piece.devices, layout.remote, width - 2)
+                name = name_devices(piece.devices, grid.remote, width - 2)
                 line.append(
                     (_centered(f"({name})" if piece.is_empty and len(name) <= width - 2 else name, width), piece.color)
                 )
@@ -174,32 +174,32 @@ def _side_by_side(panels: Sequence[list[Line] | None], width: int) -> list[list[
     return rows
 
 
-def table_lines(layout: Layout, width: int = 80) -> list[Line]:
+def table_lines(grid: PieceGrid, width: int = 80) -> list[Line]:
     """The pieces as a table: which part of each dimension, who holds it, and bytes.
 
     Args:
-        layout: the array.
+        grid: the array.
         width: how many characters there are in a line.
 
     Example:
-        >>> from partjit.render.boxes import plain, table_lines
-        >>> from partjit.render.pieces import Dimension, Layout, Piece
+        >>> from partjit.render.piece_grid_text import plain, table_lines
+        >>> from partjit.render.piece_grid import Dimension, PieceGrid, Piece
         >>> dim = Dimension("dim 0", "4 over x=2", ("0:2", "2:4"))
         >>> pieces = Piece((0,), (0, 1), 0, "2 B"), Piece((1,), (2, 3), 1, "2 B")
-        >>> print(plain(table_lines(Layout("int8[4]", (), (dim,), "", pieces))))
+        >>> print(plain(table_lines(PieceGrid("int8[4]", (), (dim,), "", pieces))))
         dim 0   holds   devices
         0:2     2 B     0,1
         2:4     2 B     2,3
     """
-    dims = layout.dimensions
+    dims = grid.dimensions
     rows: list[tuple[list[str], int | None]] = [([*(dim.name for dim in dims), "holds", "devices"], None)]
-    for k in keep(len(layout.pieces), _MOST_IN_TABLE):
+    for k in keep(len(grid.pieces), _MOST_IN_TABLE):
         if k is None:
             rows.append((["⋮"] * (len(dims) + 2), None))
             continue
-        piece = layout.pieces[k]
+        piece = grid.pieces[k]
         parts = [dim.labels[part] for dim, part in zip(dims, piece.position, strict=True)]
-        rows.append(([*parts, piece.amount, name_devices(piece.devices, layout.remote)], piece.color))
+        rows.append(([*parts, piece.amount, name_devices(piece.devices, grid.remote)], piece.color))
     widths = [max(len(cells[k]) for cells, _ in rows) for k in range(len(dims) + 2)]
     drawn: list[Line] = []
     for cells, color in rows:

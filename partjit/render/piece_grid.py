@@ -13,9 +13,9 @@ __all__ = [
     "Arrangement",
     "Band",
     "Dimension",
-    "Layout",
     "Panel",
     "Piece",
+    "PieceGrid",
     "arrange",
     "keep",
     "name_devices",
@@ -57,7 +57,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Layout:
+class PieceGrid:
     """What a picture shows.
 
     Attributes:
@@ -91,7 +91,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Band:
-    """A grid of pieces with a label for each of its columns and rows; None stands for what is left out."""
+    """A table of pieces with a label for each of its columns and rows; None stands for what is left out."""
 
     columns: tuple[str | None, ...]
     rows: tuple[tuple[str, tuple[Piece | None, ...]] | None, ...]
@@ -99,7 +99,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Panel:
-    """A grid for one combination of the other divided dimensions; a single row may be broken into several bands.
+    """The table for one combination of the other sharded dimensions; a single row may be broken into several bands.
 
     Attributes:
         caption: which combination; empty if there is no other.
@@ -132,33 +132,33 @@ class Arrangement:
         return tuple(piece for band in bands for row in band.rows if row for piece in row[1] if piece)
 
 
-def arrange(layout: Layout, *, columns: int, rows: int, bands: int, panels: int) -> Arrangement:
+def arrange(grid: PieceGrid, *, columns: int, rows: int, bands: int, panels: int) -> Arrangement:
     """Arranges the pieces of an array.
 
     Up to rank 2 the dimensions are rows and columns; of more, the two that are divided most are, and each combination
     of the others has a panel. What is a single row goes on in another band below it.
 
     Args:
-        layout: the array.
+        grid: the array.
         columns, rows, bands, panels: the most there may be of each, at least 1; of more the middle is left out.
 
     Example:
-        >>> from partjit.render.pieces import Dimension, Layout, Piece, arrange
+        >>> from partjit.render.piece_grid import Dimension, PieceGrid, Piece, arrange
         >>> dim = Dimension("dim 0", "8 over x=4", ("0:2", "2:4", "4:6", "6:8"))
         >>> pieces = tuple(Piece((k,), (k,), k) for k in range(4))
-        >>> found = arrange(Layout("a row", (), (dim,), "", pieces), columns=3, rows=9, bands=9, panels=9)
+        >>> found = arrange(PieceGrid("a row", (), (dim,), "", pieces), columns=3, rows=9, bands=9, panels=9)
         >>> [band.columns for panel in found.panels for band in panel.bands]
         [('0:2', '2:4', '4:6'), ('6:8',)]
     """
-    dims = layout.dimensions
+    dims = grid.dimensions
     divided = [k for k, dim in enumerate(dims) if len(dim.labels) != 1]
-    grid = [*range(len(dims))]
+    shown = [*range(len(dims))]
     if len(dims) > 2:
-        grid = sorted(sorted(divided, key=lambda k: -len(dims[k].labels))[:2])
-    along = grid[-1] if grid else None
-    down = grid[0] if len(grid) == 2 else None
-    across = tuple(k for k in divided if k not in grid)
-    at = {piece.position: piece for piece in layout.pieces}
+        shown = sorted(sorted(divided, key=lambda k: -len(dims[k].labels))[:2])
+    along = shown[-1] if shown else None
+    down = shown[0] if len(shown) == 2 else None
+    across = tuple(k for k in divided if k not in shown)
+    at = {piece.position: piece for piece in grid.pieces}
 
     sizes = [len(dims[k].labels) for k in across]
 
@@ -205,7 +205,7 @@ def keep(count: int, most: int) -> list[int | None]:
     """The first and the last of so many, with None between for those left out.
 
     Example:
-        >>> from partjit.render.pieces import keep
+        >>> from partjit.render.piece_grid import keep
         >>> keep(3, 4), keep(9, 4)
         ([0, 1, 2], [0, 1, None, 7, 8])
     """
@@ -224,7 +224,7 @@ def name_devices(ids: Sequence[int], remote: frozenset[int] = frozenset(), room:
         room: how many characters there are; what has a pattern is abbreviated to it, the rest to its beginning.
 
     Example:
-        >>> from partjit.render.pieces import name_devices
+        >>> from partjit.render.piece_grid import name_devices
         >>> name_devices([0, 1, 2, 3, 6]), name_devices([0, 1, 2, 3], frozenset({2, 3}))
         ('0-3,6', '0,1,2*,3*')
         >>> name_devices(range(0, 512, 8), room=12), name_devices([0, 1, 5, 9, 12, 14], room=9)

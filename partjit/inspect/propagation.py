@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from partjit.colocated.ir.primitive import opaque_calls
 from partjit.compile import lower_jaxpr_anew
 from partjit.inspect.annotated import AnnotatedJaxpr, AnnotatedValue
-from partjit.inspect.opened import MARK, Opened, open_program
+from partjit.inspect.inlining import MARK, InlinedProgram, inline_program
 from partjit.shardy import Layout, Shardings, nested, propagate
 
 __all__ = ["Partitioned", "Unit", "partition"]
@@ -46,7 +46,7 @@ class Partitioned:
 
     Attributes:
         unit: the unit.
-        opened: its program laid open, with the layout of every value.
+        inlined: its program laid open, with the layout of every value.
         result_layouts: the layouts in which the results leave; a value that lies otherwise is moved there.
         module: the propagated module, without marks; None if there is nothing to divide.
         shardings: the shardings in it.
@@ -54,7 +54,7 @@ class Partitioned:
     """
 
     unit: Unit
-    opened: Opened
+    inlined: InlinedProgram
     result_layouts: tuple[Layout, ...]
     module: Any
     shardings: Shardings | None
@@ -63,7 +63,7 @@ class Partitioned:
     @property
     def tree(self) -> AnnotatedJaxpr:
         """The annotated program."""
-        return self.opened.tree
+        return self.inlined.tree
 
     @functools.cached_property
     def results(self) -> tuple[AnnotatedValue, ...]:
@@ -81,12 +81,12 @@ def partition(unit: Unit, keep_text: bool = False) -> Partitioned:
         unit: the unit.
         keep_text: whether the lowered module is kept as a text.
     """
-    opened = open_program(unit.jaxpr, unit.mesh, unit.paths, unit.result_paths)
+    inlined = inline_program(unit.jaxpr, unit.mesh, unit.paths, unit.result_paths)
     if unit.mesh.size <= 1:
-        return _undivided(unit, opened)
+        return _undivided(unit, inlined)
     with opaque_calls():
         lowering = lower_jaxpr_anew(
-            opened.jaxpr,
+            inlined.jaxpr,
             unit.in_shardings,
             unit.out_shardings,
             (False,) * len(unit.in_shardings),
@@ -104,7 +104,7 @@ def partition(unit: Unit, keep_text: bool = False) -> Partitioned:
             for number, operand in zip(_numbers(op), op.operands, strict=True):
                 layout = shardings.of(operand)
                 ndim = len(operand.type.shape)
-                opened.layouts[number] = Layout.replicated(ndim) if layout is None else layout
+                inlined.layouts[number] = Layout.replicated(ndim) if layout is None else layout
     _remove_marks(operations)
     results = [
         layout or Layout.replicated(var.aval.ndim)
@@ -112,15 +112,15 @@ def partition(unit: Unit, keep_text: bool = False) -> Partitioned:
             shardings.of_results()[-len(unit.out_shardings) :], unit.jaxpr.jaxpr.outvars, strict=True
         )
     ]
-    return Partitioned(unit, opened, tuple(results), module, shardings, text)
+    return Partitioned(unit, inlined, tuple(results), module, shardings, text)
 
 
-def _undivided(unit: Unit, opened: Opened) -> Partitioned:
-    for value in (*opened.tree.values,):
+def _undivided(unit: Unit, inlined: InlinedProgram) -> Partitioned:
+    for value in (*inlined.tree.values,):
         if value.is_array:
-            opened.layouts[value.number] = Layout.replicated(len(value.aval.shape))
+            inlined.layouts[value.number] = Layout.replicated(len(value.aval.shape))
     results = tuple(Layout.replicated(getattr(aval, "ndim", 0)) for aval in unit.jaxpr.out_avals)
-    return Partitioned(unit, opened, results, None, None, "")
+    return Partitioned(unit, inlined, results, None, None, "")
 
 
 def _is_mark(op: Any) -> bool:

@@ -21,7 +21,7 @@ def assign_layers(widths: Sequence[float], above: Neighbours, below: Neighbours,
         most: how wide a layer with more than one vertex may be.
 
     Example:
-        >>> from partjit.render.layering import assign_layers
+        >>> from partjit.render.layer_assignment import assign_layers
         >>> assign_layers([1, 1, 1, 1], [[], [], [0], [1, 2]], [[2], [3], [3], []], most=2)
         [0, 1, 1, 2]
     """
@@ -76,7 +76,7 @@ def put_in_order(rows: Sequence[Sequence[int]], above: Neighbours, below: Neighb
         below: for each vertex those in the row after that it has an edge with.
 
     Example:
-        >>> from partjit.render.layering import put_in_order
+        >>> from partjit.render.layer_assignment import put_in_order
         >>> put_in_order([[0, 1], [2, 3]], [[], [], [1], [0]], [[3], [2], [], []])
         [[0, 1], [3, 2]]
     """
@@ -139,7 +139,7 @@ def count_crossings(rows: Sequence[Sequence[int]], below: Neighbours, place: Seq
         place: the position of each vertex in its row.
 
     Example:
-        >>> from partjit.render.layering import count_crossings
+        >>> from partjit.render.layer_assignment import count_crossings
         >>> count_crossings([[0, 1], [2, 3]], [[3], [2], [], []], [0, 1, 0, 1])
         1
     """

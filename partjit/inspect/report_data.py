@@ -7,7 +7,7 @@ from typing import Any
 from partjit.inspect.annotated import AnnotatedValue
 from partjit.inspect.collectives import Collective, total_bytes
 from partjit.inspect.page.comparison import Comparison, Tally, compare
-from partjit.inspect.sites import Site
+from partjit.inspect.user_lines import Site
 from partjit.plan.ir.nodes import ColocatedCall, Fragment, walk
 from partjit.plan.plan import Plan
 
@@ -98,7 +98,7 @@ def as_data(report: Any) -> dict[str, Any]:
             {
                 "name": program.unit.name,
                 "turns": program.unit.turns,
-                "equations": len(program.opened.equations),
+                "equations": len(program.inlined.equations),
                 "xla_flops": xla_flops.get(program.unit.name),
             }
             for program in report.programs

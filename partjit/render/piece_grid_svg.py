@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from partjit.render.html import fragment, table
 from partjit.render.markup import Markup, element
 from partjit.render.numbers import counted
-from partjit.render.pieces import Arrangement, Band, Layout, Panel, Piece, arrange, keep, name_devices
+from partjit.render.piece_grid import Arrangement, Band, Panel, Piece, PieceGrid, arrange, keep, name_devices
 from partjit.render.svg import label, picture, rect, text_width
 from partjit.render.theme import COLORS
 
@@ -32,34 +32,34 @@ def shade(number: int) -> int:
     of colors; so each round through the colors starts one later.
 
     Example:
-        >>> from partjit.render.grid import shade
+        >>> from partjit.render.piece_grid_svg import shade
         >>> shade(0), shade(11), shade(12), shade(24)
         (0, 11, 1, 2)
     """
     return (number + number // COLORS) % COLORS
 
 
-def svg(layout: Layout) -> Markup:
+def svg(grid: PieceGrid) -> Markup:
     """Draws an array as SVG.
 
     Args:
-        layout: the array.
+        grid: the array.
 
     Example:
-        >>> from partjit.render.grid import svg
-        >>> from partjit.render.pieces import Layout, Piece
-        >>> svg(Layout("float32[]", (), (), "", (Piece((), (0,), 0),))).count("<rect")
+        >>> from partjit.render.piece_grid_svg import svg
+        >>> from partjit.render.piece_grid import PieceGrid, Piece
+        >>> svg(PieceGrid("float32[]", (), (), "", (Piece((), (0,), 0),))).count("<rect")
         2
     """
-    cell = _cell_width(layout)
-    found = arrange(layout, columns=max(4, min(32, int(_WIDEST // (cell + _SPACE)))), **_MOST)
-    panels = [_Grid(panel, layout, found, cell) for panel in found.panels]
-    left_out = len(layout.pieces) - len(found.pieces)
-    words = [(layout.title, True), *((text, False) for text in [*layout.notes, *_beside(layout, found)])]
+    cell = _cell_width(grid)
+    found = arrange(grid, columns=max(4, min(32, int(_WIDEST // (cell + _SPACE)))), **_MOST)
+    panels = [_Grid(panel, grid, found, cell) for panel in found.panels]
+    left_out = len(grid.pieces) - len(found.pieces)
+    words = [(grid.title, True), *((text, False) for text in [*grid.notes, *_beside(grid, found)])]
     if left_out:
-        words.append((f"{left_out} of {len(layout.pieces)} {layout.noun}s are left out", False))
+        words.append((f"{left_out} of {len(grid.pieces)} {grid.noun}s are left out", False))
     needed = max(text_width(text, 13 if is_title else 12, mono=is_title) for text, is_title in words)
-    width = min(max(needed, max(grid.width for grid in panels)), max(_WIDEST, *(grid.width for grid in panels)))
+    width = min(max(needed, max(panel.width for panel in panels)), max(_WIDEST, *(panel.width for panel in panels)))
     body: list[Markup] = []
     y = _MARGIN + _LINE / 2
     for text, is_title in words:
@@ -78,21 +78,21 @@ def svg(layout: Layout) -> Markup:
         y += _LINE + (2 if is_title else 0)
     x, y, lowest = 0.0, y + 4, 0.0
     widest = 0.0
-    for grid in panels:
-        if x and x + grid.width > width:
+    for panel in panels:
+        if x and x + panel.width > width:
             x, y, lowest = 0.0, y + lowest + _BETWEEN, 0.0
-        body.append(element("g", *grid.draw(), transform=f"translate({_MARGIN + x:g} {y:g})"))
-        widest, lowest = max(widest, x + grid.width), max(lowest, grid.height)
-        x += grid.width + _BETWEEN
+        body.append(element("g", *panel.draw(), transform=f"translate({_MARGIN + x:g} {y:g})"))
+        widest, lowest = max(widest, x + panel.width), max(lowest, panel.height)
+        x += panel.width + _BETWEEN
     return picture(
-        math.ceil(max(width, widest) + 2 * _MARGIN), math.ceil(y + lowest + _MARGIN), *body, title=layout.title
+        math.ceil(max(width, widest) + 2 * _MARGIN), math.ceil(y + lowest + _MARGIN), *body, title=grid.title
     )
 
 
-def _cell_width(layout: Layout) -> float:
+def _cell_width(grid: PieceGrid) -> float:
     """One width for all cells: that of the longest name or label."""
-    names = (name_devices(piece.devices, layout.remote, _NAME) for piece in layout.pieces)
-    labels = (text for dim in layout.dimensions for text in dim.labels)
+    names = (name_devices(piece.devices, grid.remote, _NAME) for piece in grid.pieces)
+    labels = (text for dim in grid.dimensions for text in dim.labels)
     widest = max(
         max((text_width(name, 12, mono=True) for name in names), default=0) + 12,
         max((text_width(text, 11, mono=True) for text in labels), default=0) + 6,
@@ -100,31 +100,31 @@ def _cell_width(layout: Layout) -> float:
     return round(min(max(_NARROW, widest), _WIDE))
 
 
-def _sentence(layout: Layout, dim: int | None) -> str:
-    return "" if dim is None else f"{layout.dimensions[dim].name}: {layout.dimensions[dim].text}"
+def _sentence(grid: PieceGrid, dim: int | None) -> str:
+    return "" if dim is None else f"{grid.dimensions[dim].name}: {grid.dimensions[dim].text}"
 
 
-def _beside(layout: Layout, found: Arrangement) -> list[str]:
+def _beside(grid: PieceGrid, found: Arrangement) -> list[str]:
     """What the sides of the grid do not say."""
     words = []
-    for k in range(len(layout.dimensions)):
-        sentence = _sentence(layout, k)
+    for k in range(len(grid.dimensions)):
+        sentence = _sentence(grid, k)
         if k in found.across:
             words.append(f"{sentence}, a grid for each part")
         elif k == found.rows:
-            words += [f"↓ {sentence}"] if not _is_on_side(layout, found) else []
+            words += [f"↓ {sentence}"] if not _is_on_side(grid, found) else []
         elif k != found.columns:
             words.append(sentence)
-    return words + ([f"copies over {layout.copies}"] if layout.copies else [])
+    return words + ([f"copies over {grid.copies}"] if grid.copies else [])
 
 
-def _is_on_side(layout: Layout, found: Arrangement) -> bool:
+def _is_on_side(grid: PieceGrid, found: Arrangement) -> bool:
     """Whether the rows are so many that what they are can be written along them."""
     rows = max((len(band.rows) for panel in found.panels if panel for band in panel.bands if band), default=0)
     if found.rows is None:
         return False
     # It may reach into the margin and the line of labels.
-    return text_width(_sentence(layout, found.rows), 11) <= rows * (_row_height(rows) + _SPACE) + 2 * _LINE
+    return text_width(_sentence(grid, found.rows), 11) <= rows * (_row_height(rows) + _SPACE) + 2 * _LINE
 
 
 def _row_height(rows: int) -> float:
@@ -134,10 +134,10 @@ def _row_height(rows: int) -> float:
 class _Grid:
     """One panel, at the origin."""
 
-    def __init__(self, panel: Panel | None, layout: Layout, found: Arrangement, cell: float) -> None:
-        self.panel, self.layout, self.cell = panel, layout, cell
-        self.column_title = _sentence(layout, found.columns)
-        self.row_title = _sentence(layout, found.rows) if _is_on_side(layout, found) else ""
+    def __init__(self, panel: Panel | None, grid: PieceGrid, found: Arrangement, cell: float) -> None:
+        self.panel, self.grid, self.cell = panel, grid, cell
+        self.column_title = _sentence(grid, found.columns)
+        self.row_title = _sentence(grid, found.rows) if _is_on_side(grid, found) else ""
         bands = [band for band in panel.bands if band] if panel else []
         rows = [row for band in bands for row in band.rows]
         self.row_height = _row_height(len(rows))
@@ -226,13 +226,11 @@ class _Grid:
         return drawn
 
     def _piece(self, piece: Piece, x: float, y: float, width: float, height: float) -> Markup:
-        layout, color = self.layout, shade(piece.color)
-        name = name_devices(piece.devices, layout.remote, _NAME)
-        is_plain = piece.is_empty or layout.remote.issuperset(piece.devices)
-        parts = [
-            f"{dim.name} = {dim.labels[part]}" for dim, part in zip(layout.dimensions, piece.position, strict=True)
-        ]
-        holders = f"{'devices' if len(piece.devices) > 1 else 'device'} {name_devices(piece.devices, layout.remote)}"
+        grid, color = self.grid, shade(piece.color)
+        name = name_devices(piece.devices, grid.remote, _NAME)
+        is_plain = piece.is_empty or grid.remote.issuperset(piece.devices)
+        parts = [f"{dim.name} = {dim.labels[part]}" for dim, part in zip(grid.dimensions, piece.position, strict=True)]
+        holders = f"{'devices' if len(piece.devices) > 1 else 'device'} {name_devices(piece.devices, grid.remote)}"
         hint = element("title", ", ".join(part for part in [*parts, piece.amount, holders] if part))
         shape = rect(
             x + is_plain / 2,
@@ -253,26 +251,26 @@ def _middle(x: float, y: float, width: float, height: float, text: str, size: fl
     return label(x + width / 2, y + height / 2, text, width=width, size=size, anchor="middle", class_=class_, mono=True)
 
 
-def html(layout: Layout) -> Markup:
+def html(grid: PieceGrid) -> Markup:
     """Draws an array as a part of a page: the SVG, and below it a table of the pieces to be opened.
 
     Args:
-        layout: the array.
+        grid: the array.
 
     Example:
-        >>> from partjit.render.grid import html
-        >>> from partjit.render.pieces import Layout, Piece
-        >>> "<details>" in html(Layout("float32[]", (), (), "", (Piece((), (0,), 0),)))
+        >>> from partjit.render.piece_grid_svg import html
+        >>> from partjit.render.piece_grid import PieceGrid, Piece
+        >>> "<details>" in html(PieceGrid("float32[]", (), (), "", (Piece((), (0,), 0),)))
         True
     """
     rows = []
-    for k in keep(len(layout.pieces), _MOST_IN_TABLE):
+    for k in keep(len(grid.pieces), _MOST_IN_TABLE):
         if k is None:
-            rows.append(["⋮"] * (len(layout.dimensions) + 2))
+            rows.append(["⋮"] * (len(grid.dimensions) + 2))
             continue
-        piece = layout.pieces[k]
-        parts = [dim.labels[part] for dim, part in zip(layout.dimensions, piece.position, strict=True)]
-        rows.append([*parts, piece.amount, name_devices(piece.devices, layout.remote)])
-    count = f"{counted(len(layout.pieces), layout.noun)}"
-    listed = table("", [*(dim.name for dim in layout.dimensions), "holds", "devices"], rows)
-    return fragment(svg(layout), element("details", element("summary", count, class_="pj-muted"), listed))
+        piece = grid.pieces[k]
+        parts = [dim.labels[part] for dim, part in zip(grid.dimensions, piece.position, strict=True)]
+        rows.append([*parts, piece.amount, name_devices(piece.devices, grid.remote)])
+    count = counted(len(grid.pieces), grid.noun)
+    listed = table("", [*(dim.name for dim in grid.dimensions), "holds", "devices"], rows)
+    return fragment(svg(grid), element("details", element("summary", count, class_="pj-muted"), listed))

@@ -8,14 +8,14 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["EndedApartError", "ask_apart"]
+__all__ = ["ScriptFailedError", "run_script"]
 
 
-class EndedApartError(RuntimeError):
+class ScriptFailedError(RuntimeError):
     """A process that was asked for something ended without an answer; the message says how."""
 
 
-def ask_apart(script: str, question: Mapping[str, Any], text: str, timeout: float) -> Any:
+def run_script(script: str, question: Mapping[str, Any], text: str, timeout: float) -> Any:
     """Has another interpreter run a script, and returns what it answers.
 
     That interpreter sees neither the environment variables of Python nor what is set up for this one: no main module,
@@ -29,10 +29,10 @@ def ask_apart(script: str, question: Mapping[str, Any], text: str, timeout: floa
         timeout: the seconds that it may take.
 
     Raises:
-        EndedApartError: it could not be started, took longer, was ended by a signal, or failed.
+        ScriptFailedError: it could not be started, took longer, was ended by a signal, or failed.
     """
     if getattr(sys, "frozen", False) or not sys.executable:
-        raise EndedApartError(
+        raise ScriptFailedError(
             "there is no interpreter that could be started (sys.executable is that of an application)"
         )
     path = [os.path.abspath(entry) for entry in sys.path]
@@ -49,18 +49,18 @@ def ask_apart(script: str, question: Mapping[str, Any], text: str, timeout: floa
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise EndedApartError(f"the process was ended because it took longer than {timeout:g} s") from None
+        raise ScriptFailedError(f"the process was ended because it took longer than {timeout:g} s") from None
     except OSError as error:
-        raise EndedApartError(f"the interpreter {sys.executable} could not be started: {error}") from error
+        raise ScriptFailedError(f"the interpreter {sys.executable} could not be started: {error}") from error
     if ran.returncode < 0:
-        raise EndedApartError(f"the process was ended by {_signal(-ran.returncode)}")
+        raise ScriptFailedError(f"the process was ended by {_signal(-ran.returncode)}")
     if ran.returncode:
         last = ran.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise EndedApartError(f"the process failed with exit code {ran.returncode}: {last}")
+        raise ScriptFailedError(f"the process failed with exit code {ran.returncode}: {last}")
     try:
         return json.loads(ran.stdout)
     except ValueError as error:
-        raise EndedApartError(f"the process answered what is no JSON: {error}") from error
+        raise ScriptFailedError(f"the process answered what is no JSON: {error}") from error
 
 
 def _signal(number: int) -> str:
