@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from jax._src.sharding_impls import parse_flatten_op_sharding
 from jax.sharding import AbstractMesh, NamedSharding
 
 import report
 from partjit import P, parse_op_sharding, to_op_sharding
-from partjit._compat import parse_flatten_op_sharding
 
 BOUND = 1.0
 MESHES = {8: AbstractMesh((4, 2), ("x", "y")), 4096: AbstractMesh((64, 64), ("x", "y"))}

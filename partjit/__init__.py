@@ -11,6 +11,7 @@ from importlib.metadata import version as _version
 
 from jax.sharding import PartitionSpec as PartitionSpec
 
+from partjit import _jax as _jax  # refuses a jax outside of the supported range
 from partjit import colocated as colocated
 from partjit import events as events
 from partjit import inspect as inspect

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from partjit._compat import UNSPECIFIED, UnspecifiedValue
+from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
 from partjit.arguments import (
     argument_numbers,
     check_callable,

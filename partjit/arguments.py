@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from partjit import _compat
+from partjit._jax.tracing import abstractify, resolve_argnums
 from partjit.checks import abridged, flattened, items_of, require_integer, require_text, shown
 from partjit.render.numbers import counted
 
@@ -82,7 +82,7 @@ def argument_numbers(
             f"static_argnums {static_given[0]} and donate_argnums {donate_given[0]} cannot intersect: "
             f"{sorted(both)} are in both, and a static argument has no buffer to give away"
         )
-    donate_numbers, donate_names, static_numbers, static_names = _compat.resolve_argnums(
+    donate_numbers, donate_names, static_numbers, static_names = resolve_argnums(
         fun, signature, donate_given, static_given
     )
     return (tuple(static_numbers), tuple(static_names)), (tuple(donate_numbers), tuple(donate_names))
@@ -278,7 +278,7 @@ def abstract_arguments(arguments: Arguments, name: str) -> tuple[Any, ...]:
 def abstract_argument(leaf: Any, path: str, name: str) -> Any:
     """The abstract value of one leaf; TypeError names the argument that is no array."""
     try:
-        aval = _compat.abstractify(leaf)
+        aval = abstractify(leaf)
     except OverflowError:  # of a Python int
         raise OverflowError(
             f"Argument {path} of {name} is {shown(leaf)}, which does not fit {_int_dtype()}: pass an array of a dtype "
@@ -315,7 +315,7 @@ def check_results(leaves: Sequence[Any], paths: Sequence[str], name: str) -> Non
         if isinstance(leaf, jax.Array):
             continue
         try:
-            _compat.abstractify(leaf)
+            abstractify(leaf)
         except OverflowError:
             raise OverflowError(f"{path} of {name} is {shown(leaf)}, which does not fit {_int_dtype()}") from None
         except (TypeError, ValueError):

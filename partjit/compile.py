@@ -8,10 +8,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
-from partjit import _compat
-from partjit._compat import UNSPECIFIED, UnspecifiedValue
+from partjit._jax.caches import weakref_cache
+from partjit._jax.compiling import DeviceAssignmentMismatchError, lower_to_computation, move_outputs
+from partjit._jax.meshes import EMPTY_MESH, under_mesh
+from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
+from partjit._jax.stages import make_args_info
+from partjit._jax.tracing import low_jaxpr
 from partjit.devices import incompatible_devices
 from partjit.mesh import describe_mesh, has_explicit_axes
 from partjit.primitive import device_witness, shardings_of
@@ -90,7 +95,7 @@ def lower(
     )
     out_shardings = shardings_of(out_specs, mesh)
     return lower_jaxpr(
-        _compat.low_jaxpr(jaxpr),
+        low_jaxpr(jaxpr),
         in_shardings,
         out_shardings,
         donated_invars,
@@ -106,7 +111,7 @@ def own_sharding(arg: Any) -> Any:
     """The sharding that an argument brings along, UNSPECIFIED if it has none of its own."""
     sharding = getattr(arg, "sharding", None)
     # A ShapeDtypeStruct with a sharding stands for an array committed to it.
-    if sharding is None or isinstance(arg, _compat.core.Tracer) or not getattr(arg, "committed", True):
+    if sharding is None or isinstance(arg, Tracer) or not getattr(arg, "committed", True):
         return UNSPECIFIED
     return sharding
 
@@ -134,10 +139,10 @@ def lower_jaxpr_anew(
     elsewhere = any(
         isinstance(sharding, NamedSharding) and sharding.mesh.shape != mesh.shape for sharding in in_shardings
     )
-    context_mesh = _compat.EMPTY_MESH if elsewhere else mesh
+    context_mesh = EMPTY_MESH if elsewhere else mesh
     try:
-        with _compat.ambient(context_mesh):  # jax looks there as well, and must not find another mesh
-            return _compat.lower_to_computation(
+        with under_mesh(context_mesh):  # jax looks there as well, and must not find another mesh
+            return lower_to_computation(
                 jaxpr,
                 name,
                 in_shardings,
@@ -148,11 +153,11 @@ def lower_jaxpr_anew(
                 keep_unused=keep_unused,
                 context_mesh=context_mesh,
             )
-    except _compat.DeviceAssignmentMismatchError as error:
+    except DeviceAssignmentMismatchError as error:
         raise incompatible_devices(error, name, jaxpr, in_shardings, out_shardings) from None
 
 
-lower_jaxpr = _compat.weakref_cache(lower_jaxpr_anew)
+lower_jaxpr = weakref_cache(lower_jaxpr_anew)
 
 
 class _LoweredOnExplicitMesh(jax.stages.Lowered):
@@ -164,7 +169,7 @@ class _LoweredOnExplicitMesh(jax.stages.Lowered):
 
     def compile(self, *args: Any, **kwargs: Any) -> jax.stages.Compiled:
         compiled = super().compile(*args, **kwargs)
-        _compat.move_outputs(compiled._executable, self._mesh)
+        move_outputs(compiled._executable, self._mesh)
         return compiled
 
 
@@ -218,7 +223,7 @@ class Traced:
     @property
     def args_info(self) -> Any:
         """A tree like `(args, kwargs)` of `jax.stages.ArgInfo`: shape, dtype, donated."""
-        return _compat.stages.make_args_info(self.in_tree, self._own(self.jaxpr.in_avals), self.donate_argnums)
+        return make_args_info(self.in_tree, self._own(self.jaxpr.in_avals), self.donate_argnums)
 
     @property
     def out_info(self) -> Any:

@@ -4,8 +4,8 @@ from typing import Any
 
 import jax
 
-from partjit import _compat
-from partjit._compat import UnspecifiedValue
+from partjit._jax.shardings import UnspecifiedValue
+from partjit._jax.tracing import abstractify, trace_state_clean
 from partjit.checks import flattened, wrong_type
 from partjit.errors import MissingMeshError
 from partjit.mesh import ambient_mesh
@@ -64,7 +64,7 @@ def with_sharding_constraint(x: Any, specs: Any) -> Any:
                 "thread: enter one with `with partjit.Mesh(devices, axis_names):`"
             )
     avals = [*map(_type_of, leaves, paths)]
-    eager = _compat.trace_state_clean()
+    eager = trace_state_clean()
     failures = check_specs(_WHAT, paths, avals, flat_specs, mesh, allow_uneven=not eager)
     raise_failures(failures, "with_sharding_constraint", mesh)
     constrained = [
@@ -77,7 +77,7 @@ def with_sharding_constraint(x: Any, specs: Any) -> Any:
 
 def _type_of(leaf: Any, path: str) -> Any:
     try:
-        aval = _compat.abstractify(leaf)
+        aval = abstractify(leaf)
     except (TypeError, ValueError):
         aval = None
     if aval is None or isinstance(leaf, jax.ShapeDtypeStruct):

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from partjit import _compat
-from partjit._compat import UnspecifiedValue
+from partjit._jax.compiling import mismatches_inside
+from partjit._jax.shardings import UnspecifiedValue, device_list
 from partjit.errors import ShardingError
 
 __all__ = ["ids_of", "incompatible_devices"]
@@ -12,7 +12,7 @@ __all__ = ["ids_of", "incompatible_devices"]
 
 def ids_of(sharding: Any) -> list[int]:
     """The ids of the devices of a sharding, in their order."""
-    return [device.id for device in _compat.device_list(sharding)]
+    return [device.id for device in device_list(sharding)]
 
 
 def incompatible_devices(
@@ -30,7 +30,7 @@ def incompatible_devices(
     placed = [
         *_placed("argument", _paths(info.arg_names, in_shardings), jaxpr.in_avals, in_shardings),
         *_placed("result", _paths(info.result_paths, out_shardings), jaxpr.out_avals, out_shardings),
-        *_compat.mismatches_inside(error),
+        *mismatches_inside(error),
     ]
     first = placed[0][1] if placed else []
     others = [f"{what} on {ids}" for what, ids in placed[1:] if ids != first]

@@ -14,9 +14,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.core import Tracer
+from jax.extend.core import jaxpr_as_fun
 
-from partjit import _compat
-from partjit._compat import UnspecifiedValue, core
+from partjit._jax.compiling import move_outputs, shard_constants
+from partjit._jax.dispatch import (
+    USE_OF_DONATED_BUFFERS_CRASHES,
+    InternalFloatingPointError,
+    fast_path_data,
+    make_cpp_function,
+    recheck_for_nans,
+)
+from partjit._jax.shardings import UnspecifiedValue
+from partjit._jax.tracing import abstractify, trace_state_clean
 from partjit.arguments import Numbered, positions, require_values
 from partjit.compile import Program, lower
 from partjit.infer import Definition, forget, infer_program
@@ -61,7 +71,7 @@ class CacheMiss:
             return result, None, False
         program, leaves = infer_program(self._fun, self._definition, args, kwargs)
         values = [*program.consts, *leaves]
-        if not _compat.trace_state_clean() or any(isinstance(value, core.Tracer) for value in values):
+        if not trace_state_clean() or any(isinstance(value, Tracer) for value in values):
             outs = _bind(program, values)
             return jax.tree.unflatten(program.out_tree, outs), None, False
         require_values(leaves, program.arg_paths, program.name)
@@ -79,12 +89,12 @@ class CacheMiss:
             return jax.tree.unflatten(program.out_tree, runnable.run(placing.apply(values))), None, False
         try:
             outs, executable, consts = _run(values, **program.params)
-        except _compat.InternalFloatingPointError as error:
-            _compat.recheck_for_nans(error, self._fun, args, kwargs)
+        except InternalFloatingPointError as error:
+            recheck_for_nans(error, self._fun, args, kwargs)
             raise
         fast_path = None
         if not moved and not program.consts:
-            fast_path = _compat.fast_path_data(executable, program.out_tree, leaves, outs, program.jaxpr, consts)
+            fast_path = fast_path_data(executable, program.out_tree, leaves, outs, program.jaxpr, consts)
         return jax.tree.unflatten(program.out_tree, outs), fast_path, False
 
     def _let_others_in(self, args: Any, kwargs: Any) -> None:
@@ -123,15 +133,15 @@ def make_function(
     """
     name, static, donate, key = definition.name, definition.static, definition.donate, definition.dispatch_key
     cache_miss = CacheMiss(fun, definition)
-    function = cpp_function = _compat.make_cpp_function(on_values, name, cache_miss, static, key)
+    function = cpp_function = make_cpp_function(on_values, name, cache_miss, static, key)
     cpp_function._fun = fun  # where jax looks for the function when a result has a NaN
-    if _compat.USE_OF_DONATED_BUFFERS_CRASHES and any(donate):
+    if USE_OF_DONATED_BUFFERS_CRASHES and any(donate):
         call = _retiring(cpp_function, donate)
 
         def call_retiring(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
             return (None if _letting_in.is_on else call(*args, **kwargs)), None, False
 
-        function = _compat.make_cpp_function(on_values, name, call_retiring, static, (*key, "retiring"))
+        function = make_cpp_function(on_values, name, call_retiring, static, (*key, "retiring"))
     cache_miss.functions = tuple({id(f): f for f in (function, cpp_function)}.values())
     functools.update_wrapper(function, fun)
 
@@ -174,13 +184,13 @@ def _retiring(function: Callable[..., Any], donate: Numbered) -> Callable[..., A
     """`function`, which afterwards tells the arrays it consumed that they are gone.
 
     For versions of jax in which passing a consumed array over several devices to any compiled function ends the process
-    (see `_compat.USE_OF_DONATED_BUFFERS_CRASHES`); an array that was told is refused with "Array has been deleted".
+    (see `USE_OF_DONATED_BUFFERS_CRASHES`); an array that was told is refused with "Array has been deleted".
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
         given = [args[i] for i in positions(donate[0], len(args))] + [kwargs[n] for n in donate[1] if n in kwargs]
         donated = [
-            leaf for leaf in jax.tree.leaves(given) if isinstance(leaf, jax.Array) and not isinstance(leaf, core.Tracer)
+            leaf for leaf in jax.tree.leaves(given) if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
         ]
         passed = collections.Counter(map(id, jax.tree.leaves((args, kwargs))))
         for leaf in donated:
@@ -221,8 +231,8 @@ def _run(values: Sequence[Any], **params: Any) -> tuple[list[Any], Any, list[Any
     lowering = lower(values, **params)
     executable = lowering.compile()
     if has_explicit_axes(params["mesh"]):
-        _compat.move_outputs(executable, params["mesh"])
-    consts = _compat.shard_constants(lowering, executable)
+        move_outputs(executable, params["mesh"])
+    consts = shard_constants(lowering, executable)
     return executable.unsafe_call(*consts, *values), executable, consts
 
 
@@ -236,15 +246,15 @@ def _evaluate(*values: Any, **params: Any) -> list[Any]:
         return [*runnable.run(placing.apply(arrays))]
     try:
         return _run(reshard(values, shardings, misplaced(values, shardings)), **params)[0]
-    except _compat.InternalFloatingPointError as error:
-        _compat.recheck_for_nans(error, core.jaxpr_as_fun(params["jaxpr"]), values, {})
+    except InternalFloatingPointError as error:
+        recheck_for_nans(error, jaxpr_as_fun(params["jaxpr"]), values, {})
         raise
 
 
 @sharding_constraint_p.def_impl
 def _constrain(x: Any, **params: Any) -> Any:
     """Applies a constraint to an array outside any program: it is moved, and what is unconstrained stays with XLA."""
-    what, aval = "with_sharding_constraint arguments", _compat.abstractify(x)
+    what, aval = "with_sharding_constraint arguments", abstractify(x)
     failures = check_specs(what, ["x"], [aval], [params["spec"]], params["mesh"])
     raise_failures(failures, "with_sharding_constraint", params["mesh"])
     if not params["spec"].unconstrained_dims:

@@ -12,11 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import jax
+from jax.core import Tracer
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from partjit import _compat
-from partjit._compat import UnspecifiedValue, abstractify, core
+from partjit._jax.arrays import device_put
+from partjit._jax.shardings import UnspecifiedValue
+from partjit._jax.tracing import abstractify
 from partjit.arguments import check_results
 from partjit.checks import flattened
 from partjit.colocated.ir.eager import Home, as_array, running_at
@@ -101,7 +103,7 @@ def _home(mesh: Any, leaves: Sequence[Any]) -> Home:
 
 def _placed(value: Any, sharding: Any, home: Home, mesh: Any) -> Any:
     """A value in its place on `mesh`, which is where it is if nothing says otherwise."""
-    if isinstance(value, core.Tracer):
+    if isinstance(value, Tracer):
         return value
     value = as_array(value)
     if not isinstance(value, jax.Array):  # a ref
@@ -111,7 +113,7 @@ def _placed(value: Any, sharding: Any, home: Home, mesh: Any) -> Any:
             return value
         sharding = _on(mesh, value.sharding) if value.committed else home.sharding
     is_there = value.committed and value.sharding == sharding
-    return value if is_there else _compat.device_put(value, sharding)
+    return value if is_there else device_put(value, sharding)
 
 
 def _on(mesh: Any, sharding: Any) -> Any:

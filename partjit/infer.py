@@ -11,10 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.core import Tracer
 from jax.sharding import Mesh
 
-from partjit import _compat, rules
-from partjit._compat import UNSPECIFIED, UnspecifiedValue, core
+from partjit import rules
+from partjit._jax.caches import weakref_cache
+from partjit._jax.dispatch import results_are_checked
+from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
 from partjit.arguments import Arguments, Numbered, abstract_arguments, check_call, flatten_arguments
 from partjit.compile import Program
 from partjit.errors import ShardingError
@@ -115,7 +118,7 @@ def infer_program(
     """The program of a call, and its flat arguments."""
     known = infer(definition, args, kwargs)
     arguments, in_specs, mesh = known.arguments, known.in_specs, known.mesh
-    donated = arguments.donated if not _compat.results_are_checked() else (False,) * len(arguments.donated)
+    donated = arguments.donated if not results_are_checked() else (False,) * len(arguments.donated)
     outcome = _program(
         fun, definition, arguments.tree, known.avals, arguments.static, arguments.paths, in_specs, donated, mesh
     )
@@ -140,7 +143,7 @@ def forget(fun: Callable[..., Any]) -> None:
     _program.evict_weakref(fun)
 
 
-@_compat.weakref_cache
+@weakref_cache
 def _program(
     fun: Callable[..., Any],
     definition: Definition,
@@ -204,7 +207,7 @@ def _meshes_of_arrays(leaves: Sequence[Any]) -> list[Any]:
         leaf.sharding.mesh
         for leaf in leaves
         if isinstance(leaf, jax.Array)
-        and not isinstance(leaf, core.Tracer)
+        and not isinstance(leaf, Tracer)
         and isinstance(leaf.sharding, jax.sharding.NamedSharding)
         and not ambient.empty
         and leaf.sharding.mesh.shape != ambient.shape
@@ -213,7 +216,7 @@ def _meshes_of_arrays(leaves: Sequence[Any]) -> list[Any]:
 
 
 def _spec_of_array(leaf: Any, path: str, in_name: str) -> Any:
-    if isinstance(leaf, core.Tracer):
+    if isinstance(leaf, Tracer):
         return UNSPECIFIED  # the enclosing program decides where its values are
     if is_abstract(leaf):
         return UNSPECIFIED  # its devices are those of the program, if there is one

@@ -17,7 +17,15 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from partjit import _compat
+from partjit._jax.meshes import (
+    EMPTY_MESH,
+    AmbientMeshes,
+    entered_mesh,
+    innermost_mesh,
+    manual_axes,
+    physical_mesh,
+    under_mesh,
+)
 from partjit.checks import items_of, require, require_mesh_type, shown, wrong_type, wrong_value
 from partjit.errors import MeshChangedError
 from partjit.render.picture import Picture
@@ -90,7 +98,7 @@ class Mesh(jax.sharding.Mesh):
     def __enter__(self) -> "Mesh":
         # Values on Explicit axes have types that name the mesh, and jax looks for its devices where jax.set_mesh puts
         # them.
-        context = (_compat.ambient if has_explicit_axes(self) else _compat.entered)(self._interned)
+        context = (under_mesh if has_explicit_axes(self) else entered_mesh)(self._interned)
         context.__enter__()
         _entered.contexts.append(context)
         return self
@@ -188,8 +196,8 @@ class set_mesh:
     def __enter__(self) -> jax.sharding.Mesh | None:
         # An enclosing `with mesh:` is read first, so it is shadowed for the block. Outside a block there is no end at
         # which to take the shadow away. Without one there is nothing to shadow, and the caches' keys stay jax's.
-        shadows = not _compat.physical_mesh().empty
-        self._shadow = _compat.entered(_compat.EMPTY_MESH) if shadows else contextlib.nullcontext()
+        shadows = not physical_mesh().empty
+        self._shadow = entered_mesh(EMPTY_MESH) if shadows else contextlib.nullcontext()
         self._shadow.__enter__()
         return self._mesh
 
@@ -210,7 +218,7 @@ def ambient_mesh() -> jax.sharding.Mesh:
         >>> ambient_mesh().empty
         True
     """
-    return _compat.innermost_mesh()
+    return innermost_mesh()
 
 
 @functools.lru_cache(maxsize=256)
@@ -235,13 +243,13 @@ def tracing_under(mesh: jax.sharding.Mesh) -> Iterator[None]:
 
     Inside a `shard_map` jax's own context stays: it knows which axes are manual.
     """
-    if mesh.empty or _compat.manual_axes():
+    if mesh.empty or manual_axes():
         yield
         return
     outer = getattr(_tracing, "mesh", None)
     _tracing.mesh = mesh
     try:
-        with _compat.ambient(auto_twin(mesh)):
+        with under_mesh(auto_twin(mesh)):
             yield
     finally:
         _tracing.mesh = outer
@@ -251,7 +259,7 @@ class Outside:
     """What is ambient here, to be so again in a block inside of a program."""
 
     def __init__(self) -> None:
-        self._meshes = _compat.Meshes()
+        self._meshes = AmbientMeshes()
         self._tracing = getattr(_tracing, "mesh", None)
 
     @contextlib.contextmanager
@@ -259,7 +267,7 @@ class Outside:
         """Makes it ambient in the block."""
         outer, _tracing.mesh = getattr(_tracing, "mesh", None), self._tracing
         try:
-            with self._meshes.again():
+            with self._meshes.restored():
                 yield
         finally:
             _tracing.mesh = outer

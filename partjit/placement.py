@@ -14,8 +14,8 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from partjit import _compat
-from partjit._compat import UnspecifiedValue
+from partjit._jax.arrays import device_put
+from partjit._jax.shardings import UnspecifiedValue
 from partjit.checks import require_choice
 from partjit.errors import ReshardWarning, ShardingError
 from partjit.mesh import describe_mesh
@@ -123,7 +123,7 @@ def reshard(args: Sequence[Any], shardings: Sequence[Any], indices: Sequence[int
     """The arguments with those at `indices` moved to their shardings."""
     moved = list(args)
     for i in indices:
-        moved[i] = _compat.device_put(moved[i], shardings[i])
+        moved[i] = device_put(moved[i], shardings[i])
     return moved
 
 

@@ -17,12 +17,18 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
+from jax.interpreters import mlir
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from partjit import _compat
-from partjit._compat import UNSPECIFIED, UnspecifiedValue, core, mlir
+from partjit._jax.effects import positional_effects
+from partjit._jax.lowering import add_manual_axes, lower_call, lower_constraint
+from partjit._jax.meshes import under_mesh
+from partjit._jax.rules import register_printing
+from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
+from partjit._jax.tracing import low_jaxpr, register_to_low
 from partjit.mesh import auto_twin, describe_mesh, has_explicit_axes, is_tracing_program
 from partjit.spec import ParsedPartitionSpec, Spec
 
@@ -71,7 +77,7 @@ def device_witness(mesh: Mesh) -> Any:
     if mesh.empty:
         return None
     replicated = NamedSharding(auto_twin(mesh), P())
-    with _compat.ambient(auto_twin(mesh)):  # whatever is ambient when the first program asks
+    with under_mesh(auto_twin(mesh)):  # whatever is ambient when the first program asks
         constrain = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, replicated))
         jaxpr = constrain(jax.ShapeDtypeStruct((), "bool"))
     return _Witness([jaxpr.jaxpr])
@@ -101,7 +107,7 @@ def result_types(avals: Sequence[Any], specs: Sequence[Spec], mesh: Mesh) -> lis
         return list(avals)
     return [
         _with_sharding(aval, spec.partitions if isinstance(spec, ParsedPartitionSpec) else (), mesh)
-        if isinstance(aval, core.ShapedArray)
+        if isinstance(aval, ShapedArray)
         else aval
         for aval, spec in zip(avals, specs, strict=True)
     ]
@@ -117,7 +123,7 @@ def spec_of_type(aval: Any) -> Spec:
 
 def with_type_of(spec: Spec, value: Any, mesh: Mesh) -> Any:
     """`value` with a type that says what `spec` says, if its type says something."""
-    aval = core.typeof(value)
+    aval = jax.typeof(value)
     (wanted,) = result_types([aval], [spec], mesh)
     if isinstance(spec, UnspecifiedValue) or spec_of_type(aval) in (UNSPECIFIED, spec_of_type(wanted)):
         return value
@@ -141,7 +147,7 @@ def _with_sharding(aval: Any, partitions: Sequence[Any], mesh: Mesh) -> Any:
 
 @pjit_p.def_effectful_abstract_eval
 def _abstract_eval(*_: Any, jaxpr: Any, out_specs: Any, mesh: Mesh, **__: Any) -> Any:
-    return result_types(jaxpr.out_avals, out_specs, mesh), _compat.effects_of(jaxpr)
+    return result_types(jaxpr.out_avals, out_specs, mesh), positional_effects(jaxpr)
 
 
 @sharding_constraint_p.def_abstract_eval
@@ -151,7 +157,7 @@ def _constraint_abstract_eval(aval: Any, *, spec: ParsedPartitionSpec, mesh: Mes
 
 
 def _lower(ctx: Any, *args: Any, jaxpr: Any, in_specs: Any, out_specs: Any, mesh: Mesh, name: str, **_: Any) -> Any:
-    return _compat.lower_call(
+    return lower_call(
         ctx,
         args,
         jaxpr=jaxpr,
@@ -163,7 +169,7 @@ def _lower(ctx: Any, *args: Any, jaxpr: Any, in_specs: Any, out_specs: Any, mesh
 
 def _lower_constraint(ctx: Any, x: Any, *, spec: ParsedPartitionSpec, mesh: Mesh, **_: Any) -> Any:
     (sharding,) = _inner_shardings(ctx, (spec,), mesh, ctx.avals_in)
-    return [x] if sharding is None else _compat.lower_constraint(ctx, x, sharding, spec.unconstrained_dims)
+    return [x] if sharding is None else lower_constraint(ctx, x, sharding, spec.unconstrained_dims)
 
 
 def _inner_shardings(ctx: Any, specs: Sequence[Spec], mesh: Mesh, avals: Sequence[Any]) -> list[Any]:
@@ -177,7 +183,7 @@ def _inner_shardings(ctx: Any, specs: Sequence[Spec], mesh: Mesh, avals: Sequenc
         if isinstance(sharding, UnspecifiedValue) or manual == frozenset(sharding.mesh.axis_names):
             shardings.append(None)
         else:
-            shardings.append(mlir.add_manual_axes(axis_context, sharding, aval.ndim) if manual else sharding)
+            shardings.append(add_manual_axes(axis_context, sharding, aval.ndim) if manual else sharding)
     return shardings
 
 
@@ -213,11 +219,11 @@ def _show_spec(spec: Spec) -> str:
 
 
 def _as_low(*args: Any, jaxpr: Any, **params: Any) -> Sequence[Any]:
-    return pjit_p.bind(*args, jaxpr=_compat.low_jaxpr(jaxpr), **params)
+    return pjit_p.bind(*args, jaxpr=low_jaxpr(jaxpr), **params)
 
 
-_compat.register_low(pjit_p, _as_low)
-_compat.register_printing(pjit_p, _show)
-_compat.register_printing(sharding_constraint_p, _show_constraint)
+register_to_low(pjit_p, _as_low)
+register_printing(pjit_p, _show)
+register_printing(sharding_constraint_p, _show_constraint)
 mlir.register_lowering(pjit_p, _lower, cacheable=False)  # lower_call has a cache of its own
 mlir.register_lowering(sharding_constraint_p, _lower_constraint)

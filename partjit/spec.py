@@ -16,7 +16,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from partjit._compat import UNSPECIFIED, UnspecifiedValue
+from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
 from partjit.checks import (
     abridged,
     flattened,

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax.core import ShapedArray
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
-from partjit import _compat
-from partjit._compat import UnspecifiedValue
+from partjit._jax.meshes import under_mesh
+from partjit._jax.shardings import UnspecifiedValue
 from partjit.arguments import Arguments
 from partjit.errors import ShardingError
 from partjit.mesh import describe_mesh
@@ -53,7 +54,7 @@ def _on_devices(leaf: Any, path: str, mesh: Mesh) -> Any:
     if not is_abstract(leaf):
         return leaf
     try:
-        with _compat.ambient(mesh):  # a struct with a bare PartitionSpec reads it on the mesh of jax.set_mesh
+        with under_mesh(mesh):  # a struct with a bare PartitionSpec reads it on the mesh of jax.set_mesh
             sharding = leaf.sharding
     except (TypeError, ValueError) as error:
         place = "no mesh is set" if mesh.empty else f"the mesh is ({describe_mesh(mesh)})"
@@ -63,7 +64,7 @@ def _on_devices(leaf: Any, path: str, mesh: Mesh) -> Any:
         ) from None
     sharding_mesh = sharding.mesh
     # In the type of a value only Explicit axes say something: the partitioner chooses what happens with the others.
-    says_nothing = isinstance(leaf, _compat.core.ShapedArray) and AxisType.Explicit not in sharding_mesh.axis_types
+    says_nothing = isinstance(leaf, ShapedArray) and AxisType.Explicit not in sharding_mesh.axis_types
     if sharding_mesh.empty or says_nothing:
         sharding = None
     elif [*sharding_mesh.shape.items()] == [*mesh.shape.items()]:
@@ -75,7 +76,7 @@ def _on_devices(leaf: Any, path: str, mesh: Mesh) -> Any:
 
 def is_abstract(leaf: Any) -> bool:
     """Whether an argument is a type whose sharding, if it has one, is on an abstract mesh."""
-    if not isinstance(leaf, jax.ShapeDtypeStruct | _compat.core.ShapedArray):
+    if not isinstance(leaf, jax.ShapeDtypeStruct | ShapedArray):
         return False
     try:
         return isinstance(getattr(leaf.sharding, "mesh", None), AbstractMesh)

@@ -12,7 +12,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from partjit import _compat
+from partjit._jax.caches import weakref_cache
+from partjit._jax.tracing import name_results, separate_consts, trace_to_jaxpr
 from partjit.arguments import check_results, name_of
 from partjit.checks import flattened
 from partjit.mesh import tracing_under
@@ -51,7 +52,7 @@ def with_static(in_tree: Any, leaves: Sequence[Any], static: tuple[tuple[int | s
     return args, kwargs
 
 
-@_compat.weakref_cache
+@weakref_cache
 def trace(
     fun: Callable[..., Any],
     in_tree: Any,
@@ -76,11 +77,9 @@ def trace(
 
     start = time.perf_counter()
     with tracing_under(mesh):
-        jaxpr = _compat.trace_to_jaxpr(
-            flat_fun, in_avals, source=source, arg_names=arg_names, result_paths=lambda: out_paths
-        )
+        jaxpr = trace_to_jaxpr(flat_fun, in_avals, source=source, arg_names=arg_names, result_paths=lambda: out_paths)
     # As jax does, so that whoever counts traces counts ours.
     jax.monitoring.record_event_duration_secs(TRACE_EVENT, time.perf_counter() - start)
-    _compat.name_results(jaxpr, out_paths)
-    jaxpr, consts = _compat.separate_consts(jaxpr)
+    name_results(jaxpr, out_paths)
+    jaxpr, consts = separate_consts(jaxpr)
     return Trace(jaxpr, consts, out_tree, out_paths)

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from partjit import _compat
+from partjit._jax.tracing import tree_prefix_errors
 from partjit.errors import ShardingError
 from partjit.validate import spec_prefix_message
 
@@ -27,7 +27,7 @@ def broadcast_specs(specs: Any, values: Any, arg_name: str, *, single_argument: 
     try:
         subtrees = spec_tree.flatten_up_to(values)
     except ValueError:
-        errors = [str(error(arg_name)) for error in _compat.tree_prefix_errors(specs, values)]
+        errors = [str(error(arg_name)) for error in tree_prefix_errors(specs, values)]
         tree = jax.tree.structure(values)
         raise ShardingError(
             spec_prefix_message(arg_name, spec_tree, tree, errors, single_argument=single_argument)

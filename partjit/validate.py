@@ -11,9 +11,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
+from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
-from partjit import _compat
+from partjit._jax.meshes import manual_axes
+from partjit._jax.shardings import device_list
+from partjit._jax.tracing import abstractify
 from partjit.devices import ids_of
 from partjit.errors import MissingMeshError, ShardingError
 from partjit.mesh import describe_mesh
@@ -129,7 +132,7 @@ def _check_spec(
             if close
             else "name one of its axes, or declare the axis in the mesh",
         )
-    manual = [axis for axis in spec.mesh_axes if axis in _compat.manual_axes()]
+    manual = [axis for axis in spec.mesh_axes if axis in manual_axes()]
     for axis in manual:
         yield Failure(
             f"{given}, but resource axis {axis} is manual here: inside shard_map the value is one device's own",
@@ -151,7 +154,7 @@ def _check_spec(
 def _free_axes(mesh: Mesh, spec: ParsedPartitionSpec, dim: int) -> list[str]:
     """The axes that may divide this dimension: those no other dimension uses and that are not manual."""
     others = {axis for i, axes in enumerate(spec) if i != dim and axes is not UNCONSTRAINED for axis in axes}
-    return [axis for axis in mesh.axis_names if axis not in others and axis not in _compat.manual_axes()]
+    return [axis for axis in mesh.axis_names if axis not in others and axis not in manual_axes()]
 
 
 def _divisibility_remedy(path: str, dim: int, size: int, divisor: int, mesh: Mesh, *, free_axes: Sequence[str]) -> str:
@@ -207,7 +210,7 @@ def check_devices(paths: Sequence[str], args: Sequence[Any], specs: Sequence[Spe
     devices = set(mesh.devices.flat)
     failures = []
     for path, arg, spec in zip(paths, args, specs, strict=True):
-        if isinstance(arg, _compat.core.Ref) and isinstance(spec, ParsedPartitionSpec):
+        if isinstance(arg, jax.Ref) and isinstance(spec, ParsedPartitionSpec):
             wanted = spec.named_sharding(mesh)
             if not arg.sharding.is_equivalent_to(wanted, arg.ndim):
                 failures.append(
@@ -239,7 +242,7 @@ def _check_same_devices(paths: Sequence[str], args: Sequence[Any]) -> list[Failu
     if not committed:
         return []
     first_path, first_arg, first = committed[0]
-    devices = _compat.device_list(first)
+    devices = device_list(first)
     return [
         Failure(
             f"One of pjit arguments, {path} ({_short(arg)}), is committed to the incompatible devices "
@@ -248,13 +251,13 @@ def _check_same_devices(paths: Sequence[str], args: Sequence[Any]) -> list[Failu
             "enter the mesh on which the program should run",
         )
         for path, arg, sharding in committed[1:]
-        if (other := _compat.device_list(sharding)) is not devices and other != devices
+        if (other := device_list(sharding)) is not devices and other != devices
     ]
 
 
 def _committed_sharding(arg: Any) -> Any:
     """The sharding to which an argument is committed, as a struct with a sharding says it is; None if it is to none."""
-    if isinstance(arg, _compat.core.Tracer):
+    if isinstance(arg, Tracer):
         return None  # the business of whoever traces
     if isinstance(arg, jax.Array):
         return arg.sharding if arg.committed else None
@@ -263,7 +266,7 @@ def _committed_sharding(arg: Any) -> Any:
 
 
 def _short(arg: Any) -> str:
-    return _compat.abstractify(arg).str_short()
+    return abstractify(arg).str_short()
 
 
 def _in_order(sharding: Any, spec: Spec, mesh: Mesh) -> bool:

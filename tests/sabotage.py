@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import partjit
 from partjit import compile as compiling
-from partjit._compat import UNSPECIFIED
+from partjit._jax.shardings import UNSPECIFIED
 from partjit.plan.passes import cut
 from partjit.plan.run import link
 from partjit.primitive import pjit_p, sharding_constraint_p

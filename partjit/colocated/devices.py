@@ -7,7 +7,7 @@ from typing import Any, overload
 import jax
 import numpy as np
 
-from partjit import _compat
+from partjit._jax.shardings import device_list
 from partjit.checks import devices_in
 
 __all__ = ["colocated_cpu_devices", "colocated_sharding"]
@@ -63,7 +63,7 @@ def colocated_sharding(sharding: Any) -> Any:
         ValueError: CPU devices are shared in an array over several processes, or the sharding is of a kind whose
             layout is not known.
     """
-    devices = [*_compat.device_list(sharding)]
+    devices = [*device_list(sharding)]
     cpus = colocated_cpu_devices(devices)
     if cpus == devices:
         return sharding

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any, overload
 
 import jax
+from jax.core import Tracer
 
-from partjit import _compat
+from partjit._jax.meshes import manual_axes
+from partjit._jax.tracing import is_eager, is_staged
 from partjit.arguments import name_of, signature_of
 from partjit.checks import require, require_callable, unsorted
 from partjit.colocated.ir.custom_derivatives import Derivatives, Differentiable
@@ -23,7 +25,7 @@ from partjit.colocated.specialized import Origin
 __all__ = ["ColocatedFunction", "colocated_python"]
 
 _flatten = jax.tree_util.tree_flatten
-_is_eager = _compat.is_eager
+_is_eager = is_eager
 
 
 class ColocatedFunction(Differentiable):
@@ -61,7 +63,7 @@ class ColocatedFunction(Differentiable):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls the function, here or on a thread; in a function that is traced, the call becomes part of that."""
-        if (not _is_eager() and (_compat.is_staged() or _compat.manual_axes())) or body.home is not None:
+        if (not _is_eager() and (is_staged() or manual_axes())) or body.home is not None:
             return self._traced.bind(args, kwargs)
         cache = self._cache
         specialized = cache.last
@@ -74,7 +76,7 @@ class ColocatedFunction(Differentiable):
             leaves, _ = _flatten((args, kwargs))
         except ValueError as error:
             raise unsorted(error, f"An argument of {self._origin.name}") from None
-        if any(isinstance(leaf, _compat.core.Tracer) for leaf in leaves):
+        if any(isinstance(leaf, Tracer) for leaf in leaves):
             return self._traced.bind(args, kwargs)
         specialized = find_specialized(self._origin, self.specialization, cache, self._ahead, args, kwargs)
         return specialized(args, kwargs, leaves, False)

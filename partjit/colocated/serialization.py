@@ -21,8 +21,12 @@ from typing import Any, ClassVar
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
-from partjit import _compat
+from partjit._jax.arrays import shareable
+from partjit._jax.dispatch import PjitFunction
+from partjit._jax.processes import distributed_client
+from partjit._jax.shardings import DeviceList
 from partjit.checks import require, require_flag
 from partjit.colocated.uncopyable import uncopyable_parts
 from partjit.mesh import Mesh
@@ -45,7 +49,7 @@ _variables: dict[int, contextvars.ContextVar[Any]] = {}
 _compiled: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
 _process = secrets.token_hex(8)
 
-_COMPILED = (_compat.PjitFunction, jax.stages.Compiled)
+_COMPILED = (PjitFunction, jax.stages.Compiled)
 
 
 def serialize(obj: Any) -> bytes:
@@ -135,7 +139,7 @@ def _pickler_class() -> Any:
     cloudpickle: Any = _require_cloudpickle()
 
     class Pickler(cloudpickle.Pickler):
-        once: ClassVar[tuple[type, ...]] = (jax.sharding.Mesh, jax.sharding.Sharding, _compat.DeviceList)
+        once: ClassVar[tuple[type, ...]] = (jax.sharding.Mesh, jax.sharding.Sharding, DeviceList)
 
         def __init__(self, file: io.BytesIO, numbers: dict[Any, int], entries: list[bytes] | None = None) -> None:
             super().__init__(file)
@@ -171,7 +175,7 @@ def _pickler_class() -> Any:
                 return "Array"
             if type(obj) is jax.custom_vjp:
                 return _new, (jax.custom_vjp,), vars(obj)  # its own __new__ wants the function, on jax 0.10
-            if isinstance(obj, _compat.DeviceList):
+            if isinstance(obj, DeviceList):
                 return _device_list, ([*obj],)
             if isinstance(obj, Mesh):
                 return type(obj), (obj.devices, obj.axis_names, obj.axis_types)
@@ -182,7 +186,7 @@ def _pickler_class() -> Any:
             if isinstance(obj, jax.sharding.SingleDeviceSharding):
                 (device,) = obj.device_set
                 return _single_device_sharding, (device, obj.memory_kind)
-            if isinstance(obj, jax.Array) and not isinstance(obj, _compat.core.Tracer):
+            if isinstance(obj, jax.Array) and not isinstance(obj, Tracer):
                 return _reduced_array(obj)
             return super().reducer_override(obj)
 
@@ -202,7 +206,7 @@ def _single_device_sharding(device: Any, memory_kind: str | None) -> Any:
 
 
 def _device_list(devices: list[Any]) -> Any:
-    return _compat.DeviceList(tuple(devices))
+    return DeviceList(tuple(devices))
 
 
 def _reduced_array(array: jax.Array) -> Any:
@@ -211,7 +215,7 @@ def _reduced_array(array: jax.Array) -> Any:
             f"serialize: an array {array.aval.str_short()} is not wholly on the devices of this process: pass it as an "
             "argument instead of capturing it"
         )
-    _compat.shareable(array)
+    shareable(array)
     sharding = array.sharding if array.committed else None
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
         impl = jax.random.key_impl(array)
@@ -268,12 +272,12 @@ _own_key = secrets.token_bytes(_CODE_BYTES)
 
 def _group_key() -> bytes:
     """The key that the processes of this group share; a process alone has one of its own."""
-    return _own_key if _compat.distributed_client() is None else _shared_key()
+    return _own_key if distributed_client() is None else _shared_key()
 
 
 @functools.cache
 def _shared_key() -> bytes:
-    client = _compat.distributed_client()
+    client = distributed_client()
     if jax.process_index() == 0:
         client.key_value_set(_KEY_NAME, secrets.token_hex(_CODE_BYTES))
     return bytes.fromhex(client.blocking_key_value_get(_KEY_NAME, 60_000))

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
-from partjit import _compat
+from partjit._jax.caches import register_cache
 from partjit.checks import devices_in, require_callable, require_choice, require_flag, require_integer
 from partjit.colocated.runtime.specs import InSpecs, check_out_specs
 from partjit.colocated.runtime.streams import Stream, as_stream
@@ -247,4 +247,4 @@ class _Caches:
 
 
 _caches = _Caches()
-_compat.register_cache(_caches, "partjit.colocated specializations")
+register_cache(_caches, "partjit.colocated specializations")

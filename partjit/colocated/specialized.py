@@ -14,7 +14,11 @@ from typing import Any
 
 import jax
 
-from partjit import _compat, events
+from partjit import events
+from partjit._jax.arrays import ArrayImpl, device_put, shareable
+from partjit._jax.dispatch import is_profiled
+from partjit._jax.shardings import device_list
+from partjit._jax.threads import ThreadSettings
 from partjit.colocated.devices import colocated_sharding
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call, Lane, failure_here
@@ -32,7 +36,7 @@ from partjit.colocated.specialization import Specialization
 __all__ = ["Origin", "Specialized"]
 
 _perf_counter = time.perf_counter
-_is_profiled = _compat.is_profiled
+_is_profiled = is_profiled
 _CHEAP_SECONDS = 200e-6
 """A function that takes less is not worth a thread: to hand a call to one, and its arguments, takes about as long."""
 _CHEAP_IN_A_ROW = 10
@@ -112,7 +116,7 @@ class Specialized:
                 result = self._target(*args, **kwargs)
                 if self.out_specs is not None:
                     return self.out_specs.fit(result, self._name)
-                if type(result) is not _compat.ArrayImpl:
+                if type(result) is not ArrayImpl:
                     flat_result(result, self._name)
                 return result
             if self._mode == "auto" and self._cheap_in_a_row >= _CHEAP_IN_A_ROW and self._ahead is None:
@@ -220,7 +224,7 @@ class Specialized:
             return self._uncommitted[0]
         for sharding in self._shardings:
             is_named = isinstance(sharding, jax.sharding.NamedSharding)
-            if is_named and (*_compat.device_list(sharding),) == (*self._devices,):
+            if is_named and (*device_list(sharding),) == (*self._devices,):
                 return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
         if len(self._devices) == 1:
             return jax.sharding.SingleDeviceSharding(self._devices[0])
@@ -318,7 +322,7 @@ class Specialized:
         out_specs: OutSpecs,
         site: Site,
     ) -> Prepared:
-        context, settings = contextvars.copy_context(), _compat.ThreadSettings()
+        context, settings = contextvars.copy_context(), ThreadSettings()
 
         def body() -> list[Any]:
             with settings:
@@ -350,8 +354,8 @@ class Specialized:
             return hold(leaf)
         if type(leaf) is PendingArray:
             take = hold(leaf)
-            return lambda: _compat.device_put(take(), target)
-        copy = _compat.device_put(leaf, target)
+            return lambda: device_put(take(), target)
+        copy = device_put(leaf, target)
         return lambda: copy
 
     def _on_host(self, leaves: Sequence[Any]) -> Sequence[Any]:
@@ -359,7 +363,7 @@ class Specialized:
         if self._host_shardings is None:
             return leaves
         return [
-            leaf if leaf.sharding == sharding else _compat.device_put(leaf, sharding)
+            leaf if leaf.sharding == sharding else device_put(leaf, sharding)
             for leaf, sharding in zip(leaves, self._host_shardings, strict=True)
         ]
 
@@ -375,7 +379,7 @@ def _taking(leaf: Any) -> Callable[[], Any]:
     """What gives an argument that nobody is going to give away."""
     if type(leaf) is PendingArray:
         return leaf.value_for_call
-    _compat.shareable(leaf)
+    shareable(leaf)
     return lambda: leaf
 
 

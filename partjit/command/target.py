@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import ModuleType, TracebackType
 from typing import Any
 
-from partjit._compat import is_user_file
+from partjit._jax.sources import is_user_file
 from partjit.command.mistakes import CANNOT, Mistake, did_you_mean
 
 __all__ = ["find", "users_code"]

@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from jax.core import ShapedArray
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from partjit import _compat
+from partjit._jax.sources import source_site
 from partjit.inspect.user_lines import Site
 from partjit.shardy import Layout
 
@@ -50,7 +51,7 @@ class AnnotatedValue:
     @property
     def is_array(self) -> bool:
         """Whether it is an array, of which devices hold parts; a ref or a token is not."""
-        return isinstance(self.aval, _compat.core.ShapedArray)
+        return isinstance(self.aval, ShapedArray)
 
     @property
     def layout(self) -> Layout | None:
@@ -129,7 +130,7 @@ class AnnotatedEquation:
     @functools.cached_property
     def site(self) -> Site | None:
         """The line of the user's code that it comes from: its own, that of what it stands in, or of what is in it."""
-        known = filter(None, map(_compat.source_site, self.sources))
+        known = filter(None, map(source_site, self.sources))
         within = (inner.site for body in self.bodies.values() for inner in body.walk())
         return next(known, None) or next(filter(None, within), None)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding
 
-from partjit import _compat
 from partjit.checks import require_mesh_type, shown, wrong_type
 from partjit.inspect.tiles import Tiles, tiles_of
 from partjit.mesh import ambient_mesh
@@ -145,7 +145,7 @@ def _is_size(size: Any) -> bool:
 
 
 def _sharding_of(x: Any) -> Any:
-    if not isinstance(x, _compat.core.Tracer):
+    if not isinstance(x, Tracer):
         return getattr(x, "sharding", None)
     # The type of a traced value says where it is only along axes that are Explicit.
     sharding = jax.typeof(x).sharding
@@ -153,7 +153,7 @@ def _sharding_of(x: Any) -> Any:
 
 
 def _nowhere(x: Any) -> str:
-    if isinstance(x, _compat.core.Tracer):
+    if isinstance(x, Tracer):
         return (
             "draw_array: this value is traced, and where it will be is decided when the program is compiled: draw the "
             "program's result, or say where to draw it: draw_array(x, spec, mesh)"

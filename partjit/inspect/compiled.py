@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from partjit import _compat
+from partjit._jax.compiling import no_compilation_cache
 from partjit.compile import lower_jaxpr_anew
 from partjit.inspect.collectives import Collective, repeated
 from partjit.inspect.hlo.optimized import read_collectives
@@ -48,7 +48,7 @@ def compile_unit(unit: Unit, donated: Sequence[bool]) -> CompiledUnit:
     )
     if unit.mesh.empty:
         # What is read from the cache has the lines of whoever compiled it first.
-        with _compat.no_compilation_cache():
+        with no_compilation_cache():
             executable = lowering.compile()
         return CompiledUnit(unit, (), read_memory(unit.name, executable), _flops(executable), (), executable.as_text())
     with catch_rematerializations(unit.mesh) as found:

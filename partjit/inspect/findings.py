@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from partjit._compat import UNSPECIFIED
+from partjit._jax.shardings import UNSPECIFIED
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue, shown_spec
 from partjit.inspect.collectives import Collective
 from partjit.inspect.propagation import Partitioned

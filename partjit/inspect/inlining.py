@@ -13,11 +13,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from jax.extend.core import Primitive
+from jax.core import ShapedArray
+from jax.extend.core import DropVar, Effect, Primitive, Var, new_jaxpr_eqn
+from jax.interpreters import mlir
 from jax.sharding import Mesh
 
-from partjit import _compat
-from partjit._compat import UnspecifiedValue, core, mlir
+from partjit._jax.effects import register_effect
+from partjit._jax.jaxprs import barrier, called_jaxpr, closed_jaxpr, control_flow_kind, is_rematerialized, new_var
+from partjit._jax.lowering import custom_call
+from partjit._jax.shard_maps import shard_map_p
+from partjit._jax.shardings import UnspecifiedValue
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
 from partjit.inspect.loop_counts import loop_counts, trip_count_of
 from partjit.plan.passes.flatten import constraint, specs_of_nested
@@ -33,14 +38,14 @@ MARK = "partjit.mark"
 """The target of the operation that stands for a mark."""
 
 
-class _MarkEffect(_compat.Effect):  # type: ignore[misc]  # jax gives the base class no types
+class _MarkEffect(Effect):  # type: ignore[misc]  # jax gives the base class no types
     """Keeps marks in the program."""
 
     def __str__(self) -> str:
         return "Mark"
 
 
-_compat.register_effect(_MarkEffect)
+register_effect(_MarkEffect)
 _mark = _MarkEffect()
 mark_p: Any = Primitive("mark")
 mark_p.multiple_results = True
@@ -50,7 +55,7 @@ mark_p.def_effectful_abstract_eval(lambda *_, **__: ([], {_mark}))
 def _lower_mark(_: Any, *values: Any, numbers: tuple[int, ...]) -> Sequence[Any]:
     flat = mlir.ir_tree_registry.flatten(values)[0]
     said = ",".join(map(str, numbers))
-    mlir.custom_call(MARK, result_types=[], operands=flat, backend_config=said, has_side_effect=True)
+    custom_call(MARK, result_types=[], operands=flat, backend_config=said, has_side_effect=True)
     return []
 
 
@@ -93,7 +98,7 @@ def inline_program(
     names |= {
         var: path
         for var, path in zip(inner.outvars, result_paths, strict=True)
-        if isinstance(var, core.Var) and var not in names
+        if isinstance(var, Var) and var not in names
     }
     closed, tree = opening.body(inner, jaxpr.consts, 1, names)
     return InlinedProgram(closed, tree, opening.layouts, opening.equations, opening.times, opening.numbers)
@@ -116,7 +121,7 @@ class _Scope:
 
     def read(self, atom: Any) -> Any:
         """What stands for an atom."""
-        return self.env[atom] if isinstance(atom, core.Var) else atom
+        return self.env[atom] if isinstance(atom, Var) else atom
 
 
 class _Inliner:
@@ -136,19 +141,19 @@ class _Inliner:
         """An open jaxpr as a closed one of its own, and as it was."""
         scope = _Scope()
         for var, value in zip(jaxpr.constvars, consts, strict=True):
-            scope.env[var] = _compat.new_var(var.aval)
+            scope.env[var] = new_var(var.aval)
             scope.consts[scope.env[var]] = value
         for var in jaxpr.invars:
-            scope.env[var] = _compat.new_var(var.aval)
+            scope.env[var] = new_var(var.aval)
         first = [scope.env[var] for var in (*jaxpr.constvars, *jaxpr.invars)]
         self._mark(scope, first)
         tree = self._inside(jaxpr, scope, times, paths or {})
         # One mark at the end: one per equation would take longer than all that is marked.
         numbers = tuple(self.numbers[var] for var in scope.marked)
-        scope.eqns.append(core.new_jaxpr_eqn(scope.marked, [], mark_p, {"numbers": numbers}, {_mark}))
+        scope.eqns.append(new_jaxpr_eqn(scope.marked, [], mark_p, {"numbers": numbers}, {_mark}))
         invars = [scope.env[var] for var in jaxpr.invars]
         outvars = [scope.read(atom) for atom in jaxpr.outvars]
-        return _compat.closed_jaxpr(invars, outvars, scope.eqns, scope.consts), tree
+        return closed_jaxpr(invars, outvars, scope.eqns, scope.consts), tree
 
     def _inside(self, jaxpr: Any, scope: _Scope, times: int | None, paths: dict[Any, Any]) -> AnnotatedJaxpr:
         """The equations of an open jaxpr whose arguments the scope knows, added to it."""
@@ -184,7 +189,7 @@ class _Inliner:
             for name, jaxpr, consts, closed in _bodies(eqn):
                 made, bodies[name] = self.body(jaxpr, consts, inner_times)
                 _put(params, name, made if closed else made.jaxpr)
-            fresh = [_compat.new_var(var.aval) for var in eqn.outvars]
+            fresh = [new_var(var.aval) for var in eqn.outvars]
             new = tagged.replace(invars=[scope.read(atom) for atom in eqn.invars], outvars=fresh, params=params)
             # Shardy refuses a `shard_map` without arguments and results, which jax leaves out if nothing marks it.
             if eqn.invars or eqn.outvars or eqn.effects:
@@ -216,14 +221,14 @@ class _Inliner:
         (jaxpr, values), in_specs, out_specs = called
         inner = _Scope()
         given = [scope.read(atom) for atom in eqn.invars]
-        if _compat.is_rematerialized(eqn):  # what it computes again must not be taken for what was computed before
-            behind = {atom: _compat.new_var(atom.aval) for atom in given if isinstance(atom, core.Var)}
-            scope.eqns.append(_compat.barrier([*behind], [*behind.values()], tagged))
+        if is_rematerialized(eqn):  # what it computes again must not be taken for what was computed before
+            behind = {atom: new_var(atom.aval) for atom in given if isinstance(atom, Var)}
+            scope.eqns.append(barrier([*behind], [*behind.values()], tagged))
             self._mark(scope, [*behind.values()])
-            given = [behind.get(atom, atom) if isinstance(atom, core.Var) else atom for atom in given]
+            given = [behind.get(atom, atom) if isinstance(atom, Var) else atom for atom in given]
         inner.eqns, inner.consts, inner.marked = scope.eqns, scope.consts, scope.marked
         for var, value in zip(jaxpr.constvars, values, strict=True):
-            inner.env[var] = _compat.new_var(var.aval)
+            inner.env[var] = new_var(var.aval)
             scope.consts[inner.env[var]] = value
             self._mark(scope, [inner.env[var]])
         for var, atom, spec in zip(jaxpr.invars, given, in_specs, strict=True):
@@ -236,7 +241,7 @@ class _Inliner:
     def _constrained(self, atom: Any, var: Any, spec: Any, tagged: Any, scope: _Scope) -> Any:
         if spec is None or not var.aval.ndim:
             return atom
-        fresh = _compat.new_var(var.aval)
+        fresh = new_var(var.aval)
         scope.eqns.append(constraint(atom, fresh, spec, tagged))
         self._mark(scope, [fresh])
         return fresh
@@ -245,22 +250,20 @@ class _Inliner:
         """Numbers values and lets the scope hand them to its mark."""
         for var in variables:
             self.numbers[var] = len(self.numbers)
-            if isinstance(var.aval, core.ShapedArray):
+            if isinstance(var.aval, ShapedArray):
                 scope.marked.append(var)
 
     def _value(self, atom: Any) -> AnnotatedValue:
-        return self._values[atom] if isinstance(atom, core.Var) else self._named(atom, atom, None)
+        return self._values[atom] if isinstance(atom, Var) else self._named(atom, atom, None)
 
     def _named(self, var: Any, atom: Any, path: str | None) -> AnnotatedValue:
         """A value of the tree: a variable under which a program knows an atom."""
-        if not isinstance(atom, core.Var):
+        if not isinstance(atom, Var):
             number = -1 - len(self.layouts)
             self.layouts[number] = Layout.replicated(getattr(atom.aval, "ndim", 0))
-            name = _shown_literal(atom) if not isinstance(var, core.Var) else next(self._names)
-            return AnnotatedValue(
-                name, number, atom.aval, self._mesh, self.layouts, path, not isinstance(var, core.Var)
-            )
-        name = "_" if isinstance(var, core.DropVar) else next(self._names)
+            name = _shown_literal(atom) if not isinstance(var, Var) else next(self._names)
+            return AnnotatedValue(name, number, atom.aval, self._mesh, self.layouts, path, not isinstance(var, Var))
+        name = "_" if isinstance(var, DropVar) else next(self._names)
         return AnnotatedValue(name, self.numbers[atom], var.aval, self._mesh, self.layouts, path)
 
 
@@ -278,7 +281,7 @@ def _called(eqn: Any) -> tuple[Any, Sequence[Any], Sequence[Any]] | None:
             for which in ("in_specs", "out_specs")
         )
         return (jaxpr.jaxpr, jaxpr.consts), in_specs, out_specs
-    called = _compat.called_jaxpr(eqn)
+    called = called_jaxpr(eqn)
     if called is None:
         return None
     return called, *specs_of_nested(eqn)
@@ -286,7 +289,7 @@ def _called(eqn: Any) -> tuple[Any, Sequence[Any], Sequence[Any]] | None:
 
 def _bodies(eqn: Any) -> Iterator[tuple[str, Any, Sequence[Any], bool]]:
     """The programs of loops, branches and shard_maps: name, open jaxpr, constants, whether it is a closed one."""
-    if _compat.control_flow_of(eqn) is None and eqn.primitive is not _compat.shard_map_p:
+    if control_flow_kind(eqn) is None and eqn.primitive is not shard_map_p:
         return
     for name, param in eqn.params.items():
         several = param if isinstance(param, tuple) else (param,)

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from partjit._compat import UnspecifiedValue
+from partjit._jax.shardings import UnspecifiedValue
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue, shown_spec
 from partjit.inspect.user_lines import Site, shown_line
 from partjit.render.numbers import shown_bytes

@@ -2,17 +2,18 @@
 
 from typing import Any
 
-from partjit import _compat
-from partjit._compat import core
+from jax.extend.core import Literal, Var
+
+from partjit._jax.jaxprs import control_flow_kind, scan_counts
 
 __all__ = ["loop_counts", "trip_count_of"]
 
 
 def loop_counts(eqn: Any) -> tuple[int, int]:
     """How many arguments of the body of a loop are constants, and how many are carried; none of what is no loop."""
-    match _compat.control_flow_of(eqn):
+    match control_flow_kind(eqn):
         case "scan":
-            return _compat.scan_counts(eqn)
+            return scan_counts(eqn)
         case "while":
             return eqn.params["body_nconsts"], len(eqn.outvars)
         case _:
@@ -21,7 +22,7 @@ def loop_counts(eqn: Any) -> tuple[int, int]:
 
 def trip_count_of(eqn: Any) -> int | None:
     """How often the bodies of an equation run."""
-    kind = _compat.control_flow_of(eqn)
+    kind = control_flow_kind(eqn)
     if kind == "scan":
         return eqn.params["length"]
     return _counted_turns(eqn) if kind == "while" else 1
@@ -37,20 +38,20 @@ def _counted_turns(eqn: Any) -> int | None:
 
     def start(atom: Any) -> int | None:
         """The value that a number of the predicate has in all turns, or in the first one."""
-        if isinstance(atom, core.Var) and atom in cond.invars:
+        if isinstance(atom, Var) and atom in cond.invars:
             k = cond.invars.index(atom)
             atom = eqn.invars[k] if k < cond_consts else carried[k - cond_consts]
-        return int(atom.val) if isinstance(atom, core.Literal) else None
+        return int(atom.val) if isinstance(atom, Literal) else None
 
     counter, bound = cond.eqns[0].invars
-    if not isinstance(counter, core.Var) or counter not in cond.invars[cond_consts:]:
+    if not isinstance(counter, Var) or counter not in cond.invars[cond_consts:]:
         return None
     k = cond.invars.index(counter) - cond_consts
     step = next((e for e in body.eqns if body.outvars[k] in e.outvars), None)
     counts = step is not None and step.primitive.name == "add" and body.invars[body_consts + k] in step.invars
-    if step is None or not counts or not any(isinstance(a, core.Literal) and a.val == 1 for a in step.invars):
+    if step is None or not counts or not any(isinstance(a, Literal) and a.val == 1 for a in step.invars):
         return None
-    if isinstance(bound, core.Var) and bound in cond.invars[cond_consts:]:
+    if isinstance(bound, Var) and bound in cond.invars[cond_consts:]:
         other = cond.invars.index(bound) - cond_consts
         if body.outvars[other] is not body.invars[body_consts + other]:
             return None

@@ -5,7 +5,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from partjit._compat import core
+from jax.extend.core import Var, jaxprs_in_params
+
 from partjit.inspect.inlining import mark_p
 from partjit.inspect.propagation import Partitioned
 from partjit.render.numbers import shown_bytes
@@ -63,7 +64,7 @@ def estimate_memory(partitioned: Partitioned, donated: Sequence[bool]) -> Memory
     return Memory(
         partitioned.unit.name,
         sum(arguments) + sum(map(size, inner.constvars)),
-        sum(size(var) for var in inner.outvars if isinstance(var, core.Var)),
+        sum(size(var) for var in inner.outvars if isinstance(var, Var)),
         sum(nbytes for nbytes, is_given in zip(arguments, donated, strict=True) if is_given),
         _peak(inner, kept, size),
         True,
@@ -75,8 +76,8 @@ def _peak(jaxpr: Any, kept: set[Any], size: Any) -> int:
     last: dict[Any, int] = {}
     eqns = [eqn for eqn in jaxpr.eqns if eqn.primitive is not mark_p]
     for k, eqn in enumerate(eqns):
-        last.update((atom, k) for atom in eqn.invars if isinstance(atom, core.Var))
-    last.update((atom, len(eqns)) for atom in jaxpr.outvars if isinstance(atom, core.Var))
+        last.update((atom, k) for atom in eqn.invars if isinstance(atom, Var))
+    last.update((atom, len(eqns)) for atom in jaxpr.outvars if isinstance(atom, Var))
     dying: dict[int, set[Any]] = {}
     for var, k in last.items():
         if var not in kept:
@@ -85,7 +86,7 @@ def _peak(jaxpr: Any, kept: set[Any], size: Any) -> int:
     most = held
     for k, eqn in enumerate(eqns):
         within = 0
-        for inner in core.jaxprs_in_params(eqn.params):
+        for inner in jaxprs_in_params(eqn.params):
             own = getattr(inner, "jaxpr", inner)
             outside = sum(map(size, (*own.constvars, *own.invars)))
             within = max(within, _peak(own, {*own.constvars, *own.invars}, size) - outside)

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
-from partjit import _compat
+from partjit._jax.shardings import to_proto
 from partjit.checks import wrong_type
 from partjit.mesh import ambient_mesh, describe_mesh
 from partjit.opsharding import parse_op_sharding
@@ -75,16 +75,16 @@ def tiles_of(shape: Sequence[int], sharding: Any, mesh: Any = None) -> Tiles:
                 "or set it with partjit.set_mesh"
             )
         return _of_spec(shape, sharding, found)
-    if isinstance(sharding, Sharding) and (mesh is None or _compat.to_proto(sharding) is None):
+    if isinstance(sharding, Sharding) and (mesh is None or to_proto(sharding) is None):
         return _in_memory(_of_sharding(shape, sharding), sharding.memory_kind)
-    if not isinstance(sharding, str | bytes) and _compat.to_proto(sharding) is None:
+    if not isinstance(sharding, str | bytes) and to_proto(sharding) is None:
         raise wrong_type("draw_array", "spec", sharding, "a Sharding, a PartitionSpec, or an OpSharding or its text")
     if mesh is not None:
         parsed = parse_op_sharding(sharding, mesh)
         if isinstance(parsed, list):
             raise ValueError("draw_array draws one array, but `spec` is the sharding of a tuple: give it one by one")
         return _of_spec(shape, parsed, mesh)
-    tiling = from_text(sharding) if isinstance(sharding, str) else from_proto(_compat.to_proto(sharding))
+    tiling = from_text(sharding) if isinstance(sharding, str) else from_proto(to_proto(sharding))
     return _of_tiling(shape, tiling)
 
 
@@ -139,7 +139,7 @@ def _of_sharding(shape: Sequence[int], sharding: Sharding) -> Tiles:
     """That of a sharding that gives no mesh, which only knows what each device holds."""
     devices = sorted(sharding.device_set, key=lambda device: device.id)
     remote = frozenset(device.id for device in sharding.device_set - sharding.addressable_devices)
-    proto = _compat.to_proto(sharding)
+    proto = to_proto(sharding)
     tiling = None if proto is None else from_proto(proto)
     if tiling is not None and tiling.kind is Kind.TILED:
         counts = tiling.grid[: len(tiling.grid) - len(tiling.subgroups)]

@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import jax
+from jax.extend.core import jaxprs_in_params
 from jax.sharding import Mesh, NamedSharding
 
-from partjit import _compat
-from partjit._compat import UNSPECIFIED, UnspecifiedValue, core
+from partjit._jax.meshes import EMPTY_MESH
+from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
+from partjit._jax.stages import jit_parts
+from partjit._jax.tracing import low_jaxpr
 from partjit.api import pjit
 from partjit.checks import shown
 from partjit.compile import Traced, own_sharding
@@ -82,7 +85,7 @@ def _of_pjit(traced: Traced) -> TracedFunction:
     mesh = program.mesh if not program.mesh.empty else _mesh_in(program.jaxpr, (*in_shardings, *out_shardings))
     whole = Unit(
         program.name,
-        _compat.low_jaxpr(program.jaxpr),
+        low_jaxpr(program.jaxpr),
         in_shardings,
         out_shardings,
         mesh,
@@ -94,10 +97,10 @@ def _of_pjit(traced: Traced) -> TracedFunction:
 
 
 def _of_jit(traced: Any, mesh: Mesh | None) -> TracedFunction:
-    parts = _compat.parts_of_jit(traced)
+    parts = jit_parts(traced)
     whole = Unit(
         traced.fun_name,
-        _compat.low_jaxpr(traced.jaxpr),
+        low_jaxpr(traced.jaxpr),
         parts.in_shardings,
         parts.out_shardings,
         mesh or _mesh_in(traced.jaxpr, (*parts.in_shardings, *parts.out_shardings)),
@@ -117,7 +120,7 @@ def _mesh_in(jaxpr: Any, shardings: Sequence[Any]) -> Mesh:
     """The mesh that shardings, or equations at any depth, name; an empty one if they name none."""
     named = (cast(Mesh, sharding.mesh) for sharding in shardings if isinstance(sharding, NamedSharding))
     found = (mesh for mesh in itertools.chain(named, _meshes_in(jaxpr)) if isinstance(mesh, Mesh))
-    return auto_twin(next((mesh for mesh in found if not mesh.empty), _compat.EMPTY_MESH))
+    return auto_twin(next((mesh for mesh in found if not mesh.empty), EMPTY_MESH))
 
 
 def _meshes_in(jaxpr: Any) -> Iterator[Any]:
@@ -125,7 +128,7 @@ def _meshes_in(jaxpr: Any) -> Iterator[Any]:
         for param in eqn.params.values():
             for item in param if isinstance(param, tuple | list) else (param,):
                 yield item if isinstance(item, Mesh) else getattr(item, "mesh", None)
-        for inner in core.jaxprs_in_params(eqn.params):
+        for inner in jaxprs_in_params(eqn.params):
             yield from _meshes_in(inner)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
-from partjit import _compat
+from partjit._jax.shardings import OpSharding, to_proto
 from partjit.checks import require_flag, require_integer, require_mesh_type
 from partjit.errors import UnrepresentableShardingError
 from partjit.opsharding.superdims import Digit, axes_by_top, axes_of_shape, unflatten_superdims
@@ -66,7 +66,7 @@ def parse_op_sharding(sharding: Any, mesh: Mesh | AbstractMesh) -> Any:
     elif isinstance(sharding, bytes):
         tiling = from_bytes(sharding)
     else:
-        proto = _compat.to_proto(sharding)
+        proto = to_proto(sharding)
         if proto is None:
             raise TypeError(
                 "parse_op_sharding expects an OpSharding, its bytes or text, an HloSharding or a GSPMDSharding, but "
@@ -122,11 +122,11 @@ def to_op_sharding(
     axes = {name: (size, stride) for name, size, stride in axes_of_shape(mesh.shape_tuple)}
     tiled = [axes[axis] for axis in parsed.mesh_axes if axis in axes]
     copies = [digit for digit in axes.values() if digit not in tiled]
-    proto = _compat.OpSharding()
+    proto = OpSharding()
     if not tiled:
-        proto.type = _compat.OpSharding.Type.REPLICATED
+        proto.type = OpSharding.Type.REPLICATED
         return proto
-    proto.type = _compat.OpSharding.Type.OTHER
+    proto.type = OpSharding.Type.OTHER
     grid = [math.prod(mesh.shape[axis] for axis in partition) for partition in parsed.partitions]
     grid += [1] * (ndim - len(parsed))
     if copies:

@@ -5,10 +5,10 @@
 from collections.abc import Sequence
 from typing import Any
 
+from jax.interpreters import batching
 from jax.sharding import Mesh
 
-from partjit import _compat
-from partjit._compat import batching
+from partjit._jax.rules import batch_jaxpr, moveaxis
 from partjit.errors import ShardingError
 from partjit.mesh import describe_mesh, tracing_under
 from partjit.primitive import pjit_p, sharding_constraint_p, with_type_of
@@ -27,9 +27,9 @@ def _batch(
     **params: Any,
 ) -> tuple[list[Any], list[int | None]]:
     batched_in = [dim is not None for dim in dims]
-    args = [x if dim is None else batching.moveaxis(x, dim, 0) for x, dim in zip(args, dims, strict=True)]
+    args = [x if dim is None else moveaxis(x, dim, 0) for x, dim in zip(args, dims, strict=True)]
     with tracing_under(mesh):  # custom rules in the jaxpr are traced now
-        batched_jaxpr, batched_out = _compat.batch_jaxpr(jaxpr, axis_data, batched_in)
+        batched_jaxpr, batched_out = batch_jaxpr(jaxpr, axis_data, batched_in)
 
     def insert(spec: Spec, batched: bool, what: str) -> Spec:
         if not batched or not isinstance(spec, ParsedPartitionSpec):

@@ -4,8 +4,9 @@ from typing import Any
 
 import jax
 
-from partjit import _compat
-from partjit._compat import UNSPECIFIED
+from partjit._jax.rules import checkify_jaxpr, register_checkify
+from partjit._jax.shardings import UNSPECIFIED
+from partjit._jax.tracing import abstractify
 from partjit.primitive import pjit_p
 from partjit.spec import Spec
 
@@ -23,8 +24,8 @@ def _check(
 ) -> Any:
     error_values, error_tree = jax.tree.flatten(error)
     checked_args = (*error_values, *args)
-    in_avals = tuple(map(_compat.abstractify, checked_args))
-    checked, out_tree = _compat.checked_jaxpr(ctx, jaxpr, enabled_errors, error_tree, in_avals)
+    in_avals = tuple(map(abstractify, checked_args))
+    checked, out_tree = checkify_jaxpr(ctx, jaxpr, enabled_errors, error_tree, in_avals)
     outs = pjit_p.bind(
         *checked_args,
         jaxpr=checked,
@@ -36,4 +37,4 @@ def _check(
     return jax.tree.unflatten(out_tree, outs)
 
 
-_compat.register_checkify(pjit_p, _check)
+register_checkify(pjit_p, _check)

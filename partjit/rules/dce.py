@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from partjit import _compat
-from partjit._compat import core
+from jax.extend.core import new_jaxpr_eqn
+
+from partjit._jax.rules import eqn_effects, register_dce
 from partjit.primitive import keep_where, pjit_p
 
 
@@ -22,15 +23,15 @@ def _dce(used_outputs: Sequence[bool], eqn: Any, dce: Any) -> tuple[list[bool], 
         donated_invars=keep_where(eqn.params["donated_invars"], used_inputs),
     )
     invars = keep_where(eqn.invars, used_inputs)
-    return used_inputs, core.new_jaxpr_eqn(
+    return used_inputs, new_jaxpr_eqn(
         list(invars),
         list(keep_where(eqn.outvars, used_outputs)),
         pjit_p,
         params,
-        core.eqn_effects(jaxpr, invars),
+        eqn_effects(jaxpr, invars),
         eqn.source_info,
         eqn.ctx,
     )
 
 
-_compat.register_dce(pjit_p, _dce)
+register_dce(pjit_p, _dce)

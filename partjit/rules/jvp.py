@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+from jax.interpreters import ad
 from jax.sharding import Mesh
 
-from partjit._compat import UnspecifiedValue, ad
+from partjit._jax.rules import jvp_jaxpr
+from partjit._jax.shardings import UnspecifiedValue
 from partjit.mesh import tracing_under
 from partjit.primitive import keep_where, pjit_p, result_types, sharding_constraint_p, spec_of_type
 from partjit.spec import ParsedPartitionSpec, Spec
@@ -22,10 +24,10 @@ def _jvp(
 ) -> tuple[list[Any], list[Any]]:
     nonzero_in = [type(tangent) is not ad.Zero for tangent in tangents]
     with tracing_under(params["mesh"]):  # custom rules in the jaxpr are traced now
-        jvp_jaxpr, nonzero_out = ad.jvp_jaxpr(jaxpr, nonzero_in, instantiate=False)
+        jvp, nonzero_out = jvp_jaxpr(jaxpr, nonzero_in, instantiate=False)
     params = dict(
         params,
-        jaxpr=jvp_jaxpr,
+        jaxpr=jvp,
         in_specs=(*in_specs, *keep_where(in_specs, nonzero_in)),
         out_specs=(*out_specs, *keep_where(out_specs, nonzero_out)),
         # What is differentiated is not given away: the primals may be needed for a second tangent.

@@ -11,8 +11,19 @@ them again, and a linearized function may be called twice.
 import functools
 from typing import Any
 
-from partjit import _compat
-from partjit._compat import UNSPECIFIED, pe
+from jax.extend import source_info_util
+from jax.interpreters import partial_eval as pe
+
+from partjit._jax.effects import has_kept_effects, positional_effects
+from partjit._jax.rules import (
+    closed_call_partial_eval_custom_rule,
+    move_binders_to_back,
+    new_effect_handle,
+    new_eqn_recipe,
+    partial_eval_jaxpr_nounits_fwd,
+    prune_closed_jaxpr_outputs,
+)
+from partjit._jax.shardings import UNSPECIFIED
 from partjit.primitive import keep_where, pjit_p, result_types
 from partjit.spec import Spec
 
@@ -27,7 +38,7 @@ def _partial_eval(
 ) -> list[Any]:
     known_ins = [tracer.pval.is_known() for tracer in tracers]
     unknown_ins = [not known for known in known_ins]
-    known_jaxpr, unknown_jaxpr, unknown_outs, _, forwarded = pe.partial_eval_jaxpr_nounits_fwd(
+    known_jaxpr, unknown_jaxpr, unknown_outs, _, forwarded = partial_eval_jaxpr_nounits_fwd(
         jaxpr, tuple(unknown_ins), instantiate=False
     )
     known_outs = [not unknown for unknown in unknown_outs]
@@ -37,7 +48,7 @@ def _partial_eval(
     # A residual that is a result of the known half as well need not come out twice.
     position = {id(var): i for i, var in enumerate(known_jaxpr.jaxpr.outvars[:num_known_outs])}
     same_as_out = [position.get(id(var)) for var in known_jaxpr.jaxpr.outvars[num_known_outs:]]
-    known_jaxpr = pe.prune_closed_jaxpr_outputs(
+    known_jaxpr = prune_closed_jaxpr_outputs(
         known_jaxpr, [True] * num_known_outs + [index is None for index in same_as_out]
     )
     known_in_specs = keep_where(in_specs, known_ins)
@@ -62,7 +73,7 @@ def _partial_eval(
 
     # Residuals come first in the jaxpr partial evaluation makes; the rules of ours want them last.
     num_unknown = sum(unknown_ins)
-    unknown_jaxpr = pe.move_binders_to_back(unknown_jaxpr, [True] * len(residuals) + [False] * num_unknown)
+    unknown_jaxpr = move_binders_to_back(unknown_jaxpr, [True] * len(residuals) + [False] * num_unknown)
     args = [
         *(tracer for tracer in tracers if not tracer.pval.is_known()),
         *(trace.new_instantiated_const(value) for value, _ in residuals),
@@ -70,7 +81,7 @@ def _partial_eval(
     unknown_out_specs = keep_where(out_specs, unknown_outs)
     unknown_types = result_types(unknown_jaxpr.out_avals, unknown_out_specs, params["mesh"])
     unknown_results = [pe.JaxprTracer(trace, pe.PartialVal.unknown(aval), None) for aval in unknown_types]
-    eqn = pe.new_eqn_recipe(
+    eqn = new_eqn_recipe(
         trace,
         args,
         unknown_results,
@@ -82,14 +93,14 @@ def _partial_eval(
             out_specs=unknown_out_specs,
             donated_invars=(False,) * len(args),
         ),
-        _compat.effects_of(unknown_jaxpr),
-        _compat.current_source_info(),
+        positional_effects(unknown_jaxpr),
+        source_info_util.current(),
     )
     for tracer in unknown_results:
         tracer.recipe = eqn
-    if _compat.kept_effects(unknown_jaxpr):
+    if has_kept_effects(unknown_jaxpr):
         # Nothing reads the results of an equation that is there for its effects; the trace must not lose it.
-        trace.effect_handles.append(pe.EffectHandle(args, eqn))
+        trace.effect_handles.append(new_effect_handle(args, eqn))
     known_iter, unknown_iter = iter(known_results), iter(unknown_results)
     return [next(unknown_iter) if unknown else next(known_iter) for unknown in unknown_outs]
 
@@ -123,5 +134,5 @@ def _split_params(
 
 pe.custom_partial_eval_rules[pjit_p] = _partial_eval
 pe.partial_eval_jaxpr_custom_rules[pjit_p] = functools.partial(
-    pe.closed_call_partial_eval_custom_rule, "jaxpr", _split_params
+    closed_call_partial_eval_custom_rule, "jaxpr", _split_params
 )

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from partjit import _compat
+from jax.ref import AbstractRef
+
+from partjit._jax.rules import discharge_jaxpr, register_discharge
 from partjit.primitive import pjit_p
 from partjit.spec import Spec
 
@@ -17,10 +19,10 @@ def _discharge(
     out_specs: tuple[Spec, ...],
     **params: Any,
 ) -> tuple[list[Any], list[Any]]:
-    is_ref = [isinstance(aval, _compat.AbstractRef) for aval in in_avals]
+    is_ref = [isinstance(aval, AbstractRef) for aval in in_avals]
     outs = pjit_p.bind(
         *args,
-        jaxpr=_compat.discharge_jaxpr(ctx, jaxpr),
+        jaxpr=discharge_jaxpr(ctx, jaxpr),
         in_specs=in_specs,
         out_specs=(*out_specs, *(spec for spec, ref in zip(in_specs, is_ref, strict=True) if ref)),
         **params,
@@ -29,4 +31,4 @@ def _discharge(
     return [next(new_values) if ref else None for ref in is_ref], results
 
 
-_compat.register_discharge(pjit_p, _discharge)
+register_discharge(pjit_p, _discharge)

@@ -7,9 +7,12 @@ forward program gave away its arguments, not those.
 from typing import Any
 
 import jax
+from jax.interpreters import ad
 
-from partjit import _compat
-from partjit._compat import UnspecifiedValue, ad
+from partjit._jax.caches import weakref_cache
+from partjit._jax.rules import transpose_jaxpr
+from partjit._jax.shardings import UnspecifiedValue
+from partjit._jax.tracing import abstractify
 from partjit.mesh import tracing_under
 from partjit.primitive import pjit_p, spec_of_type
 from partjit.spec import Spec
@@ -30,7 +33,7 @@ def _transpose(
     ]
     args, in_tree = jax.tree.flatten((linear, list(cts_in)))
     with tracing_under(params["mesh"]):  # custom rules in the jaxpr are traced now
-        transposed, out_tree = _transposed_jaxpr(jaxpr, in_tree, tuple(map(_compat.abstractify, args)))
+        transposed, out_tree = _transposed_jaxpr(jaxpr, in_tree, tuple(map(abstractify, args)))
     # Undefined primals and zero cotangents have no leaves, so they take no part in the program.
     transposed_in_specs = (
         *(spec for spec, primal in zip(in_specs, primals, strict=True) if not ad.is_undefined_primal(primal)),
@@ -52,9 +55,9 @@ def _transpose(
     return out_tree.unflatten(cts_out)
 
 
-@_compat.weakref_cache
+@weakref_cache
 def _transposed_jaxpr(jaxpr: Any, in_tree: Any, in_avals: tuple[Any, ...]) -> tuple[Any, Any]:
-    return _compat.transpose_jaxpr(jaxpr, in_tree, in_avals)
+    return transpose_jaxpr(jaxpr, in_tree, in_avals)
 
 
 ad.primitive_transposes[pjit_p] = _transpose

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh as JaxMesh
 
-from partjit._compat import UNSPECIFIED, UnspecifiedValue
+from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
 from partjit.api import pjit
 from partjit.checks import abridged, require, require_callable, require_flag, require_integer, require_mesh_type
 from partjit.mesh import Mesh

@@ -11,8 +11,7 @@ from jax.sharding import AbstractMesh
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import PartitionSpec as P
 
-from partjit import _compat
-from partjit._compat import UNSPECIFIED
+from partjit._jax.shardings import UNSPECIFIED, HloSharding, UnspecifiedValue
 from partjit.api import pjit
 from partjit.arguments import abstract_argument, check_callable, require_values
 from partjit.checks import require_flag, require_integer, require_mesh_type, require_number
@@ -126,7 +125,7 @@ def assert_round_trip(spec: P | None, mesh: JaxMesh | AbstractMesh, ndim: int) -
     expected = [tuple(axis for axis in axes if mesh.shape[axis] > 1) for axes in parsed.partitions]
     expected += [()] * (ndim - len(expected))
     iota, listed = (to_op_sharding(spec, mesh, ndim, as_list=as_list) for as_list in (False, True))
-    hlo = _compat.HloSharding.from_proto(iota)
+    hlo = HloSharding.from_proto(iota)
     forms = {"iota form": iota, "list": listed, "bytes": iota.SerializeToString(), "HloSharding": hlo, "text": str(hlo)}
     for name, form in forms.items():
         found = [*parse_op_sharding(form, mesh).partitions]
@@ -288,7 +287,7 @@ class _NoSpecs(Exception):
 
 def _flat_specs(specs: Any, values: Any) -> list[P | None]:
     """The spec of each leaf, None where the partitioner chooses. Raises _NoSpecs if it does everywhere."""
-    if isinstance(specs, _compat.UnspecifiedValue):
+    if isinstance(specs, UnspecifiedValue):
         raise _NoSpecs
     parsed = parse_spec_tree(tuple(specs) if isinstance(specs, list) else specs, "specs")
     flat = broadcast_specs(parsed, values, "specs")

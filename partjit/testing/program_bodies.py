@@ -15,7 +15,7 @@ import numpy as np
 from hypothesis import strategies as st
 from jax.sharding import Mesh
 
-from partjit._compat import UNSPECIFIED
+from partjit._jax.shardings import UNSPECIFIED
 from partjit.api import pjit
 from partjit.constraint import with_sharding_constraint
 from partjit.testing.strategies import partition_specs

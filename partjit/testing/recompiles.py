@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from partjit import _compat
+from partjit._jax.meshes import innermost_mesh
 from partjit.checks import require_callable, require_integer
 from partjit.trace import TRACE_EVENT
 
@@ -100,7 +100,7 @@ def _signature(args: Any, kwargs: Any) -> dict[str, tuple[str, str]]:
     """What compiled functions are told apart by, by the path of the argument: as its type, and with the value."""
     leaves = jax.tree_util.tree_leaves_with_path({"args": args, "kwargs": kwargs}, is_leaf=lambda leaf: leaf is None)
     signature = {_path(path): _describe(leaf) for path, leaf in leaves}
-    mesh = str(_compat.innermost_mesh())
+    mesh = str(innermost_mesh())
     signature["the ambient mesh"] = (mesh, mesh)
     return signature
 

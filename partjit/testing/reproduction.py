@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from partjit._compat import UnspecifiedValue
+from partjit._jax.shardings import UnspecifiedValue
 from partjit.spec import FROM_ARRAY
 
 __all__ = ["canonical", "describe", "reproduction"]

@@ -18,7 +18,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import PartitionSpec as P
 
-from partjit._compat import HloSharding
+from partjit._jax.shardings import HloSharding
 from partjit.checks import require_flag, require_integer, require_mesh_type, wrong_type
 from partjit.mesh import Mesh
 from partjit.opsharding import to_op_sharding

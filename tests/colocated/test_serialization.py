@@ -17,7 +17,7 @@ from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
 
 import partjit
 from partjit import P
-from partjit._compat import DeviceList
+from partjit._jax.shardings import DeviceList
 from partjit.colocated import deserialize, serialization, serialize
 from partjit.testing import meshes, sharded_arrays, shardings
 from tests.census import sees

@@ -7,7 +7,7 @@ from jax._src import core
 from jax._src.debugging import inspect_sharding_p
 from jax.sharding import NamedSharding
 
-from partjit import _compat
+from partjit._jax.jaxprs import closed_jaxpr
 from partjit.compile import lower_jaxpr_anew
 from partjit.inspect.inlining import mark_p
 
@@ -65,7 +65,7 @@ def _asking(jaxpr, seen):
         effects = {effect for nested in core.jaxprs_in_params(params) for effect in nested.effects}
         eqns.append(eqn.replace(params=params, effects={*eqn.effects, *effects}))
     consts = dict(zip(inner.constvars, getattr(jaxpr, "consts", ()), strict=False))
-    return _compat.closed_jaxpr(inner.invars, inner.outvars, eqns, consts)
+    return closed_jaxpr(inner.invars, inner.outvars, eqns, consts)
 
 
 def _questions(mark, seen):

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.extend.sharding import GSPMDSharding
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, SingleDeviceSharding
 from rich.console import Console
 
 import partjit
 from partjit import Mesh, P, colocated, to_op_sharding
-from partjit._compat import GSPMDSharding, HloSharding
+from partjit._jax.shardings import HloSharding
 from partjit.inspect.arrays import draw_array, draw_mesh
 from partjit.render.piece_grid import Dimension, Piece, PieceGrid, arrange, keep, name_devices
 from partjit.render.piece_grid_text import lines, plain

@@ -414,7 +414,7 @@ def test_the_other_process_imports_neither_jax_nor_this_package(tmp_path):
     answer = 'json.dumps({"values": values, "names": names})'
     assert text.count(answer) == 1
     changed = text.replace(answer, "json.dumps(sorted({name.partition('.')[0] for name in sys.modules}))")
-    question = {**axis_origins._compat.MLIR_BINDINGS, "mark": "partjit.mark", "tag": "eqn:", "without": []}
+    question = {**axis_origins.MLIR_BINDINGS, "mark": "partjit.mark", "tag": "eqn:", "without": []}
     modules = run_script(script(tmp_path, changed), question, PROGRAMS["forward"]().text, 60.0)
     assert "numpy" in modules
     assert not {"jax", "partjit", "pytest"} & set(modules)

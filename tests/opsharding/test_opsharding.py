@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.extend.sharding import GSPMDSharding
 from jax.sharding import AbstractMesh, NamedSharding
 
 import partjit
 from partjit import P, ParsedPartitionSpec, UnrepresentableShardingError, parse_op_sharding, to_op_sharding
-from partjit._compat import GSPMDSharding
 from partjit.opsharding import explode_superdims, strides_for_sizes, unflatten_array, unflatten_superdims
 from partjit.opsharding.text import from_text
 from tests.census import sees

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
+from jax.extend.core import check_jaxpr
 from jax.sharding import NamedSharding
 
 import partjit
 from partjit import P, ShardingError, colocated, pjit
-from partjit._compat import ambient, core
+from partjit._jax.meshes import under_mesh
 from partjit.colocated import colocated_python, colocated_python_class
 from partjit.plan.ir.nodes import Loop
 from partjit.plan.passes import cut
@@ -96,8 +97,8 @@ def test_a_body_means_what_it_means_on_one_device_after_the_other(mesh, over, st
         results = f(*arguments)
         colocated.wait()
         for fragment in plan.fragments:
-            with ambient(mesh):
-                core.check_jaxpr(fragment.jaxpr.jaxpr)
+            with under_mesh(mesh):
+                check_jaxpr(fragment.jaxpr.jaxpr)
     for result, k in zip(results, used, strict=True):
         np.testing.assert_array_equal(np.asarray(result), np.block([values[k][i : i + 2] for i in range(0, 8, 2)]))
     assert {stream: rendezvous.logs[stream] for stream in rs.STREAMS} == called

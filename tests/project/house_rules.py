@@ -72,12 +72,12 @@ def violations(modules: list[Module]) -> Iterator[Violation]:
 
 
 def private_names_of_jax(module: Module) -> Iterator[tuple[int, str]]:
-    """`jax._src` and `jaxlib` appear in one place, where the differences between versions are known."""
-    if module.belongs_to("partjit._compat"):
+    """`jax._src` and `jaxlib` appear in one package, where the differences between versions are known."""
+    if module.belongs_to("partjit._jax"):
         return
     for line, mention in _mentions(module.tree):
         if "jax._src" in mention or "jaxlib" in mention:
-            yield line, f"{mention} is private: name it in partjit._compat and import it from there"
+            yield line, f"{mention} is private: export it from a module of partjit._jax and import it from there"
 
 
 def extras(module: Module) -> Iterator[tuple[int, str]]:
@@ -100,9 +100,9 @@ def late_imports(module: Module) -> Iterator[tuple[int, str]]:
 
 
 def length(module: Module) -> Iterator[tuple[int, str]]:
-    """A module is short; the one place for private names of jax is long by its purpose."""
+    """A module is short."""
     lines = len(module.source.splitlines())
-    if lines >= LONGEST_MODULE and not module.belongs_to("partjit._compat"):
+    if lines >= LONGEST_MODULE:
         yield lines, f"{lines} lines are too many (under {LONGEST_MODULE}): split the module along its ideas"
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.interpreters import ad, batching
 
 import partjit
-from partjit import P, ParsedPartitionSpec, _compat, with_sharding_constraint
-from partjit._compat import ad, batching
+from partjit import P, ParsedPartitionSpec, with_sharding_constraint
 from partjit.primitive import pjit_p, sharding_constraint_p
 from partjit.rules.batching import insert_batch_axis
 from partjit.testing import (
@@ -148,7 +148,7 @@ def test_a_constraint_that_is_lowered_to_nothing(mesh, monkeypatch):
     expected = {"all-gather": 1}
     options = {"mesh": mesh, "in_specs": P("x"), "out_specs": partjit.UNSPECIFIED}
     assert_collectives(expected, gathered, X, **options)
-    monkeypatch.setattr(_compat, "lower_constraint", lambda ctx, x, *_: [x])
+    monkeypatch.setattr("partjit.primitive.lower_constraint", lambda ctx, x, *_: [x])
     jax.clear_caches()
     with pytest.raises(AssertionError, match="expected 1 all-gather, but the compiled program has no collectives"):
         assert_collectives(expected, gathered, X, **options)

@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax.extend import source_info_util
+from jax.extend.core import jaxprs_in_params
+from jax.interpreters import ad
 
-from partjit import _compat
-from partjit._compat import ad, core
+from partjit._jax.patches import guard_while_loops, keep_in_scans, save_under_checkpoint
+from partjit._jax.sources import source_site
 from partjit.colocated.ir.primitive import Callee, ColocatedEffect, calls_in, colocated_call_p
 
 
@@ -40,11 +43,11 @@ def _is_differentiable(aval: Any) -> bool:
 
 def _here() -> str:
     """Where in the user's code the equation stands that is being transformed, for a message."""
-    return _place(_compat.current_source_info())
+    return _place(source_info_util.current())
 
 
 def _place(source_info: Any) -> str:
-    site = _compat.source_site(source_info)
+    site = source_site(source_info)
     return "" if site is None else " at {}:{} in {}".format(*site)
 
 
@@ -60,7 +63,7 @@ def _transpose(_: Any, *args: Any, callee: Callee, **__: Any) -> Any:
 
 def _is_saved(primitive: Any, params: dict[str, Any]) -> bool:
     """What a function said the first time is what the backward half must compute with."""
-    return primitive is colocated_call_p or next(calls_in(core.jaxprs_in_params(params)), None) is not None
+    return primitive is colocated_call_p or next(calls_in(jaxprs_in_params(params)), None) is not None
 
 
 def _has_effect(eqn: Any) -> bool:
@@ -79,6 +82,6 @@ def _refuse_split(kind: str, calls: Sequence[Any]) -> None:
 
 ad.primitive_jvps[colocated_call_p] = _jvp
 ad.primitive_transposes[colocated_call_p] = _transpose
-_compat.save_under_checkpoint(_is_saved)
-_compat.keep_in_scans(_has_effect)
-_compat.guard_while_loops(lambda jaxprs: [eqn for eqn in calls_in(jaxprs) if _has_effect(eqn)], _refuse_split)
+save_under_checkpoint(_is_saved)
+keep_in_scans(_has_effect)
+guard_while_loops(lambda jaxprs: [eqn for eqn in calls_in(jaxprs) if _has_effect(eqn)], _refuse_split)

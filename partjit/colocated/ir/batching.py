@@ -11,9 +11,14 @@ from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
+from jax.extend import source_info_util
+from jax.interpreters import batching
 
-from partjit import _compat
-from partjit._compat import batching
+from partjit._jax.arrays import aval_of_struct
+from partjit._jax.patches import guard_batching
+from partjit._jax.rules import moveaxis
+from partjit._jax.sources import source_site, traced_at
+from partjit._jax.tracing import abstractify, is_staged
 from partjit.colocated.ir.primitive import Callee, ColocatedEffect, calls_in, colocated_call_p
 from partjit.colocated.runtime.specs import InSpecs, flat_result
 from partjit.colocated.specialization import SpecializationCache, VmapMethod
@@ -35,7 +40,7 @@ def _batch(
             f"the colocated function {callee.name} is pure and called under jax.vmap with a batched {', '.join(paths)} "
             f"and nothing says how: give it vmap_method=, one of {choices}, or call it outside of what is batched"
         )
-    args = [x if dim is None else batching.moveaxis(x, dim, 0) for x, dim in zip(args, dims, strict=True)]
+    args = [x if dim is None else moveaxis(x, dim, 0) for x, dim in zip(args, dims, strict=True)]
     if method == "sequential":
         results = _one_by_one(axis_data.size, args, batched, callee, stream)
     else:
@@ -55,11 +60,11 @@ def _one_by_one(size: int, args: Sequence[Any], batched: Sequence[bool], callee:
         return colocated_call_p.bind(*example, callee=callee, stream=stream)
 
     stacked = [x for x, is_batched in zip(args, batched, strict=True) if is_batched]
-    if _compat.is_staged():
-        site = _compat.current_source_info()
+    if is_staged():
+        site = source_info_util.current()
 
         def turn(_: Any, example: Sequence[Any]) -> tuple[None, Sequence[Any]]:
-            with _compat.standing_at(site):
+            with traced_at(site):
                 return None, call(example)
 
         _, results = jax.lax.scan(turn, None, stacked)
@@ -81,7 +86,7 @@ def _batched(callee: Callee, args: Sequence[Any], batched: Sequence[bool], axis_
     key = (*batched, axis_data.size, axes)
     found = made.get(key)
     if found is None:
-        found = made.setdefault(key, _make(callee, tuple(map(_compat.abstractify, args)), batched, axis_data))
+        found = made.setdefault(key, _make(callee, tuple(map(abstractify, args)), batched, axis_data))
     return found
 
 
@@ -101,7 +106,7 @@ def _make(callee: Callee, in_avals: tuple[Any, ...], batched: Sequence[bool], ax
     in_shardings = tuple(insert(s, b, "in_specs") for s, b in zip(callee.in_shardings, batched, strict=True))
     batch = (axis_data.size, *callee.batch)
     out_avals = tuple(
-        _compat.aval_of_struct(jax.ShapeDtypeStruct((batch[0], *aval.shape), aval.dtype, weak_type=aval.weak_type))
+        aval_of_struct(jax.ShapeDtypeStruct((batch[0], *aval.shape), aval.dtype, weak_type=aval.weak_type))
         for aval in callee.out_avals
     )
     # Where results were seen to lie that nobody has said anything of, they need not lie in a batch.
@@ -175,7 +180,7 @@ def _effectful(jaxprs: Sequence[Any]) -> list[Any]:
 
 def _refuse(kind: str, calls: Sequence[Any]) -> None:
     eqn = calls[0]
-    site = _compat.source_site(eqn.source_info)
+    site = source_site(eqn.source_info)
     where = "" if site is None else " at {}:{} in {}".format(*site)
     what = "branches would be run for all examples" if kind == "cond" else "loop would go on for examples that are done"
     raise ValueError(
@@ -186,4 +191,4 @@ def _refuse(kind: str, calls: Sequence[Any]) -> None:
 
 
 batching.fancy_primitive_batchers[colocated_call_p] = _batch
-_compat.guard_batching(_effectful, _refuse)
+guard_batching(_effectful, _refuse)

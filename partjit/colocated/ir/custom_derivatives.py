@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
+from jax.extend import source_info_util
 
-from partjit import _compat
+from partjit._jax.sources import traced_at
 from partjit.checks import require_callable, require_flag
 
 __all__ = ["Derivatives", "Differentiable"]
@@ -59,10 +60,10 @@ class Derivatives:
         def primal(*positional: Any) -> Any:
             # What was not given is for the function itself to fill in: on its host a default need not be an array.
             given = {key: positional[[*signature.parameters].index(key)] for key in kwargs} if signature else {}
-            with _compat.standing_at(site):
+            with traced_at(site):
                 return fun(positional[: len(args)], given)
 
-        site = _compat.current_source_info()
+        site = source_info_util.current()
         primal.__name__ = primal.__qualname__ = name
         if signature is not None:
             vars(primal)["__signature__"] = signature  # by which jax finds positions, and default values
@@ -156,7 +157,7 @@ class Differentiable(abc.ABC):
 
 def _standing_at(site: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
     def rule_there(*args: Any) -> Any:
-        with _compat.standing_at(site):
+        with traced_at(site):
             return rule(*args)
 
     return rule_there

@@ -14,7 +14,8 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from partjit import _compat
+from partjit._jax.arrays import device_put
+from partjit._jax.shardings import device_list
 from partjit.colocated.devices import colocated_sharding
 from partjit.colocated.ir.primitive import Callee
 from partjit.colocated.runtime.failures import call_site
@@ -90,13 +91,13 @@ def call_in_body(home: Home, callee: Callee, stream: Any, leaves: Sequence[Any])
     Raises:
         Exception: what the function raised, with a note that names the call.
     """
-    devices = _compat.device_list(home.sharding)
+    devices = device_list(home.sharding)
     leaves = [leaf if isinstance(leaf, jax.Array) else jax.numpy.asarray(leaf) for leaf in leaves]  # jax.vmap slices
 
     def wanted(leaf: Any, said: Any) -> Any:
         if said is not None:
             return _on_auto_twin(said)
-        return leaf.sharding if _compat.device_list(leaf.sharding) == devices else home.sharding
+        return leaf.sharding if device_list(leaf.sharding) == devices else home.sharding
 
     shardings = [wanted(leaf, said) for leaf, said in zip(leaves, callee.in_shardings, strict=True)]
     results = [home.sharding if said is None else _on_auto_twin(said) for said in callee.out_shardings]
@@ -129,14 +130,14 @@ def call_in_body(home: Home, callee: Callee, stream: Any, leaves: Sequence[Any])
     made = callee.ahead.made(specialized.out_specs) if callee.ahead is not None else None
     if made is None:
         values = [
-            leaf if leaf.sharding == sharding else _compat.device_put(leaf, sharding)
+            leaf if leaf.sharding == sharding else device_put(leaf, sharding)
             for leaf, sharding in zip(leaves, on_hosts, strict=True)
         ]
         with _called():
             made = specialized.run_for_program(values, range(len(results)), call_site())
     values = [result.value() if type(result) is PendingArray else result for result in made]
     return [
-        value if value.sharding == sharding else _compat.device_put(value, sharding)
+        value if value.sharding == sharding else device_put(value, sharding)
         for value, sharding in zip(values, results, strict=True)
     ]
 

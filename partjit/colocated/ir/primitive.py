@@ -16,10 +16,13 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from jax.extend.core import Primitive
+from jax.extend.core import Effect, Primitive, jaxprs_in_params
+from jax.interpreters import mlir
 
-from partjit import _compat
-from partjit._compat import core, mlir
+from partjit._jax.effects import register_effect
+from partjit._jax.lowering import lower_constraint_to, lower_opaque
+from partjit._jax.rules import register_printing
+from partjit._jax.shard_maps import varying_type
 from partjit.colocated.devices import colocated_sharding
 from partjit.colocated.runtime.run_ahead import Ahead
 from partjit.colocated.runtime.shards import Shards
@@ -34,7 +37,7 @@ colocated_call_p.multiple_results = True
 
 
 @dataclasses.dataclass(frozen=True)
-class ColocatedEffect(_compat.Effect):  # type: ignore[misc]  # jax gives the base class no types
+class ColocatedEffect(Effect):  # type: ignore[misc]  # jax gives the base class no types
     """That host Python runs.
 
     Attributes:
@@ -124,9 +127,7 @@ def stream_name(stream: Stream | None) -> str:
 @colocated_call_p.def_effectful_abstract_eval
 def _abstract_eval(*_: Any, callee: Callee, stream: Stream | None) -> Any:
     # In a shard_map the function is called for each shard, and may return something else each time.
-    return [*map(_compat.varying, callee.out_avals)], set() if callee.is_pure else {
-        ColocatedEffect(stream_name(stream))
-    }
+    return [*map(varying_type, callee.out_avals)], set() if callee.is_pure else {ColocatedEffect(stream_name(stream))}
 
 
 def calls_in(jaxprs: Iterable[Any]) -> Iterator[Any]:
@@ -135,7 +136,7 @@ def calls_in(jaxprs: Iterable[Any]) -> Iterator[Any]:
         for eqn in jaxpr.eqns:
             if eqn.primitive is colocated_call_p:
                 yield eqn
-            yield from calls_in(core.jaxprs_in_params(eqn.params))
+            yield from calls_in(jaxprs_in_params(eqn.params))
 
 
 class _Mode(threading.local):
@@ -168,12 +169,12 @@ def _lower(ctx: Any, *args: Any, callee: Callee, **_: Any) -> Any:
             "hosts beside its devices: wrap the outermost function with partjit.pjit instead of jax.jit"
         )
     args = tuple(
-        arg if sharding is None else _compat.lower_constraint_to(ctx, arg, aval, sharding)
+        arg if sharding is None else lower_constraint_to(ctx, arg, aval, sharding)
         for arg, aval, sharding in zip(args, ctx.avals_in, callee.in_shardings, strict=True)
     )
-    results = _compat.lower_opaque(ctx, "colocated_call", args)
+    results = lower_opaque(ctx, "colocated_call", args)
     return [
-        result if sharding is None else _compat.lower_constraint_to(ctx, result, aval, sharding)
+        result if sharding is None else lower_constraint_to(ctx, result, aval, sharding)
         for result, aval, sharding in zip(results, ctx.avals_out, callee.out_shardings, strict=True)
     ]
 
@@ -206,6 +207,6 @@ def _show_shardings(shardings: Sequence[Any]) -> str:
     return f"({', '.join(shown)})"
 
 
-_compat.register_effect(ColocatedEffect)
-_compat.register_printing(colocated_call_p, _show)
+register_effect(ColocatedEffect)
+register_printing(colocated_call_p, _show)
 mlir.register_lowering(colocated_call_p, _lower, cacheable=False)

@@ -10,7 +10,7 @@ from typing import Any
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from partjit import _compat
+from partjit._jax.shard_maps import register_eager_in_shard_map, type_over_mesh
 from partjit.colocated.ir.eager import Home, body, call_in_body, running_at
 from partjit.colocated.ir.primitive import Callee, colocated_call_p
 from partjit.colocated.runtime.shards import Shards
@@ -106,16 +106,16 @@ def _evaluate(mesh: Mesh, *values: Any, axes: Sequence[str], callee: Callee, str
     check_is_whole(f"a shard_map calls {callee.name}", mesh, axes)
     mesh = auto_twin(mesh)
     arguments = [
-        (_compat.type_over_mesh(aval, value.shape), NamedSharding(mesh, P(*value.sharding.spec[:1])))
+        (type_over_mesh(aval, value.shape), NamedSharding(mesh, P(*value.sharding.spec[:1])))
         for aval, value in zip(callee.in_avals, values, strict=True)
     ]
     size = math.prod(mesh.shape[axis] for axis in axes)
     over_all = NamedSharding(mesh, P(tuple(axis for axis in mesh.axis_names if axis in axes)))
-    results = [(_compat.type_over_mesh(aval, (size, *aval.shape)), over_all) for aval in callee.out_avals]
+    results = [(type_over_mesh(aval, (size, *aval.shape)), over_all) for aval in callee.out_avals]
     home = Home(NamedSharding(mesh, P()), True)
     replaced = called_for_each_shard(callee, mesh, arguments, results)
     with running_at(home) if body.home is None else contextlib.nullcontext():
         return call_in_body(home, replaced, stream, values)
 
 
-_compat.register_eager_in_shard_map(colocated_call_p, _evaluate)
+register_eager_in_shard_map(colocated_call_p, _evaluate)

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax.core import Tracer
 
-from partjit import _compat
-from partjit._compat import core
+from partjit._jax.arrays import aval_of_struct
+from partjit._jax.tracing import abstractify
 from partjit.checks import flattened
 from partjit.colocated.ir.custom_derivatives import Derivatives
 from partjit.colocated.ir.eager import as_array, body, call_in_body
@@ -59,7 +60,7 @@ class TracedCalls:
             leaves = [*map(as_array, leaves)]
         paths = argument_paths(self._origin.signature, args, kwargs)
         for leaf, path in zip(leaves, paths, strict=True):
-            if not isinstance(leaf, core.Tracer):
+            if not isinstance(leaf, Tracer):
                 require_array(leaf, lambda path=path: f"{path} of {self._origin.name}")
         args, kwargs = jax.tree.unflatten(tree, leaves)
         if self._derivatives is None:
@@ -69,7 +70,7 @@ class TracedCalls:
     def _bind(self, args: Any, kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten((tuple(args), kwargs))
         paths = argument_paths(self._origin.signature, args, kwargs)
-        avals = tuple(map(_compat.abstractify, leaves))
+        avals = tuple(map(abstractify, leaves))
         key = tree, avals
         callee = self._callees.get(key)
         if callee is None:
@@ -118,7 +119,7 @@ class TracedCalls:
         else:
             with_paths, out_tree = flattened(out_specs, f"out_specs of {origin.name}")
             structs = [spec_struct(leaf, f"out_specs{jax.tree_util.keystr(path)}") for path, leaf in with_paths]
-            results = [(_compat.aval_of_struct(struct), _named(struct.sharding)) for struct in structs]
+            results = [(aval_of_struct(struct), _named(struct.sharding)) for struct in structs]
         out_avals, out_shardings = zip(*results, strict=True) if results else ((), ())
         return Callee(
             origin,

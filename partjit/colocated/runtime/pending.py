@@ -10,7 +10,7 @@ from typing import Any, cast
 import jax
 from jax.experimental.layout import Format
 
-from partjit import _compat
+from partjit._jax.arrays import ArrayImpl, register_array_type, shareable
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call
 from partjit.colocated.runtime.failures import Failure, PoisonedError
@@ -55,7 +55,7 @@ class PendingArray(jax.Array):
 
     def receive(self, value: Any) -> None:
         """Sets the value, and does what was asked to be done with it."""
-        _compat.shareable(value)
+        shareable(value)
         # In this order, in place of a lock that an interrupt could leave locked: an action that comes when the value
         # can be seen is done by who brings it, one that came before is done here, and only then is the call let go.
         self._received = value
@@ -270,9 +270,9 @@ _COMPARISONS = {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__f
 
 def _forward_the_rest() -> None:
     """Everything else an array has is that of the value."""
-    for name in {*dir(_compat.ArrayImpl)} - {*vars(PendingArray)} - (_OF_CLASSES - _COMPARISONS) - _OF_PLAIN_ARRAYS:
-        setattr(PendingArray, name, _forwarding(name, getattr(_compat.ArrayImpl, name)))
+    for name in {*dir(ArrayImpl)} - {*vars(PendingArray)} - (_OF_CLASSES - _COMPARISONS) - _OF_PLAIN_ARRAYS:
+        setattr(PendingArray, name, _forwarding(name, getattr(ArrayImpl, name)))
 
 
 _forward_the_rest()
-_compat.register_array_type(PendingArray, PendingArray.value)
+register_array_type(PendingArray, PendingArray.value)

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import jax
 
-from partjit import _compat
+from partjit._jax.arrays import ArrayImpl, PRNGKeyArray, array_of_buffers, array_of_capsule, buffers_of, with_key_data
 from partjit.colocated.runtime.failures import PoisonedError
 from partjit.colocated.runtime.pending import PendingArray, when_received
 
@@ -36,10 +36,10 @@ def hold(array: Any) -> Take:
     kind = type(array)
     if kind is PendingArray:
         return _hold_pending(array)
-    if kind is _compat.PRNGKeyArray:
+    if kind is PRNGKeyArray:
         take_data = hold(array._base_array)
-        return lambda: _compat.with_key_data(array, take_data())
-    if kind is not _compat.ArrayImpl:
+        return lambda: with_key_data(array, take_data())
+    if kind is not ArrayImpl:
         return lambda: array
     if array.is_deleted():  # asking such an array whether it is ready ends the process on jax 0.10
         raise _deleted(array)
@@ -49,7 +49,7 @@ def hold(array: Any) -> Take:
 
 
 def _hold_ready(array: Any) -> Take:
-    buffers = _compat.buffers_of(array)
+    buffers = buffers_of(array)
     try:
         capsules = [buffer.__dlpack__() for buffer in buffers]
     except (jax.errors.JaxRuntimeError, BufferError, TypeError):  # DLPack does not know the dtype
@@ -57,8 +57,8 @@ def _hold_ready(array: Any) -> Take:
     devices = [next(iter(buffer.devices())) for buffer in buffers]
 
     def take() -> Any:
-        aliases = [_compat.alias(capsule, device) for capsule, device in zip(capsules, devices, strict=True)]
-        return _compat.array_of_buffers(array, aliases)
+        aliases = [array_of_capsule(capsule, device) for capsule, device in zip(capsules, devices, strict=True)]
+        return array_of_buffers(array, aliases)
 
     return take
 
@@ -67,7 +67,7 @@ def _copied(array: Any) -> Take:
     if not jax.numpy.issubdtype(array.dtype, jax.numpy.number) and array.dtype != bool:
         return lambda: array  # strings, which no program can be given
     copy = jax.device_put(array, array.sharding, may_alias=False)
-    return lambda: _compat.array_of_buffers(array, _compat.buffers_of(copy))
+    return lambda: array_of_buffers(array, buffers_of(copy))
 
 
 def _hold_pending(array: PendingArray) -> Take:

@@ -12,7 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from partjit import _compat
+from partjit._jax.arrays import device_put, shareable
+from partjit._jax.meshes import without_mesh
+from partjit._jax.shardings import device_list
 from partjit.colocated.devices import colocated_sharding
 from partjit.colocated.runtime.pins import hold
 from partjit.colocated.runtime.specs import OutSpecs, flat_result
@@ -61,7 +63,7 @@ def _at(coordinates: dict[str, int] | None) -> Iterator[None]:
     """Says in the block where its shard lies; in what it raises as well. On a single device no mesh is ambient."""
     token = _coordinates.set(coordinates)
     try:
-        with _compat.without_mesh():
+        with without_mesh():
             yield
     except Exception as error:
         if coordinates is not None:
@@ -96,7 +98,7 @@ def per_shard(
 
     def call(*args: Any, **kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten((args, kwargs))
-        shards = [{shard.device: shard for shard in _compat.shareable(leaf).addressable_shards} for leaf in leaves]
+        shards = [{shard.device: shard for shard in shareable(leaf).addressable_shards} for leaf in leaves]
         devices = [*shards[0]]
         if any(of_leaf.keys() != shards[0].keys() for of_leaf in shards):
             raise ValueError(
@@ -162,7 +164,7 @@ def _as_arguments(spec: Any, args: Sequence[Any], name: str, i: int) -> Any:
     """The sharding of a result whose specs do not say it."""
     alike = [arg.sharding for arg in args if arg.shape == spec.shape]
     if not alike:
-        (*devices,) = _compat.device_list(args[0].sharding)
+        (*devices,) = device_list(args[0].sharding)
         return jax.sharding.NamedSharding(jax.sharding.Mesh(devices, ("devices",)), jax.sharding.PartitionSpec())
     for other in alike:
         if not other.is_equivalent_to(alike[0], len(spec.shape)):
@@ -253,12 +255,12 @@ class _Places:
         """What shards of that shape an array has, which lies like this or as the hosts have it."""
         place = colocated_sharding(sharding)
         if array.sharding != place and not array.sharding.is_equivalent_to(place, array.ndim):
-            array = _compat.device_put(array, place)
+            array = device_put(array, place)
         if self._is_shared:
             indices = sharding.devices_indices_map(array.shape)
             found = [array[indices[device]] for device in self._devices]
         else:
-            by_host = {shard.device: shard.data for shard in _compat.shareable(array).addressable_shards}
+            by_host = {shard.device: shard.data for shard in shareable(array).addressable_shards}
             found = [by_host[host] for host in self._hosts]
         return found if found[0].shape == shape else [_reshaped(shard, shape) for shard in found]
 

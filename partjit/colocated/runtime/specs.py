@@ -6,8 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.core import Tracer
 
-from partjit import _compat
+from partjit._jax.arrays import (
+    ArrayImpl,
+    PRNGKeyArray,
+    aval_of_struct,
+    copies_of,
+    device_put,
+    is_on_one_host_device,
+    type_and_sharding,
+    type_sharding_and_commitment,
+    with_weak_type,
+)
+from partjit._jax.shardings import device_list
 from partjit.arguments import flatten_arguments
 from partjit.checks import flattened, shown, unsorted
 from partjit.colocated.runtime.pending import PendingArray
@@ -16,14 +28,14 @@ from partjit.devices import ids_of
 __all__ = ["InSpecs", "OutSpec", "OutSpecs", "argument_paths", "check_out_specs", "devices_of", "require_array"]
 
 _flatten = jax.tree_util.tree_flatten
-_PLAIN = frozenset({_compat.ArrayImpl})
+_PLAIN = frozenset({ArrayImpl})
 _KINDS_OF_NUMPY = frozenset("mMOSU")  # dates, objects and texts of a fixed length, which no array on devices has
-_ARRAY_TYPES = frozenset({_compat.ArrayImpl, _compat.PRNGKeyArray, PendingArray})
+_ARRAY_TYPES = frozenset({ArrayImpl, PRNGKeyArray, PendingArray})
 
 
 def require_array(value: Any, path: Callable[[], str]) -> None:
     """Raises ValueError unless `value` is a concrete array."""
-    if type(value) in _ARRAY_TYPES or (isinstance(value, jax.Array) and not isinstance(value, _compat.core.Tracer)):
+    if type(value) in _ARRAY_TYPES or (isinstance(value, jax.Array) and not isinstance(value, Tracer)):
         return
     raise ValueError(
         f"colocated_python only supports jax.Array as input and output, but got {type(value)} at {path()}. "
@@ -50,11 +62,11 @@ def devices_of(leaves: Sequence[Any], paths: Sequence[str], name: str) -> tuple[
             "No devices found. colocated_python function without input arguments must be first specialized with "
             "devices."
         )
-    first = _compat.device_list(leaves[0].sharding)
+    first = device_list(leaves[0].sharding)
     others = [
         f"{path} ({leaf.aval.str_short()}) is on {ids_of(leaf.sharding)}"
         for path, leaf in zip(paths, leaves, strict=True)
-        if (other := _compat.device_list(leaf.sharding)) is not first and other != first
+        if (other := device_list(leaf.sharding)) is not first and other != first
     ]
     if others:
         raise ValueError(
@@ -111,14 +123,14 @@ class InSpecs:
         """
         try:
             leaves = self.tree.flatten_up_to((args, kwargs))
-            return leaves if [*map(_compat.type_sharding_and_commitment, leaves)] == self._seen else None
+            return leaves if [*map(type_sharding_and_commitment, leaves)] == self._seen else None
         except (ValueError, AttributeError):  # another structure; not an array, or one that is pending
             return None
 
     def remember(self, leaves: Sequence[Any]) -> None:
         """Has arguments like these, which fit, accepted from here on."""
         if _PLAIN.issuperset(map(type, leaves)):
-            self._seen = [*map(_compat.type_sharding_and_commitment, leaves)]
+            self._seen = [*map(type_sharding_and_commitment, leaves)]
 
     def check(
         self, leaves: Sequence[Any], tree: Any, paths: Callable[[], Sequence[str]], *, are_placed: bool = True
@@ -161,21 +173,21 @@ class OutSpec:
         self.shape, self.dtype, self.weak_type = aval.shape, aval.dtype, aval.weak_type
         # Where all devices have all of it, it is put there a few times as fast as `jax.device_put` finds that out.
         is_simple = committed and sharding.is_fully_replicated and sharding.is_fully_addressable
-        self._copies_on = _compat.device_list(sharding) if is_simple else None
+        self._copies_on = device_list(sharding) if is_simple else None
 
     def fit(self, value: Any) -> Any:
         """The value with the weak type and the sharding it should have; its shape and dtype are right."""
         if value.aval.weak_type != self.weak_type:
-            value = _compat.with_weak_type(value, self.weak_type)
+            value = with_weak_type(value, self.weak_type)
         if value.sharding != self.sharding or (self.committed and not value.committed):
             return self.put(value)
         return value
 
     def put(self, value: Any) -> Any:
         """The value, which lies elsewhere, with the sharding it should have."""
-        if self._copies_on is not None and type(value) is _compat.ArrayImpl and _compat.is_on_one_host_device(value):
-            return _compat.copies_of(value, self.sharding, self._copies_on)
-        return _compat.device_put(value, self.sharding)
+        if self._copies_on is not None and type(value) is ArrayImpl and is_on_one_host_device(value):
+            return copies_of(value, self.sharding, self._copies_on)
+        return device_put(value, self.sharding)
 
 
 class OutSpecs:
@@ -195,7 +207,7 @@ class OutSpecs:
         self._seen_elsewhere: list[Any] | None = None
         # Only an array on a single device can be uncommitted.
         on_one = any(isinstance(spec.sharding, jax.sharding.SingleDeviceSharding) for spec in leaves)
-        self._glance = _compat.type_sharding_and_commitment if on_one else _compat.type_and_sharding
+        self._glance = type_sharding_and_commitment if on_one else type_and_sharding
 
     @staticmethod
     def of_user(out_specs: Any, default_sharding: Callable[[], Any], uncommitted: Sequence[Any]) -> "OutSpecs":
@@ -213,7 +225,7 @@ class OutSpecs:
             spec = spec_struct(leaf, f"out_specs{jax.tree_util.keystr(path)}")
             sharding = default_sharding() if spec.sharding is None else spec.sharding
             committed = not any(sharding is other for other in uncommitted)
-            leaves.append(OutSpec(_compat.aval_of_struct(spec), sharding, committed))
+            leaves.append(OutSpec(aval_of_struct(spec), sharding, committed))
         return OutSpecs(leaves, tree)
 
     @staticmethod
@@ -298,7 +310,7 @@ def flat_result(result: Any, name: str) -> tuple[list[Any], Any]:
     for i, leaf in enumerate(leaves):
         if type(leaf) is PendingArray:
             leaves[i] = leaf.value()
-        elif type(leaf) is not _compat.ArrayImpl:
+        elif type(leaf) is not ArrayImpl:
             require_array(leaf, lambda i=i: f"{_result_path(result, i)} of {name}")
     return leaves, tree
 
@@ -339,9 +351,7 @@ def _result_path(result: Any, i: int) -> str:
 
 
 def _is_same(sharding: Any, other: Any, ndim: int) -> bool:
-    return sharding == other or (
-        sharding.is_equivalent_to(other, ndim) and _compat.device_list(sharding) == _compat.device_list(other)
-    )
+    return sharding == other or (sharding.is_equivalent_to(other, ndim) and device_list(sharding) == device_list(other))
 
 
 def _text(array: Any) -> str:

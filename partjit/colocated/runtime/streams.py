@@ -12,7 +12,7 @@ import threading
 import weakref
 from typing import Any, cast
 
-from partjit import _compat
+from partjit._jax.tracing import is_eager
 from partjit.checks import require, require_flag, require_integer, require_number, wrong_type
 from partjit.colocated.runtime import failures, scheduler
 from partjit.colocated.runtime.call import Call, Lane, current_calls, descends_from, roots_so_far
@@ -234,7 +234,7 @@ class _Scope:
             entry = _Entry()
             self._entries.append(entry)
         entry.stream = stream
-        variables = [_scope] if _compat.is_eager() else [_scope, _traced]
+        variables = [_scope] if is_eager() else [_scope, _traced]
         entry.outer = {variable: variable.get() for variable in variables}
         for variable in variables:
             variable.set(entry)
@@ -254,7 +254,7 @@ def _leave(scope: _Scope, entry: _Entry, error: type[BaseException] | None, *det
     for variable, outer in entry.outer.items():
         variable.set(outer)
     entry.exit = None  # contexts that were copied in the block keep its stream
-    if not _compat.is_eager():  # its calls are made when the program runs
+    if not is_eager():  # its calls are made when the program runs
         return
     if error is None:
         wait(entered)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
-from partjit import _compat
+from partjit._jax.compiling import no_compilation_cache, xla_warnings
 from partjit.errors import UnrepresentableShardingError
 from partjit.inspect.hlo.captured_stderr import take_lines
 from partjit.inspect.hlo.resharding import way_between
@@ -108,7 +108,7 @@ def catch_rematerializations(mesh: Mesh | AbstractMesh) -> Iterator[list[Remater
     """
     found: list[Rematerialization] = []
     messages: set[str] = set()
-    with _compat.no_compilation_cache(), _compat.xla_warnings() as level:
+    with no_compilation_cache(), xla_warnings() as level:
 
         def take(line: str) -> bool:
             one = parse_rematerialization(line, mesh)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from partjit._compat import is_user_file
+from partjit._jax.sources import is_user_file
 from partjit.inspect.user_lines import Site
 
 __all__ = ["SourceLines", "tags_of", "unescape"]

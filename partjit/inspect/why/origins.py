@@ -14,7 +14,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec as P
 
-from partjit import _compat
+from partjit._jax.compiling import MLIR_BINDINGS
 from partjit.inspect.annotated import AnnotatedEquation
 from partjit.inspect.inlining import MARK, TAG
 from partjit.inspect.propagation import Partitioned
@@ -173,7 +173,7 @@ def ask_partitioner(partitioned: Partitioned, timeout: float = _TIMEOUT, without
     if not partitioned.text:
         raise ValueError("origins need the text of the program: partition(unit, keep_text=True)")
     script = importlib.util.find_spec(_SCRIPT)
-    question = {**_compat.MLIR_BINDINGS, "mark": MARK, "tag": TAG, "without": list(without)}
+    question = {**MLIR_BINDINGS, "mark": MARK, "tag": TAG, "without": list(without)}
     try:
         return run_script(str(script and script.origin), question, partitioned.text, timeout)
     except ScriptFailedError as error:

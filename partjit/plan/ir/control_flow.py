@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.extend.core import Primitive, jaxpr_as_fun, jaxprs_in_params
+from jax.interpreters import mlir
 
-from partjit import _compat
-from partjit._compat import core, mlir
+from partjit._jax.caches import weakref_cache
+from partjit._jax.effects import without_axes
 from partjit.colocated.ir.primitive import colocated_call_p
 
 __all__ = ["branch_p", "is_call", "is_host", "is_pure", "is_separate", "lanes_of", "loop_p"]
@@ -85,7 +86,7 @@ def is_pure(eqn: Any) -> bool:
     return not lanes_of(eqn)
 
 
-@_compat.weakref_cache
+@weakref_cache
 def _lanes_in(jaxpr: Any) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(lane for eqn in jaxpr.eqns for lane in lanes_of(eqn)))
 
@@ -98,6 +99,6 @@ def lanes_of(eqn: Any) -> list[Any]:
         origin = eqn.params["callee"].origin
         return [("stream", eqn.params["stream"]), *([("object", origin.lane)] if origin.lane is not None else [])]
     if is_host(eqn):
-        return [*dict.fromkeys(lane for jaxpr in core.jaxprs_in_params(eqn.params) for lane in _lanes_in(jaxpr))]
+        return [*dict.fromkeys(lane for jaxpr in jaxprs_in_params(eqn.params) for lane in _lanes_in(jaxpr))]
     # Equations with effects of jax's own keep their order as well.
-    return ["effects"] if _compat.without_axes(eqn.effects) else []
+    return ["effects"] if without_axes(eqn.effects) else []

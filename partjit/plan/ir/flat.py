@@ -5,9 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+from jax.extend.core import DropVar, Var, jaxprs_in_params, new_jaxpr_eqn
 
-from partjit import _compat
-from partjit._compat import core
+from partjit._jax.caches import weakref_cache
+from partjit._jax.effects import is_input_effect, without_axes
+from partjit._jax.jaxprs import closed_jaxpr, new_var
+from partjit._jax.sources import nested_source_info
 from partjit.colocated.ir.primitive import calls_in, colocated_call_p
 from partjit.colocated.runtime.streams import Stream
 
@@ -40,19 +43,19 @@ class Flat:
     @property
     def jaxpr(self) -> Any:
         """The closed jaxpr."""
-        return _compat.closed_jaxpr(self.invars, self.outvars, self.eqns, self.consts)
+        return closed_jaxpr(self.invars, self.outvars, self.eqns, self.consts)
 
 
-@_compat.weakref_cache
+@weakref_cache
 def has_calls(jaxpr: Any) -> bool:
     """Whether there is a colocated call in a jaxpr, at any depth."""
     return any(
-        eqn.primitive is colocated_call_p or any(has_calls(inner) for inner in core.jaxprs_in_params(eqn.params))
+        eqn.primitive is colocated_call_p or any(has_calls(inner) for inner in jaxprs_in_params(eqn.params))
         for eqn in jaxpr.eqns
     )
 
 
-@_compat.weakref_cache
+@weakref_cache
 def streams_of(jaxpr: Any) -> frozenset[Stream]:
     """The streams that a jaxpr itself puts calls on, at any depth."""
     return frozenset({call.params["stream"] for call in calls_in([jaxpr])} - {None})
@@ -60,12 +63,12 @@ def streams_of(jaxpr: Any) -> frozenset[Stream]:
 
 def names_of_calls(eqn: Any) -> list[str]:
     """The names of the colocated functions that are called inside of an equation, at any depth."""
-    return sorted({call.params["callee"].name for call in calls_in(core.jaxprs_in_params(eqn.params))})
+    return sorted({call.params["callee"].name for call in calls_in(jaxprs_in_params(eqn.params))})
 
 
 def variables(atoms: Sequence[Any]) -> list[Any]:
     """The variables among atoms: those that are no literals."""
-    return [atom for atom in atoms if isinstance(atom, core.Var)]
+    return [atom for atom in atoms if isinstance(atom, Var)]
 
 
 def live(outvars: Sequence[Any], eqns: Sequence[Any]) -> tuple[list[Any], set[Any]]:
@@ -73,7 +76,7 @@ def live(outvars: Sequence[Any], eqns: Sequence[Any]) -> tuple[list[Any], set[An
     needed = {*variables(outvars)}
     kept = []
     for eqn in reversed(eqns):
-        if _compat.without_axes(eqn.effects) or not needed.isdisjoint(eqn.outvars):
+        if without_axes(eqn.effects) or not needed.isdisjoint(eqn.outvars):
             needed.update(variables(eqn.invars))
             kept.append(eqn)
     return kept[::-1], needed
@@ -88,10 +91,10 @@ def renamed(eqns: Sequence[Any], env: dict[Any, Any], outer: Any = None) -> Iter
         outer: the equation in whose place they come, if their names are relative to that.
     """
     for eqn in eqns:
-        fresh = [var if isinstance(var, core.DropVar) else _compat.new_var(var.aval) for var in eqn.outvars]
-        invars = [env.get(atom, atom) if isinstance(atom, core.Var) else atom for atom in eqn.invars]
+        fresh = [var if isinstance(var, DropVar) else new_var(var.aval) for var in eqn.outvars]
+        invars = [env.get(atom, atom) if isinstance(atom, Var) else atom for atom in eqn.invars]
         env.update(zip(eqn.outvars, fresh, strict=True))
-        info = eqn.source_info if outer is None else _compat.nested_name(eqn.source_info, outer.source_info)
+        info = eqn.source_info if outer is None else nested_source_info(eqn.source_info, outer.source_info)
         yield eqn.replace(invars=invars, outvars=fresh, source_info=info)
 
 
@@ -121,11 +124,11 @@ class Equations:
         """The results of a program on these atoms; `outvars` are atoms of it to be given instead of its results."""
         env = dict(zip(flat.invars, atoms, strict=True))
         for var, value in flat.consts.items():
-            env[var] = _compat.new_var(var.aval)
+            env[var] = new_var(var.aval)
             self.consts[env[var]] = value
         self.eqns += (eqn.replace(ctx=self._like.ctx) for eqn in renamed(flat.eqns, env, self._like))
         return [
-            env.get(atom, atom) if isinstance(atom, core.Var) else atom
+            env.get(atom, atom) if isinstance(atom, Var) else atom
             for atom in (flat.outvars if outvars is None else outvars)
         ]
 
@@ -133,12 +136,10 @@ class Equations:
         """An equation whose effects are those of the jaxprs among its parameters."""
         effects = {
             effect
-            for jaxpr in core.jaxprs_in_params(params)
+            for jaxpr in jaxprs_in_params(params)
             for eqn in jaxpr.eqns
             for effect in eqn.effects
-            if not _compat.is_input_effect(effect)
+            if not is_input_effect(effect)
         }
         like = self._like
-        self.eqns.append(
-            core.new_jaxpr_eqn([*atoms], [*outvars], primitive, params, effects, like.source_info, like.ctx)
-        )
+        self.eqns.append(new_jaxpr_eqn([*atoms], [*outvars], primitive, params, effects, like.source_info, like.ctx))

@@ -4,7 +4,8 @@ import collections
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from partjit._compat import core
+from jax.extend.core import jaxprs_in_params
+
 from partjit.colocated.devices import colocated_sharding
 from partjit.plan.ir.control_flow import is_call, is_host, lanes_of
 from partjit.plan.ir.flat import Flat
@@ -216,7 +217,7 @@ def _all_equations(eqns: Sequence[Any]) -> Iterator[Any]:
     for eqn in eqns:
         yield eqn
         if is_host(eqn):
-            for jaxpr in core.jaxprs_in_params(eqn.params):
+            for jaxpr in jaxprs_in_params(eqn.params):
                 yield from _all_equations(jaxpr.eqns)
 
 

@@ -6,10 +6,12 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import jax
+from jax.extend.core import DropVar, Var
 from jax.sharding import Mesh, NamedSharding
 
-from partjit import _compat
-from partjit._compat import UNSPECIFIED, core
+from partjit._jax.jaxprs import closed_jaxpr
+from partjit._jax.shardings import UNSPECIFIED
+from partjit._jax.sources import source_site
 from partjit.colocated.devices import colocated_sharding
 from partjit.plan.ir.control_flow import is_call, is_host, lanes_of, loop_p
 from partjit.plan.ir.flat import Flat, variables
@@ -101,7 +103,7 @@ class _Assembly:
         self._of_caller: set[Value] = set()
         self._results: dict[Any, list[int]] = {}
         for i, atom in enumerate(flat.outvars):
-            if isinstance(atom, core.Var):
+            if isinstance(atom, Var):
                 self._results.setdefault(atom, []).append(i)
         self._nodes_of_hosts: list[tuple[Any, str]] = []
         self._reads = [read_by(step, flat) for step in self._steps]
@@ -156,7 +158,7 @@ class _Assembly:
     def _fragment(self, s: int, name: str) -> Iterator[Node]:
         step = self._steps[s]
         eqns = [item for item in step.items if not isinstance(item, Egress)]
-        own = {var: None for eqn in eqns for var in eqn.outvars if not isinstance(var, core.DropVar)}
+        own = {var: None for eqn in eqns for var in eqn.outvars if not isinstance(var, DropVar)}
         results = {i: var for var in own for i in self._results.get(var, ())}
         results |= {item.index: item.atom for item in step.items if isinstance(item, Egress)}
         exports: list[tuple[Any, Value]] = []
@@ -191,10 +193,8 @@ class _Assembly:
                 exports.append((var, copies[var]))
         yield from self._transfers.to_devices([self.value_of[var] for var in self._reads[s]])
         consts = {v: self._flat.consts[v] for eqn in eqns for v in variables(eqn.invars) if v in self._flat.consts}
-        consts |= {
-            a: self._flat.consts[a] for a in results.values() if isinstance(a, core.Var) and a in self._flat.consts
-        }
-        jaxpr = _compat.closed_jaxpr(self._reads[s], [atom for atom, _ in exports], eqns, consts)
+        consts |= {a: self._flat.consts[a] for a in results.values() if isinstance(a, Var) and a in self._flat.consts}
+        jaxpr = closed_jaxpr(self._reads[s], [atom for atom, _ in exports], eqns, consts)
         inputs = tuple(self._transfers.on_device(self.value_of[var]) for var in self._reads[s])
         yield Fragment(name, jaxpr, inputs, tuple(v for _, v in exports), (False,) * len(inputs), step.cost)
         self.value_of.update(copies)
@@ -211,10 +211,10 @@ class _Assembly:
 
     def _value(self, atom: Any, sharding: Any = None) -> Value:
         """The value of what a call, loop or branch reads; a constant is put in that sharding, or replicated."""
-        if isinstance(atom, core.Var) and atom not in self._flat.consts:
+        if isinstance(atom, Var) and atom not in self._flat.consts:
             return self.value_of[atom]
         value = Value(self._names.take("constant"), atom.aval, sharding or _replicated(self._mesh))
-        self._around.constants[value] = self._flat.consts[atom] if isinstance(atom, core.Var) else atom.val
+        self._around.constants[value] = self._flat.consts[atom] if isinstance(atom, Var) else atom.val
         return value
 
     def _call(self, step: Step) -> Iterator[Node]:
@@ -239,7 +239,7 @@ class _Assembly:
             if indices:
                 self._of_caller.add(value)
             outputs.append(value)
-        site = _compat.source_site(eqn.source_info) or ("<unknown>", 0, callee.name)
+        site = source_site(eqn.source_info) or ("<unknown>", 0, callee.name)
         yield from self._transfers.to_hosts(inputs)
         inputs = [self._transfers.on_host(value) for value in inputs]
         self._nodes_of_hosts.append((eqn, name))

@@ -3,8 +3,9 @@
 import math
 from typing import Any
 
-from partjit import _compat
-from partjit._compat import core
+from jax.extend.core import jaxprs_in_params
+
+from partjit._jax.caches import weakref_cache
 
 __all__ = ["cost_of"]
 
@@ -22,7 +23,7 @@ def cost_of(eqn: Any) -> float:
         kernel = eqn.invars[1].aval.shape
         features = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
         return 2.0 * _size(eqn.outvars) * math.prod(kernel) / max(features, 1)
-    inner = sum(_cost_of_jaxpr(jaxpr) for jaxpr in core.jaxprs_in_params(eqn.params))
+    inner = sum(_cost_of_jaxpr(jaxpr) for jaxpr in jaxprs_in_params(eqn.params))
     if name == "scan":
         inner *= eqn.params["length"]
     elif name == "while":
@@ -32,7 +33,7 @@ def cost_of(eqn: Any) -> float:
     return inner + _size(eqn.outvars)
 
 
-@_compat.weakref_cache
+@weakref_cache
 def _cost_of_jaxpr(jaxpr: Any) -> float:
     return sum(map(cost_of, jaxpr.eqns))
 

@@ -12,7 +12,8 @@ import heapq
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
-from partjit._compat import core
+from jax.extend.core import DropVar, Var
+
 from partjit.plan.ir.control_flow import is_call, is_host, is_pure, lanes_of
 from partjit.plan.passes.cost import cost_of
 
@@ -79,7 +80,7 @@ class _Graph:
         last: dict[Any, int] = {}
         for i, item in enumerate(items):
             atoms = [item.atom] if isinstance(item, Egress) else item.invars
-            self.data.append([producer[a] for a in atoms if isinstance(a, core.Var) and a in producer])
+            self.data.append([producer[a] for a in atoms if isinstance(a, Var) and a in producer])
             before = []
             for lane in self._lanes(i):
                 if lane in last:
@@ -87,7 +88,7 @@ class _Graph:
                 last[lane] = i
             self.order.append(before)
             if not isinstance(item, Egress):
-                producer.update((var, i) for var in item.outvars if not isinstance(var, core.DropVar))
+                producer.update((var, i) for var in item.outvars if not isinstance(var, DropVar))
 
     def _lanes(self, i: int) -> list[Any]:
         item = self.items[i]

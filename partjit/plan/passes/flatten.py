@@ -9,10 +9,13 @@ become one.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from jax.extend.core import DropVar, Var, jaxprs_in_params, new_jaxpr_eqn
 from jax.sharding import Mesh
 
-from partjit import _compat
-from partjit._compat import UNSPECIFIED, UnspecifiedValue, core
+from partjit._jax.jaxprs import called_jaxpr, control_flow_kind, nested_shardings, new_var
+from partjit._jax.shard_maps import shard_map_p
+from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
+from partjit._jax.sources import source_site
 from partjit.colocated.ir.primitive import colocated_call_p
 from partjit.colocated.runtime.streams import Stream
 from partjit.mesh import auto_twin
@@ -60,8 +63,8 @@ def _with_control_flow(
     renaming = _Renaming()
     opened: list[Any] = []
     for eqn in renaming.resolved(eqns):
-        kind = _compat.control_flow_of(eqn)
-        if kind is None or not any(has_calls(jaxpr) for jaxpr in core.jaxprs_in_params(eqn.params)):
+        kind = control_flow_kind(eqn)
+        if kind is None or not any(has_calls(jaxpr) for jaxpr in jaxprs_in_params(eqn.params)):
             opened.append(eqn)
             continue
         out = Equations(eqn, consts)
@@ -88,7 +91,7 @@ def _without_shard_maps(
         return Flat(flat.invars, outvars, eqns, flat.consts)
 
     for eqn in eqns:
-        if eqn.primitive is not _compat.shard_map_p or not has_calls(eqn.params["jaxpr"]):
+        if eqn.primitive is not shard_map_p or not has_calls(eqn.params["jaxpr"]):
             yield eqn
             continue
         used = [var in needed for var in eqn.outvars]
@@ -106,7 +109,7 @@ def _on_stream(caller: Stream | None, eqn: Any) -> Any:
 
 def _opened(eqns: Sequence[Any], consts: dict[Any, Any]) -> Iterator[Any]:
     for eqn in eqns:
-        if eqn.primitive is colocated_call_p or not any(has_calls(j) for j in core.jaxprs_in_params(eqn.params)):
+        if eqn.primitive is colocated_call_p or not any(has_calls(j) for j in jaxprs_in_params(eqn.params)):
             yield eqn
         elif eqn.primitive is pjit_p:
             jaxpr = eqn.params["jaxpr"]
@@ -118,9 +121,9 @@ def _opened(eqns: Sequence[Any], consts: dict[Any, Any]) -> Iterator[Any]:
                 [None if isinstance(s, UnspecifiedValue) else (s, mesh) for s in eqn.params["out_specs"]],
                 consts,
             )
-        elif (called := _compat.called_jaxpr(eqn)) is not None:
+        elif (called := called_jaxpr(eqn)) is not None:
             yield from _inlined(eqn, called, *specs_of_nested(eqn), consts)
-        elif _compat.control_flow_of(eqn) is not None or eqn.primitive is _compat.shard_map_p:
+        elif control_flow_kind(eqn) is not None or eqn.primitive is shard_map_p:
             yield eqn
         else:
             raise _out_of_reach(eqn)
@@ -128,7 +131,7 @@ def _opened(eqns: Sequence[Any], consts: dict[Any, Any]) -> Iterator[Any]:
 
 def specs_of_nested(eqn: Any) -> tuple[list[Any], list[Any]]:
     """The specs, with their meshes, that a nested `jax.jit` has for arguments and results; None where it has none."""
-    in_shardings, out_shardings = _compat.nested_shardings(eqn) or (None, None)
+    in_shardings, out_shardings = nested_shardings(eqn) or (None, None)
     return _specs(in_shardings, eqn.invars), _specs(out_shardings, eqn.outvars)
 
 
@@ -147,20 +150,20 @@ def _inlined(
     jaxpr, values = called
     env: dict[Any, Any] = {}
     for var, value in zip(jaxpr.constvars, values, strict=True):
-        env[var] = _compat.new_var(var.aval)
+        env[var] = new_var(var.aval)
         consts[env[var]] = value
     for var, atom, spec in zip(jaxpr.invars, eqn.invars, in_specs, strict=True):
         env[var] = atom
-        if spec is not None and var.aval.ndim and isinstance(atom, core.Var):
-            env[var] = _compat.new_var(var.aval)
+        if spec is not None and var.aval.ndim and isinstance(atom, Var):
+            env[var] = new_var(var.aval)
             yield constraint(atom, env[var], spec, eqn)
 
     def read(atom: Any) -> Any:
-        return env[atom] if isinstance(atom, core.Var) else atom
+        return env[atom] if isinstance(atom, Var) else atom
 
     yield from _opened([*renamed(jaxpr.eqns, env, eqn)], consts)
     for var, atom, spec in zip(eqn.outvars, jaxpr.outvars, out_specs, strict=True):
-        if not isinstance(var, core.DropVar):
+        if not isinstance(var, DropVar):
             yield constraint(read(atom), var, spec, eqn)
 
 
@@ -173,10 +176,10 @@ def constraint(atom: Any, var: Any, spec: Any, eqn: Any) -> Any:
         eqn: the equation in whose place it stands.
     """
     if spec is None or not var.aval.ndim:
-        return core.new_jaxpr_eqn([atom], [var], _same_p, {}, set(), eqn.source_info, eqn.ctx)
+        return new_jaxpr_eqn([atom], [var], _same_p, {}, set(), eqn.source_info, eqn.ctx)
     parsed, mesh = spec
     params = {"spec": parsed, "mesh": auto_twin(mesh), "witness": device_witness(parsed.mesh or mesh)}
-    return core.new_jaxpr_eqn([atom], [var], sharding_constraint_p, params, set(), eqn.source_info, eqn.ctx)
+    return new_jaxpr_eqn([atom], [var], sharding_constraint_p, params, set(), eqn.source_info, eqn.ctx)
 
 
 class _Same:
@@ -198,14 +201,14 @@ class _Renaming:
 
     def read(self, atom: Any) -> Any:
         """What stands for an atom."""
-        return self.env.get(atom, atom) if isinstance(atom, core.Var) else atom
+        return self.env.get(atom, atom) if isinstance(atom, Var) else atom
 
     def resolved(self, eqns: Sequence[Any]) -> Iterator[Any]:
         """The equations that do more than rename, one after another, of what stands for their arguments by then."""
         for eqn in eqns:
             if eqn.primitive is _same_p:
                 self.env[eqn.outvars[0]] = self.read(eqn.invars[0])
-            elif any(isinstance(atom, core.Var) and atom in self.env for atom in eqn.invars):
+            elif any(isinstance(atom, Var) and atom in self.env for atom in eqn.invars):
                 yield eqn.replace(invars=[self.read(atom) for atom in eqn.invars])
             else:
                 yield eqn
@@ -218,7 +221,7 @@ def _merged(outvars: Sequence[Any], eqns: Sequence[Any]) -> tuple[tuple[Any, ...
     kept = []
     for eqn in renaming.resolved(eqns):
         if eqn.primitive is colocated_call_p and eqn.params["callee"].is_pure:
-            key = (eqn.params["callee"], *(a if isinstance(a, core.Var) else (a.aval, repr(a.val)) for a in eqn.invars))
+            key = (eqn.params["callee"], *(a if isinstance(a, Var) else (a.aval, repr(a.val)) for a in eqn.invars))
             first = made.setdefault(key, eqn)
             if first is not eqn:
                 renaming.env.update(zip(eqn.outvars, first.outvars, strict=True))
@@ -229,7 +232,7 @@ def _merged(outvars: Sequence[Any], eqns: Sequence[Any]) -> tuple[tuple[Any, ...
 
 def _out_of_reach(eqn: Any) -> ValueError:
     names = names_of_calls(eqn)
-    site = _compat.source_site(eqn.source_info)
+    site = source_site(eqn.source_info)
     where = "" if site is None else " at {}:{} in {}".format(*site)
     return ValueError(
         f"the colocated function{'s' if len(names) > 1 else ''} {', '.join(names)} "

@@ -8,7 +8,8 @@ from typing import Any
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from partjit import _compat
+from partjit._jax.jaxprs import new_var
+from partjit._jax.shard_maps import type_over_mesh
 
 __all__ = ["REPLICATED", "Form", "plain_form"]
 
@@ -40,7 +41,7 @@ class Form:
         shape = [*self.shard_of(value)]
         for dim, axes in enumerate(self._divided()):
             shape[dim] *= math.prod(mesh.shape[axis] for axis in axes)
-        return _compat.new_var(_compat.type_over_mesh(value.aval, tuple(shape)))
+        return new_var(type_over_mesh(value.aval, tuple(shape)))
 
     def sharding(self, mesh: Mesh) -> NamedSharding:
         """Where the array lies."""

@@ -17,11 +17,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Var, jaxpr_as_fun
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from partjit import _compat
-from partjit._compat import core
+from partjit._jax.jaxprs import new_var, scan_counts
 from partjit.plan.ir.control_flow import branch_p, is_host, loop_p
 from partjit.plan.ir.flat import Equations, Flat, live, renamed, variables
 from partjit.plan.passes.cut import WORTH_A_DISPATCH, head_of
@@ -75,7 +75,7 @@ def add_scan(eqn: Any, body: Flat, used: Sequence[bool], mesh: Mesh, out: Equati
     Returns:
         What the variables of the results are.
     """
-    num_consts, num_carry = _compat.scan_counts(eqn)
+    num_consts, num_carry = scan_counts(eqn)
     length = eqn.params["length"]
     consts, carries, stacks = _split(eqn.invars, num_consts, num_carry)
     own_consts, own_carries, own_slices = _split(body.invars, num_consts, num_carry)
@@ -92,16 +92,16 @@ def add_scan(eqn: Any, body: Flat, used: Sequence[bool], mesh: Mesh, out: Equati
         return {var: atom for var, atom in zip(eqn.outvars, results, strict=True) if atom is not None}
     turn = Equations(eqn)
     (first,) = out.add(lambda: jax.lax.full((), 0, jnp.int32))
-    i = _compat.new_var(first.aval)
+    i = new_var(first.aval)
     position = turn.add(lambda i: length - 1 - i, i)[0] if eqn.params["reverse"] else i
     read = {}
-    own_stacks = [_compat.new_var(stack.aval) for stack in stacks]
+    own_stacks = [new_var(stack.aval) for stack in stacks]
     for var, stack in zip(own_slices, own_stacks, strict=True):
         (read[var],) = turn.add(lambda s, i: jax.lax.dynamic_index_in_dim(s, i, 0, keepdims=False), stack, position)
     outer = (*own_consts, *own_carries)
     inner = dataclasses.replace(body, invars=(*outer, *own_slices))
     values = turn.inline(inner, [*outer, *read.values()])
-    buffers = [_compat.new_var(_stacked(slices[k].aval, length)) for k in wanted]
+    buffers = [new_var(_stacked(slices[k].aval, length)) for k in wanted]
     written = [
         turn.add(
             lambda s, x, i: jax.lax.dynamic_update_index_in_dim(s, x, i, 0), buffer, values[num_carry + k], position
@@ -111,7 +111,7 @@ def add_scan(eqn: Any, body: Flat, used: Sequence[bool], mesh: Mesh, out: Equati
     (following,) = turn.add(lambda i: i + 1, i)
     invars = (*own_consts, *own_stacks, i, *own_carries, *buffers)
     outvars = (following, *values[:num_carry], *written)
-    results = tuple(_compat.new_var(var.aval) for var in (i, *own_carries, *buffers))
+    results = tuple(new_var(var.aval) for var in (i, *own_carries, *buffers))
     unchanged = _add_loop(
         _Loop(
             Flat(invars, outvars, tuple(turn.eqns), turn.consts),
@@ -138,14 +138,14 @@ def add_while(eqn: Any, predicate: Flat, body: Flat, used: Sequence[bool], out: 
     """
     of_predicate, of_body, initial = _split(eqn.invars, eqn.params["cond_nconsts"], eqn.params["body_nconsts"])
     (first,) = out.inline(predicate, [*of_predicate, *initial])
-    if not isinstance(first, core.Var):  # it is known beforehand
+    if not isinstance(first, Var):  # it is known beforehand
         (first,) = out.add(lambda: jax.lax.full((), first.val, jnp.bool_))
     turn = Equations(eqn)
-    invars = [_compat.new_var(atom.aval) for atom in (*of_predicate, *of_body, first, *initial)]
+    invars = [new_var(atom.aval) for atom in (*of_predicate, *of_body, first, *initial)]
     own_predicate, own_body, (_, *own) = _split(invars, len(of_predicate), len(of_body))
     following = turn.inline(body, [*own_body, *own])
     (more,) = turn.inline(predicate, [*own_predicate, *following])
-    results = tuple(_compat.new_var(atom.aval) for atom in (first, *initial))
+    results = tuple(new_var(atom.aval) for atom in (first, *initial))
     unchanged = _add_loop(
         _Loop(
             Flat(tuple(invars), (more, *following), tuple(turn.eqns), turn.consts),
@@ -173,15 +173,15 @@ def add_branch(eqn: Any, branches: Sequence[Flat], out: Equations) -> dict[Any, 
         What the variables of the results are.
     """
     index, *operands = eqn.invars
-    if not isinstance(index, core.Var):
+    if not isinstance(index, Var):
         return dict(zip(eqn.outvars, out.inline(branches[int(index.val)], operands), strict=True))
-    results = [_compat.new_var(var.aval) for var in eqn.outvars]
+    results = [new_var(var.aval) for var in eqn.outvars]
     captured = [*dict.fromkeys(variables(operands))]
     jaxprs = []
     for branch in branches:
         inside = Equations(eqn)
-        own = {atom: _compat.new_var(atom.aval) for atom in captured}
-        outvars = inside.inline(branch, [own[atom] if isinstance(atom, core.Var) else atom for atom in operands])
+        own = {atom: new_var(atom.aval) for atom in captured}
+        outvars = inside.inline(branch, [own[atom] if isinstance(atom, Var) else atom for atom in operands])
         jaxprs.append(Flat(tuple(own.values()), tuple(outvars), tuple(inside.eqns), inside.consts).jaxpr)
     out.bind(branch_p, [index, *captured], results, {"branches": tuple(jaxprs)})
     return dict(zip(eqn.outvars, results, strict=True))
@@ -202,7 +202,7 @@ def _whole(stack: Any, mesh: Mesh, out: Equations) -> Any:
     spec = P(None, *[P.UNCONSTRAINED] * (stack.aval.ndim - 1))
     parsed = ParsedPartitionSpec.from_user_input(spec, "a stack of slices", allow_unconstrained_dims=True)
     params = {"spec": parsed, "mesh": mesh, "witness": device_witness(mesh)}
-    constrained = _compat.new_var(stack.aval)
+    constrained = new_var(stack.aval)
     out.bind(sharding_constraint_p, [stack], [constrained], params)
     return constrained
 
@@ -230,14 +230,14 @@ def _with_own_constants(loop: _Loop, constants: dict[Any, Any]) -> _Loop:
     consts = dict(loop.body.consts)
     captured: dict[Any, Any] = {}
     for var, atom in zip(loop.body.invars, loop.captured, strict=False):
-        if not isinstance(atom, core.Var):
+        if not isinstance(atom, Var):
             env[var] = atom
         elif atom in constants:
             consts[var] = constants[atom]
         elif captured.setdefault(atom, var) is not var:
             env[var] = captured[atom]
     eqns = tuple(renamed(loop.body.eqns, env))
-    outvars = tuple(env.get(a, a) if isinstance(a, core.Var) else a for a in loop.body.outvars)
+    outvars = tuple(env.get(a, a) if isinstance(a, Var) else a for a in loop.body.outvars)
     body = Flat((*captured.values(), *loop.params), outvars, eqns, consts)
     return dataclasses.replace(loop, body=body, captured=tuple(captured))
 
@@ -327,7 +327,7 @@ def _turned(loop: _Loop, out: Equations) -> _Loop:
         loop,
         body=turned,
         initial=(*loop.initial, *initial),
-        outvars=(*loop.outvars, *(_compat.new_var(var.aval) for var in crossing)),
+        outvars=(*loop.outvars, *(new_var(var.aval) for var in crossing)),
         is_buffer=(*loop.is_buffer, *[False] * len(crossing)),
     )
 
@@ -336,7 +336,7 @@ def _counted(loop: _Loop, out: Equations) -> _Loop:
     """With a carried value that is the number of the turn."""
     count = Equations(loop.body.eqns[0])
     (first,) = out.add(lambda: jax.lax.full((), 0, jnp.int32))
-    i = _compat.new_var(first.aval)
+    i = new_var(first.aval)
     (following,) = count.add(lambda i: i + 1, i)
     body = Flat(
         (*loop.body.invars, i),
@@ -348,7 +348,7 @@ def _counted(loop: _Loop, out: Equations) -> _Loop:
         loop,
         body=body,
         initial=(*loop.initial, first),
-        outvars=(*loop.outvars, _compat.new_var(first.aval)),
+        outvars=(*loop.outvars, new_var(first.aval)),
         is_buffer=(*loop.is_buffer, False),
         counter=i,
     )
@@ -358,7 +358,7 @@ def _if(predicate: Any, program: Flat, atoms: Sequence[Any], out: Equations) -> 
     """The results of a program on the devices, or anything where the predicate is false."""
     if predicate is None:
         return out.inline(program, atoms)
-    run = core.jaxpr_as_fun(program.jaxpr)
+    run = jaxpr_as_fun(program.jaxpr)
 
     def otherwise(*_: Any) -> list[Any]:
         return [jax.lax.full(var.aval.shape, 0, var.aval.dtype) for var in program.outvars]
@@ -377,7 +377,7 @@ def own_initial_values(flat: Flat) -> Flat:
             copies = Equations(eqn)
             captured = eqn.params["captured"]
             initial = [
-                atom if isinstance(atom, core.Var) and atom in single else copies.add(jnp.copy, atom)[0]
+                atom if isinstance(atom, Var) and atom in single else copies.add(jnp.copy, atom)[0]
                 for atom in eqn.invars[captured:]
             ]
             eqns += copies.eqns

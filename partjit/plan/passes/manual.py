@@ -12,10 +12,13 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import jax
+from jax.extend.core import Var, jaxprs_in_params, new_jaxpr_eqn
 from jax.sharding import Mesh
 
-from partjit import _compat
-from partjit._compat import core
+from partjit._jax.effects import without_axes
+from partjit._jax.jaxprs import closed_jaxpr, control_flow_kind, new_var, scan_counts
+from partjit._jax.shard_maps import type_of_shape, varying_axes
+from partjit._jax.sources import nested_source_info, source_site
 from partjit.colocated.ir.shard_map import called_for_each_shard
 from partjit.plan.ir.control_flow import is_call, is_host, loop_p
 from partjit.plan.ir.flat import Flat, has_calls, live, names_of_calls, renamed, variables
@@ -108,7 +111,7 @@ class Body:
 
     def _varying(self, value: Any) -> Sequence[str]:
         """The axes along which a value may differ between shards; without `check_vma` its type does not say."""
-        varying = _compat.varying_axes(value.aval) if self._like.params["check_vma"] else self._axes
+        varying = varying_axes(value.aval) if self._like.params["check_vma"] else self._axes
         return [axis for axis in self._axes if axis in varying]
 
     def _plain(self, value: Any) -> Form:
@@ -141,7 +144,7 @@ class Body:
     def _homes_of(self, value: Any) -> dict[Form, Any]:
         """The arrays that a value is. A literal is one itself."""
         homes = self._homes[_key(value)]
-        return homes if isinstance(value, core.Var) else {REPLICATED: value, **homes}
+        return homes if isinstance(value, Var) else {REPLICATED: value, **homes}
 
     def _home_of(self, value: Any) -> tuple[Form, Any]:
         """An array that a value is, with its form."""
@@ -160,10 +163,8 @@ class Body:
 
     def _add(self, like: Any, arrays: Sequence[Any], outvars: Sequence[Any], params: Any, effects: Any) -> None:
         """Adds an equation like one of the body."""
-        info = _compat.nested_name(like.source_info, self._like.source_info)
-        self.eqns.append(
-            core.new_jaxpr_eqn([*arrays], [*outvars], like.primitive, params, effects, info, self._like.ctx)
-        )
+        info = nested_source_info(like.source_info, self._like.source_info)
+        self.eqns.append(new_jaxpr_eqn([*arrays], [*outvars], like.primitive, params, effects, info, self._like.ctx))
 
     def _add_group(self, eqns: Sequence[Any], again: dict[Any, Sequence[Any]]) -> None:
         """Adds a shard_map of some equations."""
@@ -196,19 +197,19 @@ class Body:
         before = [self._reshape(shard, var) for shard, (var, _, _) in zip(invars, sources, strict=True)]
         after = [self._reshape(value, shard) for shard, (value, _) in zip(outvars, given, strict=True)]
         reshaped = [[eqn for eqn in reshapes if eqn is not None] for reshapes in (before, after)]
-        jaxpr = _compat.closed_jaxpr(invars, outvars, [*reshaped[0], *eqns, *reshaped[1]], {}).jaxpr
+        jaxpr = closed_jaxpr(invars, outvars, [*reshaped[0], *eqns, *reshaped[1]], {}).jaxpr
         params = {
             **like.params,
             "jaxpr": jaxpr,
             "in_specs": tuple(form.spec for _, form, _ in sources),
             "out_specs": tuple(form.spec for _, form in given),
         }
-        return core.new_jaxpr_eqn(
+        return new_jaxpr_eqn(
             [array for _, _, array in sources],
             [form.array_of(value, self._mesh) for value, form in given],
             like.primitive,
             params,
-            _compat.without_axes(jaxpr.effects),
+            without_axes(jaxpr.effects),
             like.source_info,
             like.ctx,
         )
@@ -217,7 +218,7 @@ class Body:
         """What the shards are of an array of a value: that value, unless they have a dimension more."""
         if form.added is None:
             return value
-        return _compat.new_var(_compat.type_of_shape(value.aval, form.shard_of(value)))
+        return new_var(type_of_shape(value.aval, form.shard_of(value)))
 
     def _reshape(self, value: Any, var: Any) -> Any:
         if value is var:
@@ -225,7 +226,7 @@ class Body:
         struct = jax.ShapeDtypeStruct(value.aval.shape, value.aval.dtype)
         (eqn,) = jax.make_jaxpr(lambda x: jax.lax.reshape(x, var.aval.shape))(struct).eqns
         info = self._like.source_info
-        return core.new_jaxpr_eqn([value], [var], eqn.primitive, eqn.params, set(), info, self._context)
+        return new_jaxpr_eqn([value], [var], eqn.primitive, eqn.params, set(), info, self._context)
 
     def _add_call(self, eqn: Any) -> None:
         homes = [self._home_of(atom) for atom in eqn.invars]
@@ -245,17 +246,17 @@ class Body:
 
     def _as_host(self, eqn: Any) -> Any:
         """An equation; a scan with calls is told from what the devices do, and says which calls those are."""
-        if is_call(eqn) or not any(has_calls(jaxpr) for jaxpr in core.jaxprs_in_params(eqn.params)):
+        if is_call(eqn) or not any(has_calls(jaxpr) for jaxpr in jaxprs_in_params(eqn.params)):
             return eqn
-        if _compat.control_flow_of(eqn) != "scan":
+        if control_flow_kind(eqn) != "scan":
             raise _undecided(eqn)
         inside = map(self._as_host, self._opened(eqn.params["jaxpr"]).eqns)
         hosts = [inner for inner in inside if is_host(inner)]
-        return eqn.replace(primitive=loop_p, params={"scan": eqn, "hosts": _compat.closed_jaxpr((), (), hosts, {})})
+        return eqn.replace(primitive=loop_p, params={"scan": eqn, "hosts": closed_jaxpr((), (), hosts, {})})
 
     def _planned(self, eqn: Any) -> _Scan:
         """What it takes to turn a scan inside out, if possible with arrays that there are anyhow."""
-        num_consts, num_carry = _compat.scan_counts(eqn)
+        num_consts, num_carry = scan_counts(eqn)
         jaxpr = eqn.params["jaxpr"].jaxpr
         own, carries, stacks = jaxpr.invars[num_consts:], eqn.invars[num_consts:][:num_carry], eqn.outvars[num_carry:]
         carried = [
@@ -280,18 +281,18 @@ class Body:
 
     def _add_scan(self, scan: _Scan) -> None:
         eqn = scan.eqn
-        num_consts, _ = _compat.scan_counts(eqn)
+        num_consts, _ = scan_counts(eqn)
         body = Flat.of_jaxpr(eqn.params["jaxpr"])
-        env: dict[Any, Any] = {var: _compat.new_var(var.aval) for var in body.invars}
+        env: dict[Any, Any] = {var: new_var(var.aval) for var in body.invars}
         eqns = [*renamed(body.eqns, env)]
-        outs = [env.get(atom, atom) if isinstance(atom, core.Var) else atom for atom in body.outvars]
+        outs = [env.get(atom, atom) if isinstance(atom, Var) else atom for atom in body.outvars]
         consts = [self._home_of(atom) for atom in eqn.invars[:num_consts]]
         forms = [*(form for form, _ in consts), *scan.own]
         own = [(env[var], form, form.array_of(var, self._mesh)) for var, form in zip(body.invars, forms, strict=True)]
         fixed = [(var, REPLICATED, REPLICATED.array_of(var, self._mesh)) for var in body.consts]
         turn = self._shard_map([*fixed, *own], eqns, [*zip(outs, scan.given, strict=True)])
         values = dict(zip((array for _, _, array in fixed), body.consts.values(), strict=True))
-        jaxpr = _compat.closed_jaxpr([array for _, _, array in own], turn.outvars, [turn], values)
+        jaxpr = closed_jaxpr([array for _, _, array in own], turn.outvars, [turn], values)
         results = [form.array_of(var, self._mesh) for var, form in zip(eqn.outvars, scan.results, strict=True)]
         arrays = [*(array for _, array in consts), *self._arrays(scan.arguments)]
         self._add(eqn, arrays, results, {**eqn.params, "jaxpr": jaxpr}, turn.effects)
@@ -300,7 +301,7 @@ class Body:
 
 
 def _key(value: Any) -> Any:
-    return value if isinstance(value, core.Var) else id(value)
+    return value if isinstance(value, Var) else id(value)
 
 
 _UNDECIDED = {
@@ -314,7 +315,7 @@ _UNDECIDED = {
 
 def _undecided(eqn: Any) -> ValueError:
     kind, remedy = _UNDECIDED.get(eqn.primitive.name, (eqn.primitive.name, "Call it before or after"))
-    site = _compat.source_site(eqn.source_info)
+    site = source_site(eqn.source_info)
     where = "" if site is None else " at {}:{} in {}".format(*site)
     names = ", ".join(names_of_calls(eqn))
     return ValueError(

@@ -3,10 +3,11 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from jax.extend.core import Var
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from partjit._compat import UnspecifiedValue, core
+from partjit._jax.shardings import UnspecifiedValue
 from partjit.colocated.devices import colocated_sharding
 from partjit.plan.ir.control_flow import loop_p
 from partjit.plan.ir.flat import Flat
@@ -92,6 +93,6 @@ def _stated(flat: Flat, direct: Mapping[int, Any], mesh: Mesh) -> dict[Any, Any]
             if sharding is not None and {*sharding.mesh.devices.flat} == devices:
                 places.setdefault(var, sharding)
         for var, sharding in zip(eqn.invars, callee.in_shardings, strict=True):
-            if sharding is not None and isinstance(var, core.Var):
+            if sharding is not None and isinstance(var, Var):
                 places.setdefault(var, sharding)
     return places

@@ -4,10 +4,11 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
+from jax.extend.core import DropVar, Var, new_jaxpr_eqn
 from jax.sharding import Mesh
 
-from partjit import _compat
-from partjit._compat import UNSPECIFIED, UnspecifiedValue, core
+from partjit._jax.jaxprs import new_var
+from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
 from partjit.colocated.ir.primitive import colocated_call_p
 from partjit.errors import ShardingError
 from partjit.mesh import auto_twin
@@ -65,9 +66,9 @@ def with_stated_arguments(flat: Flat, in_shardings: list[Any], mesh: Mesh, out_s
                 continue
             spec = ParsedPartitionSpec.from_user_input(sharding, "in_specs")
             params = {"spec": spec, "mesh": mesh, "witness": device_witness(auto_twin(sharding.mesh))}
-            invars[k] = _compat.new_var(var.aval)
+            invars[k] = new_var(var.aval)
             eqns.append(
-                core.new_jaxpr_eqn([var], [invars[k]], sharding_constraint_p, params, set(), eqn.source_info, eqn.ctx)
+                new_jaxpr_eqn([var], [invars[k]], sharding_constraint_p, params, set(), eqn.source_info, eqn.ctx)
             )
         eqns.append(eqn.replace(invars=invars) if invars != [*eqn.invars] else eqn)
     in_shardings[:] = [known.sharding_of[var] for var in flat.invars]
@@ -87,7 +88,7 @@ class _Known:
         self.sharding_of = dict(zip(flat.invars, in_shardings, strict=True))
         self._leaves_as: dict[Any, list[Any]] = {}
         for atom, wanted in zip(flat.outvars, out_shardings, strict=False):
-            if isinstance(atom, core.Var) and not isinstance(wanted, UnspecifiedValue):
+            if isinstance(atom, Var) and not isinstance(wanted, UnspecifiedValue):
                 self._leaves_as.setdefault(atom, []).append(wanted)
         for eqn in calls_of(flat):
             stated = zip(eqn.outvars, eqn.params["callee"].out_shardings, strict=True)
@@ -95,7 +96,7 @@ class _Known:
 
     def agrees(self, atom: Any, sharding: Any) -> bool:
         """Whether an argument of a call has a sharding without a constraint; if it can, it will have it."""
-        if not isinstance(atom, core.Var) or atom in self._consts:
+        if not isinstance(atom, Var) or atom in self._consts:
             return True  # each call has constants of its own
         if atom in self._of_hosts and not self._host_agrees(atom, sharding):
             return False
@@ -115,7 +116,7 @@ class _Known:
 def results_of_hosts(flat: Flat) -> dict[Any, tuple[Any, int]]:
     """The results of calls, loops and branches, each with its equation and its position."""
     hosts = (eqn for eqn in flat.eqns if is_host(eqn))
-    return {v: (eqn, k) for eqn in hosts for k, v in enumerate(eqn.outvars) if not isinstance(v, core.DropVar)}
+    return {v: (eqn, k) for eqn in hosts for k, v in enumerate(eqn.outvars) if not isinstance(v, DropVar)}
 
 
 def egresses_of(
@@ -140,7 +141,7 @@ def egresses_of(
     leaves_as: dict[Any, Any] = {}
     for i, (atom, wanted) in enumerate(zip(flat.outvars, out_shardings, strict=True)):
         is_open = isinstance(wanted, UnspecifiedValue)
-        if isinstance(atom, core.Var) and atom in of_hosts:
+        if isinstance(atom, Var) and atom in of_hosts:
             eqn, k = of_hosts[atom]
             if eqn.primitive is loop_p or eqn.primitive is branch_p:
                 stated = None
@@ -156,7 +157,7 @@ def egresses_of(
                 direct[i] = leaves_as[atom] = stated if is_open else wanted
                 continue
             egresses.append(Egress(atom, i))
-        elif not isinstance(atom, core.Var):
+        elif not isinstance(atom, Var):
             egresses.append(Egress(atom, i))
         elif block == "branch" and atom in comes_in_as and (is_open or comes_in_as[atom] == wanted):
             direct[i] = None if is_open else wanted

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from jax.extend.core import jaxprs_in_params
 from jax.sharding import Mesh
 
-from partjit import _compat
-from partjit._compat import core
+from partjit._jax.shard_maps import shard_map_body, shard_map_p
+from partjit._jax.sources import source_site
 from partjit.colocated.ir.shard_map import check_is_whole
 from partjit.errors import ShardingError
 from partjit.mesh import auto_twin
@@ -23,8 +24,8 @@ __all__ = ["meshes_of_shard_maps", "opened_shard_map"]
 def meshes_of_shard_maps(jaxpr: Any) -> Iterator[Mesh]:
     """The meshes that the shard_maps with calls in a jaxpr name the devices of."""
     for eqn in jaxpr.jaxpr.eqns if hasattr(jaxpr, "jaxpr") else jaxpr.eqns:
-        jaxprs = [inner for inner in core.jaxprs_in_params(eqn.params) if has_calls(inner)]
-        if jaxprs and eqn.primitive is _compat.shard_map_p and isinstance(eqn.params["mesh"], Mesh):
+        jaxprs = [inner for inner in jaxprs_in_params(eqn.params) if has_calls(inner)]
+        if jaxprs and eqn.primitive is shard_map_p and isinstance(eqn.params["mesh"], Mesh):
             yield auto_twin(eqn.params["mesh"])
         for inner in jaxprs:
             yield from meshes_of_shard_maps(inner)
@@ -52,7 +53,7 @@ def opened_shard_map(
     """
     own = _mesh_of(eqn, mesh)
     check_is_whole(f"{_what(eqn)} calls {_names(eqn)}", own, eqn.params["newly_manual_axes"])
-    flat = opened(_compat.shard_map_body(eqn))
+    flat = opened(shard_map_body(eqn))
     outvars = [atom for atom, flag in zip(flat.outvars, used, strict=True) if flag]
     body = Body(eqn, own, opened)
     for var, atom, spec in zip(flat.invars, eqn.invars, eqn.params["in_specs"], strict=True):
@@ -92,7 +93,7 @@ def _made_of_nothing(eqns: Sequence[Any]) -> dict[Any, Sequence[Any]]:
     for eqn in eqns:
         # What else names an axis among its effects moves something along it.
         is_local = not eqn.effects or eqn.primitive.name == "axis_index"
-        has_call = is_call(eqn) or any(map(has_calls, core.jaxprs_in_params(eqn.params)))
+        has_call = is_call(eqn) or any(map(has_calls, jaxprs_in_params(eqn.params)))
         if is_local and not has_call and all(var in found for var in variables(eqn.invars)):
             before = {id(made): made for var in variables(eqn.invars) for made in found[var]}
             made = [*before.values(), eqn]
@@ -106,5 +107,5 @@ def _names(eqn: Any) -> str:
 
 
 def _what(eqn: Any) -> str:
-    site = _compat.source_site(eqn.source_info)
+    site = source_site(eqn.source_info)
     return "a shard_map" if site is None else "the shard_map at {}:{} in {}".format(*site)

@@ -13,8 +13,11 @@ import jax
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from partjit import _compat, shardy
-from partjit._compat import UNSPECIFIED, UnspecifiedValue
+from partjit import shardy
+from partjit._jax.compiling import DeviceAssignmentMismatchError, lower_to_computation
+from partjit._jax.jaxprs import closed_jaxpr
+from partjit._jax.meshes import under_mesh
+from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue, default_device
 from partjit.colocated.ir.primitive import opaque_calls
 from partjit.devices import incompatible_devices
 from partjit.plan.ir.flat import Flat
@@ -27,7 +30,7 @@ def home_of(in_shardings: Sequence[Any]) -> tuple[SingleDeviceSharding, bool]:
     known = [sharding for sharding in in_shardings if not isinstance(sharding, UnspecifiedValue)]
     if known:
         return SingleDeviceSharding(next(iter(known[0].device_set))), True
-    device = _compat.default_device()
+    device = default_device()
     return SingleDeviceSharding(device if isinstance(device, jax.Device) else jax.devices(device)[0]), False
 
 
@@ -48,11 +51,11 @@ def propagate(
     if mesh.size == 1:
         everywhere = NamedSharding(mesh, P())
         return [everywhere] * len(in_shardings), [everywhere] * len(cut)
-    jaxpr = _compat.closed_jaxpr(flat.invars, (*flat.outvars, *cut), flat.eqns, flat.consts)
+    jaxpr = closed_jaxpr(flat.invars, (*flat.outvars, *cut), flat.eqns, flat.consts)
     results = (*out_shardings, *[UNSPECIFIED] * len(cut))
     try:
-        with opaque_calls(), _compat.ambient(mesh):
-            computation = _compat.lower_to_computation(
+        with opaque_calls(), under_mesh(mesh):
+            computation = lower_to_computation(
                 jaxpr,
                 "whole_program",
                 in_shardings,
@@ -61,7 +64,7 @@ def propagate(
                 keep_unused=True,
                 context_mesh=mesh,
             )
-    except _compat.DeviceAssignmentMismatchError as error:
+    except DeviceAssignmentMismatchError as error:
         raise incompatible_devices(error, "whole_program", jaxpr, in_shardings, results) from None
     module = computation.stablehlo()
     shardy.propagate(module)

@@ -5,9 +5,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.extend.core import jaxpr_as_fun
 
-from partjit import _compat, events
-from partjit._compat import UNSPECIFIED
+from partjit import events
+from partjit._jax.arrays import device_put
+from partjit._jax.compiling import move_outputs, shard_constants
+from partjit._jax.dispatch import InternalFloatingPointError, fast_path_data, make_cpp_function, recheck_for_nans
+from partjit._jax.shardings import UNSPECIFIED, device_list
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.specs import InSpecs, OutSpec, OutSpecs
 from partjit.colocated.specialized import Specialized
@@ -72,7 +76,7 @@ def compile_fragment(lowered: LoweredFragment, mesh: Any) -> Any:
     """The executable of a fragment, whose results come back on the user's mesh."""
     executable = lowered.lowering.compile()
     if has_explicit_axes(mesh):
-        _compat.move_outputs(executable, mesh)
+        move_outputs(executable, mesh)
     return executable
 
 
@@ -115,21 +119,21 @@ def _blocks_of(node: Node) -> Sequence[Block]:
 
 def _dispatcher(plan: Plan, lowered: LoweredFragment, executable: Any) -> Callable[..., Sequence[Any]]:
     """A function that dispatches a fragment, without a Python frame once it has run."""
-    consts = _compat.shard_constants(lowered.lowering, executable)
+    consts = shard_constants(lowered.lowering, executable)
     out_tree = jax.tree.structure((0,) * len(lowered.fragment.outputs))
     jaxpr = lowered.fragment.jaxpr
 
     def dispatch(*args: Any) -> Any:
         try:
             outs = executable.unsafe_call(*consts, *args)
-        except _compat.InternalFloatingPointError as error:
-            _compat.recheck_for_nans(error, _compat.core.jaxpr_as_fun(jaxpr), args, {})
+        except InternalFloatingPointError as error:
+            recheck_for_nans(error, jaxpr_as_fun(jaxpr), args, {})
             raise
-        fast_path = _compat.fast_path_data(executable, out_tree, args, outs, jaxpr, consts)
+        fast_path = fast_path_data(executable, out_tree, args, outs, jaxpr, consts)
         return tuple(outs), fast_path, False
 
     name = f"{plan.name}_{lowered.fragment.name}"
-    return _compat.make_cpp_function(dispatch, name, dispatch, ((), ()), object())
+    return make_cpp_function(dispatch, name, dispatch, ((), ()), object())
 
 
 def _caller(call: ColocatedCall, home: Any, results: set[Value], mesh: Any) -> Callable[..., Sequence[Any]]:
@@ -152,7 +156,7 @@ def _caller(call: ColocatedCall, home: Any, results: set[Value], mesh: Any) -> C
         dataclasses.replace(callee.specialization, stream=callee.specialization.stream or call.stream),
         InSpecs(inputs, callee.in_tree),
         inputs,
-        callee.specialization.devices or (*_compat.device_list(shardings[0]),),
+        callee.specialization.devices or (*device_list(shardings[0]),),
         callee.ahead,
         OutSpecs(outputs, callee.out_tree),
         callee.shards,
@@ -173,7 +177,7 @@ def _mover(transfer: Transfer) -> Callable[..., Sequence[Any]]:
 
     def move(*arrays: Any) -> Sequence[Any]:
         values = [array.value() if type(array) is PendingArray else array for array in arrays]
-        return _compat.device_put(values, shardings)
+        return device_put(values, shardings)
 
     return move
 

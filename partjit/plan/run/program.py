@@ -11,8 +11,10 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from partjit import _compat
-from partjit._compat import UnspecifiedValue
+from partjit._jax.arrays import device_put
+from partjit._jax.caches import weakref_cache
+from partjit._jax.shardings import UnspecifiedValue
+from partjit._jax.tracing import low_jaxpr, trace_context
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.streams import current_stream
 from partjit.compile import own_sharding
@@ -45,7 +47,7 @@ def plan_of(
         is_for_caller: whether it is for a call from the current stream; otherwise it is for calls from any that the
             program does not name.
     """
-    jaxpr = _compat.low_jaxpr(jaxpr)
+    jaxpr = low_jaxpr(jaxpr)
     in_shardings = tuple(
         own_sharding(arg) if isinstance(sharding, UnspecifiedValue) else sharding
         for arg, sharding in zip(args, shardings_of(in_specs, mesh), strict=True)
@@ -56,7 +58,7 @@ def plan_of(
     return _plan(jaxpr, in_shardings, out_shardings, params["donated_invars"], mesh, params["name"], caller)
 
 
-@_compat.weakref_cache
+@weakref_cache
 def _plan(
     jaxpr: Any, in_shardings: Any, out_shardings: Any, donated: tuple[bool, ...], mesh: Any, name: str, caller: Any
 ) -> Plan:
@@ -81,19 +83,19 @@ def _paths(paths: Any, count: int, what: str) -> list[str]:
 
 def lower_plan(plan: Plan, mesh: Any) -> list[LoweredFragment]:
     """The fragments of a plan, lowered."""
-    key = "lowered", mesh, _compat.trace_context()
+    key = "lowered", mesh, trace_context()
     return plan.made.get(key, lambda: [lower_fragment(plan, fragment, mesh) for fragment in plan.fragments])
 
 
 def _compile_plan(plan: Plan, mesh: Any) -> list[Any]:
-    key = "compiled", mesh, _compat.trace_context()
+    key = "compiled", mesh, trace_context()
     return plan.made.get(key, lambda: [compile_fragment(lowered, mesh) for lowered in lower_plan(plan, mesh)])
 
 
 def runnable_of(plan: Plan, args: Sequence[Any], mesh: Any) -> Runnable:
     """The plan compiled, for arguments placed as these are."""
     home = home_for(plan, args)
-    key = "linked", mesh, home, _compat.trace_context()
+    key = "linked", mesh, home, trace_context()
     return plan.made.get(key, lambda: link(plan, lower_plan(plan, mesh), _compile_plan(plan, mesh), home, mesh))
 
 
@@ -129,7 +131,7 @@ class Placing:
         for i in self.copies:  # the memory of a NumPy array may become that of a jax array
             placed[i] = np.array(placed[i])
         if self.moves:
-            moved = _compat.device_put([placed[i] for i, _ in self.moves], [sharding for _, sharding in self.moves])
+            moved = device_put([placed[i] for i, _ in self.moves], [sharding for _, sharding in self.moves])
             for (i, _), value in zip(self.moves, moved, strict=True):
                 placed[i] = value
         return placed

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from partjit import _compat
+from partjit._jax.arrays import ArrayImpl, type_sharding_and_commitment
+from partjit._jax.caches import register_cache
+from partjit._jax.tracing import is_eager, trace_context
 from partjit.arguments import Numbered, positions
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.streams import entered_stream
@@ -25,7 +27,7 @@ UNKNOWN = object()
 _MOST = 4  # training, evaluation, and a smaller batch at the end of each
 
 _KINDS: dict[type, Callable[[Any], Any]] = {
-    _compat.ArrayImpl: _compat.type_sharding_and_commitment,
+    ArrayImpl: type_sharding_and_commitment,
     PendingArray: lambda x: (x.aval, x.sharding, x.committed),
     np.ndarray: lambda x: (np.ndarray, x.shape, x.dtype),
     **dict.fromkeys((bool, int, float, complex, np.bool_, np.int32, np.int64, np.float32, np.float64), type),
@@ -46,7 +48,7 @@ class Recent:
 
     def call(self, args: Any, kwargs: Any) -> Any:
         """The result of a call, or UNKNOWN if it is of another kind than the last ones."""
-        if not self._calls or not _compat.is_eager():
+        if not self._calls or not is_eager():
             return UNKNOWN
         statics = ()
         if self._static[0] or self._static[1]:
@@ -95,7 +97,7 @@ class Recent:
 
 def _context() -> Any:
     """Everything besides its arguments that a call depends on."""
-    return _compat.trace_context(), entered_stream()
+    return trace_context(), entered_stream()
 
 
 class _All:
@@ -117,4 +119,4 @@ class _All:
 
 
 _all = _All()
-_compat.register_cache(_all, "partjit recent calls")
+register_cache(_all, "partjit recent calls")

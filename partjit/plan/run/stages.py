@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax.core import Tracer
+from jax.extend.core import jaxprs_in_params
 
-from partjit import _compat
-from partjit._compat import UnspecifiedValue
+from partjit._jax.compiling import output_shardings
+from partjit._jax.shardings import UnspecifiedValue
+from partjit._jax.tracing import abstractify
 from partjit.arguments import abstract_argument, require_values
 from partjit.colocated.ir.primitive import colocated_call_p
 from partjit.colocated.runtime.streams import current_stream
@@ -140,7 +143,7 @@ class PlannedCompiled:
             raise TypeError(
                 f"{self.plan.name} was compiled for arguments of the structure {self.in_tree} and called with {tree}"
             )
-        if any(isinstance(leaf, _compat.core.Tracer) for leaf in leaves):
+        if any(isinstance(leaf, Tracer) for leaf in leaves):
             raise TypeError(
                 f"Cannot apply JAX transformations to {self.plan.name}, which was lowered and compiled for a "
                 "particular signature: transform the function instead"
@@ -210,7 +213,7 @@ class PlannedCompiled:
         known = {
             value: sharding
             for lowered, executable in zip(self._fragments, self._executables, strict=True)
-            for value, sharding in zip(lowered.fragment.outputs, _compat.output_shardings(executable), strict=True)
+            for value, sharding in zip(lowered.fragment.outputs, output_shardings(executable), strict=True)
         }
         stated = shardings_of(self._program.out_specs, self._program.mesh)
         return jax.tree.unflatten(
@@ -240,13 +243,13 @@ class PlannedCompiled:
 def _called_names(jaxpr: Any) -> set[str]:
     """The names of the colocated functions that a jaxpr calls, at any depth."""
     own = {eqn.params["callee"].name for eqn in jaxpr.eqns if eqn.primitive is colocated_call_p}
-    nested = [inner for eqn in jaxpr.eqns for inner in _compat.core.jaxprs_in_params(eqn.params)]
+    nested = [inner for eqn in jaxpr.eqns for inner in jaxprs_in_params(eqn.params)]
     return own.union(*map(_called_names, nested))
 
 
 def _struct(leaf: Any) -> Any:
     """What is known of an argument without its value."""
-    aval, sharding = _compat.abstractify(leaf), own_sharding(leaf)
+    aval, sharding = abstractify(leaf), own_sharding(leaf)
     return jax.ShapeDtypeStruct(
         aval.shape, aval.dtype, sharding=None if isinstance(sharding, UnspecifiedValue) else sharding
     )

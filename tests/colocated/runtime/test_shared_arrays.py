@@ -12,7 +12,8 @@ import pytest
 from jax.sharding import NamedSharding
 
 import partjit
-from partjit import P, _compat, pjit, reshard_policy
+from partjit import P, pjit, reshard_policy
+from partjit._jax.arrays import buffers_of
 from partjit.colocated import colocated_python, deserialize, serialize
 from partjit.colocated.runtime.pins import hold
 
@@ -83,7 +84,7 @@ def test_the_first_use_of_an_array_may_be_interrupted_by_another_thread(new_arra
     x = jax.block_until_ready(new_array())
     seen = []
     interrupted(lambda: seen.append(hold(x)), number, by=lambda: seen.append(hold(x)))
-    assert len(_compat.buffers_of(x)) == 8
+    assert len(buffers_of(x)) == 8
     for take in seen:
         np.testing.assert_array_equal(take(), X)
 
@@ -95,7 +96,7 @@ def test_the_first_use_of_a_result_may_be_interrupted_by_another_thread(mesh, ne
     value = jax.block_until_ready(made.value())
     seen = []
     interrupted(lambda: value.addressable_shards, number, by=lambda: seen.append(np.asarray(made)))
-    assert len(_compat.buffers_of(value)) == 8
+    assert len(buffers_of(value)) == 8
     for array in [made, *seen]:
         np.testing.assert_array_equal(array, X)
 

@@ -1,0 +1,127 @@
+"""Arrays: their buffers, what makes them quickly, and types that jax accepts as arrays."""
+
+import operator
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import ad_util, core, dtypes
+from jax._src.array import ArrayImpl
+from jax._src.interpreters import mlir, pxla
+from jax._src.lax import lax
+from jax._src.lib import _jax
+from jax._src.random.prng import PRNGKeyArray
+from jax.core import ShapedArray
+
+from partjit._jax.versions import RELEASE
+
+__all__ = [
+    "ArrayImpl",
+    "PRNGKeyArray",
+    "array_of_buffers",
+    "array_of_capsule",
+    "aval_of_struct",
+    "buffers_of",
+    "copies_of",
+    "device_put",
+    "is_on_one_host_device",
+    "register_array_type",
+    "shareable",
+    "type_and_sharding",
+    "type_sharding_and_commitment",
+    "with_key_data",
+    "with_weak_type",
+]
+
+# Where every microsecond counts: the public properties of these are Python functions. Only plain arrays have them all.
+type_and_sharding = operator.attrgetter("aval", "_sharding")
+type_sharding_and_commitment = operator.attrgetter("aval", "_sharding", "_committed")
+
+
+# jax 0.10 lists the single-device arrays of an array when they are first asked for, with Python in between: whoever
+# asks at the same time gets a part of the list, or fills it as well, and then every device is in it twice for good.
+_BUFFERS_ARE_LISTED_IN_STEPS = RELEASE < (0, 12)
+_listing = threading.RLock()  # a finalizer may come in between
+
+
+def shareable(value: Any) -> Any:
+    """The value itself; if it is an array, several threads may use it at once from now on."""
+    if _BUFFERS_ARE_LISTED_IN_STEPS:
+        array = value._base_array if type(value) is PRNGKeyArray else value
+        if type(array) is ArrayImpl:
+            with _listing:
+                _ = array._arrays
+    return value
+
+
+def device_put(values: Any, shardings: Any) -> Any:
+    """What `jax.device_put` does, for arrays that other threads may move or use here at the same time."""
+    return jax.device_put(jax.tree.map(shareable, values) if _BUFFERS_ARE_LISTED_IN_STEPS else values, shardings)
+
+
+def buffers_of(array: Any) -> Sequence[Any]:
+    """The arrays that an array has on the devices of this process, one each."""
+    return shareable(array)._arrays
+
+
+def array_of_buffers(like: Any, buffers: Sequence[Any]) -> Any:
+    """An array of the type and sharding of `like` out of one array per device of this process."""
+    return ArrayImpl(like.aval, like.sharding, list(buffers), committed=like._committed, _skip_checks=True)
+
+
+def array_of_capsule(capsule: Any, device: Any) -> Any:
+    """The memory of a DLPack capsule as an array on a CPU device; the public way knows no device but the first."""
+    return _jax.dlpack_managed_tensor_to_buffer(capsule, device, None)
+
+
+def is_on_one_host_device(array: Any) -> bool:
+    """Whether an array is on a single device, a CPU."""
+    arrays = buffers_of(array)
+    return len(arrays) == 1 and arrays[0].platform() == "cpu"
+
+
+def copies_of(array: Any, sharding: Any, devices: Sequence[Any]) -> Any:
+    """An array on a single device, on each of these; where that is the same memory, it is not copied.
+
+    `jax.device_put` does the same, and takes a few times as long to find out what it has to do.
+    """
+    if len(devices) == 1 and array.sharding.device_set == sharding.device_set:
+        return ArrayImpl(array.aval, sharding, buffers_of(array), committed=True, _skip_checks=True)
+    return pxla.batched_device_put(array.aval, sharding, [np.asarray(shareable(array))] * len(devices), devices)
+
+
+def with_key_data(key: Any, data: Any) -> Any:
+    """A typed PRNG key array of the implementation of `key`; the public way runs a program."""
+    return PRNGKeyArray(key._impl, data)
+
+
+def with_weak_type(array: Any, weak_type: bool) -> Any:
+    """The same array with another weak type; the public conversion only makes types strong."""
+    return lax._convert_element_type(array, array.dtype, weak_type=weak_type)
+
+
+def aval_of_struct(spec: Any) -> ShapedArray:
+    """The abstract value of a ShapeDtypeStruct, the sharding left out."""
+    return ShapedArray(spec.shape, spec.dtype, getattr(spec, "weak_type", False))
+
+
+def register_array_type(array_type: type, value_of: Callable[[Any], Any]) -> None:
+    """Makes jax accept `array_type` wherever it accepts an array.
+
+    Args:
+        array_type: a subclass of `jax.Array`, with its `aval`.
+        value_of: the array it represents; called where jax needs its buffers.
+    """
+
+    def shard_args(xs: Any, shardings: Any, layouts: Any, copy_semantics: Any) -> Any:
+        return pxla.shard_args(shardings, layouts, copy_semantics, [value_of(x) for x in xs])
+
+    core.pytype_aval_mappings[array_type] = lambda x: core.update_aval_with_sharding(x.aval, x.sharding)
+    dtypes.register_canonicalize_value_handler(array_type, None)
+    pxla.shard_arg_handlers[array_type] = shard_args
+    mlir.register_constant_handler(
+        array_type, lambda val, aval: mlir.get_constant_handler(ArrayImpl)(value_of(val), aval)
+    )
+    ad_util.raw_jaxval_adders[array_type] = ad_util.raw_jaxval_adders[ArrayImpl]

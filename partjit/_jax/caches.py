@@ -1,0 +1,38 @@
+"""Caches that jax clears with its own."""
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any, cast
+
+from jax._src.util import register_cache, weakref_lru_cache
+
+__all__ = ["register_cache", "weakref_cache"]
+
+
+def weakref_cache(compute: Callable[..., Any]) -> Any:
+    """Caches `compute(key, *more)`, weakly in `key` and per jax's trace context; what raised is computed again.
+
+    jax's `weakref_lru_cache` never stores a result under a key whose first computation raised, so that a function whose
+    first trace failed would be traced anew at every later call. Here the cache holds cells, which are made without
+    fail, and a cell is filled by the first computation that returns.
+    """
+    cells = weakref_lru_cache(lambda *_: _Cell())
+
+    @functools.wraps(compute)
+    def cached(*key: Any) -> Any:
+        cell = cells(*key)
+        if cell.result is _Cell:
+            with cell.lock:
+                if cell.result is _Cell:
+                    cell.result = compute(*key)
+        return cell.result
+
+    cast(Any, cached).evict_weakref = cells.evict_weakref
+    return cached
+
+
+class _Cell:
+    def __init__(self) -> None:
+        self.result: Any = _Cell  # stands for "none yet"
+        self.lock = threading.RLock()

@@ -1,0 +1,154 @@
+"""Lowering and compiling programs, and what XLA says meanwhile."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+from jax._src import compilation_cache, config, core, source_info_util, stages
+from jax._src.interpreters import mlir, pxla
+from jax._src.lib import utils as xla_utils
+from jax._src.stages import DeviceAssignmentMismatchError
+from jax.sharding import NamedSharding
+
+__all__ = [
+    "MLIR_BINDINGS",
+    "DeviceAssignmentMismatchError",
+    "lower_to_computation",
+    "mismatches_inside",
+    "move_outputs",
+    "no_compilation_cache",
+    "output_shardings",
+    "shard_constants",
+    "xla_warnings",
+]
+
+
+def lower_to_computation(
+    jaxpr: Any,
+    name: str,
+    in_shardings: Any,
+    out_shardings: Any,
+    donated: Any,
+    platforms: tuple[str, ...] | None = None,
+    parameters: Any = None,
+    **options: Any,
+) -> Any:
+    """Lowers a closed jaxpr to a program over all devices of its shardings, a `jax.stages.Lowering`.
+
+    Args:
+        jaxpr: the closed jaxpr.
+        name: the name of the program.
+        in_shardings, out_shardings: one sharding or UNSPECIFIED per argument and per result.
+        donated: one flag per argument.
+        platforms, parameters: what `jax.export` requests.
+        options: `keep_unused`, `context_mesh` (decides the devices where no sharding does).
+    """
+    return pxla.lower_sharding_computation(
+        jaxpr,
+        "pjit",
+        name,
+        tuple(in_shardings),
+        tuple(out_shardings),
+        (None,) * len(in_shardings),
+        (None,) * len(out_shardings),
+        tuple(donated),
+        compiler_options_kvs=(),
+        lowering_platforms=platforms,
+        lowering_parameters=mlir.LoweringParameters() if parameters is None else parameters,
+        pgle_profiler=None,
+        **options,
+    )
+
+
+def mismatches_inside(error: Exception) -> list[tuple[str, list[int]]]:
+    """What is on other devices than the rest of a program, and on which, besides arguments and results."""
+    (mismatches,) = error.args
+    found = []
+    for mismatch in mismatches:
+        if mismatch.m_type in (stages.MismatchType.ARG_SHARDING, stages.MismatchType.OUT_SHARDING):
+            continue
+        what = "the mesh" if mismatch.m_type is stages.MismatchType.CONTEXT_DEVICES else "something"
+        if mismatch.source_info is not None:
+            site = source_info_util.summarize(mismatch.source_info.source_info)
+            what = f"the {mismatch.source_info.eqn_name}{site and f' at {site}'}"
+        found.append((what, [device.id for device in mismatch.da]))
+    return found
+
+
+def shard_constants(computation: Any, executable: Any) -> list[Any]:
+    """The constants of a lowered program, sharded as its executable wants them; they come before the arguments."""
+    return executable.shard_const_args(computation.const_args)
+
+
+def output_shardings(executable: Any) -> Sequence[Any]:
+    """The shardings of the results of an executable."""
+    return executable._out_shardings
+
+
+def move_outputs(executable: Any, mesh: Any) -> None:
+    """Lets an executable return its outputs on `mesh`, which has the devices and names of theirs but other axis types.
+
+    Where the partitioner chose the sharding of an output, jax has no way to know that the user's mesh is meant. Only
+    the Python objects are changed; the same bytes come out.
+    """
+    shardings = tuple(
+        sharding.update(mesh=mesh)
+        if isinstance(sharding, NamedSharding) and sharding.mesh.shape == mesh.shape
+        else sharding
+        for sharding in executable._out_shardings
+    )
+    if shardings != tuple(executable._out_shardings):
+        avals = [core.update_aval_with_sharding(a, s) for a, s in zip(executable.out_avals, shardings, strict=True)]
+        unloaded = executable._unloaded_executable
+        executable._out_shardings = unloaded.output_shardings = shardings
+        executable.out_avals = unloaded.output_avals = avals
+        executable._unsafe_call = None  # built from these when next asked for
+
+
+@contextlib.contextmanager
+def no_compilation_cache() -> Iterator[None]:
+    """Has XLA compile what is compiled in the block, also where users keep compiled programs in files.
+
+    Programs that other threads compile meanwhile may miss that cache as well.
+    """
+    # jax asks once whether there is a cache, and remembers the answer until it is reset.
+    compilation_cache.reset_cache()
+    try:
+        with config.enable_compilation_cache(False):
+            yield
+    finally:
+        compilation_cache.reset_cache()
+
+
+@contextlib.contextmanager
+def xla_warnings() -> Iterator[int]:
+    """Has XLA write its warnings in the block; gives the level below which it writes nothing otherwise.
+
+    The levels are 0 information, 1 warnings, 2 errors, 3 what ends the process. Nothing says which one is in force: it
+    is taken to be jax's own setting, or else what the environment says, which counts when jax is imported.
+    """
+    named = {"DEBUG": 0, "INFO": 0, "WARN": 1, "WARNING": 1, "ERROR": 2, "FATAL": 3, "CRITICAL": 3}
+    environment = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "")
+    level = named.get(cast(Any, config).config.jax_logging_level, int(environment) if environment.isdigit() else 0)
+    if level <= 1:
+        yield level
+        return
+    xla_utils.absl_set_min_log_level(1)
+    try:
+        yield level
+    finally:
+        xla_utils.absl_set_min_log_level(level)
+
+
+# What a process needs in order to run Shardy's passes without jax: the package of the bindings (`jax.extend.mlir`
+# imports all of jax, which takes twice as long), the module in it that registers the passes, and for each dialect that
+# jax lowers to the function that registers it.
+MLIR_BINDINGS: dict[str, Any] = {
+    "bindings": "jaxlib.mlir",
+    "passes": "_mlir_libs._jax_mlir_ext",
+    "dialects": {
+        **dict.fromkeys(("sdy", "mpmd", "stablehlo", "chlo"), "register_dialect"),
+        "mhlo": "register_mhlo_dialect",
+    },
+}

@@ -1,0 +1,39 @@
+"""Effects of equations: jax's own, and the registries that say where an effect is allowed."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from jax._src import core, effects
+from jax.extend.core import Effect
+
+__all__ = ["has_kept_effects", "is_input_effect", "positional_effects", "register_effect", "without_axes"]
+
+# The effects of a jaxpr, those on its inputs by position.
+positional_effects = core.positional_effects
+
+
+def has_kept_effects(jaxpr: Any) -> bool:
+    """Whether the jaxpr has effects that partial evaluation must keep even where nobody reads a result."""
+    return bool(effects.partial_eval_kept_effects.filter_in(jaxpr.effects))
+
+
+def register_effect(effect_type: type[Effect]) -> None:
+    """Allows equations with an unordered effect wherever calls are allowed, and has partial evaluation keep them."""
+    for registry in (
+        effects.control_flow_allowed_effects,
+        effects.custom_derivatives_allowed_effects,
+        effects.remat_allowed_effects,
+        effects.lowerable_effects,
+        effects.partial_eval_kept_effects,
+    ):
+        registry.add_type(effect_type)
+
+
+def is_input_effect(effect: Effect) -> bool:
+    """Whether an effect is on one of the arguments, by its number."""
+    return isinstance(effect, effects.JaxprInputEffect)
+
+
+def without_axes(effects: Iterable[Effect]) -> set[Effect]:
+    """Effects without those that only say of which axes of the mesh an equation is."""
+    return {effect for effect in effects if not isinstance(effect, core.NamedAxisEffect)}

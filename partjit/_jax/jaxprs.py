@@ -1,0 +1,94 @@
+"""Jaxprs and their equations, decomposed and composed."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jax._src import effects
+from jax.core import AbstractValue
+from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Var, new_jaxpr_eqn, primitives
+from jax.lax import optimization_barrier_p
+
+MERGED_JAXPR = ClosedJaxpr is Jaxpr
+"""Whether a jaxpr has its constants itself: since jax 0.12."""
+
+
+def new_var(aval: AbstractValue) -> Var:
+    """A fresh variable of a jaxpr."""
+    make: Any = Var  # `Var(aval)` on all versions, which its types deny on some
+    return make(aval)
+
+
+def closed_jaxpr(
+    invars: Sequence[Any], outvars: Sequence[Any], eqns: Sequence[JaxprEqn], consts: Mapping[Any, Any]
+) -> Any:
+    """A closed jaxpr of equations.
+
+    Args:
+        invars, outvars: its arguments and results.
+        eqns: its equations, in an order in which they can be evaluated.
+        consts: the values of the variables that are constants.
+    """
+    positions = {var: i for i, var in enumerate((*consts, *invars))}
+    joined = {effect for eqn in eqns for effect in eqn.effects}
+    kept = {e for e in joined if not isinstance(e, effects.JaxprInputEffect) or e.input in positions}
+    info = DebugInfo("pjit", "fragment", ("",) * len(invars), ("",) * len(outvars))
+    if MERGED_JAXPR:
+        merged: Any = Jaxpr
+        return merged([*consts], [*invars], [*outvars], [*eqns], kept, info, consts=[*consts.values()])
+    open_jaxpr = Jaxpr([*consts], [*invars], [*outvars], [*eqns], kept, info)
+    return ClosedJaxpr(open_jaxpr, [*consts.values()])
+
+
+_CLOSED_CALLS = {
+    primitives.jit_p: "jaxpr",
+    primitives.custom_jvp_call_p: "call_jaxpr",
+    primitives.custom_vjp_call_p: "call_jaxpr",
+    primitives.remat_p: "jaxpr",
+    primitives.closed_call_p: "call_jaxpr",
+}
+
+
+def called_jaxpr(eqn: JaxprEqn) -> tuple[Any, Sequence[Any]] | None:
+    """The open jaxpr and the constants of what one of jax's equations calls exactly once; None for other equations.
+
+    These are nested `jax.jit`, functions with custom derivatives, and `jax.checkpoint`.
+    """
+    name = _CLOSED_CALLS.get(eqn.primitive)
+    if name is None:
+        return None
+    jaxpr = eqn.params[name]
+    return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())  # that of `jax.checkpoint` is an open one
+
+
+def is_rematerialized(eqn: JaxprEqn) -> bool:
+    """Whether an equation is one of `jax.checkpoint` that computes anew what was computed before."""
+    return eqn.primitive is primitives.remat_p and bool(eqn.params["differentiated"] and eqn.params["prevent_cse"])
+
+
+def barrier(atoms: Sequence[Any], outvars: Sequence[Any], like: JaxprEqn) -> JaxprEqn:
+    """An equation that passes values on, and lets nothing behind it be merged with what is before it."""
+    return new_jaxpr_eqn([*atoms], [*outvars], optimization_barrier_p, {}, set(), like.source_info, like.ctx)
+
+
+def control_flow_kind(eqn: JaxprEqn) -> str | None:
+    """Which kind of loop or branch one of jax's equations is: "scan", "while" or "cond"; None for other equations."""
+    kinds = (primitives.scan_p, primitives.while_p, primitives.cond_p)
+    return eqn.primitive.name if eqn.primitive in kinds else None
+
+
+def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:
+    """How many of the arguments of a scan are constants and how many are carried; the rest are stacks of slices.
+
+    jax 0.12 says it with trees that are flat here.
+    """
+    if "num_consts" in eqn.params:
+        return eqn.params["num_consts"], eqn.params["num_carry"]
+    consts, carries, _ = map(list, eqn.params["ft_in"].update(eqn.invars).unpack())
+    return len(consts), len(carries)
+
+
+def nested_shardings(eqn: JaxprEqn) -> tuple[Sequence[Any], Sequence[Any]] | None:
+    """The shardings of arguments and results that a nested `jax.jit` requests, UNSPECIFIED where it does not."""
+    if eqn.primitive is not primitives.jit_p:
+        return None
+    return eqn.params["in_shardings"], eqn.params["out_shardings"]

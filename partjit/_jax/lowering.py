@@ -1,0 +1,104 @@
+"""Lowering equations to MLIR."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax._src import core, pjit
+from jax._src.interpreters import mlir
+from jax._src.lib.mlir import ir
+from jax._src.lib.mlir.dialects import func, hlo
+from jax.sharding import PartitionSpec
+
+from partjit._jax.jaxprs import MERGED_JAXPR
+
+__all__ = ["add_manual_axes", "custom_call", "lower_call", "lower_constraint", "lower_constraint_to", "lower_opaque"]
+
+add_manual_axes = mlir.add_manual_axes
+custom_call = mlir.custom_call
+
+
+def lower_call(
+    ctx: Any, args: Sequence[Any], *, jaxpr: Any, name: str, in_shardings: Sequence[Any], out_shardings: Sequence[Any]
+) -> Sequence[Any]:
+    """Lowers a nested program to a call of an MLIR function of its own, shared by equal nested programs.
+
+    Source: `_pjit_lowering` of jax.
+    """
+    module = ctx.module_context
+    key = ("pjit", name, jaxpr, tuple(in_shardings), tuple(out_shardings))
+    lowered = module.cached_primitive_lowerings.get(key)
+    effects = [effect for effect in jaxpr.effects if core.effects.ordered_effects.contains(effect)]
+    consts = core.jaxpr_const_args(jaxpr.jaxpr)
+    if lowered is None:
+        unsharded_consts = [None] * len(consts)
+        lowered = mlir.lower_jaxpr_to_fun(
+            module,
+            name,
+            jaxpr,
+            effects,
+            num_const_args=len(consts),
+            in_avals=(*(aval for _, aval in consts), *jaxpr.in_avals),
+            arg_shardings=[*unsharded_consts, *in_shardings],
+            result_shardings=list(out_shardings),
+            # Sharding attributes on the arguments of an inner function are lost on the way to HLO; annotation
+            # operations inside of it are not.
+            use_sharding_annotations=False,
+            # jax 0.12 asks for the types of the results.
+            **({"out_avals": jaxpr.out_avals} if MERGED_JAXPR else {}),
+        )
+        module.cached_primitive_lowerings[key] = lowered
+    const_values, _ = _flatten_ir(
+        [mlir.ir_constants(const, const_lowering=ctx.const_lowering, aval=aval) for const, aval in consts]
+    )
+    tokens_in = [ctx.tokens_in.get(effect) for effect in effects]
+    flat_args, _ = _flatten_ir((*ctx.dim_var_values, *tokens_in, *const_values, *args))
+    types = [mlir.token_type()] * len(effects) + [mlir.aval_to_ir_types(module, a) for a in ctx.avals_out]
+    flat_types, results_tree = _flatten_ir(types)
+    call = func.CallOp(flat_types, ir.FlatSymbolRefAttr.get(lowered.name.value), flat_args)
+    tokens_and_results = results_tree.unflatten(call.results)
+    if effects:
+        ctx.set_tokens_out(
+            ctx.tokens_in.update_tokens(mlir.TokenSet(dict(zip(effects, tokens_and_results, strict=False))))
+        )
+    return tokens_and_results[len(effects) :]
+
+
+def _flatten_ir(values: Any) -> Any:
+    return mlir.ir_tree_registry.flatten(values)
+
+
+def lower_opaque(ctx: Any, name: str, args: Sequence[Any]) -> Sequence[Any]:
+    """Lowers an equation to an operation of which the partitioner knows nothing; it can never be run.
+
+    A result of the type of an argument is taken to be sharded as that is.
+    """
+    types = [mlir.aval_to_ir_type(ctx.module_context, aval) for aval in ctx.avals_out]
+    call = mlir.custom_call("partjit." + name, result_types=types, operands=[*args], has_side_effect=True)
+    results, free = [*call.results], [*args]
+    for k, result in enumerate(results):
+        like = next((arg for arg in free if arg.type == result.type), None)
+        if like is not None:
+            free.remove(like)
+            (results[k],) = hlo.OptimizationBarrierOp([like]).results
+    return results
+
+
+def lower_constraint(ctx: Any, x: Any, sharding: Any, unconstrained_dims: frozenset[int]) -> Any:
+    """Lowers a sharding constraint as jax lowers its own; binding that one would look at the ambient mesh again."""
+    # jax adds the axes that the type names to those of the constraint; ours names them all.
+    (aval,) = ctx.avals_in
+    bare = [aval.update(sharding=aval.sharding.update(spec=PartitionSpec(*[None] * aval.ndim)))]
+    return pjit._sharding_constraint_hlo_lowering(
+        ctx.replace(avals_in=bare, avals_out=bare),
+        x,
+        sharding=sharding,
+        layout=None,
+        context_mesh=None,
+        unconstrained_dims=unconstrained_dims,
+    )
+
+
+def lower_constraint_to(ctx: Any, x: Any, aval: Any, sharding: Any) -> Any:
+    """Lowers a constraint of one argument or result of an equation that is being lowered."""
+    lowered = lower_constraint(ctx.replace(avals_in=[aval], avals_out=[aval]), x, sharding, frozenset())
+    return lowered[0] if isinstance(lowered, Sequence) else lowered

@@ -1,0 +1,165 @@
+"""Rules of primitives, for transformations whose rules differ between versions, and what these rules call."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax._src import checkify, core, tree_util
+from jax._src.interpreters import ad, batching, partial_eval
+from jax._src.state import discharge
+from jax.core import AbstractValue
+from jax.extend.core import ClosedJaxpr, Primitive
+
+from partjit._jax.caches import weakref_cache
+from partjit._jax.jaxprs import MERGED_JAXPR
+from partjit._jax.tracing import trace_to_jaxpr
+
+__all__ = [
+    "batch_jaxpr",
+    "checkify_jaxpr",
+    "closed_call_partial_eval_custom_rule",
+    "discharge_jaxpr",
+    "eqn_effects",
+    "jvp_jaxpr",
+    "move_binders_to_back",
+    "moveaxis",
+    "new_effect_handle",
+    "new_eqn_recipe",
+    "partial_eval_jaxpr_nounits_fwd",
+    "prune_closed_jaxpr_outputs",
+    "register_checkify",
+    "register_dce",
+    "register_discharge",
+    "register_printing",
+    "transpose_jaxpr",
+]
+
+_pe: Any = partial_eval  # the types of both differ from version to version
+_discharge: Any = discharge
+
+# Private in jax 0.10, some also in 0.12.
+closed_call_partial_eval_custom_rule = _pe.closed_call_partial_eval_custom_rule
+move_binders_to_back = _pe.move_binders_to_back
+new_effect_handle = _pe.EffectHandle
+new_eqn_recipe = _pe.new_eqn_recipe
+partial_eval_jaxpr_nounits_fwd = _pe.partial_eval_jaxpr_nounits_fwd
+prune_closed_jaxpr_outputs = _pe.prune_closed_jaxpr_outputs
+jvp_jaxpr = ad.jvp_jaxpr
+moveaxis = batching.moveaxis  # unlike that of `jnp`, it is no jitted function and makes one equation
+eqn_effects = core.eqn_effects
+
+
+# Batching, transposition
+
+
+def batch_jaxpr(jaxpr: Any, axis_data: Any, batched_in: Sequence[bool]) -> tuple[Any, Sequence[bool]]:
+    """The jaxpr of the function batched at dimension 0, and which outputs are batched."""
+    return batching.batch_jaxpr(jaxpr, axis_data, tuple(batched_in), instantiate=False)
+
+
+def transpose_jaxpr(jaxpr: Any, in_tree: Any, in_avals: Sequence[AbstractValue]) -> tuple[Any, Any]:
+    """The jaxpr that maps (residuals, output cotangents) to input cotangents, flat, and the tree of its results."""
+    out_tree = None
+
+    def transposed(*flat: Any) -> list[Any]:
+        nonlocal out_tree
+        primals, cts_in = in_tree.unflatten(flat)
+        # jax 0.10 gets the type of a scan's stacked result wrong if its cotangent is zero: what has none goes first.
+        nonzero = [type(ct) is not ad.Zero for ct in cts_in]
+        live, _ = _pe.dce_jaxpr(jaxpr.jaxpr, nonzero, instantiate=True)
+        cts_live = [ct for ct, is_live in zip(cts_in, nonzero, strict=True) if is_live]
+        cts_out = ad.backward_pass(live, False, jaxpr.consts, primals, cts_live)
+        flat_out, out_tree = tree_util.tree_flatten(cts_out)
+        return flat_out
+
+    source = jaxpr.jaxpr.debug_info.func_src_info
+    return trace_to_jaxpr(transposed, in_avals, source=source, arg_names=("",) * len(in_avals)), out_tree
+
+
+# Dead code
+
+
+def register_dce(primitive: Primitive, rule: Callable) -> None:
+    """Registers `rule(used_outputs, eqn, dce) -> (used_inputs, eqn | None)`.
+
+    `dce(closed_jaxpr, used_outputs) -> (closed_jaxpr, used_inputs)` and `dce.has_effects(eqn)`: jax 0.12 also says
+    which inputs anybody reads afterwards, and both depend on it.
+    """
+    if MERGED_JAXPR:
+        _pe.dce_rules[primitive] = lambda used, live, eqn: rule(used, eqn, _Dce(tuple(live)))
+    else:
+        _pe.dce_rules[primitive] = lambda used, eqn: rule(used, eqn, _Dce(None))
+
+
+class _Dce:
+    def __init__(self, live_inputs: tuple[bool, ...] | None) -> None:
+        self._live_inputs = live_inputs
+
+    def __call__(self, jaxpr: Any, used_outputs: tuple[bool, ...]) -> tuple[Any, list[bool]]:
+        if self._live_inputs is not None:
+            tokens = [v.aval is core.abstract_token for v in jaxpr.invars]
+            return _pe.dce_jaxpr(jaxpr, used_outputs, instantiate=tokens, live_inputs=self._live_inputs)
+        return _dce_closed_jaxpr(jaxpr, used_outputs)
+
+    def has_effects(self, eqn: Any) -> bool:
+        return _pe.has_effects(eqn) if self._live_inputs is None else _pe.has_effects(eqn, self._live_inputs)
+
+
+@weakref_cache
+def _dce_closed_jaxpr(jaxpr: Any, used_outputs: tuple[bool, ...]) -> tuple[Any, list[bool]]:
+    # Cached, so that the same dead code gives the same jaxpr and what is compiled for it is found again.
+    live, used_inputs = _pe.dce_jaxpr(jaxpr.jaxpr, used_outputs)
+    return ClosedJaxpr(live, jaxpr.consts), used_inputs
+
+
+# Refs
+
+
+def register_discharge(primitive: Primitive, rule: Callable) -> None:
+    """Registers `rule(ctx, in_avals, *args, **params) -> (new values of the refs, results)`."""
+
+    @_discharge.register_discharge_rule(primitive)
+    def _(*args: Any, **params: Any) -> Any:
+        if MERGED_JAXPR:
+            ctx, *values = args
+            return rule(ctx, ctx.in_avals, *values, **params)
+        in_avals, _, *values = args
+        return rule(None, in_avals, *values, **params)
+
+
+def discharge_jaxpr(ctx: Any, jaxpr: Any) -> Any:
+    """The jaxpr with its refs turned into values that are passed in and out."""
+    if MERGED_JAXPR:  # the context says whether memory spaces are to be stripped as well
+        return _discharge.discharge_state(jaxpr, strip_memory_space=ctx.strip_memory_space)
+    return _discharge.discharge_state(jaxpr)
+
+
+# checkify
+
+
+def register_checkify(primitive: Primitive, rule: Callable) -> None:
+    """Registers `rule(ctx, error, enabled_errors, *args, **params) -> (error, results)`."""
+    checkify.error_checks[primitive] = rule if MERGED_JAXPR else lambda *args, **kw: rule(None, *args, **kw)
+
+
+def checkify_jaxpr(ctx: Any, jaxpr: Any, enabled_errors: Any, err_tree: Any, in_avals: tuple) -> tuple[Any, Any]:
+    """The jaxpr that carries checkify's error along, and the tree of its (error, results)."""
+    context = (ctx,) if MERGED_JAXPR else ()  # jax 0.12 passes a context through all of checkify
+    checked, out_tree, _ = checkify.jaxpr_to_checkify_jaxpr(*context, jaxpr, enabled_errors, err_tree, *in_avals)
+    return checked, out_tree
+
+
+# Printing
+
+
+def register_printing(primitive: Primitive, shown: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Prints equations of `primitive` in jaxprs with the parameters `shown` returns, in that order."""
+
+    def rule(eqn: Any, context: Any, settings: Any) -> Any:
+        params = shown(eqn.params)
+        jaxpr = eqn.params.get("jaxpr")
+        if jaxpr is not None and (jaxpr if MERGED_JAXPR else jaxpr.jaxpr) not in context.shared_jaxprs:
+            context.suggest_same_var_names(jaxpr.jaxpr.invars, eqn.invars)
+            context.suggest_same_var_names(jaxpr.jaxpr.outvars, eqn.outvars)
+        return core._pp_eqn(eqn.replace(params=params), context, settings, params=list(params))
+
+    core.pp_eqn_rules[primitive] = rule

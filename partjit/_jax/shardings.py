@@ -1,0 +1,44 @@
+"""Shardings as jax and XLA have them."""
+
+from typing import Any
+
+from jax._src import config
+from jax._src.lib import xla_client
+from jax._src.sharding_impls import UNSPECIFIED, UnspecifiedValue
+from jax.extend.sharding import GSPMDSharding
+
+__all__ = [
+    "UNSPECIFIED",
+    "DeviceList",
+    "HloSharding",
+    "OpSharding",
+    "UnspecifiedValue",
+    "default_device",
+    "device_list",
+    "to_proto",
+]
+
+DeviceList = xla_client.DeviceList
+OpSharding = xla_client.OpSharding
+HloSharding = xla_client.HloSharding
+
+
+def to_proto(sharding: Any) -> Any:
+    """The OpSharding that an OpSharding, HloSharding or GSPMDSharding is; None for anything else."""
+    if isinstance(sharding, OpSharding):
+        return sharding
+    if isinstance(sharding, GSPMDSharding):
+        sharding = sharding._hlo_sharding
+    return sharding.to_proto() if isinstance(sharding, HloSharding) else None
+
+
+def device_list(sharding: Any) -> Any:
+    """The devices of a sharding in their order, as one hashable value."""
+    return sharding._internal_device_list
+
+
+def default_device() -> Any:
+    """What `jax_default_device` is here: a device, the name of a platform or None (a private reader: jax 0.10.2 has the
+    public attribute, but not in its types).
+    """
+    return config.default_device.value

@@ -1,0 +1,117 @@
+"""Tracing functions to jaxprs, and what is being traced."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax._src import api_util, config, core, tree_util
+from jax._src import linear_util as lu
+from jax._src import mesh as mesh_lib
+from jax._src.interpreters import partial_eval
+from jax.core import AbstractValue, ShapedArray, Tracer
+from jax.extend.core import ClosedJaxpr, DebugInfo
+
+from partjit._jax.jaxprs import MERGED_JAXPR
+from partjit._jax.meshes import manual_axes
+
+__all__ = [
+    "abstractify",
+    "is_eager",
+    "is_staged",
+    "low_jaxpr",
+    "name_results",
+    "register_to_low",
+    "resolve_argnums",
+    "separate_consts",
+    "trace_context",
+    "trace_state_clean",
+    "trace_to_jaxpr",
+    "tree_prefix_errors",
+]
+
+_pe: Any = partial_eval  # its types differ from version to version
+
+trace_state_clean: Callable[[], bool] = core.trace_state_clean
+_current_trace, _eager_trace = core.trace_state_strong_ref, core.eval_trace
+
+
+def is_eager() -> bool:
+    """Whether nothing is traced here; as `trace_state_clean`, for calls that take microseconds."""
+    return _current_trace.value is _eager_trace or trace_state_clean()
+
+
+def is_staged() -> bool:
+    """Whether what is called here becomes part of a jaxpr: an eager `jax.grad` transforms, and calls at once."""
+    trace: Any = _current_trace.value
+    while trace is not None and not isinstance(trace, _pe.DynamicJaxprTrace):
+        trace = getattr(trace, "parent_trace", None)
+    return trace is not None
+
+
+def trace_context() -> tuple[Any, ...]:
+    """Everything that the result of a trace in this thread depends on, apart from the function and its arguments."""
+    # The context knows the shape of what `jax.set_mesh` has set, not its devices.
+    return config.trace_context(), mesh_lib.get_concrete_mesh()
+
+
+def abstractify(x: Any) -> Any:
+    """The abstract value of an array, scalar, ShapeDtypeStruct or abstract value; TypeError for anything else.
+
+    Outside a `shard_map` the sharding is left out of the type: it is what the partitioner decides, and a type with an
+    Explicit mesh in it would not be the type of the same program under the Auto twin.
+    """
+    aval = core.shaped_abstractify(x)
+    if isinstance(aval, ShapedArray) and not manual_axes():
+        return ShapedArray(aval.shape, aval.dtype, aval.weak_type, memory_space=aval.memory_space)
+    return aval
+
+
+def resolve_argnums(fun: Callable, signature: Any, donate: tuple, static: tuple) -> tuple:
+    """Completes (numbers, names) pairs of donated and of static arguments from the signature, and checks them."""
+    return api_util.resolve_argnums(fun, signature, *donate, *static)
+
+
+def tree_prefix_errors(prefix: Any, tree: Any) -> list[Callable[[str], ValueError]]:
+    """Where `prefix` is no tree prefix of `tree`, as functions from the prefix's name to an error."""
+    return tree_util.prefix_errors(prefix, tree)
+
+
+def trace_to_jaxpr(
+    fun: Callable,
+    avals: Sequence[AbstractValue],
+    *,
+    source: str,
+    arg_names: tuple[str, ...],
+    result_paths: Callable[[], tuple[str, ...]] | None = None,
+) -> Any:
+    """The closed jaxpr of a function of flat arguments with flat results, whose paths are known once it was called."""
+    debug_info = DebugInfo("pjit", source, arg_names, result_paths)
+    jaxpr, _, consts = _pe.trace_to_jaxpr_dynamic(lu.wrap_init(fun, debug_info=debug_info), list(avals))
+    return jaxpr.with_consts(consts) if MERGED_JAXPR else ClosedJaxpr(jaxpr, consts)
+
+
+def name_results(jaxpr: Any, paths: tuple[str, ...]) -> None:
+    """Names the results of a fresh jaxpr; they are known only after tracing, and show in the lowered program."""
+    jaxpr.jaxpr._debug_info = jaxpr.jaxpr.debug_info._replace(result_paths=paths)
+
+
+def separate_consts(jaxpr: Any) -> tuple[Any, list[Any]]:
+    """Turns constants that must be arguments (tracers of an outer trace, refs) into leading arguments."""
+    if any(isinstance(const, Tracer | core.Ref) for const in jaxpr.consts):
+        jaxpr, consts = _pe.separate_consts(jaxpr)
+        return jaxpr, list(consts)
+    return jaxpr, []
+
+
+def low_jaxpr(jaxpr: Any) -> Any:
+    """A closed jaxpr as it can be lowered.
+
+    jax 0.12 has equations with rules of their own for transformations (`jnp.nonzero`, `jnp.searchsorted`), which become
+    those that they are made of when all transformations are done.
+    """
+    return _pe.lower_jaxpr2(jaxpr) if MERGED_JAXPR and jaxpr.is_high else jaxpr
+
+
+def register_to_low(primitive: Any, rule: Callable) -> None:
+    """Registers what an equation becomes whose jaxpr has equations that `low_jaxpr` is for."""
+    if MERGED_JAXPR:
+        primitive.to_lojax = rule
