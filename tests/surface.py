@@ -574,11 +574,11 @@ def _targets() -> Iterator[Target]:
         colocated.ColocatedFunction,
         lambda: {
             "fun": same,
-            "origin": colocated_same()._origin,
-            "specialization": colocated_same().specialization,
+            "function": colocated_same()._definition.function,
+            "options": colocated_same().options,
             "derivatives": None,
         },
-        {"fun": "callable", "origin": "", "specialization": "", "derivatives": "none"},
+        {"fun": "callable", "function": "", "options": "", "derivatives": "none"},
     )
     # Inspection
     yield Target(

@@ -9,6 +9,7 @@
 docs/colocated.md tells the whole of it.
 """
 
+from partjit.colocated.cache import CacheInfo as CacheInfo
 from partjit.colocated.devices import colocated_cpu_devices as colocated_cpu_devices
 from partjit.colocated.function import ColocatedFunction as ColocatedFunction
 from partjit.colocated.function import colocated_python as colocated_python
@@ -24,6 +25,5 @@ from partjit.colocated.runtime.streams import stream as stream
 from partjit.colocated.runtime.streams import wait as wait
 from partjit.colocated.serialization import deserialize as deserialize
 from partjit.colocated.serialization import serialize as serialize
-from partjit.colocated.specialization import CacheInfo as CacheInfo
 
 _watch()

@@ -3,7 +3,7 @@
 import functools
 import types
 from collections.abc import Callable
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 import jax
 from jax.core import Tracer
@@ -12,15 +12,15 @@ from partjit._jax.meshes import manual_axes
 from partjit._jax.tracing import is_eager, is_staged
 from partjit.arguments import name_of, signature_of
 from partjit.checks import require, require_callable, unsorted
-from partjit.colocated.ir.custom_derivatives import Derivatives, Differentiable
+from partjit.colocated.base import Colocated
+from partjit.colocated.cache import CacheInfo, SpecializationCache
+from partjit.colocated.definition import Definition, HostFunction
+from partjit.colocated.ir.custom_derivatives import Derivatives
 from partjit.colocated.ir.eager import body
 from partjit.colocated.ir.tracing import TracedCalls
-from partjit.colocated.lookup import find_specialized
-from partjit.colocated.runtime.run_ahead import Ahead
-from partjit.colocated.runtime.streams import Stream
+from partjit.colocated.options import OptionArguments, Options, takes_options
+from partjit.colocated.runtime.run_ahead import RunAhead
 from partjit.colocated.serialization import deserialize, serialize
-from partjit.colocated.specialization import CacheInfo, Layout, Mode, Specialization, SpecializationCache, VmapMethod
-from partjit.colocated.specialized import Origin
 
 __all__ = ["ColocatedFunction", "colocated_python"]
 
@@ -28,189 +28,90 @@ _flatten = jax.tree_util.tree_flatten
 _is_eager = is_eager
 
 
-class ColocatedFunction(Differentiable):
+class ColocatedFunction(Colocated):
     """What `colocated_python` makes of a function; called with arrays, or specialized first.
 
     Its name, docstring and signature are those of the function.
 
     Attributes:
-        specialization: what is known about its calls.
+        options: what is known about its calls.
     """
 
     def __init__(
         self,
         fun: Callable[..., Any],
-        origin: Origin,
-        specialization: Specialization,
+        function: HostFunction,
+        options: Options,
         derivatives: Derivatives | None = None,
     ) -> None:
         require_callable("ColocatedFunction", "fun", fun)
         how = "what colocated_python gives it: call that, or specialize"
-        require("ColocatedFunction", "origin", origin, Origin, how)
-        require("ColocatedFunction", "specialization", specialization, Specialization, how)
+        require("ColocatedFunction", "function", function, HostFunction, how)
+        require("ColocatedFunction", "options", options, Options, how)
         require("ColocatedFunction", "derivatives", derivatives, Derivatives | None, how)
         functools.update_wrapper(self, fun)
         self._fun = fun
-        self._origin = origin
-        self.specialization = specialization
+        self._name = function.name
+        self.options = options
+        self._definition = Definition(function, options, RunAhead(options.run_ahead) if options.run_ahead else None)
         self._cache = SpecializationCache()
-        self._ahead = Ahead(specialization.run_ahead) if specialization.run_ahead else None
         self._set_derivatives(derivatives)
 
     def _set_derivatives(self, derivatives: Derivatives | None) -> None:
         self._derivatives = derivatives
-        self._traced = TracedCalls(self._origin, self.specialization, self._cache, self._ahead, derivatives)
+        self._traced = TracedCalls(self._definition, self._cache, derivatives)
+
+    def _with_options(self, options: Options) -> "ColocatedFunction":
+        return ColocatedFunction(self._fun, self._definition.function, options, self._derivatives)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls the function, here or on a thread; in a function that is traced, the call becomes part of that."""
         if (not _is_eager() and (is_staged() or manual_axes())) or body.home is not None:
             return self._traced.bind(args, kwargs)
         cache = self._cache
-        specialized = cache.last
-        if specialized is not None:
-            leaves = specialized.in_specs.leaves_of(args, kwargs)
+        specialization = cache.last
+        if specialization is not None:
+            leaves = specialization.in_specs.leaves_of(args, kwargs)
             if leaves is not None:
                 cache.hits += 1
-                return specialized(args, kwargs, leaves, True)
+                return specialization(args, kwargs, leaves, True)
         try:
             leaves, _ = _flatten((args, kwargs))
         except ValueError as error:
-            raise unsorted(error, f"An argument of {self._origin.name}") from None
+            raise unsorted(error, f"An argument of {self._name}") from None
         if any(isinstance(leaf, Tracer) for leaf in leaves):
             return self._traced.bind(args, kwargs)
-        specialized = find_specialized(self._origin, self.specialization, cache, self._ahead, args, kwargs)
-        return specialized(args, kwargs, leaves, False)
-
-    def specialize(
-        self,
-        in_specs: Any = None,
-        out_specs_fn: Callable[..., Any] | None = None,
-        devices: Any = None,
-        *,
-        out_specs: Any = None,
-        mode: Mode | None = None,
-        stream: str | Stream | None = None,
-        pure: bool | None = None,
-        layout: Layout | None = None,
-        run_ahead: int | None = None,
-        vmap_method: VmapMethod | None = None,
-    ) -> "ColocatedFunction":
-        """The same function, with more known about its calls. Each item can be given once, in any order.
-
-        Args:
-            in_specs: `(args, kwargs)` with a `jax.ShapeDtypeStruct` for each array. A sharding left open may be any.
-            out_specs_fn: called with the ShapeDtypeStructs of the arguments, gives `out_specs`; once per kind of
-                arguments, in the calling thread.
-            devices: devices or a mesh: the function runs on their hosts. Needed if there are no array arguments.
-            out_specs: a tree of ShapeDtypeStructs like the result. A sharding left open is a replicated one. Once the
-                results are known, calls return before the function has run. None says nothing; that a function
-                returns None is said by `out_specs_fn=lambda *args: None`.
-            mode: "inline" runs it in the caller; "stream" on a thread; "auto", the default, on a thread until it was
-                measured to be cheaper than that, ten times in a row. A function that waits for what its caller does
-                after the call must say "stream".
-            stream: the name of a stream, or a stream, instead of the calling thread's.
-            pure: whether a call does nothing but compute its results. In a program, one that nobody needs is left out,
-                and equal ones are made once.
-            layout: "global", the default, calls the function with the arrays; "per_shard" once for each device with a
-                `jax.Shard` (`data`, `index`, `device`, `replica_id`) for each array, to return shards of its results,
-                which the shardings in `out_specs` assemble.
-            run_ahead: up to so many calls are made before they are asked for; for functions without arguments.
-            vmap_method: what `jax.vmap` makes of a call with batched arguments, as for `jax.pure_callback`.
-                "sequential" calls the function once for each example, in order; it is the default, except for a `pure`
-                function, which has none. The others call it once, with batched arrays, and it returns its results with
-                the batch at axis 0 as well: "expand_dims" gives arguments that are not batched an axis of size 1 there,
-                "broadcast_all" repeats them. `in_specs` and `out_specs` are those of a call that is not batched.
-
-        Raises:
-            ValueError: an item was given before or is none of its possible values.
-            TypeError: an item is of a wrong type.
-
-        Example:
-            >>> spec = jax.ShapeDtypeStruct((8,), jax.numpy.float32)
-            >>> double = colocated_python(lambda x: 2 * x).specialize(out_specs=spec, stream="io")
-            >>> double(jax.numpy.ones(8)).sum()
-            Array(16., dtype=float32)
-        """
-        more = self.specialization.with_items(
-            f"{self._origin.name}.specialize",
-            in_specs=in_specs,
-            out_specs=out_specs,
-            out_specs_fn=out_specs_fn,
-            devices=devices,
-            mode=mode,
-            stream=stream,
-            pure=pure,
-            layout=layout,
-            run_ahead=run_ahead,
-            vmap_method=vmap_method,
-        )
-        return ColocatedFunction(self._fun, self._origin, more, self._derivatives)
+        return cache.find(self._definition, args, kwargs)(args, kwargs, leaves, False)
 
     def cache_info(self) -> CacheInfo:
         """Calls that found their specialization, calls that did not, and how many there are."""
         return self._cache.info()
 
     def __repr__(self) -> str:
-        return f"<colocated {self._origin.name}>"
+        return f"<colocated {self._name}>"
 
     def __get__(self, obj: Any, owner: type | None = None) -> Any:
         return self if obj is None else types.MethodType(self, obj)
 
     def __reduce__(self) -> Any:
-        rebuilt, arguments = self._origin.reference or (_rebuilt, ())
+        rebuilt, arguments = self._definition.function.reference or (_rebuilt, ())
         # Rules that call the function refer to it, so it has to be there before them.
-        return rebuilt, (*arguments, self._fun, self.specialization), self._derivatives
+        return rebuilt, (*arguments, self._fun, self.options), self._derivatives
 
     def __setstate__(self, derivatives: Derivatives) -> None:
         self._set_derivatives(derivatives)
 
 
 @overload
-def colocated_python(
-    fun: Callable[..., Any],
-    *,
-    out_specs: Any = ...,
-    out_specs_fn: Callable[..., Any] | None = ...,
-    in_specs: Any = ...,
-    devices: Any = ...,
-    mode: Mode | None = ...,
-    stream: str | Stream | None = ...,
-    pure: bool | None = ...,
-    layout: Layout | None = ...,
-    run_ahead: int | None = ...,
-    vmap_method: VmapMethod | None = ...,
-) -> ColocatedFunction: ...
+def colocated_python(fun: Callable[..., Any], **options: Unpack[OptionArguments]) -> ColocatedFunction: ...
 @overload
 def colocated_python(
-    fun: None = None,
-    *,
-    out_specs: Any = ...,
-    out_specs_fn: Callable[..., Any] | None = ...,
-    in_specs: Any = ...,
-    devices: Any = ...,
-    mode: Mode | None = ...,
-    stream: str | Stream | None = ...,
-    pure: bool | None = ...,
-    layout: Layout | None = ...,
-    run_ahead: int | None = ...,
-    vmap_method: VmapMethod | None = ...,
+    fun: None = None, **options: Unpack[OptionArguments]
 ) -> Callable[[Callable[..., Any]], ColocatedFunction]: ...
 
 
-def colocated_python(
-    fun: Callable[..., Any] | None = None,
-    *,
-    out_specs: Any = None,
-    out_specs_fn: Callable[..., Any] | None = None,
-    in_specs: Any = None,
-    devices: Any = None,
-    mode: Mode | None = None,
-    stream: str | Stream | None = None,
-    pure: bool | None = None,
-    layout: Layout | None = None,
-    run_ahead: int | None = None,
-    vmap_method: VmapMethod | None = None,
-) -> Any:
+@takes_options
+def colocated_python(fun: Callable[..., Any] | None = None, **options: Unpack[OptionArguments]) -> Any:
     """Makes a function run on the hosts of its arguments' devices, beside what the devices do.
 
     The function is called with concrete arrays on CPU devices of the hosts, and may do what Python does: read files,
@@ -248,28 +149,14 @@ def colocated_python(
 
     The name and the behaviour are those of `jax.experimental.colocated_python`; docs/colocated.md says what differs.
     """
-    specialization = Specialization().with_items(
-        "colocated_python",
-        in_specs=in_specs,
-        out_specs=out_specs,
-        out_specs_fn=out_specs_fn,
-        devices=devices,
-        mode=mode,
-        stream=stream,
-        pure=pure,
-        layout=layout,
-        run_ahead=run_ahead,
-        vmap_method=vmap_method,
-    )
-    if fun is None:
-        return lambda fun: _rebuilt(fun, specialization)
-    return _rebuilt(fun, specialization)
+    given = Options().adding("colocated_python", **options)
+    return (lambda fun: _rebuilt(fun, given)) if fun is None else _rebuilt(fun, given)
 
 
-def _rebuilt(fun: Callable[..., Any], specialization: Specialization) -> ColocatedFunction:
+def _rebuilt(fun: Callable[..., Any], options: Options) -> ColocatedFunction:
     require_callable("colocated_python", "fun", fun)
     name = name_of(fun)
-    return ColocatedFunction(fun, Origin(name, signature_of(fun), lambda: _copied(fun, name)), specialization)
+    return ColocatedFunction(fun, HostFunction(name, signature_of(fun), lambda: _copied(fun, name)), options)
 
 
 def _copied(fun: Callable[..., Any], name: str) -> Callable[..., Any]:

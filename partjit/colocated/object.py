@@ -4,44 +4,44 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 from partjit.arguments import signature_of
 from partjit.checks import require, require_flag
+from partjit.colocated.base import Colocated
+from partjit.colocated.definition import HostFunction
 from partjit.colocated.function import ColocatedFunction
-from partjit.colocated.ir.custom_derivatives import Derivatives, Differentiable
+from partjit.colocated.ir.custom_derivatives import Derivatives
+from partjit.colocated.options import ObjectOptions, Options, takes_options
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.failures import call_site
 from partjit.colocated.runtime.instances import Instance, instances
-from partjit.colocated.runtime.streams import Stream, current_stream
-from partjit.colocated.specialization import Mode, Specialization
-from partjit.colocated.specialized import Origin
+from partjit.colocated.runtime.streams import current_stream
 
 __all__ = ["colocated_python_class"]
 
 _handles: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
 
 
-class _Method(Differentiable):
+class _Method(Colocated):
     """A method of a colocated class: what is said of it holds for all instances that do not say otherwise.
 
     The rules of its derivatives are those of a function without `self`.
     """
 
     def __init__(
-        self,
-        name: str,
-        fun: Callable[..., Any],
-        specialization: Specialization,
-        derivatives: Derivatives | None = None,
+        self, name: str, fun: Callable[..., Any], options: Options, derivatives: Derivatives | None = None
     ) -> None:
         functools.update_wrapper(self, fun)
         self._name = name
         self._fun = fun
-        self._specialization = specialization
+        self.options = options
         self._derivatives = derivatives
 
-    def _set_derivatives(self, derivatives: Derivatives) -> None:
+    def _with_options(self, options: Options) -> "_Method":
+        return _Method(self._name, self._fun, options, self._derivatives)
+
+    def _set_derivatives(self, derivatives: Derivatives | None) -> None:
         self._derivatives = derivatives
 
     def __get__(self, handle: Any, owner: type | None = None) -> Any:
@@ -56,14 +56,6 @@ class _Method(Differentiable):
     def __call__(self, handle: Any, /, *args: Any, **kwargs: Any) -> Any:
         return self.__get__(handle)(*args, **kwargs)
 
-    def specialize(self, *args: Any, **kwargs: Any) -> "_Method":
-        """The same method with more known about its calls; see `ColocatedFunction.specialize`.
-
-        It can be assigned to the class, or called with an instance.
-        """
-        more = ColocatedFunction(self._fun, _unbound(self._name), self._specialization).specialize(*args, **kwargs)
-        return _Method(self._name, self._fun, more.specialization, self._derivatives)
-
     def __repr__(self) -> str:
         return f"<colocated method {self._fun.__qualname__}>"
 
@@ -74,15 +66,8 @@ class _Method(Differentiable):
             signature = signature.replace(parameters=parameters)
         name = f"{instance.name}.{self._name}"
         reference = (_method_of, (instance.number, instance.name, self._name))
-        origin = Origin(name, signature, lambda: instance.method(self._name), instance.lane, reference)
-        return ColocatedFunction(self._fun, origin, self._specialization, self._derivatives)
-
-
-def _unbound(name: str) -> Origin:
-    def target() -> Any:
-        raise TypeError(f"{name} is a method: call it with an object")
-
-    return Origin(name, None, target)
+        function = HostFunction(name, signature, lambda: instance.method(self._name), instance.lane, reference)
+        return ColocatedFunction(self._fun, function, self.options, self._derivatives)
 
 
 class _Handle:
@@ -120,8 +105,8 @@ def _handle_of(number: int, name: str) -> Any:
     return _present(_handles.get(number), name)
 
 
-def _method_of(number: int, name: str, method: str, fun: Callable[..., Any], specialization: Specialization) -> Any:
-    return _Method(method, fun, specialization)._bind(_present(instances.get(number), name))
+def _method_of(number: int, name: str, method: str, fun: Callable[..., Any], options: Options) -> Any:
+    return _Method(method, fun, options)._bind(_present(instances.get(number), name))
 
 
 def _present(found: Any, name: str) -> Any:
@@ -132,31 +117,17 @@ def _present(found: Any, name: str) -> Any:
 
 @overload
 def colocated_python_class(
-    cls: type,
-    *,
-    concurrent: bool = ...,
-    devices: Any = ...,
-    mode: Mode | None = ...,
-    stream: str | Stream | None = ...,
+    cls: type, *, concurrent: bool = ..., devices: Any = ..., **options: Unpack[ObjectOptions]
 ) -> type[Any]: ...
 @overload
 def colocated_python_class(
-    cls: None = None,
-    *,
-    concurrent: bool = ...,
-    devices: Any = ...,
-    mode: Mode | None = ...,
-    stream: str | Stream | None = ...,
+    cls: None = None, *, concurrent: bool = ..., devices: Any = ..., **options: Unpack[ObjectOptions]
 ) -> Callable[[type], type[Any]]: ...
 
 
+@takes_options
 def colocated_python_class(
-    cls: type | None = None,
-    *,
-    concurrent: bool = False,
-    devices: Any = None,
-    mode: Mode | None = None,
-    stream: str | Stream | None = None,
+    cls: type | None = None, *, concurrent: bool = False, devices: Any = None, **options: Unpack[ObjectOptions]
 ) -> Any:
     """Makes the objects of a class live on the hosts of devices; their methods are colocated functions.
 
@@ -196,13 +167,11 @@ def colocated_python_class(
     The name and the behaviour are those of `jax.experimental.colocated_python`; docs/colocated.md says what differs.
     """
     concurrent = require_flag("colocated_python_class", "concurrent", concurrent)
-    specialization = Specialization().with_items("colocated_python_class", devices=devices, mode=mode, stream=stream)
-    if cls is None:
-        return lambda cls: _handle_class(cls, concurrent, specialization)
-    return _handle_class(cls, concurrent, specialization)
+    given = Options().adding("colocated_python_class", devices=devices, **options)
+    return (lambda cls: _handle_class(cls, concurrent, given)) if cls is None else _handle_class(cls, concurrent, given)
 
 
-def _handle_class(cls: type, concurrent: bool, specialization: Specialization) -> type[Any]:
+def _handle_class(cls: type, concurrent: bool, options: Options) -> type[Any]:
     require("colocated_python_class", "cls", cls, type, "a class")
     if issubclass(cls, _Handle):
         raise TypeError(
@@ -216,7 +185,7 @@ def _handle_class(cls: type, concurrent: bool, specialization: Specialization) -
         _handles[self._colocated_instance.number] = self
 
     members: dict[str, Any] = {
-        name: _Method(name, member, specialization)
+        name: _Method(name, member, options)
         for name in dir(cls)
         if inspect.isfunction(member := getattr(cls, name)) and _is_exposed(name)
     }

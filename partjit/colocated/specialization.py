@@ -1,250 +1,378 @@
-"""What a colocated function was told about its calls beforehand, and the cache of what follows from that."""
+"""A colocated function for one kind of arguments: the ways in which a call of it runs.
 
-import dataclasses
-import threading
+In the caller, with as little in front of the function as possible; in the caller, when its turn in its lanes comes; or
+on a thread, with results that wait.
+"""
+
+import contextvars
+import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, cast
 
-from partjit._jax.caches import register_cache
-from partjit.checks import devices_in, require_callable, require_choice, require_flag, require_integer
-from partjit.colocated.runtime.specs import InSpecs, check_out_specs
-from partjit.colocated.runtime.streams import Stream, as_stream
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-__all__ = ["CacheInfo", "Layout", "Mode", "Specialization", "SpecializationCache", "VmapMethod", "kind_of"]
+from partjit import events
+from partjit._jax.arrays import ArrayImpl, device_put, shareable
+from partjit._jax.dispatch import is_profiled
+from partjit._jax.shardings import device_list
+from partjit._jax.threads import ThreadSettings
+from partjit.colocated.definition import Definition
+from partjit.colocated.devices import colocated_sharding
+from partjit.colocated.runtime import scheduler
+from partjit.colocated.runtime.call import Call, Lane, failure_here
+from partjit.colocated.runtime.failures import Site, call_site
+from partjit.colocated.runtime.interrupts import is_interrupt
+from partjit.colocated.runtime.observation import Telling, telling
+from partjit.colocated.runtime.pending import PendingArray
+from partjit.colocated.runtime.pins import distinct, hold
+from partjit.colocated.runtime.run_ahead import Prepared
+from partjit.colocated.runtime.shards import Shards, on_each_shard, per_shard
+from partjit.colocated.runtime.specs import InSpecs, OutSpecs, flat_result
+from partjit.colocated.runtime.streams import Stream, current_stream, inside
 
-Mode = Literal["auto", "inline", "stream"]
-"""Where a call runs: in its caller, on a thread, or whichever pays."""
+__all__ = ["Specialization"]
 
-Layout = Literal["global", "per_shard"]
-"""What the function is called with: arrays, once; or the shards of arrays, once for each device."""
+_perf_counter = time.perf_counter
+_is_profiled = is_profiled
+_CHEAP_SECONDS = 200e-6
+"""A function that takes less is not worth a thread: to hand a call to one, and its arguments, takes about as long."""
+_CHEAP_IN_A_ROW = 10
+"""So many calls must have been cheap, one after another, before the caller is made to wait for the next."""
 
-VmapMethod = Literal["sequential", "expand_dims", "broadcast_all"]
-"""What a batch is: one call for each example; or one call with batched arrays, arguments that are not batched having an
-axis of size 1 there, or being repeated."""
 
-
-@dataclasses.dataclass(frozen=True)
 class Specialization:
-    """What the user has said; None is what is still open.
+    """A colocated function for one kind of arguments: what a call of it does.
 
     Attributes:
-        in_specs: the arguments.
-        out_specs: the results: a tree of ShapeDtypeStructs.
-        out_specs_fn: gives `out_specs` from the ShapeDtypeStructs of the arguments.
-        devices: on whose hosts the function runs.
-        mode: where a call runs.
-        stream: the stream of the calls.
-        pure: whether a call does nothing but compute its results.
-        layout: what the function is called with.
-        run_ahead: how many calls without arguments are made before they are asked for.
-        vmap_method: what `jax.vmap` makes of a call.
+        in_specs: the kind of arguments.
+        out_specs: the results, as far as they are known.
     """
 
-    in_specs: InSpecs | None = None
-    out_specs: Any = None
-    out_specs_fn: Callable[..., Any] | None = None
-    devices: tuple[Any, ...] | None = None
-    mode: Mode | None = None
-    stream: Stream | None = None
-    pure: bool | None = None
-    layout: Layout | None = None
-    run_ahead: int | None = None
-    vmap_method: VmapMethod | None = None
-
-    def with_items(
+    def __init__(
         self,
-        where: str,
+        definition: Definition,
+        in_specs: InSpecs,
+        leaves: Sequence[jax.Array | jax.ShapeDtypeStruct],
+        devices: Sequence[Any],
         *,
-        in_specs: Any = None,
-        out_specs: Any = None,
-        out_specs_fn: Callable[..., Any] | None = None,
-        devices: Any = None,
-        mode: Mode | None = None,
-        stream: str | Stream | None = None,
-        pure: bool | None = None,
-        layout: Layout | None = None,
-        run_ahead: int | None = None,
-        vmap_method: VmapMethod | None = None,
-    ) -> "Specialization":
-        """The same with more said.
+        stream: Stream | None = None,
+        out_specs: OutSpecs | None = None,
+        shards: Shards | None = None,
+        shardings_of_shards: Sequence[Sharding | None] | None = None,
+    ) -> None:
+        shardings = [cast(Sharding, leaf.sharding) for leaf in leaves]
+        self.in_specs = in_specs
+        self.out_specs = out_specs
+        self._function = definition.function
+        self._name = definition.function.name
+        self._lane = definition.function.lane
+        self._options = definition.options
+        self._ahead = definition.ahead
+        self._mode = definition.options.mode or "auto"
+        self._stream = definition.options.stream or stream
+        self._shardings = shardings
+        self._uncommitted = [
+            s for s, leaf in zip(shardings, leaves, strict=True) if not getattr(leaf, "committed", True)
+        ]
+        self._devices = devices
+        self._is_prepared = False
+        self._preparation = Lane()  # no lock: what computes the specs may make calls, and wait for them
+        self._target: Callable[..., Any] = _not_prepared
+        self._shards = shards
+        self._shardings_of_shards = shardings_of_shards
+        self._is_here = any(device.process_index == jax.process_index() for device in devices)
+        host = [colocated_sharding(sharding) for sharding in shardings]
+        self._host_shardings = None if host == shardings else host
+        self._cheap_in_a_row = 0
+
+    def __call__(self, args: Any, kwargs: Any, leaves: Sequence[Any], are_plain: bool) -> Any:
+        """Calls the function with arguments of its kind; whether they are known to be neither pending nor keys."""
+        if not self._is_prepared:
+            self.prepare()
+        stream = self._stream or current_stream()
+        is_ready = self._host_shardings is None and (are_plain or PendingArray not in map(type, leaves))
+        if is_ready and self._is_free(stream) and not events.listeners:
+            if self._mode == "inline":
+                result = self._target(*args, **kwargs)
+                if self.out_specs is not None:
+                    return self.out_specs.fit(result, self._name)
+                if type(result) is not ArrayImpl:
+                    flat_result(result, self._name)
+                return result
+            if self._mode == "auto" and self._cheap_in_a_row >= _CHEAP_IN_A_ROW and self._ahead is None:
+                return self._run_cheap(args, kwargs, stream)
+        return self._run_in_order(leaves, stream)
+
+    def run_for_program(self, leaves: Sequence[Any], apart: Sequence[int], site: Site) -> Sequence[Any]:
+        """Calls the function in this thread, for a program, and gives the flat results.
 
         Args:
-            where: what was called with the items, for messages.
-            in_specs, out_specs, out_specs_fn, devices, mode, stream, pure, layout, run_ahead, vmap_method: the items;
-                None says nothing.
+            leaves: the arguments, flat, on the hosts.
+            apart: the positions of results that have to be other arrays than the arguments, and than each other.
+            site: where the call stands in the user's code.
 
         Raises:
-            ValueError: something was said before, or is none of the values it may have.
-            TypeError: something is of a wrong type.
+            Exception: what the function raised, with a note that names the call.
         """
-        given = {
-            name: value
-            for name, value in {
-                "in_specs": in_specs,
-                "out_specs": out_specs,
-                "out_specs_fn": out_specs_fn,
-                "devices": devices,
-                "mode": mode,
-                "stream": stream,
-                "pure": pure,
-                "layout": layout,
-                "run_ahead": run_ahead,
-                "vmap_method": vmap_method,
-            }.items()
-            if value is not None
-        }
-        for name in given:
-            if getattr(self, name) is not None:
-                raise ValueError(f"{name} already specified")
-        both = {name for name in ("out_specs", "out_specs_fn") if name in given or getattr(self, name) is not None}
-        if len(both) == 2:
-            raise ValueError("out_specs and out_specs_fn say the same: give one of them")
-        if in_specs is not None:
-            given["in_specs"] = InSpecs.of_user(in_specs)
-        if out_specs is not None:
-            check_out_specs(where, out_specs)
-        if out_specs_fn is not None:
-            require_callable(where, "out_specs_fn", out_specs_fn, "a function of the specs of the arguments")
-        if devices is not None:
-            given["devices"] = _devices(where, devices)
-        for name, choices in (("mode", Mode), ("layout", Layout), ("vmap_method", VmapMethod)):
-            if name in given:
-                require_choice(where, name, given[name], get_args(choices))
-        if stream is not None:
-            given["stream"] = as_stream(stream, where)
-        if pure is not None:
-            given["pure"] = require_flag(where, "pure", pure)
-        if run_ahead is not None:
-            given["run_ahead"] = require_integer(where, "run_ahead", run_ahead, 0, _MOST_AHEAD)
-        return dataclasses.replace(self, **given)
-
-
-_MOST_AHEAD = 1_000_000
-"""More calls than that are never under way at a time; they would only fill the memory."""
-
-
-def _devices(where: str, devices: Any) -> tuple[Any, ...]:
-    found = devices_in(where, "devices", devices)
-    if not found:
-        raise ValueError(f"{where}: devices must name at least one device, but is empty")
-    if len({*found}) < len(found):
-        raise ValueError(f"{where}: devices must name each device once, but are {[*map(str, found)]}")
-    return found
-
-
-class CacheInfo(NamedTuple):
-    """What the cache of a colocated function has seen.
-
-    Attributes:
-        hits: calls that found their specialization.
-        misses: calls that did not.
-        specializations: how many there are.
-    """
-
-    hits: int
-    misses: int
-    specializations: int
-
-
-def kind_of(leaf: Any) -> tuple[Any, ...]:
-    """What a specialization depends on, apart from the sharding."""
-    return leaf.shape, leaf.dtype, leaf.aval.weak_type, getattr(leaf, "committed", True)
-
-
-class SpecializationCache:
-    """Specializations by the types and shardings of arguments.
-
-    Looking up equal shardings is slow, so there are two levels: one by the identity of the sharding objects, one by
-    their equality. The first keeps the objects, so that no other takes the place of one in memory.
-
-    Attributes:
-        last: what was found last, which most callers want again.
-        hits: how often something was found.
-        misses: how often not.
-    """
-
-    _MOST_IDENTITIES = 1024
-
-    def __init__(self) -> None:
-        self._by_identity: dict[Any, tuple[Any, Sequence[Any]]] = {}
-        self._by_equality: dict[Any, Any] = {}
-        self._lock = threading.RLock()
-        self.last: Any = None
-        self.hits = 0
-        self.misses = 0
-        _caches.add(self)
-
-    def find(self, leaves: Sequence[Any], tree: Any, make: Callable[[], Any]) -> Any:
-        """What was made for arguments like these, or what `make` makes."""
-        kinds = tuple(map(kind_of, leaves))
-        identities = (tree, *((id(leaf.sharding), kind) for leaf, kind in zip(leaves, kinds, strict=True)))
-        found = self._by_identity.get(identities)
-        if found is not None:
-            self.hits += 1
-            self.last = found[0]
-            return found[0]
-        with self._lock:
-            specialized = self.find_only((tree, *(leaf.sharding for leaf in leaves), kinds), make)
-            if len(self._by_identity) >= self._MOST_IDENTITIES:
-                self._by_identity.clear()
-            self._by_identity[identities] = (specialized, [leaf.sharding for leaf in leaves])
-        return specialized
-
-    def find_only(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What was made for an equal key."""
-        with self._lock:
-            specialized = self._by_equality.get(key)
-            if specialized is None:
-                specialized = self._by_equality[key] = make()
-                self.misses += 1
+        if not self._is_prepared:
+            self.prepare()
+        stream = self._stream or current_stream()
+        out_specs = self.out_specs
+        assert out_specs is not None
+        try:
+            if self._is_free(stream) and not events.listeners:
+                if PendingArray in map(type, leaves):
+                    leaves = _values(leaves)
+                args, kwargs = self.in_specs.tree.unflatten(leaves)
+                if _is_profiled():
+                    with jax.profiler.TraceAnnotation(self._name):
+                        results = out_specs.fit_flat(self._target(*args, **kwargs), self._name)
+                else:
+                    results = out_specs.fit_flat(self._target(*args, **kwargs), self._name)
             else:
-                self.hits += 1
-            self.last = specialized
-        return specialized
+                results = out_specs.tree.flatten_up_to(self._run_here(leaves, self._lanes(stream)[0], stream, site))
+            return distinct(results, leaves, apart) if apart else results
+        except Exception as error:
+            failure_here(error, self._name, site, stream).raise_()
 
-    def results_for(self, tree: Any, avals: Sequence[Any]) -> Any:
-        """What is known of the results of calls with arguments of these types, on whatever devices; None if nothing."""
-        wanted = [(aval.shape, aval.dtype) for aval in avals]
-        with self._lock:
-            found = [*self._by_equality.values()]
-        for specialized in reversed(found):
-            in_specs = specialized.in_specs
-            types = [(spec.shape, spec.dtype) for spec in in_specs.leaves]
-            if specialized.out_specs is not None and in_specs.tree == tree and types == wanted:
-                return specialized.out_specs
-        return None
+    def submit_for_program(self, leaves: Sequence[Any], held: Sequence[bool], site: Site) -> Sequence[Any]:
+        """Lets a call run on a thread, for a program, and gives the flat results, which are pending.
 
-    def info(self) -> CacheInfo:
-        """How often it was asked, and what it holds."""
-        return CacheInfo(self.hits, self.misses, len(self._by_equality))
+        Args:
+            leaves: the arguments, flat, on the hosts.
+            held: which of them somebody may give away while the call runs.
+            site: where the call stands in the user's code.
+        """
+        if not self._is_prepared:
+            self.prepare()
+        stream = self._stream or current_stream()
+        out_specs = self.out_specs
+        assert out_specs is not None
+        lanes, is_nested = self._lanes(stream)
+        if is_nested:  # on a stream in whose call it stands, it is part of that one
+            made = self._ahead.made(out_specs) if self._ahead is not None else None
+            return self.run_for_program(leaves, range(len(out_specs.leaves)), site) if made is None else made
 
-    def clear(self) -> None:
-        """Forgets everything; calls under way go on."""
-        with self._lock:
-            self._by_identity.clear()
-            self._by_equality.clear()
-            self.last = None
-            self.hits = self.misses = 0
+        def prepared() -> Prepared:
+            takes = [hold(leaf) if is_held else _taking(leaf) for leaf, is_held in zip(leaves, held, strict=True)]
+            return self._prepared(takes, lanes, stream, out_specs, site)
+
+        return prepared().submit() if self._ahead is None else self._ahead.take(out_specs, prepared)
+
+    def _is_free(self, stream: Stream) -> bool:
+        """Whether a call need not wait for its turn, and nobody can come in between."""
+        return not stream.calls and stream.is_private and self._lane is None
+
+    # Preparation
+
+    def prepare(self) -> None:
+        """Copies the function for its host and settles what it returns, once."""
+        # A finalizer in the middle of a submission cannot wait.
+        lanes = [] if scheduler.is_changing_lanes() else [self._preparation]
+        scheduler.run_in_lanes(f"{self._name} (out_specs_fn)", call_site(), current_stream(), lanes, self._prepare)
+
+    def _prepare(self) -> None:
+        if self._is_prepared:
+            return
+        options = self._options
+        out_specs = options.out_specs
+        if self.out_specs is None and options.out_specs_fn is not None:
+            structs = [
+                jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding, weak_type=spec.weak_type)
+                for spec, sharding in zip(self.in_specs.leaves, self._shardings, strict=True)
+            ]
+            args, kwargs = jax.tree.unflatten(self.in_specs.tree, structs)
+            out_specs = options.out_specs_fn(*args, **kwargs)
+        if self.out_specs is None and (options.out_specs_fn is not None or out_specs is not None):
+            self.out_specs = OutSpecs.of_user(out_specs, self._default_sharding, self._uncommitted)
+        if self._is_here:
+            self._target = self._function.load()
+            if self._shards is not None and self.out_specs is not None:
+                self._target = on_each_shard(self._target, self._name, self._shards, self.out_specs)
+            elif options.layout == "per_shard":
+                self._target = per_shard(self._target, self._name, self.out_specs, self._shardings_of_shards)
+        elif self.out_specs is None:
+            raise ValueError(
+                f"{self._name} runs on the hosts of {[*map(str, self._devices)]}, none of which belongs to process "
+                f"{jax.process_index()}: say with out_specs or out_specs_fn what it returns"
+            )
+        self._is_prepared = True
+
+    def _default_sharding(self) -> Any:
+        """Replicated over the devices of the call."""
+        if self._uncommitted and len(self._uncommitted) == len(self._shardings) and not self._options.devices:
+            return self._uncommitted[0]
+        for sharding in self._shardings:
+            is_named = isinstance(sharding, NamedSharding)
+            if is_named and (*device_list(sharding),) == (*self._devices,):
+                return NamedSharding(sharding.mesh, PartitionSpec())
+        if len(self._devices) == 1:
+            return SingleDeviceSharding(self._devices[0])
+        mesh = Mesh(list(self._devices), ("devices",))
+        return NamedSharding(mesh, PartitionSpec())
+
+    # Ways to run
+
+    def _run_cheap(self, args: Any, kwargs: Any, stream: Stream) -> Any:
+        """In the caller, but with the results of an asynchronous call: it depends on measurements that it is none."""
+        started = _perf_counter()
+        assert self.out_specs is not None
+        try:
+            result = self._apart(self.out_specs.fit(self._target(*args, **kwargs), self._name), args, kwargs)
+        except Exception as error:
+            if is_interrupt(error):  # of the caller, not of the call
+                raise
+            failure = failure_here(error, self._name, call_site(), stream)
+            failed = [PendingArray.failed(failure, s.aval, s.sharding, s.committed) for s in self.out_specs.leaves]
+            return jax.tree.unflatten(self.out_specs.tree, failed)
+        self._measured(_perf_counter() - started)
+        return result
+
+    def _apart(self, result: Any, args: Any, kwargs: Any) -> Any:
+        """The result, which is no argument: on a thread it would have been another array of the same memory."""
+        given = {*map(id, jax.tree.leaves((args, kwargs)))}
+        if given.isdisjoint(map(id, jax.tree.leaves(result))):
+            return result
+        return jax.tree.map(lambda leaf: hold(leaf)() if id(leaf) in given else leaf, result)
+
+    def _run_in_order(self, leaves: Sequence[Any], stream: Stream) -> Any:
+        """In the order of its lanes, in the caller or on a thread."""
+        lanes, is_nested = self._lanes(stream)
+        out_specs = self.out_specs
+        if not self._is_here:
+            assert out_specs is not None
+            return jax.tree.unflatten(out_specs.tree, [_without_shards(spec) for spec in out_specs.leaves])
+        if is_nested and self._ahead is not None and out_specs is not None:
+            made = self._ahead.made(out_specs)
+            if made is not None:
+                return jax.tree.unflatten(out_specs.tree, made)
+        if self._mode == "inline" or out_specs is None or is_nested:
+            return self._run_here(leaves, lanes, stream, call_site())
+        if self._ahead is not None:
+            results = self._ahead.take(out_specs, lambda: self._prepared([], lanes, stream, out_specs, call_site()))
+            return jax.tree.unflatten(out_specs.tree, results)
+        is_cheap = self._cheap_in_a_row >= _CHEAP_IN_A_ROW and self._mode == "auto" and self._stream is None
+        if is_cheap and all(_is_there(leaf) for leaf in leaves) and not any(lane.calls for lane in lanes):
+            result = self._run_if_free(leaves, lanes, stream)
+            if result is not scheduler.NOT_FREE:
+                return result
+        takes = [self._taking(i, leaf) for i, leaf in enumerate(leaves)]
+        prepared = self._prepared(takes, lanes, stream, out_specs, call_site())
+        return jax.tree.unflatten(out_specs.tree, prepared.submit())
+
+    def _lanes(self, stream: Stream) -> tuple[list[Lane], bool]:
+        """The lanes of a call, and whether others are left out because the call stands in one of theirs."""
+        lanes = [lane for lane in (stream, self._lane) if lane is not None]
+        entered = scheduler.entered_lanes()
+        free = [lane for lane in lanes if lane not in entered]
+        return free, len(free) < len(lanes)
+
+    def _run_here(self, leaves: Sequence[Any], lanes: Sequence[Lane], stream: Stream, site: Site) -> Any:
+        def body() -> Any:
+            args, kwargs = jax.tree.unflatten(self.in_specs.tree, self._on_host(_values(leaves)))
+            started = _perf_counter()
+            result = tell(self._target)(*args, **kwargs)
+            if self.out_specs is not None:
+                result = self.out_specs.fit(result, self._name)
+            else:
+                flat, tree = flat_result(result, self._name)
+                if self._mode != "inline":
+                    self.out_specs = OutSpecs.of_result(flat, tree)
+                    self._measured(_perf_counter() - started)
+                    result = self._apart(result, args, kwargs)
+            return result
+
+        tell = telling(self._name, stream)
+        return scheduler.run_here(Call(self._name, site, stream, lanes, body)) if lanes else body()
+
+    def _run_if_free(self, leaves: Sequence[Any], lanes: Sequence[Lane], stream: Stream) -> Any:
+        values = _values(leaves)
+
+        def body() -> Any:
+            args, kwargs = jax.tree.unflatten(self.in_specs.tree, self._on_host(values))
+            return self._run_cheap(args, kwargs, stream)
+
+        return scheduler.run_here(Call(self._name, call_site(), stream, lanes, body), only_if_free=True)
+
+    def _prepared(
+        self,
+        takes: list[Callable[[], Any]],
+        lanes: Sequence[Lane],
+        stream: Stream,
+        out_specs: OutSpecs,
+        site: Site,
+    ) -> Prepared:
+        context, settings = contextvars.copy_context(), ThreadSettings()
+
+        def body() -> list[Any]:
+            with settings:
+                return context.run(self._run_held, takes, stream, out_specs, tell)
+
+        tell = telling(self._name, stream)
+        call = Call(self._name, site, stream, lanes, body)
+        results = [PendingArray(call, spec.aval, spec.sharding, spec.committed) for spec in out_specs.leaves]
+        references = [weakref.ref(result) for result in results]
+        call.receivers = lambda: [reference() for reference in references]
+        return Prepared(call, results, out_specs)
+
+    def _run_held(
+        self, takes: list[Callable[[], Any]], stream: Stream, out_specs: OutSpecs, tell: Telling
+    ) -> list[Any]:
+        inside(stream)
+        args, kwargs = jax.tree.unflatten(self.in_specs.tree, [take() for take in takes])
+        takes.clear()
+        started = _perf_counter()
+        with jax.profiler.TraceAnnotation(self._name):
+            result = tell(self._target)(*args, **kwargs)
+        self._measured(_perf_counter() - started)
+        return out_specs.fit_leaves(result, self._name)
+
+    def _taking(self, i: int, leaf: Any) -> Callable[[], Any]:
+        """What gives an argument on the host, as it is now, when the function runs."""
+        target = leaf.sharding if self._host_shardings is None else self._host_shardings[i]
+        if leaf.sharding == target:
+            return hold(leaf)
+        if type(leaf) is PendingArray:
+            take = hold(leaf)
+            return lambda: device_put(take(), target)
+        copy = device_put(leaf, target)
+        return lambda: copy
+
+    def _on_host(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """The arguments on the CPU devices of the hosts, where they are not there already."""
+        if self._host_shardings is None:
+            return leaves
+        return [
+            leaf if leaf.sharding == sharding else device_put(leaf, sharding)
+            for leaf, sharding in zip(leaves, self._host_shardings, strict=True)
+        ]
+
+    def _measured(self, seconds: float) -> None:
+        self._cheap_in_a_row = self._cheap_in_a_row + 1 if seconds < _CHEAP_SECONDS else 0
 
 
-class _Caches:
-    """All of them, for `jax.clear_caches()`."""
-
-    def __init__(self) -> None:
-        self._caches: weakref.WeakSet[SpecializationCache] = weakref.WeakSet()
-        self._lock = threading.RLock()
-
-    def add(self, cache: SpecializationCache) -> None:
-        with self._lock:
-            self._caches.add(cache)
-
-    def cache_clear(self) -> None:
-        with self._lock:
-            caches = [*self._caches]
-        for cache in caches:
-            cache.clear()
+def _values(leaves: Sequence[Any]) -> list[Any]:
+    return [leaf.value() if type(leaf) is PendingArray else leaf for leaf in leaves]
 
 
-_caches = _Caches()
-register_cache(_caches, "partjit.colocated specializations")
+def _taking(leaf: Any) -> Callable[[], Any]:
+    """What gives an argument that nobody is going to give away."""
+    if type(leaf) is PendingArray:
+        return leaf.value_for_call
+    shareable(leaf)
+    return lambda: leaf
+
+
+def _is_there(leaf: Any) -> bool:
+    return type(leaf) is not PendingArray or leaf.has_value
+
+
+def _without_shards(spec: Any) -> Any:
+    """A result on a host to which none of its devices belongs."""
+    return jax.make_array_from_single_device_arrays(spec.shape, spec.sharding, [], dtype=spec.dtype)
+
+
+def _not_prepared(*_: Any, **__: Any) -> Any:
+    raise AssertionError("called before it was prepared")

@@ -400,7 +400,7 @@ def test_items_of_a_class_hold_for_all_methods():
     Own = colocated_python_class(devices=jax.devices()[:1], mode="inline", stream="own")(Counter)
     counter = Own(4)
     assert int(counter.history()) == 4
-    assert counter.add.specialization.mode == "inline"
+    assert counter.add.options.mode == "inline"
     with pytest.raises(ValueError, match="stream already specified"):
         counter.add.specialize(stream="other")
 

@@ -241,7 +241,7 @@ def test_fully_specialized_calls_look_nothing_up(monkeypatch):
     )
     x = put()
     f(x)
-    monkeypatch.setattr("partjit.colocated.function.find_specialized", None)
+    monkeypatch.setattr(type(f._cache), "find", None)
     for _ in range(3):
         np.testing.assert_array_equal(f(x), np.zeros(8))
     assert f.cache_info() == (3, 1, 1)
@@ -250,8 +250,8 @@ def test_fully_specialized_calls_look_nothing_up(monkeypatch):
 def test_a_stream_is_given_by_name_or_as_itself():
     with colocated.stream("by name") as stream:
         pass
-    assert colocated_python(identity, stream="by name").specialization.stream is stream
-    assert colocated_python(identity, stream=stream).specialization.stream is stream
+    assert colocated_python(identity, stream="by name").options.stream is stream
+    assert colocated_python(identity, stream=stream).options.stream is stream
 
 
 def test_specializations_of_the_same_in_specs_do_not_mix():
@@ -314,5 +314,5 @@ def test_out_specs_are_specs_when_they_are_given(bad):
 
 
 def test_a_colocated_function_is_not_made_by_its_constructor():
-    with pytest.raises(TypeError, match="ColocatedFunction: origin must be what colocated_python gives it"):
+    with pytest.raises(TypeError, match="ColocatedFunction: function must be what colocated_python gives it"):
         colocated.ColocatedFunction(identity, None, None)

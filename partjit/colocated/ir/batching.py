@@ -19,9 +19,10 @@ from partjit._jax.patches import guard_batching
 from partjit._jax.rules import moveaxis
 from partjit._jax.sources import source_site, traced_at
 from partjit._jax.tracing import abstractify, is_staged
+from partjit.colocated.cache import SpecializationCache
 from partjit.colocated.ir.primitive import Callee, ColocatedEffect, calls_in, colocated_call_p
+from partjit.colocated.options import VmapMethod
 from partjit.colocated.runtime.specs import InSpecs, flat_result
-from partjit.colocated.specialization import SpecializationCache, VmapMethod
 from partjit.rules.batching import insert_batch_axis
 from partjit.spec import ParsedPartitionSpec
 
@@ -32,7 +33,7 @@ def _batch(
     batched = [dim is not None for dim in dims]
     if not any(batched):  # one call for the whole batch
         return colocated_call_p.bind(*args, callee=callee, stream=stream), [None] * len(callee.out_avals)
-    method = callee.specialization.vmap_method or (None if callee.is_pure else "sequential")
+    method = callee.options.vmap_method or (None if callee.is_pure else "sequential")
     if method is None:
         paths = [path for path, is_batched in zip(callee.paths, batched, strict=True) if is_batched]
         choices = ", ".join(map(repr, get_args(VmapMethod)))
@@ -102,30 +103,31 @@ def _make(callee: Callee, in_avals: tuple[Any, ...], batched: Sequence[bool], ax
             spec = spec.insert_axis_partitions(0, ())
         return spec.named_sharding(sharding.mesh)
 
-    known, stated = callee.specialization, callee.has_stated_results
+    options = callee.options
     in_shardings = tuple(insert(s, b, "in_specs") for s, b in zip(callee.in_shardings, batched, strict=True))
     batch = (axis_data.size, *callee.batch)
     out_avals = tuple(
         aval_of_struct(jax.ShapeDtypeStruct((batch[0], *aval.shape), aval.dtype, weak_type=aval.weak_type))
         for aval in callee.out_avals
     )
-    # Where results were seen to lie that nobody has said anything of, they need not lie in a batch.
-    out_shardings = tuple(insert(s if stated else None, True, "out_specs") for s in callee.out_shardings)
+    # What an earlier call showed of the shardings of results says nothing about a batch of them.
+    out_shardings = tuple(insert(s if options.has_out_specs else None, True, "out_specs") for s in callee.out_shardings)
     in_specs = InSpecs([*map(_struct, in_avals, in_shardings)], callee.in_tree)
     out_specs = jax.tree.unflatten(callee.out_tree, [*map(_struct, out_avals, out_shardings)])
-    origin = callee.origin
-    if known.layout != "per_shard":  # there the specs say what a shard is
-        target = origin.target.target if isinstance(origin.target, _BatchedTarget) else origin.target
-        origin = dataclasses.replace(origin, target=_BatchedTarget(target, callee.name, str(known.vmap_method), batch))
+    function = callee.definition.function
+    if options.layout != "per_shard":  # there the specs say what a shard is
+        load = function.load.load if isinstance(function.load, _LoadBatched) else function.load
+        load = _LoadBatched(load, callee.name, str(options.vmap_method), batch)
+        function = dataclasses.replace(function, load=load)
+    options = dataclasses.replace(
+        options,
+        in_specs=in_specs if options.in_specs is not None else None,
+        out_specs=None,
+        out_specs_fn=(lambda *_, **__: out_specs) if options.has_out_specs else None,
+    )
     return dataclasses.replace(
         callee,
-        origin=origin,
-        specialization=dataclasses.replace(
-            known,
-            in_specs=in_specs if known.in_specs is not None else None,
-            out_specs=None,
-            out_specs_fn=(lambda *_, **__: out_specs) if stated else None,
-        ),
+        definition=dataclasses.replace(callee.definition, function=function, options=options),
         in_avals=in_avals,
         in_shardings=in_shardings,
         out_avals=out_avals,
@@ -140,23 +142,23 @@ def _struct(aval: Any, sharding: Any) -> jax.ShapeDtypeStruct:
 
 
 @dataclasses.dataclass(frozen=True)
-class _BatchedTarget:
-    """Gives the function that runs, as the `target` of an origin does; its results must have the batch in front.
+class _LoadBatched:
+    """Gives the function that runs, as the `load` of a `HostFunction` does; its results must have the batch in front.
 
     Attributes:
-        target: gives the user's function.
+        load: gives the user's function.
         name: what it is called in messages.
         method: the `vmap_method` of its calls.
         batch: the sizes of the leading axes.
     """
 
-    target: Callable[[], Callable[..., Any]]
+    load: Callable[[], Callable[..., Any]]
     name: str
     method: str
     batch: tuple[int, ...]
 
     def __call__(self) -> Callable[..., Any]:
-        fun, batch = self.target(), self.batch
+        fun, batch = self.load(), self.batch
 
         def call(*args: Any, **kwargs: Any) -> Any:
             result = fun(*args, **kwargs)

@@ -20,8 +20,8 @@ from partjit.colocated.devices import colocated_sharding
 from partjit.colocated.ir.primitive import Callee
 from partjit.colocated.runtime.failures import call_site
 from partjit.colocated.runtime.pending import PendingArray
-from partjit.colocated.runtime.specs import InSpecs, OutSpec, OutSpecs
-from partjit.colocated.specialized import Specialized
+from partjit.colocated.runtime.specs import OutSpec
+from partjit.colocated.specialization import Specialization
 from partjit.mesh import Outside, auto_twin
 
 __all__ = ["Home", "as_array", "body", "call_in_body", "running_at"]
@@ -103,38 +103,23 @@ def call_in_body(home: Home, callee: Callee, stream: Any, leaves: Sequence[Any])
     results = [home.sharding if said is None else _on_auto_twin(said) for said in callee.out_shardings]
     on_hosts = tuple(map(colocated_sharding, shardings))
 
-    def make() -> Specialized:
-        inputs = [
-            jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
-            for aval, sharding in zip(callee.in_avals, on_hosts, strict=True)
-        ]
+    def make() -> Specialization:
         outputs = [
             OutSpec(aval, colocated_sharding(sharding), home.is_bound or said is not None)
             for aval, sharding, said in zip(callee.out_avals, results, callee.out_shardings, strict=True)
         ]
-        known = callee.specialization
-        return Specialized(
-            callee.origin,
-            dataclasses.replace(known, stream=known.stream or stream),
-            InSpecs(inputs, callee.in_tree),
-            inputs,
-            known.devices or (*devices,),
-            callee.ahead,
-            OutSpecs(outputs, callee.out_tree),
-            callee.shards,
-            callee.shardings_of_shards,
-        )
+        return callee.specialized(stream, on_hosts, outputs, (*devices,))
 
     # Kept, so that the function is copied for its host once.
-    specialized = callee.cache.find_only(("body", callee, home, stream, on_hosts), make)
-    made = callee.ahead.made(specialized.out_specs) if callee.ahead is not None else None
+    specialization = callee.cache.find_equal(("body", callee, home, stream, on_hosts), make)
+    made = callee.ahead.made(specialization.out_specs) if callee.ahead is not None else None
     if made is None:
         values = [
             leaf if leaf.sharding == sharding else device_put(leaf, sharding)
             for leaf, sharding in zip(leaves, on_hosts, strict=True)
         ]
         with _called():
-            made = specialized.run_for_program(values, range(len(results)), call_site())
+            made = specialization.run_for_program(values, range(len(results)), call_site())
     values = [result.value() if type(result) is PendingArray else result for result in made]
     return [
         value if value.sharding == sharding else device_put(value, sharding)

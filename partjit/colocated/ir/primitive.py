@@ -16,19 +16,25 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import jax
+from jax.core import ShapedArray
 from jax.extend.core import Effect, Primitive, jaxprs_in_params
 from jax.interpreters import mlir
+from jax.sharding import NamedSharding, Sharding
 
 from partjit._jax.effects import register_effect
 from partjit._jax.lowering import lower_constraint_to, lower_opaque
 from partjit._jax.rules import register_printing
 from partjit._jax.shard_maps import varying_type
+from partjit.colocated.cache import SpecializationCache
+from partjit.colocated.definition import Definition
 from partjit.colocated.devices import colocated_sharding
-from partjit.colocated.runtime.run_ahead import Ahead
+from partjit.colocated.options import Options
+from partjit.colocated.runtime.run_ahead import RunAhead
 from partjit.colocated.runtime.shards import Shards
+from partjit.colocated.runtime.specs import InSpecs, OutSpec, OutSpecs
 from partjit.colocated.runtime.streams import Stream
-from partjit.colocated.specialization import Specialization, SpecializationCache
-from partjit.colocated.specialized import Origin
+from partjit.colocated.specialization import Specialization
 
 __all__ = ["Callee", "ColocatedEffect", "calls_in", "colocated_call_p", "opaque_calls"]
 
@@ -55,8 +61,7 @@ class Callee:
     """A colocated function for one kind of arguments in a traced function.
 
     Attributes:
-        origin: where what runs comes from.
-        specialization: what was said of its calls.
+        definition: the function with the options of its calls.
         in_tree: the structure of `(args, kwargs)`.
         in_avals: the type of each argument.
         in_shardings: the sharding each argument should have; None where the partitioner chooses.
@@ -65,56 +70,83 @@ class Callee:
         out_shardings: the sharding of each result; None where the partitioner chooses.
         paths: the key path of each argument in terms of the function's parameters.
         cache: the specializations of the function, for calls outside of programs.
-        ahead: its calls that were made before they are asked for.
         batch: the sizes of the leading axes that `jax.vmap` gave the arguments and results.
         shards: what it is called with if it is called for each shard in a `shard_map`.
     """
 
-    origin: Origin
-    specialization: Specialization
+    definition: Definition
     in_tree: Any
-    in_avals: tuple[Any, ...]
-    in_shardings: tuple[Any, ...]
+    in_avals: tuple[ShapedArray, ...]
+    in_shardings: tuple[NamedSharding | None, ...]
     out_tree: Any
-    out_avals: tuple[Any, ...]
-    out_shardings: tuple[Any, ...]
+    out_avals: tuple[ShapedArray, ...]
+    out_shardings: tuple[NamedSharding | None, ...]
     paths: tuple[str, ...]
     cache: SpecializationCache
-    ahead: Ahead | None
     batch: tuple[int, ...] = ()
     shards: Shards | None = None
 
     @property
-    def has_stated_results(self) -> bool:
-        """Whether the user said what it returns, rather than an earlier call showed."""
-        return self.specialization.out_specs is not None or self.specialization.out_specs_fn is not None
-
-    def returns_what(self, other: "Callee") -> bool:
-        """Whether the results are known to be of the same types, and at the same places."""
-        known = (self.out_tree, self.out_avals, self.out_shardings)
-        return known == (other.out_tree, other.out_avals, other.out_shardings)
-
-    @property
-    def returns_shards(self) -> bool:
-        """Whether its specs alone say what its results are, in whatever sharding they are needed."""
-        return self.specialization.layout == "per_shard"
-
-    @property
-    def shardings_of_shards(self) -> tuple[Any, ...] | None:
-        """The sharding by which the shards of each result are assembled on the hosts, None where it is left open."""
-        if not self.returns_shards:
-            return None
-        return tuple(None if sharding is None else colocated_sharding(sharding) for sharding in self.out_shardings)
-
-    @property
     def name(self) -> str:
         """What the function is called."""
-        return self.origin.name
+        return self.definition.name
+
+    @property
+    def options(self) -> Options:
+        """What was said of its calls."""
+        return self.definition.options
+
+    @property
+    def ahead(self) -> RunAhead | None:
+        """Its calls that were made before their results are requested."""
+        return self.definition.ahead
 
     @property
     def is_pure(self) -> bool:
         """Whether a call may be left out when nobody needs its results, and be made once for equal arguments."""
-        return bool(self.specialization.pure)
+        return bool(self.options.pure)
+
+    @property
+    def returns_shards(self) -> bool:
+        """Whether its specs alone say what its results are, in whatever sharding they are needed."""
+        return self.options.layout == "per_shard"
+
+    def returns_what(self, other: "Callee") -> bool:
+        """Whether the results are known to be of the same types, with the same shardings."""
+        known = (self.out_tree, self.out_avals, self.out_shardings)
+        return known == (other.out_tree, other.out_avals, other.out_shardings)
+
+    def specialized(
+        self,
+        stream: Stream | None,
+        in_shardings: Sequence[Sharding],
+        out_specs: Sequence[OutSpec],
+        devices: Sequence[Any],
+    ) -> Specialization:
+        """What a call of it does in a program.
+
+        Args:
+            stream: the stream that the program puts the call on.
+            in_shardings: the shardings of its arguments on the hosts.
+            out_specs: its results there.
+            devices: those of the program, unless the options name others.
+        """
+        inputs = [
+            jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
+            for aval, sharding in zip(self.in_avals, in_shardings, strict=True)
+        ]
+        # The shardings by which shards of results are assembled on the hosts; None where the user left it open.
+        of_shards = [s and colocated_sharding(s) for s in self.out_shardings] if self.returns_shards else None
+        return Specialization(
+            self.definition,
+            InSpecs(inputs, self.in_tree),
+            inputs,
+            self.options.devices or devices,
+            stream=stream,
+            out_specs=OutSpecs(out_specs, self.out_tree),
+            shards=self.shards,
+            shardings_of_shards=of_shards,
+        )
 
 
 def stream_name(stream: Stream | None) -> str:
@@ -189,15 +221,15 @@ class _Shown:
 
 def _show(params: dict[str, Any]) -> dict[str, Any]:
     callee: Callee = params["callee"]
-    said = callee.specialization
+    options = callee.options
     return {
         "name": _Shown(callee.name),
         "stream": _Shown(stream_name(params["stream"])),
         "in_specs": _Shown(_show_shardings(callee.in_shardings)),
         "out_specs": _Shown(_show_shardings(callee.out_shardings)),
         **({"pure": True} if callee.is_pure else {}),
-        **({"layout": _Shown(said.layout)} if said.layout not in (None, "global") else {}),
-        **({"run_ahead": said.run_ahead} if said.run_ahead else {}),
+        **({"layout": _Shown(options.layout)} if options.layout not in (None, "global") else {}),
+        **({"run_ahead": options.run_ahead} if options.run_ahead else {}),
         **({"batch": callee.batch} if callee.batch else {}),
     }
 

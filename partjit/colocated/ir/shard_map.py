@@ -43,9 +43,10 @@ def called_for_each_shard(callee: Callee, mesh: Mesh, arguments: Sequence[Array]
     key = (mesh, in_avals, in_shardings, out_avals, out_shardings)
     found = made.get(key)
     if found is None:
+        options = dataclasses.replace(callee.options, devices=None)
         replaced = dataclasses.replace(
             callee,
-            specialization=dataclasses.replace(callee.specialization, devices=None),
+            definition=dataclasses.replace(callee.definition, options=options),
             in_avals=in_avals,
             in_shardings=in_shardings,
             out_avals=out_avals,
@@ -77,19 +78,19 @@ def check_is_whole(what: str, mesh: Any, axes: Sequence[str]) -> None:
 
 
 def _check(callee: Callee) -> None:
-    known = callee.specialization
-    if known.run_ahead:
+    options = callee.options
+    if options.run_ahead:
         raise ValueError(
-            f"run_ahead={known.run_ahead} lets calls of {callee.name} be made before they are asked for, but in a "
+            f"run_ahead={options.run_ahead} lets calls of {callee.name} be made before they are asked for, but in a "
             "shard_map they are made for each shard: leave it out, or make the call outside of the shard_map"
         )
-    if known.layout == "per_shard":
+    if options.layout == "per_shard":
         raise ValueError(
             f"layout='per_shard' calls {callee.name} with the shards of its arguments, but in a shard_map it is called "
             "for each shard anyhow, with arrays: leave it out. partjit.colocated.mesh_coordinates() says which it is"
         )
     stated = [("in_specs", callee.in_shardings)]
-    if callee.has_stated_results:
+    if options.has_out_specs:
         stated.append(("out_specs", callee.out_shardings))
     for what, shardings in stated:
         for sharding in shardings:

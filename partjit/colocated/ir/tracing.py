@@ -4,7 +4,6 @@ What the call returns has to be known then: from `out_specs` or `out_specs_fn`, 
 arguments of these types.
 """
 
-import dataclasses
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -15,15 +14,13 @@ from jax.core import Tracer
 from partjit._jax.arrays import aval_of_struct
 from partjit._jax.tracing import abstractify
 from partjit.checks import flattened
+from partjit.colocated.cache import SpecializationCache
+from partjit.colocated.definition import Definition, HostFunction
 from partjit.colocated.ir.custom_derivatives import Derivatives
 from partjit.colocated.ir.eager import as_array, body, call_in_body
 from partjit.colocated.ir.primitive import Callee, colocated_call_p
-from partjit.colocated.lookup import find_specialized
-from partjit.colocated.runtime.run_ahead import Ahead
 from partjit.colocated.runtime.specs import argument_paths, require_array, spec_struct
 from partjit.colocated.runtime.streams import traced_stream
-from partjit.colocated.specialization import Specialization, SpecializationCache
-from partjit.colocated.specialized import Origin
 
 __all__ = ["TracedCalls"]
 
@@ -31,18 +28,9 @@ __all__ = ["TracedCalls"]
 class TracedCalls:
     """The calls of one colocated function in traced functions."""
 
-    def __init__(
-        self,
-        origin: Origin,
-        specialization: Specialization,
-        cache: SpecializationCache,
-        ahead: Ahead | None,
-        derivatives: Derivatives | None,
-    ) -> None:
-        self._origin = origin
-        self._specialization = specialization
+    def __init__(self, definition: Definition, cache: SpecializationCache, derivatives: Derivatives | None) -> None:
+        self._definition = definition
         self._cache = cache
-        self._ahead = ahead
         self._derivatives = derivatives
         self._callees: dict[Any, Callee] = {}
 
@@ -54,54 +42,55 @@ class TracedCalls:
                 `run_ahead` is said of a call with arguments.
             TypeError: an argument does not fit the rules that say what its derivatives are.
         """
-        with_paths, tree = flattened((args, kwargs), f"An argument of {self._origin.name}")
+        with_paths, tree = flattened((args, kwargs), f"An argument of {self._definition.name}")
         leaves = [leaf for _, leaf in with_paths]
         if body.home is not None:
             leaves = [*map(as_array, leaves)]
-        paths = argument_paths(self._origin.signature, args, kwargs)
+        paths = argument_paths(self._definition.function.signature, args, kwargs)
         for leaf, path in zip(leaves, paths, strict=True):
             if not isinstance(leaf, Tracer):
-                require_array(leaf, lambda path=path: f"{path} of {self._origin.name}")
+                require_array(leaf, lambda path=path: f"{path} of {self._definition.name}")
         args, kwargs = jax.tree.unflatten(tree, leaves)
         if self._derivatives is None:
             return self._bind(args, kwargs)
-        return self._derivatives.call(self._bind, self._origin.name, self._origin.signature, args, kwargs)
+        return self._derivatives.call(
+            self._bind, self._definition.name, self._definition.function.signature, args, kwargs
+        )
 
     def _bind(self, args: Any, kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten((tuple(args), kwargs))
-        paths = argument_paths(self._origin.signature, args, kwargs)
+        paths = argument_paths(self._definition.function.signature, args, kwargs)
         avals = tuple(map(abstractify, leaves))
         key = tree, avals
         callee = self._callees.get(key)
         if callee is None:
             callee = self._callees[key] = self._make(tree, avals, paths)
-        elif not callee.has_stated_results:  # what an eager call shows may have changed
+        elif not callee.options.has_out_specs:  # what an eager call shows may have changed
             anew = self._make(tree, avals, paths)
             if not callee.returns_what(anew):
                 callee = self._callees[key] = anew
-        stream = self._specialization.stream or traced_stream()
+        stream = self._definition.options.stream or traced_stream()
         return jax.tree.unflatten(callee.out_tree, colocated_call_p.bind(*leaves, callee=callee, stream=stream))
 
     def _make(self, tree: Any, avals: tuple[Any, ...], paths: tuple[str, ...]) -> Callee:
-        origin, known = self._origin, self._specialization
-        if known.run_ahead and avals:
+        definition, options = self._definition, self._definition.options
+        name = definition.name
+        if options.run_ahead and avals:
             raise ValueError(
-                f"run_ahead={known.run_ahead} lets calls of {origin.name} be made before they are asked for, which can "
+                f"run_ahead={options.run_ahead} lets calls of {name} be made before they are asked for, which can "
                 f"only be done with calls that have no arguments; this one has {', '.join(paths)}"
             )
-        if known.run_ahead and known.mode == "inline":
-            raise ValueError(f"run_ahead={known.run_ahead} needs a thread, but {origin.name} has mode='inline'")
-        if known.layout == "per_shard" and not avals:
-            raise ValueError(
-                f"layout='per_shard' calls {origin.name} with the shards of its arguments, and there are none"
-            )
+        if options.run_ahead and options.mode == "inline":
+            raise ValueError(f"run_ahead={options.run_ahead} needs a thread, but {name} has mode='inline'")
+        if options.layout == "per_shard" and not avals:
+            raise ValueError(f"layout='per_shard' calls {name} with the shards of its arguments, and there are none")
         in_shardings: tuple[Any, ...] = (None,) * len(avals)
-        if known.in_specs is not None:
+        if options.in_specs is not None:
             structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
-            known.in_specs.check(structs, tree, lambda: paths, are_placed=False)
-            in_shardings = tuple(_named(spec.sharding) for spec in known.in_specs.leaves)
-        out_specs = known.out_specs
-        if known.out_specs_fn is not None:
+            options.in_specs.check(structs, tree, lambda: paths, are_placed=False)
+            in_shardings = tuple(_named(spec.sharding) for spec in options.in_specs.leaves)
+        out_specs = options.out_specs
+        if options.out_specs_fn is not None:
             args, kwargs = jax.tree.unflatten(
                 tree,
                 [
@@ -109,21 +98,20 @@ class TracedCalls:
                     for aval, sharding in zip(avals, in_shardings, strict=True)
                 ],
             )
-            out_specs = known.out_specs_fn(*args, **kwargs)
-        if out_specs is None and known.out_specs_fn is None:
+            out_specs = options.out_specs_fn(*args, **kwargs)
+        if not options.has_out_specs:
             seen = self._cache.results_for(tree, avals)
             if seen is None:
-                raise _unknown_results(origin, avals, paths)
+                raise _unknown_results(definition.function, avals, paths)
             results = [(spec.aval, _named(spec.sharding)) for spec in seen.leaves]
             out_tree = seen.tree
         else:
-            with_paths, out_tree = flattened(out_specs, f"out_specs of {origin.name}")
+            with_paths, out_tree = flattened(out_specs, f"out_specs of {name}")
             structs = [spec_struct(leaf, f"out_specs{jax.tree_util.keystr(path)}") for path, leaf in with_paths]
             results = [(aval_of_struct(struct), _named(struct.sharding)) for struct in structs]
         out_avals, out_shardings = zip(*results, strict=True) if results else ((), ())
         return Callee(
-            origin,
-            known,
+            definition,
             tree,
             avals,
             in_shardings,
@@ -132,7 +120,6 @@ class TracedCalls:
             out_shardings,
             paths,
             self._cache,
-            self._ahead,
         )
 
 
@@ -141,12 +128,12 @@ def _named(sharding: Any) -> Any:
     return sharding if isinstance(sharding, jax.sharding.NamedSharding) else None
 
 
-def _unknown_results(origin: Origin, avals: Sequence[Any], paths: Sequence[str]) -> ValueError:
+def _unknown_results(function: HostFunction, avals: Sequence[Any], paths: Sequence[str]) -> ValueError:
     given = ", ".join(f"{path}: {aval.str_short()}" for path, aval in zip(paths, avals, strict=True))
     return ValueError(
-        f"the colocated function {origin.name} is called in a function that is traced, and it is not known what it "
+        f"the colocated function {function.name} is called in a function that is traced, and it is not known what it "
         f"returns for ({given}). Say it with out_specs= or out_specs_fn=, for example "
-        f"{origin.name}.specialize(out_specs_fn=lambda {_parameters(origin.signature)}: "
+        f"{function.name}.specialize(out_specs_fn=lambda {_parameters(function.signature)}: "
         "jax.ShapeDtypeStruct((8,), 'float32')), or call it once outside with arguments of these types"
     )
 
@@ -160,9 +147,6 @@ def _evaluate(*leaves: Any, callee: Callee, stream: Any) -> list[Any]:
     """Runs an equation on arrays, as an eager `jax.grad` of a function with a call in it does."""
     if body.home is not None:
         return call_in_body(body.home, callee, stream, leaves)
-    known = callee.specialization
-    if known.stream is None and stream is not None:
-        known = dataclasses.replace(known, stream=stream)
     args, kwargs = jax.tree.unflatten(callee.in_tree, leaves)
-    specialized = find_specialized(callee.origin, known, callee.cache, callee.ahead, args, kwargs)
-    return jax.tree.leaves(specialized(args, kwargs, leaves, False))
+    specialization = callee.cache.find(callee.definition, args, kwargs, stream)
+    return jax.tree.leaves(specialization(args, kwargs, leaves, False))

@@ -13,7 +13,7 @@ from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call
 from partjit.colocated.runtime.deadlocks import would_never_end
 
-__all__ = ["Ahead", "Prepared"]
+__all__ = ["Prepared", "RunAhead"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class Prepared:
         return self.results
 
 
-class Ahead:
+class RunAhead:
     """The calls of one function that were made early.
 
     Attributes:

@@ -331,11 +331,12 @@ def spec_struct(leaf: Any, path: str) -> Any:
     raise ValueError(f"{path} must be a jax.ShapeDtypeStruct, but is {shown(leaf)}")
 
 
-def check_out_specs(where: str, out_specs: Any) -> None:
-    """Raises ValueError for what in a tree of specs of results is none."""
-    leaves, _ = flattened(out_specs, f"{where}: out_specs")
+def check_out_specs(where: str, name: str, out_specs: Any) -> Any:
+    """A tree of specs of results; ValueError that names what in it is none."""
+    leaves, _ = flattened(out_specs, f"{where}: {name}")
     for path, leaf in leaves:
-        spec_struct(leaf, f"{where}: out_specs{jax.tree_util.keystr(path)}")
+        spec_struct(leaf, f"{where}: {name}{jax.tree_util.keystr(path)}")
+    return out_specs
 
 
 def _has_weak_type(value: Any, spec: OutSpec) -> bool:

@@ -96,7 +96,7 @@ def lanes_of(eqn: Any) -> list[Any]:
     if eqn.primitive is colocated_call_p:
         if eqn.params["callee"].is_pure:
             return []
-        origin = eqn.params["callee"].origin
+        origin = eqn.params["callee"].definition.function
         return [("stream", eqn.params["stream"]), *([("object", origin.lane)] if origin.lane is not None else [])]
     if is_host(eqn):
         return [*dict.fromkeys(lane for jaxpr in jaxprs_in_params(eqn.params) for lane in _lanes_in(jaxpr))]

@@ -236,8 +236,8 @@ def _order(plan: Plan, flat: Flat) -> list[str]:
     planned: dict[Any, list[int]] = {}
     for call in plan.calls:
         if not call.callee.is_pure:
-            lanes = [("stream", call.stream), ("object", call.callee.origin.lane)]
-            for lane in lanes if call.callee.origin.lane is not None else lanes[:1]:
+            lanes = [("stream", call.stream), ("object", call.callee.definition.function.lane)]
+            for lane in lanes if call.callee.definition.function.lane is not None else lanes[:1]:
                 planned.setdefault(lane, []).append(id(call.callee))
     if expected != planned:
         faults.append("the calls of a stream or object are not in program order")

@@ -289,11 +289,11 @@ def _add_calls(graph: _Graph, calls: Sequence[int], inline: set[int], done: set[
 
 
 def _is_ahead(item: Item) -> bool:
-    return is_call(item) and bool(item.params["callee"].specialization.run_ahead)
+    return is_call(item) and bool(item.params["callee"].options.run_ahead)
 
 
 def _is_inline(graph: _Graph, i: int, inline: set[int]) -> bool:
     if not is_call(graph.items[i]):
         return True
-    mode = graph.items[i].params["callee"].specialization.mode
+    mode = graph.items[i].params["callee"].options.mode
     return mode == "inline" or (mode != "stream" and i in inline)

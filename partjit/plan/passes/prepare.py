@@ -29,7 +29,7 @@ def check_devices(flat: Flat, mesh: Mesh) -> None:
         callee = eqn.params["callee"]
         for what, shardings in (("in_specs", callee.in_shardings), ("out_specs", callee.out_shardings)):
             for sharding in shardings:
-                if sharding is None or (what == "out_specs" and not callee.has_stated_results):
+                if sharding is None or (what == "out_specs" and not callee.options.has_out_specs):
                     continue
                 own = [*sharding.mesh.devices.flat]
                 if mesh.empty or own != [*mesh.devices.flat]:

@@ -13,8 +13,7 @@ from partjit._jax.compiling import move_outputs, shard_constants
 from partjit._jax.dispatch import InternalFloatingPointError, fast_path_data, make_cpp_function, recheck_for_nans
 from partjit._jax.shardings import UNSPECIFIED, device_list
 from partjit.colocated.runtime.pending import PendingArray
-from partjit.colocated.runtime.specs import InSpecs, OutSpec, OutSpecs
-from partjit.colocated.specialized import Specialized
+from partjit.colocated.runtime.specs import OutSpec
 from partjit.compile import lower_jaxpr
 from partjit.mesh import has_explicit_axes
 from partjit.plan.ir.nodes import Block, Branch, ColocatedCall, Fragment, Loop, Node, Transfer, Value, walk
@@ -146,28 +145,16 @@ def _caller(call: ColocatedCall, home: Any, results: set[Value], mesh: Any) -> C
             return sharding.update(mesh=mesh)
         return sharding
 
-    inputs = [
-        jax.ShapeDtypeStruct(value.aval.shape, value.aval.dtype, sharding=sharding_of(value)) for value in call.inputs
-    ]
     outputs = [OutSpec(value.aval, sharding_of(value), value.sharding is not None or home[1]) for value in call.outputs]
-    shardings = [*(spec.sharding for spec in (*inputs, *outputs)), home[0]]
-    specialized = Specialized(
-        callee.origin,
-        dataclasses.replace(callee.specialization, stream=callee.specialization.stream or call.stream),
-        InSpecs(inputs, callee.in_tree),
-        inputs,
-        callee.specialization.devices or (*device_list(shardings[0]),),
-        callee.ahead,
-        OutSpecs(outputs, callee.out_tree),
-        callee.shards,
-        callee.shardings_of_shards,
-    )
+    in_shardings = [*map(sharding_of, call.inputs)]
+    shardings = [*in_shardings, *(spec.sharding for spec in outputs), home[0]]
+    specialization = callee.specialized(call.stream, in_shardings, outputs, (*device_list(shardings[0]),))
 
     def run(*leaves: Any) -> Sequence[Any]:
-        return specialized.run_for_program(leaves, apart, site)
+        return specialization.run_for_program(leaves, apart, site)
 
     def submit(*leaves: Any) -> Sequence[Any]:
-        return specialized.submit_for_program(leaves, held, site)
+        return specialization.submit_for_program(leaves, held, site)
 
     return run if call.is_inline else submit
 

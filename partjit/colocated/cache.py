@@ -1,0 +1,176 @@
+"""The specializations of a colocated function, by the types and shardings of its arguments."""
+
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.core import ShapedArray
+from jax.sharding import Sharding
+
+from partjit._jax.caches import register_cache
+from partjit.colocated.definition import Definition
+from partjit.colocated.runtime.specs import InSpecs, OutSpecs, argument_paths, devices_of, require_array
+from partjit.colocated.runtime.streams import Stream
+from partjit.colocated.specialization import Specialization
+
+__all__ = ["CacheInfo", "SpecializationCache"]
+
+
+class CacheInfo(NamedTuple):
+    """What the cache of a colocated function has seen.
+
+    Attributes:
+        hits: calls that found their specialization.
+        misses: calls that did not.
+        specializations: how many there are.
+    """
+
+    hits: int
+    misses: int
+    specializations: int
+
+
+class SpecializationCache:
+    """Specializations by the types and shardings of arguments.
+
+    Looking up equal shardings is slow, so there are two levels: one by the identity of the sharding objects, one by
+    their equality. The first keeps the objects, so that no other takes the place of one in memory.
+
+    Attributes:
+        last: what was found last, which most callers want again.
+        hits: how often something was found.
+        misses: how often not.
+    """
+
+    _MOST_IDENTITIES = 1024
+
+    def __init__(self) -> None:
+        self._by_identity: dict[Any, tuple[Specialization, Sequence[Sharding]]] = {}
+        self._by_equality: dict[Hashable, Specialization] = {}
+        self._lock = threading.RLock()
+        self.last: Specialization | None = None
+        self.hits = 0
+        self.misses = 0
+        _caches.add(self)
+
+    def find(
+        self, definition: Definition, args: Sequence[Any], kwargs: Mapping[str, Any], stream: Stream | None = None
+    ) -> Specialization:
+        """The specialization for the types and shardings of these arguments, made if there is none yet.
+
+        Args:
+            definition: the function.
+            args, kwargs: the arguments of a call.
+            stream: the stream of its calls, unless the options name one.
+
+        Raises:
+            ValueError: an argument is no array, or not what `in_specs` say; or there are no, or several, device lists.
+        """
+        name, options = definition.name, definition.options
+        leaves, tree = jax.tree.flatten((args, kwargs))
+
+        def paths() -> Sequence[str]:
+            return argument_paths(definition.function.signature, args, kwargs)
+
+        def make() -> Specialization:
+            devices = options.devices or devices_of(leaves, paths(), name)
+            in_specs = options.in_specs.fresh() if options.in_specs else InSpecs([*map(_struct, leaves)], tree)
+            return Specialization(definition, in_specs, leaves, devices, stream=stream)
+
+        for i, leaf in enumerate(leaves):
+            require_array(leaf, lambda i=i: f"{paths()[i]} of {name}")
+        if options.in_specs is not None:
+            options.in_specs.check(leaves, tree, paths)
+            specs = options.in_specs.leaves
+            left_open = [leaf.sharding for leaf, spec in zip(leaves, specs, strict=True) if spec.sharding is None]
+            specialization = self.find_equal((stream, *left_open, *map(_kind_of, leaves)), make)
+        else:
+            specialization = self._find_alike(leaves, (tree, stream), make)
+        specialization.in_specs.remember(leaves)
+        return specialization
+
+    def _find_alike(
+        self, leaves: Sequence[jax.Array], key: Hashable, make: Callable[[], Specialization]
+    ) -> Specialization:
+        kinds = tuple(map(_kind_of, leaves))
+        identities = (key, *((id(leaf.sharding), kind) for leaf, kind in zip(leaves, kinds, strict=True)))
+        found = self._by_identity.get(identities)
+        if found is not None:
+            self.hits += 1
+            self.last = found[0]
+            return found[0]
+        with self._lock:
+            specialization = self.find_equal((key, *(leaf.sharding for leaf in leaves), kinds), make)
+            if len(self._by_identity) >= self._MOST_IDENTITIES:
+                self._by_identity.clear()
+            self._by_identity[identities] = (specialization, [leaf.sharding for leaf in leaves])
+        return specialization
+
+    def find_equal(self, key: Hashable, make: Callable[[], Specialization]) -> Specialization:
+        """What was made for an equal key."""
+        with self._lock:
+            specialization = self._by_equality.get(key)
+            if specialization is None:
+                specialization = self._by_equality[key] = make()
+                self.misses += 1
+            else:
+                self.hits += 1
+            self.last = specialization
+        return specialization
+
+    def results_for(self, tree: Any, avals: Sequence[ShapedArray]) -> OutSpecs | None:
+        """What is known of the results of calls with arguments of these types, on any devices; None if nothing."""
+        wanted = [(aval.shape, aval.dtype) for aval in avals]
+        with self._lock:
+            found = [*self._by_equality.values()]
+        for specialization in reversed(found):
+            in_specs = specialization.in_specs
+            types = [(spec.shape, spec.dtype) for spec in in_specs.leaves]
+            if specialization.out_specs is not None and in_specs.tree == tree and types == wanted:
+                return specialization.out_specs
+        return None
+
+    def info(self) -> CacheInfo:
+        """How often it was asked, and what it holds."""
+        return CacheInfo(self.hits, self.misses, len(self._by_equality))
+
+    def clear(self) -> None:
+        """Forgets everything; calls under way go on."""
+        with self._lock:
+            self._by_identity.clear()
+            self._by_equality.clear()
+            self.last = None
+            self.hits = self.misses = 0
+
+
+def _kind_of(leaf: jax.Array) -> tuple[Any, ...]:
+    """What a specialization depends on, apart from the sharding."""
+    return leaf.shape, leaf.dtype, leaf.aval.weak_type, getattr(leaf, "committed", True)
+
+
+def _struct(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding, weak_type=leaf.aval.weak_type)
+
+
+class _Caches:
+    """All of them, for `jax.clear_caches()`."""
+
+    def __init__(self) -> None:
+        self._caches: weakref.WeakSet[SpecializationCache] = weakref.WeakSet()
+        self._lock = threading.RLock()
+
+    def add(self, cache: SpecializationCache) -> None:
+        with self._lock:
+            self._caches.add(cache)
+
+    def cache_clear(self) -> None:
+        with self._lock:
+            caches = [*self._caches]
+        for cache in caches:
+            cache.clear()
+
+
+_caches = _Caches()
+register_cache(_caches, "partjit.colocated specializations")

@@ -1,0 +1,164 @@
+"""The options of a colocated function: what its users say of its calls beforehand.
+
+`Options` checks and keeps them. Functions that take them are written with `**options: Unpack[OptionArguments]`, where
+they have the types in which users give them; `takes_options` shows them one by one in the signature.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any, Literal, TypedDict, TypeVar, cast, get_args, get_type_hints
+
+from partjit.checks import devices_in, require_callable, require_choice, require_flag, require_integer
+from partjit.colocated.runtime.specs import InSpecs, check_out_specs
+from partjit.colocated.runtime.streams import Stream, as_stream
+
+__all__ = [
+    "CallOptions",
+    "Layout",
+    "Mode",
+    "ObjectOptions",
+    "OptionArguments",
+    "Options",
+    "VmapMethod",
+    "takes_options",
+]
+
+Mode = Literal["auto", "inline", "stream"]
+"""Where a call runs: in its caller, on a thread, or whichever is faster."""
+
+Layout = Literal["global", "per_shard"]
+"""What the function is called with: arrays, once; or the shards of arrays, once for each device."""
+
+VmapMethod = Literal["sequential", "expand_dims", "broadcast_all"]
+"""What a batch is: one call for each example; or one call with batched arrays, arguments that are not batched having an
+axis of size 1 there, or being repeated."""
+
+
+class ObjectOptions(TypedDict, total=False):
+    """Options, given by keyword, that the methods of a class have in common."""
+
+    mode: Mode | None
+    stream: str | Stream | None
+
+
+class CallOptions(ObjectOptions, total=False):
+    """Options that `specialize` takes by keyword only."""
+
+    out_specs: Any
+    pure: bool | None
+    layout: Layout | None
+    run_ahead: int | None
+    vmap_method: VmapMethod | None
+
+
+class OptionArguments(CallOptions, total=False):
+    """All options."""
+
+    in_specs: Any
+    out_specs_fn: Callable[..., Any] | None
+    devices: Any
+
+
+_SPECS_FN = "a function of the specs of the arguments"
+_MOST_AHEAD = 1_000_000
+"""More calls than that are never in flight at a time; they would only fill the memory."""
+
+
+def _devices(where: str, name: str, devices: Any) -> tuple[Any, ...]:
+    found = devices_in(where, name, devices)
+    if not found:
+        raise ValueError(f"{where}: {name} must name at least one device, but is empty")
+    if len({*found}) < len(found):
+        raise ValueError(f"{where}: {name} must name each device once, but are {[*map(str, found)]}")
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The options given for a colocated function, as `ColocatedFunction.specialize` explains them; None if not given.
+
+    Beside the type of an option stands what checks it: called with the name of what was called, that of the option, and
+    what the user gave, it returns what is kept.
+
+    Attributes:
+        in_specs: the arguments.
+        out_specs: the results: a tree of ShapeDtypeStructs.
+        out_specs_fn: gives `out_specs` from the ShapeDtypeStructs of the arguments.
+        devices: the function runs on their hosts.
+        mode: where a call runs.
+        stream: the stream of the calls.
+        pure: whether a call does nothing but compute its results.
+        layout: what the function is called with.
+        run_ahead: how many calls without arguments are made before their results are requested.
+        vmap_method: what `jax.vmap` makes of a call.
+    """
+
+    in_specs: Annotated[InSpecs | None, lambda _where, _name, specs: InSpecs.of_user(specs)] = None
+    out_specs: Annotated[Any, check_out_specs] = None
+    out_specs_fn: Annotated[Callable[..., Any] | None, partial(require_callable, expected=_SPECS_FN)] = None
+    devices: Annotated[tuple[Any, ...] | None, _devices] = None
+    mode: Annotated[Mode | None, partial(require_choice, choices=get_args(Mode))] = None
+    stream: Annotated[Stream | None, lambda where, _, stream: as_stream(stream, where)] = None
+    pure: Annotated[bool | None, require_flag] = None
+    layout: Annotated[Layout | None, partial(require_choice, choices=get_args(Layout))] = None
+    run_ahead: Annotated[int | None, partial(require_integer, least=0, most=_MOST_AHEAD)] = None
+    vmap_method: Annotated[VmapMethod | None, partial(require_choice, choices=get_args(VmapMethod))] = None
+
+    def adding(self, where: str, **options: Any) -> "Options":
+        """These options and others.
+
+        Args:
+            where: the public name of what was called with them, for messages.
+            options: the others, as users give them; None is the same as leaving one out.
+
+        Raises:
+            ValueError: an option was given before, or has none of its possible values.
+            TypeError: an option is of a wrong type.
+        """
+        given = {name: value for name, value in options.items() if value is not None}
+        for name in given:
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} already specified")
+        if all(name in given or getattr(self, name) is not None for name in ("out_specs", "out_specs_fn")):
+            raise ValueError("out_specs and out_specs_fn say the same: give one of them")
+        checked = {name: check(where, name, given[name]) for name, check in _checks().items() if name in given}
+        return dataclasses.replace(self, **checked)
+
+    @property
+    def has_out_specs(self) -> bool:
+        """Whether they say what a call returns."""
+        return self.out_specs is not None or self.out_specs_fn is not None
+
+
+@functools.cache
+def _checks() -> dict[str, Callable[[str, str, Any], Any]]:
+    return {name: get_args(hint)[-1] for name, hint in get_type_hints(Options, include_extras=True).items()}
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def takes_options(function: _Function) -> _Function:
+    """Shows each of the `**options: Unpack[...]` of a function in its signature, and refuses others as Python does."""
+    signature = inspect.signature(function)
+    *named, options = signature.parameters.values()
+    hints = get_type_hints(*get_args(options.annotation))
+    shown = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hints[name])
+        for name in _checks()
+        if name in hints
+    ]
+    accepted = {parameter.name for parameter in (*named, *shown)}
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name not in accepted:
+                raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}")
+        return function(*args, **kwargs)
+
+    vars(checked)["__signature__"] = signature.replace(parameters=[*named, *shown])
+    return cast(_Function, checked)
