@@ -60,6 +60,18 @@ def test_results_of_a_program_are_other_arrays_than_its_arguments_and_each_other
     np.testing.assert_allclose(given, x)
 
 
+@pytest.mark.parametrize("donated", [1, 2, 3])
+@pytest.mark.parametrize("results", [0, 1, 2, 3])
+def test_as_many_donated_arguments_are_given_up_as_there_are_results_of_their_kind(donated, results):
+    def fun(*args):
+        total = sum(map(plus, args))
+        return total.sum(), *(total + i for i in range(results))
+
+    args = [jnp.asarray(x) for _ in range(donated)]
+    pjit(fun, donate_argnums=tuple(range(donated)))(*args)
+    assert sum(arg.is_deleted() for arg in args) == min(donated, results)
+
+
 def test_donated_arguments_may_be_anything():
     f = pjit(lambda x: (plus(x), x + 1), donate_argnums=0)
     for given in (x, 1.0, np.float32(1), jnp.asarray(x)):

@@ -22,7 +22,7 @@ import pytest
 import partjit
 from partjit import colocated
 from partjit.colocated import colocated_python, colocated_python_class, specialization
-from partjit.colocated.runtime import scheduler, streams
+from partjit.colocated.runtime import interrupts, scheduler, streams
 from partjit.colocated.runtime.interrupts import Exclusive, Flag, Presence, is_interrupt
 from tests.colocated import rendezvous
 
@@ -636,3 +636,14 @@ def test_what_is_thrown_into_a_worker_behind_a_call_keeps_nobody_waiting():
         lines += rendezvous.logs["thrown"]
         rendezvous.clear()
     assert len({*lines}) >= 8, "each line that is reached behind a call"
+
+
+def test_the_end_of_the_process_waits_for_what_is_left_undone():
+    presence, done = Presence(), []
+    interrupts.forget_after_fork()  # another thread, which may end
+    try:
+        presence.of(lambda: None, otherwise=lambda: (time.sleep(0.1), done.append(1)))()
+        interrupts.stop(time.monotonic() + SECONDS)
+        assert done
+    finally:
+        interrupts.forget_after_fork()
