@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partjit.inspect.collectives import KINDS, Collective, Member, bytes_moved, total_bytes
+from partjit.inspect.hlo.rematerialization import Rematerialization
 from tests.census import sees
 
 
@@ -193,3 +194,12 @@ def test_conditionals_of_different_programs_are_different():
         for number, size in enumerate(sizes)
     ]
     assert total_bytes(them).bytes == 20
+
+
+@pytest.mark.parametrize("record", [Collective, Member, Rematerialization])
+def test_records_of_many_fields_are_made_by_their_names_and_stay_as_they_are(record):
+    names = [field.name for field in dataclasses.fields(record)]
+    with pytest.raises(TypeError, match="positional argument"):
+        record(*names)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(record(**dict.fromkeys(names)), names[0], 1)
