@@ -12,7 +12,7 @@ from partjit.mesh import ambient_mesh
 from partjit.primitive import device_witness, sharding_constraint_p
 from partjit.spec import ParsedPartitionSpec, parse_spec_tree
 from partjit.trees import broadcast_specs
-from partjit.validate import check_specs, raise_failures, require_mesh
+from partjit.validate import check_specs, raise_mismatches, require_mesh
 
 __all__ = ["with_sharding_constraint"]
 
@@ -65,8 +65,8 @@ def with_sharding_constraint(x: Any, specs: Any) -> Any:
             )
     avals = [*map(_type_of, leaves, paths)]
     eager = trace_state_clean()
-    failures = check_specs(_WHAT, paths, avals, flat_specs, mesh, allow_uneven=not eager)
-    raise_failures(failures, "with_sharding_constraint", mesh)
+    mismatches = check_specs(_WHAT, paths, avals, flat_specs, mesh, allow_uneven=not eager)
+    raise_mismatches(mismatches, "with_sharding_constraint", mesh)
     constrained = [
         sharding_constraint_p.bind(leaf, spec=spec, mesh=mesh, witness=device_witness(spec.mesh or mesh))
         for leaf, spec in zip(leaves, flat_specs, strict=True)

@@ -38,7 +38,7 @@ from partjit.plan.run.program import Placing, placing_of, plan_of, runnable_of
 from partjit.plan.run.recent import UNKNOWN, Recent
 from partjit.primitive import pjit_p, sharding_constraint_p, shardings_of, with_type_of
 from partjit.spec import ParsedPartitionSpec
-from partjit.validate import check_specs, raise_failures
+from partjit.validate import check_specs, raise_mismatches
 
 __all__ = ["CacheMiss", "make_function"]
 
@@ -255,8 +255,8 @@ def _evaluate(*values: Any, **params: Any) -> list[Any]:
 def _constrain(x: Any, **params: Any) -> Any:
     """Applies a constraint to an array outside any program: it is moved, and what is unconstrained stays with XLA."""
     what, aval = "with_sharding_constraint arguments", abstractify(x)
-    failures = check_specs(what, ["x"], [aval], [params["spec"]], params["mesh"])
-    raise_failures(failures, "with_sharding_constraint", params["mesh"])
+    mismatches = check_specs(what, ["x"], [aval], [params["spec"]], params["mesh"])
+    raise_mismatches(mismatches, "with_sharding_constraint", params["mesh"])
     if not params["spec"].unconstrained_dims:
         return jax.device_put(x, params["spec"].named_sharding(params["mesh"]))
     return jax.jit(lambda x: sharding_constraint_p.bind(x, **params))(x)

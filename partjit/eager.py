@@ -28,7 +28,7 @@ from partjit.mesh import auto_twin, tracing_under
 from partjit.plan.passes.shardings import home_of
 from partjit.primitive import shardings_of
 from partjit.trace import with_static
-from partjit.validate import check_devices, check_specs, raise_failures
+from partjit.validate import check_devices, check_specs, raise_mismatches
 
 __all__ = ["OnValues", "on_values"]
 
@@ -56,9 +56,9 @@ class OnValues:
         assert fun is not None
         known = infer(self._definition, args, kwargs)
         arguments, mesh, name = known.arguments, known.mesh, self._definition.name
-        failures = check_specs("pjit arguments", arguments.paths, known.avals, known.in_specs, mesh)
-        failures += check_devices(arguments.paths, arguments.leaves, known.in_specs, mesh)
-        raise_failures(failures, name, mesh)
+        mismatches = check_specs("pjit arguments", arguments.paths, known.avals, known.in_specs, mesh)
+        mismatches += check_devices(arguments.paths, arguments.leaves, known.in_specs, mesh)
+        raise_mismatches(mismatches, name, mesh)
         inside = auto_twin(mesh)
         home = _home(inside, arguments.leaves)
         shardings = shardings_of(known.in_specs, inside)
@@ -71,7 +71,7 @@ class OnValues:
         results = [as_array(leaf) for _, leaf in with_paths]
         avals = [*map(abstractify, results)]
         out_specs = out_specs_of(self._definition, out_tree, avals)
-        raise_failures(check_specs("pjit outputs", paths, avals, out_specs, mesh), name, mesh)
+        raise_mismatches(check_specs("pjit outputs", paths, avals, out_specs, mesh), name, mesh)
         home = dataclasses.replace(home, sharding=_on(mesh, home.sharding))
         shardings = shardings_of(out_specs, mesh)
         return out_tree.unflatten(

@@ -26,7 +26,7 @@ from partjit.spec import FROM_ARRAY, ParsedPartitionSpec
 from partjit.structs import is_abstract, on_devices, require_devices
 from partjit.trace import trace
 from partjit.trees import broadcast_specs
-from partjit.validate import Failure, check_devices, check_specs, raise_failures, require_mesh
+from partjit.validate import Mismatch, check_devices, check_specs, raise_mismatches, require_mesh
 
 __all__ = ["Definition", "Inferred", "forget", "infer", "infer_program", "out_specs_of"]
 
@@ -122,9 +122,9 @@ def infer_program(
     outcome = _program(
         fun, definition, arguments.tree, known.avals, arguments.static, arguments.paths, in_specs, donated, mesh
     )
-    failures = [] if isinstance(outcome, Program) else outcome
-    raise_failures(
-        [*failures, *check_devices(arguments.paths, arguments.leaves, in_specs, mesh)], definition.name, mesh
+    mismatches = [] if isinstance(outcome, Program) else outcome
+    raise_mismatches(
+        [*mismatches, *check_devices(arguments.paths, arguments.leaves, in_specs, mesh)], definition.name, mesh
     )
     return outcome, arguments.leaves
 
@@ -154,19 +154,19 @@ def _program(
     in_specs: tuple[Any, ...],
     donated: tuple[bool, ...],
     mesh: Mesh,
-) -> Program | list[Failure]:
+) -> Program | list[Mismatch]:
     """The program of a call, or all that is wrong with its specs."""
-    failures = check_specs("pjit arguments", paths, avals, in_specs, mesh)
+    mismatches = check_specs("pjit arguments", paths, avals, in_specs, mesh)
     try:
         traced = trace(fun, in_tree, avals, static, paths, definition.source, mesh)
     except Exception:
-        if failures:  # most likely the reason
-            return failures
+        if mismatches:  # most likely the reason
+            return mismatches
         raise
     out_specs = out_specs_of(definition, traced.out_tree, traced.jaxpr.out_avals)
-    failures += check_specs("pjit outputs", traced.out_paths, traced.jaxpr.out_avals, out_specs, mesh)
-    if failures:
-        return failures
+    mismatches += check_specs("pjit outputs", traced.out_paths, traced.jaxpr.out_avals, out_specs, mesh)
+    if mismatches:
+        return mismatches
     consts = len(traced.consts)
     return Program(
         traced.jaxpr,

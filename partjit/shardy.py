@@ -12,14 +12,14 @@ from typing import Any
 from jax.extend.mlir import ir, passmanager
 from jax.extend.mlir.dialects import sdy, stablehlo
 
-__all__ = ["Layout", "Shardings", "axis_name", "insert_collectives", "main_of", "nested", "propagate"]
+__all__ = ["Shardings", "TensorSharding", "axis_name", "insert_collectives", "main_of", "nested", "propagate"]
 
 
 stablehlo.register_stablehlo_passes()
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class TensorSharding:
     """How the partitioner divides a value.
 
     Attributes:
@@ -39,7 +39,7 @@ class Layout:
         return self.mesh == "mesh" and not any(":" in axis for dim in self.axes for axis in dim)
 
     @classmethod
-    def replicated(cls, ndim: int) -> "Layout":
+    def replicated(cls, ndim: int) -> "TensorSharding":
         """The layout of a value of which each device has all."""
         return cls(((),) * ndim, ((),) * ndim)
 
@@ -92,17 +92,17 @@ class Shardings:
             for op in module.body.operations
             if op.operation.name == "sdy.mesh"
         }
-        self._known: dict[Any, Layout] = {}
+        self._known: dict[Any, TensorSharding] = {}
 
-    def of_arguments(self) -> list[Layout | None]:
+    def of_arguments(self) -> list[TensorSharding | None]:
         """The layouts of the arguments of the program; None where nothing is said of one."""
         return [self._of_main("arg_attrs", i) for i in range(len(self._main.type.inputs))]
 
-    def of_results(self) -> list[Layout | None]:
+    def of_results(self) -> list[TensorSharding | None]:
         """The layouts of the results of the program; None where nothing is said of one."""
         return [self._of_main("res_attrs", i) for i in range(len(self._main.type.results))]
 
-    def of(self, value: Any) -> Layout | None:
+    def of(self, value: Any) -> TensorSharding | None:
         """The layout of a value; None where nothing is said of it, which means that it is replicated.
 
         In the body of a `shard_map`, it is how the value of one shard is divided further.
@@ -119,14 +119,14 @@ class Shardings:
             return _without(self.read(shardings[k]), {*sdy.ManualAxesAttr(op.attributes["manual_axes"])})
         return self._nth(op, k)
 
-    def read(self, attribute: Any) -> Layout:
+    def read(self, attribute: Any) -> TensorSharding:
         """The layout that a `TensorShardingAttr` says."""
         layout = self._known.get(attribute)
         if layout is None:
             layout = self._known[attribute] = self._read_anew(attribute)
         return layout
 
-    def _read_anew(self, attribute: Any) -> Layout:
+    def _read_anew(self, attribute: Any) -> TensorSharding:
         sharding = sdy.TensorShardingAttr(attribute)
         where = sharding.mesh_or_ref
         if isinstance(where, ir.FlatSymbolRefAttr):
@@ -139,13 +139,13 @@ class Shardings:
             refs = [sdy.AxisRefAttr(ref) for ref in sdy.DimensionShardingAttr(dim).axes]
             axes.append(tuple(map(axis_name, refs)))
             parts.append(tuple(sizes[r.name] if (part := _part(r)) is None else part.size for r in refs))
-        return Layout(tuple(axes), tuple(parts), mesh)
+        return TensorSharding(tuple(axes), tuple(parts), mesh)
 
-    def _of_main(self, which: str, i: int) -> Layout | None:
+    def _of_main(self, which: str, i: int) -> TensorSharding | None:
         attribute = _attribute(self._main, which, i)
         return None if attribute is None else self.read(attribute)
 
-    def _nth(self, op: Any, k: int) -> Layout | None:
+    def _nth(self, op: Any, k: int) -> TensorSharding | None:
         attributes = op.attributes
         for name in ("sdy.sharding", "out_shardings"):
             if name in attributes:
@@ -156,11 +156,11 @@ class Shardings:
         return None
 
 
-def _without(layout: Layout, manual: set[str]) -> Layout:
+def _without(layout: TensorSharding, manual: set[str]) -> TensorSharding:
     dims = [zip(axes, parts, strict=True) for axes, parts in zip(layout.axes, layout.parts, strict=True)]
     kept = [[(axis, part) for axis, part in dim if axis not in manual] for dim in dims]
     axes = tuple(tuple(axis for axis, _ in dim) for dim in kept)
-    return Layout(axes, tuple(tuple(part for _, part in dim) for dim in kept), layout.mesh)
+    return TensorSharding(axes, tuple(tuple(part for _, part in dim) for dim in kept), layout.mesh)
 
 
 def axis_name(ref: Any) -> str:

@@ -1,6 +1,6 @@
-"""Whether specs fit their values and the mesh: every failure of a call is found, then one error lists them all.
+"""Whether specs fit their values and the mesh: every mismatch of a call is found, then one error lists them all.
 
-The functions named `check_*` return failures; `raise_failures` turns a non-empty list into a `ShardingError`.
+The functions named `check_*` return mismatches; `raise_mismatches` turns a non-empty list into a `ShardingError`.
 """
 
 import dataclasses
@@ -22,11 +22,11 @@ from partjit.errors import MissingMeshError, ShardingError
 from partjit.mesh import describe_mesh
 from partjit.spec import UNCONSTRAINED, ParsedPartitionSpec, Spec
 
-__all__ = ["Failure", "check_devices", "check_specs", "raise_failures", "require_mesh", "spec_prefix_message"]
+__all__ = ["Mismatch", "check_devices", "check_specs", "raise_mismatches", "require_mesh", "spec_prefix_message"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Failure:
+class Mismatch:
     """One reason why a call cannot be partitioned.
 
     Attributes:
@@ -38,19 +38,19 @@ class Failure:
     remedy: str
 
 
-def raise_failures(failures: Sequence[Failure], name: str, mesh: Mesh) -> None:
-    """Raises one `ShardingError` that lists `failures`, if there are any."""
-    if not failures:
+def raise_mismatches(mismatches: Sequence[Mismatch], name: str, mesh: Mesh) -> None:
+    """Raises one `ShardingError` that lists `mismatches`, if there are any."""
+    if not mismatches:
         return
     place = f"the mesh ({describe_mesh(mesh)})"
     if mesh.empty:  # specs are not checked then
         lines = [f"The arguments of {name} are on different devices, and no mesh says on which it runs:"]
-    elif len(failures) == 1:
+    elif len(mismatches) == 1:
         lines = [f"A spec of {name} does not fit on {place}:"]
     else:  # one spec may fail in several ways
-        lines = [f"The specs of {name} do not fit on {place}, for {len(failures)} reasons:"]
-    for failure in failures:
-        lines += ["", failure.problem, *(f"    {line}" for line in failure.remedy.splitlines())]
+        lines = [f"The specs of {name} do not fit on {place}, for {len(mismatches)} reasons:"]
+    for mismatch in mismatches:
+        lines += ["", mismatch.problem, *(f"    {line}" for line in mismatch.remedy.splitlines())]
     raise ShardingError("\n".join(lines))
 
 
@@ -78,7 +78,7 @@ def check_specs(
     mesh: Mesh,
     *,
     allow_uneven: bool = False,
-) -> list[Failure]:
+) -> list[Mismatch]:
     """Checks specs against shapes and mesh.
 
     Args:
@@ -90,21 +90,21 @@ def check_specs(
         allow_uneven: whether a dimension need not be divisible: the partitioner pads constrained intermediates.
 
     Returns:
-        All failures: too small ranks, axes that are manual or not in the mesh, and dimensions that do not divide.
+        Every mismatch: too small ranks, axes that are manual or not in the mesh, and dimensions that do not divide.
     """
-    failures = []
+    mismatches = []
     for path, aval, spec in zip(paths, avals, specs, strict=True):
         if isinstance(spec, ParsedPartitionSpec):
-            failures += _check_spec(what, path, aval, spec, mesh, allow_uneven)
-    return failures
+            mismatches += _check_spec(what, path, aval, spec, mesh, allow_uneven)
+    return mismatches
 
 
 def _check_spec(
     what: str, path: str, aval: Any, spec: ParsedPartitionSpec, program_mesh: Mesh, allow_uneven: bool
-) -> Iterable[Failure]:
+) -> Iterable[Mismatch]:
     mesh = spec.mesh or program_mesh
     if not program_mesh.empty and [*mesh.devices.flat] != [*program_mesh.devices.flat]:
-        yield Failure(
+        yield Mismatch(
             f"One of {what}, {path} ({aval.str_short()}), has a NamedSharding over the incompatible devices "
             f"{_device_ids(mesh)}, but the program runs on the devices {_device_ids(program_mesh)}",
             f"give all NamedShardings the same devices in the same order; if it is that of the array, move the array: "
@@ -117,7 +117,7 @@ def _check_spec(
     )
     shape = getattr(aval, "shape", ())
     if len(spec) > len(shape):
-        yield Failure(
+        yield Mismatch(
             f"{given}, which implies that it has a rank of at least {len(spec)}, but it is {len(shape)}",
             f"give {path} a spec with at most {len(shape)} entr{'y' if len(shape) == 1 else 'ies'}",
         )
@@ -125,7 +125,7 @@ def _check_spec(
     for axis in undefined:
         spellings = {str(name).casefold(): name for name in mesh.axis_names}
         close = difflib.get_close_matches(str(axis).casefold(), spellings, n=1, cutoff=0.5)
-        yield Failure(
+        yield Mismatch(
             f"{given}, but resource axis {axis} is undefined: Resource axis: {axis} of {spec.unsafe_user_spec} is not "
             f"found in mesh: ({describe_mesh(mesh)})",
             f"did you mean {spellings[close[0]]!r}?"
@@ -134,7 +134,7 @@ def _check_spec(
         )
     manual = [axis for axis in spec.mesh_axes if axis in manual_axes()]
     for axis in manual:
-        yield Failure(
+        yield Mismatch(
             f"{given}, but resource axis {axis} is manual here: inside shard_map the value is one device's own",
             f"leave {axis!r} out of the spec, or out of the axis_names of the shard_map",
         )
@@ -144,7 +144,7 @@ def _check_spec(
         divisor = math.prod(mesh.shape[axis] for axis in axes)
         if size % divisor:
             product = " * ".join(f"{axis}={mesh.shape[axis]}" for axis in axes)
-            yield Failure(
+            yield Mismatch(
                 f"{given}, which implies that the size of its dimension {dim} should be divisible by {divisor}, but it "
                 f"is equal to {size} ({divisor} is {product}; mesh: {describe_mesh(mesh)})",
                 _divisibility_remedy(path, dim, size, divisor, mesh, free_axes=_free_axes(mesh, spec, dim)),
@@ -200,7 +200,7 @@ def spec_prefix_message(
     return "\n".join([message, *errors])
 
 
-def check_devices(paths: Sequence[str], args: Sequence[Any], specs: Sequence[Spec], mesh: Mesh) -> list[Failure]:
+def check_devices(paths: Sequence[str], args: Sequence[Any], specs: Sequence[Spec], mesh: Mesh) -> list[Mismatch]:
     """Checks that committed arrays are on the devices of the mesh, in its order where nothing asks to move them.
 
     Without a mesh all of them must be on the same devices.
@@ -208,13 +208,13 @@ def check_devices(paths: Sequence[str], args: Sequence[Any], specs: Sequence[Spe
     if mesh.empty:
         return _check_same_devices(paths, args)
     devices = set(mesh.devices.flat)
-    failures = []
+    mismatches = []
     for path, arg, spec in zip(paths, args, specs, strict=True):
         if isinstance(arg, jax.Ref) and isinstance(spec, ParsedPartitionSpec):
             wanted = spec.named_sharding(mesh)
             if not arg.sharding.is_equivalent_to(wanted, arg.ndim):
-                failures.append(
-                    Failure(
+                mismatches.append(
+                    Mismatch(
                         f"One of pjit arguments, {path}, is a ref with the sharding {arg.sharding}, but its spec says "
                         f"{spec.unsafe_user_spec}, and what others see change cannot be moved",
                         f"make the ref of an array placed with jax.device_put, or leave the spec of {path} out",
@@ -222,18 +222,18 @@ def check_devices(paths: Sequence[str], args: Sequence[Any], specs: Sequence[Spe
                 )
         sharding = _committed_sharding(arg)
         if sharding is not None and (sharding.device_set != devices or not _in_order(sharding, spec, mesh)):
-            failures.append(
-                Failure(
+            mismatches.append(
+                Mismatch(
                     f"One of pjit arguments, {path} ({_short(arg)}), is committed to the incompatible devices "
                     f"{_ids_of_sharding(sharding)}, but the program runs on the devices "
                     f"{_device_ids(mesh)} of the mesh",
                     f"move it first: jax.device_put({path}, NamedSharding(mesh, spec)), or call under its own mesh",
                 )
             )
-    return failures
+    return mismatches
 
 
-def _check_same_devices(paths: Sequence[str], args: Sequence[Any]) -> list[Failure]:
+def _check_same_devices(paths: Sequence[str], args: Sequence[Any]) -> list[Mismatch]:
     committed = [
         (path, arg, sharding)
         for path, arg in zip(paths, args, strict=True)
@@ -244,7 +244,7 @@ def _check_same_devices(paths: Sequence[str], args: Sequence[Any]) -> list[Failu
     first_path, first_arg, first = committed[0]
     devices = device_list(first)
     return [
-        Failure(
+        Mismatch(
             f"One of pjit arguments, {path} ({_short(arg)}), is committed to the incompatible devices "
             f"{ids_of(sharding)}, but {first_path} ({_short(first_arg)}) is on the devices {ids_of(first)}",
             f"put them on the same devices, in the same order: jax.device_put({path}, NamedSharding(mesh, spec)), or "

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from partjit._jax.sources import source_site
 from partjit.inspect.user_lines import Site
-from partjit.shardy import Layout
+from partjit.shardy import TensorSharding
 
 __all__ = ["AnnotatedEquation", "AnnotatedJaxpr", "AnnotatedValue", "shown_spec"]
 
@@ -44,7 +44,7 @@ class AnnotatedValue:
     number: int
     aval: Any
     mesh: Mesh
-    layouts: Mapping[int, Layout] = dataclasses.field(repr=False)
+    layouts: Mapping[int, TensorSharding] = dataclasses.field(repr=False)
     path: str | None = None
     literal: bool = False
 
@@ -54,7 +54,7 @@ class AnnotatedValue:
         return isinstance(self.aval, ShapedArray)
 
     @property
-    def layout(self) -> Layout | None:
+    def layout(self) -> TensorSharding | None:
         """How it is divided; None if that is not known."""
         return self.layouts.get(self.number)
 

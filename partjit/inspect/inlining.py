@@ -27,7 +27,7 @@ from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, Annotat
 from partjit.inspect.loop_counts import loop_counts, trip_count_of
 from partjit.plan.passes.flatten import constraint, specs_of_nested
 from partjit.primitive import pjit_p
-from partjit.shardy import Layout
+from partjit.shardy import TensorSharding
 
 __all__ = ["MARK", "TAG", "InlinedProgram", "inline_program"]
 
@@ -77,7 +77,7 @@ class InlinedProgram:
 
     jaxpr: Any
     tree: AnnotatedJaxpr
-    layouts: dict[int, Layout]
+    layouts: dict[int, TensorSharding]
     equations: list[AnnotatedEquation]
     times: list[int | None]
     numbers: dict[Any, int]
@@ -126,7 +126,7 @@ class _Scope:
 
 class _Inliner:
     def __init__(self, mesh: Mesh) -> None:
-        self.layouts: dict[int, Layout] = {}
+        self.layouts: dict[int, TensorSharding] = {}
         self.equations: list[Any] = []
         self.times: list[int | None] = []
         self._mesh = mesh
@@ -260,7 +260,7 @@ class _Inliner:
         """A value of the tree: a variable under which a program knows an atom."""
         if not isinstance(atom, Var):
             number = -1 - len(self.layouts)
-            self.layouts[number] = Layout.replicated(getattr(atom.aval, "ndim", 0))
+            self.layouts[number] = TensorSharding.replicated(getattr(atom.aval, "ndim", 0))
             name = _shown_literal(atom) if not isinstance(var, Var) else next(self._names)
             return AnnotatedValue(name, number, atom.aval, self._mesh, self.layouts, path, not isinstance(var, Var))
         name = "_" if isinstance(var, DropVar) else next(self._names)

@@ -19,7 +19,7 @@ from partjit.inspect.collectives import Collective
 from partjit.inspect.hlo.device_groups import Groups, axes_of_groups, axes_of_pairs, device_ids, parse_groups
 from partjit.inspect.inlining import TAG
 from partjit.inspect.propagation import Partitioned
-from partjit.shardy import Layout, Shardings, insert_collectives, nested
+from partjit.shardy import Shardings, TensorSharding, insert_collectives, nested
 
 __all__ = ["predict"]
 
@@ -197,11 +197,11 @@ class _Reading:
             **common,
         )
 
-    def _layouts(self, op: Any) -> tuple[Layout, Layout]:
+    def _layouts(self, op: Any) -> tuple[TensorSharding, TensorSharding]:
         """How the operand and the result of an operation lie."""
         ndim = len(op.results[0].type.shape)
         found = (self._shardings.of(value) for value in (op.operands[0], op.results[0]))
-        before, after = (layout or Layout.replicated(ndim) for layout in found)
+        before, after = (layout or TensorSharding.replicated(ndim) for layout in found)
         return before, after
 
     def _stated(self, op: Any, common: dict[str, Any]) -> Collective:
@@ -274,7 +274,7 @@ _SHORT = (
 )
 
 
-def _local(shape: Sequence[int], layout: Layout) -> tuple[int, ...]:
+def _local(shape: Sequence[int], layout: TensorSharding) -> tuple[int, ...]:
     return tuple(-(-n // math.prod(parts)) for n, parts in zip(shape, layout.parts, strict=True))
 
 
@@ -299,7 +299,7 @@ def _groups(refs: Sequence[_Ref], mesh: Mesh) -> Groups:
     return parse_groups(f"mesh[{sizes}] {{{axes}}}")
 
 
-def _moves(before: Layout, after: Layout, mesh: Mesh) -> tuple[Groups, float]:
+def _moves(before: TensorSharding, after: TensorSharding, mesh: Mesh) -> tuple[Groups, float]:
     """Which position in the mesh sends its part to which, and the part of all positions that do."""
     coordinates = _coordinates(mesh)
     held = [_index(before, at, mesh.shape) for at in coordinates]
@@ -319,7 +319,7 @@ def _moves(before: Layout, after: Layout, mesh: Mesh) -> tuple[Groups, float]:
     return tuple(pairs), len(pairs) / len(coordinates)
 
 
-def _index(layout: Layout, at: Mapping[str, int], sizes: Mapping[str, int]) -> tuple[int, ...]:
+def _index(layout: TensorSharding, at: Mapping[str, int], sizes: Mapping[str, int]) -> tuple[int, ...]:
     """Which part of each dimension a device has."""
     index = []
     for axes, parts in zip(layout.axes, layout.parts, strict=True):

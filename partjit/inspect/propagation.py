@@ -12,7 +12,7 @@ from partjit.colocated.ir.primitive import opaque_calls
 from partjit.compile import lower_jaxpr_anew
 from partjit.inspect.annotated import AnnotatedJaxpr, AnnotatedValue
 from partjit.inspect.inlining import MARK, InlinedProgram, inline_program
-from partjit.shardy import Layout, Shardings, nested, propagate
+from partjit.shardy import Shardings, TensorSharding, nested, propagate
 
 __all__ = ["Partitioned", "Unit", "partition"]
 
@@ -55,7 +55,7 @@ class Partitioned:
 
     unit: Unit
     inlined: InlinedProgram
-    result_layouts: tuple[Layout, ...]
+    result_layouts: tuple[TensorSharding, ...]
     module: Any
     shardings: Shardings | None
     text: str
@@ -104,10 +104,10 @@ def partition(unit: Unit, keep_text: bool = False) -> Partitioned:
             for number, operand in zip(_numbers(op), op.operands, strict=True):
                 layout = shardings.of(operand)
                 ndim = len(operand.type.shape)
-                inlined.layouts[number] = Layout.replicated(ndim) if layout is None else layout
+                inlined.layouts[number] = TensorSharding.replicated(ndim) if layout is None else layout
     _remove_marks(operations)
     results = [
-        layout or Layout.replicated(var.aval.ndim)
+        layout or TensorSharding.replicated(var.aval.ndim)
         for layout, var in zip(
             shardings.of_results()[-len(unit.out_shardings) :], unit.jaxpr.jaxpr.outvars, strict=True
         )
@@ -118,8 +118,8 @@ def partition(unit: Unit, keep_text: bool = False) -> Partitioned:
 def _undivided(unit: Unit, inlined: InlinedProgram) -> Partitioned:
     for value in (*inlined.tree.values,):
         if value.is_array:
-            inlined.layouts[value.number] = Layout.replicated(len(value.aval.shape))
-    results = tuple(Layout.replicated(getattr(aval, "ndim", 0)) for aval in unit.jaxpr.out_avals)
+            inlined.layouts[value.number] = TensorSharding.replicated(len(value.aval.shape))
+    results = tuple(TensorSharding.replicated(getattr(aval, "ndim", 0)) for aval in unit.jaxpr.out_avals)
     return Partitioned(unit, inlined, results, None, None, "")
 
 

@@ -14,7 +14,7 @@ import partjit
 from partjit import P, colocated, pjit, with_sharding_constraint
 from partjit.inspect import explain
 from partjit.inspect.findings import findings_of
-from partjit.shardy import Layout
+from partjit.shardy import TensorSharding
 from partjit.testing import meshes, sharded_programs, spec_trees
 from tests.census import sees
 
@@ -132,7 +132,7 @@ def test_a_constraint_that_is_not_kept_is_found(mesh):
     partitioned = explain(pjit(fun), matrix(8, 8), mesh=mesh).whole
     assert [finding.kind for finding in findings_of(partitioned, (), 1 << 20)] == []
     (result,) = partitioned.tree.outputs
-    partitioned.inlined.layouts[result.number] = Layout((("data",), ()), ((4,), ()))
+    partitioned.inlined.layouts[result.number] = TensorSharding((("data",), ()), ((4,), ()))
     (finding,) = [f for f in findings_of(_reread(partitioned), (), 1 << 20) if f.kind == "not kept"]
     assert finding.text == ("the constraint of b asks that 'model' divide it, but it is f32[8,8] P('data', None)")
 

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 LONGEST_MODULE = 400
 """Lines. A longer one has more than one idea."""
 
-EXTRAS = {"hypothesis", "matplotlib", "pytest", "rich"}
-"""Packages that are installed for tests and pictures only."""
+EXTRAS = {"hypothesis", "pytest", "rich"}
+"""Packages that are installed for tests and displays only."""
 
 READERS = (
     ("partjit.testing",),
@@ -81,11 +81,11 @@ def private_names_of_jax(module: Module) -> Iterator[tuple[int, str]]:
 
 
 def extras(module: Module) -> Iterator[tuple[int, str]]:
-    """What is installed for tests and pictures only is not imported."""
+    """What is installed for tests and displays only is not imported."""
     forbidden = EXTRAS - {"hypothesis"} if module.belongs_to("partjit.testing") else EXTRAS
     for line, imported, _ in _imports(module.tree):
         if imported.split(".")[0] in forbidden:
-            yield line, f"{imported} is installed for tests or pictures only"
+            yield line, f"{imported} is installed for tests or displays only"
 
 
 def late_imports(module: Module) -> Iterator[tuple[int, str]]:

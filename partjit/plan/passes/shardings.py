@@ -77,7 +77,7 @@ def propagate(
     )
 
 
-def _sharding(layout: shardy.Layout | None, aval: Any, mesh: Mesh) -> NamedSharding:
+def _sharding(layout: shardy.TensorSharding | None, aval: Any, mesh: Mesh) -> NamedSharding:
     if layout is None or not layout.is_of_whole_axes:
         return NamedSharding(mesh, P())
     entries: list[Any] = []
