@@ -148,7 +148,7 @@ def make_function(
     def clear_cache() -> None:
         """Forgets all that was traced and compiled for this function."""
         cpp_function._clear_cache()
-        cache_miss.recent.forget()
+        cache_miss.recent.clear()
         forget(fun)
 
     def by_name(_protocol: int) -> str:

@@ -187,23 +187,13 @@ def _inner_shardings(ctx: Any, specs: Sequence[Spec], mesh: Mesh, avals: Sequenc
     return shardings
 
 
-class _Shown:
-    """Prints as the text given, where a parameter's own repr says more than a reader wants."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __repr__(self) -> str:
-        return self._text
-
-
 def _show(params: dict[str, Any]) -> dict[str, Any]:
     """What a printed equation shows: the name, the specs as PartitionSpecs, the mesh, and flags that are set."""
     return {
         "name": params["name"],
-        "in_specs": _Shown(f"({', '.join(_show_spec(spec) for spec in params['in_specs'])})"),
-        "out_specs": _Shown(f"({', '.join(_show_spec(spec) for spec in params['out_specs'])})"),
-        "mesh": _Shown(f"({describe_mesh(params['mesh'])})"),
+        "in_specs": f"({', '.join(_show_spec(spec) for spec in params['in_specs'])})",
+        "out_specs": f"({', '.join(_show_spec(spec) for spec in params['out_specs'])})",
+        "mesh": f"({describe_mesh(params['mesh'])})",
         **({"donated_invars": params["donated_invars"]} if any(params["donated_invars"]) else {}),
         **({"keep_unused": True} if params["keep_unused"] else {}),
         "jaxpr": params["jaxpr"],
@@ -211,7 +201,7 @@ def _show(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _show_constraint(params: dict[str, Any]) -> dict[str, Any]:
-    return {"spec": _Shown(_show_spec(params["spec"])), "mesh": _Shown(f"({describe_mesh(params['mesh'])})")}
+    return {"spec": _show_spec(params["spec"]), "mesh": f"({describe_mesh(params['mesh'])})"}
 
 
 def _show_spec(spec: Spec) -> str:

@@ -2,12 +2,13 @@
 
 import functools
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, cast
 
 from jax._src.util import register_cache, weakref_lru_cache
 
-__all__ = ["register_cache", "weakref_cache"]
+__all__ = ["CacheGroup", "weakref_cache"]
 
 
 def weakref_cache(compute: Callable[..., Any]) -> Any:
@@ -30,6 +31,27 @@ def weakref_cache(compute: Callable[..., Any]) -> Any:
 
     cast(Any, cached).evict_weakref = cells.evict_weakref
     return cached
+
+
+class CacheGroup:
+    """Caches that `jax.clear_caches()` clears, each as long as it is there; a cache has a method `clear`."""
+
+    def __init__(self, name: str) -> None:
+        self._caches: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._lock = threading.RLock()
+        register_cache(self, name)
+
+    def add(self, cache: Any) -> None:
+        """Adds a cache."""
+        with self._lock:
+            self._caches.add(cache)
+
+    def cache_clear(self) -> None:
+        """Clears all of them; jax calls this."""
+        with self._lock:
+            caches = [*self._caches]
+        for cache in caches:
+            cache.clear()
 
 
 class _Cell:

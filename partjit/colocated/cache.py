@@ -1,7 +1,6 @@
 """The specializations of a colocated function, by the types and shardings of its arguments."""
 
 import threading
-import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,13 +8,16 @@ import jax
 from jax.core import ShapedArray
 from jax.sharding import Sharding
 
-from partjit._jax.caches import register_cache
+from partjit._jax.caches import CacheGroup
 from partjit.colocated.definition import Definition
-from partjit.colocated.runtime.specs import InSpecs, OutSpecs, argument_paths, devices_of, require_array
+from partjit.colocated.runtime.specs import InSpecs, OutSpecs, argument_paths, devices_of, require_array, struct_of
 from partjit.colocated.runtime.streams import Stream
 from partjit.colocated.specialization import Specialization
 
 __all__ = ["CacheInfo", "SpecializationCache"]
+
+
+_caches = CacheGroup("partjit.colocated specializations")
 
 
 class CacheInfo(NamedTuple):
@@ -76,7 +78,11 @@ class SpecializationCache:
 
         def make() -> Specialization:
             devices = options.devices or devices_of(leaves, paths(), name)
-            in_specs = options.in_specs.fresh() if options.in_specs else InSpecs([*map(_struct, leaves)], tree)
+            in_specs = (
+                options.in_specs.fresh()
+                if options.in_specs
+                else InSpecs([struct_of(leaf.aval, leaf.sharding) for leaf in leaves], tree)
+            )
             return Specialization(definition, in_specs, leaves, devices, stream=stream)
 
         for i, leaf in enumerate(leaves):
@@ -148,29 +154,3 @@ class SpecializationCache:
 def _kind_of(leaf: jax.Array) -> tuple[Any, ...]:
     """What a specialization depends on, apart from the sharding."""
     return leaf.shape, leaf.dtype, leaf.aval.weak_type, getattr(leaf, "committed", True)
-
-
-def _struct(leaf: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding, weak_type=leaf.aval.weak_type)
-
-
-class _Caches:
-    """All of them, for `jax.clear_caches()`."""
-
-    def __init__(self) -> None:
-        self._caches: weakref.WeakSet[SpecializationCache] = weakref.WeakSet()
-        self._lock = threading.RLock()
-
-    def add(self, cache: SpecializationCache) -> None:
-        with self._lock:
-            self._caches.add(cache)
-
-    def cache_clear(self) -> None:
-        with self._lock:
-            caches = [*self._caches]
-        for cache in caches:
-            cache.clear()
-
-
-_caches = _Caches()
-register_cache(_caches, "partjit.colocated specializations")

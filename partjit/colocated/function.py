@@ -20,7 +20,7 @@ from partjit.colocated.ir.eager import body
 from partjit.colocated.ir.tracing import TracedCalls
 from partjit.colocated.options import OptionArguments, Options, takes_options
 from partjit.colocated.runtime.run_ahead import RunAhead
-from partjit.colocated.serialization import deserialize, serialize
+from partjit.colocated.serialization import copied
 
 __all__ = ["ColocatedFunction", "colocated_python"]
 
@@ -156,14 +156,6 @@ def colocated_python(fun: Callable[..., Any] | None = None, **options: Unpack[Op
 def _rebuilt(fun: Callable[..., Any], options: Options) -> ColocatedFunction:
     require_callable("colocated_python", "fun", fun)
     name = name_of(fun)
-    return ColocatedFunction(fun, HostFunction(name, signature_of(fun), lambda: _copied(fun, name)), options)
-
-
-def _copied(fun: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The function as another host would get it."""
-    try:
-        data = serialize(fun)
-    except Exception as error:
-        error.add_note(f"{name} and what it captures are copied for its host")
-        raise
-    return deserialize(data)
+    return ColocatedFunction(
+        fun, HostFunction(name, signature_of(fun), lambda: copied(fun, f"{name} and what it captures")), options
+    )

@@ -7,9 +7,11 @@ they have the types in which users give them; `takes_options` shows them one by 
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, TypedDict, TypeVar, cast, get_args, get_type_hints
+
+import jax
 
 from partjit.checks import devices_in, require_callable, require_choice, require_flag, require_integer
 from partjit.colocated.runtime.specs import InSpecs, check_out_specs
@@ -126,6 +128,13 @@ class Options:
             raise ValueError("out_specs and out_specs_fn say the same: give one of them")
         checked = {name: check(where, name, given[name]) for name, check in _checks().items() if name in given}
         return dataclasses.replace(self, **checked)
+
+    def out_specs_for(self, tree: Any, inputs: Sequence[jax.ShapeDtypeStruct]) -> Any:
+        """The results of a call with such arguments, as `out_specs` or `out_specs_fn` say."""
+        if self.out_specs_fn is None:
+            return self.out_specs
+        args, kwargs = jax.tree.unflatten(tree, inputs)
+        return self.out_specs_fn(*args, **kwargs)
 
     @property
     def has_out_specs(self) -> bool:

@@ -36,7 +36,7 @@ try:
 except ImportError:  # needed to serialize, not to import
     _cloudpickle = None
 
-__all__ = ["deserialize", "serialize"]
+__all__ = ["copied", "deserialize", "serialize"]
 
 _CODE_BYTES = 32
 _KEY_NAME = "partjit/serialization_key"
@@ -120,6 +120,16 @@ def deserialize(data: bytes, *, authenticate: bool = True) -> Any:
     for entry in entries:
         table.append(_Unpickler(io.BytesIO(entry), table).load())
     return _Unpickler(io.BytesIO(body), table).load()
+
+
+def copied(obj: Any, what: str) -> Any:
+    """An object as another host would get it; what is raised about it has a note that says `what` is copied."""
+    try:
+        data = serialize(obj)
+    except Exception as error:
+        error.add_note(f"{what} are copied for its host")
+        raise
+    return deserialize(data)
 
 
 class _Unpickler(pickle.Unpickler):

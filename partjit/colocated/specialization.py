@@ -24,12 +24,12 @@ from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call, Lane, failure_here
 from partjit.colocated.runtime.failures import Site, call_site
 from partjit.colocated.runtime.interrupts import is_interrupt
-from partjit.colocated.runtime.observation import Telling, telling
+from partjit.colocated.runtime.observation import Observer, observe_call
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.pins import distinct, hold
 from partjit.colocated.runtime.run_ahead import Prepared
 from partjit.colocated.runtime.shards import Shards, on_each_shard, per_shard
-from partjit.colocated.runtime.specs import InSpecs, OutSpecs, flat_result
+from partjit.colocated.runtime.specs import InSpecs, OutSpecs, flat_result, struct_of
 from partjit.colocated.runtime.streams import Stream, current_stream, inside
 
 __all__ = ["Specialization"]
@@ -177,15 +177,9 @@ class Specialization:
         if self._is_prepared:
             return
         options = self._options
-        out_specs = options.out_specs
-        if self.out_specs is None and options.out_specs_fn is not None:
-            structs = [
-                jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding, weak_type=spec.weak_type)
-                for spec, sharding in zip(self.in_specs.leaves, self._shardings, strict=True)
-            ]
-            args, kwargs = jax.tree.unflatten(self.in_specs.tree, structs)
-            out_specs = options.out_specs_fn(*args, **kwargs)
-        if self.out_specs is None and (options.out_specs_fn is not None or out_specs is not None):
+        if self.out_specs is None and options.has_out_specs:
+            inputs = [*map(struct_of, self.in_specs.leaves, self._shardings)]
+            out_specs = options.out_specs_for(self.in_specs.tree, inputs)
             self.out_specs = OutSpecs.of_user(out_specs, self._default_sharding, self._uncommitted)
         if self._is_here:
             self._target = self._function.load()
@@ -273,7 +267,7 @@ class Specialization:
         def body() -> Any:
             args, kwargs = jax.tree.unflatten(self.in_specs.tree, self._on_host(_values(leaves)))
             started = _perf_counter()
-            result = tell(self._target)(*args, **kwargs)
+            result = observe(self._target)(*args, **kwargs)
             if self.out_specs is not None:
                 result = self.out_specs.fit(result, self._name)
             else:
@@ -284,7 +278,7 @@ class Specialization:
                     result = self._apart(result, args, kwargs)
             return result
 
-        tell = telling(self._name, stream)
+        observe = observe_call(self._name, stream)
         return scheduler.run_here(Call(self._name, site, stream, lanes, body)) if lanes else body()
 
     def _run_if_free(self, leaves: Sequence[Any], lanes: Sequence[Lane], stream: Stream) -> Any:
@@ -308,9 +302,9 @@ class Specialization:
 
         def body() -> list[Any]:
             with settings:
-                return context.run(self._run_held, takes, stream, out_specs, tell)
+                return context.run(self._run_held, takes, stream, out_specs, observe)
 
-        tell = telling(self._name, stream)
+        observe = observe_call(self._name, stream)
         call = Call(self._name, site, stream, lanes, body)
         results = [PendingArray(call, spec.aval, spec.sharding, spec.committed) for spec in out_specs.leaves]
         references = [weakref.ref(result) for result in results]
@@ -318,14 +312,14 @@ class Specialization:
         return Prepared(call, results, out_specs)
 
     def _run_held(
-        self, takes: list[Callable[[], Any]], stream: Stream, out_specs: OutSpecs, tell: Telling
+        self, takes: list[Callable[[], Any]], stream: Stream, out_specs: OutSpecs, observe: Observer
     ) -> list[Any]:
         inside(stream)
         args, kwargs = jax.tree.unflatten(self.in_specs.tree, [take() for take in takes])
         takes.clear()
         started = _perf_counter()
         with jax.profiler.TraceAnnotation(self._name):
-            result = tell(self._target)(*args, **kwargs)
+            result = observe(self._target)(*args, **kwargs)
         self._measured(_perf_counter() - started)
         return out_specs.fit_leaves(result, self._name)
 

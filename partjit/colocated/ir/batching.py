@@ -5,7 +5,6 @@ The latter is the call of another function: one whose arguments, results and spe
 """
 
 import dataclasses
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
@@ -22,7 +21,7 @@ from partjit._jax.tracing import abstractify, is_staged
 from partjit.colocated.cache import SpecializationCache
 from partjit.colocated.ir.primitive import Callee, ColocatedEffect, calls_in, colocated_call_p
 from partjit.colocated.options import VmapMethod
-from partjit.colocated.runtime.specs import InSpecs, flat_result
+from partjit.colocated.runtime.specs import InSpecs, flat_result, struct_of
 from partjit.rules.batching import insert_batch_axis
 from partjit.spec import ParsedPartitionSpec
 
@@ -77,18 +76,10 @@ def _one_by_one(size: int, args: Sequence[Any], batched: Sequence[bool], callee:
     return [jnp.stack(results) for results in zip(*each, strict=True)]
 
 
-_made: weakref.WeakKeyDictionary[Callee, dict[Any, Callee]] = weakref.WeakKeyDictionary()
-"""The batched callees of a callee; for equal calls of a program there is one."""
-
-
 def _batched(callee: Callee, args: Sequence[Any], batched: Sequence[bool], axis_data: Any) -> Callee:
     axes = tuple(axis_data.spmd_name or ()), tuple(axis_data.explicit_mesh_axis or ())
-    made = _made.setdefault(callee, {})
-    key = (*batched, axis_data.size, axes)
-    found = made.get(key)
-    if found is None:
-        found = made.setdefault(key, _make(callee, tuple(map(abstractify, args)), batched, axis_data))
-    return found
+    in_avals = tuple(map(abstractify, args))
+    return callee.derived((*batched, axis_data.size, axes), lambda: _make(callee, in_avals, batched, axis_data))
 
 
 def _make(callee: Callee, in_avals: tuple[Any, ...], batched: Sequence[bool], axis_data: Any) -> Callee:
@@ -112,8 +103,8 @@ def _make(callee: Callee, in_avals: tuple[Any, ...], batched: Sequence[bool], ax
     )
     # What an earlier call showed of the shardings of results says nothing about a batch of them.
     out_shardings = tuple(insert(s if options.has_out_specs else None, True, "out_specs") for s in callee.out_shardings)
-    in_specs = InSpecs([*map(_struct, in_avals, in_shardings)], callee.in_tree)
-    out_specs = jax.tree.unflatten(callee.out_tree, [*map(_struct, out_avals, out_shardings)])
+    in_specs = InSpecs([*map(struct_of, in_avals, in_shardings)], callee.in_tree)
+    out_specs = jax.tree.unflatten(callee.out_tree, [*map(struct_of, out_avals, out_shardings)])
     function = callee.definition.function
     if options.layout != "per_shard":  # there the specs say what a shard is
         load = function.load.load if isinstance(function.load, _LoadBatched) else function.load
@@ -135,10 +126,6 @@ def _make(callee: Callee, in_avals: tuple[Any, ...], batched: Sequence[bool], ax
         cache=SpecializationCache(),
         batch=batch,
     )
-
-
-def _struct(aval: Any, sharding: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,10 +13,9 @@ the order of the equations, and it is the plan's work to keep it.
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
-import jax
 from jax.core import ShapedArray
 from jax.extend.core import Effect, Primitive, jaxprs_in_params
 from jax.interpreters import mlir
@@ -32,7 +31,7 @@ from partjit.colocated.devices import colocated_sharding
 from partjit.colocated.options import Options
 from partjit.colocated.runtime.run_ahead import RunAhead
 from partjit.colocated.runtime.shards import Shards
-from partjit.colocated.runtime.specs import InSpecs, OutSpec, OutSpecs
+from partjit.colocated.runtime.specs import InSpecs, OutSpec, OutSpecs, struct_of
 from partjit.colocated.runtime.streams import Stream
 from partjit.colocated.specialization import Specialization
 
@@ -85,6 +84,7 @@ class Callee:
     cache: SpecializationCache
     batch: tuple[int, ...] = ()
     shards: Shards | None = None
+    _derived: dict[Hashable, "Callee"] = dataclasses.field(init=False, repr=False, default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -116,6 +116,11 @@ class Callee:
         known = (self.out_tree, self.out_avals, self.out_shardings)
         return known == (other.out_tree, other.out_avals, other.out_shardings)
 
+    def derived(self, key: Hashable, make: Callable[[], "Callee"]) -> "Callee":
+        """The callee that a transformation makes of this one: one for equal keys, as equal calls have one callee."""
+        found = self._derived.get(key)
+        return self._derived.setdefault(key, make()) if found is None else found
+
     def specialized(
         self,
         stream: Stream | None,
@@ -131,10 +136,7 @@ class Callee:
             out_specs: its results there.
             devices: those of the program, unless the options name others.
         """
-        inputs = [
-            jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
-            for aval, sharding in zip(self.in_avals, in_shardings, strict=True)
-        ]
+        inputs = [*map(struct_of, self.in_avals, in_shardings)]
         # The shardings by which shards of results are assembled on the hosts; None where the user left it open.
         of_shards = [s and colocated_sharding(s) for s in self.out_shardings] if self.returns_shards else None
         return Specialization(
@@ -211,24 +213,16 @@ def _lower(ctx: Any, *args: Any, callee: Callee, **_: Any) -> Any:
     ]
 
 
-class _Shown:
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __repr__(self) -> str:
-        return self._text
-
-
 def _show(params: dict[str, Any]) -> dict[str, Any]:
     callee: Callee = params["callee"]
     options = callee.options
     return {
-        "name": _Shown(callee.name),
-        "stream": _Shown(stream_name(params["stream"])),
-        "in_specs": _Shown(_show_shardings(callee.in_shardings)),
-        "out_specs": _Shown(_show_shardings(callee.out_shardings)),
+        "name": callee.name,
+        "stream": stream_name(params["stream"]),
+        "in_specs": _show_shardings(callee.in_shardings),
+        "out_specs": _show_shardings(callee.out_shardings),
         **({"pure": True} if callee.is_pure else {}),
-        **({"layout": _Shown(options.layout)} if options.layout not in (None, "global") else {}),
+        **({"layout": options.layout} if options.layout not in (None, "global") else {}),
         **({"run_ahead": options.run_ahead} if options.run_ahead else {}),
         **({"batch": callee.batch} if callee.batch else {}),
     }

@@ -3,10 +3,10 @@
 import contextlib
 import dataclasses
 import math
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from jax.core import ShapedArray
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -18,11 +18,8 @@ from partjit.mesh import auto_twin
 
 __all__ = ["called_for_each_shard", "check_is_whole"]
 
-Array = tuple[Any, NamedSharding]
+Array = tuple[ShapedArray, NamedSharding]
 """The type of an array and how it lies over the mesh."""
-
-_made: weakref.WeakKeyDictionary[Callee, dict[Any, Callee]] = weakref.WeakKeyDictionary()
-"""The callees made of a callee. One that is asked for again is the same, as equal calls of a program have the same."""
 
 
 def called_for_each_shard(callee: Callee, mesh: Mesh, arguments: Sequence[Array], results: Sequence[Array]) -> Callee:
@@ -39,12 +36,10 @@ def called_for_each_shard(callee: Callee, mesh: Mesh, arguments: Sequence[Array]
     _check(callee)
     in_avals, in_shardings = _unzipped(arguments)
     out_avals, out_shardings = _unzipped(results)
-    made = _made.setdefault(callee, {})
-    key = (mesh, in_avals, in_shardings, out_avals, out_shardings)
-    found = made.get(key)
-    if found is None:
+
+    def make() -> Callee:
         options = dataclasses.replace(callee.options, devices=None)
-        replaced = dataclasses.replace(
+        return dataclasses.replace(
             callee,
             definition=dataclasses.replace(callee.definition, options=options),
             in_avals=in_avals,
@@ -53,11 +48,11 @@ def called_for_each_shard(callee: Callee, mesh: Mesh, arguments: Sequence[Array]
             out_shardings=out_shardings,
             shards=Shards(mesh, callee.in_avals, callee.out_avals, in_shardings, out_shardings),
         )
-        found = made.setdefault(key, replaced)
-    return found
+
+    return callee.derived((mesh, in_avals, in_shardings, out_avals, out_shardings), make)
 
 
-def _unzipped(arrays: Sequence[Array]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def _unzipped(arrays: Sequence[Array]) -> tuple[tuple[ShapedArray, ...], tuple[NamedSharding, ...]]:
     return tuple(aval for aval, _ in arrays), tuple(sharding for _, sharding in arrays)
 
 

@@ -19,7 +19,7 @@ from partjit.colocated.definition import Definition, HostFunction
 from partjit.colocated.ir.custom_derivatives import Derivatives
 from partjit.colocated.ir.eager import as_array, body, call_in_body
 from partjit.colocated.ir.primitive import Callee, colocated_call_p
-from partjit.colocated.runtime.specs import argument_paths, require_array, spec_struct
+from partjit.colocated.runtime.specs import argument_paths, require_array, spec_struct, struct_of
 from partjit.colocated.runtime.streams import traced_stream
 
 __all__ = ["TracedCalls"]
@@ -73,8 +73,7 @@ class TracedCalls:
         return jax.tree.unflatten(callee.out_tree, colocated_call_p.bind(*leaves, callee=callee, stream=stream))
 
     def _make(self, tree: Any, avals: tuple[Any, ...], paths: tuple[str, ...]) -> Callee:
-        definition, options = self._definition, self._definition.options
-        name = definition.name
+        definition, options, name = self._definition, self._definition.options, self._definition.name
         if options.run_ahead and avals:
             raise ValueError(
                 f"run_ahead={options.run_ahead} lets calls of {name} be made before they are asked for, which can "
@@ -89,16 +88,6 @@ class TracedCalls:
             structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
             options.in_specs.check(structs, tree, lambda: paths, are_placed=False)
             in_shardings = tuple(_named(spec.sharding) for spec in options.in_specs.leaves)
-        out_specs = options.out_specs
-        if options.out_specs_fn is not None:
-            args, kwargs = jax.tree.unflatten(
-                tree,
-                [
-                    jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
-                    for aval, sharding in zip(avals, in_shardings, strict=True)
-                ],
-            )
-            out_specs = options.out_specs_fn(*args, **kwargs)
         if not options.has_out_specs:
             seen = self._cache.results_for(tree, avals)
             if seen is None:
@@ -106,21 +95,12 @@ class TracedCalls:
             results = [(spec.aval, _named(spec.sharding)) for spec in seen.leaves]
             out_tree = seen.tree
         else:
+            out_specs = options.out_specs_for(tree, [*map(struct_of, avals, in_shardings)])
             with_paths, out_tree = flattened(out_specs, f"out_specs of {name}")
             structs = [spec_struct(leaf, f"out_specs{jax.tree_util.keystr(path)}") for path, leaf in with_paths]
             results = [(aval_of_struct(struct), _named(struct.sharding)) for struct in structs]
         out_avals, out_shardings = zip(*results, strict=True) if results else ((), ())
-        return Callee(
-            definition,
-            tree,
-            avals,
-            in_shardings,
-            out_tree,
-            out_avals,
-            out_shardings,
-            paths,
-            self._cache,
-        )
+        return Callee(definition, tree, avals, in_shardings, out_tree, out_avals, out_shardings, paths, self._cache)
 
 
 def _named(sharding: Any) -> Any:

@@ -12,7 +12,7 @@ from partjit.colocated.runtime.call import Lane
 from partjit.colocated.runtime.failures import call_site
 from partjit.colocated.runtime.interrupts import is_interrupt
 from partjit.colocated.runtime.streams import current_stream
-from partjit.colocated.serialization import deserialize, serialize
+from partjit.colocated.serialization import copied
 
 __all__ = ["Instance", "destroy_all", "instances"]
 
@@ -67,20 +67,12 @@ class Instance:
             raise self._error
         if not self._box:
             try:
-                self._box.append(self._copied_recipe()())
+                self._box.append(copied(self._recipe, f"{self.name} and the arguments of its constructor")())
             except Exception as error:
                 if not is_interrupt(error):  # which says nothing about the constructor
                     self._error = error
                 raise
         return self._box[0]
-
-    def _copied_recipe(self) -> Callable[[], Any]:
-        try:
-            data = serialize(self._recipe)
-        except Exception as error:
-            error.add_note(f"{self.name} and the arguments of its constructor are copied for its host")
-            raise
-        return deserialize(data)
 
     def method(self, name: str) -> Callable[..., Any]:
         """A method of the object; looked up when it is called, so that it does not keep the object."""

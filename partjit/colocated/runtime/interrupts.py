@@ -19,7 +19,17 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["Exclusive", "Flag", "Presence", "deadline_of", "forget_after_fork", "is_interrupt", "stop"]
+__all__ = [
+    "Errands",
+    "Exclusive",
+    "Flag",
+    "Presence",
+    "deadline_of",
+    "forget_after_fork",
+    "is_interrupt",
+    "run_reporting",
+    "stop",
+]
 
 _Result = TypeVar("_Result")
 
@@ -155,41 +165,60 @@ class Presence:
         self._reference = None
 
 
-class _Cleaner:
-    """A thread that does what was left undone. No signal is handled there."""
+class Errands:
+    """A thread that does, one after another, what must not be done where it comes up. No signal is handled there.
 
-    def __init__(self) -> None:
+    Attributes:
+        is_started: whether there is such a thread.
+        left: what it has still to do; `put` may interrupt itself.
+    """
+
+    def __init__(self, start_thread: Callable[[Callable[[], None]], Any]) -> None:
         self.left: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._is_started = False
+        self.is_started = False
+        self._start_thread = start_thread
         self._only = _thread.allocate_lock()
         self._has_ended = Flag()
 
     def start(self) -> None:
-        if not self._is_started:
+        """Starts the thread; where there are no more threads, the next call tries again."""
+        if not self.is_started:
             try:
-                _thread.start_new_thread(self._work, ())
-            except RuntimeError:  # no more threads: it is tried again the next time
+                self._start_thread(self._work)
+            except RuntimeError as error:
+                if is_interrupt(error):
+                    raise
                 return
-            self._is_started = True
+            self.is_started = True
 
     def stop(self, deadline: float) -> None:
-        if self._is_started:
+        """Ends the thread, and waits for that until the deadline."""
+        if self.is_started:
             self.left.put(None)
             self._has_ended.wait(deadline)
 
     def _work(self) -> None:
         if not self._only.acquire(blocking=False):  # two threads started it
             return
-        while (action := self.left.get()) is not None:
-            try:
-                action()
-            except BaseException as error:  # it has nobody to raise to, and is not the last
-                sys.excepthook(type(error), error, error.__traceback__)
-            del action
+        while (errand := self.left.get()) is not None:
+            run_reporting(errand)
+            del errand
         self._has_ended.set()
 
 
-_cleaner = _Cleaner()
+def run_reporting(job: Callable[[], None]) -> None:
+    """Runs what has no caller to raise to, and is not the last of its thread."""
+    try:
+        job()
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+
+
+def _new_cleaner() -> Errands:
+    return Errands(lambda work: _thread.start_new_thread(work, ()))
+
+
+_cleaner = _new_cleaner()
 
 
 def stop(deadline: float) -> None:
@@ -200,7 +229,7 @@ def stop(deadline: float) -> None:
 def forget_after_fork() -> None:
     """The child of a fork has none of its parent's threads."""
     global _cleaner
-    _cleaner = _Cleaner()
+    _cleaner = _new_cleaner()
 
 
 def is_interrupt(error: BaseException) -> bool:

@@ -1,9 +1,8 @@
-"""Telling those who listen what becomes of a call."""
+"""The events of a call: queued, started, and finished or failed."""
 
 import contextlib
 import contextvars
 import itertools
-import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,13 +11,13 @@ import jax
 from partjit import events
 from partjit.colocated.runtime.streams import Stream
 
-__all__ = ["Telling", "node_of_program", "telling"]
+__all__ = ["Observer", "node_of_program", "observe_call"]
 
 _numbers = itertools.count()
 _node: "contextvars.ContextVar[tuple[str, int, str] | None]" = contextvars.ContextVar("partjit_node", default=None)
 
-Telling = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""Makes of a function one that tells when it starts and how it ends."""
+Observer = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Makes of a function one that emits an event when it starts and one when it ends."""
 
 
 @contextlib.contextmanager
@@ -31,33 +30,26 @@ def node_of_program(program: str, execution: int, node: str) -> Iterator[None]:
         _node.reset(token)
 
 
-def telling(name: str, stream: Stream) -> Telling:
-    """Tells that a call is queued; what it gives tells the rest, of the function that it is given."""
+def observe_call(name: str, stream: Stream) -> Observer:
+    """Emits that a call is queued, and returns what observes its function; without listeners nothing does."""
     if not events.listeners:
-        return _silently
+        return _unobserved
     number, where = next(_numbers), stream.name or ("caller" if stream.is_private else "without a name")
     events.emit(events.CallQueued(number, name, where, *(_node.get() or (None, None, None))))
 
-    def tell(function: Callable[..., Any]) -> Callable[..., Any]:
-        def told(*args: Any, **kwargs: Any) -> Any:
+    def observe(function: Callable[..., Any]) -> Callable[..., Any]:
+        def observed(*args: Any, **kwargs: Any) -> Any:
             _node.set(None)  # calls made inside are not that node
             # The time in which the devices compute what it is called with is not its own.
             with contextlib.suppress(RuntimeError):
                 jax.block_until_ready((args, kwargs))
-            events.emit(events.CallStarted(number, name, where))
-            try:
-                result = function(*args, **kwargs)
-            except BaseException as error:
-                what = traceback.format_exception_only(type(error), error)[0].strip()
-                events.emit(events.CallFailed(number, name, where, what))
-                raise
-            events.emit(events.CallFinished(number, name, where))
-            return result
+            with events.span(events.CallStarted(number, name, where)):
+                return function(*args, **kwargs)
 
-        return told
+        return observed
 
-    return tell
+    return observe
 
 
-def _silently(function: Callable[..., Any]) -> Callable[..., Any]:
+def _unobserved(function: Callable[..., Any]) -> Callable[..., Any]:
     return function

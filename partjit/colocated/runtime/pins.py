@@ -7,7 +7,7 @@ is still being computed would wait for it; such an array is copied instead, whic
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -102,11 +102,11 @@ def _deleted(array: Any) -> RuntimeError:
     return RuntimeError(f"a colocated function was called with a deleted array: {array.aval.str_short()}")
 
 
-def distinct(results: Sequence[Any], given: Sequence[Any], which: Sequence[int]) -> Sequence[Any]:
-    """The results, of which those at `which` are neither the arguments given nor each other."""
+def distinct(results: Sequence[Any], given: Sequence[Any], which: Iterable[int] | None = None) -> Sequence[Any]:
+    """The results, of which those at `which`, all by default, are neither the arguments given nor each other."""
     seen = {*map(id, given)}
     own = [*results]
-    for i in which:
+    for i in range(len(own)) if which is None else which:
         if id(results[i]) in seen:
             own[i] = hold(results[i])()
         seen.add(id(results[i]))

@@ -16,7 +16,7 @@ from partjit._jax.arrays import device_put, shareable
 from partjit._jax.meshes import without_mesh
 from partjit._jax.shardings import device_list
 from partjit.colocated.devices import colocated_sharding
-from partjit.colocated.runtime.pins import hold
+from partjit.colocated.runtime.pins import distinct
 from partjit.colocated.runtime.specs import OutSpecs, flat_result
 
 __all__ = ["Shards", "mesh_coordinates", "on_each_shard", "per_shard"]
@@ -114,7 +114,7 @@ def per_shard(
                 results.append(target(*own_args, **own_kwargs))
         flat, trees = zip(*(flat_result(result, name) for result in results), strict=True)
         given = [[of_leaf[device].data for of_leaf in shards] for device in devices]
-        flat = [*map(_told_apart, flat, given)]
+        flat = [*map(distinct, flat, given)]
         if out_specs is None and not any(flat):
             return results[0]
         if out_specs is None:
@@ -223,7 +223,7 @@ def on_each_shard(target: Callable[..., Any], name: str, shards: Shards, out_spe
             own_args, own_kwargs = jax.tree.unflatten(tree, own)
             with _at(position):
                 result = target(*own_args, **own_kwargs)
-                results.append(_told_apart(_fitting(result, name, shards.out_avals, out_specs.tree), own))
+                results.append(distinct(_fitting(result, name, shards.out_avals, out_specs.tree), own))
         return out_specs.tree.unflatten(
             [
                 where.joined([result[i] for result in results], spec, sharding)
@@ -301,13 +301,3 @@ def _fitting(result: Any, name: str, avals: Sequence[Any], tree: Any) -> Sequenc
                 f"specs, which are those of one shard, say {jax.ShapeDtypeStruct(aval.shape, aval.dtype)}"
             )
     return flat
-
-
-def _told_apart(flat: Sequence[Any], own: Sequence[Any]) -> Sequence[Any]:
-    """The results for one shard, of which none is an argument or another result: who gets them may give them away."""
-    seen = {*map(id, own)}
-    apart = []
-    for value in flat:
-        apart.append(hold(value)() if id(value) in seen else value)
-        seen.add(id(value))
-    return apart

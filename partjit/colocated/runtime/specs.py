@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 from jax.core import Tracer
+from jax.sharding import Sharding
 
 from partjit._jax.arrays import (
     ArrayImpl,
@@ -25,7 +26,17 @@ from partjit.checks import flattened, shown, unsorted
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.devices import ids_of
 
-__all__ = ["InSpecs", "OutSpec", "OutSpecs", "argument_paths", "check_out_specs", "devices_of", "require_array"]
+__all__ = [
+    "InSpecs",
+    "OutSpec",
+    "OutSpecs",
+    "argument_paths",
+    "check_out_specs",
+    "devices_of",
+    "require_array",
+    "spec_struct",
+    "struct_of",
+]
 
 _flatten = jax.tree_util.tree_flatten
 _PLAIN = frozenset({ArrayImpl})
@@ -329,6 +340,11 @@ def spec_struct(leaf: Any, path: str) -> Any:
     except (AttributeError, TypeError, ValueError):  # what calls itself shape, dtype or sharding is something else
         pass
     raise ValueError(f"{path} must be a jax.ShapeDtypeStruct, but is {shown(leaf)}")
+
+
+def struct_of(aval: Any, sharding: Sharding | None) -> jax.ShapeDtypeStruct:
+    """The spec of a value of a type; `aval` may be an abstract value or a spec."""
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
 
 
 def check_out_specs(where: str, name: str, out_specs: Any) -> Any:

@@ -3,13 +3,12 @@
 import _thread
 import functools
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable
 
 from partjit.colocated.runtime import interrupts
-from partjit.colocated.runtime.interrupts import Exclusive, Flag
+from partjit.colocated.runtime.interrupts import Errands, Exclusive, run_reporting
 
 __all__ = [
     "close",
@@ -59,7 +58,7 @@ class _Pool:
         self._threads.add(threading.current_thread())
         try:
             while job is not None:
-                _run(job)
+                run_reporting(job)
                 job = None
                 job = self._next()
         finally:
@@ -90,48 +89,6 @@ class _Pool:
             return None
 
 
-class _Deferred:
-    """A thread for what finalizers want done: they run anywhere, under any lock, and must not do it themselves."""
-
-    def __init__(self) -> None:
-        # Of a kind whose put() may interrupt another one.
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self.is_started = False
-        self._only = _thread.allocate_lock()
-        self._has_ended = Flag()
-
-    def start(self) -> None:
-        try:
-            _start_thread(self._work, "partjit finalizers")
-        except RuntimeError as error:  # no more threads, or not at exit: what is left is done then, or reported
-            if interrupts.is_interrupt(error):
-                raise
-            return
-        self.is_started = True
-
-    def run_later(self, job: Callable[[], None]) -> None:
-        self._jobs.put(job)
-
-    def run_here(self) -> None:
-        """Does what is to be done, where there is no thread for it."""
-        while not self._jobs.empty():
-            job = self._jobs.get()
-            if job is not None:
-                _run(job)
-
-    def stop(self, deadline: float) -> None:
-        if self.is_started:
-            self._jobs.put(None)
-            self._has_ended.wait(deadline)
-
-    def _work(self) -> None:
-        if not self._only.acquire(blocking=False):  # two threads started it
-            return
-        while (job := self._jobs.get()) is not None:
-            _run(job)
-        self._has_ended.set()
-
-
 def _start_thread(work: Callable[[], None], name: str) -> None:
     """Starts a thread.
 
@@ -151,15 +108,13 @@ def _start_and_work(work: Callable[[], None], name: str) -> None:
         work()
 
 
-def _run(job: Callable[[], None]) -> None:
-    try:
-        job()
-    except BaseException as error:  # it has nobody to raise to, and those after it have nothing to do with it
-        sys.excepthook(type(error), error, error.__traceback__)
+def _new_deferred() -> Errands:
+    """For what finalizers want done: they run anywhere, under any lock, and must not do it themselves."""
+    return Errands(lambda work: _start_thread(work, "partjit finalizers"))
 
 
 _pool = _Pool()
-_deferred = _Deferred()
+_deferred = _new_deferred()
 
 
 def start(job: Callable[[], None]) -> None:
@@ -183,22 +138,24 @@ def is_one_of_them() -> bool:
 
 def start_deferred() -> None:
     """Sees to it that there is a thread for `run_later`; to be called where threads may be started."""
-    if not _deferred.is_started:
-        _deferred.start()
+    _deferred.start()
 
 
 def run_later(job: Callable[[], None]) -> None:
     """Runs a job on another thread, soon; may be called by a finalizer."""
-    _deferred.run_later(job)
+    _deferred.left.put(job)
 
 
 def close() -> None:
     """At exit, when Python starts no more threads: the one for finalizers does what others have no time for."""
     if not _deferred.is_started:
-        _deferred.run_here()
+        while not _deferred.left.empty():
+            job = _deferred.left.get()
+            if job is not None:
+                run_reporting(job)
     elif not _pool.is_closing:
         _pool.is_closing = True
-        _deferred.run_later(lambda: _pool.work(lambda: None))
+        _deferred.left.put(lambda: _pool.work(lambda: None))
 
 
 def stop(seconds: float) -> None:
@@ -216,4 +173,4 @@ def stop(seconds: float) -> None:
 def forget_after_fork() -> None:
     """The child of a fork has none of its parent's threads."""
     global _pool, _deferred
-    _pool, _deferred = _Pool(), _Deferred()
+    _pool, _deferred = _Pool(), _new_deferred()

@@ -109,7 +109,7 @@ def _specs_of_calls(plan: Plan) -> list[str]:
         faults += [
             f"{value.name} is {value} and the specs of {call.name} say {stated.spec}"
             for value, stated in pairs
-            if None not in (value.sharding, stated) and not _is_placed_as(value, stated)
+            if value.sharding is not None and stated is not None and not _is_placed_as(value, stated)
         ]
     return faults
 

@@ -3,15 +3,13 @@
 What has to be equal is compared by identity first: types and shardings of arrays, jax's context, the entered stream.
 """
 
-import threading
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from partjit._jax.arrays import ArrayImpl, type_sharding_and_commitment
-from partjit._jax.caches import register_cache
+from partjit._jax.caches import CacheGroup
 from partjit._jax.tracing import is_eager, trace_context
 from partjit.arguments import Numbered, positions
 from partjit.colocated.runtime.pending import PendingArray
@@ -20,6 +18,8 @@ from partjit.plan.run.link import Runnable
 from partjit.plan.run.program import Placing
 
 __all__ = ["UNKNOWN", "Recent"]
+
+_recents = CacheGroup("partjit recent calls")
 
 UNKNOWN = object()
 """What `Recent.call` gives for a call that is like none of the last."""
@@ -44,7 +44,7 @@ class Recent:
     def __init__(self, static: Numbered) -> None:
         self._static = static
         self._calls: tuple[Any, ...] = ()
-        _all.add(self)
+        _recents.add(self)
 
     def call(self, args: Any, kwargs: Any) -> Any:
         """The result of a call, or UNKNOWN if it is of another kind than the last ones."""
@@ -82,7 +82,7 @@ class Recent:
             statics = self._apart(args, kwargs)[2]
             self._calls = ((_context(), tree, kinds, statics, placing, run.run, out_tree), *self._calls)[:_MOST]
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Recognizes nothing until the next call."""
         self._calls = ()
 
@@ -98,25 +98,3 @@ class Recent:
 def _context() -> Any:
     """Everything besides its arguments that a call depends on."""
     return trace_context(), entered_stream()
-
-
-class _All:
-    """All of them, for `jax.clear_caches()`."""
-
-    def __init__(self) -> None:
-        self._recents: weakref.WeakSet[Recent] = weakref.WeakSet()
-        self._lock = threading.RLock()
-
-    def add(self, recent: Recent) -> None:
-        with self._lock:
-            self._recents.add(recent)
-
-    def cache_clear(self) -> None:
-        with self._lock:
-            recents = [*self._recents]
-        for recent in recents:
-            recent.forget()
-
-
-_all = _All()
-register_cache(_all, "partjit recent calls")
