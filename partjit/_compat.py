@@ -84,10 +84,6 @@ from partjit._jax.meshes import manual_axes as manual_axes
 from partjit._jax.meshes import physical_mesh as physical_mesh
 from partjit._jax.meshes import under_mesh as ambient
 from partjit._jax.meshes import without_mesh as without_mesh
-from partjit._jax.patches import guard_batching as guard_batching
-from partjit._jax.patches import guard_while_loops as guard_while_loops
-from partjit._jax.patches import keep_in_scans as keep_in_scans
-from partjit._jax.patches import save_under_checkpoint as save_under_checkpoint
 from partjit._jax.processes import distributed_client as distributed_client
 from partjit._jax.rules import batch_jaxpr as batch_jaxpr
 from partjit._jax.rules import checkify_jaxpr as checked_jaxpr

@@ -1,52 +1,120 @@
-"""Rules of jax that partjit replaces, for loops and branches with equations that must be evaluated exactly as often as
-the program says.
+"""The rules of jax that partjit replaces, each with the behaviour of jax that forces it.
+
+A colocated call with an effect is made exactly as often as the program says. jax's rules for loops, branches and
+`jax.checkpoint` evaluate equations more often than that, or less often, whatever their effects. No rule of the call's
+own primitive can prevent it: what jax does to a loop is up to the rule of the loop, which either does not ask the
+equations in its body, or asks them in the same way whatever it is going to do with the answer.
+
+`install` puts the rules in place, once, when the first colocated call is traced; importing partjit does not. Loops
+and branches without calls are handed to jax's own rules, as they are.
 """
 
 import dataclasses
 import operator
+import threading
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from jax._src import ad_checkpoint, core, effects, source_info_util
-from jax._src.interpreters import ad, batching
-from jax._src.interpreters import partial_eval as _partial_eval
-from jax._src.lax.control_flow import conditionals, loops
+from jax._src import ad_checkpoint, effects
+from jax._src.interpreters import ad, batching, partial_eval
+from jax._src.lax.control_flow import loops
+from jax.extend import source_info_util
+from jax.extend.core import JaxprEqn, Primitive
+from jax.extend.core.primitives import cond_p, remat_p, scan_p, while_p
 
 from partjit._jax.jaxprs import MERGED_JAXPR
 from partjit._jax.rules import batch_jaxpr
 
-pe: Any = _partial_eval  # its types differ from version to version
+__all__ = ["PATCHES", "CallRules", "Patch", "install"]
 
-Find = Callable[[Sequence[Any]], Sequence[Any]]
-"""Gives, of some jaxprs, the equations inside of them that a rule has to be careful with."""
-
-Refuse = Callable[[str, Sequence[Any]], None]
-"""Raises for such equations in a loop or branch of a kind."""
+_pe: Any = partial_eval  # the types of both differ from version to version
+_loops: Any = loops
+Rule = Callable[..., Any]
 
 
-def guard_batching(find: Find, refuse: Refuse) -> None:
-    """Has `refuse` called where a batched predicate would make jax evaluate equations that `find` finds for all
-    examples: both branches of a `cond`, and the body of a `while_loop` for examples that are done.
+@dataclasses.dataclass(frozen=True)
+class CallRules:
+    """What the rules need to know of calls.
+
+    Attributes:
+        has_effect: whether an equation is, or has in its jaxprs, a call that must be made as often as the program says.
+        effectful_in: those calls in some jaxprs, at any depth.
+        is_saved: whether the results of an equation, given by its primitive and parameters, are saved by
+            `jax.checkpoint` whatever its policy.
+        refuse_batched: raises for such calls in a loop or branch of a kind, where batching would repeat them.
+        refuse_split: raises for such calls in a loop of a kind, where splitting it into two halves would repeat them.
     """
-    batchers = batching.fancy_primitive_batchers
-    batch_cond, batch_while = batchers[conditionals.cond_p], batchers[loops.while_p]
 
-    def guarded_cond(axis_data: Any, args: Any, dims: Any, **params: Any) -> Any:
-        # What depends on the platform is asked for anew, and not for each example.
+    has_effect: Callable[[JaxprEqn], bool]
+    effectful_in: Callable[[Sequence[Any]], Sequence[JaxprEqn]]
+    is_saved: Callable[[Primitive, dict[str, Any]], bool]
+    refuse_batched: Callable[[str, Sequence[JaxprEqn]], None]
+    refuse_split: Callable[[str, Sequence[JaxprEqn]], None]
+
+
+class Patch(NamedTuple):
+    """One rule that is replaced.
+
+    Attributes:
+        table: jax's table of rules.
+        primitive: its key.
+        replacement: gives the rule that takes the place of jax's.
+    """
+
+    table: dict[Primitive, Rule]
+    primitive: Primitive
+    replacement: Callable[[Rule, CallRules], Rule]
+
+
+def install(calls: CallRules) -> None:
+    """Puts the rules in place, unless they are; each has the rule that it replaces as its `of_jax`."""
+    if not _installed:
+        with _lock:
+            for table, primitive, replacement in PATCHES:
+                # Another thread was quicker, or an earlier attempt has been interrupted.
+                of_jax = getattr(table[primitive], "of_jax", table[primitive])
+                rule: Any = replacement(of_jax, calls)
+                rule.of_jax = of_jax
+                table[primitive] = rule
+            _installed.append(calls)
+
+
+_lock = threading.RLock()  # a finalizer that comes in between may trace a call
+_installed: list[CallRules] = []
+
+
+def _batch_cond(of_jax: Rule, calls: CallRules) -> Rule:
+    """Refuses calls in a branch whose predicate is batched.
+
+    jax evaluates all branches for all examples then, and selects ("assumes branches are side-effect-free"). Needless
+    once jax has a registry of effects that are refused there; so far it refuses effects of its own by name.
+    """
+
+    def rule(axis_data: Any, args: Any, dims: Any, **params: Any) -> Any:
+        # jax asks anew for the index of branches for platforms, and not for each example.
         if dims[0] is not None and "branches_platforms" not in params:
-            found = find(params["branches"])
+            found = calls.effectful_in(params["branches"])
             if found:
-                refuse("cond", found)
-        return batch_cond(axis_data, args, dims, **params)
+                calls.refuse_batched("cond", found)
+        return of_jax(axis_data, args, dims, **params)
 
-    def guarded_while(axis_data: Any, args: Any, dims: Any, **params: Any) -> Any:
-        found = find([params["cond_jaxpr"], params["body_jaxpr"]])
+    return rule
+
+
+def _batch_while(of_jax: Rule, calls: CallRules) -> Rule:
+    """Refuses calls in a `while_loop` whose predicate is batched.
+
+    jax evaluates the body for all examples until the last one is done. Needless as for `cond`.
+    """
+
+    def rule(axis_data: Any, args: Any, dims: Any, **params: Any) -> Any:
+        found = calls.effectful_in([params["cond_jaxpr"], params["body_jaxpr"]])
         if found and _predicate_is_batched(axis_data, dims, **params):
-            refuse("while_loop", found)
-        return batch_while(axis_data, args, dims, **params)
+            calls.refuse_batched("while_loop", found)
+        return of_jax(axis_data, args, dims, **params)
 
-    batchers[conditionals.cond_p], batchers[loops.while_p] = guarded_cond, guarded_while
+    return rule
 
 
 def _predicate_is_batched(
@@ -62,66 +130,81 @@ def _predicate_is_batched(
     return bool(predicate)
 
 
-def guard_while_loops(find: Find, refuse: Refuse) -> None:
-    """Has partial evaluation leave alone what it would evaluate twice: of a `while_loop` it computes the known results
-    now and all of it again for the others, and under `jax.checkpoint` all of it again in any case.
+def _split_while(of_jax: Rule, calls: CallRules) -> Rule:
+    """Refuses calls in a `while_loop` of which some values are known and some are not.
+
+    jax evaluates the loop for the known results, and all of it again for the others. Needless once jax refuses to
+    repeat equations with an effect that is in `partial_eval_kept_effects`.
     """
-    whole, custom = pe.custom_partial_eval_rules, pe.partial_eval_jaxpr_custom_rules
-    evaluate, evaluate_custom = whole[loops.while_p], custom[loops.while_p]
 
-    def jaxprs(params: Any) -> list[Any]:
-        return [params["cond_jaxpr"], params["body_jaxpr"]]
-
-    def guarded(trace: Any, *tracers: Any, **params: Any) -> Any:
+    def rule(trace: Any, *tracers: Any, **params: Any) -> Any:
         if not all(tracer.is_known() for tracer in tracers):
-            found = find(jaxprs(params))
+            found = calls.effectful_in([params["cond_jaxpr"], params["body_jaxpr"]])
             if found:
-                refuse("while_loop", found)
-        return evaluate(trace, *tracers, **params)
+                calls.refuse_split("while_loop", found)
+        return of_jax(trace, *tracers, **params)
 
-    def guarded_custom(saveable: Any, unknown: Any, available: Any, eqn: Any) -> Any:
-        found = find(jaxprs(eqn.params))
+    return rule
+
+
+def _split_while_under_checkpoint(of_jax: Rule, calls: CallRules) -> Rule:
+    """Keeps a `while_loop` with calls out of what `jax.checkpoint` computes again.
+
+    jax evaluates every `while_loop` again, whose residuals it could not save. Needless once it leaves loops with
+    effects in the known half, as it leaves equations without a rule of their own.
+    """
+
+    def rule(saveable: Any, unknown: Any, instantiated: Any, eqn: JaxprEqn) -> Any:
+        found = calls.effectful_in([eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]])
         if not found:
-            return evaluate_custom(saveable, unknown, available, eqn)
+            return of_jax(saveable, unknown, instantiated, eqn)
         if any(unknown):
-            refuse("while_loop", found)
+            calls.refuse_split("while_loop", found)
         return eqn, None, [False] * len(eqn.outvars), [False] * len(eqn.outvars), []
 
-    whole[loops.while_p], custom[loops.while_p] = guarded, guarded_custom
+    return rule
 
 
-def keep_in_scans(is_kept: Callable[[Any], bool]) -> None:
-    """Keeps equations where they are in a `scan` that is differentiated: jax moves what depends on no iteration out of
-    it, and evaluates it once, whatever its effects.
+def _linearize_scan(of_jax: Rule, calls: CallRules) -> Rule:
+    """Keeps calls where they are in a `scan` that is linearized.
+
+    jax moves equations whose arguments are the same in all iterations out of it, and evaluates them once, whatever
+    their effects. Needless once it leaves equations with an effect that is in `partial_eval_kept_effects`.
     """
 
-    def kept(jaxpr: Any) -> Any:
-        if not any(map(is_kept, jaxpr.jaxpr.eqns)):
-            return jaxpr
-        eqns = [
-            eqn.replace(primitive=_staged_p, params={"eqn": eqn}) if is_kept(eqn) else eqn for eqn in jaxpr.jaxpr.eqns
-        ]
-        return jaxpr.replace(eqns=eqns) if MERGED_JAXPR else jaxpr.replace(jaxpr=jaxpr.jaxpr.replace(eqns=eqns))
-
     def hoist(jaxpr: Any, *args: Any) -> Any:
-        return loops_module._scan_known_hoisting(kept(jaxpr), *args)
+        return _loops._scan_known_hoisting(_staged(jaxpr, calls), *args)
+
+    careful = _with_globals(of_jax, {"_scan_known_hoisting": hoist})
+
+    def rule(*args: Any, jaxpr: Any, **params: Any) -> Any:
+        return (careful if _has_effects(jaxpr, calls) else of_jax)(*args, jaxpr=jaxpr, **params)
+
+    return rule
+
+
+def _split_scan_under_checkpoint(of_jax: Rule, calls: CallRules) -> Rule:
+    """Keeps calls where they are in a `scan` under `jax.checkpoint`, for the same reason."""
 
     def split(jaxpr: Any, *args: Any) -> Any:
-        return pe.partial_eval_jaxpr_nounits(kept(jaxpr), *args)
+        return _pe.partial_eval_jaxpr_nounits(_staged(jaxpr, calls), *args)
 
-    # jax's own rules, with another function in the one place where they move equations.
-    loops_module: Any = loops
-    splitting = types.SimpleNamespace(**{**vars(pe), "partial_eval_jaxpr_nounits": split})
-    for table, replaced in (
-        (ad.primitive_linearizations, {"_scan_known_hoisting": hoist}),
-        (pe.custom_partial_eval_rules, {"_scan_known_hoisting": hoist}),
-        (pe.partial_eval_jaxpr_custom_rules, {"pe": splitting}),
-    ):
-        table[loops.scan_p] = _with_globals(table[loops.scan_p], replaced)
+    names = types.SimpleNamespace(**{**vars(_pe), "partial_eval_jaxpr_nounits": split})
+    careful = _with_globals(of_jax, {"pe": names})
+
+    def rule(saveable: Any, unknown: Any, instantiated: Any, eqn: JaxprEqn) -> Any:
+        has_effects = _has_effects(eqn.params["jaxpr"], calls)
+        return (careful if has_effects else of_jax)(saveable, unknown, instantiated, eqn)
+
+    return rule
+
+
+def _has_effects(jaxpr: Any, calls: CallRules) -> bool:
+    return any(map(calls.has_effect, jaxpr.jaxpr.eqns))
 
 
 def _with_globals(function: Any, replaced: dict[str, Any]) -> Any:
-    """A copy of a function that sees other things under some of its global names."""
+    """A copy of a rule of jax's that sees another function in the one place where it moves equations."""
     assert {*replaced} <= {*function.__code__.co_names}
     namespace = {**function.__globals__, **replaced}
     copy = types.FunctionType(
@@ -131,54 +214,76 @@ def _with_globals(function: Any, replaced: dict[str, Any]) -> Any:
     return copy
 
 
-_staged_p = core.Primitive("staged")
+def _staged(jaxpr: Any, calls: CallRules) -> Any:
+    """A closed jaxpr whose calls partial evaluation leaves in the unknown half, which stays in the loop."""
+    eqns = [
+        eqn.replace(primitive=_staged_p, params={"eqn": eqn}) if calls.has_effect(eqn) else eqn
+        for eqn in jaxpr.jaxpr.eqns
+    ]
+    return jaxpr.replace(eqns=eqns) if MERGED_JAXPR else jaxpr.replace(jaxpr=jaxpr.jaxpr.replace(eqns=eqns))
+
+
+_staged_p = Primitive("staged")
 _staged_p.multiple_results = True
 
 
-def _stage(trace: Any, *tracers: Any, eqn: Any) -> list[Any]:
-    """Partial evaluation puts `eqn` into the unknown half, even if all of its arguments are known."""
+def _stage(trace: Any, *tracers: Any, eqn: JaxprEqn) -> list[Any]:
+    """Puts `eqn` into the unknown half, even if all of its arguments are known."""
     tracers = tuple(map(trace.instantiate_const, tracers))
-    outs = [pe.JaxprTracer(trace, pe.PartialVal.unknown(var.aval), None) for var in eqn.outvars]
+    outs = [_pe.JaxprTracer(trace, _pe.PartialVal.unknown(var.aval), None) for var in eqn.outvars]
     source = source_info_util.current().replace(name_stack=trace._current_truncated_name_stack())
     positions = {
         effect.replace(input=eqn.invars.index(effect.input)) if isinstance(effect, effects.JaxprInputEffect) else effect
         for effect in eqn.effects
     }
-    recipe = pe.new_eqn_recipe(trace, tracers, outs, eqn.primitive, eqn.params, positions, source)
+    recipe = _pe.new_eqn_recipe(trace, tracers, outs, eqn.primitive, eqn.params, positions, source)
     for out in outs:
         out.recipe = recipe
-    trace.effect_handles.append(pe.EffectHandle(tracers, recipe))
+    trace.effect_handles.append(_pe.EffectHandle(tracers, recipe))
     return outs
 
 
-pe.custom_partial_eval_rules[_staged_p] = _stage
+_pe.custom_partial_eval_rules[_staged_p] = _stage
 
 
-IsSaved = Callable[[Any, dict[str, Any]], bool]
-"""Whether the results of an equation, given by its primitive and parameters, have to be saved."""
+def _split_checkpoint(of_jax: Rule, calls: CallRules) -> Rule:
+    """Has `jax.checkpoint` save the results of calls, whatever its policy.
 
+    jax saves those of equations with effects, and asks the policy about others: pure calls, and functions with custom
+    derivatives that make some. A rule of the call's own could say so, but jax asks the same rule in a `while_loop`,
+    where nothing can be saved. Needless once that is not so, or a primitive can overrule the policy.
+    """
 
-def save_under_checkpoint(is_saved: IsSaved) -> None:
-    """Has `jax.checkpoint` save the results of equations, whatever its policy."""
-    evaluate = pe.custom_partial_eval_rules[ad_checkpoint.remat_p]
+    def rule(trace: Any, *tracers: Any, jaxpr: Any, policy: Any, **params: Any) -> Any:
+        if calls.is_saved(remat_p, {"jaxpr": jaxpr}) and not isinstance(policy, _SavingCalls):
+            policy = _SavingCalls(policy or ad_checkpoint.nothing_saveable, calls)
+        return of_jax(trace, *tracers, jaxpr=jaxpr, policy=policy, **params)
 
-    def saving(trace: Any, *tracers: Any, jaxpr: Any, policy: Any, **params: Any) -> Any:
-        if is_saved(ad_checkpoint.remat_p, {"jaxpr": jaxpr}) and not isinstance(policy, _Saving):
-            policy = _Saving(policy or ad_checkpoint.nothing_saveable, is_saved)
-        return evaluate(trace, *tracers, jaxpr=jaxpr, policy=policy, **params)
-
-    pe.custom_partial_eval_rules[ad_checkpoint.remat_p] = saving
+    return rule
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class _Saving:
-    """A policy that saves what has to be saved, and otherwise does as another one says."""
+class _SavingCalls:
+    """A policy that saves results of calls, and otherwise does as another one says."""
 
     policy: Any
-    is_saved: IsSaved
+    calls: CallRules
 
     def __repr__(self) -> str:
         return repr(self.policy)
 
-    def __call__(self, primitive: Any, *avals: Any, **params: Any) -> Any:
-        return self.is_saved(primitive, params) or self.policy(primitive, *avals, **params)
+    def __call__(self, primitive: Primitive, *avals: Any, **params: Any) -> Any:
+        return self.calls.is_saved(primitive, params) or self.policy(primitive, *avals, **params)
+
+
+PATCHES = (
+    Patch(batching.fancy_primitive_batchers, cond_p, _batch_cond),
+    Patch(batching.fancy_primitive_batchers, while_p, _batch_while),
+    Patch(_pe.custom_partial_eval_rules, while_p, _split_while),
+    Patch(_pe.partial_eval_jaxpr_custom_rules, while_p, _split_while_under_checkpoint),
+    Patch(ad.primitive_linearizations, scan_p, _linearize_scan),
+    Patch(_pe.custom_partial_eval_rules, scan_p, _linearize_scan),  # the same hoisting
+    Patch(_pe.partial_eval_jaxpr_custom_rules, scan_p, _split_scan_under_checkpoint),
+    Patch(_pe.custom_partial_eval_rules, remat_p, _split_checkpoint),
+)
+"""All of them."""

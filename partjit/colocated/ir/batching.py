@@ -14,12 +14,11 @@ from jax.extend import source_info_util
 from jax.interpreters import batching
 
 from partjit._jax.arrays import aval_of_struct
-from partjit._jax.patches import guard_batching
 from partjit._jax.rules import moveaxis
-from partjit._jax.sources import source_site, traced_at
+from partjit._jax.sources import traced_at
 from partjit._jax.tracing import abstractify, is_staged
 from partjit.colocated.cache import SpecializationCache
-from partjit.colocated.ir.primitive import Callee, ColocatedEffect, calls_in, colocated_call_p
+from partjit.colocated.ir.primitive import Callee, colocated_call_p
 from partjit.colocated.options import VmapMethod
 from partjit.colocated.runtime.specs import InSpecs, flat_result, struct_of
 from partjit.rules.batching import insert_batch_axis
@@ -161,23 +160,4 @@ class _LoadBatched:
         return call
 
 
-def _effectful(jaxprs: Sequence[Any]) -> list[Any]:
-    if not any(isinstance(effect, ColocatedEffect) for jaxpr in jaxprs for effect in jaxpr.effects):
-        return []
-    return [eqn for eqn in calls_in(jaxprs) if not eqn.params["callee"].is_pure]
-
-
-def _refuse(kind: str, calls: Sequence[Any]) -> None:
-    eqn = calls[0]
-    site = source_site(eqn.source_info)
-    where = "" if site is None else " at {}:{} in {}".format(*site)
-    what = "branches would be run for all examples" if kind == "cond" else "loop would go on for examples that are done"
-    raise ValueError(
-        f"the colocated function {eqn.params['callee'].name} is called{where} in a {kind} whose predicate is batched "
-        f"by jax.vmap. The {what}, and the call be made where it should not: give the predicate to the function and "
-        "let it decide, decide before jax.vmap, or say pure=True if the call does nothing but compute its results"
-    )
-
-
 batching.fancy_primitive_batchers[colocated_call_p] = _batch
-guard_batching(_effectful, _refuse)

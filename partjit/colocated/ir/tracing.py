@@ -16,6 +16,7 @@ from partjit._jax.tracing import abstractify
 from partjit.checks import flattened
 from partjit.colocated.cache import SpecializationCache
 from partjit.colocated.definition import Definition, HostFunction
+from partjit.colocated.ir.control_flow import install_patches
 from partjit.colocated.ir.custom_derivatives import Derivatives
 from partjit.colocated.ir.eager import as_array, body, call_in_body
 from partjit.colocated.ir.primitive import Callee, colocated_call_p
@@ -58,6 +59,7 @@ class TracedCalls:
         )
 
     def _bind(self, args: Any, kwargs: Any) -> Any:
+        install_patches()
         leaves, tree = jax.tree.flatten((tuple(args), kwargs))
         paths = argument_paths(self._definition.function.signature, args, kwargs)
         avals = tuple(map(abstractify, leaves))
