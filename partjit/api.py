@@ -30,7 +30,7 @@ __all__ = ["pjit"]
 
 
 class _Stages:
-    """What a function made by `pjit` can do besides being called: stop at an earlier stage."""
+    """The methods of a function made by `pjit`: each stops at an earlier stage than a call."""
 
     def __init__(self, fun: Callable[..., Any], definition: Definition) -> None:
         self._fun = fun
@@ -42,8 +42,9 @@ class _Stages:
         return (PlannedTraced if has_calls(program.jaxpr.jaxpr) else Traced)(program, leaves)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """What a call with these arguments does: which fragments are dispatched and which colocated calls are made, in
-        which order. Nothing is compiled or executed.
+        """The plan of a call with these arguments: the fragments to dispatch and the colocated calls to make, in order.
+
+        Nothing is compiled or executed.
         """
         return PlannedTraced(*infer_program(self._fun, self._definition, args, kwargs)).plan
 
@@ -52,7 +53,7 @@ class _Stages:
         return self.trace(*args, **kwargs).lower()
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """A tree like the result, of `jax.ShapeDtypeStruct` with the shardings the out specs promise."""
+        """A tree like the result, of `jax.ShapeDtypeStruct` with the shardings of the out specs."""
         return self.trace(*args, **kwargs).out_info
 
 
@@ -72,21 +73,21 @@ def pjit(
 ) -> Any:
     """Compiles `fun` into one program partitioned over a mesh.
 
-    The mesh is the ambient one of each call: that of `with mesh:` or `set_mesh`. An argument that is not yet placed as
-    its spec says is placed so: silently if it is a NumPy array, a scalar or uncommitted, with a `ReshardWarning` if it
+    The mesh is the ambient one of each call: that of `with mesh:` or `set_mesh`. An argument that is not yet sharded as
+    its spec says is resharded: silently if it is a NumPy array, a scalar or uncommitted, with a `ReshardWarning` if it
     is a committed array on the same devices (see `reshard_policy`).
 
     Args:
         fun: a function of pytrees of arrays. Left out, `pjit(...)` is a decorator.
-        in_axis_resources: how the arguments are laid out: a tree prefix of the tuple of positional arguments (without
+        in_axis_resources: how the arguments are sharded: a tree prefix of the tuple of positional arguments (without
             the static ones), with leaves
 
-            * `PartitionSpec`: per dimension, the mesh axes that divide it;
+            * `PartitionSpec`: per dimension, the mesh axes it is sharded over;
             * None: replicated over the mesh;
             * `NamedSharding`: brings its own mesh;
             * `UNSPECIFIED` (the default): the partitioner chooses; a committed array stays as it is;
             * `FROM_ARRAY`: as the committed array that is passed.
-        out_axis_resources: how the results are laid out, a tree prefix of the result with leaves as above but
+        out_axis_resources: how the results are sharded, a tree prefix of the result with leaves as above but
             `FROM_ARRAY`. What it says is what the results have.
         static_argnums: numbers of arguments that are compile-time constants; they must be hashable.
         donate_argnums: numbers of arguments whose buffers the program may reuse; they are gone after the call.

@@ -1,5 +1,5 @@
-"""The user's function and its arguments: what it is called, which arguments are static or donated, and the arguments of
-one call taken apart, each leaf with its key path in terms of the function's parameters.
+"""The user's function and its arguments: its name, which arguments are static or donated, and the arguments of a call
+flattened, each leaf with its key path in terms of the function's parameters.
 """
 
 import dataclasses
@@ -57,7 +57,7 @@ def signature_of(fun: Callable[..., Any]) -> inspect.Signature | None:
 def argument_numbers(
     fun: Callable[..., Any], signature: inspect.Signature | None, static: tuple[Any, Any], donate: tuple[Any, Any]
 ) -> tuple[Numbered, Numbered]:
-    """What the user gave as (numbers, names) of static and of donated arguments, completed from the signature.
+    """The (numbers, names) of static and of donated arguments that the user gave, completed from the signature.
 
     Args:
         fun: the user's function.
@@ -153,13 +153,13 @@ def source_of(fun: Callable[..., Any]) -> str:
 def check_call(
     name: str, signature: inspect.Signature | None, static: Numbered, donate: Numbered, args: Sequence[Any], kwargs: Any
 ) -> None:
-    """Checks what a call is made of, before anything is looked at.
+    """Checks that a call has the arguments that are needed, and that static ones are hashable.
 
     Raises:
         ValueError: there are fewer positional arguments than static and donated ones need, or a static argument is not
             hashable.
     """
-    # A number from the end is one that is needed as well: of `*args`, which may be empty.
+    # A number that counts from the end is needed as well: `*args` may be empty.
     needed = [number for number in (*static[0], *donate[0]) if not -len(args) <= number < len(args)]
     parameters = list(signature.parameters.values()) if signature else []
     for number in needed:
@@ -191,7 +191,7 @@ def _check_hashable(value: Any, which: str, name: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """The arguments of one call, taken apart.
+    """The flattened arguments of a call.
 
     Attributes:
         leaves: the flat arguments that are traced.
@@ -215,7 +215,7 @@ def flatten_arguments(
     static: Numbered,
     donate: Numbered,
 ) -> Arguments:
-    """Takes the arguments of a call apart.
+    """Flattens the arguments of a call.
 
     Args:
         signature: the signature of the user's function, or None if it has none.
@@ -269,14 +269,14 @@ def _parameter_names(signature: inspect.Signature | None, count: int) -> list[st
 
 
 def abstract_arguments(arguments: Arguments, name: str) -> tuple[Any, ...]:
-    """The abstract value of each leaf; TypeError names the argument that is no array."""
+    """The abstract value of each leaf; see `abstract_argument`."""
     return tuple(
         abstract_argument(leaf, path, name) for path, leaf in zip(arguments.paths, arguments.leaves, strict=True)
     )
 
 
 def abstract_argument(leaf: Any, path: str, name: str) -> Any:
-    """The abstract value of one leaf; TypeError names the argument that is no array."""
+    """The abstract value of a leaf; TypeError, or OverflowError, names an argument that is neither array nor number."""
     try:
         aval = abstractify(leaf)
     except OverflowError:  # of a Python int
@@ -284,7 +284,7 @@ def abstract_argument(leaf: Any, path: str, name: str) -> Any:
             f"Argument {path} of {name} is {shown(leaf)}, which does not fit {_int_dtype()}: pass an array of a dtype "
             "that has room for it, enable 64-bit integers with jax.enable_x64(True), or mark the argument static"
         ) from None
-    except (TypeError, ValueError):  # a ValueError where `shape` and `dtype` are something else
+    except (TypeError, ValueError):  # a ValueError for objects with another kind of `shape` and `dtype`
         aval = None
     # jax takes scalars of NumPy whatever their dtype is.
     if aval is None or (isinstance(leaf, np.generic) and leaf.dtype.kind in "mMOSU"):
@@ -296,7 +296,7 @@ def abstract_argument(leaf: Any, path: str, name: str) -> Any:
 
 
 def require_values(leaves: Sequence[Any], paths: Sequence[str], name: str) -> None:
-    """Raises TypeError where an argument of a call that is executed has a type and no value."""
+    """Raises TypeError for an argument that is only a type, in a call that is executed."""
     for leaf, path in zip(leaves, paths, strict=True):
         if isinstance(leaf, jax.ShapeDtypeStruct):
             raise TypeError(

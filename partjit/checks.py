@@ -1,12 +1,12 @@
-"""Arguments that are not what is expected: the checks that functions have in common, and one text for all of them.
+"""Checks of arguments that public functions have in common, with one form of error message.
 
     colocated.stream: size must be a whole number of at least 1, but is '4', a str
 
-An argument is checked where it is taken, so that nothing bad travels on and fails elsewhere with an error about the
-inside of partjit. A wrong type is a `TypeError`, a wrong value a `ValueError`. A message shows a value in short, and
+An argument is checked where it is passed, so that it does not fail later with an error about the inside of partjit.
+A wrong type is a `TypeError`, a wrong value a `ValueError`. A message shows a value in short, and
 never fails: the `repr` of a deleted array raises, and that of any other reads it from its devices.
 
-`where` is the public name of what was called, `name` the argument, with its key path if it is a part of one.
+`where` is the public name of the function, `name` that of the argument, with the key path of a part of it.
 """
 
 import os
@@ -42,7 +42,7 @@ _LONGEST = 80
 
 
 class _Short(reprlib.Repr):
-    """Python's abridged `repr`, with one line for arrays wherever they are; of what has no `repr` it shows the type."""
+    """Python's abridged `repr`, with one line for an array at any depth, and the type where `repr` raises."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ def wrong_type(where: str, name: str, value: Any, expected: str, remedy: str = "
 
 
 def wrong_value(where: str, name: str, value: Any, expected: str, remedy: str = "") -> ValueError:
-    """As `wrong_type`, for a value of a right type that is none of those there are."""
+    """As `wrong_type`, for a value of the right type that is not one of those allowed."""
     return ValueError(_text(where, name, value, expected, remedy))
 
 
@@ -168,7 +168,7 @@ def require_choice(where: str, name: str, value: Any, choices: Sequence[str]) ->
 
 
 def require_path(where: str, name: str, value: Any) -> Any:
-    """The path of a file; TypeError or ValueError otherwise. `open` takes a number as well: a file of somebody else."""
+    """The path of a file; TypeError or ValueError otherwise. `open` takes numbers too: descriptors of other files."""
     expected = "the path of a file, a str or a pathlib.Path"
     require(where, name, value, str | os.PathLike, expected)
     if isinstance(value, str) and not value:
@@ -187,13 +187,13 @@ def require_mesh_type(where: str, name: str, value: Any, *, or_abstract: bool = 
 
 
 def items_of(where: str, name: str, value: Any, expected: str) -> tuple[Any, ...]:
-    """What a collection holds, in its order; TypeError of what is none, of texts and of mappings."""
-    # An array on devices would be waited for, and its items are arrays again.
+    """The items of a collection, in order; TypeError for other values, strings and mappings."""
+    # Iterating over a jax array waits for it, and its items are arrays again.
     if isinstance(value, str | bytes | bytearray | Mapping | jax.Array) or not isinstance(value, Iterable):
         raise wrong_type(where, name, value, expected)
     try:
         iterator = iter(value)
-    except TypeError:  # an array without dimensions, and whatever only looks like a collection
+    except TypeError:  # a NumPy array without dimensions, or a class that only looks iterable
         raise wrong_type(where, name, value, expected) from None
     return tuple(iterator)
 
@@ -219,7 +219,7 @@ def flattened(tree: Any, what: str, is_leaf: Any = None) -> tuple[list[tuple[Any
 
     Args:
         tree: a pytree.
-        what: what it is, for messages.
+        what: how messages name it.
         is_leaf: what counts as a leaf, as in `jax.tree.flatten`.
 
     Raises:
@@ -232,7 +232,7 @@ def flattened(tree: Any, what: str, is_leaf: Any = None) -> tuple[list[tuple[Any
 
 
 def unsorted(error: ValueError, what: str) -> ValueError:
-    """What to raise in place of jax's error about a tree, which does not say which one has keys that do not compare."""
+    """The error to raise in place of jax's, which does not say which tree has keys that do not compare."""
     if "dictionary keys" not in str(error):
         return error
     return ValueError(

@@ -1,4 +1,4 @@
-"""From a jaxpr and specs to an executable, through the stages a user can hold: Traced, Lowered, Compiled.
+"""From a jaxpr and specs to an executable, through the stages of jax's ahead-of-time API: Traced, Lowered, Compiled.
 
 `Lowered` and `Compiled` are jax's own; `Traced` is ours because its program is.
 """
@@ -28,7 +28,7 @@ __all__ = ["Program", "Traced", "lower", "lower_jaxpr", "lower_jaxpr_anew", "own
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-    """A traced and validated function: everything there is to know about a call but the values.
+    """A traced and validated function: all that is known of a call but the values of its arguments.
 
     Attributes:
         jaxpr: the closed jaxpr; its leading arguments are `consts`.
@@ -84,10 +84,10 @@ def lower(
     parameters: Any = None,
     **_: Any,
 ) -> Any:
-    """Lowers a program for arguments placed as these are, to a `jax.stages.Lowering`, which compiles once.
+    """Lowers a program for arguments sharded like these, to a `jax.stages.Lowering`, which compiles once.
 
-    An argument whose spec is UNSPECIFIED comes as it is: a committed array's sharding is part of the program. Residuals
-    get their shardings here.
+    An argument whose spec is UNSPECIFIED keeps its sharding: that of a committed array is part of the program. This is
+    how residuals get their shardings.
     """
     in_shardings = tuple(
         own_sharding(arg) if isinstance(sharding, UnspecifiedValue) else sharding
@@ -108,7 +108,7 @@ def lower(
 
 
 def own_sharding(arg: Any) -> Any:
-    """The sharding that an argument brings along, UNSPECIFIED if it has none of its own."""
+    """The sharding an argument is committed to, UNSPECIFIED if it is not."""
     sharding = getattr(arg, "sharding", None)
     # A ShapeDtypeStruct with a sharding stands for an array committed to it.
     if sharding is None or isinstance(arg, Tracer) or not getattr(arg, "committed", True):
@@ -134,14 +134,14 @@ def lower_jaxpr_anew(
     Raises:
         ShardingError: they are not all on the same devices.
     """
-    # jax writes shardings the partitioner chose in terms of the context mesh, and fails where an argument comes on
-    # another mesh of the same devices: what divides there need not divide here.
+    # jax writes shardings the partitioner chose in terms of the context mesh, and fails where an argument is sharded
+    # over another mesh of the same devices: a size its axes divide need not be divisible by those of this one.
     elsewhere = any(
         isinstance(sharding, NamedSharding) and sharding.mesh.shape != mesh.shape for sharding in in_shardings
     )
     context_mesh = EMPTY_MESH if elsewhere else mesh
     try:
-        with under_mesh(context_mesh):  # jax looks there as well, and must not find another mesh
+        with under_mesh(context_mesh):  # jax reads the ambient mesh, which must not be another one
             return lower_to_computation(
                 jaxpr,
                 name,

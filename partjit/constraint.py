@@ -1,4 +1,4 @@
-"""`with_sharding_constraint`: a spec for a value in the middle of a program, or for an array here and now."""
+"""`with_sharding_constraint`: a spec for an intermediate value of a program, or for an array outside of programs."""
 
 from typing import Any
 
@@ -22,8 +22,8 @@ _WHAT = "with_sharding_constraint arguments"
 def with_sharding_constraint(x: Any, specs: Any) -> Any:
     """Constrains the sharding of `x`; its value does not change.
 
-    Inside a program the partitioner keeps the constraint, and pads where a dimension does not divide. Outside it is
-    applied at once: the result is `x` on the devices of the mesh, and a dimension that does not divide is an error.
+    Inside a program the partitioner keeps the constraint, and pads a dimension that is not divisible. Outside it is
+    applied at once: the result is `x` resharded, and a dimension that is not divisible is an error.
     The constraint is linear: under differentiation tangent and cotangent are constrained alike.
 
     Args:

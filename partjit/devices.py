@@ -1,4 +1,4 @@
-"""What to say where jax finds that values of one program are on different devices."""
+"""The error for values of one program that are on different devices."""
 
 from collections.abc import Sequence
 from typing import Any

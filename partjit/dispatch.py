@@ -1,4 +1,4 @@
-"""Calling a program: the slow path that places arguments and compiles, and the C++ fast path it leaves behind.
+"""Calling a program: the slow path, which reshards arguments and compiles, and the C++ fast path it leaves behind.
 
 The C++ function remembers, per signature of a call (types, shardings, static arguments, ambient mesh), which executable
 to run; from then on such a call has no Python frame of ours in its path. It takes an array over several devices for
@@ -44,7 +44,7 @@ __all__ = ["CacheMiss", "make_function"]
 
 
 class CacheMiss:
-    """What the C++ function calls for a signature it does not know, and for all calls of programs that a plan runs.
+    """The C++ function calls this for an unknown signature, and for every call of a program that a plan runs.
 
     Args:
         fun: the user's function.
@@ -63,7 +63,7 @@ class CacheMiss:
         self.functions: tuple[Any, ...] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
-        """The result of a call, what the C++ function needs to do without this, and whether to forget that."""
+        """The result of a call, the data of its fast path or None, and whether the C++ function drops its entry."""
         if _letting_in.is_on:
             return None, None, False
         result = self.recent.call(args, kwargs)
@@ -98,11 +98,11 @@ class CacheMiss:
         return jax.tree.unflatten(program.out_tree, outs), fast_path, False
 
     def _let_others_in(self, args: Any, kwargs: Any) -> None:
-        """Has calls with this signature come here at once, while the first one still runs.
+        """Lets further calls with this signature in while the first one still runs.
 
-        The C++ function takes what happens here for compiling, which one thread does while others wait; but a plan
-        calls Python, which may wait for another thread's call or make this very one. So the entry of this call is
-        replaced by one whose compiling ends at once.
+        The C++ function takes a cache miss for a compilation, which one thread does while others wait; but a plan calls
+        Python, which may wait for another thread's call or make this very one. So the entry of this call is replaced
+        by one whose compilation ends at once.
         """
         for function in self.functions:
             function._clear_cache()
@@ -128,8 +128,8 @@ def make_function(
     Args:
         fun: the user's function.
         definition: what `pjit` was given with it.
-        on_values: what it calls under `jax.disable_jit()`.
-        methods: what it can do besides being called.
+        on_values: called under `jax.disable_jit()`.
+        methods: its methods besides `clear_cache`, by name.
     """
     name, static, donate, key = definition.name, definition.static, definition.donate, definition.dispatch_key
     cache_miss = CacheMiss(fun, definition)
@@ -166,7 +166,7 @@ class _Attributes(dict[str, Any]):
     """The attributes of one function, of which `functools.update_wrapper` sees those that another may share.
 
     The function is an instance of jax's class, whose methods are those of `jax.jit`: others can only be attributes of
-    the instance. What wraps it, as `jax.jit` does, takes over its attributes, but must not take over these.
+    the instance. A wrapper such as `jax.jit` copies the attributes of what it wraps, but must not copy these.
     """
 
     def __init__(self, shared: Mapping[str, Any], own: Mapping[str, Any]) -> None:
@@ -181,10 +181,10 @@ class _Attributes(dict[str, Any]):
 
 
 def _retiring(function: Callable[..., Any], donate: Numbered) -> Callable[..., Any]:
-    """`function`, which afterwards tells the arrays it consumed that they are gone.
+    """`function`, which afterwards deletes the arrays it consumed.
 
     For versions of jax in which passing a consumed array over several devices to any compiled function ends the process
-    (see `USE_OF_DONATED_BUFFERS_CRASHES`); an array that was told is refused with "Array has been deleted".
+    (see `USE_OF_DONATED_BUFFERS_CRASHES`); an array that was deleted is refused with "Array has been deleted".
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -206,13 +206,13 @@ def _retiring(function: Callable[..., Any], donate: Numbered) -> Callable[..., A
 
 
 def _bind(program: Program, values: Sequence[Any]) -> Sequence[Any]:
-    """Makes the program an equation of whatever is being traced.
+    """Binds the program as an equation of the current trace.
 
-    On a mesh with Explicit axes the sharding is part of every type. There an argument gets the type its spec says
-    first, and a result whose spec is UNSPECIFIED is replicated, because a type must say something.
+    On a mesh with Explicit axes the sharding is part of every type. There an argument is first given the type of its
+    spec, and a result whose spec is UNSPECIFIED is replicated, because its type needs a sharding.
     """
     mesh = program.mesh
-    if is_tracing_program():  # under an Auto twin, where types say nothing
+    if is_tracing_program():  # under an Auto twin, where types have no sharding
         program = dataclasses.replace(program, mesh=auto_twin(mesh))
     elif has_explicit_axes(mesh):
         values = [with_type_of(spec, value, mesh) for spec, value in zip(program.in_specs, values, strict=True)]
@@ -253,7 +253,7 @@ def _evaluate(*values: Any, **params: Any) -> list[Any]:
 
 @sharding_constraint_p.def_impl
 def _constrain(x: Any, **params: Any) -> Any:
-    """Applies a constraint to an array outside any program: it is moved, and what is unconstrained stays with XLA."""
+    """Reshards an array outside of programs; with unconstrained dimensions XLA chooses, in a program of its own."""
     what, aval = "with_sharding_constraint arguments", abstractify(x)
     mismatches = check_specs(what, ["x"], [aval], [params["spec"]], params["mesh"])
     raise_mismatches(mismatches, "with_sharding_constraint", params["mesh"])

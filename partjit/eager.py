@@ -1,8 +1,8 @@
-"""`jax.disable_jit()`: the function of a program runs on values, operation by operation, so that it can be looked into.
+"""`jax.disable_jit()`: the function of a program runs on values, operation by operation, for debugging.
 
-What the program promises holds all the same: specs are checked, arguments are arrays that lie as their specs say, the
-mesh is ambient, colocated calls are part of it, and results lie as the out specs say. Nothing is donated. Tracers, as
-of a `jax.grad` around it, are left alone.
+The rest is as in the program: specs are checked, arguments are sharded as the in specs say and results as the out specs
+say, the mesh is ambient, colocated calls are made. Nothing is donated. Tracers, as of an enclosing `jax.grad`, are left
+alone.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ class OnValues:
     """The function of a pjit, to be called with values.
 
     Args:
-        fun: the user's function, weakly: what calls this keeps it.
+        fun: a weak reference to the user's function, which the caller keeps alive.
         definition: what `pjit` was given with it.
     """
 
@@ -47,7 +47,7 @@ class OnValues:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """That of the user's function, which jax's C++ function asks for."""
+        """That of the user's function; jax's C++ function reads it."""
         return inspect.signature(cast(Any, self._fun()))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -102,7 +102,7 @@ def _home(mesh: Any, leaves: Sequence[Any]) -> Home:
 
 
 def _placed(value: Any, sharding: Any, home: Home, mesh: Any) -> Any:
-    """A value in its place on `mesh`, which is where it is if nothing says otherwise."""
+    """A value with its sharding on `mesh`; with an UNSPECIFIED one a committed array keeps its own."""
     if isinstance(value, Tracer):
         return value
     value = as_array(value)
@@ -117,7 +117,7 @@ def _placed(value: Any, sharding: Any, home: Home, mesh: Any) -> Any:
 
 
 def _on(mesh: Any, sharding: Any) -> Any:
-    """The sharding on `mesh`, if it is on one that is the same but for the types of its axes."""
+    """The same sharding on `mesh`, if its own mesh differs from that only in the types of axes."""
     own: Any = getattr(sharding, "mesh", None)
     differs = own is not None and own != mesh and own.shape == mesh.shape
     return sharding.update(mesh=mesh) if differs and auto_twin(own) == auto_twin(mesh) else sharding

@@ -1,7 +1,7 @@
 """The errors and warnings partjit raises, all in one place so that callers can catch them by name.
 
 Every error of specs against values or a mesh is a `ShardingError`, hence a `ValueError`; a `MissingMeshError` is a
-`RuntimeError` as well, as it was in the first `pjit`. An `UnrepresentableShardingError` concerns what XLA says.
+`RuntimeError` as well, as it was in the first `pjit`. An `UnrepresentableShardingError` is about a sharding of XLA's.
 """
 
 __all__ = [
@@ -41,11 +41,11 @@ class MeshChangedError(ShardingError, RuntimeError):
 
 
 class UnrepresentableShardingError(ValueError, NotImplementedError):
-    """An XLA sharding says what no `PartitionSpec` on the mesh says; the message says what, and why not.
+    """No `PartitionSpec` on the mesh expresses an XLA sharding; the message says why.
 
     It is a `NotImplementedError` as well, as it was in the first `pjit`. See `partjit.opsharding.parse_op_sharding`.
     """
 
 
 class ReshardWarning(UserWarning):
-    """A committed array was moved to the sharding its spec asks for. See `reshard_policy`."""
+    """A committed array was resharded as its spec says. See `reshard_policy`."""

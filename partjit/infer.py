@@ -1,7 +1,7 @@
 """What a call needs to know before it runs: its arguments, their specs, its mesh, and the traced, validated program.
 
-Plain functions of a definition (what `pjit` was given) and the arguments of a call; `dispatch` asks for the program,
-`eager` for what is known without a trace.
+Plain functions of a definition (what `pjit` was given) and the arguments of a call. `dispatch` uses the program,
+`eager` what is known without a trace.
 """
 
 import dataclasses
@@ -35,12 +35,12 @@ del rules  # imported to register the rules of the primitives
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Definition:
-    """What `pjit` was given besides the function, checked as far as that goes without a call.
+    """What `pjit` was given besides the function, checked as far as possible without a call.
 
-    It is part of the keys of caches that must not keep the function.
+    It is part of the keys of caches that must not keep the function alive.
 
     Attributes:
-        name: what the program is called.
+        name: the name of the program.
         source: where the function is, for the jaxpr's debug information.
         signature: the function's signature, or None if it has none.
         in_name, out_name: what the user called the spec trees.
@@ -64,8 +64,8 @@ class Definition:
     def dispatch_key(self) -> tuple[Any, ...]:
         """What must be equal for two pjits of one function to share compiled calls.
 
-        The length of a spec counts here, unlike in its equality: P() and P(None) mean the same, but only one of them
-        may stand for a scalar.
+        The length of a spec counts here, unlike in its equality: P() and P(None) mean the same, but only the first is a
+        spec of scalars.
         """
         in_leaves, in_tree = jax.tree.flatten(self.in_specs)
         out_leaves, out_tree = jax.tree.flatten(self.out_specs)
@@ -155,7 +155,7 @@ def _program(
     donated: tuple[bool, ...],
     mesh: Mesh,
 ) -> Program | list[Mismatch]:
-    """The program of a call, or all that is wrong with its specs."""
+    """The program of a call, or every mismatch of its specs."""
     mismatches = check_specs("pjit arguments", paths, avals, in_specs, mesh)
     try:
         traced = trace(fun, in_tree, avals, static, paths, definition.source, mesh)
@@ -198,10 +198,7 @@ def _in_specs(definition: Definition, arguments: Arguments) -> tuple[Any, ...]:
 
 
 def _meshes_of_arrays(leaves: Sequence[Any]) -> list[Any]:
-    """The meshes on which arrays lie that stay as they are, where nothing else says which mesh the program is for.
-
-    Those of the shape of the ambient mesh are left out: it is they that are on it.
-    """
+    """The meshes of arrays on the ambient mesh's devices in another shape: one is the program's if it has no spec."""
     ambient = ambient_mesh()
     return [
         leaf.sharding.mesh
@@ -217,9 +214,9 @@ def _meshes_of_arrays(leaves: Sequence[Any]) -> list[Any]:
 
 def _spec_of_array(leaf: Any, path: str, in_name: str) -> Any:
     if isinstance(leaf, Tracer):
-        return UNSPECIFIED  # the enclosing program decides where its values are
+        return UNSPECIFIED  # its sharding is up to the enclosing program
     if is_abstract(leaf):
-        return UNSPECIFIED  # its devices are those of the program, if there is one
+        return UNSPECIFIED  # its devices are those of the program's mesh, if there is one
     sharding = getattr(leaf, "sharding", None)
     if sharding is None or not getattr(leaf, "committed", True):
         kind = "an uncommitted array" if isinstance(leaf, jax.Array) else f"a {type(leaf).__name__}"
@@ -230,7 +227,7 @@ def _spec_of_array(leaf: Any, path: str, in_name: str) -> Any:
     mesh = ambient_mesh()
     if isinstance(sharding, jax.sharding.NamedSharding) and (mesh.empty or sharding.device_set == {*mesh.devices.flat}):
         return ParsedPartitionSpec.from_user_input(sharding, in_name)
-    return UNSPECIFIED  # a committed array stays as it is
+    return UNSPECIFIED  # a committed array keeps its sharding
 
 
 def _check_keywords(definition: Definition, kwargs: dict[str, Any]) -> None:

@@ -50,7 +50,7 @@ class Mesh(jax.sharding.Mesh):
     """A grid of devices with a name for each of its axes; `with mesh:` makes it the ambient mesh of the thread.
 
     It is a `jax.sharding.Mesh`, equal to jax's mesh of the same devices, names and axis types and usable wherever one
-    is; unlike jax's, entering it is no deprecated habit and warns of nothing.
+    is; unlike jax's, entering it warns of no deprecation.
 
     Args:
         devices: an array or (nested) list of devices, one array dimension per name.
@@ -59,7 +59,7 @@ class Mesh(jax.sharding.Mesh):
 
     Raises:
         TypeError: `devices` are no devices, or the names cannot be names.
-        ValueError: the number of names is not the number of dimensions, or a name is there twice.
+        ValueError: the number of names is not the number of dimensions, or a name is repeated.
 
     Example:
         >>> import numpy as np
@@ -160,7 +160,7 @@ def _axis_types(axis_types: Any, names: tuple[Any, ...]) -> Any:
 
 
 class _Entered(threading.local):
-    """The contexts of the meshes this thread has entered, innermost last; one mesh may be there twice."""
+    """The contexts of the meshes this thread has entered, innermost last; a mesh may be entered twice."""
 
     def __init__(self) -> None:
         self.contexts: list[contextlib.AbstractContextManager[None]] = []
@@ -256,7 +256,7 @@ def tracing_under(mesh: jax.sharding.Mesh) -> Iterator[None]:
 
 
 class Outside:
-    """What is ambient here, to be so again in a block inside of a program."""
+    """The meshes that are ambient here, to be restored for a block inside of a program."""
 
     def __init__(self) -> None:
         self._meshes = AmbientMeshes()
@@ -264,7 +264,7 @@ class Outside:
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
-        """Makes it ambient in the block."""
+        """Restores them in the block."""
         outer, _tracing.mesh = getattr(_tracing, "mesh", None), self._tracing
         try:
             with self._meshes.restored():
@@ -274,7 +274,7 @@ class Outside:
 
 
 def is_tracing_program() -> bool:
-    """Whether the function of a program is being traced here, under an Auto twin."""
+    """Whether this thread traces the function of a program, under an Auto twin."""
     return getattr(_tracing, "mesh", None) is not None
 
 
@@ -282,7 +282,7 @@ def program_mesh(own_meshes: Sequence[jax.sharding.Mesh], *, has_bare_specs: boo
     """The mesh a program runs on.
 
     Args:
-        own_meshes: the meshes its `NamedSharding` specs bring along.
+        own_meshes: the meshes of its `NamedSharding` specs.
         has_bare_specs: whether it has specs that name axes of the ambient mesh.
 
     Raises:
@@ -301,7 +301,7 @@ def program_mesh(own_meshes: Sequence[jax.sharding.Mesh], *, has_bare_specs: boo
 
 
 def describe_mesh(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> str:
-    """The axes and their sizes as messages show them: `data=4, model=2`."""
+    """The axes and their sizes for messages: `data=4, model=2`."""
     return ", ".join(f"{name}={size}" for name, size in mesh.shape.items()) or "no axes"
 
 

@@ -1,7 +1,7 @@
-"""Where arguments are and where their specs want them.
+"""Whether arguments are sharded as their specs say, and resharding those that are not.
 
-NumPy arrays, scalars and uncommitted arrays are placed silently: they had no place. A committed array had one, so
-moving it is worth a word: `reshard_policy` says which.
+NumPy arrays, scalars and uncommitted arrays are placed silently. Resharding a committed array costs a transfer the user
+may not expect: `reshard_policy` says whether it warns.
 """
 
 import sys
@@ -26,7 +26,7 @@ Policy = Literal["allow", "warn", "error"]
 
 
 class reshard_policy:
-    """What happens to a committed array whose sharding is not the one its spec asks for (on the same devices).
+    """What happens to a committed array whose sharding is not that of its spec (on the same devices).
 
     Sets the policy of the process when called; when used with `with`, until the end of the block.
 
@@ -80,7 +80,7 @@ def misplaced(args: Sequence[Any], shardings: Sequence[Sharding | UnspecifiedVal
 
 
 class Misplaced:
-    """Tells the user of moved arguments, once per call site of one function."""
+    """Reports resharded arguments, once per call site of one function."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -116,7 +116,7 @@ class Misplaced:
             ReshardWarning,
             stacklevel=stacklevel,
         )
-        self._seen.add(site)  # only now: where the warning is an error, the next call is refused as well
+        self._seen.add(site)  # after the warning: where that is an error, the next call is refused as well
 
 
 def reshard(args: Sequence[Any], shardings: Sequence[Any], indices: Sequence[int]) -> list[Any]:
@@ -128,7 +128,7 @@ def reshard(args: Sequence[Any], shardings: Sequence[Any], indices: Sequence[int
 
 
 def _describe_move(old: Any, new: Any) -> str:
-    """From which spec to which; with the meshes and memories where the specs are the same."""
+    """From which spec to which, with meshes and memories where the specs are equal."""
     specs = [getattr(sharding, "spec", sharding) for sharding in (old, new)]
     if str(specs[0]) != str(specs[1]):
         return f"from {specs[0]} to {specs[1]}"
@@ -142,7 +142,7 @@ def _describe_place(sharding: Any) -> str:
 
 
 def _bytes_moved(array: Any, sharding: Any) -> int:
-    """The bytes of the new shards that their devices, those of the array, do not hold yet, over all devices."""
+    """The bytes of the new shards that their devices do not have yet, over all devices."""
     held = array.sharding.devices_indices_map(array.shape)
     wanted = sharding.devices_indices_map(array.shape)
     elements = sum(

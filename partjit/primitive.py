@@ -54,9 +54,9 @@ sharding_constraint_p = Primitive("sharding_constraint")
 
 
 def shardings_of(specs: Sequence[Spec], mesh: Mesh) -> tuple[NamedSharding | UnspecifiedValue, ...]:
-    """The shardings that `specs` stand for in a program on `mesh`.
+    """The shardings of `specs` in a program on `mesh`.
 
-    Where there is no mesh there is nothing to be replicated over: a spec of None is left to jax then.
+    Without a mesh there is nothing to be replicated over, so a spec of None is left to jax.
     """
     return tuple(
         spec.named_sharding(mesh)
@@ -68,7 +68,7 @@ def shardings_of(specs: Sequence[Spec], mesh: Mesh) -> tuple[NamedSharding | Uns
 
 @functools.lru_cache(maxsize=256)
 def device_witness(mesh: Mesh) -> Any:
-    """A tiny jaxpr that tells `jax.jit` which devices an equation of ours needs, or None for the empty mesh.
+    """A tiny jaxpr from which `jax.jit` learns the devices of an equation of ours, or None for the empty mesh.
 
     Before it lowers a function, jax looks for the devices in the parameters of its own primitives and in every jaxpr
     it finds in the parameters of others. Without this one, `jax.jit` of a function with a `pjit` inside would compile
@@ -77,14 +77,14 @@ def device_witness(mesh: Mesh) -> Any:
     if mesh.empty:
         return None
     replicated = NamedSharding(auto_twin(mesh), P())
-    with under_mesh(auto_twin(mesh)):  # whatever is ambient when the first program asks
+    with under_mesh(auto_twin(mesh)):  # the result is cached, so it must not depend on the ambient mesh
         constrain = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, replicated))
         jaxpr = constrain(jax.ShapeDtypeStruct((), "bool"))
     return _Witness([jaxpr.jaxpr])
 
 
 class _Witness(tuple):
-    """A jaxpr that is another one each time somebody looks: a printed jaxpr begins with those it finds repeatedly."""
+    """A jaxpr that is a new object at each iteration: a printed jaxpr begins with the jaxprs that occur repeatedly."""
 
     __slots__ = ()
 
@@ -93,15 +93,15 @@ class _Witness(tuple):
 
 
 def keep_where(values: Sequence[T], flags: Sequence[bool]) -> tuple[T, ...]:
-    """The entries of a per-argument or per-result parameter for which `flags` say so."""
+    """The entries of a per-argument or per-result parameter whose flag is set."""
     return tuple(value for value, flag in zip(values, flags, strict=True) if flag)
 
 
 def result_types(avals: Sequence[Any], specs: Sequence[Spec], mesh: Mesh) -> list[Any]:
-    """The types of values laid out by `specs`, seen from outside of a program on `mesh`.
+    """The types of values with these specs, seen from outside of a program on `mesh`.
 
-    On a mesh with Explicit axes the sharding is part of a type; where the partitioner chooses, it says replicated.
-    Inside a program nothing has such a type: it is traced under the Auto twin of its mesh.
+    On a mesh with Explicit axes the sharding is part of a type, and replicated where the partitioner chooses. Inside a
+    program no type has one: it is traced under the Auto twin of its mesh.
     """
     if not has_explicit_axes(mesh) or is_tracing_program():
         return list(avals)
@@ -114,7 +114,7 @@ def result_types(avals: Sequence[Any], specs: Sequence[Spec], mesh: Mesh) -> lis
 
 
 def spec_of_type(aval: Any) -> Spec:
-    """The spec that the type of a value on a mesh with Explicit axes says; UNSPECIFIED if it says nothing."""
+    """The spec in the type of a value on a mesh with Explicit axes; UNSPECIFIED for any other type."""
     sharding = getattr(aval, "sharding", None)
     if sharding is None or not has_explicit_axes(sharding.mesh):
         return UNSPECIFIED
@@ -122,7 +122,7 @@ def spec_of_type(aval: Any) -> Spec:
 
 
 def with_type_of(spec: Spec, value: Any, mesh: Mesh) -> Any:
-    """`value` with a type that says what `spec` says, if its type says something."""
+    """`value` constrained to `spec` if its type has a sharding, and another one."""
     aval = jax.typeof(value)
     (wanted,) = result_types([aval], [spec], mesh)
     if isinstance(spec, UnspecifiedValue) or spec_of_type(aval) in (UNSPECIFIED, spec_of_type(wanted)):
@@ -131,7 +131,7 @@ def with_type_of(spec: Spec, value: Any, mesh: Mesh) -> Any:
 
 
 def _with_sharding(aval: Any, partitions: Sequence[Any], mesh: Mesh) -> Any:
-    """The type `aval` with the Explicit axes among `partitions`; an UNCONSTRAINED dimension keeps what it has."""
+    """The type `aval` with the Explicit axes among `partitions`; an UNCONSTRAINED dimension keeps its own."""
     own = spec_of_type(aval)
     kept = own.partitions if isinstance(own, ParsedPartitionSpec) else ()
     explicit = {name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind is AxisType.Explicit}
@@ -173,8 +173,8 @@ def _lower_constraint(ctx: Any, x: Any, *, spec: ParsedPartitionSpec, mesh: Mesh
 
 
 def _inner_shardings(ctx: Any, specs: Sequence[Spec], mesh: Mesh, avals: Sequence[Any]) -> list[Any]:
-    """The shardings of a nested program, None where there is nothing to say: inside a shard_map that is manual over
-    the whole mesh every value is one device's own.
+    """The shardings of a nested program; None where it has none: inside a shard_map that is manual over all axes every
+    value is one device's own.
     """
     axis_context = ctx.module_context.axis_context
     manual = getattr(axis_context, "manual_axes", frozenset())
@@ -188,7 +188,7 @@ def _inner_shardings(ctx: Any, specs: Sequence[Spec], mesh: Mesh, avals: Sequenc
 
 
 def _show(params: dict[str, Any]) -> dict[str, Any]:
-    """What a printed equation shows: the name, the specs as PartitionSpecs, the mesh, and flags that are set."""
+    """The parameters of a printed equation: the name, the specs as PartitionSpecs, the mesh, and flags that are set."""
     return {
         "name": params["name"],
         "in_specs": f"({', '.join(_show_spec(spec) for spec in params['in_specs'])})",

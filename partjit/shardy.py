@@ -1,6 +1,6 @@
-"""Shardy's passes on a lowered program, and what they say: shardings, and the collectives that they ask for.
+"""Shardy's passes on a lowered program, and their results: shardings, and the collectives that these need.
 
-Nothing is compiled here: the passes run on the module, which is of no use for anything else afterwards.
+Nothing is compiled here. The passes change the module, so it must not be used for anything else afterwards.
 
 Source: `sdy-propagation-pipeline` and `sdy-insert-explicit-reshards` of https://openxla.org/shardy.
 """
@@ -20,12 +20,12 @@ stablehlo.register_stablehlo_passes()
 
 @dataclasses.dataclass(frozen=True)
 class TensorSharding:
-    """How the partitioner divides a value.
+    """How the partitioner shards a value.
 
     Attributes:
-        axes: for each dimension the mesh axes that divide it, major to minor. A part of an axis is named as Shardy
-            names it: "data:(1)2" are two parts of "data", the major ones.
-        parts: for each of these its size.
+        axes: for each dimension the mesh axes it is sharded over, major to minor. A sub-axis is named as Shardy names
+            it: "data:(1)2" is the major sub-axis of size 2 of "data".
+        parts: the size of each of these.
         mesh: the name of the mesh in the module; "mesh" is that of the program.
     """
 
@@ -35,25 +35,25 @@ class TensorSharding:
 
     @property
     def is_of_whole_axes(self) -> bool:
-        """Whether a spec over the mesh of the program can say it."""
+        """Whether a spec over the mesh of the program can express it."""
         return self.mesh == "mesh" and not any(":" in axis for dim in self.axes for axis in dim)
 
     @classmethod
     def replicated(cls, ndim: int) -> "TensorSharding":
-        """The layout of a value of which each device has all."""
+        """The sharding of a value of which every device has a copy."""
         return cls(((),) * ndim, ((),) * ndim)
 
 
 def propagate(module: Any) -> None:
-    """Decides how every value of a module is divided."""
-    # XLA propagates when `chlo` operations (square, erf, top_k, ...) have been expanded: before, nothing goes through.
+    """Runs Shardy's propagation, which decides the sharding of every value of a module."""
+    # XLA propagates when `chlo` operations (square, erf, top_k, ...) are expanded: no sharding goes through them.
     _run(module, "builtin.module(func.func(chlo-legalize-to-stablehlo),sdy-propagation-pipeline)")
 
 
 def insert_collectives(module: Any) -> None:
-    """Turns what the shardings of a propagated module ask for into collectives of the `sdy` dialect."""
+    """Inserts the collectives that the shardings of a propagated module need, as operations of the `sdy` dialect."""
     passes = "sdy-insert-explicit-reshards{enable-full-version=true},sdy-reshard-to-collectives"
-    # XLA computes what is written twice once, before it partitions.
+    # XLA eliminates common subexpressions before it partitions.
     _run(module, f"builtin.module(cse,func.func({passes}))")
 
 
@@ -95,17 +95,17 @@ class Shardings:
         self._known: dict[Any, TensorSharding] = {}
 
     def of_arguments(self) -> list[TensorSharding | None]:
-        """The layouts of the arguments of the program; None where nothing is said of one."""
+        """The shardings of the arguments of the program; None for one without an annotation."""
         return [self._of_main("arg_attrs", i) for i in range(len(self._main.type.inputs))]
 
     def of_results(self) -> list[TensorSharding | None]:
-        """The layouts of the results of the program; None where nothing is said of one."""
+        """The shardings of the results of the program; None for one without an annotation."""
         return [self._of_main("res_attrs", i) for i in range(len(self._main.type.results))]
 
     def of(self, value: Any) -> TensorSharding | None:
-        """The layout of a value; None where nothing is said of it, which means that it is replicated.
+        """The sharding of a value; None without an annotation, which means that it is replicated.
 
-        In the body of a `shard_map`, it is how the value of one shard is divided further.
+        In the body of a `shard_map`, it is how the value of one shard is sharded further.
         """
         owner = value.owner
         if not isinstance(owner, ir.Block):
@@ -120,13 +120,12 @@ class Shardings:
         return self._nth(op, k)
 
     def read(self, attribute: Any) -> TensorSharding:
-        """The layout that a `TensorShardingAttr` says."""
-        layout = self._known.get(attribute)
-        if layout is None:
-            layout = self._known[attribute] = self._read_anew(attribute)
-        return layout
+        """The sharding that a `TensorShardingAttr` says."""
+        if attribute not in self._known:
+            self._known[attribute] = self._parse(attribute)
+        return self._known[attribute]
 
-    def _read_anew(self, attribute: Any) -> TensorSharding:
+    def _parse(self, attribute: Any) -> TensorSharding:
         sharding = sdy.TensorShardingAttr(attribute)
         where = sharding.mesh_or_ref
         if isinstance(where, ir.FlatSymbolRefAttr):
@@ -156,23 +155,23 @@ class Shardings:
         return None
 
 
-def _without(layout: TensorSharding, manual: set[str]) -> TensorSharding:
-    dims = [zip(axes, parts, strict=True) for axes, parts in zip(layout.axes, layout.parts, strict=True)]
+def _without(sharding: TensorSharding, manual: set[str]) -> TensorSharding:
+    dims = [zip(axes, parts, strict=True) for axes, parts in zip(sharding.axes, sharding.parts, strict=True)]
     kept = [[(axis, part) for axis, part in dim if axis not in manual] for dim in dims]
     axes = tuple(tuple(axis for axis, _ in dim) for dim in kept)
-    return TensorSharding(axes, tuple(tuple(part for _, part in dim) for dim in kept), layout.mesh)
+    return TensorSharding(axes, tuple(tuple(part for _, part in dim) for dim in kept), sharding.mesh)
 
 
 def axis_name(ref: Any) -> str:
-    """The name of an axis, or of the part of one that a reference means."""
+    """The name of the axis or sub-axis of a reference."""
     part = _part(ref)
     return ref.name if part is None else f"{ref.name}:({part.pre_size}){part.size}"
 
 
 def _part(ref: Any) -> Any:
-    """What a reference says of the part of an axis that it means, if not of all of it."""
+    """The sub-axis of a reference, None if it is to all of an axis."""
     part = ref.sub_axis_info
-    return None if part is None else sdy.SubAxisInfoAttr(part)  # which the bindings give as any attribute
+    return None if part is None else sdy.SubAxisInfoAttr(part)  # the bindings return a plain attribute
 
 
 def _sizes(mesh: Any) -> dict[str, int]:

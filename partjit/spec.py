@@ -1,10 +1,10 @@
-"""Specs: what a user writes about one array's layout over a mesh, parsed.
+"""Specs: how a user shards an array over a mesh, parsed.
 
-A `PartitionSpec` is a user's sentence ("rows over `data`, columns over `model`"); a `ParsedPartitionSpec` is its
-meaning: per dimension, the tuple of mesh axes that divide it, major to minor. Transformations insert axes into the
-meaning while the sentence stays what the user wrote, so a `SpecSync` records whether the two still agree.
+A `PartitionSpec` is what the user wrote ("rows over `data`, columns over `model`"); a `ParsedPartitionSpec` is its
+meaning: per dimension, the tuple of mesh axes it is sharded over, major to minor. Transformations insert axes into the
+meaning but not into what the user wrote, so a `SpecSync` records whether the two still agree.
 
-This is the first stage of the road: nothing here looks at a mesh or at a value.
+This is the first stage: nothing here depends on a mesh or on a value.
 """
 
 import dataclasses
@@ -93,12 +93,12 @@ class ParsedPartitionSpec:
     Attributes:
         unsafe_user_spec: what the user wrote. "Unsafe" because it may no longer be what `partitions` say; read
             `user_spec` instead.
-        partitions: per dimension, the mesh axes that divide it, major to minor; `()` leaves the dimension whole and
-            `UNCONSTRAINED` leaves it to the partitioner (constraints only). Its length counts: it is the least rank of
-            a value the spec may stand for.
+        partitions: per dimension, the mesh axes it is sharded over, major to minor; `()` leaves the dimension unsharded
+            and `UNCONSTRAINED` leaves it to the partitioner (constraints only). Its length is the least rank of a value
+            with this spec.
         sync: whether the partitions still are what the user wrote.
-        mesh: the mesh the spec brings along (it came from a `NamedSharding`), or None for the program's mesh.
-        memory_kind: the memory its shards live in, or None for the default.
+        mesh: the spec's own mesh (it came from a `NamedSharding`), or None for the program's mesh.
+        memory_kind: the memory of its shards, or None for the default.
 
     Example:
         >>> spec = ParsedPartitionSpec.from_user_input(P("x", None, ("y", "z")), "in_axis_resources")
@@ -138,7 +138,7 @@ class ParsedPartitionSpec:
 
         Args:
             entry: a `PartitionSpec`, a `NamedSharding` (which brings its own mesh), or None for "replicated".
-            arg_name: what the user calls the tree the leaf is in, for messages: `"in_axis_resources"`.
+            arg_name: the user's name of the tree the leaf is in, for messages: `"in_axis_resources"`.
             allow_unconstrained_dims: whether `PartitionSpec.UNCONSTRAINED` entries are legal (in constraints).
 
         Raises:
@@ -172,7 +172,7 @@ class ParsedPartitionSpec:
         if UNCONSTRAINED in partitions and not allow_unconstrained_dims:
             raise ValueError(
                 f"Unconstrained dims are not allowed in {arg_name}, but got {entry}: say None to keep a dimension "
-                "whole, leave the whole spec out (UNSPECIFIED) to let the partitioner choose, or use "
+                "unsharded, leave the spec out (UNSPECIFIED) to let the partitioner choose, or use "
                 "with_sharding_constraint inside the function"
             )
         axes = [axis for partition in partitions if partition is not UNCONSTRAINED for axis in partition]
@@ -202,8 +202,8 @@ class ParsedPartitionSpec:
         """This spec for a value with one more dimension.
 
         Args:
-            dim: where the new dimension stands; missing dimensions before it are padded with `()`.
-            partition: the mesh axes that divide the new dimension, `()` for none.
+            dim: the position of the new dimension; missing dimensions before it are padded with `()`.
+            partition: the mesh axes of the new dimension, `()` for none.
 
         Returns:
             A new spec, at best `DIM_PERMUTE` after an empty partition and `OUT_OF_SYNC` after another.
@@ -237,7 +237,7 @@ class ParsedPartitionSpec:
         return frozenset(i for i, partition in enumerate(self.partitions) if partition is UNCONSTRAINED)
 
     def named_sharding(self, mesh: Mesh) -> NamedSharding:
-        """The sharding the spec stands for in a program on `mesh` (its own mesh goes first).
+        """The sharding with this spec in a program on `mesh` (its own mesh takes precedence).
 
         Raises:
             TypeError: `mesh` is no mesh.
@@ -272,10 +272,10 @@ class ParsedPartitionSpec:
         return str(self.partition_spec)
 
     def _repr_html_(self) -> str:
-        axes = ["left to the partitioner" if p is UNCONSTRAINED else ", ".join(p) or "whole" for p in self.partitions]
+        over = ["left to the partitioner" if p is UNCONSTRAINED else ", ".join(p) or "unsharded" for p in self]
         sync = "" if self.sync is SpecSync.IN_SYNC else f" ({self.sync.name})"
-        rows = [[f"dim {dim}", over] for dim, over in enumerate(axes)]
-        return fragment(table(f"{self}{sync}", ["", "divided over"], rows))
+        rows = [[f"dim {dim}", axes] for dim, axes in enumerate(over)]
+        return fragment(table(f"{self}{sync}", ["", "sharded over"], rows))
 
     def __repr__(self) -> str:
         mesh = "" if self.mesh is None else f", mesh={self.mesh}"
@@ -284,7 +284,7 @@ class ParsedPartitionSpec:
 
 
 Spec = ParsedPartitionSpec | UnspecifiedValue
-"""What a program's parameters hold per value: a parsed spec, or UNSPECIFIED where the partitioner chooses."""
+"""The spec of a value of a program: parsed, or UNSPECIFIED where the partitioner chooses."""
 
 
 def parse_spec_tree(
@@ -297,7 +297,7 @@ def parse_spec_tree(
 
     Args:
         tree: any pytree of `PartitionSpec`, `NamedSharding`, None, `UNSPECIFIED` and, for inputs, `FROM_ARRAY`.
-        arg_name: what the user calls the tree, for messages; that of a tree of in specs starts with "in_".
+        arg_name: the user's name of the tree, for messages; that of a tree of in specs starts with "in_".
         allow_unconstrained_dims: whether `UNCONSTRAINED` dimensions are legal.
 
     Returns:

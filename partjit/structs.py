@@ -1,7 +1,7 @@
-"""Arguments that are types instead of arrays, and the shardings that they say.
+"""Abstract arguments (`jax.ShapeDtypeStruct`, `jax.core.ShapedArray`) and their shardings.
 
-`jax.ShapeDtypeStruct`s and abstract values may name their sharding on an abstract mesh, which has no devices; each
-abstract value has one in its type, on an empty mesh where it says nothing. A program runs on devices.
+These may be on an abstract mesh, which has no devices; an abstract value always has one, on an empty mesh if need be.
+A program runs on devices.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ __all__ = ["is_abstract", "on_devices", "require_devices"]
 def on_devices(arguments: Arguments, mesh: Mesh) -> Arguments:
     """The arguments, abstract ones with their shardings on the devices of `mesh` where their meshes have its shape.
 
-    A sharding on a mesh of another shape stays as it is; `require_devices` refuses it where it counts.
+    A sharding on a mesh of another shape is kept; `require_devices` refuses it where it would be used.
 
     Raises:
         ShardingError: a sharding is a bare PartitionSpec that means nothing on `mesh`.
@@ -36,7 +36,7 @@ def on_devices(arguments: Arguments, mesh: Mesh) -> Arguments:
 
 
 def require_devices(arguments: Arguments, specs: Sequence[Any], name: str, mesh: Mesh) -> None:
-    """Raises ShardingError for arguments that are to stay as they are, on a mesh of which nobody knows the devices."""
+    """Raises ShardingError for an argument that keeps its sharding, where the devices of its mesh are unknown."""
     problems = [
         f"{path} has the sharding {leaf.sharding.spec} on the abstract mesh ({describe_mesh(leaf.sharding.mesh)})"
         for path, leaf, spec in zip(arguments.paths, arguments.leaves, specs, strict=True)
@@ -63,9 +63,9 @@ def _on_devices(leaf: Any, path: str, mesh: Mesh) -> Any:
             "partjit.Mesh(devices, axis_names):`, or give a NamedSharding"
         ) from None
     sharding_mesh = sharding.mesh
-    # In the type of a value only Explicit axes say something: the partitioner chooses what happens with the others.
-    says_nothing = isinstance(leaf, ShapedArray) and AxisType.Explicit not in sharding_mesh.axis_types
-    if sharding_mesh.empty or says_nothing:
+    # In the type of a value only Explicit axes have a meaning: the others are left to the partitioner.
+    is_unspecified = isinstance(leaf, ShapedArray) and AxisType.Explicit not in sharding_mesh.axis_types
+    if sharding_mesh.empty or is_unspecified:
         sharding = None
     elif [*sharding_mesh.shape.items()] == [*mesh.shape.items()]:
         sharding = NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
@@ -75,7 +75,7 @@ def _on_devices(leaf: Any, path: str, mesh: Mesh) -> Any:
 
 
 def is_abstract(leaf: Any) -> bool:
-    """Whether an argument is a type whose sharding, if it has one, is on an abstract mesh."""
+    """Whether an argument is abstract, with a sharding, if any, on an abstract mesh."""
     if not isinstance(leaf, jax.ShapeDtypeStruct | ShapedArray):
         return False
     try:

@@ -62,7 +62,7 @@ def trace(
     source: str,
     mesh: Mesh,
 ) -> Trace:
-    """Traces `fun` once for these types, static arguments and mesh; an exception of `fun` is not remembered."""
+    """Traces `fun` once for these types, static arguments and mesh; an exception of `fun` is not cached."""
     out_paths: tuple[str, ...] = ()
     out_tree = None
 
@@ -78,7 +78,7 @@ def trace(
     start = time.perf_counter()
     with tracing_under(mesh):
         jaxpr = trace_to_jaxpr(flat_fun, in_avals, source=source, arg_names=arg_names, result_paths=lambda: out_paths)
-    # As jax does, so that whoever counts traces counts ours.
+    # As jax does, so that listeners who count traces count ours.
     jax.monitoring.record_event_duration_secs(TRACE_EVENT, time.perf_counter() - start)
     name_results(jaxpr, out_paths)
     jaxpr, consts = separate_consts(jaxpr)

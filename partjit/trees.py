@@ -15,10 +15,10 @@ def broadcast_specs(specs: Any, values: Any, arg_name: str, *, single_argument: 
     """The spec of each leaf of `values`.
 
     Args:
-        specs: a parsed spec tree; each of its leaves stands for the whole subtree of `values` at its place.
-        values: the tree of values, or of anything in their places.
-        arg_name: what the user calls the spec tree, for messages.
-        single_argument: whether `values` is the tuple of one argument of a call, which a user may forget to wrap.
+        specs: a parsed spec tree; each of its leaves applies to the subtree of `values` at its position.
+        values: a tree with the structure of the values.
+        arg_name: the user's name of the spec tree, for messages.
+        single_argument: whether `values` is a tuple of one argument of a call, which users may forget to wrap.
 
     Raises:
         ShardingError: `specs` is no tree prefix of `values`; the message says where they differ.

@@ -43,7 +43,7 @@ def raise_mismatches(mismatches: Sequence[Mismatch], name: str, mesh: Mesh) -> N
     if not mismatches:
         return
     place = f"the mesh ({describe_mesh(mesh)})"
-    if mesh.empty:  # specs are not checked then
+    if mesh.empty:  # specs are not checked without a mesh
         lines = [f"The arguments of {name} are on different devices, and no mesh says on which it runs:"]
     elif len(mismatches) == 1:
         lines = [f"A spec of {name} does not fit on {place}:"]
@@ -90,7 +90,7 @@ def check_specs(
         allow_uneven: whether a dimension need not be divisible: the partitioner pads constrained intermediates.
 
     Returns:
-        Every mismatch: too small ranks, axes that are manual or not in the mesh, and dimensions that do not divide.
+        Every mismatch: too small ranks, axes that are manual or not in the mesh, and dimensions that are not divisible.
     """
     mismatches = []
     for path, aval, spec in zip(paths, avals, specs, strict=True):
@@ -152,7 +152,7 @@ def _check_spec(
 
 
 def _free_axes(mesh: Mesh, spec: ParsedPartitionSpec, dim: int) -> list[str]:
-    """The axes that may divide this dimension: those no other dimension uses and that are not manual."""
+    """The axes this dimension may be sharded over: those that no other dimension uses and that are not manual."""
     others = {axis for i, axes in enumerate(spec) if i != dim and axes is not UNCONSTRAINED for axis in axes}
     return [axis for axis in mesh.axis_names if axis not in others and axis not in manual_axes()]
 
@@ -168,8 +168,8 @@ def _divisibility_remedy(path: str, dim: int, size: int, divisor: int, mesh: Mes
     ]
     divisors = [f"{product} ({', '.join(axes)})" for product, axes in fitting if product > 1 and size % product == 0]
     if divisors:
-        return f"{remedy}\nor divide it otherwise: {size} is divisible by {', '.join(divisors[:6])}"
-    return f"{remedy}\nor leave the dimension whole (None): no free axes of the mesh divide {size}"
+        return f"{remedy}\nor shard it over other axes: {size} is divisible by {', '.join(divisors[:6])}"
+    return f"{remedy}\nor leave the dimension unsharded (None): no free axes of the mesh divide {size}"
 
 
 def spec_prefix_message(

@@ -62,7 +62,7 @@ def test_the_remedy_names_the_next_size_and_the_axes_that_do_divide(named):
     assert "make dimension 0 of x a multiple of 4: 8 is the next one" in message
     assert "6 is divisible by 2 (model)" in message
     message = failure(lambda x: x, np.zeros((7, 4), np.float32), mesh=named, in_axis_resources=P("data"))
-    assert "leave the dimension whole (None): no free axes of the mesh divide 7" in message
+    assert "leave the dimension unsharded (None): no free axes of the mesh divide 7" in message
 
 
 @pytest.mark.parametrize("shape", [(8,), (4, 2), (2, 2, 2), (2, 1, 2, 2)])
@@ -86,9 +86,9 @@ def test_the_remedy_lists_every_group_of_free_axes_that_divides_up_to_six(shape)
             following = next(n for n in itertools.count(size) if n % divisor == 0)
             assert found.remedy.splitlines() == [
                 f"make dimension 0 of x a multiple of {divisor}: {following} is the next one",
-                f"or divide it otherwise: {size} is divisible by {', '.join(fitting[:6])}"
+                f"or shard it over other axes: {size} is divisible by {', '.join(fitting[:6])}"
                 if fitting
-                else f"or leave the dimension whole (None): no free axes of the mesh divide {size}",
+                else f"or leave the dimension unsharded (None): no free axes of the mesh divide {size}",
             ]
 
 

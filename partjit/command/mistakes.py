@@ -100,7 +100,7 @@ def mesh_of(text: str, argument: str = "--mesh") -> dict[str, int]:
             message = f"the size of the axis {name!r} should be a number of devices, but is {size!r}"
             raise Mistake(message, argument, text, (span[1] - len(size), span[1]))
         if name in axes:
-            raise Mistake(f"the axis {name!r} is there twice", argument, text, span)
+            raise Mistake(f"the axis {name!r} is used twice", argument, text, span)
         axes[name] = int(size)
     return axes
 

@@ -155,7 +155,7 @@ def _text(spec: ParsedPartitionSpec, mesh: AbstractMesh, shape: tuple[int, ...] 
         return "\n".join([*lines, "", str(_picture(spec, mesh, shape))])
     for dim, (names, tiles) in enumerate(zip(spec.partitions, _tiles(spec, mesh), strict=True)):
         over = ", ".join(f"{name}={mesh.shape[name]}" for name in names)
-        lines.append(f"{f'dim {dim}':<10}{f'{tiles} tiles over {over}' if names else 'whole'}")
+        lines.append(f"{f'dim {dim}':<10}{f'{tiles} tiles over {over}' if names else 'unsharded'}")
     copies = mesh.size // math.prod(_tiles(spec, mesh))
     if copies > 1:
         over = ", ".join(f"{name}={size}" for name, size in mesh.shape_tuple if name not in spec.mesh_axes and size > 1)

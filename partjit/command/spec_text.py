@@ -78,7 +78,7 @@ class _Reading:
             axes = ", ".join(f"{axis}={size}" for axis, size in self.mesh.items())
             raise self.wrong(f"{name!r} is no axis of the mesh ({axes}){did_you_mean(name, self.mesh)}", node)
         if name in self.named:
-            raise self.wrong(f"the axis {name!r} is there twice, and it can divide one dimension only", node)
+            raise self.wrong(f"the axis {name!r} is used twice, and it can shard only one dimension", node)
         self.named.add(name)
         return name
 

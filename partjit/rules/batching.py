@@ -1,5 +1,5 @@
-"""`jax.vmap`: batched arguments and results get an axis at dimension 0 of their specs, left whole or, with
-`spmd_axis_name`, divided over mesh axes.
+"""`jax.vmap`: batched arguments and results get a dimension 0 in their specs, unsharded or, with `spmd_axis_name`,
+sharded over mesh axes.
 """
 
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ def _batch_constraint(
 def insert_batch_axis(
     spec: ParsedPartitionSpec, dim: int, axis_data: Any, mesh: Mesh, what: str
 ) -> ParsedPartitionSpec:
-    """The spec of the batched value: the batch axis is whole, or divided over the axes of `spmd_axis_name`.
+    """The spec of the batched value: the batch dimension is unsharded, or sharded over the axes of `spmd_axis_name`.
 
     Raises:
         ShardingError: `spmd_axis_name` names an axis the spec already uses or the mesh does not have, or does not
@@ -74,7 +74,7 @@ def insert_batch_axis(
     """
     mesh = spec.mesh or mesh
     if not axis_data.spmd_name:
-        # On a mesh with Explicit axes the type says how the batch lies. It stays so, unless the axes have other work.
+        # On a mesh with Explicit axes the batch has a sharding in its type; it is kept unless the spec uses these axes.
         own = [axis for axis in axis_data.explicit_mesh_axis or () if axis not in spec.mesh_axes]
         return spec.insert_axis_partitions(dim, tuple(own))
     axes = tuple(axis_data.spmd_name)
@@ -82,7 +82,7 @@ def insert_batch_axis(
     if clash:
         raise ShardingError(
             f"vmap spmd_axis_name {axes} cannot appear in the specs of what is batched, but one of {what} has the spec "
-            f"{spec}, which already uses {', '.join(map(repr, clash))}: a mesh axis divides one dimension only"
+            f"{spec}, which already uses {', '.join(map(repr, clash))}: a mesh axis shards at most one dimension"
         )
     unknown = [axis for axis in axes if axis not in mesh.shape]
     if unknown:

@@ -1,4 +1,4 @@
-"""`checkify`: the error is carried through the program as more arguments and results the partitioner places."""
+"""`checkify`: the error passes through the program as further arguments and results, with UNSPECIFIED specs."""
 
 from typing import Any
 

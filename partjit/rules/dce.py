@@ -1,4 +1,4 @@
-"""Dead code: results nobody reads and arguments nothing needs leave the program, effects stay."""
+"""Dead code elimination: unused results and arguments leave the program, effects stay."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ def _dce(used_outputs: Sequence[bool], eqn: Any, dce: Any) -> tuple[list[bool], 
         return [False] * len(eqn.invars), None
     jaxpr, used_inputs = dce(eqn.params["jaxpr"], tuple(used_outputs))
     if all(used_inputs) and all(used_outputs) and len(jaxpr.eqns) == len(eqn.params["jaxpr"].eqns):
-        return used_inputs, eqn  # keep the equation, and with it all that was compiled for it
+        return used_inputs, eqn  # keep the equation, and with it what is compiled for its jaxpr
     params = dict(
         eqn.params,
         jaxpr=jaxpr,

@@ -1,4 +1,4 @@
-"""`jax.jvp`: a tangent is laid out as its primal. A constraint is linear: its tangent is constrained alike."""
+"""`jax.jvp`: a tangent is sharded like its primal. A constraint is linear: its tangent is constrained alike."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,7 +30,7 @@ def _jvp(
         jaxpr=jvp,
         in_specs=(*in_specs, *keep_where(in_specs, nonzero_in)),
         out_specs=(*out_specs, *keep_where(out_specs, nonzero_out)),
-        # What is differentiated is not given away: the primals may be needed for a second tangent.
+        # Nothing is donated: the primals may be needed for a second tangent.
         donated_invars=(False,) * (len(in_specs) + sum(nonzero_in)),
     )
     outs = pjit_p.bind(*primals, *keep_where(tangents, nonzero_in), **params)
@@ -43,7 +43,7 @@ def _jvp(
 
 
 def _transpose_constraint(ct: Any, x: Any, *, spec: ParsedPartitionSpec, mesh: Mesh, **params: Any) -> tuple[Any]:
-    own = spec_of_type(x.aval)  # a cotangent has the type of what it belongs to
+    own = spec_of_type(x.aval)  # a cotangent has the type of its primal
     own = spec if isinstance(own, UnspecifiedValue) else own
     return (sharding_constraint_p.bind(ct, spec=own, mesh=mesh, **params),)
 

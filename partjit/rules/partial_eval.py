@@ -71,7 +71,7 @@ def _partial_eval(
     sources = [*((const, UNSPECIFIED) for const in jaxpr.consts), *zip(known_args, known_in_specs, strict=True)]
     residuals = [next(own) if index is None else sources[index] for index in forwarded]
 
-    # Residuals come first in the jaxpr partial evaluation makes; the rules of ours want them last.
+    # Partial evaluation puts residuals first; `pjit_p` has them last.
     num_unknown = sum(unknown_ins)
     unknown_jaxpr = move_binders_to_back(unknown_jaxpr, [True] * len(residuals) + [False] * num_unknown)
     args = [

@@ -1,4 +1,4 @@
-"""Refs (mutable arrays): discharging turns each ref argument into a value that comes in and goes out with its spec."""
+"""Refs (mutable arrays): discharging makes each ref argument an argument and a result, both with its spec."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Reverse mode: the cotangent of an argument is laid out as the argument, and nothing is donated.
+"""Reverse mode: the cotangent of an argument is sharded like the argument, and nothing is donated.
 
 Nothing is donated because the arguments of the backward program are residuals and cotangents: the caller of the
 forward program gave away its arguments, not those.
@@ -26,7 +26,7 @@ def _transpose(
     out_specs: tuple[Spec, ...],
     **params: Any,
 ) -> list[Any]:
-    # Inside the program types are those of its own jaxpr: what stands outside for an argument may say more.
+    # Inside the program types are those of its jaxpr: the type of an argument outside may have a sharding.
     linear = [
         ad.UndefinedPrimal(aval) if ad.is_undefined_primal(primal) else primal
         for aval, primal in zip(jaxpr.in_avals, primals, strict=True)

@@ -50,7 +50,7 @@ def test_parse_says_the_spec_and_the_tiles(run):
         "sharding  {devices=[4,1,2]<=[8] last_tile_dim_replicate}",
         "mesh      data=4, model=2: 8 devices",
         "dim 0     4 tiles over data=4",
-        "dim 1     whole",
+        "dim 1     unsharded",
         "copies    2 of each tile, over model=2",
     ]
 
@@ -141,7 +141,7 @@ def test_a_sharding_and_its_spec_say_the_same(data):
         (
             ["P('data', ('model', 'data'))", *MESH],
             (
-                "the axis 'data' is there twice, and it can divide one dimension only\n"
+                "the axis 'data' is used twice, and it can shard only one dimension\n"
                 "  SHARDING P('data', ('model', 'data'))\n"
                 "                               ^^^^^^"
             ),
@@ -236,7 +236,7 @@ def test_a_sharding_and_its_spec_say_the_same(data):
         ),
         (
             [COPIES, "--mesh", "data=4,data=2"],
-            "the axis 'data' is there twice\n  --mesh data=4,data=2\n                ^^^^^^",
+            "the axis 'data' is used twice\n  --mesh data=4,data=2\n                ^^^^^^",
         ),
         (
             [COPIES, *MESH, "--shape", "(16, x)"],

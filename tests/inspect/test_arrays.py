@@ -389,7 +389,7 @@ def test_a_parsed_spec_shows_itself_in_a_notebook():
     spec = partjit.ParsedPartitionSpec.from_user_input(P("a<b", None, ("x", "y")), "in_axis_resources")
     html = spec._repr_html_()
     assert ET.fromstring(html) is not None
-    for cells in [("dim 0", "a&lt;b"), ("dim 1", "whole"), ("dim 2", "x, y")]:
+    for cells in [("dim 0", "a&lt;b"), ("dim 1", "unsharded"), ("dim 2", "x, y")]:
         assert "".join(f"<td>{cell}</td>" for cell in cells) in html
     assert "OUT_OF_SYNC" in spec.insert_axis_partitions(0, ("z",))._repr_html_()
 
