@@ -28,15 +28,17 @@ def values_that_lie_otherwise(partitioned):
     try:
         lowering.compile()
     except jax.errors.JaxRuntimeError as error:
-        if "IndivisibleError" not in str(error):
+        if not any(text in str(error) for text in ("IndivisibleError", "KeyError: np.int64")):
             raise
-        return [], 0  # jax's own inspection cannot tell of shards of different sizes
+        return [], 0  # jax's own inspection knows neither shards of different sizes nor parts of a mesh axis
     values = {value.number: value for value in partitioned.tree.values if value.number in seen}
     selected = [equation for equation in partitioned.tree.walk() if equation.primitive == "select_n"]
     made_of = {value.number: equation.inputs for equation in selected for value in equation.outputs}
     otherwise = []
     for number, value in values.items():
         alike = [value, *(v for v in made_of.get(number, ()) if v.is_array and v.aval.shape == value.aval.shape)]
+        if any(":" in str(v.spec) for v in alike):
+            continue  # nor does a NamedSharding know parts of an axis, `x:(1)2`
         told = [NamedSharding(unit.mesh, v.spec) for v in alike]
         if not any(seen[number].is_equivalent_to(sharding, value.aval.ndim) for sharding in told):
             otherwise.append((value, seen[number]))
@@ -47,9 +49,12 @@ def computed_from_arguments(program):
     """The numbers of what equations compute, but not of numbers alone: XLA computes that before it partitions."""
     of_numbers, computed = set(), set()
     for equation in program.walk():
-        if equation.bodies:
-            continue
         is_known = all(value.literal or value.number in of_numbers for value in equation.inputs)
+        if equation.bodies:
+            if is_known:
+                given = [*equation.outputs, *(value for body in equation.bodies.values() for value in body.inputs)]
+                of_numbers.update(value.number for value in given)
+            continue
         (of_numbers if is_known else computed).update(value.number for value in equation.outputs)
     return computed
 
