@@ -1,4 +1,4 @@
-"""The chain of work that a recorded run took as long as."""
+"""The chain of spans that determined how long a recorded run took."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ __all__ = ["critical_path"]
 
 
 def critical_path(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """The chain that ends last; what it is says `Timeline.critical_path`.
+    """The chain that ends last; see `Timeline.critical_path`.
 
     Example:
         >>> from partjit.recording.critical_path import critical_path
@@ -19,11 +19,11 @@ def critical_path(spans: Iterable[Span]) -> tuple[Span, ...]:
         >>> [span.name for span in critical_path([load, log, fragment])]
         ['load', 'fragment_0']
     """
-    # What takes no time ends where it begins, so it would follow itself.
+    # A span of no duration would follow itself.
     work = [span for span in spans if span.kind not in ("program", "wait") and span.seconds > 0]
     by_end = sorted(work, key=lambda span: (span.start + span.seconds, -span.start))
     chain: list[Span] = []
-    # What comes too late for one span comes too late for those before it, so looking at each once is enough.
+    # A span that ends too late for one span ends too late for those before it, so one pass is enough.
     while by_end:
         span = by_end.pop()
         if not chain or _ended_before(span, chain[-1]):
@@ -34,7 +34,6 @@ def critical_path(spans: Iterable[Span]) -> tuple[Span, ...]:
 def _ended_before(span: Span, after: Span) -> bool:
     """Whether a span had ended when another began.
 
-    That the devices are ready is seen by a thread that waits for them, while another may go on already. So an overlap
-    that is short for both is taken for none.
+    The thread that waits for the devices may see later than others that they are done, so a short overlap is ignored.
     """
     return span.start + span.seconds - after.start <= 0.25 * min(span.seconds, after.seconds)

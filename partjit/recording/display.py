@@ -1,7 +1,7 @@
-"""A live display of running programs and their host calls, for terminals.
+"""A live display of running programs and colocated calls, for terminals.
 
-Events only count; a thread of rich's looks at the counts ten times a second. rich is optional, so it is imported when a
-display is asked for.
+The listener only counts; a thread of rich's renders the counts ten times a second. rich is optional, so it is imported
+when a display is opened.
 """
 
 import collections
@@ -25,12 +25,12 @@ _PER_SECOND = 10
 
 
 def progress(console: Any = None) -> contextlib.AbstractContextManager[None]:
-    """Shows what programs and host calls do while the `with` block runs, and leaves a line per program at its end.
+    """Displays programs and colocated calls while the `with` block runs, and prints a line per program at its end.
 
-    On a console that is no terminal, the lines at the end are all.
+    On a console that is no terminal, only these lines are printed.
 
     Args:
-        console: a `rich.console.Console`; rich's own unless stated.
+        console: a `rich.console.Console`; rich's own by default.
 
     Raises:
         ImportError: rich is missing.
@@ -76,7 +76,7 @@ def _shown(rich: Any, console: Any) -> Iterator[None]:
 
 @dataclass
 class _Program:
-    """The counts of a program, or those of the calls outside of programs."""
+    """The counts of a program, or of the calls outside of programs."""
 
     running: set[int] = field(default_factory=set)
     finished: int = 0
@@ -93,7 +93,7 @@ class _Program:
 
     @property
     def rate(self) -> str:
-        """Executions per second, for people."""
+        """Executions per second, as text."""
         if not self.seconds:
             return "-"
         rate = self.finished / self.seconds
@@ -101,7 +101,7 @@ class _Program:
 
 
 class _Counts:
-    """What events said so far."""
+    """The counts so far."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()  # a finalizer that emits may come in between
@@ -150,7 +150,7 @@ class _Counts:
         return program
 
     def lines(self) -> list[str]:
-        """What is to be left on the console."""
+        """The lines to print at the end."""
         with self.lock:
             return [_line(name, program) for name, program in self.programs.items()]
 

@@ -1,4 +1,4 @@
-"""A recording as a picture: which spans are shown, what stands in their bars, and between which times."""
+"""A recording as a Gantt chart: the spans it shows, their labels and the window of time."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ _FIRST = ("caller", "devices", "transfers")
 
 
 def in_order(lanes: Collection[str]) -> list[str]:
-    """The lanes as they are shown: the caller, the devices, and then the others by name.
+    """The lanes in the order of the chart: the caller, the devices, transfers, and then the others by name.
 
     Example:
         >>> from partjit.recording.gantt import in_order
@@ -29,18 +29,18 @@ def in_order(lanes: Collection[str]) -> list[str]:
 
 
 def chosen(
-    spans: Sequence[Span], program: str | None, execution: int | Collection[int] | None, asked_by: str
+    spans: Sequence[Span], program: str | None, execution: int | Collection[int] | None, where: str
 ) -> tuple[Span, ...]:
-    """The spans of some executions; all of them if nothing is said.
+    """The spans of some executions, of all by default.
 
     Args:
         spans: those of a recording.
         program: the name of a program.
         execution: one execution, or several.
-        asked_by: who asks, for the message.
+        where: the name of the method, for messages.
 
     Raises:
-        ValueError: there are none.
+        ValueError: none of them was recorded.
         TypeError: `program` is no name, or `execution` no number.
 
     Example:
@@ -49,31 +49,31 @@ def chosen(
         >>> chosen([Span("wait", "load", 0.0, 1.0, "caller", "step", 3)], "step", 4, "to_svg")
         Traceback (most recent call last):
             ...
-        ValueError: to_svg: execution=4: nothing of it was recorded; of the program step there are the executions 3
+        ValueError: to_svg: execution=4 was not recorded; the executions of step are 3
     """
-    require(asked_by, "program", program, str | None, "the name of a program, or None for all")
-    wanted = None if execution is None else _wanted(execution, asked_by)
+    require(where, "program", program, str | None, "the name of a program, or None for all")
+    wanted = None if execution is None else _wanted(execution, where)
     of_program = [span for span in spans if program is None or span.program == program]
     if program is not None and not of_program:
         known = sorted({span.program for span in spans if span.program is not None})
-        there = f"there are the programs {', '.join(known)}" if known else "there is no program at all"
-        raise ValueError(f"{asked_by}: program={abridged(program)}: nothing of it was recorded; {there}")
+        there = f"the programs are {', '.join(known)}" if known else "there is no program"
+        raise ValueError(f"{where}: program={abridged(program)} was not recorded; {there}")
     if wanted is None:
         return tuple(of_program)
     found = tuple(span for span in of_program if span.execution in wanted)
     if not found:
         there = ", ".join(map(str, sorted({span.execution for span in of_program if span.execution is not None})))
-        of = "all programs" if program is None else f"the program {program}"
-        known = f"of {of} there are the executions {there}" if there else "there are no executions at all"
-        raise ValueError(f"{asked_by}: execution={abridged(execution)}: nothing of it was recorded; {known}")
+        of = "all programs" if program is None else program
+        known = f"the executions of {of} are {there}" if there else "there are no executions"
+        raise ValueError(f"{where}: execution={abridged(execution)} was not recorded; {known}")
     return found
 
 
-def _wanted(execution: Any, asked_by: str) -> set[int]:
+def _wanted(execution: Any, where: str) -> set[int]:
     if isinstance(execution, int | np.integer):
-        return {require_integer(asked_by, "execution", execution)}
-    numbers = items_of(asked_by, "execution", execution, "the number of an execution, or a collection of such numbers")
-    return {require_integer(asked_by, f"execution[{i}]", number) for i, number in enumerate(numbers)}
+        return {require_integer(where, "execution", execution)}
+    numbers = items_of(where, "execution", execution, "the number of an execution, or a collection of such numbers")
+    return {require_integer(where, f"execution[{i}]", number) for i, number in enumerate(numbers)}
 
 
 def to_svg(
@@ -83,17 +83,17 @@ def to_svg(
     program: str | None = None,
     execution: int | Collection[int] | None = None,
 ) -> Markup:
-    """The picture; see `Timeline.to_svg`.
+    """The chart; see `Timeline.to_svg`.
 
     Args:
         spans: those of a recording.
         last: when the recording ended; spans without an end reach to there.
-        title: what stands above the picture of everything.
-        program: of which program executions are shown.
-        execution: which of them.
+        title: the title of a chart of everything.
+        program: the program whose executions are shown.
+        execution: which of its executions.
 
     Raises:
-        ValueError: there are no such executions.
+        ValueError: none of them was recorded.
 
     Example:
         >>> from partjit.recording.gantt import to_svg
@@ -115,7 +115,7 @@ def to_svg(
 
 
 def _which(spans: Sequence[Span]) -> str:
-    """Which executions spans are of."""
+    """The executions of spans: "step 0 to 3"."""
     executions: dict[str, list[int]] = {}
     for span in spans:
         if span.program is not None and span.execution is not None:

@@ -11,14 +11,14 @@ __all__ = ["trace_events"]
 
 
 def trace_events(reading: Reading) -> dict[str, Any]:
-    """What is written, in Chrome's trace event format.
+    """The contents of the file, in Chrome's trace event format.
 
-    That is https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
+    Source: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 
     Example:
         >>> from partjit.recording.perfetto import trace_events
         >>> from partjit.recording.spans import Reading
-        >>> [entry["name"] for entry in trace_events(Reading([], home=1))["traceEvents"]]
+        >>> [entry["name"] for entry in trace_events(Reading([], recorder=1))["traceEvents"]]
         ['process_name']
     """
     origin, last = (reading.events[0].time, reading.events[-1].time) if reading.events else (0.0, 0.0)
@@ -26,7 +26,7 @@ def trace_events(reading: Reading) -> dict[str, Any]:
     def microseconds(time: float) -> float:
         return round(1e6 * (time - origin), 3)
 
-    slices: dict[int, tuple[int, float, float]] = {}  # of each span: its track, beginning and end
+    slices: dict[int, tuple[int, float, float]] = {}  # of each span: its track, start and end
     entries: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "partjit"}}]
     for tid, track in enumerate(_tracks(reading.spans, last), start=1):
         entries.append({"ph": "M", "name": "thread_name", "pid": 1, "tid": tid, "args": {"name": track.name}})
@@ -48,21 +48,21 @@ def trace_events(reading: Reading) -> dict[str, Any]:
 
 
 def _within(track: tuple[int, float, float], time: float) -> dict[str, Any]:
-    """The end of an arrow: a viewer finds what it belongs to by its time, which must come before that ends."""
+    """The end of an arrow: a viewer attaches it to the slice that contains its time, so that must precede the end."""
     tid, start, end = track
     return {"tid": tid, "ts": round(max(start, min(time, end - 0.001)), 3)}
 
 
 class _Track:
-    """Spans that lie beside or inside of each other, which is all that viewers draw in one row."""
+    """Spans that are disjoint or nested, which is all that viewers draw in one row."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.spans: list[Span] = []
-        self._around: list[float] = []  # the ends of the spans that are around the next one
+        self._around: list[float] = []  # the ends of the spans that enclose the next one
 
-    def take(self, span: Span, end: float) -> bool:
-        """Whether a span, which starts no earlier than those before it, has its place here."""
+    def add(self, span: Span, end: float) -> bool:
+        """Adds a span, which starts no earlier than those before it, if it is disjoint or nested; whether it is."""
         while self._around and self._around[-1] <= span.start:
             self._around.pop()
         if self._around and self._around[-1] < end:
@@ -73,7 +73,7 @@ class _Track:
 
 
 def _tracks(spans: Iterable[Span], last: float) -> Sequence[_Track]:
-    """The lanes, each as one track or several."""
+    """The tracks of all lanes, one or several for each."""
     lanes: dict[str, list[Span]] = collections.defaultdict(list)
     for span in spans:
         lanes[span.lane].append(span)
@@ -81,9 +81,9 @@ def _tracks(spans: Iterable[Span], last: float) -> Sequence[_Track]:
     for lane in in_order(lanes):
         of_lane: list[_Track] = []
         for span in sorted(lanes[lane], key=lambda span: (span.start, -_end(span, last))):
-            if not any(track.take(span, _end(span, last)) for track in of_lane):
+            if not any(track.add(span, _end(span, last)) for track in of_lane):
                 of_lane.append(_Track(f"{lane} ({len(of_lane) + 1})" if of_lane else lane))
-                of_lane[-1].take(span, _end(span, last))
+                of_lane[-1].add(span, _end(span, last))
         tracks += of_lane
     return tracks
 

@@ -1,4 +1,4 @@
-"""From events to spans: what began and what ended it, on which lane, and how much of the host's time was hidden."""
+"""From events to spans: pairs of events, each on a lane, and how much host time was hidden."""
 
 import bisect
 import collections
@@ -20,15 +20,15 @@ class Span:
     """Something that took time.
 
     Attributes:
-        kind: "program": a call of one, as its caller sees it. "fragment": the devices run it. "call": the function of a
-            host call runs. "transfer": values move. "wait": a program's caller waits for the result of a host call.
-        name: of the program, the fragment, the called function, or the node for which values move or which is waited
-            for.
+        kind: "program": a call of a program, as its caller sees it. "fragment": the devices run it. "call": the function
+            of a colocated call runs. "transfer": values move. "wait": a program's caller waits for the result of a
+            colocated call.
+        name: of the program, the fragment, the called function, or the node that a transfer or wait is for.
         start: in seconds of `time.perf_counter()`.
-        end: the same, or None if it had not ended when the recording did.
-        lane: what it kept busy: "devices", "transfers", "stream io", "caller" (the thread that recorded), "thread 123".
+        end: the same, or None if it ended after the recording.
+        lane: what it occupied: "devices", "transfers", "stream io", "caller" (the thread that recorded), "thread 123".
         program: the program it belongs to, if any.
-        execution: which call of that program.
+        execution: the number of its execution.
 
     Example:
         >>> from partjit.recording import Span
@@ -52,13 +52,13 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """That one span began, or a wait ended, because of another.
+    """One span that began, or a wait that ended, because of another.
 
     Attributes:
         before: a program that dispatched a fragment or made a call, or a call that was waited for.
-        left: when it did, or when it ended.
+        left: when it did, or when the call ended.
         after: the fragment, the call, or the wait.
-        arrived: when that began; for a wait when it ended.
+        arrived: when that began; when a wait ended.
 
     Example:
         >>> from partjit.recording.spans import Flow, Span
@@ -76,7 +76,7 @@ class Flow:
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A host call: one that was queued, or one that started without having been seen in a queue."""
+    """A colocated call that was queued, or that started without a record of its queueing."""
 
     caller: int | None
     program: str | None = None
@@ -90,29 +90,29 @@ class _Call:
 
 
 class Reading:
-    """One pass over events. What it means that host time is hidden says `Timeline`.
+    """One pass over events. `Timeline` defines when host time is hidden.
 
     Attributes:
         events: in the order of their times.
         spans: in the order of their starts.
-        queued: the calls that were queued and did not start, by their numbers.
-        flows: what began or went on because of what, as far as events say so.
-        host_seconds: how long calls ran.
-        hidden_seconds: how much of that was hidden.
+        queued: the calls that were queued and did not start, by number.
+        flows: the causes of spans, as far as events record them.
+        host_seconds: the duration of all calls.
+        hidden_seconds: the hidden part of it.
 
     Example:
         >>> from partjit import events
         >>> from partjit.recording.spans import Reading
         >>> started = events.TransferStarted("step", 0, "log", 64, time=1.0, thread=1)
-        >>> Reading([events.TransferFinished("step", 0, "log", time=3.0, thread=1), started], home=1).spans
+        >>> Reading([events.TransferFinished("step", 0, "log", time=3.0, thread=1), started], recorder=1).spans
         (Span(kind='transfer', name='log', start=1.0, end=3.0, lane='transfers', program='step', execution=0),)
     """
 
-    def __init__(self, recorded: Iterable[Event], home: int) -> None:
-        # An event has its time before anybody is told, so threads may overtake each other on the way here.
+    def __init__(self, recorded: Iterable[Event], recorder: int) -> None:
+        # An event gets its time before listeners are called, so events of several threads may arrive out of order.
         self.events = tuple(sorted(recorded, key=lambda event: event.time))
         self.queued: dict[int, events.CallQueued] = {}
-        self._home = home
+        self._recorder = recorder
         self._begun: list[Span] = []
         self._open: dict[tuple[object, ...], collections.deque[int]] = collections.defaultdict(collections.deque)
         self._waits: list[tuple[int, int]] = []  # thread, span
@@ -124,7 +124,7 @@ class Reading:
         self._dispatched: list[tuple[int, float]] = []  # fragments, and when they were
         for event in self.events:
             self._read(event)
-        self._put_fragments_in_order()
+        self._order_fragments()
         self.host_seconds, self.hidden_seconds = self._sums()
         self.spans = tuple(sorted(self._begun, key=lambda span: span.start))
         self.flows = tuple(self._flows())
@@ -190,25 +190,25 @@ class Reading:
         self._started[event.call] = call
 
     def _end_call(self, event: Event, number: int) -> None:
-        self.queued.pop(number, None)  # it may have failed without having run
+        self.queued.pop(number, None)  # it may have failed before it started
         call = self._started.pop(number, None)
         if call is not None:
             self._running[call.thread].remove(call)
             self._end_span(call.span, event)
 
     def _caller_of(self, thread: int) -> int | None:
-        """Who calls what a thread calls now."""
+        """The caller of what a thread calls now."""
         running = self._running[thread]
         return running[-1].caller if running else thread
 
     def _lane_of(self, thread: int) -> str:
-        """What a thread keeps busy now."""
+        """The lane that a thread occupies now."""
         running = self._running[thread]
         if running:
             return running[-1].lane
-        return "caller" if thread == self._home else f"thread {thread}"
+        return "caller" if thread == self._recorder else f"thread {thread}"
 
-    def _put_fragments_in_order(self) -> None:
+    def _order_fragments(self) -> None:
         ends: list[float] = []  # of those dispatched so far
         for index, span in enumerate(self._begun):
             if span.kind != "fragment":
@@ -238,7 +238,7 @@ class Reading:
         for _, index in self._waits:
             wait = self._begun[index]
             calls = ended[wait.program, wait.execution, wait.name]
-            # In a loop, a node is a call for each turn: the wait was for the last of those that had ended with it.
+            # In a loop, a node is a call in each iteration: the wait was for the last call that had ended with it.
             end = wait.end
             before = [call for call in calls if call.end is not None and end is not None and call.end <= end]
             if before and end is not None:
@@ -258,7 +258,7 @@ class Reading:
         return math.fsum(host), math.fsum(hidden)
 
     def _blocked(self, calls: Sequence[_Call]) -> dict[int, Sequence[Interval]]:
-        """When callers waited for calls, or ran one themselves while the devices had nothing to do; by thread."""
+        """When callers waited for calls, or ran one themselves while the devices were idle; by thread."""
         on_devices = _union(_intervals(span for span in self._begun if span.kind == "fragment"))
         waits, inline = collections.defaultdict(list), collections.defaultdict(list)
         for thread, index in self._waits:
@@ -278,7 +278,7 @@ def _intervals(spans: Iterable[Span]) -> Iterator[Interval]:
 
 
 def _union(intervals: Iterable[Interval]) -> Sequence[Interval]:
-    """The same times as intervals in order that do not meet."""
+    """The union of intervals, as disjoint ones in order."""
     union: list[Interval] = []
     for start, end in sorted(intervals):
         if union and start <= union[-1][1]:
@@ -289,7 +289,7 @@ def _union(intervals: Iterable[Interval]) -> Sequence[Interval]:
 
 
 def _meeting(start: float, end: float, union: Sequence[Interval]) -> Iterator[Interval]:
-    """The intervals of a union that have a part in an interval."""
+    """The intervals of a union that overlap an interval."""
     index = bisect.bisect_right(union, start, key=lambda interval: interval[1])
     while index < len(union) and union[index][0] < end:
         yield union[index]
@@ -297,7 +297,7 @@ def _meeting(start: float, end: float, union: Sequence[Interval]) -> Iterator[In
 
 
 def _minus(intervals: Iterable[Interval], union: Sequence[Interval]) -> Iterator[Interval]:
-    """What is left of intervals without a union."""
+    """Intervals minus a union."""
     for start, end in intervals:
         for left, right in _meeting(start, end, union):
             if start < left:
@@ -308,6 +308,6 @@ def _minus(intervals: Iterable[Interval], union: Sequence[Interval]) -> Iterator
 
 
 def _overlap(span: Span, union: Sequence[Interval]) -> float:
-    """How long a span and a union are together."""
+    """For how long a span overlaps a union."""
     end = span.start + span.seconds
     return math.fsum(min(end, right) - max(span.start, left) for left, right in _meeting(span.start, end, union))

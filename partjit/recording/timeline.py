@@ -1,6 +1,6 @@
-"""Recording: what programs and host calls did in a block, as spans on lanes, for people and for trace viewers.
+"""Recording: what programs and colocated calls did in a block, as spans on lanes, as text, a chart or a trace file.
 
-While a program runs, its events are put in a list and nothing else; everything is computed when somebody asks.
+While a program runs, its events are only appended to a list; everything is computed on request.
 """
 
 import collections
@@ -29,16 +29,16 @@ _NOUNS = {"program": "execution", "fragment": "run", "call": "call", "transfer":
 
 
 class Timeline:
-    """Events in the order of their times, and what they say.
+    """Recorded events, and their spans and sums.
 
-    Recording stops with the block of `record`; until then a timeline grows, and may be looked at.
+    The recording ends with the block of `record`; until then a timeline grows, and may be read.
 
-    The *host time* is that of the calls that ended; a call that another one makes and runs in its own thread is part of
-    the other. It is *hidden* where the caller is not *blocked*. The caller of a call is the thread that called its
-    program, or that made the call if it has none; of what happens inside of a call it is the caller of that call. It is
-    blocked while it waits for a result that a fragment needs (`WaitStarted` to `WaitFinished` in its thread), and while
-    it runs a call itself and the devices run no fragment. If the caller is not known, because the call was made before
-    the recording began, it is hidden where no caller is blocked.
+    The *host time* is the duration of the calls that ended; a call made by another call and run in its thread is part
+    of that one. It is *hidden* while the caller is not *blocked*. The caller of a call is the thread that called its
+    program, or that made the call if it has none; inside of a call it is the caller of that call. It is blocked while
+    it waits for a result that a fragment needs (`WaitStarted` to `WaitFinished` in its thread), and while it runs a
+    call itself and the devices run no fragment. If the caller is unknown, because the call was made before the
+    recording began, the call is hidden while no caller is blocked.
 
     Example:
         >>> from partjit import events
@@ -58,14 +58,14 @@ class Timeline:
         self._recorded = [*items_of("Timeline", "recorded", recorded, "a collection of events")]
         for i, event in enumerate(self._recorded):
             require("Timeline", f"recorded[{i}]", event, Event, "an event, as in partjit.events")
-        self._home = threading.get_ident()
+        self._recorder = threading.get_ident()
         self._latest: Reading | None = None
 
     @property
     def _reading(self) -> Reading:
         latest = self._latest
         if latest is None or len(latest.events) != len(self._recorded):
-            self._latest = latest = Reading([*self._recorded], self._home)
+            self._latest = latest = Reading([*self._recorded], self._recorder)
         return latest
 
     @property
@@ -77,14 +77,14 @@ class Timeline:
     def spans(self) -> tuple[Span, ...]:
         """Everything that began in the recording, in the order of the starts.
 
-        The devices run fragments in order. So a fragment starts when it is dispatched, or when the last of those ended
-        that were dispatched before it and did not outlast it.
+        The devices run fragments in order, so a fragment starts when it is dispatched or, if that is later, when the
+        last fragment ends that was dispatched before it and does not outlast it.
         """
         return self._reading.spans
 
     @property
     def unfinished(self) -> tuple[Span, ...]:
-        """The spans without an end, which no sum contains."""
+        """The spans without an end, which the sums leave out."""
         return tuple(span for span in self.spans if span.end is None)
 
     @property
@@ -104,7 +104,7 @@ class Timeline:
         return reading.hidden_seconds / reading.host_seconds if reading.host_seconds else 1.0
 
     def summary(self) -> str:
-        """A few lines for people.
+        """A few lines of text.
 
         Example:
             >>> from partjit import events
@@ -145,15 +145,15 @@ class Timeline:
     def critical_path(
         self, program: str | None = None, execution: int | Collection[int] | None = None
     ) -> tuple[Span, ...]:
-        """The chain of work that the recorded run took as long as: what to make quicker for the run to be quicker.
+        """The chain of spans that determined how long the recorded run took: what to speed up to speed up the run.
 
-        It ends with the fragment, call or transfer that ended last. Before each of its spans comes the one that ended
-        last of those that had ended when it began, the longer one if several ended at once: what began could have begun
-        earlier if that had been quicker, as far as times tell. So nothing ended in the gaps between the spans, in which
-        the host prepared what came next, and spans and gaps together are the time from the beginning of the first to
-        the end of the last. Since one thread may see a little later than another that something has ended, an overlap
-        of up to a quarter of the shorter of two spans is none. Programs and waits are no work: they last as long as
-        what happens meanwhile; what took no time or has not ended is left out.
+        It ends with the fragment, call or transfer that ended last. Each of its spans is preceded by the one that ended
+        last before it began, the longest if several ended at once: as far as times show, the span would have begun
+        earlier if that one had been shorter. So nothing ended in the gaps between the spans, in which the host prepared
+        what came next, and spans and gaps together are the time from the start of the first to the end of the last.
+        Since one thread may see an end a little later than another, an overlap of up to a quarter of the shorter of two
+        spans is ignored. Programs and waits are left out, because they last as long as what they contain or wait for;
+        so is what took no time or has not ended.
 
         Args:
             program: only executions of the program of this name.
@@ -177,16 +177,16 @@ class Timeline:
         return critical_path(chosen(self.spans, program, execution, "critical_path"))
 
     def to_svg(self, program: str | None = None, execution: int | Collection[int] | None = None) -> str:
-        """The recording as a picture: a lane for the caller, the devices, transfers, and each stream and thread.
+        """The recording as a Gantt chart: a lane for the caller, the devices, transfers, and each stream and thread.
 
-        Waits are hatched, the critical path is outlined and joined in red, what has not ended has an arrow at its end,
-        and everything says more where it is pointed at. Times begin with what is shown. The size of the picture does
-        not grow with the recording: spans narrower than half a pixel are drawn together, and the picture says how
-        many; it is for a closer look that executions can be picked.
+        Waits are hatched, the critical path is outlined and joined in red, a span that has not ended has an arrow at
+        its end, and every span has a tooltip. Time zero is the start of what is shown. The size of the chart does not
+        grow with the recording: spans narrower than half a pixel are drawn together, and their number is shown; select
+        executions for a closer look.
 
         Args:
-            program: the executions of the program of this name are shown, from the beginning of the first to the end of
-                the last; what else happened meanwhile is faint.
+            program: show the executions of the program of this name, from the start of the first to the end of the
+                last; other spans of that time are faint.
             execution: the same for this execution, or these.
 
         Returns:
@@ -212,15 +212,15 @@ class Timeline:
         return str(fragment(self._picture(), code(self.summary())))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a file that https://ui.perfetto.dev and chrome://tracing show, with a track for every lane.
+        """Writes a file for https://ui.perfetto.dev and chrome://tracing, with a track for every lane.
 
-        What overlaps on one lane is spread over several tracks; what has not ended reaches to the last event. Arrows go
-        from programs to the fragments they dispatch and the calls they make, and from calls to the waits for them. The
-        file is there whole or not at all.
+        Overlapping spans of one lane are spread over several tracks; a span that has not ended extends to the last
+        event. Arrows go from programs to the fragments they dispatch and the calls they make, and from calls to the
+        waits for them. The file is written completely or not at all.
 
         Raises:
             OSError: it cannot be written.
-            TypeError: `path` is none.
+            TypeError: `path` is no path.
 
         Example:
             >>> import json, pathlib, tempfile
@@ -255,7 +255,7 @@ class Timeline:
 
 @contextlib.contextmanager
 def record() -> Iterator[Timeline]:
-    """Records what programs and host calls do in the `with` block, in all threads; its end waits for none of them.
+    """Records programs and colocated calls during the `with` block, in all threads; its end waits for none of them.
 
     Example:
         >>> from partjit import events
@@ -272,7 +272,7 @@ def record() -> Iterator[Timeline]:
 
 
 def _title(span: Span) -> str:
-    """The name of a span, with that of its program if it means nothing without."""
+    """The name of a span, with that of its program if it is not unique without."""
     return span.name if span.kind in ("program", "call") else f"{span.name} of {span.program}"
 
 
