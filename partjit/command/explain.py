@@ -1,7 +1,7 @@
-"""Tells what becomes of a function when it is partitioned: where values lie, what is moved, what it costs.
+"""Explains how a function is partitioned: the sharding of each value, the collectives, the cost.
 
-Nothing is executed, and unless asked for nothing is compiled. The devices of the mesh need not be there: virtual ones
-of the CPU stand for them.
+Nothing is executed, and without --compiled nothing is compiled. The devices of the mesh need not exist: virtual CPU
+devices take their place.
 """
 
 import argparse
@@ -29,38 +29,38 @@ examples:
   partjit explain path/to/model.py:train_step --mesh data=8 --args make_args --compiled --html report.html
   partjit explain model:train_step --mesh data=4,model=2 --args make_args --why "params['w']"
 
-FUNCTION is what partjit.pjit or jax.jit made, or a plain function; MAKE_ARGS is called without arguments, in the mesh,
+FUNCTION is a function, also one made by partjit.pjit or jax.jit; MAKE_ARGS is called without arguments, in the mesh,
 and returns the tuple of arguments, or a tuple of them and a dict of keyword arguments: ((x, y), {"rate": 0.1}).
-jax.ShapeDtypeStruct will do for an array. Modules are looked for in the current directory first.
+jax.ShapeDtypeStruct will do for an array. Modules are imported from the current directory first.
 
 exit codes:
   0  it was explained
-  1  it could not be: something is not there, a spec does not fit, your code raised an exception
-  2  an argument is not well written; a caret shows where
+  1  it could not be: something does not exist, a spec does not fit, your code raised an exception
+  2  an argument is malformed; a caret shows where
 
-JSON: what partjit.inspect.report_data.as_data documents, with "why" and "jaxpr" if those were asked for,
+JSON: what partjit.inspect.report_data.as_data documents, with "why" and "jaxpr" on request,
 or {"error": {"message", "argument", "text", "span": [start, stop] or null}}.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Says what the command takes."""
+    """Adds the arguments of the command."""
     parser.add_argument("function", metavar="FUNCTION", help="module:function, or path/to/file.py:function")
     parser.add_argument("--mesh", metavar="AXIS=SIZE,...", help="the axes of the mesh, major to minor; by default none")
-    parser.add_argument("--args", metavar="MAKE_ARGS", help="what makes the arguments; by default there are none")
+    parser.add_argument("--args", metavar="MAKE_ARGS", help="a function that returns the arguments; by default none")
     parser.add_argument("--devices", type=int, metavar="N", help="how many virtual devices; by default as the mesh has")
-    parser.add_argument("--compiled", action="store_true", help="compile it as well, and read what XLA made of it")
-    parser.add_argument("--why", metavar="VALUE", help="why a value lies as it does: params['w'], model.py:12, a name")
-    parser.add_argument("--jaxpr", action="store_true", help="print the program, each value with its spec")
+    parser.add_argument("--compiled", action="store_true", help="compile it too, and report on the optimized program")
+    parser.add_argument("--why", metavar="VALUE", help="why a value is sharded so: params['w'], model.py:12, a name")
+    parser.add_argument("--jaxpr", action="store_true", help="print the jaxpr, each value with its spec")
     parser.add_argument("--html", metavar="FILE", help="write the report as a page")
-    parser.add_argument("--json", action="store_true", help="print JSON, and mistakes as well")
+    parser.add_argument("--json", action="store_true", help="print JSON, errors included")
 
 
 def run(args: Any) -> int:
-    """Explains, and prints or writes what is asked for.
+    """Explains, and prints or writes the result.
 
     Raises:
-        Mistake: an argument is not well written, or what it names cannot be explained.
+        Mistake: an argument is malformed, or what it names cannot be explained.
     """
     sizes = {} if args.mesh is None else mesh_of(args.mesh)
     wanted = math.prod(sizes.values())
@@ -71,7 +71,7 @@ def run(args: Any) -> int:
         raise Mistake(f"the mesh has {wanted} devices, which are more than --devices {args.devices}", code=USAGE)
     if args.html is not None:
         _check_place(args.html)
-    # Before anything of the user's runs, which may ask for devices.
+    # Before code of the user's runs, which may initialize the devices.
     _provide(wanted if args.devices is None else args.devices)
     progress = _progress()
     progress("importing")
@@ -111,7 +111,7 @@ def run(args: Any) -> int:
 
 
 def _check_place(path: str) -> None:
-    """What would make writing fail is told before the work is done."""
+    """Refuses a file that cannot be written, before the work is done."""
     folder = os.path.dirname(path) or "."
     problem = ""
     if os.path.isdir(path):
@@ -139,14 +139,14 @@ def _say(text: str) -> None:
 
 
 def _progress() -> Callable[[str], None]:
-    """What shows what is being done, on a line that is cleared in the end; nothing if nobody sits there."""
+    """Shows the current step on a line that is cleared at the end, if the standard error is a terminal."""
     if not sys.stderr.isatty():
         return lambda _: None
     return lambda text: print(f"\r\033[K{text and f'{text} ...'}", end="", file=sys.stderr, flush=True)
 
 
 def _provide(count: int) -> None:
-    """Asks for as many virtual CPU devices, as long as it can be asked for."""
+    """Makes jax start with as many virtual CPU devices, unless it has started or their number is set."""
     if (
         count <= 1
         or getattr(jax.config, "jax_num_cpu_devices", 0) >= count
@@ -155,12 +155,12 @@ def _provide(count: int) -> None:
         return
     try:
         jax.config.update("jax_num_cpu_devices", count)
-    except RuntimeError:  # devices are in use in this process already, and these are what there is
+    except RuntimeError:  # jax has started already
         return
 
 
 def _mesh(sizes: Mapping[str, int], progress: Callable[[str], None]) -> Mesh:
-    """The mesh, of the devices of the default platform if there are enough, of virtual ones of the CPU otherwise."""
+    """The mesh, of devices of the default platform if there are enough, of virtual CPU devices otherwise."""
     count = math.prod(sizes.values())
     devices = jax.devices()
     if len(devices) < count:

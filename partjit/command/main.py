@@ -1,8 +1,8 @@
-"""`main`: finds the subcommand, and tells what went wrong.
+"""`main`: runs a subcommand, and reports its errors.
 
-A subcommand is a module: its docstring is its help, `EXAMPLES` the end of it; `add_arguments(parser)` says what it
-takes, and `run(args)` does it and returns the exit code. It raises `Mistake` for what it cannot do. With `--json`, if
-it has that option, mistakes are JSON as well.
+A subcommand is a module: its docstring is its help and `EXAMPLES` the end of that; `add_arguments(parser)` adds its
+arguments, and `run(args)` runs it and returns the exit code. It raises `Mistake` for what it cannot do. With `--json`,
+if it has that option, these are JSON as well.
 """
 
 import argparse
@@ -21,15 +21,15 @@ __all__ = ["main"]
 
 
 class Subcommand(Protocol):
-    """What the module of a subcommand has."""
+    """The module of a subcommand."""
 
     EXAMPLES: str
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Says what it takes."""
+        """Adds its arguments."""
 
     def run(self, args: Any) -> int:
-        """Does it, and returns the exit code."""
+        """Runs it, and returns the exit code."""
         ...
 
 
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments, without the name of the program; those of the process by default.
 
     Returns:
-        The exit code: 0 if all is well, 1 for what cannot be done, 2 for what is not well written.
+        The exit code: 0 for success, 1 for what cannot be done, 2 for malformed arguments.
 
     Raises:
         TypeError: `argv` is no list of str.
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv = [require("main", f"argv[{i}]", argument, str, "an argument, a str") for i, argument in enumerate(given)]
     try:
         args = _parser().parse_args(argv)
-    except SystemExit as end:  # argparse has said why
+    except SystemExit as end:  # argparse has printed why
         return end.code if isinstance(end.code, int) else 2
     try:
         code = args.run(args)
@@ -77,14 +77,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(json.dumps({"error": fields}))
         return mistake.code
     except BrokenPipeError:
-        # Whoever reads the output has seen enough; so that Python does not complain when it flushes at exit:
+        # The reader of the output has closed it; Python would complain when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="partjit", description="Reads what was partitioned, without running it.", allow_abbrev=False
+        prog="partjit",
+        description="Explains partitioned programs, without running them.",
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"partjit {version('partjit')}, jax {version('jax')}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

@@ -1,4 +1,4 @@
-"""What is wrong with the arguments of a command, and where in their text."""
+"""Errors in the arguments of a command, and where in their text."""
 
 import difflib
 import re
@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 __all__ = ["CANNOT", "USAGE", "Mistake", "did_you_mean", "mesh_of", "shape_of"]
 
-_CONTEXT = 40  # characters around what is wrong
+_CONTEXT = 40  # characters around the error
 
 CANNOT = 1
-"""The exit code of what is well written and cannot be done."""
+"""The exit code of what cannot be done."""
 USAGE = 2
-"""The exit code of what is not well written."""
+"""The exit code of malformed arguments."""
 
 
 class Mistake(Exception):
@@ -19,9 +19,9 @@ class Mistake(Exception):
 
     Attributes:
         message: what is wrong, and what to do.
-        argument: which argument it is about: "--mesh".
-        text: that argument as it was given.
-        span: the part of `text` that is wrong, as start and stop, or None if it is all of it.
+        argument: the argument: "--mesh".
+        text: its text.
+        span: the part of `text` that is wrong, as start and stop, or None for no part of it.
         code: the exit code.
 
     Example:
@@ -47,7 +47,7 @@ class Mistake(Exception):
         if self.span is None:
             return self.message
         start, stop = self.span
-        # Whatever is no single line of ordinary characters would move the caret, and so would the end of a line.
+        # Line breaks and other unprintable characters would move the caret.
         text = "".join(c if c.isprintable() else " " for c in self.text)
         left = 0 if start < _CONTEXT else start - _CONTEXT // 2
         right = max(stop, left + 2 * _CONTEXT)
@@ -58,7 +58,7 @@ class Mistake(Exception):
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """The end of a message about a name that there is not.
+    """The end of a message about an unknown name.
 
     Example:
         >>> from partjit.command.mistakes import did_you_mean
@@ -73,14 +73,14 @@ def mesh_of(text: str, argument: str = "--mesh") -> dict[str, int]:
     """Reads the axes of a mesh: `data=4,model=2`.
 
     Args:
-        text: as it was given.
-        argument: which argument it is, for messages.
+        text: the text of the argument.
+        argument: its name, for messages.
 
     Returns:
         The size of each axis, in their order.
 
     Raises:
-        Mistake: it is no such text.
+        Mistake: the text is malformed.
 
     Example:
         >>> from partjit.command.mistakes import mesh_of
@@ -109,11 +109,11 @@ def shape_of(text: str, argument: str = "--shape") -> tuple[int, ...]:
     """Reads the shape of an array: `16,32`, and nothing or `()` for a scalar.
 
     Args:
-        text: as it was given.
-        argument: which argument it is, for messages.
+        text: the text of the argument.
+        argument: its name, for messages.
 
     Raises:
-        Mistake: it is no such text.
+        Mistake: the text is malformed.
 
     Example:
         >>> from partjit.command.mistakes import shape_of

@@ -1,6 +1,6 @@
-"""Turns an XLA sharding into a PartitionSpec, and a PartitionSpec into an XLA sharding.
+"""Converts an XLA sharding to a PartitionSpec, and a PartitionSpec to an XLA sharding.
 
-The sharding is what dumps of HLO and StableHLO show, such as {devices=[4,1,2]<=[8] last_tile_dim_replicate}. No devices
+The sharding is as in dumps of HLO and StableHLO, such as {devices=[4,1,2]<=[8] last_tile_dim_replicate}. No devices
 are needed, so the mesh may be larger than the machine.
 """
 
@@ -30,15 +30,15 @@ examples:
 
 exit codes:
   0  it was parsed
-  1  no spec on this mesh says what the sharding says, or the shape does not fit
-  2  an argument is not well written; a caret shows where
+  1  no spec on this mesh expresses the sharding, or the shape does not fit
+  2  an argument is malformed; a caret shows where
 
 JSON: {"mesh": {axis: size}, "values": [...]}, with a value for each element of a tuple and one for anything else:
   spec        as Python
-  partitions  for each dimension the axes that divide it, major to minor
+  partitions  for each dimension the axes it is sharded over, major to minor
   sharding    as XLA writes it
-  tiles       how many along each dimension
-  copies      how many there are of each tile
+  tiles       their number along each dimension
+  copies      the number of copies of each tile
   shape       that of --shape, or null
   pieces      with --shape: [{"index": [[start, stop], ...], "devices": [position in the mesh, ...]}, ...], or null
 or {"error": {"message", "argument", "text", "span": [start, stop] or null}}.
@@ -49,20 +49,20 @@ _MOST_DEVICES = 2**17
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Says what the command takes."""
+    """Adds the arguments of the command."""
     parser.add_argument(
         "sharding", metavar="SHARDING", help="the sharding as XLA writes it, or a spec: P('data', None)"
     )
     parser.add_argument("--mesh", required=True, metavar="AXIS=SIZE,...", help="the axes of the mesh, major to minor")
-    parser.add_argument("--shape", metavar="SIZE,...", help="of an array, to show which device holds which part of it")
-    parser.add_argument("--json", action="store_true", help="print JSON, and mistakes as well")
+    parser.add_argument("--shape", metavar="SIZE,...", help="the shape of an array, to show the part each device holds")
+    parser.add_argument("--json", action="store_true", help="print JSON, errors included")
 
 
 def run(args: Any) -> int:
-    """Parses, and prints what it means.
+    """Parses, and prints the meaning.
 
     Raises:
-        Mistake: an argument is not well written, or no spec says what the sharding says.
+        Mistake: an argument is malformed, or no spec expresses the sharding.
     """
     sizes = mesh_of(args.mesh)
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
@@ -93,7 +93,7 @@ def run(args: Any) -> int:
 def _parsed(text: str, mesh: AbstractMesh) -> Any:
     try:
         return parse_op_sharding(text.strip(), mesh)
-    except ValueError as error:  # or one of Python's, of numbers that are far too long
+    except ValueError as error:  # also one of Python's, for integers of too many digits
         span, expected = place_of_mistake(text, mesh.size)
         if expected:
             message = f"this is no sharding: here should be {expected}"
@@ -102,7 +102,7 @@ def _parsed(text: str, mesh: AbstractMesh) -> Any:
 
 
 def _flat(parsed: Any) -> Any:
-    """The elements of a tuple, which may hold tuples."""
+    """The elements of a tuple, nested ones included."""
     for element in parsed:
         yield from _flat(element) if isinstance(element, list) else [element]
 

@@ -1,6 +1,6 @@
-"""Where the text of a sharding of XLA's stops being one.
+"""Where the text of an XLA sharding is malformed, for a caret.
 
-`partjit.opsharding` reads such texts, and says what is wrong with one as a whole.
+`partjit.opsharding` reads such texts; its errors are about all of a text.
 """
 
 import math
@@ -20,7 +20,7 @@ class _Stuck(Exception):
 
 
 class _Reader:
-    """Takes a text apart from left to right."""
+    """Reads a text from left to right."""
 
     def __init__(self, text: str) -> None:
         self.text, self.position = text, 0
@@ -48,11 +48,11 @@ class _Reader:
 
 
 def place_of_mistake(text: str, devices: int) -> tuple[Span | None, str]:
-    """Finds what is wrong with the text of a sharding.
+    """Finds the error in the text of a sharding.
 
     Args:
-        text: of a sharding, or not quite.
-        devices: how many there are.
+        text: the text.
+        devices: the number of devices.
 
     Returns:
         Where it is, None if no part of the text alone is wrong; and what is expected there, empty if it is a sharding,
@@ -79,7 +79,7 @@ def place_of_mistake(text: str, devices: int) -> tuple[Span | None, str]:
 
 
 def _contradiction(tiling: dict[str, tuple[list[int], Span]], devices: int) -> tuple[Span, str] | None:
-    """The first of the numbers that do not go with those before them."""
+    """The first numbers that contradict those before them."""
     grid, grid_span = tiling["grid"]
     count = math.prod(grid)
     order, order_span = tiling.get("order", ([count], grid_span))

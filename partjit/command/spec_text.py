@@ -1,4 +1,4 @@
-"""Specs as they are written in Python, `P('data', None)`, read without running anything."""
+"""Parses specs written as in Python, `P('data', None)`, without running code."""
 
 import ast
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ def spec_of(text: str, mesh: Mapping[str, int], argument: str = "") -> P:
     """Reads a spec: `P('data', None)`, `PartitionSpec(...)`, or only what is in the parentheses. Axes need no quotes.
 
     Args:
-        text: as it was given.
-        mesh: the axes there are, with their sizes.
-        argument: which argument it is, for messages.
+        text: the text of the argument.
+        mesh: the axes of the mesh, with their sizes.
+        argument: its name, for messages.
 
     Raises:
-        Mistake: it is no such text, or it names an axis twice or one that there is not.
+        Mistake: the text is malformed, or it names an axis twice or an unknown one.
 
     Example:
         >>> from partjit.command.spec_text import spec_of
@@ -46,7 +46,11 @@ class _Reading:
             place = self.indent + (error.offset or 1) - 1
             place = min(place, len(self.text.rstrip()))
             raise Mistake(_HOW, self.argument, self.text, (place, place + 1)) from None
-        except (ValueError, RecursionError, MemoryError):  # which is what too much of it is to Python
+        except (
+            ValueError,
+            RecursionError,
+            MemoryError,
+        ):  # for a text too long or too deeply nested
             raise Mistake(_HOW, self.argument, self.text, (0, len(self.text))) from None
         if isinstance(tree, ast.Call):
             if ast.unparse(tree.func).rpartition(".")[2] not in ("P", "PartitionSpec"):

@@ -1,4 +1,4 @@
-"""What `module:function` names, and what running the user's code may end in."""
+"""Finds what `module:function` names, and reports exceptions of the user's code."""
 
 import contextlib
 import importlib
@@ -20,15 +20,15 @@ _HOW = "it is written as module:function, or as path/to/file.py:function"
 
 
 def find(text: str, argument: str, beside: str = "") -> Any:
-    """Imports a module, and gets what is named of it.
+    """Imports a module, and returns its attribute.
 
     Args:
         text: `module:function`, where either may have dots, or `path/to/file.py:function`.
-        argument: which argument it is, for messages.
-        beside: the module, if `text` is a function's name alone.
+        argument: the name of the argument, for messages.
+        beside: the module, if `text` is only the name of a function.
 
     Raises:
-        Mistake: it is not written so, there is no such thing, or importing it fails.
+        Mistake: the text is malformed, there is no such module or attribute, or importing it fails.
 
     Example:
         >>> from partjit.command.target import find
@@ -67,7 +67,7 @@ def _module(name: str, argument: str, text: str) -> ModuleType:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
             missing = error.name or name
-            if not f"{name}.".startswith(f"{missing}."):  # the module is there and needs one that is not
+            if not f"{name}.".startswith(f"{missing}."):  # the module exists, and imports one that does not
                 raise
             outer, _, last = missing.rpartition(".")
             paths = [here] if not outer else getattr(sys.modules.get(outer), "__path__", None) or []
@@ -89,7 +89,7 @@ def _file(path: str, argument: str, text: str, span: tuple[int, int] | None) -> 
     known = sys.modules.get(name)
     if known is not None and getattr(known, "__file__", None) == full:
         return known
-    # As for a script: what stands beside it can be imported, and itself under its own name, unless that is taken.
+    # As for a script: modules in its folder can be imported, and itself by its name, unless that is taken.
     sys.path.insert(0, os.path.dirname(full))
     name = name if known is None else f"_explained_{name}"
     spec = importlib.util.spec_from_file_location(name, full)
@@ -108,12 +108,12 @@ def _file(path: str, argument: str, text: str, span: tuple[int, int] | None) -> 
 
 @contextlib.contextmanager
 def users_code(doing: str) -> Iterator[None]:
-    """Turns what is raised in the block into a mistake, with the part of the traceback that is the user's.
+    """Raises a `Mistake` for an exception in the block, with the user's part of the traceback.
 
-    What is printed meanwhile goes to the standard error, which leaves the other for the answer.
+    What the block prints goes to the standard error, which leaves the standard output to the answer.
 
     Args:
-        doing: what is done in the block, for the message: "importing model".
+        doing: what the block does, for the message: "importing model".
 
     Raises:
         Mistake: something was raised.
@@ -123,14 +123,14 @@ def users_code(doing: str) -> Iterator[None]:
             yield
     except (Mistake, KeyboardInterrupt):
         raise
-    except BaseException as error:  # also what ends a process: sys.exit in a script, what a test raises to skip
-        raise Mistake(_told(error, doing), code=CANNOT) from error
+    except BaseException as error:  # also SystemExit, and what a test framework raises to skip
+        raise Mistake(_report(error, doing), code=CANNOT) from error
 
 
-def _told(error: BaseException, doing: str) -> str:
+def _report(error: BaseException, doing: str) -> str:
     frames = [frame for frame in traceback.extract_tb(_users_part(error.__traceback__)) if _is_users(frame.filename)]
     said = "".join(traceback.TracebackException(type(error), error, None).format_exception_only())
-    # jax adds a note about the frames that it left out, which are left out here in any case.
+    # jax adds a note about the frames that it removed, which are left out here anyway.
     said = said.split("\n--------------------\n")[0].rstrip()
     if not frames:
         return f"{doing} failed: {said.partition(': ')[2] or said}"
@@ -138,7 +138,7 @@ def _told(error: BaseException, doing: str) -> str:
 
 
 def _users_part(trace: TracebackType | None) -> TracebackType | None:
-    """What was called from here."""
+    """The traceback from the first frame of the user's."""
     while trace is not None and not _is_users(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     return trace

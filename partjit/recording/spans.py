@@ -20,9 +20,9 @@ class Span:
     """Something that took time.
 
     Attributes:
-        kind: "program": a call of a program, as its caller sees it. "fragment": the devices run it. "call": the function
-            of a colocated call runs. "transfer": values move. "wait": a program's caller waits for the result of a
-            colocated call.
+        kind: "program": a call of a program, as its caller sees it. "fragment": the devices run it. "call": the
+            function of a colocated call runs. "transfer": values move. "wait": a program's caller waits for the result
+            of a colocated call.
         name: of the program, the fragment, the called function, or the node that a transfer or wait is for.
         start: in seconds of `time.perf_counter()`.
         end: the same, or None if it ended after the recording.
