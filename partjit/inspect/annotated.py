@@ -1,4 +1,4 @@
-"""A program with what the partitioner made of it: every value with its spec and bytes, every equation with its line."""
+"""A jaxpr annotated by the partitioner: every value with its spec and bytes, every equation with its source line."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ __all__ = ["AnnotatedEquation", "AnnotatedJaxpr", "AnnotatedValue", "shown_spec"
 
 
 def shown_spec(spec: P) -> str:
-    """A spec as one writes it.
+    """A spec as it is written in Python.
 
     Example:
         >>> shown_spec(P("data", None))
@@ -33,49 +33,59 @@ class AnnotatedValue:
 
     Attributes:
         name: its name in the printed jaxpr; unique in the program.
-        number: what it is in the program whose nested programs are opened: values with the same number are one array.
+        number: of the array in the inlined program: values with the same number are one array. Negative for literals.
         aval: its type.
         mesh: the mesh of the program.
         path: the key path of an argument of the program, or of the first result that it is.
-        literal: whether it is a number in the text of the program.
+        literal: whether it is a literal in the text of the program.
     """
 
     name: str
     number: int
     aval: Any
     mesh: Mesh
-    layouts: Mapping[int, TensorSharding] = dataclasses.field(repr=False)
+    shardings: Mapping[int, TensorSharding] = dataclasses.field(repr=False)
     path: str | None = None
     literal: bool = False
 
     @property
     def is_array(self) -> bool:
-        """Whether it is an array, of which devices hold parts; a ref or a token is not."""
+        """Whether it is an array; a ref or a token is not."""
         return isinstance(self.aval, ShapedArray)
 
     @property
-    def layout(self) -> TensorSharding | None:
-        """How it is divided; None if that is not known."""
-        return self.layouts.get(self.number)
+    def sharding(self) -> TensorSharding | None:
+        """How it is sharded; None if that is not known."""
+        return self.shardings.get(self.number)
 
     @functools.cached_property
     def spec(self) -> P | None:
-        """How it is divided over the axes of the mesh, with one entry per dimension; None if that is not known.
+        """Its sharding as a spec with one entry per dimension; None if that is not known.
 
-        In the body of a `shard_map` the value is that of one shard, and the spec is how that is divided further. Where
-        the partitioner uses a part of an axis, the entry says which: "data:(1)2".
+        In the body of a `shard_map` the value is that of one shard, and the spec is how it is sharded further. Where
+        the partitioner uses a part of an axis, the entry names that part: "data:(1)2".
         """
-        if self.layout is None:
+        if self.sharding is None:
             return None
-        dims = self.layout.axes[: len(self.aval.shape)]  # a key has one dimension more on the device
+        dims = self.sharding.axes[: len(self.aval.shape)]  # a key has one dimension more on the device
         return P(*[dim[0] if len(dim) == 1 else dim or None for dim in dims])
+
+    @property
+    def shown_spec(self) -> str:
+        """The spec as it is written in Python, "?" if it is not known."""
+        return "?" if self.spec is None else shown_spec(self.spec)
+
+    @property
+    def shown_type(self) -> str:
+        """Its type as jaxprs show it: "f32[8,4]"."""
+        return self.aval.str_short(short_dtypes=True)
 
     @functools.cached_property
     def shard_shape(self) -> tuple[int, ...]:
-        """The shape of the largest part that a device holds."""
-        if self.layout is None:
+        """The shape of the largest shard."""
+        if self.sharding is None:
             return self.aval.shape
-        parts = [math.prod(dim) for dim in self.layout.parts]
+        parts = [math.prod(dim) for dim in self.sharding.parts]
         return tuple(-(-size // n) for size, n in zip(self.aval.shape, parts, strict=False))
 
     @property
@@ -85,19 +95,18 @@ class AnnotatedValue:
 
     @property
     def nbytes_per_device(self) -> int:
-        """Bytes of the largest part that a device holds."""
+        """Bytes of the largest shard."""
         return math.prod(self.shard_shape) * self.aval.dtype.itemsize if self.is_array else 0
 
     @property
     def is_replicated(self) -> bool:
-        """Whether every device holds all of it."""
-        return self.layout is None or not any(self.layout.axes)
+        """Whether every device has all of it."""
+        return self.sharding is None or not any(self.sharding.axes)
 
     def __str__(self) -> str:
         if self.literal or not self.is_array:
             return self.name
-        where = "?" if self.spec is None else shown_spec(self.spec)
-        return f"{self.name}:{self.aval.str_short(short_dtypes=True)} {where}"
+        return f"{self.name}:{self.shown_type} {self.shown_spec}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -105,15 +114,15 @@ class AnnotatedEquation:
     """An equation of a program.
 
     Attributes:
-        number: of all equations of the program, nested ones as well, in the order of the text.
+        number: its position among all equations of the program, nested ones included.
         primitive: the name of its primitive.
         inputs, outputs: its values.
         params: its parameters, as jax has them.
-        sources: what jax knows of where it comes from, and what it stands in does.
-        bodies: the programs in it, by the names of parameters.
-        turns: how often those run, each time that it runs; None if that is not known.
-        constants, carried: of a loop, how many arguments of its body are the same in each turn, and how many a turn
-            hands to the next one; those of a scan that come after these are slices.
+        sources: jax's source info of the equation and of those that it is nested in, innermost first.
+        bodies: the jaxprs in it, by the names of parameters.
+        trip_count: how often those run in one execution of the equation; None if that is not known.
+        constants, carried: of a loop, how many arguments of its body are loop-invariant, and how many are carried from
+            one iteration to the next; those of a scan that come after these are slices.
     """
 
     number: int
@@ -123,26 +132,26 @@ class AnnotatedEquation:
     params: Mapping[str, Any]
     sources: tuple[Any, ...] = dataclasses.field(repr=False)
     bodies: "Mapping[str, AnnotatedJaxpr]"
-    turns: int | None = 1
+    trip_count: int | None = 1
     constants: int = 0
     carried: int = 0
 
     @functools.cached_property
     def site(self) -> Site | None:
-        """The line of the user's code that it comes from: its own, that of what it stands in, or of what is in it."""
+        """The user's line it comes from: its own, that of an equation around it, or that of one nested in it."""
         known = filter(None, map(source_site, self.sources))
         within = (inner.site for body in self.bodies.values() for inner in body.walk())
         return next(known, None) or next(filter(None, within), None)
 
     @property
     def scope(self) -> str:
-        """The names of what it stands in: nested functions, `jvp(..)` and `transpose(..)`."""
+        """Its name stack: nested functions, `jvp(..)` and `transpose(..)`."""
         return "/".join(filter(None, (str(source.name_stack) for source in reversed(self.sources))))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AnnotatedJaxpr:
-    """A program, or a program in an equation.
+    """A program, or the jaxpr in a parameter of an equation.
 
     Attributes:
         constants: the arrays that it closes over.
@@ -156,7 +165,7 @@ class AnnotatedJaxpr:
     equations: tuple[AnnotatedEquation, ...]
 
     def walk(self) -> Iterator[AnnotatedEquation]:
-        """All equations, those in equations right after them."""
+        """All equations, nested ones right after the equation that they are in."""
         for equation in self.equations:
             yield equation
             for body in equation.bodies.values():
@@ -164,7 +173,7 @@ class AnnotatedJaxpr:
 
     @property
     def values(self) -> Iterator[AnnotatedValue]:
-        """All values that have names, those of nested programs as well."""
+        """All values that have names, those of nested jaxprs included."""
         yield from (*self.constants, *self.inputs)
         for equation in self.equations:
             for body in equation.bodies.values():

@@ -1,4 +1,4 @@
-"""Pictures of where an array is: which device holds which part of it, at any rank."""
+"""Pictures of sharded arrays: which device holds which piece, at any rank."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from partjit.checks import require_mesh_type, shown, wrong_type
 from partjit.inspect.tiles import Tiles, tiles_of
 from partjit.mesh import ambient_mesh
 from partjit.mesh import picture as mesh_picture
-from partjit.render.numbers import shown_bytes
+from partjit.render.numbers import counted, shown_bytes
 from partjit.render.picture import Picture
 from partjit.render.piece_grid import Dimension, Piece, PieceGrid
 
@@ -27,7 +27,7 @@ class ArrayPicture(Picture):
 
     Attributes:
         shape: that of the array.
-        pieces: where each piece starts and stops in each dimension, and the ids of the devices that hold a copy of it.
+        pieces: the slices of each piece, and the ids of the devices that hold a copy of it.
 
     See `draw_array`.
     """
@@ -37,21 +37,20 @@ class ArrayPicture(Picture):
 
 
 def draw_array(x: Any, spec: Any = None, mesh: Any = None) -> ArrayPicture:
-    """Shows which device holds which part of an array, without waiting for the array.
+    """Shows which device holds which piece of an array, without waiting for the array.
 
     Args:
         x: an array, anything else with a shape, dtype and sharding (a `jax.ShapeDtypeStruct`, a pending array), or a
             shape.
-        spec: draw it as if it were laid out like this: a `Sharding`, a spec, or the `OpSharding` of an XLA program or
-            the text of one. By default as it is.
-        mesh: that of a spec; by default that of `x`, else the ambient one.
+        spec: the sharding to draw instead of its own: a `Sharding`, a spec, or an `OpSharding` of XLA or its text.
+        mesh: the mesh of a spec; by default that of `x`, else the ambient one.
 
     Returns:
         A picture: `print` it, show it with rich, leave it at the end of a notebook's cell, or save its `to_svg()`.
 
     Raises:
-        TypeError: `x` has no shape, `spec` is nothing that says where arrays are, or `mesh` no mesh.
-        ValueError: nothing says where `x` is, or what says so does not fit.
+        TypeError: `x` has no shape, `spec` is no sharding, or `mesh` no mesh.
+        ValueError: `x` has no sharding and there is no `spec`, or it does not fit.
 
     Example:
         >>> import jax
@@ -66,7 +65,7 @@ def draw_array(x: Any, spec: Any = None, mesh: Any = None) -> ArrayPicture:
         float32[8,6] as P('data') on (data=4, model=2)
         192 B in 4 pieces of [2,6]: 48 B on each of 8 devices, 2 copies of each piece
           ↓ dim 0: 8 over data=4
-          → dim 1: 6 whole
+          → dim 1: 6 unsharded
           = copies over model=2
         <BLANKLINE>
               0:6
@@ -85,7 +84,7 @@ def draw_array(x: Any, spec: Any = None, mesh: Any = None) -> ArrayPicture:
     shape, dtype, own = _read(x)
     if spec is None:
         if own is None:
-            raise ValueError(_nowhere(x))
+            raise ValueError(_no_sharding(x))
         spec = own
     elif mesh is None and isinstance(own, NamedSharding):
         mesh = own.mesh
@@ -126,7 +125,7 @@ def draw_mesh(mesh: Mesh | None = None) -> Picture:
 
 
 def _read(x: Any) -> tuple[tuple[int, ...], Any, Any]:
-    """The shape, the dtype and the sharding of what is to be drawn, as far as it has them."""
+    """The shape, dtype and sharding of the argument, as far as it has them."""
     shape: Any = x
     dtype = own = None
     if not isinstance(x, tuple | list):
@@ -147,30 +146,30 @@ def _is_size(size: Any) -> bool:
 def _sharding_of(x: Any) -> Any:
     if not isinstance(x, Tracer):
         return getattr(x, "sharding", None)
-    # The type of a traced value says where it is only along axes that are Explicit.
+    # The type of a traced value has its sharding over Explicit axes only.
     sharding = jax.typeof(x).sharding
     return sharding if AxisType.Explicit in sharding.mesh.axis_types else None
 
 
-def _nowhere(x: Any) -> str:
+def _no_sharding(x: Any) -> str:
     if isinstance(x, Tracer):
         return (
-            "draw_array: this value is traced, and where it will be is decided when the program is compiled: draw the "
-            "program's result, or say where to draw it: draw_array(x, spec, mesh)"
+            "draw_array: this value is traced, and its sharding is decided when the program is compiled: draw the "
+            "program's result, or give a sharding: draw_array(x, spec, mesh)"
         )
     if isinstance(x, jax.ShapeDtypeStruct):
-        how = "give it one, jax.ShapeDtypeStruct(..., sharding=...)"
+        how = "make it with one, jax.ShapeDtypeStruct(..., sharding=...)"
     else:
         how = "put it onto devices with jax.device_put"
     kind = "a shape" if isinstance(x, tuple | list) else f"this {type(x).__name__}"
-    return f"draw_array: {kind} is on no devices: {how}, or say where to draw it: draw_array(x, spec, mesh)"
+    return f"draw_array: {kind} has no sharding: {how}, or give one: draw_array(x, spec, mesh)"
 
 
 def _picture(shape: tuple[int, ...], dtype: Any, tiles: Tiles) -> ArrayPicture:
     holders: dict[tuple[int, ...], list[int]] = {}
     for device, position in tiles.held.items():
         holders.setdefault(position, []).append(device)
-    # Devices that hold the same piece have one color, and in all pictures over the same devices the same one.
+    # Devices that hold the same piece have one color, the same one in all pictures over the same devices.
     colors = {position: k for k, position in enumerate(sorted(holders, key=lambda position: min(holders[position])))}
     cuts = {position: tuple(tiles.cuts[dim][k] for dim, k in enumerate(position)) for position in sorted(holders)}
     sizes = {position: math.prod(stop - start for start, stop in cut) for position, cut in cuts.items()}
@@ -199,12 +198,12 @@ def _picture(shape: tuple[int, ...], dtype: Any, tiles: Tiles) -> ArrayPicture:
 
 
 def _dimension(dim: int, size: int, cuts: Sequence[tuple[int, int]], over: str) -> Dimension:
-    divided = f"over {over}" if over else "whole" if len(cuts) == 1 else f"in {len(cuts)} parts"
-    return Dimension(f"dim {dim}", f"{size} {divided}", tuple(f"{start}:{stop}" for start, stop in cuts))
+    how = f"over {over}" if over else "unsharded" if len(cuts) == 1 else f"in {len(cuts)} parts"
+    return Dimension(f"dim {dim}", f"{size} {how}", tuple(f"{start}:{stop}" for start, stop in cuts))
 
 
 def _amount(size: int, unit: int | None) -> str:
-    return shown_bytes(size * unit) if unit is not None else f"{size} element{'' if size == 1 else 's'}"
+    return shown_bytes(size * unit) if unit is not None else counted(size, "element")
 
 
 def _sizes(
@@ -214,7 +213,7 @@ def _sizes(
     pieces: Sequence[Piece],
     unit: int | None,
 ) -> str:
-    """How large the pieces are and how many there are of each, in one sentence."""
+    """The sizes of the pieces and the numbers of their copies, in one sentence."""
     devices = sum(len(piece.devices) for piece in pieces)
     shapes = {tuple(stop - start for start, stop in cut) for cut in cuts.values()}
     most = max(sizes, key=lambda position: sizes[position])

@@ -1,23 +1,22 @@
 """A collective of a partitioned program, and what it costs.
 
-The cost is counted in bytes that a device sends, by the algorithms that move the fewest: on a ring, in one direction or
-both, a device sends
+The cost is the bytes that a device sends under bandwidth-optimal algorithms: on a ring, in one direction or both,
 
 | kind | bytes |
 |---|---|
 | all-gather | `(n-1)/n` x result |
 | reduce-scatter | `(n-1)/n` x operand |
 | all-reduce | `2 (n-1)/n` x operand: a reduce-scatter, then an all-gather |
-| all-to-all | `(n-1)/n` x operand: what stays is the device's own part |
-| collective-broadcast | `(n-1)/n` x operand, the mean: the last device of the ring passes nothing on |
-| collective-permute | operand x the part of the devices that send to another |
+| all-to-all | `(n-1)/n` x operand: a device keeps its own part |
+| collective-broadcast | `(n-1)/n` x operand, on average: the last device of the ring sends nothing |
+| collective-permute | operand x the fraction of devices that send to another |
 
-with `n` devices in a group. A collective over several axes of a mesh costs what one over as many devices does: that is
-what it costs axis by axis as well, `(n-1)/n` in the sum. A ragged-all-to-all counts as though it were full.
+with `n` devices in a group. A collective over several axes of a mesh costs as much as one over as many devices on one
+axis; axis by axis the costs add up to the same `(n-1)/n`. A ragged-all-to-all counts as though it were full.
 
 Source: Thakur, Rabenseifner and Gropp, Optimization of Collective Communication Operations in MPICH, 2005; How to Scale
-Your Model, https://jax-ml.github.io/scaling-book/sharding. Of an all-to-all these are the bytes that leave a device,
-not those that pass through it on a ring.
+Your Model, https://jax-ml.github.io/scaling-book/sharding. Of an all-to-all these are the bytes that originate on a
+device, not those it forwards on a ring.
 """
 
 import dataclasses
@@ -40,13 +39,13 @@ KINDS = (
 
 
 def bytes_moved(kind: str, group_size: int, operand_bytes: float, result_bytes: float, sent: float = 1.0) -> float:
-    """How many bytes a device sends in one execution of a collective, on average over the devices.
+    """Bytes that a device sends in one execution of a collective, on average over the devices.
 
     Args:
         kind: one of `KINDS`.
         group_size: the number of devices that communicate with each other.
-        operand_bytes, result_bytes: what a device puts in and what it gets out.
-        sent: the part of the devices that send; it counts for a collective-permute only.
+        operand_bytes, result_bytes: sizes of the operand and the result on a device.
+        sent: the fraction of devices that send, for a collective-permute.
 
     Raises:
         ValueError: `kind` is none of these, or the group is empty.
@@ -75,14 +74,14 @@ def bytes_moved(kind: str, group_size: int, operand_bytes: float, result_bytes: 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Member:
-    """One of the arrays of a collective that moves several, because the program says so or because XLA combined them.
+    """One of the arrays of a variadic collective, or of one that XLA combined.
 
     Attributes:
         operand, result: its dtype and shape on a device, before and after: `f32[8,16]`.
-        operand_bytes, result_bytes: what that is on a device.
+        operand_bytes, result_bytes: their sizes on a device.
         site: the user's line that it comes from, or None.
-        tags: the equations that it comes from, outermost first.
-        op_name: the stack of names that jax gave it.
+        tags: the numbers of the equations that it comes from, outermost first.
+        op_name: its name stack.
     """
 
     operand: str
@@ -96,29 +95,28 @@ class Member:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Collective:
-    """One collective of a program: what it moves, between which devices, how often, and where it comes from.
+    """A collective of a program: what it moves, between which devices, how often, and where it comes from.
 
     Attributes:
         kind: one of `KINDS`.
-        axes: the axes of the mesh it communicates over, in the mesh's order; those of size 1 never appear. A
-            collective-permute communicates over the axes along which anything moves. Empty if the groups are no product
-            of whole axes: then `groups` says what there is to say.
-        group_size: the number of devices that communicate with each other, the largest group's.
+        axes: the axes of the mesh it communicates over, in the mesh's order; those of size 1 never appear. Those of a
+            collective-permute are the axes along which anything moves. Empty if the groups are no product of whole
+            axes; see `groups`.
+        group_size: the number of devices in the largest group.
         operand, result: dtype and shape on a device, `f32[8,16]`; several are separated by commas.
-        operand_bytes, result_bytes: what that is on a device.
-        groups: the ids of the devices of each group, in its order, or for a collective-permute of each source and
-            target; None if not known.
-        sent: the part of the devices that send; below 1 for a collective-permute that leaves some out.
-        times: how often a step executes it, the trip counts of the loops around it multiplied; None if one of them is
-            not known.
-        is_exact: whether `times` is what happens: not in a branch, which may not be taken.
-        branch: the branches it stands in, outermost first: the name of the conditional and the number of the branch.
+        operand_bytes, result_bytes: their sizes on a device.
+        groups: the device ids of each group, or of each source and target of a collective-permute; None if not known.
+        sent: the fraction of devices that send; below 1 for a collective-permute that leaves some out.
+        times: how often a step executes it, the product of the trip counts of the loops around it; None if one of them
+            is unknown.
+        is_exact: whether `times` is exact: it is not in a branch, which may not be taken.
+        branch: the branches it is in, outermost first: the name of the conditional and the number of the branch.
         site: the user's line that it comes from, or None.
         tags: the numbers of the equations that it comes from, outermost first, as the `eqn:` parts of `op_name` say.
-        op_name: the stack of names that jax gave it.
-        name: that of the instruction.
-        program: that of the program, or of the fragment of a plan.
-        members: the arrays it moves if those are several, each with where it comes from.
+        op_name: its name stack.
+        name: of the instruction.
+        program: the name of the program, or of the fragment of a plan.
+        members: its arrays if there are several, each with its source.
 
     Example:
         >>> gather = Collective(
@@ -149,39 +147,39 @@ class Collective:
 
     @property
     def combined(self) -> int:
-        """How many arrays it moves at once."""
+        """The number of arrays it moves."""
         return max(1, len(self.members))
 
     @property
     def bytes_moved(self) -> float:
-        """How many bytes a device sends in one execution; see the formulas of this module."""
+        """Bytes that a device sends in one execution; see the formulas of this module."""
         return bytes_moved(self.kind, self.group_size, self.operand_bytes, self.result_bytes, self.sent)
 
     @property
     def bytes_per_step(self) -> float | None:
-        """How many bytes a device sends in a step, if it is known how often; in a branch, if that is taken."""
+        """Bytes that a device sends in a step if every branch is taken; None if `times` is unknown."""
         return None if self.times is None else self.times * self.bytes_moved
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        """The lines that it comes from, each once; several if it moves several arrays."""
+        """The distinct lines that it and its members come from."""
         found = [self.site, *(member.site for member in self.members)]
         return tuple(dict.fromkeys(site for site in found if site is not None))
 
 
-def repeated(collective: Collective, turns: int | None) -> Collective:
-    """A collective of a program that a step runs `turns` times; None if nobody knows how often."""
-    times = None if turns is None or collective.times is None else collective.times * turns
+def repeated(collective: Collective, runs: int | None) -> Collective:
+    """A collective of a program that runs so often in a step; None if that is unknown."""
+    times = None if runs is None or collective.times is None else collective.times * runs
     return dataclasses.replace(collective, times=times, is_exact=collective.is_exact and times is not None)
 
 
 class Total(NamedTuple):
-    """What several collectives cost together.
+    """The total cost of several collectives.
 
     Attributes:
-        bytes: what a device sends in a step.
-        is_exact: whether it is that; otherwise loops of unknown length count as one turn, and of the branches of a
-            conditional the one that sends the most is taken.
+        bytes: that a device sends in a step.
+        is_exact: if not, loops of unknown trip count count as one iteration, and of the branches of a conditional the
+            one that sends the most counts.
     """
 
     bytes: float
@@ -189,10 +187,7 @@ class Total(NamedTuple):
 
 
 def total_bytes(collectives: Iterable[Collective]) -> Total:
-    """How many bytes a device sends in a step of programs that have these collectives.
-
-    Args:
-        collectives: of one program or of several that run one after the other.
+    """Bytes that a device sends in a step of the programs that have these collectives.
 
     Example:
         >>> def in_branch(number, size):
@@ -202,7 +197,7 @@ def total_bytes(collectives: Iterable[Collective]) -> Total:
         >>> total_bytes([in_branch(0, 100), in_branch(0, 20), in_branch(1, 80)])
         Total(bytes=60.0, is_exact=False)
     """
-    # A tree: what a branch has by itself, and the conditionals in it with their branches.
+    # A tree: the cost of a branch itself, and the conditionals in it with their branches.
     everything = [*collectives]
     own: dict[tuple, float] = {(): 0.0}
     inner: dict[tuple, dict[str, dict[int, tuple]]] = {}

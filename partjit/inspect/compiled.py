@@ -1,4 +1,4 @@
-"""What XLA made of the programs: read after they have been compiled."""
+"""Compiled programs: their collectives, memory and FLOPs as XLA has them."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ class CompiledUnit:
     Attributes:
         unit: the unit.
         collectives: those of the optimized program.
-        memory: what it holds on a device; None where XLA does not tell.
-        flops: what XLA counts, per device; the body of a loop counts once.
-        rematerializations: the arrays that every device gets all of, because XLA knew no other way.
+        memory: per device; None where XLA does not report it.
+        flops: as XLA counts them, per device; the body of a loop counts once.
+        rematerializations: the arrays that XLA replicates in full to reshard them.
         text: the optimized program.
     """
 
@@ -37,17 +37,12 @@ class CompiledUnit:
 
 
 def compile_unit(unit: Unit, donated: Sequence[bool]) -> CompiledUnit:
-    """Compiles a unit, for nothing but to be read.
-
-    Args:
-        unit: the unit.
-        donated: for each argument whether its memory may be reused.
-    """
+    """Compiles a unit whose arguments are donated as stated, in order to read the result."""
     lowering = lower_jaxpr_anew(
         unit.jaxpr, unit.in_shardings, unit.out_shardings, tuple(donated), unit.mesh, unit.name, keep_unused=False
     )
     if unit.mesh.empty:
-        # What is read from the cache has the lines of whoever compiled it first.
+        # A cached program has the source lines of the program that was compiled first.
         with no_compilation_cache():
             executable = lowering.compile()
         return CompiledUnit(unit, (), read_memory(unit.name, executable), _flops(executable), (), executable.as_text())
@@ -56,7 +51,7 @@ def compile_unit(unit: Unit, donated: Sequence[bool]) -> CompiledUnit:
     text = executable.as_text() or ""
     return CompiledUnit(
         unit,
-        tuple(repeated(collective, unit.turns) for collective in read_collectives(text, unit.mesh, unit.name)),
+        tuple(repeated(collective, unit.times) for collective in read_collectives(text, unit.mesh, unit.name)),
         read_memory(unit.name, executable),
         _flops(executable),
         tuple(with_sites(found, text)),

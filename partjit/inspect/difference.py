@@ -1,4 +1,4 @@
-"""What changed between two reports: under two sets of specs, on two meshes, or before and after an edit."""
+"""The difference of two reports: under two sets of specs, on two meshes, or before and after an edit."""
 
 import dataclasses
 import difflib
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from partjit.checks import require_integer
-from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue, shown_spec
+from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue
 from partjit.inspect.user_lines import Site, shown_site
 from partjit.render.html import fragment
 from partjit.render.html import table as html_table
@@ -19,13 +19,13 @@ __all__ = ["Change", "Difference", "difference"]
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A value that lies otherwise.
+    """A value that is sharded differently.
 
     Attributes:
         value: its path or name, in the first report.
         type: its type.
         before, after: its specs.
-        bytes_before, bytes_after: what a device holds of it.
+        bytes_before, bytes_after: of it on a device.
         site: where it is computed; None for arguments and results.
     """
 
@@ -43,10 +43,10 @@ class Difference:
     """What changed from one report to another.
 
     Attributes:
-        changes: the values that lie otherwise: arguments, results, then what is computed, in program order.
+        changes: the values that are sharded differently: arguments, results, then computed values, in program order.
         collectives: kind, axes, and how many there are before and after, where that differs.
-        totals: what it is, before and after: bytes sent per step, memory and work per device.
-        unmatched: how many equations are in one of the programs only.
+        totals: name, before and after: bytes sent per step, and memory per device.
+        unmatched: the number of equations that are in one of the programs only.
     """
 
     changes: tuple[Change, ...]
@@ -61,7 +61,15 @@ class Difference:
         yield "per device", ("", "before", "after"), [(name, *map(shown_bytes, two)) for name, *two in self.totals]
         if self.changes:
             rows = [
-                (c.value, c.type, c.before, c.after, shown_bytes(c.bytes_before), shown_bytes(c.bytes_after), _line(c))
+                (
+                    c.value,
+                    c.type,
+                    c.before,
+                    c.after,
+                    shown_bytes(c.bytes_before),
+                    shown_bytes(c.bytes_after),
+                    shown_site(c.site) if c.site else "",
+                )
                 for c in self.changes
             ]
             yield "values", ("value", "type", "before", "after", "bytes before", "after", "line"), rows
@@ -70,14 +78,7 @@ class Difference:
             yield "collectives", ("kind", "axes", "before", "after"), counts
 
     def to_text(self, most: int | None = 20) -> str:
-        """The tables.
-
-        Args:
-            most: how many lines of each are shown; None for all.
-
-        Raises:
-            TypeError, ValueError: `most` is no number of lines.
-        """
+        """The tables, each of at most so many lines. Raises TypeError or ValueError if `most` is no number of lines."""
         if most is not None:
             most = require_integer("Difference.to_text", "most", most, 0)
         if not self:
@@ -102,15 +103,15 @@ def difference(one: Any, other: Any) -> Difference:
     changes = tuple(
         Change(
             before.path or before.name,
-            before.aval.str_short(short_dtypes=True),
-            _spec(before),
-            _spec(after),
+            before.shown_type,
+            before.shown_spec,
+            after.shown_spec,
             before.nbytes_per_device,
             after.nbytes_per_device,
             site,
         )
         for before, after, site in pairs
-        if before.is_array and after.is_array and _spec(before) != _spec(after)
+        if before.is_array and after.is_array and before.shown_spec != after.shown_spec
     )
     before, after = one.collectives.counts, other.collectives.counts
     counts = tuple((*key, before[key], after[key]) for key in sorted({*before, *after}) if before[key] != after[key])
@@ -122,7 +123,9 @@ def difference(one: Any, other: Any) -> Difference:
 
 
 def _matched(one: Any, other: Any) -> tuple[list[tuple[AnnotatedValue, AnnotatedValue, Site | None]], int]:
-    """The values of two programs that are the same one: by path, and by the order of equations that are alike."""
+    """The values of two programs that correspond, by path and by the order of equal equations, and the rest's
+    number.
+    """
     pairs: list[tuple[AnnotatedValue, AnnotatedValue, Site | None]] = []
     for these, those in ((one.whole.tree.inputs, other.whole.tree.inputs), (one.whole.results, other.whole.results)):
         by_path = {value.path: value for value in those}
@@ -146,11 +149,3 @@ def _kind(equation: AnnotatedEquation) -> tuple[Any, ...]:
 
 def _peak(report: Any) -> int:
     return max((memory.peak for memory in report.memory), default=0)
-
-
-def _spec(value: AnnotatedValue) -> str:
-    return "?" if value.spec is None else shown_spec(value.spec)
-
-
-def _line(change: Change) -> str:
-    return "" if change.site is None else shown_site(change.site)

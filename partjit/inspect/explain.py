@@ -1,4 +1,4 @@
-"""From a function and its arguments to a report."""
+"""`explain`: from a function and its arguments to a report."""
 
 from typing import Any
 
@@ -21,25 +21,25 @@ __all__ = ["explain"]
 def explain(
     fun: Any, *args: Any, mesh: Mesh | None = None, compiled: bool = False, large: int = 1 << 20, **kwargs: Any
 ) -> Report:
-    """What becomes of a function when it is partitioned: where each value lies and why, what is moved, what it costs.
+    """Reports how a function is partitioned: the sharding of each value and why, the collectives, memory and FLOPs.
 
-    Nothing is executed, and unless asked for nothing is compiled: the partitioner's propagation is run on the lowered
+    Nothing is executed, and nothing is compiled unless requested: the partitioner's propagation is run on the lowered
     program, which takes a small part of the time.
 
     Args:
         fun: a function of `pjit` or `jax.jit`, a plain one, or what their `trace` returned.
-        *args, **kwargs: what it is called with, trees of arrays; `jax.ShapeDtypeStruct` will do, with a sharding where
-            an array would be committed to one.
+        *args, **kwargs: its arguments, trees of arrays or of `jax.ShapeDtypeStruct`s, with a sharding where an array
+            would be committed to one.
         mesh: the ambient mesh of the call, or None for the one that is set.
-        compiled: whether to compile it as well, and to read collectives, memory and XLA's complaints from that.
-        large: from how many bytes a value that every device has all of is worth a finding.
+        compiled: whether to compile it as well, and to read collectives, memory and XLA's warnings from the result.
+        large: the number of bytes from which a replicated value is a finding.
 
     Returns:
         The report. At a prompt it shows tables, in a notebook a page.
 
     Raises:
         TypeError: `fun` is no function, `mesh` no mesh, or an argument no array.
-        ValueError: what the call itself would raise: a spec that does not fit, say.
+        ValueError: the call itself would raise it, for a spec that does not fit for instance.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np
@@ -61,34 +61,34 @@ def explain(
         require_mesh_type("explain", "mesh", mesh)
     compiled = require_flag("explain", "compiled", compiled)
     require_number("explain", "large", large, "a number of bytes")
-    subject = trace_function(fun, args, kwargs, mesh)
-    whole = partition(subject.whole, keep_text=True)
-    if subject.plan is None:
-        programs, donated = (whole,), (subject.donated,)
+    traced = trace_function(fun, args, kwargs, mesh)
+    whole = partition(traced.whole, keep_text=True)
+    if traced.plan is None:
+        programs, donated = (whole,), (traced.donated,)
     else:
-        programs = tuple(map(partition, fragments_of(subject.plan)))
-        donated = tuple(fragment.donated for fragment in subject.plan.fragments)
-    predicted = [[repeated(c, program.unit.turns) for c in predict(program)] for program in programs]
+        programs = tuple(map(partition, fragments_of(traced.plan)))
+        donated = tuple(fragment.donated for fragment in traced.plan.fragments)
+    predicted = [[repeated(c, program.unit.times) for c in predict(program)] for program in programs]
     units = [compile_unit(program.unit, flags) for program, flags in zip(programs, donated, strict=True) if compiled]
     findings = [
         finding
         for program, collectives in zip(programs, predicted, strict=True)
         for finding in findings_of(program, collectives, large)
     ]
-    complaints = [
+    warnings = [
         Finding("rematerialization", found.total_bytes or 0, found.suggestion, "", found.site)
         for unit in units
         for found in unit.rematerializations
     ]
     estimates = [estimate_memory(program, flags) for program, flags in zip(programs, donated, strict=True)]
     return Report(
-        subject.whole.name,
+        traced.whole.name,
         whole,
         programs,
-        subject.plan,
+        traced.plan,
         Collectives([c for collectives in predicted for c in collectives], "predicted"),
         tuple(units),
-        (*complaints, *findings),
+        (*warnings, *findings),
         tuple(estimates),
         flops_of(whole.tree, max(1, whole.unit.mesh.size)),
     )

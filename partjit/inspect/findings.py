@@ -1,17 +1,17 @@
-"""What a reader of a partitioned program should look at first."""
+"""Findings: what to look at first in a partitioned program."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from partjit._jax.shardings import UNSPECIFIED
-from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue, shown_spec
+from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue
 from partjit.inspect.collectives import Collective
 from partjit.inspect.propagation import Partitioned
 from partjit.inspect.user_lines import Site, shown_site
 from partjit.primitive import sharding_constraint_p
 from partjit.render.numbers import shown_bytes
 
-__all__ = ["Finding", "findings_of"]
+__all__ = ["Finding", "findings_of", "grouped"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,13 +19,13 @@ class Finding:
     """Something that is worth a look.
 
     Attributes:
-        kind: "replicated": a large value that every device has all of. "fight": a value constrained in two ways.
-            "moved": a result that is computed in another layout than it leaves in. "not kept": a constraint the
-            partitioner changed. "parts of axes": a value no spec can describe. "in loop": what a loop moves in each
-            turn although it does not change. "rematerialization": an array that goes through all of it on every device.
-        nbytes: how much is at stake, per device.
-        text: what it is.
-        suggestion: what could be done.
+        kind: "replicated": a large replicated value. "fight": a value constrained in two ways. "moved": a result that
+            is resharded after it is computed. "not kept": a constraint that the partitioner changed. "parts of axes": a
+            sharding that no spec describes. "in loop": a loop-invariant value that is gathered in each iteration.
+            "rematerialization": an array that is replicated in full to be resharded.
+        nbytes: the bytes per device that are concerned.
+        text: the finding.
+        suggestion: a remedy.
         site: the line of the user's code.
         value: the name of the value, if it is about one.
     """
@@ -43,12 +43,9 @@ class Finding:
 
 
 def findings_of(partitioned: Partitioned, collectives: Sequence[Collective], large: int) -> tuple[Finding, ...]:
-    """The findings in a unit, those with most at stake first.
+    """The findings in a unit with these collectives, those of most bytes first.
 
-    Args:
-        partitioned: the unit.
-        collectives: what it communicates.
-        large: from how many bytes on a device a replicated value counts as large.
+    A replicated value of at least `large` bytes is a finding.
     """
     if partitioned.unit.mesh.size <= 1:
         return ()
@@ -71,53 +68,53 @@ def findings_of(partitioned: Partitioned, collectives: Sequence[Collective], lar
 def _replicated(partitioned: Partitioned, large: int) -> Iterator[Finding]:
     shardings = dict(zip(partitioned.tree.inputs, partitioned.unit.in_shardings, strict=True))
     for value in partitioned.tree.inputs:
-        if _is_whole(value, large) and shardings[value] is UNSPECIFIED:
+        if _is_large(value, large) and shardings[value] is UNSPECIFIED:
             yield Finding(
                 "replicated",
                 value.nbytes,
-                f"every device has all of the argument {value.path}, {shown_bytes(value.nbytes)}; it was given no spec "
-                "and nothing it meets divides it",
+                f"the argument {value.path}, {shown_bytes(value.nbytes)}, is replicated: it has no spec, and "
+                "no sharding propagates to it",
                 "give it a spec",
                 None,
                 value.name,
             )
-    # What comes from a whole value that was told of already is no finding of its own.
-    told = {value.number for value in partitioned.tree.inputs if _is_whole(value, large)}
-    of_numbers: set[int] = set()  # these are made where they are needed
+    # A value computed from a replicated one that was reported already is no finding of its own.
+    reported = {value.number for value in partitioned.tree.inputs if _is_large(value, large)}
+    from_literals: set[int] = set()  # XLA computes these where they are needed
     for equation in partitioned.tree.walk():
-        told.update(v.number for body in equation.bodies.values() for v in body.inputs if _is_whole(v, large))
+        reported.update(v.number for body in equation.bodies.values() for v in body.inputs if _is_large(v, large))
         if equation.bodies:
             continue
-        if all(value.literal or value.number in of_numbers for value in equation.inputs):
-            of_numbers.update(value.number for value in equation.outputs)
+        if all(value.literal or value.number in from_literals for value in equation.inputs):
+            from_literals.update(value.number for value in equation.outputs)
             continue
-        divided = next((v for v in equation.inputs if v.is_array and not v.literal and not v.is_replicated), None)
+        sharded = next((v for v in equation.inputs if v.is_array and not v.literal and not v.is_replicated), None)
         for value in equation.outputs:
-            if not _is_whole(value, large) or value.number in told:
+            if not _is_large(value, large) or value.number in reported:
                 continue
-            told.add(value.number)
-            if divided is None and any(v.number in told for v in equation.inputs):
+            reported.add(value.number)
+            if sharded is None and any(v.number in reported for v in equation.inputs):
                 continue
-            because = "which nothing divides"
-            if divided is not None:
-                because = f"although {divided.name}, {_type(divided)}, is divided"
+            because = ": no sharding propagates to it"
+            if sharded is not None:
+                because = f", although {sharded.name}, {_type(sharded)}, is sharded"
             yield Finding(
                 "replicated",
                 value.nbytes,
-                f"every device has all of {value.name}, {_type(value)}, {shown_bytes(value.nbytes)}, {because}",
-                "constrain it with with_sharding_constraint, or divide what it is computed from",
+                f"{value.name}, {_type(value)}, {shown_bytes(value.nbytes)}, is replicated{because}",
+                "constrain it with with_sharding_constraint, or shard the values that it is computed from",
                 equation.site,
                 value.name,
             )
 
 
-def _is_whole(value: AnnotatedValue, large: int) -> bool:
-    """Whether every device has all of a large value."""
+def _is_large(value: AnnotatedValue, large: int) -> bool:
+    """Whether it is a replicated value of so many bytes."""
     return value.is_array and not value.literal and value.is_replicated and value.nbytes >= large
 
 
 def _fights(constraints: Mapping[int, AnnotatedEquation]) -> Iterator[Finding]:
-    """Constraints on one value that differ: on the same one, or on what another constraint gave."""
+    """Constraints that differ: on the same value, or on the result of another constraint."""
     of_value: dict[int, AnnotatedEquation] = {}
     for equation in constraints.values():
         (value,), (result,) = equation.inputs, equation.outputs
@@ -126,8 +123,8 @@ def _fights(constraints: Mapping[int, AnnotatedEquation]) -> Iterator[Finding]:
             yield Finding(
                 "fight",
                 max(value.nbytes_per_device, result.nbytes_per_device),
-                f"{value.name} is constrained to {_spec(other.outputs[0])} at {shown_site(other.site)} and to "
-                f"{_spec(result)}: it is moved from one to the other",
+                f"{value.name} is constrained to {other.outputs[0].shown_spec} at {shown_site(other.site)} and to "
+                f"{result.shown_spec}: it is resharded from one to the other",
                 "keep one of the two",
                 equation.site,
                 result.name,
@@ -136,14 +133,14 @@ def _fights(constraints: Mapping[int, AnnotatedEquation]) -> Iterator[Finding]:
 
 
 def _moved(partitioned: Partitioned) -> Iterator[Finding]:
-    for value, leaving in zip(partitioned.tree.outputs, partitioned.results, strict=True):
-        if not value.is_array or value.literal or value.layout is None or leaving.layout == value.layout:
+    for value, returned in zip(partitioned.tree.outputs, partitioned.results, strict=True):
+        if not value.is_array or value.literal or value.sharding is None or returned.sharding == value.sharding:
             continue
         yield Finding(
             "moved",
-            max(value.nbytes_per_device, leaving.nbytes_per_device),
-            f"{leaving.path} is computed as {_spec(value)} and leaves as {_spec(leaving)}",
-            "let it leave as it is computed, or divide what it is computed from so",
+            max(value.nbytes_per_device, returned.nbytes_per_device),
+            f"{returned.path} is computed as {value.shown_spec} and returned as {returned.shown_spec}",
+            "return it as it is computed, or shard the values that it is computed from like the result",
             None,
             value.name,
         )
@@ -151,25 +148,25 @@ def _moved(partitioned: Partitioned) -> Iterator[Finding]:
 
 def _not_kept(constraints: Iterable[AnnotatedEquation]) -> Iterator[Finding]:
     for equation in constraints:
-        asked = _asked(equation)
+        requested = _requested(equation)
         value = equation.outputs[0]
-        if asked is None or value.layout is None:
+        if requested is None or value.sharding is None:
             continue
-        lost = [axis for k, dim in enumerate(asked) for axis in dim if axis not in value.layout.axes[k]]
+        lost = [axis for k, dim in enumerate(requested) for axis in dim if axis not in value.sharding.axes[k]]
         if lost:
             yield Finding(
                 "not kept",
                 value.nbytes_per_device,
-                f"the constraint of {value.name} asks that {', '.join(map(repr, lost))} divide it, but it is "
+                f"the constraint of {value.name} requests {', '.join(map(repr, lost))}, but the partitioner made it "
                 f"{_type(value)}",
-                "constrain it to what can be kept: an axis divides one dimension of a value",
+                "constrain it to a spec that can be kept: an axis shards one dimension of a value",
                 equation.site,
                 value.name,
             )
 
 
-def _asked(equation: AnnotatedEquation) -> tuple[tuple[str, ...], ...] | None:
-    """Per dimension the axes that a constraint names."""
+def _requested(equation: AnnotatedEquation) -> tuple[tuple[str, ...], ...] | None:
+    """Per dimension, the axes that a constraint names."""
     sharding = equation.params.get("sharding")
     spec = getattr(sharding, "spec", None) if sharding is not None else equation.params.get("spec")
     entries = getattr(spec, "partitions", spec)
@@ -187,15 +184,19 @@ def _parts_of_axes(partitioned: Partitioned) -> Iterator[Finding]:
     seen = set()
     for equation in partitioned.tree.walk():
         for value in equation.outputs:
-            layout = value.layout
-            if layout is None or value.number in seen or not any(":" in axis for dim in layout.axes for axis in dim):
+            sharding = value.sharding
+            if (
+                sharding is None
+                or value.number in seen
+                or not any(":" in axis for dim in sharding.axes for axis in dim)
+            ):
                 continue
             seen.add(value.number)
             yield Finding(
                 "parts of axes",
                 value.nbytes_per_device,
-                f"{value.name}, {_type(value)}, is divided by parts of mesh axes, which no spec can say",
-                "that happens where a dimension is split or merged: make the sizes multiples of the mesh axes, or "
+                f"{value.name}, {_type(value)}, is sharded over parts of mesh axes, which no spec describes",
+                "this happens where a dimension is split or merged: make the sizes multiples of the mesh axes, or "
                 "constrain the value",
                 equation.site,
                 value.name,
@@ -203,7 +204,7 @@ def _parts_of_axes(partitioned: Partitioned) -> Iterator[Finding]:
 
 
 def _in_loops(partitioned: Partitioned, collectives: Sequence[Collective]) -> Iterator[Finding]:
-    """Collectives in a loop on what the loop only reads."""
+    """All-gathers of loop-invariant values in a loop."""
     invariant: dict[int, AnnotatedValue] = {}
     for equation in partitioned.tree.walk():
         if equation.primitive in ("scan", "while"):
@@ -215,7 +216,7 @@ def _in_loops(partitioned: Partitioned, collectives: Sequence[Collective]) -> It
         if not collective.tags or collective.kind != "all-gather" or (collective.times or 2) <= 1:
             continue
         equation = equations[collective.tags[-1]]
-        if equation.constants:  # what is gathered on the way into the body
+        if equation.constants:  # gathered on the way into the body
             read = equation.inputs[: len(equation.inputs) - equation.carried]
         else:
             read = tuple(v for v in equation.inputs if v.number in invariant)
@@ -224,20 +225,24 @@ def _in_loops(partitioned: Partitioned, collectives: Sequence[Collective]) -> It
             yield Finding(
                 "in loop",
                 int(collective.bytes_moved),
-                f"{value.name}, {_type(value)}, is gathered in every turn of a loop that does not change it",
-                "constrain it before the loop to how it is used; or leave it, if all of it takes too much memory",
+                f"{value.name}, {_type(value)}, is loop-invariant, but gathered in every iteration",
+                "constrain it before the loop to the spec it is used with, unless that takes too much memory",
                 collective.site,
                 value.name,
             )
 
 
 def _axes(value: AnnotatedValue) -> object:
-    return None if value.layout is None else value.layout.axes
-
-
-def _spec(value: AnnotatedValue) -> str:
-    return "?" if value.spec is None else shown_spec(value.spec)
+    return None if value.sharding is None else value.sharding.axes
 
 
 def _type(value: AnnotatedValue) -> str:
-    return f"{value.aval.str_short(short_dtypes=True)} {_spec(value)}"
+    return f"{value.shown_type} {value.shown_spec}"
+
+
+def grouped(findings: Iterable[Finding]) -> Mapping[tuple[str, str], Sequence[Finding]]:
+    """The findings by kind and suggestion."""
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault((finding.kind, finding.suggestion), []).append(finding)
+    return groups

@@ -1,10 +1,10 @@
-"""How many floating point operations a program does, counted in its equations."""
+"""FLOPs of a program, counted in its equations."""
 
 import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
+from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr
 
 __all__ = ["Flops", "flops_of"]
 
@@ -13,9 +13,9 @@ class Flops(NamedTuple):
     """Floating point operations of one execution.
 
     Attributes:
-        total: over all devices, each operation counted once however many of them do it.
-        per_device: what the busiest device does.
-        is_exact: whether the trip counts of all loops are known; an unknown one counts as one turn.
+        total: over all devices; an operation that several of them compute redundantly counts once.
+        per_device: on the busiest device.
+        is_exact: whether the trip counts of all loops are known; a loop of unknown trip count counts as one iteration.
     """
 
     total: float
@@ -24,15 +24,12 @@ class Flops(NamedTuple):
 
 
 def flops_of(program: AnnotatedJaxpr, devices: int = 1) -> Flops:
-    """The operations of an annotated program.
+    """FLOPs of an annotated program on a mesh of so many devices.
 
-    A matrix product or a convolution does a multiplication and an addition per element of its sum; whatever else
-    computes does one operation per element of what it gives or, if it reduces, of what it takes. Of a conditional the
-    dearest branch counts. What several devices compute alike, because nothing divides it, each of them does.
-
-    Args:
-        program: the program.
-        devices: of the mesh. The body of a `shard_map` is what one of them does.
+    A matrix product or a convolution takes a multiplication and an addition per term of its sums; any other computation
+    takes one operation per element of its result or, for a reduction, of its operand. Of a conditional the most
+    expensive branch counts. Replicated computations count on every device; the body of a `shard_map` is that of one
+    device.
     """
     total = per_device = 0.0
     is_exact = True
@@ -47,14 +44,13 @@ def flops_of(program: AnnotatedJaxpr, devices: int = 1) -> Flops:
 def _of_bodies(equation: AnnotatedEquation, devices: int) -> Flops:
     bodies = [flops_of(body, devices) for body in equation.bodies.values()]
     if equation.primitive == "cond":
-        dearest = max(bodies, key=lambda flops: flops.per_device)
-        return dearest._replace(is_exact=False)
-    turns = 1 if equation.turns is None else equation.turns
-    together = devices if equation.primitive == "shard_map" else 1
+        return max(bodies, key=lambda flops: flops.per_device)._replace(is_exact=False)
+    iterations = 1 if equation.trip_count is None else equation.trip_count
+    instances = devices if equation.primitive == "shard_map" else 1
     return Flops(
-        sum(body.total for body in bodies) * turns * together,
-        sum(body.per_device for body in bodies) * turns,
-        equation.turns is not None and all(body.is_exact for body in bodies),
+        sum(body.total for body in bodies) * iterations * instances,
+        sum(body.per_device for body in bodies) * iterations,
+        equation.trip_count is not None and all(body.is_exact for body in bodies),
     )
 
 
@@ -62,29 +58,22 @@ def _own(equation: AnnotatedEquation) -> Flops:
     count = _COUNTED.get(equation.primitive)
     if count is not None:
         total = count(equation)
-    elif equation.primitive in _MOVES or not any(value.is_array for value in equation.outputs):
+    elif equation.primitive in _WITHOUT_FLOPS or not any(value.is_array for value in equation.outputs):
         return Flops(0.0, 0.0, True)
     else:
-        takes = equation.primitive.startswith(("reduce", "arg", "cum", "sort"))
-        values = equation.inputs[:1] if takes else equation.outputs[:1]
+        is_of_operand = equation.primitive.startswith(("reduce", "arg", "cum", "sort"))
+        values = equation.inputs[:1] if is_of_operand else equation.outputs[:1]
         total = float(sum(math.prod(value.aval.shape) for value in values if value.is_array))
-    return Flops(total, total / _divided(equation), True)
+    return Flops(total, total / _shards(equation), True)
 
 
-def _divided(equation: AnnotatedEquation) -> int:
-    """Into how many parts the work is divided: by each axis that divides a value it is done on."""
+def _shards(equation: AnnotatedEquation) -> int:
+    """The number of devices that share a computation: along every axis that shards one of its values."""
     axes: dict[str, int] = {}
     for value in (*equation.inputs, *equation.outputs):
-        axes |= _axes(value)
+        for dim, parts in zip(value.sharding.axes, value.sharding.parts, strict=True) if value.sharding else ():
+            axes.update(zip(dim, parts, strict=True))
     return math.prod(axes.values())
-
-
-def _axes(value: AnnotatedValue) -> dict[str, int]:
-    layout = value.layout
-    if layout is None:
-        return {}
-    dims = zip(layout.axes, layout.parts, strict=True)
-    return {axis: size for axes, sizes in dims for axis, size in zip(axes, sizes, strict=True)}
 
 
 def _dot(equation: AnnotatedEquation) -> float:
@@ -103,40 +92,12 @@ _COUNTED: dict[str, Callable[[AnnotatedEquation], float]] = {
     "dot_general": _dot,
     "conv_general_dilated": _convolution,
 }
-_MOVES = frozenset(
-    [
-        "broadcast_in_dim",
-        "reshape",
-        "transpose",
-        "slice",
-        "dynamic_slice",
-        "dynamic_update_slice",
-        "gather",
-        "concatenate",
-        "pad",
-        "squeeze",
-        "convert_element_type",
-        "bitcast_convert_type",
-        "copy",
-        "copy_p",
-        "rev",
-        "select_n",
-        "iota",
-        "sharding_constraint",
-        "stop_gradient",
-        "expand_dims",
-        "split",
-        "random_wrap",
-        "random_unwrap",
-        "colocated_call",
-        "pvary",
-        "reduce_precision",
-        "mesh_cast",
-        "reshard",
-        "optimization_barrier",
-        "all_gather",
-        "ppermute",
-        "all_to_all",
-        "axis_index",
-    ]
-)
+# fmt: off
+_WITHOUT_FLOPS = frozenset((
+    "broadcast_in_dim", "reshape", "transpose", "slice", "dynamic_slice", "dynamic_update_slice", "gather",
+    "concatenate", "pad", "squeeze", "convert_element_type", "bitcast_convert_type", "copy", "copy_p", "rev",
+    "select_n", "iota", "sharding_constraint", "stop_gradient", "expand_dims", "split", "random_wrap", "random_unwrap",
+    "colocated_call", "pvary", "reduce_precision", "mesh_cast", "reshard", "optimization_barrier", "all_gather",
+    "ppermute", "all_to_all", "axis_index",
+))
+# fmt: on

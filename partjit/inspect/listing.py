@@ -1,4 +1,4 @@
-"""An annotated program as text: one line per equation, with where its results lie and where it comes from."""
+"""An annotated program as text: one line per equation, with the specs of its results and its source line."""
 
 import dataclasses
 import itertools
@@ -18,14 +18,12 @@ class Line:
     """A line of a listing.
 
     Attributes:
-        depth: in how many programs it stands.
-        values: the names of the values it defines.
-        types: their types.
-        specs: how they are divided.
-        nbytes: what the largest part of each is on a device; 0 for what is no array.
-        text: how they are computed, or what they are.
-        site: where in the user's code it comes from.
-        number: that of its equation, None for arguments and headers.
+        depth: the number of equations that it is nested in.
+        values, types, specs: the names of the values it defines, their types and specs.
+        nbytes: bytes of the largest shard of each; 0 for values that are no arrays.
+        text: how they are computed, or their role.
+        site: the line of the user's code.
+        number: of its equation; None for arguments and headers.
     """
 
     depth: int
@@ -40,12 +38,7 @@ class Line:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Listing:
-    """The text of a program.
-
-    Attributes:
-        title: what stands above it.
-        lines: its lines.
-    """
+    """The lines of a program, and the title above them."""
 
     title: str
     lines: tuple[Line, ...]
@@ -57,7 +50,7 @@ class Listing:
 
 
 def lines_of(program: AnnotatedJaxpr) -> Iterator[Line]:
-    """The lines of a program: its arguments, its equations with what is in them, and its results."""
+    """The lines of a program: its arguments, its equations with those nested in them, and its results."""
     yield from _lines(program, 0)
 
 
@@ -79,17 +72,17 @@ def _of_equation(equation: AnnotatedEquation, depth: int) -> Iterator[Line]:
     params = shown_params(equation)
     yield _defining(depth, equation.outputs, f"= {equation.primitive}{params} {inputs}".rstrip(), equation)
     for name, body in equation.bodies.items():
-        turns = {1: "", None: ", nobody knows how often"}.get(equation.turns, f", {equation.turns} times")
-        if len(equation.bodies) > 1 or turns:
-            yield Line(depth + 1, (), (), (), (), f"{_BODIES.get(name, name)}{turns}:")
+        times = {1: "", None: ", unknown trip count"}.get(equation.trip_count, f", {equation.trip_count} times")
+        if len(equation.bodies) > 1 or times:
+            yield Line(depth + 1, (), (), (), (), f"{_BODIES.get(name, name)}{times}:")
         constants = len(body.inputs) - equation.carried if name == "cond_jaxpr" else equation.constants
-        roles = ["the same in each turn"] * constants + ["of the turn before"] * equation.carried
+        roles = ["loop-invariant"] * constants + ["carried"] * equation.carried
         yield from _lines(
             body, depth + 1, itertools.chain(roles, itertools.repeat("a slice" if roles else "an argument"))
         )
 
 
-_BODIES = {"jaxpr": "body", "body_jaxpr": "body", "cond_jaxpr": "as long as", "branches[0]": "branch 0 (false)"} | {
+_BODIES = {"jaxpr": "body", "body_jaxpr": "body", "cond_jaxpr": "condition", "branches[0]": "branch 0 (false)"} | {
     f"branches[{k}]": f"branch {k}" for k in range(1, 100)
 }
 
@@ -100,8 +93,8 @@ def _defining(
     return Line(
         depth,
         tuple(value.name for value in values),
-        tuple(value.aval.str_short(short_dtypes=True) for value in values),
-        tuple("" if not value.is_array else "?" if value.spec is None else shown_spec(value.spec) for value in values),
+        tuple(value.shown_type for value in values),
+        tuple(value.shown_spec if value.is_array else "" for value in values),
         tuple(value.nbytes_per_device for value in values),
         text,
         None if equation is None else equation.site,
@@ -110,54 +103,27 @@ def _defining(
 
 
 _LONGEST = 40
-# What says nothing of the program that its line does not show, or what only jax reads.
-_UNSAID = frozenset(
-    [
-        "check_vma",
-        "cond_nconsts",
-        "body_nconsts",
-        "copy_semantics",
-        "ctx_mesh",
-        "differentiated",
-        "ft_in",
-        "ft_out",
-        "in_layouts",
-        "in_specs",
-        "inline",
-        "keep_unused",
-        "layout",
-        "linear",
-        "manual_axes",
-        "mode",
-        "newly_manual_axes",
-        "num_carry",
-        "num_consts",
-        "out_layouts",
-        "out_sharding",
-        "out_specs",
-        "preferred_element_type",
-        "prevent_cse",
-        "reverse",
-        "sharding",
-        "unroll",
-        "witness",
-    ]
-)
+# Parameters that repeat what the line shows, or that only jax reads.
+# fmt: off
+_HIDDEN_PARAMS = frozenset((
+    "check_vma", "cond_nconsts", "body_nconsts", "copy_semantics", "ctx_mesh", "differentiated", "ft_in", "ft_out",
+    "in_layouts", "in_specs", "inline", "keep_unused", "layout", "linear", "manual_axes", "mode", "newly_manual_axes",
+    "num_carry", "num_consts", "out_layouts", "out_sharding", "out_specs", "preferred_element_type", "prevent_cse",
+    "reverse", "sharding", "unroll", "witness",
+))
+# fmt: on
 
 
 def shown_params(equation: AnnotatedEquation) -> str:
-    """The parameters of an equation that say something and are short."""
+    """The informative parameters of an equation, as far as they are short."""
     if "callee" in equation.params:
         return f"[{equation.params['callee'].name}]"
     if equation.primitive == "sharding_constraint":
         spec = equation.params.get("spec") or getattr(equation.params.get("sharding"), "spec", None)
         return "" if spec is None else f"[{shown_spec(spec)}]"
-    said = {}
-    for name, value in equation.params.items():
-        text = None if name in _UNSAID else _short(value)
-        if text is not None and len(text) <= _LONGEST:
-            said[name] = text
-    return f"[{' '.join(f'{name}={text}' for name, text in said.items())}]" if said else ""
+    texts = ((name, _short(value)) for name, value in equation.params.items() if name not in _HIDDEN_PARAMS)
+    shown = [f"{name}={text}" for name, text in texts if text is not None and len(text) <= _LONGEST]
+    return f"[{' '.join(shown)}]" if shown else ""
 
 
 def _short(value: Any) -> str | None:

@@ -1,8 +1,8 @@
-"""The collectives of a program before it is compiled: what its shardings ask for.
+"""The collectives that the shardings of a program require, before it is compiled.
 
-Shardy writes them into the propagated module as operations of its own; those that a `shard_map` says itself are there
+Shardy inserts them into the propagated module as operations of its own; those in the body of a `shard_map` are there
 already. XLA may do better afterwards: it combines several of one kind, turns an all-reduce of which each device needs a
-part into a reduce-scatter, and moves what does not change out of loops.
+shard into a reduce-scatter, and moves loop-invariant ones out of loops.
 """
 
 import collections
@@ -39,16 +39,13 @@ _STABLEHLO = {
     "stablehlo.collective_broadcast": "collective-broadcast",
 }
 _AXIS = re.compile(r'"([^"]+)"(?::\((\d+)\)(\d+))?')
-# Name, parts major to it, parts: the last two are empty where all of the axis is meant.
-_Ref = tuple[str, str, str]
+# Name, pre-size and size of the part of an axis: the last two are empty for a whole axis.
+_AxisRef = tuple[str, str, str]
 _TAG = re.compile(rf"{TAG}(\d+)")
 
 
 def predict(partitioned: Partitioned) -> tuple[Collective, ...]:
-    """The collectives that the shardings of a unit ask for, in the order of the program.
-
-    Its module is changed, and of no use afterwards.
-    """
+    """The collectives that the shardings of a unit require, in the order of the program. Changes its module."""
     if partitioned.module is None or partitioned.shardings is None:
         return ()
     insert_collectives(partitioned.module)
@@ -64,7 +61,7 @@ def predict(partitioned: Partitioned) -> tuple[Collective, ...]:
 def _collectives(module: Any) -> Iterator[tuple[str, Any]]:
     """The operations that communicate, with the names of the functions they are in.
 
-    What several users of a value ask for alike is there once, as XLA has it.
+    Equal ones of several users of a value count once, as in XLA.
     """
     for function in module.body.operations:
         if function.operation.name != "func.func":
@@ -95,32 +92,32 @@ class _Reading:
                         self._calls.setdefault(callee, []).append((function.name.value, op.operation))
 
     def instances(self, function: str, op: Any) -> list[tuple[int | None, int | None]]:
-        """The equations for which an operation is there, and how often it runs for each.
+        """The equations that an operation belongs to, and how often it runs for each.
 
         There are several if its function is called by several.
         """
         calls = self._calls.get(function, ())
         of_callers = [instance for outer, call in calls for instance in self.instances(outer, call)]
-        turns, own = self._turns_around(op), _tags(op)
+        trips, own = self._trips_around(op), _tags(op)
         if len(calls) > 1 or (of_callers and not own):
-            return [(number, _product(times, turns)) for number, times in of_callers]
+            return [(number, _product(times, trips)) for number, times in of_callers]
         number = own[-1] if own else _nearest_tag(op)
-        return [(number, _product(of_callers[0][1] if of_callers else 1, turns))]
+        return [(number, _product(of_callers[0][1] if of_callers else 1, trips))]
 
-    def _turns_around(self, op: Any) -> int | None:
-        """How often the loops around an operation turn."""
-        turns: int | None = 1
+    def _trips_around(self, op: Any) -> int | None:
+        """The product of the trip counts of the loops around an operation."""
+        trips: int | None = 1
         outer = op.parent
         while outer is not None and outer.name != "func.func":
             if outer.name == "stablehlo.while":
                 tags = _tags(outer)
                 loop = self._inlined.equations[tags[-1]] if tags else None
-                turns = _product(turns, loop.turns if loop is not None and loop.bodies else None)
+                trips = _product(trips, loop.trip_count if loop is not None and loop.bodies else None)
             outer = outer.parent
-        return turns
+        return trips
 
     def read(self, op: Any, number: int | None, times: int | None) -> Iterator[Collective]:
-        """The collectives, one in most cases, that an operation is for one of the equations it is there for."""
+        """The collectives, one in most cases, that an operation stands for in one of its equations."""
         common = {
             "times": times,
             "is_exact": times is not None,
@@ -131,27 +128,27 @@ class _Reading:
             "program": self._unit.name,
         }
         if op.name in _STABLEHLO:
-            yield self._stated(op, common)
+            yield self._of_shard_map(op, common)
         elif op.name == "sdy.collective_permute":
             yield from self._permuted(op, common)
         else:
             refs = [*dict.fromkeys(_AXIS.findall(str(op.attributes[_SDY[op.name][1]])))]
             for together in self._by_dimension(op, refs) if op.name == "sdy.all_reduce" else [refs]:
-                yield from self._asked(op, together, common)
+                yield from self._of_axes(op, together, common)
 
-    def _by_dimension(self, op: Any, refs: list[_Ref]) -> list[list[_Ref]]:
-        """The axes of an all-reduce as XLA takes them: for each dimension that the sum went over by itself."""
+    def _by_dimension(self, op: Any, refs: list[_AxisRef]) -> list[list[_AxisRef]]:
+        """The axes of an all-reduce in the groups that XLA reduces over: one for each dimension that was contracted."""
         maker = op.operands[0].owner
         if isinstance(maker, ir.Block):
             return [refs]
-        layouts = [self._shardings.of(value) for value in maker.operands]
-        dims = [dim for layout in layouts if layout is not None for dim in layout.axes]
+        shardings = [self._shardings.of(value) for value in maker.operands]
+        dims = [dim for sharding in shardings if sharding is not None for dim in sharding.axes]
         groups = [[ref for ref in refs if ref[0] in dim] for dim in dims]
         distinct = [group for k, group in enumerate(groups) if group and group not in groups[:k]]
         return distinct if sorted(itertools.chain.from_iterable(distinct)) == sorted(refs) else [refs]
 
-    def _asked(self, op: Any, refs: list[_Ref], common: dict[str, Any]) -> Iterator[Collective]:
-        """What a sharding asks for, over these axes."""
+    def _of_axes(self, op: Any, refs: list[_AxisRef], common: dict[str, Any]) -> Iterator[Collective]:
+        """The collective over these axes."""
         mesh, kind = self._unit.mesh, _SDY[op.name][0]
         size = math.prod(int(part) if part else mesh.shape[name] for name, _, part in refs)
         if size <= 1:
@@ -159,7 +156,7 @@ class _Reading:
         groups = _groups(refs, mesh)
         names = {name for name, _, _ in refs}
         axes = tuple(name for name in mesh.axis_names if name in names and mesh.shape[name] > 1)
-        before, after = self._layouts(op)
+        before, after = self._shardings_of(op)
         shape, itemsize, dtype = _type_of(op.results[0])
         held = math.prod(_local(shape, after)) * itemsize
         given = {"all-gather": held // size, "reduce-scatter": held * size}.get(kind, held)
@@ -177,7 +174,7 @@ class _Reading:
 
     def _permuted(self, op: Any, common: dict[str, Any]) -> Iterator[Collective]:
         mesh = self._unit.mesh
-        before, after = self._layouts(op)
+        before, after = self._shardings_of(op)
         pairs, sent = _moves(before, after, mesh)
         if not pairs:
             return
@@ -197,15 +194,15 @@ class _Reading:
             **common,
         )
 
-    def _layouts(self, op: Any) -> tuple[TensorSharding, TensorSharding]:
-        """How the operand and the result of an operation lie."""
+    def _shardings_of(self, op: Any) -> tuple[TensorSharding, TensorSharding]:
+        """The shardings of the operand and the result of an operation."""
         ndim = len(op.results[0].type.shape)
         found = (self._shardings.of(value) for value in (op.operands[0], op.results[0]))
-        before, after = (layout or TensorSharding.replicated(ndim) for layout in found)
+        before, after = (sharding or TensorSharding.replicated(ndim) for sharding in found)
         return before, after
 
-    def _stated(self, op: Any, common: dict[str, Any]) -> Collective:
-        """What the body of a `shard_map` says."""
+    def _of_shard_map(self, op: Any, common: dict[str, Any]) -> Collective:
+        """A collective that the user wrote in the body of a `shard_map`."""
         mesh = self._unit.mesh
         kind = _STABLEHLO[op.name]
         operands, results = ([_type_of(value) for value in values] for values in (op.operands, op.results))
@@ -242,7 +239,7 @@ def _tags(op: Any) -> list[int]:
 
 
 def _nearest_tag(op: Any) -> int | None:
-    """The equation of what uses a result of an operation, or of what makes an operand, near or far."""
+    """The equation of the nearest operation among the users of results and the definitions of operands."""
     seen, near = set(), collections.deque([op])
     while near:
         other = near.popleft()
@@ -274,8 +271,8 @@ _SHORT = (
 )
 
 
-def _local(shape: Sequence[int], layout: TensorSharding) -> tuple[int, ...]:
-    return tuple(-(-n // math.prod(parts)) for n, parts in zip(shape, layout.parts, strict=True))
+def _local(shape: Sequence[int], sharding: TensorSharding) -> tuple[int, ...]:
+    return tuple(-(-n // math.prod(parts)) for n, parts in zip(shape, sharding.parts, strict=True))
 
 
 def _shown(dtype: str, shape: Sequence[int]) -> str:
@@ -283,24 +280,24 @@ def _shown(dtype: str, shape: Sequence[int]) -> str:
 
 
 def _coordinates(mesh: Mesh) -> list[dict[str, int]]:
-    """Where each position in the mesh lies along its axes."""
+    """The coordinates of each position in the mesh."""
     return [dict(zip(mesh.axis_names, at, strict=True)) for at in itertools.product(*map(range, mesh.devices.shape))]
 
 
 def _digit(coordinate: int, size: int, pre: int, part: int) -> int:
-    """The place of a device along a part of an axis, of which `pre` parts are major to it."""
+    """The coordinate of a device along a part of an axis, to which `pre` parts are major."""
     return coordinate // (size // (pre * part)) % part
 
 
-def _groups(refs: Sequence[_Ref], mesh: Mesh) -> Groups:
-    """The positions in the mesh that differ along these axes, or parts of axes, only."""
+def _groups(refs: Sequence[_AxisRef], mesh: Mesh) -> Groups:
+    """Groups of positions in the mesh that differ along these axes, or parts of axes, only."""
     sizes = ",".join(f"'{name}'={size}" for name, size in mesh.shape.items())
     axes = ",".join(f"'{name}'" + (f":({pre}){part}" if part else "") for name, pre, part in refs)
     return parse_groups(f"mesh[{sizes}] {{{axes}}}")
 
 
 def _moves(before: TensorSharding, after: TensorSharding, mesh: Mesh) -> tuple[Groups, float]:
-    """Which position in the mesh sends its part to which, and the part of all positions that do."""
+    """Which position in the mesh sends its shard to which, and the fraction of positions that do."""
     coordinates = _coordinates(mesh)
     held = [_index(before, at, mesh.shape) for at in coordinates]
     wanted = [_index(after, at, mesh.shape) for at in coordinates]
@@ -319,10 +316,10 @@ def _moves(before: TensorSharding, after: TensorSharding, mesh: Mesh) -> tuple[G
     return tuple(pairs), len(pairs) / len(coordinates)
 
 
-def _index(layout: TensorSharding, at: Mapping[str, int], sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """Which part of each dimension a device has."""
+def _index(sharding: TensorSharding, at: Mapping[str, int], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Which shard of each dimension a device has."""
     index = []
-    for axes, parts in zip(layout.axes, layout.parts, strict=True):
+    for axes, parts in zip(sharding.axes, sharding.parts, strict=True):
         number = 0
         for axis, part in zip(axes, parts, strict=True):
             name, _, which = axis.partition(":(")

@@ -1,4 +1,4 @@
-"""What the partitioner decides of every value of a program, without compiling it."""
+"""The sharding that the partitioner chooses for every value of a program, without compiling it."""
 
 import dataclasses
 import functools
@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh
 
 from partjit.colocated.ir.primitive import opaque_calls
@@ -19,25 +20,25 @@ __all__ = ["Partitioned", "Unit", "partition"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Unit:
-    """What is partitioned as one program: all of a function, or a fragment of its plan.
+    """What is partitioned as one program: a whole function, or a fragment of its plan.
 
     Attributes:
         name: its name.
-        jaxpr: the closed jaxpr.
-        in_shardings, out_shardings: of its arguments and results; UNSPECIFIED where nothing is said.
+        jaxpr: its jaxpr.
+        in_shardings, out_shardings: of its arguments and results; UNSPECIFIED where the partitioner chooses.
         mesh: its mesh; empty if it has none.
         paths, result_paths: the key paths of arguments and results, or their names.
-        turns: how often it runs when the function runs once; None if that is not known.
+        times: how often it runs in one execution of the function; None if that is not known.
     """
 
     name: str
-    jaxpr: Any
+    jaxpr: ClosedJaxpr
     in_shardings: tuple[Any, ...]
     out_shardings: tuple[Any, ...]
     mesh: Mesh
     paths: tuple[str, ...]
     result_paths: tuple[str, ...]
-    turns: int | None = 1
+    times: int | None = 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,16 +47,16 @@ class Partitioned:
 
     Attributes:
         unit: the unit.
-        inlined: its program laid open, with the layout of every value.
-        result_layouts: the layouts in which the results leave; a value that lies otherwise is moved there.
-        module: the propagated module, without marks; None if there is nothing to divide.
+        inlined: its inlined program, with the sharding of every value.
+        result_shardings: the shardings in which the results are returned; a value with another one is resharded.
+        module: the propagated module, without marks; None without a mesh of several devices.
         shardings: the shardings in it.
-        text: the module before the propagation, with locations: what other questions of it start from.
+        text: the module before the propagation, with locations, if it was kept.
     """
 
     unit: Unit
     inlined: InlinedProgram
-    result_layouts: tuple[TensorSharding, ...]
+    result_shardings: tuple[TensorSharding, ...]
     module: Any
     shardings: Shardings | None
     text: str
@@ -67,23 +68,20 @@ class Partitioned:
 
     @functools.cached_property
     def results(self) -> tuple[AnnotatedValue, ...]:
-        """The results, with their paths, as they leave."""
+        """The results, with their paths and the shardings in which they are returned."""
         return tuple(
-            dataclasses.replace(value, path=path, layouts={value.number: layout}, literal=False)
-            for value, path, layout in zip(self.tree.outputs, self.unit.result_paths, self.result_layouts, strict=True)
+            dataclasses.replace(value, path=path, shardings={value.number: sharding}, literal=False)
+            for value, path, sharding in zip(
+                self.tree.outputs, self.unit.result_paths, self.result_shardings, strict=True
+            )
         )
 
 
 def partition(unit: Unit, keep_text: bool = False) -> Partitioned:
-    """Annotates a unit.
-
-    Args:
-        unit: the unit.
-        keep_text: whether the lowered module is kept as a text.
-    """
+    """Annotates a unit; `keep_text` keeps the text of the lowered module, which `origins` needs."""
     inlined = inline_program(unit.jaxpr, unit.mesh, unit.paths, unit.result_paths)
     if unit.mesh.size <= 1:
-        return _undivided(unit, inlined)
+        return _replicated(unit, inlined)
     with opaque_calls():
         lowering = lower_jaxpr_anew(
             inlined.jaxpr,
@@ -102,23 +100,23 @@ def partition(unit: Unit, keep_text: bool = False) -> Partitioned:
     for op in operations:
         if _is_mark(op):
             for number, operand in zip(_numbers(op), op.operands, strict=True):
-                layout = shardings.of(operand)
+                sharding = shardings.of(operand)
                 ndim = len(operand.type.shape)
-                inlined.layouts[number] = TensorSharding.replicated(ndim) if layout is None else layout
+                inlined.shardings[number] = TensorSharding.replicated(ndim) if sharding is None else sharding
     _remove_marks(operations)
     results = [
-        layout or TensorSharding.replicated(var.aval.ndim)
-        for layout, var in zip(
+        sharding or TensorSharding.replicated(var.aval.ndim)
+        for sharding, var in zip(
             shardings.of_results()[-len(unit.out_shardings) :], unit.jaxpr.jaxpr.outvars, strict=True
         )
     ]
     return Partitioned(unit, inlined, tuple(results), module, shardings, text)
 
 
-def _undivided(unit: Unit, inlined: InlinedProgram) -> Partitioned:
-    for value in (*inlined.tree.values,):
+def _replicated(unit: Unit, inlined: InlinedProgram) -> Partitioned:
+    for value in inlined.tree.values:
         if value.is_array:
-            inlined.layouts[value.number] = TensorSharding.replicated(len(value.aval.shape))
+            inlined.shardings[value.number] = TensorSharding.replicated(len(value.aval.shape))
     results = tuple(TensorSharding.replicated(getattr(aval, "ndim", 0)) for aval in unit.jaxpr.out_avals)
     return Partitioned(unit, inlined, results, None, None, "")
 
@@ -132,7 +130,7 @@ def _numbers(op: Any) -> Sequence[int]:
 
 
 def _remove_marks(operations: Sequence[Any]) -> None:
-    """Removes the marks, and what was there for them alone."""
+    """Removes the marks, and the operations that only they used."""
     for op in reversed(operations):
         if _is_mark(op) or (
             op.results

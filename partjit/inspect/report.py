@@ -1,4 +1,4 @@
-"""A report on a partitioned program: what is where, what is moved, what it costs, and what to look at."""
+"""The report on a partitioned program: shardings, collectives, memory, FLOPs and findings."""
 
 import collections
 import dataclasses
@@ -11,11 +11,11 @@ from typing import Any, overload
 from jax.sharding import Mesh
 
 from partjit.checks import require, require_integer, require_path
-from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue, shown_spec
+from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue
 from partjit.inspect.collectives import Collective, total_bytes
 from partjit.inspect.compiled import CompiledUnit
 from partjit.inspect.difference import Difference, difference
-from partjit.inspect.findings import Finding
+from partjit.inspect.findings import Finding, grouped
 from partjit.inspect.flops import Flops
 from partjit.inspect.listing import Listing, lines_of
 from partjit.inspect.memory import Memory
@@ -26,7 +26,7 @@ from partjit.inspect.user_lines import shown_line, shown_site
 from partjit.inspect.why.why import Why, why
 from partjit.mesh import describe_mesh
 from partjit.plan.plan import Plan
-from partjit.render.numbers import shown_bytes, shown_flops
+from partjit.render.numbers import counted, shown_bytes, shown_flops
 from partjit.render.text import table
 
 __all__ = ["Collectives", "Report"]
@@ -56,7 +56,7 @@ class Collectives(Sequence[Collective]):
 
     @property
     def counts(self) -> collections.Counter[tuple[str, tuple[str, ...]]]:
-        """How many arrays are moved by each kind over each axes; one that moves several counts for all of them."""
+        """How many arrays each kind moves over each axes; a combined collective counts for all of its arrays."""
         counts: collections.Counter[tuple[str, tuple[str, ...]]] = collections.Counter()
         for collective in self:
             counts[collective.kind, collective.axes] += collective.combined
@@ -64,11 +64,11 @@ class Collectives(Sequence[Collective]):
 
     @property
     def bytes_per_step(self) -> float:
-        """What a device sends in one step, in bytes; a loop of unknown length counts as one turn."""
+        """Bytes that a device sends in one step; a loop of unknown trip count counts as one iteration."""
         return total_bytes(self).bytes
 
     def rows(self) -> Iterator[tuple[Collective, int]]:
-        """Those that look alike as one, with how many they are; the most expensive first."""
+        """Groups of equal collectives: the first of each and their number; the most expensive group first."""
         alike: dict[Any, list[Collective]] = {}
         for collective in self:
             key = collective.kind, collective.axes, collective.site, collective.result, collective.times
@@ -80,7 +80,7 @@ class Collectives(Sequence[Collective]):
         return ((group[0], len(group)) for group in sorted(alike.values(), key=cost, reverse=True))
 
     def to_text(self, most: int | None = None) -> str:
-        """The table, of at most so many lines. Raises TypeError or ValueError if that is no number of lines."""
+        """The table, of at most so many lines. Raises TypeError or ValueError if `most` is no number of lines."""
         if most is not None:
             most = require_integer("Collectives.to_text", "most", most, 0)
         if not self:
@@ -100,9 +100,7 @@ class Collectives(Sequence[Collective]):
             )
             for c, count in self.rows()
         ]
-        title = (
-            f"{len(self)} collective{'' if len(self) == 1 else 's'} ({self.source}); a device sends {total} per step"
-        )
+        title = f"{counted(len(self), 'collective')} ({self.source}); a device sends {total} per step"
         return f"{title}\n{table(columns, rows, most)}"
 
     def __str__(self) -> str:
@@ -113,18 +111,18 @@ class Collectives(Sequence[Collective]):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Report:
-    """What is known of a partitioned program; see `explain`.
+    """The report on a partitioned program; see `explain`.
 
     Attributes:
         name: the name of the function.
         whole: the function as one program, annotated.
-        programs: what is compiled, annotated: the function itself, or the fragments of its plan.
-        plan: how it is run, if it makes colocated calls.
-        predicted: the collectives that the shardings ask for.
-        compiled: what was read from compiled programs; empty if nothing was compiled.
+        programs: the programs that are compiled, annotated: the function itself, or the fragments of its plan.
+        plan: its plan, if it makes colocated calls.
+        predicted: the collectives that the shardings require.
+        compiled: the compiled programs; empty if nothing was compiled.
         findings: what to look at first.
-        estimates: what each program holds on a device, computed from its equations.
-        flops: the work of one execution, counted in the equations.
+        estimates: the memory of each program, computed from its equations.
+        flops: of one execution, counted in the equations.
     """
 
     name: str
@@ -139,25 +137,25 @@ class Report:
 
     @property
     def memory(self) -> tuple[Memory, ...]:
-        """What each program holds on a device, in bytes: as XLA says if it was compiled, estimated otherwise."""
+        """The memory of each program on a device: as XLA reports it if it was compiled, estimated otherwise."""
         if not self.compiled:
             return self.estimates
         return tuple(unit.memory or estimate for unit, estimate in zip(self.compiled, self.estimates, strict=True))
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh, maybe empty."""
+        """The mesh; empty if there is none."""
         return self.whole.unit.mesh
 
     @functools.cached_property
     def jaxpr(self) -> Listing:
-        """The jaxpr, each value with its spec and its bytes per device, each equation with its line."""
+        """The jaxpr, each value with its spec and its bytes per device, each equation with its source line."""
         title = f"{self.name} on the mesh {describe_mesh(self.mesh)}" if not self.mesh.empty else self.name
         return Listing(title, tuple(lines_of(self.whole.tree)))
 
     @functools.cached_property
     def collectives(self) -> Collectives:
-        """The collectives, as they were read if something was compiled, as they are predicted otherwise."""
+        """The collectives of the compiled programs, if they were compiled; the predicted ones otherwise."""
         if not self.compiled:
             return self.predicted
         return Collectives([c for unit in self.compiled for c in unit.collectives], "compiled")
@@ -169,18 +167,18 @@ class Report:
 
     @property
     def equations(self) -> tuple[AnnotatedEquation, ...]:
-        """All equations of the program, those of nested programs as well."""
+        """All equations of the program, nested ones included."""
         return tuple(self.whole.inlined.equations)
 
     def why(self, value: str | AnnotatedValue) -> Why:
-        """Why a value lies as it does: for each axis the argument or constraint that it comes from.
+        """Why a value is sharded as it is: for each axis the argument or constraint that it comes from.
 
         Args:
             value: a name in `jaxpr`; the path of an argument or a result, such as `params['w']`; the gradient of an
                 argument, as `params['w'] gradient`; a line, as `model.py:12`; or a value.
 
         Raises:
-            ValueNotFoundError: there is no such value; the message says what there is. It is a LookupError.
+            ValueNotFoundError: there is no such value; the message lists similar ones. It is a LookupError.
             TypeError: `value` is neither, or is no array.
 
         Example:
@@ -191,17 +189,17 @@ class Report:
             >>> fun = pjit(lambda x: jnp.sin(x).sum(0), in_shardings=P("data"))
             >>> explain(fun, np.ones((8, 4), np.float32), mesh=mesh).why("b")
             b:f32[8,4] P('data', None)   ... in <lambda>
-              'data' divides dimension 0: from argument x, given P('data')
+              'data' shards dimension 0: from argument x with spec P('data')
                      through sin (...)
-              dimension 1 is whole: nothing asks for it to be divided by 'model'
+              dimension 1 is unsharded: no spec propagates 'model' to it
 
-        Source: the origins that Shardy's propagation tells in its debugging mode.
+        Source: the origins that Shardy's propagation reports in its debugging mode.
         """
         require("Report.why", "value", value, str | AnnotatedValue, "the name, path or line of a value, or a value")
         return why(self.whole, value)
 
     def diff(self, other: "Report") -> Difference:
-        """What is different in another report, of the same function with other specs or on another mesh.
+        """The difference to another report, of the same function with other specs or on another mesh.
 
         Raises:
             TypeError: `other` is no report.
@@ -220,13 +218,7 @@ class Report:
         return difference(self, require("Report.diff", "other", other, Report, "a report, as explain makes one"))
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The report as a page that needs nothing but itself.
-
-        Args:
-            path: where to write it, if anywhere.
-
-        Returns:
-            The page.
+        """The report as a self-contained page, which is written to `path` if that is given.
 
         Raises:
             TypeError: `path` is no path.
@@ -245,13 +237,8 @@ class Report:
         return as_data(self)
 
     def to_json(self, indent: int | None = None) -> str:
-        """What `as_data` returns, as JSON.
-
-        Args:
-            indent: by how much what is inside is indented; None for a single line.
-
-        Raises:
-            TypeError, ValueError: `indent` is no number of spaces.
+        """`as_data` as JSON, on one line or indented. Raises TypeError or ValueError if `indent` is no number of
+        spaces.
         """
         if indent is not None:
             indent = require_integer("Report.to_json", "indent", indent, 0, _MOST_INDENT)
@@ -261,10 +248,7 @@ class Report:
         return page_of(self, is_whole=False)
 
     def to_text(self, most: int | None = 20) -> str:
-        """The tables of the report.
-
-        Args:
-            most: how many lines of each are shown; None for all.
+        """The tables of the report, each of at most `most` lines.
 
         Raises:
             TypeError, ValueError: `most` is no number of lines.
@@ -273,8 +257,8 @@ class Report:
             most = require_integer("Report.to_text", "most", most, 0)
         parts = [self._summary()]
         if self.findings:
-            parts.append("\n".join(["look at", *_grouped(self.findings)]))
-        parts += [self._placed(most), self.collectives.to_text(most)]
+            parts.append("\n".join(["look at", *_lines_of(self.findings)]))
+        parts += [self._arrays(most), self.collectives.to_text(most)]
         if self.plan is not None:
             parts.append(f"{self.plan!r}\n{self.plan}")
         return "\n\n".join(parts)
@@ -282,19 +266,18 @@ class Report:
     def _summary(self) -> str:
         where = "without a mesh" if self.mesh.empty else f"on {describe_mesh(self.mesh)}"
         about = "" if self.flops.is_exact else "at least "
-        count = len(self.equations)
         return "\n".join(
             [
-                f"{self.name} {where}: {count} equation{'' if count == 1 else 's'}",
-                f"  work: {about}{shown_flops(self.flops.total)}, {shown_flops(self.flops.per_device)} per device",
+                f"{self.name} {where}: {counted(len(self.equations), 'equation')}",
+                f"  compute: {about}{shown_flops(self.flops.total)}, {shown_flops(self.flops.per_device)} per device",
                 *(f"  memory per device, {memory}" for memory in self.memory),
             ]
         )
 
-    def _placed(self, most: int | None) -> str:
-        """Where the arguments and results lie."""
+    def _arrays(self, most: int | None) -> str:
+        """The arguments and results with their specs."""
         rows = [
-            (value.path, value.aval.str_short(short_dtypes=True), _spec(value), shown_bytes(value.nbytes_per_device))
+            (value.path, value.shown_type, value.shown_spec, shown_bytes(value.nbytes_per_device))
             for value in (*self.whole.tree.inputs, *self.whole.results)
             if value.is_array
         ]
@@ -310,19 +293,12 @@ _LISTED = 3
 _MOST_INDENT = 100
 
 
-def _grouped(findings: Sequence[Finding]) -> Iterator[str]:
-    """The findings of one kind and remedy together, the first few of each."""
-    groups: dict[tuple[str, str], list[Finding]] = {}
-    for finding in findings:
-        groups.setdefault((finding.kind, finding.suggestion), []).append(finding)
-    for (kind, suggestion), group in groups.items():
+def _lines_of(findings: Sequence[Finding]) -> Iterator[str]:
+    """The first few findings of each kind and suggestion."""
+    for (kind, suggestion), group in grouped(findings).items():
         yield f"  {kind}: {suggestion}" if suggestion else f"  {kind}"
         for finding in group[:_LISTED]:
             where = "" if finding.site is None else f", at {shown_site(finding.site)}"
             yield f"    {finding.text}{where}"
         if group[_LISTED:]:
             yield f"    ... and {len(group) - _LISTED} more"
-
-
-def _spec(value: AnnotatedValue) -> str:
-    return "?" if value.spec is None else shown_spec(value.spec)

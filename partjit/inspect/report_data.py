@@ -1,5 +1,6 @@
-"""A report as plain data: what `--json` prints, and what other programs may rely on."""
+"""A report as plain data: what `--json` prints, a stable format for other programs."""
 
+import dataclasses
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -14,37 +15,36 @@ from partjit.plan.plan import Plan
 __all__ = ["VERSION", "as_data"]
 
 VERSION = 1
-"""Raised when something in the form changes its meaning or is no longer there; what is added leaves it."""
+"""Incremented when a key is removed or changes its meaning, not when one is added."""
 
 
 def as_data(report: Any) -> dict[str, Any]:
     """A report as dicts, lists, strings and numbers that `json.dumps` takes as they are.
 
-    Bytes and operations are numbers without units; what a device holds or sends is that of the device that does most.
-    What is not known is None.
+    Sizes are in bytes and FLOPs; those per device are of the device with the most. Unknown values are None.
 
     Args:
-        report: the report, a `partjit.inspect.report.Report`.
+        report: a `partjit.inspect.report.Report`.
 
     Returns:
         A dict of these:
 
-        * `version`: that of this form.
-        * `name`: that of the function.
+        * `version`: of this format.
+        * `name`: of the function.
         * `mesh`: the sizes of the axes, by name, major to minor; empty without a mesh.
-        * `equations`: how many there are, those of nested programs as well.
+        * `equations`: their number, nested ones included.
         * `arguments`, `results`: for each array its `path`, `shape`, `dtype`, `spec` (for each dimension the axes that
-          divide it, major to minor), `shard_shape` (of the largest part), `nbytes` and `nbytes_per_device`.
+          shard it, major to minor), `shard_shape` (of the largest shard), `nbytes` and `nbytes_per_device`.
         * `collectives`: `source` ("predicted" or "compiled"), `bytes_per_step`; `predicted` and `compiled`, None if
           nothing was compiled: lists of `kind`, `axes`, `group_size`, `operand`, `result`, `arrays`, `bytes_moved`,
           `times`, `is_exact`, `bytes_per_step`, `site`, `sites`, `program` and `name`; `comparison`: for each kind and
           axes the `instructions`, `arrays`, `executions` and `bytes_per_step`, `predicted` and `compiled`, and the
           `reason` why they differ.
-        * `findings`: `kind`, `nbytes`, `text`, `suggestion`, `site` and `value`, those of most weight first.
+        * `findings`: `kind`, `nbytes`, `text`, `suggestion`, `site` and `value`, those of most bytes first.
         * `memory`: for each program `program`, `arguments`, `results`, `donated`, `peak` and `is_estimate`.
         * `flops`: `total`, `per_device` and `is_exact`.
-        * `programs`: what is compiled: `name`, `turns` (how often it runs in a step), `equations`, and `xla_flops`:
-          what XLA counts per device, if it was compiled.
+        * `programs`: those that are compiled: `name`, `turns` (how often it runs in a step), `equations`, and
+          `xla_flops`, as XLA counts them per device, if it was compiled.
         * `plan`: None if the program makes no colocated calls; otherwise its `source`, `fragments` (`name`,
           `equations`, `bytes_in`, `bytes_out`) and `calls` (`name`, `function`, `where`, `bytes_in`, `bytes_out`,
           `site`).
@@ -59,6 +59,7 @@ def as_data(report: Any) -> dict[str, Any]:
         ('<lambda>', 'x', 8.0)
     """
     xla_flops = {unit.unit.name: _number(unit.flops) for unit in report.compiled}
+    findings = ((vars(finding), finding.site, finding.value) for finding in report.findings)
     return {
         "version": VERSION,
         "name": report.name,
@@ -67,37 +68,13 @@ def as_data(report: Any) -> dict[str, Any]:
         "arguments": [*map(_value, (v for v in report.whole.tree.inputs if v.is_array))],
         "results": [*map(_value, (v for v in report.whole.results if v.is_array))],
         "collectives": _collectives(report),
-        "findings": [
-            {
-                "kind": finding.kind,
-                "nbytes": finding.nbytes,
-                "text": finding.text,
-                "suggestion": finding.suggestion,
-                "site": _site(finding.site),
-                "value": finding.value or None,
-            }
-            for finding in report.findings
-        ],
-        "memory": [
-            {
-                "program": memory.program,
-                "arguments": memory.arguments,
-                "results": memory.results,
-                "donated": memory.donated,
-                "peak": memory.peak,
-                "is_estimate": memory.is_estimate,
-            }
-            for memory in report.memory
-        ],
-        "flops": {
-            "total": _number(report.flops.total),
-            "per_device": _number(report.flops.per_device),
-            "is_exact": report.flops.is_exact,
-        },
+        "findings": [{**fields, "site": _site(site), "value": value or None} for fields, site, value in findings],
+        "memory": [dataclasses.asdict(memory) for memory in report.memory],
+        "flops": {**report.flops._asdict(), **{key: _number(getattr(report.flops, key)) for key in _FLOPS}},
         "programs": [
             {
                 "name": program.unit.name,
-                "turns": program.unit.turns,
+                "turns": program.unit.times,
                 "equations": len(program.inlined.equations),
                 "xla_flops": xla_flops.get(program.unit.name),
             }
@@ -107,13 +84,16 @@ def as_data(report: Any) -> dict[str, Any]:
     }
 
 
+_FLOPS = ("total", "per_device")
+
+
 def _value(value: AnnotatedValue) -> dict[str, Any]:
-    layout = value.layout
+    sharding = value.sharding
     return {
         "path": value.path,
         "shape": [*map(int, value.aval.shape)],
         "dtype": str(value.aval.dtype),
-        "spec": None if layout is None else [[*axes] for axes in layout.axes[: len(value.aval.shape)]],
+        "spec": None if sharding is None else [[*axes] for axes in sharding.axes[: len(value.aval.shape)]],
         "shard_shape": [*map(int, value.shard_shape)],
         "nbytes": int(value.nbytes),
         "nbytes_per_device": int(value.nbytes_per_device),
@@ -131,42 +111,34 @@ def _collectives(report: Any) -> dict[str, Any]:
     }
 
 
+_OF_COLLECTIVE = ("kind", "group_size", "operand", "result", "times", "is_exact", "program", "name")
+
+
 def _collective(collective: Collective) -> dict[str, Any]:
     return {
-        "kind": collective.kind,
+        **{key: getattr(collective, key) for key in _OF_COLLECTIVE},
         "axes": [*collective.axes],
-        "group_size": collective.group_size,
-        "operand": collective.operand,
-        "result": collective.result,
         "arrays": collective.combined,
         "bytes_moved": _number(collective.bytes_moved),
-        "times": collective.times,
-        "is_exact": collective.is_exact,
         "bytes_per_step": _number(collective.bytes_per_step),
         "site": _site(collective.site),
         "sites": [*map(_site, collective.sites)],
-        "program": collective.program,
-        "name": collective.name,
     }
 
 
 def _comparison(found: Comparison) -> dict[str, Any]:
     return {
-        "kind": found.kind,
+        **vars(found),
         "axes": [*found.axes],
         "predicted": _tally(found.predicted),
         "compiled": None if found.compiled is None else _tally(found.compiled),
-        "reason": found.reason,
     }
 
 
 def _tally(tally: Tally) -> dict[str, Any]:
-    return {
-        "instructions": tally.instructions,
-        "arrays": tally.arrays,
-        "executions": tally.executions,
-        "bytes_per_step": _number(tally.nbytes),
-    }
+    counts = dataclasses.asdict(tally)
+    nbytes = counts.pop("nbytes")
+    return {**counts, "bytes_per_step": _number(nbytes)}
 
 
 def _plan(plan: Plan) -> dict[str, Any]:
@@ -176,8 +148,8 @@ def _plan(plan: Plan) -> dict[str, Any]:
         if isinstance(node, Fragment):
             fragments.append({"name": node.name, "equations": len(node.jaxpr.eqns), **sizes})
         elif isinstance(node, ColocatedCall):
-            said = {"name": node.name, "function": node.callee.name, "where": node.where}
-            calls.append({**said, **sizes, "site": _site(node.site)})
+            names = {"name": node.name, "function": node.callee.name, "where": node.where}
+            calls.append({**names, **sizes, "site": _site(node.site)})
     return {"source": plan.source, "fragments": fragments, "calls": calls}
 
 
@@ -190,5 +162,5 @@ def _site(site: Site | None) -> dict[str, Any] | None:
 
 
 def _number(value: float | None) -> float | None:
-    """JSON has no infinity, and no number that is none."""
+    """A number that JSON can represent: neither infinite nor NaN."""
     return float(value) if value is not None and math.isfinite(value) else None

@@ -1,7 +1,7 @@
-"""Which part of an array each device holds, from every way of saying it: shardings, specs, texts of XLA's.
+"""Which tile of an array each device holds, from any form of sharding: jax's, specs, XLA's protos and texts.
 
-A spec may stand for a value inside of a program, which XLA pads where the axes do not divide a dimension. jax refuses
-to say anything of such shardings, so tiles are counted here.
+A spec may be that of a value inside of a program, which XLA pads where the axes do not divide a dimension. jax refuses
+such shardings, so the tiles are computed here.
 """
 
 import math
@@ -29,16 +29,16 @@ Cut = tuple[int, int]
 
 @dataclass(frozen=True)
 class Tiles:
-    """Where the parts of an array are.
+    """The tiles of an array and the devices that hold them.
 
     Attributes:
-        sharding: what says so, in words: "as P('x') on (x=8)".
-        cuts: per dimension, where each of its parts starts and stops.
+        sharding: the sharding, in words: "as P('x') on (x=8)".
+        cuts: per dimension, the start and stop of each of its parts.
         held: the part of each dimension that a device holds, by the id of the device.
-        over: per dimension, the mesh axes that divide it, in words: "data=4"; empty if none does or no mesh is known.
-        copies: the mesh axes along which there are copies, in words.
+        over: per dimension, the mesh axes that shard it, in words: "data=4"; empty if none does or no mesh is known.
+        copies: the mesh axes along which it is replicated, in words.
         remote: the ids of the devices of other processes.
-        notes: what else is to be known, a sentence each.
+        notes: remarks, a sentence each.
     """
 
     sharding: str
@@ -51,13 +51,13 @@ class Tiles:
 
 
 def tiles_of(shape: Sequence[int], sharding: Any, mesh: Any = None) -> Tiles:
-    """Where the parts of an array of `shape` are.
+    """The tiles of an array of a shape.
 
     Args:
         shape: of the array.
-        sharding: a `Sharding` of jax, a spec (parsed or not), or what `partjit.parse_op_sharding` takes.
-        mesh: that of a spec; the ambient one if None. With what XLA says, the mesh to read it by; without, its devices
-            are numbers.
+        sharding: a `Sharding` of jax, a spec (parsed or not), or a sharding that `partjit.parse_op_sharding` takes.
+        mesh: the mesh of a spec, by default the ambient one; or that of XLA's sharding, whose devices are positions
+            in a mesh without it.
 
     Raises:
         TypeError: `sharding` is none of these.
@@ -90,7 +90,7 @@ def tiles_of(shape: Sequence[int], sharding: Any, mesh: Any = None) -> Tiles:
 
 def _of_spec(shape: Sequence[int], spec: Any, mesh: Mesh | AbstractMesh) -> Tiles:
     unreduced: tuple[str, ...] = ()
-    if isinstance(spec, P) and (spec.unreduced or spec.reduced):  # which a parsed spec cannot say
+    if isinstance(spec, P) and (spec.unreduced or spec.reduced):  # which a parsed spec cannot express
         unreduced = tuple(axis for axis in mesh.axis_names if axis in spec.unreduced)
         spec = P(*spec.partitions)
     if isinstance(spec, ParsedPartitionSpec):
@@ -121,9 +121,9 @@ def _of_spec(shape: Sequence[int], spec: Any, mesh: Mesh | AbstractMesh) -> Tile
     ids, remote, notes = _devices(mesh)
     free = ", ".join(str(dim) for dim in sorted(parsed.unconstrained_dims))
     if free:
-        notes += (f"what divides dimension {free} is left to the partitioner",)
+        notes += (f"the sharding of dimension {free} is left to the partitioner",)
     if unreduced:
-        notes += (f"not summed up: along {_axes(unreduced, sizes)} each device holds a summand",)
+        notes += (f"unreduced: along {_axes(unreduced, sizes)} each device holds a partial sum",)
     return Tiles(
         f"as {_show(parsed)} on ({describe_mesh(mesh)})",
         tuple(_cuts(size, count) for size, count in zip(shape, counts, strict=True)),
@@ -136,7 +136,7 @@ def _of_spec(shape: Sequence[int], spec: Any, mesh: Mesh | AbstractMesh) -> Tile
 
 
 def _of_sharding(shape: Sequence[int], sharding: Sharding) -> Tiles:
-    """That of a sharding that gives no mesh, which only knows what each device holds."""
+    """The tiles of a sharding without a mesh, which only knows what each device holds."""
     devices = sorted(sharding.device_set, key=lambda device: device.id)
     remote = frozenset(device.id for device in sharding.device_set - sharding.addressable_devices)
     proto = to_proto(sharding)
@@ -152,14 +152,14 @@ def _of_sharding(shape: Sequence[int], sharding: Sharding) -> Tiles:
     parts = {d.id: tuple(s.indices(n)[:2] for s, n in zip(indices[d], shape, strict=True)) for d in devices}
     cuts = tuple(tuple(sorted({part[dim] for part in parts.values()})) for dim in range(len(shape)))
     held = {k: tuple(cuts[dim].index(cut) for dim, cut in enumerate(part)) for k, part in parts.items()}
-    said = f"on device {devices[0].id}" if len(devices) == 1 else f"as {tiling or type(sharding).__name__}"
-    return Tiles(said, cuts, held, ("",) * len(shape), "", remote)
+    shown = f"on device {devices[0].id}" if len(devices) == 1 else f"as {tiling or type(sharding).__name__}"
+    return Tiles(shown, cuts, held, ("",) * len(shape), "", remote)
 
 
 def _of_tiling(shape: Sequence[int], tiling: Tiling) -> Tiles:
-    """That of what XLA says, whose devices are positions in the mesh of some program."""
+    """The tiles of an XLA sharding, whose devices are positions in the mesh of some program."""
     if tiling.kind is not Kind.TILED or any(kind is not Kind.REPLICATED for kind in tiling.subgroups):
-        raise ValueError(f"draw_array: {tiling} does not say which devices hold what: give the `mesh` it is for")
+        raise ValueError(f"draw_array: {tiling} does not determine which devices hold what: give the `mesh` it is for")
     counts = tiling.grid[: len(tiling.grid) - len(tiling.subgroups)]
     _check_rank(shape, counts, str(tiling))
     order = tiling.devices
@@ -179,7 +179,7 @@ _NUMBERS = "devices are positions in the mesh"
 
 
 def _devices(mesh: Mesh | AbstractMesh) -> tuple[list[int], frozenset[int], tuple[str, ...]]:
-    """The ids of the devices in their order, those of other processes, and what is to be said of them."""
+    """The ids of the devices in their order, those of other processes, and remarks."""
     if isinstance(mesh, AbstractMesh):
         return [*range(mesh.size)], frozenset(), (_NUMBERS,)
     ids = [device.id for device in mesh.devices.flat]
@@ -188,7 +188,7 @@ def _devices(mesh: Mesh | AbstractMesh) -> tuple[list[int], frozenset[int], tupl
 
 
 def _cuts(size: int, count: int) -> tuple[Cut, ...]:
-    """XLA gives all tiles one size, so that the last ones are short or empty if that is no divisor."""
+    """The parts of a dimension: XLA gives all tiles one size, so the last ones may be short or empty."""
     length = -(-size // count)
     return tuple((min(k * length, size), min((k + 1) * length, size)) for k in range(count))
 
@@ -200,9 +200,11 @@ def _padding(shape: Sequence[int], counts: Sequence[int]) -> Iterable[str]:
             yield f"{count} parts do not divide dimension {dim} of {size} elements: XLA pads it to {padded}"
 
 
-def _check_rank(shape: Sequence[int], counts: Sequence[int], said: str) -> None:
+def _check_rank(shape: Sequence[int], counts: Sequence[int], sharding: str) -> None:
     if len(counts) != len(shape):
-        raise ValueError(f"draw_array: {said} is for a rank of {len(counts)}, but the shape is {_show_shape(shape)}")
+        raise ValueError(
+            f"draw_array: {sharding} is for a rank of {len(counts)}, but the shape is {_show_shape(shape)}"
+        )
 
 
 def _axes(axes: Iterable[str], sizes: Mapping[str, int]) -> str:

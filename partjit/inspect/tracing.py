@@ -1,13 +1,13 @@
-"""What is to be read: a traced function, as the pieces that are partitioned as one program each."""
+"""A traced function as units: the programs that are partitioned one by one."""
 
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import jax
-from jax.extend.core import jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxprs_in_params
 from jax.sharding import Mesh, NamedSharding
 
 from partjit._jax.meshes import EMPTY_MESH
@@ -33,28 +33,21 @@ class TracedFunction:
     """A traced function.
 
     Attributes:
-        whole: the function, as one program.
-        plan: how it is run if it makes colocated calls.
+        whole: the function as one unit.
+        plan: its plan, if it makes colocated calls.
         donated: for each argument whether its memory may be reused.
-        lower: lowers it, to be compiled.
     """
 
     whole: Unit
     plan: Plan | None
     donated: tuple[bool, ...]
-    lower: Callable[[], Any]
 
 
 def trace_function(fun: Any, args: Sequence[Any], kwargs: Any, mesh: Mesh | None) -> TracedFunction:
-    """Traces a call, whatever the function was made with.
-
-    Args:
-        fun: a function of `pjit` or `jax.jit`, a plain one, or what their `trace` returned.
-        args, kwargs: the arguments; `jax.ShapeDtypeStruct` will do.
-        mesh: the ambient mesh; None for the one that is set.
+    """Traces a call of a function of `pjit` or `jax.jit`, or of a plain one; takes what their `trace` returned as well.
 
     Raises:
-        TypeError: it is none of these, or arguments were given for what is traced.
+        TypeError: `fun` is none of these, or arguments were given for a traced function.
     """
     if isinstance(fun, Traced | jax.stages.Traced) and (args or kwargs):
         raise TypeError(f"explain: {fun.fun_name} is traced already and takes no arguments: leave them out")
@@ -93,7 +86,7 @@ def _of_pjit(traced: Traced) -> TracedFunction:
         _result_paths(program.jaxpr, len(out_shardings)),
     )
     plan = traced.plan if isinstance(traced, PlannedTraced) else None
-    return TracedFunction(whole, plan, program.donated_invars, traced.lower)
+    return TracedFunction(whole, plan, program.donated_invars)
 
 
 def _of_jit(traced: Any, mesh: Mesh | None) -> TracedFunction:
@@ -107,23 +100,23 @@ def _of_jit(traced: Any, mesh: Mesh | None) -> TracedFunction:
         parts.paths,
         _result_paths(traced.jaxpr, len(parts.out_shardings)),
     )
-    return TracedFunction(whole, None, parts.donated, traced.lower)
+    return TracedFunction(whole, None, parts.donated)
 
 
-def _result_paths(jaxpr: Any, count: int) -> tuple[str, ...]:
+def _result_paths(jaxpr: ClosedJaxpr, count: int) -> tuple[str, ...]:
     paths = jaxpr.jaxpr.debug_info.result_paths
     known = paths if isinstance(paths, tuple | list) and len(paths) == count else [""] * count
     return tuple(path or f"result[{i}]" for i, path in enumerate(known))
 
 
-def _mesh_in(jaxpr: Any, shardings: Sequence[Any]) -> Mesh:
-    """The mesh that shardings, or equations at any depth, name; an empty one if they name none."""
+def _mesh_in(jaxpr: ClosedJaxpr, shardings: Sequence[Any]) -> Mesh:
+    """The mesh of shardings, or of equations at any depth; an empty one if there is none."""
     named = (cast(Mesh, sharding.mesh) for sharding in shardings if isinstance(sharding, NamedSharding))
     found = (mesh for mesh in itertools.chain(named, _meshes_in(jaxpr)) if isinstance(mesh, Mesh))
     return auto_twin(next((mesh for mesh in found if not mesh.empty), EMPTY_MESH))
 
 
-def _meshes_in(jaxpr: Any) -> Iterator[Any]:
+def _meshes_in(jaxpr: ClosedJaxpr | Jaxpr) -> Iterator[Any]:
     for eqn in jaxpr.eqns:
         for param in eqn.params.values():
             for item in param if isinstance(param, tuple | list) else (param,):
@@ -143,19 +136,19 @@ def fragments_of(plan: Plan) -> tuple[Unit, ...]:
             plan.mesh,
             tuple(value.name for value in fragment.inputs),
             tuple(value.name for value in fragment.outputs),
-            turns,
+            times,
         )
-        for fragment, turns in _with_turns(plan.nodes, 1)
+        for fragment, times in _with_times(plan.nodes, 1)
     )
 
 
-def _with_turns(nodes: Sequence[Node], turns: int | None) -> Iterator[tuple[Fragment, int | None]]:
+def _with_times(nodes: Sequence[Node], times: int | None) -> Iterator[tuple[Fragment, int | None]]:
     for node in nodes:
         if isinstance(node, Fragment):
-            yield node, turns
+            yield node, times
         elif isinstance(node, Loop):
-            inner = None if turns is None or node.turns is None else turns * node.turns
-            yield from _with_turns(node.block.nodes, inner)
+            inner = None if times is None or node.turns is None else times * node.turns
+            yield from _with_times(node.block.nodes, inner)
         elif isinstance(node, Branch):
             for block in node.blocks:
-                yield from _with_turns(block.nodes, turns)
+                yield from _with_times(block.nodes, times)

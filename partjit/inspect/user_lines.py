@@ -1,4 +1,4 @@
-"""Lines of the user's code, and how they are shown."""
+"""Source lines of the user's code, and how they are shown."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ Site = tuple[str, int, str]
 
 
 def shown_file(file: str) -> str:
-    """A file without its folders; a cell of a notebook by its number, as in tracebacks there.
+    """The name of a file; a cell of a notebook by its number, as in tracebacks there.
 
     Example:
         >>> shown_file("/home/me/model.py")
@@ -26,7 +26,7 @@ def shown_file(file: str) -> str:
 
 
 def shown_line(site: Site | None) -> str:
-    """A line of the user's code without the folders of its file.
+    """A line of the user's code with the name of its file alone.
 
     Example:
         >>> shown_line(("/home/me/model.py", 12, "loss"))
@@ -36,7 +36,7 @@ def shown_line(site: Site | None) -> str:
 
 
 def shown_site(site: Site | None) -> str:
-    """A line of the user's code, as a terminal makes it a link.
+    """A line of the user's code in the form that terminals turn into a link.
 
     Example:
         >>> shown_site(("/home/me/model.py", 12, "loss"))

@@ -160,7 +160,7 @@ def test_json_is_one_document_with_all_that_was_asked_for(run):
 def test_reasons_and_the_program_are_printed_instead_of_the_report(run):
     code, out, _ = run("shown_model:layer", *MESH, "--args", "make_args", "--why", "w", "--jaxpr")
     assert code == 0
-    assert "'model' divides dimension 1: from argument w" in out
+    assert "'model' shards dimension 1: from argument w" in out
     assert "layer on the mesh data=4, model=2" in out
     assert "a device sends" not in out
 

@@ -26,7 +26,7 @@ def partitioned(fun, *args, of=None):
 
 def axes_of(value):
     """The axes that divide a value, once for each dimension."""
-    return [] if value.layout is None else [axis for dim in value.layout.axes for axis in dim]
+    return [] if value.sharding is None else [axis for dim in value.sharding.axes for axis in dim]
 
 
 def f32(*shape):

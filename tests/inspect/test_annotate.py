@@ -269,7 +269,7 @@ def test_programs_with_calls_are_told_whole_and_piece_by_piece(step_with_calls, 
     assert specs_of(whole, "colocated_call") == [P("data", None)]
     assert specs_of(whole, "dot_general")[0] == P("data", "model")
     fragments = fragments_of(subject.plan)
-    assert [unit.turns for unit in fragments] == [1, 5]
+    assert [unit.times for unit in fragments] == [1, 5]
     for unit in fragments:
         pieces = partition(unit)
         assert [value for value in pieces.tree.values if value.is_array and value.spec is None] == []

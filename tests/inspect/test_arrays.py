@@ -205,7 +205,7 @@ def test_rank_3_is_a_grid_for_each_part_of_the_third_and_a_table():
     text = draw_array(jax.ShapeDtypeStruct((4, 5, 2, 6), jnp.int8), P("x", None, "z", "y"), mesh).to_text(80)
     assert text.splitlines()[2:14] == [
         "  ↓ dim 0: 4 over x=2",
-        "  · dim 1: 5 whole",
+        "  · dim 1: 5 unsharded",
         "  → dim 2: 2 over z=2",
         "  # dim 3: 6 over y=2",
         "",
@@ -342,13 +342,13 @@ def test_devices_of_other_processes_have_a_star():
 def test_unreduced_axes_are_no_copies():
     mesh = AbstractMesh((4, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
     text = str(draw_array((8,), NamedSharding(mesh, P("x", unreduced={"y"}))))
-    assert "not summed up: along y=2 each device holds a summand" in text
+    assert "unreduced: along y=2 each device holds a partial sum" in text
     assert "copies over" not in text
 
 
 def test_unconstrained_dimensions_are_told():
     text = str(draw_array((8, 8), P(P.UNCONSTRAINED, "x"), AbstractMesh((4,), ("x",))))
-    assert "what divides dimension 0 is left to the partitioner" in text
+    assert "the sharding of dimension 0 is left to the partitioner" in text
 
 
 def test_the_memory_is_told_if_it_is_not_the_usual_one():
@@ -496,9 +496,17 @@ def test_an_arrangement_shows_no_piece_twice_and_all_if_there_is_room(counts, li
             "draw_array: x must be an array, a jax.ShapeDtypeStruct or a shape, but is 3.0, a float: put a number",
         ),
         (({"w": 1},), TypeError, "x must be .* but is {'w': 1}, a dict: .* map over a tree with jax.tree.map"),
-        ((np.ones(3),), ValueError, "this ndarray is on no devices: put it onto devices with jax.device_put, or say"),
-        (((3,),), ValueError, r"a shape is on no devices: .*draw_array\(x, spec, mesh\)"),
-        ((jax.ShapeDtypeStruct((3,), np.float32),), ValueError, r"give it one, jax.ShapeDtypeStruct\(..., sharding"),
+        (
+            (np.ones(3),),
+            ValueError,
+            "this ndarray has no sharding: put it onto devices with jax.device_put, or give one",
+        ),
+        (((3,),), ValueError, r"a shape has no sharding: .*draw_array\(x, spec, mesh\)"),
+        (
+            (jax.ShapeDtypeStruct((3,), np.float32),),
+            ValueError,
+            r"make it with one, jax.ShapeDtypeStruct\(..., sharding",
+        ),
         (((3,), P("x")), ValueError, r"the spec P\('x'\) names axes of a mesh, and there is none: give it as `mesh`"),
         (
             ((3,), P("q"), AbstractMesh((2,), ("x",))),
@@ -512,7 +520,7 @@ def test_an_arrangement_shows_no_piece_twice_and_all_if_there_is_room(counts, li
             "spec must be a Sharding, a PartitionSpec, or an OpSharding or its text, but is 7, an int",
         ),
         (((3,), "{devices=[2,2]<=[4]}"), ValueError, r"<=\[4\]} is for a rank of 2, but the shape is \[3\]"),
-        (((3,), "{replicated}"), ValueError, "does not say which devices hold what: give the `mesh` it is for"),
+        (((3,), "{replicated}"), ValueError, "does not determine which devices hold what: give the `mesh` it is for"),
         (((3,), "{{replicated}}", AbstractMesh((2,), ("x",))), ValueError, "is the sharding of a tuple"),
     ],
 )
@@ -521,8 +529,8 @@ def test_what_cannot_be_drawn_is_refused_with_a_remedy(arguments, error, message
         draw_array(*arguments)
 
 
-def test_a_traced_value_without_a_place_is_refused():
-    with pytest.raises(ValueError, match=r"this value is traced, and where it will be is decided when .* is compiled"):
+def test_a_traced_value_without_a_sharding_is_refused():
+    with pytest.raises(ValueError, match=r"this value is traced, and its sharding is decided when .* is compiled"):
         jax.jit(draw_array)(jnp.ones(3))
 
 

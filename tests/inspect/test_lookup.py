@@ -198,7 +198,7 @@ def test_a_name_that_is_also_a_path_means_the_path_and_says_so():
     tree = partitioned(pjit(other, None, None), f32(8), f32(8)).tree
     found = look_up(tree, "b")
     assert found.value.path == "b"
-    assert found.note == "the printed program has another value of that name, b:f32[8] P(None): ask for 'jaxpr b'"
+    assert found.note == "the printed program has another value of that name, b:f32[8] P(None): use 'jaxpr b'"
     assert find_value(tree, "jaxpr b").path == "c"
 
 
@@ -208,7 +208,7 @@ def test_a_line_means_the_last_value_of_the_forward_pass_there_and_says_so():
     found = look_up(program().tree, f"inspected.py:{line}")
     assert found.value.aval.shape == (8, 8)
     assert found.note.endswith(
-        f"equations are of inspected.py:{line}; this is the value of the last of the forward pass there"
+        f"equations are from inspected.py:{line}; this is the result of the last of the forward pass there"
     )
     path = pathlib.Path(inspected.__file__)
     for text in (f"{path}:{line}", f"tests/inspect/inspected.py:{line}", f"./tests/inspect/inspected.py:{line}"):
@@ -230,7 +230,7 @@ def test_what_there_is_not_is_told_with_what_is_near():
     assert message("gradient of parms['table']").startswith(
         "there is no argument parms['table']; there are params['table'], "
     )
-    assert message("inspected.py:1").startswith("no equation is of line 1 of inspected.py; the nearest are ")
+    assert message("inspected.py:1").startswith("no equation is from line 1 of inspected.py; the nearest are ")
     assert message("nothing.py:1").startswith("there is no value 'nothing.py:1' in the program. A value is named by")
 
 
@@ -243,12 +243,12 @@ def test_what_may_mean_several_is_told_with_all_of_them():
 def test_an_end_that_an_argument_and_a_result_have_means_the_argument_and_says_so():
     found = look_up(program().tree, "table")
     assert found.value.path == "params['table']"
-    assert found.note == "so end result[0]['table'] as well"
+    assert found.note == "result[0]['table'] has this suffix as well"
 
 
 def test_an_argument_without_a_gradient_is_told():
     assert message("gradient of x").startswith(
-        "no gradient of x was recognized: no value of a backward pass with the shape (8, 12) belongs to it"
+        "no gradient of x was recognized: no value of a backward pass has the shape (8, 12) and belongs to it"
     )
 
 

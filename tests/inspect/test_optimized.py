@@ -130,7 +130,7 @@ def test_pairs_are_pairs():
     for group in ("(0,)", "(0, 1, 2)"):
         with pytest.raises(ValueError, match=rf"{re.escape(group)} is no pair"):
             device_groups.parse_pairs(f"{{{{0,1}},{{{group.strip('(,)')}}}}}")
-    with pytest.raises(ValueError, match="it is no list of pairs"):
+    with pytest.raises(ValueError, match="they are not a list of pairs"):
         device_groups.parse_pairs("[2,2]<=[4]")
 
 
@@ -154,7 +154,7 @@ def test_what_the_numbers_of_groups_number(channel, global_ids, groups, expected
 
 
 def test_a_number_beyond_the_program_is_an_error():
-    with pytest.raises(ValueError, match="has device 3, but its program has 3 that it may number"):
+    with pytest.raises(ValueError, match="names device 3, but its program has only 3"):
         device_groups.expand(((0, 3),), 2, 3, True, None)
 
 
@@ -424,7 +424,9 @@ def test_a_program_for_other_devices_is_refused(named):
         ValueError, match="is for 8 devices, but the mesh has 4: pass the mesh that it was compiled for"
     ):
         optimized.read_collectives(text, AbstractMesh((4,), ("x",)))
-    with pytest.raises(ValueError, match="no text of a compiled program, which begins with HloModule: 'module @jit'"):
+    with pytest.raises(
+        ValueError, match="the text of a compiled program begins with HloModule, but this with 'module @jit'"
+    ):
         optimized.read_collectives("module @jit", named)
 
 

@@ -129,7 +129,7 @@ def assert_lawful(of):
     told = origins(of)
     count, certain = 0, 0
     for value in of.tree.values:
-        if value.layout is None:
+        if value.sharding is None:
             continue
         assert sorted(told[value.number]) == sorted(axes_of(value)), value
         for axis, origin in told[value.number].items():
@@ -207,7 +207,7 @@ def test_without_the_argument_it_came_from_an_axis_is_gone_or_has_another_origin
     after = partitioned(pjit(fun, tuple(without), None), f32(*shape), f32(*shape))
     assume(before.text != after.text)
     for value, same in zip(before.tree.values, after.tree.values, strict=True):
-        for axis, origin in origins(before)[value.number].items() if value.layout else ():
+        for axis, origin in origins(before)[value.number].items() if value.sharding else ():
             if origin.path == "xw"[chosen]:
                 saw("an axis from the argument that is left out")
                 left = origins(after)[same.number].get(axis)
@@ -252,46 +252,46 @@ def test_the_reasons_for_a_value_read_well():
     of = partitioned(pjit(loss, (P("data"), None, P(None, "model")), None), f32(8, 6), f32(6, 32), f32(32, 10))
     assert lines(why(of, "x")) == [
         "a:f32[8,6] P('data', None)   argument x",
-        "  'data' divides dimension 0: from argument x, given P('data')",
-        "  dimension 1 is whole: it is given P('data')",
+        "  'data' shards dimension 0: from argument x with spec P('data')",
+        "  dimension 1 is unsharded: its spec is P('data')",
     ]
     tanh = next(e for e in of.tree.walk() if e.primitive == "tanh").outputs[0]
     line = f"{os.path.basename(__file__)}:{line_of('return with_sharding')}"
     constraint = f"the constraint P('data', 'model') at {line} in constrained"
     assert lines(why(of, tanh)) == [
         f"{tanh}   here.py:{line_of('# the constraint')} in loss",
-        f"  'data'  divides dimension 0: from {constraint}",
-        f"  'model' divides dimension 1: from {constraint}",
+        f"  'data'  shards dimension 0: from {constraint}",
+        f"  'model' shards dimension 1: from {constraint}",
     ]
     product = next(e for e in of.tree.walk() if e.primitive == "dot_general" and e.inputs[1].path == "v").outputs[0]
     told = lines(why(of, product))
     way = f"through dot_general ({os.path.basename(__file__)}:{line_of('(h @ v)')})"
-    assert told[1].endswith(f"'data'  divides dimension 0: from {constraint}")
+    assert told[1].endswith(f"'data'  shards dimension 0: from {constraint}")
     assert told[2].strip() == way
-    assert told[3].endswith("'model' divides dimension 1: from argument v, given P(None, 'model')")
+    assert told[3].endswith("'model' shards dimension 1: from argument v with spec P(None, 'model')")
     assert told[4].strip() == way
 
 
-def test_dimensions_that_are_whole_are_explained():
+def test_unsharded_dimensions_are_explained():
     def fun(x, y):
         return jnp.sin(x), jnp.cos(y)[:, None], constrained(jnp.tan(x), None, "model")
 
     of = partitioned(pjit(fun, (P(("data", "model")), None), None), f32(8, 16), f32(6))
-    whole = {e.primitive: why(of, e.outputs[0]).whole for e in of.tree.walk()}
-    assert whole["sin"] == {1: "'data' and 'model' divide other dimensions"}
-    assert whole["cos"] == {0: "nothing asks for it to be divided by 'model'"}
-    assert whole["broadcast_in_dim"][1] == "its size is 1"
-    (dimension,) = whole["sharding_constraint"]
+    unsharded = {e.primitive: why(of, e.outputs[0]).unsharded for e in of.tree.walk()}
+    assert unsharded["sin"] == {1: "'data' and 'model' shard other dimensions"}
+    assert unsharded["cos"] == {0: "no spec propagates 'model' to it"}
+    assert unsharded["broadcast_in_dim"][1] == "its size is 1"
+    (dimension,) = unsharded["sharding_constraint"]
     assert dimension == 0
-    assert whole["sharding_constraint"][0].startswith("the constraint P(None, 'model') at ")
-    assert whole["sharding_constraint"][0].endswith(" says so")
+    assert unsharded["sharding_constraint"][0].startswith("the constraint P(None, 'model') at ")
+    assert unsharded["sharding_constraint"][0].endswith(" requires it")
 
     of = partitioned(pjit(lambda x: x * 2, P("data"), None), f32(8, 3))
-    assert why(of, of.tree.outputs[0]).whole == {1: "its size 3 is not divisible by 'model' (2)"}
+    assert why(of, of.tree.outputs[0]).unsharded == {1: "its size 3 is not divisible by 'model' (2)"}
     of = partitioned(pjit(lambda x: x * 2, None, None), f32(7))
-    assert why(of, of.tree.outputs[0]).whole == {0: "its size 7 is not divisible by 'data' (4) or 'model' (2)"}
+    assert why(of, of.tree.outputs[0]).unsharded == {0: "its size 7 is not divisible by 'data' (4) or 'model' (2)"}
     of = partitioned(pjit(lambda x: jnp.sum(x), None, None), f32(7))
-    assert lines(why(of, of.tree.outputs[0]))[1:] == ["  it has no dimensions to divide"]
+    assert lines(why(of, of.tree.outputs[0]))[1:] == ["  it has no dimensions to shard"]
 
 
 def test_what_lies_otherwise_is_told_with_who_wants_it():
@@ -303,7 +303,7 @@ def test_what_lies_otherwise_is_told_with_who_wants_it():
     (conflict,) = why(of, total.outputs[0]).conflicts
     assert conflict.value is total.inputs[1]
     assert str(conflict.origins["data"]).startswith("the constraint P(None, 'data') at ")
-    assert f"at add ({os.path.basename(__file__)}:{line_of('# they meet')}) lies otherwise" in str(conflict)
+    assert f"at add ({os.path.basename(__file__)}:{line_of('# they meet')}) is sharded differently" in str(conflict)
 
 
 def test_why_is_shown_in_notebooks_with_what_users_wrote_escaped():
@@ -352,11 +352,11 @@ def script(tmp_path, text):
 
 
 ENDS = {
-    "import os; os.abort()": f"the process was ended by signal {int(signal.SIGABRT)}, SIGABRT",
-    "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)": "the process was ended by signal 11, SIGSEGV",
-    "import os; os._exit(7)": "the process failed with exit code 7: ",
-    "raise ValueError('no such pass')": "the process failed with exit code 1: ValueError: no such pass",
-    "print('hello')": "the process answered what is no JSON: ",
+    "import os; os.abort()": f"the subprocess was killed by signal {int(signal.SIGABRT)}, SIGABRT",
+    "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)": "the subprocess was killed by signal 11, SIGSEGV",
+    "import os; os._exit(7)": "the subprocess failed with exit code 7: ",
+    "raise ValueError('no such pass')": "the subprocess failed with exit code 1: ValueError: no such pass",
+    "print('hello')": "the result of the subprocess is not JSON: ",
 }
 
 
@@ -372,7 +372,7 @@ def test_how_a_process_ended_is_told_and_nothing_is_written_to_the_terminal(text
 
 def test_a_process_that_takes_too_long_is_ended(tmp_path):
     started = time.monotonic()
-    with pytest.raises(ScriptFailedError, match=r"the process was ended because it took longer than 0\.5 s"):
+    with pytest.raises(ScriptFailedError, match=r"the subprocess timed out after 0\.5 s"):
         run_script(script(tmp_path, "import time; time.sleep(60)"), {}, "", 0.5)
     assert time.monotonic() - started < 30
     with pytest.raises(ChildProcessError):  # there is no child that nobody has waited for
@@ -384,13 +384,13 @@ def test_without_an_interpreter_there_is_an_error(monkeypatch):
     with pytest.raises(ScriptFailedError, match="the interpreter /nowhere/python could not be started"):
         run_script("x.py", {}, "", 1.0)
     monkeypatch.setattr(sys, "executable", "")
-    with pytest.raises(ScriptFailedError, match="there is no interpreter that could be started"):
+    with pytest.raises(ScriptFailedError, match="no interpreter can be started"):
         run_script("x.py", {}, "", 1.0)
 
 
 def test_an_application_that_brings_its_own_interpreter_is_not_started_a_second_time(monkeypatch):
     monkeypatch.setattr(sys, "frozen", True, raising=False)
-    with pytest.raises(ScriptFailedError, match="there is no interpreter that could be started"):
+    with pytest.raises(ScriptFailedError, match="no interpreter can be started"):
         run_script("x.py", {}, "", 1.0)
 
 
@@ -441,7 +441,7 @@ def test_a_script_without_a_main_guard_runs_once(tmp_path):
     ran = subprocess.run([sys.executable, script(tmp_path, PLAIN)], capture_output=True, text=True, check=False)
     assert ran.stdout.splitlines() == [
         "started",
-        "[\"argument x, given P('x')\", \"argument x, given P('x')\"] None",
+        "[\"argument x with spec P('x')\", \"argument x with spec P('x')\"] None",
     ], ran.stderr
 
 
@@ -475,12 +475,12 @@ def test_a_crash_is_a_message_that_says_what_is_left(capfd):
         ask_partitioner(of)
     message = str(caught.value)
     assert message.startswith(
-        "the partitioner could not say where the shardings of 'forward' come from: the process was ended by"
+        "the partitioner could not report the origins of the shardings of 'forward': the subprocess was killed by"
     )
-    assert "SIGABRT. It was asked in a process of its own, so that nothing is lost here" in message
+    assert "SIGABRT. It ran in a subprocess, so this process is unaffected" in message
     text = str(why(of, of.tree.outputs[0]))
-    assert "probably from argument x, given P('data')" in text
-    assert "note: this is the nearest explanation, because the partitioner could not say" in text
+    assert "probably from argument x with spec P('data')" in text
+    assert "note: this is a guess from the nearest specs, because the partitioner could not report" in text
     assert capfd.readouterr() == ("", "")
 
 

@@ -130,7 +130,7 @@ def test_every_collective_argument_result_and_line_has_its_row(report):
 def test_predicted_and_compiled_collectives_stand_beside_each_other(report):
     page = page_of(report)
     assert "why they differ" in page
-    assert f"The {len(report.predicted)} collectives that the shardings ask for" in page
+    assert f"The {len(report.predicted)} predicted collectives" in page
     assert "why they differ" not in page_of(explained(1))
 
 
@@ -148,7 +148,7 @@ def test_a_plan_has_its_picture_and_source(planned):
 def test_a_program_without_a_mesh_and_without_anything_has_a_page():
     page = page_of(explain(lambda: jnp.float32(1)))
     assert "without a mesh" in page
-    assert "Nothing is moved between devices (predicted)." in page
+    assert "There are no collectives (predicted)." in page
     assert "Nothing stands out." in page
 
 
@@ -300,8 +300,8 @@ def test_a_line_that_is_gone_and_a_file_that_is_gone_say_so(tmp_path):
     excerpts.link((str(file), 40, "f"))
     excerpts.link((str(tmp_path / "gone.py"), 3, "f"))
     shown = excerpts.shown()
-    assert "(the file has no such line any more)" in shown
-    assert "The file is not there, or cannot be read: its lines cannot be shown." in shown
+    assert "(the file no longer has this line)" in shown
+    assert "The file cannot be read, so its lines cannot be shown." in shown
     ids = [value for _, name, value in Read(shown).attributes if name == "id"]
     assert ids == ["p-f0-40", "p-f1-3"]
 
@@ -371,14 +371,14 @@ def collective(kind="all-gather", times=1, members=1, nbytes=32):
     ("before", "after", "reason"),
     [
         ([collective()], [collective()], ""),
-        ([collective()] * 3, [collective(members=3, nbytes=96)], "XLA's combiner moves 3 arrays in 1 instruction"),
-        ([collective()] * 3, [collective()] * 2, "1 fewer: XLA computes equal values once"),
-        ([collective()], [collective()] * 2, "1 more: XLA's partitioner goes another way"),
-        ([collective(times=8)], [collective()], "XLA moved it out of a loop that does not change it"),
-        ([collective()], [collective(times=8)], "XLA moves it in more turns of a loop"),
-        ([collective()], [collective(nbytes=64)], "XLA moves it as other shapes or types"),
+        ([collective()] * 3, [collective(members=3, nbytes=96)], "XLA combined 3 arrays into 1 instruction"),
+        ([collective()] * 3, [collective()] * 2, "1 fewer: XLA merges equal values"),
+        ([collective()], [collective()] * 2, "1 more: XLA's partitioner reshards in other steps"),
+        ([collective(times=8)], [collective()], "XLA hoisted it out of a loop"),
+        ([collective()], [collective(times=8)], "XLA executes it in more iterations of a loop"),
+        ([collective()], [collective(nbytes=64)], "XLA moves other shapes or types"),
         ([collective()], [], "XLA needs none"),
-        ([], [collective()], "XLA's partitioner moves data so where the shardings ask for another way"),
+        ([], [collective()], "XLA's partitioner uses it in place of a predicted collective"),
     ],
 )
 def test_the_reason_of_a_difference(before, after, reason):

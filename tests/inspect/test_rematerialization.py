@@ -19,7 +19,7 @@ import partjit
 from partjit import P
 from partjit.inspect.hlo.captured_stderr import take_lines
 from partjit.inspect.hlo.rematerialization import catch_rematerializations, parse_rematerialization, with_sites
-from partjit.inspect.hlo.resharding import way_between
+from partjit.inspect.hlo.resharding import resharding_path
 from tests.census import saw, sees
 
 SHAPE = (16, 8)
@@ -77,9 +77,8 @@ def test_it_says_what_happens_and_what_to_do():
     with catch_rematerializations(mesh) as found:
         compiled(mesh, P(("b", "a"), None), P(None, "b"))
     assert found[0].suggestion == (
-        "every device gets the whole array, 512 bytes, for sharding_constraint.0 to go from P(('b', 'a'), None) to "
-        "P(None, 'b'). Constrain it to P('b', None) in between: no device holds more on this way than at one of its "
-        "ends."
+        "sharding_constraint.0 is replicated in full on every device (512 bytes) to be resharded from P(('b', 'a'), "
+        "None) to P(None, 'b'). Constrain it to P('b', None) in between: no shard is then larger than before or after."
     )
 
 
@@ -134,8 +133,8 @@ def test_what_no_spec_says_is_shown_as_it_is():
     one = parse_rematerialization(line, MESH)
     assert (one.source_spec, one.total_bytes, one.between, one.site) == (None, None, (), ("a.py", 7, ""))
     assert one.suggestion == (
-        "every device gets the whole array, for copy.1 to go from {maximal device=0} to P(('a', 'b'), None). "
-        "Shard it alike before and after, or let axes stay with the dimensions they divide."
+        "copy.1 is replicated in full on every device to be resharded from {maximal device=0} to P(('a', 'b'), None). "
+        "Use one sharding before and after, or keep axes on the dimensions they shard."
     )
     assert with_sites([one], "HloModule f") == [one]
 
@@ -195,7 +194,7 @@ def dims_of(spec, rank):
 def test_each_step_of_a_way_is_one_and_no_device_holds_more_than_at_an_end(data):
     rank = data.draw(st.integers(1, 3))
     source, target = data.draw(shardings(rank)), data.draw(shardings(rank))
-    way = [dims_of(spec, rank) for spec in way_between(source, target, sizes)]
+    way = [dims_of(spec, rank) for spec in resharding_path(source, target, sizes)]
     assert source not in way
     assert target not in way
     steps = [source, *way, target]
@@ -212,12 +211,12 @@ def test_what_is_one_step_has_nothing_in_between(data):
     source, target = data.draw(shardings(rank)), data.draw(shardings(rank))
     if is_one_step(source, target):
         saw("one step")
-        assert way_between(source, target, sizes) == ()
+        assert resharding_path(source, target, sizes) == ()
 
 
 def test_specs_of_different_lengths_are_of_one_rank():
-    assert way_between([], [("a",)], sizes) == ()
-    assert way_between([("a",)], [(), ("b",)], sizes) == (P("a", "b"),)
+    assert resharding_path([], [("a",)], sizes) == ()
+    assert resharding_path([("a",)], [(), ("b",)], sizes) == (P("a", "b"),)
 
 
 # What else is written to the standard error

@@ -44,9 +44,7 @@ def test_large_values_that_every_device_has_are_found(mesh):
     report = explain(pjit(jnp.sin), matrix(64, 64), mesh=mesh, large=1000)
     assert kinds(report) == ["replicated"]  # what comes of it is none of its own
     (argument,) = report.findings
-    assert argument.text == (
-        "every device has all of the argument x, 16.4 kB; it was given no spec and nothing it meets divides it"
-    )
+    assert argument.text == ("the argument x, 16.4 kB, is replicated: it has no spec, and no sharding propagates to it")
     assert kinds(explain(pjit(jnp.sin), matrix(64, 64), mesh=mesh)) == []  # it is not large enough
 
 
@@ -58,8 +56,8 @@ def test_a_value_that_loses_its_axes_is_found(mesh):
     assert "replicated" in kinds(report)
     text = next(f.text for f in report.findings if f.kind == "replicated" and "although" in f.text)
     assert (
-        text == "every device has all of b, f32[64,64] P(None, None), 16.4 kB, although a, f32[64,64] P('data', None), "
-        "is divided"
+        text
+        == "b, f32[64,64] P(None, None), 16.4 kB, is replicated, although a, f32[64,64] P('data', None), is sharded"
     )
 
 
@@ -81,8 +79,11 @@ def test_findings_alike_are_told_together(mesh):
 
     fun = pjit(fun, out_shardings=[P(None, "data")] * 5)
     text = str(explain(fun, *[matrix(8, 8)] * 5, mesh=mesh))
-    assert text.count("moved: let it leave as it is computed, or divide what it is computed from so") == 1
-    assert text.count("is computed as P('data', None) and leaves as P(None, 'data')") == 3
+    assert (
+        text.count("moved: return it as it is computed, or shard the values that it is computed from like the result")
+        == 1
+    )
+    assert text.count("is computed as P('data', None) and returned as P(None, 'data')") == 3
     assert "    ... and 2 more\n" in text
 
 
@@ -98,7 +99,10 @@ def test_results_that_are_moved_are_found(mesh):
         return with_sharding_constraint(jnp.sin(x), P("data"))
 
     (moved,) = explain(pjit(fun, out_shardings=P(None, "data")), matrix(8, 8), mesh=mesh).findings
-    assert (moved.kind, moved.text) == ("moved", "result is computed as P('data', None) and leaves as P(None, 'data')")
+    assert (moved.kind, moved.text) == (
+        "moved",
+        "result is computed as P('data', None) and returned as P(None, 'data')",
+    )
 
 
 def test_what_a_loop_gathers_again_and_again_is_found(mesh):
@@ -109,9 +113,7 @@ def test_what_a_loop_gathers_again_and_again_is_found(mesh):
     report = explain(fun, matrix(8, 8), matrix(16, 8), mesh=mesh)
     assert [(c.kind, c.times) for c in report.collectives] == [("all-gather", 7)]
     (finding,) = [finding for finding in report.findings if finding.kind == "in loop"]
-    assert finding.text.endswith(
-        "f32[8,8] P('data', None), is gathered in every turn of a loop that does not change it"
-    )
+    assert finding.text.endswith("f32[8,8] P('data', None), is loop-invariant, but gathered in every iteration")
 
 
 def test_values_that_no_spec_can_describe_are_found(mesh):
@@ -120,7 +122,7 @@ def test_values_that_no_spec_can_describe_are_found(mesh):
 
     report = explain(pjit(fun, in_shardings=P("data")), matrix(8, 8), mesh=mesh)
     finding = next(finding for finding in report.findings if finding.kind == "parts of axes")
-    assert "f32[2,4,8] P('data:(1)2', 'data:(2)2', None), is divided by parts of mesh axes" in finding.text
+    assert "f32[2,4,8] P('data:(1)2', 'data:(2)2', None), is sharded over parts of mesh axes" in finding.text
 
 
 def test_a_constraint_that_is_not_kept_is_found(mesh):
@@ -132,9 +134,11 @@ def test_a_constraint_that_is_not_kept_is_found(mesh):
     partitioned = explain(pjit(fun), matrix(8, 8), mesh=mesh).whole
     assert [finding.kind for finding in findings_of(partitioned, (), 1 << 20)] == []
     (result,) = partitioned.tree.outputs
-    partitioned.inlined.layouts[result.number] = TensorSharding((("data",), ()), ((4,), ()))
+    partitioned.inlined.shardings[result.number] = TensorSharding((("data",), ()), ((4,), ()))
     (finding,) = [f for f in findings_of(_reread(partitioned), (), 1 << 20) if f.kind == "not kept"]
-    assert finding.text == ("the constraint of b asks that 'model' divide it, but it is f32[8,8] P('data', None)")
+    assert finding.text == (
+        "the constraint of b requests 'model', but the partitioner made it f32[8,8] P('data', None)"
+    )
 
 
 def _reread(partitioned):

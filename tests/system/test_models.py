@@ -62,5 +62,5 @@ def memory_and_work_are_near_what_xla_says(report):
     (read,), (estimate,) = report.memory, report.estimates
     assert (estimate.arguments, estimate.results) == pytest.approx((read.arguments, read.results), rel=0.05)
     assert 0.5 * read.peak <= estimate.peak <= 4 * read.peak
-    if all(equation.turns == 1 for equation in report.equations):  # XLA counts the body of a loop once
+    if all(equation.trip_count == 1 for equation in report.equations):  # XLA counts the body of a loop once
         assert report.flops.per_device == pytest.approx(sum(unit.flops for unit in report.compiled), rel=0.25)

@@ -1,1 +1,1 @@
-"""What XLA made of a program: its text read, its collectives found, its complaints caught."""
+"""Compiled programs: their text parsed, their collectives read, XLA's warnings caught."""

@@ -1,7 +1,7 @@
-"""What this process writes to its standard error from C++, line by line.
+"""Capturing what C++ code of this process writes to standard error.
 
-`sys.stderr` is a matter of Python: XLA writes to the file descriptor 2. So that one is pointed at a file for a while. A
-pipe would be read at once, but whoever fills it while holding Python's lock would wait for ever.
+XLA writes to file descriptor 2, not to `sys.stderr`, so the descriptor is redirected to a file for a while. With a
+pipe, a thread that fills it while it holds the GIL would deadlock.
 """
 
 import contextlib
@@ -14,20 +14,19 @@ from collections.abc import Callable, Iterator
 __all__ = ["take_lines"]
 
 _STDERR = 2
-# There is one such descriptor in a process. A block in a block of the same thread takes its lines first.
+# There is one such descriptor in a process. Blocks of one thread nest: the inner one takes its lines first.
 _lock = threading.RLock()
 
 
 @contextlib.contextmanager
 def take_lines(take: Callable[[str], bool]) -> Iterator[None]:
-    r"""Reads what the process writes to the file descriptor 2 in the block, when the block ends.
+    r"""Captures what the process writes to file descriptor 2 in the block, and reads it when the block ends.
 
-    What is not taken is written on then, in its order, also if the block raises; if the descriptor is closed, there is
-    nowhere to write it to. What other threads write meanwhile is held back likewise. If the process dies in the block,
-    so does what it wrote there.
+    Lines that are not taken are then written to the original descriptor in order, also if the block raises, unless it
+    is closed. The output of other threads is captured as well. If the process dies in the block, the output is lost.
 
     Args:
-        take: is called with each line, without its end; returns whether the line is not to be written on.
+        take: is called with each line, without its end; returns whether to drop the line.
 
     Example:
         >>> lines = []
@@ -66,12 +65,12 @@ def _duplicate() -> int | None:
 
 
 def _flush() -> None:
-    """What Python holds back of its own goes where it was meant to go."""
+    """Flushes what Python has buffered for the descriptor."""
     with contextlib.suppress(AttributeError, OSError, ValueError):  # there may be no such stream, or it is closed
         sys.stderr.flush()
 
 
 def _write(data: bytes) -> None:
-    with contextlib.suppress(OSError):  # nobody reads it any more
+    with contextlib.suppress(OSError):  # the other end of a pipe is closed
         while data:
             data = data[os.write(_STDERR, data) :]

@@ -1,9 +1,9 @@
-"""Which devices of a program communicate, and which axes of a mesh that is.
+"""The device groups of collectives, and the mesh axes that they communicate over.
 
-HLO writes groups of numbers in several forms, and says with an instruction's attributes what they number: replicas,
-partitions or both. Here they all become groups of positions in the device assignment of the program, which is the order
-of `mesh.devices.flat`. Nothing is guessed: what is not understood is an error, because a group that was not read looks
-like one that has all devices.
+HLO writes groups in several forms, and the attributes of an instruction determine what the numbers in them are:
+replicas, partitions or both. Here they all become groups of positions in the device assignment of the program, which is
+the order of `mesh.devices.flat`. Unknown forms are errors: a group that was not parsed would look like one of all
+devices.
 """
 
 import math
@@ -29,11 +29,11 @@ _AXIS = re.compile(r"\s*'?(?P<name>[^',:]+)'?(?::\((?P<before>\d+)\)(?P<size>\d+
 
 
 def parse_groups(text: str) -> Groups:
-    """The numbers of a `replica_groups=` attribute; none if it says that all are one group.
+    """The groups of a `replica_groups=` attribute; none if it puts all devices into one group.
 
     Args:
-        text: a list `{{0,1},{2,3}}`, the iota form `[4,2]<=[2,4]T(1,0)`, or axes of a mesh of its own:
-            `mesh['x'=4,'y'=2] {'y'}`, of which axes and parts of axes can be meant, `{'x':(2)2}`.
+        text: a list `{{0,1},{2,3}}`, the iota form `[4,2]<=[2,4]T(1,0)`, or axes or parts of axes of a mesh of its own:
+            `mesh['x'=4,'y'=2] {'y'}`, `mesh['x'=4,'y'=2] {'x':(2)2}`.
 
     Raises:
         ValueError: it is none of these.
@@ -56,21 +56,21 @@ def parse_groups(text: str) -> Groups:
         return _as_tuples(numbers.reshape(count, size))
     if match := _MESH.fullmatch(stripped):
         return _groups_of_mesh(match, text)
-    raise _malformed(text, "it is neither a list, nor an iota, nor axes of a mesh")
+    raise _malformed(text, "they are neither a list, nor an iota, nor axes of a mesh")
 
 
 def parse_pairs(text: str) -> tuple[tuple[int, int], ...]:
-    """The sources and targets of a `source_target_pairs=` attribute.
+    """The (source, target) pairs of a `source_target_pairs=` attribute.
 
     Raises:
-        ValueError: it is no list of pairs.
+        ValueError: it is not a list of pairs.
 
     Example:
         >>> parse_pairs("{{0,1},{1,0}}")
         ((0, 1), (1, 0))
     """
     if not _LIST.fullmatch(text.strip()):
-        raise _malformed(text, "it is no list of pairs")
+        raise _malformed(text, "they are not a list of pairs")
     pairs = []
     for group in parse_groups(text):
         if len(group) != 2:
@@ -80,13 +80,13 @@ def parse_pairs(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def expand(groups: Groups, replicas: int, partitions: int, channel: bool, global_ids: bool | None) -> Groups:
-    """Groups of positions in the device assignment: replica by replica, in each partition by partition.
+    """Groups as positions in the device assignment, which has partitions as its minor dimension.
 
     Args:
         groups: as the instruction has them; none means one group of all.
-        replicas, partitions: how many the program has.
+        replicas, partitions: their numbers in the program.
         channel: whether the instruction has a channel.
-        global_ids: its `use_global_device_ids`; None for a kind of instruction that has no such attribute.
+        global_ids: its `use_global_device_ids`; None for opcodes without that attribute.
 
     Source: `GetCollectiveOpGroupMode` of XLA.
     """
@@ -96,9 +96,7 @@ def expand(groups: Groups, replicas: int, partitions: int, channel: bool, global
     groups = groups or (tuple(everyone),)
     outside = [number for group in groups for number in group if number not in everyone]
     if outside:
-        raise ValueError(
-            f"a collective has device {outside[0]}, but its program has {len(everyone)} that it may number"
-        )
+        raise ValueError(f"a collective names device {outside[0]}, but its program has only {len(everyone)}")
     if global_ids:  # the numbers are positions already
         return groups
     if not channel:  # replicas, the same in each partition
@@ -110,11 +108,7 @@ def expand(groups: Groups, replicas: int, partitions: int, channel: bool, global
 
 
 def axes_of_groups(groups: Groups, mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
-    """The axes of the mesh whose product each group is, in the mesh's order; none if there are no such axes.
-
-    Args:
-        groups: of positions in `mesh.devices.flat`.
-        mesh: of as many devices.
+    """The axes of the mesh whose product each group of positions is, in the mesh's order; none if there are none.
 
     Example:
         >>> axes_of_groups(((0, 4), (1, 5), (2, 6), (3, 7)), AbstractMesh((2, 4), ("x", "y")))
@@ -129,7 +123,7 @@ def axes_of_groups(groups: Groups, mesh: Mesh | AbstractMesh) -> tuple[str, ...]
     coordinates = _coordinates(groups, mesh)  # (axis, group, member)
     varies = (coordinates != coordinates[:, :, :1]).any(axis=(1, 2))
     axes = tuple(name for name, moves in zip(mesh.axis_names, varies, strict=True) if moves)
-    # The members of a group differ, and along these axes only: if they are enough, they are the product.
+    # The members of a group differ along these axes only: if there are enough of them, they are the product.
     return axes if math.prod(mesh.shape[name] for name in axes) == sizes.pop() else ()
 
 
@@ -172,7 +166,7 @@ def _groups_of_mesh(match: re.Match[str], text: str) -> Groups:
         numbers = np.arange(math.prod(sizes.values()))
     if numbers.size != math.prod(sizes.values()):
         raise _malformed(text, f"{numbers.size} devices are no mesh [{match['mesh']}]")
-    # Every axis is cut where a part of one of the axes begins or ends; what lies between two cuts is a dimension.
+    # Every axis is split where a part of it begins or ends; each piece is a dimension.
     chosen, position = [], 0
     while position < len(match["axes"]):
         axis = _AXIS.match(match["axes"], position)
@@ -214,4 +208,4 @@ def _as_tuples(array: np.ndarray) -> Groups:
 
 def _malformed(text: str, why: str) -> ValueError:
     shown: Sequence[str] = text if len(text) < 200 else text[:200] + "..."
-    return ValueError(f"the groups {shown} of a collective are not understood: {why}")
+    return ValueError(f"the groups {shown} of a collective cannot be parsed: {why}")

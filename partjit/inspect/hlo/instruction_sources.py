@@ -1,7 +1,7 @@
 """Where the instructions of a compiled program come from: the user's line, and the equation.
 
-What does not say so is taken to come from where the nearest instruction comes from that does, by operands and users; in
-a computation where none says so, from where the instruction comes from that calls it.
+An instruction without such metadata takes that of the nearest one, by operands and users; in a computation without any,
+that of the instruction that calls it.
 """
 
 import collections
@@ -23,7 +23,7 @@ class InstructionSource:
     Attributes:
         site: the user's line, or None.
         tags: the numbers of the equations, outermost first.
-        op_name: the stack of names that jax gave it.
+        op_name: its name stack.
     """
 
     site: Site | None = None
@@ -32,27 +32,22 @@ class InstructionSource:
 
     @property
     def is_known(self) -> bool:
-        """Whether it says a line or an equation."""
+        """Whether the line or the equation is known."""
         return self.site is not None or bool(self.tags)
 
 
 class InstructionSources:
-    """The origins of the instructions of one program; what is found is kept, so that all are found in linear time."""
+    """The sources of the instructions of one program; results are cached, so that all take linear time."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
         self._nearest: dict[str, Mapping[str, InstructionSource]] = {}
 
     def of(self, instructions: Sequence[Instruction], computation: Computation) -> InstructionSource:
-        """Where the first of these comes from that says so, or else the nearest one to them.
-
-        Args:
-            instructions: of one computation, the first one is asked first.
-            computation: that one.
-        """
+        """The source of the first of these instructions that has one, or else of the one nearest to them."""
         op_name = ""
         for instruction in instructions:
-            source = self._said(instruction)
+            source = self._own(instruction)
             if source.is_known:
                 return source
             op_name = op_name or source.op_name
@@ -60,22 +55,22 @@ class InstructionSources:
         for instruction in instructions:
             if instruction.name in nearest:
                 return nearest[instruction.name]
-        caller = self._origin_of_caller(computation)
+        caller = self._source_of_caller(computation)
         if caller.is_known:
             return caller
         return InstructionSource(op_name=op_name or caller.op_name)
 
-    def _said(self, instruction: Instruction) -> InstructionSource:
+    def _own(self, instruction: Instruction) -> InstructionSource:
         metadata = instruction.metadata
         op_name = metadata.get("op_name", "")
         return InstructionSource(self.module.lines.site(metadata), tags_of(op_name), op_name)
 
     def _nearest_in(self, computation: Computation) -> Mapping[str, InstructionSource]:
-        """Of every instruction of a computation the origin of the nearest one that says it, all in one search."""
+        """The source nearest to each instruction of a computation, all in one breadth-first search."""
         found = self._nearest.get(computation.name)
         if found is None:
-            said = {name: self._said(one) for name, one in computation.instructions.items()}
-            found = {name: source for name, source in said.items() if source.is_known}
+            own = ((name, self._own(one)) for name, one in computation.instructions.items())
+            found = {name: source for name, source in own if source.is_known}
             queue = collections.deque(found)
             while queue:
                 name = queue.popleft()
@@ -89,7 +84,9 @@ class InstructionSources:
 
     @functools.cached_property
     def _callers(self) -> Mapping[str, tuple[Instruction, Computation]]:
-        """The last instruction that calls each computation, and where it stands: callers come after what they call."""
+        """The last instruction that calls each computation, and its computation; callers come after callees in the
+        text.
+        """
         return {
             name: (instruction, computation)
             for computation in self.module.computations.values()
@@ -97,7 +94,7 @@ class InstructionSources:
             for name in instruction.computations
         }
 
-    def _origin_of_caller(self, computation: Computation) -> InstructionSource:
+    def _source_of_caller(self, computation: Computation) -> InstructionSource:
         if computation.name not in self._callers:
             return InstructionSource()
         instruction, around = self._callers[computation.name]

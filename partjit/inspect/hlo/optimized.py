@@ -1,8 +1,4 @@
-"""The collectives of a compiled program, read from its text.
-
-XLA's text says everything: which devices communicate, how often the loops around turn, and in the metadata where an
-instruction comes from. What it does not say of an instruction is taken from the nearest one that it does say it of.
-"""
+"""The collectives of a compiled program, read from its text: device groups, trip counts and source lines."""
 
 import collections
 import dataclasses
@@ -28,7 +24,7 @@ from partjit.inspect.hlo.trip_counts import trip_count
 
 __all__ = ["read_collectives"]
 
-# Kinds without the attribute `use_global_device_ids`: with a channel they number partitions.
+# Kinds without the attribute `use_global_device_ids`: with a channel, their groups are of partitions.
 _OF_PARTITIONS = ("all-to-all", "collective-broadcast", "collective-permute", "ragged-all-to-all")
 _OPCODES = {kind + suffix: kind for kind in KINDS for suffix in ("", "-start")}
 
@@ -36,18 +32,18 @@ _OPCODES = {kind + suffix: kind for kind in KINDS for suffix in ("", "-start")}
 def read_collectives(hlo_text: str, mesh: Mesh | AbstractMesh, program: str | None = None) -> list[Collective]:
     """The collectives of a compiled program, in the order of its text.
 
-    An instruction in a computation that is called from several places counts for all of them; if these are in different
-    branches, there is one for each. A loop that turns nobody knows how often gives `times` None. What is in a branch
-    may not happen: it counts as if its branch was taken, see `total_bytes`.
+    An instruction in a computation with several callers counts for all of them; with callers in different branches,
+    there is one collective for each branch. In a loop of unknown trip count, `times` is None. A collective in a branch
+    counts as if the branch were taken, see `total_bytes`.
 
     Args:
         hlo_text: `compiled.as_text()`.
-        mesh: the one it was compiled for: its axes name the groups of devices.
-        program: its name; that in the text unless given.
+        mesh: the mesh it was compiled for, whose axes name the device groups.
+        program: its name; by default the one in the text.
 
     Raises:
-        ValueError: the text is none of a compiled program, or of one for another number of devices than the mesh has,
-            or the groups of a collective are not understood.
+        ValueError: the text is not that of a compiled program, or of one for another number of devices than the mesh
+            has, or the groups of a collective cannot be parsed.
 
     Example:
         >>> import jax
@@ -83,7 +79,7 @@ _Branch = tuple[tuple[str, int], ...]
 
 
 def _contexts(module: Module) -> Mapping[str, dict[_Branch, int | None]]:
-    """In which branches each computation runs, and how often in a step; None where that is not known."""
+    """The branches in which each computation runs, and how often in a step; None where that is unknown."""
     found: dict[str, dict[_Branch, int | None]] = collections.defaultdict(dict)
     for computation in reversed(module.computations.values()):  # callers before what they call
         if computation.is_entry:
@@ -97,7 +93,7 @@ def _contexts(module: Module) -> Mapping[str, dict[_Branch, int | None]]:
 
 
 def _calls(computation: Computation, module: Module) -> Iterator[tuple[str, int | None, _Branch]]:
-    """(computation, how often, in which branch) of what a computation calls; reductions and the like are left out."""
+    """(computation, how often, in which branch) of the callees of a computation, without reductions and the like."""
     for instruction in computation.instructions.values():
         match instruction.opcode:
             case "while":
@@ -128,11 +124,11 @@ def _collective(
     kind, module = _OPCODES[instruction.opcode], sources.module
     done = _done(instruction, computation)
     operands = [computation.instructions[name] for name in instruction.operands]
-    if kind == "ragged-all-to-all":  # what is moved, where to, and offsets and sizes
+    if kind == "ragged-all-to-all":  # the others are the target, offsets and sizes
         operands = operands[:1]
     arrays = [leaf for operand in operands for leaf in leaf_types(operand.type)]
     results = leaf_types(done.type)
-    # An all-to-all of several operands moves the parts of one array; the others move as many arrays.
+    # An all-to-all of several operands moves the shards of one array; other kinds move as many arrays.
     parts = len(results) == len(arrays) > 1 and kind != "all-to-all"
     members = _members(arrays, results, operands, done, instruction, computation, sources) if parts else ()
     traced = members[0] if members else sources.of([done, instruction], computation)
@@ -164,12 +160,12 @@ def _collective(
     )
 
 
-# A program has few different groups, and many collectives.
+# A program has many collectives, but few different groups.
 @functools.lru_cache(maxsize=1024)
 def _between(
     kind: str, text: str, channel: bool, global_ids: bool | None, counts: tuple[int, int], mesh: Mesh | AbstractMesh
 ) -> tuple[Groups, tuple[str, ...], int, float]:
-    """Between whom a collective communicates: groups, axes, size of a group, and the part of the devices that send."""
+    """The groups of a collective, their axes, their size, and the fraction of devices that send."""
     if kind == "collective-permute":
         pairs = parse_pairs(text)
         groups = expand(pairs, *counts, channel, None) if pairs else ()
@@ -181,7 +177,7 @@ def _between(
 
 
 def _done(instruction: Instruction, computation: Computation) -> Instruction:
-    """The instruction that has the result: that of an asynchronous collective is another one than what starts it."""
+    """The instruction with the result: an asynchronous collective has separate instructions for start and end."""
     done = instruction
     while done.opcode.endswith(("-start", "-update")):
         ends = [user for user in computation.users.get(done.name, []) if user.opcode.endswith(("-done", "-update"))]
@@ -200,7 +196,7 @@ def _members(
     computation: Computation,
     sources: InstructionSources,
 ) -> tuple[Member, ...]:
-    # XLA gives what takes a result out of the tuple the name of the collective it stands for.
+    # XLA gives the `get-tuple-element` of a combined result the metadata of the original collective.
     takers: dict[int, list[Instruction]] = {}
     for user in computation.users.get(done.name, []):
         if user.opcode == "get-tuple-element":

@@ -1,8 +1,8 @@
-"""XLA's warning that it moves an array from one sharding to another by giving all of it to every device.
+"""XLA's warning that it reshards an array by replicating it in full.
 
-Most ways from one sharding to another are a collective or two. Where the partitioner knows none, it gathers the whole
-array on every device and cuts it anew, "involuntary full rematerialization", and says so in C++ on the standard error.
-Here that is caught while a program is compiled.
+Most reshardings take a collective or two. Where the partitioner knows none, it gathers the whole array on every device
+and slices it, an "involuntary full rematerialization", and logs a warning in C++ to standard error. Here that is caught
+while a program is compiled.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from partjit._jax.compiling import no_compilation_cache, xla_warnings
 from partjit.errors import UnrepresentableShardingError
 from partjit.inspect.hlo.captured_stderr import take_lines
-from partjit.inspect.hlo.resharding import way_between
+from partjit.inspect.hlo.resharding import resharding_path
 from partjit.inspect.hlo.source_lines import tags_of
 from partjit.inspect.hlo.text import Instruction, parse_instruction, parse_module, type_bytes
 from partjit.inspect.user_lines import Site
@@ -30,22 +30,22 @@ _MESSAGE = re.compile(
     r"Involuntary full rematerialization\. The compiler cannot go from sharding (?P<source>\{.*?\}) to "
     r"(?P<target>\{.*?\}) efficiently for HLO operation (?P<operation>.*)\. As the last resort, SPMD will replicate"
 )
-# How a line of XLA's log begins: the letter is its level.
+# The beginning of a line of XLA's log; the letter is the level.
 _LEVEL = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rematerialization:
-    """An array that every device gets all of, because the partitioner knows no other way to its next sharding.
+    """An array that is replicated in full, because the partitioner knows no other way to its next sharding.
 
     Attributes:
-        name: that of the instruction whose result it is.
+        name: of the instruction whose result it is.
         shape: its dtype and shape on a device, before: `f32[2,8]`.
-        source, target: the shardings from and to which it goes, as XLA writes them.
-        source_spec, target_spec: the same as specs on the mesh; None where no spec says it.
-        between: specs on a way that needs no such thing, if one is known: see `way_between`.
-        total_bytes: what every device gets, padding included; None if `source_spec` is.
-        op_name: the stack of names that jax gave the instruction.
+        source, target: its shardings before and after, as XLA writes them.
+        source_spec, target_spec: the same as specs on the mesh; None where no spec describes it.
+        between: specs in between that avoid the rematerialization, if known: see `resharding_path`.
+        total_bytes: of the replicated array, padding included; None if `source_spec` is.
+        op_name: the name stack of the instruction.
         tags: the numbers of the equations that it comes from, outermost first.
         site: the user's line that it comes from, or None: see `with_sites`.
         frame_id: the number of its stack frame in the text of the program, or None.
@@ -68,30 +68,27 @@ class Rematerialization:
 
     @property
     def suggestion(self) -> str:
-        """What to do about it, in words."""
-        whole = "the whole array" if self.total_bytes is None else f"the whole array, {self.total_bytes} bytes"
-        went = f"from {_show(self.source_spec, self.source)} to {_show(self.target_spec, self.target)}"
-        told = f"every device gets {whole}, for {self.name} to go {went}."
+        """A remedy, in words."""
+        size = "" if self.total_bytes is None else f" ({self.total_bytes} bytes)"
+        route = f"from {_show(self.source_spec, self.source)} to {_show(self.target_spec, self.target)}"
+        problem = f"{self.name} is replicated in full on every device{size} to be resharded {route}."
         if not self.between:
-            return f"{told} Shard it alike before and after, or let axes stay with the dimensions they divide."
+            return f"{problem} Use one sharding before and after, or keep axes on the dimensions they shard."
         specs = ", then ".join(str(ParsedPartitionSpec.from_user_input(spec, "between")) for spec in self.between)
-        return f"{told} Constrain it to {specs} in between: no device holds more on this way than at one of its ends."
+        return f"{problem} Constrain it to {specs} in between: no shard is then larger than before or after."
 
 
 @contextlib.contextmanager
 def catch_rematerializations(mesh: Mesh | AbstractMesh) -> Iterator[list[Rematerialization]]:
-    """Catches the warnings of what is compiled in the block.
+    """Catches the warnings of XLA about programs that are compiled in the block, for this mesh.
 
-    Nothing in the block is read from jax's persistent compilation cache, for XLA says nothing of what it does not
-    compile. All other output is written on when the
-    block ends, also if it raises. XLA writes to a file descriptor that all threads share: what they compile meanwhile
-    belongs to the block as well. If XLA's warnings are turned off, they are turned on for the block.
-
-    Args:
-        mesh: that of the programs, whose axes name the shardings.
+    jax's persistent compilation cache is not read in the block, since XLA warns only about what it compiles. All other
+    output is written when the block ends, also if it raises. XLA writes to a file descriptor that all threads share, so
+    warnings about programs that other threads compile meanwhile are caught as well. If XLA's warnings are turned off,
+    they are turned on for the block.
 
     Yields:
-        A list, which is filled when the block ends; each warning once, in their order.
+        A list, which is filled when the block ends; each warning once, in order.
 
     Example:
         >>> import jax, numpy as np
@@ -114,7 +111,7 @@ def catch_rematerializations(mesh: Mesh | AbstractMesh) -> Iterator[list[Remater
             one = parse_rematerialization(line, mesh)
             if one is None:
                 logged = _LEVEL.match(line)
-                return logged is not None and "IWEF".index(logged[1]) < level  # nobody would have seen it otherwise
+                return logged is not None and "IWEF".index(logged[1]) < level  # it would not have been logged otherwise
             if one.message not in messages:
                 messages.add(one.message)
                 found.append(one)
@@ -125,12 +122,7 @@ def catch_rematerializations(mesh: Mesh | AbstractMesh) -> Iterator[list[Remater
 
 
 def parse_rematerialization(line: str, mesh: Mesh | AbstractMesh) -> Rematerialization | None:
-    """Reads a line of XLA's log; None if it says something else.
-
-    Args:
-        line: as XLA writes it.
-        mesh: that of the program.
-    """
+    """Parses a line of XLA's log about a program on this mesh; None if it is another message."""
     match = _MESSAGE.search(line)
     if match is None or (operation := parse_instruction(match["operation"])) is None:
         return None
@@ -139,7 +131,7 @@ def parse_rematerialization(line: str, mesh: Mesh | AbstractMesh) -> Remateriali
     source_spec, target_spec = (_spec(match[which], mesh) for which in ("source", "target"))
     between: tuple[P, ...] = ()
     if source_spec is not None and target_spec is not None:
-        between = way_between(source_spec.partitions, target_spec.partitions, mesh.shape)
+        between = resharding_path(source_spec.partitions, target_spec.partitions, mesh.shape)
     return Rematerialization(
         name=operation.name,
         shape=_shape(operation),
@@ -158,12 +150,7 @@ def parse_rematerialization(line: str, mesh: Mesh | AbstractMesh) -> Remateriali
 
 
 def with_sites(found: Sequence[Rematerialization], hlo_text: str) -> list[Rematerialization]:
-    """The same with the user's lines.
-
-    Args:
-        found: what was caught while one program was compiled.
-        hlo_text: the text of that program, `compiled.as_text()`: the warnings give numbers of its stack frames.
-    """
+    """The warnings about one program with the user's lines, which `compiled.as_text()` has for their stack frames."""
     lines = parse_module(hlo_text).lines
     return [
         one

@@ -1,9 +1,9 @@
-"""The way from one sharding to another, in steps each of which is one collective or none at all.
+"""The path from one sharding to another, in steps of at most one collective each.
 
-The steps are those that XLA's partitioner knows: to cut further (an axis not in use divides a dimension, nothing is
-sent), to gather (the minor axis of a dimension), to hand over (the minor axis of a dimension becomes that of another,
-an all-to-all), and to renumber (the axes of a dimension in another order, a collective-permute). It knows them for
-dimensions that the axes divide without remainder.
+The steps are those of XLA's partitioner: to slice (an unused axis shards a dimension, nothing is sent), to gather (the
+minor axis of a dimension), to exchange (the minor axis of a dimension becomes that of another, an all-to-all), and to
+permute (the axes of a dimension in another order, a collective-permute). It takes them for dimensions that the axes
+divide without remainder.
 """
 
 import collections
@@ -13,31 +13,31 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from jax.sharding import PartitionSpec as P
 
-__all__ = ["way_between"]
+__all__ = ["resharding_path"]
 
 _Dims = tuple[tuple[str, ...], ...]
 
-# Of what may be done there is always more; whoever needs that many steps is better off with other specs.
+# The search space is unbounded; where more steps are needed, other specs are the better remedy.
 _MOST_STEPS = 5
 _MOST_STATES = 4000
 
 
-def way_between(
+def resharding_path(
     source: Sequence[tuple[str, ...]], target: Sequence[tuple[str, ...]], sizes: Mapping[str, int]
 ) -> tuple[P, ...]:
-    """The specs in between, on a way of fewest steps on which no device ever holds more than at one of its ends.
+    """The specs between two shardings, on a path of fewest steps without shards larger than those at both ends.
 
     Args:
-        source, target: the axes that divide each dimension, major to minor.
-        sizes: how many devices each axis of the mesh has.
+        source, target: the axes that shard each dimension, major to minor.
+        sizes: of the axes of the mesh.
 
     Returns:
-        The specs, without both ends; none if one step is enough, or if there is no such way of a few steps.
+        The specs, without both ends; none if one step is enough, or if there is no such path of a few steps.
 
     Example:
-        >>> way_between([(), ("x",)], [("y",), ()], {"x": 2, "y": 4})
+        >>> resharding_path([(), ("x",)], [("y",), ()], {"x": 2, "y": 4})
         (P('y', 'x'),)
-        >>> way_between([("y", "x"), ()], [("x",), ("y",)], {"x": 2, "y": 4})
+        >>> resharding_path([("y", "x"), ()], [("x",), ("y",)], {"x": 2, "y": 4})
         (P(('x', 'y'), None),)
     """
     rank = max(len(source), len(target))
@@ -56,15 +56,15 @@ def way_between(
                 queue.append(after)
     if end not in came_from:
         return ()
-    way: list[_Dims] = []
+    path: list[_Dims] = []
     dims, last = end, ""
     while (step := came_from[dims]) is not None:
         before, kind = step
-        # Several cuts, or several gathers, are one step.
-        if dims != end and not (kind == last and kind in ("cut", "gather")):
-            way.append(dims)
+        # Several slices, or several gathers, are one step.
+        if dims != end and not (kind == last and kind in ("slice", "gather")):
+            path.append(dims)
         dims, last = before, kind
-    return tuple(P(*[axes[0] if len(axes) == 1 else (axes or None) for axes in dims]) for dims in reversed(way))
+    return tuple(P(*[axes[0] if len(axes) == 1 else (axes or None) for axes in dims]) for dims in reversed(path))
 
 
 def _steps(dims: _Dims, sizes: Mapping[str, int]) -> Iterator[tuple[str, _Dims]]:
@@ -76,12 +76,12 @@ def _steps(dims: _Dims, sizes: Mapping[str, int]) -> Iterator[tuple[str, _Dims]]
     for dim, axes in enumerate(dims):
         for axis in sizes:
             if axis not in used:
-                yield "cut", replaced({dim: (*axes, axis)})
+                yield "slice", replaced({dim: (*axes, axis)})
         for other, others in enumerate(dims):
             if axes and other != dim:
-                yield "hand over", replaced({dim: axes[:-1], other: (*others, axes[-1])})
+                yield "exchange", replaced({dim: axes[:-1], other: (*others, axes[-1])})
         for order in itertools.permutations(axes) if 2 <= len(axes) <= 4 else ():
-            yield "renumber", replaced({dim: order})
+            yield "permute", replaced({dim: order})
         if axes:
             yield "gather", replaced({dim: axes[:-1]})
 

@@ -1,4 +1,4 @@
-"""The lines of the user's that instructions come from, by the tables in the text of a program."""
+"""The user's lines that instructions come from, by the tables in the text of a compiled program."""
 
 import re
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ _TAG = re.compile(r"\beqn:(\d+)\b")
 
 
 def tags_of(op_name: str) -> tuple[int, ...]:
-    """The numbers of the equations that a stack of names says, outermost first.
+    """The numbers of the equations in a name stack, outermost first.
 
     Example:
         >>> tags_of("jit(step)/eqn:3/while/body/transpose(jvp(eqn:12))/dot_general")
@@ -22,7 +22,7 @@ def tags_of(op_name: str) -> tuple[int, ...]:
 
 
 def unescape(text: str) -> str:
-    r"""What a string of HLO stands for: bytes that are no ASCII are written as octal numbers in it.
+    r"""Decodes the escapes of a string in HLO, which writes bytes outside of ASCII as octal numbers.
 
     Example:
         >>> unescape(r"/home/\303\274/a \"b\".py")
@@ -45,7 +45,7 @@ def _character(escape: bytes) -> bytes:
 
 
 class SourceLines:
-    """The tables FileNames, FunctionNames, FileLocations and StackFrames, and what can be looked up in them."""
+    """The tables FileNames, FunctionNames, FileLocations and StackFrames, and look-ups in them."""
 
     def __init__(self) -> None:
         self._strings: dict[str, dict[int, str]] = {"FileNames": {}, "FunctionNames": {}}
@@ -61,11 +61,7 @@ class SourceLines:
             self._numbers[table][int(number)] = {key: int(value) for key, value in fields}
 
     def site(self, metadata: Mapping[str, str]) -> Site | None:
-        """The innermost line that is the user's: neither jax's nor this package's.
-
-        Args:
-            metadata: of an instruction.
-        """
+        """The innermost line of user code, outside of jax and this package, for the metadata of an instruction."""
         if "stack_frame_id" in metadata:
             return self._site_of_frame(int(metadata["stack_frame_id"]))
         if "source_file" in metadata:
@@ -84,6 +80,6 @@ class SourceLines:
             if file and is_user_file(file):
                 function = self._strings["FunctionNames"].get(location.get("function_name_id", 0), "")
                 return (file, location.get("line", 0), function.rpartition(".")[2])
-            # XLA writes the number of the parent and one, so that 1 is none.
+            # XLA writes the number of the parent plus one; 1 means none.
             frame_id = frame.get("parent_frame_id", 1) - 1
         return None

@@ -1,7 +1,7 @@
-"""The text of a compiled program, taken apart: computations, and instructions with operands and attributes.
+"""A parser of HLO text: computations, and instructions with operands and attributes.
 
-Of a line only its name, type and opcode are read at first; operands, attributes and who uses what are read where
-somebody asks. So reading is linear in the text, and quick for the megabytes that a large program has.
+Of a line only the name, type and opcode are parsed at first; operands, attributes and users are parsed on demand. So
+parsing is linear in the text, and fast for the megabytes of a large program.
 """
 
 import functools
@@ -53,7 +53,7 @@ class Instruction:
         self.name, self.type, self.opcode, self.is_root, self._rest = name, type_, opcode, is_root, rest
 
     def _end_of_operands(self) -> int:
-        """Where the parenthesis after the opcode is closed."""
+        """The position of the closing parenthesis of the operands."""
         closing = self._rest.find(")")
         if "(" not in self._rest[:closing]:
             return closing
@@ -66,7 +66,7 @@ class Instruction:
 
     @property
     def arguments(self) -> str:
-        """What stands between the parentheses: names, or the value of a constant, or the number of a parameter."""
+        """The text between the parentheses: names, the value of a constant, or the number of a parameter."""
         return self._rest[: self._end_of_operands()]
 
     @property
@@ -89,7 +89,7 @@ class Instruction:
 
     def names_in(self, attribute: str) -> list[str]:
         """The computations that an attribute names, one or a list in braces."""
-        # What could have the same words in a string comes later.
+        # Attributes whose strings may contain the same text come later.
         start = self._rest.find(f", {attribute}=")
         if start < 0 or any(-1 < self._rest.find(later) < start for later in _LATER):
             return []
@@ -99,7 +99,7 @@ class Instruction:
     @property
     def metadata(self) -> Mapping[str, str]:
         """`op_name`, `stack_frame_id`, `source_file` and `source_line`, whichever there are."""
-        # A string with the same words in it would come later.
+        # A string with the same text would come later.
         start = self._rest.find(", metadata={")
         if start < 0 or (match := _METADATA.match(self._rest, start)) is None:
             return {}
@@ -109,13 +109,13 @@ class Instruction:
 
     @property
     def known_trip_count(self) -> int | None:
-        """How often XLA says that the loop turns, if it says so."""
+        """The trip count that XLA annotates, if it does."""
         match = _TRIP_COUNT.search(self._rest)
         return None if match is None else int(match[1])
 
 
 class Computation:
-    """Instructions that make one function; `root` is what it returns."""
+    """A function: its instructions by name."""
 
     def __init__(self, name: str, is_entry: bool) -> None:
         self.name, self.is_entry = name, is_entry
@@ -123,12 +123,12 @@ class Computation:
 
     @functools.cached_property
     def root(self) -> Instruction | None:
-        """What it returns."""
+        """The instruction with its result."""
         return next((instruction for instruction in self.instructions.values() if instruction.is_root), None)
 
     @functools.cached_property
     def users(self) -> Mapping[str, list[Instruction]]:
-        """Who uses the result of each instruction, by its name."""
+        """The users of each instruction, by its name."""
         found: dict[str, list[Instruction]] = {}
         for instruction in self.instructions.values():
             for operand in dict.fromkeys(instruction.operands):
@@ -142,8 +142,8 @@ class Module:
     Attributes:
         name: `jit_step`.
         computations: by name, callees before their callers.
-        replicas, partitions: how many of each it runs on; their product is the number of devices.
-        lines: the lines that its instructions come from.
+        replicas, partitions: their numbers; the product is the number of devices.
+        lines: the source lines of its instructions.
     """
 
     def __init__(self, header: str) -> None:
@@ -155,10 +155,7 @@ class Module:
 
 
 def parse_module(text: str) -> Module:
-    """Takes the text of a program apart.
-
-    Args:
-        text: `compiled.as_text()`.
+    """Parses `compiled.as_text()`.
 
     Raises:
         ValueError: it is no such text.
@@ -177,7 +174,7 @@ def parse_module(text: str) -> Module:
     """
     lines = text.split("\n")
     if not lines[0].startswith("HloModule "):
-        raise ValueError(f"this is no text of a compiled program, which begins with HloModule: {lines[0][:80]!r}")
+        raise ValueError(f"the text of a compiled program begins with HloModule, but this with {lines[0][:80]!r}")
     module, current, table = Module(lines[0]), None, ""
     for line in lines:
         if line.startswith("  "):
@@ -199,7 +196,7 @@ def parse_module(text: str) -> Module:
 
 
 def parse_instruction(line: str) -> Instruction | None:
-    """Reads one instruction by itself; None if the line is no instruction.
+    """Parses a single instruction; None if the line is none.
 
     Example:
         >>> parse_instruction("ROOT %sum = f32[8]{0} add(%x, %y)").operands
@@ -213,7 +210,7 @@ def parse_instruction(line: str) -> Instruction | None:
 
 
 def leaf_types(type_: str) -> list[str]:
-    """The arrays that a type has, tuples opened, without their layouts.
+    """The types of the arrays in a type, with tuples flattened, without layouts.
 
     Example:
         >>> leaf_types("((f32[8,16]{1,0}, s32[]), bf16[4])")
@@ -223,7 +220,7 @@ def leaf_types(type_: str) -> list[str]:
 
 
 def type_bytes(type_: str) -> int:
-    """How many bytes the arrays of a type have.
+    """The total size in bytes of the arrays of a type.
 
     Example:
         >>> type_bytes("(bf16[8,16]{1,0}, pred[3], token[])"), type_bytes("s4[8]{0:E(4)}")

@@ -1,7 +1,8 @@
-"""How often a loop of a compiled program turns, where XLA does not say so.
+"""Trip counts of loops of a compiled program that XLA has not annotated.
 
-The condition is read if it compares what counts up or down by a constant, from a constant, with another such. A value
-is then `slot + offset`: what stands in a slot of the loop's state at the beginning of a turn, and a constant.
+The condition is analyzed if it compares an affine counter, which starts at a constant and changes by a constant, with
+another one. A value is then `slot + offset`: a slot of the loop's state at the beginning of an iteration, and a
+constant.
 """
 
 import dataclasses
@@ -11,7 +12,7 @@ from partjit.inspect.hlo.text import Computation, Instruction, Module
 
 __all__ = ["trip_count"]
 
-# What an instruction may pass on as it is, as far as whole numbers are concerned.
+# Opcodes that do not change an integer.
 _PASSES = ("copy", "bitcast", "convert", "reshape", "copy-done", "copy-start")
 
 
@@ -37,13 +38,7 @@ _Value = _Linear | _Comparison | _State | None
 
 
 def trip_count(loop: Instruction, around: Computation, module: Module) -> int | None:
-    """How often a loop turns, or None if that is not known.
-
-    Args:
-        loop: a `while`.
-        around: the computation it stands in.
-        module: the program.
-    """
+    """The trip count of a `while` in a computation; None if it is unknown."""
     if loop.known_trip_count is not None:
         return loop.known_trip_count
     condition, body = (module.computations.get(name) for key in ("condition", "body") for name in loop.names_in(key))
@@ -56,13 +51,13 @@ def trip_count(loop: Instruction, around: Computation, module: Module) -> int | 
     right = _course(comparison.right, loop, around, body, module)
     if left is None or right is None:
         return None
-    return _turns(comparison.direction, left[0] - right[0], left[1] - right[1])
+    return _iterations(comparison.direction, left[0] - right[0], left[1] - right[1])
 
 
 def _course(
     side: _Linear, loop: Instruction, around: Computation, body: Computation, module: Module
 ) -> tuple[int, int] | None:
-    """What one side of the comparison is at first, and what every turn adds to it."""
+    """The initial value of one side of the comparison, and its increment per iteration."""
     if side.slot is None:
         return side.offset, 0
     first = _value(_element(around, around.instructions[loop.operands[0]], side.slot), around, {}, module)
@@ -75,7 +70,7 @@ def _course(
 
 
 def _element(computation: Computation, tuple_: Instruction | None, slot: int) -> Instruction | None:
-    """The instruction that makes one element of a tuple, if the tuple is put together in sight."""
+    """The instruction that computes one element of a tuple, if the tuple is built in the same computation."""
     while tuple_ is not None and tuple_.opcode == "copy":
         tuple_ = computation.instructions.get(tuple_.operands[0])
     if tuple_ is None or tuple_.opcode != "tuple":
@@ -88,7 +83,7 @@ def _parameters(computation: Computation) -> Mapping[str, _Value]:
 
 
 def _value(instruction: Instruction | None, inside: Computation, known: Mapping[str, _Value], module: Module) -> _Value:
-    """What an instruction computes, if it is as simple as that."""
+    """The value of an instruction, if it is affine or a comparison."""
     if instruction is None:
         return None
     if instruction.name in known:
@@ -108,8 +103,8 @@ def _value(instruction: Instruction | None, inside: Computation, known: Mapping[
         arguments: dict[str, _Value] = {}
         for parameter in called.instructions.values():
             if parameter.opcode == "parameter":
-                given = operands[int(parameter.arguments)]
-                arguments[parameter.name] = _value(given, inside, known, module)
+                operand = operands[int(parameter.arguments)]
+                arguments[parameter.name] = _value(operand, inside, known, module)
         return _value(called.root, called, arguments, module)
     if instruction.opcode in ("add", "subtract", "compare"):
         left, right = (_value(operand, inside, known, module) for operand in operands)
@@ -128,8 +123,8 @@ def _combined(instruction: Instruction, left: _Linear, right: _Linear) -> _Value
     return None
 
 
-def _turns(direction: str, difference: int, step: int) -> int | None:
-    """The first k at which `difference + k * step` no longer compares with 0 as said."""
+def _iterations(direction: str, difference: int, step: int) -> int | None:
+    """The first k at which `difference + k * step` no longer compares with 0 in this direction."""
     if direction in ("GT", "GE"):
         direction, difference, step = {"GT": "LT", "GE": "LE"}[direction], -difference, -step
     if direction == "LE":

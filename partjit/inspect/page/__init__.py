@@ -1,1 +1,1 @@
-"""A report as a page: plain HTML, which a script rearranges."""
+"""A report as a page: plain HTML, which a script makes interactive."""

@@ -1,21 +1,22 @@
-"""The arguments and results in the page of a report, with pictures of where they are."""
+"""The arguments and results in the page of a report, with pictures of their shardings."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from partjit.inspect.annotated import AnnotatedValue, shown_spec
+from partjit.inspect.annotated import AnnotatedValue
 from partjit.inspect.arrays import draw_array
 from partjit.inspect.page.table import colored_spec, nbytes, rows_table
 from partjit.render.markup import Markup, element, join
+from partjit.render.numbers import counted
 from partjit.render.theme import STYLESHEET
 
 __all__ = ["arrays"]
 
-_PICTURES = 400_000  # characters of pictures in a page; the layouts of the largest arrays come first
+_PICTURES = 400_000  # characters of pictures in a page; the largest arrays come first
 
 
 def arrays(report: Any, prefix: str) -> Markup:
-    """The arguments and results, with pictures of where they are."""
+    """The arguments and results, with pictures of their shardings."""
     listed = [
         (what, value)
         for what, values in (("argument", report.whole.tree.inputs), ("result", report.whole.results))
@@ -27,25 +28,21 @@ def arrays(report: Any, prefix: str) -> Markup:
         (
             what,
             pictures.link(value),
-            element("span", value.aval.str_short(short_dtypes=True), class_="pj-mono"),
-            element("span", colored_spec(_spec(value), report.mesh.axis_names), class_="pj-mono"),
+            element("span", value.shown_type, class_="pj-mono"),
+            element("span", colored_spec(value.shown_spec, report.mesh.axis_names), class_="pj-mono"),
             element("span", f"[{','.join(map(str, value.shard_shape))}]", class_="pj-mono"),
             nbytes(value.nbytes),
             nbytes(value.nbytes_per_device),
         )
         for what, value in listed
     ]
-    columns = ("what", "path", "type", "spec", "part", "whole", "per device")
+    columns = ("what", "path", "type", "spec", "shard", "bytes", "per device")
     table = rows_table("arguments and results", columns, rows, filters=(0,), total=6)
     return join([table, pictures.shown()])
 
 
-def _spec(value: AnnotatedValue) -> str:
-    return "?" if value.spec is None else shown_spec(value.spec)
-
-
 class _Pictures:
-    """One picture for all arrays that are divided alike, those of the largest first, as long as there is room."""
+    """One picture for all arrays of equal shape and sharding, the largest first, as long as there is room."""
 
     def __init__(self, values: Sequence[AnnotatedValue], prefix: str) -> None:
         self._prefix = prefix
@@ -57,7 +54,7 @@ class _Pictures:
         room = _PICTURES
         for key, alike in sorted(self._like.items(), key=lambda item: -item[1][0].nbytes):
             value = alike[0]
-            if value.mesh.empty or value.layout is None or not value.layout.is_of_whole_axes or room <= 0:
+            if value.mesh.empty or value.sharding is None or not value.sharding.is_of_whole_axes or room <= 0:
                 continue
             # The page has the stylesheet that every picture brings along.
             drawn = draw_array(value.aval.shape, value.spec, value.mesh).to_svg()
@@ -85,8 +82,7 @@ class _Pictures:
             )
             for key, drawn in self._drawn.items()
         ]
-        count = len(figures)
-        head = element("summary", f"{count} way{'' if count == 1 else 's'} in which arrays are divided, as pictures")
+        head = element("summary", f"Pictures of {counted(len(figures), 'sharding')}")
         left_out = len(self._like) - len(figures)
         rest = f"{left_out} more: partjit.inspect.draw_array draws any array." if left_out else ""
         return element(
@@ -95,7 +91,7 @@ class _Pictures:
 
 
 def _key(value: AnnotatedValue) -> Any:
-    return value.aval.shape, value.layout
+    return value.aval.shape, value.sharding
 
 
 def _names(values: Sequence[AnnotatedValue]) -> str:

@@ -1,9 +1,10 @@
-"""The collectives that the shardings ask for beside those that XLA made of them, and why they differ."""
+"""The predicted collectives beside the compiled ones, and why they differ."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
 
 from partjit.inspect.collectives import Collective
+from partjit.render.numbers import counted
 
 __all__ = ["Comparison", "Tally", "compare"]
 
@@ -13,11 +14,11 @@ class Tally:
     """Collectives of one kind over the same axes.
 
     Attributes:
-        instructions: how many there are in the programs.
-        arrays: how many arrays they move; one that moves several counts for all of them.
-        executions: how many arrays are moved in a step, those in loops once for each turn; a loop of unknown length
-            counts as one turn.
-        nbytes: what a device sends for them in a step.
+        instructions: their number in the programs.
+        arrays: the number of arrays they move; a combined collective counts for all of its arrays.
+        executions: the number of arrays that are moved in a step, those in loops once per iteration; a loop of unknown
+            trip count counts as one iteration.
+        nbytes: that a device sends for them in a step.
     """
 
     instructions: int = 0
@@ -33,9 +34,9 @@ class Comparison:
     Attributes:
         kind: the kind of collective.
         axes: the axes of the mesh.
-        predicted: what the shardings ask for.
-        compiled: what is in the optimized programs; None if nothing was compiled.
-        reason: why the two differ; empty if they do not.
+        predicted: those that the shardings require.
+        compiled: those in the optimized programs; None if nothing was compiled.
+        reason: why the two differ; empty if they are equal.
     """
 
     kind: str
@@ -46,11 +47,7 @@ class Comparison:
 
 
 def compare(predicted: Sequence[Collective], compiled: Sequence[Collective] | None) -> tuple[Comparison, ...]:
-    """Counts collectives by kind and axes; those that send most come first.
-
-    Args:
-        predicted: what the shardings ask for.
-        compiled: what was read from the optimized programs, or None.
+    """Counts predicted and, if there are any, compiled collectives by kind and axes; those that send most come first.
 
     Example:
         >>> def gather(times, **more):
@@ -61,7 +58,7 @@ def compare(predicted: Sequence[Collective], compiled: Sequence[Collective] | No
         >>> found.predicted.nbytes, found.compiled.nbytes
         (160.0, 16.0)
         >>> found.reason
-        'XLA moved it out of a loop that does not change it (loop-invariant code motion)'
+        'XLA hoisted it out of a loop (loop-invariant code motion)'
     """
     before, after = _tallied(predicted), None if compiled is None else _tallied(compiled)
     keys = {*before, *(after or {})}
@@ -92,25 +89,22 @@ def _tallied(collectives: Iterable[Collective]) -> dict[tuple[str, tuple[str, ..
 
 
 def _reason(before: Tally, after: Tally) -> str:
-    said = []
+    reasons = []
     if not after.instructions:
-        return "XLA needs none: it moves the data in another way, or does not need it"
+        return "XLA needs none: it moves the data in another way, or eliminated the value"
     if not before.instructions:
-        return "XLA's partitioner moves data so where the shardings ask for another way, or where it sees none"
+        return "XLA's partitioner uses it in place of a predicted collective of another kind"
     fewer = before.arrays - after.arrays
     if fewer > 0:
-        said.append(
-            f"{fewer} fewer: XLA computes equal values once (common subexpressions), and leaves out what nobody reads"
-        )
+        reasons.append(f"{fewer} fewer: XLA merges equal values (common subexpressions), and eliminates unused ones")
     elif fewer < 0:
-        said.append(f"{-fewer} more: XLA's partitioner goes another way than the shardings ask for")
+        reasons.append(f"{-fewer} more: XLA's partitioner reshards in other steps than predicted")
     elif before.executions > after.executions:
-        said.append("XLA moved it out of a loop that does not change it (loop-invariant code motion)")
+        reasons.append("XLA hoisted it out of a loop (loop-invariant code motion)")
     elif before.executions < after.executions:
-        said.append("XLA moves it in more turns of a loop")
+        reasons.append("XLA executes it in more iterations of a loop")
     if after.instructions < after.arrays:
-        plural = "" if after.instructions == 1 else "s"
-        said.append(f"XLA's combiner moves {after.arrays} arrays in {after.instructions} instruction{plural}")
-    if not said and abs(before.nbytes - after.nbytes) >= 1:
-        said.append("XLA moves it as other shapes or types")
-    return "; ".join(said)
+        reasons.append(f"XLA combined {after.arrays} arrays into {counted(after.instructions, 'instruction')}")
+    if not reasons and abs(before.nbytes - after.nbytes) >= 1:
+        reasons.append("XLA moves other shapes or types")
+    return "; ".join(reasons)

@@ -1,30 +1,27 @@
-"""The lines of the user's code that a report refers to, with some around each, as a part of a page."""
+"""Excerpts of the user's source code that a report refers to, as a part of a page."""
 
 import linecache
 from collections.abc import Iterator
 
-from partjit.inspect.user_lines import Site
+from partjit.inspect.user_lines import Site, shown_line
 from partjit.render.markup import Markup, element, join
 
 __all__ = ["AROUND", "Excerpts"]
 
 AROUND = 6
-"""How many lines are shown before and after one."""
+"""The number of lines that are shown before and after a line."""
 
-_LONGEST = 240  # characters of a line that are shown
+_LONGEST = 240  # shown characters of a line
 
 
 class Excerpts:
-    """Collects lines of files, links to them, and in the end shows them.
-
-    Args:
-        prefix: what the ids in the page begin with.
+    """Collects lines of files, links to them, and in the end shows them; `prefix` begins their ids in the page.
 
     Example:
         >>> excerpts = Excerpts("p")
         >>> excerpts.link(("/nowhere/model.py", 12, "loss"))
         '<a href="#p-f0-12" title="/nowhere/model.py:12 in loss">model.py:12</a>'
-        >>> "is not there" in excerpts.shown()
+        >>> "cannot be read" in excerpts.shown()
         True
     """
 
@@ -35,7 +32,7 @@ class Excerpts:
         self._links: dict[Site, Markup] = {}
 
     def link(self, site: Site | None) -> Markup:
-        """A link to a line; nothing if it is not known."""
+        """A link to a line; empty if the line is unknown."""
         if site is None:
             return Markup("")
         known = self._links.get(site)
@@ -45,15 +42,13 @@ class Excerpts:
         self._files.setdefault(file, set()).add(line)
         number = self._numbers.setdefault(file, len(self._numbers))
         where = f" in {function}" if function else ""
-        # Both kinds of separators: the program may have been traced on another system.
-        name = file.replace("\\", "/").rpartition("/")[2]
         self._links[site] = link = element(
-            "a", f"{name}:{line}", href=f"#{self._prefix}-f{number}-{line}", title=f"{file}:{line}{where}"
+            "a", shown_line(site), href=f"#{self._prefix}-f{number}-{line}", title=f"{file}:{line}{where}"
         )
         return link
 
     def shown(self) -> Markup:
-        """The files, each with the lines that were referred to and those around them."""
+        """The files, each with the lines that are linked and those around them."""
         return join(self._file(file, lines) for file, lines in self._files.items())
 
     def _file(self, file: str, wanted: set[int]) -> Markup:
@@ -63,7 +58,7 @@ class Excerpts:
         prefix = f"{self._prefix}-f{self._numbers[file]}"
         if not lines:
             anchors = (element("span", id=f"{prefix}-{line}") for line in sorted(wanted))
-            reason = element("p", "The file is not there, or cannot be read: its lines cannot be shown.")
+            reason = element("p", "The file cannot be read, so its lines cannot be shown.")
             return element("section", head, reason, *anchors, class_="pj-file pj-missing")
         body = join(self._lines(lines, wanted, prefix))
         return element("section", head, element("pre", body, class_="pj-mono"), class_="pj-file")
@@ -71,11 +66,11 @@ class Excerpts:
     def _lines(self, lines: list[str], wanted: set[int], prefix: str) -> Iterator[Markup]:
         near = {k for line in wanted for k in range(max(1, line - AROUND), min(len(lines), line + AROUND) + 1)}
         last = 0
-        # What is behind the end of the file has no text, but what refers to it must find something.
+        # A line beyond the end of the file has no text, but the links to it need a target.
         for k in sorted(near | wanted):
             if k != last + 1 and last:
                 yield element("span", "⋮\n", class_="pj-gap")
-            text = lines[k - 1].rstrip() if 0 < k <= len(lines) else "(the file has no such line any more)"
+            text = lines[k - 1].rstrip() if 0 < k <= len(lines) else "(the file no longer has this line)"
             text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
             own = f"{prefix}-{k}" if k in wanted else None
             yield element("span", f"{text}\n", id=own, data_k=str(k), class_="pj-line")

@@ -1,4 +1,4 @@
-"""The annotated jaxpr as a part of a page: a line for each value, bodies that fold, what moves data marked."""
+"""The annotated jaxpr as a part of a page: a line for each value, folding bodies, marked collectives."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,8 +12,8 @@ from partjit.render.numbers import shown_bytes
 __all__ = ["drawn_lines"]
 
 _LONG = 500  # lines that a browser lays out at once
-_CHUNK = 60  # of those in a longer program it lays out as many together, when they come into sight
-_FOLDED = 16  # a body with fewer lines says less than the name of the equation
+_CHUNK = 60  # lines of a longer program that it lays out together when they scroll into view
+_FOLDED = 16  # bodies with fewer lines are folded
 _WIDEST = (44, 30)  # columns, in characters
 _LITERAL = re.compile(r"\bLiteral\(([^()]*)\)")
 
@@ -25,14 +25,14 @@ def drawn_lines(
     moved: Mapping[int, str],
     flagged: Mapping[str, str],
 ) -> Markup:
-    """The lines of a listing.
+    """The lines of `Report.jaxpr`.
 
     Args:
-        lines: those of `Report.jaxpr`.
-        axes: those of the mesh.
-        excerpts: what the lines of the user's code are asked of.
-        moved: by the number of an equation, what it moves between devices.
-        flagged: by the name of a value, what there is to say of it.
+        lines: the lines.
+        axes: the axes of the mesh.
+        excerpts: where links to the user's code lead.
+        moved: by the number of an equation, the collectives that it needs.
+        flagged: by the name of a value, the findings about it.
     """
     drawing = _Drawing(axes, excerpts, moved, flagged, max((n for line in lines for n in line.nbytes), default=0))
     top = [*drawing.nested(lines, 0, len(lines), 0)]
@@ -62,10 +62,10 @@ class _Drawing:
     ) -> None:
         self._axes, self._excerpts, self._moved, self._flagged = axes, excerpts, moved, flagged
         self._largest = max(largest, 1)
-        self._said: dict[tuple[str, str, int], tuple[Markup, Markup]] = {}
+        self._typed: dict[tuple[str, str, int], tuple[Markup, Markup]] = {}
 
     def nested(self, lines: Sequence[Line], start: int, stop: int, depth: int) -> Iterator[Markup]:
-        """The lines from `start` to `stop`, which are that deep or deeper; what is deeper folds into the one before."""
+        """The lines from `start` to `stop` at this depth; deeper ones fold into the line before them."""
         k = start
         while k < stop:
             end = k + 1
@@ -81,7 +81,7 @@ class _Drawing:
             k = end
 
     def _line(self, line: Line) -> Markup:
-        # A program has thousands of these, so they are written out instead of being put together of elements.
+        # A program has thousands of these, so they are formatted directly instead of built from elements.
         depth = f' style="--d:{line.depth}"' if line.depth else ""
         text, link = self._text(line), self._excerpts.link(line.site)
         if not line.values:
@@ -93,18 +93,18 @@ class _Drawing:
         return Markup(f'<div class="pj-l"{depth}>{first}{text}{link}</div>{rest}')
 
     def _value(self, name: str, type_: str, spec: str, nbytes: int) -> str:
-        said = self._said.get((type_, spec, nbytes))
-        if said is None:
+        typed = self._typed.get((type_, spec, nbytes))
+        if typed is None:
             size = Markup("<span></span>")
             if spec:
                 part = round(100 * nbytes / self._largest)
                 style = f"--w:{part}%" if part else None
                 size = element("span", shown_bytes(nbytes), class_="pj-b", style=style)
             colored = element("span", colored_spec(spec, self._axes))
-            said = self._said[type_, spec, nbytes] = element("i", type_), join([colored, size])
+            typed = self._typed[type_, spec, nbytes] = element("i", type_), join([colored, size])
         found = self._flagged.get(name)
         mark = "" if found is None else element("em", "!", title=found)
-        return f"<span><b>{escape(name)}</b>{said[0]}{mark}</span>{said[1]}"
+        return f"<span><b>{escape(name)}</b>{typed[0]}{mark}</span>{typed[1]}"
 
     def _text(self, line: Line) -> str:
         text, class_ = _LITERAL.sub(r"\1", line.text), "pj-t" if line.values else "pj-t pj-alone"
@@ -113,13 +113,13 @@ class _Drawing:
             return f'<span class="{class_}">{escape(text)}</span>'
         moved = None if line.number is None else self._moved.get(line.number)
         mark = "" if moved is None else element("em", moved, class_="pj-moves")
-        params, inputs = _apart(text[equation.end() :])
-        said = f"<b>{escape(equation[1])}</b>{escape(inputs)} {escape(params)}".rstrip()
-        return f'<span class="{class_}">{said}</span>{mark}'
+        params, inputs = _split_params(text[equation.end() :])
+        shown = f"<b>{escape(equation[1])}</b>{escape(inputs)} {escape(params)}".rstrip()
+        return f'<span class="{class_}">{shown}</span>{mark}'
 
 
-def _apart(text: str) -> tuple[str, str]:
-    """The parameters in brackets at the beginning of a text, which may hold brackets, and what follows them."""
+def _split_params(text: str) -> tuple[str, str]:
+    """Splits off the parameters in brackets, possibly nested, at the beginning of a text."""
     depth = 0
     for bracket in re.finditer(r"[][]", text) if text.startswith("[") else ():
         depth += 1 if bracket[0] == "[" else -1

@@ -1,7 +1,7 @@
-"""A report as one page of HTML that needs nothing but itself, or as a part of a notebook's page.
+"""A report as a self-contained HTML page, or as a part of a notebook's page.
 
-Everything is in the page as plain tables and lists, so it can be read, searched and printed without a script. The
-script adds what is convenient: order, search, filters, and the source or picture that belongs to a row right below it.
+The page consists of plain tables and lists, so it can be read, searched and printed without a script. The script adds
+sorting, search, filters, and the source or picture of a row right below it.
 """
 
 import base64
@@ -16,7 +16,7 @@ from partjit.inspect.page.excerpts import Excerpts
 from partjit.inspect.page.listing import drawn_lines
 from partjit.inspect.page.table import chip
 from partjit.render.markup import Markup, element, join
-from partjit.render.numbers import shown_bytes
+from partjit.render.numbers import counted, shown_bytes
 from partjit.render.theme import PALETTE, STYLESHEET, ink_on
 
 __all__ = ["page_of"]
@@ -26,11 +26,11 @@ def page_of(report: Any, is_whole: bool = True) -> str:
     """Writes a report as HTML.
 
     Args:
-        report: the report, a `partjit.inspect.report.Report`.
-        is_whole: whether it is a page by itself; otherwise it is a part of one, as for the output of a notebook's cell.
+        report: a `partjit.inspect.report.Report`.
+        is_whole: whether it is a page; otherwise it is a fragment, as for the output of a notebook's cell.
 
     Returns:
-        The HTML. It loads nothing: the page forbids itself the network and any script but its own.
+        The HTML. Its content security policy forbids the network and any script but its own.
 
     Example:
         >>> import jax.numpy as jnp
@@ -39,11 +39,11 @@ def page_of(report: Any, is_whole: bool = True) -> str:
         >>> page[:15], "http://" in page.replace("http://www.w3.org/2000/svg", "")
         ('<!doctype html>', False)
     """
-    # Several reports may be in one page, and links in each of them are its own.
+    # Several reports may be in one page, so the ids of each need a prefix of their own.
     prefix = f"pj-{hashlib.sha256(report.to_text(None).encode('utf-8', 'replace')).hexdigest()[:8]}"
     style, script = _style(), _file("page.js")
     root = element("div", join(_body(report, prefix)), class_="pj pj-report", data_whole="" if is_whole else None)
-    # The text of either has no end tag in it, and neither has anything of the user's.
+    # Neither text contains an end tag or text of the user's.
     own_style, own_script = Markup(f"<style>{style}</style>"), Markup(f"<script>{script}</script>")
     if not is_whole:
         return str(element("div", own_style, root, own_script, class_="pj-host"))
@@ -74,11 +74,11 @@ def _body(report: Any, prefix: str) -> list[Markup]:
         ("Collectives", "collectives", _collectives(report, excerpts)),
         ("Arguments and results", "arrays", arrays(report, prefix)),
         ("Program", "program", lines),
-        ("Memory and work", "memory", sections.memory(report)),
+        ("Memory and FLOPs", "memory", sections.memory(report)),
     ]
     if report.plan is not None:
         listed.append(("Plan", "plan", sections.plan(report.plan, excerpts)))
-    note = element("p", "The lines that the report refers to, and those around them.", class_="pj-muted-text")
+    note = element("p", "The source lines that the report refers to.", class_="pj-muted-text")
     listed.append(("Source", "source", join([note, excerpts.shown()])))
     nav = (element("a", title, href=f"#{prefix}-{name}") for title, name, _ in listed)
     mesh = (chip(axis, axes, f"{axis}={size}") for axis, size in report.mesh.shape.items())
@@ -97,8 +97,8 @@ def _body(report: Any, prefix: str) -> list[Markup]:
 
 
 def _marks(report: Any) -> tuple[dict[int, str], dict[str, str]]:
-    """By the numbers of equations what they move, and by the names of values what there is to say of them."""
-    if report.plan is not None:  # the parts of a plan have equations and names of their own
+    """The collectives by the numbers of equations, and the findings by the names of values."""
+    if report.plan is not None:  # fragments have equations and names of their own
         return {}, {}
     moved: dict[int, list[str]] = {}
     for collective in report.predicted:
@@ -109,8 +109,8 @@ def _marks(report: Any) -> tuple[dict[int, str], dict[str, str]]:
     for finding in report.findings:
         flagged.setdefault(finding.value, []).append(f"{finding.kind}: {finding.text}; {finding.suggestion}")
     return (
-        {number: ", ".join(dict.fromkeys(said)) for number, said in moved.items()},
-        {name: "\n".join(said) for name, said in flagged.items()},
+        {number: ", ".join(dict.fromkeys(texts)) for number, texts in moved.items()},
+        {name: "\n".join(texts) for name, texts in flagged.items()},
     )
 
 
@@ -118,15 +118,14 @@ def _devices(report: Any) -> Markup:
     if report.mesh.empty:
         return element("span", "without a mesh")
     kinds = ", ".join(sorted({device.device_kind for device in report.mesh.devices.flat}))
-    count = report.mesh.size
-    return element("span", f"{count} {kinds} device{'' if count == 1 else 's'}")
+    return element("span", counted(report.mesh.size, f"{kinds} device"))
 
 
 def _collectives(report: Any, excerpts: Excerpts) -> Markup:
     axes = report.mesh.axis_names
     parts = [sections.comparison(report), sections.collectives(report.collectives, axes, excerpts)]
     if report.compiled and report.predicted:
-        head = element("summary", f"The {len(report.predicted):,} collectives that the shardings ask for")
+        head = element("summary", f"The {len(report.predicted):,} predicted collectives")
         before = sections.collectives(report.predicted, axes, excerpts)
         parts.append(element("details", head, before, class_="pj-fold"))
     return join(parts)

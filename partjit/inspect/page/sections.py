@@ -1,11 +1,10 @@
-"""What stands in the page of a report, section by section."""
+"""The sections of the page of a report."""
 
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from partjit.inspect.collectives import total_bytes
-from partjit.inspect.findings import Finding
+from partjit.inspect.findings import Finding, grouped
 from partjit.inspect.page.comparison import Tally, compare
 from partjit.inspect.page.excerpts import Excerpts
 from partjit.inspect.page.table import Amount, Cell, amount, chip, nbytes, rows_table
@@ -17,12 +16,12 @@ from partjit.render.numbers import shown_bytes, shown_flops
 
 __all__ = ["collectives", "comparison", "findings", "memory", "plan", "summary"]
 
-_HELD = ("arguments", "results beside them", "what is held for a while only")
-_SHOWN = 4  # findings of one kind and lines of one collective that are shown at once
+_MEMORY_PARTS = ("arguments", "results that are not donated arguments", "temporaries")
+_SHOWN = 4  # findings of one kind, and lines of one collective, that are not folded
 
 
 def summary(report: Any) -> Markup:
-    """The numbers that one asks for first."""
+    """The most important numbers."""
     flops, moved = report.flops, report.collectives
     peak = max(report.memory, key=lambda memory: memory.peak, default=None)
     about = "" if flops.is_exact else "at least "
@@ -30,11 +29,11 @@ def summary(report: Any) -> Markup:
     predicted = f"predicted {shown_bytes(report.predicted.bytes_per_step)}" if report.compiled else moved.source
     count = len(report.findings)
     tiles = [
-        ("equations", f"{len(report.equations):,}", "nested ones as well"),
-        ("work", about + shown_flops(flops.per_device), f"per device, of {shown_flops(flops.total)}"),
+        ("equations", f"{len(report.equations):,}", "including nested ones"),
+        ("compute", about + shown_flops(flops.per_device), f"per device, of {shown_flops(flops.total)}"),
         ("sent in a step", ("" if sent.is_exact else "about ") + shown_bytes(sent.bytes), f"by a device, {predicted}"),
         ("collectives", f"{len(moved):,}", moved.source),
-        ("look at", f"{count:,}", "finding" if count == 1 else "findings"),
+        ("findings", f"{count:,}", "to look at"),
     ]
     if peak is not None:
         most = f"{'about ' if peak.is_estimate else ''}{shown_bytes(peak.peak)}"
@@ -47,7 +46,7 @@ def _tile(name: str, value: str, below: str) -> Markup:
 
 
 def comparison(report: Any) -> Markup:
-    """What the shardings ask for by kind and axes, beside what XLA made of it."""
+    """Predicted collectives by kind and axes, beside the compiled ones."""
     axes = report.mesh.axis_names
     found = compare(report.predicted, report.collectives if report.compiled else None)
     if not found:
@@ -71,16 +70,14 @@ def _tallied(tally: Tally) -> tuple[Amount, Amount, Amount]:
 
 
 def findings(report: Any, excerpts: Excerpts) -> Markup:
-    """What to look at, in groups of the same kind and remedy; those with most at stake first."""
+    """The findings in groups of the same kind and suggestion, those of most bytes first."""
     found: Sequence[Finding] = report.findings
     if not found:
         return element("p", "Nothing stands out.", class_="pj-muted-text")
-    groups: dict[tuple[str, str], list[Finding]] = {}
-    for finding in found:
-        groups.setdefault((finding.kind, finding.suggestion), []).append(finding)
     parts = []
-    for (kind, suggestion), group in groups.items():
-        head = [element("strong", kind, class_="pj-kind"), element("span", _capital(suggestion))]
+    for (kind, suggestion), group in grouped(found).items():
+        text = suggestion[:1].upper() + suggestion[1:]
+        head = [element("strong", kind, class_="pj-kind"), element("span", text)]
         if len(group) > 1:
             head.append(element("small", f"{len(group):,} of these"))
         rows = [
@@ -89,7 +86,7 @@ def findings(report: Any, excerpts: Excerpts) -> Markup:
                 element("span", finding.text),
                 element("span", shown_bytes(finding.nbytes), class_="pj-r"),
                 excerpts.link(finding.site),
-                # The names of values in a part of a plan are its own.
+                # Fragments have names of values of their own.
                 data_value=(finding.value or None) if report.plan is None else None,
             )
             for finding in group
@@ -102,12 +99,8 @@ def findings(report: Any, excerpts: Excerpts) -> Markup:
     return element("div", *parts, class_="pj-findings")
 
 
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
 def collectives(found: Any, axes: Sequence[str], excerpts: Excerpts) -> Markup:
-    """A table of collectives, those that look alike in one row."""
+    """A table of collectives, with equal ones in one row."""
     columns = ("kind", "axes", "devices", "result per device", "count", "times", "sent once", "sent in a step")
     rows = []
     for c, count in found.rows():
@@ -131,33 +124,26 @@ def collectives(found: Any, axes: Sequence[str], excerpts: Excerpts) -> Markup:
             )
         )
     if not rows:
-        return element("p", f"Nothing is moved between devices ({found.source}).", class_="pj-muted-text")
+        return element("p", f"There are no collectives ({found.source}).", class_="pj-muted-text")
     return rows_table(
         f"{found.source} collectives", (*columns, "line", "function", "program"), rows, filters=(0, 1), total=7
     )
 
 
 def _axes(own: Iterable[str], axes: Sequence[str]) -> Markup:
-    """The axes of a collective, each in its colour."""
-    return join(itertools.chain.from_iterable(zip(_commas(), (chip(axis, axes) for axis in own), strict=False))) or (
-        Markup("-")
-    )
-
-
-def _commas() -> Iterator[Markup]:
-    yield Markup("")
-    yield from itertools.repeat(Markup(", "))
+    """The axes of a collective, each in its color."""
+    return Markup(", ".join(chip(axis, axes) for axis in own) or "-")
 
 
 def memory(report: Any) -> Markup:
-    """What each program holds on a device, and its work."""
+    """The memory and FLOPs of each program on a device."""
     of_program = {memory.program: memory for memory in report.memory}
     units = {unit.unit.name: unit for unit in report.compiled}
     most = max((memory.peak for memory in report.memory), default=0)
     rows = []
     for program in report.programs:
         name, held = program.unit.name, of_program.get(program.unit.name)
-        row: list[Cell] = [name, amount(program.unit.turns), amount(len(program.inlined.equations))]
+        row: list[Cell] = [name, amount(program.unit.times), amount(len(program.inlined.equations))]
         if held is None:
             row += [nbytes(None)] * 4 + ["", ""]
         else:
@@ -166,16 +152,16 @@ def memory(report: Any) -> Markup:
         if report.compiled:
             row.append(amount(units[name].flops) if name in units else amount(None))
         rows.append(row)
-    columns = ["program", "in a step", "equations", "arguments", "donated", "results", "at most", "", "known"]
-    columns += ["flop by XLA"] if report.compiled else []
+    columns = ["program", "in a step", "equations", "arguments", "donated", "results", "peak", "", "source"]
+    columns += ["FLOPs by XLA"] if report.compiled else []
     is_searched = len(rows) > _SHOWN
-    table = rows_table("memory and work of each program, per device", columns, rows, is_searched=is_searched)
-    legend = (element("span", element("i", class_=f"pj-bar{k}"), f" {name}") for k, name in enumerate(_HELD))
+    table = rows_table("memory and FLOPs of each program, per device", columns, rows, is_searched=is_searched)
+    legend = (element("span", element("i", class_=f"pj-bar{k}"), f" {name}") for k, name in enumerate(_MEMORY_PARTS))
     return join([table, element("p", *legend, class_="pj-legend")])
 
 
 def _bar(held: Any, most: int) -> Markup:
-    """The parts of what is held, as wide as they are large."""
+    """A bar with the parts of the peak."""
     results = max(0, held.results - held.donated)
     sizes = held.arguments, results, max(0, held.peak - held.arguments - results)
     parts = (
@@ -183,12 +169,12 @@ def _bar(held: Any, most: int) -> Markup:
         for k, size in enumerate(sizes)
         if size
     )
-    said = ", ".join(f"{name} {shown_bytes(size)}" for name, size in zip(_HELD, sizes, strict=True))
-    return element("div", *parts, class_="pj-bar", title=said)
+    tooltip = ", ".join(f"{name} {shown_bytes(size)}" for name, size in zip(_MEMORY_PARTS, sizes, strict=True))
+    return element("div", *parts, class_="pj-bar", title=tooltip)
 
 
 def plan(of: Plan, excerpts: Excerpts) -> Markup:
-    """The plan of a program that makes calls: its picture, its source, and what its calls are."""
+    """The plan of a program with calls: its picture, its source, its fragments and calls."""
     fragments, calls = [], []
     for node in walk(of.nodes):
         sizes = nbytes(sum(v.nbytes for v in node.inputs)), nbytes(sum(v.nbytes for v in node.outputs))

@@ -1,4 +1,4 @@
-"""Tables of a page that its script lets a reader sort, search and filter, and that are complete without it."""
+"""Tables of a page, which its script makes sortable and searchable."""
 
 import math
 import re
@@ -16,8 +16,8 @@ class Amount(NamedTuple):
     """A cell with a number.
 
     Attributes:
-        text: how it is written.
-        value: what it is sorted by; None if it is not known.
+        text: as it is shown.
+        value: the number it is sorted by; None if unknown.
     """
 
     text: str
@@ -33,7 +33,7 @@ def nbytes(size: float | None) -> Amount:
 
 
 def amount(count: float | None) -> Amount:
-    """A cell with a number of things."""
+    """A cell with a count."""
     if count is None:
         return Amount("?", None)
     return Amount(f"{count:,}" if isinstance(count, int) else shown_count(count), count)
@@ -52,13 +52,13 @@ def rows_table(
     """A table.
 
     Args:
-        title: what it is, for those who cannot see it.
+        title: its label for screen readers.
         columns: the names of the columns.
-        rows: their cells. The first link in a row is what a click on the row opens.
-        filters: the columns by whose values a reader may choose rows; values are separated by commas.
-        total: the column of bytes whose sum over the rows that are shown is told.
-        is_searched: whether there is something to be searched.
-        groups: what stands above the columns, and above how many of them each.
+        rows: their cells. A click on a row opens the first link in it.
+        filters: the columns whose values, separated by commas, filter the rows.
+        total: the column of bytes whose sum over the visible rows is shown.
+        is_searched: whether it has a search field.
+        groups: the titles of groups of columns, and the number of columns in each.
 
     Example:
         >>> rows_table("sizes", ("what", "bytes"), [("x < y", nbytes(2000))])[-97:]
@@ -96,11 +96,7 @@ _QUOTED = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"")
 
 
 def colored_spec(spec: str, axes: Sequence[str]) -> Markup:
-    """A spec as it is written in Python, each axis in its colour.
-
-    Args:
-        spec: the text of it.
-        axes: those of the mesh, in their order, which is what colours go by.
+    """The text of a spec, each axis in the color of its position among the axes of the mesh.
 
     Example:
         >>> colored_spec("P('x', None)", ["w", "x"])
@@ -115,13 +111,7 @@ def colored_spec(spec: str, axes: Sequence[str]) -> Markup:
 
 
 def chip(axis: str, axes: Sequence[str], text: str = "") -> Markup:
-    """The name of an axis, or of a part of one, in its colour.
-
-    Args:
-        axis: its name: "data", or "data:(1)2".
-        axes: those of the mesh.
-        text: what is written, if it is not the name.
-    """
+    """The name of an axis of the mesh, or of a part of one ("data:(1)2"), or another text, in the color of the axis."""
     name = axis if axis in axes else axis.partition(":")[0]
     color = f"pj-x{axes.index(name) % COLORS}" if name in axes else "pj-x"
     return element("span", text or axis, class_=color)

@@ -1,1 +1,1 @@
-"""Why a value lies as it does: who asked for each axis, and the way from there to the value."""
+"""Why a value is sharded as it is: the requested spec that each axis comes from, and the path from there."""

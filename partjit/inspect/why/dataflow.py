@@ -1,4 +1,6 @@
-"""Which values meet in which equations, at any depth: the ways by which shardings spread and values come to be."""
+"""The dataflow of a program through nested jaxprs: the paths along which shardings propagate and values are
+computed.
+"""
 
 import collections
 import dataclasses
@@ -6,17 +8,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
 
-__all__ = ["Dataflow", "DataflowEdge"]
+__all__ = ["Dataflow", "DataflowEdge", "reachable"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DataflowEdge:
-    """Values from which others come.
+    """An equation's operands and results, or one value inside and outside of a nested jaxpr.
 
     Attributes:
-        equation: by which they do.
+        equation: the equation.
         sources, targets: the numbers of the values.
-        crosses: whether it is one value in and around a loop, a branch, a `shard_map` or a nested program.
+        crosses: whether it connects a value inside of a loop, branch, `shard_map` or nested program to one outside.
     """
 
     equation: AnnotatedEquation
@@ -29,7 +31,7 @@ class Dataflow:
     """The edges of a program.
 
     Attributes:
-        edges: all of them, those of nested programs as well.
+        edges: all of them, those of nested jaxprs included.
         values: for each number the outermost value that has it.
     """
 
@@ -56,12 +58,9 @@ class Dataflow:
     def way(
         self, starts: Iterable[int], goal: int, may_pass: Callable[[int], bool]
     ) -> tuple[AnnotatedEquation, ...] | None:
-        """The shortest way from one of some values to another, as the equations on it; None if there is none.
+        """The equations on the shortest path from some values to another through values that `may_pass`.
 
-        Args:
-            starts: numbers of values.
-            goal: the number of the value.
-            may_pass: whether a value may lie on the way.
+        Edges are taken in both directions, as shardings propagate. None if there is no path.
         """
         before = self._spread(starts, may_pass, goal)
         if goal not in before:
@@ -76,7 +75,7 @@ class Dataflow:
         return tuple(reversed(equations))
 
     def nearest(self, starts: Iterable[int], may_pass: Callable[[int], bool]) -> Mapping[int, int]:
-        """For each value that can be reached from one of some values the nearest of these, the first of several."""
+        """For each value that is reachable from some values, the nearest of these; of several the first."""
         found: dict[int, int] = {}
         for number, at in self._spread(starts, may_pass).items():  # in the order of their distances
             found[number] = number if at is None else found[at[0]]
@@ -110,6 +109,18 @@ class Dataflow:
             self._made[number].append(edge)
 
 
+def reachable(starts: Iterable[int], following: Callable[[int], Iterable[int]]) -> dict[int, None]:
+    """The values that are reachable from some, these included, in breadth-first order."""
+    seen = dict.fromkeys(starts)
+    queue = collections.deque(seen)
+    while queue:
+        for other in following(queue.popleft()):
+            if other not in seen:
+                seen[other] = None
+                queue.append(other)
+    return seen
+
+
 def _outermost_first(tree: AnnotatedJaxpr) -> Iterator[AnnotatedValue]:
     yield from (*tree.constants, *tree.inputs)
     for equation in tree.equations:
@@ -134,7 +145,7 @@ def _numbers(values: Sequence[AnnotatedValue]) -> tuple[int, ...]:
 
 
 def _crossings(equation: AnnotatedEquation) -> Iterator[tuple[AnnotatedValue, AnnotatedValue]]:
-    """Where values come from when an equation with programs in it runs: what they were, what they become."""
+    """Pairs of values that are one value on both sides of the boundary of a nested jaxpr."""
     inputs, outputs, bodies = equation.inputs, equation.outputs, equation.bodies
     match equation.primitive:
         case "while":

@@ -1,15 +1,15 @@
-"""Key paths as people write them: `params['w']`, `params["w"]`, `params.w`, with spaces or without."""
+"""Key paths in the spellings that users write: `params['w']`, `params["w"]`, `params.w`, with spaces or without."""
 
 import re
 from collections.abc import Sequence
 
-__all__ = ["common_end", "is_path", "keys_of"]
+__all__ = ["common_end", "keys_of"]
 
 _KEY = re.compile(r"""\s*(?:\.\s*(\w+)|\[\s*(?:"([^"]*)"|'([^']*)'|([^\]'"]+?))\s*\]|^(\w+))\s*""")
 
 
 def keys_of(path: str) -> tuple[str, ...] | None:
-    """The keys of a path, its name first; None if it is none.
+    """The keys of a path, its name first; None if the text is no path.
 
     Example:
         >>> keys_of("params['layers'][0].w")
@@ -29,13 +29,8 @@ def keys_of(path: str) -> tuple[str, ...] | None:
     return tuple(keys)
 
 
-def is_path(text: str) -> bool:
-    """Whether a text is a path of several keys."""
-    return len(keys_of(text) or ()) > 1
-
-
 def common_end(keys: Sequence[str], others: Sequence[str]) -> int:
-    """How many keys two paths have in common, counted from their ends.
+    """The length of the common suffix of two paths.
 
     Example:
         >>> common_end(("params", "0", "w"), ("result", "1", "0", "w"))

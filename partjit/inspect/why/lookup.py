@@ -1,4 +1,4 @@
-"""Finding a value by what people write: its name, a path, a line, the gradient of an argument."""
+"""Finding a value by its name, its path, its line, or as the gradient of an argument."""
 
 import dataclasses
 import difflib
@@ -18,22 +18,17 @@ _GRADIENT = re.compile(r"(?i)^\s*(?:(?:the\s+)?grad(?:ient)?\s+(?:of\s+)?(.+?)|(
 _LINE = re.compile(r"^\s*(.+):(\d+)\s*$")
 _HOW = (
     "A value is named by its name in the printed program, by the path of an argument or result such as params['w'] or "
-    "result[0]['w'] or by a unique end of one, as 'gradient of params['w']', or by a line such as model.py:12"
+    "result[0]['w'] or a unique suffix of one, as 'gradient of params['w']', or by a line such as model.py:12"
 )
 
 
 class ValueNotFoundError(LookupError):
-    """No value of a program is meant by a text, or several are; the message says which there are."""
+    """A text names no value of a program, or several; the message lists candidates."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Found:
-    """A value, and what is to be said about how it was found.
-
-    Attributes:
-        value: the value.
-        note: what else the text may mean; empty in most cases.
-    """
+    """A value, and a note on what else the text may name; empty in most cases."""
 
     value: AnnotatedValue
     note: str = ""
@@ -42,14 +37,14 @@ class Found:
 def find_value(
     tree: AnnotatedJaxpr, text: str, result_paths: Sequence[str] = (), flow: Dataflow | None = None
 ) -> AnnotatedValue:
-    """The value of a program that a text means.
+    """The value of a program that a text names.
 
     Args:
         tree: the program.
-        text: the name of the value in the printed program; the path of an argument or result, or a unique end of one;
-            "gradient of" such a path; or a line, "model.py:12".
-        result_paths: the paths of the results, for those that are arguments or other results as well.
-        flow: the ways of the program, if they are known.
+        text: the name of the value in the printed program; the path of an argument or result, or a unique suffix of
+            one; "gradient of" such a path; or a line, "model.py:12".
+        result_paths: the paths of the results; needed for those that are arguments or other results as well.
+        flow: the dataflow of the program, if it is known.
 
     Raises:
         ValueNotFoundError: there is none, or there are several.
@@ -58,7 +53,7 @@ def find_value(
 
 
 def look_up(tree: AnnotatedJaxpr, text: str, result_paths: Sequence[str] = (), flow: Dataflow | None = None) -> Found:
-    """As `find_value`, with what is to be said about it."""
+    """As `find_value`, with a note."""
     finding = _Finding(tree, result_paths, flow)
     if not text.strip():
         raise ValueNotFoundError(f"no value is named by an empty text. {_HOW}")
@@ -85,7 +80,7 @@ class _Finding:
 
     @property
     def known(self) -> list[str]:
-        """The paths that there are."""
+        """The distinct paths."""
         return [*dict.fromkeys(path for path, _ in self._paths)]
 
     def by_path(self, text: str) -> Found | None:
@@ -96,9 +91,7 @@ class _Finding:
         named = next((value for value in self._tree.values if value.name == text.strip()), None)
         if named is None or named.number == found.number:
             return Found(found)
-        return Found(
-            found, f"the printed program has another value of that name, {named}: ask for 'jaxpr {named.name}'"
-        )
+        return Found(found, f"the printed program has another value of that name, {named}: use 'jaxpr {named.name}'")
 
     def by_name(self, text: str) -> Found | None:
         name = text.strip().removeprefix("jaxpr ").strip()
@@ -116,7 +109,7 @@ class _Finding:
             several = ", ".join(dict.fromkeys(path for path, _ in fitting))
             raise ValueNotFoundError(f"{text.strip()!r} may mean any of {several}: write more of the path")
         others = dict.fromkeys(path for path, value in fitting if one and value.number != one[0][1].number)
-        return Found(one[0][1], f"so end {', '.join(others)} as well" if others else "") if one else None
+        return Found(one[0][1], f"{', '.join(others)} has this suffix as well" if others else "") if one else None
 
     def by_line(self, file: str, line: int) -> Found | None:
         there = [
@@ -133,13 +126,15 @@ class _Finding:
                 return None
             near = sorted(sorted(lines, key=lambda other: abs(other - line))[:5])
             raise ValueNotFoundError(
-                f"no equation is of line {line} of {file}; the nearest are {', '.join(map(str, near))}"
+                f"no equation is from line {line} of {file}; the nearest are {', '.join(map(str, near))}"
             )
         others = len(made) - 1
         if not others:
             return Found(found)
         which = "of the forward pass " if forward and len(forward) < len(made) else ""
-        return Found(found, f"{len(made)} equations are of {file}:{line}; this is the value of the last {which}there")
+        return Found(
+            found, f"{len(made)} equations are from {file}:{line}; this is the result of the last {which}there"
+        )
 
     def gradient(self, text: str) -> Found:
         flow = self._flow or Dataflow(self._tree)
@@ -159,8 +154,8 @@ class _Finding:
         found = gradient_of(self._tree, flow, argument, self._results)
         if found is None:
             raise ValueNotFoundError(
-                f"no gradient of {path} was recognized: no value of a backward pass with the shape "
-                f"{argument.aval.shape} belongs to it. Name the value itself, by its line say"
+                f"no gradient of {path} was recognized: no value of a backward pass has the shape "
+                f"{argument.aval.shape} and belongs to it. Name the value itself, for instance by its line"
             )
         return Found(found)
 

@@ -1,7 +1,7 @@
-"""Where each mesh axis that divides a value comes from: an argument, a constraint, a nested program, a shard_map.
+"""The origin of each mesh axis that shards a value: the spec of an argument, constraint, nested program or shard_map.
 
-Shardy can tell, but telling can end the process, so it is asked in one of its own. Where it does not answer, the
-nearest spec with that axis is taken instead, by the ways along which shardings spread.
+Shardy records origins in a mode that can crash the process, so it runs in a subprocess. Where it reports none, the
+nearest spec with that axis is taken instead, along the paths on which shardings propagate.
 """
 
 import dataclasses
@@ -28,21 +28,21 @@ __all__ = ["Origin", "Origins", "OriginsUnavailableError", "ask_partitioner", "o
 _SCRIPT = "partjit.inspect.why.origins_script"
 _GROUP = "sdy.sharding_group"
 _TIMEOUT = 120.0
-_WISHES = ("result", "shard_map argument")  # a value need not lie as these say; it is moved then
+_PREFERENCES = ("result", "shard_map argument")  # a value may have another sharding than these; it is resharded then
 
 
 class OriginsUnavailableError(RuntimeError):
-    """The partitioner could not say where shardings come from; the message says what happened and what is left."""
+    """The partitioner could not report the origins of shardings; the message says why, and what to do instead."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Origin:
-    """Why a mesh axis divides a value.
+    """Why a mesh axis shards a value.
 
     Attributes:
         axis: the axis, or the part of one: "data:(1)2" are the two major parts of "data".
-        request: the spec that somebody wrote.
-        is_certain: whether the partitioner says so; otherwise it is the nearest spec with that axis.
+        request: the spec that the user wrote.
+        is_certain: whether the partitioner reported it; otherwise it is the nearest spec with that axis.
     """
 
     axis: str
@@ -52,12 +52,12 @@ class Origin:
 
     @functools.cached_property
     def way(self) -> tuple[AnnotatedEquation, ...]:
-        """The equations by which it came from there to the value, from first to last."""
+        """The equations through which it propagated from there to the value, from first to last."""
         return self._find_way()
 
     @property
     def kind(self) -> str:
-        """What the spec is of; see `Request`."""
+        """The kind of the request; see `Request`."""
         return self.request.kind
 
     @property
@@ -72,12 +72,12 @@ class Origin:
 
     @property
     def equation(self) -> AnnotatedEquation | None:
-        """Where the spec stands in the program; None for those of its arguments and results."""
+        """The equation that has the spec; None for those of arguments and results of the program."""
         return self.request.equation
 
     @property
     def site(self) -> Site | None:
-        """The line of the user's code where the spec stands, if it stands in the program."""
+        """The line of the user's code that has the spec, if an equation has it."""
         return self.request.site
 
     def __str__(self) -> str:
@@ -86,11 +86,11 @@ class Origin:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Origins(Mapping[int, Mapping[str, Origin]]):
-    """The origins of all values of a program: for the number of each, and each axis that divides it, an origin.
+    """The origins of all values of a program: by the number of each, and each axis that shards it.
 
     Attributes:
-        flow: the ways of the program.
-        requests: the specs that somebody wrote of each value, by its number.
+        flow: the dataflow of the program.
+        requests: the requests for each value, by its number.
         problem: why they are all guesses, if they are.
     """
 
@@ -115,7 +115,7 @@ class Origins(Mapping[int, Mapping[str, Origin]]):
         return len(self._names)
 
     def _way(self, number: int, axis: str, request: Request) -> tuple[AnnotatedEquation, ...]:
-        """The way through values that have the axis from the same spec, or else through any that have it."""
+        """The path through values that have the axis from the same spec, or else through any that have it."""
 
         def same(other: int) -> bool:
             return any(
@@ -138,16 +138,9 @@ _known: "weakref.WeakKeyDictionary[Partitioned, Origins]" = weakref.WeakKeyDicti
 
 
 def origins(partitioned: Partitioned, timeout: float = _TIMEOUT) -> Origins:
-    """Why each value is divided as it is.
+    """Why each value is sharded as it is, computed once for each program.
 
-    The partitioner is asked once for each program. Where it cannot tell, the answers are guesses, and say so.
-
-    Args:
-        partitioned: the program, with its text.
-        timeout: the seconds that the partitioner may take.
-
-    Returns:
-        The origins, by the numbers of values.
+    Where the partitioner reports nothing within so many seconds, the origins are guesses.
 
     Raises:
         ValueError: the text of the program was not kept.
@@ -159,36 +152,33 @@ def origins(partitioned: Partitioned, timeout: float = _TIMEOUT) -> Origins:
 
 
 def ask_partitioner(partitioned: Partitioned, timeout: float = _TIMEOUT, without: Sequence[str] = ()) -> Any:
-    """What the partitioner says of origins, in its own words; see `partjit.inspect.why.origins_script`.
-
-    Args:
-        partitioned: the program, with its text.
-        timeout: the seconds that it may take.
-        without: names of operations to leave out.
+    """The output of `partjit.inspect.why.origins_script` for a program without some operations.
 
     Raises:
-        OriginsUnavailableError: it said nothing.
+        OriginsUnavailableError: there is none.
         ValueError: the text of the program was not kept.
     """
     if not partitioned.text:
         raise ValueError("origins need the text of the program: partition(unit, keep_text=True)")
     script = importlib.util.find_spec(_SCRIPT)
-    question = {**MLIR_BINDINGS, "mark": MARK, "tag": TAG, "without": list(without)}
+    request = {**MLIR_BINDINGS, "mark": MARK, "tag": TAG, "without": list(without)}
     try:
-        return run_script(str(script and script.origin), question, partitioned.text, timeout)
+        return run_script(str(script and script.origin), request, partitioned.text, timeout)
     except ScriptFailedError as error:
         raise OriginsUnavailableError(
-            f"the partitioner could not say where the shardings of {partitioned.unit.name!r} come from: {error}. It "
-            "was asked in a process of its own, so that nothing is lost here; the shardings themselves are known. Look "
-            "at the specs of the value's operands and of the constraints near it, or leave out shard_map or shard_alike"
+            f"the partitioner could not report the origins of the shardings of {partitioned.unit.name!r}: {error}. It "
+            "ran in a subprocess, so this process is unaffected, and the shardings themselves are known. Look at the "
+            "specs of the value's operands and of the constraints near it, or leave out shard_map or shard_alike"
         ) from error
 
 
 def _origins(partitioned: Partitioned, timeout: float) -> Origins:
     flow = Dataflow(partitioned.tree)
-    layouts = partitioned.inlined.layouts
+    shardings = partitioned.inlined.shardings
     axes = {
-        number: [axis for dim in layouts[number].axes for axis in dim] for number in flow.values if number in layouts
+        number: [axis for dim in shardings[number].axes for axis in dim]
+        for number in flow.values
+        if number in shardings
     }
     requests = list(requests_of(partitioned))
     of_value: dict[int, list[Request]] = {}
@@ -196,18 +186,18 @@ def _origins(partitioned: Partitioned, timeout: float) -> Origins:
         of_value.setdefault(request.value, []).append(request)
     if not any(axes.values()):
         return Origins(flow, of_value, None, {number: {} for number in axes})
-    said, problem = _asked(partitioned, timeout)
+    reported, problem = _reported(partitioned, timeout)
     found: dict[int, dict[str, tuple[Request, bool]]] = {number: {} for number in axes}
-    if said is not None:
-        meant = _Meant(partitioned, requests, said["names"])
-        for number, names in said["values"].items():
+    if reported is not None:
+        request_named = _RequestsByName(partitioned, requests, reported["names"])
+        for number, names in reported["values"].items():
             for axis, name in names.items():
-                request = meant(name)
+                request = request_named(name)
                 if axis in axes.get(int(number), ()) and request is not None:
                     found[int(number)][axis] = request, problem is None
     for request in requests:
-        if request.kind not in _WISHES:
-            # Shardy may name a constraint that says the same as the argument that it constrains.
+        if request.kind not in _PREFERENCES:
+            # Shardy may name a constraint that is equal to the spec of the argument that it constrains.
             for axis in axes.get(request.value, ()):
                 if _base(axis) in request.axes:
                     found[request.value][axis] = request, True
@@ -215,22 +205,22 @@ def _origins(partitioned: Partitioned, timeout: float) -> Origins:
     return Origins(flow, of_value, problem, found)
 
 
-def _asked(partitioned: Partitioned, timeout: float) -> tuple[Any, str | None]:
-    """What the partitioner says, and what went wrong."""
+def _reported(partitioned: Partitioned, timeout: float) -> tuple[Any, str | None]:
+    """The partitioner's report, and what went wrong."""
     try:
         return ask_partitioner(partitioned, timeout), None
     except OriginsUnavailableError as error:
         if _GROUP not in partitioned.text:
             return None, str(error)
         problem = str(error)
-    try:  # groups of values that shard alike are what it cannot tell of; the rest of the program it can
+    try:  # it fails on sharding groups (shard_alike), but not on the rest of the program
         return ask_partitioner(partitioned, timeout, [_GROUP]), problem
     except OriginsUnavailableError:
         return None, problem
 
 
-class _Meant:
-    """What the names that the partitioner gives to origins stand for."""
+class _RequestsByName:
+    """The requests that the partitioner's names of origins refer to."""
 
     def __init__(self, partitioned: Partitioned, requests: Sequence[Request], names: Mapping[str, Any]) -> None:
         self._names = names
@@ -251,22 +241,22 @@ class _Meant:
             position = int(match[2]) - self._offsets[match[1]]
             return self._requests.get(({"input": "argument", "output": "result"}[match[1]], position, None))
         if (match := re.fullmatch(r"(\w+)_(input|output): (\d+)", name)) is not None:
-            equation, said = self._of(match[1])
+            equation, named = self._of(match[1])
             if equation is None:
                 return None
             kind, values, count = (
-                ("shard_map argument", equation.inputs, said["operands"])
+                ("shard_map argument", equation.inputs, named["operands"])
                 if match[2] == "input"
-                else ("shard_map result", equation.outputs, said["results"])
+                else ("shard_map result", equation.outputs, named["results"])
             )
             return self._requests.get((kind, int(match[3]) - (count - len(values)), equation))
-        equation, said = self._of(name)
-        by_value = (self._by_value.get((equation, number)) for number in said["numbers"]) if equation else ()
+        equation, named = self._of(name)
+        by_value = (self._by_value.get((equation, number)) for number in named["numbers"]) if equation else ()
         return next(filter(None, by_value), None) or self._requests.get(("constraint", 0, equation))
 
     def _of(self, name: str) -> tuple[AnnotatedEquation | None, Any]:
-        said = self._names.get(name)
-        return (self._equations[said["tags"][-1]], said) if said is not None and said["tags"] else (None, said)
+        named = self._names.get(name)
+        return (self._equations[named["tags"][-1]], named) if named is not None and named["tags"] else (None, named)
 
 
 def _guess(
@@ -275,29 +265,29 @@ def _guess(
     requests: Sequence[Request],
     found: dict[int, dict[str, tuple[Request, bool]]],
 ) -> None:
-    """Fills in what is missing: the origin of the nearest value that has one, or the nearest spec with the axis."""
+    """Fills in missing origins: that of the nearest value that has one, or the nearest spec with the axis."""
     missing = {_base(axis) for number in axes for axis in axes[number] if axis not in found[number]}
     for base in missing:
-        divided = {number for number, of_value in axes.items() if base in map(_base, of_value)}
+        sharded = {number for number, of_value in axes.items() if base in map(_base, of_value)}
         starts: dict[int, Request] = {}
-        for number in divided:
+        for number in sharded:
             known = [found[number][axis][0] for axis in axes[number] if axis in found[number] and _base(axis) == base]
             if known:
                 starts[number] = known[0]
         for request in requests:
             if base in request.axes:
                 for number in _starts(request):
-                    if number in divided:
+                    if number in sharded:
                         starts.setdefault(number, request)
-        nearest = flow.nearest(starts, divided.__contains__)
-        for number in divided:
+        nearest = flow.nearest(starts, sharded.__contains__)
+        for number in sharded:
             for axis in axes[number]:
                 if axis not in found[number] and _base(axis) == base and number in nearest:
                     found[number][axis] = starts[nearest[number]], False
 
 
 def _starts(request: Request) -> tuple[int, ...]:
-    """The numbers of the values that a spec is of: what it makes so, and what it is made from."""
+    """The numbers of the values that a spec is for: on both sides of its constraint or boundary."""
     if request.equation is None or request.kind.startswith("shard_map"):
         return (request.value,)
     if request.kind == "constraint":

@@ -1,24 +1,23 @@
-"""Shardy's propagation, with its origins told, in a process of its own.
+"""Shardy's propagation with the origins of shardings recorded, as a script for a subprocess.
 
-This is a script: what it does can end the process. It reads a line of JSON and a module from its standard input, and
-writes JSON to its standard output. It imports neither jax nor this package, so that it starts in the time that the
-bindings of MLIR take.
+The propagation can crash the process. The script reads a line of JSON and a module from standard input, and writes JSON
+to standard output. It imports neither jax nor this package, so that it starts as fast as the MLIR bindings do.
 
-The line says:
+The keys of the input:
 
 * `path`: where to look for modules besides those of the interpreter.
 * `bindings`, `passes`: the package of the bindings, and the module in it that registers passes.
 * `dialects`: modules of dialects, each with the function in it that registers the dialect.
-* `mark`: the target of the operations whose operands are asked for, by the numbers in their configuration.
-* `tag`: what precedes the number of an equation in a location.
+* `mark`: the call target of the marks, whose operands are the values in question and whose configuration numbers them.
+* `tag`: the prefix of the number of an equation in a location.
 * `without`: the names of operations to leave out.
 
-The answer has
+The keys of the output:
 
-* `values`: for each number and each axis that divides that value what that comes from: "input: 1", "output: 0",
-  "constraint_2", "mc_0_input: 1" or "mc_0_output: 0".
-* `names`: for each constraint and manual computation so named the equations in its location, how many operands and
-  results it has, and the numbers of the latter.
+* `values`: for each number and each axis that shards that value its origin: "input: 1", "output: 0", "constraint_2",
+  "mc_0_input: 1" or "mc_0_output: 0".
+* `names`: for each constraint and manual computation so named the equations in its location, the counts of its operands
+  and results, and the numbers of its results.
 """
 
 import importlib
@@ -41,33 +40,33 @@ _NAME = "sdy.sharding_origin_name"
 
 
 def _main() -> None:
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # nobody else's words get between the answers
+    output = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever the bindings print does not get into the output
     if resource is not None:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it may well crash; nobody wants to know of it from a file
-    said = json.loads(sys.stdin.buffer.readline())
-    sys.path.extend(said["path"])  # after the interpreter's own, so that no module there hides one of these
-    ir, passmanager = (importlib.import_module(f"{said['bindings']}.{name}") for name in ("ir", "passmanager"))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it may well crash, and needs no core file
+    request = json.loads(sys.stdin.buffer.readline())
+    sys.path.extend(request["path"])  # after the interpreter's own, so that no module there hides one of these
+    ir, passmanager = (importlib.import_module(f"{request['bindings']}.{name}") for name in ("ir", "passmanager"))
     registry = ir.DialectRegistry()
-    importlib.import_module(f"{said['bindings']}.{said['passes']}").register_dialects(registry)
+    importlib.import_module(f"{request['bindings']}.{request['passes']}").register_dialects(registry)
     context = ir.Context()
     context.append_dialect_registry(registry)
     context.load_all_available_dialects()
-    for name, register in said["dialects"].items():
-        getattr(importlib.import_module(f"{said['bindings']}.dialects.{name}"), register)(context)
+    for name, register in request["dialects"].items():
+        getattr(importlib.import_module(f"{request['bindings']}.dialects.{name}"), register)(context)
     with context:
         module = ir.Module.parse(sys.stdin.buffer.read().decode())
-        for op in [op for op in _nested(module.operation) if op.name in said["without"]]:
+        for op in [op for op in _nested(module.operation) if op.name in request["without"]]:
             op.erase()
-        passes = [_told(name) for name in _pipeline(passmanager)]
+        passes = [_recording(name) for name in _pipeline(passmanager)]
         propagation = next(i for i, name in enumerate(passes) if "propagate{" in name) + 1
         _run(passmanager, passes[:propagation], module)
-        # Later passes drop constraints that have become true, and with them what their names stand for.
-        names = _names(_Reader(ir, said, module), module)
+        # Later passes drop constraints that are satisfied, and their names with them.
+        names = _names(_Reader(ir, request, module), module)
         _run(passmanager, passes[propagation:], module)
-        values = dict(_Reader(ir, said, module).values(module))
-        answers.write(json.dumps({"values": values, "names": names}))
-    answers.close()
+        values = dict(_Reader(ir, request, module).values(module))
+        output.write(json.dumps({"values": values, "names": names}))
+    output.close()
 
 
 def _pipeline(passmanager: Any) -> Iterator[str]:
@@ -82,13 +81,13 @@ def _pipeline(passmanager: Any) -> Iterator[str]:
             start = at + 1
 
 
-def _told(name: str) -> str:
-    """A pass that tells origins, if it is one that can."""
+def _recording(name: str) -> str:
+    """A pass with the recording of origins turned on, if it has that option."""
     return re.sub(r"(user-priority-propagate.*|sink-)(debug-sharding-origins=)false", r"\1\2true", name)
 
 
 def _run(passmanager: Any, passes: list[str], module: Any) -> None:
-    kept = [name for name in passes if "sdy-save-module" not in name]  # it keeps a copy for every pass of debugging
+    kept = [name for name in passes if "sdy-save-module" not in name]  # it saves a copy after every pass, for debugging
     manager = passmanager.PassManager.parse(f"builtin.module({','.join(kept)})")
     manager.enable_verifier(False)
     manager.run(module.operation)
@@ -111,13 +110,13 @@ def _names(reader: "_Reader", module: Any) -> dict[str, Any]:
 
 
 class _Reader:
-    """Reads what a module says of origins."""
+    """Reads the origins in a module."""
 
-    def __init__(self, ir: Any, said: Any, module: Any) -> None:
+    def __init__(self, ir: Any, request: Any, module: Any) -> None:
         self._ir = ir
-        self._sdy = importlib.import_module(f"{said['bindings']}.dialects.sdy")
-        self._mark = said["mark"]
-        self._tag = re.compile(rf"{re.escape(said['tag'])}(\d+)")
+        self._sdy = importlib.import_module(f"{request['bindings']}.dialects.sdy")
+        self._mark = request["mark"]
+        self._tag = re.compile(rf"{re.escape(request['tag'])}(\d+)")
         self._functions = {
             op.operation.attributes["sym_name"].value: op.operation
             for op in module.body.operations
@@ -130,7 +129,7 @@ class _Reader:
         return [int(number) for number in self._tag.findall(str(op.location))]
 
     def marked(self, module: Any) -> Iterator[tuple[int, Any]]:
-        """The values that are asked for, by their numbers."""
+        """The operands of marks, with their numbers."""
         for op in _nested(module.operation):
             if op.name == "stablehlo.custom_call" and op.attributes["call_target_name"].value == self._mark:
                 numbers = map(int, re.findall(r"\d+", op.attributes["backend_config"].value))
@@ -151,7 +150,7 @@ class _Reader:
         if self.is_argument(value):
             return self._of_argument(owner.owner.operation, self._ir.BlockArgument(value).arg_number)
         k = self._ir.OpResult(value).result_number
-        if owner.name == "func.call":  # jax 0.10 says it only of what the function does
+        if owner.name == "func.call":  # with jax 0.10 only the operations in the function have origins
             return self.of(_returned(self._functions[owner.attributes["callee"].value])[k])
         found = next((owner.attributes[key] for key in _ORIGINS if key in owner.attributes), None)
         name = owner.attributes[_NAME].value if _NAME in owner.attributes else ""
@@ -169,24 +168,24 @@ class _Reader:
             name = op.attributes[_NAME].value if _NAME in op.attributes else ""
             found = "sdy.block_arg_sharding_origins"
             return self._read(op, op.attributes[found], k, f"{name}_input: {k}") if found in op.attributes else {}
-        # What a loop carries is divided in its body as it leaves.
+        # A carried value is sharded in the body as the result of the loop is.
         found = next((op.attributes[key] for key in _ORIGINS if key in op.attributes), None)
         return {} if found is None or k >= len(op.results) else self._read(op, found, k, "")
 
-    def _read(self, op: Any, said: Any, k: int, itself: str) -> dict[str, str]:
-        """The origins of the value `k`, in which `itself` takes the place of "self"."""
-        if isinstance(said, self._ir.ArrayAttr):
-            if len(said) != max(len(op.results), 1) and op.name != "sdy.manual_computation":
-                # jax 0.10 leaves out those that no axis divides.
-                divided = [i for i in range(len(op.results)) if self._is_divided(op, i)]
-                k = divided.index(k) if len(divided) == len(said) and k in divided else len(said)
-            if k >= len(said):
+    def _read(self, op: Any, origins: Any, k: int, itself: str) -> dict[str, str]:
+        """The origins of the value `k`, with `itself` for "self"."""
+        if isinstance(origins, self._ir.ArrayAttr):
+            if len(origins) != max(len(op.results), 1) and op.name != "sdy.manual_computation":
+                # jax 0.10 leaves out those of unsharded values.
+                sharded = [i for i in range(len(op.results)) if self._is_sharded(op, i)]
+                k = sharded.index(k) if len(sharded) == len(origins) and k in sharded else len(origins)
+            if k >= len(origins):
                 return {}
-            said = said[k]
-        found = {named.name: named.attr.value for named in said}
+            origins = origins[k]
+        found = {named.name: named.attr.value for named in origins}
         return {axis: itself if name == "self" else name for axis, name in found.items()}
 
-    def _is_divided(self, op: Any, k: int) -> bool:
+    def _is_sharded(self, op: Any, k: int) -> bool:
         if "sdy.sharding" not in op.attributes:
             return False
         sharding = self._sdy.TensorShardingPerValueAttr(op.attributes["sdy.sharding"]).shardings[k]

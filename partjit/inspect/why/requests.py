@@ -1,4 +1,4 @@
-"""What a program asks for: the specs of its arguments, results and constraints, of nested programs and shard_maps."""
+"""The requested specs of a program: of its arguments, results and constraints, of nested programs and shard_maps."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -17,16 +17,16 @@ __all__ = ["Request", "requests_of"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Request:
-    """A spec that somebody wrote, and what it is of.
+    """A spec that the user wrote, and the value it is for.
 
     Attributes:
         kind: "argument" or "result" of the program, "constraint", "nested argument" or "nested result" of a nested
             `pjit` or `jax.jit`, "shard_map argument" or "shard_map result".
-        position: of the argument or result among the others.
+        position: of the argument or result.
         path: the key path of an argument or result, or its name.
         spec: the spec.
-        value: the number of the value that is to lie so.
-        equation: what it stands in the program; None for an argument or a result of the program.
+        value: the number of the value.
+        equation: the equation that has it; None for an argument or a result of the program.
     """
 
     kind: str
@@ -38,7 +38,7 @@ class Request:
 
     @property
     def site(self) -> Site | None:
-        """The line of the user's code where it stands."""
+        """The line of the user's code that has it."""
         return None if self.equation is None else self.equation.site
 
     @property
@@ -50,8 +50,8 @@ class Request:
         spec = shown_spec(self.spec)
         if self.equation is None:
             if self.kind == "argument":
-                return f"argument {self.path}, given {spec}"
-            return f"{self.path or 'result'}, asked for as {spec}"
+                return f"argument {self.path} with spec {spec}"
+            return f"{self.path or 'result'}, requested as {spec}"
         where = shown_line(self.site) + (f" in {self.site[2]}" if self.site else "")
         if self.kind == "constraint":
             return f"the constraint {spec} at {where}"
@@ -62,7 +62,7 @@ class Request:
 
 
 def requests_of(partitioned: Partitioned) -> Iterator[Request]:
-    """All that a program asks for, arguments first, then its equations in their order, then results."""
+    """The requests of a program: arguments first, then its equations in their order, then results."""
     unit, tree = partitioned.unit, partitioned.tree
     yield from _each("argument", unit.paths, unit.in_shardings, tree.inputs, None)
     for equation in tree.walk():
@@ -86,9 +86,9 @@ def _of_equation(equation: AnnotatedEquation) -> Iterator[Request]:
         yield from _each("nested result", [str(i) for i in range(len(outs))], outs, equation.outputs, equation)
         return
     # A constraint: the primitive of this package has a spec, jax's has a sharding, and some others have one as well.
-    said = params.get("spec", params.get("sharding"))
     if len(equation.outputs) == 1 and not equation.bodies:
-        yield from _each("constraint", [""], [said], equation.outputs, equation)
+        spec = params.get("spec", params.get("sharding"))
+        yield from _each("constraint", [""], [spec], equation.outputs, equation)
 
 
 def _names(info: Any, count: int) -> Sequence[str | None]:
@@ -99,18 +99,18 @@ def _names(info: Any, count: int) -> Sequence[str | None]:
 def _each(
     kind: str,
     paths: Sequence[str],
-    said: Sequence[Any],
+    specs: Sequence[Any],
     values: Sequence[AnnotatedValue],
     equation: AnnotatedEquation | None,
 ) -> Iterator[Request]:
-    for position, (path, written, value) in enumerate(zip(paths, said, values, strict=False)):
+    for position, (path, written, value) in enumerate(zip(paths, specs, values, strict=False)):
         spec = _spec(written)
         if spec is not None:
             yield Request(kind, position, path, spec, value.number, equation)
 
 
 def _spec(written: Any) -> P | None:
-    """What was written as a spec; None if nothing was."""
+    """The spec in a parameter; None if there is none."""
     if isinstance(written, ParsedPartitionSpec):
         return written.partition_spec
     if isinstance(written, NamedSharding):

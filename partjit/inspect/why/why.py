@@ -1,4 +1,4 @@
-"""Why a value is divided as it is, in words: where each axis comes from, by which way, and why a dimension is whole."""
+"""Why a value is sharded as it is, in words: the origin of each axis, the path from there, and unsharded dimensions."""
 
 import dataclasses
 import itertools
@@ -19,13 +19,13 @@ _MOST_STEPS = 6
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Conflict:
-    """A value that is moved because something else wants it, or what is made of it, otherwise.
+    """A value that meets this one in an equation, but is sharded differently.
 
     Attributes:
         equation: where both meet.
         value: the other value.
         axes: the axes on which they differ.
-        origins: of these, for the other value.
+        origins: the origins of these axes in the other value.
     """
 
     equation: AnnotatedEquation
@@ -35,30 +35,29 @@ class Conflict:
 
     def __str__(self) -> str:
         reasons = "; ".join(f"{axis!r} from {origin}" for axis, origin in self.origins.items())
-        return f"{self.value} at {self.equation.primitive} ({shown_line(self.equation.site)}) lies otherwise" + (
-            f": {reasons}" if reasons else ""
+        return (
+            f"{self.value} at {self.equation.primitive} ({shown_line(self.equation.site)}) is sharded differently"
+            + (f": {reasons}" if reasons else "")
         )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Why:
-    """Why a value is divided as it is.
-
-    At a prompt it reads as text.
+    """Why a value is sharded as it is; printed as text.
 
     Attributes:
         value: the value.
-        equation: what computes it; None for an argument.
-        origins: for each axis that divides it where that comes from.
-        whole: for each dimension that is not divided why.
-        conflicts: the values that it meets and that lie otherwise.
-        notes: what else there is to say.
+        equation: the equation that computes it; None for an argument.
+        origins: for each axis that shards it the origin of that.
+        unsharded: for each unsharded dimension the reason.
+        conflicts: the values that it meets in equations and that are sharded differently.
+        notes: remarks.
     """
 
     value: AnnotatedValue
     equation: AnnotatedEquation | None
     origins: Mapping[str, Origin]
-    whole: Mapping[int, str]
+    unsharded: Mapping[int, str]
     conflicts: tuple[Conflict, ...]
     notes: tuple[str, ...]
 
@@ -71,93 +70,91 @@ class Why:
         return f'<pre style="white-space: pre-wrap">{escape(str(self))}</pre>'
 
     def _lines(self) -> Iterator[str]:
-        yield f"{self.value}   {self._place()}"
+        yield f"{self.value}   {self._where()}"
         dimensions = dict(_dimensions(self.value))
         width = max((len(repr(axis)) for axis in self.origins), default=0)
         indent = " " * (width + 3)
         for axis, origin in self.origins.items():
             sure = "" if origin.is_certain else "probably "
-            yield f"  {axis!r:{width}} divides dimension {dimensions[axis]}: {sure}from {origin}"
+            yield f"  {axis!r:{width}} shards dimension {dimensions[axis]}: {sure}from {origin}"
             if (steps := _shown_way(origin.way)) != "":
                 yield f"{indent}through {steps}"
-        for dimension, reason in self.whole.items():
-            yield f"  dimension {dimension} is whole: {reason}"
+        for dimension, reason in self.unsharded.items():
+            yield f"  dimension {dimension} is unsharded: {reason}"
         if not self.value.aval.shape:
-            yield "  it has no dimensions to divide"
+            yield "  it has no dimensions to shard"
         for conflict in self.conflicts:
-            yield f"  against it: {conflict}"
+            yield f"  conflict: {conflict}"
         for note in self.notes:
             yield f"  note: {note}"
 
-    def _place(self) -> str:
+    def _where(self) -> str:
         if self.equation is not None:
             return shown_site(self.equation.site)
         return f"argument {self.value.path}" if self.value.path else "a constant, or an argument of a nested program"
 
 
 def why(partitioned: Partitioned, value: str | AnnotatedValue) -> Why:
-    """Why a value of a program is divided as it is.
-
-    Args:
-        partitioned: the program, with its text.
-        value: the value, or what `find_value` finds it by.
+    """Why a value of a program, or the value that a text names, is sharded as it is.
 
     Raises:
         ValueNotFoundError: there is no such value, or there are several.
         ValueError: the text of the program was not kept.
         TypeError: the value is no array.
     """
-    told = origins(partitioned)
+    of_program = origins(partitioned)
     notes = []
     if isinstance(value, str):
-        found = look_up(partitioned.tree, value, partitioned.unit.result_paths, told.flow)
+        found = look_up(partitioned.tree, value, partitioned.unit.result_paths, of_program.flow)
         value, notes = found.value, [found.note] if found.note else []
     if not value.is_array:
-        raise TypeError(f"{value} is of type {value.aval}, and no array that could be divided")
-    of_value = told.get(value.number, {})
-    if told.problem is not None:
-        notes.append(f"this is the nearest explanation, because {told.problem}")
+        raise TypeError(f"{value} is of type {value.aval}, not an array, and has no sharding")
+    of_value = of_program.get(value.number, {})
+    if of_program.problem is not None:
+        notes.append(f"this is a guess from the nearest specs, because {of_program.problem}")
     elif not all(origin.is_certain for origin in of_value.values()):
-        notes.append("the partitioner does not tell all of it: 'probably' is the nearest spec with that axis")
-    makers = [edge.equation for edge in told.flow.made_by(value.number)]
+        notes.append("the partitioner did not report every origin: 'probably' marks the nearest spec with that axis")
+    makers = [edge.equation for edge in of_program.flow.made_by(value.number)]
     equation = next((made for made in reversed(makers) if not made.bodies), makers[-1] if makers else None)
-    requests = told.requests.get(value.number, ())
+    requests = of_program.requests.get(value.number, ())
     ordered = {axis: of_value[axis] for axis, _ in _dimensions(value) if axis in of_value}
-    return Why(value, equation, ordered, dict(_whole(value, requests)), tuple(_conflicts(told, value)), tuple(notes))
+    return Why(
+        value, equation, ordered, dict(_unsharded(value, requests)), tuple(_conflicts(of_program, value)), tuple(notes)
+    )
 
 
 def _dimensions(value: AnnotatedValue) -> Iterator[tuple[str, int]]:
-    """Each axis that divides a value with the dimension that it divides."""
-    if value.layout is not None:
-        for dimension, axes in enumerate(value.layout.axes):
+    """Each axis that shards a value, with the dimension that it shards."""
+    if value.sharding is not None:
+        for dimension, axes in enumerate(value.sharding.axes):
             yield from ((axis, dimension) for axis in axes)
 
 
-def _whole(value: AnnotatedValue, requests: Sequence[Request]) -> Iterator[tuple[int, str]]:
-    """Each dimension of a value that no axis divides, and why."""
-    layout, sizes = value.layout, {axis: size for axis, size in value.mesh.shape.items() if size > 1}
-    if layout is None:
+def _unsharded(value: AnnotatedValue, requests: Sequence[Request]) -> Iterator[tuple[int, str]]:
+    """Each unsharded dimension of a value, and why."""
+    sharding, sizes = value.sharding, {axis: size for axis, size in value.mesh.shape.items() if size > 1}
+    if sharding is None:
         return
     used = {axis.partition(":")[0] for axis, _ in _dimensions(value)}
     for dimension, size in enumerate(value.aval.shape):
-        if layout.axes[dimension]:
+        if sharding.axes[dimension]:
             continue
-        asked = next((r for r in requests if r.kind not in ("result", "shard_map argument")), None)
+        request = next((r for r in requests if r.kind not in ("result", "shard_map argument")), None)
         free = [axis for axis in sizes if axis not in used]
         uneven = [axis for axis in free if size % sizes[axis]]
-        if asked is not None and not _leaves_open(asked, dimension):
-            said = f"it is given {shown_spec(asked.spec)}" if asked.kind == "argument" else f"{asked} says so"
-            yield dimension, said
+        if request is not None and not _leaves_open(request, dimension):
+            is_own = request.kind == "argument"
+            yield dimension, f"its spec is {shown_spec(request.spec)}" if is_own else f"{request} requires it"
         elif size == 1:
             yield dimension, "its size is 1"
         elif not free:
-            yield dimension, f"{_several(sorted(used))} {'divides' if len(used) == 1 else 'divide'} other dimensions"
+            yield dimension, f"{_several(sorted(used))} {'shards' if len(used) == 1 else 'shard'} other dimensions"
         elif len(uneven) == len(free):
             axes = _several([f"{axis!r} ({sizes[axis]})" for axis in uneven], quoted=True, last="or")
             yield dimension, f"its size {size} is not divisible by {axes}"
         else:
             axes = _several([axis for axis in free if axis not in uneven], last="or")
-            yield dimension, f"nothing asks for it to be divided by {axes}"
+            yield dimension, f"no spec propagates {axes} to it"
 
 
 def _leaves_open(request: Request, dimension: int) -> bool:
@@ -165,42 +162,36 @@ def _leaves_open(request: Request, dimension: int) -> bool:
     return entry is type(request.spec).UNCONSTRAINED
 
 
-def _conflicts(told: Origins, value: AnnotatedValue) -> Iterator[Conflict]:
-    """The values of its shape that meet it in an equation, or that a constraint makes of it, and lie otherwise."""
+def _conflicts(of_program: Origins, value: AnnotatedValue) -> Iterator[Conflict]:
+    """The values of its shape that meet it in an equation, constraints included, and are sharded differently."""
     seen = {value.number}
-    for edge in (*told.flow.made_by(value.number), *told.flow.used_by(value.number)):
+    for edge in (*of_program.flow.made_by(value.number), *of_program.flow.used_by(value.number)):
         if edge.crosses:
             continue
         for number in (*edge.sources, *edge.targets):
-            other = told.flow.values[number]
-            if number in seen or not other.is_array or other.aval.shape != value.aval.shape or other.layout is None:
+            other = of_program.flow.values[number]
+            if number in seen or not other.is_array or other.aval.shape != value.aval.shape or other.sharding is None:
                 continue
             seen.add(number)
             own, theirs = dict(_dimensions(value)), dict(_dimensions(other))
             differing = [axis for axis in theirs if own.get(axis) != theirs[axis]]
             if differing and edge.equation.primitive not in _REARRANGES:
-                of_other = told.get(number, {})
+                of_other = of_program.get(number, {})
                 kept = {axis: of_other[axis] for axis in differing if axis in of_other}
                 yield Conflict(edge.equation, other, tuple(differing), kept)
 
 
-# What these make has the shape of what they take only by chance, and dimensions that mean others.
-_REARRANGES = frozenset(
-    (
-        "dot_general",
-        "transpose",
-        "reshape",
-        "gather",
-        "scatter",
-        "scatter-add",
-        "conv_general_dilated",
-        "broadcast_in_dim",
-    )
-)
+# Operands and results of these have equal shapes by chance only, and their dimensions do not correspond.
+# fmt: off
+_REARRANGES = frozenset((
+    "dot_general", "transpose", "reshape", "gather", "scatter", "scatter-add", "conv_general_dilated",
+    "broadcast_in_dim",
+))
+# fmt: on
 
 
 def _shown_way(way: Sequence[AnnotatedEquation]) -> str:
-    """The equations of a way, those of one line together."""
+    """The equations of a path, those of one line together."""
     steps = []
     for line, equations in itertools.groupby(way, key=lambda equation: shown_line(equation.site)):
         names = list(dict.fromkeys(equation.primitive for equation in equations))
