@@ -23,7 +23,7 @@ from partjit.primitive import device_witness, shardings_of
 from partjit.render.numbers import counted
 from partjit.spec import Spec
 
-__all__ = ["Program", "Traced", "lower", "lower_jaxpr", "lower_jaxpr_anew", "own_sharding"]
+__all__ = ["Program", "Traced", "in_shardings_of", "lower", "lower_jaxpr", "lower_jaxpr_anew", "own_sharding"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -89,21 +89,24 @@ def lower(
     An argument whose spec is UNSPECIFIED keeps its sharding: that of a committed array is part of the program. This is
     how residuals get their shardings.
     """
-    in_shardings = tuple(
-        own_sharding(arg) if isinstance(sharding, UnspecifiedValue) else sharding
-        for arg, sharding in zip(args, shardings_of(in_specs, mesh), strict=True)
-    )
-    out_shardings = shardings_of(out_specs, mesh)
     return lower_jaxpr(
         low_jaxpr(jaxpr),
-        in_shardings,
-        out_shardings,
+        in_shardings_of(args, in_specs, mesh),
+        shardings_of(out_specs, mesh),
         donated_invars,
         mesh,
         name,
         keep_unused,
         platforms,
         parameters,
+    )
+
+
+def in_shardings_of(args: Sequence[Any], specs: Sequence[Spec], mesh: Mesh) -> tuple[Any, ...]:
+    """The shardings of a program's arguments: those of their specs, where these are UNSPECIFIED their own."""
+    return tuple(
+        own_sharding(arg) if isinstance(sharding, UnspecifiedValue) else sharding
+        for arg, sharding in zip(args, shardings_of(specs, mesh), strict=True)
     )
 
 

@@ -11,12 +11,12 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, jaxprs_in_params
 from jax.sharding import Mesh, NamedSharding
 
 from partjit._jax.meshes import EMPTY_MESH
-from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
+from partjit._jax.shardings import UNSPECIFIED
 from partjit._jax.stages import jit_parts
 from partjit._jax.tracing import low_jaxpr
 from partjit.api import pjit
 from partjit.checks import shown
-from partjit.compile import Traced, own_sharding
+from partjit.compile import Traced, in_shardings_of
 from partjit.inspect.propagation import Unit
 from partjit.mesh import Mesh as PartjitMesh
 from partjit.mesh import auto_twin
@@ -68,11 +68,8 @@ def trace_function(fun: Any, args: Sequence[Any], kwargs: Any, mesh: Mesh | None
 
 def _of_pjit(traced: Traced) -> TracedFunction:
     program = traced.program
-    in_shardings = tuple(
-        own_sharding(leaf) if isinstance(sharding, UnspecifiedValue) else sharding
-        for leaf, sharding in zip(traced.leaves, shardings_of(program.in_specs, program.mesh), strict=True)
-    )
-    out_shardings = tuple(shardings_of(program.out_specs, program.mesh))
+    in_shardings = in_shardings_of(traced.leaves, program.in_specs, program.mesh)
+    out_shardings = shardings_of(program.out_specs, program.mesh)
     hidden = len(program.jaxpr.in_avals) - len(program.arg_paths)
     paths = (*(f"closed_over[{i}]" for i in range(hidden)), *program.arg_paths)
     mesh = program.mesh if not program.mesh.empty else _mesh_in(program.jaxpr, (*in_shardings, *out_shardings))

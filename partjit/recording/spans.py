@@ -59,13 +59,6 @@ class Flow:
         left: when it did, or when the call ended.
         after: the fragment, the call, or the wait.
         arrived: when that began; when a wait ended.
-
-    Example:
-        >>> from partjit.recording.spans import Flow, Span
-        >>> program = Span("program", "step", 0.0, 2.0, "caller", "step", 3)
-        >>> fragment = Span("fragment", "fragment_0", 0.5, 1.0, "devices", "step", 3)
-        >>> Flow(program, 0.25, fragment, 0.5).after.name
-        'fragment_0'
     """
 
     before: Span

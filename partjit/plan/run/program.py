@@ -13,11 +13,10 @@ from jax.sharding import NamedSharding
 
 from partjit._jax.arrays import device_put
 from partjit._jax.caches import weakref_cache
-from partjit._jax.shardings import UnspecifiedValue
 from partjit._jax.tracing import low_jaxpr, trace_context
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.streams import current_stream
-from partjit.compile import own_sharding
+from partjit.compile import in_shardings_of, own_sharding
 from partjit.placement import is_placed
 from partjit.plan.ir.flat import streams_of
 from partjit.plan.ir.nodes import Fragment, walk
@@ -48,11 +47,8 @@ def plan_of(
             program does not name.
     """
     jaxpr = low_jaxpr(jaxpr)
-    in_shardings = tuple(
-        own_sharding(arg) if isinstance(sharding, UnspecifiedValue) else sharding
-        for arg, sharding in zip(args, shardings_of(in_specs, mesh), strict=True)
-    )
-    out_shardings = tuple(shardings_of(out_specs, mesh))
+    in_shardings = in_shardings_of(args, in_specs, mesh)
+    out_shardings = shardings_of(out_specs, mesh)
     caller = current_stream()
     caller = caller if is_for_caller and caller in streams_of(jaxpr.jaxpr) else None
     return _plan(jaxpr, in_shardings, out_shardings, params["donated_invars"], mesh, params["name"], caller)
