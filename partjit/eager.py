@@ -21,7 +21,7 @@ from partjit._jax.shardings import UnspecifiedValue
 from partjit._jax.tracing import abstractify
 from partjit.arguments import check_results
 from partjit.checks import flattened
-from partjit.colocated.ir.eager import Home, as_array, running_at
+from partjit.colocated.ir.eager import DefaultSharding, as_array, evaluated_with
 from partjit.compile import own_sharding
 from partjit.infer import Definition, infer, out_specs_of
 from partjit.mesh import auto_twin, tracing_under
@@ -64,7 +64,7 @@ class OnValues:
         shardings = shardings_of(known.in_specs, inside)
         leaves = [_placed(leaf, s, home, inside) for leaf, s in zip(arguments.leaves, shardings, strict=True)]
         args, kwargs = with_static(arguments.tree, leaves, arguments.static)
-        with running_at(home), tracing_under(mesh):
+        with evaluated_with(home), tracing_under(mesh):
             with_paths, out_tree = flattened(fun(*args, **kwargs), f"The result of {name}")
         paths = tuple("result" + jax.tree_util.keystr(path) for path, _ in with_paths)
         check_results([leaf for _, leaf in with_paths], paths, name)
@@ -95,13 +95,13 @@ def on_values(fun: Callable[..., Any], definition: Definition) -> OnValues:
     return of_fun.get(key) or of_fun.setdefault(key, OnValues(weakref.ref(fun), definition))
 
 
-def _home(mesh: Any, leaves: Sequence[Any]) -> Home:
+def _home(mesh: Any, leaves: Sequence[Any]) -> DefaultSharding:
     if not mesh.empty:
-        return Home(NamedSharding(mesh, P()), True)
-    return Home(*home_of([own_sharding(leaf) for leaf in leaves]))
+        return DefaultSharding(NamedSharding(mesh, P()), True)
+    return DefaultSharding(*home_of([own_sharding(leaf) for leaf in leaves]))
 
 
-def _placed(value: Any, sharding: Any, home: Home, mesh: Any) -> Any:
+def _placed(value: Any, sharding: Any, home: DefaultSharding, mesh: Any) -> Any:
     """A value with its sharding on `mesh`; with an UNSPECIFIED one a committed array keeps its own."""
     if isinstance(value, Tracer):
         return value
@@ -109,7 +109,7 @@ def _placed(value: Any, sharding: Any, home: Home, mesh: Any) -> Any:
     if not isinstance(value, jax.Array):  # a ref
         return value
     if isinstance(sharding, UnspecifiedValue):
-        if not home.is_bound:
+        if not home.committed:
             return value
         sharding = _on(mesh, value.sharding) if value.committed else home.sharding
     is_there = value.committed and value.sharding == sharding

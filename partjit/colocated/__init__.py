@@ -1,12 +1,12 @@
-"""Colocated Python: functions and objects on the hosts of devices, called with arrays and beside what the devices do.
+"""Colocated Python: functions and objects that run on the hosts of devices, asynchronously to the devices.
 
     @colocated.colocated_python
-    def load(step): ...                      # reads files, on the hosts
+    def load(step): ...                      # reads files on the hosts
 
-    batch = load(step)                       # at once: an array whose value comes later
+    batch = load(step)                       # returns at once, with an array whose value comes later
 
-`colocated_python` and `colocated_python_class` make functions and classes; `stream` and `wait` are about their order;
-docs/colocated.md tells the whole of it.
+`colocated_python` and `colocated_python_class` wrap functions and classes; `stream` and `wait` control the order of
+calls. docs/colocated.md is the guide.
 """
 
 from partjit.colocated.cache import CacheInfo as CacheInfo

@@ -1,4 +1,4 @@
-"""What colocated functions and the methods of colocated classes have in common: options and derivatives."""
+"""The interface that colocated functions and the methods of colocated classes share: options and derivatives."""
 
 import abc
 from collections.abc import Callable
@@ -15,7 +15,7 @@ class Colocated(abc.ABC):
     """A colocated function, or a method of a colocated class.
 
     Attributes:
-        options: what is known about its calls.
+        options: the options given so far.
     """
 
     options: Options
@@ -35,35 +35,35 @@ class Colocated(abc.ABC):
         devices: Any = None,
         **options: Unpack[CallOptions],
     ) -> Self:
-        """The same function, with more known about its calls. Each item can be given once, in any order.
+        """The same function with more options. Each option can be given once, in any order.
 
         Args:
-            in_specs: `(args, kwargs)` with a `jax.ShapeDtypeStruct` for each array. A sharding left open may be any.
-            out_specs_fn: called with the ShapeDtypeStructs of the arguments, gives `out_specs`; once per kind of
+            in_specs: `(args, kwargs)` with a `jax.ShapeDtypeStruct` for each array; without a sharding, any will do.
+            out_specs_fn: computes `out_specs` from the ShapeDtypeStructs of the arguments; called once per kind of
                 arguments, in the calling thread.
-            devices: devices or a mesh: the function runs on their hosts. Needed if there are no array arguments.
-            out_specs: a tree of ShapeDtypeStructs like the result. A sharding left open is a replicated one. Once the
-                results are known, calls return before the function has run. None says nothing; that a function
-                returns None is said by `out_specs_fn=lambda *args: None`.
-            mode: "inline" runs it in the caller; "stream" on a thread; "auto", the default, on a thread until it was
-                measured to be cheaper than that, ten times in a row. A function that waits for what its caller does
-                after the call must say "stream".
-            stream: the name of a stream, or a stream, instead of the calling thread's.
-            pure: whether a call does nothing but compute its results. In a program, one that nobody needs is left out,
-                and equal ones are made once.
-            layout: "global", the default, calls the function with the arrays; "per_shard" once for each device with a
-                `jax.Shard` (`data`, `index`, `device`, `replica_id`) for each array, to return shards of its results,
-                which the shardings in `out_specs` assemble.
-            run_ahead: up to so many calls are made before they are asked for; for functions without arguments.
-            vmap_method: what `jax.vmap` makes of a call with batched arguments, as for `jax.pure_callback`.
-                "sequential" calls the function once for each example, in order; it is the default, except for a `pure`
-                function, which has none. The others call it once, with batched arrays, and it returns its results with
-                the batch at axis 0 as well: "expand_dims" gives arguments that are not batched an axis of size 1 there,
-                "broadcast_all" repeats them. `in_specs` and `out_specs` are those of a call that is not batched.
+            devices: devices or a mesh; the function runs on their hosts. Required if there are no array arguments.
+            out_specs: a tree of ShapeDtypeStructs like the result. Without a sharding, a result is replicated. With
+                known results, calls return before the function has run. None leaves them unknown; for a function that
+                returns None, pass `out_specs_fn=lambda *args: None`.
+            mode: "inline" runs calls in the caller, "stream" on a thread, and "auto", the default, on a thread until
+                ten calls in a row have taken less time than that costs. A function that waits for something its caller
+                does after the call needs "stream".
+            stream: a stream, or the name of one, to use instead of the calling thread's.
+            pure: whether a call has no effect but its results. In a program, a pure call with unused results is
+                eliminated, and equal pure calls are made once.
+            layout: "global", the default, calls the function with the arrays; "per_shard" calls it once per device with
+                a `jax.Shard` (`data`, `index`, `device`, `replica_id`) for each array, and assembles the shards it
+                returns by the shardings in `out_specs`.
+            run_ahead: how many calls to make before their results are requested; for functions without arguments.
+            vmap_method: how `jax.vmap` makes a call with batched arguments, as for `jax.pure_callback`. "sequential",
+                the default unless the function is `pure`, calls the function once per example, in order. The others
+                call it once, with batched arrays, and expect results with the batch at axis 0: "expand_dims" gives
+                arguments that are not batched an axis of size 1 there, "broadcast_all" repeats them. `in_specs` and
+                `out_specs` are always those of a call that is not batched.
 
         Raises:
-            ValueError: an item was given before or is none of its possible values.
-            TypeError: an item is of a wrong type.
+            ValueError: an option was given before, or has none of its possible values.
+            TypeError: an option is of the wrong type.
 
         Example:
             >>> from partjit.colocated import colocated_python
@@ -76,19 +76,19 @@ class Colocated(abc.ABC):
         return self._with_options(self.options.adding(f"{self._name}.specialize", **more))
 
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any], symbolic_zeros: bool = False) -> None:
-        """Says how the calls are differentiated in reverse mode, as `jax.custom_vjp.defvjp` does.
+        """Defines the reverse-mode derivative of calls, as `jax.custom_vjp.defvjp` does.
 
-        The rules may compute on the devices, and call colocated functions, this one among them. Copies that
-        `specialize` makes afterwards have them as well. What was said before, by `defjvp` too, is replaced.
+        The rules may compute on the devices and call colocated functions, including this one. Copies that `specialize`
+        makes afterwards have the same rules. Earlier rules, those of `defjvp` as well, are replaced.
 
         Args:
-            fwd: takes the arguments, by position, and returns the result and what `bwd` needs.
-            bwd: takes what `fwd` kept and the cotangent of the result, and returns a tuple with one cotangent for each
-                argument, None for one of zeros.
-            symbolic_zeros: whether `fwd` and `bwd` are told what is not differentiated.
+            fwd: takes the arguments, by position, and returns the result and the residuals for `bwd`.
+            bwd: takes the residuals and the cotangent of the result, and returns a tuple with one cotangent for each
+                argument, None for zeros.
+            symbolic_zeros: whether `fwd` and `bwd` receive symbolic zeros for what is not differentiated.
 
         Raises:
-            TypeError: a rule is no function.
+            TypeError: a rule is not a function.
 
         Example:
             >>> import numpy as np
@@ -104,18 +104,19 @@ class Colocated(abc.ABC):
         self._set_derivatives(Derivatives("vjp", rules, symbolic_zeros))
 
     def defjvp(self, jvp: Callable[..., Any], symbolic_zeros: bool = False) -> Callable[..., Any]:
-        """Says how the calls are differentiated, as `jax.custom_jvp.defjvp` does; for reverse mode as well, if what
-        `jvp` does with the tangents is device code.
+        """Defines the derivative of calls, as `jax.custom_jvp.defjvp` does.
+
+        It works in reverse mode as well if `jvp` processes the tangents with device code only.
 
         Args:
             jvp: takes a tuple of the arguments and one of their tangents, and returns the result and its tangent.
-            symbolic_zeros: whether it is told what is not differentiated.
+            symbolic_zeros: whether it receives symbolic zeros for what is not differentiated.
 
         Returns:
             `jvp`, so that this is a decorator.
 
         Raises:
-            TypeError: the rule is no function.
+            TypeError: the rule is not a function.
 
         Example:
             >>> import numpy as np

@@ -21,12 +21,12 @@ _caches = CacheGroup("partjit.colocated specializations")
 
 
 class CacheInfo(NamedTuple):
-    """What the cache of a colocated function has seen.
+    """Statistics of the cache of a colocated function.
 
     Attributes:
         hits: calls that found their specialization.
         misses: calls that did not.
-        specializations: how many there are.
+        specializations: how many are cached.
     """
 
     hits: int
@@ -37,13 +37,13 @@ class CacheInfo(NamedTuple):
 class SpecializationCache:
     """Specializations by the types and shardings of arguments.
 
-    Looking up equal shardings is slow, so there are two levels: one by the identity of the sharding objects, one by
-    their equality. The first keeps the objects, so that no other takes the place of one in memory.
+    Comparing shardings is slow, so there are two levels: by the identity of the sharding objects, and by their
+    equality. The first level keeps the objects alive, so that an id is not reused.
 
     Attributes:
-        last: what was found last, which most callers want again.
-        hits: how often something was found.
-        misses: how often not.
+        last: the specialization found last, which most callers need again.
+        hits: the number of look-ups that found one.
+        misses: the number of those that did not.
     """
 
     _MOST_IDENTITIES = 1024
@@ -68,7 +68,8 @@ class SpecializationCache:
             stream: the stream of its calls, unless the options name one.
 
         Raises:
-            ValueError: an argument is no array, or not what `in_specs` say; or there are no, or several, device lists.
+            ValueError: an argument is not an array, or contradicts `in_specs`; or there are no, or several, device
+                lists.
         """
         name, options = definition.name, definition.options
         leaves, tree = jax.tree.flatten((args, kwargs))
@@ -115,7 +116,7 @@ class SpecializationCache:
         return specialization
 
     def find_equal(self, key: Hashable, make: Callable[[], Specialization]) -> Specialization:
-        """What was made for an equal key."""
+        """The specialization of an equal key, made if there is none yet."""
         with self._lock:
             specialization = self._by_equality.get(key)
             if specialization is None:
@@ -127,7 +128,7 @@ class SpecializationCache:
         return specialization
 
     def results_for(self, tree: Any, avals: Sequence[ShapedArray]) -> OutSpecs | None:
-        """What is known of the results of calls with arguments of these types, on any devices; None if nothing."""
+        """The known results of calls with arguments of these types, on any devices; None if there are none."""
         wanted = [(aval.shape, aval.dtype) for aval in avals]
         with self._lock:
             found = [*self._by_equality.values()]
@@ -139,11 +140,11 @@ class SpecializationCache:
         return None
 
     def info(self) -> CacheInfo:
-        """How often it was asked, and what it holds."""
+        """Its statistics."""
         return CacheInfo(self.hits, self.misses, len(self._by_equality))
 
     def clear(self) -> None:
-        """Forgets everything; calls under way go on."""
+        """Removes everything; calls in flight are not affected."""
         with self._lock:
             self._by_identity.clear()
             self._by_equality.clear()
@@ -152,5 +153,5 @@ class SpecializationCache:
 
 
 def _kind_of(leaf: jax.Array) -> tuple[Any, ...]:
-    """What a specialization depends on, apart from the sharding."""
+    """What a specialization depends on in addition to the sharding."""
     return leaf.shape, leaf.dtype, leaf.aval.weak_type, getattr(leaf, "committed", True)

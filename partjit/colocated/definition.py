@@ -1,4 +1,4 @@
-"""A colocated function as it was defined: what runs, the options of its calls, and its calls that were made early."""
+"""The definition of a colocated function: what runs, with which options."""
 
 import dataclasses
 import inspect
@@ -19,10 +19,10 @@ class HostFunction:
     Attributes:
         name: what it is called in messages.
         signature: its parameters, if they are known.
-        load: gives the function that runs on this host; called once per specialization, by its first call.
-        lane: the order of its calls beside that of their stream, if it is the method of an object.
-        reference: for a copy of the colocated function elsewhere, if copying the function is not enough: what makes it,
-            and with which arguments before the function and its options.
+        load: returns the callable that runs on this host; called once per specialization, by its first call.
+        lane: orders its calls in addition to their stream, if it is the method of an object.
+        reference: how to rebuild the colocated function elsewhere if copying its callable is not enough: a function and
+            its leading arguments; the callable and the options follow.
     """
 
     name: str
@@ -34,12 +34,12 @@ class HostFunction:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Definition:
-    """A function with the options of its calls.
+    """A host function with its options.
 
     Attributes:
         function: what runs.
-        options: what is known of its calls beforehand.
-        ahead: its calls that were made before their results are requested; None if there are none.
+        options: the options of its calls.
+        ahead: the calls made before their results are requested; None without `run_ahead`.
     """
 
     function: HostFunction

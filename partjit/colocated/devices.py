@@ -22,20 +22,20 @@ def colocated_cpu_devices(devices_or_mesh: Sequence[Any]) -> list[Any]: ...
 def colocated_cpu_devices(devices_or_mesh: Any) -> Any:
     """The CPU device on the host of each device.
 
-    A CPU device is its own. The accelerators of a process, counted in the order of their ids, have its CPU devices in
-    the order of theirs: the i-th accelerator the i-th CPU device. Where there are fewer CPU devices they are shared,
-    counting around. So which device an accelerator has does not depend on what it is asked for together with.
+    A CPU device is its own. The i-th accelerator of a process, by id, has its i-th CPU device; with fewer CPU devices
+    than accelerators, these are assigned round-robin. So the device of an accelerator does not depend on the others in
+    the argument.
 
     Args:
-        devices_or_mesh: devices, one of them, or a mesh.
+        devices_or_mesh: devices, a single one, or a mesh.
 
     Returns:
-        A list of as many devices, in the same order; for a mesh, a mesh of the same shape, names and axis types. With
-        shared CPU devices a device may stand in it twice, which jax refuses where it is used.
+        A list of as many devices, in the same order; for a mesh, a mesh of the same shape, names and axis types. Where
+        CPU devices are shared, a device may occur twice, which jax rejects where the mesh is used.
 
     Raises:
         ValueError: the process of a device has no CPU devices.
-        TypeError: the argument is neither.
+        TypeError: the argument is neither devices nor a mesh.
 
     Example:
         >>> d = jax.devices()
@@ -55,13 +55,13 @@ def colocated_cpu_devices(devices_or_mesh: Any) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def colocated_sharding(sharding: Any) -> Any:
-    """The sharding on the CPU devices of the hosts, of the same layout where every device has one of its own.
+    """The same sharding on the CPU devices of the hosts.
 
-    Where the devices of one process share CPU devices, an array is put on the first of them as a whole.
+    Where the devices of a process share CPU devices, the array is unsharded on the first of them.
 
     Raises:
-        ValueError: CPU devices are shared in an array over several processes, or the sharding is of a kind whose
-            layout is not known.
+        ValueError: CPU devices are shared in an array over several processes, or the sharding is neither a
+            NamedSharding nor on a single device.
     """
     devices = [*device_list(sharding)]
     cpus = colocated_cpu_devices(devices)

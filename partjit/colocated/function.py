@@ -29,12 +29,12 @@ _is_eager = is_eager
 
 
 class ColocatedFunction(Colocated):
-    """What `colocated_python` makes of a function; called with arrays, or specialized first.
+    """A function wrapped by `colocated_python`: call it with arrays, or give it more options with `specialize`.
 
-    Its name, docstring and signature are those of the function.
+    Its name, docstring and signature are those of the wrapped function.
 
     Attributes:
-        options: what is known about its calls.
+        options: the options given so far.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class ColocatedFunction(Colocated):
         return ColocatedFunction(self._fun, self._definition.function, options, self._derivatives)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function, here or on a thread; in a function that is traced, the call becomes part of that."""
-        if (not _is_eager() and (is_staged() or manual_axes())) or body.home is not None:
+        """Calls the function, here or on a thread; while a function is traced, binds the call as an equation."""
+        if (not _is_eager() and (is_staged() or manual_axes())) or body.default is not None:
             return self._traced.bind(args, kwargs)
         cache = self._cache
         specialization = cache.last
@@ -84,7 +84,7 @@ class ColocatedFunction(Colocated):
         return cache.find(self._definition, args, kwargs)(args, kwargs, leaves, False)
 
     def cache_info(self) -> CacheInfo:
-        """Calls that found their specialization, calls that did not, and how many there are."""
+        """The hits, misses and size of the cache of specializations."""
         return self._cache.info()
 
     def __repr__(self) -> str:
@@ -95,7 +95,7 @@ class ColocatedFunction(Colocated):
 
     def __reduce__(self) -> Any:
         rebuilt, arguments = self._definition.function.reference or (_rebuilt, ())
-        # Rules that call the function refer to it, so it has to be there before them.
+        # Rules may refer to the function that they belong to, so it is rebuilt before they are set.
         return rebuilt, (*arguments, self._fun, self.options), self._derivatives
 
     def __setstate__(self, derivatives: Derivatives) -> None:
@@ -112,29 +112,30 @@ def colocated_python(
 
 @takes_options
 def colocated_python(fun: Callable[..., Any] | None = None, **options: Unpack[OptionArguments]) -> Any:
-    """Makes a function run on the hosts of its arguments' devices, beside what the devices do.
+    """Makes a function run on the hosts of its arguments' devices, asynchronously to the devices.
 
-    The function is called with concrete arrays on CPU devices of the hosts, and may do what Python does: read files,
-    start threads, use jax and partjit. It must return arrays, in any tree, or None. The first call for arguments of new
-    types or shardings runs at once and shows what it returns; later ones, and all of them if `out_specs` or
-    `out_specs_fn` say so, return before the function has run, with arrays that wait when they are used. The calls of a
-    thread run in their order. What the function raises is raised where a result is used, or by `colocated.wait()`.
+    The function is called with concrete arrays on CPU devices of the hosts, and may do anything: read files, start
+    threads, use jax and partjit. It must return arrays, in any tree, or None. Without `out_specs` and `out_specs_fn`,
+    the first call with arguments of new types or shardings runs in the caller, which shows what the function returns.
+    All other calls return before the function has run, with arrays that wait when their values are used. Calls of one
+    thread run in program order. An exception of the function is raised where a result is used, or by
+    `colocated.wait()`.
 
-    What the function captures is copied at the first call for each kind of arguments, as if it went to another host
-    (and anew after `jax.clear_caches()`); modules, and what can be imported from one, are not.
+    Captured values are copied at the first call for each kind of arguments, as if the function were sent to another
+    host (and again after `jax.clear_caches()`). Modules, and what can be imported from them, are not copied.
 
     Args:
-        fun: the function; without, a decorator is returned.
-        out_specs, out_specs_fn, in_specs, devices, mode, stream, pure, layout, run_ahead, vmap_method: as in
-            `ColocatedFunction.specialize`.
+        fun: the function; without one, a decorator is returned.
+        **options: `out_specs`, `out_specs_fn`, `in_specs`, `devices`, `mode`, `stream`, `pure`, `layout`, `run_ahead`
+            and `vmap_method`, as in `ColocatedFunction.specialize`.
 
     Returns:
         The colocated function, with `specialize` and `cache_info`.
 
     Raises:
         TypeError: `fun` is not callable.
-        ValueError: at a call: an argument or a result is no array, arguments are on different devices, there are none,
-            or a result contradicts its specs.
+        ValueError: on a call: an argument or a result is not an array, the arguments are on different devices, no
+            devices are known, or a result contradicts its specs.
 
     Example:
         >>> import numpy as np
@@ -144,10 +145,10 @@ def colocated_python(fun: Callable[..., Any] | None = None, **options: Unpack[Op
         >>> next_batch(jax.numpy.int32(0)).shape
         (4,)
 
-    In a function that is traced for `partjit.pjit` a call becomes an equation of the program, which makes the call each
-    time it runs. What it returns must be known then: from `out_specs`, `out_specs_fn` or an earlier call outside.
+    While a function is traced for `partjit.pjit`, a call becomes an equation of the program, which makes the call each
+    time it runs. Its results must be known then, from `out_specs`, `out_specs_fn` or an earlier call outside.
 
-    The name and the behaviour are those of `jax.experimental.colocated_python`; docs/colocated.md says what differs.
+    Name and behaviour follow `jax.experimental.colocated_python`; docs/colocated.md lists the differences.
     """
     given = Options().adding("colocated_python", **options)
     return (lambda fun: _rebuilt(fun, given)) if fun is None else _rebuilt(fun, given)

@@ -24,9 +24,9 @@ _handles: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary(
 
 
 class _Method(Colocated):
-    """A method of a colocated class: what is said of it holds for all instances that do not say otherwise.
+    """A method of a colocated class, with the options of all instances that have none of their own.
 
-    The rules of its derivatives are those of a function without `self`.
+    The rules of its derivatives do not take `self`.
     """
 
     def __init__(
@@ -71,18 +71,19 @@ class _Method(Colocated):
 
 
 class _Handle:
-    """What the user holds of a colocated object.
+    """The user's reference to a colocated object.
 
-    It has its methods, whose rules of differentiation may refer to it: what refers to nothing but itself goes.
+    Bound methods are kept on the handle, not in a global table: their derivative rules may refer to the handle, and a
+    cycle of objects is collected while a table entry would live on.
     """
 
     _colocated_instance: Instance
     _colocated_methods: dict[Any, ColocatedFunction]
 
     def close(self) -> None:
-        """Waits for the calls of the object made before, calls its `close()` if it has one, and destroys it.
+        """Waits for earlier calls of the object, calls its `close()` if it has one, and destroys it.
 
-        A later call of a method fails. Of `concurrent` objects only the calls of this thread are waited for.
+        Later method calls fail. For `concurrent` objects, only calls made by this thread are waited for.
         """
         instance = self._colocated_instance
         lanes = [current_stream(), instance.lane]
@@ -129,26 +130,27 @@ def colocated_python_class(
 def colocated_python_class(
     cls: type | None = None, *, concurrent: bool = False, devices: Any = None, **options: Unpack[ObjectOptions]
 ) -> Any:
-    """Makes the objects of a class live on the hosts of devices; their methods are colocated functions.
+    """Makes the objects of a class live on the hosts of devices; their methods become colocated functions.
 
-    An object is constructed by the first call of a method, once per host process, from copies of the class and of the
-    constructor's arguments. Its methods share its state, run one at a time in the order of their calls, also across
-    threads, and are specialized for all objects (`Class.method = Class.method.specialize(...)`) or for one
-    (`obj.method = obj.method.specialize(...)`). When the last reference to it is gone and its calls have ended, it is
-    destroyed; `close()`, or leaving a `with` block, does so at a time of the user's choosing.
+    An object is constructed by the first call of a method, once per host process, from copies of the class and the
+    constructor's arguments. Methods share its state and run one at a time in call order, across threads as well. They
+    are specialized for all objects (`Class.method = Class.method.specialize(...)`) or for one
+    (`obj.method = obj.method.specialize(...)`). An object is destroyed once its last reference is gone and its calls
+    have ended, or explicitly by `close()` or the end of a `with` block.
 
     Args:
-        cls: the class; without, a decorator is returned. Its plain functions are exposed, inherited ones as well; its
+        cls: the class; without one, a decorator is returned. Its functions are exposed, inherited ones included; its
             data is not.
-        concurrent: whether its methods may overlap.
-        devices, mode, stream: of every method, as in `ColocatedFunction.specialize`.
+        concurrent: whether methods may overlap.
+        devices: of every method, as in `ColocatedFunction.specialize`.
+        **options: `mode` and `stream` of every method, as in `ColocatedFunction.specialize`.
 
     Returns:
         A class with the constructor of `cls`.
 
     Raises:
-        TypeError: `cls` is no class.
-        Exception: at a call: what the constructor raised; it is attempted once.
+        TypeError: `cls` is not a class.
+        Exception: on a call: what the constructor raised; it is attempted once.
 
     Example:
         >>> import jax.numpy as jnp
@@ -164,7 +166,7 @@ def colocated_python_class(
         >>> int(counter.add(jnp.int32(2)))
         13
 
-    The name and the behaviour are those of `jax.experimental.colocated_python`; docs/colocated.md says what differs.
+    Name and behaviour follow `jax.experimental.colocated_python`; docs/colocated.md lists the differences.
     """
     concurrent = require_flag("colocated_python_class", "concurrent", concurrent)
     given = Options().adding("colocated_python_class", devices=devices, **options)
@@ -194,5 +196,5 @@ def _handle_class(cls: type, concurrent: bool, options: Options) -> type[Any]:
 
 
 def _is_exposed(name: str) -> bool:
-    # Python calls other special methods itself, with what is no array; and closing is what the handle does.
+    # Python itself calls other special methods, with arguments that are not arrays; `close` is the handle's.
     return name == "__call__" or (name != "close" and not (name.startswith("__") and name.endswith("__")))

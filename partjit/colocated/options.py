@@ -1,7 +1,7 @@
-"""The options of a colocated function: what its users say of its calls beforehand.
+"""The options of a colocated function: their names, types and checks, in one place.
 
-`Options` checks and keeps them. Functions that take them are written with `**options: Unpack[OptionArguments]`, where
-they have the types in which users give them; `takes_options` shows them one by one in the signature.
+`Options` checks and stores them. Public functions take them as `**options: Unpack[OptionArguments]`, the types that
+users pass; `takes_options` spells them out in the signature.
 """
 
 import dataclasses
@@ -35,12 +35,12 @@ Layout = Literal["global", "per_shard"]
 """What the function is called with: arrays, once; or the shards of arrays, once for each device."""
 
 VmapMethod = Literal["sequential", "expand_dims", "broadcast_all"]
-"""What a batch is: one call for each example; or one call with batched arrays, arguments that are not batched having an
-axis of size 1 there, or being repeated."""
+"""How a batch is called: one call per example, or one call with batched arrays, in which arguments that are not batched
+get an axis of size 1 or are repeated."""
 
 
 class ObjectOptions(TypedDict, total=False):
-    """Options, given by keyword, that the methods of a class have in common."""
+    """Keyword options of all methods of a colocated class."""
 
     mode: Mode | None
     stream: str | Stream | None
@@ -80,22 +80,22 @@ def _devices(where: str, name: str, devices: Any) -> tuple[Any, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The options given for a colocated function, as `ColocatedFunction.specialize` explains them; None if not given.
+    """The options of a colocated function, as documented in `ColocatedFunction.specialize`; None if not given.
 
-    Beside the type of an option stands what checks it: called with the name of what was called, that of the option, and
-    what the user gave, it returns what is kept.
+    Each type is annotated with its check, which takes the name of the function called, that of the option and the
+    user's value, and returns the value to store.
 
     Attributes:
         in_specs: the arguments.
         out_specs: the results: a tree of ShapeDtypeStructs.
-        out_specs_fn: gives `out_specs` from the ShapeDtypeStructs of the arguments.
-        devices: the function runs on their hosts.
+        out_specs_fn: computes `out_specs` from the ShapeDtypeStructs of the arguments.
+        devices: those on whose hosts the function runs.
         mode: where a call runs.
         stream: the stream of the calls.
-        pure: whether a call does nothing but compute its results.
+        pure: whether a call has no effect but its results.
         layout: what the function is called with.
         run_ahead: how many calls without arguments are made before their results are requested.
-        vmap_method: what `jax.vmap` makes of a call.
+        vmap_method: how `jax.vmap` makes a call.
     """
 
     in_specs: Annotated[InSpecs | None, lambda _where, _name, specs: InSpecs.of_user(specs)] = None
@@ -110,15 +110,15 @@ class Options:
     vmap_method: Annotated[VmapMethod | None, partial(require_choice, choices=get_args(VmapMethod))] = None
 
     def adding(self, where: str, **options: Any) -> "Options":
-        """These options and others.
+        """These options and more.
 
         Args:
-            where: the public name of what was called with them, for messages.
-            options: the others, as users give them; None is the same as leaving one out.
+            where: the public name of the function called with them, for messages.
+            options: the new ones, as users pass them; None is the same as leaving one out.
 
         Raises:
             ValueError: an option was given before, or has none of its possible values.
-            TypeError: an option is of a wrong type.
+            TypeError: an option is of the wrong type.
         """
         given = {name: value for name, value in options.items() if value is not None}
         for name in given:
@@ -130,7 +130,7 @@ class Options:
         return dataclasses.replace(self, **checked)
 
     def out_specs_for(self, tree: Any, inputs: Sequence[jax.ShapeDtypeStruct]) -> Any:
-        """The results of a call with such arguments, as `out_specs` or `out_specs_fn` say."""
+        """The specs of the results of a call with such inputs, from `out_specs` or `out_specs_fn`."""
         if self.out_specs_fn is None:
             return self.out_specs
         args, kwargs = jax.tree.unflatten(tree, inputs)
@@ -138,7 +138,7 @@ class Options:
 
     @property
     def has_out_specs(self) -> bool:
-        """Whether they say what a call returns."""
+        """Whether they specify what a call returns."""
         return self.out_specs is not None or self.out_specs_fn is not None
 
 
@@ -151,7 +151,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def takes_options(function: _Function) -> _Function:
-    """Shows each of the `**options: Unpack[...]` of a function in its signature, and refuses others as Python does."""
+    """Spells out the `**options: Unpack[...]` of a function in its signature, and rejects other names."""
     signature = inspect.signature(function)
     *named, options = signature.parameters.values()
     hints = get_type_hints(*get_args(options.annotation))

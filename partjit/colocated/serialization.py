@@ -1,11 +1,11 @@
 """Functions and specs as bytes, for another process of the same group or for a copy in this one.
 
-What belongs to a process, its devices, is written as ids and looked up when it is read, so that meshes and shardings
-come back equal. Equal ones are written once: they stand in a table before the object, and the object refers to them by
-their number. Nothing is kept between calls, so that serializing may call itself and threads do not meet.
+Devices are written as ids and looked up when they are read, so that meshes and shardings come back equal. Equal ones
+are written once, in a table in front of the object, which refers to them by number. No state is kept between calls, so
+serialization is reentrant and thread-safe.
 
-Reading runs what was written, so only bytes that this group of processes made are read: they carry an authentication
-code with a key that only the group has.
+Unpickling executes code, so only bytes made by this group of processes are read: they carry an authentication code
+made with the group's key.
 """
 
 import contextvars
@@ -42,8 +42,8 @@ _CODE_BYTES = 32
 _KEY_NAME = "partjit/serialization_key"
 
 _Reference = tuple[str, Any]
-"""How a pickle refers to something outside of it: a device by ("device", (platform, id)), an entry of the table by
-("entry", number), a context variable or a compiled function by ("variable" or "compiled", (process, id, name))."""
+"""A persistent id: ("device", (platform, id)), ("entry", number in the table), or ("variable" or "compiled",
+(process, id, name)) for a context variable or a compiled function."""
 
 _variables: dict[int, contextvars.ContextVar[Any]] = {}
 _compiled: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
@@ -53,15 +53,15 @@ _COMPILED = (PjitFunction, jax.stages.Compiled)
 
 
 def serialize(obj: Any) -> bytes:
-    """An object as bytes: functions and what they capture by value, modules by reference.
+    """Serializes an object: functions and their captured values by value, modules by reference.
 
     Args:
-        obj: anything cloudpickle knows, with devices, meshes, shardings, device lists, arrays and keys anywhere in it.
+        obj: anything that cloudpickle supports; devices, meshes, shardings, device lists, arrays and keys in it.
 
     Raises:
         ModuleNotFoundError: cloudpickle is not installed.
-        ValueError: an array is not wholly on the devices of this process.
-        TypeError, pickle.PicklingError: something in it cannot be copied, a lock for example; a note says what.
+        ValueError: an array is not fully addressable.
+        TypeError, pickle.PicklingError: a part cannot be copied, a lock for example; a note names it.
 
     Example:
         >>> sharding = jax.sharding.NamedSharding(Mesh(jax.devices(), "x"), jax.sharding.PartitionSpec("x"))
@@ -82,7 +82,7 @@ def _payload(obj: Any) -> bytes:
     body = io.BytesIO()
     pickler = _pickler_class()(body, {})
     pickler.dump(obj)
-    # An entry may refer to entries before it, never to later ones: those it needs were entered first.
+    # An entry refers only to earlier entries: those that it needs were added first.
     return pickle.dumps((pickler.entries, body.getvalue()))
 
 
@@ -95,15 +95,15 @@ def _is_copyable(obj: Any) -> bool:
 
 
 def deserialize(data: bytes, *, authenticate: bool = True) -> Any:
-    """The object that `serialize` made bytes of.
+    """The object in bytes from `serialize`.
 
     Args:
         data: the bytes.
-        authenticate: refuse bytes that this group of processes did not make. Without, whoever made them runs code here.
+        authenticate: reject bytes not made by this group of processes. Without, whoever made them can run code here.
 
     Raises:
-        TypeError: `data` is no bytes.
-        ValueError: the bytes are from elsewhere, or name a device that is not there.
+        TypeError: `data` is not bytes.
+        ValueError: the bytes are from elsewhere, or name a device that does not exist here.
         ModuleNotFoundError: cloudpickle is not installed.
     """
     _require_cloudpickle()
@@ -123,7 +123,7 @@ def deserialize(data: bytes, *, authenticate: bool = True) -> Any:
 
 
 def copied(obj: Any, what: str) -> Any:
-    """An object as another host would get it; what is raised about it has a note that says `what` is copied."""
+    """An object as another host would receive it; a note of an error says that `what` are copied."""
     try:
         data = serialize(obj)
     except Exception as error:
@@ -145,7 +145,7 @@ class _Unpickler(pickle.Unpickler):
 
 @functools.cache
 def _pickler_class() -> Any:
-    """Cloudpickle's pickler with references; made when it is first needed, since cloudpickle may be missing."""
+    """Cloudpickle's pickler with persistent ids; defined on first use, since cloudpickle may be missing."""
     cloudpickle: Any = _require_cloudpickle()
 
     class Pickler(cloudpickle.Pickler):
@@ -155,13 +155,13 @@ def _pickler_class() -> Any:
             super().__init__(file)
             self.numbers = numbers
             self.entries = [] if entries is None else entries
-            self.inside: Any = None  # the entry that is being written: it must not refer to itself
+            self.inside: Any = None  # the entry being written, which must not refer to itself
 
         def persistent_id(self, obj: Any) -> _Reference | None:
             if isinstance(obj, jax.Device):
                 return "device", (obj.platform, obj.id)
             if isinstance(obj, contextvars.ContextVar):
-                # Its values travel with the context of a call, so it must stay the same variable.
+                # Its values travel in the context of a call, so it must remain the same variable.
                 _variables[id(obj)] = obj
                 return "variable", (_process, id(obj), obj.name)
             if isinstance(obj, _COMPILED) and not _is_importable(obj):
@@ -180,11 +180,11 @@ def _pickler_class() -> Any:
 
         def reducer_override(self, obj: Any) -> Any:
             if obj is jax.Array:
-                # jax calls it `jaxlib._jax.Array` on Python 3.11, where nothing has that name: cloudpickle would take
-                # the class for one made in a function and write all that is in it.
+                # On Python 3.11 its qualified name is `jaxlib._jax.Array`, which cannot be imported: cloudpickle would
+                # take it for a local class and pickle it by value.
                 return "Array"
-            if type(obj) is jax.custom_vjp:
-                return _new, (jax.custom_vjp,), vars(obj)  # its own __new__ wants the function, on jax 0.10
+            if type(obj) is jax.custom_vjp:  # on jax 0.10, its __new__ takes the function
+                return _new, (jax.custom_vjp,), vars(obj)
             if isinstance(obj, DeviceList):
                 return _device_list, ([*obj],)
             if isinstance(obj, Mesh):
@@ -222,7 +222,7 @@ def _device_list(devices: list[Any]) -> Any:
 def _reduced_array(array: jax.Array) -> Any:
     if not array.is_fully_addressable:
         raise ValueError(
-            f"serialize: an array {array.aval.str_short()} is not wholly on the devices of this process: pass it as an "
+            f"serialize: an array {array.aval.str_short()} is not fully addressable by this process: pass it as an "
             "argument instead of capturing it"
         )
     shareable(array)
@@ -250,7 +250,7 @@ def _variable(reference: tuple[str, int, str]) -> contextvars.ContextVar[Any]:
 
 
 def _is_importable(function: Any) -> bool:
-    # What wraps a functools.partial or an object with __call__ has no qualified name, unless somebody gave it one.
+    # The wrapper of a functools.partial or a callable object has no qualified name.
     qualname = getattr(function, "__qualname__", None)
     if qualname is None:
         return False
@@ -281,7 +281,7 @@ _own_key = secrets.token_bytes(_CODE_BYTES)
 
 
 def _group_key() -> bytes:
-    """The key that the processes of this group share; a process alone has one of its own."""
+    """The key shared by the processes of this group; a single process has its own."""
     return _own_key if distributed_client() is None else _shared_key()
 
 

@@ -1,7 +1,7 @@
-"""A colocated function for one kind of arguments: the ways in which a call of it runs.
+"""A colocated function specialized for one kind of arguments, and the ways in which its calls run.
 
-In the caller, with as little in front of the function as possible; in the caller, when its turn in its lanes comes; or
-on a thread, with results that wait.
+A call runs in its caller, with as little overhead as possible; in its caller, once it is first in its lanes; or on a
+thread, with pending results.
 """
 
 import contextvars
@@ -26,7 +26,7 @@ from partjit.colocated.runtime.failures import Site, call_site
 from partjit.colocated.runtime.interrupts import is_interrupt
 from partjit.colocated.runtime.observation import Observer, observe_call
 from partjit.colocated.runtime.pending import PendingArray
-from partjit.colocated.runtime.pins import distinct, hold
+from partjit.colocated.runtime.pins import distinct, pin
 from partjit.colocated.runtime.run_ahead import Prepared
 from partjit.colocated.runtime.shards import Shards, on_each_shard, per_shard
 from partjit.colocated.runtime.specs import InSpecs, OutSpecs, flat_result, struct_of
@@ -37,17 +37,17 @@ __all__ = ["Specialization"]
 _perf_counter = time.perf_counter
 _is_profiled = is_profiled
 _CHEAP_SECONDS = 200e-6
-"""A function that takes less is not worth a thread: to hand a call to one, and its arguments, takes about as long."""
+"""Handing a call and its arguments to a thread takes about as long."""
 _CHEAP_IN_A_ROW = 10
-"""So many calls must have been cheap, one after another, before the caller is made to wait for the next."""
+"""How many calls must have been cheap, one after another, before the next one runs in its caller."""
 
 
 class Specialization:
-    """A colocated function for one kind of arguments: what a call of it does.
+    """A colocated function specialized for one kind of arguments.
 
     Attributes:
-        in_specs: the kind of arguments.
-        out_specs: the results, as far as they are known.
+        in_specs: the arguments.
+        out_specs: the results; None until they are known.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Specialization:
         ]
         self._devices = devices
         self._is_prepared = False
-        self._preparation = Lane()  # no lock: what computes the specs may make calls, and wait for them
+        self._preparation = Lane()  # not a lock: `out_specs_fn` may make calls and wait for them
         self._target: Callable[..., Any] = _not_prepared
         self._shards = shards
         self._shardings_of_shards = shardings_of_shards
@@ -88,7 +88,7 @@ class Specialization:
         self._cheap_in_a_row = 0
 
     def __call__(self, args: Any, kwargs: Any, leaves: Sequence[Any], are_plain: bool) -> Any:
-        """Calls the function with arguments of its kind; whether they are known to be neither pending nor keys."""
+        """Calls the function; `are_plain` says that no argument is pending or an array of keys."""
         if not self._is_prepared:
             self.prepare()
         stream = self._stream or current_stream()
@@ -106,12 +106,12 @@ class Specialization:
         return self._run_in_order(leaves, stream)
 
     def run_for_program(self, leaves: Sequence[Any], apart: Sequence[int], site: Site) -> Sequence[Any]:
-        """Calls the function in this thread, for a program, and gives the flat results.
+        """Calls the function in this thread, for a program, and returns the flat results.
 
         Args:
-            leaves: the arguments, flat, on the hosts.
-            apart: the positions of results that have to be other arrays than the arguments, and than each other.
-            site: where the call stands in the user's code.
+            leaves: the flat arguments, on the hosts.
+            apart: the positions of results that must be distinct from the arguments and from each other.
+            site: where the user's code makes the call.
 
         Raises:
             Exception: what the function raised, with a note that names the call.
@@ -137,13 +137,13 @@ class Specialization:
         except Exception as error:
             failure_here(error, self._name, site, stream).raise_()
 
-    def submit_for_program(self, leaves: Sequence[Any], held: Sequence[bool], site: Site) -> Sequence[Any]:
-        """Lets a call run on a thread, for a program, and gives the flat results, which are pending.
+    def submit_for_program(self, leaves: Sequence[Any], pinned: Sequence[bool], site: Site) -> Sequence[Any]:
+        """Submits a call to a thread, for a program, and returns the flat results, which are pending.
 
         Args:
-            leaves: the arguments, flat, on the hosts.
-            held: which of them somebody may give away while the call runs.
-            site: where the call stands in the user's code.
+            leaves: the flat arguments, on the hosts.
+            pinned: which of them may be donated while the call runs.
+            site: where the user's code makes the call.
         """
         if not self._is_prepared:
             self.prepare()
@@ -151,25 +151,27 @@ class Specialization:
         out_specs = self.out_specs
         assert out_specs is not None
         lanes, is_nested = self._lanes(stream)
-        if is_nested:  # on a stream in whose call it stands, it is part of that one
+        if is_nested:  # made by a call of its own stream, it is part of that call
             made = self._ahead.made(out_specs) if self._ahead is not None else None
             return self.run_for_program(leaves, range(len(out_specs.leaves)), site) if made is None else made
 
         def prepared() -> Prepared:
-            takes = [hold(leaf) if is_held else _taking(leaf) for leaf, is_held in zip(leaves, held, strict=True)]
+            takes = [
+                pin(leaf) if is_pinned else _unpinned(leaf) for leaf, is_pinned in zip(leaves, pinned, strict=True)
+            ]
             return self._prepared(takes, lanes, stream, out_specs, site)
 
         return prepared().submit() if self._ahead is None else self._ahead.take(out_specs, prepared)
 
     def _is_free(self, stream: Stream) -> bool:
-        """Whether a call need not wait for its turn, and nobody can come in between."""
+        """Whether a call can run at once, and no other thread can submit one in between."""
         return not stream.calls and stream.is_private and self._lane is None
 
     # Preparation
 
     def prepare(self) -> None:
-        """Copies the function for its host and settles what it returns, once."""
-        # A finalizer in the middle of a submission cannot wait.
+        """Copies the function for its host and determines what it returns, once."""
+        # A finalizer that interrupts a submission must not wait.
         lanes = [] if scheduler.is_changing_lanes() else [self._preparation]
         scheduler.run_in_lanes(f"{self._name} (out_specs_fn)", call_site(), current_stream(), lanes, self._prepare)
 
@@ -190,7 +192,7 @@ class Specialization:
         elif self.out_specs is None:
             raise ValueError(
                 f"{self._name} runs on the hosts of {[*map(str, self._devices)]}, none of which belongs to process "
-                f"{jax.process_index()}: say with out_specs or out_specs_fn what it returns"
+                f"{jax.process_index()}: give out_specs or out_specs_fn"
             )
         self._is_prepared = True
 
@@ -210,11 +212,13 @@ class Specialization:
     # Ways to run
 
     def _run_cheap(self, args: Any, kwargs: Any, stream: Stream) -> Any:
-        """In the caller, but with the results of an asynchronous call: it depends on measurements that it is none."""
+        """Runs a call in its caller, but with the results and errors of an asynchronous one, as only timing decides."""
         started = _perf_counter()
         assert self.out_specs is not None
         try:
-            result = self._apart(self.out_specs.fit(self._target(*args, **kwargs), self._name), args, kwargs)
+            result = self._without_arguments(
+                self.out_specs.fit(self._target(*args, **kwargs), self._name), args, kwargs
+            )
         except Exception as error:
             if is_interrupt(error):  # of the caller, not of the call
                 raise
@@ -224,15 +228,15 @@ class Specialization:
         self._measured(_perf_counter() - started)
         return result
 
-    def _apart(self, result: Any, args: Any, kwargs: Any) -> Any:
-        """The result, which is no argument: on a thread it would have been another array of the same memory."""
+    def _without_arguments(self, result: Any, args: Any, kwargs: Any) -> Any:
+        """The result without arguments in it: on a thread it would be another array that shares the memory."""
         given = {*map(id, jax.tree.leaves((args, kwargs)))}
         if given.isdisjoint(map(id, jax.tree.leaves(result))):
             return result
-        return jax.tree.map(lambda leaf: hold(leaf)() if id(leaf) in given else leaf, result)
+        return jax.tree.map(lambda leaf: pin(leaf)() if id(leaf) in given else leaf, result)
 
     def _run_in_order(self, leaves: Sequence[Any], stream: Stream) -> Any:
-        """In the order of its lanes, in the caller or on a thread."""
+        """Runs a call in the order of its lanes, in its caller or on a thread."""
         lanes, is_nested = self._lanes(stream)
         out_specs = self.out_specs
         if not self._is_here:
@@ -248,16 +252,16 @@ class Specialization:
             results = self._ahead.take(out_specs, lambda: self._prepared([], lanes, stream, out_specs, call_site()))
             return jax.tree.unflatten(out_specs.tree, results)
         is_cheap = self._cheap_in_a_row >= _CHEAP_IN_A_ROW and self._mode == "auto" and self._stream is None
-        if is_cheap and all(_is_there(leaf) for leaf in leaves) and not any(lane.calls for lane in lanes):
+        if is_cheap and all(_has_value(leaf) for leaf in leaves) and not any(lane.calls for lane in lanes):
             result = self._run_if_free(leaves, lanes, stream)
             if result is not scheduler.NOT_FREE:
                 return result
-        takes = [self._taking(i, leaf) for i, leaf in enumerate(leaves)]
+        takes = [self._pinned(i, leaf) for i, leaf in enumerate(leaves)]
         prepared = self._prepared(takes, lanes, stream, out_specs, call_site())
         return jax.tree.unflatten(out_specs.tree, prepared.submit())
 
     def _lanes(self, stream: Stream) -> tuple[list[Lane], bool]:
-        """The lanes of a call, and whether others are left out because the call stands in one of theirs."""
+        """The lanes of a call, and whether some are left out because it is made by a call in them."""
         lanes = [lane for lane in (stream, self._lane) if lane is not None]
         entered = scheduler.entered_lanes()
         free = [lane for lane in lanes if lane not in entered]
@@ -275,7 +279,7 @@ class Specialization:
                 if self._mode != "inline":
                     self.out_specs = OutSpecs.of_result(flat, tree)
                     self._measured(_perf_counter() - started)
-                    result = self._apart(result, args, kwargs)
+                    result = self._without_arguments(result, args, kwargs)
             return result
 
         observe = observe_call(self._name, stream)
@@ -302,7 +306,7 @@ class Specialization:
 
         def body() -> list[Any]:
             with settings:
-                return context.run(self._run_held, takes, stream, out_specs, observe)
+                return context.run(self._run_pinned, takes, stream, out_specs, observe)
 
         observe = observe_call(self._name, stream)
         call = Call(self._name, site, stream, lanes, body)
@@ -311,7 +315,7 @@ class Specialization:
         call.receivers = lambda: [reference() for reference in references]
         return Prepared(call, results, out_specs)
 
-    def _run_held(
+    def _run_pinned(
         self, takes: list[Callable[[], Any]], stream: Stream, out_specs: OutSpecs, observe: Observer
     ) -> list[Any]:
         inside(stream)
@@ -323,19 +327,19 @@ class Specialization:
         self._measured(_perf_counter() - started)
         return out_specs.fit_leaves(result, self._name)
 
-    def _taking(self, i: int, leaf: Any) -> Callable[[], Any]:
-        """What gives an argument on the host, as it is now, when the function runs."""
+    def _pinned(self, i: int, leaf: Any) -> Callable[[], Any]:
+        """What returns an argument, as it is now, on the host when the function runs."""
         target = leaf.sharding if self._host_shardings is None else self._host_shardings[i]
         if leaf.sharding == target:
-            return hold(leaf)
+            return pin(leaf)
         if type(leaf) is PendingArray:
-            take = hold(leaf)
+            take = pin(leaf)
             return lambda: device_put(take(), target)
         copy = device_put(leaf, target)
         return lambda: copy
 
     def _on_host(self, leaves: Sequence[Any]) -> Sequence[Any]:
-        """The arguments on the CPU devices of the hosts, where they are not there already."""
+        """The arguments, copied to the CPU devices of the hosts where they are elsewhere."""
         if self._host_shardings is None:
             return leaves
         return [
@@ -351,20 +355,20 @@ def _values(leaves: Sequence[Any]) -> list[Any]:
     return [leaf.value() if type(leaf) is PendingArray else leaf for leaf in leaves]
 
 
-def _taking(leaf: Any) -> Callable[[], Any]:
-    """What gives an argument that nobody is going to give away."""
+def _unpinned(leaf: Any) -> Callable[[], Any]:
+    """What returns an argument that will not be donated."""
     if type(leaf) is PendingArray:
         return leaf.value_for_call
     shareable(leaf)
     return lambda: leaf
 
 
-def _is_there(leaf: Any) -> bool:
+def _has_value(leaf: Any) -> bool:
     return type(leaf) is not PendingArray or leaf.has_value
 
 
 def _without_shards(spec: Any) -> Any:
-    """A result on a host to which none of its devices belongs."""
+    """A result on a host that has none of its devices."""
     return jax.make_array_from_single_device_arrays(spec.shape, spec.sharding, [], dtype=spec.dtype)
 
 

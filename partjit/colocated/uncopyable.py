@@ -1,4 +1,4 @@
-"""What of an object cannot be copied: the variable, attribute or item that a pickler refused, by name."""
+"""Which parts of an object cannot be pickled: variables, attributes or items, by name."""
 
 import functools
 import inspect
@@ -16,8 +16,8 @@ class _Part(NamedTuple):
     """A part of an object.
 
     Attributes:
-        access: how the part is written where it is used: `config['lock']`.
-        owner: the function or class that captures it, for parts of such; empty at the outermost.
+        access: the expression for the part in the code that uses it: `config['lock']`.
+        owner: the function or class that captures it; empty for the object itself.
         value: the part.
     """
 
@@ -30,8 +30,8 @@ def uncopyable_parts(obj: Any, is_copyable: Callable[[Any], bool]) -> str:
     """Names the smallest parts of an object that cannot be copied, for an error message; empty if none is found.
 
     Args:
-        obj: what could not be copied.
-        is_copyable: whether an object can be.
+        obj: the object that could not be copied.
+        is_copyable: tests an object.
     """
     found = [*_smallest(_Part("", "", obj), is_copyable, set())]
     named = [
@@ -48,7 +48,7 @@ def _kind(value: Any) -> str:
 
 
 def _smallest(part: _Part, is_copyable: Callable[[Any], bool], seen: set[int]) -> Iterator[_Part]:
-    """The parts of a part that cannot be copied although all of their own parts can be."""
+    """The parts that cannot be copied although all of their own parts can."""
     seen.add(id(part.value))
     culprits = [inner for inner in _parts(part) if id(inner.value) not in seen and not is_copyable(inner.value)]
     if not culprits:
@@ -78,9 +78,9 @@ def _parts(part: _Part) -> Iterator[_Part]:
         name = value.__qualname__.rpartition(".")[2]
         bases = [cls for cls in reversed(value.__mro__) if cls is not object]
         for key, member in {key: member for cls in bases for key, member in vars(cls).items()}.items():
-            if key not in ("__dict__", "__weakref__"):  # which every class makes for itself
+            if key not in ("__dict__", "__weakref__"):  # made by every class for itself
                 yield _Part(f"{name}.{key}", owner, getattr(member, "__func__", member))
-    elif type(value).__module__.partition(".")[0] not in sys.stdlib_module_names:  # what those are made of says nothing
+    elif type(value).__module__.partition(".")[0] not in sys.stdlib_module_names:  # whose internals say nothing
         attributes = getattr(value, "__dict__", {})
         yield from (_Part(f"{access or 'self'}.{key}", owner, item) for key, item in attributes.items())
 
@@ -88,7 +88,7 @@ def _parts(part: _Part) -> Iterator[_Part]:
 def _captured(function: types.FunctionType) -> dict[str, Any]:
     try:
         variables = inspect.getclosurevars(function)
-    except ValueError:  # a cell that is not filled yet
+    except ValueError:  # an empty cell
         return {}
     parameters = inspect.signature(function).parameters.values()
     defaults = {f"the default of {p.name}": p.default for p in parameters if p.default is not p.empty}

@@ -1,7 +1,7 @@
-"""What differentiation makes of calls.
+"""Differentiation of calls without rules.
 
-A call has the derivatives that `defvjp` or `defjvp` say; jax uses these and never comes here. Other calls are made as
-they are where nothing differentiable comes out of them, and refused where it does.
+Calls with rules from `defvjp` or `defjvp` are custom derivatives, which jax handles before these rules apply. Other
+calls are allowed if none of their results is differentiable, and rejected if one is.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def _is_differentiable(aval: Any) -> bool:
 
 
 def _here() -> str:
-    """Where in the user's code the equation stands that is being transformed, for a message."""
+    """The user's line of the equation being transformed, for a message."""
     site = source_site(source_info_util.current())
     return "" if site is None else " at {}:{} in {}".format(*site)
 

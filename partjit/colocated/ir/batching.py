@@ -1,7 +1,7 @@
-"""What `jax.vmap` makes of calls.
+"""Calls under `jax.vmap`.
 
-A call with a batched argument is one call for each example, or one call with batched arrays, as its `vmap_method` says.
-The latter is the call of another function: one whose arguments, results and specs have the batch at axis 0.
+A call with a batched argument becomes one call per example or one call with batched arrays, depending on its
+`vmap_method`. The latter calls another function, whose arguments, results and specs have the batch at axis 0.
 """
 
 import dataclasses
@@ -62,15 +62,15 @@ def _one_by_one(size: int, args: Sequence[Any], batched: Sequence[bool], callee:
     if is_staged():
         site = source_info_util.current()
 
-        def turn(_: Any, example: Sequence[Any]) -> tuple[None, Sequence[Any]]:
+        def iteration(_: Any, example: Sequence[Any]) -> tuple[None, Sequence[Any]]:
             with traced_at(site):
                 return None, call(example)
 
-        _, results = jax.lax.scan(turn, None, stacked)
+        _, results = jax.lax.scan(iteration, None, stacked)
         return [*results]
     if not size:
         return [jnp.zeros((0, *aval.shape), aval.dtype) for aval in callee.out_avals]
-    # Nothing takes a loop apart here, and XLA cannot run one with a call in it.
+    # Not traced: no plan splits a loop, and XLA cannot run one with a call in it.
     each = [call([x[i] for x in stacked]) for i in range(size)]
     return [jnp.stack(results) for results in zip(*each, strict=True)]
 
@@ -100,12 +100,12 @@ def _make(callee: Callee, in_avals: tuple[Any, ...], batched: Sequence[bool], ax
         aval_of_struct(jax.ShapeDtypeStruct((batch[0], *aval.shape), aval.dtype, weak_type=aval.weak_type))
         for aval in callee.out_avals
     )
-    # What an earlier call showed of the shardings of results says nothing about a batch of them.
+    # Shardings of results known from an earlier call do not apply to a batch of them.
     out_shardings = tuple(insert(s if options.has_out_specs else None, True, "out_specs") for s in callee.out_shardings)
     in_specs = InSpecs([*map(struct_of, in_avals, in_shardings)], callee.in_tree)
     out_specs = jax.tree.unflatten(callee.out_tree, [*map(struct_of, out_avals, out_shardings)])
     function = callee.definition.function
-    if options.layout != "per_shard":  # there the specs say what a shard is
+    if options.layout != "per_shard":  # where the specs determine the shards
         load = function.load.load if isinstance(function.load, _LoadBatched) else function.load
         load = _LoadBatched(load, callee.name, str(options.vmap_method), batch)
         function = dataclasses.replace(function, load=load)
@@ -129,11 +129,11 @@ def _make(callee: Callee, in_avals: tuple[Any, ...], batched: Sequence[bool], ax
 
 @dataclasses.dataclass(frozen=True)
 class _LoadBatched:
-    """Gives the function that runs, as the `load` of a `HostFunction` does; its results must have the batch in front.
+    """The `load` of a batched function, whose results are checked to have the batch in front.
 
     Attributes:
-        load: gives the user's function.
-        name: what it is called in messages.
+        load: returns the user's function.
+        name: its name in messages.
         method: the `vmap_method` of its calls.
         batch: the sizes of the leading axes.
     """

@@ -1,7 +1,7 @@
 """The rules that `defvjp` and `defjvp` give a colocated function.
 
-They mean what they mean for `jax.custom_vjp` and `jax.custom_jvp`, because a call with rules is traced as the call of
-such a function, whose body is the equation of the call. So jax differentiates, batches and saves what the rules do.
+They work as for `jax.custom_vjp` and `jax.custom_jvp`, because a call with rules is traced as a call of such a
+function, whose body is the equation of the call. So jax differentiates and batches them, and saves their residuals.
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ class Derivatives:
     """The rules of one function.
 
     Attributes:
-        kind: what they define.
-        rules: the functions that `defvjp` or `defjvp` got.
-        symbolic_zeros: whether they are told what is not differentiated.
+        kind: the kind of derivative.
+        rules: the functions passed to `defvjp` or `defjvp`.
+        symbolic_zeros: whether they receive symbolic zeros for what is not differentiated.
     """
 
     kind: Literal["vjp", "jvp"]
@@ -42,21 +42,20 @@ class Derivatives:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """Calls a function that has these derivatives.
+        """Calls a function with these derivatives.
 
         Args:
             fun: called with `args` and `kwargs`.
-            name: what it is called in messages.
+            name: its name in messages.
             signature: its parameters, if they are known; the rules take all of them by position.
             args, kwargs: the arguments.
 
         Raises:
-            TypeError: keyword arguments have no position, or an argument that was not given has a default value that no
-                rule can take.
+            TypeError: keyword arguments have no position, or a default value cannot be passed to a rule.
         """
 
         def primal(*positional: Any) -> Any:
-            # What was not given is for the function itself to fill in: on its host a default need not be an array.
+            # Defaults are left to the function itself: on its host they need not be arrays.
             given = {key: positional[[*signature.parameters].index(key)] for key in kwargs} if signature else {}
             with traced_at(site):
                 return fun(positional[: len(args)], given)
@@ -64,11 +63,11 @@ class Derivatives:
         site = source_info_util.current()
         primal.__name__ = primal.__qualname__ = name
         if signature is not None:
-            vars(primal)["__signature__"] = signature  # by which jax finds positions, and default values
+            vars(primal)["__signature__"] = signature  # from which jax takes positions and defaults
             self._check_defaults(name, signature, args, kwargs)
         custom: Any = jax.custom_vjp(primal) if self.kind == "vjp" else jax.custom_jvp(primal)
         define = custom.defvjp if self.kind == "vjp" else custom.defjvp
-        # A rule that is a colocated function has no line of its own in the user's code.
+        # A rule that is a colocated function has no line in the user's code.
         rules = (rule if inspect.isfunction(rule) else _standing_at(site, rule) for rule in self.rules)
         define(*rules, symbolic_zeros=self.symbolic_zeros)
         return custom(*args, **kwargs)
@@ -84,8 +83,8 @@ class Derivatives:
             if not all(isinstance(leaf, _ARRAYLIKE) for leaf in jax.tree.leaves(default)):
                 raise TypeError(
                     f"the rules of def{self.kind} take all arguments of {name} by position, and {key}, which was not "
-                    f"given, is {default!r} then, which is no array: have the function know it, as with "
-                    "functools.partial, instead of taking it as an argument"
+                    f"given, is {default!r} then, which is not an array: bind it, as with functools.partial, "
+                    "instead of taking it as an argument"
                 )
 
 

@@ -1,8 +1,8 @@
-"""Calls in the body of a program that runs on values, as under `jax.disable_jit()`.
+"""Calls in the body of a program that is evaluated eagerly, as under `jax.disable_jit()`.
 
-Such a call means what it means in the program: NumPy arrays and numbers have become arrays, its arguments lie over the
-program's mesh, and so do its results; specs that say where are kept. But it is made at once and in its caller, when its
-turn comes in its lanes, and calls that were made ahead are taken first.
+Such a call has the semantics of the compiled program: NumPy arrays and numbers are converted to arrays, arguments and
+results are sharded over the program's mesh, and specs are kept. But it is made at once and in its caller, when its turn
+comes in its lanes; calls made ahead are used first.
 """
 
 import contextlib
@@ -24,94 +24,94 @@ from partjit.colocated.runtime.specs import OutSpec
 from partjit.colocated.specialization import Specialization
 from partjit.mesh import Outside, auto_twin
 
-__all__ = ["Home", "as_array", "body", "call_in_body", "running_at"]
+__all__ = ["DefaultSharding", "as_array", "body", "call_in_body", "evaluated_with"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Home:
-    """Where the values of a program lie of which nothing else says it.
+class DefaultSharding:
+    """The default sharding of the values of a program.
 
     Attributes:
         sharding: over the program's mesh, or on a device if it has none.
-        is_bound: whether they are committed to it.
+        committed: whether values are committed to it.
     """
 
     sharding: Any
-    is_bound: bool
+    committed: bool
 
 
 class _Body(threading.local):
     def __init__(self) -> None:
-        self.home: Home | None = None
+        self.default: DefaultSharding | None = None
         self.outside: Outside | None = None
 
 
 body = _Body()
-"""`body.home` is that of the program whose body runs on values in this thread, None outside of any; `body.outside` is
-what was ambient where the program was called.
-"""
+"""The program evaluated eagerly in this thread: `default` is its default sharding, None outside of any; `outside` is
+what was ambient where it was called."""
 
 
 @contextlib.contextmanager
-def running_at(home: Home) -> Iterator[None]:
-    """Makes the calls of the block those of a program at home there."""
-    outer = body.home, body.outside
-    body.home, body.outside = home, Outside()
+def evaluated_with(default: DefaultSharding) -> Iterator[None]:
+    """Makes the calls of the block those of a program with this default sharding."""
+    outer = body.default, body.outside
+    body.default, body.outside = default, Outside()
     try:
         yield
     finally:
-        body.home, body.outside = outer
+        body.default, body.outside = outer
 
 
 @contextlib.contextmanager
 def _called() -> Iterator[None]:
-    """For a function that a program calls: it is outside of the program, and so is what it calls itself."""
-    outer = body.home, body.outside
-    body.home = body.outside = None
+    """Leaves the program in the block: a function that it calls is outside of it."""
+    outer = body.default, body.outside
+    body.default = body.outside = None
     try:
         with cast(Outside, outer[1]).again():
             yield
     finally:
-        body.home, body.outside = outer
+        body.default, body.outside = outer
 
 
 def as_array(leaf: Any) -> Any:
-    """An argument of a call: NumPy arrays and numbers are arrays in a program."""
+    """An argument of a call: NumPy arrays and numbers become arrays, as in a program."""
     return jax.numpy.asarray(leaf) if isinstance(leaf, np.ndarray | np.generic | bool | int | float | complex) else leaf
 
 
-def call_in_body(home: Home, callee: Callee, stream: Any, leaves: Sequence[Any]) -> list[Any]:
-    """Makes a call and gives its flat results.
+def call_in_body(default: DefaultSharding, callee: Callee, stream: Any, leaves: Sequence[Any]) -> list[Any]:
+    """Makes a call and returns its flat results.
 
     Args:
-        home: where the program is.
-        callee, stream: what is called, and the stream that the program put it on.
-        leaves: the arguments, flat, wherever they lie.
+        default: the default sharding of the program.
+        callee, stream: what is called, and the stream on which the program puts it.
+        leaves: the flat arguments, in any sharding.
 
     Raises:
         Exception: what the function raised, with a note that names the call.
     """
-    devices = device_list(home.sharding)
-    leaves = [leaf if isinstance(leaf, jax.Array) else jax.numpy.asarray(leaf) for leaf in leaves]  # jax.vmap slices
+    devices = device_list(default.sharding)
+    # Slices made by jax.vmap may be NumPy arrays.
+    leaves = [leaf if isinstance(leaf, jax.Array) else jax.numpy.asarray(leaf) for leaf in leaves]
 
-    def wanted(leaf: Any, said: Any) -> Any:
-        if said is not None:
-            return _on_auto_twin(said)
-        return leaf.sharding if device_list(leaf.sharding) == devices else home.sharding
+    def required(leaf: Any, own: Any) -> Any:
+        if own is not None:
+            return _on_auto_twin(own)
+        return leaf.sharding if device_list(leaf.sharding) == devices else default.sharding
 
-    shardings = [wanted(leaf, said) for leaf, said in zip(leaves, callee.in_shardings, strict=True)]
-    results = [home.sharding if said is None else _on_auto_twin(said) for said in callee.out_shardings]
+    shardings = [required(leaf, own) for leaf, own in zip(leaves, callee.in_shardings, strict=True)]
+    results = [default.sharding if own is None else _on_auto_twin(own) for own in callee.out_shardings]
     on_hosts = tuple(map(colocated_sharding, shardings))
 
     def make() -> Specialization:
         outputs = [
-            OutSpec(aval, colocated_sharding(sharding), home.is_bound or said is not None)
-            for aval, sharding, said in zip(callee.out_avals, results, callee.out_shardings, strict=True)
+            OutSpec(aval, colocated_sharding(sharding), default.committed or own is not None)
+            for aval, sharding, own in zip(callee.out_avals, results, callee.out_shardings, strict=True)
         ]
         return callee.specialized(stream, on_hosts, outputs, (*devices,))
 
-    # Kept, so that the function is copied for its host once.
-    specialization = callee.cache.find_equal(("body", callee, home, stream, on_hosts), make)
+    # Cached, so that the function is copied for its host once.
+    specialization = callee.cache.find_equal(("body", callee, default, stream, on_hosts), make)
     made = callee.ahead.made(specialization.out_specs) if callee.ahead is not None else None
     if made is None:
         values = [
@@ -128,5 +128,5 @@ def call_in_body(home: Home, callee: Callee, stream: Any, leaves: Sequence[Any])
 
 
 def _on_auto_twin(sharding: Any) -> Any:
-    """The sharding as the values of a program have it: Explicit axes are read as Auto."""
+    """The sharding as values of a program have it, on the Auto twin of its mesh."""
     return sharding.update(mesh=auto_twin(sharding.mesh))

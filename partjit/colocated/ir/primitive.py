@@ -2,12 +2,12 @@
 
 Parameters:
 
-* `callee`: the function for one kind of arguments: what is known of it and of its results.
-* `stream`: the stream that the traced function itself put the call on; None where the caller's is meant.
+* `callee`: the function, and the types and shardings of its arguments and results.
+* `stream`: the stream on which the traced function itself put the call; None for that of the program's caller.
 
-An equation has an effect unless its function was said to be pure, so that nothing drops it or does it twice. The effect
-is not one of jax's ordered ones, which there are on a single device only: in which order the calls of a stream run is
-the order of the equations, and it is the plan's work to keep it.
+Unless its function is pure, an equation has an effect, so that it is never eliminated or duplicated. It is not one of
+jax's ordered effects, which support a single device only: calls of a stream run in the order of the equations, which
+the plan keeps.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ colocated_call_p.multiple_results = True
 
 @dataclasses.dataclass(frozen=True)
 class ColocatedEffect(Effect):  # type: ignore[misc]  # jax gives the base class no types
-    """That host Python runs.
+    """The effect of running Python on hosts.
 
     Attributes:
         stream: the name of the stream it runs on.
@@ -57,20 +57,20 @@ class ColocatedEffect(Effect):  # type: ignore[misc]  # jax gives the base class
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Callee:
-    """A colocated function for one kind of arguments in a traced function.
+    """A colocated function for one kind of arguments, in a traced function.
 
     Attributes:
-        definition: the function with the options of its calls.
+        definition: the function with its options.
         in_tree: the structure of `(args, kwargs)`.
         in_avals: the type of each argument.
-        in_shardings: the sharding each argument should have; None where the partitioner chooses.
+        in_shardings: the sharding required of each argument; None where the partitioner chooses.
         out_tree: the structure of the result.
         out_avals: the type of each result.
         out_shardings: the sharding of each result; None where the partitioner chooses.
-        paths: the key path of each argument in terms of the function's parameters.
+        paths: the key path of each argument, in terms of the function's parameters.
         cache: the specializations of the function, for calls outside of programs.
-        batch: the sizes of the leading axes that `jax.vmap` gave the arguments and results.
-        shards: what it is called with if it is called for each shard in a `shard_map`.
+        batch: the sizes of the leading axes added to arguments and results by `jax.vmap`.
+        shards: the types of its shards if it is called per shard in a `shard_map`.
     """
 
     definition: Definition
@@ -88,36 +88,36 @@ class Callee:
 
     @property
     def name(self) -> str:
-        """What the function is called."""
+        """The name of the function."""
         return self.definition.name
 
     @property
     def options(self) -> Options:
-        """What was said of its calls."""
+        """The options of its calls."""
         return self.definition.options
 
     @property
     def ahead(self) -> RunAhead | None:
-        """Its calls that were made before their results are requested."""
+        """Its calls made before their results are requested."""
         return self.definition.ahead
 
     @property
     def is_pure(self) -> bool:
-        """Whether a call may be left out when nobody needs its results, and be made once for equal arguments."""
+        """Whether calls with unused results may be eliminated, and equal calls be made once."""
         return bool(self.options.pure)
 
     @property
     def returns_shards(self) -> bool:
-        """Whether its specs alone say what its results are, in whatever sharding they are needed."""
+        """Whether it returns shards, which are assembled by its own specs whatever sharding is needed."""
         return self.options.layout == "per_shard"
 
     def returns_what(self, other: "Callee") -> bool:
-        """Whether the results are known to be of the same types, with the same shardings."""
+        """Whether the results have the same types and shardings."""
         known = (self.out_tree, self.out_avals, self.out_shardings)
         return known == (other.out_tree, other.out_avals, other.out_shardings)
 
     def derived(self, key: Hashable, make: Callable[[], "Callee"]) -> "Callee":
-        """The callee that a transformation makes of this one: one for equal keys, as equal calls have one callee."""
+        """The callee that a transformation makes of this one, the same for equal keys: equal calls stay equal."""
         found = self._derived.get(key)
         return self._derived.setdefault(key, make()) if found is None else found
 
@@ -128,16 +128,16 @@ class Callee:
         out_specs: Sequence[OutSpec],
         devices: Sequence[Any],
     ) -> Specialization:
-        """What a call of it does in a program.
+        """The function specialized for a call in a program.
 
         Args:
-            stream: the stream that the program puts the call on.
-            in_shardings: the shardings of its arguments on the hosts.
-            out_specs: its results there.
-            devices: those of the program, unless the options name others.
+            stream: the stream on which the program puts the call.
+            in_shardings: the shardings of the arguments on the hosts.
+            out_specs: the results on the hosts.
+            devices: those of the program; used unless the options name others.
         """
         inputs = [*map(struct_of, self.in_avals, in_shardings)]
-        # The shardings by which shards of results are assembled on the hosts; None where the user left it open.
+        # Shards of results are assembled on the hosts by these shardings; None where the user gave none.
         of_shards = [s and colocated_sharding(s) for s in self.out_shardings] if self.returns_shards else None
         return Specialization(
             self.definition,
@@ -152,7 +152,7 @@ class Callee:
 
 
 def stream_name(stream: Stream | None) -> str:
-    """How a stream is called where it is printed."""
+    """The name of a stream in printed equations."""
     if stream is None:
         return "caller"
     return stream.name or f"stream {id(stream):x}"
@@ -160,7 +160,7 @@ def stream_name(stream: Stream | None) -> str:
 
 @colocated_call_p.def_effectful_abstract_eval
 def _abstract_eval(*_: Any, callee: Callee, stream: Stream | None) -> Any:
-    # In a shard_map the function is called for each shard, and may return something else each time.
+    # In a shard_map the function is called per shard, and its results may differ between shards.
     return [*map(varying_type, callee.out_avals)], set() if callee.is_pure else {ColocatedEffect(stream_name(stream))}
 
 
@@ -183,7 +183,7 @@ _mode = _Mode()
 
 @contextlib.contextmanager
 def opaque_calls() -> Iterator[None]:
-    """Lets programs with calls be lowered in the block, to be looked at; they cannot run."""
+    """Allows programs with calls to be lowered in the block, for analysis; they cannot run."""
     outer, _mode.is_opaque = _mode.is_opaque, True
     try:
         yield

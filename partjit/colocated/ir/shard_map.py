@@ -1,4 +1,4 @@
-"""Calls in the body of a `shard_map`: calls with arrays over its mesh, whose function is called for each shard."""
+"""Calls in the body of a `shard_map`: calls with arrays over its mesh, whose function is called per shard."""
 
 import contextlib
 import dataclasses
@@ -11,27 +11,27 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from partjit._jax.shard_maps import register_eager_in_shard_map, type_over_mesh
-from partjit.colocated.ir.eager import Home, body, call_in_body, running_at
+from partjit.colocated.ir.eager import DefaultSharding, body, call_in_body, evaluated_with
 from partjit.colocated.ir.primitive import Callee, colocated_call_p
 from partjit.colocated.runtime.shards import Shards
 from partjit.mesh import auto_twin
 
-__all__ = ["called_for_each_shard", "check_is_whole"]
+__all__ = ["called_for_each_shard", "check_is_over_all_axes"]
 
 Array = tuple[ShapedArray, NamedSharding]
-"""The type of an array and how it lies over the mesh."""
+"""The type of an array and its sharding over the mesh."""
 
 
 def called_for_each_shard(callee: Callee, mesh: Mesh, arguments: Sequence[Array], results: Sequence[Array]) -> Callee:
-    """The callee of a call with arrays, for that of a call in a `shard_map` with what is one shard's of them.
+    """The callee of a call with arrays, from that of a call in a `shard_map` with their shards.
 
     Args:
-        callee: its arguments and results are those of a shard.
+        callee: its arguments and results are shards.
         mesh: that of the `shard_map`.
-        arguments, results: the arrays, whose shards are of those shapes, apart from dimensions of size 1.
+        arguments, results: the arrays; their shards have those shapes, except for dimensions of size 1.
 
     Raises:
-        ValueError: it was specialized for something that there is only outside of a `shard_map`.
+        ValueError: it has options that do not apply in a `shard_map`.
     """
     _check(callee)
     in_avals, in_shardings = _unzipped(arguments)
@@ -56,13 +56,13 @@ def _unzipped(arrays: Sequence[Array]) -> tuple[tuple[ShapedArray, ...], tuple[N
     return tuple(aval for aval, _ in arrays), tuple(sharding for _, sharding in arrays)
 
 
-def check_is_whole(what: str, mesh: Any, axes: Sequence[str]) -> None:
-    """Raises ValueError if a `shard_map` over some axes leaves others of its mesh to the partitioner.
+def check_is_over_all_axes(what: str, mesh: Any, axes: Sequence[str]) -> None:
+    """Raises ValueError if a `shard_map` leaves axes of its mesh to the partitioner.
 
     Args:
-        what: the `shard_map` and whom it calls, for the message.
+        what: the `shard_map` and its call, for the message.
         mesh: its mesh.
-        axes: the axes it is over.
+        axes: its manual axes.
     """
     left = [axis for axis, size in mesh.shape.items() if axis not in axes and size > 1]
     if left:
@@ -76,13 +76,14 @@ def _check(callee: Callee) -> None:
     options = callee.options
     if options.run_ahead:
         raise ValueError(
-            f"run_ahead={options.run_ahead} lets calls of {callee.name} be made before they are asked for, but in a "
-            "shard_map they are made for each shard: leave it out, or make the call outside of the shard_map"
+            f"run_ahead={options.run_ahead} lets calls of {callee.name} be made before their results are "
+            "requested, but in a shard_map they are made for each shard: leave it out, or make the call outside of the "
+            "shard_map"
         )
     if options.layout == "per_shard":
         raise ValueError(
             f"layout='per_shard' calls {callee.name} with the shards of its arguments, but in a shard_map it is called "
-            "for each shard anyhow, with arrays: leave it out. partjit.colocated.mesh_coordinates() says which it is"
+            "for each shard anyway, with arrays: leave it out. partjit.colocated.mesh_coordinates() says which it is"
         )
     stated = [("in_specs", callee.in_shardings)]
     if options.has_out_specs:
@@ -98,8 +99,8 @@ def _check(callee: Callee) -> None:
 
 
 def _evaluate(mesh: Mesh, *values: Any, axes: Sequence[str], callee: Callee, stream: Any) -> list[Any]:
-    """Makes a call of a `shard_map` that runs operation by operation."""
-    check_is_whole(f"a shard_map calls {callee.name}", mesh, axes)
+    """Makes a call in a `shard_map` that is evaluated operation by operation."""
+    check_is_over_all_axes(f"a shard_map calls {callee.name}", mesh, axes)
     mesh = auto_twin(mesh)
     arguments = [
         (type_over_mesh(aval, value.shape), NamedSharding(mesh, P(*value.sharding.spec[:1])))
@@ -108,10 +109,10 @@ def _evaluate(mesh: Mesh, *values: Any, axes: Sequence[str], callee: Callee, str
     size = math.prod(mesh.shape[axis] for axis in axes)
     over_all = NamedSharding(mesh, P(tuple(axis for axis in mesh.axis_names if axis in axes)))
     results = [(type_over_mesh(aval, (size, *aval.shape)), over_all) for aval in callee.out_avals]
-    home = Home(NamedSharding(mesh, P()), True)
+    default = DefaultSharding(NamedSharding(mesh, P()), True)
     replaced = called_for_each_shard(callee, mesh, arguments, results)
-    with running_at(home) if body.home is None else contextlib.nullcontext():
-        return call_in_body(home, replaced, stream, values)
+    with evaluated_with(default) if body.default is None else contextlib.nullcontext():
+        return call_in_body(default, replaced, stream, values)
 
 
 register_eager_in_shard_map(colocated_call_p, _evaluate)

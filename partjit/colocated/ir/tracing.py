@@ -1,7 +1,7 @@
-"""A colocated function called while a function is traced: the call becomes an equation.
+"""Calls of a colocated function while a function is traced: each becomes an equation.
 
-What the call returns has to be known then: from `out_specs` or `out_specs_fn`, or from an earlier call outside with
-arguments of these types.
+Its results must be known then: from `out_specs` or `out_specs_fn`, or from an earlier eager call with arguments of the
+same types.
 """
 
 import inspect
@@ -36,16 +36,16 @@ class TracedCalls:
         self._callees: dict[Any, Callee] = {}
 
     def bind(self, args: Any, kwargs: Any) -> Any:
-        """Makes a call an equation of what is being traced.
+        """Binds a call as an equation of the function being traced.
 
         Raises:
-            ValueError: an argument is no array or not what `in_specs` say; what the call returns is not known; or
-                `run_ahead` is said of a call with arguments.
-            TypeError: an argument does not fit the rules that say what its derivatives are.
+            ValueError: an argument is not an array or contradicts `in_specs`; the results are unknown; or a call with
+                `run_ahead` has arguments.
+            TypeError: an argument cannot be passed to the rules for its derivatives.
         """
         with_paths, tree = flattened((args, kwargs), f"An argument of {self._definition.name}")
         leaves = [leaf for _, leaf in with_paths]
-        if body.home is not None:
+        if body.default is not None:
             leaves = [*map(as_array, leaves)]
         paths = argument_paths(self._definition.function.signature, args, kwargs)
         for leaf, path in zip(leaves, paths, strict=True):
@@ -67,7 +67,7 @@ class TracedCalls:
         callee = self._callees.get(key)
         if callee is None:
             callee = self._callees[key] = self._make(tree, avals, paths)
-        elif not callee.options.has_out_specs:  # what an eager call shows may have changed
+        elif not callee.options.has_out_specs:  # the results of eager calls may have changed
             anew = self._make(tree, avals, paths)
             if not callee.returns_what(anew):
                 callee = self._callees[key] = anew
@@ -78,8 +78,8 @@ class TracedCalls:
         definition, options, name = self._definition, self._definition.options, self._definition.name
         if options.run_ahead and avals:
             raise ValueError(
-                f"run_ahead={options.run_ahead} lets calls of {name} be made before they are asked for, which can "
-                f"only be done with calls that have no arguments; this one has {', '.join(paths)}"
+                f"run_ahead={options.run_ahead} lets calls of {name} be made before their results are requested, "
+                f"which can only be done with calls that have no arguments; this one has {', '.join(paths)}"
             )
         if options.run_ahead and options.mode == "inline":
             raise ValueError(f"run_ahead={options.run_ahead} needs a thread, but {name} has mode='inline'")
@@ -88,7 +88,7 @@ class TracedCalls:
         in_shardings: tuple[Any, ...] = (None,) * len(avals)
         if options.in_specs is not None:
             structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
-            options.in_specs.check(structs, tree, lambda: paths, are_placed=False)
+            options.in_specs.check(structs, tree, lambda: paths, check_shardings=False)
             in_shardings = tuple(_named(spec.sharding) for spec in options.in_specs.leaves)
         if not options.has_out_specs:
             seen = self._cache.results_for(tree, avals)
@@ -106,7 +106,7 @@ class TracedCalls:
 
 
 def _named(sharding: Any) -> Any:
-    """What a sharding says in a program over a mesh; an array on a single device says nothing."""
+    """The sharding in a program over a mesh; None for one on a single device, which specifies nothing there."""
     return sharding if isinstance(sharding, jax.sharding.NamedSharding) else None
 
 
@@ -126,9 +126,9 @@ def _parameters(signature: inspect.Signature | None) -> str:
 
 @colocated_call_p.def_impl
 def _evaluate(*leaves: Any, callee: Callee, stream: Any) -> list[Any]:
-    """Runs an equation on arrays, as an eager `jax.grad` of a function with a call in it does."""
-    if body.home is not None:
-        return call_in_body(body.home, callee, stream, leaves)
+    """Evaluates an equation on arrays, as an eager `jax.grad` of a function with a call does."""
+    if body.default is not None:
+        return call_in_body(body.default, callee, stream, leaves)
     args, kwargs = jax.tree.unflatten(callee.in_tree, leaves)
     specialization = callee.cache.find(callee.definition, args, kwargs, stream)
     return jax.tree.leaves(specialization(args, kwargs, leaves, False))

@@ -1,1 +1,1 @@
-"""What runs colocated calls: streams and threads, arrays whose values come later, and what interrupts cannot break."""
+"""The runtime of colocated calls: streams and threads, pending arrays, failures, and what interrupts cannot break."""

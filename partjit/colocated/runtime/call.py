@@ -1,6 +1,6 @@
-"""A call: what is known of it, and what it does.
+"""A call: its data, and how it runs and hands over its results.
 
-What comes of it is settled by its lanes, in `calls`; nothing here waits.
+When it runs is decided by its lanes, in `scheduler`; nothing here waits.
 """
 
 import collections
@@ -15,16 +15,16 @@ from partjit.colocated.runtime.interrupts import Flag, Presence, is_interrupt
 __all__ = ["NOBODY", "Call", "Lane", "Wait", "current_calls", "descends_from", "failure_here", "roots_so_far"]
 
 NOBODY = object()
-"""Who claims a call to give it up."""
+"""The claimant of a call that is given up."""
 
 
 class Lane:
-    """An order of calls.
+    """A queue of calls that run one at a time.
 
     Attributes:
-        calls: those that have not ended, the first of which runs or may run.
-        size: how many may be in it before those who add to it have to wait.
-        room: happens when there may be room again for those who wait for that.
+        calls: those that have not ended; the first one runs or may run.
+        size: how many it holds before callers that add another have to wait.
+        room: set when there may be room again for waiting callers.
     """
 
     __slots__ = ("__weakref__", "calls", "room", "size")
@@ -35,19 +35,19 @@ class Lane:
         self.room = Flag()
 
     def fullness(self) -> Flag | None:
-        """What to wait for if it is full, else None."""
+        """The flag to wait for if it is full, else None."""
         if len(self.calls) < self.size:
             return None
         if self.room.is_set:
-            self.room = Flag()  # before it is looked at again: room that comes later sets this one
+            self.room = Flag()  # before the length is read again: room made later sets this one
         return self.room if len(self.calls) >= self.size else None
 
 
 class Wait(Presence):
-    """That somebody waits in the middle of a call; it counts as long as that is under way.
+    """A wait in the body of a call; it counts while it is in progress.
 
     Attributes:
-        target: the call that has to go on.
+        target: the call that is waited for.
     """
 
     __slots__ = ("target",)
@@ -61,17 +61,17 @@ class Call:
     """One call of a function, from its submission to its end.
 
     Attributes:
-        name: the function's.
+        name: that of the function.
         site: where the call was made.
-        stream: the stream it was made on.
-        lanes: the lanes it stands in: that stream, unless the call that makes it is in there, and that of its object.
-        receivers: gives those who wait for the results and are still there when the function has run.
-        entering: what is to be done at the moment it enters its lanes; it does not enter them if that is not true.
-        turn: happens when it is the first of all its lanes, where its caller waits to run it.
-        submission: its caller, while that has not let go of it.
-        ended: happens when the results, or the failure, are there.
-        waits: for what it waits in the middle of its body; several, where a finalizer or a handler came in between.
-        root: counts the calls that no call made; calls made inside of one have its number.
+        stream: the stream on which it was made.
+        lanes: its lanes: that stream, unless the call is made by one in it, and the lane of its object.
+        receivers: returns the pending results that are still referenced, None for each of the others.
+        entering: called at the moment it enters its lanes; if it returns False, the call does not enter them.
+        turn: set when the call is first in all its lanes, if its caller waits to run it.
+        submission: present while the caller is submitting it.
+        ended: set when the results, or the failure, have been handed over.
+        waits: the waits in its body; several, where a finalizer or a signal handler interrupted one.
+        root: the number of the outermost call that it is part of.
     """
 
     def __init__(self, name: str, site: Site, stream: Any, lanes: Sequence[Lane], body: Callable[[], Any]) -> None:
@@ -92,20 +92,20 @@ class Call:
 
     @property
     def parent(self) -> "Call | None":
-        """The innermost call that has not ended of those that made it."""
-        # A function that goes on by calling itself would otherwise keep all of its calls.
+        """The innermost of its ancestors that has not ended."""
+        # A function that continues by calling itself would otherwise keep all of its calls alive.
         while self._parent is not None and self._parent.has_ended:
             self._parent = self._parent._parent
         return self._parent
 
     @property
     def has_ended(self) -> bool:
-        """Whether the results, or the failure, are there."""
+        """Whether the results, or the failure, have been handed over."""
         return self.ended.is_set
 
     @property
     def is_running(self) -> bool:
-        """Whether somebody is about to run it, runs it, or is not done with it."""
+        """Whether a thread is about to run it, runs it, or is still finishing it."""
         return isinstance(self.claimant, Presence) and self.claimant.is_on
 
     @property
@@ -117,7 +117,7 @@ class Call:
         """Runs the function and hands over what it returned or raised.
 
         Raises:
-            BaseException: what the handler of a signal raised meanwhile.
+            BaseException: what a signal handler raised in between.
         """
         body, self.body = self.body, None
         assert body is not None, "a call runs once"
@@ -125,7 +125,7 @@ class Call:
         here.append(self)
         try:
             values = body()
-            # Looked up after the function has run: a result that nobody has any more is dropped at once.
+            # Looked up after the function has run: results that are no longer referenced are dropped at once.
             for receiver, value in zip(self.receivers(), values, strict=True):
                 if receiver is not None:
                     receiver.receive(value)
@@ -139,16 +139,16 @@ class Call:
             here.remove(self)
 
     def claim(self, claimant: object) -> bool:
-        """Whether it is the claimant who runs it, or gives it up: only one does. May be asked again."""
+        """Whether the claimant is the one that runs the call, or gives it up. Idempotent."""
         return vars(self).setdefault("_claimed_by", claimant) is claimant
 
     @property
     def claimant(self) -> object:
-        """Who runs it, or gave it up; None if nobody does."""
+        """What runs it or gave it up; None so far."""
         return vars(self).get("_claimed_by")
 
     def fail(self, error: BaseException) -> None:
-        """Gives those who wait for the results an exception instead."""
+        """Hands over an exception in place of the results."""
         self._hand_over(Failure(error, self.name, self.site, self.stream, self.parent))
 
     def _hand_over(self, failure: Failure) -> None:
@@ -158,7 +158,7 @@ class Call:
 
 
 def descends_from(made: Any, maker: Call) -> bool:
-    """Whether a call, or the call of a failure, was made by `maker`, or by a call that was."""
+    """Whether a call, or that of a failure, was made by `maker`, directly or not."""
     ancestor = made.parent
     while ancestor is not None and ancestor is not maker:
         ancestor = ancestor.parent
@@ -175,19 +175,19 @@ _roots = itertools.count()
 
 
 def current_calls() -> list[Call]:
-    """The calls in whose bodies this thread is, the innermost last."""
+    """The calls that this thread is running, the innermost last."""
     running = _here.calls
-    while running and not running[-1].is_running:  # an interrupt kept it from being taken out
+    while running and not running[-1].is_running:  # an interrupt prevented its removal
         running.pop()
     return running
 
 
 def failure_here(error: BaseException, name: str, site: Site, stream: Any) -> Failure:
-    """What a function has raised that was called in this thread."""
+    """The failure of a function called in this thread."""
     running = current_calls()
     return Failure(error, name, site, stream, running[-1] if running else None)
 
 
 def roots_so_far() -> int:
-    """A number above those of all calls so far."""
+    """A number above the roots of all calls so far."""
     return next(_roots)

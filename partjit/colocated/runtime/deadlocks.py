@@ -1,8 +1,8 @@
-"""Who waits for whom: a wait that could never end raises an error instead of beginning.
+"""Waiting without deadlocks: a wait that could never end raises an error instead.
 
-A call waits for those before it in its lanes, and, in the middle of its body, for whatever it asks for: the result of
-another call, room in a full stream, its turn in a lane. All these waits are made here. Whoever is about to wait follows
-what the target waits for; if that leads back to a call of this thread, it would wait for itself.
+A call waits for the calls before it in its lanes, and in its body for the result of another call, for room in a full
+stream or for its turn in a lane. All waits in bodies are made here. Before waiting, a thread follows what the target
+waits for; if that leads back to a call of this thread, the wait would never end.
 """
 
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ __all__ = ["wait_for", "would_never_end"]
 
 
 def wait_for(target: Call, flag: Flag, deadline: float | None = None) -> bool:
-    """Waits for what happens when the target goes on; whether it has, by the deadline.
+    """Waits for a flag that is set when the target makes progress; returns whether it was set by the deadline.
 
     Raises:
-        RuntimeError: it never will, because the target waits for what is waiting here.
+        RuntimeError: it never will be, because the target waits for a call of this thread.
     """
     if flag.is_set:
         return True
@@ -29,7 +29,7 @@ def _wait(wait: Wait, flag: Flag, deadline: float | None) -> bool:
     here = current_calls()
     for call in here:
         call.waits = [*(other for other in call.waits if other.is_on), wait]
-    if here and _comes_back(here, wait.target):  # others who do the same at this moment have noted it before
+    if here and _comes_back(here, wait.target):  # other threads doing the same have recorded their waits before
         raise RuntimeError(
             f"deadlock: the colocated call of {here[-1].name!r} waits for that of {wait.target.name!r}, which "
             "can only go on when the former has ended. Give one of the two a stream of its own, or return the "
@@ -54,7 +54,7 @@ def _comes_back(here: Sequence[Call], target: Call) -> bool:
             continue
         seen.add(call)
         stack += [wait.target for wait in call.waits if wait.is_on]
-        for lane in call.lanes:  # it comes after those before it
+        for lane in call.lanes:  # it runs after those before it
             before = [*lane.calls]
             if call in before:
                 stack += before[: before.index(call)]

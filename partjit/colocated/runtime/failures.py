@@ -1,8 +1,8 @@
-"""What colocated calls raised, until somebody has looked at it.
+"""Failures of colocated calls, until they are raised or reported.
 
-An asynchronous call has no caller left to raise to. Its failure is kept by its results, raised by whoever uses one of
-them, and by `colocated.wait()`. When no result is left that could raise it, it is logged, once; at exit the failures
-that nobody looked at are told.
+An asynchronous call has no caller to raise to. Its results keep its failure and raise it where they are used, as does
+`colocated.wait()`. When no result is left to raise it, it is logged, once; at exit, failures that were never raised are
+reported.
 """
 
 import collections
@@ -26,11 +26,14 @@ __all__ = ["Failure", "PoisonedError", "Site", "call_site", "raise_unseen", "rep
 
 _logger = logging.getLogger("partjit.colocated")
 _package = os.path.abspath(__file__).removesuffix(os.path.join("colocated", "runtime", "failures.py"))
-_libraries = (_package, os.path.dirname(os.path.abspath(jax.__file__)) + os.sep)  # jax calls us where it transforms
+_libraries = (
+    _package,
+    os.path.dirname(os.path.abspath(jax.__file__)) + os.sep,
+)  # jax calls partjit under transformations
 _numbers = itertools.count()
-_held: "dict[int, weakref.ref[Failure]]" = {}  # by results; with one step of C at a time, which needs no lock
+_held: "dict[int, weakref.ref[Failure]]" = {}  # by results; every operation is atomic, so there is no lock
 _MOST_ORPHANS = 100
-_orphans: "collections.deque[Failure]" = collections.deque(maxlen=_MOST_ORPHANS)  # of which no result is left
+_orphans: "collections.deque[Failure]" = collections.deque(maxlen=_MOST_ORPHANS)  # with no result left
 
 _NOTE = "This happened in the colocated call of"
 
@@ -39,7 +42,7 @@ Site = tuple[str, int, str]
 
 
 def call_site() -> Site:
-    """Where the user's code called into the package."""
+    """Where the user's code called the package."""
     frame: Any = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_libraries):
         frame = frame.f_back
@@ -47,14 +50,14 @@ def call_site() -> Site:
 
 
 class Failure:
-    """What a call raised.
+    """The exception of a call.
 
     Attributes:
-        name: the function's name.
+        name: the name of the function.
         site: where it was called.
-        error: the exception, with a note that says so and a traceback that begins in the function.
+        error: the exception, with a note of name and site and a traceback that starts in the function.
         stream: the stream of the call.
-        parent: the call that made it, if one did.
+        parent: the call that made it, if any.
     """
 
     __slots__ = (
@@ -82,19 +85,19 @@ class Failure:
         self._context = error.__context__
         self._seen = False
         self._annotate()
-        self._number = next(_numbers)  # from here on it is reported
+        self._number = next(_numbers)  # from here on it will be reported
         threads.start_deferred()
         _held[self._number] = weakref.ref(self)
 
     def raise_(self) -> NoReturn:
-        """Raises the exception, which counts as looked at from here on."""
+        """Raises the exception, which counts as seen from then on."""
         self._annotate()
         error = self.error.with_traceback(self._traceback)
-        self._seen = True  # last: an interrupt before leaves it to be raised by somebody else
+        self._seen = True  # last: after an earlier interrupt, another use still raises it
         raise error
 
     def log(self, what_next: str) -> None:
-        """Says so in the log, unless somebody has looked at it."""
+        """Logs the failure, unless it has been seen."""
         if self._seen:
             return
         self._annotate()
@@ -102,21 +105,21 @@ class Failure:
         _logger.error(
             "the colocated call of %r made at %s failed; %s", self.name, self.site_text, what_next, exc_info=error
         )
-        traceback.clear_frames(self._traceback)  # nobody can look at it closer, and their variables may be large
+        traceback.clear_frames(self._traceback)  # they cannot be inspected any more, and their variables may be large
 
     @property
     def site_text(self) -> str:
-        """Where it was called, for people."""
+        """Where it was called, in words."""
         file, line, function = self.site
         return f"{file}:{line} in {function}"
 
     def _annotate(self) -> None:
-        # Several calls may raise the same exception, as those of an object whose constructor failed do.
+        # Several calls may raise the same exception: those of an object whose constructor failed do.
         try:
             self.error.__notes__ = [*self._notes, f"{_NOTE} {self.name!r} made at {self.site_text}"]
             self.error.__traceback__ = self._traceback
-            self.error.__context__ = self._context  # not what happens to be handled where it is raised again
-        except Exception as error:  # an exception may forbid to be changed
+            self.error.__context__ = self._context  # not the exception being handled where it is raised again
+        except Exception as error:  # an exception may be immutable
             if is_interrupt(error):
                 raise
 
@@ -142,7 +145,7 @@ class PoisonedError(Exception):
 
 
 def raise_unseen(concerned: Callable[[Failure], bool]) -> None:
-    """Raises the first failure that nobody looked at, of those concerned; the others are told in a note, and logged."""
+    """Raises the first of the unseen failures concerned; the others are listed in a note, and logged."""
     failures = _unseen(concerned)
     if not failures:
         return
@@ -159,7 +162,7 @@ def raise_unseen(concerned: Callable[[Failure], bool]) -> None:
 
 
 def report_unseen() -> None:
-    """Reports on stderr what failed and nobody looked at."""
+    """Reports on stderr the failures that nobody has seen."""
     for failure in _unseen(lambda _: True):
         print(f"partjit: nobody looked at the failure of {failure}", file=sys.stderr)
         failure._seen = True
@@ -175,7 +178,7 @@ def _unseen(concerned: Callable[[Failure], bool]) -> list[Failure]:
 def _forget_seen() -> None:
     for failure in [*_orphans]:
         if failure._seen:
-            with contextlib.suppress(ValueError):  # another thread has done it
+            with contextlib.suppress(ValueError):  # another thread did it
                 _orphans.remove(failure)
 
 

@@ -22,12 +22,12 @@ _numbers = itertools.count()
 class Instance:
     """One object on this host, from its construction by the first call to its destruction after the last one.
 
-    The calls that were not run yet refer to it, as does the handle. When nobody does any more, the object goes.
+    The handle and the calls that have not run yet refer to it. When nothing does any more, the object is destroyed.
 
     Attributes:
-        lane: the order of its calls; None if they may overlap.
+        lane: orders its calls; None if they may overlap.
         name: the name of the class.
-        number: tells it apart in this process.
+        number: its id in this process.
     """
 
     def __init__(self, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any], concurrent: bool) -> None:
@@ -35,23 +35,23 @@ class Instance:
         self.name = cls.__name__
         self.number = next(_numbers)
         self._recipe: Callable[[], Any] = functools.partial(cls, *args, **kwargs)
-        self._box: list[Any] = []  # with the only reference to the object, to drop it from elsewhere
+        self._box: list[Any] = []  # holds the only reference to the object, so that it can be dropped from elsewhere
         self._error: Exception | None = None
         self._is_closed = False
-        self._life = Lane()  # no lock: the constructor and `close` may make calls, and wait for them
+        self._life = Lane()  # not a lock: the constructor and `close` may make calls and wait for them
         threads.start_deferred()
         weakref.finalize(self, _destroy_later, self._box).atexit = False
         instances[self.number] = self
 
     def object(self) -> Any:
-        """The object, constructed when it is needed for the first time.
+        """The object, constructed on first use.
 
         Raises:
             Exception: what the constructor raised, every time.
             RuntimeError: it was closed.
         """
         if not self._is_closed:
-            with contextlib.suppress(IndexError):  # there is none yet, or no more
+            with contextlib.suppress(IndexError):  # not constructed yet, or destroyed
                 return self._box[0]
             if self._life in scheduler.entered_lanes():
                 raise RuntimeError(
@@ -69,13 +69,13 @@ class Instance:
             try:
                 self._box.append(copied(self._recipe, f"{self.name} and the arguments of its constructor")())
             except Exception as error:
-                if not is_interrupt(error):  # which says nothing about the constructor
+                if not is_interrupt(error):  # not an error of the constructor
                     self._error = error
                 raise
         return self._box[0]
 
     def method(self, name: str) -> Callable[..., Any]:
-        """A method of the object; looked up when it is called, so that it does not keep the object."""
+        """A method of the object, looked up when it is called, so that it does not keep the object alive."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             return getattr(self.object(), name)(*args, **kwargs)
@@ -83,7 +83,7 @@ class Instance:
         return call
 
     def close(self) -> None:
-        """Closes the object, if there is one, and destroys it."""
+        """Closes the object, if it was constructed, and destroys it."""
         self._in_life("close", self._close)
 
     def _close(self) -> None:
@@ -100,7 +100,7 @@ class Instance:
         return scheduler.run_in_lanes(f"{self.name}.{name}", call_site(), current_stream(), [self._life], action)
 
     def destroy(self) -> None:
-        """Destroys the object, if there is one."""
+        """Destroys the object, if it was constructed."""
         self._box.clear()
 
 
@@ -114,6 +114,6 @@ def _destroy_later(box: list[Any]) -> None:
 
 
 def destroy_all() -> None:
-    """Destroys the objects that are left, at exit."""
+    """Destroys the remaining objects, at exit."""
     for instance in [*instances.values()]:
         instance.destroy()

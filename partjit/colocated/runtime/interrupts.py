@@ -1,9 +1,9 @@
-"""What an exception cannot break, wherever it is raised.
+"""Synchronization that an exception cannot break, wherever it is raised.
 
-The handler of a signal runs in the main thread between two bytecodes, whichever they are, and may raise there: before
-the first line of a `finally` as well as in the middle of `Event.set`, which then keeps a lock for ever. Python code can
-therefore not promise to undo what it did. C code can, because it runs to its end: here it is C that releases a lock,
-wakes those who wait, and notices that a function is over.
+A signal handler runs in the main thread between any two bytecodes and may raise there: before the first line of a
+`finally`, or in the middle of `Event.set`, which then holds its lock for ever. So Python code cannot guarantee cleanup.
+C code can, because it is not interrupted: here C releases locks, wakes waiters and notices that a function has
+returned.
 """
 
 import _thread
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 __all__ = [
-    "Errands",
+    "BackgroundThread",
     "Exclusive",
     "Flag",
     "Presence",
@@ -35,9 +35,9 @@ _Result = TypeVar("_Result")
 
 
 class Exclusive:
-    """Functions of which one runs at a time, over all threads; meant for a few lines that neither wait nor raise.
+    """Mutual exclusion between threads, for short functions that neither wait nor raise.
 
-    A context can be entered once at a time, and `Context.run` leaves it again in C, so that nothing is left locked.
+    A context can be entered once at a time, and `Context.run` leaves it in C, so nothing remains locked.
     """
 
     __slots__ = ("_context",)
@@ -46,7 +46,7 @@ class Exclusive:
         self._context = contextvars.Context()
 
     def run(self, function: Callable[..., _Result], *args: Any) -> _Result:
-        """Calls a function when no other one runs; at once where this thread is in one, as a finalizer may be."""
+        """Calls a function when no other one runs; at once if this thread is in one, as a finalizer may be."""
         pause = 0.0
         while True:
             try:
@@ -82,15 +82,15 @@ class Exclusive:
 
 
 def _is_of_c(error: RuntimeError) -> bool:
-    """Whether a C function that was called here has raised, rather than what ran inside of it or came in between."""
+    """Whether the C function called here raised, rather than code run by it or a signal handler."""
     return error.__traceback__ is not None and error.__traceback__.tb_next is None
 
 
 class Flag:
-    """What happens once. Each who waits has a lock of its own, so that nobody who is interrupted takes another's.
+    """An event that is set once. Every waiter has its own lock, so an interrupted one cannot leave another's held.
 
     Attributes:
-        is_set: whether it has happened.
+        is_set: whether it has been set.
     """
 
     __slots__ = ("_waiting", "is_set")
@@ -100,22 +100,22 @@ class Flag:
         self._waiting: list[Any] = []
 
     def set(self) -> None:
-        """Lets it happen, and lets all go on who wait; may be done again, which an interrupted one needs."""
+        """Sets it and wakes all waiters; to be repeated after an interrupt."""
         self.is_set = True
         for lock in [*self._waiting]:
             try:
                 lock.release()
-            except RuntimeError as error:  # it was released before
+            except RuntimeError as error:  # already released
                 if not _is_of_c(error):
                     raise
 
     def wait(self, deadline: float | None = None) -> bool:
-        """Waits until it has happened; whether it has, by the deadline, in seconds of `time.monotonic`."""
+        """Waits until it is set; returns whether it was by the deadline, in seconds of `time.monotonic`."""
         lock = _thread.allocate_lock()
         lock.acquire()
         self._waiting.append(lock)
         try:
-            while not self.is_set:  # looked at after the lock can be seen: whoever sets it later releases the lock
+            while not self.is_set:  # read after the lock is visible: a later `set` releases it
                 seconds = threading.TIMEOUT_MAX if deadline is None else deadline - time.monotonic()
                 if seconds <= 0:
                     break
@@ -126,10 +126,10 @@ class Flag:
 
 
 class Presence:
-    """Whether a function is running. That it is over is noticed however it ends, and done about it what is to be done.
+    """Whether a function is running. Its end is noticed however it ends, and cleaned up after.
 
-    An object that only the interpreter's stack refers to, because it is being called, goes when the call is over, and
-    takes its weak reference with it: C code does both.
+    An object that is being called and that only the interpreter's stack refers to is freed when the call ends, which
+    clears its weak reference; C code does both.
     """
 
     __slots__ = ("_reference",)
@@ -139,38 +139,38 @@ class Presence:
 
     @property
     def is_on(self) -> bool:
-        """Whether the function runs, or is about to."""
+        """Whether the function is running, or about to run."""
         reference = self._reference
         return reference is not None and reference() is not None
 
     def of(
         self, function: Callable[..., _Result], *args: Any, otherwise: Callable[[], None] | None = None
     ) -> Callable[[], _Result]:
-        """The call of a function; to be called at once, and referred to by nothing else.
+        """The call of a function, to be called at once and not referred to by anything else.
 
         Args:
-            function, args: what is to be called.
-            otherwise: what another thread does soon after it is over, unless it has called `leave`.
+            function, args: what to call.
+            otherwise: the cleanup that another thread runs soon after it ends, unless it has called `leave`.
         """
         call = functools.partial(function, *args)
         report: Any = None
         if otherwise is not None:
             _cleaner.start()
-            report = functools.partial(_cleaner.left.put, otherwise)  # its second argument, the reference, is ignored
+            report = functools.partial(_cleaner.left.put, otherwise)  # `put` takes the reference for `block`
         self._reference = weakref.ref(call, report)
         return call
 
     def leave(self) -> None:
-        """Says that the function has done all there was to do."""
+        """Declares that the function is complete and needs no cleanup."""
         self._reference = None
 
 
-class Errands:
-    """A thread that does, one after another, what must not be done where it comes up. No signal is handled there.
+class BackgroundThread:
+    """A thread for jobs that must not run where they come up, one after another. No signal is handled there.
 
     Attributes:
-        is_started: whether there is such a thread.
-        left: what it has still to do; `put` may interrupt itself.
+        is_started: whether the thread was started.
+        left: its queue, of a kind whose `put` is reentrant.
     """
 
     def __init__(self, start_thread: Callable[[Callable[[], None]], Any]) -> None:
@@ -181,7 +181,7 @@ class Errands:
         self._has_ended = Flag()
 
     def start(self) -> None:
-        """Starts the thread; where there are no more threads, the next call tries again."""
+        """Starts the thread unless it was started; if the system has no more threads, the next call tries again."""
         if not self.is_started:
             try:
                 self._start_thread(self._work)
@@ -192,48 +192,48 @@ class Errands:
             self.is_started = True
 
     def stop(self, deadline: float) -> None:
-        """Ends the thread, and waits for that until the deadline."""
+        """Ends the thread, and waits for its end until the deadline."""
         if self.is_started:
             self.left.put(None)
             self._has_ended.wait(deadline)
 
     def _work(self) -> None:
-        if not self._only.acquire(blocking=False):  # two threads started it
+        if not self._only.acquire(blocking=False):  # two threads called `start`
             return
-        while (errand := self.left.get()) is not None:
-            run_reporting(errand)
-            del errand
+        while (job := self.left.get()) is not None:
+            run_reporting(job)
+            del job
         self._has_ended.set()
 
 
 def run_reporting(job: Callable[[], None]) -> None:
-    """Runs what has no caller to raise to, and is not the last of its thread."""
+    """Runs a job that has no caller to raise to and must not end its thread."""
     try:
         job()
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
 
 
-def _new_cleaner() -> Errands:
-    return Errands(lambda work: _thread.start_new_thread(work, ()))
+def _new_cleaner() -> BackgroundThread:
+    return BackgroundThread(lambda work: _thread.start_new_thread(work, ()))
 
 
 _cleaner = _new_cleaner()
 
 
 def stop(deadline: float) -> None:
-    """At exit, ends the thread that does what was left undone."""
+    """Ends the cleanup thread, at exit."""
     _cleaner.stop(deadline)
 
 
 def forget_after_fork() -> None:
-    """The child of a fork has none of its parent's threads."""
+    """Starts anew in a forked child, which has none of its parent's threads."""
     global _cleaner
     _cleaner = _new_cleaner()
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether the handler of a signal raised this, rather than the code that it came in between."""
+    """Whether a signal handler raised this, rather than the code that it interrupted."""
     if threading.get_ident() != threading.main_thread().ident:
         return False
     if isinstance(error, KeyboardInterrupt):
@@ -251,13 +251,13 @@ def _code_of(handler: Any) -> types.CodeType | None:
     while isinstance(handler, functools.partial):
         handler = handler.func
     if not isinstance(handler, types.FunctionType | types.MethodType):
-        # Its code is wanted, not whether it can be called.
+        # Its code is needed, not whether it is callable.
         handler = getattr(type(handler), "__call__", None)  # noqa: B004
     return getattr(getattr(handler, "__func__", handler), "__code__", None)
 
 
 def deadline_of(timeout: float | None) -> float | None:
-    """When so many seconds are over, in seconds of `time.monotonic`; None if they never are."""
-    if timeout is None or timeout > threading.TIMEOUT_MAX:  # some whole numbers are too large for a float
+    """The end of a timeout, in seconds of `time.monotonic`; None if there is none."""
+    if timeout is None or timeout > threading.TIMEOUT_MAX:  # some integers are too large for a float
         return None
     return time.monotonic() + timeout

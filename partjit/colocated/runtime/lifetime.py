@@ -1,4 +1,4 @@
-"""The end of the process, and its doubling: what becomes of calls that have not ended."""
+"""Exit and fork of the process, and what they mean for calls that have not ended."""
 
 import atexit
 import math
@@ -15,7 +15,7 @@ _STOP_SECONDS = 1.0
 
 
 def watch() -> None:
-    """Has the calls finished at exit, and told of after a fork."""
+    """Registers what happens to calls at exit and after a fork."""
     atexit.register(_finish)
     os.register_at_fork(after_in_child=_forget_after_fork)
 
@@ -26,7 +26,7 @@ def _forget_after_fork() -> None:
 
 
 def _finish() -> None:
-    """Waits for calls under way, not for ever; then reports which did not end, and which failed with nobody looking."""
+    """Waits for calls in flight, not for ever; then reports those that did not end, and failures nobody has seen."""
     timeout = _exit_timeout()
     threads.close()
     try:
@@ -38,7 +38,7 @@ def _finish() -> None:
                 "PARTJIT_EXIT_TIMEOUT sets how many seconds to wait for them",
                 file=sys.stderr,
             )
-    finally:  # whoever interrupts the wait does not want the threads to be inside of jax when Python goes
+    finally:  # after an interrupt too: no thread should be inside jax when the interpreter finalizes
         destroy_all()
         threads.stop(_STOP_SECONDS)
         failures.report_unseen()

@@ -17,12 +17,12 @@ _numbers = itertools.count()
 _node: "contextvars.ContextVar[tuple[str, int, str] | None]" = contextvars.ContextVar("partjit_node", default=None)
 
 Observer = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""Makes of a function one that emits an event when it starts and one when it ends."""
+"""Wraps a function so that it emits events when it starts and ends."""
 
 
 @contextlib.contextmanager
 def node_of_program(program: str, execution: int, node: str) -> Iterator[None]:
-    """Makes the call made in the block that of a program's node."""
+    """Attributes the call made in the block to a node of a program."""
     token = _node.set((program, execution, node))
     try:
         yield
@@ -31,7 +31,7 @@ def node_of_program(program: str, execution: int, node: str) -> Iterator[None]:
 
 
 def observe_call(name: str, stream: Stream) -> Observer:
-    """Emits that a call is queued, and returns what observes its function; without listeners nothing does."""
+    """Emits that a call is queued, and returns the wrapper that emits the rest; without listeners it wraps nothing."""
     if not events.listeners:
         return _unobserved
     number, where = next(_numbers), stream.name or ("caller" if stream.is_private else "without a name")
@@ -40,7 +40,7 @@ def observe_call(name: str, stream: Stream) -> Observer:
     def observe(function: Callable[..., Any]) -> Callable[..., Any]:
         def observed(*args: Any, **kwargs: Any) -> Any:
             _node.set(None)  # calls made inside are not that node
-            # The time in which the devices compute what it is called with is not its own.
+            # The call does not account for the time in which the devices compute its arguments.
             with contextlib.suppress(RuntimeError):
                 jax.block_until_ready((args, kwargs))
             with events.span(events.CallStarted(number, name, where)):

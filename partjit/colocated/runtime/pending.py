@@ -1,7 +1,7 @@
-"""The result of a call that may still run: an array whose value comes later.
+"""The pending result of a colocated call: an array whose value comes later.
 
-Only what needs the value waits. What is known from the specs (shape, dtype, sharding) and what asks about the state
-(`is_ready`, `repr`) does not.
+Only what needs the value waits. What follows from the specs (shape, dtype, sharding) and queries of the state
+(`is_ready`, `repr`) do not.
 """
 
 from collections.abc import Callable
@@ -19,9 +19,9 @@ __all__ = ["PendingArray", "when_received"]
 
 
 class PendingArray(jax.Array):
-    """A `jax.Array` whose value a colocated call is going to give.
+    """A `jax.Array` that is the result of a colocated call.
 
-    It is accepted where an array is. Using its value waits for the call and raises what the call raised.
+    It is accepted wherever an array is. Using its value waits for the call and raises what the call raised.
     """
 
     __slots__ = (
@@ -48,33 +48,33 @@ class PendingArray(jax.Array):
 
     @staticmethod
     def failed(failure: Failure, aval: Any, sharding: Any, committed: bool) -> "PendingArray":
-        """One whose call has failed."""
+        """The result of a call that has failed."""
         array = PendingArray(cast(Call, None), aval, sharding, committed)
         array._failure = failure
         return array
 
     def receive(self, value: Any) -> None:
-        """Sets the value, and does what was asked to be done with it."""
+        """Sets the value and runs the actions that wait for it."""
         shareable(value)
-        # In this order, in place of a lock that an interrupt could leave locked: an action that comes when the value
-        # can be seen is done by who brings it, one that came before is done here, and only then is the call let go.
+        # This order takes the place of a lock, which an interrupt could leave locked: an action added once the value is
+        # visible is run by the thread that adds it, one added before is run here, and only then is the call dropped.
         self._received = value
         while self._then:
             try:
                 action = self._then.pop(0)
-            except IndexError:  # its owner has taken it back
+            except IndexError:  # the thread that added it has taken it back
                 break
             action(value)
         self._call = None
 
     def receive_failure(self, failure: Failure) -> None:
-        """Sets what is raised instead; what came before stays."""
+        """Sets the failure, unless the value or a failure was set before."""
         if self._call is not None:
             self._received, self._failure, self._then = None, failure, []
             self._call = None
 
     def value(self) -> Any:
-        """The array, when the call has ended.
+        """The array; waits until the call has ended.
 
         Raises:
             Exception: what the call raised.
@@ -85,7 +85,7 @@ class PendingArray(jax.Array):
         return self._received
 
     def value_for_call(self) -> Any:
-        """The array; if there is none because of a failure, that failure is meant for somebody else.
+        """As `value`, for a call that has this array as an argument: its failure is passed on, not raised.
 
         Raises:
             PoisonedError: the call failed.
@@ -102,7 +102,7 @@ class PendingArray(jax.Array):
             if self._call is not None:
                 raise RuntimeError(f"the thread that ran the colocated call of {call.name!r} was killed")
 
-    # What is known beforehand
+    # Known from the specs
 
     @property
     def aval(self) -> Any:
@@ -111,7 +111,7 @@ class PendingArray(jax.Array):
 
     @property
     def sharding(self) -> Any:
-        """Where it is going to be."""
+        """Its sharding."""
         return self._place
 
     @property
@@ -126,51 +126,51 @@ class PendingArray(jax.Array):
 
     @property
     def ndim(self) -> int:
-        """How many dimensions it has."""
+        """The number of dimensions."""
         return len(self._aval.shape)
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
+        """The number of elements."""
         return self._aval.size
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
+        """The bytes of an element."""
         return self._aval.dtype.itemsize
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements."""
+        """The bytes of all elements."""
         return self._aval.size * self._aval.dtype.itemsize
 
     @property
     def weak_type(self) -> bool:
-        """Whether its dtype gives way to others'."""
+        """Whether its dtype is weak."""
         return self._aval.weak_type
 
     @property
     def committed(self) -> bool:
-        """Whether it is bound to its devices."""
+        """Whether it is committed to its devices."""
         return self._is_committed if self._received is None else self._received.committed
 
     @property
-    def _committed(self) -> bool:  # jax asks for this one
+    def _committed(self) -> bool:  # the name that jax reads
         return self.committed
 
     @property
     def format(self) -> Any:
-        """Its sharding and, once it is there, its layout in memory."""
+        """Its sharding and, once the value is there, its layout in memory."""
         return Format(None, self._place) if self._received is None else self._received.format
 
     @property
     def is_fully_addressable(self) -> bool:
-        """Whether all its devices are those of this process."""
+        """Whether this process has all its devices."""
         return self.sharding.is_fully_addressable
 
     @property
     def is_fully_replicated(self) -> bool:
-        """Whether each device has all of it."""
+        """Whether every device has a full copy."""
         return self.sharding.is_fully_replicated
 
     def devices(self) -> set[Any]:
@@ -182,11 +182,11 @@ class PendingArray(jax.Array):
             raise TypeError("len() of unsized object")
         return self._aval.shape[0]
 
-    # What asks about the state
+    # State
 
     @property
     def has_value(self) -> bool:
-        """Whether the call has ended well."""
+        """Whether the call has succeeded."""
         return self._call is None and self._failure is None
 
     def is_ready(self) -> bool:
@@ -196,15 +196,15 @@ class PendingArray(jax.Array):
         return self._received is None or self._received.is_deleted() or _is_computed(self._received)
 
     def is_deleted(self) -> bool:
-        """Whether its memory was given up."""
+        """Whether it was deleted or donated."""
         return self._is_deleted or (self._received is not None and self._received.is_deleted())
 
     def copy_to_host_async(self) -> None:
-        """Starts the copy as soon as there is something to copy."""
+        """Starts the copy as soon as the value is there."""
         when_received(self, lambda value: None if value.is_deleted() else value.copy_to_host_async())
 
     def delete(self) -> None:
-        """Gives up the memory as soon as it is there; calls that were given the array before keep it."""
+        """Frees the memory as soon as the value is there; calls that already have the array keep it."""
         self._is_deleted = True
         when_received(self, lambda value: value.delete())
 
@@ -232,19 +232,19 @@ class PendingArray(jax.Array):
 
 
 def when_received(array: PendingArray, action: Callable[[Any], None]) -> None:
-    """Does something with the value as soon as it is there, before anybody else gets it; nothing if the call fails."""
+    """Runs an action on the value as soon as it is there, before any other use; never if the call fails."""
     array._then.append(action)
     if array._call is None or array._received is not None:
         try:
             array._then.remove(action)
-        except ValueError:  # it is being done
+        except ValueError:  # it is already running
             return
         if array._received is not None:
             action(array._received)
 
 
 def _is_computed(value: Any) -> bool:
-    """Whether an array is there; an array of keys does not say it, the numbers in it do."""
+    """Whether an array is ready; arrays of keys have no `is_ready`, their data has."""
     return getattr(value, "_base_array", value).is_ready()
 
 
@@ -261,7 +261,7 @@ def _forwarding(name: str, attribute: Any) -> Any:
     return method
 
 
-# What tells a plain array apart at a glance is not forwarded.
+# `leaves_of` recognizes plain arrays by this attribute, so it is not forwarded.
 _OF_PLAIN_ARRAYS = {"_sharding"}
 _OF_KEYS = {"_impl", "_base_array", "_consts"}
 _OF_CLASSES = {*dir(type("Plain", (), {})), "__annotations__", "__slots__", "__del__", "__release_buffer__"}
@@ -269,7 +269,7 @@ _COMPARISONS = {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__f
 
 
 def _forward_the_rest() -> None:
-    """Everything else an array has is that of the value."""
+    """Forwards all other attributes of arrays to the value."""
     for name in {*dir(ArrayImpl)} - {*vars(PendingArray)} - (_OF_CLASSES - _COMPARISONS) - _OF_PLAIN_ARRAYS:
         setattr(PendingArray, name, _forwarding(name, getattr(ArrayImpl, name)))
 

@@ -1,9 +1,8 @@
-"""Arguments that stay intact while a call waits or runs.
+"""Pins: arguments that stay intact while a call waits or runs.
 
-The caller may donate an array to the next step, or delete it, right after it was given to an asynchronous call. Whoever
-holds a reference from outside of the runtime to an array's memory keeps the runtime from giving it away: a donation
-then copies. Such a reference is taken per device, in microseconds, if the array is there. To take one of an array that
-is still being computed would wait for it; such an array is copied instead, which is only queued.
+The caller may donate an array to the next step, or delete it, right after passing it to an asynchronous call. An
+external reference to an array's buffers makes donations copy. Taking one costs microseconds per device if the array is
+ready, but would wait for an array that is still being computed; such an array is copied instead, asynchronously.
 """
 
 import functools
@@ -16,43 +15,43 @@ from partjit._jax.arrays import ArrayImpl, PRNGKeyArray, array_of_buffers, array
 from partjit.colocated.runtime.failures import PoisonedError
 from partjit.colocated.runtime.pending import PendingArray, when_received
 
-__all__ = ["distinct", "hold"]
+__all__ = ["distinct", "pin"]
 
 _OWN_KINDS = (None, "device")
 
 Take = Callable[[], Any]
-"""Gives the array that was held; to be called once, where the function runs."""
+"""Returns the pinned array; to be called once, where the function runs."""
 
 
-def hold(array: Any) -> Take:
+def pin(array: Any) -> Take:
     """Keeps an array as it is now, without waiting.
 
     Args:
-        array: what a function is called with.
+        array: an argument of a call.
 
     Raises:
-        RuntimeError: it was deleted already.
+        RuntimeError: it was deleted.
     """
     kind = type(array)
     if kind is PendingArray:
-        return _hold_pending(array)
+        return _pin_pending(array)
     if kind is PRNGKeyArray:
-        take_data = hold(array._base_array)
+        take_data = pin(array._base_array)
         return lambda: with_key_data(array, take_data())
     if kind is not ArrayImpl:
         return lambda: array
-    if array.is_deleted():  # asking such an array whether it is ready ends the process on jax 0.10
+    if array.is_deleted():  # on jax 0.10, `is_ready` of such an array aborts the process
         raise _deleted(array)
-    # A capsule does not say in which kind of memory it is: what is made of it is in the device's own.
+    # A capsule does not record its kind of memory: an array made of it is in that of the device.
     is_pinnable = array.sharding.memory_kind in _OWN_KINDS and array.is_ready()
-    return _hold_ready(array) if is_pinnable else _copied(array)
+    return _pin_ready(array) if is_pinnable else _copied(array)
 
 
-def _hold_ready(array: Any) -> Take:
+def _pin_ready(array: Any) -> Take:
     buffers = buffers_of(array)
     try:
         capsules = [buffer.__dlpack__() for buffer in buffers]
-    except (jax.errors.JaxRuntimeError, BufferError, TypeError):  # DLPack does not know the dtype
+    except (jax.errors.JaxRuntimeError, BufferError, TypeError):  # DLPack does not support the dtype
         return _copied(array)
     devices = [next(iter(buffer.devices())) for buffer in buffers]
 
@@ -65,31 +64,31 @@ def _hold_ready(array: Any) -> Take:
 
 def _copied(array: Any) -> Take:
     if not jax.numpy.issubdtype(array.dtype, jax.numpy.number) and array.dtype != bool:
-        return lambda: array  # strings, which no program can be given
+        return lambda: array  # strings, which cannot be donated to a program
     copy = jax.device_put(array, array.sharding, may_alias=False)
     return lambda: array_of_buffers(array, buffers_of(copy))
 
 
-def _hold_pending(array: PendingArray) -> Take:
+def _pin_pending(array: PendingArray) -> Take:
     if array.is_deleted():
         raise _deleted(array)
-    held: list[Take] = []
+    pinned: list[Take] = []
 
-    def hold_value(value: Any) -> None:
+    def pin_value(value: Any) -> None:
         try:
-            held.append(hold(value))
-        except RuntimeError as error:  # it was to be deleted when it came
-            held.append(functools.partial(_raise, error))
+            pinned.append(pin(value))
+        except RuntimeError as error:  # it was deleted before the value came
+            pinned.append(functools.partial(_raise, error))
 
-    when_received(array, hold_value)
+    when_received(array, pin_value)
 
     def take() -> Any:
         try:
             array.value_for_call()
         except PoisonedError:
-            held.clear()
+            pinned.clear()
             raise
-        return held.pop()()
+        return pinned.pop()()
 
     return take
 
@@ -103,11 +102,11 @@ def _deleted(array: Any) -> RuntimeError:
 
 
 def distinct(results: Sequence[Any], given: Sequence[Any], which: Iterable[int] | None = None) -> Sequence[Any]:
-    """The results, of which those at `which`, all by default, are neither the arguments given nor each other."""
+    """The results, with those at `which` (by default all) distinct from the arguments and from each other."""
     seen = {*map(id, given)}
     own = [*results]
     for i in range(len(own)) if which is None else which:
         if id(results[i]) in seen:
-            own[i] = hold(results[i])()
+            own[i] = pin(results[i])()
         seen.add(id(results[i]))
     return own

@@ -1,7 +1,7 @@
-"""Calls made before they are asked for.
+"""Calls made before their results are requested, as input pipelines do.
 
-A call without arguments can be made early: an input pipeline does. What was made and not yet taken waits here, for
-whichever execution asks next, in the order of the calls; nothing is dropped when an execution fails.
+Only calls without arguments can run ahead. Results that are not taken yet wait here, in the order of the calls, for the
+next execution that requests one; none is dropped when an execution fails.
 """
 
 import collections
@@ -18,12 +18,12 @@ __all__ = ["Prepared", "RunAhead"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prepared:
-    """A call that can be submitted, and its results.
+    """A call ready to be submitted, and its results.
 
     Attributes:
         call: the call.
-        results: what it gives, pending.
-        out_specs: what they look like.
+        results: its pending results.
+        out_specs: the specs of the results.
     """
 
     call: Call
@@ -31,16 +31,16 @@ class Prepared:
     out_specs: Any
 
     def submit(self) -> Sequence[Any]:
-        """Lets it run, and gives its results."""
+        """Submits the call and returns its results."""
         scheduler.submit(self.call)
         return self.results
 
 
 class RunAhead:
-    """The calls of one function that were made early.
+    """The calls of one function that run ahead.
 
     Attributes:
-        count: how many may be.
+        count: how many may do so.
     """
 
     def __init__(self, count: int) -> None:
@@ -48,16 +48,16 @@ class RunAhead:
         self._made: collections.deque[Prepared] = collections.deque()
 
     def take(self, out_specs: Any, prepare: Callable[[], Prepared]) -> Sequence[Any]:
-        """The results of the next call, and has others made in its place.
+        """The results of the next call; submits others in its place.
 
-        A call is put here at the moment it enters its lanes. So calls are taken in the order in which they run, and
-        nobody who waits for room in a stream keeps another one waiting here.
+        A call is added here at the moment it enters its lanes. So calls are taken in the order in which they run, and a
+        thread that waits for room in a stream does not block others here.
 
         Args:
-            out_specs: what the results should look like.
-            prepare: makes a call.
+            out_specs: the specs that the results must have.
+            prepare: prepares a call.
         """
-        if scheduler.is_changing_lanes():  # it cannot enter lanes now
+        if scheduler.is_changing_lanes():  # a finalizer: it cannot enter lanes now
             return prepare().submit()
         taken = self._pop()
         while taken is None:
@@ -68,7 +68,7 @@ class RunAhead:
         return _fitted(taken, out_specs)
 
     def made(self, out_specs: Any) -> Sequence[Any] | None:
-        """The results of the next call if it was made already and does not wait for the call that asks, else None."""
+        """The results of the next call if it was made and does not wait for the requesting call, else None."""
         first = next(iter([*self._made]), None)
         if first is None or would_never_end(first.call):
             return None
@@ -77,7 +77,7 @@ class RunAhead:
 
     def _make(self, prepared: Prepared, most: int) -> None:
         def entering() -> bool:
-            if len(self._made) >= most:  # another thread was quicker
+            if len(self._made) >= most:  # another thread was faster
                 return False
             self._made.append(prepared)
             return True
@@ -91,12 +91,12 @@ class RunAhead:
                 prepared = self._made.popleft()
             except IndexError:
                 return None
-            if not prepared.call.was_given_up:  # an interrupt came between
+            if not prepared.call.was_given_up:  # an interrupt came in between
                 return prepared
 
 
 def _fitted(taken: Prepared, out_specs: Any) -> Sequence[Any]:
     if taken.out_specs is out_specs:
         return taken.results
-    # It was made by another program or outside of any, where the results lie elsewhere.
+    # It was made by another program or outside of any, with other shardings.
     return [spec.fit(result.value()) for spec, result in zip(out_specs.leaves, taken.results, strict=True)]

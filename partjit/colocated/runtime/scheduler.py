@@ -1,12 +1,12 @@
-"""Calls, and the lanes in which they run one after another.
+"""The scheduler: lanes, in which calls run one after another.
 
-A lane is an order: its calls run one at a time, as they came. A call stands in one lane or several (its stream's, and
-that of the object whose method it is) and runs when it is the first of all of them. It enters all of them at once, so
-what it waits for always came before it, and the order alone never locks lanes up.
+The calls of a lane run one at a time, in order. A call is in one lane or several (that of its stream, and that of the
+object whose method it is) and runs when it is first in all of them. It enters all of them at once, so what it waits for
+always came before it, and the order alone cannot deadlock.
 
-The handler of a signal may raise between any two steps of the main thread. So what is done to a call can be done again,
-and while it is done it is watched (`Presence`): what an interrupt leaves undone another thread does. Whoever wants to
-run a call or to give it up claims it first, and only one can.
+A signal handler may raise between any two steps of the main thread. So the operations on a call can be repeated, and
+they are watched (`Presence`): what an interrupt leaves undone, another thread does. To run a call or to give it up a
+thread claims it first, which succeeds once.
 """
 
 import functools
@@ -38,12 +38,12 @@ _IN_BETWEEN = "a finalizer or the handler of a signal, in the middle of the subm
 
 
 def entered_lanes() -> list[Lane]:
-    """The lanes of the calls in whose bodies this thread is."""
+    """The lanes of the calls that this thread is running."""
     return [lane for call in current_calls() for lane in call.lanes]
 
 
 def is_changing_lanes() -> bool:
-    """Whether this is a finalizer, or the handler of a signal, in the middle of a change to the lanes."""
+    """Whether this is a finalizer or a signal handler that interrupts a change to the lanes."""
     return _order.is_owned()
 
 
@@ -53,23 +53,23 @@ def unfinished() -> list[Call]:
 
 
 def resize(lane: Lane, size: int) -> None:
-    """Sets how many calls may be in a lane, and lets in who waits for that."""
+    """Sets how many calls a lane holds, and wakes callers that wait for room."""
     lane.size = size
     lane.room.set()
 
 
 def join(call: Call, deadline: float | None = None) -> bool:
-    """Waits for the end of a call; whether it came before the deadline, in seconds of `time.monotonic`.
+    """Waits for the end of a call; returns whether it came by the deadline, in seconds of `time.monotonic`.
 
     Raises:
-        RuntimeError: it never will, because it waits for the call that is waiting here.
+        RuntimeError: it never will, because the call waits for one of this thread.
     """
     if call.has_ended:
         return True
     if _order.is_owned():
         raise RuntimeError(f"{_IN_BETWEEN} waits for the colocated call of {call.name!r}, which cannot end meanwhile")
     if threads.has_no_threads():
-        _run_what_can_run(call)
+        _run_ready_calls(call)
     return wait_for(call, call.ended, deadline)
 
 
@@ -77,9 +77,9 @@ def join(call: Call, deadline: float | None = None) -> bool:
 
 
 def submit(call: Call) -> None:
-    """Lets a call run on a thread, when its turn comes. Waits while its stream is full."""
-    # A thread that runs calls and is in none of them is in a finalizer: if it waited for room in a full stream, the
-    # call that is to make room might be its own next one.
+    """Submits a call to run on a thread when its turn comes. Waits while its stream is full."""
+    # A thread of the pool that is between two calls is in a finalizer: if it waited for room in a full stream, the call
+    # that is to make room might be its own next one.
     if _order.is_owned() or (threads.is_one_of_them() and not current_calls()):
         threads.run_later(functools.partial(submit, call))
         return
@@ -91,25 +91,26 @@ def _submit(call: Call) -> None:
     try:
         if _enter(call):
             threads.start(_driving(call))
-    except BaseException:  # no thread to be had, or an interrupt: the caller learns of it by this
+    except BaseException:  # no more threads, or an interrupt: this tells the caller
         _give_up(call, None)
         raise
     call.submission.leave()
 
 
 NOT_FREE = object()
-"""What `run_here` gives where the call would have had to wait."""
+"""What `run_here` returns where the call would have had to wait."""
 
 
 def run_here(call: Call, *, only_if_free: bool = False) -> Any:
-    """Runs a call in this thread, when its turn comes, and gives what its body returns or raises what that raises.
+    """Runs a call in this thread when its turn comes, and returns what its body returns.
 
     Args:
         call: a call without receivers.
-        only_if_free: do nothing and return `NOT_FREE` if it would have to wait for its turn.
+        only_if_free: return `NOT_FREE` at once if it would have to wait for its turn.
 
     Raises:
-        RuntimeError: a finalizer, or the handler of a signal, made the call in the middle of another one's submission.
+        RuntimeError: it is made by a finalizer or a signal handler that interrupts the submission of another call.
+        BaseException: what the body raises.
     """
     if _order.is_owned():
         raise RuntimeError(f"{_IN_BETWEEN} calls {call.name!r} and cannot wait for its turn: use mode='stream'")
@@ -120,14 +121,14 @@ def run_here(call: Call, *, only_if_free: bool = False) -> Any:
 
 
 def run_in_lanes(name: str, site: Site, stream: Any, lanes: Sequence[Lane | None], body: Callable[[], Any]) -> Any:
-    """Runs a function in this thread as a call, when its turn comes in those lanes in which this thread is not yet."""
+    """Runs a function in this thread as a call, in turn in those of the lanes that this thread has not entered."""
     entered = entered_lanes()
     free = [lane for lane in lanes if lane is not None and lane not in entered]
     return run_here(Call(name, site, stream, free, body)) if free else body()
 
 
 def _run_here(call: Call, driver: "_Driver", only_if_free: bool) -> Any:
-    if only_if_free and not _order.run(_stand_if_free, call):
+    if only_if_free and not _order.run(_append_if_free, call):
         driver.leave()
         return NOT_FREE
     here = current_calls()
@@ -147,16 +148,16 @@ def _run_here(call: Call, driver: "_Driver", only_if_free: bool) -> Any:
 
 
 def _enter(call: Call) -> bool:
-    """Puts a call at the end of its lanes; whether it is the first of all of them."""
-    while isinstance(entered := _order.run(_stand, call), Flag):
+    """Appends a call to its lanes, waiting for room; returns whether it is first in all of them."""
+    while isinstance(entered := _order.run(_append, call), Flag):
         first = next(iter([*call.lanes[0].calls]), None)
         if first is not None:
             wait_for(first, entered)
     return entered
 
 
-def _stand(call: Call) -> bool | Flag:
-    """Puts a call in its lanes, or says what to wait for; whether it is the first of all of them."""
+def _append(call: Call) -> bool | Flag:
+    """Appends a call to its lanes and returns whether it is first in all of them, or returns the flag to wait for."""
     full = call.lanes[0].fullness()
     if full is not None:
         return full
@@ -170,15 +171,15 @@ def _stand(call: Call) -> bool | Flag:
     return _is_first(call)
 
 
-def _stand_if_free(call: Call) -> bool:
-    return not any(lane.calls for lane in call.lanes) and _stand(call) is True
+def _append_if_free(call: Call) -> bool:
+    return not any(lane.calls for lane in call.lanes) and _append(call) is True
 
 
-# Whose turn it is
+# Running in turn
 
 
 class _Driver(Presence):
-    """A thread that runs a call, and the one that comes next, and so on."""
+    """A thread that runs a call and then those that follow it."""
 
     __slots__ = ("calls",)
 
@@ -187,7 +188,7 @@ class _Driver(Presence):
         self.calls = calls
 
     def clean_up(self) -> None:
-        """Does what it has left undone."""
+        """Does what it left undone."""
         for call in self.calls:
             if call.claimant is self:
                 _leave(call)
@@ -196,7 +197,7 @@ class _Driver(Presence):
 
 
 def _driving(call: Call) -> Callable[[], None]:
-    """A job for a thread: to run a call, unless somebody else does."""
+    """A job that runs a call, unless another claims it."""
     driver = _Driver(call)
     return driver.of(_drive, driver, otherwise=driver.clean_up)
 
@@ -206,7 +207,7 @@ def _drive(driver: _Driver) -> None:
     try:
         while call is not None and call.claim(driver):
             call.execute()
-            following = _out_of_lanes(call)
+            following = _end(call)
             own = next((follower for follower in following if follower.turn is None), None)
             if own is not None:
                 driver.calls = (call, own)
@@ -214,15 +215,15 @@ def _drive(driver: _Driver) -> None:
                 if follower is not own:
                     _start(follower)
             call = own
-    except BaseException:  # thrown into this thread from outside; those behind must not be kept waiting
+    except BaseException:  # thrown into this thread from outside; the calls behind must not be blocked
         driver.clean_up()
         driver.leave()
         raise
     driver.leave()
 
 
-def _run_what_can_run(target: Call) -> None:
-    """When there are no threads: whoever waits for a call runs what it may wait for."""
+def _run_ready_calls(target: Call) -> None:
+    """Runs, where there are no threads, the calls that a target may be waiting for, in the thread that waits for it."""
     while not target.has_ended:
         free = (call for call in unfinished() if call.claimant is None and _is_first(call))
         call = next(free, None)
@@ -232,7 +233,7 @@ def _run_what_can_run(target: Call) -> None:
 
 
 def _give_up(call: Call, error: BaseException | None) -> None:
-    """Ends a call without running it, unless somebody runs it; without an error if nobody has its results."""
+    """Ends a call without running it, unless a thread has claimed it; `error` is None if its results are unused."""
     if call.claim(NOBODY):
         call.body = None
         try:
@@ -243,20 +244,20 @@ def _give_up(call: Call, error: BaseException | None) -> None:
 
 
 def _leave(call: Call) -> None:
-    """Takes a call out of its lanes, if it is there, and starts those whose turn it is; may be done again."""
-    for follower in _out_of_lanes(call):
+    """Removes a call from its lanes and starts those that are first now. Idempotent."""
+    for follower in _end(call):
         _start(follower)
 
 
-def _out_of_lanes(call: Call) -> list[Call]:
-    following = _order.run(_step_out, call)
+def _end(call: Call) -> list[Call]:
+    following = _order.run(_remove, call)
     call.ended.set()
     for lane in call.lanes:
         lane.room.set()
     return following
 
 
-def _step_out(call: Call) -> list[Call]:
+def _remove(call: Call) -> list[Call]:
     for lane in call.lanes:
         if lane.calls and lane.calls[0] is call:
             lane.calls.popleft()
@@ -271,7 +272,7 @@ def _is_first(call: Call) -> bool:
 
 
 def _start(call: Call) -> None:
-    """Lets a call run whose turn it is; a second time does nothing."""
+    """Starts a call that is first in its lanes. Idempotent."""
     if call.turn is not None:
         call.turn.set()
         return
@@ -287,7 +288,7 @@ def _start(call: Call) -> None:
 
 
 def forget_after_fork() -> None:
-    """In the child of a fork no call of the parent will ever end: each fails, and says why."""
+    """Fails all calls of the parent in a forked child, where they would never end."""
     global _order
     _order = Exclusive()
     interrupts.forget_after_fork()

@@ -1,6 +1,6 @@
-"""What a function is called with: the arrays; or their shards, one device at a time.
+"""Calling a function with the shards of arrays, one device at a time.
 
-The shards come as `jax.Shard`s where that was asked for, and as the arrays they are in a `shard_map` for calls in one.
+With `layout="per_shard"` the function gets `jax.Shard`s, in the body of a `shard_map` arrays.
 """
 
 import contextlib
@@ -25,16 +25,16 @@ _coordinates: contextvars.ContextVar[dict[str, int] | None] = contextvars.Contex
 
 
 def mesh_coordinates() -> dict[str, int]:
-    """Where in its mesh the shard lies that the running colocated function was called for.
+    """The position in its mesh of the shard for which the running colocated function is called.
 
-    A colocated function knows that if it is called in the body of a `jax.shard_map`, or with `layout="per_shard"` and
-    arrays over a mesh; and so do the colocated functions that it calls.
+    It is known to functions called in the body of a `jax.shard_map`, or with `layout="per_shard"` and arrays over a
+    mesh, and to the colocated functions that these call.
 
     Returns:
-        For each axis of the mesh the position along it.
+        The index along each axis of the mesh.
 
     Raises:
-        RuntimeError: no such function is running here.
+        RuntimeError: no such function is running.
 
     Example:
         >>> import jax, numpy, partjit
@@ -53,14 +53,14 @@ def mesh_coordinates() -> dict[str, int]:
         raise RuntimeError(
             "mesh_coordinates() was called where no colocated function runs for one shard of a mesh: there are "
             "coordinates in calls in the body of a jax.shard_map, and in calls with layout='per_shard' and arrays over "
-            "a mesh. An array says with its sharding where its shards lie"
+            "a mesh. The shards of an array are described by its sharding"
         )
     return dict(found)
 
 
 @contextlib.contextmanager
 def _at(coordinates: dict[str, int] | None) -> Iterator[None]:
-    """Says in the block where its shard lies; in what it raises as well. On a single device no mesh is ambient."""
+    """Sets the coordinates of the block, and notes them on its exceptions. A single device has no ambient mesh."""
     token = _coordinates.set(coordinates)
     try:
         with without_mesh():
@@ -81,19 +81,19 @@ def _positions(mesh: Any) -> list[dict[str, int]]:
 def per_shard(
     target: Callable[..., Any], name: str, out_specs: OutSpecs | None, shardings: Sequence[Any] | None = None
 ) -> Callable[..., Any]:
-    """A function of arrays that calls `target` with their shards, once for each device of this process.
+    """A function of arrays that calls `target` with their shards, once per device of this process.
 
     Args:
-        target: takes a `jax.Shard` (its `data`, `index`, `device` and `replica_id`) for each array, and returns the
-            shards of its results.
-        name: what it is called in messages.
-        out_specs: the types of the results, and the shardings in which they are needed; None if there are no results.
-        shardings: for each result the sharding by which its shards are assembled; None for that of the arguments of
-            its shape, or replicated if there are none. Without them those of `out_specs`.
+        target: takes a `jax.Shard` (`data`, `index`, `device` and `replica_id`) for each array, and returns the shards
+            of its results.
+        name: its name in messages.
+        out_specs: the types of the results and the shardings in which they are needed; None if they are unknown.
+        shardings: the sharding by which the shards of each result are assembled; None for that of the arguments of the
+            same shape, or replicated if there are none. By default those of `out_specs`.
 
     Raises:
-        ValueError: when called: there are results and nothing says what they are shards of, or on some device there
-            are others than the specs say, or a shard has another shape than its sharding makes it.
+        ValueError: when called: there are results without specs, the results contradict the specs, or a shard does not
+            have the shape that its sharding implies.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -140,8 +140,8 @@ def per_shard(
 
 
 def _assembled(spec: Any, sharding: Any, by_device: dict[Any, Any], name: str, i: int) -> Any:
-    """The array that has these shards in that sharding; `spec` says in which one it is needed."""
-    if spec.sharding.is_equivalent_to(sharding, len(spec.shape)):  # it may be on a mesh with Explicit axes
+    """The array with these shards and that sharding; `spec` has the sharding in which it is needed."""
+    if spec.sharding.is_equivalent_to(sharding, len(spec.shape)):  # its mesh may have Explicit axes
         sharding = spec.sharding
     if by_device.keys() != sharding.addressable_devices:
         raise ValueError(
@@ -161,7 +161,7 @@ def _assembled(spec: Any, sharding: Any, by_device: dict[Any, Any], name: str, i
 
 
 def _as_arguments(spec: Any, args: Sequence[Any], name: str, i: int) -> Any:
-    """The sharding of a result whose specs do not say it."""
+    """The sharding of a result whose spec has none."""
     alike = [arg.sharding for arg in args if arg.shape == spec.shape]
     if not alike:
         (*devices,) = device_list(args[0].sharding)
@@ -177,12 +177,12 @@ def _as_arguments(spec: Any, args: Sequence[Any], name: str, i: int) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Shards:
-    """What a call in a `shard_map` is called with and returns: arrays whose shards are the values of its body.
+    """The arguments and results of a call in a `shard_map`: arrays whose shards are the values in its body.
 
     Attributes:
         mesh: the mesh of the `shard_map`.
-        in_avals, out_avals: the types that arguments and results have in the body.
-        in_shardings, out_shardings: how the arrays of them lie over the mesh.
+        in_avals, out_avals: the types of arguments and results in the body.
+        in_shardings, out_shardings: the shardings of the arrays.
     """
 
     mesh: Any
@@ -193,28 +193,28 @@ class Shards:
 
 
 def on_each_shard(target: Callable[..., Any], name: str, shards: Shards, out_specs: OutSpecs) -> Callable[..., Any]:
-    """A function of arrays that calls `target` with what a `shard_map` body has of them.
+    """A function of arrays that calls `target` with their shards, as the body of a `shard_map` has them.
 
-    That is once for each device of this process, in the order of the mesh, with arrays on that device; for an
-    accelerator on the CPU device that stands for it.
+    `target` is called once per device of this process, in the order of the mesh, with arrays on that device; for an
+    accelerator, on its CPU device.
 
     Args:
         target: takes and returns arrays of the types in the body.
-        name: what it is called in messages.
+        name: its name in messages.
         shards: those types.
-        out_specs: the arrays that the results are put together to.
+        out_specs: the specs of the assembled results.
 
     Raises:
-        ValueError: when called: the results are not as said.
+        ValueError: when called: the results contradict the specs.
     """
-    where = _Places(shards.mesh)
+    where = _OwnDevices(shards.mesh)
     in_places = [*zip(shards.in_avals, shards.in_shardings, strict=True)]
     out_places = [*zip(out_specs.leaves, shards.out_shardings, strict=True)]
 
     def call(*args: Any, **kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten((args, kwargs))
         arguments = [
-            where.taken_apart(leaf, aval.shape, sharding)
+            where.shards_of(leaf, aval.shape, sharding)
             for leaf, (aval, sharding) in zip(leaves, in_places, strict=True)
         ]
         results = []
@@ -226,7 +226,7 @@ def on_each_shard(target: Callable[..., Any], name: str, shards: Shards, out_spe
                 results.append(distinct(_fitting(result, name, shards.out_avals, out_specs.tree), own))
         return out_specs.tree.unflatten(
             [
-                where.joined([result[i] for result in results], spec, sharding)
+                where.assembled([result[i] for result in results], spec, sharding)
                 for i, (spec, sharding) in enumerate(out_places)
             ]
         )
@@ -234,8 +234,8 @@ def on_each_shard(target: Callable[..., Any], name: str, shards: Shards, out_spe
     return call
 
 
-class _Places:
-    """The devices of a mesh that belong to this process, in the order of the mesh.
+class _OwnDevices:
+    """The devices of this process in a mesh, in the order of the mesh.
 
     Attributes:
         positions: their coordinates.
@@ -243,7 +243,7 @@ class _Places:
 
     def __init__(self, mesh: Any) -> None:
         everywhere = colocated_sharding(jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
-        self._is_shared = isinstance(everywhere, jax.sharding.SingleDeviceSharding)  # one CPU device stands for all
+        self._is_shared = isinstance(everywhere, jax.sharding.SingleDeviceSharding)  # all have the same CPU device
         hosts = [*everywhere.device_set] * mesh.size if self._is_shared else [*everywhere.mesh.devices.flat]
         own = [k for k, device in enumerate(mesh.devices.flat) if device.process_index == jax.process_index()]
         positions = _positions(mesh)
@@ -251,8 +251,8 @@ class _Places:
         self._devices = [mesh.devices.flat[k] for k in own]
         self._hosts = [hosts[k] for k in own]
 
-    def taken_apart(self, array: Any, shape: tuple[int, ...], sharding: Any) -> Sequence[Any]:
-        """What shards of that shape an array has, which lies like this or as the hosts have it."""
+    def shards_of(self, array: Any, shape: tuple[int, ...], sharding: Any) -> Sequence[Any]:
+        """The shards of an array, in the shape given; it has this sharding or the same one on the hosts."""
         place = colocated_sharding(sharding)
         if array.sharding != place and not array.sharding.is_equivalent_to(place, array.ndim):
             array = device_put(array, place)
@@ -264,8 +264,8 @@ class _Places:
             found = [by_host[host] for host in self._hosts]
         return found if found[0].shape == shape else [_reshaped(shard, shape) for shard in found]
 
-    def joined(self, values: Sequence[Any], spec: Any, sharding: Any) -> Any:
-        """The array with these shards, which lies as the hosts have it."""
+    def assembled(self, values: Sequence[Any], spec: Any, sharding: Any) -> Any:
+        """The array with these shards, on the hosts."""
         shape = sharding.shard_shape(spec.shape)
         shards = values if all(value.shape == shape for value in values) else [_reshaped(v, shape) for v in values]
         placed = [
@@ -274,14 +274,14 @@ class _Places:
         ]
         if not self._is_shared:
             place = colocated_sharding(sharding)
-            if spec.sharding.is_equivalent_to(place, len(spec.shape)):  # it may be on a mesh with Explicit axes
+            if spec.sharding.is_equivalent_to(place, len(spec.shape)):  # its mesh may have Explicit axes
                 place = spec.sharding
             return jax.make_array_from_single_device_arrays(spec.shape, place, placed)
         indices = sharding.devices_indices_map(spec.shape)
-        whole = jax.numpy.zeros(spec.shape, spec.dtype, device=spec.sharding)
+        result = jax.numpy.zeros(spec.shape, spec.dtype, device=spec.sharding)
         for value, device in zip(placed, self._devices, strict=True):
-            whole = whole.at[indices[device]].set(value)
-        return whole
+            result = result.at[indices[device]].set(value)
+        return result
 
 
 _reshaped = jax.jit(jax.numpy.reshape, static_argnums=1)

@@ -1,4 +1,4 @@
-"""What goes into a colocated function and what comes out: trees of shapes, dtypes and shardings."""
+"""The specs of arguments and results of colocated functions: trees of shapes, dtypes and shardings."""
 
 import inspect
 import operator
@@ -40,7 +40,7 @@ __all__ = [
 
 _flatten = jax.tree_util.tree_flatten
 _PLAIN = frozenset({ArrayImpl})
-_KINDS_OF_NUMPY = frozenset("mMOSU")  # dates, objects and texts of a fixed length, which no array on devices has
+_KINDS_OF_NUMPY = frozenset("mMOSU")  # dates, objects and strings, which arrays on devices cannot have
 _ARRAY_TYPES = frozenset({ArrayImpl, PRNGKeyArray, PendingArray})
 
 
@@ -66,7 +66,7 @@ def devices_of(leaves: Sequence[Any], paths: Sequence[str], name: str) -> tuple[
     """The devices of a call, from the shardings of its arguments.
 
     Raises:
-        ValueError: there are none, or not all are on the same devices in the same order.
+        ValueError: there are none, or they differ between arguments, in their order too.
     """
     if not leaves:
         raise ValueError(
@@ -104,12 +104,12 @@ class InSpecs:
         self._seen: list[Any] | None = None
 
     def fresh(self) -> "InSpecs":
-        """The same, with nothing seen: what was seen belongs to one specialization."""
+        """A copy that remembers no arguments: those belong to one specialization."""
         return InSpecs(self.leaves, self.tree)
 
     @staticmethod
     def of_user(in_specs: Any) -> "InSpecs":
-        """From what the user wrote: `(args, kwargs)` with ShapeDtypeStructs, or arrays that show what is meant.
+        """From the option `in_specs`: `(args, kwargs)` of ShapeDtypeStructs, or of arrays as examples.
 
         Raises:
             ValueError: it is something else.
@@ -127,38 +127,38 @@ class InSpecs:
         return InSpecs([spec_struct(leaf, f"in_specs: {path}") for leaf, path in zip(leaves, paths, strict=True)], tree)
 
     def leaves_of(self, args: Any, kwargs: Any) -> list[Any] | None:
-        """The arguments, flat, if they are plain arrays of the types and shardings of those seen last, else None.
+        """The flat arguments if they are plain arrays of the types and shardings remembered, else None.
 
-        A glance, which may be wrong in saying no. To flatten up to a known structure is quicker than to compare two,
-        and lists compare the identities of their items first, which is all it takes for callers that repeat themselves.
+        A quick test with false negatives. Flattening up to a known structure is faster than comparing two structures,
+        and lists compare the identities of their items first, which suffices for repeated calls.
         """
         try:
             leaves = self.tree.flatten_up_to((args, kwargs))
             return leaves if [*map(type_sharding_and_commitment, leaves)] == self._seen else None
-        except (ValueError, AttributeError):  # another structure; not an array, or one that is pending
+        except (ValueError, AttributeError):  # another structure, or a leaf that is not a plain array
             return None
 
     def remember(self, leaves: Sequence[Any]) -> None:
-        """Has arguments like these, which fit, accepted from here on."""
+        """Remembers arguments that fit, so that `leaves_of` recognizes others like them."""
         if _PLAIN.issuperset(map(type, leaves)):
             self._seen = [*map(type_sharding_and_commitment, leaves)]
 
     def check(
-        self, leaves: Sequence[Any], tree: Any, paths: Callable[[], Sequence[str]], *, are_placed: bool = True
+        self, leaves: Sequence[Any], tree: Any, paths: Callable[[], Sequence[str]], *, check_shardings: bool = True
     ) -> None:
-        """Raises ValueError that names each argument which is not what the specs say.
+        """Raises ValueError that names each argument that contradicts the specs.
 
         Args:
-            leaves, tree: the arguments; anything with a shape and a dtype if they are not placed.
-            paths: gives their key paths.
-            are_placed: whether their shardings are checked.
+            leaves, tree: the arguments; without `check_shardings`, anything with a shape and a dtype.
+            paths: returns their key paths.
+            check_shardings: whether to check their shardings.
         """
         if tree != self.tree:
             raise ValueError(f"in_specs do not fit the arguments: expected the structure {self.tree}, but got {tree}")
         wrong = []
         for i, (leaf, spec) in enumerate(zip(leaves, self.leaves, strict=True)):
             fits = leaf.shape == spec.shape and leaf.dtype == spec.dtype
-            if fits and are_placed and spec.sharding is not None:
+            if fits and check_shardings and spec.sharding is not None:
                 fits = _is_same(leaf.sharding, spec.sharding, leaf.ndim)
             if not fits:
                 wrong.append(f"{paths()[i]} is {_text(leaf)}, but its spec says {_text(spec)}")
@@ -167,12 +167,12 @@ class InSpecs:
 
 
 class OutSpec:
-    """What is known of one result before it is there.
+    """The type and sharding of one result.
 
     Attributes:
         aval: its abstract value.
-        sharding: where it is.
-        committed: whether it is bound to its devices.
+        sharding: its sharding.
+        committed: whether it is committed to its devices.
     """
 
     __slots__ = ("_copies_on", "aval", "committed", "dtype", "shape", "sharding", "weak_type")
@@ -182,12 +182,12 @@ class OutSpec:
         self.sharding = sharding
         self.committed = committed
         self.shape, self.dtype, self.weak_type = aval.shape, aval.dtype, aval.weak_type
-        # Where all devices have all of it, it is put there a few times as fast as `jax.device_put` finds that out.
+        # Replicated arrays are made several times as fast as by `jax.device_put`.
         is_simple = committed and sharding.is_fully_replicated and sharding.is_fully_addressable
         self._copies_on = device_list(sharding) if is_simple else None
 
     def fit(self, value: Any) -> Any:
-        """The value with the weak type and the sharding it should have; its shape and dtype are right."""
+        """The value, of the right shape and dtype, with this weak type and sharding."""
         if value.aval.weak_type != self.weak_type:
             value = with_weak_type(value, self.weak_type)
         if value.sharding != self.sharding or (self.committed and not value.committed):
@@ -195,7 +195,7 @@ class OutSpec:
         return value
 
     def put(self, value: Any) -> Any:
-        """The value, which lies elsewhere, with the sharding it should have."""
+        """The value, moved to this sharding."""
         if self._copies_on is not None and type(value) is ArrayImpl and is_on_one_host_device(value):
             return copies_of(value, self.sharding, self._copies_on)
         return device_put(value, self.sharding)
@@ -222,13 +222,13 @@ class OutSpecs:
 
     @staticmethod
     def of_user(out_specs: Any, default_sharding: Callable[[], Any], uncommitted: Sequence[Any]) -> "OutSpecs":
-        """From what the user wrote: ShapeDtypeStructs, or arrays that show what is meant.
+        """From the option `out_specs`: ShapeDtypeStructs, or arrays as examples.
 
         Args:
             out_specs: the tree.
-            default_sharding: gives the sharding of those that say none.
+            default_sharding: returns the sharding of specs without one.
             uncommitted: the shardings of uncommitted arguments: a result with one of them is uncommitted as well, so
-                that it goes on to be accepted beside arrays on other devices.
+                that it can be combined with arrays on other devices.
         """
         with_paths, tree = flattened(out_specs, "out_specs")
         leaves = []
@@ -241,24 +241,24 @@ class OutSpecs:
 
     @staticmethod
     def of_result(values: Sequence[Any], tree: Any) -> "OutSpecs":
-        """From what a function returned."""
+        """Those of the results that a function returned."""
         return OutSpecs([OutSpec(value.aval, value.sharding, value.committed) for value in values], tree)
 
     def fit(self, result: Any, name: str) -> Any:
-        """What a function returned, each array with the sharding it should have.
+        """The result of the function, each array with its specified sharding.
 
         Raises:
-            ValueError: shape, dtype or structure are not as specified.
+            ValueError: the shapes, dtypes or structure are not as specified.
         """
         fitted, is_same = self._fitted(result, name)
         return result if is_same else self.tree.unflatten(fitted)
 
     def fit_flat(self, result: Any, name: str) -> Sequence[Any]:
-        """As `fit`, but flat."""
+        """As `fit`, flat."""
         return self._fitted(result, name)[0]
 
     def _fitted(self, result: Any, name: str) -> tuple[Sequence[Any], bool]:
-        """The flat arrays, and whether they are those that were returned."""
+        """The flat arrays, and whether they are those returned by the function."""
         try:
             values = self.tree.flatten_up_to(result)
             glances = [*map(self._glance, values)]
@@ -266,11 +266,11 @@ class OutSpecs:
                 return values, True
             if glances == self._seen_elsewhere and not any(value.is_deleted() for value in values):
                 return [spec.put(value) for spec, value in zip(self.leaves, values, strict=True)], False
-        except (ValueError, AttributeError):  # another structure; not an array, or one that is pending
+        except (ValueError, AttributeError):  # another structure, or a leaf that is not a plain array
             pass
         fitted = self.fit_leaves(result, name)
         values = self.tree.flatten_up_to(result)
-        if _PLAIN.issuperset(map(type, values)):  # how results look that are as they should be, or all are elsewhere
+        if _PLAIN.issuperset(map(type, values)):  # remember results that fit, or that all have to be moved
             is_kept = [*map(operator.is_, fitted, values)]
             if all(is_kept):
                 self._seen = [*map(self._glance, values)]
@@ -279,7 +279,7 @@ class OutSpecs:
         return fitted, False
 
     def fit_leaves(self, result: Any, name: str) -> list[Any]:
-        """As `fit_flat`, without a glance."""
+        """As `fit_flat`, without the quick test."""
         values, tree = flat_result(result, name)
         wrong = [] if tree == self.tree else self._wrong_structure(result)
         if not wrong:
@@ -309,10 +309,10 @@ class OutSpecs:
 
 
 def flat_result(result: Any, name: str) -> tuple[list[Any], Any]:
-    """What a function returned, flat; results of other calls in it are waited for.
+    """The flat result of a function; waits for results of other calls in it.
 
     Raises:
-        ValueError: something in it is no array.
+        ValueError: a leaf is not an array.
     """
     try:
         leaves, tree = _flatten(result)
@@ -327,7 +327,7 @@ def flat_result(result: Any, name: str) -> tuple[list[Any], Any]:
 
 
 def spec_struct(leaf: Any, path: str) -> Any:
-    """What the user gave as a spec, as a ShapeDtypeStruct.
+    """A user's spec as a ShapeDtypeStruct.
 
     Raises:
         ValueError: it has no shape and dtype.
@@ -337,18 +337,18 @@ def spec_struct(leaf: Any, path: str) -> Any:
     try:
         if isinstance(leaf.shape, tuple) and getattr(leaf.dtype, "kind", None) not in _KINDS_OF_NUMPY:
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
-    except (AttributeError, TypeError, ValueError):  # what calls itself shape, dtype or sharding is something else
+    except (AttributeError, TypeError, ValueError):  # attributes of these names that are something else
         pass
     raise ValueError(f"{path} must be a jax.ShapeDtypeStruct, but is {shown(leaf)}")
 
 
 def struct_of(aval: Any, sharding: Sharding | None) -> jax.ShapeDtypeStruct:
-    """The spec of a value of a type; `aval` may be an abstract value or a spec."""
+    """The spec of a value, from its abstract value or another spec, with a sharding."""
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
 
 
 def check_out_specs(where: str, name: str, out_specs: Any) -> Any:
-    """A tree of specs of results; ValueError that names what in it is none."""
+    """The tree of specs of results; ValueError that names the first leaf that is none."""
     leaves, _ = flattened(out_specs, f"{where}: {name}")
     for path, leaf in leaves:
         spec_struct(leaf, f"{where}: {name}{jax.tree_util.keystr(path)}")

@@ -1,8 +1,8 @@
 """Streams: ordered queues of colocated calls.
 
-Every thread has a stream of its own, in which its calls run in program order; calls on different streams overlap. A
-named stream is the same for all threads. Calls made inside of a colocated function are on a stream that belongs to the
-stream of that function, so that they are ordered as if the function stood where it is called.
+Every thread has its own stream, on which its calls run in program order; calls on different streams overlap. A named
+stream is shared by all threads. Calls made inside a colocated function are on a stream nested in that of the function,
+so that they are ordered as if the function were inlined where it is called.
 """
 
 import contextlib
@@ -42,9 +42,9 @@ class Stream(Lane):
 
     Attributes:
         name: its name, or None.
-        size: how many calls may be in it; whoever adds another waits.
+        size: how many calls it holds; a caller that adds another waits.
         is_private: whether only one thread can add to it.
-        root: the stream of the calls inside of whose calls its own are made; itself for others.
+        root: the stream of the outermost call that makes calls on it; itself unless it is nested.
     """
 
     __slots__ = ("_nested", "is_private", "name", "root")
@@ -62,7 +62,7 @@ class Stream(Lane):
 
     @property
     def nested(self) -> "Stream":
-        """The stream of the calls that are made inside of its calls, the same as long as there are some."""
+        """The stream of calls made inside its calls; the same one while it is in use."""
         return _changes.run(self._find_nested)
 
     def _find_nested(self) -> "Stream":
@@ -100,7 +100,7 @@ def entered_stream() -> Stream | None:
 
 
 def traced_stream() -> Stream | None:
-    """The stream of the innermost `with colocated.stream(...)` that the function being traced has entered itself."""
+    """The stream of the innermost `with colocated.stream(...)` entered by the function being traced itself."""
     return _entered(_traced)
 
 
@@ -115,8 +115,8 @@ def as_stream(stream: str | Stream, where: str = "colocated.stream", argument: s
     """The stream of a name, or the stream itself.
 
     Args:
-        stream: the one or the other.
-        where, argument: what was called with it, as which argument, for messages.
+        stream: a name or a stream.
+        where, argument: the public function and its argument, for messages.
 
     Raises:
         TypeError: it is neither.
@@ -136,31 +136,31 @@ def _find_named(name: str) -> Stream:
 
 
 def forget_after_fork() -> None:
-    """A thread that the child of a fork has not may have been in the middle of a change."""
+    """Starts anew in a forked child: a thread that it does not have may have been in the middle of a change."""
     global _changes
     _changes = Exclusive()
 
 
 def inside(stream: Stream) -> None:
-    """Makes the calls of this context nested ones of a stream's call."""
+    """Makes the calls of this context nested in a call of a stream."""
     entry = _Entry()
     entry.stream = stream.nested
     _scope.set(entry)
 
 
 def stream(name: str | None = None, *, size: int | None = None) -> contextlib.AbstractContextManager[Stream, None]:
-    """Sends the colocated calls made in the `with` block to a stream, and waits for them at its end.
+    """Puts the colocated calls made in the `with` block on a stream, and waits for them at its end.
 
     Args:
-        name: the same name means the same stream, in all threads. Without, the stream is a new one.
-        size: how many calls may be in the stream before the next one makes its caller wait, 128 unless stated;
-            for a named stream from now on.
+        name: the same name means the same stream, in all threads. Without one, the stream is new.
+        size: how many calls the stream holds before the next one makes its caller wait, 128 by default; it stays the
+            size of a named stream.
 
     Raises:
         ValueError: the size is not positive.
-        TypeError: the name is no name, or the size no number.
-        Exception: what a call of the stream raised that nobody looked at, after all of them ended; unless the block
-            itself raised something.
+        TypeError: the name is not a string or a stream, or the size is not an integer.
+        Exception: a failure on the stream that nobody has seen, once all calls have ended; unless the block itself
+            raised.
 
     Example:
         >>> import jax.numpy as jnp
@@ -180,13 +180,13 @@ def stream(name: str | None = None, *, size: int | None = None) -> contextlib.Ab
 
 
 class _Entry:
-    """That a block was entered.
+    """The entry of a block.
 
     Attributes:
         stream: the stream of the block.
-        outer: what the variables said before.
-        exit: what `with` calls at the end of the block; it goes with the block, however that ends. None if it is not
-            known, or the block has ended as it should.
+        outer: the previous values of the context variables.
+        exit: what `with` calls at the end of the block, freed with the block however that ends. None if unknown, or if
+            the block ended regularly.
     """
 
     __slots__ = ("exit", "outer", "stream")
@@ -198,12 +198,12 @@ class _Entry:
 
     @property
     def was_broken_off(self) -> bool:
-        """Whether an interrupt came in between when the block was entered or left."""
+        """Whether an interrupt prevented the block from being entered or left."""
         return self.exit is not None and self.exit() is None
 
 
 class _Exit:
-    """`__exit__` of a scope. What `with` gets of it is called by C, and referred to by nothing but the interpreter."""
+    """`__exit__` of a scope: `with` gets an object that C calls and that only the interpreter refers to."""
 
     def __get__(self, scope: "_Scope | None", owner: type | None = None) -> Any:
         if scope is None:
@@ -216,7 +216,7 @@ class _Exit:
 
 
 class _Scope:
-    """What `with` enters: it gets `__exit__` first, and then calls `__enter__`."""
+    """The context manager of a stream; `with` looks up `__exit__` first and then calls `__enter__`."""
 
     __exit__ = _Exit()
 
@@ -241,20 +241,20 @@ class _Scope:
         return stream
 
     def leave(self, error: type[BaseException] | None, *details: object) -> None:
-        """Leaves what `__enter__` has entered last without a `with`."""
+        """Leaves the block entered last without a `with` statement."""
         _leave(self, self._entries[-1], error, *details)
         self._entries.pop()
 
 
 def _leave(scope: _Scope, entry: _Entry, error: type[BaseException] | None, *details: object) -> None:
     entered = entry.stream
-    if entered is None:  # `__exit__` was called by the user
+    if entered is None:  # the user called `__exit__`
         scope.leave(error, *details)
         return
     for variable, outer in entry.outer.items():
         variable.set(outer)
-    entry.exit = None  # contexts that were copied in the block keep its stream
-    if not is_eager():  # its calls are made when the program runs
+    entry.exit = None  # contexts copied in the block keep its stream
+    if not is_eager():  # traced: its calls are made when the program runs
         return
     if error is None:
         wait(entered)
@@ -263,18 +263,18 @@ def _leave(scope: _Scope, entry: _Entry, error: type[BaseException] | None, *det
 
 
 def wait(stream: str | Stream | None = None, *, timeout: float | None = None) -> None:
-    """Waits until the colocated calls made so far have ended; then raises what failed and nobody looked at.
+    """Waits until the colocated calls made so far have ended, then raises the first failure that nobody has seen.
 
-    Inside of a colocated function it waits for the calls which that function made.
+    Inside a colocated function it waits for the calls made by that function.
 
     Args:
-        stream: only the calls of this one.
-        timeout: in seconds; `math.inf`, as None, means for ever.
+        stream: wait for the calls of this stream only.
+        timeout: in seconds; `math.inf`, like None, waits for ever.
 
     Raises:
-        Exception: the first failure that nobody looked at. Others are named in a note of it, and logged.
-        TimeoutError: calls still run. It names them.
-        TypeError: `stream` is no stream, or `timeout` no number.
+        Exception: the first unseen failure. Others are listed in a note, and logged.
+        TimeoutError: calls have not ended; it names them.
+        TypeError: `stream` is not a stream, or `timeout` not a number.
         ValueError: the timeout is nan.
 
     Example:
@@ -301,10 +301,10 @@ def wait(stream: str | Stream | None = None, *, timeout: float | None = None) ->
 
 
 def join(stream: Stream | None, timeout: float | None = None) -> list[Call]:
-    """Waits as `wait` does, and leaves what failed alone; gives the calls that did not end in time."""
+    """Waits as `wait` does, without raising failures; returns the calls that did not end in time."""
     deadline = deadline_of(timeout)
     running, later = current_calls(), roots_so_far()
-    while True:  # a call that was waited for may have made others
+    while True:  # the calls waited for may have made others
         waited_for = [
             call
             for call in scheduler.unfinished()
@@ -318,7 +318,7 @@ def join(stream: Stream | None, timeout: float | None = None) -> list[Call]:
 
 
 def still_there(unfinished: list[Call], timeout: float | None) -> str:
-    """Names calls that did not end in time."""
+    """The names of calls that did not end in time."""
     return f"after {timeout} s there still run or wait " + ", ".join(
         f"{call.name!r} (called at {call.site[0]}:{call.site[1]})" for call in unfinished
     )

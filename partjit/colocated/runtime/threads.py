@@ -1,4 +1,4 @@
-"""The threads that run colocated calls, and one for what must not run where it comes up."""
+"""The threads that run colocated calls, and one for jobs of finalizers."""
 
 import _thread
 import functools
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from partjit.colocated.runtime import interrupts
-from partjit.colocated.runtime.interrupts import Errands, Exclusive, run_reporting
+from partjit.colocated.runtime.interrupts import BackgroundThread, Exclusive, run_reporting
 
 __all__ = [
     "close",
@@ -22,15 +22,15 @@ __all__ = [
 ]
 
 _IDLE_SECONDS = 10.0
-"""How long a thread without work stays: starting one costs more than waking one."""
+"""How long an idle thread is kept: starting one costs more than waking one."""
 
 
 class _Pool:
-    """As many threads as there are jobs that run at once: a job may wait for another, so there is no limit."""
+    """A pool with a thread for every job in progress: jobs may wait for each other, so its size has no limit."""
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._idle = 0  # threads that wait for a job, less the jobs that are on their way to one; at most so many
+        self._idle = 0  # at most the number of waiting threads less the jobs queued for them
         self._threads: set[threading.Thread] = set()
         self.is_closing = False
         self.is_refused = False
@@ -44,7 +44,7 @@ class _Pool:
         except RuntimeError as error:
             if threading.main_thread().is_alive() or interrupts.is_interrupt(error):
                 raise
-            # From Python 3.12 on no thread can be started after the main thread has returned, but others still run.
+            # Since Python 3.12 no thread can be started after the main thread has returned, while others still run.
             self.is_refused = True
             job()
 
@@ -74,7 +74,7 @@ class _Pool:
     def _hand_to_idle(self, job: Callable[[], None]) -> bool:
         if self._idle <= 0 and not self.is_closing:
             return False
-        self._idle -= 1  # before the job can be seen: one thread too many is better than one too few
+        self._idle -= 1  # before the job is visible: a thread too many is better than one too few
         self._jobs.put(job)
         return True
 
@@ -92,11 +92,11 @@ class _Pool:
 def _start_thread(work: Callable[[], None], name: str) -> None:
     """Starts a thread.
 
-    `Thread.start` waits for a sign of the thread; an interrupt of that wait may lock up the thread. So it is called by
-    another one, where no signals are handled.
+    `Thread.start` waits for the new thread, and interrupting that wait may block the thread for ever. So another thread
+    calls it, in which no signals are handled.
 
     Raises:
-        RuntimeError: the system gives no more threads.
+        RuntimeError: the system has no more threads.
     """
     _thread.start_new_thread(_start_and_work, (work, name))
 
@@ -104,13 +104,13 @@ def _start_thread(work: Callable[[], None], name: str) -> None:
 def _start_and_work(work: Callable[[], None], name: str) -> None:
     try:
         threading.Thread(target=work, name=name, daemon=True).start()
-    except RuntimeError:  # there is no other thread to be had, but this one
+    except RuntimeError:  # there is this thread, but no other
         work()
 
 
-def _new_deferred() -> Errands:
-    """For what finalizers want done: they run anywhere, under any lock, and must not do it themselves."""
-    return Errands(lambda work: _start_thread(work, "partjit finalizers"))
+def _new_deferred() -> BackgroundThread:
+    """For jobs of finalizers, which run anywhere, under any lock, and so must not do much themselves."""
+    return BackgroundThread(lambda work: _start_thread(work, "partjit finalizers"))
 
 
 _pool = _Pool()
@@ -118,36 +118,36 @@ _deferred = _new_deferred()
 
 
 def start(job: Callable[[], None]) -> None:
-    """Runs a job on a thread of its own; here, if the main thread has returned and there is none.
+    """Runs a job on a thread of its own; here, if the main thread has returned and no thread can be started.
 
     Raises:
-        RuntimeError: the system gives no more threads.
+        RuntimeError: the system has no more threads.
     """
     _pool.start(job)
 
 
 def has_no_threads() -> bool:
-    """Whether jobs are run where they are started, for want of threads."""
+    """Whether jobs run where they are started, because no thread can be."""
     return _pool.is_refused
 
 
 def is_one_of_them() -> bool:
-    """Whether this is one of the threads that run calls."""
+    """Whether the current thread is one of those that run calls."""
     return threading.current_thread() in _pool._threads
 
 
 def start_deferred() -> None:
-    """Sees to it that there is a thread for `run_later`; to be called where threads may be started."""
+    """Starts the thread for `run_later`; to be called where threads may be started."""
     _deferred.start()
 
 
 def run_later(job: Callable[[], None]) -> None:
-    """Runs a job on another thread, soon; may be called by a finalizer."""
+    """Runs a job on another thread, soon; finalizers may call this."""
     _deferred.left.put(job)
 
 
 def close() -> None:
-    """At exit, when Python starts no more threads: the one for finalizers does what others have no time for."""
+    """Prepares for exit, when Python starts no more threads: the one for finalizers helps to run calls."""
     if not _deferred.is_started:
         while not _deferred.left.empty():
             job = _deferred.left.get()
@@ -159,7 +159,7 @@ def close() -> None:
 
 
 def stop(seconds: float) -> None:
-    """At exit, ends the threads that have nothing to do; a thread that is inside of jax when Python goes may crash.
+    """Ends the idle threads, at exit: a thread that is inside jax when the interpreter finalizes may crash.
 
     Args:
         seconds: how long to wait for them.
@@ -171,6 +171,6 @@ def stop(seconds: float) -> None:
 
 
 def forget_after_fork() -> None:
-    """The child of a fork has none of its parent's threads."""
+    """Starts anew in a forked child, which has none of its parent's threads."""
     global _pool, _deferred
     _pool, _deferred = _Pool(), _new_deferred()

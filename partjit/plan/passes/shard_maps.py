@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 
 from partjit._jax.shard_maps import shard_map_body, shard_map_p
 from partjit._jax.sources import source_site
-from partjit.colocated.ir.shard_map import check_is_whole
+from partjit.colocated.ir.shard_map import check_is_over_all_axes
 from partjit.errors import ShardingError
 from partjit.mesh import auto_twin
 from partjit.plan.ir.control_flow import is_call
@@ -52,7 +52,7 @@ def opened_shard_map(
         ShardingError: it is over other devices than the program.
     """
     own = _mesh_of(eqn, mesh)
-    check_is_whole(f"{_what(eqn)} calls {_names(eqn)}", own, eqn.params["newly_manual_axes"])
+    check_is_over_all_axes(f"{_what(eqn)} calls {_names(eqn)}", own, eqn.params["newly_manual_axes"])
     flat = opened(shard_map_body(eqn))
     outvars = [atom for atom, flag in zip(flat.outvars, used, strict=True) if flag]
     body = Body(eqn, own, opened)

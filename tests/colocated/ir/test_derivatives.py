@@ -240,7 +240,7 @@ def test_positions_and_zeros_are_those_of_jax(meeting):
     with pytest.raises(
         TypeError,
         match=r"the rules of defjvp take all arguments of <lambda> by position, and label, which was not given, is 'a' "
-        r"then, which is no array: have the function know it, as with functools\.partial",
+        r"then, which is not an array: bind it, as with functools\.partial",
     ):
         jax.grad(labelled)(jnp.float32(1))
 

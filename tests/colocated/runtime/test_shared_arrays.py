@@ -15,7 +15,7 @@ import partjit
 from partjit import P, pjit, reshard_policy
 from partjit._jax.arrays import buffers_of
 from partjit.colocated import colocated_python, deserialize, serialize
-from partjit.colocated.runtime.pins import hold
+from partjit.colocated.runtime.pins import pin
 
 X = np.arange(8, dtype=np.float32)
 THREADS, ROUNDS = 4, 40
@@ -83,7 +83,7 @@ def interrupted(use, number, by):
 def test_the_first_use_of_an_array_may_be_interrupted_by_another_thread(new_array, number):
     x = jax.block_until_ready(new_array())
     seen = []
-    interrupted(lambda: seen.append(hold(x)), number, by=lambda: seen.append(hold(x)))
+    interrupted(lambda: seen.append(pin(x)), number, by=lambda: seen.append(pin(x)))
     assert len(buffers_of(x)) == 8
     for take in seen:
         np.testing.assert_array_equal(take(), X)
