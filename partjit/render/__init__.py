@@ -1,1 +1,1 @@
-"""Drawing: plain data in, SVG, HTML or text out. It knows nothing of programs, so anything may show itself with it."""
+"""Drawing: plain data in, SVG, HTML or text out. It depends on nothing else of the package."""

@@ -1,4 +1,4 @@
-"""Where the vertices of ordered rows stand: long edges straight, and nothing far from what it belongs to."""
+"""The x coordinates of the vertices in ordered layers: long edges straight, neighbors close to each other."""
 
 import graphlib
 import itertools
@@ -7,29 +7,23 @@ from collections.abc import Sequence
 
 __all__ = ["spread", "x_coordinates"]
 
-Neighbours = Sequence[Sequence[int]]
+Neighbors = Sequence[Sequence[int]]
 
 
-def spread(wanted: Sequence[float], weights: Sequence[float], apart: Sequence[float]) -> list[float]:
-    """Positions in order that are as near to the wanted ones as they can be, at given distances.
+def spread(wanted: Sequence[float], weights: Sequence[float], distances: Sequence[float]) -> list[float]:
+    """Positions in order, as near to the wanted ones as possible under least distances to the ones before.
 
-    The weighted sum of squares of what they are off is least: an isotonic regression, by pooling neighbours that want
-    to pass each other.
-
-    Args:
-        wanted: where each would be by itself.
-        weights: how much each of them matters.
-        apart: how far each is from the one before it at least; the first entry is ignored.
+    They minimize the weighted sum of squared errors: an isotonic regression by pooling adjacent violators. The first
+    entry of `distances` is ignored.
 
     Example:
-        >>> from partjit.render.coordinates import spread
         >>> spread([0, 0, 9], [1, 1, 1], [0, 4, 4])
         [-2.0, 2.0, 9.0]
     """
     pools: list[tuple[float, float, int]] = []  # position of the first, weight, how many
     offset, offsets = 0.0, []
     for k, (want, weight) in enumerate(zip(wanted, weights, strict=True)):
-        offset += apart[k] if k else 0.0
+        offset += distances[k] if k else 0.0
         offsets.append(offset)
         pools.append((float(want) - offset, weight, 1))
         while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
@@ -46,50 +40,45 @@ def x_coordinates(
     widths: Sequence[float],
     is_thin: Sequence[bool],
     pulls: Sequence[float],
-    above: Neighbours,
-    below: Neighbours,
+    above: Neighbors,
+    below: Neighbors,
     gap: float,
 ) -> list[float]:
-    """The middle of each vertex.
+    """The center of each vertex; the leftmost side of a vertex is at 0.
 
     Args:
         rows: the vertices of each row, from left to right.
         widths: of the vertices.
-        is_thin: whether a vertex is only a point of an edge, which should not bend there.
-        pulls: how much each draws those to it that it has an edge with.
-        above: for each vertex those in the row before that it has an edge with.
-        below: for each vertex those in the row after that it has an edge with.
+        is_thin: whether a vertex is a point of a long edge, which should not bend there.
+        pulls: the weights with which vertices attract their neighbors.
+        above, below: for each vertex its neighbors in the rows before and after.
         gap: between two vertices of a row.
 
-    Returns:
-        Positions, of which the leftmost edge of a vertex is at 0.
-
     Example:
-        >>> from partjit.render.coordinates import place
         >>> x_coordinates([[0], [1, 2]], [10] * 3, [False] * 3, [1] * 3, [[], [0], [0]], [[1, 2], [], []], gap=4)
         [12.0, 5.0, 19.0]
     """
     lines = _lines(rows, is_thin, pulls, above, below)
     line_of = {v: k for k, line in enumerate(lines) for v in line}
-    apart: list[dict[int, float]] = [{} for _ in lines]  # how far the lines at the right of each are at least
-    behind: list[dict[int, float]] = [{} for _ in lines]  # the same for those at the left
+    right_of: list[dict[int, float]] = [{} for _ in lines]  # least distances to the lines at the right of each
+    left_of: list[dict[int, float]] = [{} for _ in lines]  # the same for those at the left
     for row in rows:
         for u, v in itertools.pairwise(row):
             left, right = line_of[u], line_of[v]
-            distance = max((widths[u] + widths[v]) / 2 + gap, apart[left].get(right, 0.0))
-            apart[left][right] = behind[right][left] = distance
-    x = _compact(apart, behind)
+            distance = max((widths[u] + widths[v]) / 2 + gap, right_of[left].get(right, 0.0))
+            right_of[left][right] = left_of[right][left] = distance
+    x = _compact(right_of, left_of)
     drawn_to: list[list[tuple[int, float]]] = [[] for _ in lines]
     for v, k in line_of.items():
         drawn_to[k] += ((line_of[u], pulls[u]) for u in (*above[v], *below[v]) if line_of[u] != k)
     weights = [sum(pull for _, pull in pulled) for pulled in drawn_to]
     movable = [k for k, weight in enumerate(weights) if weight]
-    for turn in range(16):
+    for sweep in range(16):
         moved = 0.0
-        for k in movable if turn % 2 else reversed(movable):
+        for k in movable if sweep % 2 else reversed(movable):
             wanted = sum([x[other] * pull for other, pull in drawn_to[k]]) / weights[k]
-            low = max([x[other] + distance for other, distance in behind[k].items()], default=-math.inf)
-            high = min([x[other] - distance for other, distance in apart[k].items()], default=math.inf)
+            low = max([x[other] + distance for other, distance in left_of[k].items()], default=-math.inf)
+            high = min([x[other] - distance for other, distance in right_of[k].items()], default=math.inf)
             wanted = min(max(wanted, low), high)
             moved = max(moved, abs(wanted - x[k]))
             x[k] = wanted
@@ -99,15 +88,15 @@ def x_coordinates(
     return [x[line_of[v]] - left for v in range(len(widths))]
 
 
-def _compact(apart: Sequence[dict[int, float]], behind: Sequence[dict[int, float]]) -> list[float]:
-    """Positions of lines between the leftmost and the rightmost ones that keep them apart."""
-    order = [*graphlib.TopologicalSorter({k: before.keys() for k, before in enumerate(behind)}).static_order()]
+def _compact(right_of: Sequence[dict[int, float]], left_of: Sequence[dict[int, float]]) -> list[float]:
+    """Positions of lines halfway between the leftmost and the rightmost ones that keep the distances."""
+    order = [*graphlib.TopologicalSorter({k: before.keys() for k, before in enumerate(left_of)}).static_order()]
     leftmost, rightmost = [0.0] * len(order), [0.0] * len(order)
     for k in order:
-        leftmost[k] = max((leftmost[other] + distance for other, distance in behind[k].items()), default=0.0)
+        leftmost[k] = max((leftmost[other] + distance for other, distance in left_of[k].items()), default=0.0)
     width = max(leftmost, default=0.0)
     for k in reversed(order):
-        rightmost[k] = min((rightmost[other] - distance for other, distance in apart[k].items()), default=width)
+        rightmost[k] = min((rightmost[other] - distance for other, distance in right_of[k].items()), default=width)
     return [(low + high) / 2 for low, high in zip(leftmost, rightmost, strict=True)]
 
 
@@ -115,26 +104,26 @@ def _lines(
     rows: Sequence[Sequence[int]],
     is_thin: Sequence[bool],
     pulls: Sequence[float],
-    above: Neighbours,
-    below: Neighbours,
+    above: Neighbors,
+    below: Neighbors,
 ) -> list[list[int]]:
-    """The vertices that stand below each other: points of one edge, and boxes with what is most below and above them.
+    """The vertices that are aligned: points of one edge, and boxes with their main neighbors below and above.
 
-    As with Brandes and Koepf (2001), two vertices of neighbouring rows may be aligned if their edge crosses no edge
+    As with Brandes and Koepf (2001), two vertices of neighboring rows may be aligned if their edge crosses no edge
     between two that are; so there are positions for all lines.
     """
-    ways_down, ways_up = _ways(rows, is_thin, below), _ways(rows[::-1], is_thin, above)
+    depths_down, depths_up = _depths(rows, is_thin, below), _depths(rows[::-1], is_thin, above)
     lines: dict[int, list[int]] = {}
     place = {v: i for row in rows for i, v in enumerate(row)}
     for row in rows:
-        # Edges that should not bend come first, then the longest ways through the graph.
+        # Edges that should not bend come first, then the longest paths through the graph.
         pairs: list[tuple[bool, int, int, int]] = []
         for u in row:
             for v in below[u]:
                 if is_thin[u] and is_thin[v]:
                     pairs.append((False, 0, u, v))
-                elif v == _main(below[u], pulls, ways_down) and u == _main(above[v], pulls, ways_up):
-                    pairs.append((True, -ways_down[v] - ways_up[u], u, v))
+                elif v == _main(below[u], pulls, depths_down) and u == _main(above[v], pulls, depths_up):
+                    pairs.append((True, -depths_down[v] - depths_up[u], u, v))
         taken: list[tuple[int, int]] = []
         for _, _, u, v in sorted(pairs, key=lambda pair: pair[:2]):
             at = place[u], place[v]
@@ -147,18 +136,18 @@ def _lines(
     return [*{id(line): line for line in lines.values()}.values()]
 
 
-def _ways(rows: Sequence[Sequence[int]], is_thin: Sequence[bool], onward: Neighbours) -> list[int]:
-    """How many boxes are on the longest way from each vertex to the last row."""
-    ways = [0] * sum(len(row) for row in rows)
+def _depths(rows: Sequence[Sequence[int]], is_thin: Sequence[bool], onward: Neighbors) -> list[int]:
+    """The number of boxes on the longest path from each vertex to the last row."""
+    depths = [0] * sum(len(row) for row in rows)
     for row in reversed(rows):
         for v in row:
-            ways[v] = max((ways[u] for u in onward[v]), default=0) + (not is_thin[v])
-    return ways
+            depths[v] = max((depths[u] for u in onward[v]), default=0) + (not is_thin[v])
+    return depths
 
 
-def _main(others: Sequence[int], pulls: Sequence[float], ways: Sequence[int]) -> int:
-    """The one of several neighbours that a vertex should stand below or above; -1 if there is none."""
+def _main(others: Sequence[int], pulls: Sequence[float], depths: Sequence[int]) -> int:
+    """The one of several neighbors that a vertex should be aligned with; -1 if there is none."""
     strong = [v for v in others if pulls[v] >= 1]
-    longest = max((ways[v] for v in strong), default=0)
-    best = [v for v in strong if ways[v] == longest]
+    longest = max((depths[v] for v in strong), default=0)
+    best = [v for v in strong if depths[v] == longest]
     return best[len(best) // 2] if len(best) % 2 else -1

@@ -1,9 +1,7 @@
-"""Drawing a directed graph whose vertices may hold graphs: rows of boxes, edges that all go down.
-
-What kinds of vertices there are and how they look says `KINDS`.
-"""
+"""Pictures of directed graphs whose vertices may contain graphs: rows of boxes, edges that all go down."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from partjit.render.layered import LayeredDrawing, Point, Wire, lay_out
@@ -20,7 +18,7 @@ KINDS: Mapping[str, tuple[str, float, str]] = {
     "group": ("grey", 8.0, "loop or branch, driven by the host"),
     "end": ("grey", 15.0, "arguments and results"),
 }
-"""The accent of each kind of vertex, how round its corners are, and what the legend calls it."""
+"""Accent, corner radius and legend of each kind of vertex."""
 
 _TITLE, _LINE = 12.0, 10.5
 _SIDE, _INSIDE = 10.0, 12.0
@@ -32,13 +30,13 @@ class Vertex:
     """A box.
 
     Attributes:
-        name: what edges call it; unique among the vertices of its graph.
-        title: what stands in it.
-        lines: what stands below that, smaller.
+        name: its name in edges, unique in its graph.
+        title: its title.
+        lines: smaller lines below that.
         kind: one of `KINDS`.
-        parts: the graphs in it, beside each other.
-        tooltip: what is shown when it is pointed at.
-        is_strong: whether it stands out.
+        parts: the graphs in it, next to each other.
+        tooltip: its tooltip.
+        is_strong: whether it is highlighted.
     """
 
     name: str
@@ -52,7 +50,7 @@ class Vertex:
 
 @dataclasses.dataclass(frozen=True)
 class Edge:
-    """An arrow from one vertex of a graph to another; a dotted one if it is nothing but an order."""
+    """An arrow from one vertex of a graph to another; a dotted one if it carries an order only."""
 
     before: str
     after: str
@@ -64,10 +62,9 @@ class Edge:
 
 @dataclasses.dataclass(frozen=True)
 class Graph:
-    """Vertices and edges; `title` stands above them if the graph is one of several in a vertex.
+    """Vertices and edges; `title` is shown above them if the graph is one of several in a vertex.
 
     Example:
-        >>> from partjit.render.dag import Edge, Graph, Vertex, draw
         >>> graph = Graph((Vertex("a", "load", kind="call"), Vertex("b", "step")), (Edge("a", "b", "4 kB"),))
         >>> draw(graph, title="two steps")[:4]
         '<svg'
@@ -80,13 +77,13 @@ class Graph:
 
 @dataclasses.dataclass(frozen=True)
 class ArrangedGraph:
-    """A graph with a place for everything, relative to its own corner.
+    """A graph with coordinates, relative to its own corner.
 
     Attributes:
-        graph: what it is of.
-        drawing: where its vertices and edges are.
+        graph: the graph.
+        drawing: the coordinates of its vertices and edges.
         sizes: the width and height of each vertex.
-        parts: for each vertex the graphs in it, and where the corner of each is in the vertex.
+        parts: for each vertex the graphs in it, with their corners relative to the vertex.
     """
 
     graph: Graph
@@ -96,12 +93,12 @@ class ArrangedGraph:
 
     @property
     def width(self) -> float:
-        """How wide it is, with its title."""
+        """The width, including the title."""
         return max(self.drawing.width, text_width(self.graph.title, _LINE, mono=True))
 
     @property
     def height(self) -> float:
-        """How high it is, without its title."""
+        """The height, without the title."""
         return self.drawing.height
 
     def boxes(self) -> Iterator[tuple[float, float, float, float]]:
@@ -111,21 +108,19 @@ class ArrangedGraph:
 
 
 def arrange(graph: Graph) -> ArrangedGraph:
-    """Finds a place for everything in a graph.
+    """Computes the coordinates of a graph.
 
     Raises:
-        ValueError: the edges make a circle, or name no vertex, or two vertices have one name.
+        ValueError: the edges form a cycle, or name no vertex, or two vertices have one name.
 
     Example:
-        >>> from partjit.render.dag import Graph, Vertex, arrange
         >>> [*arrange(Graph((Vertex("a", "load"),))).boxes()][0][:2]
         (0.0, 0.0)
     """
     index = {vertex.name: k for k, vertex in enumerate(graph.vertices)}
     if len(index) < len(graph.vertices):
-        names = [vertex.name for vertex in graph.vertices]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise ValueError(f"the vertices of a graph have different names, but these are there twice: {twice}")
+        twice = sorted(name for name, n in Counter(vertex.name for vertex in graph.vertices).items() if n > 1)
+        raise ValueError(f"the names of vertices must be unique in a graph, but these are repeated: {twice}")
     for edge in graph.edges:
         if missing := [name for name in (edge.before, edge.after) if name not in index]:
             raise ValueError(f"the edge {edge.before} -> {edge.after} names no vertex of its graph: {missing}")
@@ -145,7 +140,7 @@ def arrange(graph: Graph) -> ArrangedGraph:
 
 
 def _measure(vertex: Vertex) -> tuple[float, float, tuple[tuple[float, float, ArrangedGraph], ...]]:
-    """The width and height of a vertex, and what is in it."""
+    """The width and height of a vertex, and the graphs in it."""
     text = max(
         min(text_width(vertex.title, _TITLE, mono=True), _LONGEST),
         *(min(text_width(line, _LINE), _LONGEST) for line in vertex.lines),
@@ -166,17 +161,12 @@ def _measure(vertex: Vertex) -> tuple[float, float, tuple[tuple[float, float, Ar
 
 
 def draw(graph: Graph, *, title: str) -> Markup:
-    """The picture of a graph, as SVG with a legend of what is in it.
-
-    Args:
-        graph: what to draw.
-        title: what it shows, for those who cannot see it.
+    """The picture of a graph, as SVG with a legend; `title` is its label for screen readers.
 
     Raises:
         ValueError: as `arrange` does.
 
     Example:
-        >>> from partjit.render.dag import Graph, Vertex, draw
         >>> "sample" in draw(Graph((Vertex("a", "sample", kind="call"),)), title="one call")
         True
     """
@@ -192,10 +182,10 @@ def draw(graph: Graph, *, title: str) -> Markup:
 
 def _drawn(arranged: ArrangedGraph, depth: int) -> Markup:
     drawing = arranged.drawing
-    # What stands out is drawn last, over what it shares its way with.
+    # Highlighted edges are drawn last, over others on the same route.
     routed = sorted(zip(arranged.graph.edges, drawing.routes, strict=True), key=lambda pair: pair[0].is_strong)
     arrows = [_arrow(edge, route.points) for edge, route in routed]
-    # Edges end at a distance from the letters of their labels.
+    # The outline of a label hides the edge behind it.
     clear = "pj-clear-back" if depth % 2 == 0 else "pj-clear-panel"
     labels = []
     for edge, route in routed:
@@ -243,7 +233,7 @@ def _box(
 
 def _arrow(edge: Edge, points: Sequence[Point]) -> Markup:
     tip_x, tip_y = points[-1]
-    way = smooth([*points[:-1], (tip_x, tip_y - 5)])  # it ends within the head, which is what touches the box
+    way = smooth([*points[:-1], (tip_x, tip_y - 5)])  # it ends inside of the head, which touches the box
     color = "red" if edge.is_strong else "grey"
     style: dict[str, Attribute] = {"stroke_width": 2.0 if edge.is_strong else 1.2}
     dashes = " pj-dashed" if edge.is_order else ""
@@ -253,7 +243,7 @@ def _arrow(edge: Edge, points: Sequence[Point]) -> Markup:
 
 
 def _entries(graph: Graph) -> list[tuple[Markup, str]]:
-    """What there is to explain."""
+    """The entries of the legend."""
     kinds = {vertex.kind for part in _graphs(graph) for vertex in part.vertices}
     edges = [edge for part in _graphs(graph) for edge in part.edges]
     entries: list[tuple[Markup, str]] = []

@@ -1,6 +1,6 @@
-"""Drawing what happened when: lanes of bars over an axis of time.
+"""Gantt charts: lanes of bars over an axis of time.
 
-However many bars there are, the picture has a limited size: those that are too narrow to be seen are drawn together.
+The size of a chart is limited, however many bars there are: those that are too narrow to be visible are merged.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "transfer": ("teal", "transfer"),
     "wait": ("grey", "wait for a call"),
 }
-"""The accent of each kind of bar, and what the legend calls it. A wait is hatched."""
+"""Accent and legend of each kind of bar. A wait is hatched."""
 
 _ROW, _GAP, _SIZE = 18.0, 3.0, 10.5
 _NARROW = 0.5
@@ -30,17 +30,17 @@ _NARROW = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Bar:
-    """Something that took time.
+    """A span of time.
 
     Attributes:
         start, end: in seconds.
-        lane: where it is drawn.
+        lane: the lane in which it is drawn.
         kind: one of `KINDS`.
-        title: what stands in it.
-        tooltip: what is shown when it is pointed at.
-        is_open: whether it had not ended; its end is where the picture ends.
-        is_faint: whether it is only there for comparison.
-        count: how many bars it stands for.
+        title: its title.
+        tooltip: its tooltip.
+        is_open: whether it has not ended; its end is that of the chart.
+        is_faint: whether it is shown for comparison only.
+        count: the number of bars that are merged in it.
     """
 
     start: float
@@ -55,14 +55,9 @@ class Bar:
 
 
 def ticks(start: float, end: float, most: int) -> list[float]:
-    """Round times of an interval, at distances of 1, 2 or 5 times a power of ten.
-
-    Args:
-        start, end: the interval.
-        most: how many there may be.
+    """At most so many round times in an interval, at distances of 1, 2 or 5 times a power of ten.
 
     Example:
-        >>> from partjit.render.gantt import ticks
         >>> ticks(0, 0.7, 5)
         [0.0, 0.2, 0.4, 0.6]
     """
@@ -79,10 +74,9 @@ def ticks(start: float, end: float, most: int) -> list[float]:
 
 
 def stack(bars: Iterable[Bar]) -> list[list[Bar]]:
-    """Bars of a lane in rows, so that none overlap: what lies within another stands below it.
+    """Bars of a lane in rows without overlaps; nested bars are below the bar around them.
 
     Example:
-        >>> from partjit.render.gantt import Bar, stack
         >>> waits = [Bar(k, k + 1, "caller", "wait", "load") for k in (1, 3)]
         >>> [len(row) for row in stack([Bar(0, 9, "caller", "program", "step"), *waits])]
         [1, 2]
@@ -99,14 +93,9 @@ def stack(bars: Iterable[Bar]) -> list[list[Bar]]:
 
 
 def merge(row: Sequence[Bar], narrow: float) -> list[Bar]:
-    """Bars in order, without those that are too narrow to be seen: one stands for all that are next to each other.
-
-    Args:
-        row: bars that do not overlap.
-        narrow: seconds that cannot be seen.
+    """Bars of a row in order, with adjacent ones that are shorter than `narrow` seconds merged.
 
     Example:
-        >>> from partjit.render.gantt import Bar, merge
         >>> row = [Bar(k, k + 0.25, "a", "call", "x") for k in range(3)] + [Bar(9, 20, "a", "call", "y")]
         >>> [(bar.start, bar.end, bar.count) for bar in merge(row, narrow=1)]
         [(0, 2.25, 3), (9, 20, 1)]
@@ -132,7 +121,7 @@ def _together(bars: Sequence[Bar]) -> Bar:
     for bar in bars:
         seconds[bar.kind] = seconds.get(bar.kind, 0.0) + bar.end - bar.start
     kind = max(seconds, key=lambda kind: seconds[kind])
-    tooltip = f"{len(bars):,} that are too short to be seen, {shown_duration(math.fsum(seconds.values()))} together"
+    tooltip = f"{len(bars):,} that are too short to be visible, {shown_duration(math.fsum(seconds.values()))} together"
     is_faint = all(bar.is_faint for bar in bars)
     return Bar(bars[0].start, bars[-1].end, bars[0].lane, kind, "", tooltip, False, is_faint, len(bars))
 
@@ -150,14 +139,13 @@ def draw(
 
     Args:
         bars: in any order.
-        title: what stands above it.
-        lanes: the order of the lanes that have a bar; those it does not name come last, as they begin.
-        critical: the bars that stand out, one after another.
-        window: the times between which something is drawn; without, all times.
-        width: pixels of the whole picture.
+        title: the title above it.
+        lanes: the order of the lanes; others come last, by their first bars.
+        critical: the highlighted bars, one after another.
+        window: the interval of time that is drawn; by default all of it.
+        width: of the picture, in pixels.
 
     Example:
-        >>> from partjit.render.gantt import Bar, draw
         >>> "load" in draw([Bar(0, 0.25, "stream io", "call", "load")], title="one call")
         True
     """
@@ -195,7 +183,7 @@ def _label_width(bars: Iterable[Bar]) -> float:
 
 
 class _Chart:
-    """Where times are."""
+    """The scale of time."""
 
     def __init__(self, start: float, end: float, width: float, labels: float) -> None:
         self.start, self.end, self.left, self.right = start, end, labels + 28, width - 12
@@ -208,7 +196,7 @@ class _Chart:
         return dataclasses.replace(bar, start=max(bar.start, self.start), end=min(bar.end, self.end))
 
     def axis(self, bottom: float) -> Markup:
-        """Lines at round times since the beginning, with the times above them."""
+        """Vertical lines at round times since the start, with labels."""
         span = self.end - self.start
         unit, size = next(((u, s) for u, s in (("s", 1.0), ("ms", 1e-3)) if span >= s), ("\u00b5s", 1e-6))
         drawn = []
@@ -226,7 +214,7 @@ class _Chart:
         outline = "pj-s-red" if is_strong else f"pj-s-{accent}"
         fill = "pj-back" if bar.kind == "wait" else f"pj-{accent}-tint"
         stroke = 1.6 if is_strong else 0.8
-        if width < 2.5:  # nothing but an outline would be left
+        if width < 2.5:  # only the outline would be visible
             fill, outline, stroke = "pj-red" if is_strong else f"pj-{accent}", "", 0.0
         shape = rect(
             x, top, width, height, radius=min(2.5, width / 3), class_=f"{fill} {outline}".strip(), stroke_width=stroke
@@ -242,7 +230,7 @@ class _Chart:
         return element("g", *parts, opacity=0.35 if bar.is_faint else None)
 
     def chain(self, bars: Sequence[tuple[Bar, float]]) -> Markup:
-        """Lines from the end of each bar to the beginning of the next."""
+        """Lines from the end of each bar to the start of the next."""
         lines = []
         for (before, y0), (after, y1) in itertools.pairwise(bars):
             x0, x1 = self.x(before.end), self.x(after.start)
@@ -254,11 +242,11 @@ class _Chart:
 
 
 def _hatching(x: float, y: float, width: float, height: float) -> list[list[tuple[float, float]]]:
-    """Slanted lines over a rectangle."""
-    # A pattern would need an id, which two pictures of a page could share.
+    """Diagonal lines over a rectangle."""
+    # A pattern would need an id, which has to be unique in a page.
     step, lines = 6.0, []
     for k in range(1, math.ceil((width + height) / step)):
-        # The line where x + y is constant, from the lower left to the upper right.
+        # A line of constant x + y, from the lower left to the upper right.
         across = k * step
         low, high = max(0.0, across - height), min(width, across)
         if high > low:
@@ -267,7 +255,7 @@ def _hatching(x: float, y: float, width: float, height: float) -> list[list[tupl
 
 
 def _entries(bars: Sequence[Bar], is_critical: bool, merged: int) -> list[tuple[Markup, str]]:
-    """What there is to explain."""
+    """The entries of the legend."""
     kinds = {bar.kind for bar in bars}
     entries: list[tuple[Markup, str]] = []
     for kind, (accent, meaning) in KINDS.items():
@@ -281,5 +269,5 @@ def _entries(bars: Sequence[Bar], is_critical: bool, merged: int) -> list[tuple[
         line = path([[(0, 6), (18, 6)]], class_="pj-none pj-s-red", stroke_width=1.6)
         entries.append((line, "critical path"))
     if merged:
-        entries.append((Markup(), f"{merged:,} spans narrower than half a pixel are drawn together"))
+        entries.append((Markup(), f"{merged:,} spans narrower than half a pixel are merged"))
     return entries

@@ -1,4 +1,4 @@
-"""Pieces of a page: pictures, source and tables that follow the reader's theme, in notebooks and in files."""
+"""Fragments of HTML pages: pictures, source and tables that follow the reader's theme."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -9,7 +9,7 @@ __all__ = ["code", "fragment", "table"]
 
 Cell = str | float
 
-# Pages that pieces stand in style tables and code themselves, some of them with selectors as strong as one class.
+# Pages around a fragment style tables and code as well, some of them with selectors as specific as one class.
 _STYLE = """
 div.pj{color:var(--pj-ink);background:var(--pj-back);padding:8px;border-radius:6px;font-size:13px;line-height:1.45}
 div.pj svg{display:block}
@@ -26,10 +26,9 @@ div.pj table.pj-table .pj-number{text-align:right;font-variant-numeric:tabular-n
 
 
 def fragment(*parts: str) -> Markup:
-    """Parts below each other, as HTML that can stand in any page, with what it needs to look right.
+    """Parts below each other, as HTML for any page, with the stylesheet.
 
     Example:
-        >>> from partjit.render.html import code, fragment
         >>> fragment(code("x = 1"))[-46:]
         '<pre class="pj-code pj-mono">x = 1</pre></div>'
     """
@@ -37,10 +36,9 @@ def fragment(*parts: str) -> Markup:
 
 
 def code(source: str) -> Markup:
-    """Lines of a program.
+    """Source code.
 
     Example:
-        >>> from partjit.render.html import code
         >>> code("a < b")
         '<pre class="pj-code pj-mono">a &lt; b</pre>'
     """
@@ -53,16 +51,9 @@ def table(
     rows: Sequence[Sequence[Cell]],
     formats: Mapping[int, Callable[[float], str]] | None = None,
 ) -> Markup:
-    """A table with a title; numbers stand at the right.
-
-    Args:
-        title: what stands above it.
-        columns: the names of the columns.
-        rows: the cells of each row.
-        formats: how the numbers of a column, by its position, are written.
+    """A table with a title; numbers are right-aligned, and formatted by the function for the position of their column.
 
     Example:
-        >>> from partjit.render.html import table
         >>> table("Counts", ("name", "count"), [("load", 3)]).count("<td")
         2
     """

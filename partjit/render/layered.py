@@ -1,8 +1,7 @@
-"""The layout of one directed graph: boxes in rows, edges that go down between them, labels on the edges.
+"""A layered drawing of a directed graph: boxes in rows, edges that go down between them, labels on the edges.
 
-Rows of boxes and rows of labels take turns, so that a label has a place of its own like a box has. An edge passes each
-row at a point that keeps its distance from what is beside it, and beside boxes it is upright, so it never runs through
-one.
+Rows of boxes and rows of labels alternate, so that labels do not overlap anything. An edge passes each row at a point
+with some distance to its neighbors, and vertically beside boxes, so it never crosses one.
 """
 
 import dataclasses
@@ -16,13 +15,9 @@ from partjit.render.layer_assignment import assign_layers, put_in_order
 
 __all__ = ["LayeredDrawing", "Route", "Wire", "lay_out"]
 
-_BESIDE = 18.0
-"""Between two things of a row."""
-_WIDEST = 1500.0
-"""How wide a row of boxes may be, if it has more than one."""
-
-_SHARED = 0.25
-"""How much edges that run together draw boxes to them; one that runs alone draws with 1."""
+_BESIDE = 18.0  # between two vertices of a row
+_WIDEST = 1500.0  # of a row of several boxes
+_SHARED = 0.25  # the pull of edges that run together; that of a single edge is 1
 
 Point = tuple[float, float]
 
@@ -33,7 +28,7 @@ class Wire:
 
     Attributes:
         before, after: the positions of its boxes.
-        label: how wide and high its label is; nothing if it has none.
+        label: the width and height of its label; zeros without one.
         style: edges of one style that leave one box, or arrive at one, may run together for a while.
     """
 
@@ -45,12 +40,7 @@ class Wire:
 
 @dataclasses.dataclass(frozen=True)
 class Route:
-    """Where an edge runs.
-
-    Attributes:
-        points: where it passes, from the box where it begins down to the one where it ends.
-        label: the middle of its label, if it has one.
-    """
+    """The points of an edge, from its first box down to its last, and the center of its label if it has one."""
 
     points: tuple[Point, ...]
     label: Point | None
@@ -58,7 +48,7 @@ class Route:
 
 @dataclasses.dataclass(frozen=True)
 class LayeredDrawing:
-    """Where everything is: the middle of each box, the route of each edge, and how large it is together."""
+    """The centers of the boxes, the routes of the edges, and the total size."""
 
     centers: tuple[Point, ...]
     routes: tuple[Route, ...]
@@ -67,7 +57,7 @@ class LayeredDrawing:
 
 
 class _Line:
-    """A line through points, without those in the middle of an upright piece."""
+    """A line through points, without those inside of a vertical segment."""
 
     def __init__(self) -> None:
         self.points: list[Point] = []
@@ -113,19 +103,17 @@ def lay_out(
     first: Sequence[int] = (),
     last: Sequence[int] = (),
 ) -> LayeredDrawing:
-    """Lays a graph out.
+    """Draws a graph.
 
     Args:
         sizes: the width and height of each box.
         wires: the edges.
-        first: the boxes without edges to them that belong at the top.
-        last: the boxes without edges from them that belong at the bottom.
+        first, last: the boxes without edges to them, or from them, that belong at the top, or at the bottom.
 
     Raises:
-        ValueError: the edges make a circle.
+        ValueError: the edges form a cycle.
 
     Example:
-        >>> from partjit.render.layered import Wire, lay_out
         >>> drawing = lay_out([(40, 20), (40, 20)], [Wire(0, 1)])
         >>> drawing.centers
         ((20.0, 10.0), (20.0, 60.0))
@@ -134,14 +122,14 @@ def lay_out(
     graph.add_nodes_from(range(len(sizes)))
     graph.add_edges_from((wire.before, wire.after) for wire in wires)
     if not nx.is_directed_acyclic_graph(graph):
-        circle = [before for before, _ in nx.find_cycle(graph)]
-        raise ValueError(f"a layered drawing has edges that all go down, but these make a circle: boxes {circle}")
+        cycle = [before for before, _ in nx.find_cycle(graph)]
+        raise ValueError(f"the edges of a layered drawing all go down, but these form a cycle: boxes {cycle}")
     layers = _layers(sizes, graph, first, last)
     points = _Points(sizes, [2 * layer for layer in layers])
     chains = _chains(points, wires, layers)
     count = max(points.rows, default=-1) + 1
     rows: list[list[int]] = [[] for _ in range(count)]
-    # What is found walking down from box to box stands beside each other already.
+    # In depth-first order, connected vertices are next to each other from the start.
     for v in nx.dfs_preorder_nodes(nx.DiGraph({u: points.below[u] for u in range(len(points.rows))})):
         rows[points.rows[v]].append(v)
     ordered = put_in_order(rows, points.above, points.below)
@@ -163,7 +151,7 @@ def lay_out(
                 line.go(out, middles[points.rows[u]] + sizes[u][1] / 2)
             if points.rows[u] % 2 == 0:
                 line.go(out, bottoms[points.rows[u]])
-            # Beside boxes an edge is upright; beside labels it need not be.
+            # Beside boxes an edge is vertical; beside labels it need not be.
             line.go(into, (tops if points.rows[v] % 2 == 0 else middles)[points.rows[v]])
             if v < len(sizes):
                 line.go(into, middles[points.rows[v]] - sizes[v][1] / 2)
@@ -191,12 +179,12 @@ def _layers(
 
 
 def _chains(points: _Points, wires: Sequence[Wire], layers: Sequence[int]) -> list[tuple[tuple[int, ...], int | None]]:
-    """The vertices of each edge, and the one of them that is its label."""
+    """The vertices of each edge, and the one that is its label."""
     leaving, arriving = ({}, {})  # how many edges of a style a box has on each side
     for wire in wires:
         for sides, box in ((leaving, wire.before), (arriving, wire.after)):
             sides[box, wire.style] = sides.get((box, wire.style), 0) + 1
-    trunks: dict[tuple[int, str, bool, int], int] = {}  # the points of those that run together
+    trunks: dict[tuple[int, str, bool, int], int] = {}  # the points of edges that run together
     chains: list[tuple[tuple[int, ...], int | None]] = []
     for wire in wires:
         top, bottom = 2 * layers[wire.before], 2 * layers[wire.after]
@@ -223,7 +211,7 @@ def _chains(points: _Points, wires: Sequence[Wire], layers: Sequence[int]) -> li
 
 
 def _ports(points: _Points, x: list[float], boxes: int) -> dict[tuple[int, int, int], float]:
-    """Where edges touch boxes: straight above or below their next point if they can, and apart from each other."""
+    """The x of edges at boxes: straight above or below their next point if possible, at a distance from each other."""
     ports: dict[tuple[int, int, int], float] = {}
     for box in range(boxes):
         half = points.sizes[box][0] / 2
@@ -243,7 +231,7 @@ def _ports(points: _Points, x: list[float], boxes: int) -> dict[tuple[int, int, 
 
 
 def _heights(points: _Points, ordered: Sequence[Sequence[int]], x: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Where each row begins and ends: edges that go far to the side have more room to do so."""
+    """The top and bottom of each row, with more room between rows where edges go far to the side."""
     tops, bottoms, y = [], [], 0.0
     for row in ordered:
         height = max((points.sizes[v][1] for v in row), default=0.0)

@@ -1,4 +1,4 @@
-"""What the looks of a picture mean, in as few rows as there is room for."""
+"""The legend of a picture, in as few rows as fit."""
 
 from collections.abc import Sequence
 
@@ -11,17 +11,11 @@ _SIZE, _SWATCH, _ROW = 10.5, 24.0, 19.0
 
 
 def legend(entries: Sequence[tuple[str, str]], room: float) -> tuple[Markup, float, float]:
-    """Rows of entries.
+    """A legend of rows that are at most `room` wide: its picture, its width and its height.
 
-    Args:
-        entries: for each what it looks like, drawn in 18 x 12 pixels (nothing for a remark), and what that means.
-        room: how wide the rows may be; an entry that is wider has a row of its own.
-
-    Returns:
-        The picture, its width and its height.
+    Each entry is a swatch of 18 x 12 pixels, which is empty for a remark, and its meaning.
 
     Example:
-        >>> from partjit.render.legend import legend
         >>> from partjit.render.svg import rect
         >>> legend([(rect(0, 0, 18, 12, class_="pj-c0"), "first")], 400)[2]
         12.0

@@ -1,4 +1,4 @@
-"""Elements of SVG and HTML as text: what is a user's is escaped, what an element made is not."""
+"""Elements of SVG and HTML as text: plain strings are escaped, `Markup` is not."""
 
 import re
 from collections.abc import Iterable
@@ -10,21 +10,20 @@ Attribute = str | float | None
 # What XML allows nowhere, not even escaped: control characters, halves of surrogate pairs, and two code points.
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"})
-# HTML takes `<td/>` for an opening tag, so these are the only ones that may be closed at once.
+# HTML parses `<td/>` as an opening tag, so only these may be self-closing.
 _EMPTY = frozenset({"br", "circle", "ellipse", "hr", "line", "meta", "path", "polygon", "polyline", "rect", "use"})
 
 
 class Markup(str):
-    """Text that is SVG or HTML already."""
+    """Text that is SVG or HTML."""
 
     __slots__ = ()
 
 
 def escape(text: str) -> Markup:
-    """Any text, as it stands in an element or attribute.
+    """Escapes a text for elements and attributes.
 
     Example:
-        >>> from partjit.render.markup import escape
         >>> escape("x < y & 'z'")
         'x &lt; y &amp; &#39;z&#39;'
     """
@@ -32,10 +31,9 @@ def escape(text: str) -> Markup:
 
 
 def number(value: float) -> str:
-    """A coordinate: at most two digits after the point, none for nothing.
+    """A coordinate, with at most two digits after the point.
 
     Example:
-        >>> from partjit.render.markup import number
         >>> number(3.0), number(0.125), number(-0.001)
         ('3', '0.12', '0')
     """
@@ -44,10 +42,9 @@ def number(value: float) -> str:
 
 
 def join(parts: Iterable[str]) -> Markup:
-    """Parts one after another; those that are plain text are escaped.
+    """Concatenates parts; plain text is escaped.
 
     Example:
-        >>> from partjit.render.markup import element, join
         >>> join(["a < ", element("b", "c")])
         'a &lt; <b>c</b>'
     """
@@ -55,15 +52,12 @@ def join(parts: Iterable[str]) -> Markup:
 
 
 def element(tag: str, *children: str, **attributes: Attribute) -> Markup:
-    """An element.
+    """An element with children, of which plain text is escaped.
 
-    Args:
-        tag: its name.
-        children: what is in it, in order: other elements, and text, which is escaped.
-        attributes: an underscore in a name is a hyphen, one at its end (`class_`) is nothing; None leaves one out.
+    An underscore in the name of an attribute becomes a hyphen, one at its end (`class_`) is dropped; None leaves the
+    attribute out.
 
     Example:
-        >>> from partjit.render.markup import element
         >>> element("g", element("rect", x=1, rx=2.5), "a < b", class_="pj-ink", data_k=None)
         '<g class="pj-ink"><rect x="1" rx="2.5"/>a &lt; b</g>'
     """

@@ -1,4 +1,4 @@
-"""Numbers for people."""
+"""Human-readable numbers."""
 
 __all__ = ["counted", "shown_bytes", "shown_count", "shown_duration", "shown_flops"]
 
@@ -24,7 +24,7 @@ def shown_bytes(nbytes: float) -> str:
 
 
 def shown_count(count: float) -> str:
-    """A number of things, rounded to three digits or so.
+    """A count, rounded to about three digits.
 
     Example:
         >>> shown_count(999), shown_count(2.5e9)

@@ -1,4 +1,4 @@
-"""A picture of an array or a mesh that shows itself wherever it is: printed, by rich, in a notebook."""
+"""A picture of an array or a mesh, for printing, rich and notebooks."""
 
 import importlib
 import shutil
@@ -19,14 +19,13 @@ _WIDEST = 10_000
 
 @dataclass(frozen=True, repr=False)
 class Picture:
-    """What a grid looks like.
+    """The picture of a grid of pieces.
 
     Attributes:
-        grid: what there is to be seen.
+        grid: the grid.
 
     Example:
-        >>> from partjit.render.picture import Picture
-        >>> from partjit.render.piece_grid import PieceGrid, Piece
+        >>> from partjit.render.piece_grid import Piece
         >>> Picture(PieceGrid("float32[]", (), (), "", (Piece((), (0,), 0),)))
         float32[]
         <BLANKLINE>
@@ -41,24 +40,27 @@ class Picture:
         """The picture as text.
 
         Args:
-            width: how long a line may be; that of the terminal by default.
-            table: whether the pieces are listed as well; by default if the array has more than two dimensions.
+            width: the length of lines; by default that of the terminal.
+            table: whether to list the pieces as well; by default if the array has more than two dimensions.
 
         Raises:
             TypeError, ValueError: `width` is no number of characters, or `table` neither True nor False.
         """
         if width is not None:
-            width = _checked_width(width)
+            if isinstance(width, bool) or not isinstance(width, int):
+                raise TypeError(f"to_text: width must be a number of characters, but is of type {type(width).__name__}")
+            if not 0 <= width <= _WIDEST:
+                raise ValueError(f"to_text: width must be a number of characters from 0 to {_WIDEST}")
         if table is not None and not isinstance(table, bool):
             raise TypeError(f"to_text: table must be True, False or None, but is of type {type(table).__name__}")
-        return plain(lines(self.grid, _terminal_width() if width is None else width, table=table))
+        return plain(lines(self.grid, shutil.get_terminal_size().columns if width is None else width, table=table))
 
     def to_svg(self) -> Markup:
-        """The picture as an SVG file, which is legible on light and on dark pages."""
+        """The picture as SVG, for light and dark pages."""
         return svg(self.grid)
 
     def to_html(self) -> Markup:
-        """The picture with the list of its pieces, as a part of a page."""
+        """The picture with a table of its pieces, as a fragment of HTML."""
         return html(self.grid)
 
     def __str__(self) -> str:
@@ -70,7 +72,7 @@ class Picture:
         return self.to_html()
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
-        # Only rich calls this, so it is there.
+        # Only rich calls this, so it is installed.
         make = importlib.import_module("rich.text").Text
         for line in lines(self.grid, options.max_width):
             yield _colored(make, line)
@@ -85,15 +87,3 @@ def _colored(make: Any, line: Line) -> Any:
             paper = PALETTE[shade(color)]
             text.append(part, f"{ink_on(paper)} on {paper}")
     return text
-
-
-def _checked_width(width: Any) -> int:
-    if isinstance(width, bool) or not isinstance(width, int):
-        raise TypeError(f"to_text: width must be a number of characters, but is of type {type(width).__name__}")
-    if not 0 <= width <= _WIDEST:
-        raise ValueError(f"to_text: width must be a number of characters from 0 to {_WIDEST}")
-    return width
-
-
-def _terminal_width() -> int:
-    return shutil.get_terminal_size().columns

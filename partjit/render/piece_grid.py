@@ -1,7 +1,6 @@
-"""An array in pieces over devices, as plain data, and how its picture is arranged: what is a row, what a column, and
-what has to be left out.
+"""A sharded array as a grid of pieces, and its arrangement on a page: what is a row, a column, or left out.
 
-Text and SVG are drawn from the same arrangement. A mesh is such an array as well, whose pieces are its devices.
+Text and SVG are drawn from the same arrangement. A mesh is such a grid as well, whose pieces are its devices.
 """
 
 import itertools
@@ -19,6 +18,7 @@ __all__ = [
     "arrange",
     "keep",
     "name_devices",
+    "table_rows",
 ]
 
 
@@ -28,7 +28,7 @@ class Dimension:
 
     Attributes:
         name: "dim 0".
-        text: its size and what divides it, in words: "16 over data=4".
+        text: its size and the axes that shard it: "16 over data=4".
         labels: one for each of its parts, in order: "0:4".
     """
 
@@ -39,13 +39,13 @@ class Dimension:
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of an array and who holds it.
+    """A piece of an array and the devices that hold it.
 
     Attributes:
-        position: per dimension, which of its parts.
+        position: its part of each dimension.
         devices: the ids of those that hold a copy, ascending.
-        color: a number that pieces share if the same devices hold them.
-        amount: how large it is, in words: "4 B".
+        color: a number that pieces on the same devices share.
+        amount: its size, in words: "4 B".
         is_empty: whether it has no elements.
     """
 
@@ -58,16 +58,16 @@ class Piece:
 
 @dataclass(frozen=True)
 class PieceGrid:
-    """What a picture shows.
+    """A sharded array.
 
     Attributes:
-        title: what it is, in one line.
-        facts: what is to be known of it, a sentence each.
+        title: a line.
+        facts: remarks, a sentence each.
         dimensions: of the array.
-        copies: what makes copies of it, in words: "model=2"; empty if nothing does.
+        copies: the axes along which it is replicated: "model=2"; empty if there are none.
         pieces: at most one for each position.
-        remote: the ids of devices of other processes, which have a star.
-        noun: what a piece is called.
+        remote: the ids of devices of other processes, which get a star.
+        noun: the name of a piece.
     """
 
     title: str
@@ -80,7 +80,7 @@ class PieceGrid:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The facts, and what the signs in the picture mean."""
+        """The facts, and the meanings of the signs in the picture."""
         signs = []
         if self.remote:
             signs.append("* on another process")
@@ -91,7 +91,7 @@ class PieceGrid:
 
 @dataclass(frozen=True)
 class Band:
-    """A table of pieces with a label for each of its columns and rows; None stands for what is left out."""
+    """A table of pieces with a label for each of its columns and rows; None for those left out."""
 
     columns: tuple[str | None, ...]
     rows: tuple[tuple[str, tuple[Piece | None, ...]] | None, ...]
@@ -102,8 +102,8 @@ class Panel:
     """The table for one combination of the other sharded dimensions; a single row may be broken into several bands.
 
     Attributes:
-        caption: which combination; empty if there is no other.
-        bands: from top to bottom; None stands for those left out.
+        caption: the combination; empty if there is only one.
+        bands: from top to bottom; None for those left out.
     """
 
     caption: str
@@ -112,12 +112,12 @@ class Panel:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Pieces on a page.
+    """An arrangement of pieces on a page.
 
     Attributes:
         rows, columns: the dimension along each, or None.
-        across: the divided dimensions that there is a panel each for.
-        panels: None stands for those left out.
+        across: the other sharded dimensions; each combination of their parts has a panel.
+        panels: None for those left out.
     """
 
     rows: int | None
@@ -127,7 +127,7 @@ class Arrangement:
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """Those that are shown, from the top left."""
+        """The pieces that are shown, from the top left."""
         bands = [band for panel in self.panels if panel for band in panel.bands if band]
         return tuple(piece for band in bands for row in band.rows if row for piece in row[1] if piece)
 
@@ -135,15 +135,11 @@ class Arrangement:
 def arrange(grid: PieceGrid, *, columns: int, rows: int, bands: int, panels: int) -> Arrangement:
     """Arranges the pieces of an array.
 
-    Up to rank 2 the dimensions are rows and columns; of more, the two that are divided most are, and each combination
-    of the others has a panel. What is a single row goes on in another band below it.
-
-    Args:
-        grid: the array.
-        columns, rows, bands, panels: the most there may be of each, at least 1; of more the middle is left out.
+    Up to rank 2 the dimensions are rows and columns; of more, those with most parts are, and each combination of the
+    others has a panel. A single row continues in another band below it. At most so many columns, rows, bands and panels
+    are shown; the middle ones are left out.
 
     Example:
-        >>> from partjit.render.piece_grid import Dimension, PieceGrid, Piece, arrange
         >>> dim = Dimension("dim 0", "8 over x=4", ("0:2", "2:4", "4:6", "6:8"))
         >>> pieces = tuple(Piece((k,), (k,), k) for k in range(4))
         >>> found = arrange(PieceGrid("a row", (), (dim,), "", pieces), columns=3, rows=9, bands=9, panels=9)
@@ -202,10 +198,9 @@ def arrange(grid: PieceGrid, *, columns: int, rows: int, bands: int, panels: int
 
 
 def keep(count: int, most: int) -> list[int | None]:
-    """The first and the last of so many, with None between for those left out.
+    """The positions of the first and last ones of so many, with None between for those left out.
 
     Example:
-        >>> from partjit.render.piece_grid import keep
         >>> keep(3, 4), keep(9, 4)
         ([0, 1, 2], [0, 1, None, 7, 8])
     """
@@ -215,16 +210,25 @@ def keep(count: int, most: int) -> list[int | None]:
     return [*range(first), None, *range(count - (most - first), count)]
 
 
-def name_devices(ids: Sequence[int], remote: frozenset[int] = frozenset(), room: int | None = None) -> str:
-    """The ids of devices: neighbours as ranges, a star at those of other processes.
+def table_rows(grid: PieceGrid, most: int) -> list[tuple[list[str], int | None]]:
+    """The pieces as a table with a header: their part of each dimension, size and devices; each row with its color."""
+    rows: list[tuple[list[str], int | None]] = [([*(dim.name for dim in grid.dimensions), "holds", "devices"], None)]
+    for k in keep(len(grid.pieces), most):
+        if k is None:
+            rows.append((["⋮"] * (len(grid.dimensions) + 2), None))
+            continue
+        piece = grid.pieces[k]
+        parts = [dim.labels[part] for dim, part in zip(grid.dimensions, piece.position, strict=True)]
+        rows.append(([*parts, piece.amount, name_devices(piece.devices, grid.remote)], piece.color))
+    return rows
 
-    Args:
-        ids: ascending.
-        remote: those of other processes.
-        room: how many characters there are; what has a pattern is abbreviated to it, the rest to its beginning.
+
+def name_devices(ids: Sequence[int], remote: frozenset[int] = frozenset(), room: int | None = None) -> str:
+    """The ascending ids of devices: consecutive ones as ranges, remote ones with a star.
+
+    If they need more characters than there is room for, a pattern or the first id stands for them.
 
     Example:
-        >>> from partjit.render.piece_grid import name_devices
         >>> name_devices([0, 1, 2, 3, 6]), name_devices([0, 1, 2, 3], frozenset({2, 3}))
         ('0-3,6', '0,1,2*,3*')
         >>> name_devices(range(0, 512, 8), room=12), name_devices([0, 1, 5, 9, 12, 14], room=9)
@@ -244,7 +248,7 @@ def name_devices(ids: Sequence[int], remote: frozenset[int] = frozenset(), room:
 
 
 def _runs(ids: Sequence[int]) -> list[tuple[int, int]]:
-    """First and last of each run of neighbours."""
+    """First and last of each run of consecutive ids."""
     starts = [k for k in range(len(ids)) if k == 0 or ids[k] != ids[k - 1] + 1]
     return [(ids[start], ids[end - 1]) for start, end in itertools.pairwise([*starts, len(ids)])]
 
@@ -257,7 +261,7 @@ def _ranges(ids: Sequence[int]) -> list[str]:
 
 
 def _is_regular(ids: Sequence[int]) -> bool:
-    """Whether runs of one length follow each other in one distance."""
+    """Whether all runs have the same length and distance."""
     runs = _runs(ids)
     return len({last - first for first, last in runs}) == 1 and (
         len({after[0] - before[0] for before, after in itertools.pairwise(runs)}) == 1

@@ -1,4 +1,4 @@
-"""Arrays in pieces as SVG: grids of cells, one color for each set of devices, with the mesh axes on the sides."""
+"""Sharded arrays as SVG: grids of cells, one color for each set of devices, with the dimensions on the sides."""
 
 import math
 from collections.abc import Sequence
@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from partjit.render.html import fragment, table
 from partjit.render.markup import Markup, element
 from partjit.render.numbers import counted
-from partjit.render.piece_grid import Arrangement, Band, Panel, Piece, PieceGrid, arrange, keep, name_devices
+from partjit.render.piece_grid import Arrangement, Band, Panel, Piece, PieceGrid, arrange, name_devices, table_rows
 from partjit.render.svg import label, picture, rect, text_width
 from partjit.render.theme import COLORS
 
 __all__ = ["html", "shade", "svg"]
 
 _MARGIN = 16
-_WIDEST = 1100  # of what is drawn next to each other
+_WIDEST = 1100  # of panels next to each other
 _HEIGHT, _LOW = 30, 20  # of a cell, and of one in a tall grid
 _NARROW, _WIDE = 40, 150  # the widths of cells
 _SPACE = 2  # between cells
-_LEFT_OUT = 24  # how much room what stands for left out cells takes
+_LEFT_OUT = 24  # the size of the mark for cells that are left out
 _BETWEEN = 28  # panels
 _LINE = 18  # of text
 _MOST = {"rows": 64, "bands": 48, "panels": 24}
@@ -26,13 +26,12 @@ _NAME = 18  # characters
 
 
 def shade(number: int) -> int:
-    """Which of the theme's colors a piece has.
+    """The color of a piece in the theme.
 
     Neighbours in a grid have numbers that differ by 1 or by the length of a row, which may be a multiple of the number
     of colors; so each round through the colors starts one later.
 
     Example:
-        >>> from partjit.render.piece_grid_svg import shade
         >>> shade(0), shade(11), shade(12), shade(24)
         (0, 11, 1, 2)
     """
@@ -42,12 +41,7 @@ def shade(number: int) -> int:
 def svg(grid: PieceGrid) -> Markup:
     """Draws an array as SVG.
 
-    Args:
-        grid: the array.
-
     Example:
-        >>> from partjit.render.piece_grid_svg import svg
-        >>> from partjit.render.piece_grid import PieceGrid, Piece
         >>> svg(PieceGrid("float32[]", (), (), "", (Piece((), (0,), 0),))).count("<rect")
         2
     """
@@ -76,8 +70,7 @@ def svg(grid: PieceGrid) -> Markup:
             )
         )
         y += _LINE + (2 if is_title else 0)
-    x, y, lowest = 0.0, y + 4, 0.0
-    widest = 0.0
+    x, y, lowest, widest = 0.0, y + 4, 0.0, 0.0
     for panel in panels:
         if x and x + panel.width > width:
             x, y, lowest = 0.0, y + lowest + _BETWEEN, 0.0
@@ -105,7 +98,7 @@ def _sentence(grid: PieceGrid, dim: int | None) -> str:
 
 
 def _beside(grid: PieceGrid, found: Arrangement) -> list[str]:
-    """What the sides of the grid do not say."""
+    """The dimensions that are not labelled on the sides of the grid."""
     words = []
     for k in range(len(grid.dimensions)):
         sentence = _sentence(grid, k)
@@ -119,11 +112,11 @@ def _beside(grid: PieceGrid, found: Arrangement) -> list[str]:
 
 
 def _is_on_side(grid: PieceGrid, found: Arrangement) -> bool:
-    """Whether the rows are so many that what they are can be written along them."""
+    """Whether there are enough rows for the name of their dimension beside them."""
     rows = max((len(band.rows) for panel in found.panels if panel for band in panel.bands if band), default=0)
     if found.rows is None:
         return False
-    # It may reach into the margin and the line of labels.
+    # The text may extend into the margin and the line of labels.
     return text_width(_sentence(grid, found.rows), 11) <= rows * (_row_height(rows) + _SPACE) + 2 * _LINE
 
 
@@ -252,25 +245,13 @@ def _middle(x: float, y: float, width: float, height: float, text: str, size: fl
 
 
 def html(grid: PieceGrid) -> Markup:
-    """Draws an array as a part of a page: the SVG, and below it a table of the pieces to be opened.
-
-    Args:
-        grid: the array.
+    """Draws an array as a part of a page: the SVG, and below it a folded table of the pieces.
 
     Example:
-        >>> from partjit.render.piece_grid_svg import html
-        >>> from partjit.render.piece_grid import PieceGrid, Piece
         >>> "<details>" in html(PieceGrid("float32[]", (), (), "", (Piece((), (0,), 0),)))
         True
     """
-    rows = []
-    for k in keep(len(grid.pieces), _MOST_IN_TABLE):
-        if k is None:
-            rows.append(["⋮"] * (len(grid.dimensions) + 2))
-            continue
-        piece = grid.pieces[k]
-        parts = [dim.labels[part] for dim, part in zip(grid.dimensions, piece.position, strict=True)]
-        rows.append([*parts, piece.amount, name_devices(piece.devices, grid.remote)])
+    header, *rows = [cells for cells, _ in table_rows(grid, _MOST_IN_TABLE)]
     count = counted(len(grid.pieces), grid.noun)
-    listed = table("", [*(dim.name for dim in grid.dimensions), "holds", "devices"], rows)
+    listed = table("", header, rows)
     return fragment(svg(grid), element("details", element("summary", count, class_="pj-muted"), listed))

@@ -1,12 +1,12 @@
-"""Arrays in pieces as text: boxes, a legend of the dimensions, a table.
+"""Sharded arrays as text: boxes, a legend of the dimensions, a table.
 
-A line is a list of (text, color) pairs, so that what can show colors may; the color of a piece is its number.
+A line is a list of (text, color) pairs, for terminals with colors; the color of a piece is its number.
 """
 
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from partjit.render.piece_grid import Arrangement, Band, Panel, PieceGrid, arrange, keep, name_devices
+from partjit.render.piece_grid import Arrangement, Band, Panel, PieceGrid, arrange, name_devices, table_rows
 
 __all__ = ["Line", "lines", "plain", "table_lines"]
 
@@ -14,18 +14,17 @@ Line = list[tuple[str, int | None]]
 
 _NARROWEST = 24
 _MOST_ROWS = 16
-_MOST_RULED = 12  # rows with a line between them; more would get too long
+_MOST_RULED = 12  # rows with a line between them
 _MOST_BANDS = 4
 _MOST_PANELS = 8
 _MOST_IN_TABLE = 16
-_GAP = 3  # how wide what stands for left out columns is
+_GAP = 3  # the width of the mark for columns that are left out
 
 
 def plain(drawn: Iterable[Line]) -> str:
     r"""Lines without their colors.
 
     Example:
-        >>> from partjit.render.piece_grid_text import plain
         >>> plain([[("a", None), ("b", 3)], []])
         'ab\n'
     """
@@ -33,16 +32,12 @@ def plain(drawn: Iterable[Line]) -> str:
 
 
 def lines(grid: PieceGrid, width: int = 80, *, table: bool | None = None) -> list[Line]:
-    """Draws an array as text.
+    """Draws an array as text in lines of at most so many characters, and at least 24.
 
-    Args:
-        grid: the array.
-        width: how many characters there are in a line, of which 24 are needed.
-        table: whether the pieces are listed as well; by default those of an array of rank 3 and more.
+    A table of the pieces follows if requested, by default for arrays of rank 3 and more.
 
     Example:
-        >>> from partjit.render.piece_grid_text import lines, plain
-        >>> from partjit.render.piece_grid import Dimension, PieceGrid, Piece
+        >>> from partjit.render.piece_grid import Dimension, Piece
         >>> dim = Dimension("dim 0", "4 over x=2", ("0:2", "2:4"))
         >>> pieces = Piece((0,), (0, 1), 0), Piece((1,), (2, 3), 1)
         >>> print(plain(lines(PieceGrid("int8[4]", (), (dim,), "y=2", pieces), 40)))
@@ -76,13 +71,13 @@ def lines(grid: PieceGrid, width: int = 80, *, table: bool | None = None) -> lis
 
 
 def _arranged(grid: PieceGrid, width: int) -> tuple[Arrangement, int]:
-    """What fits into lines of a width, and how wide a cell is."""
+    """The arrangement that fits into lines of a width, and the width of a cell."""
     most = {"rows": _MOST_ROWS, "bands": _MOST_BANDS, "panels": _MOST_PANELS}
     whole = arrange(grid, columns=len(grid.pieces) or 1, **most)
     gutter = _gutter(grid, whole)
     count = 1 if whole.columns is None else len(grid.dimensions[whole.columns].labels)
     cell = 1
-    for room in (28, 18, 12, 8):  # shorter names, until all columns fit
+    for room in (28, 18, 12, 8):  # ever shorter names, until all columns fit
         names = [name_devices(piece.devices, grid.remote, room) for piece in grid.pieces]
         labels = () if whole.columns is None else grid.dimensions[whole.columns].labels
         cell = max(map(len, [*names, *labels]), default=1) + 2
@@ -175,15 +170,10 @@ def _side_by_side(panels: Sequence[list[Line] | None], width: int) -> list[list[
 
 
 def table_lines(grid: PieceGrid, width: int = 80) -> list[Line]:
-    """The pieces as a table: which part of each dimension, who holds it, and bytes.
-
-    Args:
-        grid: the array.
-        width: how many characters there are in a line.
+    """The pieces as a table: their part of each dimension, bytes, and devices.
 
     Example:
-        >>> from partjit.render.piece_grid_text import plain, table_lines
-        >>> from partjit.render.piece_grid import Dimension, PieceGrid, Piece
+        >>> from partjit.render.piece_grid import Dimension, Piece
         >>> dim = Dimension("dim 0", "4 over x=2", ("0:2", "2:4"))
         >>> pieces = Piece((0,), (0, 1), 0, "2 B"), Piece((1,), (2, 3), 1, "2 B")
         >>> print(plain(table_lines(PieceGrid("int8[4]", (), (dim,), "", pieces))))
@@ -191,16 +181,8 @@ def table_lines(grid: PieceGrid, width: int = 80) -> list[Line]:
         0:2     2 B     0,1
         2:4     2 B     2,3
     """
-    dims = grid.dimensions
-    rows: list[tuple[list[str], int | None]] = [([*(dim.name for dim in dims), "holds", "devices"], None)]
-    for k in keep(len(grid.pieces), _MOST_IN_TABLE):
-        if k is None:
-            rows.append((["⋮"] * (len(dims) + 2), None))
-            continue
-        piece = grid.pieces[k]
-        parts = [dim.labels[part] for dim, part in zip(dims, piece.position, strict=True)]
-        rows.append(([*parts, piece.amount, name_devices(piece.devices, grid.remote)], piece.color))
-    widths = [max(len(cells[k]) for cells, _ in rows) for k in range(len(dims) + 2)]
+    rows = table_rows(grid, _MOST_IN_TABLE)
+    widths = [max(map(len, column)) for column in zip(*(cells for cells, _ in rows), strict=True)]
     drawn: list[Line] = []
     for cells, color in rows:
         *before, last = cells

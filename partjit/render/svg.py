@@ -1,6 +1,6 @@
-"""A picture: shapes, text that is cut to fit, and the frame around them.
+"""SVG: shapes, text that is cut to fit, and the picture around them.
 
-Nothing has an id, so any number of pictures can stand in one page. Coordinates are pixels, from the top left.
+No element has an id, so any number of pictures fit into one page. Coordinates are pixels, from the top left.
 """
 
 import itertools
@@ -14,7 +14,7 @@ __all__ = ["fit", "label", "path", "picture", "rect", "smooth", "text_width"]
 
 Point = tuple[float, float]
 
-# Widths of characters in ems: those of the widest common sans-serif font of a system, so that text rather ends early.
+# Widths of characters in ems, of the widest common sans-serif font of any system, so that text rather ends early.
 _WIDTHS = {
     **dict.fromkeys("il.,:;'|!j", 0.31),
     **dict.fromkeys('ftr()[]{}I/\\- "`', 0.4),
@@ -27,18 +27,9 @@ _MONO = 0.605
 
 
 def text_width(text: str, size: float = 12, *, mono: bool = False) -> float:
-    """About how wide a line of text is; rather too wide than too narrow.
-
-    Args:
-        text: one line.
-        size: the height of the font.
-        mono: whether all characters are of one width.
-
-    Returns:
-        Pixels.
+    """The estimated width of a line of text in pixels; rather too wide than too narrow.
 
     Example:
-        >>> from partjit.render.svg import text_width
         >>> text_width("mm") > text_width("ii") > 0
         True
     """
@@ -54,16 +45,9 @@ def _em(character: str, mono: bool) -> float:
 
 
 def fit(text: str, width: float, size: float = 12, *, mono: bool = False) -> str:
-    """A text, or as much of its beginning as fits, with an ellipsis.
-
-    Args:
-        text: one line.
-        width: how much room there is. Where there is none for a character and an ellipsis, nothing is left.
-        size: the height of the font.
-        mono: whether all characters are of one width.
+    """A line of text, or as much of its beginning as fits into a width, with an ellipsis; maybe nothing.
 
     Example:
-        >>> from partjit.render.svg import fit
         >>> fit("short", 100), fit("a very long name", 60), fit("no room", 5)
         ('short', 'a very l…', '')
     """
@@ -95,21 +79,16 @@ def label(
     """A line of text.
 
     Args:
-        x: where it starts, or its middle or end, as `anchor` says.
-        y: the middle of its height.
-        text: what it says.
-        width: how much room there is; what does not fit is cut off, and all of it is in the tooltip.
-        size: the height of the font.
+        x: of its start, middle or end, as `anchor` says.
+        y: its vertical center.
+        text: the line; empty markup is returned if nothing of it fits.
+        width: to which it is cut; all of it is then in the tooltip.
+        size: of the font.
         anchor: "start", "middle" or "end".
-        class_: its colour: "pj-ink", "pj-muted", "pj-on3", ...
-        mono: whether all characters are of one width.
-        bold: whether it stands out.
-
-    Returns:
-        The element; nothing if nothing fits.
+        class_: its color: "pj-ink", "pj-muted", "pj-on3", ...
+        mono, bold: the style of the font.
 
     Example:
-        >>> from partjit.render.svg import label
         >>> label(10, 20, "a < b")
         '<text x="10" y="20" dy="0.35em" font-size="12" class="pj-ink">a &lt; b</text>'
     """
@@ -126,17 +105,9 @@ def label(
 def rect(
     x: float, y: float, width: float, height: float, *children: str, radius: float = 0, class_: str, **more: Attribute
 ) -> Markup:
-    """A rectangle.
-
-    Args:
-        x, y, width, height: where it is.
-        children: a `title` for a tooltip, if anything.
-        radius: that of its corners.
-        class_: its colours: "pj-panel pj-s-line" for instance.
-        more: attributes.
+    """A rectangle in the colors of a class such as "pj-panel pj-s-line", maybe with a `title` for a tooltip.
 
     Example:
-        >>> from partjit.render.svg import rect
         >>> rect(0, 0, 10, 5, class_="pj-c3")
         '<rect x="0" y="0" width="10" height="5" class="pj-c3"/>'
     """
@@ -145,16 +116,9 @@ def rect(
 
 
 def path(lines: Sequence[Sequence[Point]], *children: str, class_: str, **more: Attribute) -> Markup:
-    """Straight lines from point to point, as many as wanted in one element.
-
-    Args:
-        lines: the points of each line.
-        children: a `title` for a tooltip, if anything.
-        class_: its colours: "pj-none pj-s-line" for instance.
-        more: attributes.
+    """Polylines in one element, in the colors of a class such as "pj-none pj-s-line".
 
     Example:
-        >>> from partjit.render.svg import path
         >>> path([[(0, 0), (5, 0)], [(0, 3), (5, 3.5)]], class_="pj-none pj-s-line")
         '<path d="M0 0L5 0M0 3L5 3.5" class="pj-none pj-s-line"/>'
     """
@@ -165,16 +129,12 @@ def path(lines: Sequence[Sequence[Point]], *children: str, class_: str, **more: 
 
 
 def smooth(points: Sequence[Point]) -> str:
-    """The `d` of a path that goes down through points without corners.
+    """The `d` of a smooth path down through points.
 
-    It begins and ends upright and goes neither further to a side nor up between two points: x is a monotone cubic of y
-    (Fritsch and Carlson, 1980).
-
-    Args:
-        points: the one further down later.
+    It begins and ends vertically and is monotone between two points: x is a monotone cubic of y (Fritsch and Carlson,
+    1980).
 
     Example:
-        >>> from partjit.render.svg import smooth
         >>> smooth([(0, 0), (0, 9), (6, 18)])
         'M0 0L0 9C0 12 6 15 6 18'
     """
@@ -193,21 +153,15 @@ def smooth(points: Sequence[Point]) -> str:
 
 
 def picture(width: float, height: float, *body: str, title: str) -> Markup:
-    """An SVG that stands for itself or in a page, with the stylesheet and a background.
-
-    Args:
-        width, height: how large it is; where there is less room it is scaled down.
-        body: what is in it.
-        title: what it shows, for those who cannot see it.
+    """An SVG for a file or a page, with the stylesheet and a background; `title` is its label for screen readers.
 
     Example:
-        >>> from partjit.render.svg import label, picture
         >>> picture(80, 20, label(8, 10, "hello"), title="A greeting")[:60]
         '<svg xmlns="http://www.w3.org/2000/svg" class="pj" role="img'
     """
     return element(
         "svg",
-        # Text of a style is read as markup in an SVG file and as raw text in HTML: it must need no escaping.
+        # The text of a style is markup in an SVG file and raw text in HTML, so it must not need escaping.
         Markup(f"<style>{STYLESHEET}</style>"),
         rect(0, 0, width, height, radius=6, class_="pj-back"),
         join(body),

@@ -1,4 +1,4 @@
-"""Tables of text, for a terminal."""
+"""Tables as text."""
 
 from collections.abc import Sequence
 
@@ -6,12 +6,7 @@ __all__ = ["table"]
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], most: int | None = None) -> str:
-    """A table whose numbers stand at the right.
-
-    Args:
-        columns: the names of the columns.
-        rows: the cells of each row.
-        most: how many rows are shown; what is left out is counted in a last line.
+    """A table with right-aligned numbers. At most `most` rows are shown; a last line counts the others.
 
     Example:
         >>> print(table(("kind", "count"), [("all-gather", 2), ("all-reduce", 16)]))

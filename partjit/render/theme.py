@@ -1,8 +1,7 @@
-"""Colours for light and dark backgrounds, as one stylesheet of CSS custom properties.
+"""Colors for light and dark backgrounds, as one stylesheet of CSS custom properties.
 
-Every class and property begins with `pj`, so that pictures can stand in any page, and many in one. The theme is that of
-the reader's system, unless an element around the picture says `data-theme="light"` or `data-theme="dark"` (or is a
-JupyterLab page, which says the same in its own words).
+Every class and property begins with `pj`, so that pictures fit into any page. The theme is that of the reader's system,
+unless an element around the picture has `data-theme="light"` or `data-theme="dark"`, or JupyterLab's attribute for it.
 """
 
 from collections.abc import Mapping
@@ -45,14 +44,14 @@ THEMES: Mapping[str, Mapping[str, str]] = {
         "red-tint": "#4d1a1c",
     },
 }
-"""What the names of colours mean: `ink` and `muted` are for text, `back` is behind everything, `panel` behind groups,
-`line` for lines that stay in the background; an accent is for outlines and text, its tint for areas that carry ink."""
+"""Colors by name: `ink` and `muted` are for text, `back` is the background, `panel` that of groups, `line` for lines in
+the background; an accent is for outlines and text, its tint for areas below ink."""
 
 ACCENTS = ("blue", "orange", "teal", "grey", "red")
 """The accents, each with a tint."""
 
-# Chosen by a search for twelve colours that are far apart in OKLab under normal vision, protanopia, deuteranopia and
-# tritanopia, and stand out from a white and from a dark background; the first ones are those that differ most.
+# Found by a search for twelve colors that are far apart in OKLab under normal vision, protanopia, deuteranopia and
+# tritanopia, and contrast with white and dark backgrounds; the first ones differ most.
 PALETTE = (
     "#275ca8",
     "#fd9e3b",
@@ -67,10 +66,10 @@ PALETTE = (
     "#8f73e3",
     "#99b297",
 )
-"""Colours for categories, the same in light and dark. Class `pj-c3` fills with the fourth, `pj-on3` is ink on it."""
+"""Colors of categories, the same in light and dark. Class `pj-c3` fills with the fourth, `pj-on3` is ink on it."""
 
 COLORS = len(PALETTE)
-"""How many colours there are for categories."""
+"""The number of colors of categories."""
 
 
 _SANS = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
@@ -78,17 +77,16 @@ _MONO = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace
 
 
 def _brightness(color: str) -> float:
-    """The relative luminance of a colour, as WCAG 2 defines it."""
+    """The relative luminance of a color, as WCAG 2 defines it."""
     channels = (int(color[k : k + 2], 16) / 255 for k in (1, 3, 5))
     red, green, blue = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def contrast(one: str, other: str) -> float:
-    """The contrast of two colours, from 1 to 21, as WCAG 2 defines it.
+    """The contrast of two colors, from 1 to 21, as WCAG 2 defines it.
 
     Example:
-        >>> from partjit.render.theme import contrast
         >>> round(contrast("#000000", "#ffffff"), 1)
         21.0
     """
@@ -97,10 +95,9 @@ def contrast(one: str, other: str) -> float:
 
 
 def ink_on(color: str) -> str:
-    """Dark or white: what is better to read on a colour.
+    """Dark or white, whichever is more legible on a color.
 
     Example:
-        >>> from partjit.render.theme import ink_on
         >>> ink_on("#ffee00"), ink_on("#000080")
         ('#0d1117', '#ffffff')
     """
@@ -120,7 +117,7 @@ def _stylesheet() -> str:
         ".pj-bold{font-weight:600}",
         ".pj-none{fill:none}",
         ".pj-dashed{stroke-dasharray:2 3}",
-        # Text that something runs behind.
+        # Text over lines.
         *(
             f".pj-clear-{name}{{paint-order:stroke;stroke:var(--pj-{name});stroke-width:4px}}"
             for name in ("back", "panel")
@@ -136,4 +133,4 @@ def _stylesheet() -> str:
 
 
 STYLESHEET = _stylesheet()
-"""What a picture or a page needs once."""
+"""The stylesheet, needed once per picture or page."""

@@ -593,7 +593,7 @@ def test_a_long_recording_is_drawn_quickly_and_no_larger():
     drawn = timeline.to_svg()
     assert time.process_time() - begin < 2
     assert len(drawn) < 100_000
-    assert "10,000 spans narrower than half a pixel are drawn together" in drawn
+    assert "10,000 spans narrower than half a pixel are merged" in drawn
 
 
 @pytest.mark.parametrize(

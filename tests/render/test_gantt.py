@@ -76,7 +76,7 @@ def test_bars_together_say_how_many_and_how_long_and_look_like_most_of_the_time(
     row = [Bar(k, k + 0.1, "a", "wait", "w") for k in range(3)] + [Bar(3, 3.9, "a", "call", "c")]
     (bar,) = merge(row, 1)
     assert (bar.kind, bar.count, bar.title) == ("call", 4, "")
-    assert bar.tooltip == "4 that are too short to be seen, 1.20 s together"
+    assert bar.tooltip == "4 that are too short to be visible, 1.20 s together"
 
 
 @sees("different examples", "several elements")
@@ -105,7 +105,7 @@ def test_a_picture_of_many_bars_is_no_larger_and_says_what_it_does():
         return draw([Bar(k, k + 0.5, "devices", "fragment", f"fragment_{k}") for k in range(count)], title="t")
 
     assert len(picture(50_000)) < len(picture(500)) < 400_000
-    assert "50,000 spans narrower than half a pixel are drawn together" in picture(50_000)
+    assert "50,000 spans narrower than half a pixel are merged" in picture(50_000)
     assert "half a pixel" not in picture(50)
 
 

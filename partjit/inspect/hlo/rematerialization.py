@@ -93,7 +93,7 @@ def catch_rematerializations(mesh: Mesh | AbstractMesh) -> Iterator[list[Remater
     Example:
         >>> import jax, numpy as np
         >>> from jax.sharding import NamedSharding
-        >>> from partjit import Mesh, P
+        >>> from partjit import Mesh
         >>> mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("x", "y"))
         >>> def fun(a):
         ...     a = jax.lax.with_sharding_constraint(jax.numpy.sin(a), NamedSharding(mesh, P(("y", "x"))))
