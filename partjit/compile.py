@@ -5,18 +5,27 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax.core import Tracer
-from jax.sharding import Mesh, NamedSharding
+from jax.extend.core import ClosedJaxpr
+from jax.interpreters.mlir import LoweringParameters
+from jax.sharding import Mesh, NamedSharding, Sharding
 
 from partjit._jax.caches import weakref_cache
-from partjit._jax.compiling import DeviceAssignmentMismatchError, lower_to_computation, move_outputs
+from partjit._jax.compiling import (
+    DeviceAssignmentMismatchError,
+    MeshComputation,
+    MeshExecutable,
+    lower_to_computation,
+    move_outputs,
+)
 from partjit._jax.meshes import EMPTY_MESH, under_mesh
-from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
+from partjit._jax.shardings import UNSPECIFIED, MaybeSharding, UnspecifiedValue
 from partjit._jax.stages import make_args_info
 from partjit._jax.tracing import low_jaxpr
+from partjit._jax.types import PyTreeDef
 from partjit.devices import incompatible_devices
 from partjit.mesh import describe_mesh, has_explicit_axes
 from partjit.primitive import device_witness, shardings_of
@@ -43,7 +52,7 @@ class Program:
         arg_paths: the key path of each argument of the user's (not of `consts`).
     """
 
-    jaxpr: Any
+    jaxpr: ClosedJaxpr
     consts: list[Any]
     in_specs: tuple[Spec, ...]
     out_specs: tuple[Spec, ...]
@@ -51,8 +60,8 @@ class Program:
     donated_invars: tuple[bool, ...]
     name: str
     keep_unused: bool
-    in_tree: Any
-    out_tree: Any
+    in_tree: PyTreeDef
+    out_tree: PyTreeDef
     arg_paths: tuple[str, ...]
 
     @property
@@ -73,7 +82,7 @@ class Program:
 def lower(
     args: Sequence[Any],
     *,
-    jaxpr: Any,
+    jaxpr: ClosedJaxpr,
     in_specs: Sequence[Spec],
     out_specs: Sequence[Spec],
     mesh: Mesh,
@@ -81,9 +90,9 @@ def lower(
     name: str,
     keep_unused: bool,
     platforms: tuple[str, ...] | None = None,
-    parameters: Any = None,
+    parameters: LoweringParameters | None = None,
     **_: Any,
-) -> Any:
+) -> MeshComputation:
     """Lowers a program for arguments sharded like these, to a `jax.stages.Lowering`, which compiles once.
 
     An argument whose spec is UNSPECIFIED keeps its sharding: that of a committed array is part of the program. This is
@@ -102,7 +111,7 @@ def lower(
     )
 
 
-def in_shardings_of(args: Sequence[Any], specs: Sequence[Spec], mesh: Mesh) -> tuple[Any, ...]:
+def in_shardings_of(args: Sequence[Any], specs: Sequence[Spec], mesh: Mesh) -> tuple[MaybeSharding, ...]:
     """The shardings of a program's arguments: those of their specs, where these are UNSPECIFIED their own."""
     return tuple(
         own_sharding(arg) if isinstance(sharding, UnspecifiedValue) else sharding
@@ -110,7 +119,7 @@ def in_shardings_of(args: Sequence[Any], specs: Sequence[Spec], mesh: Mesh) -> t
     )
 
 
-def own_sharding(arg: Any) -> Any:
+def own_sharding(arg: Any) -> Sharding | UnspecifiedValue:
     """The sharding an argument is committed to, UNSPECIFIED if it is not."""
     sharding = getattr(arg, "sharding", None)
     # A ShapeDtypeStruct with a sharding stands for an array committed to it.
@@ -120,16 +129,16 @@ def own_sharding(arg: Any) -> Any:
 
 
 def lower_jaxpr_anew(
-    jaxpr: Any,
-    in_shardings: tuple[Any, ...],
-    out_shardings: tuple[Any, ...],
+    jaxpr: ClosedJaxpr,
+    in_shardings: tuple[MaybeSharding, ...],
+    out_shardings: tuple[MaybeSharding, ...],
     donated_invars: tuple[bool, ...],
     mesh: Mesh,
     name: str,
     keep_unused: bool,
     platforms: tuple[str, ...] | None = None,
-    parameters: Any = None,
-) -> Any:
+    parameters: LoweringParameters | None = None,
+) -> MeshComputation:
     """Lowers a jaxpr for arguments and results with these shardings; UNSPECIFIED ones are left to the partitioner.
 
     `platforms` and `parameters` are what `jax.export` asks for. `lower_jaxpr` is the same, cached.
@@ -166,13 +175,13 @@ lower_jaxpr = weakref_cache(lower_jaxpr_anew)
 class _LoweredOnExplicitMesh(jax.stages.Lowered):
     """Compiles to a program whose outputs come back on the user's mesh."""
 
-    def __init__(self, lowering: Any, args_info: Any, out_tree: Any, mesh: Mesh) -> None:
+    def __init__(self, lowering: MeshComputation, args_info: Any, out_tree: PyTreeDef, mesh: Mesh) -> None:
         super().__init__(lowering, args_info, out_tree)
         self._mesh = mesh
 
     def compile(self, *args: Any, **kwargs: Any) -> jax.stages.Compiled:
         compiled = super().compile(*args, **kwargs)
-        move_outputs(compiled._executable, self._mesh)
+        move_outputs(cast(MeshExecutable, compiled._executable), self._mesh)
         return compiled
 
 
@@ -189,7 +198,7 @@ class Traced:
         self.leaves = leaves
 
     @property
-    def jaxpr(self) -> Any:
+    def jaxpr(self) -> ClosedJaxpr:
         """The closed jaxpr."""
         return self.program.jaxpr
 
@@ -199,12 +208,12 @@ class Traced:
         return self.program.name
 
     @property
-    def in_tree(self) -> Any:
+    def in_tree(self) -> PyTreeDef:
         """The structure of `(args, kwargs)`, without static arguments."""
         return self.program.in_tree
 
     @property
-    def out_tree(self) -> Any:
+    def out_tree(self) -> PyTreeDef:
         """The structure of the result."""
         return self.program.out_tree
 
@@ -246,7 +255,10 @@ class Traced:
         )
 
     def lower(
-        self, *, lowering_platforms: tuple[str, ...] | None = None, _private_parameters: Any = None
+        self,
+        *,
+        lowering_platforms: tuple[str, ...] | None = None,
+        _private_parameters: LoweringParameters | None = None,
     ) -> jax.stages.Lowered:
         """Lowers to StableHLO. Raises ValueError if the function closes over values of an outer trace.
 

@@ -3,20 +3,28 @@
 from collections.abc import Sequence
 from typing import Any
 
+from jax.core import AbstractValue
+from jax.extend.core import ClosedJaxpr
+from jax.sharding import Sharding
+
 from partjit._jax.compiling import mismatches_inside
-from partjit._jax.shardings import UnspecifiedValue, device_list
+from partjit._jax.shardings import MaybeSharding, UnspecifiedValue, device_list
 from partjit.errors import ShardingError
 
 __all__ = ["ids_of", "incompatible_devices"]
 
 
-def ids_of(sharding: Any) -> list[int]:
+def ids_of(sharding: Sharding) -> list[int]:
     """The ids of the devices of a sharding, in their order."""
     return [device.id for device in device_list(sharding)]
 
 
 def incompatible_devices(
-    error: Exception, name: str, jaxpr: Any, in_shardings: Sequence[Any], out_shardings: Sequence[Any]
+    error: Exception,
+    name: str,
+    jaxpr: ClosedJaxpr,
+    in_shardings: Sequence[MaybeSharding],
+    out_shardings: Sequence[MaybeSharding],
 ) -> ShardingError:
     """The error for a program whose arguments, constraints and results are not all on the same devices.
 
@@ -41,7 +49,9 @@ def incompatible_devices(
     )
 
 
-def _placed(kind: str, paths: Sequence[str], avals: Any, shardings: Sequence[Any]) -> list[tuple[str, list[int]]]:
+def _placed(
+    kind: str, paths: Sequence[str], avals: Sequence[AbstractValue], shardings: Sequence[Any]
+) -> list[tuple[str, list[int]]]:
     return [
         (f"{kind} {path} ({aval.str_short()})", ids_of(sharding))
         for path, aval, sharding in zip(paths, avals, shardings, strict=True)

@@ -17,7 +17,7 @@ import jax
 from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
 
-from partjit._jax.compiling import move_outputs, shard_constants
+from partjit._jax.compiling import MeshExecutable, move_outputs, shard_constants
 from partjit._jax.dispatch import (
     USE_OF_DONATED_BUFFERS_CRASHES,
     InternalFloatingPointError,
@@ -227,7 +227,7 @@ def _prepare_plan(values: Sequence[Any], **params: Any) -> tuple[Placing, Runnab
     return placing_of(plan, values), runnable_of(plan, values, params["mesh"])
 
 
-def _run(values: Sequence[Any], **params: Any) -> tuple[list[Any], Any, list[Any]]:
+def _run(values: Sequence[Any], **params: Any) -> tuple[list[Any], MeshExecutable, list[Any]]:
     lowering = lower(values, **params)
     executable = lowering.compile()
     if has_explicit_axes(params["mesh"]):

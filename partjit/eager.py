@@ -13,11 +13,11 @@ from typing import Any, cast
 
 import jax
 from jax.core import Tracer
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from partjit._jax.arrays import device_put
-from partjit._jax.shardings import UnspecifiedValue
+from partjit._jax.shardings import MaybeSharding, UnspecifiedValue
 from partjit._jax.tracing import abstractify
 from partjit.arguments import check_results
 from partjit.checks import flattened
@@ -95,13 +95,13 @@ def on_values(fun: Callable[..., Any], definition: Definition) -> OnValues:
     return of_fun.get(key) or of_fun.setdefault(key, OnValues(weakref.ref(fun), definition))
 
 
-def _home(mesh: Any, leaves: Sequence[Any]) -> DefaultSharding:
+def _home(mesh: Mesh, leaves: Sequence[Any]) -> DefaultSharding:
     if not mesh.empty:
         return DefaultSharding(NamedSharding(mesh, P()), True)
     return DefaultSharding(*home_of([own_sharding(leaf) for leaf in leaves]))
 
 
-def _placed(value: Any, sharding: Any, home: DefaultSharding, mesh: Any) -> Any:
+def _placed(value: Any, sharding: MaybeSharding, home: DefaultSharding, mesh: Mesh) -> Any:
     """A value with its sharding on `mesh`; with an UNSPECIFIED one a committed array keeps its own."""
     if isinstance(value, Tracer):
         return value
@@ -116,7 +116,7 @@ def _placed(value: Any, sharding: Any, home: DefaultSharding, mesh: Any) -> Any:
     return value if is_there else device_put(value, sharding)
 
 
-def _on(mesh: Any, sharding: Any) -> Any:
+def _on(mesh: Mesh, sharding: Any) -> Any:
     """The same sharding on `mesh`, if its own mesh differs from that only in the types of axes."""
     own: Any = getattr(sharding, "mesh", None)
     differs = own is not None and own != mesh and own.shape == mesh.shape

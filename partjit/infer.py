@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.core import Tracer
+from jax.core import AbstractValue, Tracer
 from jax.sharding import Mesh
 
 from partjit import rules
 from partjit._jax.caches import weakref_cache
 from partjit._jax.dispatch import results_are_checked
 from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
+from partjit._jax.types import PyTreeDef
 from partjit.arguments import Arguments, Numbered, abstract_arguments, check_call, flatten_arguments
 from partjit.compile import Program
 from partjit.errors import ShardingError
@@ -87,7 +88,7 @@ class Inferred:
     """
 
     arguments: Arguments
-    avals: tuple[Any, ...]
+    avals: tuple[AbstractValue, ...]
     in_specs: tuple[Any, ...]
     mesh: Mesh
 
@@ -126,10 +127,11 @@ def infer_program(
     raise_mismatches(
         [*mismatches, *check_devices(arguments.paths, arguments.leaves, in_specs, mesh)], definition.name, mesh
     )
+    assert isinstance(outcome, Program)  # mismatches have been raised
     return outcome, arguments.leaves
 
 
-def out_specs_of(definition: Definition, out_tree: Any, out_avals: Sequence[Any]) -> tuple[Any, ...]:
+def out_specs_of(definition: Definition, out_tree: PyTreeDef, out_avals: Sequence[AbstractValue]) -> tuple[Any, ...]:
     """One spec per flat result of a function, from the structure of its result and their types."""
     specs = definition.out_specs
     if isinstance(specs, UnspecifiedValue):
@@ -147,8 +149,8 @@ def forget(fun: Callable[..., Any]) -> None:
 def _program(
     fun: Callable[..., Any],
     definition: Definition,
-    in_tree: Any,
-    avals: tuple[Any, ...],
+    in_tree: PyTreeDef,
+    avals: tuple[AbstractValue, ...],
     static: tuple[tuple[int | str, Any], ...],
     paths: tuple[str, ...],
     in_specs: tuple[Any, ...],

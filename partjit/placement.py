@@ -87,7 +87,11 @@ class Misplaced:
         self._seen: set[tuple[str, int]] = set()
 
     def report(
-        self, args: Sequence[Any], shardings: Sequence[Any], paths: Sequence[str], indices: Sequence[int]
+        self,
+        args: Sequence[Any],
+        shardings: Sequence[Sharding | UnspecifiedValue],
+        paths: Sequence[str],
+        indices: Sequence[int],
     ) -> None:
         """Warns, raises or does nothing, as the policy says.
 
@@ -141,7 +145,7 @@ def _describe_place(sharding: Any) -> str:
     return f"{sharding.spec} on {mesh} in {sharding.memory_kind} memory"
 
 
-def _bytes_moved(array: Any, sharding: Any) -> int:
+def _bytes_moved(array: jax.Array, sharding: Any) -> int:
     """The bytes of the new shards that their devices do not have yet, over all devices."""
     held = array.sharding.devices_indices_map(array.shape)
     wanted = sharding.devices_indices_map(array.shape)

@@ -13,13 +13,14 @@ How each transformation acts on them is in `partjit.rules`, one file per transfo
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Any, TypeVar
 
 import jax
-from jax.core import ShapedArray
-from jax.extend.core import Primitive
+from jax.core import AbstractValue, ShapedArray
+from jax.extend.core import ClosedJaxpr, Effect, Jaxpr, Primitive
 from jax.interpreters import mlir
+from jax.interpreters.mlir import LoweringRuleContext
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -88,7 +89,7 @@ class _Witness(tuple):
 
     __slots__ = ()
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Jaxpr]:
         return (jaxpr.replace() for jaxpr in super().__iter__())
 
 
@@ -97,7 +98,7 @@ def keep_where(values: Sequence[T], flags: Sequence[bool]) -> tuple[T, ...]:
     return tuple(value for value, flag in zip(values, flags, strict=True) if flag)
 
 
-def result_types(avals: Sequence[Any], specs: Sequence[Spec], mesh: Mesh) -> list[Any]:
+def result_types(avals: Sequence[AbstractValue], specs: Sequence[Spec], mesh: Mesh) -> list[AbstractValue]:
     """The types of values with these specs, seen from outside of a program on `mesh`.
 
     On a mesh with Explicit axes the sharding is part of a type, and replicated where the partitioner chooses. Inside a
@@ -113,7 +114,7 @@ def result_types(avals: Sequence[Any], specs: Sequence[Spec], mesh: Mesh) -> lis
     ]
 
 
-def spec_of_type(aval: Any) -> Spec:
+def spec_of_type(aval: AbstractValue) -> Spec:
     """The spec in the type of a value on a mesh with Explicit axes; UNSPECIFIED for any other type."""
     sharding = getattr(aval, "sharding", None)
     if sharding is None or not has_explicit_axes(sharding.mesh):
@@ -130,7 +131,7 @@ def with_type_of(spec: Spec, value: Any, mesh: Mesh) -> Any:
     return sharding_constraint_p.bind(value, spec=spec, mesh=mesh, witness=device_witness(mesh))
 
 
-def _with_sharding(aval: Any, partitions: Sequence[Any], mesh: Mesh) -> Any:
+def _with_sharding(aval: ShapedArray, partitions: Sequence[Any], mesh: Mesh) -> ShapedArray:
     """The type `aval` with the Explicit axes among `partitions`; an UNCONSTRAINED dimension keeps its own."""
     own = spec_of_type(aval)
     kept = own.partitions if isinstance(own, ParsedPartitionSpec) else ()
@@ -146,17 +147,28 @@ def _with_sharding(aval: Any, partitions: Sequence[Any], mesh: Mesh) -> Any:
 
 
 @pjit_p.def_effectful_abstract_eval
-def _abstract_eval(*_: Any, jaxpr: Any, out_specs: Any, mesh: Mesh, **__: Any) -> Any:
+def _abstract_eval(
+    *_: Any, jaxpr: ClosedJaxpr, out_specs: Sequence[Spec], mesh: Mesh, **__: Any
+) -> tuple[list[AbstractValue], Set[Effect]]:
     return result_types(jaxpr.out_avals, out_specs, mesh), positional_effects(jaxpr)
 
 
 @sharding_constraint_p.def_abstract_eval
-def _constraint_abstract_eval(aval: Any, *, spec: ParsedPartitionSpec, mesh: Mesh, **_: Any) -> Any:
+def _constraint_abstract_eval(aval: AbstractValue, *, spec: ParsedPartitionSpec, mesh: Mesh, **_: Any) -> AbstractValue:
     (constrained,) = result_types([aval], [spec], spec.mesh or mesh)
     return constrained
 
 
-def _lower(ctx: Any, *args: Any, jaxpr: Any, in_specs: Any, out_specs: Any, mesh: Mesh, name: str, **_: Any) -> Any:
+def _lower(
+    ctx: LoweringRuleContext,
+    *args: Any,
+    jaxpr: ClosedJaxpr,
+    in_specs: Sequence[Spec],
+    out_specs: Sequence[Spec],
+    mesh: Mesh,
+    name: str,
+    **_: Any,
+) -> Sequence[Any]:
     return lower_call(
         ctx,
         args,
@@ -167,18 +179,22 @@ def _lower(ctx: Any, *args: Any, jaxpr: Any, in_specs: Any, out_specs: Any, mesh
     )
 
 
-def _lower_constraint(ctx: Any, x: Any, *, spec: ParsedPartitionSpec, mesh: Mesh, **_: Any) -> Any:
+def _lower_constraint(
+    ctx: LoweringRuleContext, x: Any, *, spec: ParsedPartitionSpec, mesh: Mesh, **_: Any
+) -> Sequence[Any]:
     (sharding,) = _inner_shardings(ctx, (spec,), mesh, ctx.avals_in)
     return [x] if sharding is None else lower_constraint(ctx, x, sharding, spec.unconstrained_dims)
 
 
-def _inner_shardings(ctx: Any, specs: Sequence[Spec], mesh: Mesh, avals: Sequence[Any]) -> list[Any]:
+def _inner_shardings(
+    ctx: LoweringRuleContext, specs: Sequence[Spec], mesh: Mesh, avals: Sequence[Any]
+) -> list[NamedSharding | None]:
     """The shardings of a nested program; None where it has none: inside a shard_map that is manual over all axes every
     value is one device's own.
     """
-    axis_context = ctx.module_context.axis_context
+    axis_context: Any = ctx.module_context.axis_context
     manual = getattr(axis_context, "manual_axes", frozenset())
-    shardings: list[Any] = []
+    shardings: list[NamedSharding | None] = []
     for sharding, aval in zip(shardings_of(specs, auto_twin(mesh)), avals, strict=True):
         if isinstance(sharding, UnspecifiedValue) or manual == frozenset(sharding.mesh.axis_names):
             shardings.append(None)
@@ -208,7 +224,7 @@ def _show_spec(spec: Spec) -> str:
     return str(spec) if isinstance(spec, ParsedPartitionSpec) else "UNSPECIFIED"
 
 
-def _as_low(*args: Any, jaxpr: Any, **params: Any) -> Sequence[Any]:
+def _as_low(*args: Any, jaxpr: ClosedJaxpr, **params: Any) -> Sequence[Any]:
     return pjit_p.bind(*args, jaxpr=low_jaxpr(jaxpr), **params)
 
 

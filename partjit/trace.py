@@ -10,10 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.core import AbstractValue
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh
 
 from partjit._jax.caches import weakref_cache
 from partjit._jax.tracing import name_results, separate_consts, trace_to_jaxpr
+from partjit._jax.types import PyTreeDef
 from partjit.arguments import check_results, name_of
 from partjit.checks import flattened
 from partjit.mesh import tracing_under
@@ -34,13 +37,15 @@ class Trace:
         out_paths: the key path of each flat result: `result['loss']`.
     """
 
-    jaxpr: Any
+    jaxpr: ClosedJaxpr
     consts: list[Any]
-    out_tree: Any
+    out_tree: PyTreeDef
     out_paths: tuple[str, ...]
 
 
-def with_static(in_tree: Any, leaves: Sequence[Any], static: tuple[tuple[int | str, Any], ...]) -> tuple[Any, Any]:
+def with_static(
+    in_tree: PyTreeDef, leaves: Sequence[Any], static: tuple[tuple[int | str, Any], ...]
+) -> tuple[Any, Any]:
     """The arguments `(args, kwargs)` of a function, from flat arguments and static ones."""
     args, kwargs = jax.tree.unflatten(in_tree, leaves)
     args = list(args)
@@ -55,8 +60,8 @@ def with_static(in_tree: Any, leaves: Sequence[Any], static: tuple[tuple[int | s
 @weakref_cache
 def trace(
     fun: Callable[..., Any],
-    in_tree: Any,
-    in_avals: tuple[Any, ...],
+    in_tree: PyTreeDef,
+    in_avals: tuple[AbstractValue, ...],
     static: tuple[tuple[int | str, Any], ...],
     arg_names: tuple[str, ...],
     source: str,

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
-from jax.core import Tracer
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.core import AbstractValue, Tracer
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 
 from partjit._jax.meshes import manual_axes
 from partjit._jax.shardings import device_list
@@ -73,7 +73,7 @@ def require_mesh(mesh: Mesh, specs: Iterable[Spec], caller: str, name: str) -> N
 def check_specs(
     what: str,
     paths: Sequence[str],
-    avals: Sequence[Any],
+    avals: Sequence[AbstractValue],
     specs: Sequence[Spec],
     mesh: Mesh,
     *,
@@ -255,7 +255,7 @@ def _check_same_devices(paths: Sequence[str], args: Sequence[Any]) -> list[Misma
     ]
 
 
-def _committed_sharding(arg: Any) -> Any:
+def _committed_sharding(arg: Any) -> Sharding | None:
     """The sharding to which an argument is committed, as a struct with a sharding says it is; None if it is to none."""
     if isinstance(arg, Tracer):
         return None  # the business of whoever traces
@@ -269,14 +269,14 @@ def _short(arg: Any) -> str:
     return abstractify(arg).str_short()
 
 
-def _in_order(sharding: Any, spec: Spec, mesh: Mesh) -> bool:
+def _in_order(sharding: Sharding, spec: Spec, mesh: Mesh) -> bool:
     """Whether an array that stays where it is has its shards on the devices in the order of the mesh."""
     if isinstance(spec, ParsedPartitionSpec) or not isinstance(sharding, NamedSharding):
         return True
     return _device_ids(sharding.mesh) == _device_ids(mesh)
 
 
-def _ids_of_sharding(sharding: Any) -> list[int]:
+def _ids_of_sharding(sharding: Sharding) -> list[int]:
     if isinstance(sharding, NamedSharding):
         return _device_ids(sharding.mesh)
     return sorted(device.id for device in sharding.device_set)

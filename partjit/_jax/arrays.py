@@ -14,7 +14,9 @@ from jax._src.lax import lax
 from jax._src.lib import _jax
 from jax._src.random.prng import PRNGKeyArray
 from jax.core import ShapedArray
+from jax.sharding import Sharding
 
+from partjit._jax.types import Device
 from partjit._jax.versions import RELEASE
 
 __all__ = [
@@ -61,28 +63,28 @@ def device_put(values: Any, shardings: Any) -> Any:
     return jax.device_put(jax.tree.map(shareable, values) if _BUFFERS_ARE_LISTED_IN_STEPS else values, shardings)
 
 
-def buffers_of(array: Any) -> Sequence[Any]:
+def buffers_of(array: jax.Array) -> Sequence[Any]:
     """The arrays that an array has on the devices of this process, one each."""
     return shareable(array)._arrays
 
 
-def array_of_buffers(like: Any, buffers: Sequence[Any]) -> Any:
+def array_of_buffers(like: ArrayImpl, buffers: Sequence[Any]) -> jax.Array:
     """An array of the type and sharding of `like` out of one array per device of this process."""
     return ArrayImpl(like.aval, like.sharding, list(buffers), committed=like._committed, _skip_checks=True)
 
 
-def array_of_capsule(capsule: Any, device: Any) -> Any:
+def array_of_capsule(capsule: Any, device: Device) -> jax.Array:
     """The memory of a DLPack capsule as an array on a CPU device; the public way knows no device but the first."""
     return _jax.dlpack_managed_tensor_to_buffer(capsule, device, None)
 
 
-def is_on_one_host_device(array: Any) -> bool:
+def is_on_one_host_device(array: jax.Array) -> bool:
     """Whether an array is on a single device, a CPU."""
     arrays = buffers_of(array)
     return len(arrays) == 1 and arrays[0].platform() == "cpu"
 
 
-def copies_of(array: Any, sharding: Any, devices: Sequence[Any]) -> Any:
+def copies_of(array: jax.Array, sharding: Sharding, devices: Sequence[Device]) -> jax.Array:
     """An array on a single device, on each of these; where that is the same memory, it is not copied.
 
     `jax.device_put` does the same, and takes a few times as long to find out what it has to do.
@@ -92,17 +94,17 @@ def copies_of(array: Any, sharding: Any, devices: Sequence[Any]) -> Any:
     return pxla.batched_device_put(array.aval, sharding, [np.asarray(shareable(array))] * len(devices), devices)
 
 
-def with_key_data(key: Any, data: Any) -> Any:
+def with_key_data(key: PRNGKeyArray, data: jax.Array) -> PRNGKeyArray:
     """A typed PRNG key array of the implementation of `key`; the public way runs a program."""
     return PRNGKeyArray(key._impl, data)
 
 
-def with_weak_type(array: Any, weak_type: bool) -> Any:
+def with_weak_type(array: jax.Array, weak_type: bool) -> Any:
     """The same array with another weak type; the public conversion only makes types strong."""
     return lax._convert_element_type(array, array.dtype, weak_type=weak_type)
 
 
-def aval_of_struct(spec: Any) -> ShapedArray:
+def aval_of_struct(spec: jax.ShapeDtypeStruct) -> ShapedArray:
     """The abstract value of a ShapeDtypeStruct, the sharding left out."""
     return ShapedArray(spec.shape, spec.dtype, getattr(spec, "weak_type", False))
 

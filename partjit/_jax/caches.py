@@ -4,14 +4,27 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 from jax._src.util import register_cache, weakref_lru_cache
 
 __all__ = ["CacheGroup", "weakref_cache"]
 
 
-def weakref_cache(compute: Callable[..., Any]) -> Any:
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
+
+
+class Cached(Protocol[P, R]):
+    """A function that remembers its results."""
+
+    evict_weakref: Callable[[Any], None]
+    """Forgets what was computed for an object as the first argument."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+
+def weakref_cache(compute: Callable[P, R]) -> Cached[P, R]:
     """Caches `compute(key, *more)`, weakly in `key` and per jax's trace context; what raised is computed again.
 
     jax's `weakref_lru_cache` never stores a result under a key whose first computation raised, so that a function whose
@@ -26,11 +39,12 @@ def weakref_cache(compute: Callable[..., Any]) -> Any:
         if cell.result is _Cell:
             with cell.lock:
                 if cell.result is _Cell:
-                    cell.result = compute(*key)
+                    cell.result = cast(Any, compute)(*key)
         return cell.result
 
-    cast(Any, cached).evict_weakref = cells.evict_weakref
-    return cached
+    result = cast(Cached[P, R], cached)
+    result.evict_weakref = cells.evict_weakref
+    return result
 
 
 class CacheGroup:

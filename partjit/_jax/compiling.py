@@ -7,13 +7,20 @@ from typing import Any, cast
 
 from jax._src import compilation_cache, config, core, source_info_util, stages
 from jax._src.interpreters import mlir, pxla
+from jax._src.interpreters.pxla import MeshComputation, MeshExecutable
 from jax._src.lib import utils as xla_utils
 from jax._src.stages import DeviceAssignmentMismatchError
-from jax.sharding import NamedSharding
+from jax.extend.core import ClosedJaxpr
+from jax.interpreters.mlir import LoweringParameters
+from jax.sharding import Mesh, NamedSharding, Sharding
+
+from partjit._jax.shardings import MaybeSharding
 
 __all__ = [
     "MLIR_BINDINGS",
     "DeviceAssignmentMismatchError",
+    "MeshComputation",
+    "MeshExecutable",
     "lower_to_computation",
     "mismatches_inside",
     "move_outputs",
@@ -25,15 +32,15 @@ __all__ = [
 
 
 def lower_to_computation(
-    jaxpr: Any,
+    jaxpr: ClosedJaxpr,
     name: str,
-    in_shardings: Any,
-    out_shardings: Any,
-    donated: Any,
+    in_shardings: Sequence[MaybeSharding],
+    out_shardings: Sequence[MaybeSharding],
+    donated: Sequence[bool],
     platforms: tuple[str, ...] | None = None,
-    parameters: Any = None,
+    parameters: LoweringParameters | None = None,
     **options: Any,
-) -> Any:
+) -> MeshComputation:
     """Lowers a closed jaxpr to a program over all devices of its shardings, a `jax.stages.Lowering`.
 
     Args:
@@ -76,17 +83,17 @@ def mismatches_inside(error: Exception) -> list[tuple[str, list[int]]]:
     return found
 
 
-def shard_constants(computation: Any, executable: Any) -> list[Any]:
+def shard_constants(computation: MeshComputation, executable: MeshExecutable) -> list[Any]:
     """The constants of a lowered program, sharded as its executable wants them; they come before the arguments."""
     return executable.shard_const_args(computation.const_args)
 
 
-def output_shardings(executable: Any) -> Sequence[Any]:
+def output_shardings(executable: MeshExecutable) -> Sequence[Sharding]:
     """The shardings of the results of an executable."""
     return executable._out_shardings
 
 
-def move_outputs(executable: Any, mesh: Any) -> None:
+def move_outputs(executable: MeshExecutable, mesh: Mesh) -> None:
     """Lets an executable return its outputs on `mesh`, which has the devices and names of theirs but other axis types.
 
     Where the partitioner chose the sharding of an output, jax has no way to know that the user's mesh is meant. Only
@@ -100,7 +107,7 @@ def move_outputs(executable: Any, mesh: Any) -> None:
     )
     if shardings != tuple(executable._out_shardings):
         avals = [core.update_aval_with_sharding(a, s) for a, s in zip(executable.out_avals, shardings, strict=True)]
-        unloaded = executable._unloaded_executable
+        unloaded: Any = executable._unloaded_executable
         executable._out_shardings = unloaded.output_shardings = shardings
         executable.out_avals = unloaded.output_avals = avals
         executable._unsafe_call = None  # built from these when next asked for

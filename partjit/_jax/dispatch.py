@@ -1,13 +1,16 @@
 """jax's C++ dispatch: functions that run a compiled program without a Python frame."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from jax._src import api_util, config, lib, pjit, tree_util
 from jax._src.api_util import InternalFloatingPointError
 from jax._src.interpreters import pxla
+from jax._src.interpreters.pxla import MeshExecutable
 from jax._src.lib import _jax
+from jax.extend.core import ClosedJaxpr
 
+from partjit._jax.types import PyTreeDef
 from partjit._jax.versions import RELEASE
 
 __all__ = [
@@ -50,7 +53,14 @@ def make_cpp_function(fun: Callable, name: str, cache_miss: Callable, static: tu
 _cpp_cache = _jax.PjitFunctionCache(capacity=8192)
 
 
-def fast_path_data(executable: Any, out_tree: Any, args: Any, outs: Any, jaxpr: Any, consts: Any) -> Any:
+def fast_path_data(
+    executable: MeshExecutable,
+    out_tree: PyTreeDef,
+    args: Sequence[Any],
+    outs: Sequence[Any],
+    jaxpr: ClosedJaxpr,
+    consts: Sequence[Any],
+) -> Any:
     """What the C++ function needs to run `executable` by itself, or None where it cannot (effects, refs)."""
     return pjit._get_fastpath_data(executable, out_tree, args, outs, jaxpr.effects, jaxpr.consts, None, consts)
 

@@ -1,10 +1,9 @@
 """Effects of equations: jax's own, and the registries that say where an effect is allowed."""
 
 from collections.abc import Iterable
-from typing import Any
 
 from jax._src import core, effects
-from jax.extend.core import Effect
+from jax.extend.core import ClosedJaxpr, Effect
 
 __all__ = ["has_kept_effects", "is_input_effect", "positional_effects", "register_effect", "without_axes"]
 
@@ -12,7 +11,7 @@ __all__ = ["has_kept_effects", "is_input_effect", "positional_effects", "registe
 positional_effects = core.positional_effects
 
 
-def has_kept_effects(jaxpr: Any) -> bool:
+def has_kept_effects(jaxpr: ClosedJaxpr) -> bool:
     """Whether the jaxpr has effects that partial evaluation must keep even where nobody reads a result."""
     return bool(effects.partial_eval_kept_effects.filter_in(jaxpr.effects))
 

@@ -5,8 +5,13 @@ from typing import Any
 
 from jax._src import effects
 from jax.core import AbstractValue
-from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Var, new_jaxpr_eqn, primitives
+from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, Var, new_jaxpr_eqn, primitives
 from jax.lax import optimization_barrier_p
+
+from partjit._jax.shardings import MaybeSharding
+
+Atom = Var | Literal
+"""What an equation reads."""
 
 MERGED_JAXPR = ClosedJaxpr is Jaxpr
 """Whether a jaxpr has its constants itself: since jax 0.12."""
@@ -19,8 +24,8 @@ def new_var(aval: AbstractValue) -> Var:
 
 
 def closed_jaxpr(
-    invars: Sequence[Any], outvars: Sequence[Any], eqns: Sequence[JaxprEqn], consts: Mapping[Any, Any]
-) -> Any:
+    invars: Sequence[Var], outvars: Sequence[Atom], eqns: Sequence[JaxprEqn], consts: Mapping[Var, Any]
+) -> ClosedJaxpr:
     """A closed jaxpr of equations.
 
     Args:
@@ -48,7 +53,7 @@ _CLOSED_CALLS = {
 }
 
 
-def called_jaxpr(eqn: JaxprEqn) -> tuple[Any, Sequence[Any]] | None:
+def called_jaxpr(eqn: JaxprEqn) -> tuple[Jaxpr, Sequence[Any]] | None:
     """The open jaxpr and the constants of what one of jax's equations calls exactly once; None for other equations.
 
     These are nested `jax.jit`, functions with custom derivatives, and `jax.checkpoint`.
@@ -65,7 +70,7 @@ def is_rematerialized(eqn: JaxprEqn) -> bool:
     return eqn.primitive is primitives.remat_p and bool(eqn.params["differentiated"] and eqn.params["prevent_cse"])
 
 
-def barrier(atoms: Sequence[Any], outvars: Sequence[Any], like: JaxprEqn) -> JaxprEqn:
+def barrier(atoms: Sequence[Atom], outvars: Sequence[Var], like: JaxprEqn) -> JaxprEqn:
     """An equation that passes values on, and lets nothing behind it be merged with what is before it."""
     return new_jaxpr_eqn([*atoms], [*outvars], optimization_barrier_p, {}, set(), like.source_info, like.ctx)
 
@@ -87,7 +92,7 @@ def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:
     return len(consts), len(carries)
 
 
-def nested_shardings(eqn: JaxprEqn) -> tuple[Sequence[Any], Sequence[Any]] | None:
+def nested_shardings(eqn: JaxprEqn) -> tuple[Sequence[MaybeSharding], Sequence[MaybeSharding]] | None:
     """The shardings of arguments and results that a nested `jax.jit` requests, UNSPECIFIED where it does not."""
     if eqn.primitive is not primitives.jit_p:
         return None

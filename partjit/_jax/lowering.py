@@ -1,13 +1,16 @@
 """Lowering equations to MLIR."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from jax._src import core, pjit
 from jax._src.interpreters import mlir
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import func, hlo
-from jax.sharding import PartitionSpec
+from jax.core import ShapedArray
+from jax.extend.core import ClosedJaxpr
+from jax.interpreters.mlir import LoweringRuleContext
+from jax.sharding import PartitionSpec, Sharding
 
 from partjit._jax.jaxprs import MERGED_JAXPR
 
@@ -18,7 +21,13 @@ custom_call = mlir.custom_call
 
 
 def lower_call(
-    ctx: Any, args: Sequence[Any], *, jaxpr: Any, name: str, in_shardings: Sequence[Any], out_shardings: Sequence[Any]
+    ctx: LoweringRuleContext,
+    args: Sequence[Any],
+    *,
+    jaxpr: ClosedJaxpr,
+    name: str,
+    in_shardings: Sequence[Sharding | None],
+    out_shardings: Sequence[Sharding | None],
 ) -> Sequence[Any]:
     """Lowers a nested program to a call of an MLIR function of its own, shared by equal nested programs.
 
@@ -30,6 +39,8 @@ def lower_call(
     effects = [effect for effect in jaxpr.effects if core.effects.ordered_effects.contains(effect)]
     consts = core.jaxpr_const_args(jaxpr.jaxpr)
     if lowered is None:
+        # jax 0.12 asks for the types of the results.
+        types_of_results: dict[str, Any] = {"out_avals": jaxpr.out_avals} if MERGED_JAXPR else {}
         unsharded_consts = [None] * len(consts)
         lowered = mlir.lower_jaxpr_to_fun(
             module,
@@ -43,8 +54,7 @@ def lower_call(
             # Sharding attributes on the arguments of an inner function are lost on the way to HLO; annotation
             # operations inside of it are not.
             use_sharding_annotations=False,
-            # jax 0.12 asks for the types of the results.
-            **({"out_avals": jaxpr.out_avals} if MERGED_JAXPR else {}),
+            **types_of_results,
         )
         module.cached_primitive_lowerings[key] = lowered
     const_values, _ = _flatten_ir(
@@ -67,7 +77,7 @@ def _flatten_ir(values: Any) -> Any:
     return mlir.ir_tree_registry.flatten(values)
 
 
-def lower_opaque(ctx: Any, name: str, args: Sequence[Any]) -> Sequence[Any]:
+def lower_opaque(ctx: LoweringRuleContext, name: str, args: Sequence[Any]) -> Sequence[Any]:
     """Lowers an equation to an operation of which the partitioner knows nothing; it can never be run.
 
     A result of the type of an argument is taken to be sharded as that is.
@@ -83,10 +93,10 @@ def lower_opaque(ctx: Any, name: str, args: Sequence[Any]) -> Sequence[Any]:
     return results
 
 
-def lower_constraint(ctx: Any, x: Any, sharding: Any, unconstrained_dims: frozenset[int]) -> Any:
+def lower_constraint(ctx: LoweringRuleContext, x: Any, sharding: Sharding, unconstrained_dims: frozenset[int]) -> Any:
     """Lowers a sharding constraint as jax lowers its own; binding that one would look at the ambient mesh again."""
     # jax adds the axes that the type names to those of the constraint; ours names them all.
-    (aval,) = ctx.avals_in
+    (aval,) = cast(Sequence[ShapedArray], ctx.avals_in)
     bare = [aval.update(sharding=aval.sharding.update(spec=PartitionSpec(*[None] * aval.ndim)))]
     return pjit._sharding_constraint_hlo_lowering(
         ctx.replace(avals_in=bare, avals_out=bare),
@@ -98,7 +108,7 @@ def lower_constraint(ctx: Any, x: Any, sharding: Any, unconstrained_dims: frozen
     )
 
 
-def lower_constraint_to(ctx: Any, x: Any, aval: Any, sharding: Any) -> Any:
+def lower_constraint_to(ctx: LoweringRuleContext, x: Any, aval: ShapedArray, sharding: Sharding) -> Any:
     """Lowers a constraint of one argument or result of an equation that is being lowered."""
     lowered = lower_constraint(ctx.replace(avals_in=[aval], avals_out=[aval]), x, sharding, frozenset())
     return lowered[0] if isinstance(lowered, Sequence) else lowered

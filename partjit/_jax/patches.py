@@ -20,11 +20,11 @@ from jax._src import ad_checkpoint, effects
 from jax._src.interpreters import ad, batching, partial_eval
 from jax._src.lax.control_flow import loops
 from jax.extend import source_info_util
-from jax.extend.core import JaxprEqn, Primitive
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive
 from jax.extend.core.primitives import cond_p, remat_p, scan_p, while_p
 
 from partjit._jax.jaxprs import MERGED_JAXPR
-from partjit._jax.rules import batch_jaxpr
+from partjit._jax.rules import AxisData, batch_jaxpr
 
 __all__ = ["PATCHES", "CallRules", "Patch", "install"]
 
@@ -91,7 +91,7 @@ def _batch_cond(of_jax: Rule, calls: CallRules) -> Rule:
     once jax has a registry of effects that are refused there; so far it refuses effects of its own by name.
     """
 
-    def rule(axis_data: Any, args: Any, dims: Any, **params: Any) -> Any:
+    def rule(axis_data: AxisData, args: Any, dims: Any, **params: Any) -> Any:
         # jax asks anew for the index of branches for platforms, and not for each example.
         if dims[0] is not None and "branches_platforms" not in params:
             found = calls.effectful_in(params["branches"])
@@ -108,7 +108,7 @@ def _batch_while(of_jax: Rule, calls: CallRules) -> Rule:
     jax evaluates the body for all examples until the last one is done. Needless as for `cond`.
     """
 
-    def rule(axis_data: Any, args: Any, dims: Any, **params: Any) -> Any:
+    def rule(axis_data: AxisData, args: Any, dims: Any, **params: Any) -> Any:
         found = calls.effectful_in([params["cond_jaxpr"], params["body_jaxpr"]])
         if found and _predicate_is_batched(axis_data, dims, **params):
             calls.refuse_batched("while_loop", found)
@@ -118,7 +118,13 @@ def _batch_while(of_jax: Rule, calls: CallRules) -> Rule:
 
 
 def _predicate_is_batched(
-    axis_data: Any, dims: Any, *, cond_nconsts: int, cond_jaxpr: Any, body_nconsts: int, body_jaxpr: Any
+    axis_data: AxisData,
+    dims: Any,
+    *,
+    cond_nconsts: int,
+    cond_jaxpr: ClosedJaxpr,
+    body_nconsts: int,
+    body_jaxpr: ClosedJaxpr,
 ) -> bool:
     is_batched = [dim is not None for dim in dims]
     of_body, carry = is_batched[cond_nconsts:][:body_nconsts], is_batched[cond_nconsts + body_nconsts :]
@@ -172,12 +178,12 @@ def _linearize_scan(of_jax: Rule, calls: CallRules) -> Rule:
     their effects. Needless once it leaves equations with an effect that is in `partial_eval_kept_effects`.
     """
 
-    def hoist(jaxpr: Any, *args: Any) -> Any:
+    def hoist(jaxpr: ClosedJaxpr, *args: Any) -> Any:
         return _loops._scan_known_hoisting(_staged(jaxpr, calls), *args)
 
     careful = _with_globals(of_jax, {"_scan_known_hoisting": hoist})
 
-    def rule(*args: Any, jaxpr: Any, **params: Any) -> Any:
+    def rule(*args: Any, jaxpr: ClosedJaxpr, **params: Any) -> Any:
         return (careful if _has_effects(jaxpr, calls) else of_jax)(*args, jaxpr=jaxpr, **params)
 
     return rule
@@ -186,7 +192,7 @@ def _linearize_scan(of_jax: Rule, calls: CallRules) -> Rule:
 def _split_scan_under_checkpoint(of_jax: Rule, calls: CallRules) -> Rule:
     """Keeps calls where they are in a `scan` under `jax.checkpoint`, for the same reason."""
 
-    def split(jaxpr: Any, *args: Any) -> Any:
+    def split(jaxpr: ClosedJaxpr, *args: Any) -> Any:
         return _pe.partial_eval_jaxpr_nounits(_staged(jaxpr, calls), *args)
 
     names = types.SimpleNamespace(**{**vars(_pe), "partial_eval_jaxpr_nounits": split})
@@ -199,7 +205,7 @@ def _split_scan_under_checkpoint(of_jax: Rule, calls: CallRules) -> Rule:
     return rule
 
 
-def _has_effects(jaxpr: Any, calls: CallRules) -> bool:
+def _has_effects(jaxpr: ClosedJaxpr, calls: CallRules) -> bool:
     return any(map(calls.has_effect, jaxpr.jaxpr.eqns))
 
 
@@ -214,7 +220,7 @@ def _with_globals(function: Any, replaced: dict[str, Any]) -> Any:
     return copy
 
 
-def _staged(jaxpr: Any, calls: CallRules) -> Any:
+def _staged(jaxpr: Any, calls: CallRules) -> ClosedJaxpr:
     """A closed jaxpr whose calls partial evaluation leaves in the unknown half, which stays in the loop."""
     eqns = [
         eqn.replace(primitive=_staged_p, params={"eqn": eqn}) if calls.has_effect(eqn) else eqn
@@ -254,7 +260,7 @@ def _split_checkpoint(of_jax: Rule, calls: CallRules) -> Rule:
     where nothing can be saved. Needless once that is not so, or a primitive can overrule the policy.
     """
 
-    def rule(trace: Any, *tracers: Any, jaxpr: Any, policy: Any, **params: Any) -> Any:
+    def rule(trace: Any, *tracers: Any, jaxpr: Jaxpr, policy: Any, **params: Any) -> Any:
         if calls.is_saved(remat_p, {"jaxpr": jaxpr}) and not isinstance(policy, _SavingCalls):
             policy = _SavingCalls(policy or ad_checkpoint.nothing_saveable, calls)
         return of_jax(trace, *tracers, jaxpr=jaxpr, policy=policy, **params)

@@ -5,15 +5,19 @@ from typing import Any
 
 from jax._src import checkify, core, tree_util
 from jax._src.interpreters import ad, batching, partial_eval
+from jax._src.interpreters.batching import AxisData
 from jax._src.state import discharge
 from jax.core import AbstractValue
-from jax.extend.core import ClosedJaxpr, Primitive
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive
 
 from partjit._jax.caches import weakref_cache
 from partjit._jax.jaxprs import MERGED_JAXPR
 from partjit._jax.tracing import trace_to_jaxpr
+from partjit._jax.types import PyTreeDef
 
 __all__ = [
+    "AxisData",
+    "Dce",
     "batch_jaxpr",
     "checkify_jaxpr",
     "closed_call_partial_eval_custom_rule",
@@ -51,14 +55,18 @@ eqn_effects = core.eqn_effects
 # Batching, transposition
 
 
-def batch_jaxpr(jaxpr: Any, axis_data: Any, batched_in: Sequence[bool]) -> tuple[Any, Sequence[bool]]:
+def batch_jaxpr(
+    jaxpr: ClosedJaxpr, axis_data: AxisData, batched_in: Sequence[bool]
+) -> tuple[ClosedJaxpr, Sequence[bool]]:
     """The jaxpr of the function batched at dimension 0, and which outputs are batched."""
     return batching.batch_jaxpr(jaxpr, axis_data, tuple(batched_in), instantiate=False)
 
 
-def transpose_jaxpr(jaxpr: Any, in_tree: Any, in_avals: Sequence[AbstractValue]) -> tuple[Any, Any]:
+def transpose_jaxpr(
+    jaxpr: ClosedJaxpr, in_tree: PyTreeDef, in_avals: Sequence[AbstractValue]
+) -> tuple[ClosedJaxpr, PyTreeDef]:
     """The jaxpr that maps (residuals, output cotangents) to input cotangents, flat, and the tree of its results."""
-    out_tree = None
+    out_tree: Any = None
 
     def transposed(*flat: Any) -> list[Any]:
         nonlocal out_tree
@@ -85,27 +93,29 @@ def register_dce(primitive: Primitive, rule: Callable) -> None:
     which inputs anybody reads afterwards, and both depend on it.
     """
     if MERGED_JAXPR:
-        _pe.dce_rules[primitive] = lambda used, live, eqn: rule(used, eqn, _Dce(tuple(live)))
+        _pe.dce_rules[primitive] = lambda used, live, eqn: rule(used, eqn, Dce(tuple(live)))
     else:
-        _pe.dce_rules[primitive] = lambda used, eqn: rule(used, eqn, _Dce(None))
+        _pe.dce_rules[primitive] = lambda used, eqn: rule(used, eqn, Dce(None))
 
 
-class _Dce:
+class Dce:
+    """Removes dead code; see `register_dce`."""
+
     def __init__(self, live_inputs: tuple[bool, ...] | None) -> None:
         self._live_inputs = live_inputs
 
-    def __call__(self, jaxpr: Any, used_outputs: tuple[bool, ...]) -> tuple[Any, list[bool]]:
+    def __call__(self, jaxpr: ClosedJaxpr, used_outputs: Sequence[bool]) -> tuple[ClosedJaxpr, list[bool]]:
         if self._live_inputs is not None:
             tokens = [v.aval is core.abstract_token for v in jaxpr.invars]
             return _pe.dce_jaxpr(jaxpr, used_outputs, instantiate=tokens, live_inputs=self._live_inputs)
         return _dce_closed_jaxpr(jaxpr, used_outputs)
 
-    def has_effects(self, eqn: Any) -> bool:
+    def has_effects(self, eqn: JaxprEqn) -> bool:
         return _pe.has_effects(eqn) if self._live_inputs is None else _pe.has_effects(eqn, self._live_inputs)
 
 
 @weakref_cache
-def _dce_closed_jaxpr(jaxpr: Any, used_outputs: tuple[bool, ...]) -> tuple[Any, list[bool]]:
+def _dce_closed_jaxpr(jaxpr: ClosedJaxpr, used_outputs: Sequence[bool]) -> tuple[ClosedJaxpr, list[bool]]:
     # Cached, so that the same dead code gives the same jaxpr and what is compiled for it is found again.
     live, used_inputs = _pe.dce_jaxpr(jaxpr.jaxpr, used_outputs)
     return ClosedJaxpr(live, jaxpr.consts), used_inputs
@@ -126,7 +136,7 @@ def register_discharge(primitive: Primitive, rule: Callable) -> None:
         return rule(None, in_avals, *values, **params)
 
 
-def discharge_jaxpr(ctx: Any, jaxpr: Any) -> Any:
+def discharge_jaxpr(ctx: Any, jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """The jaxpr with its refs turned into values that are passed in and out."""
     if MERGED_JAXPR:  # the context says whether memory spaces are to be stripped as well
         return _discharge.discharge_state(jaxpr, strip_memory_space=ctx.strip_memory_space)
@@ -141,7 +151,9 @@ def register_checkify(primitive: Primitive, rule: Callable) -> None:
     checkify.error_checks[primitive] = rule if MERGED_JAXPR else lambda *args, **kw: rule(None, *args, **kw)
 
 
-def checkify_jaxpr(ctx: Any, jaxpr: Any, enabled_errors: Any, err_tree: Any, in_avals: tuple) -> tuple[Any, Any]:
+def checkify_jaxpr(
+    ctx: Any, jaxpr: ClosedJaxpr, enabled_errors: Any, err_tree: PyTreeDef, in_avals: tuple[AbstractValue, ...]
+) -> tuple[ClosedJaxpr, PyTreeDef]:
     """The jaxpr that carries checkify's error along, and the tree of its (error, results)."""
     context = (ctx,) if MERGED_JAXPR else ()  # jax 0.12 passes a context through all of checkify
     checked, out_tree, _ = checkify.jaxpr_to_checkify_jaxpr(*context, jaxpr, enabled_errors, err_tree, *in_avals)
@@ -154,7 +166,7 @@ def checkify_jaxpr(ctx: Any, jaxpr: Any, enabled_errors: Any, err_tree: Any, in_
 def register_printing(primitive: Primitive, shown: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """Prints equations of `primitive` in jaxprs with the parameters `shown` returns, in that order."""
 
-    def rule(eqn: Any, context: Any, settings: Any) -> Any:
+    def rule(eqn: JaxprEqn, context: Any, settings: Any) -> Any:
         params = shown(eqn.params)
         jaxpr = eqn.params.get("jaxpr")
         if jaxpr is not None and (jaxpr if MERGED_JAXPR else jaxpr.jaxpr) not in context.shared_jaxprs:

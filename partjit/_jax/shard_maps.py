@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 
-def varying_type(aval: Any) -> Any:
+def varying_type(aval: ShapedArray) -> ShapedArray:
     """The type of a value of which each shard has its own, if a `shard_map` is traced here; elsewhere the same type."""
     mesh = mesh_lib.get_abstract_mesh()
     if not mesh.manual_axes:
@@ -35,23 +35,23 @@ def varying_type(aval: Any) -> Any:
     return aval.update(sharding=sharding, manual_axis_type=core.ManualAxisType(varying=axes))
 
 
-def varying_axes(aval: Any) -> frozenset[str]:
+def varying_axes(aval: ShapedArray) -> frozenset[str]:
     """The axes along which the type of a value in a `shard_map` allows it to differ between shards."""
     return aval.mat.vur
 
 
-def type_of_shape(aval: Any, shape: tuple[int, ...]) -> Any:
+def type_of_shape(aval: ShapedArray, shape: tuple[int, ...]) -> ShapedArray:
     """The type of a value in a `shard_map` in another shape."""
     spec = PartitionSpec(*[None] * len(shape))
     return aval.update(shape=shape, sharding=aval.sharding.update(spec=spec))
 
 
-def type_over_mesh(aval: Any, shape: tuple[int, ...]) -> ShapedArray:
+def type_over_mesh(aval: ShapedArray, shape: tuple[int, ...]) -> ShapedArray:
     """The type, outside of a `shard_map`, of an array of that shape whose shards are values of it."""
     return ShapedArray(shape, aval.dtype, aval.weak_type, memory_space=aval.memory_space)
 
 
-def shard_map_body(eqn: JaxprEqn) -> Any:
+def shard_map_body(eqn: JaxprEqn) -> ClosedJaxpr:
     """The body of a `shard_map` as a closed jaxpr; jax 0.10 has it as an open one, without constants."""
     jaxpr = eqn.params["jaxpr"]
     return jaxpr if MERGED_JAXPR else ClosedJaxpr(jaxpr, [])

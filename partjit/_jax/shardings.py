@@ -6,17 +6,24 @@ from jax._src import config
 from jax._src.lib import xla_client
 from jax._src.sharding_impls import UNSPECIFIED, UnspecifiedValue
 from jax.extend.sharding import GSPMDSharding
+from jax.sharding import Sharding
+
+from partjit._jax.types import Device
 
 __all__ = [
     "UNSPECIFIED",
     "DeviceList",
     "HloSharding",
+    "MaybeSharding",
     "OpSharding",
     "UnspecifiedValue",
     "default_device",
     "device_list",
     "to_proto",
 ]
+
+MaybeSharding = Sharding | UnspecifiedValue | None
+"""Of an argument or result; UNSPECIFIED, or None, where the partitioner chooses."""
 
 DeviceList = xla_client.DeviceList
 OpSharding = xla_client.OpSharding
@@ -32,12 +39,12 @@ def to_proto(sharding: Any) -> Any:
     return sharding.to_proto() if isinstance(sharding, HloSharding) else None
 
 
-def device_list(sharding: Any) -> Any:
+def device_list(sharding: Sharding) -> Any:
     """The devices of a sharding in their order, as one hashable value."""
-    return sharding._internal_device_list
+    return sharding._internal_device_list  # a DeviceList of XLA
 
 
-def default_device() -> Any:
+def default_device() -> Device | str | None:
     """What `jax_default_device` is here: a device, the name of a platform or None (a private reader: jax 0.10.2 has the
     public attribute, but not in its types).
     """

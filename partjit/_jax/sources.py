@@ -3,10 +3,9 @@
 import contextlib
 import os
 from collections.abc import Callable
-from typing import Any
 
 from jax._src import source_info_util
-from jax.extend.source_info_util import register_exclusion, user_context
+from jax.extend.source_info_util import SourceInfo, register_exclusion, user_context
 
 # Lines of the user's code are named, not those of this package.
 register_exclusion(os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep)
@@ -15,13 +14,13 @@ is_user_file: Callable[[str], bool] = source_info_util.is_user_filename
 """Whether the code of a file is the user's, neither jax's nor of this package nor of another that is excluded."""
 
 
-def source_site(source_info: Any) -> tuple[str, int, str] | None:
+def source_site(source_info: SourceInfo) -> tuple[str, int, str] | None:
     """File, line and function of the user's code that an equation comes from, if that is known."""
     frame = source_info_util.user_frame(source_info.traceback)
     return None if frame is None else (frame.file_name, frame.start_line, frame.function_name.rpartition(".")[2])
 
 
-def traced_at(source_info: Any) -> contextlib.AbstractContextManager[None]:
+def traced_at(source_info: SourceInfo) -> contextlib.AbstractContextManager[None]:
     """Lets equations that are traced in the block come from there.
 
     jax notes what called it only up to the loop whose body is traced, so that a body of our own comes from nowhere.
@@ -29,6 +28,6 @@ def traced_at(source_info: Any) -> contextlib.AbstractContextManager[None]:
     return user_context(source_info.traceback)
 
 
-def nested_source_info(source_info: Any, outer: Any) -> Any:
+def nested_source_info(source_info: SourceInfo, outer: SourceInfo) -> SourceInfo:
     """The source information of an equation taken out of a nested jaxpr, where names are relative to `outer`."""
     return source_info.replace(name_stack=outer.name_stack + source_info.name_stack)

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from jax._src.stages import make_args_info
 
-from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
+from partjit._jax.shardings import UNSPECIFIED, MaybeSharding, UnspecifiedValue
 
 __all__ = ["JitParts", "jit_parts", "make_args_info"]
 
@@ -18,8 +18,8 @@ class JitParts(NamedTuple):
         paths: the key paths of the arguments.
     """
 
-    in_shardings: tuple[Any, ...]
-    out_shardings: tuple[Any, ...]
+    in_shardings: tuple[MaybeSharding, ...]
+    out_shardings: tuple[MaybeSharding, ...]
     donated: tuple[bool, ...]
     paths: tuple[str, ...]
 

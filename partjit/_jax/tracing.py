@@ -1,5 +1,6 @@
 """Tracing functions to jaxprs, and what is being traced."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ from jax._src import linear_util as lu
 from jax._src import mesh as mesh_lib
 from jax._src.interpreters import partial_eval
 from jax.core import AbstractValue, ShapedArray, Tracer
-from jax.extend.core import ClosedJaxpr, DebugInfo
+from jax.extend.core import ClosedJaxpr, DebugInfo, Primitive
 
 from partjit._jax.jaxprs import MERGED_JAXPR
 from partjit._jax.meshes import manual_axes
@@ -65,7 +66,7 @@ def abstractify(x: Any) -> Any:
     return aval
 
 
-def resolve_argnums(fun: Callable, signature: Any, donate: tuple, static: tuple) -> tuple:
+def resolve_argnums(fun: Callable, signature: inspect.Signature | None, donate: tuple, static: tuple) -> tuple:
     """Completes (numbers, names) pairs of donated and of static arguments from the signature, and checks them."""
     return api_util.resolve_argnums(fun, signature, *donate, *static)
 
@@ -82,19 +83,19 @@ def trace_to_jaxpr(
     source: str,
     arg_names: tuple[str, ...],
     result_paths: Callable[[], tuple[str, ...]] | None = None,
-) -> Any:
+) -> ClosedJaxpr:
     """The closed jaxpr of a function of flat arguments with flat results, whose paths are known once it was called."""
     debug_info = DebugInfo("pjit", source, arg_names, result_paths)
     jaxpr, _, consts = _pe.trace_to_jaxpr_dynamic(lu.wrap_init(fun, debug_info=debug_info), list(avals))
     return jaxpr.with_consts(consts) if MERGED_JAXPR else ClosedJaxpr(jaxpr, consts)
 
 
-def name_results(jaxpr: Any, paths: tuple[str, ...]) -> None:
+def name_results(jaxpr: ClosedJaxpr, paths: tuple[str, ...]) -> None:
     """Names the results of a fresh jaxpr; they are known only after tracing, and show in the lowered program."""
     jaxpr.jaxpr._debug_info = jaxpr.jaxpr.debug_info._replace(result_paths=paths)
 
 
-def separate_consts(jaxpr: Any) -> tuple[Any, list[Any]]:
+def separate_consts(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
     """Turns constants that must be arguments (tracers of an outer trace, refs) into leading arguments."""
     if any(isinstance(const, Tracer | core.Ref) for const in jaxpr.consts):
         jaxpr, consts = _pe.separate_consts(jaxpr)
@@ -102,7 +103,7 @@ def separate_consts(jaxpr: Any) -> tuple[Any, list[Any]]:
     return jaxpr, []
 
 
-def low_jaxpr(jaxpr: Any) -> Any:
+def low_jaxpr(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """A closed jaxpr as it can be lowered.
 
     jax 0.12 has equations with rules of their own for transformations (`jnp.nonzero`, `jnp.searchsorted`), which become
@@ -111,7 +112,7 @@ def low_jaxpr(jaxpr: Any) -> Any:
     return _pe.lower_jaxpr2(jaxpr) if MERGED_JAXPR and jaxpr.is_high else jaxpr
 
 
-def register_to_low(primitive: Any, rule: Callable) -> None:
+def register_to_low(primitive: Primitive, rule: Callable) -> None:
     """Registers what an equation becomes whose jaxpr has equations that `low_jaxpr` is for."""
     if MERGED_JAXPR:
         primitive.to_lojax = rule

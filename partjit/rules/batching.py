@@ -5,10 +5,11 @@ sharded over mesh axes.
 from collections.abc import Sequence
 from typing import Any
 
+from jax.extend.core import ClosedJaxpr
 from jax.interpreters import batching
 from jax.sharding import Mesh
 
-from partjit._jax.rules import batch_jaxpr, moveaxis
+from partjit._jax.rules import AxisData, batch_jaxpr, moveaxis
 from partjit.errors import ShardingError
 from partjit.mesh import describe_mesh, tracing_under
 from partjit.primitive import pjit_p, sharding_constraint_p, with_type_of
@@ -16,11 +17,11 @@ from partjit.spec import ParsedPartitionSpec, Spec
 
 
 def _batch(
-    axis_data: Any,
+    axis_data: AxisData,
     args: Sequence[Any],
     dims: Sequence[int | None],
     *,
-    jaxpr: Any,
+    jaxpr: ClosedJaxpr,
     in_specs: tuple[Spec, ...],
     out_specs: tuple[Spec, ...],
     mesh: Mesh,
@@ -49,7 +50,7 @@ def _batch(
 
 
 def _batch_constraint(
-    axis_data: Any,
+    axis_data: AxisData,
     args: Sequence[Any],
     dims: Sequence[int | None],
     *,
@@ -64,7 +65,7 @@ def _batch_constraint(
 
 
 def insert_batch_axis(
-    spec: ParsedPartitionSpec, dim: int, axis_data: Any, mesh: Mesh, what: str
+    spec: ParsedPartitionSpec, dim: int, axis_data: AxisData, mesh: Mesh, what: str
 ) -> ParsedPartitionSpec:
     """The spec of the batched value: the batch dimension is unsharded, or sharded over the axes of `spmd_axis_name`.
 

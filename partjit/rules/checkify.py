@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+from jax.extend.core import ClosedJaxpr
 
 from partjit._jax.rules import checkify_jaxpr, register_checkify
 from partjit._jax.shardings import UNSPECIFIED
@@ -16,7 +17,7 @@ def _check(
     error: Any,
     enabled_errors: Any,
     *args: Any,
-    jaxpr: Any,
+    jaxpr: ClosedJaxpr,
     in_specs: tuple[Spec, ...],
     out_specs: tuple[Spec, ...],
     donated_invars: tuple[bool, ...],

@@ -1,15 +1,14 @@
 """Dead code elimination: unused results and arguments leave the program, effects stay."""
 
 from collections.abc import Sequence
-from typing import Any
 
-from jax.extend.core import new_jaxpr_eqn
+from jax.extend.core import JaxprEqn, new_jaxpr_eqn
 
-from partjit._jax.rules import eqn_effects, register_dce
+from partjit._jax.rules import Dce, eqn_effects, register_dce
 from partjit.primitive import keep_where, pjit_p
 
 
-def _dce(used_outputs: Sequence[bool], eqn: Any, dce: Any) -> tuple[list[bool], Any]:
+def _dce(used_outputs: Sequence[bool], eqn: JaxprEqn, dce: Dce) -> tuple[list[bool], JaxprEqn | None]:
     if not any(used_outputs) and not dce.has_effects(eqn):
         return [False] * len(eqn.invars), None
     jaxpr, used_inputs = dce(eqn.params["jaxpr"], tuple(used_outputs))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from jax.extend.core import ClosedJaxpr
 from jax.interpreters import ad
 from jax.sharding import Mesh
 
@@ -17,7 +18,7 @@ def _jvp(
     primals: Sequence[Any],
     tangents: Sequence[Any],
     *,
-    jaxpr: Any,
+    jaxpr: ClosedJaxpr,
     in_specs: tuple[Spec, ...],
     out_specs: tuple[Spec, ...],
     **params: Any,

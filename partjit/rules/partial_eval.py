@@ -12,6 +12,7 @@ import functools
 from typing import Any
 
 from jax.extend import source_info_util
+from jax.extend.core import ClosedJaxpr
 from jax.interpreters import partial_eval as pe
 
 from partjit._jax.effects import has_kept_effects, positional_effects
@@ -31,7 +32,7 @@ from partjit.spec import Spec
 def _partial_eval(
     trace: Any,
     *tracers: Any,
-    jaxpr: Any,
+    jaxpr: ClosedJaxpr,
     in_specs: tuple[Spec, ...],
     out_specs: tuple[Spec, ...],
     **params: Any,

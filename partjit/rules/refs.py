@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from jax.core import AbstractValue
+from jax.extend.core import ClosedJaxpr
 from jax.ref import AbstractRef
 
 from partjit._jax.rules import discharge_jaxpr, register_discharge
@@ -12,9 +14,9 @@ from partjit.spec import Spec
 
 def _discharge(
     ctx: Any,
-    in_avals: Sequence[Any],
+    in_avals: Sequence[AbstractValue],
     *args: Any,
-    jaxpr: Any,
+    jaxpr: ClosedJaxpr,
     in_specs: tuple[Spec, ...],
     out_specs: tuple[Spec, ...],
     **params: Any,

@@ -7,12 +7,15 @@ forward program gave away its arguments, not those.
 from typing import Any
 
 import jax
+from jax.core import AbstractValue
+from jax.extend.core import ClosedJaxpr
 from jax.interpreters import ad
 
 from partjit._jax.caches import weakref_cache
 from partjit._jax.rules import transpose_jaxpr
 from partjit._jax.shardings import UnspecifiedValue
 from partjit._jax.tracing import abstractify
+from partjit._jax.types import PyTreeDef
 from partjit.mesh import tracing_under
 from partjit.primitive import pjit_p, spec_of_type
 from partjit.spec import Spec
@@ -21,7 +24,7 @@ from partjit.spec import Spec
 def _transpose(
     cts_in: Any,
     *primals: Any,
-    jaxpr: Any,
+    jaxpr: ClosedJaxpr,
     in_specs: tuple[Spec, ...],
     out_specs: tuple[Spec, ...],
     **params: Any,
@@ -56,7 +59,9 @@ def _transpose(
 
 
 @weakref_cache
-def _transposed_jaxpr(jaxpr: Any, in_tree: Any, in_avals: tuple[Any, ...]) -> tuple[Any, Any]:
+def _transposed_jaxpr(
+    jaxpr: ClosedJaxpr, in_tree: PyTreeDef, in_avals: tuple[AbstractValue, ...]
+) -> tuple[ClosedJaxpr, PyTreeDef]:
     return transpose_jaxpr(jaxpr, in_tree, in_avals)
 
 
