@@ -93,7 +93,7 @@ def partition(unit: Unit, keep_text: bool = False) -> Partitioned:
             keep_unused=True,
         )
     module = lowering.stablehlo()
-    text = module.operation.get_asm(enable_debug_info=True) if keep_text else ""
+    text = str(module.operation.get_asm(enable_debug_info=True)) if keep_text else ""
     propagate(module)
     shardings = Shardings(module)
     operations = [op.operation for op in nested(module.operation)]
