@@ -643,6 +643,25 @@ def test_events_tell_what_a_program_does(mesh, double):
     assert 0 <= timeline.hidden_fraction <= 1
 
 
+def test_events_of_a_program_inside_of_a_call_have_an_execution_of_their_own(mesh):
+    from partjit import events
+
+    def again(x):
+        return f(x - 1) if float(x[0]) > 0 else x
+
+    call = colocated_python(again, mode="inline", out_specs_fn=lambda x: x)
+    f = pjit(lambda x: call(x) * 2, in_axis_resources=P("x"), out_axis_resources=P("x"), name="nested")
+    x = jax.device_put(np.ones(8, np.float32), NamedSharding(mesh, P("x")))
+    with mesh, partjit.record() as timeline:
+        np.testing.assert_array_equal(f(x), np.zeros(8))
+    ends = [(type(e).__name__, e.execution) for e in timeline.events if type(e).__name__.startswith("Program")]
+    numbers = [number for name, number in ends if name == "ProgramStarted"]
+    assert len({*numbers}) == 2
+    assert [number for name, number in ends if name == "ProgramFinished"] == numbers[::-1]
+    queued = [(e.execution, e.node) for e in timeline.events if isinstance(e, events.CallQueued)]
+    assert queued == [(number, "again") for number in numbers]
+
+
 def test_the_callers_stream_is_one_with_the_named_stream_it_is(mesh, meeting):
     def note(x):
         rendezvous.logs["order"].append(float(x))

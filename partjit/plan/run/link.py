@@ -29,19 +29,19 @@ class Runnable:
 
     Attributes:
         plan: the plan.
-        quiet: takes its flat arguments, placed, and gives its flat results.
-        told: the same, while somebody listens to events.
-        executables: what its fragments were compiled to.
+        quiet: from its flat arguments, placed, to its flat results.
+        observed: the same, with events.
+        executables: those of its fragments.
     """
 
     plan: Plan
     quiet: Callable[..., Sequence[Any]]
-    told: Callable[..., Sequence[Any]]
+    observed: Callable[..., Sequence[Any]]
     executables: tuple[Any, ...]
 
     def run(self, args: Sequence[Any]) -> Sequence[Any]:
         """The flat results for flat arguments, placed as the plan says."""
-        return self.told(*args) if events.listeners else self.quiet(*args)
+        return self.observed(*args) if events.listeners else self.quiet(*args)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -107,9 +107,9 @@ def link(
     source = plan.source
     code = compile(source, f"<plan of {plan.name}>", "exec")
     name = source[len("def ") : source.index("(")]
-    told = observed(plan, code, name, dict(namespace))
+    observable = observed(plan, code, name, dict(namespace))
     exec(code, namespace)
-    return Runnable(plan, namespace[name], told, tuple(executables))
+    return Runnable(plan, namespace[name], observable, tuple(executables))
 
 
 def _blocks_of(node: Node) -> Sequence[Block]:

@@ -1,10 +1,11 @@
-"""Running a plan while somebody listens: the same function, with each thing that it does told."""
+"""Running a plan for listeners to events: the same source over wrapped functions that emit."""
 
 import contextlib
+import contextvars
+import dataclasses
 import itertools
 import queue
 import threading
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +20,19 @@ from partjit.plan.plan import Plan
 
 __all__ = ["observed"]
 
-_executions = itertools.count(1)
+_numbers = itertools.count(1)
+
+
+@dataclasses.dataclass(slots=True)
+class _Execution:
+    """The number of an execution, and the last results of each of its calls: a loop would keep all of them."""
+
+    number: int
+    made: dict[str, Sequence[Any]]
+
+
+# Set by every execution in its caller's context; a call inside of which the same program runs has another one there.
+_current: "contextvars.ContextVar[_Execution]" = contextvars.ContextVar("partjit_execution")
 
 
 def observed(plan: Plan, code: Any, name: str, namespace: dict[str, Any]) -> Callable[..., Sequence[Any]]:
@@ -29,83 +42,73 @@ def observed(plan: Plan, code: Any, name: str, namespace: dict[str, Any]) -> Cal
         plan: the plan.
         code: its compiled source.
         name: the function that it defines.
-        namespace: what the names in it are.
+        namespace: the functions and constants that it names.
     """
-    watched = {fragment.name: _watchable(plan, fragment) for fragment in plan.fragments}
-    sizes = {transfer.name: sum(value.nbytes for value in transfer.inputs) for transfer in plan.transfers}
+    program = plan.name
+    own = dict(namespace)
+
+    def dispatching(fragment: Fragment) -> Callable[..., Any]:
+        dispatch, watched = namespace[fragment.name], _watchable(plan, fragment)
+
+        def observed_dispatch(*args: Any) -> Any:
+            number = _current.get().number
+            events.emit(events.FragmentDispatched(program, number, fragment.name))
+            results = dispatch(*args)
+            _watcher.watch([results[i] for i in watched], program, number, fragment.name)
+            return results
+
+        return observed_dispatch
+
+    def calling(node: str) -> Callable[..., Any]:
+        def observed_call(*args: Any) -> Any:
+            execution = _current.get()
+            with node_of_program(program, execution.number, node):
+                results = execution.made[node] = namespace[node](*args)
+            return results
+
+        return observed_call
+
+    def moving(node: str, nbytes: int) -> Callable[..., Any]:
+        def observed_move(*arrays: Any) -> Any:
+            with events.span(events.TransferStarted(program, _current.get().number, node, nbytes)):
+                return jax.block_until_ready(namespace[node](*arrays))
+
+        return observed_move
+
+    def wait(array: Any) -> Any:
+        if type(array) is not PendingArray:
+            return array
+        execution = _current.get()
+        node = next((call for call, made in execution.made.items() if any(array is r for r in made)), "argument")
+        with events.span(events.WaitStarted(program, execution.number, node)):
+            return array.value()
+
+    def read(array: Any) -> Any:
+        value = wait(array)
+        with events.span(events.WaitStarted(program, _current.get().number, "devices")):
+            return value.item()
+
+    own |= {"wait": wait, "read": read}
+    own |= {fragment.name: dispatching(fragment) for fragment in plan.fragments}
+    own |= {call.name: calling(call.name) for call in plan.calls}
+    own |= {move.name: moving(move.name, sum(value.nbytes for value in move.inputs)) for move in plan.transfers}
+    exec(code, own)
 
     def run(*args: Any) -> Sequence[Any]:
-        execution = next(_executions)
-        own = dict(namespace)
-        made: dict[str, Sequence[Any]] = {}  # what each call gave last: a loop would keep all of it
-
-        def dispatching(fragment: str) -> Callable[..., Any]:
-            def dispatch(*args: Any) -> Any:
-                events.emit(events.FragmentDispatched(plan.name, execution, fragment))
-                results = namespace[fragment](*args)
-                _watcher.watch([results[i] for i in watched[fragment]], plan.name, execution, fragment)
-                return results
-
-            return dispatch
-
-        def calling(call: str) -> Callable[..., Any]:
-            def make_call(*args: Any) -> Any:
-                with node_of_program(plan.name, execution, call):
-                    results = namespace[call](*args)
-                made[call] = results
-                return results
-
-            return make_call
-
-        def moving(transfer: str) -> Callable[..., Any]:
-            def move(*arrays: Any) -> Any:
-                events.emit(events.TransferStarted(plan.name, execution, transfer, sizes[transfer]))
-                try:
-                    return jax.block_until_ready(namespace[transfer](*arrays))
-                finally:
-                    events.emit(events.TransferFinished(plan.name, execution, transfer))
-
-            return move
-
-        def wait(array: Any) -> Any:
-            if type(array) is not PendingArray:
-                return array
-            node = next((call for call, results in made.items() if any(array is r for r in results)), "argument")
-            events.emit(events.WaitStarted(plan.name, execution, node))
-            try:
-                return array.value()
-            finally:
-                events.emit(events.WaitFinished(plan.name, execution, node))
-
-        def read(array: Any) -> Any:
-            value = wait(array)
-            events.emit(events.WaitStarted(plan.name, execution, "devices"))
-            try:
-                return value.item()
-            finally:
-                events.emit(events.WaitFinished(plan.name, execution, "devices"))
-
-        own["wait"] = wait
-        own["read"] = read
-        own.update((fragment.name, dispatching(fragment.name)) for fragment in plan.fragments)
-        own.update((call.name, calling(call.name)) for call in plan.calls)
-        own.update((transfer.name, moving(transfer.name)) for transfer in plan.transfers)
-        exec(code, own)
-        events.emit(events.ProgramStarted(plan.name, execution))
+        execution = _Execution(next(_numbers), {})
+        token = _current.set(execution)
         try:
-            results = own[name](*args)
-        except BaseException as error:
-            what = traceback.format_exception_only(type(error), error)[0].strip()
-            events.emit(events.ProgramFailed(plan.name, execution, what))
-            raise
-        events.emit(events.ProgramFinished(plan.name, execution))
-        return results
+            with events.span(events.ProgramStarted(program, execution.number)):
+                return own[name](*args)
+        finally:
+            _current.reset(token)
+            execution.made.clear()  # contexts of calls, copies of this one, outlive the execution
 
     return run
 
 
 def _watchable(plan: Plan, fragment: Fragment) -> list[int]:
-    """The results of a fragment that tell when it is ready: best those that nobody gives away meanwhile."""
+    """The result of a fragment to wait for: one that is not donated later, if there is one."""
     given = {
         value for other in plan.fragments for value, donated in zip(other.inputs, other.donated, strict=True) if donated
     }
@@ -123,7 +126,7 @@ class _Watcher:
         self._waiting = 0
 
     def watch(self, results: Sequence[Any], *which: Any) -> None:
-        """Emits `FragmentReady` when these results are there."""
+        """Emits `FragmentReady` when these results exist."""
         with self._lock:
             self._jobs.put((results, which))
             self._waiting += 1
@@ -134,7 +137,7 @@ class _Watcher:
     def _work(self) -> None:
         while True:
             results, which = self._jobs.get()
-            with contextlib.suppress(RuntimeError):  # the caller has given it away
+            with contextlib.suppress(RuntimeError):  # the caller has donated it
                 jax.block_until_ready(results)
             del results
             events.emit(events.FragmentReady(*which))
