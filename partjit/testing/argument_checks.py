@@ -15,7 +15,7 @@ __all__ = ["axes_to_avoid", "axis_names_of", "mesh_shapes_of", "numeric_kind", "
 def parsed_spec(
     where: str, spec: Any, mesh: Mesh | AbstractMesh | None = None, *, unconstrained: bool = False
 ) -> ParsedPartitionSpec:
-    """The meaning of a spec of a test, whose axes are those of a mesh.
+    """Parses a spec, whose axes are those of a mesh.
 
     Raises:
         TypeError: it is neither a PartitionSpec nor None.
@@ -31,17 +31,13 @@ def parsed_spec(
 
 
 def shape_of(where: str, shape: Any) -> tuple[int, ...]:
-    """A shape as a tuple of Python's numbers.
-
-    Raises:
-        TypeError, ValueError: it is none.
-    """
+    """A shape as a tuple of Python integers; TypeError or ValueError if it is none."""
     sizes = items_of(where, "shape", shape, "a tuple of sizes")
     return tuple(require_integer(where, f"shape[{dim}]", size, 0) for dim, size in enumerate(sizes))
 
 
 def mesh_shapes_of(mesh_shapes: Any) -> list[tuple[int, ...]]:
-    """The shapes to draw meshes from; TypeError or ValueError if they are none."""
+    """Shapes of meshes; TypeError or ValueError if they are none."""
     shapes = items_of("meshes", "mesh_shapes", mesh_shapes, "a sequence of shapes")
     found = []
     for i, shape in enumerate(shapes):
@@ -57,7 +53,7 @@ def axes_to_avoid(where: str, avoid: Any) -> tuple[str, ...]:
 
 
 def axis_names_of(axis_names: Any, most: int) -> list[tuple[str, ...]]:
-    """The names to draw those of meshes from, `most` at least; TypeError or ValueError if they are none."""
+    """Tuples of at least `most` names of axes; TypeError or ValueError if they are none."""
     found = []
     for i, names in enumerate(items_of("meshes", "axis_names", axis_names, "a sequence of tuples of names")):
         found.append(items_of("meshes", f"axis_names[{i}]", names, "a tuple of names"))
@@ -71,7 +67,7 @@ def axis_names_of(axis_names: Any, most: int) -> list[tuple[str, ...]]:
 
 
 def numeric_kind(where: str, dtype: Any) -> str:
-    """What numbers a dtype is for, as NumPy writes it; TypeError if it is for none."""
+    """The kind of a numeric dtype, as NumPy has it; TypeError if it is not numeric."""
     expected = "the dtype of numbers or flags"
     require(where, "dtype", dtype, str | type | np.dtype, expected)
     try:

@@ -1,4 +1,4 @@
-"""What a compiled program does besides computing: collectives, and transfers between host and devices."""
+"""Assertions on the collectives of compiled programs, and on transfers between host and devices."""
 
 import collections
 import contextlib
@@ -12,20 +12,12 @@ from jax.sharding import Mesh as JaxMesh
 from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
 from partjit.api import pjit
 from partjit.checks import abridged, require, require_callable, require_flag, require_integer, require_mesh_type
+from partjit.inspect.collectives import KINDS
 from partjit.mesh import Mesh
 from partjit.spec import parse_spec_tree
 
 __all__ = ["assert_collectives", "assert_no_collectives", "assert_no_transfers"]
 
-KINDS = (
-    "all-gather",
-    "all-reduce",
-    "all-to-all",
-    "collective-broadcast",
-    "collective-permute",
-    "ragged-all-to-all",
-    "reduce-scatter",
-)
 # An instruction: `%name = type kind(operands), ...`; on some platforms a collective is split into a start and a done.
 _INSTRUCTION = re.compile(rf"^.* = .*? ({'|'.join(KINDS)})(?:-start)?\((?P<rest>.*)$", re.M)
 
@@ -44,12 +36,12 @@ def assert_collectives(
     where it can.
 
     Args:
-        expected: numbers by kind, such as `{"all-reduce": 1}`; a kind that is not there must not occur. The kinds are
-            those of HLO: all-gather, all-reduce, all-to-all, collective-broadcast, collective-permute,
-            ragged-all-to-all and reduce-scatter.
-        fun: a function, which is partitioned with the specs; or one that `pjit` or `jax.jit` made; or a
+        expected: numbers by kind, such as `{"all-reduce": 1}`; other kinds must not occur. The kinds are those of HLO:
+            all-gather, all-reduce, all-to-all, collective-broadcast, collective-permute, ragged-all-to-all and
+            reduce-scatter.
+        fun: a function, which is partitioned with the specs; or one that `pjit` or `jax.jit` returned; or a
             `jax.stages.Lowered` or `Compiled`.
-        *args: what it is called with; `jax.ShapeDtypeStruct` will do.
+        *args: its arguments; `jax.ShapeDtypeStruct`s are enough.
         mesh: the ambient mesh, or None for the one that is set.
         in_specs, out_specs: the specs of a plain function, as for `pjit`.
 
@@ -109,17 +101,17 @@ def assert_no_collectives(
 
 @contextlib.contextmanager
 def assert_no_transfers(*, allow_explicit: bool = False) -> Iterator[None]:
-    """Asserts that nothing is moved between host and devices, or between devices, while the block runs.
+    """Asserts that there are no transfers between host and devices, or between devices, while the block runs.
 
-    A NumPy array or scalar passed to a compiled function is such a move, and so is a constant that an operation outside
-    of one needs. Moves inside a compiled program are not: see `assert_collectives`. On the CPU, reading an array that
-    lies on one device moves nothing, so it is no transfer there.
+    Passing a NumPy array or scalar to a compiled function is a transfer, and so is a constant of an operation outside
+    of one. Collectives in a compiled program are not: see `assert_collectives`. On the CPU, reading an array on a
+    single device copies nothing, so it is no transfer there.
 
     Args:
-        allow_explicit: let `jax.device_put` and `jax.device_get` pass.
+        allow_explicit: allow `jax.device_put` and `jax.device_get`.
 
     Raises:
-        AssertionError: something is moved; its `__cause__` is jax's own error.
+        AssertionError: there is a transfer; `__cause__` is jax's own error.
         TypeError: `allow_explicit` is neither True nor False.
 
     Example:
@@ -147,12 +139,12 @@ def _compiled_text(fun: Any, args: Any, mesh: JaxMesh | None, in_specs: Any, out
         parse_spec_tree(specs, name)
     if isinstance(fun, jax.stages.Compiled):
         return fun.as_text() or ""
-    own = None if mesh is None else Mesh(mesh.devices, mesh.axis_names, mesh.axis_types)  # jax's warns when entered
+    own = None if mesh is None else Mesh(mesh.devices, mesh.axis_names, mesh.axis_types)  # jax's own warns
     with own or contextlib.nullcontext():
         if not isinstance(fun, jax.stages.Lowered):
             require_callable("assert_collectives", "fun", fun, "a function, a jax.stages.Lowered or a Compiled")
             has_specs = not (isinstance(in_specs, UnspecifiedValue) and isinstance(out_specs, UnspecifiedValue))
-            # The functions of jax.numpy can be lowered as well: specs say that it is to be partitioned.
+            # The functions of jax.numpy can be lowered as well: with specs they are partitioned instead.
             partitioned = pjit(fun, in_specs, out_specs) if has_specs or not hasattr(fun, "lower") else fun
             fun = partitioned.lower(*args)
         return fun.compile().as_text() or ""

@@ -1,4 +1,4 @@
-"""Where the pieces of an array lie, from the definition of a spec and nothing else."""
+"""The shards that each device is expected to hold, from the definition of a spec alone."""
 
 import itertools
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ __all__ = ["assert_laid_out", "axes_of", "pieces"]
 
 
 def axes_of(spec: P | None, ndim: int) -> tuple[tuple[str, ...], ...]:
-    """Per dimension the mesh axes that divide it, major to minor.
+    """Per dimension the mesh axes that shard it, major to minor.
 
     Example:
         >>> axes_of(P("x", None, ("y", "z")), 4)
@@ -32,16 +32,17 @@ def axes_of(spec: P | None, ndim: int) -> tuple[tuple[str, ...], ...]:
         raise ValueError(
             f"axes_of: ndim must be at least {len(parsed)}, the length of the spec {parsed}, but is {ndim}"
         )
-    # Parsed for the errors only: what the package reads in a spec is what laws about layouts are to check.
+    # Parsed for the errors only: laws about shardings must not depend on how the package parses specs.
     entries = () if spec is None else tuple(spec)
     axes = [() if e is None else tuple(e) if isinstance(e, list | tuple) else (e,) for e in entries]
     return tuple(axes + [()] * (ndim - len(axes)))
 
 
 def pieces(mesh: Mesh, spec: P | None, shape: Sequence[int]) -> dict[Any, tuple[slice, ...]]:
-    """The index of the piece of an array of `shape` that each device of `mesh` holds.
+    """The index of the shard of an array of `shape` that each device of `mesh` holds.
 
-    Within a dimension the first axis is major: of `P(("y", "x"))`, devices that differ in `x` only hold neighbours.
+    Within a dimension the first axis is major: with `P(("y", "x"))`, devices that differ in `x` only hold adjacent
+    shards.
 
     Example:
         >>> mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
@@ -72,15 +73,11 @@ def pieces(mesh: Mesh, spec: P | None, shape: Sequence[int]) -> dict[Any, tuple[
 
 
 def assert_laid_out(array: jax.Array, mesh: Mesh, spec: P | None) -> None:
-    """Asserts that `array` lies on `mesh` as `spec` says, and that every device really holds its piece.
-
-    Args:
-        array: of any shape whose dimensions the axes divide.
-        mesh: where it should lie.
-        spec: how.
+    """Asserts that an array is sharded on a mesh by a spec that divides its shape, and that every device holds its
+    shard.
 
     Raises:
-        AssertionError: it says, or does, otherwise.
+        AssertionError: its sharding, or the data on a device, is different.
         TypeError, ValueError: `array` is no array, `mesh` no mesh, or `spec` no spec that fits.
 
     Example:
@@ -90,7 +87,7 @@ def assert_laid_out(array: jax.Array, mesh: Mesh, spec: P | None) -> None:
         >>> assert_laid_out(array, mesh, None)
         Traceback (most recent call last):
             ...
-        AssertionError: an array of shape (8,) should be laid out as P() on (x=8), but its sharding is ...
+        AssertionError: an array of shape (8,) should be sharded as P() on (x=8), but its sharding is ...
     """
     require("assert_laid_out", "array", array, jax.Array, "an array of jax's")
     require_mesh_type("assert_laid_out", "mesh", mesh)
@@ -101,7 +98,7 @@ def assert_laid_out(array: jax.Array, mesh: Mesh, spec: P | None) -> None:
         )
     expected = jax.sharding.NamedSharding(mesh, P() if spec is None else spec)
     described = (
-        f"an array of shape {array.shape} should be laid out as {expected.spec} on "
+        f"an array of shape {array.shape} should be sharded as {expected.spec} on "
         f"({', '.join(f'{name}={size}' for name, size in mesh.shape.items())})"
     )
     if not array.committed:
@@ -119,4 +116,4 @@ def assert_laid_out(array: jax.Array, mesh: Mesh, spec: P | None) -> None:
         if device in shards and not np.array_equal(
             np.asarray(shards[device]), whole[index], equal_nan=whole.dtype.kind in "fc"
         ):
-            raise AssertionError(f"{described}, but device {device.id} does not hold the piece {index}")
+            raise AssertionError(f"{described}, but device {device.id} does not hold the shard {index}")

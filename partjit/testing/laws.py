@@ -1,6 +1,7 @@
-"""Laws that partitioned functions obey, as assertions to call in a property test or in any other."""
+"""Laws that partitioned functions obey, as assertions for property tests and others."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -40,29 +41,29 @@ def assert_same_meaning(
     reference: Callable[..., Any] | None = None,
     tolerance: float | None = None,
 ) -> None:
-    """Asserts that `pjit(fun, in_specs, out_specs)` means what `fun` means, and that its results lie as it says.
+    """Asserts that `pjit(fun, in_specs, out_specs)` computes what `fun` computes, with the requested output shardings.
 
     It checks the values, then the gradients with respect to all float arguments, then the batched form: `jax.vmap` over
-    a batch of the arguments and of variations of them gives the results one by one. A batch is also divided over a mesh
-    axis that no spec uses, with `spmd_axis_name`, if there is one.
+    a batch of the arguments and of variations of them gives the same results as single calls. A batch is also sharded
+    over a mesh axis that no spec uses, with `spmd_axis_name`, if there is one.
 
     Args:
-        fun: a function of pytrees of arrays. One that `pjit` or `jax.jit` made is compared with what it was made of.
-        *args: what it is called with.
+        fun: a function of pytrees of arrays. One that `pjit` or `jax.jit` returned is compared with the one it wraps.
+        *args: its arguments.
         mesh: the ambient mesh.
-        in_specs, out_specs: as for `pjit`. Results lie as `out_specs` says, gradients as `in_specs`, batches with one
-            dimension in front.
-        grad: whether to check gradients. Results that are no floats have none.
+        in_specs, out_specs: as for `pjit`. Results are checked against `out_specs`, gradients against `in_specs`,
+            batches with one more leading dimension.
+        grad: whether to check gradients of float results.
         vmap: whether to check the batched form.
-        reference: what to compare with, `fun` by default; another function where `fun` itself has constraints or nested
-            partitioned functions that are to be checked.
-        tolerance: the greatest difference, relative to the greatest absolute value of an array; by default that of the
+        reference: the function to compare with, by default `fun`; another one where `fun` itself has constraints or
+            nested partitioned functions that are to be checked.
+        tolerance: the maximal difference relative to the greatest absolute value of an array; by default that of the
             shortest float among the arguments and the result, 1e-4 for float32 and 2e-2 for shorter ones.
 
     Raises:
         TypeError, ValueError: an argument is of a wrong type, or a spec does not fit.
-        AssertionError: the message says what differs and where, shows the mesh and the specs of the simplest case that
-            still fails, and ends with a script that reproduces it.
+        AssertionError: with what differs, where, the mesh and specs of the simplest case that still fails, and a script
+            that reproduces it.
 
     Example:
         >>> def affine(w, x):
@@ -85,7 +86,9 @@ def assert_same_meaning(
         name = f"args{jax.tree_util.keystr(path)}"
         abstract_argument(leaf, name, where)
         require_values([leaf], [name], where)
-    case = _Case(fun, args, mesh, in_specs, out_specs, grad, vmap, reference, tolerance)
+    # A function that is partitioned or compiled already is compared with the one it wraps.
+    plain = reference or (fun.__wrapped__ if isinstance(fun, jax.stages.Wrapped) else fun)  # type: ignore[attr-defined]
+    case = _Case(fun, args, mesh, in_specs, out_specs, grad, vmap, plain, tolerance)
     problem = case.problem()
     if problem is None:
         return
@@ -105,15 +108,15 @@ def assert_same_meaning(
 
 
 def assert_round_trip(spec: P | None, mesh: JaxMesh | AbstractMesh, ndim: int) -> None:
-    """Asserts that a spec becomes an OpSharding and comes back, in every form XLA has for it.
+    """Asserts that the conversion of a spec to an OpSharding is invertible, in every form of XLA's.
 
     Args:
         spec: any spec without UNCONSTRAINED dimensions.
-        mesh: its mesh. Axes of size 1 do not come back: a sharding does not show them.
+        mesh: its mesh. Axes of size 1 are not compared: a sharding does not contain them.
         ndim: the rank of the value.
 
     Raises:
-        AssertionError: a form comes back as another spec.
+        AssertionError: a form is parsed as another spec.
         TypeError, ValueError: an argument is of a wrong type, or the spec does not fit.
 
     Example:
@@ -134,36 +137,25 @@ def assert_round_trip(spec: P | None, mesh: JaxMesh | AbstractMesh, ndim: int) -
             raise AssertionError(f"{spec} on {mesh} should come back as {expected}, but its {name} {hlo} reads {found}")
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Case:
-    """One case of `assert_same_meaning`: its arguments."""
+    """The arguments of `assert_same_meaning`."""
 
-    def __init__(
-        self,
-        fun: Callable[..., Any],
-        args: tuple[Any, ...],
-        mesh: JaxMesh,
-        in_specs: Any,
-        out_specs: Any,
-        grad: bool,
-        vmap: bool,
-        reference: Callable[..., Any] | None,
-        tolerance: float | None,
-    ) -> None:
-        self.fun, self.args, self.mesh, self.in_specs, self.out_specs = fun, args, mesh, in_specs, out_specs
-        self.grad, self.vmap, self.tolerance = grad, vmap, tolerance
-        # A function that is partitioned or compiled already is compared with what it was made of.
-        self.reference = reference or (fun.__wrapped__ if isinstance(fun, jax.stages.Wrapped) else fun)  # type: ignore[attr-defined]
-        self.given_reference = reference
-
-    def but(self, **changes: Any) -> "_Case":
-        """The same case but for these arguments."""
-        fields = {**vars(self), **changes}
-        fields["reference"] = fields.pop("given_reference")
-        return _Case(**fields)
+    fun: Callable[..., Any]
+    args: tuple[Any, ...]
+    mesh: JaxMesh
+    in_specs: Any
+    out_specs: Any
+    grad: bool
+    vmap: bool
+    reference: Callable[..., Any]
+    tolerance: float | None
 
     def problem(self) -> str | None:
-        """What is wrong, or None."""
-        mesh = Mesh(self.mesh.devices, self.mesh.axis_names, self.mesh.axis_types)  # jax's warns when it is entered
+        """What differs, or None."""
+        mesh = Mesh(
+            self.mesh.devices, self.mesh.axis_names, self.mesh.axis_types
+        )  # jax's own mesh warns when it is entered
         with mesh, reshard_policy("allow"), jax.numpy_dtype_promotion("standard"):
             checks = [self._values(), self._gradients() if self.grad else (), self._batches() if self.vmap else ()]
             return next((problem for check in checks for problem in check), None)
@@ -221,8 +213,8 @@ class _Case:
         free = self._free_axis()
         ways = [("the batched value", None), *([] if free is None else [(f"the value batched over {free!r}", free)])]
         for what, axis in ways:
-            turns = 1 if axis is None else self.mesh.shape[axis]
-            batch, expected = _stacked(variations * turns), _stacked(one_by_one * turns)
+            copies = 1 if axis is None else self.mesh.shape[axis]
+            batch, expected = _stacked(variations * copies), _stacked(one_by_one * copies)
             try:
                 found = jax.vmap(self._partitioned(), spmd_axis_name=axis)(*batch)
             except Exception as error:
@@ -232,7 +224,7 @@ class _Case:
             yield from self._layout(what, found, self.out_specs, batch=() if axis is None else (axis,))
 
     def _free_axis(self) -> str | None:
-        """A mesh axis that no equation of the program uses, which only the printed jaxpr can tell for all of them."""
+        """A mesh axis that no equation of the program uses, according to the printed jaxpr."""
         text = str(jax.make_jaxpr(self._partitioned())(*self.args))
         return next((axis for axis in self.mesh.axis_names if f"'{axis}'" not in text), None)
 
@@ -263,7 +255,7 @@ class _Case:
                     )
 
     def _tolerance(self, dtype: Any) -> float:
-        """That of the shortest float in the case: what is computed with it is not more precise."""
+        """The tolerance of the shortest float in the case, which limits the precision of all results."""
         dtypes = [dtype, *map(jnp.result_type, jax.tree.leaves(self.args))]
         return max(_TOLERANCES.get(d.name, 2e-2) for d in dtypes if jnp.issubdtype(d, jnp.inexact))
 
@@ -282,16 +274,16 @@ def _show(error: Exception) -> str:
 
 
 class _NoSpecs(Exception):
-    """There are no specs that say how values lie."""
+    """There are no specs to check shardings against."""
 
 
 def _flat_specs(specs: Any, values: Any) -> list[P | None]:
-    """The spec of each leaf, None where the partitioner chooses. Raises _NoSpecs if it does everywhere."""
+    """The spec of each leaf, None where the partitioner chooses. Raises _NoSpecs if it chooses everywhere."""
     if isinstance(specs, UnspecifiedValue):
         raise _NoSpecs
     parsed = parse_spec_tree(tuple(specs) if isinstance(specs, list) else specs, "specs")
     flat = broadcast_specs(parsed, values, "specs")
-    # What the user wrote, not what was read in it: that is to be checked as well.
+    # The user's specs, not the parsed ones: parsing is checked as well.
     return [(spec.unsafe_user_spec or P()) if isinstance(spec, ParsedPartitionSpec) else None for spec in flat]
 
 
@@ -299,7 +291,7 @@ def _laid_out(what: str, array: Any, mesh: JaxMesh, spec: P | None) -> Iterator[
     if spec is None or not isinstance(array, jax.Array):
         return
     if not array.committed and not np.any(np.asarray(array)):
-        return  # zeros of jax's own, for what nothing depends on
+        return  # jax's own zeros, where nothing depends on the value
     try:
         assert_laid_out(array, mesh, spec)
     except AssertionError as error:
@@ -307,17 +299,17 @@ def _laid_out(what: str, array: Any, mesh: JaxMesh, spec: P | None) -> Iterator[
 
 
 def _plain(value: Any) -> np.ndarray:
-    """The values of an array; those of a key are its words."""
+    """The values of an array; of a key its words."""
     if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
         value = jax.random.key_data(value)
     if 0 in np.shape(value):
-        return np.empty(np.shape(value))  # jax 0.10 cannot read a divided array without elements
+        return np.empty(np.shape(value))  # jax 0.10 cannot read a sharded array without elements
     array = np.asarray(value)
     return array.astype(np.float32) if array.dtype.kind == "V" else array
 
 
 def _variation(leaf: Any) -> Any:
-    """Another value for the batch: other floats, but the same indices and flags, which may mean something."""
+    """Another value for the batch: other floats, but the same integers and flags, which may be indices."""
     return (leaf * 0.5).astype(leaf.dtype) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf
 
 
@@ -327,7 +319,7 @@ def _stacked(trees: list[Any]) -> Any:
 
 
 def _weighted(out: Any) -> Any:
-    """A sum that tells the elements apart."""
+    """A sum that depends on each element differently."""
     weights = np.linspace(0.5, 1.5, out.size).reshape(out.shape)
     return jnp.sum(jnp.real(out).astype(jnp.float32) * weights.astype(np.float32))
 
@@ -338,11 +330,11 @@ def _types(args: Any) -> list[str]:
 
 
 def _simplest(case: _Case, problem: str) -> tuple[_Case, str]:
-    """The case with as few specs, checks and surprising numbers as still fail, and its problem."""
+    """The case with as few specs and checks and as plain numbers as still fail, and its problem."""
 
     def attempt(**changes: Any) -> None:
         nonlocal case, problem
-        candidate = case.but(**changes)
+        candidate = dataclasses.replace(case, **changes)
         with contextlib.suppress(Exception):
             found = candidate.problem()
             if found is not None:

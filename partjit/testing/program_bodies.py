@@ -1,8 +1,8 @@
-"""Bodies: programs of one value that keep its shape, as data.
+"""Bodies of random programs: shape-preserving functions of one value, as data.
 
-A body is a tuple of operations, `(kind, *parameters)`, so that a failing example prints as what it is. `run_body`
-interprets it, either with the partitioned functions inside or, for comparison, with none of them. All values stay
-bounded, so that float32 is precise enough to compare derivatives of any order.
+A body is a tuple of operations, `(kind, *parameters)`, so that a failing example is printed in full. `run_body`
+interprets it, with its partitioned functions or, for comparison, without. All values stay bounded, so that float32 is
+precise enough to compare derivatives of any order.
 """
 
 import functools
@@ -43,7 +43,7 @@ def bodies(
     max_size: int = 2,
     partitioned: bool = False,
 ) -> tuple[Any, ...]:
-    """A body for values of `shape`; at every depth there are constraints and nested pjits with specs of their own.
+    """A body for values of `shape`, with constraints and nested pjits with specs of their own at every depth.
 
     With `partitioned` the first operation is a constraint or a nested pjit that partitions the value.
     """
@@ -106,7 +106,7 @@ def bodies(
 
 
 def run_body(body: Sequence[tuple[Any, ...]], x: Any, partitioned: bool) -> Any:
-    """What a body makes of `x`, with the partitioned functions inside or with none of them."""
+    """The result of a body for `x`, with its partitioned functions or without."""
     for kind, *parameters in body:
         x = _apply(kind, parameters, x, partitioned)
     return x
@@ -152,7 +152,7 @@ def _apply(kind: str, parameters: Sequence[Any], x: Any, partitioned: bool) -> A
             return jax.lax.map(inner, x)
         case "fori", ():
             return jax.lax.fori_loop(0, 2, lambda _, c: inner(c), x)
-        case "while", ():  # it has no reverse mode, so nothing is differentiated through it
+        case "while", ():  # it has no reverse mode
             state = (0, jax.lax.stop_gradient(x))
             return x * jax.lax.while_loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, inner(s[1])), state)[1]
         case "cond", (other,):

@@ -1,4 +1,4 @@
-"""Random programs of several arrays, with specs inside."""
+"""Random programs of several arrays, with constraints and nested pjits."""
 
 import dataclasses
 import math
@@ -25,13 +25,13 @@ _MAX_ELEMENTS = 256
 
 @dataclasses.dataclass(frozen=True)
 class ShardedProgram:
-    """A small differentiable function of arrays with specs inside, as data: a failing example prints as what it is.
+    """A small differentiable function of arrays with constraints and nested pjits, as data that is printed in full.
 
     Attributes:
         shapes: of the float32 arguments; if there are `num_indices`, an int32 vector of that length follows them.
         num_indices: the length of the vector, or None.
-        steps: (operation, operands, parameters), each of which appends one value to those there are.
-        results: which values are returned.
+        steps: (operation, operands, parameters), each of which appends one value.
+        results: the positions of the values that are returned.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -40,15 +40,15 @@ class ShardedProgram:
     results: tuple[int, ...]
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
-        """Runs it with its constraints and nested pjits, for which a mesh must be ambient."""
+        """Runs it with its constraints and nested pjits, under an ambient mesh."""
         return self._run(args, partitioned=True)
 
     def plain(self, *args: Any) -> tuple[Any, ...]:
-        """Runs it without: what it must be equal to."""
+        """Runs it without them, for comparison."""
         return self._run(args, partitioned=False)
 
     def arguments(self, seed: int = 0) -> list[np.ndarray]:
-        """Arguments for it: floats between -1 and 1, and indices of which some are out of bounds.
+        """Arguments: floats between -1 and 1, and indices, some of them out of bounds.
 
         Raises:
             TypeError, ValueError: `seed` is no number of at least 0.
@@ -135,20 +135,20 @@ def sharded_programs(
     max_size: int = 2,
     partitioned: bool = False,
 ) -> ShardedProgram:
-    """Small random programs with specs inside: constraints, nested pjits, scan, cond, while, remat, custom rules, vmap.
+    """Small random programs with constraints, nested pjits, scan, cond, while, remat, custom rules, vmap.
 
     They take one or two float arrays and perhaps a vector of indices.
 
     Args:
         draw: given by hypothesis.
-        mesh: whose axes the specs inside name.
+        mesh: the mesh of the specs.
         avoid: axes that they do not name.
-        max_steps: the greatest number of operations at the top.
-        depth: how deep bodies are nested.
-        max_size: the greatest number of operations of a body.
-        partitioned: whether every program, the simplest included, has something to partition: its first argument and
-            its first result have a dimension that an axis of more than one device divides, the first argument has
-            several dimensions longer than 1, and its first step gives it a spec that names such an axis.
+        max_steps: the maximal number of operations at the top.
+        depth: of nested bodies.
+        max_size: the maximal number of operations of a body.
+        partitioned: whether every program, the simplest included, partitions something: its first argument and its
+            first result have a dimension that an axis of more than one device divides, the first argument has several
+            dimensions longer than 1, and its first step gives it a spec that names such an axis.
 
     Raises:
         TypeError, ValueError: when drawn from: an argument is of a wrong type, a number too small, or, with
@@ -176,9 +176,7 @@ def sharded_programs(
         inputs = (draw(_partitionable_shapes(mesh, avoid)), *inputs[1:])
     num_indices: int | None = draw(st.one_of(st.none(), st.sampled_from([2, 8])))
     known: list[tuple[int, tuple[int, ...]]] = list(enumerate(inputs))
-    position = len(inputs)
-    if num_indices is not None:
-        position += 1
+    position = len(inputs) + (num_indices is not None)
     steps: list[tuple[Any, ...]] = []
     if partitioned:
         first = bodies(mesh, inputs[0], depth=depth, avoid=avoid, max_size=max_size, partitioned=True)

@@ -1,4 +1,4 @@
-"""Counting traces and compilations, and finding the argument that caused one."""
+"""Asserting that nothing is traced or compiled, and finding the argument that caused it."""
 
 import contextlib
 import functools
@@ -26,13 +26,13 @@ def assert_no_recompile(*functions: Callable[..., Any], warmup: int = 0) -> Iter
     """Asserts that nothing is traced or compiled while the block runs.
 
     Args:
-        *functions: the functions to watch. The block gets them back, watched, and only what happens in calls of these
-            counts: one function, or a tuple of several. Without any, everything in this thread counts.
-        warmup: how many calls of each function may trace and compile.
+        *functions: the functions to watch. The block gets wrapped ones, one function or a tuple of several, and only
+            calls of these count. Without any, everything in this thread counts.
+        warmup: the number of calls of each function that may trace and compile.
 
     Raises:
         TypeError, ValueError: a function is none, or `warmup` no number of calls.
-        AssertionError: at the end of the block, for every call that traced or compiled: how it differed from the call
+        AssertionError: at the end of the block, with the difference of every call that traced or compiled to the call
             before, by the path of the argument.
 
     Example:
@@ -97,7 +97,7 @@ def _show(events: list[str]) -> str:
 
 
 def _signature(args: Any, kwargs: Any) -> dict[str, tuple[str, str]]:
-    """What compiled functions are told apart by, by the path of the argument: as its type, and with the value."""
+    """The cache key of a call by the path of the argument: its type, and its value."""
     leaves = jax.tree_util.tree_leaves_with_path({"args": args, "kwargs": kwargs}, is_leaf=lambda leaf: leaf is None)
     signature = {_path(path): _describe(leaf) for path, leaf in leaves}
     mesh = str(innermost_mesh())
@@ -113,11 +113,11 @@ def _path(path: Any) -> str:
 def _describe(leaf: Any) -> tuple[str, str]:
     if isinstance(leaf, jax.Array):
         weak = " (weakly typed)" if leaf.weak_type else ""
-        place = f" with {leaf.sharding}" if leaf.committed else ""
-        text = f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]{weak}{place}"
+        sharding = f" with {leaf.sharding}" if leaf.committed else ""
+        text = f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]{weak}{sharding}"
     elif isinstance(leaf, np.ndarray | np.generic):
         text = f"{leaf.dtype}[{','.join(map(str, leaf.shape))}] of NumPy"
-    elif isinstance(leaf, bool | int | float | complex):  # whose value counts in static arguments only
+    elif isinstance(leaf, bool | int | float | complex):  # whose value matters in static arguments only
         return f"a Python {type(leaf).__name__}", f"the {type(leaf).__name__} {leaf!r}"
     else:
         text = f"the {type(leaf).__name__} {leaf!r}"
@@ -128,7 +128,7 @@ def _difference(before: dict[str, tuple[str, str]] | None, after: dict[str, tupl
     if before is None:
         return "it is the first call here, so there is none to compare it with (see warmup=)"
     missing = ("not there", "not there")
-    for part in (0, 1):  # a type that changed is the reason; if none did, a value may be
+    for part in (0, 1):  # a changed type is the reason; if there is none, a value may be
         changes = [
             f"{path} was {before.get(path, missing)[part]} and is {after.get(path, missing)[part]}"
             for path in {**before, **after}
@@ -136,4 +136,4 @@ def _difference(before: dict[str, tuple[str, str]] | None, after: dict[str, tupl
         ]
         if changes:
             return "; ".join(changes)
-    return "with arguments like those of the call before, so a cache was emptied or not hit"
+    return "with the same arguments as the call before, so a cache was cleared or missed"

@@ -1,4 +1,4 @@
-"""The code that makes a failing case again."""
+"""Scripts that reproduce a failing case."""
 
 import inspect
 import pathlib
@@ -19,7 +19,7 @@ __all__ = ["canonical", "describe", "reproduction"]
 
 
 def canonical(value: Any) -> Any:
-    """An array of the shape and dtype of `value` that takes few words to write: what `describe` writes for it."""
+    """An array of the shape and dtype of `value` that `describe` writes in few words."""
     if getattr(getattr(value, "dtype", None), "kind", "O") not in "fiub":
         return value
     size = int(np.prod(value.shape, dtype=np.int64))
@@ -28,7 +28,7 @@ def canonical(value: Any) -> Any:
 
 
 def describe(value: Any) -> str:
-    """Code for an argument: arrays as what makes one like them, specs as one writes them, and what holds them."""
+    """Python code for an argument: arrays, specs, shardings, and containers of them."""
     if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         data, impl = describe(jax.random.key_data(value)), str(jax.random.key_impl(value))
         return f"jax.random.wrap_key_data({data}, impl={impl!r})"
@@ -89,7 +89,7 @@ def reproduction(law: str, fun: Callable[..., Any], args: Any, mesh: Mesh, optio
 
     Args:
         law: the name of the law in `partjit.testing`.
-        fun: the function; if it cannot be imported, its source stands in the script, or a comment says where it is.
+        fun: the function; if it cannot be imported, the script contains its source, or a comment that says where it is.
         args: its arguments.
         mesh: the mesh.
         options: the keyword arguments of the law.

@@ -1,7 +1,7 @@
 """Hypothesis strategies for meshes, specs, shapes, shardings and arrays that fit together.
 
 All arguments are keywords, so that more can be added. Everything shrinks towards few devices, short specs and small
-shapes, and prints as code that makes it again.
+shapes, and is printed as code that reproduces it.
 """
 
 import functools
@@ -56,15 +56,15 @@ def meshes(
     permuted: bool = True,
     explicit: bool = False,
 ) -> Mesh:
-    """Meshes over any of the devices there are, in any order.
+    """Meshes over any of the available devices, in any order.
 
     Args:
         draw: given by hypothesis.
-        mesh_shapes: the shapes to draw from; those that need more devices than there are are left out. By default 1 to
-            3 axes, sizes of 1 and sizes that are no powers of 2 among them.
+        mesh_shapes: the shapes to draw from; those that need too many devices are left out. By default of 1 to 3 axes,
+            with sizes of 1 and sizes that are no powers of 2.
         axis_names: the tuples of names to draw from, each at least as long as the longest shape.
-        permuted: whether the devices may stand in another order than `jax.devices()`.
-        explicit: give at least one axis the type Explicit.
+        permuted: whether the order of the devices may differ from `jax.devices()`.
+        explicit: whether at least one axis has the type Explicit.
 
     Raises:
         ValueError: no shape is small enough.
@@ -110,14 +110,14 @@ def partition_specs(
     unconstrained: bool = False,
     partitioned: bool = False,
 ) -> P | None:
-    """Specs for values of a rank, or of a shape, in any spelling: None, short, with empty entries, axes in any order.
+    """Specs for values of a rank or shape, in any spelling: None, short, with empty entries, axes in any order.
 
     Args:
         draw: given by hypothesis.
-        mesh: whose axes they name.
+        mesh: the mesh of the specs.
         ndim: the rank of the value; not needed with `shape`.
-        shape: the shape of the value. With `divisible`, axes divide it.
-        avoid: axes that do not appear.
+        shape: the shape of the value.
+        avoid: axes that are not used.
         divisible: whether axes must divide the dimensions of `shape`.
         unconstrained: whether dimensions may be UNCONSTRAINED, as in constraints.
         partitioned: whether every spec, the simplest included, names an axis of more than one device.
@@ -158,10 +158,10 @@ def partition_specs(
             continue
         if not divisible or sizes[dim] % math.prod(mesh.shape[name] for name in (*dims[dim], axis)) == 0:
             dims[dim].append(axis)
-    # Every spec takes the same draws, whatever they are: hypothesis makes them simpler one by one, and would have to
-    # guess the draw that only a simpler spec needs.
+    # Every spec takes the same draws: hypothesis simplifies them one by one, and would have to guess a draw that only a
+    # simpler spec needs.
     entries: list[Any] = []
-    for axes in dims:  # a False is simpler than a True, and so is the spelling it stands for
+    for axes in dims:  # False is simpler than True, and so is its spelling
         undecided, as_tuple = unconstrained and draw(st.booleans()), draw(st.booleans())
         if undecided and not axes:
             entries.append(P.UNCONSTRAINED)
@@ -198,19 +198,19 @@ def shapes(
     max_ndim: int = 3,
     max_size: int = 256,
 ) -> tuple[int, ...]:
-    """Shapes of small arrays; with `spec`, those it fits, or on request those it does not.
+    """Shapes of small arrays; with `spec`, those it divides, or on request those it does not.
 
     Args:
         draw: given by hypothesis.
-        spec: a spec the shape is for.
+        spec: the spec of the array.
         mesh: the mesh of the spec.
-        divisible: whether the axes divide every dimension; if not, there is one that they do not divide.
-        min_ndim, max_ndim: the least and greatest rank; a spec may ask for more.
-        max_size: the greatest number of elements.
+        divisible: whether the axes divide every dimension, or not some dimension.
+        min_ndim, max_ndim: of the rank; a spec may require more.
+        max_size: the maximal number of elements.
 
     Raises:
         TypeError: `spec` is given without `mesh`, or an argument is of a wrong type.
-        ValueError: not `divisible`, and the spec divides nothing.
+        ValueError: not `divisible`, and the spec shards nothing.
 
     Example:
         >>> from hypothesis import given
@@ -233,16 +233,16 @@ def shapes(
     if mesh is None:
         raise TypeError("shapes of a spec needs its mesh")
     require_mesh_type(where, "mesh", mesh, or_abstract=True)
-    parsed_spec(where, spec, mesh, unconstrained=True)  # for its errors only: shapes are drawn for what the user wrote
+    parsed_spec(where, spec, mesh, unconstrained=True)  # for its errors only: shapes are drawn for the user's spec
     entries = [() if e in (None, P.UNCONSTRAINED) else tuple(e) if isinstance(e, tuple) else (e,) for e in spec]
     divisors = [math.prod(mesh.shape[axis] for axis in axes) for axes in entries]
     divisors += [1] * draw(st.integers(max(0, min_ndim - len(divisors)), max(0, max_ndim - len(divisors))))
     shape = [divisor * draw(st.integers(1, 2)) for divisor in divisors]
     if not divisible:
-        divided = [dim for dim, divisor in enumerate(divisors) if divisor > 1]
-        if not divided:
-            raise ValueError(f"shapes: no dimension of {spec} is divided, so every shape is divisible")
-        dim = draw(st.sampled_from(divided))
+        sharded = [dim for dim, divisor in enumerate(divisors) if divisor > 1]
+        if not sharded:
+            raise ValueError(f"shapes: {spec} shards no dimension, so every shape is divisible")
+        dim = draw(st.sampled_from(sharded))
         shape[dim] += draw(st.integers(1, divisors[dim] - 1))
     return tuple(shape)
 
@@ -272,11 +272,11 @@ def op_shardings(draw: Any, *, mesh: JaxMesh, ndim: int = 2, representable: bool
 
     Args:
         draw: given by hypothesis.
-        mesh: for whose number of devices they are.
-        ndim: the rank of the values they are for.
-        representable: True for those that a spec on the mesh stands for, False for others, None for both. What is not
-            representable here is MAXIMAL, MANUAL or UNKNOWN, has a manual subgroup, or lists the devices in an order no
-            transposition gives.
+        mesh: the mesh with the devices.
+        ndim: the rank of the values.
+        representable: True for those with an equivalent spec on the mesh, False for others, None for both. Those
+            without are MAXIMAL, MANUAL or UNKNOWN, have a manual subgroup, or list the devices in an order that is no
+            transposition of the mesh.
 
     Example:
         >>> from hypothesis import given
@@ -320,9 +320,9 @@ def sharded_arrays(
 
     Args:
         draw: given by hypothesis.
-        mesh: where they lie, or None for any mesh.
-        spec: how they lie, or None for any way.
-        shape: their shape, or None for any that fits.
+        mesh: their mesh, or None for any mesh.
+        spec: their spec, or None for any spec.
+        shape: their shape, or None for any that the spec divides.
         dtype: their dtype.
 
     Raises:
@@ -352,12 +352,12 @@ def sharded_arrays(
 
 
 def spec_trees(tree: Any, *, mesh: JaxMesh, prefix: bool = True) -> SearchStrategy[Any]:
-    """Trees of specs for a tree of arrays (or of anything with a `shape`), each fitting all the arrays it is for.
+    """Trees of specs for a tree of arrays, or of anything with a `shape`; each fits all arrays it applies to.
 
     Args:
         tree: the values.
-        mesh: whose axes the specs name.
-        prefix: whether a spec may stand for a whole subtree.
+        mesh: the mesh of the specs.
+        prefix: whether a spec may apply to a subtree.
 
     Raises:
         TypeError: an argument is of a wrong type.

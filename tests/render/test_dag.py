@@ -222,7 +222,7 @@ def test_two_hundred_boxes_are_all_drawn():
 
 def test_what_cannot_be_drawn_says_why():
     a, b = Vertex("a", "a"), Vertex("b", "b")
-    with pytest.raises(ValueError, match=r"edges that all go down, but these form a cycle: boxes \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"layered drawing all go down, but these form a cycle: boxes \[0, 1\]"):
         arrange(Graph((a, b), (Edge("a", "b"), Edge("b", "a"))))
     with pytest.raises(ValueError, match=r"the edge a -> c names no vertex of its graph: \['c'\]"):
         arrange(Graph((a, b), (Edge("a", "c"),)))

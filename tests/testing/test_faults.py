@@ -79,18 +79,18 @@ def test_without_a_fault_all_laws_hold(mesh):
 
 def test_spec_parsing_that_mixes_up_the_order_of_axes(mesh, monkeypatch):
     monkeypatch.setattr("partjit.spec._parse_partition", lambda entry: tuple(sorted(np.ravel(entry or ()).tolist())))
-    fails(mesh, match="should be laid out as", out_specs=P(("y", "x")))
+    fails(mesh, match="should be sharded as", out_specs=P(("y", "x")))
 
 
 def test_spec_parsing_that_forgets_a_dimension(mesh, monkeypatch):
     monkeypatch.setattr(
         ParsedPartitionSpec, "partition_spec", property(lambda spec: P(*[axes or None for axes in spec.partitions[:1]]))
     )
-    fails(mesh, match="should be laid out as", out_specs=P(None, "y"))
+    fails(mesh, match="should be sharded as", out_specs=P(None, "y"))
 
 
 def test_validation_that_lets_everything_pass(mesh, monkeypatch):
-    monkeypatch.setattr("partjit.api.check_specs", lambda *_, **__: [])
+    monkeypatch.setattr("partjit.infer.check_specs", lambda *_, **__: [])
     with pytest.raises(AssertionError, match=r"had to refuse|was accepted"):
         indivisible_shapes_are_refused(mesh)
 

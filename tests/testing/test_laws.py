@@ -133,7 +133,7 @@ def test_results_elsewhere_than_stated_are_found(mesh, monkeypatch):
     assert_laid_out(right, mesh, P("x"))
     elsewhere = jax.device_put(np.sin(X), NamedSharding(mesh, P("y")))
     monkeypatch.setattr("partjit.testing.laws.pjit", lambda *_: lambda x: elsewhere)
-    with pytest.raises(AssertionError, match=r"^the value: an array of shape \(8, 4\) should be laid out as P\("):
+    with pytest.raises(AssertionError, match=r"^the value: an array of shape \(8, 4\) should be sharded as P\("):
         assert_same_meaning(jnp.sin, X, grad=False, vmap=False, **options)
 
 
