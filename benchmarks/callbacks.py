@@ -150,10 +150,10 @@ def many_steps(way: str) -> str:
 
 
 ROWS = {
-    "the caller of a function of 1 s is away for": caller_away,
+    "a call of a 1 s function blocks its caller for": caller_away,
     "two functions of 0.5 s each take": two_at_once,
-    "an array over 8 devices is seen as": what_it_sees,
-    "the result of such an array comes back as": where_the_result_is,
+    "the function sees an array over 8 devices as": what_it_sees,
+    "and its result is sharded as": where_the_result_is,
     "collectives added for it": collectives,
     "100 steps over 8 devices with a call in each": many_steps,
     "`FileNotFoundError` reaches the caller as": what_an_exception_becomes,
