@@ -20,6 +20,12 @@ def source_site(source_info: SourceInfo) -> tuple[str, int, str] | None:
     return None if frame is None else (frame.file_name, frame.start_line, frame.function_name.rpartition(".")[2])
 
 
+def at_site(source_info: SourceInfo) -> str:
+    """The user's line that an equation comes from, as " at file:line in function" for messages; empty if unknown."""
+    site = source_site(source_info)
+    return "" if site is None else " at {}:{} in {}".format(*site)
+
+
 def traced_at(source_info: SourceInfo) -> contextlib.AbstractContextManager[None]:
     """Lets equations that are traced in the block come from there.
 

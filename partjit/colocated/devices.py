@@ -10,7 +10,7 @@ import numpy as np
 from partjit._jax.shardings import device_list
 from partjit.checks import devices_in
 
-__all__ = ["colocated_cpu_devices", "colocated_sharding"]
+__all__ = ["colocated_cpu_devices", "colocated_sharding", "replicated_over"]
 
 
 @overload
@@ -51,6 +51,13 @@ def colocated_cpu_devices(devices_or_mesh: Any) -> Any:
         array = np.array(cpus).reshape(mesh.devices.shape)
         return jax.sharding.Mesh(array, mesh.axis_names, axis_types=mesh.axis_types)
     return [_colocated(device) for device in devices_in("colocated_cpu_devices", "devices_or_mesh", devices_or_mesh)]
+
+
+def replicated_over(devices: Sequence[Any]) -> jax.sharding.Sharding:
+    """The sharding of arrays of which every device has a full copy."""
+    if len(devices) == 1:
+        return jax.sharding.SingleDeviceSharding(devices[0])
+    return jax.sharding.NamedSharding(jax.sharding.Mesh([*devices], ("devices",)), jax.sharding.PartitionSpec())
 
 
 @functools.lru_cache(maxsize=4096)

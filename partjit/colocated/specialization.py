@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from partjit import events
 from partjit._jax.arrays import ArrayImpl, device_put, shareable
@@ -19,7 +19,7 @@ from partjit._jax.dispatch import is_profiled
 from partjit._jax.shardings import device_list
 from partjit._jax.threads import ThreadSettings
 from partjit.colocated.definition import Definition
-from partjit.colocated.devices import colocated_sharding
+from partjit.colocated.devices import colocated_sharding, replicated_over
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call, Lane, failure_here
 from partjit.colocated.runtime.failures import Site, call_site
@@ -204,10 +204,7 @@ class Specialization:
             is_named = isinstance(sharding, NamedSharding)
             if is_named and (*device_list(sharding),) == (*self._devices,):
                 return NamedSharding(sharding.mesh, PartitionSpec())
-        if len(self._devices) == 1:
-            return SingleDeviceSharding(self._devices[0])
-        mesh = Mesh(list(self._devices), ("devices",))
-        return NamedSharding(mesh, PartitionSpec())
+        return replicated_over(self._devices)
 
     # Ways to run
 

@@ -11,7 +11,7 @@ import jax
 from jax.extend import source_info_util
 from jax.interpreters import ad
 
-from partjit._jax.sources import source_site
+from partjit._jax.sources import at_site
 from partjit.colocated.ir.primitive import Callee, colocated_call_p
 
 
@@ -24,9 +24,10 @@ def _jvp(
         if type(tangent) is not ad.Zero and tangent.dtype != jax.dtypes.float0
     ]
     if differentiated and any(_is_differentiable(aval) for aval in callee.out_avals):
+        where = at_site(source_info_util.current())
         raise ValueError(
             f"the colocated function {callee.name} has no derivative, and is differentiated with respect to "
-            f"{', '.join(differentiated)}{_here()}: say what it is with {callee.name}.defvjp(fwd, bwd) or "
+            f"{', '.join(differentiated)}{where}: say what it is with {callee.name}.defvjp(fwd, bwd) or "
             f"{callee.name}.defjvp(jvp) before the program is traced, or pass what it only looks at as "
             "jax.lax.stop_gradient(x)"
         )
@@ -38,17 +39,12 @@ def _is_differentiable(aval: Any) -> bool:
     return aval.to_tangent_aval().dtype != jax.dtypes.float0
 
 
-def _here() -> str:
-    """The user's line of the equation being transformed, for a message."""
-    site = source_site(source_info_util.current())
-    return "" if site is None else " at {}:{} in {}".format(*site)
-
-
 def _transpose(_: Any, *args: Any, callee: Callee, **__: Any) -> Any:
+    where = at_site(source_info_util.current())
     linear = [path for path, arg in zip(callee.paths, args, strict=True) if ad.is_undefined_primal(arg)]
     raise ValueError(
         f"the colocated function {callee.name} cannot be transposed, and is called with {', '.join(linear)}, which "
-        f"depends on what is transposed{_here()}: a call is no linear operation, as jax.linear_transpose and the "
+        f"depends on what is transposed{where}: a call is no linear operation, as jax.linear_transpose and the "
         "tangents of a defjvp rule in reverse mode need it to be. Compute with device code what is transposed, or say "
         "with defvjp how to go backward"
     )

@@ -10,7 +10,7 @@ from typing import Any
 from jax.extend.core import JaxprEqn, Primitive, jaxprs_in_params
 
 from partjit._jax import patches
-from partjit._jax.sources import source_site
+from partjit._jax.sources import at_site
 from partjit.colocated.ir.primitive import ColocatedEffect, calls_in, colocated_call_p
 
 
@@ -51,9 +51,7 @@ def _refuse_split(kind: str, calls: Sequence[JaxprEqn]) -> None:
 
 
 def _name_and_site(eqn: JaxprEqn) -> str:
-    site = source_site(eqn.source_info)
-    where = "" if site is None else " at {}:{} in {}".format(*site)
-    return f"{eqn.params['callee'].name} is called{where}"
+    return f"{eqn.params['callee'].name} is called{at_site(eqn.source_info)}"
 
 
 _CALLS = patches.CallRules(

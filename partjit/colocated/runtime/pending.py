@@ -4,6 +4,7 @@ Only what needs the value waits. What follows from the specs (shape, dtype, shar
 (`is_ready`, `repr`) do not.
 """
 
+import operator
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -102,52 +103,12 @@ class PendingArray(jax.Array):
             if self._call is not None:
                 raise RuntimeError(f"the thread that ran the colocated call of {call.name!r} was killed")
 
-    # Known from the specs
-
-    @property
-    def aval(self) -> Any:
-        """Its abstract value."""
-        return self._aval
-
-    @property
-    def sharding(self) -> Any:
-        """Its sharding."""
-        return self._place
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its shape."""
-        return self._aval.shape
-
-    @property
-    def dtype(self) -> Any:
-        """Its dtype."""
-        return self._aval.dtype
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions."""
-        return len(self._aval.shape)
-
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        return self._aval.size
-
-    @property
-    def itemsize(self) -> int:
-        """The bytes of an element."""
-        return self._aval.dtype.itemsize
+    # Known from the specs, as are those in `_KNOWN`
 
     @property
     def nbytes(self) -> int:
         """The bytes of all elements."""
-        return self._aval.size * self._aval.dtype.itemsize
-
-    @property
-    def weak_type(self) -> bool:
-        """Whether its dtype is weak."""
-        return self._aval.weak_type
+        return self.size * self.itemsize
 
     @property
     def committed(self) -> bool:
@@ -162,16 +123,6 @@ class PendingArray(jax.Array):
     def format(self) -> Any:
         """Its sharding and, once the value is there, its layout in memory."""
         return Format(None, self._place) if self._received is None else self._received.format
-
-    @property
-    def is_fully_addressable(self) -> bool:
-        """Whether this process has all its devices."""
-        return self.sharding.is_fully_addressable
-
-    @property
-    def is_fully_replicated(self) -> bool:
-        """Whether every device has a full copy."""
-        return self.sharding.is_fully_replicated
 
     def devices(self) -> set[Any]:
         """Its devices."""
@@ -268,11 +219,23 @@ _OF_CLASSES = {*dir(type("Plain", (), {})), "__annotations__", "__slots__", "__d
 _COMPARISONS = {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__format__"}
 
 
-def _forward_the_rest() -> None:
-    """Forwards all other attributes of arrays to the value."""
+_KNOWN = {
+    **{name: f"_aval.{name}" for name in ("shape", "dtype", "ndim", "size", "weak_type")},
+    **{name: f"_place.{name}" for name in ("is_fully_addressable", "is_fully_replicated")},
+    "aval": "_aval",
+    "sharding": "_place",
+    "itemsize": "_aval.dtype.itemsize",
+}
+"""Attributes that follow from the specs, and where to read them."""
+
+
+def _define_the_rest() -> None:
+    """Defines the attributes that follow from the specs, and forwards all others of arrays to the value."""
+    for name, path in _KNOWN.items():
+        setattr(PendingArray, name, property(operator.attrgetter(path), doc=getattr(ArrayImpl, name).__doc__))
     for name in {*dir(ArrayImpl)} - {*vars(PendingArray)} - (_OF_CLASSES - _COMPARISONS) - _OF_PLAIN_ARRAYS:
         setattr(PendingArray, name, _forwarding(name, getattr(ArrayImpl, name)))
 
 
-_forward_the_rest()
+_define_the_rest()
 register_array_type(PendingArray, PendingArray.value)

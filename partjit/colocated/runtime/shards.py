@@ -11,13 +11,15 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import ShapedArray
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from partjit._jax.arrays import device_put, shareable
 from partjit._jax.meshes import without_mesh
 from partjit._jax.shardings import device_list
-from partjit.colocated.devices import colocated_sharding
+from partjit.colocated.devices import colocated_sharding, replicated_over
 from partjit.colocated.runtime.pins import distinct
-from partjit.colocated.runtime.specs import OutSpecs, flat_result
+from partjit.colocated.runtime.specs import OutSpec, OutSpecs, flat_result
 
 __all__ = ["Shards", "mesh_coordinates", "on_each_shard", "per_shard"]
 
@@ -99,7 +101,6 @@ def per_shard(
     def call(*args: Any, **kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten((args, kwargs))
         shards = [{shard.device: shard for shard in shareable(leaf).addressable_shards} for leaf in leaves]
-        devices = [*shards[0]]
         if any(of_leaf.keys() != shards[0].keys() for of_leaf in shards):
             raise ValueError(
                 f"{name} is called once per shard, so its arguments must be on the same devices, but they are on "
@@ -107,40 +108,45 @@ def per_shard(
             )
         mesh = getattr(leaves[0].sharding, "mesh", None)
         where = {} if mesh is None else dict(zip(mesh.devices.flat, _positions(mesh), strict=True))
-        results = []
-        for device in devices:
+        results = {}
+        for device in shards[0]:
             own_args, own_kwargs = jax.tree.unflatten(tree, [of_leaf[device] for of_leaf in shards])
             with _at(where.get(device)):
-                results.append(target(*own_args, **own_kwargs))
-        flat, trees = zip(*(flat_result(result, name) for result in results), strict=True)
-        given = [[of_leaf[device].data for of_leaf in shards] for device in devices]
-        flat = [*map(distinct, flat, given)]
-        if out_specs is None and not any(flat):
-            return results[0]
+                results[device] = target(*own_args, **own_kwargs)
+        flat = {device: flat_result(result, name) for device, result in results.items()}
+        if out_specs is None and not any(values for values, _ in flat.values()):
+            return next(iter(results.values()))
         if out_specs is None:
             raise ValueError(
                 f"{name} is called once per shard and returned arrays: say with out_specs or out_specs_fn, shardings "
                 "included, what they are shards of"
             )
-        for device, returned in zip(devices, trees, strict=True):
+        own = {}
+        for device, (values, returned) in flat.items():
             if returned != out_specs.tree:
                 raise ValueError(
                     f"{name} returned the structure {returned} on {device}, but its specs say {out_specs.tree}: it is "
                     "called once per shard and returns a shard of each result each time"
                 )
+            own[device] = distinct(values, [of_leaf[device].data for of_leaf in shards])
         stated = [spec.sharding for spec in out_specs.leaves] if shardings is None else shardings
-        assembled = []
-        for i, (spec, sharding) in enumerate(zip(out_specs.leaves, stated, strict=True)):
-            by_device = dict(zip(devices, (own[i] for own in flat), strict=True))
-            sharding = _as_arguments(spec, leaves, name, i) if sharding is None else sharding
-            assembled.append(_assembled(spec, sharding, by_device, name, i))
-        return jax.tree.unflatten(out_specs.tree, assembled)
+        return jax.tree.unflatten(
+            out_specs.tree,
+            [
+                _assembled(spec, sharding, {device: values[i] for device, values in own.items()}, leaves, name, i)
+                for i, (spec, sharding) in enumerate(zip(out_specs.leaves, stated, strict=True))
+            ],
+        )
 
     return call
 
 
-def _assembled(spec: Any, sharding: Any, by_device: dict[Any, Any], name: str, i: int) -> Any:
+def _assembled(
+    spec: OutSpec, sharding: Any, by_device: dict[Any, Any], args: Sequence[Any], name: str, i: int
+) -> jax.Array:
     """The array with these shards and that sharding; `spec` has the sharding in which it is needed."""
+    if sharding is None:
+        sharding = _as_arguments(spec, args, name, i)
     if spec.sharding.is_equivalent_to(sharding, len(spec.shape)):  # its mesh may have Explicit axes
         sharding = spec.sharding
     if by_device.keys() != sharding.addressable_devices:
@@ -160,12 +166,11 @@ def _assembled(spec: Any, sharding: Any, by_device: dict[Any, Any], name: str, i
     return jax.make_array_from_single_device_arrays(spec.shape, sharding, placed)
 
 
-def _as_arguments(spec: Any, args: Sequence[Any], name: str, i: int) -> Any:
+def _as_arguments(spec: OutSpec, args: Sequence[Any], name: str, i: int) -> Sharding:
     """The sharding of a result whose spec has none."""
     alike = [arg.sharding for arg in args if arg.shape == spec.shape]
     if not alike:
-        (*devices,) = device_list(args[0].sharding)
-        return jax.sharding.NamedSharding(jax.sharding.Mesh(devices, ("devices",)), jax.sharding.PartitionSpec())
+        return replicated_over((*device_list(args[0].sharding),))
     for other in alike:
         if not other.is_equivalent_to(alike[0], len(spec.shape)):
             raise ValueError(
@@ -185,11 +190,11 @@ class Shards:
         in_shardings, out_shardings: the shardings of the arrays.
     """
 
-    mesh: Any
-    in_avals: tuple[Any, ...]
-    out_avals: tuple[Any, ...]
-    in_shardings: tuple[Any, ...]
-    out_shardings: tuple[Any, ...]
+    mesh: Mesh
+    in_avals: tuple[ShapedArray, ...]
+    out_avals: tuple[ShapedArray, ...]
+    in_shardings: tuple[NamedSharding, ...]
+    out_shardings: tuple[NamedSharding, ...]
 
 
 def on_each_shard(target: Callable[..., Any], name: str, shards: Shards, out_specs: OutSpecs) -> Callable[..., Any]:
@@ -242,8 +247,8 @@ class _OwnDevices:
     """
 
     def __init__(self, mesh: Any) -> None:
-        everywhere = colocated_sharding(jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
-        self._is_shared = isinstance(everywhere, jax.sharding.SingleDeviceSharding)  # all have the same CPU device
+        everywhere = colocated_sharding(NamedSharding(mesh, PartitionSpec()))
+        self._is_shared = isinstance(everywhere, SingleDeviceSharding)  # all have the same CPU device
         hosts = [*everywhere.device_set] * mesh.size if self._is_shared else [*everywhere.mesh.devices.flat]
         own = [k for k, device in enumerate(mesh.devices.flat) if device.process_index == jax.process_index()]
         positions = _positions(mesh)

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from partjit._jax.jaxprs import called_jaxpr, control_flow_kind, nested_shardings, new_var
 from partjit._jax.shard_maps import shard_map_p
 from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
-from partjit._jax.sources import source_site
+from partjit._jax.sources import at_site
 from partjit.colocated.ir.primitive import colocated_call_p
 from partjit.colocated.runtime.streams import Stream
 from partjit.mesh import auto_twin
@@ -232,8 +232,7 @@ def _merged(outvars: Sequence[Any], eqns: Sequence[Any]) -> tuple[tuple[Any, ...
 
 def _out_of_reach(eqn: Any) -> ValueError:
     names = names_of_calls(eqn)
-    site = source_site(eqn.source_info)
-    where = "" if site is None else " at {}:{} in {}".format(*site)
+    where = at_site(eqn.source_info)
     return ValueError(
         f"the colocated function{'s' if len(names) > 1 else ''} {', '.join(names)} "
         f"{'are' if len(names) > 1 else 'is'} called inside of a {eqn.primitive.name}{where}: a program can make calls "

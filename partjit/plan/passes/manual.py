@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from partjit._jax.effects import without_axes
 from partjit._jax.jaxprs import closed_jaxpr, control_flow_kind, new_var, scan_counts
 from partjit._jax.shard_maps import type_of_shape, varying_axes
-from partjit._jax.sources import nested_source_info, source_site
+from partjit._jax.sources import at_site, nested_source_info
 from partjit.colocated.ir.shard_map import called_for_each_shard
 from partjit.plan.ir.control_flow import is_call, is_host, loop_p
 from partjit.plan.ir.flat import Flat, has_calls, live, names_of_calls, renamed, variables
@@ -315,9 +315,8 @@ _UNDECIDED = {
 
 def _undecided(eqn: Any) -> ValueError:
     kind, remedy = _UNDECIDED.get(eqn.primitive.name, (eqn.primitive.name, "Call it before or after"))
-    site = source_site(eqn.source_info)
-    where = "" if site is None else " at {}:{} in {}".format(*site)
     names = ", ".join(names_of_calls(eqn))
+    where = at_site(eqn.source_info)
     return ValueError(
         f"the colocated function {names} is called inside of a {kind}{where} in a shard_map, where each device decides "
         f"for itself whether there is a call. {remedy}; or put the shard_map into the {kind} instead"
