@@ -51,7 +51,7 @@ def test_the_colocated_functions_run():
 
 
 def test_the_program_with_colocated_calls_runs_and_prints_its_plan():
-    program = block("**Inside of a program**")
+    program = block("**Inside a program**")
     whole = block("## Python beside the devices") + program
     ran = subprocess.run([sys.executable, "-W", "error", "-c", whole], capture_output=True, text=True, check=True)
     assert block(program + "```") in ran.stdout
