@@ -80,6 +80,18 @@ def test_a_mesh_is_jaxs_mesh(mesh):
     assert str(mesh) == str(theirs)
 
 
+def test_a_mesh_without_axes_is_empty_or_of_one_device():
+    empty, one = (partjit.Mesh(np.array(item, dtype=object), ()) for item in (None, jax.devices()[3]))
+    assert empty.empty
+    assert (one.size, one.axis_names, one.devices.item()) == (1, (), jax.devices()[3])
+    with one:
+        assert pjit(jnp.sin)(np.ones(4)).devices() == {jax.devices()[3]}
+    with empty:
+        assert pjit(jnp.sin)(np.ones(4)).devices() == {jax.devices()[0]}
+    with pytest.raises(TypeError, match="Mesh: devices must be an array or .*: there is 'x', a str in it"):
+        partjit.Mesh(np.array("x", dtype=object), ())
+
+
 def test_a_mesh_is_not_equal_to_something_else(mesh):
     assert mesh != 3
     assert mesh is not None
