@@ -17,7 +17,10 @@ MODULES = (
     "partjit/opsharding/*.py",
     "partjit/rules/*.py",
     "partjit/shardy.py",
-    *(f"partjit/plan/passes/{name}.py" for name in ("cut", "donation", "transfers", "loops", "shardings", "places")),
+    *(
+        f"partjit/plan/passes/{name}.py"
+        for name in ("cut", "donate", "transfers", "control_flow", "rotate", "propagate")
+    ),
     *(f"partjit/inspect/{name}.py" for name in ("collectives", "predicted")),
     *(f"partjit/inspect/hlo/{name}.py" for name in ("device_groups", "optimized", "text", "trip_counts")),
     *(

@@ -21,7 +21,7 @@ from partjit.compile import Traced
 from partjit.dispatch import make_function
 from partjit.eager import on_values
 from partjit.infer import Definition, infer_program
-from partjit.plan.ir.flat import has_calls
+from partjit.plan.ir.calls import has_calls
 from partjit.plan.plan import Plan
 from partjit.plan.run.stages import PlannedTraced
 from partjit.spec import parse_spec_tree

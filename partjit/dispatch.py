@@ -32,7 +32,7 @@ from partjit.compile import Program, lower
 from partjit.infer import Definition, forget, infer_program
 from partjit.mesh import auto_twin, has_explicit_axes, is_tracing_program
 from partjit.placement import Misplaced, misplaced, reshard
-from partjit.plan.ir.flat import has_calls
+from partjit.plan.ir.calls import has_calls
 from partjit.plan.run.link import Runnable
 from partjit.plan.run.program import Placing, placing_of, plan_of, runnable_of
 from partjit.plan.run.recent import UNKNOWN, Recent

@@ -25,7 +25,7 @@ from partjit.colocated.ir.eager import DefaultSharding, as_array, evaluated_with
 from partjit.compile import own_sharding
 from partjit.infer import Definition, infer, out_specs_of
 from partjit.mesh import auto_twin, tracing_under
-from partjit.plan.passes.shardings import home_of
+from partjit.plan.passes.propagate import home_of
 from partjit.primitive import shardings_of
 from partjit.trace import with_static
 from partjit.validate import check_devices, check_specs, raise_mismatches

@@ -1,4 +1,6 @@
-"""Fixtures that several files of tests share."""
+"""Fixtures that several files of tests share; programs are verified after each pass of the planner."""
+
+import os
 
 import jax
 import numpy as np
@@ -7,6 +9,8 @@ import pytest
 import partjit
 from partjit import colocated
 from tests.colocated import rendezvous
+
+os.environ.setdefault("PARTJIT_VERIFY_PASSES", "1")
 
 
 @pytest.fixture(scope="session")

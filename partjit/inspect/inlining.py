@@ -25,7 +25,8 @@ from partjit._jax.shard_maps import shard_map_p
 from partjit._jax.shardings import UnspecifiedValue
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
 from partjit.inspect.loop_counts import loop_counts, trip_count_of
-from partjit.plan.passes.flatten import constraint, specs_of_nested
+from partjit.plan.ir.build import constraint
+from partjit.plan.passes.inline import specs_of_nested
 from partjit.primitive import pjit_p
 from partjit.shardy import TensorSharding
 
@@ -235,7 +236,7 @@ class _Inliner:
         if spec is None or not getattr(var.aval, "ndim", 0):
             return atom
         fresh = new_var(var.aval)
-        scope.eqns.append(constraint(atom, fresh, spec, tagged))
+        scope.eqns.append(constraint(atom, fresh, *spec, tagged))
         self._mark(scope, [fresh])
         return fresh
 

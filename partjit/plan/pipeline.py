@@ -1,22 +1,137 @@
-"""From a program to its plan: open it, cut it, decide where values lie and whose memory may be reused."""
+"""The driver: from a jaxpr to its plan, pass by pass.
 
-from collections.abc import Sequence
+The first passes go inside out: the body of a loop or branch is rewritten before what is around it. Those that partition
+go outside in: what a block is given is sharded as the propagation of the surrounding one says. The last see all of it.
+"""
+
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any, cast
 
+from jax.extend.core import Var
 from jax.sharding import Mesh, NamedSharding
 
 from partjit.colocated.runtime.streams import Stream
 from partjit.mesh import auto_twin
+from partjit.plan.ir.legality import check_stage
 from partjit.plan.ir.names import Names
-from partjit.plan.ir.nodes import Value
+from partjit.plan.ir.nodes import Block, Branch, Group, Loop, is_host, variables
 from partjit.plan.ir.verify import verify
-from partjit.plan.passes.blocks import Surroundings, program_block
-from partjit.plan.passes.donation import donations, may_release
-from partjit.plan.passes.flatten import flatten
-from partjit.plan.passes.shard_maps import meshes_of_shard_maps
+from partjit.plan.passes.bind import bind
+from partjit.plan.passes.control_flow import control_flow
+from partjit.plan.passes.cut import cut
+from partjit.plan.passes.donate import donations, may_release
+from partjit.plan.passes.explicit import check_devices, explicit
+from partjit.plan.passes.forward import Kind, forward
+from partjit.plan.passes.fragments import fragments, replicated
+from partjit.plan.passes.inline import inline
+from partjit.plan.passes.own_initial import own_initial_values
+from partjit.plan.passes.pin import pin
+from partjit.plan.passes.propagate import or_unspecified, propagate, without_a_mesh
+from partjit.plan.passes.prune import merge, prune
+from partjit.plan.passes.rotate import rotate
+from partjit.plan.passes.shard_maps import meshes_of_shard_maps, shard_maps
+from partjit.plan.passes.transfers import transfers
 from partjit.plan.plan import Plan
 
-__all__ = ["make_plan"]
+__all__ = ["make_plan", "structured"]
+
+
+def structured(jaxpr: Any, mesh: Mesh, caller: Stream | None = None) -> Block:
+    """The program of a closed jaxpr, with its calls, loops and branches as nodes.
+
+    Args:
+        jaxpr: the closed jaxpr.
+        mesh: the mesh of the program, maybe empty.
+        caller: the stream of the caller, if the program names it as well, so that both are one order.
+
+    Raises:
+        ValueError: a call stands where the host cannot make it.
+        ShardingError: a shard_map with calls is over other devices than the program.
+    """
+
+    def inlined(inner: Any) -> Block:
+        return merge(prune(inline(Block.of_jaxpr(inner), caller)))
+
+    passes: list[tuple[Callable[[Block], Block], str]] = [
+        (partial(inline, caller=caller), "inlined"),
+        (prune, "inlined"),
+        (partial(shard_maps, mesh=mesh, inlined=inlined), "unmapped"),
+        (partial(control_flow, mesh=mesh, structured=partial(structured, mesh=mesh, caller=caller)), "structured"),
+        (rotate, "structured"),
+        (merge, "structured"),
+        (prune, "structured"),
+        (own_initial_values, "structured"),
+    ]
+    block = Block.of_jaxpr(jaxpr)
+    for apply, stage in passes:
+        block = apply(block)
+        check_stage(block, stage)
+    return block
+
+
+@dataclasses.dataclass(frozen=True)
+class _Edges:
+    """What surrounds a block.
+
+    Attributes:
+        kind: what it is a block of.
+        in_shardings, out_shardings: of its arguments and results; UNSPECIFIED where nothing is known.
+        donated: for each argument whether its memory may be reused.
+        awaited: the variables that the devices wait for as soon as it has ended.
+    """
+
+    kind: Kind
+    in_shardings: Sequence[Any]
+    out_shardings: Sequence[Any]
+    donated: Sequence[bool]
+    awaited: Collection[Any] = ()
+
+
+def _partitioned(block: Block, edges: _Edges, mesh: Mesh, home: Any, shardings: dict[Any, Any]) -> Block:
+    """A block, and those inside of it, made of fragments; `shardings` gets those of the variables between them."""
+    block, ins = explicit(block, edges.in_shardings, edges.out_shardings, mesh)
+    block, direct = forward(block, ins, edges.out_shardings, edges.kind)
+    donated = {var for var, flag in zip(block.inputs, edges.donated, strict=True) if flag}
+    groups = cut(block, edges.awaited, donated)
+    check_stage(groups, "cut")
+    crossing = [var for node in groups.nodes for var in variables(node.inputs) if var not in block.consts]
+    shardings.update(propagate(block, crossing, direct, ins, edges.out_shardings, mesh, home))
+    made = fragments(groups, shardings, edges.out_shardings, donated, mesh, home)
+    check_stage(made, "fragments")
+    on_devices = {var for node in groups.nodes if isinstance(node, Group) for var in node.inputs}.union(edges.awaited)
+
+    def sharding_of(atom: Any) -> Any:
+        return shardings[atom] if isinstance(atom, Var) and atom in shardings else replicated(mesh)
+
+    def nested(node: Any) -> Any:
+        if not isinstance(node, Loop | Branch):
+            return node
+        is_loop = isinstance(node, Loop)
+        given = [*node.captured, *(node.outputs if is_loop else ())]
+        outs = [or_unspecified(shardings.get(var)) for var in node.outputs]
+        ins = [or_unspecified(sharding_of(atom)) for atom in given]
+        blocks = []
+        for inner in node.blocks:
+            awaited = _awaited_next(node) if is_loop else _used_by(inner, [var in on_devices for var in node.outputs])
+            donated = [k >= len(node.captured) for k in range(len(given))]
+            inside = _Edges("iteration" if is_loop else "branch", ins, outs, donated, awaited)
+            blocks.append(_partitioned(inner, inside, mesh, home, shardings))
+        return dataclasses.replace(node, **({"block": blocks[0]} if is_loop else {"blocks": tuple(blocks)}))
+
+    return dataclasses.replace(made, nodes=tuple(map(nested, made.nodes)))
+
+
+def _awaited_next(loop: Loop) -> Collection[Any]:
+    """The results of an iteration that the devices need in the next one; the predicate is read as well."""
+    read = {atom for node in loop.block.nodes if not is_host(node) for atom in variables(node.inputs)}
+    pairs = zip(loop.carried, loop.block.outputs, strict=True)
+    return {*variables([*(out for var, out in pairs if var in read), *loop.block.outputs[: loop.turns is None]])}
+
+
+def _used_by(block: Block, flags: Sequence[bool]) -> Collection[Any]:
+    return {*variables(atom for atom, flag in zip(block.outputs, flags, strict=True) if flag)}
 
 
 def make_plan(
@@ -34,12 +149,12 @@ def make_plan(
 
     Args:
         jaxpr: its closed jaxpr.
-        in_shardings, out_shardings: of its arguments and results; UNSPECIFIED where nothing is said.
+        in_shardings, out_shardings: of its arguments and results; UNSPECIFIED where nothing is known.
         donated: for each argument whether the caller gives up its memory.
         mesh: its mesh, maybe empty.
         name: its name.
         paths, result_paths: the key paths of arguments and results.
-        caller: see `flatten`.
+        caller: see `structured`.
 
     Raises:
         ValueError: a call stands where the host cannot make it.
@@ -50,24 +165,31 @@ def make_plan(
         mesh = next((cast(Mesh, s.mesh) for s in in_shardings if isinstance(s, NamedSharding)), mesh)
     if mesh.empty:
         mesh = next(meshes_of_shard_maps(jaxpr), mesh)
-    flat = flatten(jaxpr, mesh, caller)
+    program = structured(jaxpr, mesh, caller)
+    check_devices(program, mesh)
+    home = without_a_mesh(in_shardings) if mesh.empty else None
+    shardings: dict[Any, Any] = {}
+    edges = _Edges("program", in_shardings, out_shardings, donated)
+    block = _partitioned(program, edges, mesh, home, shardings)
     # Which the plan's source means something else by.
     names = Names("wait", "release", "read", "range", "_")
-    constants: dict[Value, Any] = {}
-    inputs, block = program_block(
-        flat, in_shardings, out_shardings, donated, paths, result_paths, Surroundings(mesh, names, constants)
-    )
-    released = may_release(inputs, donated, [var.aval for var in flat.outvars])
+    bound = bind(block, shardings, paths, result_paths, mesh, names)
+    check_stage(bound.block, "bound", [*bound.constants])
+    bound = dataclasses.replace(bound, block=pin(bound.block, bound.constants))
+    bound = transfers(bound, names, home)
+    check_stage(bound.block, "transferred", [*bound.constants])
+    block = bound.block
+    released = may_release(block.inputs, donated, [value.aval for value in block.outputs])
     plan = Plan(
         name,
         mesh,
-        inputs,
+        block.inputs,
         block.outputs,
         tuple(paths),
         donations(block, released, released)[0],
         block.order,
-        tuple(constants.items()),
+        tuple(bound.constants.items()),
         released,
     )
-    verify(plan, flat)
+    verify(plan, program)
     return plan

@@ -12,9 +12,10 @@ import pytest
 import partjit
 from partjit import P, colocated, pjit
 from partjit.colocated import colocated_python
+from partjit.plan.ir.legality import PlanError
 from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, walk
-from partjit.plan.ir.verify import PlanError, verify
-from partjit.plan.passes.flatten import flatten
+from partjit.plan.ir.verify import verify
+from partjit.plan.pipeline import structured
 from tests.colocated import rendezvous
 from tests.effort import EVERYTHING
 
@@ -605,7 +606,7 @@ def test_broken_loops_and_branches_are_found(name, mesh):
     f = pjit(lambda x: programs[name](c, x), in_axis_resources=P("x"), out_axis_resources=None)
     with mesh:
         plan = f.plan(start())
-        flat = flatten(f.trace(start()).jaxpr, plan.mesh)
+        flat = structured(f.trace(start()).jaxpr, plan.mesh)
     verify(plan, flat)
     for k, node in enumerate(plan.nodes):
         if isinstance(node, Loop | Branch):

@@ -16,11 +16,11 @@ from jax.sharding import NamedSharding
 import partjit
 from partjit import P, pjit
 from partjit.colocated import colocated_python
+from partjit.plan.ir.legality import PlanError
 from partjit.plan.ir.nodes import ColocatedCall, Fragment, Transfer, walk
-from partjit.plan.ir.verify import PlanError, verify
-from partjit.plan.passes import cut
-from partjit.plan.passes.flatten import flatten
-from partjit.plan.passes.prepare import with_stated_arguments
+from partjit.plan.ir.verify import verify
+from partjit.plan.passes import cost
+from partjit.plan.pipeline import structured
 from tests.census import saw, sees
 from tests.plan import random_control_flow as rc
 from tests.plan.control_flow_traced import Traced
@@ -187,9 +187,7 @@ def test_the_critical_path_is_the_longest_chain():
 def flat_of(fun, args):
     traced = fun.trace(*args)
     plan = fun.plan(*args)
-    flat = flatten(traced.jaxpr, plan.mesh)
-    shardings = [value.sharding for value in plan.inputs]
-    return plan, with_stated_arguments(flat, shardings, plan.mesh)
+    return plan, structured(traced.jaxpr, plan.mesh)
 
 
 def replaced(plan, k, **changes):
@@ -243,7 +241,7 @@ def complaint(plan, flat):
 )
 @given(rc.straight_programs(6))
 def test_broken_plans_are_found(mesh, monkeypatch, program):
-    monkeypatch.setattr(cut, "WORTH_A_DISPATCH", program.worth_a_dispatch)
+    monkeypatch.setattr(cost, "WORTH_A_DISPATCH", program.worth_a_dispatch)
     f = pjit(
         Traced(program, mesh),
         in_axis_resources=(None, P("x", "y"), P("y"), None),

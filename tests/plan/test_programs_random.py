@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding
 
 import partjit
 from partjit import P, colocated, pjit
-from partjit.plan.passes import cut, loops
+from partjit.plan.passes import cost
 from tests.census import of_its_own, saw, sees
 from tests.plan import control_flow_operations as operations
 from tests.plan import random_control_flow as rc
@@ -55,8 +55,7 @@ def by_hand(hand, program, turns):
 
 
 def compiled(program, mesh, monkeypatch):
-    for module in (cut, loops):
-        monkeypatch.setattr(module, "WORTH_A_DISPATCH", program.worth_a_dispatch)
+    monkeypatch.setattr(cost, "WORTH_A_DISPATCH", program.worth_a_dispatch)
     return pjit(
         Traced(program, mesh),
         in_axis_resources=(None, P("x", "y"), P("y"), None),

@@ -17,7 +17,7 @@ from partjit import P, ShardingError, colocated, pjit
 from partjit._jax.meshes import under_mesh
 from partjit.colocated import colocated_python, colocated_python_class
 from partjit.plan.ir.nodes import Loop
-from partjit.plan.passes import cut
+from partjit.plan.passes import cost
 from partjit.testing import assert_collectives, assert_no_collectives
 from tests.census import saw, sees
 from tests.colocated import rendezvous
@@ -181,7 +181,7 @@ def test_what_only_claims_to_be_replicated_is_not_taken_for_it(mesh, over):
 
 
 def test_what_does_not_depend_on_a_call_is_dispatched_while_it_runs(mesh, over, monkeypatch):
-    monkeypatch.setattr(cut, "WORTH_A_DISPATCH", 1)
+    monkeypatch.setattr(cost, "WORTH_A_DISPATCH", 1)
     call = colocated_python(lambda a: a, **like)
 
     def body(a):

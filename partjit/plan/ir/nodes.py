@@ -1,16 +1,37 @@
-"""The nodes of a plan, and the values that go between them.
+"""The nodes of a program with colocated calls, and the blocks that they form.
 
-Loops and branches hold blocks of nodes of their own, which use the values around them as well.
+A program is a `Block` from the first pass to the last. What goes between its nodes are variables of jax until the
+program is cut and partitioned, and `Value`s afterwards, which have a name and a sharding. Loops and branches have
+blocks of their own, whose inputs are what is given to them: while these are variables, a block reads nothing else.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from jax.extend.core import JaxprEqn, Var
 
 from partjit.colocated.ir.primitive import Callee
 from partjit.colocated.runtime.streams import Stream
 
-__all__ = ["Block", "Branch", "ColocatedCall", "Fragment", "Loop", "Node", "Transfer", "Value", "aliases", "walk"]
+__all__ = [
+    "AnyNode",
+    "Block",
+    "Branch",
+    "ColocatedCall",
+    "Equation",
+    "Forward",
+    "Fragment",
+    "Group",
+    "Loop",
+    "Node",
+    "Transfer",
+    "Value",
+    "blocks_of",
+    "is_host",
+    "variables",
+    "walk",
+]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -20,8 +41,8 @@ class Value:
     Attributes:
         name: its name in the plan's source.
         aval: its type.
-        sharding: where it lies; None if that is left to the executables: in a program without a mesh, or in the
-            arguments and results of a program whose specs say nothing.
+        sharding: its sharding; None if that is left to the executables: in a program without a mesh, or in the
+            arguments and results of a program whose specs leave it open.
     """
 
     name: str
@@ -39,24 +60,80 @@ class Value:
         return f"{self.aval.str_short()}{where}"
 
 
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Equation:
+    """An equation of the jaxpr.
+
+    Attributes:
+        eqn: the equation.
+    """
+
+    eqn: JaxprEqn
+
+    @property
+    def inputs(self) -> Sequence[Any]:
+        """The variables and literals it reads."""
+        return self.eqn.invars
+
+    @property
+    def outputs(self) -> Sequence[Any]:
+        """The variables it computes."""
+        return self.eqn.outvars
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Forward:
+    """A result of a block that none of its equations computes: a fragment returns what it is given.
+
+    It is an argument, a constant, a result that leaves a second time, or a call's result under another sharding.
+
+    Attributes:
+        inputs: the variable or literal.
+        outputs: the variable of the result.
+    """
+
+    inputs: tuple[Any]
+    outputs: tuple[Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Group:
+    """Nodes that are compiled together: a fragment whose arguments and results are not settled.
+
+    Attributes:
+        nodes: equations, and forwarded results.
+        inputs: the variables it reads from outside, in the order of their first use.
+        cost: see `Fragment`.
+    """
+
+    nodes: tuple[Equation | Forward, ...]
+    inputs: tuple[Any, ...]
+    cost: float
+
+    @property
+    def outputs(self) -> Sequence[Any]:
+        """The variables it computes."""
+        return [var for node in self.nodes for var in node.outputs]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Fragment:
     """A piece of the jaxpr that is compiled as one XLA program.
 
     Attributes:
-        name: its name in the plan's source.
         jaxpr: the closed jaxpr of `inputs` to `outputs`.
         inputs, outputs: its arguments and results.
-        donated: for each input whether the executable may reuse its memory.
         cost: an estimate of its work, in elementary operations of the whole program.
+        donated: for each input whether the executable may reuse its memory.
+        name: its name in the plan's source.
     """
 
-    name: str
     jaxpr: Any
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
-    donated: tuple[bool, ...]
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
     cost: float
+    donated: tuple[bool, ...] = ()
+    name: str = ""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,25 +141,27 @@ class ColocatedCall:
     """A call of Python on the hosts.
 
     Attributes:
-        name: its name in the plan's source.
+        eqn: the equation of `colocated_call_p` that it was traced as.
+        inputs, outputs: its arguments and results.
         callee: the function and what is known of it.
         stream: the stream that the program put it on; None where that of the caller is meant.
-        inputs, outputs: its arguments and results.
         is_inline: whether the calling thread runs it itself, because nothing could overlap with it.
-        held: for each input whether it is kept intact against its owner, who may give it away while the call runs.
-        site: file, line and function of the call in the user's code.
+        held: for each input whether it is pinned: kept intact against its owner, who may donate it while the call runs.
         apart: the positions of results of an inline call that have to be arrays of their own, whatever it returns.
+        site: file, line and function of the call in the user's code.
+        name: its name in the plan's source.
     """
 
-    name: str
+    eqn: JaxprEqn
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
     callee: Callee
     stream: Stream | None
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
-    is_inline: bool
-    held: tuple[bool, ...]
-    site: tuple[str, int, str]
+    is_inline: bool = False
+    held: tuple[bool, ...] = ()
     apart: tuple[int, ...] = ()
+    site: tuple[str, int, str] = ("<unknown>", 0, "")
+    name: str = ""
 
     @property
     def where(self) -> str:
@@ -96,28 +175,42 @@ class Transfer:
     """A move of arrays between accelerators and the CPU devices of their hosts.
 
     Attributes:
-        name: its name in the plan's source.
         inputs, outputs: the arrays before and after.
+        name: its name in the plan's source.
     """
 
-    name: str
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
+    name: str
+
+
+N = TypeVar("N")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Block:
-    """The nodes of one turn or branch.
+class Block(Generic[N]):
+    """The nodes of a program, of one iteration of a loop, or of a branch.
 
     Attributes:
-        nodes: in the order in which they are taken up.
-        outputs: what it gives: values of its own, of its loop, or from outside.
+        inputs: its arguments. Those of an iteration are what the loop captures and then what it carries.
+        nodes: in an order in which they can run; after the cut, that in which the calling thread takes them up.
+        outputs: its results. Those of an iteration are carried to the next one.
+        consts: the variables that are constants, with their values.
         order: pairs of names of which the second may only begin when the first has ended.
     """
 
-    nodes: "tuple[Node, ...]"
-    outputs: tuple[Value, ...]
-    order: tuple[tuple[str, str], ...]
+    inputs: tuple[Any, ...]
+    nodes: tuple[N, ...]
+    outputs: tuple[Any, ...]
+    consts: Mapping[Any, Any] = dataclasses.field(default_factory=dict)
+    order: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of_jaxpr(cls, jaxpr: Any) -> "Block[Equation]":
+        """A closed jaxpr as it stands."""
+        inner = jaxpr.jaxpr
+        consts = dict(zip(inner.constvars, jaxpr.consts, strict=True))
+        return Block(tuple(inner.invars), tuple(map(Equation, inner.eqns)), tuple(inner.outvars), consts)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -125,35 +218,46 @@ class Loop:
     """A loop that the calling thread drives.
 
     Attributes:
+        inputs: what its iterations capture from outside, and then the values it starts from.
+        outputs: the carried values: in each iteration what the one before gave, after the last one the results.
+        block: an iteration, whose outputs are the carried values of the next one.
+        turns: how many iterations there are; None if there is one as long as the first carried value is true.
+        eqn: the equation that it was traced as.
+        is_buffer: for each carried value whether it is a stack that each iteration writes a slice of.
+        counter: which carried value is the number of the iteration; None if none is.
+        giving: for each carried value whether its memory may be reused in an iteration.
         name: its name in the plan.
-        inputs: what its turns read from outside, and then the values it starts from.
-        outputs: the carried values: in each turn they are what the one before gave, after the last one its results.
-        block: a turn, whose outputs are the carried values of the next one.
-        turns: how many there are; None if there is one as long as the first carried value is true.
-        giving: for each carried value whether its memory may be reused in a turn.
     """
 
-    name: str
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
     block: Block
     turns: int | None
+    eqn: JaxprEqn
+    is_buffer: tuple[bool, ...]
+    counter: int | None = None
     giving: tuple[bool, ...] = ()
+    name: str = ""
 
     @property
-    def initial(self) -> tuple[Value, ...]:
-        """The carried values of the first turn."""
+    def initial(self) -> tuple[Any, ...]:
+        """The carried values of the first iteration."""
         return self.inputs[len(self.inputs) - len(self.outputs) :]
 
     @property
-    def captured(self) -> tuple[Value, ...]:
-        """What its turns read from outside."""
+    def captured(self) -> tuple[Any, ...]:
+        """What its iterations read from outside."""
         return self.inputs[: len(self.inputs) - len(self.outputs)]
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """Its turn."""
+        """Its iteration."""
         return (self.block,)
+
+    @property
+    def carried(self) -> tuple[Any, ...]:
+        """The inputs of an iteration that are carried."""
+        return self.block.inputs[len(self.captured) :]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -161,48 +265,52 @@ class Branch:
     """A choice that the calling thread makes.
 
     Attributes:
-        name: its name in the plan.
-        inputs: the number of the block to run, and then what the blocks read from outside.
+        inputs: the number of the block to run, and then what is captured from outside.
         outputs: what the block that ran gives.
         blocks: what there is to choose from.
+        eqn: the equation that it was traced as.
         given: the inputs whose memory may be reused by the block that runs, or that it may give as its own.
+        name: its name in the plan.
     """
 
-    name: str
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
     blocks: tuple[Block, ...]
+    eqn: JaxprEqn
     given: tuple[Value, ...] = ()
+    name: str = ""
+
+    @property
+    def captured(self) -> tuple[Any, ...]:
+        """What its blocks read from outside."""
+        return self.inputs[1:]
 
 
 Node = Fragment | ColocatedCall | Transfer | Loop | Branch
+"""A node of a plan."""
+
+AnyNode = Node | Equation | Forward | Group
+"""A node at any stage of a program."""
 
 
-def walk(nodes: Sequence[Node]) -> Iterator[Node]:
+def variables(atoms: Iterable[Any]) -> list[Any]:
+    """The variables among variables and literals."""
+    return [atom for atom in atoms if isinstance(atom, Var)]
+
+
+def is_host(node: AnyNode) -> bool:
+    """Whether the host makes or drives it: a call, or a loop or branch with calls."""
+    return isinstance(node, ColocatedCall | Loop | Branch)
+
+
+def blocks_of(node: AnyNode) -> Sequence[Block]:
+    """The blocks of a loop or branch; none for other nodes."""
+    return node.blocks if isinstance(node, Loop | Branch) else ()
+
+
+def walk(nodes: Sequence[AnyNode]) -> Iterator[Any]:
     """All nodes, those in loops and branches among them, each after what it stands in."""
     for node in nodes:
         yield node
-        if isinstance(node, Loop | Branch):
-            for block in node.blocks:
-                yield from walk(block.nodes)
-
-
-def aliases(node: Loop | Branch) -> Iterator[tuple[Value, set[Value]]]:
-    """Each output with the values from outside that it may be under another name: nothing is copied on the way out.
-
-    What a loop starts from is copied. Its carried values may change places, so they are not distinguished.
-    """
-    if isinstance(node, Loop):
-        found = set().union(*(_names_of(value, node.block) for value in node.block.outputs))
-        yield from ((output, found.difference(node.outputs)) for output in node.outputs)
-    else:
-        for k, output in enumerate(node.outputs):
-            yield output, set().union(*(_names_of(block.outputs[k], block) for block in node.blocks))
-
-
-def _names_of(value: Value, block: Block) -> set[Value]:
-    """The value, or what it may be if a loop or branch of the block gives it."""
-    for node in block.nodes:
-        if value in node.outputs:
-            return dict(aliases(node))[value] if isinstance(node, Loop | Branch) else set()
-    return {value}
+        for block in blocks_of(node):
+            yield from walk(block.nodes)

@@ -1,26 +1,32 @@
 """What every plan must satisfy before it runs. A plan that does not is a fault of partjit, and says so."""
 
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from jax.extend.core import jaxprs_in_params
-
 from partjit.colocated.devices import colocated_sharding
-from partjit.plan.ir.control_flow import is_call, is_host, lanes_of
-from partjit.plan.ir.flat import Flat
-from partjit.plan.ir.nodes import Block, Branch, ColocatedCall, Fragment, Loop, Node, Transfer, Value, walk
+from partjit.plan.ir.calls import orders_of
+from partjit.plan.ir.legality import PlanError
+from partjit.plan.ir.nodes import (
+    Block,
+    Branch,
+    ColocatedCall,
+    Equation,
+    Fragment,
+    Loop,
+    Node,
+    Transfer,
+    Value,
+    blocks_of,
+    walk,
+)
 from partjit.plan.plan import Plan
 from partjit.primitive import sharding_constraint_p
 
-__all__ = ["PlanError", "verify"]
+__all__ = ["verify"]
 
 
-class PlanError(AssertionError):
-    """A plan is broken: this is a fault of partjit, not of the program."""
-
-
-def verify(plan: Plan, flat: Flat) -> None:
+def verify(plan: Plan, program: Block) -> None:
     """Checks a plan against its program.
 
     Raises:
@@ -33,8 +39,8 @@ def verify(plan: Plan, flat: Flat) -> None:
         *_types(plan),
         *_specs_of_calls(plan),
         *_memory(plan.nodes, {*plan.outputs}, {*plan.inputs} - plan.released, {*plan.inputs}),
-        *_effects(plan, flat),
-        *_order(plan, flat),
+        *_effects(plan, program),
+        *_order(plan, program),
     ]
     if faults:
         raise PlanError(
@@ -53,7 +59,7 @@ def _definitions(nodes: Sequence[Node], outputs: Sequence[Value], outside: set[V
         faults += [
             f"{value.name} is defined a second time by {node.name}" for value in node.outputs if value in defined
         ]
-        for block in _blocks_of(node):
+        for block in blocks_of(node):
             carried = node.outputs if isinstance(node, Loop) else ()
             faults += _definitions(block.nodes, block.outputs, defined.union(carried))
         defined.update(node.outputs)
@@ -109,7 +115,7 @@ def _specs_of_calls(plan: Plan) -> list[str]:
         faults += [
             f"{value.name} is {value} and the specs of {call.name} say {stated.spec}"
             for value, stated in pairs
-            if value.sharding is not None and stated is not None and not _is_placed_as(value, stated)
+            if stated is not None and value.sharding is not None and not _is_placed_as(value, stated)
         ]
     return faults
 
@@ -191,58 +197,42 @@ def _given_to(node: Node) -> list[Value]:
     return [*node.given] if isinstance(node, Branch) else []
 
 
-def _effects(plan: Plan, flat: Flat) -> list[str]:
+def _effects(plan: Plan, program: Block) -> list[str]:
     """Every call that must be made is made once, and every equation is in one fragment."""
-    calls = collections.Counter(id(eqn.params["callee"]) for eqn in _all_equations(flat.eqns) if is_call(eqn))
+    nodes = [*walk(program.nodes)]
+    calls = collections.Counter(id(node.callee) for node in nodes if isinstance(node, ColocatedCall))
     in_plan = collections.Counter(id(call.callee) for call in plan.calls)
     faults = []
     if calls != in_plan:
         faults.append(f"the program makes {calls.total()} calls and the plan {in_plan.total()}")
-    program, fragments = (
-        collections.Counter(eqn.primitive.name for eqn in eqns if not is_host(eqn))
-        for eqns in (_all_equations(flat.eqns), (eqn for fragment in plan.fragments for eqn in fragment.jaxpr.eqns))
-    )
-    missing, more = program - fragments, fragments - program
-    del more[sharding_constraint_p.name]  # which calls ask for
+    own = collections.Counter(node.eqn.primitive.name for node in nodes if isinstance(node, Equation))
+    compiled = collections.Counter(eqn.primitive.name for fragment in plan.fragments for eqn in fragment.jaxpr.eqns)
+    missing, more = own - compiled, compiled - own
+    del more[sharding_constraint_p.name]  # which calls request
     if missing or more:
         faults.append(
-            f"the program has {program.total()} equations for the devices and the plan {fragments.total()}: it lacks "
+            f"the program has {own.total()} equations for the devices and the plan {compiled.total()}: it lacks "
             f"{dict(missing)} and has {dict(more)} too many"
         )
     return faults
 
 
-def _all_equations(eqns: Sequence[Any]) -> Iterator[Any]:
-    """All equations, those in the bodies of loops and branches that the host drives among them."""
-    for eqn in eqns:
-        yield eqn
-        if is_host(eqn):
-            for jaxpr in jaxprs_in_params(eqn.params):
-                yield from _all_equations(jaxpr.eqns)
-
-
-def _order(plan: Plan, flat: Flat) -> list[str]:
-    """The calls of a lane are in program order; an order edge never points backwards."""
-    blocks = [(plan.nodes, plan.order), *((b.nodes, b.order) for node in walk(plan.nodes) for b in _blocks_of(node))]
+def _order(plan: Plan, program: Block) -> list[str]:
+    """The calls of a stream or object are in program order; an order edge never points backwards."""
+    blocks = [(plan.nodes, plan.order), *((b.nodes, b.order) for node in walk(plan.nodes) for b in blocks_of(node))]
     faults = []
     for nodes, order in blocks:
         position = {node.name: i for i, node in enumerate(nodes)}
         faults += [f"{a} must come before {b}" for a, b in order if not position.get(a, 0) < position.get(b, 0)]
-    expected: dict[Any, list[int]] = {}
-    for eqn in _all_equations(flat.eqns):
-        if is_call(eqn):
-            for lane in lanes_of(eqn):
-                expected.setdefault(lane, []).append(id(eqn.params["callee"]))
-    planned: dict[Any, list[int]] = {}
-    for call in plan.calls:
-        if not call.callee.is_pure:
-            lanes = [("stream", call.stream), ("object", call.callee.definition.function.lane)]
-            for lane in lanes if call.callee.definition.function.lane is not None else lanes[:1]:
-                planned.setdefault(lane, []).append(id(call.callee))
-    if expected != planned:
+    if _in_order(program.nodes) != _in_order(plan.nodes):
         faults.append("the calls of a stream or object are not in program order")
     return faults
 
 
-def _blocks_of(node: Node) -> Sequence[Block]:
-    return node.blocks if isinstance(node, Loop | Branch) else ()
+def _in_order(nodes: Sequence[Any]) -> dict[Any, list[int]]:
+    found: dict[Any, list[int]] = {}
+    for node in walk(nodes):
+        if isinstance(node, ColocatedCall):
+            for order in orders_of(node):
+                found.setdefault(order, []).append(id(node.callee))
+    return found

@@ -1,15 +1,22 @@
-"""How much work an equation is, roughly: enough to tell what is worth a dispatch of its own."""
+"""What an equation costs, roughly: enough to tell whether it amortizes a dispatch of its own."""
 
 import math
 from typing import Any
 
-from jax.extend.core import jaxprs_in_params
-
 from partjit._jax.caches import weakref_cache
+from partjit.plan.ir.calls import inner_jaxprs
 
-__all__ = ["cost_of"]
+__all__ = ["amortizes_a_dispatch", "cost_of"]
 
-_TURNS_OF_WHILE = 10
+WORTH_A_DISPATCH = 1e6
+"""Elementary operations that take about as long as it takes to dispatch a fragment over a few devices."""
+
+_ITERATIONS_OF_WHILE = 10
+
+
+def amortizes_a_dispatch(cost: float) -> bool:
+    """Whether so many elementary operations take as long as the dispatch of a fragment."""
+    return cost >= WORTH_A_DISPATCH
 
 
 def cost_of(eqn: Any) -> float:
@@ -23,12 +30,12 @@ def cost_of(eqn: Any) -> float:
         kernel = eqn.invars[1].aval.shape
         features = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
         return 2.0 * _size(eqn.outvars) * math.prod(kernel) / max(features, 1)
-    inner = sum(_cost_of_jaxpr(jaxpr) for jaxpr in jaxprs_in_params(eqn.params))
+    inner = sum(map(_cost_of_jaxpr, inner_jaxprs(eqn)))
     if name == "scan":
         inner *= eqn.params["length"]
     elif name == "while":
-        inner *= _TURNS_OF_WHILE
-    elif name == "shard_map":  # which says what one device does
+        inner *= _ITERATIONS_OF_WHILE
+    elif name == "shard_map":  # whose body is what one device does
         inner *= eqn.params["mesh"].size
     return inner + _size(eqn.outvars)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import Var, jaxprs_in_params, new_jaxpr_eqn
+from jax.extend.core import Var, new_jaxpr_eqn
 from jax.sharding import Mesh
 
 from partjit._jax.effects import without_axes
@@ -20,8 +20,9 @@ from partjit._jax.jaxprs import closed_jaxpr, control_flow_kind, new_var, scan_c
 from partjit._jax.shard_maps import type_of_shape, varying_axes
 from partjit._jax.sources import at_site, nested_source_info
 from partjit.colocated.ir.shard_map import called_for_each_shard
-from partjit.plan.ir.control_flow import is_call, is_host, loop_p
-from partjit.plan.ir.flat import Flat, has_calls, live, names_of_calls, renamed, variables
+from partjit.plan.ir.build import copied, live
+from partjit.plan.ir.calls import makes_calls, names_of_calls
+from partjit.plan.ir.nodes import Block, ColocatedCall, Equation, Group, Loop, is_host, variables
 from partjit.plan.passes.cut import taken_apart
 from partjit.plan.passes.forms import REPLICATED, Form, plain_form
 
@@ -59,11 +60,11 @@ class Body:
         opened: opens nested programs in a closed jaxpr, but no loops and branches.
 
     Attributes:
-        eqns: what there is so far.
+        nodes: what there is so far.
     """
 
-    def __init__(self, eqn: Any, mesh: Mesh, opened: Callable[[Any], Flat]) -> None:
-        self.eqns: list[Any] = []
+    def __init__(self, eqn: Any, mesh: Mesh, opened: Callable[[Any], Block]) -> None:
+        self.nodes: list[Any] = []
         self._like = eqn
         self._mesh = mesh
         self._opened = opened
@@ -76,11 +77,11 @@ class Body:
         """Says which array a value is."""
         self._homes[_key(value)][form] = array
 
-    def run(self, eqns: Sequence[Any], again: dict[Any, Sequence[Any]], results: Sequence[Result]) -> list[Any]:
-        """Adds what equations do.
+    def run(self, nodes: Sequence[Any], again: dict[Any, Sequence[Any]], results: Sequence[Result]) -> list[Any]:
+        """Adds what equations and calls do.
 
         Args:
-            eqns: the equations.
+            nodes: the equations and calls.
             again: variables that are computed again wherever they are read, with the equations that do it.
             results: the values that are results.
 
@@ -90,21 +91,21 @@ class Body:
         Raises:
             ValueError: each device decides for itself whether there is a call.
         """
-        steps = taken_apart([*map(self._as_host, eqns)], {*variables([value for value, _ in results])})
+        steps = taken_apart([*map(self._as_host, nodes)], {*variables([value for value, _ in results])})
         self._want(results)
         scans = {}
         for step in steps:
-            if step.is_host and not is_call(step.items[0]):
-                scans[step] = self._planned(step.items[0].params["scan"])
+            if isinstance(step, Loop):
+                scans[step] = self._planned(step.eqn)
                 self._want(scans[step].arguments)
         self._want_what_crosses(steps, again)
         for step in steps:
-            if not step.is_host:
-                self._add_group(step.items, again)
+            if isinstance(step, Group):
+                self._add_group(step.nodes, again)
             elif step in scans:
                 self._add_scan(scans[step])
-            else:
-                self._add_call(step.items[0])
+            elif isinstance(step, ColocatedCall):
+                self._add_call(step)
         return self._arrays(results)
 
     # Forms
@@ -132,10 +133,10 @@ class Body:
 
     def _want_what_crosses(self, steps: Sequence[Any], again: Container[Any]) -> None:
         """Wants every value that is read in another step than that which computes it, in a form that can be read."""
-        step_of = {var: k for k, step in enumerate(steps) for item in step.items for var in item.outvars}
+        step_of = {var: k for k, step in enumerate(steps) for var in step.outputs}
         for k, step in enumerate(steps):
-            for var in variables([atom for item in step.items for atom in item.invars]):
-                is_there = step_of.get(var, k) == k or (var in again and not step.is_host)
+            for var in variables(step.inputs):
+                is_there = step_of.get(var, k) == k or (var in again and not is_host(step))
                 if not is_there and not any(self._fits(form, var) for form in self._wanted[var]):
                     self._want([(var, self._plain(var))])
 
@@ -161,25 +162,20 @@ class Body:
 
     # Equations
 
-    def _add(self, like: Any, arrays: Sequence[Any], outvars: Sequence[Any], params: Any, effects: Any) -> None:
-        """Adds an equation like one of the body."""
-        info = nested_source_info(like.source_info, self._like.source_info)
-        self.eqns.append(new_jaxpr_eqn([*arrays], [*outvars], like.primitive, params, effects, info, self._like.ctx))
-
-    def _add_group(self, eqns: Sequence[Any], again: dict[Any, Sequence[Any]]) -> None:
+    def _add_group(self, nodes: Sequence[Any], again: dict[Any, Sequence[Any]]) -> None:
         """Adds a shard_map of some equations."""
-        given = [(var, form) for eqn in eqns for var in eqn.outvars for form in self._wanted[var]]
-        before = [made for eqn in eqns for var in variables(eqn.invars) for made in again.get(var, ())]
-        eqns, _ = live([var for var, _ in given], [*{id(eqn): eqn for eqn in (*before, *eqns)}.values()])
-        if eqns:
-            self._add_shard_map(eqns, given)
+        given = [(var, form) for node in nodes for var in node.outputs for form in self._wanted[var]]
+        before = [made for node in nodes for var in variables(node.inputs) for made in again.get(var, ())]
+        nodes, _ = live([var for var, _ in given], [*dict.fromkeys([*before, *nodes])])
+        if nodes:
+            self._add_shard_map(nodes, given)
 
-    def _add_shard_map(self, eqns: Sequence[Any], given: Sequence[Result]) -> None:
-        computed = {var for eqn in eqns for var in eqn.outvars}
-        read = variables([*(atom for eqn in eqns for atom in eqn.invars), *(value for value, _ in given)])
+    def _add_shard_map(self, nodes: Sequence[Any], given: Sequence[Result]) -> None:
+        computed = {var for node in nodes for var in node.outputs}
+        read = variables([*(atom for node in nodes for atom in node.inputs), *(value for value, _ in given)])
         sources = [(var, *self._home_of(var)) for var in dict.fromkeys(read) if var not in computed]
-        eqn = self._shard_map(sources, eqns, given)
-        self.eqns.append(eqn)
+        eqn = self._shard_map(sources, [node.eqn for node in nodes], given)
+        self.nodes.append(Equation(eqn))
         for (value, form), array in zip(given, eqn.outvars, strict=True):
             self.put(value, form, array)
 
@@ -228,31 +224,34 @@ class Body:
         info = self._like.source_info
         return new_jaxpr_eqn([value], [var], eqn.primitive, eqn.params, set(), info, self._context)
 
-    def _add_call(self, eqn: Any) -> None:
-        homes = [self._home_of(atom) for atom in eqn.invars]
-        forms = [self._chosen(var, var) for var in eqn.outvars]
-        arrays = [form.array_of(var, self._mesh) for var, form in zip(eqn.outvars, forms, strict=True)]
+    def _add_call(self, call: ColocatedCall) -> None:
+        homes = [self._home_of(atom) for atom in call.inputs]
+        forms = [self._chosen(var, var) for var in call.outputs]
+        arrays = [form.array_of(var, self._mesh) for var, form in zip(call.outputs, forms, strict=True)]
         callee = called_for_each_shard(
-            eqn.params["callee"],
+            call.callee,
             self._mesh,
             [(array.aval, form.sharding(self._mesh)) for form, array in homes],
             [(array.aval, form.sharding(self._mesh)) for form, array in zip(forms, arrays, strict=True)],
         )
-        self._add(eqn, [array for _, array in homes], arrays, {**eqn.params, "callee": callee}, eqn.effects)
-        for var, form, array in zip(eqn.outvars, forms, arrays, strict=True):
+        inputs = tuple(array for _, array in homes)
+        info = nested_source_info(call.eqn.source_info, self._like.source_info)
+        eqn = call.eqn.replace(source_info=info, ctx=self._like.ctx)
+        self.nodes.append(dataclasses.replace(call, eqn=eqn, inputs=inputs, outputs=tuple(arrays), callee=callee))
+        for var, form, array in zip(call.outputs, forms, arrays, strict=True):
             self.put(var, form, array)
 
     # Scans
 
-    def _as_host(self, eqn: Any) -> Any:
-        """An equation; a scan with calls is told from what the devices do, and says which calls those are."""
-        if is_call(eqn) or not any(has_calls(jaxpr) for jaxpr in jaxprs_in_params(eqn.params)):
-            return eqn
+    def _as_host(self, node: Any) -> Any:
+        """A node; a scan with calls is told apart from what the devices do, as a loop of these calls."""
+        if not isinstance(node, Equation) or not makes_calls(node.eqn):
+            return node
+        eqn = node.eqn
         if control_flow_kind(eqn) != "scan":
             raise _undecided(eqn)
-        inside = map(self._as_host, self._opened(eqn.params["jaxpr"]).eqns)
-        hosts = [inner for inner in inside if is_host(inner)]
-        return eqn.replace(primitive=loop_p, params={"scan": eqn, "hosts": closed_jaxpr((), (), hosts, {})})
+        calls = filter(is_host, map(self._as_host, self._opened(eqn.params["jaxpr"]).nodes))
+        return Loop(tuple(eqn.invars), tuple(eqn.outvars), Block((), tuple(calls), ()), eqn.params["length"], eqn, ())
 
     def _planned(self, eqn: Any) -> _Scan:
         """What it takes to turn a scan inside out, if possible with arrays that there are anyhow."""
@@ -282,20 +281,21 @@ class Body:
     def _add_scan(self, scan: _Scan) -> None:
         eqn = scan.eqn
         num_consts, _ = scan_counts(eqn)
-        body = Flat.of_jaxpr(eqn.params["jaxpr"])
-        env: dict[Any, Any] = {var: new_var(var.aval) for var in body.invars}
-        eqns = [*renamed(body.eqns, env)]
-        outs = [env.get(atom, atom) if isinstance(atom, Var) else atom for atom in body.outvars]
+        body = copied(Block.of_jaxpr(eqn.params["jaxpr"]))
         consts = [self._home_of(atom) for atom in eqn.invars[:num_consts]]
         forms = [*(form for form, _ in consts), *scan.own]
-        own = [(env[var], form, form.array_of(var, self._mesh)) for var, form in zip(body.invars, forms, strict=True)]
+        own = [(var, form, form.array_of(var, self._mesh)) for var, form in zip(body.inputs, forms, strict=True)]
         fixed = [(var, REPLICATED, REPLICATED.array_of(var, self._mesh)) for var in body.consts]
-        turn = self._shard_map([*fixed, *own], eqns, [*zip(outs, scan.given, strict=True)])
+        eqns = [node.eqn for node in body.nodes if isinstance(node, Equation)]
+        iteration = self._shard_map([*fixed, *own], eqns, [*zip(body.outputs, scan.given, strict=True)])
         values = dict(zip((array for _, _, array in fixed), body.consts.values(), strict=True))
-        jaxpr = closed_jaxpr([array for _, _, array in own], turn.outvars, [turn], values)
+        jaxpr = closed_jaxpr([array for _, _, array in own], iteration.outvars, [iteration], values)
         results = [form.array_of(var, self._mesh) for var, form in zip(eqn.outvars, scan.results, strict=True)]
         arrays = [*(array for _, array in consts), *self._arrays(scan.arguments)]
-        self._add(eqn, arrays, results, {**eqn.params, "jaxpr": jaxpr}, turn.effects)
+        params = {**eqn.params, "jaxpr": jaxpr}
+        info = nested_source_info(eqn.source_info, self._like.source_info)
+        ctx, effects = self._like.ctx, iteration.effects
+        self.nodes.append(Equation(new_jaxpr_eqn(arrays, results, eqn.primitive, params, effects, info, ctx)))
         for var, form, array in zip(eqn.outvars, scan.results, results, strict=True):
             self.put(var, form, array)
 

@@ -1,5 +1,6 @@
-"""A `shard_map` with colocated calls, in a program: its equations outside, and what it stands over."""
+"""`shard_map`s with colocated calls become `shard_map`s without, and calls between them."""
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -7,18 +8,19 @@ from jax.extend.core import jaxprs_in_params
 from jax.sharding import Mesh
 
 from partjit._jax.shard_maps import shard_map_body, shard_map_p
-from partjit._jax.sources import source_site
+from partjit._jax.sources import at_site
 from partjit.colocated.ir.shard_map import check_is_over_all_axes
 from partjit.errors import ShardingError
 from partjit.mesh import auto_twin
-from partjit.plan.ir.control_flow import is_call
-from partjit.plan.ir.flat import Flat, has_calls, live, names_of_calls, variables
-from partjit.plan.passes.cost import cost_of
-from partjit.plan.passes.cut import WORTH_A_DISPATCH
+from partjit.plan.ir.build import live, reading, rebuilt
+from partjit.plan.ir.calls import has_calls, makes_calls, names_of_calls
+from partjit.plan.ir.nodes import Block, Equation, variables
+from partjit.plan.passes.cost import amortizes_a_dispatch, cost_of
 from partjit.plan.passes.forms import REPLICATED, Form
 from partjit.plan.passes.manual import Body
+from partjit.plan.passes.prune import prune
 
-__all__ = ["meshes_of_shard_maps", "opened_shard_map"]
+__all__ = ["meshes_of_shard_maps", "shard_maps"]
 
 
 def meshes_of_shard_maps(jaxpr: Any) -> Iterator[Mesh]:
@@ -31,41 +33,58 @@ def meshes_of_shard_maps(jaxpr: Any) -> Iterator[Mesh]:
             yield from meshes_of_shard_maps(inner)
 
 
-def opened_shard_map(
-    eqn: Any, used: Sequence[bool], opened: Callable[[Any], Flat], mesh: Mesh, consts: dict[Any, Any]
-) -> tuple[list[Any], list[Any]]:
-    """The equations of a `shard_map` that makes calls, and what its results are.
+def shard_maps(block: Block, mesh: Mesh, inlined: Callable[[Any], Block]) -> Block:
+    """Takes apart the `shard_map`s of a block that make calls; scans among what they become may make calls as well.
 
     Args:
-        eqn: its equation.
-        used: which of its results are needed.
-        opened: opens nested programs in a closed jaxpr, but no loops and branches.
-        mesh: that of the program.
-        consts: the constants of the program, to which those of the body are added.
-
-    Returns:
-        The equations; scans among them may make calls, in shard_maps. And an atom for each result, None for those that
-        are not needed.
+        block: a block without anything that nothing needs.
+        mesh: that of the program, maybe empty.
+        inlined: what the passes before this one make of a closed jaxpr.
 
     Raises:
-        ValueError: a call in it cannot be made for each shard.
-        ShardingError: it is over other devices than the program.
+        ValueError: a call in one of them cannot be made for each shard.
+        ShardingError: one of them is over other devices than the program.
     """
+    if not any(map(_is_shard_map_with_calls, block.nodes)):
+        return block
+    needed = live(block.outputs, block.nodes)[1]
+    env: dict[Any, Any] = {}
+    nodes: list[Any] = []
+    consts = dict(block.consts)
+    for node in block.nodes:
+        node = reading(node, env)
+        if not _is_shard_map_with_calls(node):
+            nodes.append(node)
+            continue
+        used = [var in needed for var in node.outputs]
+        made, results = _taken_apart(node.eqn, used, inlined, mesh, consts)
+        nodes += made
+        env.update(zip((var for var, flag in zip(node.outputs, used, strict=True) if flag), results, strict=True))
+    return prune(rebuilt(dataclasses.replace(block, consts=consts), nodes, env))
+
+
+def _is_shard_map_with_calls(node: Any) -> bool:
+    return isinstance(node, Equation) and node.eqn.primitive is shard_map_p and makes_calls(node.eqn)
+
+
+def _taken_apart(
+    eqn: Any, used: Sequence[bool], inlined: Callable[[Any], Block], mesh: Mesh, consts: dict[Any, Any]
+) -> tuple[list[Any], list[Any]]:
+    """The nodes of a `shard_map`, and its results that are used; its constants are added to others."""
     own = _mesh_of(eqn, mesh)
     check_is_over_all_axes(f"{_what(eqn)} calls {_names(eqn)}", own, eqn.params["newly_manual_axes"])
-    flat = opened(shard_map_body(eqn))
-    outvars = [atom for atom, flag in zip(flat.outvars, used, strict=True) if flag]
-    body = Body(eqn, own, opened)
-    for var, atom, spec in zip(flat.invars, eqn.invars, eqn.params["in_specs"], strict=True):
+    block = inlined(shard_map_body(eqn))
+    outputs = [atom for atom, flag in zip(block.outputs, used, strict=True) if flag]
+    body = Body(eqn, own, inlined)
+    for var, atom, spec in zip(block.inputs, eqn.invars, eqn.params["in_specs"], strict=True):
         body.put(var, Form(spec), atom)
-    for var, value in flat.consts.items():
+    for var, value in block.consts.items():
         array = REPLICATED.array_of(var, own)
         consts[array] = value
         body.put(var, REPLICATED, array)
     specs = [spec for spec, flag in zip(eqn.params["out_specs"], used, strict=True) if flag]
-    wanted = [(atom, Form(spec)) for atom, spec in zip(outvars, specs, strict=True)]
-    results = iter(body.run(live(outvars, flat.eqns)[0], _made_of_nothing(flat.eqns), wanted))
-    return body.eqns, [next(results) if flag else None for flag in used]
+    wanted = [(atom, Form(spec)) for atom, spec in zip(outputs, specs, strict=True)]
+    return body.nodes, body.run(live(outputs, block.nodes)[0], _made_of_nothing(block.nodes), wanted)
 
 
 def _mesh_of(eqn: Any, mesh: Mesh) -> Mesh:
@@ -87,18 +106,18 @@ def _mesh_of(eqn: Any, mesh: Mesh) -> Mesh:
     return mesh
 
 
-def _made_of_nothing(eqns: Sequence[Any]) -> dict[Any, Sequence[Any]]:
+def _made_of_nothing(nodes: Sequence[Any]) -> dict[Any, Sequence[Any]]:
     """The variables that are cheaply computed of literals and the position in the mesh, with the equations for it."""
     found: dict[Any, Sequence[Any]] = {}
-    for eqn in eqns:
+    for node in nodes:
+        if not isinstance(node, Equation) or makes_calls(node.eqn):
+            continue
         # What else names an axis among its effects moves something along it.
-        is_local = not eqn.effects or eqn.primitive.name == "axis_index"
-        has_call = is_call(eqn) or any(map(has_calls, jaxprs_in_params(eqn.params)))
-        if is_local and not has_call and all(var in found for var in variables(eqn.invars)):
-            before = {id(made): made for var in variables(eqn.invars) for made in found[var]}
-            made = [*before.values(), eqn]
-            if sum(map(cost_of, made)) < WORTH_A_DISPATCH:
-                found.update(dict.fromkeys(eqn.outvars, made))
+        is_local = not node.eqn.effects or node.eqn.primitive.name == "axis_index"
+        if is_local and all(var in found for var in variables(node.inputs)):
+            made = [*dict.fromkeys([*(made for var in variables(node.inputs) for made in found[var]), node])]
+            if not amortizes_a_dispatch(sum(cost_of(each.eqn) for each in made)):
+                found.update(dict.fromkeys(node.outputs, made))
     return found
 
 
@@ -107,5 +126,5 @@ def _names(eqn: Any) -> str:
 
 
 def _what(eqn: Any) -> str:
-    site = source_site(eqn.source_info)
-    return "a shard_map" if site is None else "the shard_map at {}:{} in {}".format(*site)
+    where = at_site(eqn.source_info)
+    return f"the shard_map{where}" if where else "a shard_map"

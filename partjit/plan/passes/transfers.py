@@ -1,82 +1,89 @@
 """Moves between accelerators and the CPU devices of their hosts, each as early as its values are there."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from partjit.colocated.devices import colocated_sharding
 from partjit.plan.ir.names import Names
-from partjit.plan.ir.nodes import Node, Transfer, Value
+from partjit.plan.ir.nodes import Block, Branch, ColocatedCall, Fragment, Loop, Node, Transfer, Value, is_host
+from partjit.plan.passes.bind import Bound, captured_by
 
-__all__ = ["Transfers"]
+__all__ = ["transfers"]
 
 
-class Transfers:
-    """The moves of one block of nodes. A value is moved once in each direction.
+def transfers(bound: Bound, names: Names, home: Any) -> Bound:
+    """Adds the moves of a program.
 
     Args:
-        names: what nodes and values are named by.
-        home: where values lie of which nothing else says it, or None.
-        captured: the values from outside, which are moved there, once for all turns.
-        outer: the moves of the block around it.
+        bound: the program.
+        names: of nodes and values.
+        home: the sharding of values of which nothing else says it, or None.
+    """
+    return dataclasses.replace(bound, block=_Moves(bound, names, home, None).of_block(bound.block))
+
+
+class _Moves:
+    """The moves of one block. A value is moved once in each direction; one from outside, in the block around it.
 
     Attributes:
         hoisted: moves for this block that are to be made in the one around it, before it.
     """
 
-    def __init__(
-        self, names: Names, home: Any, captured: Collection[Value] = (), outer: "Transfers | None" = None
-    ) -> None:
+    def __init__(self, bound: Bound, names: Names, home: Any, outer: "_Moves | None") -> None:
+        self._bound = bound
         self._names = names
         self._home = home
-        self._captured = captured
         self._outer = outer
-        self._on_host: dict[Value, Value] = {}
-        self._on_device: dict[Value, Value] = {}
-        self._place_of: dict[Value, Any] = {}
+        self._own: set[Value] = set()
+        self._moved: dict[str, dict[Value, Value]] = {"hosts": {}, "devices": {}}
         self.hoisted: list[Node] = []
 
-    def is_on_host(self, value: Value, place: Any) -> None:
-        """Tells that a value is on the hosts, and where it is to lie on the devices."""
-        self._place_of[value] = place
+    def of_block(self, block: Block, carried: Sequence[Value] = ()) -> Block:
+        """A block with its moves."""
+        self._own = {*carried, *(value for node in block.nodes for value in node.outputs)}
+        nodes: list[Any] = []
+        for node in block.nodes:
+            if isinstance(node, Loop | Branch):
+                before, node = self._nested(node)
+                nodes += before
+            elif isinstance(node, Fragment | ColocatedCall):
+                where = "hosts" if is_host(node) else "devices"
+                nodes += self._to(where, node.inputs)
+                moved = self._moved[where]
+                node = dataclasses.replace(node, inputs=tuple(moved.get(value, value) for value in node.inputs))
+            nodes.append(node)
+        return dataclasses.replace(block, nodes=tuple(nodes))
 
-    def to_hosts(self, values: Sequence[Value]) -> list[Node]:
-        """A transfer of those values that the hosts do not have yet, if there are any."""
-        return [*self._moved(values, "hosts")]
+    def _nested(self, node: Loop | Branch) -> tuple[list[Node], Node]:
+        carried = node.outputs if isinstance(node, Loop) else ()
+        inner = [_Moves(self._bound, self._names, self._home, self) for _ in node.blocks]
+        blocks = tuple(moves.of_block(block, carried) for moves, block in zip(inner, node.blocks, strict=True))
+        captured = captured_by(blocks, carried, self._bound.constants)
+        before = [hoisted for moves in inner for hoisted in moves.hoisted]
+        if isinstance(node, Loop):
+            return before, dataclasses.replace(node, block=blocks[0], inputs=(*captured, *node.initial))
+        return before, dataclasses.replace(node, blocks=blocks, inputs=(node.inputs[0], *captured))
 
-    def to_devices(self, values: Sequence[Value]) -> list[Node]:
-        """A transfer of those values that the devices do not have yet, if there are any."""
-        return [*self._moved(values, "devices")]
-
-    def on_host(self, value: Value) -> Value:
-        """A value as the hosts have it."""
-        return self._on_host.get(value, value)
-
-    def on_device(self, value: Value) -> Value:
-        """A value as the devices have it."""
-        return self._on_device.get(value, value)
-
-    def place_on_devices(self, value: Value) -> Any:
-        """Where a value lies on the devices, or is to lie once it is moved to them from the hosts."""
-        if value in self._place_of or self._outer is None:
-            return self._place_of.get(value, value.sharding)
-        return self._outer.place_on_devices(value)
-
-    def _moved(self, values: Sequence[Value], where: str) -> Iterator[Node]:
-        known = self._on_host if where == "hosts" else self._on_device
-        target: Callable[[Value], Any] = self._host_of if where == "hosts" else self._place_of.get
+    def _to(self, where: str, values: Sequence[Value]) -> Iterator[Node]:
+        """A transfer of those values that are not there yet, if there are any."""
+        known = self._moved[where]
         moves = {}
         for value in values:
             if value in known:
                 continue
-            if self._outer is not None and value in self._captured:
-                self.hoisted += self._outer._moved([value], where)
-                known[value] = (self._outer.on_host if where == "hosts" else self._outer.on_device)(value)
-            elif (there := target(value)) is not None:
+            if self._outer is not None and value not in self._own:
+                self.hoisted += self._outer._to(where, [value])
+                known[value] = self._outer._moved[where].get(value, value)
+            elif (there := self._sharding(where, value)) is not None:
                 moves[value] = known[value] = Value(self._names.take(f"{value.name}_{where}"), value.aval, there)
         if moves:
-            yield Transfer(self._names.take(f"to_{where}"), tuple(moves), tuple(moves.values()))
+            yield Transfer(tuple(moves), tuple(moves.values()), self._names.take(f"to_{where}"))
 
-    def _host_of(self, value: Value) -> Any:
-        place = value.sharding or self._home
-        host = None if place is None else colocated_sharding(place)
-        return None if host == place else host
+    def _sharding(self, where: str, value: Value) -> Any:
+        """The sharding of a value once it is moved; None if it need not be."""
+        if where == "devices":
+            return self._bound.on_devices.get(value)
+        here = value.sharding or self._home
+        host = None if here is None else colocated_sharding(here)
+        return None if host == here else host

@@ -18,9 +18,9 @@ from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.streams import current_stream
 from partjit.compile import in_shardings_of, own_sharding
 from partjit.placement import is_placed
-from partjit.plan.ir.flat import streams_of
+from partjit.plan.ir.calls import streams_of
 from partjit.plan.ir.nodes import Fragment, walk
-from partjit.plan.passes.shardings import home_of
+from partjit.plan.passes.propagate import home_of
 from partjit.plan.pipeline import make_plan
 from partjit.plan.plan import Plan
 from partjit.plan.run.link import LoweredFragment, Runnable, compile_fragment, link, lower_fragment

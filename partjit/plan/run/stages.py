@@ -19,8 +19,8 @@ from partjit.arguments import abstract_argument, require_values
 from partjit.colocated.ir.primitive import colocated_call_p
 from partjit.colocated.runtime.streams import current_stream
 from partjit.compile import Program, Traced, own_sharding
-from partjit.plan.ir.flat import streams_of
-from partjit.plan.passes.shardings import home_of
+from partjit.plan.ir.calls import streams_of
+from partjit.plan.passes.propagate import home_of
 from partjit.plan.plan import Plan
 from partjit.plan.run.link import Runnable, compile_fragment, link
 from partjit.plan.run.program import home_for, lower_plan, placing_of, plan_of, runnable_of

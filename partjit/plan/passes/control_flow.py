@@ -1,0 +1,246 @@
+"""Loops and branches with colocated calls in them become such that the host drives.
+
+Everything that can be is an equation of the devices: the slice that an iteration reads, the slice that it writes, the
+number of the iteration, the predicate. A loop then is a block from carried values to carried values.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Var
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from partjit._jax.jaxprs import control_flow_kind, new_var, scan_counts
+from partjit.plan.ir.build import Builder, live, read, reading, rebuilt
+from partjit.plan.ir.calls import makes_calls
+from partjit.plan.ir.nodes import Block, Branch, Equation, Loop, variables
+from partjit.spec import ParsedPartitionSpec
+
+__all__ = ["control_flow"]
+
+
+def control_flow(block: Block, mesh: Mesh, structured: Callable[[Any], Block]) -> Block:
+    """Makes nodes of the loops and branches with calls in them.
+
+    Args:
+        block: a block.
+        mesh: that of the program, maybe empty.
+        structured: what all passes up to this one, and those that follow it, make of a closed jaxpr.
+    """
+    needed = live(block.outputs, block.nodes)[1]
+    env: dict[Any, Any] = {}
+    nodes: list[Any] = []
+    consts = dict(block.consts)
+    for node in block.nodes:
+        node = reading(node, env)
+        kind = control_flow_kind(node.eqn) if isinstance(node, Equation) else None
+        if kind is None or not makes_calls(node.eqn):
+            nodes.append(node)
+            continue
+        out = Builder(node.eqn, consts)
+        used = [var in needed for var in node.eqn.outvars]
+        params = node.eqn.params
+        if kind == "scan":
+            env |= _scan(structured(params["jaxpr"]), used, mesh, out)
+        elif kind == "while":
+            env |= _while(structured(params["cond_jaxpr"]), structured(params["body_jaxpr"]), used, out)
+        else:
+            env |= _branch([structured(branch) for branch in params["branches"]], out)
+        nodes += out.nodes
+    return rebuilt(dataclasses.replace(block, consts=consts), nodes, env)
+
+
+# Each of these adds to a builder what takes the place of its equation, and gives what its results are.
+
+
+def _scan(body: Block, used: Sequence[bool], mesh: Mesh, out: Builder) -> dict[Any, Any]:
+    eqn = out.like
+    num_consts, num_carry = scan_counts(eqn)
+    length = eqn.params["length"]
+    consts, carries, stacks = _split(eqn.invars, num_consts, num_carry)
+    _, own_carries, own_slices = _split(body.inputs, num_consts, num_carry)
+    slices = body.outputs[num_carry:]
+    wanted = [k for k in range(len(slices)) if used[num_carry + k]]
+
+    def empty(k: int) -> Any:
+        aval = slices[k].aval
+        (buffer,) = out.add(lambda: jax.lax.full((length, *aval.shape), 0, aval.dtype))
+        return buffer
+
+    if not length:
+        results = [*carries, *(empty(k) if k in wanted else None for k in range(len(slices)))]
+        return {var: atom for var, atom in zip(eqn.outvars, results, strict=True) if atom is not None}
+    iteration = Builder(eqn)
+    (first,) = out.add(lambda: jax.lax.full((), 0, jnp.int32))
+    i = new_var(first.aval)
+    position = iteration.add(lambda i: length - 1 - i, i)[0] if eqn.params["reverse"] else i
+    own_stacks = [new_var(stack.aval) for stack in stacks]
+    read_slices = [
+        iteration.add(lambda s, i: jax.lax.dynamic_index_in_dim(s, i, 0, keepdims=False), stack, position)[0]
+        for _, stack in zip(own_slices, own_stacks, strict=True)
+    ]
+    outer = [new_var(var.aval) for var in body.inputs[: num_consts + num_carry]]
+    values = iteration.inline(body, [*outer, *read_slices])
+    buffers = [new_var(_stacked(slices[k].aval, length)) for k in wanted]
+    written = [
+        iteration.add(
+            lambda s, x, i: jax.lax.dynamic_update_index_in_dim(s, x, i, 0), buffer, values[num_carry + k], position
+        )[0]
+        for k, buffer in zip(wanted, buffers, strict=True)
+    ]
+    (following,) = iteration.add(lambda i: i + 1, i)
+    results = tuple(new_var(var.aval) for var in (i, *own_carries, *buffers))
+    carried = Block(
+        (*outer[:num_consts], *own_stacks, i, *outer[num_consts:], *buffers),
+        tuple(iteration.nodes),
+        (following, *values[:num_carry], *written),
+        iteration.consts,
+    )
+    captured = (*consts, *(_replicated_slices(stack, mesh, out) for stack in stacks))
+    initial = (first, *carries, *(_replicated_slices(empty(k), mesh, out) for k in wanted))
+    is_buffer = (False,) * (1 + num_carry) + (True,) * len(wanted)
+    of_carries, of_buffers = results[1 : 1 + num_carry], results[1 + num_carry :]
+    unchanged = _add_loop(
+        Loop((*captured, *initial), results, carried, length, eqn, is_buffer, 0),
+        {var for var, flag in zip(of_carries, used, strict=False) if flag} | {*of_buffers},
+        out,
+    )
+    return {eqn.outvars[num_carry + k]: var for k, var in zip(wanted, of_buffers, strict=True)} | {
+        var: unchanged.get(result, result) for var, result in zip(eqn.outvars[:num_carry], of_carries, strict=True)
+    }
+
+
+def _while(predicate: Block, body: Block, used: Sequence[bool], out: Builder) -> dict[Any, Any]:
+    """Whether there is another iteration is computed at the end of each, and before the first one."""
+    eqn = out.like
+    of_predicate, of_body, initial = _split(eqn.invars, eqn.params["cond_nconsts"], eqn.params["body_nconsts"])
+    (first,) = out.inline(predicate, [*of_predicate, *initial])
+    if not isinstance(first, Var):  # it is known beforehand
+        (first,) = out.add(lambda: jax.lax.full((), first.val, jnp.bool_))
+    iteration = Builder(eqn)
+    inputs = [new_var(atom.aval) for atom in (*of_predicate, *of_body, first, *initial)]
+    own_predicate, own_body, (_, *own) = _split(inputs, len(of_predicate), len(of_body))
+    following = iteration.inline(body, [*own_body, *own])
+    (more,) = iteration.inline(predicate, [*own_predicate, *following])
+    results = tuple(new_var(atom.aval) for atom in (first, *initial))
+    block = Block(tuple(inputs), tuple(iteration.nodes), (more, *following), iteration.consts)
+    unchanged = _add_loop(
+        Loop((*of_predicate, *of_body, first, *initial), results, block, None, eqn, (False,) * len(results)),
+        {var for var, flag in zip(results[1:], used, strict=True) if flag},
+        out,
+    )
+    return {var: unchanged.get(result, result) for var, result in zip(eqn.outvars, results[1:], strict=True)}
+
+
+def _branch(branches: Sequence[Block], out: Builder) -> dict[Any, Any]:
+    eqn = out.like
+    index, *operands = eqn.invars
+    if not isinstance(index, Var):
+        return dict(zip(eqn.outvars, out.inline(branches[int(index.val)], operands), strict=True))
+    results = tuple(new_var(var.aval) for var in eqn.outvars)
+    captured = [*dict.fromkeys(variables(operands))]
+    blocks = []
+    for branch in branches:
+        inside = Builder(eqn)
+        own = {atom: new_var(atom.aval) for atom in captured}
+        outputs = inside.inline(branch, [read(own, atom) for atom in operands])
+        blocks.append(Block(tuple(own.values()), tuple(inside.nodes), tuple(outputs), inside.consts))
+    out.nodes.append(Branch((index, *captured), results, tuple(blocks), eqn))
+    return dict(zip(eqn.outvars, results, strict=True))
+
+
+def _split(items: Sequence[Any], first: int, second: int) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+    return items[:first], items[first : first + second], items[first + second :]
+
+
+def _stacked(aval: Any, length: int) -> Any:
+    return aval.update(shape=(length, *aval.shape), weak_type=False)
+
+
+def _replicated_slices(stack: Any, mesh: Mesh, out: Builder) -> Any:
+    """A stack that is not partitioned between its slices: the iterations take one after the other."""
+    if mesh.empty or mesh.size == 1:
+        return stack
+    spec = P(None, *[P.UNCONSTRAINED] * (stack.aval.ndim - 1))
+    parsed = ParsedPartitionSpec.from_user_input(spec, "a stack of slices", allow_unconstrained_dims=True)
+    return out.constrain(stack, parsed, mesh)
+
+
+# The loop itself
+
+
+def _add_loop(loop: Loop, used: set[Any], out: Builder) -> dict[Any, Any]:
+    """Adds a loop of which only these results are needed; gives what the others are that no iteration changes."""
+    loop, unchanged = _without_unchanged(_with_own_constants(loop, out.consts), out.consts)
+    out.nodes.append(_needed(loop, used))
+    return unchanged
+
+
+def _with_own_constants(loop: Loop, constants: dict[Any, Any]) -> Loop:
+    """With literals and constants from outside in the block itself, and nothing captured twice."""
+    env: dict[Any, Any] = {}
+    consts = dict(loop.block.consts)
+    captured: dict[Any, Any] = {}
+    for var, atom in zip(loop.block.inputs, loop.captured, strict=False):
+        if not isinstance(atom, Var):
+            env[var] = atom
+        elif atom in constants:
+            consts[var] = constants[atom]
+        elif captured.setdefault(atom, var) is not var:
+            env[var] = captured[atom]
+    nodes = [reading(node, env) for node in loop.block.nodes]
+    block = dataclasses.replace(loop.block, inputs=(*captured.values(), *loop.carried), consts=consts)
+    return dataclasses.replace(loop, block=rebuilt(block, nodes, env), inputs=(*captured, *loop.initial))
+
+
+def _without_unchanged(loop: Loop, constants: dict[Any, Any]) -> tuple[Loop, dict[Any, Any]]:
+    """With carried values that no iteration changes captured instead; also what they are after the loop."""
+    changed = [var is not following for var, following in zip(loop.carried, loop.block.outputs, strict=True)]
+    changed[0] |= loop.turns is None  # the predicate
+    if all(changed):
+        return loop, {}
+    same = [not flag for flag in changed]
+    captured = (*loop.captured, *_kept(loop.initial, same))
+    own = (*loop.block.inputs[: len(loop.captured)], *_kept(loop.carried, same))
+    unchanged = dict(zip(_kept(loop.outputs, same), _kept(loop.initial, same), strict=True))
+    return _with_own_constants(_only(loop, changed, captured, own), constants), unchanged
+
+
+def _needed(loop: Loop, used: set[Any]) -> Loop:
+    """Without carried values that nothing needs, inside or after it."""
+    block = loop.block
+    needed = [var in used for var in loop.outputs]
+    needed[0] |= loop.turns is None
+    while True:
+        nodes, read_inside = live(_kept(block.outputs, needed), block.nodes)
+        grown = [flag or var in read_inside for flag, var in zip(needed, loop.carried, strict=True)]
+        if grown == needed:
+            break
+        needed = grown
+    pairs = [(var, atom) for var, atom in zip(block.inputs, loop.captured, strict=False) if var in read_inside]
+    loop = dataclasses.replace(loop, block=dataclasses.replace(block, nodes=tuple(nodes)))
+    return _only(loop, needed, tuple(atom for _, atom in pairs), tuple(var for var, _ in pairs))
+
+
+def _only(loop: Loop, flags: Sequence[bool], captured: Sequence[Any], own: Sequence[Any]) -> Loop:
+    """A loop with some of its carried values, and with other captured ones, which are its block's `own`."""
+    block = dataclasses.replace(
+        loop.block, inputs=(*own, *_kept(loop.carried, flags)), outputs=_kept(loop.block.outputs, flags)
+    )
+    is_counted = loop.counter is not None and flags[loop.counter]
+    return dataclasses.replace(
+        loop,
+        inputs=(*captured, *_kept(loop.initial, flags)),
+        outputs=_kept(loop.outputs, flags),
+        block=block,
+        is_buffer=_kept(loop.is_buffer, flags),
+        counter=sum(flags[: loop.counter]) if is_counted else None,
+    )
+
+
+def _kept(items: Sequence[Any], flags: Sequence[bool]) -> tuple[Any, ...]:
+    return tuple(item for item, flag in zip(items, flags, strict=True) if flag)

@@ -1,0 +1,91 @@
+"""Results that no equation computes: which of them are a call's as they are, and which pass through a fragment."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from jax.extend.core import Var
+
+from partjit._jax.jaxprs import new_var
+from partjit._jax.shardings import UnspecifiedValue
+from partjit.plan.ir.nodes import Block, Branch, Forward, Loop, is_host, variables
+from partjit.plan.passes.explicit import is_replicated_stack, results_of_hosts
+
+__all__ = ["Kind", "forward"]
+
+Kind = Literal["program", "iteration", "branch"]
+
+
+def forward(
+    block: Block, in_shardings: Sequence[Any], out_shardings: Sequence[Any], kind: Kind
+) -> tuple[Block, dict[int, Any]]:
+    """Adds a `Forward` for each result that has to pass through a fragment, though none computes it.
+
+    Args:
+        block: a block.
+        in_shardings, out_shardings: of its arguments and results; UNSPECIFIED where nothing is known.
+        kind: what it is a block of.
+
+    Returns:
+        The block; and the positions of the results that are those of a call, loop or branch as they are, each with the
+        sharding in which it leaves, or None.
+    """
+    of_hosts = results_of_hosts(block)
+    on_device = {atom for node in block.nodes if not is_host(node) for atom in variables(node.inputs)}
+    computed = {var for node in block.nodes for var in node.outputs}
+    comes_in_as = dict(zip(block.inputs, in_shardings, strict=True))
+    outputs = [*block.outputs]
+    forwarded: list[Forward] = []
+    direct: dict[int, Any] = {}
+    leaving: set[Any] = set()
+    for i, (atom, wanted) in enumerate(zip(block.outputs, out_shardings, strict=True)):
+        is_open = isinstance(wanted, UnspecifiedValue)
+        if isinstance(atom, Var) and atom in of_hosts:
+            node, k = of_hosts[atom]
+            own = None
+            if isinstance(node, Loop | Branch):
+                is_kept = is_open or _may_leave_as(node, k, wanted, comes_in_as)
+                is_kept &= kind != "program" or _is_separate(node, k)
+            else:
+                own = node.callee.out_shardings[k]
+                is_kept = is_open or (own is not None and own.is_equivalent_to(wanted, node.callee.out_avals[k].ndim))
+                # A thread reshards an array as well, but shards only mean something in their own sharding.
+                is_kept |= atom not in on_device and (own is None or not node.callee.returns_shards)
+            if is_kept and atom not in leaving:  # a second time it is another array
+                leaving.add(atom)
+                direct[i] = own if is_open else wanted
+                continue
+        elif isinstance(atom, Var) and kind == "branch" and atom in comes_in_as:
+            if is_open or comes_in_as[atom] == wanted:
+                direct[i] = None if is_open else wanted
+                continue
+        elif isinstance(atom, Var) and atom in computed:
+            continue
+        outputs[i] = new_var(atom.aval)
+        forwarded.append(Forward((atom,), (outputs[i],)))
+    return dataclasses.replace(block, nodes=(*block.nodes, *forwarded), outputs=tuple(outputs)), direct
+
+
+def _may_leave_as(node: Loop | Branch, k: int, wanted: Any, comes_in_as: Mapping[Any, Any]) -> bool:
+    """Whether a result of a loop or branch can be had in a sharding, without resharding it afterwards."""
+    if isinstance(node, Branch):
+        return True
+    if node.initial[k] in comes_in_as:
+        return comes_in_as[node.initial[k]] == wanted
+    return not node.is_buffer[k] or is_replicated_stack(wanted)
+
+
+def _is_separate(node: Any, k: int) -> bool:
+    """Whether a result of a node is an array of its own, and not one that went in."""
+    if isinstance(node, Branch):
+        return all(_is_computed(block, k) for block in node.blocks)
+    # What is an argument of an iteration and its result is copied by the devices.
+    return not isinstance(node, Loop) or _is_computed(node.block, k, of_arguments=True)
+
+
+def _is_computed(block: Block, k: int, of_arguments: bool = False) -> bool:
+    for node in block.nodes:
+        for j, var in enumerate(node.outputs):
+            if var is block.outputs[k]:
+                return _is_separate(node, j)
+    return of_arguments

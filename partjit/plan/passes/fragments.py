@@ -1,0 +1,135 @@
+"""From groups of equations to fragments: what each takes and returns, and the copies that calls read."""
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import DropVar
+from jax.sharding import Mesh, NamedSharding
+
+from partjit._jax.jaxprs import closed_jaxpr, new_var
+from partjit.plan.ir.build import read, reading
+from partjit.plan.ir.nodes import Block, ColocatedCall, Equation, Forward, Fragment, Group, variables
+from partjit.plan.passes.propagate import or_none
+
+__all__ = ["fragments", "replicated"]
+
+
+def fragments(
+    block: Block,
+    shardings: dict[Any, Any],
+    out_shardings: Sequence[Any],
+    donated: Collection[Any],
+    mesh: Mesh,
+    home: Any,
+) -> Block:
+    """Makes fragments of the groups of a block.
+
+    A result that leaves a block is a variable of its own: another node reads it as well only if it has the sharding
+    that this node needs, and is no call that may still run when the caller donates the result.
+
+    Args:
+        block: a block that is cut.
+        shardings: of its variables, to which those of the variables made here are added.
+        out_shardings: of its results, UNSPECIFIED where nothing is known.
+        donated: its arguments that fragments may donate.
+        mesh: the mesh, maybe empty.
+        home: the sharding of everything if there is no mesh, or None.
+    """
+    making = _Making(block, shardings, donated)
+    leaving: dict[int, Any] = {}
+    for position, node in enumerate(block.nodes):
+        if not isinstance(node, Group):
+            making.nodes.append(reading(node, making.env))
+            continue
+        exports = _Exports(node)
+        for i in sorted(i for var in exports.own for i in making.indices.get(var, ())):
+            wanted = or_none(out_shardings[i]) or home
+            if wanted is None and not node.inputs and not mesh.empty:
+                wanted = replicated(mesh)  # nothing else would say on which devices it is
+            leaving[i] = exports.add(block.outputs[i], new_var(block.outputs[i].aval))
+            shardings[leaving[i]] = wanted
+        making.add(position, node, exports)
+    outputs = tuple(leaving.get(i, atom) for i, atom in enumerate(block.outputs))
+    return dataclasses.replace(block, nodes=tuple(making.nodes), outputs=outputs)
+
+
+class _Exports:
+    """What a fragment returns: what it computes or is given, each with the variable that others know it by."""
+
+    def __init__(self, group: Group) -> None:
+        self.own = [var for var in group.outputs if not isinstance(var, DropVar)]
+        self.forwarded = {node.outputs[0]: node.inputs[0] for node in group.nodes if isinstance(node, Forward)}
+        self.pairs: list[tuple[Any, Any]] = []
+
+    def add(self, var: Any, outside: Any) -> Any:
+        self.pairs.append((self.forwarded.get(var, var), outside))
+        return outside
+
+
+class _Making:
+    """Fragments being made of a block.
+
+    Attributes:
+        env: what is read in the place of variables.
+        indices: for each variable which results of the block it is.
+        nodes: what there is so far.
+    """
+
+    def __init__(self, block: Block, shardings: dict[Any, Any], donated: Collection[Any]) -> None:
+        self._block = block
+        self._shardings = shardings
+        self._donated = donated
+        self._readers: dict[Any, list[int]] = {}
+        for position, node in enumerate(block.nodes):
+            for var in dict.fromkeys(variables(node.inputs)):
+                self._readers.setdefault(var, []).append(position)
+        self.indices: dict[Any, list[int]] = {}
+        for i, var in enumerate(block.outputs):
+            self.indices.setdefault(var, []).append(i)
+        self.env: dict[Any, Any] = {}
+        self.nodes: list[Any] = []
+
+    def add(self, position: int, group: Group, exports: _Exports) -> None:
+        """Adds the fragment of a group that returns these results, and what other nodes read."""
+        for var in exports.own:
+            if var in self._readers:
+                self._export(var, exports)
+        # A call that may still run reads a copy of what is donated.
+        copies = {}
+        for var in group.inputs:
+            later = [reader for reader in self._readers[var] if reader > position]
+            if var in self._donated and later and all(map(self._may_still_run, later)):
+                copies[var] = exports.add(var, new_var(var.aval))
+                self._shardings[copies[var]] = self._shardings[var]
+        eqns = [node.eqn for node in group.nodes if isinstance(node, Equation)]
+        atoms = [atom for atom, _ in exports.pairs]
+        used = variables([*(atom for eqn in eqns for atom in eqn.invars), *atoms])
+        consts = {var: self._block.consts[var] for var in used if var in self._block.consts}
+        jaxpr = closed_jaxpr(group.inputs, atoms, eqns, consts)
+        inputs = tuple(read(self.env, var) for var in group.inputs)
+        outputs = tuple(outside for _, outside in exports.pairs)
+        self.nodes.append(Fragment(jaxpr, inputs, outputs, group.cost, (False,) * len(inputs)))
+        self.env.update(copies)
+
+    def _export(self, var: Any, exports: _Exports) -> None:
+        sharding = self._shardings[var]
+        shared = next((out for atom, out in exports.pairs if atom is var and self._agrees(out, sharding)), None)
+        if shared is None or any(map(self._may_still_run, self._readers[var])):
+            exports.add(var, var)
+            return
+        self._shardings[shared] = self._shardings[shared] or sharding
+        self.env[var] = shared
+
+    def _agrees(self, leaving: Any, sharding: Any) -> bool:
+        return None in (self._shardings[leaving], sharding) or self._shardings[leaving] == sharding
+
+    def _may_still_run(self, position: int) -> bool:
+        node = self._block.nodes[position]
+        return isinstance(node, ColocatedCall) and not node.is_inline
+
+
+def replicated(mesh: Mesh) -> Any:
+    """The sharding of what every device of a mesh has; None without a mesh."""
+    return None if mesh.empty else NamedSharding(mesh, jax.sharding.PartitionSpec())

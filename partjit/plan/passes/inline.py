@@ -1,0 +1,142 @@
+"""Inlining: nested programs that make calls are put in the place of their equations, and calls become nodes.
+
+Nested programs are `pjit` and `jax.jit`, functions with custom derivatives, and `jax.checkpoint`. Those without calls
+stay as they are. What their specs say of arguments and results becomes constraints.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.extend.core import DropVar, Var
+from jax.sharding import Mesh
+
+from partjit._jax.jaxprs import called_jaxpr, control_flow_kind, nested_shardings, new_var
+from partjit._jax.shard_maps import shard_map_p
+from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
+from partjit._jax.sources import at_site, nested_source_info
+from partjit.colocated.ir.primitive import colocated_call_p
+from partjit.colocated.runtime.streams import Stream
+from partjit.plan.ir.build import constraint, read
+from partjit.plan.ir.calls import makes_calls, names_of_calls
+from partjit.plan.ir.nodes import Block, ColocatedCall, Equation
+from partjit.primitive import pjit_p
+from partjit.spec import ParsedPartitionSpec
+
+__all__ = ["inline", "specs_of_nested"]
+
+Spec = tuple[ParsedPartitionSpec, Mesh] | None
+
+
+def inline(block: Block, caller: Stream | None) -> Block:
+    """Inlines nested programs in a block as far as its calls are.
+
+    Args:
+        block: equations.
+        caller: the stream of the caller, if the program names it as well, so that both are one order.
+
+    Raises:
+        ValueError: a call stands where the host cannot make it.
+    """
+    inlining = _Inlining(caller, dict(block.consts))
+    env: dict[Any, Any] = {}
+    inlining.add([node.eqn for node in block.nodes if isinstance(node, Equation)], env, None)
+    outputs = tuple(read(env, atom) for atom in block.outputs)
+    return Block(block.inputs, tuple(inlining.nodes), outputs, inlining.consts)
+
+
+class _Inlining:
+    """The nodes of a block while nested programs are inlined into it."""
+
+    def __init__(self, caller: Stream | None, consts: dict[Any, Any]) -> None:
+        self._caller = caller
+        self.nodes: list[Any] = []
+        self.consts = consts
+
+    def add(self, eqns: Sequence[Any], env: dict[Any, Any], outer: Any) -> None:
+        """Adds equations.
+
+        Args:
+            eqns: the equations.
+            env: what takes the place of variables; what these compute is put into it.
+            outer: the equation in whose place they come; None if they are those of the block itself.
+        """
+        for original in eqns:
+            eqn = original
+            if outer is not None or (env and any(isinstance(a, Var) and a in env for a in eqn.invars)):
+                eqn = _renamed(eqn, env, outer)
+            if eqn.primitive is colocated_call_p:
+                self.nodes.append(self._call(eqn))
+            elif not makes_calls(eqn) or eqn.primitive is shard_map_p or control_flow_kind(eqn):
+                self.nodes.append(Equation(eqn))
+            elif eqn.primitive is pjit_p:
+                jaxpr, mesh = eqn.params["jaxpr"], eqn.params["mesh"]
+                in_specs, out_specs = (
+                    [None if isinstance(spec, UnspecifiedValue) else (spec, mesh) for spec in eqn.params[which]]
+                    for which in ("in_specs", "out_specs")
+                )
+                results = self._nested(eqn, (jaxpr.jaxpr, jaxpr.consts), in_specs, out_specs)
+                env.update(zip(original.outvars, results, strict=True))
+            elif (called := called_jaxpr(eqn)) is not None:
+                env.update(zip(original.outvars, self._nested(eqn, called, *specs_of_nested(eqn)), strict=True))
+            else:
+                raise _out_of_reach(eqn)
+
+    def _call(self, eqn: Any) -> ColocatedCall:
+        stream = self._caller if eqn.params["stream"] is None else eqn.params["stream"]
+        return ColocatedCall(eqn, tuple(eqn.invars), tuple(eqn.outvars), eqn.params["callee"], stream)
+
+    def _nested(self, eqn: Any, called: Any, in_specs: Sequence[Spec], out_specs: Sequence[Spec]) -> list[Any]:
+        """Adds what an equation calls; gives the atoms of its results."""
+        jaxpr, values = called
+        env: dict[Any, Any] = {}
+        for var, value in zip(jaxpr.constvars, values, strict=True):
+            env[var] = new_var(var.aval)
+            self.consts[env[var]] = value
+        for var, atom, spec in zip(jaxpr.invars, eqn.invars, in_specs, strict=True):
+            env[var] = atom
+            if spec is not None and var.aval.ndim and isinstance(atom, Var):
+                env[var] = new_var(var.aval)
+                self.nodes.append(Equation(constraint(atom, env[var], *spec, eqn)))
+        self.add(jaxpr.eqns, env, eqn)
+        results = [read(env, atom) for atom in jaxpr.outvars]
+        for k, (var, spec) in enumerate(zip(eqn.outvars, out_specs, strict=True)):
+            if spec is not None and var.aval.ndim and not isinstance(var, DropVar):
+                self.nodes.append(Equation(constraint(results[k], var, *spec, eqn)))
+                results[k] = var
+        return results
+
+
+def _renamed(eqn: Any, env: dict[Any, Any], outer: Any) -> Any:
+    invars = [read(env, atom) for atom in eqn.invars]
+    if outer is None:
+        return eqn.replace(invars=invars)
+    fresh = [var if isinstance(var, DropVar) else new_var(var.aval) for var in eqn.outvars]
+    env.update(zip(eqn.outvars, fresh, strict=True))
+    info = nested_source_info(eqn.source_info, outer.source_info)
+    return eqn.replace(invars=invars, outvars=fresh, source_info=info)
+
+
+def specs_of_nested(eqn: Any) -> tuple[list[Spec], list[Spec]]:
+    """The specs, with their meshes, that a nested `jax.jit` has for arguments and results; None where it has none."""
+    in_shardings, out_shardings = nested_shardings(eqn) or (None, None)
+    return _specs(in_shardings, eqn.invars), _specs(out_shardings, eqn.outvars)
+
+
+def _specs(shardings: Any, variables: Sequence[Any]) -> list[Spec]:
+    return [
+        None
+        if isinstance(sharding, UnspecifiedValue) or not hasattr(sharding, "spec")
+        else (ParsedPartitionSpec.from_user_input(sharding, "a nested jax.jit"), sharding.mesh)
+        for sharding in (shardings if shardings is not None else [UNSPECIFIED] * len(variables))
+    ]
+
+
+def _out_of_reach(eqn: Any) -> ValueError:
+    names = names_of_calls(eqn)
+    where = f"a {eqn.primitive.name}{at_site(eqn.source_info)}"
+    return ValueError(
+        f"the colocated function{'s' if len(names) > 1 else ''} {', '.join(names)} "
+        f"{'are' if len(names) > 1 else 'is'} called inside of {where}: a program can make calls in nested pjit, jit, "
+        "custom_jvp, custom_vjp and checkpoint, in scan, while_loop, fori_loop, cond and switch, and in shard_map, but "
+        "not there. Call it before or after"
+    )

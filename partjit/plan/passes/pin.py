@@ -1,0 +1,50 @@
+"""Which arguments of calls are pinned: those that the caller of the program has as well, and may donate meanwhile."""
+
+import dataclasses
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from partjit.plan.ir.nodes import Block, Branch, ColocatedCall, Loop, Value
+
+__all__ = ["pin"]
+
+
+def pin(block: Block, constants: Collection[Value]) -> Block:
+    """Pins the arguments and results of a block where calls read them; those of a nested one are what is around it."""
+    made = {value for node in block.nodes for value in node.outputs}
+    read = {value for node in block.nodes for value in node.inputs}
+    of_caller = {*block.inputs, *block.outputs, *(read - made)}.difference(constants)
+    nodes: list[Any] = []
+    for node in block.nodes:
+        if isinstance(node, ColocatedCall):
+            node = dataclasses.replace(node, held=tuple(value in of_caller for value in node.inputs))
+        elif isinstance(node, Loop):
+            node = dataclasses.replace(node, block=pin(node.block, constants))
+        elif isinstance(node, Branch):
+            node = dataclasses.replace(node, blocks=tuple(pin(inner, constants) for inner in node.blocks))
+        if isinstance(node, Loop | Branch):
+            # What it gives may be the caller's under another name.
+            of_caller.update(output for output, values in _aliases(node) if not values.isdisjoint(of_caller))
+        nodes.append(node)
+    return dataclasses.replace(block, nodes=tuple(nodes))
+
+
+def _aliases(node: Loop | Branch) -> Iterator[tuple[Value, set[Value]]]:
+    """Each output with the values from outside that it may be under another name: nothing is copied on the way out.
+
+    What a loop starts from is copied. Its carried values may change places, so they are not distinguished.
+    """
+    if isinstance(node, Loop):
+        found = set().union(*(_names_of(value, node.block) for value in node.block.outputs))
+        yield from ((output, found.difference(node.outputs)) for output in node.outputs)
+    else:
+        for k, output in enumerate(node.outputs):
+            yield output, set().union(*(_names_of(block.outputs[k], block) for block in node.blocks))
+
+
+def _names_of(value: Value, block: Block) -> set[Value]:
+    """The value, or what it may be if a loop or branch of the block gives it."""
+    for node in block.nodes:
+        if value in node.outputs:
+            return dict(_aliases(node))[value] if isinstance(node, Loop | Branch) else set()
+    return {value}

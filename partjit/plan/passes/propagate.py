@@ -1,0 +1,172 @@
+"""The shardings of the values that cross from one node to another: explicit, or what the partitioner would choose.
+
+Deciding for one fragment after the other would miss what comes later: a value that only a later fragment constrains
+would be computed on every device. So a block is lowered as a whole, with the calls as operations of which the
+partitioner knows nothing, and only its propagation is run. The values at the cut are results of that program, so that
+it gives their shardings.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import Var
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+from partjit import shardy
+from partjit._jax.compiling import DeviceAssignmentMismatchError, lower_to_computation
+from partjit._jax.meshes import under_mesh
+from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue, default_device
+from partjit.colocated.devices import colocated_sharding
+from partjit.colocated.ir.primitive import opaque_calls
+from partjit.devices import incompatible_devices
+from partjit.plan.ir.build import jaxpr_of
+from partjit.plan.ir.nodes import Block, ColocatedCall, Loop
+from partjit.plan.passes.explicit import results_of_hosts
+
+__all__ = ["home_of", "or_none", "or_unspecified", "propagate", "without_a_mesh"]
+
+
+def or_none(sharding: Any) -> Any:
+    """None for UNSPECIFIED."""
+    return None if isinstance(sharding, UnspecifiedValue) else sharding
+
+
+def or_unspecified(sharding: Any) -> Any:
+    """UNSPECIFIED for None."""
+    return UNSPECIFIED if sharding is None else sharding
+
+
+def home_of(in_shardings: Sequence[Any]) -> tuple[SingleDeviceSharding, bool]:
+    """Where a program without a mesh runs, and whether its arguments bind it to that device."""
+    known = [sharding for sharding in in_shardings if not isinstance(sharding, UnspecifiedValue)]
+    if known:
+        return SingleDeviceSharding(next(iter(known[0].device_set))), True
+    device = default_device()
+    return SingleDeviceSharding(device if isinstance(device, jax.Device) else jax.devices(device)[0]), False
+
+
+def without_a_mesh(in_shardings: Sequence[Any]) -> Any:
+    """The sharding of everything in a program without a mesh; None if its arguments leave it open."""
+    home, is_bound = home_of(in_shardings)
+    return home if is_bound or colocated_sharding(home) != home else None
+
+
+def propagate(
+    block: Block,
+    crossing: Sequence[Any],
+    direct: Mapping[int, Any],
+    in_shardings: Sequence[Any],
+    out_shardings: Sequence[Any],
+    mesh: Mesh,
+    home: Any,
+) -> dict[Any, Any]:
+    """The sharding of each argument and of each variable that crosses from one node to another.
+
+    Args:
+        block: the block before it is cut.
+        crossing: the variables that some node reads from outside after the cut.
+        direct: the results that are a call's as they are, with the sharding in which they leave, or None.
+        in_shardings, out_shardings: what is known of arguments and results, UNSPECIFIED where nothing is.
+        mesh: the mesh, maybe empty.
+        home: the sharding of everything if there is no mesh.
+    """
+    crossing = [*dict.fromkeys([*crossing, *results_of_hosts(block)])]
+    if mesh.empty:
+        own = zip(block.inputs, map(or_none, in_shardings), strict=True)
+        return {**dict.fromkeys(crossing, home), **dict(own)}
+    shardings = _explicit(block, direct, mesh)
+    inputs = {*block.inputs}
+    unknown = [var for var in crossing if var not in shardings and var not in inputs]
+    is_open = [isinstance(sharding, UnspecifiedValue) for sharding in in_shardings]
+    read = {*crossing}
+    if unknown or any(var in read for var, flag in zip(block.inputs, is_open, strict=True) if flag):
+        ins, chosen = _chosen(block, in_shardings, out_shardings, mesh, unknown)
+        shardings.update(zip(unknown, chosen, strict=True))
+        in_shardings = [new if flag else old for old, new, flag in zip(in_shardings, ins, is_open, strict=True)]
+    shardings.update(zip(block.inputs, map(or_none, in_shardings), strict=True))
+    _agree_on_carried(block, shardings)
+    return shardings
+
+
+def _explicit(block: Block, direct: Mapping[int, Any], mesh: Mesh) -> dict[Any, Any]:
+    """What results of the program that are a call's, and the specs of calls, say."""
+    devices = {*mesh.devices.flat}
+    shardings = {block.outputs[i]: sharding for i, sharding in direct.items() if sharding is not None}
+    for node in block.nodes:
+        if isinstance(node, ColocatedCall):
+            for var, sharding in zip(node.outputs, node.callee.out_shardings, strict=True):
+                # What an earlier call outside of programs returned may have been elsewhere.
+                if sharding is not None and sharding.device_set == devices:
+                    shardings.setdefault(var, sharding)
+            for var, sharding in zip(node.inputs, node.callee.in_shardings, strict=True):
+                if sharding is not None and isinstance(var, Var):
+                    shardings.setdefault(var, sharding)
+    return shardings
+
+
+def _agree_on_carried(block: Block, shardings: dict[Any, Any]) -> None:
+    """Gives what a loop starts from the sharding of its results.
+
+    A stack is not partitioned between its slices, even if it leaves so: each is written by all devices.
+    """
+    for node in block.nodes:
+        if isinstance(node, Loop):
+            for initial, result, is_buffer in zip(node.initial, node.outputs, node.is_buffer, strict=True):
+                sharding = shardings[result]
+                if is_buffer and sharding.spec:
+                    sharding = sharding.update(spec=P(None, *sharding.spec[1:]))
+                shardings[initial] = shardings[result] = sharding
+
+
+def _chosen(
+    block: Block, in_shardings: Sequence[Any], out_shardings: Sequence[Any], mesh: Mesh, cut: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """The shardings over the mesh that the partitioner chooses for the arguments, and for the values at the cut."""
+    if mesh.size == 1:
+        everywhere = NamedSharding(mesh, P())
+        return [everywhere] * len(in_shardings), [everywhere] * len(cut)
+    results = (*out_shardings, *[UNSPECIFIED] * len(cut))
+    jaxpr: Any = None
+    try:
+        with opaque_calls(), under_mesh(mesh):
+            jaxpr = jaxpr_of(Block(block.inputs, block.nodes, (*block.outputs, *cut), block.consts))
+            computation = lower_to_computation(
+                jaxpr,
+                "whole_program",
+                in_shardings,
+                results,
+                [False] * len(in_shardings),
+                keep_unused=True,
+                context_mesh=mesh,
+            )
+    except DeviceAssignmentMismatchError as error:
+        raise incompatible_devices(error, "whole_program", jaxpr, in_shardings, results) from None
+    module = computation.stablehlo()
+    shardy.propagate(module)
+    shardings = shardy.Shardings(module)
+    arguments, found = shardings.of_arguments(), shardings.of_results()
+    own = len(arguments) - len(in_shardings)  # constants come first
+    return (
+        [_sharding(layout, var.aval, mesh) for layout, var in zip(arguments[own:], block.inputs, strict=True)],
+        [_sharding(layout, var.aval, mesh) for layout, var in zip(found[len(out_shardings) :], cut, strict=True)],
+    )
+
+
+def _sharding(layout: shardy.TensorSharding | None, aval: Any, mesh: Mesh) -> NamedSharding:
+    if layout is None or not layout.is_of_whole_axes:
+        return NamedSharding(mesh, P())
+    entries: list[Any] = []
+    for dim, size in zip(layout.axes, aval.shape, strict=False):  # a key has one dimension more on the device
+        parts = 1
+        kept = []
+        for axis in dim:  # the partitioner would pad, an array cannot
+            parts *= mesh.shape[axis]
+            if size % parts:
+                break
+            kept.append(axis)
+        entries.append(kept[0] if len(kept) == 1 else tuple(kept) or None)
+    while entries and entries[-1] is None:
+        entries.pop()
+    return NamedSharding(mesh, P(*entries))

@@ -1,0 +1,114 @@
+"""Loop rotation: what comes before the first awaited call of an iteration moves to the end of the one before.
+
+There it is compiled together with what comes after the last call, so that an iteration takes one dispatch, not two:
+
+    for each iteration:  head; call; tail      becomes      head; for each iteration:  call; tail and the next head
+
+The first head then is a part of what comes before the loop. The last iteration would compute a head too many: where
+that is expensive, it is under a condition inside of the fragment. To peel off the last iteration instead would compile
+its pieces once more.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import jaxpr_as_fun
+
+from partjit._jax.jaxprs import new_var
+from partjit.plan.ir.build import Builder, jaxpr_of, rebuilt
+from partjit.plan.ir.nodes import Block, Loop, variables
+from partjit.plan.passes.cost import amortizes_a_dispatch
+from partjit.plan.passes.cut import head_of
+
+__all__ = ["rotate"]
+
+
+def rotate(block: Block) -> Block:
+    """Rotates the loops of a block where that saves a dispatch."""
+    consts = dict(block.consts)
+    nodes: list[Any] = []
+    for node in block.nodes:
+        if isinstance(node, Loop):
+            before = Builder(node.eqn, consts)
+            rotated = _rotated(node, before)
+            nodes += [*before.nodes, rotated]
+        else:
+            nodes.append(node)
+    return rebuilt(dataclasses.replace(block, consts=consts), nodes)
+
+
+def _rotated(loop: Loop, before: Builder) -> Loop:
+    head, cost = head_of(loop.block.nodes)
+    if not head:
+        return loop
+    is_expensive = amortizes_a_dispatch(cost)
+    if is_expensive and loop.turns is not None and loop.counter is None:
+        loop = _counted(loop, before)
+    block = loop.block
+    inside = [node for k, node in enumerate(block.nodes) if k in head]
+    rest = [node for k, node in enumerate(block.nodes) if k not in head]
+    used = {*variables(atom for node in rest for atom in node.inputs), *variables(block.outputs)}
+    crossing = [var for node in inside for var in node.outputs if var in used]
+    consts = {var: block.consts[var] for node in inside for var in variables(node.inputs) if var in block.consts}
+    program = Block(block.inputs, tuple(inside), tuple(crossing), consts)
+    after = Builder(loop.eqn, dict(block.consts))
+    own = block.inputs[: len(loop.captured)]
+    first: Any = None
+    again: Any = None
+    if is_expensive and loop.turns is None:
+        first, again = loop.initial[0], block.outputs[0]
+    elif is_expensive:  # there is a first iteration, but maybe no next one
+        turns = loop.turns
+        (again,) = after.add(lambda i: i < turns, block.outputs[loop.counter or 0])
+    initial = _if(first, program, [*loop.captured, *loop.initial], before)
+    following = _if(again, program, [*own, *block.outputs], after)
+    arrived = [new_var(var.aval) for var in crossing]
+    inputs = (*block.inputs, *crossing)
+    return _carrying(
+        dataclasses.replace(
+            loop, block=Block(inputs, (*rest, *after.nodes), (*block.outputs, *following), after.consts)
+        ),
+        initial,
+        arrived,
+    )
+
+
+def _carrying(loop: Loop, initial: Sequence[Any], outputs: Sequence[Any]) -> Loop:
+    """A loop that carries more values, which its block has already."""
+    return dataclasses.replace(
+        loop,
+        inputs=(*loop.inputs, *initial),
+        outputs=(*loop.outputs, *outputs),
+        is_buffer=(*loop.is_buffer, *[False] * len(outputs)),
+    )
+
+
+def _counted(loop: Loop, before: Builder) -> Loop:
+    """With a carried value that is the number of the iteration."""
+    (first,) = before.add(lambda: jax.lax.full((), 0, jnp.int32))
+    counting = Builder(loop.eqn, dict(loop.block.consts))
+    i = new_var(first.aval)
+    (following,) = counting.add(lambda i: i + 1, i)
+    block = Block(
+        (*loop.block.inputs, i),
+        (*loop.block.nodes, *counting.nodes),
+        (*loop.block.outputs, following),
+        counting.consts,
+    )
+    loop = dataclasses.replace(loop, block=block, counter=len(loop.outputs))
+    return _carrying(loop, [first], [new_var(first.aval)])
+
+
+def _if(predicate: Any, program: Block, atoms: Sequence[Any], out: Builder) -> list[Any]:
+    """The results of a block on the devices, or anything where the predicate is false."""
+    if predicate is None:
+        return out.inline(program, atoms)
+    run = jaxpr_as_fun(jaxpr_of(program))
+
+    def otherwise(*_: Any) -> list[Any]:
+        return [jax.lax.full(var.aval.shape, 0, var.aval.dtype) for var in program.outputs]
+
+    return out.add(lambda flag, *args: jax.lax.cond(flag, run, otherwise, *args), predicate, *atoms)
