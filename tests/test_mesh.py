@@ -88,7 +88,7 @@ def test_a_mesh_without_axes_is_empty_or_of_one_device():
         assert pjit(jnp.sin)(np.ones(4)).devices() == {jax.devices()[3]}
     with empty:
         assert pjit(jnp.sin)(np.ones(4)).devices() == {jax.devices()[0]}
-    with pytest.raises(TypeError, match="Mesh: devices must be an array or .*: there is 'x', a str in it"):
+    with pytest.raises(TypeError, match=r"Mesh: devices must be an array or .*: there is 'x', a str in it"):
         partjit.Mesh(np.array("x", dtype=object), ())
 
 
