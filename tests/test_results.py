@@ -85,7 +85,7 @@ TREES = {
     "in_specs": lambda: called.specialize(in_specs=((keys_that_do_not_compare(OF_X),), {})),
     "called.specialize: out_specs": lambda: called.specialize(out_specs=keys_that_do_not_compare(OF_X)),
     "out_specs": lambda: called.specialize(out_specs_fn=keys_that_do_not_compare)(jnp.asarray(X)),
-    "out_specs of called": lambda: pjit(called.specialize(out_specs_fn=keys_that_do_not_compare))(X),
+    "called: out_specs": lambda: pjit(called.specialize(out_specs_fn=keys_that_do_not_compare))(X),
 }
 
 

@@ -1,5 +1,8 @@
 """`specialize`: what is known of calls beforehand, and how often that is worked out."""
 
+import dataclasses
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +12,7 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 import partjit
 from partjit import P, colocated
 from partjit.colocated import colocated_python
+from partjit.colocated.options import Mode, Options
 from tests.colocated import rendezvous
 
 pytestmark = pytest.mark.usefixtures("meeting")
@@ -20,6 +24,11 @@ def identity(x):
 
 def put(shape=(8,), dtype=np.float32, device=0):
     return jax.device_put(np.zeros(shape, dtype), SingleDeviceSharding(jax.devices()[device]))
+
+
+class Counter:
+    def add(self, x):
+        return x
 
 
 SPEC = jax.ShapeDtypeStruct((8,), np.float32)
@@ -74,6 +83,28 @@ def test_an_item_can_be_given_once(name, value):
         f.specialize(**{name: value})
     with pytest.raises(ValueError, match=f"{name} already specified"):
         colocated_python(identity, **{name: value}).specialize(**{name: value})
+
+
+OPTIONS = {field.name for field in dataclasses.fields(Options)}
+
+
+@pytest.mark.parametrize(
+    ("function", "others", "options"),
+    [
+        (colocated_python, {"fun"}, OPTIONS),
+        (colocated_python(identity).specialize, set(), OPTIONS),
+        (colocated.colocated_python_class(Counter).add.specialize, set(), OPTIONS),
+        (colocated.colocated_python_class, {"cls", "concurrent"}, {"devices", "mode", "stream"}),
+    ],
+)
+def test_every_option_is_a_typed_parameter_and_others_are_refused(function, others, options):
+    parameters = inspect.signature(function).parameters
+    assert set(parameters) == others | options
+    assert {parameters[name].default for name in options} == {None}
+    assert parameters["mode"].annotation == Mode | None
+    assert parameters["stream"].annotation == str | colocated.Stream | None
+    with pytest.raises(TypeError, match=rf"{function.__name__}\(\) got an unexpected keyword argument 'modes'"):
+        function(modes="inline")
 
 
 def test_out_specs_are_said_in_one_way():

@@ -20,7 +20,7 @@ from partjit.colocated.ir.control_flow import install_patches
 from partjit.colocated.ir.custom_derivatives import Derivatives
 from partjit.colocated.ir.eager import as_array, body, call_in_body
 from partjit.colocated.ir.primitive import Callee, colocated_call_p
-from partjit.colocated.runtime.specs import argument_paths, require_array, spec_struct, struct_of
+from partjit.colocated.runtime.specs import argument_paths, require_array, spec_structs, struct_of
 from partjit.colocated.runtime.streams import traced_stream
 
 __all__ = ["TracedCalls"]
@@ -98,8 +98,7 @@ class TracedCalls:
             out_tree = seen.tree
         else:
             out_specs = options.out_specs_for(tree, [*map(struct_of, avals, in_shardings)])
-            with_paths, out_tree = flattened(out_specs, f"out_specs of {name}")
-            structs = [spec_struct(leaf, f"out_specs{jax.tree_util.keystr(path)}") for path, leaf in with_paths]
+            structs, out_tree = spec_structs(out_specs, f"{name}: out_specs")
             results = [(aval_of_struct(struct), _named(struct.sharding)) for struct in structs]
         out_avals, out_shardings = zip(*results, strict=True) if results else ((), ())
         return Callee(definition, tree, avals, in_shardings, out_tree, out_avals, out_shardings, paths, self._cache)

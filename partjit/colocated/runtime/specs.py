@@ -34,7 +34,7 @@ __all__ = [
     "check_out_specs",
     "devices_of",
     "require_array",
-    "spec_struct",
+    "spec_structs",
     "struct_of",
 ]
 
@@ -230,10 +230,9 @@ class OutSpecs:
             uncommitted: the shardings of uncommitted arguments: a result with one of them is uncommitted as well, so
                 that it can be combined with arrays on other devices.
         """
-        with_paths, tree = flattened(out_specs, "out_specs")
+        specs, tree = spec_structs(out_specs, "out_specs")
         leaves = []
-        for path, leaf in with_paths:
-            spec = spec_struct(leaf, f"out_specs{jax.tree_util.keystr(path)}")
+        for spec in specs:
             sharding = default_sharding() if spec.sharding is None else spec.sharding
             committed = not any(sharding is other for other in uncommitted)
             leaves.append(OutSpec(aval_of_struct(spec), sharding, committed))
@@ -347,11 +346,15 @@ def struct_of(aval: Any, sharding: Sharding | None) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
 
 
+def spec_structs(specs: Any, what: str) -> tuple[list[jax.ShapeDtypeStruct], Any]:
+    """The leaves of a tree of specs as ShapeDtypeStructs, and its structure; ValueError that names what is none."""
+    with_paths, tree = flattened(specs, what)
+    return [spec_struct(leaf, f"{what}{jax.tree_util.keystr(path)}") for path, leaf in with_paths], tree
+
+
 def check_out_specs(where: str, name: str, out_specs: Any) -> Any:
-    """The tree of specs of results; ValueError that names the first leaf that is none."""
-    leaves, _ = flattened(out_specs, f"{where}: {name}")
-    for path, leaf in leaves:
-        spec_struct(leaf, f"{where}: {name}{jax.tree_util.keystr(path)}")
+    """The tree of specs of results, checked."""
+    spec_structs(out_specs, f"{where}: {name}")
     return out_specs
 
 

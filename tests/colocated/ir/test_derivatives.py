@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partjit import colocated, pjit
+from partjit import colocated, events, pjit
 from partjit.colocated import PendingArray, colocated_python, colocated_python_class, deserialize, serialize
 from tests.census import saw, sees
 from tests.colocated import rendezvous
@@ -357,6 +357,22 @@ def test_rules_that_name_their_object_do_not_keep_it(meeting):
 
 
 # Without
+
+
+def test_eager_gradients_put_each_call_on_the_stream_that_the_function_has_entered(meeting):
+    log = colocated_python(lambda x: None, out_specs_fn=lambda x: None, mode="stream")
+
+    def squared(w, name):
+        with colocated.stream(name):
+            log(w)
+        return w**2
+
+    seen = []
+    with events.subscribe(seen.append):
+        for name in ("left", "right"):
+            jax.grad(squared)(jnp.float32(1), name)
+        colocated.wait()
+    assert [event.stream for event in seen if isinstance(event, events.CallQueued)] == ["left", "right"]
 
 
 def test_a_call_without_a_rule_is_refused_by_name_and_line(meeting, mesh):
