@@ -1,7 +1,7 @@
 """The pytest plugin of partjit: virtual devices before JAX starts, and hypothesis profiles.
 
-It lies outside of the package because pytest imports it at the start of every run in an environment where partjit is
-installed, and importing the package imports JAX. It does nothing until it is asked to. See `docs/testing.md`.
+It is not in the package because pytest imports it at the start of every run in an environment where partjit is
+installed, and importing the package imports JAX. It does nothing unless its options are used. See `docs/testing.md`.
 """
 
 import os
@@ -10,7 +10,7 @@ import sys
 import pytest
 
 PROFILE_VARIABLE = "PARTJIT_PROFILE"
-"""Which hypothesis profile is loaded: `deterministic` (the default), `random` or `soak`."""
+"""The hypothesis profile: `deterministic` (the default), `random` or `soak`."""
 
 PROFILES = ("deterministic", "random", "soak")
 
@@ -24,11 +24,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Sets up what was asked for.
+    """Applies the options.
 
-    This comes before the `conftest.py` files: they may use JAX, and a hypothesis profile that they load stays.
+    This runs before the `conftest.py` files: they may use JAX, and a hypothesis profile that they load is kept.
     """
-    count = _asked_for(early_config)
+    count = _requested_devices(early_config)
     if count is not None:
         _start_with_devices(count)
     if count is not None or PROFILE_VARIABLE in os.environ:
@@ -36,23 +36,23 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tells pytest about the marker."""
+    """Registers the marker."""
     config.addinivalue_line("markers", "needs_devices(n): skip the test where JAX has fewer than n devices")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips what needs more devices than there are."""
+    """Skips tests that need more devices than there are."""
     for mark in item.iter_markers("needs_devices"):
         if len(mark.args) != 1 or not isinstance(mark.args[0], int) or mark.kwargs:
             raise pytest.UsageError(f"{item.nodeid}: needs_devices takes one number: @pytest.mark.needs_devices(8)")
-        import jax  # not before somebody needs it
+        import jax  # only where the marker is used
 
-        there, needed = len(jax.devices()), mark.args[0]
-        if there < needed:
-            pytest.skip(f"needs {needed} devices, and there are {there}: run pytest with --partjit-devices={needed}")
+        count, needed = len(jax.devices()), mark.args[0]
+        if count < needed:
+            pytest.skip(f"needs {needed} devices, but there are {count}: run pytest with --partjit-devices={needed}")
 
 
-def _asked_for(config: pytest.Config) -> int | None:
+def _requested_devices(config: pytest.Config) -> int | None:
     option, setting = config.known_args_namespace.partjit_devices, config.getini("partjit_devices")
     if option is None and not setting:
         return None
@@ -67,12 +67,12 @@ def _asked_for(config: pytest.Config) -> int | None:
 
 
 def _start_with_devices(count: int) -> None:
-    # The environment as well as the configuration, because processes that tests start must see it too.
+    # The environment as well as the configuration, because subprocesses of tests must see it too.
     #
     # XLA's CPU client sizes its thread pool from NPROC when it is created. A collective blocks one thread per device
-    # until all have arrived, so on few cores several virtual devices can wait for each other for ever.
+    # until all have arrived, so with few threads several virtual devices deadlock.
     os.environ.setdefault("NPROC", str(max(32, 4 * count)))
-    # Virtual devices are devices of the CPU. Whoever sets the platform from outside runs the tests on another one.
+    # Virtual devices are CPU devices. A platform that is set in the environment takes precedence.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ["JAX_NUM_CPU_DEVICES"] = str(count)
     if "jax" not in sys.modules:
@@ -85,9 +85,9 @@ def _start_with_devices(count: int) -> None:
     except RuntimeError:
         if len(jax.devices()) < count:
             raise pytest.UsageError(
-                f"{count} devices were asked for (--partjit-devices or partjit_devices), but JAX has started already "
-                f"with {len(jax.devices())}: a plugin that pytest loaded earlier used it. Use JAX inside of fixtures "
-                "and hooks only, or start it with enough devices there"
+                f"{count} devices were requested (--partjit-devices or partjit_devices), but JAX is initialized "
+                f"already with {len(jax.devices())}: a plugin that pytest loaded earlier used it. Use JAX in fixtures "
+                "and hooks only, or initialize it with enough devices there"
             ) from None
 
 
@@ -102,9 +102,9 @@ def _load_profile() -> None:
     for profile in PROFILES:
         hypothesis.settings.register_profile(
             f"partjit-{profile}",
-            deadline=None,  # the first example of a shape compiles, which takes a hundred times as long as the next
+            deadline=None,  # the first example of a shape compiles, which takes far longer than the next one
             derandomize=profile == "deterministic",
             max_examples=1000 if profile == "soak" else 100,
             print_blob=True,
         )
-    hypothesis.settings.load_profile(f"partjit-{name}")  # `--hypothesis-profile` comes later, and wins
+    hypothesis.settings.load_profile(f"partjit-{name}")  # `--hypothesis-profile` comes later, and takes precedence

@@ -11,12 +11,12 @@
 # %% [markdown]
 # # Reading a partitioned transformer
 #
-# Specs say where arguments and results lie. Where everything in between lies, and what has to be sent for that, is
-# worked out by XLA's partitioner. It never fails: whatever the specs are, the step runs and is right. It may be slow,
-# and nothing says why.
+# Specs are the shardings of arguments and results. The shardings of everything in between, and the collectives that
+# they require, are chosen by XLA's partitioner. It never fails: whatever the specs are, the step runs and is correct.
+# It may be slow, and nothing says why.
 #
-# `partjit.inspect.explain` says it, without compiling or running anything. In this notebook we take a small
-# transformer with specs that look reasonable, read what becomes of them, and improve them step by step.
+# `partjit.inspect.explain` does, without compiling or running anything. In this notebook we take a small transformer
+# with specs that look reasonable, read their consequences, and improve them step by step.
 
 # %%
 import os
@@ -101,9 +101,9 @@ def step_with(specs):
 # %% [markdown]
 # ## The first specs
 #
-# Two devices share the batch, and four the model. Attention is divided by heads. For the other matrices it is
-# tempting to say: each can be divided by columns, so divide them by columns. The head, whose columns are the
-# vocabulary, is divided by rows, because of its long ones.
+# The batch is sharded over two devices, and the model over four. Attention is sharded by heads. For the other
+# matrices it is tempting to shard each by columns, which is always possible. The head, whose columns are the
+# vocabulary, is sharded by rows, because its rows are long.
 
 # %%
 first = {
@@ -121,16 +121,15 @@ print(before.to_text(5))
 # %% [markdown]
 # How to read it, from the top:
 #
-# * **work**: one step takes so many operations in all, and so many on each device. With eight devices an eighth is
-#   the best there is; what is more is done several times.
-# * **memory**: an estimate of the most that a device holds at a time.
-# * **arrays**: the arguments and results with their specs, and what a device has of them.
-# * **collectives**: what devices send each other. `count` are those that look alike, `times` is how often each runs
-#   in a step: 4 are those in the loop over layers. The bytes are those that one device sends, for all of them
-#   together.
+# * **compute**: the FLOPs of one step in total, and per device. With eight devices an eighth is optimal; more means
+#   that computations are replicated.
+# * **memory**: an estimate of the peak memory of a device.
+# * **arrays**: the arguments and results with their specs, and their bytes per device.
+# * **collectives**: `count` is the number of equal ones, `times` is how often each runs in a step: those with 4 are
+#   in the loop over layers. The bytes are those that one device sends, for all of them together.
 #
 # Eighteen megabytes per step, where a device has 1.3 megabytes of parameters. The first line of the last table is a
-# third of it: the logits are added up, all of them. Where do they lie, and why?
+# third of it: all logits are all-reduced. How are they sharded, and why?
 
 
 # %%
@@ -142,21 +141,21 @@ def logits_of(report):
 before.why(logits_of(before))
 
 # %% [markdown]
-# The vocabulary, dimension 2, is whole: every device of a row of the mesh has all 2048 logits of its tokens. This is
-# what that looks like; each box is a piece, with the numbers of the devices that have it:
+# The vocabulary, dimension 2, is unsharded: every device of a row of the mesh has all 2048 logits of its tokens. In
+# the picture each box is a piece, with the numbers of the devices that hold it:
 
 # %%
 logits = logits_of(before)
 draw_array(logits.aval.shape, logits.spec, mesh)
 
 # %% [markdown]
-# Four devices have the same piece. With the head divided by rows each of them has a part of every sum, and the parts
-# are added up by an all-reduce of the largest array of the program.
+# Four devices have the same piece. With the head sharded by rows each of them has a partial sum of every logit, and
+# an all-reduce of the largest array of the program adds them.
 #
 # ## Step 1: the head by columns
 #
-# Divided by columns, each device computes the logits of its part of the vocabulary, and nothing is added up. The
-# softmax then needs the greatest logit of a row and the sum over it, which are small.
+# Sharded by columns, each device computes the logits of its part of the vocabulary, and nothing is reduced. The
+# softmax then needs the maximum and the sum of each row, which are small.
 
 # %%
 second = {**first, "head": P(None, "model")}
@@ -169,12 +168,11 @@ draw_array(logits.aval.shape, logits.spec, mesh)
 print(better.collectives.to_text(6))
 
 # %% [markdown]
-# A third is gone. What is at the top now runs four times: it is in the loop. The all-reduces are what this way of
-# dividing a transformer costs: one after attention and one after the feed-forward part, forward and backward. But
-# there are all-gathers as well, in `normalize`, where nothing has to be gathered by right.
+# A third is gone. The collectives at the top now run four times: they are in the loop. The all-reduces are the cost
+# of tensor parallelism: one after attention and one after the feed-forward part, forward and backward. But there are
+# all-gathers as well, in `normalize`, where none should be needed.
 #
-# An all-gather puts together what is divided. So what comes to `normalize` is divided over `model`, and what it does
-# next wants all of it. Why is it divided?
+# So the input of `normalize` is sharded over `model`, and its result has to be replicated. Why is it sharded?
 
 
 # %%
@@ -186,15 +184,15 @@ def first_in(report, function):
 better.why(first_in(better, "normalize"))
 
 # %% [markdown]
-# Dimension 2 is the width. It is divided because of `down`, the last matrix of a layer: its columns are divided, and
-# so are the vectors that it gives to the next layer, by way of the `scan`. There whole vectors are needed, and they
-# are gathered, in every layer. The columns of `embed` do the same to the vectors that come into the first one.
+# Dimension 2 is the width. It is sharded because of `down`, the last matrix of a layer: its columns are sharded, and
+# so are the vectors that the `scan` carries to the next layer. There unsharded vectors are needed, so they are
+# gathered, in every layer. The columns of `embed` do the same to the vectors that enter the first one.
 #
-# ## Step 2: whole vectors between layers
+# ## Step 2: unsharded vectors between layers
 #
-# A pair of matrices is divided best with the first by columns and the second by rows: `up` and `down`, as `qkv` and
-# `out` are already. What is between them is divided, and stays where it is; one sum puts the results together. The
-# table of `embed` can be divided by rows too: then each device looks up the words that it has.
+# A pair of matrices is best sharded with the first by columns and the second by rows: `up` and `down`, as `qkv` and
+# `out` are already. The values between them stay sharded; one all-reduce adds the results. The table of `embed` can
+# be sharded by rows too: then each device looks up the tokens that it has.
 
 # %%
 third = {**second, "embed": P("model", None), "down": P(None, "model", None)}
@@ -202,7 +200,7 @@ best = explain(step_with(third), params, tokens, mesh=mesh)
 print(best.collectives.to_text(6))
 
 # %% [markdown]
-# No all-gather is left. `diff` shows what became of the program between two sets of specs:
+# No all-gather is left. `diff` shows what changed between the two sets of specs:
 
 # %%
 difference = before.diff(best)
@@ -211,9 +209,9 @@ for kind, axes, a, b in difference.collectives:
     print(f"{kind} over {', '.join(axes)}: {a} -> {b}")
 
 # %% [markdown]
-# Changes do not always add up. With `embed` alone it would have been worse: the vectors between layers are still
-# divided because of `down`, and those from the table have to be brought into that form. A report takes about a
-# second, so one can just try:
+# Changes are not always additive. With `embed` alone it would have been worse: the vectors between layers are still
+# sharded because of `down`, and those from the table have to be resharded. A report takes about a second, so one can
+# just try:
 
 # %%
 for names in (["embed"], ["down"], ["embed", "down"]):
@@ -225,7 +223,7 @@ for names in (["embed"], ["down"], ["embed", "down"]):
 # ## Was it right?
 #
 # So far nothing was compiled. `compiled=True` compiles the step and reads the collectives of the optimized program.
-# XLA combines some of the small ones, so there are fewer; the bytes are those that were predicted.
+# XLA combines some of the small ones, so there are fewer; the bytes are as predicted.
 
 # %%
 compiled = explain(step_with(third), params, tokens, mesh=mesh, compiled=True)
@@ -235,21 +233,21 @@ for report in (best, compiled):
 
 
 # %% [markdown]
-# And does it help? Eight virtual devices on one processor send each other bytes by copying them in memory. That is
-# nothing like the links of real devices, and all eight share the same cores. So the ratio below tells only whether
-# there is less to do, not how much quicker a real machine would be. There, bytes weigh more.
+# And does it help? Eight virtual devices on one processor communicate by copying memory, unlike the links of real
+# devices, and all eight share the same cores. So the ratio below shows only whether there is less to do, not the
+# speedup on a real machine, where communication costs more.
 
 
 # %%
-def time_steps(steps, turns=5):
+def time_steps(steps, rounds=5):
     seconds = {name: [] for name in steps}
     states = dict.fromkeys(steps, params)
-    for turn in range(turns + 1):
+    for k in range(rounds + 1):
         for name, step in steps.items():
             start = time.perf_counter()
             states[name], loss = step(states[name], tokens)
             loss.block_until_ready()
-            if turn:  # the first one compiles
+            if k:  # the first one compiles
                 seconds[name].append(time.perf_counter() - start)
     return {name: statistics.median(times) for name, times in seconds.items()}
 
@@ -261,9 +259,9 @@ print(f"a step takes {seconds['third'] / seconds['first']:.2f} of the time it to
 # %% [markdown]
 # ## The report
 #
-# At the end of a cell a report is a page: everything above, the whole program line by line with the spec of each
-# value, and tables that can be sorted and searched. `best.to_html("report.html")` writes it to a file that needs no
-# network.
+# At the end of a cell a report is displayed as a page: everything above, the program line by line with the spec of
+# each value, and tables that can be sorted and searched. `best.to_html("report.html")` writes it to a self-contained
+# file.
 
 # %%
 best

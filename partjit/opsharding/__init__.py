@@ -1,4 +1,4 @@
-"""XLA's shardings and PartitionSpecs, exactly, in both directions."""
+"""Exact conversion between XLA's shardings and PartitionSpecs."""
 
 from partjit.opsharding.convert import parse_op_sharding as parse_op_sharding
 from partjit.opsharding.convert import to_op_sharding as to_op_sharding

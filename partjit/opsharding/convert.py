@@ -1,13 +1,13 @@
-"""OpSharding and PartitionSpec, exactly, in both directions.
+"""Exact conversion between OpSharding and PartitionSpec.
 
-XLA numbers the devices of a program from 0 in the order of `mesh.devices.flat`, and an `OpSharding` gives the number of
-the device that holds each tile of a grid. The axes of a mesh are the digits of these numbers: an axis counts in steps
-of the product of the sizes of the axes after it. A `PartitionSpec` says which axes, major to minor, count the tiles
-along each dimension. So both sides are lists of digits, (size, stride) from major to minor, and the spec is found by
-reading the digits of the grid as axes of the mesh. The iota form is such a list already, hence its cost does not depend
-on the number of devices; a list of devices is one if it counts in mixed radix, which is checked to the last device.
+XLA numbers the devices of a program in the order of `mesh.devices.flat`, and an `OpSharding` assigns a device to each
+tile of a grid. The axes of a mesh are mixed-radix digits of these numbers: the stride of an axis is the product of the
+sizes of the axes after it. A `PartitionSpec` gives the axes, major to minor, that number the tiles along each
+dimension. So both sides are lists of digits, (size, stride) from major to minor, and the spec is found by matching the
+digits of the grid with axes of the mesh. The iota form is such a list already, so its cost does not depend on the
+number of devices; a list of devices is one if it counts in mixed radix, which is checked for every device.
 
-What no spec says is refused: see `parse_op_sharding`.
+Shardings without an equivalent spec are refused: see `parse_op_sharding`.
 """
 
 import math
@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec as P
 from partjit._jax.shardings import OpSharding, to_proto
 from partjit.checks import require_flag, require_integer, require_mesh_type
 from partjit.errors import UnrepresentableShardingError
+from partjit.mesh import describe_mesh
 from partjit.opsharding.superdims import Digit, axes_by_top, axes_of_shape, unflatten_superdims
 from partjit.opsharding.text import from_text
 from partjit.opsharding.tiling import Kind, Tiling
@@ -32,22 +33,22 @@ __all__ = ["parse_op_sharding", "to_op_sharding"]
 
 
 def parse_op_sharding(sharding: Any, mesh: Mesh | AbstractMesh) -> Any:
-    """The spec on `mesh` that says what an XLA sharding says.
+    """The spec on `mesh` that is equivalent to an XLA sharding.
 
     Args:
         sharding: an `OpSharding` proto, its serialized bytes, an `HloSharding`, a `GSPMDSharding`, or the text of one.
             Its device numbers are positions in `mesh.devices.flat`.
-        mesh: whose axes the spec names. Axes of size 1 never appear: a sharding does not show them.
+        mesh: the mesh of the spec. Axes of size 1 never appear: a sharding does not contain them.
 
     Returns:
         A `ParsedPartitionSpec` with one partition per dimension of the tile grid, none for a replicated value; a list
         of them for a tuple.
 
     Raises:
-        UnrepresentableShardingError: no spec on this mesh says it: a tile takes part of an axis, the devices are in no
-            order that a transposition of the mesh gives, their number is another one than the mesh's; the sharding is
-            MAXIMAL, MANUAL, UNKNOWN, UNREDUCED or has such subgroups, belongs to a shard group, or is malformed. The
-            message says which, and what would help.
+        UnrepresentableShardingError: no spec on this mesh is equivalent: it shards over part of an axis, the order of
+            the devices is no transposition of the mesh, or their number is different; the sharding is MAXIMAL, MANUAL,
+            UNKNOWN, UNREDUCED or has such subgroups, belongs to a shard group, or is malformed. The message says which,
+            and suggests a remedy.
         TypeError: `sharding` is none of these kinds, or `mesh` no mesh.
 
     Example:
@@ -58,7 +59,7 @@ def parse_op_sharding(sharding: Any, mesh: Mesh | AbstractMesh) -> Any:
         >>> parse_op_sharding("{devices=[8]<=[4,2]T(1,0)}", mesh).partitions
         (('y', 'x'),)
 
-    Source: `parse_op_sharding` of `jax.experimental.pjit` as of jax 0.2.26, which knew lists of devices only.
+    Source: `parse_op_sharding` of `jax.experimental.pjit` as of jax 0.2.26, which supported lists of devices only.
     """
     require_mesh_type("parse_op_sharding", "mesh", mesh, or_abstract=True)
     if isinstance(sharding, str):
@@ -79,13 +80,13 @@ def parse_op_sharding(sharding: Any, mesh: Mesh | AbstractMesh) -> Any:
 def to_op_sharding(
     spec: ParsedPartitionSpec | P | None, mesh: Mesh | AbstractMesh, ndim: int, *, as_list: bool = False
 ) -> Any:
-    """The `OpSharding` that `spec` on `mesh` stands for.
+    """The `OpSharding` that is equivalent to a spec on a mesh.
 
     Args:
         spec: a spec, parsed or not; None is replicated.
-        mesh: whose axes it names.
+        mesh: its mesh.
         ndim: the rank of the value, at least the length of the spec.
-        as_list: list the devices one by one instead of giving the iota form.
+        as_list: list the devices instead of using the iota form.
 
     Returns:
         An `OpSharding` proto.
@@ -112,12 +113,12 @@ def to_op_sharding(
         raise ValueError(f"the spec {parsed} needs a rank of at least {len(parsed)}, but ndim is {ndim}")
     if UNCONSTRAINED in parsed.partitions:
         raise UnrepresentableShardingError(
-            f"the spec {parsed} leaves a dimension to the partitioner: no sharding says so"
+            f"the spec {parsed} leaves a dimension to the partitioner, which no sharding expresses"
         )
     unknown = [axis for axis in parsed.mesh_axes if axis not in mesh.shape]
     if unknown:
         raise ValueError(
-            f"the spec {parsed} names the axis {unknown[0]!r}, which is not found in the mesh {_show(mesh)}"
+            f"the spec {parsed} names the axis {unknown[0]!r}, which is not found in the mesh ({describe_mesh(mesh)})"
         )
     axes = {name: (size, stride) for name, size, stride in axes_of_shape(mesh.shape_tuple)}
     tiled = [axes[axis] for axis in parsed.mesh_axes if axis in axes]
@@ -151,22 +152,22 @@ def _spec_of(tiling: Tiling, mesh: Mesh | AbstractMesh) -> Any:
         return [_spec_of(element, mesh) for element in tiling.elements]
     if tiling.shard_group:
         raise UnrepresentableShardingError(
-            f"{tiling} belongs to a shard group: it says that other values are sharded alike, and no PartitionSpec does"
+            f"{tiling} belongs to a shard group: it ties other values to its sharding, which no PartitionSpec expresses"
         )
     if tiling.kind is Kind.REPLICATED:
         return ParsedPartitionSpec(P(), ())
     if tiling.kind is not Kind.TILED:
-        raise UnrepresentableShardingError(f"no PartitionSpec says {tiling}: {_MEANINGS[tiling.kind]}")
+        raise UnrepresentableShardingError(f"no PartitionSpec expresses {tiling}: {_MEANINGS[tiling.kind]}")
     for kind in tiling.subgroups:
         if kind is not Kind.REPLICATED:
             raise UnrepresentableShardingError(
-                f"{tiling} has a subgroup that is {kind.name}, and no PartitionSpec says so: {_MEANINGS[kind]}. "
+                f"{tiling} has a {kind.name} subgroup, which no PartitionSpec expresses: {_MEANINGS[kind]}. "
                 f"{_remainder(tiling, mesh)}"
             )
     count = math.prod(tiling.grid)
     if count != mesh.size:
         raise UnrepresentableShardingError(
-            f"{tiling} is for {count} devices, but the mesh {_show(mesh)} has {mesh.size}: parse it with the mesh of "
+            f"{tiling} is for {count} devices, but the mesh ({describe_mesh(mesh)}) has {mesh.size}: use the mesh of "
             "its own program"
         )
     rank = len(tiling.grid) - len(tiling.subgroups)
@@ -196,17 +197,17 @@ _MEANINGS = {
     Kind.MAXIMAL: "the whole value is on one device of the mesh",
     Kind.MANUAL: "each device has a value of its own, as inside shard_map",
     Kind.UNKNOWN: "the partitioner has not decided",
-    Kind.UNREDUCED: "each device holds a summand of the value",
+    Kind.UNREDUCED: "each device holds a partial sum of the value",
 }
 
 
 def _remainder(tiling: Tiling, mesh: Mesh | AbstractMesh) -> str:
-    """What is left of a tiling if its subgroups are taken for replicated."""
+    """The spec of a tiling with its subgroups replaced by replicated ones, in words."""
     copies = tiling._replace(subgroups=(Kind.REPLICATED,) * len(tiling.subgroups))
     try:
         return f"The rest of it is {_spec_of(copies, mesh)}"
     except UnrepresentableShardingError as error:
-        return f"Nor does one say the rest of it: {error}"
+        return f"Neither does one express the rest: {error}"
 
 
 def _iota_digits(tiling: Tiling) -> list[Digit]:
@@ -221,7 +222,7 @@ def _iota_digits(tiling: Tiling) -> list[Digit]:
 
 
 def _listed_digits(tiling: Tiling, rank: int, mesh: Mesh | AbstractMesh) -> list[Digit]:
-    """The digits of a list of devices. Those that share a tile may stand in any order, so they are sorted."""
+    """The digits of a list of devices. The order of those that share a tile does not matter, so they are sorted."""
     devices = tiling.devices
     if devices is None:
         devices = np.arange(math.prod(tiling.grid)).reshape(tiling.reshape_dims).transpose(tiling.transpose_perm)
@@ -233,7 +234,7 @@ def _listed_digits(tiling: Tiling, rank: int, mesh: Mesh | AbstractMesh) -> list
 
 
 def _merged(digits: Sequence[Digit]) -> list[Digit]:
-    """The fewest digits that count alike: neighbours that count on are one."""
+    """Merges neighboring digits that are contiguous."""
     merged: list[Digit] = []
     for size, stride in digits:
         if size == 1:
@@ -246,7 +247,7 @@ def _merged(digits: Sequence[Digit]) -> list[Digit]:
 
 
 def _separate(digits: Sequence[Digit], grid: Sequence[int]) -> list[list[Digit]] | None:
-    """The digits of each dimension of the grid, or None if a dimension ends within a digit that it does not divide."""
+    """The digits of each dimension of the grid; None if a dimension ends inside of a digit that it does not divide."""
     remaining = [*reversed(digits)]
     separated = []
     for needed in grid:
@@ -270,27 +271,23 @@ def _part_of_axis(dim: int, digit: Digit, tiling: Tiling, mesh: Mesh | AbstractM
     size, stride = digit
     for name, whole, step in axes_of_shape(mesh.shape_tuple):
         low, high = max(stride, step), min(size * stride, whole * step)
-        # Axes of the two factors exist only if the digit begins and ends at multiples that divide the axis.
+        # The axis can be split only if the digit begins and ends at factors of it.
         divides = low % step == low % stride == high % low == whole * step % high == 0
         if high > low and divides and high // low < whole:
             factor = high // low
             return UnrepresentableShardingError(
-                f"{tiling} divides dimension {dim} by a factor of {factor} of the axis {name!r}, which has {whole} "
-                f"devices, and a PartitionSpec names whole axes of the mesh {_show(mesh)}: split {name!r} into axes of "
-                f"{factor} and {whole // factor} devices"
+                f"{tiling} shards dimension {dim} over a factor of {factor} of the axis {name!r}, which has {whole} "
+                f"devices, but a PartitionSpec names whole axes of the mesh ({describe_mesh(mesh)}): split {name!r} "
+                f"into axes of {factor} and {whole // factor} devices"
             )
     return UnrepresentableShardingError(
-        f"{tiling} divides dimension {dim} by {size} in steps of {stride} devices, and no axes of the mesh "
-        f"{_show(mesh)} count so"
+        f"{tiling} shards dimension {dim} over {size} devices with a stride of {stride}, and no axes of the mesh "
+        f"({describe_mesh(mesh)}) have these"
     )
 
 
 def _no_transposition(tiling: Tiling, mesh: Mesh | AbstractMesh) -> UnrepresentableShardingError:
     return UnrepresentableShardingError(
-        f"{tiling} has its devices in an order that no transposition of the mesh {_show(mesh)} gives, and a "
-        "PartitionSpec says nothing else"
+        f"{tiling} has its devices in an order that is no transposition of the mesh ({describe_mesh(mesh)}), so no "
+        "PartitionSpec expresses it"
     )
-
-
-def _show(mesh: Mesh | AbstractMesh) -> str:
-    return f"({', '.join(f'{name}={size}' for name, size in mesh.shape_tuple)})"

@@ -1,8 +1,8 @@
-"""Orders of devices as digits.
+"""Orders of devices as mixed-radix digits.
 
-The devices of a mesh are numbered from 0; each axis is a digit of the number, (size, stride), which counts from 0 to
-`size - 1` in steps of `stride`. Transposing the mesh lists the devices with its digits in another order. Digits that
-count on where the next one ends look like one: they are a superdim, to be split again where the sizes are known.
+Each axis of a mesh is a digit of the device number, (size, stride), which counts from 0 to `size - 1` in steps of
+`stride`. A transposition of the mesh permutes the digits. Contiguous digits are indistinguishable from a single one, a
+superdim, which is split again where the sizes are known.
 """
 
 import functools
@@ -38,8 +38,7 @@ def strides_for_sizes(sizes: Sequence[int]) -> np.ndarray:
         An int64 array as long as `sizes`.
 
     Raises:
-        ValueError: a size is less than 1.
-        TypeError: there is something else among them.
+        TypeError, ValueError: a size is no integer of at least 1.
 
     Example:
         >>> strides_for_sizes([2, 3, 4])
@@ -52,7 +51,7 @@ def strides_for_sizes(sizes: Sequence[int]) -> np.ndarray:
 
 
 def unflatten_superdims(assignment: Sequence[int] | np.ndarray) -> list[Digit]:
-    """The fewest digits that count through `assignment`.
+    """The fewest digits that generate `assignment`.
 
     Args:
         assignment: a permutation of 0, ..., n - 1.
@@ -62,8 +61,8 @@ def unflatten_superdims(assignment: Sequence[int] | np.ndarray) -> list[Digit]:
         flattened with the first pair running fastest.
 
     Raises:
-        NotImplementedError: there are no such digits. Nothing is assumed of the order of the assignment.
-        TypeError, ValueError: there are no numbers in it.
+        NotImplementedError: there are no such digits.
+        TypeError, ValueError: it does not consist of numbers.
 
     Example:
         >>> unflatten_superdims([0, 2, 4, 1, 3, 5])
@@ -103,8 +102,8 @@ def explode_superdims(sizes: Sequence[int], dims: Sequence[Digit]) -> list[Digit
         The dimensions of the shape (without those of size 1) as (size, stride) pairs, major to minor.
 
     Raises:
-        NotImplementedError: a digit is not made of whole dimensions.
-        TypeError, ValueError: there is something else than numbers among the sizes, or than pairs of them among `dims`.
+        NotImplementedError: a digit is no product of dimensions.
+        TypeError, ValueError: a size is no number, or an item of `dims` no pair of numbers.
 
     Example:
         >>> explode_superdims([2, 3], [(6, 1)])
@@ -135,7 +134,7 @@ def unflatten_array(named_sizes: Mapping[Any, int], assignment: Sequence[int] | 
 
     Raises:
         NotImplementedError: it is no transposition of the mesh.
-        TypeError, ValueError: the sizes are no mapping to numbers, or the assignment is none of numbers.
+        TypeError, ValueError: the sizes are no mapping to numbers, or the assignment does not consist of numbers.
 
     Example:
         >>> unflatten_array({"x": 2, "y": 3}, [0, 3, 1, 4, 2, 5])
@@ -154,7 +153,7 @@ _INT64 = np.iinfo(np.int64)
 
 
 def _numbers(where: str, name: str, value: Any, least: int = int(_INT64.min)) -> np.ndarray:
-    """Whole numbers as an array of one dimension."""
+    """Integers as a vector."""
     if not (isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind == "i"):
         items = items_of(where, name, value, "a sequence of whole numbers")
         checked = [require_integer(where, f"{name}[{i}]", n, least, int(_INT64.max)) for i, n in enumerate(items)]
@@ -191,5 +190,5 @@ def axes_of_shape(shape: tuple[tuple[Any, int], ...]) -> tuple[tuple[Any, int, i
 
 @functools.lru_cache(maxsize=256)
 def axes_by_top(shape: tuple[tuple[Any, int], ...]) -> dict[int, tuple[Any, int]]:
-    """(name, size) of the axis that counts up to each number of devices."""
+    """(name, size) of each axis by the product of its size and stride."""
     return {size * stride: (name, size) for name, size, stride in axes_of_shape(shape)}

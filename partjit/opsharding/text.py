@@ -1,7 +1,7 @@
-"""Reads a sharding from its text, as `str` of an HloSharding and dumps of HLO show it.
+"""Parses the text of a sharding, as in `str` of an HloSharding and dumps of HLO.
 
-XLA's own reader ends the process on some texts (a named sharding that names an axis twice) and reads memory that is not
-the text's on others (`{devices=[2,2]0,1,2}`).
+XLA's own parser crashes the process on some texts (a named sharding that names an axis twice) and reads out of bounds
+on others (`{devices=[2,2]0,1,2}`).
 """
 
 import math
@@ -26,7 +26,7 @@ _NAMED = re.compile(r"mesh\[(?P<mesh>[^\]]*)\], (?P<rest>.*)", re.S)
 
 
 def from_text(text: str) -> Tiling:
-    """Reads the text of a sharding: `{devices=[4,1,2]<=[8] last_tile_dim_replicate}`.
+    """Parses the text of a sharding: `{devices=[4,1,2]<=[8] last_tile_dim_replicate}`.
 
     Raises:
         UnrepresentableShardingError: it is no such text.
@@ -98,7 +98,7 @@ def _from_named_text(mesh: str, rest: str, text: str) -> Tiling:
         for part in _split(group.strip()[1:-1]):
             if part == "?":
                 raise UnrepresentableShardingError(
-                    f"no PartitionSpec says that a dimension may be divided further, as the open one of {text!r}"
+                    f"no PartitionSpec expresses an open dimension, which may be sharded further, as in {text!r}"
                 )
             match = _AXIS.fullmatch(part)
             if match is None or match["name"] not in sizes:

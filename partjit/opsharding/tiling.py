@@ -1,4 +1,4 @@
-"""What an `OpSharding` says, whatever form it came in."""
+"""The content of an `OpSharding`, independent of its form."""
 
 import enum
 import math
@@ -26,7 +26,7 @@ class Kind(enum.IntEnum):
 
 
 class Tiling(NamedTuple):
-    """What one `OpSharding` says.
+    """The content of one `OpSharding`.
 
     The tiles form a grid with one dimension per dimension of the value, followed by one per subgroup: within a subgroup
     of kind REPLICATED the devices hold copies of one tile. Which device holds which tile is either `devices` or, as the
@@ -39,7 +39,7 @@ class Tiling(NamedTuple):
         devices: the device of each tile, or None for the iota form.
         reshape_dims, transpose_perm: the iota form, empty if there are `devices`.
         elements: of a TUPLE, each a `Tiling`.
-        shard_group: whether other values are to be sharded like this one.
+        shard_group: whether it is tied to the sharding of other values.
     """
 
     kind: Kind
@@ -78,10 +78,10 @@ def tiled(
     transpose_perm: Sequence[int],
     shard_group: bool = False,
 ) -> Tiling:
-    """The tiling of these fields, of which those of the other form are empty.
+    """The tiling with these fields, of which those of the unused form are empty.
 
     Raises:
-        UnrepresentableShardingError: they do not belong together.
+        UnrepresentableShardingError: they are inconsistent.
     """
     if not grid or min(grid) < 1 or len(subgroups) > len(grid):
         raise malformed(f"its grid of tiles is {[*grid]} and has {len(subgroups)} subgroups")
@@ -144,5 +144,5 @@ def named_tiling(
 
 
 def malformed(problem: str) -> UnrepresentableShardingError:
-    """The error for what is no sharding at all."""
+    """The error for malformed shardings."""
     return UnrepresentableShardingError(f"this is no sharding: {problem}")

@@ -1,7 +1,7 @@
-"""Reads an `OpSharding`, from the proto or from its wire format.
+"""Parses an `OpSharding`, from the proto or from its wire format.
 
-The getters of the proto do not know of named shardings, whose plain type reads REPLICATED, and those of an HloSharding
-end the process on them. The format is small, so what is not an ordinary tiling is read from its bytes here. See
+The getters of the proto do not support named shardings, whose plain type is REPLICATED, and those of an HloSharding
+crash the process on them. The format is small, so anything but an ordinary tiling is parsed from its bytes here. See
 https://protobuf.dev/programming-guides/encoding and `xla/xla_data.proto`.
 """
 
@@ -17,10 +17,10 @@ __all__ = ["from_bytes", "from_proto"]
 
 
 def from_bytes(data: bytes) -> Tiling:
-    """Reads a serialized `OpSharding`.
+    """Parses a serialized `OpSharding`.
 
     Raises:
-        UnrepresentableShardingError: it is no `OpSharding`, or says something no version of it said so far.
+        UnrepresentableShardingError: it is no `OpSharding`, or has unknown fields.
     """
     kind, grid, devices, reshape, perm, elements, subgroups = 0, [], [], [], [], [], []
     replicate_on_last, shard_group, named = False, False, None
@@ -40,7 +40,7 @@ def from_bytes(data: bytes) -> Tiling:
         elif field == 14:
             named = _message(value)
         elif field == 7:
-            pass  # where it comes from
+            pass  # metadata
         elif isinstance(value, bytes):
             raise malformed(f"it has a field {field}, which is not known")
         elif field == 1:
@@ -49,7 +49,7 @@ def from_bytes(data: bytes) -> Tiling:
             replicate_on_last = bool(value)
         elif field == 11:
             shard_group = bool(value)
-        elif field not in (12, 13):  # which group
+        elif field not in (12, 13):  # the group
             raise malformed(f"it has a field {field}, which is not known")
     if named is not None:
         return _from_named(named)._replace(shard_group=shard_group)
@@ -60,7 +60,7 @@ def from_bytes(data: bytes) -> Tiling:
 
 
 def from_proto(proto: Any) -> Tiling:
-    """Reads an `OpSharding`. Raises UnrepresentableShardingError if its fields do not belong together."""
+    """Parses an `OpSharding`. Raises UnrepresentableShardingError if its fields are inconsistent."""
     if proto.type.value != Kind.TILED:
         return from_bytes(proto.SerializeToString())  # it may be a named one
     subgroups = tuple(_kind(kind.value) for kind in proto.last_tile_dims)
@@ -81,7 +81,7 @@ def _kind(number: int) -> Kind:
         raise malformed(f"it has the type {number}, which is not known") from None
 
 
-# Named shardings: a mesh of its own, and the axes of it that divide each dimension.
+# Named shardings: a mesh of their own, and its axes for each dimension.
 
 
 def _from_named(data: bytes) -> Tiling:
@@ -117,7 +117,7 @@ def _from_named(data: bytes) -> Tiling:
                     closed = bool(inner)
             if not closed:
                 raise UnrepresentableShardingError(
-                    f"dimension {len(dims)} is open: no PartitionSpec says that it may be divided further"
+                    f"dimension {len(dims)} is open, it may be sharded further, which no PartitionSpec expresses"
                 )
             dims.append(axes)
         else:
@@ -194,5 +194,5 @@ def _integers(value: int | bytes) -> list[int]:
 
 def _message(value: int | bytes) -> bytes:
     if isinstance(value, int):
-        raise malformed("a number stands where a message should be")
+        raise malformed("a field is a number, but should be a message")
     return value

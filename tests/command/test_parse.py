@@ -258,7 +258,7 @@ def test_a_caret_shows_what_is_not_well_written(run, arguments, message):
     ("arguments", "message", "span"),
     [
         (["{devices=[2,2]<=[4]}", *MESH], "is for 4 devices, but the mesh (data=4, model=2) has 8", [10, 13]),
-        (["{devices=[8,1]<=[2,2,2]T(0,2,1)}", *MESH], "divides dimension 0 by a factor of 2 of the axis 'data'", None),
+        (["{devices=[8,1]<=[2,2,2]T(0,2,1)}", *MESH], "shards dimension 0 over a factor of 2 of the axis 'data'", None),
         (["{maximal device=0}", *MESH], "the whole value is on one device of the mesh", None),
         (["P(P.UNCONSTRAINED)", *MESH], "UNCONSTRAINED leaves a dimension to the partitioner", [2, 17]),
         (["P('data', unreduced={'model'})", *MESH], "unreduced= says what no sharding of XLA's does", [10, 29]),

@@ -273,9 +273,9 @@ def test_named_shardings_mean_what_xla_reads_in_them(shape, data):
 
 
 REFUSED = {
-    "{devices=[2,4]<=[8]}": r"dimension 0 by a factor of 2 of the axis 'x', which has 4 devices.*split 'x' into",
+    "{devices=[2,4]<=[8]}": r"dimension 0 over a factor of 2 of the axis 'x', which has 4 devices.*split 'x' into",
     "{devices=[8]<=[2,2,2]T(1,0,2)}": "a factor of 2 of the axis 'x'",
-    "{devices=[8]0,1,2,3,4,5,7,6}": r"order that no transposition of the mesh \(x=4, y=2\) gives",
+    "{devices=[8]0,1,2,3,4,5,7,6}": r"order that is no transposition of the mesh \(x=4, y=2\)",
     "{devices=[8]7,6,5,4,3,2,1,0}": "no transposition",
     "{devices=[2,4]1,2,3,0,4,5,6,7 last_tile_dim_replicate}": "a factor of 2 of the axis 'x'",
     "{devices=[8]0,0,1,1,2,2,3,3}": "no transposition",
@@ -284,15 +284,15 @@ REFUSED = {
     "{maximal device=3}": r"\{maximal\}: the whole value is on one device",
     "{manual}": "each device has a value of its own",
     "{unknown}": "the partitioner has not decided",
-    "{unreduced}": "each device holds a summand",
-    "{devices=[4,2]<=[8] last_tile_dims={manual}}": r"subgroup that is MANUAL.*The rest of it is P\('x',?\)",
-    "{devices=[4,2]<=[8] last_tile_dims={unreduced}}": r"subgroup that is UNREDUCED.*The rest of it is P\('x',?\)",
-    "{devices=[2,2,2]<=[8] last_tile_dims={manual, replicated}}": "Nor does one say the rest of it: .*factor of 2",
+    "{unreduced}": "each device holds a partial sum",
+    "{devices=[4,2]<=[8] last_tile_dims={manual}}": r"MANUAL subgroup.*The rest of it is P\('x',?\)",
+    "{devices=[4,2]<=[8] last_tile_dims={unreduced}}": r"UNREDUCED subgroup.*The rest of it is P\('x',?\)",
+    "{devices=[2,2,2]<=[8] last_tile_dims={manual, replicated}}": "Neither does one express the rest: .*factor of 2",
     "{devices=[8]<=[8] shard_as 1}": "belongs to a shard group",
     "{replicated shard_like 2}": "belongs to a shard group",
     "{mesh['a'=4,'b'=2], [{'a'}], manual={'b'}}": r"MANUAL.*The rest of it is P\('x',?\)",
     "{mesh['a'=4,'b'=2], [{'a'}], unreduced={'b'}}": "UNREDUCED",
-    "{mesh['a'=4,'b'=2], [{'a', ?}]}": "may be divided further",
+    "{mesh['a'=4,'b'=2], [{'a', ?}]}": "may be sharded further",
     "{mesh['a'=4,'b'=2], [{'a':(1)2}]}": "a factor of 2 of the axis 'x'",
     "{mesh['a'=4], [{'a'}]}": "is for 4 devices",
     # no shardings at all
@@ -375,7 +375,7 @@ BROKEN = {
     "an axis by a message": (named_bytes(message((1, b"x"))), "names axis b'x' of a mesh of 2"),
     "an axis that is a number": (
         message((14, message((2, message(*AXES)), (3, message((1, 1)))))),
-        "where a message should be",
+        "but should be a message",
     ),
     "a part of no size": (named_bytes(message((2, message((2, 0))))), "names a part of axis 0, which has 4"),
     "a part after nothing": (named_bytes(message((2, message((1, 0), (2, 2))))), "names a part of axis 0"),

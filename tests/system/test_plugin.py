@@ -58,8 +58,8 @@ def test_a_conftest_may_use_jax_but_an_earlier_plugin_may_not(run):
     assert "1 passed" in run("--partjit-devices=3", conftest="import jax\njax.devices()\n", test_it=test)
     # A module loaded with -p comes before the plugins of packages do their work.
     printed = run("--partjit-devices=3", "-p", "early", early="import jax\njax.devices()\n", test_it=test)
-    assert "3 devices were asked for" in printed, printed
-    assert "JAX has started already with 1" in printed
+    assert "3 devices were requested" in printed, printed
+    assert "JAX is initialized already with 1" in printed
     assert "Use JAX inside of fixtures and hooks only" in printed
 
 
@@ -82,7 +82,7 @@ def test_wrong(): pass
 """
     printed = run("-rs", "--strict-markers", "--partjit-devices=2", "-k", "not wrong", test_it=test)
     assert "1 passed, 1 skipped" in printed
-    assert "needs 4 devices, and there are 2: run pytest with --partjit-devices=4" in printed
+    assert "needs 4 devices, but there are 2: run pytest with --partjit-devices=4" in printed
     assert "needs_devices takes one number" in run("--partjit-devices=2", "-k", "wrong", test_it=test)
 
 
