@@ -17,17 +17,17 @@
 # # The pipeline, stage by stage
 #
 # `jax.jit` takes a function and makes one compiled program of it. `partjit.pjit` does the same, and takes *specs* as
-# well: for every argument and result, which dimension is divided over which axis of a mesh of devices. XLA then works
-# out how everything in between is divided.
+# well: for every argument and result, which dimension is sharded over which axis of a mesh of devices. XLA then
+# chooses the shardings of everything in between.
 #
-# Between the call and the devices there are seven stages. This notebook looks at what comes out of each:
+# Between the call and the devices there are seven stages. This notebook looks at the output of each:
 #
 # ```
 #  specs -> validation -> trace -> primitive -> lowering -> compilation -> dispatch
 # ```
 #
 # The first cell asks for eight virtual CPU devices. XLA reads `NPROC` when it starts: a collective over eight devices
-# keeps eight threads waiting for each other, so there must be enough of them, also on a machine with two cores.
+# blocks eight threads, so there must be enough of them, also on a machine with two cores.
 
 # %%
 import os
@@ -52,8 +52,8 @@ mesh
 
 
 # %% [markdown]
-# This is the function that we follow: one layer of a network. Its batch `x` is divided over `data` by rows, its
-# weights `w` over `model` by columns. The result is divided both ways.
+# This is the function that we follow: one layer of a network. Its batch `x` is sharded over `data` by rows, its
+# weights `w` over `model` by columns. The result is sharded over both.
 
 
 # %%
@@ -133,18 +133,18 @@ def show(fun, *args):
 show(lambda x, w: 2 * layer(x, w), x, w)
 
 # %% [markdown]
-# ### What transformations make of it
+# ### Under transformations
 #
-# A transformation meets the equation and asks for a rule. A rule makes a new equation out of it, with another jaxpr
-# inside, and has to say how everything that is new is divided.
+# A transformation applies a rule to the equation. The rule makes a new equation, with another jaxpr inside, and has to
+# choose specs for everything that is new.
 #
 # | transformation | the jaxpr inside becomes | new specs |
 # |---|---|---|
-# | `jax.jvp` | values and tangents | a tangent lies as its primal |
-# | partial evaluation | two: what can be done now, and the rest | what goes from one to the other: left open |
-# | transposition | the linear function backwards | the cotangent of an argument lies as the argument |
-# | `jax.vmap` | the same on a batch | an entry in front: whole, or `spmd_axis_name` |
-# | dead code elimination | without what nobody reads | those of what is left |
+# | `jax.jvp` | values and tangents | a tangent is sharded as its primal |
+# | partial evaluation | two: what can be computed now, and the rest | of residuals: unspecified |
+# | transposition | the linear function backwards | the cotangent of an argument is sharded as the argument |
+# | `jax.vmap` | the same on a batch | a leading entry: `None`, or `spmd_axis_name` |
+# | dead code elimination | without unused computations | those that are left |
 #
 # **Forward mode** first. The equation below has one argument more than the one above, the tangent of `w`, and one
 # result more. The specs of both are copies of those of `w` and of the result.
@@ -157,7 +157,7 @@ show(lambda x, w, dw: jax.jvp(lambda w: layer(x, w), (w,), (dw,))[1], x, w, w)
 # keeps the rest for later. So there are two equations now.
 #
 # The second one needs a value that the first one computed. Such a value is called a *residual*. Its spec is
-# `UNSPECIFIED` on both sides: nobody stated it, so it stays where XLA's partitioner has it, and nothing is moved.
+# `UNSPECIFIED` on both sides: it keeps the sharding that XLA's partitioner gives it, and nothing is resharded.
 
 
 # %%
@@ -169,9 +169,9 @@ def linearized(x, w, dw):
 show(linearized, x, w, w)
 
 # %% [markdown]
-# **Transposition** turns the second of them around: from the cotangent of the result to the cotangent of `w`. It lies
-# as `w` does: its spec is `P(None, 'model')`. That is what makes gradients come out divided like their parameters.
-# With it there is reverse mode: `jax.grad` is these three rules one after the other.
+# **Transposition** reverses the second one: from the cotangent of the result to the cotangent of `w`. It is sharded as
+# `w`: its spec is `P(None, 'model')`. So gradients have the shardings of their parameters. Reverse mode, `jax.grad`, is
+# these three rules one after the other.
 
 # %%
 with mesh:
@@ -179,15 +179,15 @@ with mesh:
 show(backward, y)
 
 # %% [markdown]
-# **Batching** puts an axis in front of what is batched, and an entry in front of its spec. Here that entry is `None`:
-# every device has its part of all five batches. `w` has no batch, so its spec stays.
+# **Batching** adds a leading axis to batched values, and a leading entry to their specs. Here that entry is `None`:
+# every device has its shard of all five batches. `w` has no batch, so its spec stays.
 
 # %%
 batches = np.stack([x] * 5)
 show(jax.vmap(layer, in_axes=(0, None)), batches, w)
 
 # %% [markdown]
-# With `spmd_axis_name` the batch is divided as well, over an axis that is still free.
+# With `spmd_axis_name` the batch is sharded as well, over an axis that is still free.
 
 
 # %%
@@ -200,7 +200,7 @@ show(jax.vmap(double, spmd_axis_name="model"), np.stack([x, x]))
 
 # %% [markdown]
 # **Dead code elimination** is what JAX does when results turn out not to be needed, for example in the part that
-# `jax.checkpoint` computes again. We ask for it by hand here: of two results only the second is read. The argument
+# `jax.checkpoint` recomputes. We apply it by hand here: of two results only the second is used. The argument
 # `w` and the product leave the program, and their specs leave with them.
 
 # %%
@@ -220,7 +220,7 @@ print(pe.dce_jaxpr(jaxpr, [False, True])[0])
 # ## Stage 5: lowering
 #
 # A program that is to run is translated to StableHLO, the language of XLA. Each argument and result carries its spec
-# as an attribute, `sdy.sharding`. What lies between has none: to find those is the work of XLA's partitioner.
+# as an attribute, `sdy.sharding`. Values in between have none: XLA's partitioner chooses theirs.
 
 # %%
 lowered = traced.lower()
@@ -230,9 +230,9 @@ print(function.replace("}, %", "},\n           %").replace(" -> (tensor<8x4xf32>
 # %% [markdown]
 # ## Stage 6: compilation
 #
-# The partitioner decides where every value lies, writes the program of one device, and adds communication where a
-# device needs what others have. This layer needs none: each device has all it needs of a row of `x` and a column of
-# `w`. If `w` is divided by rows instead, each device has a part of every sum, and the parts have to be added up.
+# The partitioner chooses the sharding of every value, writes the program of one device, and adds communication where a
+# device needs data of others. This layer needs none: each device has complete rows of `x` and columns of `w`. If `w` is
+# sharded by rows instead, each device has partial sums, which have to be all-reduced.
 
 # %%
 import re
@@ -251,7 +251,7 @@ for name, compiled in {"by columns": lowered.compile(), "by rows": other}.items(
 # ## Stage 7: dispatch
 #
 # The first call of a function goes through all stages. The next ones do not: a function of `pjit` *is* an object of
-# JAX's C++ dispatch, which recognizes arguments it has seen the like of and starts the program.
+# JAX's C++ dispatch, which recognizes the types of arguments and starts the program.
 
 # %%
 from partjit.inspect import draw_array
@@ -261,8 +261,8 @@ with mesh:
 draw_array(y)
 
 # %% [markdown]
-# Every device has a piece of 2 by 2. An argument that is a NumPy array is put where its spec says. One that is
-# committed to another place on the mesh is moved, and a warning tells which argument it was and what it cost.
+# Every device has a piece of 2 by 2. A NumPy array is sharded by the spec of its argument. An array that is
+# committed to another sharding is resharded, and a warning names the argument and the cost.
 # `reshard_policy` turns the warning into an error, or off.
 
 # %%

@@ -44,8 +44,8 @@ mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
 # ## A call by itself
 #
 # A colocated function is an ordinary Python function. It gets arrays and returns arrays, and in between it may do
-# whatever Python does. This one pretends to read a file: it sleeps for 50 ms. The decorator is told the shape of the
-# result, so a caller can go on before there is one.
+# whatever Python does. This one pretends to read a file: it sleeps for 50 ms. The decorator takes the shape of the
+# result, so a caller can continue before there is one.
 
 # %%
 rows = jax.ShapeDtypeStruct((64, 32), jnp.float32, sharding=jax.sharding.NamedSharding(mesh, P("data")))
@@ -80,10 +80,10 @@ print(f"used:   {seconds}, ready: {batch.is_ready()}")
 # %% [markdown]
 # ## A call in a program
 #
-# Here is a training step of a small network. It calls `load` for its batch, and two functions whose results nobody
-# needs: `log`, and `save`, which writes a checkpoint every other step.
+# Here is a training step of a small network. It calls `load` for its batch, and two functions whose results are not
+# needed: `log`, and `save`, which writes a checkpoint every other step.
 #
-# Each has a *stream*: a line in which calls wait for their turn. Calls of one stream run one after the other, in the
+# Each has a *stream*: an ordered queue of calls. Calls of one stream run one after the other, in the
 # order of the program; different streams run at the same time.
 
 # %%
@@ -180,8 +180,8 @@ timeline
 # ## Loading ahead
 #
 # The batch of the next step does not depend on this one, only on its number, and the program cannot know that the
-# number will be one more. An object that counts by itself needs no argument. Then the call can be made before it is
-# asked for: `run_ahead=2` keeps two batches ready.
+# number will be one more. An object that counts by itself needs no argument. Then the call can be made in
+# advance: `run_ahead=2` keeps two batches ready.
 
 
 # %%

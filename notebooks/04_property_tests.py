@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Testing sharded code with properties
 #
-# A function over many devices can be right on the example it was tried on, and wrong on another mesh, with another
+# A function over many devices can be right on one example, and wrong on another mesh, with another
 # spec, or with other numbers. A *property test* states what holds for all of them, and lets
 # [hypothesis](https://hypothesis.readthedocs.io) look for a case where it does not. `partjit.testing` has what such
 # tests of sharded code need: strategies that draw meshes, specs and arrays that fit together, and laws to check.
@@ -93,7 +93,7 @@ print("shapes for P('data')", *drawn(laws.shapes(spec=P("data"), mesh=mesh), 8))
 # %% [markdown]
 # ## A function that works
 #
-# Language models end in a loss over a large vocabulary, and the logits are often divided over it: each device has
+# Language models end in a loss over a large vocabulary, and the logits are often sharded over it: each device has
 # some of the columns of a row. Here is what the loss means, for one device:
 
 
@@ -105,8 +105,8 @@ def plain_loss(logits, labels):
 
 
 # %% [markdown]
-# And here is a version by hand for divided logits, in `jax.shard_map`. To keep `exp` from overflowing, the greatest
-# logit is subtracted first. A device adds up its part of the exponentials, and `psum` adds the parts. The logit of
+# And here is a version by hand for sharded logits, in `jax.shard_map`. To keep `exp` from overflowing, the greatest
+# logit is subtracted first. A device sums its part of the exponentials, and `psum` adds the parts. The logit of
 # the label is on one device only; the others add zero.
 
 
@@ -136,8 +136,8 @@ assert np.allclose(loss_on(mesh)(logits, labels), plain_loss(logits, labels), at
 # %% [markdown]
 # ## A law
 #
-# `assert_same_meaning` says: partitioned or not, a function has the same values, and its results lie as the specs
-# say. It checks gradients and batches as well, unless told not to. The test draws the mesh, and a shape that the
+# `assert_same_meaning` asserts that a partitioned function computes the same values, with the requested output
+# shardings. It checks gradients and batches as well, by default. The test draws the mesh, and a shape that the
 # logits can have on it.
 
 
@@ -163,7 +163,7 @@ except AssertionError as error:
 # %% [markdown]
 # It is not right. The first line says what is wrong, and the next ones show the simplest case that still fails: two
 # devices, and a row of two logits, one for each. Each device has subtracted *its own* greatest logit, and the parts
-# of the sum do not belong together. With one device, or with the same logits everywhere, nobody notices.
+# of the sum do not belong together. With one device, or with equal logits everywhere, the results are right.
 #
 # The case is small enough to follow by hand: from `[-1, 1]` both devices make a zero, so the sum is `2`, and the loss
 # `log 2`, which is `0.69`. The rest of the message is a script that runs this case alone, without hypothesis.
@@ -236,8 +236,8 @@ test_network()
 # %% [markdown]
 # ## What a program should not do
 #
-# A law can be about cost as well. Rows are independent of each other in this network, so a batch divided by rows
-# should need no communication, unless the weights are divided too.
+# A law can be about cost as well. Rows are independent of each other in this network, so a batch sharded by rows
+# should need no communication, unless the weights are sharded too.
 
 # %%
 x = np.ones((8, 4), np.float32)
@@ -251,8 +251,8 @@ except AssertionError as error:
     print(str(error)[:400])
 
 # %% [markdown]
-# And a loop should compile its step once. `assert_no_recompile` watches calls of a function and tells which argument
-# was different if one of them compiles. A batch that is shorter at the end of an epoch is the usual reason.
+# And a loop should compile its step once. `assert_no_recompile` watches calls of a function and names the argument
+# that changed if one of them compiles. A batch that is shorter at the end of an epoch is the usual reason.
 
 # %%
 step = pjit(network, in_shardings=(None, P("data")))
@@ -264,9 +264,9 @@ except AssertionError as error:
     print(error)
 
 # %% [markdown]
-# ## Programs that nobody wrote
+# ## Random programs
 #
-# Whoever writes transformations or tools wants to see them on any program. `sharded_programs` draws small
+# Transformations and tools have to work on any program. `sharded_programs` draws small
 # differentiable ones, with constraints, nested `pjit`s, loops, branches and custom rules inside. Of thirty, this is
 # the shortest with a loop:
 
@@ -277,8 +277,8 @@ with mesh:
 print(min((text for text in texts if "scan[" in text), key=len))
 
 # %% [markdown]
-# `program.plain` is the same program without anything that says where values lie. That the two agree is how partjit
-# itself is tested, with many more examples than here.
+# `program.plain` is the same program without constraints and nested pjits. partjit itself is tested by comparing the
+# two, with many more examples than here.
 
 
 # %%
