@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from partjit._jax.tracing import abstractify, resolve_argnums
+from partjit._jax.types import PyTreeDef
 from partjit.checks import abridged, flattened, items_of, require_integer, require_text, shown
 from partjit.render.numbers import counted
 
@@ -202,7 +203,7 @@ class Arguments:
     """
 
     leaves: list[Any]
-    tree: Any
+    tree: PyTreeDef
     static: tuple[tuple[int | str, Any], ...]
     paths: tuple[str, ...]
     donated: tuple[bool, ...]
@@ -305,7 +306,7 @@ def require_values(leaves: Sequence[Any], paths: Sequence[str], name: str) -> No
             )
 
 
-def _int_dtype() -> Any:
+def _int_dtype() -> np.dtype:
     return jax.dtypes.canonicalize_dtype(np.int64)
 
 

@@ -23,7 +23,7 @@ from partjit.arguments import Arguments, Numbered, abstract_arguments, check_cal
 from partjit.compile import Program
 from partjit.errors import ShardingError
 from partjit.mesh import ambient_mesh, program_mesh
-from partjit.spec import FROM_ARRAY, ParsedPartitionSpec
+from partjit.spec import FROM_ARRAY, ParsedPartitionSpec, Spec
 from partjit.structs import is_abstract, on_devices, require_devices
 from partjit.trace import trace
 from partjit.trees import broadcast_specs
@@ -89,7 +89,7 @@ class Inferred:
 
     arguments: Arguments
     avals: tuple[AbstractValue, ...]
-    in_specs: tuple[Any, ...]
+    in_specs: tuple[Spec, ...]
     mesh: Mesh
 
 
@@ -131,7 +131,7 @@ def infer_program(
     return outcome, arguments.leaves
 
 
-def out_specs_of(definition: Definition, out_tree: PyTreeDef, out_avals: Sequence[AbstractValue]) -> tuple[Any, ...]:
+def out_specs_of(definition: Definition, out_tree: PyTreeDef, out_avals: Sequence[AbstractValue]) -> tuple[Spec, ...]:
     """One spec per flat result of a function, from the structure of its result and their types."""
     specs = definition.out_specs
     if isinstance(specs, UnspecifiedValue):
@@ -153,7 +153,7 @@ def _program(
     avals: tuple[AbstractValue, ...],
     static: tuple[tuple[int | str, Any], ...],
     paths: tuple[str, ...],
-    in_specs: tuple[Any, ...],
+    in_specs: tuple[Spec, ...],
     donated: tuple[bool, ...],
     mesh: Mesh,
 ) -> Program | list[Mismatch]:
@@ -185,7 +185,7 @@ def _program(
     )
 
 
-def _in_specs(definition: Definition, arguments: Arguments) -> tuple[Any, ...]:
+def _in_specs(definition: Definition, arguments: Arguments) -> tuple[Spec, ...]:
     """One spec per flat argument; FROM_ARRAY is replaced by the array's."""
     specs = definition.in_specs
     if isinstance(specs, UnspecifiedValue) or specs is FROM_ARRAY:
@@ -214,7 +214,7 @@ def _meshes_of_arrays(leaves: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _spec_of_array(leaf: Any, path: str, in_name: str) -> Any:
+def _spec_of_array(leaf: Any, path: str, in_name: str) -> Spec:
     if isinstance(leaf, Tracer):
         return UNSPECIFIED  # its sharding is up to the enclosing program
     if is_abstract(leaf):

@@ -44,32 +44,32 @@ class TensorSharding:
         return cls(((),) * ndim, ((),) * ndim)
 
 
-def propagate(module: Any) -> None:
+def propagate(module: ir.Module) -> None:
     """Runs Shardy's propagation, which decides the sharding of every value of a module."""
     # XLA propagates when `chlo` operations (square, erf, top_k, ...) are expanded: no sharding goes through them.
     _run(module, "builtin.module(func.func(chlo-legalize-to-stablehlo),sdy-propagation-pipeline)")
 
 
-def insert_collectives(module: Any) -> None:
+def insert_collectives(module: ir.Module) -> None:
     """Inserts the collectives that the shardings of a propagated module need, as operations of the `sdy` dialect."""
     passes = "sdy-insert-explicit-reshards{enable-full-version=true},sdy-reshard-to-collectives"
     # XLA eliminates common subexpressions before it partitions.
     _run(module, f"builtin.module(cse,func.func({passes}))")
 
 
-def _run(module: Any, pipeline: str) -> None:
+def _run(module: ir.Module, pipeline: str) -> None:
     with module.context:
         manager = passmanager.PassManager.parse(pipeline)
         manager.enable_verifier(False)  # it takes twice as long as the passes
         manager.run(module.operation)
 
 
-def main_of(module: Any) -> Any:
+def main_of(module: ir.Module) -> Any:
     """The function of a module that is the program."""
     return next(op for op in module.body.operations if "sym_name" in op.attributes and _symbol(op) == "main")
 
 
-def nested(op: Any) -> Iterator[Any]:
+def nested(op: ir.OpView | ir.Operation) -> Iterator[Any]:
     """The operations in the regions of an operation, at any depth, each after those in it."""
     for region in op.regions:
         for block in region:
@@ -85,7 +85,7 @@ class Shardings:
         module: the module; it may be changed afterwards, as long as its meshes stay.
     """
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: ir.Module) -> None:
         self._main = main_of(module)
         self._meshes = {
             _symbol(op): _sizes(op.attributes["mesh"])
@@ -102,7 +102,7 @@ class Shardings:
         """The shardings of the results of the program; None for one without an annotation."""
         return [self._of_main("res_attrs", i) for i in range(len(self._main.type.results))]
 
-    def of(self, value: Any) -> TensorSharding | None:
+    def of(self, value: ir.Value) -> TensorSharding | None:
         """The sharding of a value; None without an annotation, which means that it is replicated.
 
         In the body of a `shard_map`, it is how the value of one shard is sharded further.
@@ -119,13 +119,13 @@ class Shardings:
             return _without(self.read(shardings[k]), {*sdy.ManualAxesAttr(op.attributes["manual_axes"])})
         return self._nth(op, k)
 
-    def read(self, attribute: Any) -> TensorSharding:
+    def read(self, attribute: ir.Attribute) -> TensorSharding:
         """The sharding that a `TensorShardingAttr` says."""
         if attribute not in self._known:
             self._known[attribute] = self._parse(attribute)
         return self._known[attribute]
 
-    def _parse(self, attribute: Any) -> TensorSharding:
+    def _parse(self, attribute: ir.Attribute) -> TensorSharding:
         sharding = sdy.TensorShardingAttr(attribute)
         where = sharding.mesh_or_ref
         if isinstance(where, ir.FlatSymbolRefAttr):
@@ -180,11 +180,11 @@ def _sizes(mesh: Any) -> dict[str, int]:
     return {axis.name: axis.size for axis in axes}
 
 
-def _symbol(op: Any) -> str:
+def _symbol(op: ir.OpView) -> str:
     return ir.StringAttr(op.attributes["sym_name"]).value
 
 
-def _attribute(function: Any, which: str, i: int) -> Any:
+def _attribute(function: ir.Operation, which: str, i: int) -> Any:
     """The sharding of an argument or a result of a function, if it has one."""
     if which not in function.attributes:
         return None

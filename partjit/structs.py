@@ -17,6 +17,7 @@ from partjit._jax.shardings import UnspecifiedValue
 from partjit.arguments import Arguments
 from partjit.errors import ShardingError
 from partjit.mesh import describe_mesh
+from partjit.spec import Spec
 
 __all__ = ["is_abstract", "on_devices", "require_devices"]
 
@@ -35,7 +36,7 @@ def on_devices(arguments: Arguments, mesh: Mesh) -> Arguments:
     return dataclasses.replace(arguments, leaves=leaves)
 
 
-def require_devices(arguments: Arguments, specs: Sequence[Any], name: str, mesh: Mesh) -> None:
+def require_devices(arguments: Arguments, specs: Sequence[Spec], name: str, mesh: Mesh) -> None:
     """Raises ShardingError for an argument that keeps its sharding, where the devices of its mesh are unknown."""
     problems = [
         f"{path} has the sharding {leaf.sharding.spec} on the abstract mesh ({describe_mesh(leaf.sharding.mesh)})"

@@ -7,7 +7,7 @@ from jax._src import core, pjit
 from jax._src.interpreters import mlir
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import func, hlo
-from jax.core import ShapedArray
+from jax.core import AbstractValue, ShapedArray
 from jax.extend.core import ClosedJaxpr
 from jax.interpreters.mlir import LoweringRuleContext
 from jax.sharding import PartitionSpec, Sharding
@@ -108,7 +108,7 @@ def lower_constraint(ctx: LoweringRuleContext, x: Any, sharding: Sharding, uncon
     )
 
 
-def lower_constraint_to(ctx: LoweringRuleContext, x: Any, aval: ShapedArray, sharding: Sharding) -> Any:
+def lower_constraint_to(ctx: LoweringRuleContext, x: Any, aval: AbstractValue, sharding: Sharding) -> Any:
     """Lowers a constraint of one argument or result of an equation that is being lowered."""
     lowered = lower_constraint(ctx.replace(avals_in=[aval], avals_out=[aval]), x, sharding, frozenset())
     return lowered[0] if isinstance(lowered, Sequence) else lowered

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from partjit.checks import require_mesh_type, shown, wrong_type
 from partjit.inspect.tiles import Tiles, tiles_of
@@ -36,7 +36,7 @@ class ArrayPicture(Picture):
     pieces: tuple[tuple[tuple[slice, ...], tuple[int, ...]], ...]
 
 
-def draw_array(x: Any, spec: Any = None, mesh: Any = None) -> ArrayPicture:
+def draw_array(x: Any, spec: Any = None, mesh: Mesh | AbstractMesh | None = None) -> ArrayPicture:
     """Shows which device holds which piece of an array, without waiting for the array.
 
     Args:
@@ -91,7 +91,7 @@ def draw_array(x: Any, spec: Any = None, mesh: Any = None) -> ArrayPicture:
     return _picture(shape, dtype, tiles_of(shape, spec, mesh))
 
 
-def draw_mesh(mesh: Mesh | None = None) -> Picture:
+def draw_mesh(mesh: Mesh | AbstractMesh | None = None) -> Picture:
     """Shows the devices of a mesh along its axes.
 
     Args:

@@ -2,9 +2,8 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
-from partjit._jax.compiling import no_compilation_cache
+from partjit._jax.compiling import MeshExecutable, no_compilation_cache
 from partjit.compile import lower_jaxpr_anew
 from partjit.inspect.collectives import Collective, repeated
 from partjit.inspect.hlo.optimized import read_collectives
@@ -59,7 +58,7 @@ def compile_unit(unit: Unit, donated: Sequence[bool]) -> CompiledUnit:
     )
 
 
-def _flops(executable: Any) -> float:
+def _flops(executable: MeshExecutable) -> float:
     costs = executable.cost_analysis()
     costs = costs[0] if isinstance(costs, list) else costs
     return float((costs or {}).get("flops", 0.0))

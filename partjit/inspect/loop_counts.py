@@ -1,10 +1,8 @@
 """Trip counts of the loops in a jaxpr, as far as they can be read from it."""
 
-from typing import Any
-
 from jax.extend.core import JaxprEqn, Literal, Var
 
-from partjit._jax.jaxprs import control_flow_kind, scan_counts
+from partjit._jax.jaxprs import Atom, control_flow_kind, scan_counts
 
 __all__ = ["loop_counts", "trip_count_of"]
 
@@ -39,13 +37,13 @@ def _trip_count_of_while(eqn: JaxprEqn) -> int | None:
         return None
     initial = [*eqn.invars[:cond_consts], *eqn.invars[cond_consts + body_consts :]]  # of the predicate's arguments
 
-    def first(atom: Any) -> int | None:
+    def first(atom: Atom) -> int | None:
         """The number that an operand of the predicate is in the first iteration."""
         if isinstance(atom, Var) and atom in cond.invars:
             atom = initial[cond.invars.index(atom)]
         return int(atom.val) if isinstance(atom, Literal) else None
 
-    def carried(atom: Any) -> int | None:
+    def carried(atom: Atom) -> int | None:
         """The position of an operand of the predicate among the carried values."""
         is_carried = isinstance(atom, Var) and atom in cond.invars[cond_consts:]
         return cond.invars.index(atom) - cond_consts if is_carried else None

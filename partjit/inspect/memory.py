@@ -3,11 +3,11 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from jax.core import ShapedArray
 from jax.extend.core import Jaxpr, Var, jaxprs_in_params
 
+from partjit._jax.compiling import MeshExecutable
 from partjit.inspect.inlining import mark_p
 from partjit.inspect.propagation import Partitioned
 from partjit.render.numbers import shown_bytes
@@ -93,7 +93,7 @@ def _peak(jaxpr: Jaxpr, kept: set[Var], size: Callable[[Var], int]) -> int:
     return peak
 
 
-def read_memory(name: str, compiled: Any) -> Memory | None:
+def read_memory(name: str, compiled: MeshExecutable) -> Memory | None:
     """What XLA reports for a compiled program; None on platforms where it reports nothing."""
     stats = compiled.memory_analysis()
     if stats is None:

@@ -58,7 +58,7 @@ def predict(partitioned: Partitioned) -> tuple[Collective, ...]:
     )
 
 
-def _collectives(module: Any) -> Iterator[tuple[str, Any]]:
+def _collectives(module: Any) -> Iterator[tuple[str, ir.Operation]]:
     """The operations that communicate, with the names of the functions they are in.
 
     Equal ones of several users of a value count once, as in XLA.
@@ -83,7 +83,7 @@ class _Reading:
         self._unit = partitioned.unit
         self._inlined = partitioned.inlined
         self._shardings = shardings
-        self._calls: dict[str, list[tuple[str, Any]]] = {}
+        self._calls: dict[str, list[tuple[str, ir.Operation]]] = {}
         for function in partitioned.module.body.operations:
             if function.operation.name == "func.func":
                 for op in nested(function):
@@ -91,7 +91,7 @@ class _Reading:
                         callee = op.attributes["callee"].value
                         self._calls.setdefault(callee, []).append((function.name.value, op.operation))
 
-    def instances(self, function: str, op: Any) -> list[tuple[int | None, int | None]]:
+    def instances(self, function: str, op: ir.Operation) -> list[tuple[int | None, int | None]]:
         """The equations that an operation belongs to, and how often it runs for each.
 
         There are several if its function is called by several.
@@ -104,7 +104,7 @@ class _Reading:
         number = own[-1] if own else _nearest_tag(op)
         return [(number, _product(of_callers[0][1] if of_callers else 1, trips))]
 
-    def _trips_around(self, op: Any) -> int | None:
+    def _trips_around(self, op: ir.Operation) -> int | None:
         """The product of the trip counts of the loops around an operation."""
         trips: int | None = 1
         outer = op.parent
@@ -116,7 +116,7 @@ class _Reading:
             outer = outer.parent
         return trips
 
-    def read(self, op: Any, number: int | None, times: int | None) -> Iterator[Collective]:
+    def read(self, op: ir.Operation, number: int | None, times: int | None) -> Iterator[Collective]:
         """The collectives, one in most cases, that an operation stands for in one of its equations."""
         common = {
             "times": times,
@@ -136,7 +136,7 @@ class _Reading:
             for together in self._by_dimension(op, refs) if op.name == "sdy.all_reduce" else [refs]:
                 yield from self._of_axes(op, together, common)
 
-    def _by_dimension(self, op: Any, refs: list[_AxisRef]) -> list[list[_AxisRef]]:
+    def _by_dimension(self, op: ir.Operation, refs: list[_AxisRef]) -> list[list[_AxisRef]]:
         """The axes of an all-reduce in the groups that XLA reduces over: one for each dimension that was contracted."""
         maker = op.operands[0].owner
         if isinstance(maker, ir.Block):
@@ -147,7 +147,7 @@ class _Reading:
         distinct = [group for k, group in enumerate(groups) if group and group not in groups[:k]]
         return distinct if sorted(itertools.chain.from_iterable(distinct)) == sorted(refs) else [refs]
 
-    def _of_axes(self, op: Any, refs: list[_AxisRef], common: dict[str, Any]) -> Iterator[Collective]:
+    def _of_axes(self, op: ir.Operation, refs: list[_AxisRef], common: dict[str, Any]) -> Iterator[Collective]:
         """The collective over these axes."""
         mesh, kind = self._unit.mesh, _SDY[op.name][0]
         size = math.prod(int(part) if part else mesh.shape[name] for name, _, part in refs)
@@ -172,7 +172,7 @@ class _Reading:
             **common,
         )
 
-    def _permuted(self, op: Any, common: dict[str, Any]) -> Iterator[Collective]:
+    def _permuted(self, op: ir.Operation, common: dict[str, Any]) -> Iterator[Collective]:
         mesh = self._unit.mesh
         before, after = self._shardings_of(op)
         pairs, sent = _moves(before, after, mesh)
@@ -194,14 +194,14 @@ class _Reading:
             **common,
         )
 
-    def _shardings_of(self, op: Any) -> tuple[TensorSharding, TensorSharding]:
+    def _shardings_of(self, op: ir.Operation) -> tuple[TensorSharding, TensorSharding]:
         """The shardings of the operand and the result of an operation."""
         ndim = len(op.results[0].type.shape)
         found = (self._shardings.of(value) for value in (op.operands[0], op.results[0]))
         before, after = (sharding or TensorSharding.replicated(ndim) for sharding in found)
         return before, after
 
-    def _of_shard_map(self, op: Any, common: dict[str, Any]) -> Collective:
+    def _of_shard_map(self, op: ir.Operation, common: dict[str, Any]) -> Collective:
         """A collective that the user wrote in the body of a `shard_map`."""
         mesh = self._unit.mesh
         kind = _STABLEHLO[op.name]
@@ -234,7 +234,7 @@ def _product(one: int | None, other: int | None) -> int | None:
     return None if one is None or other is None else one * other
 
 
-def _tags(op: Any) -> list[int]:
+def _tags(op: ir.Operation) -> list[int]:
     return [int(number) for number in _TAG.findall(str(op.location))]
 
 
@@ -255,7 +255,7 @@ def _nearest_tag(op: Any) -> int | None:
     return None
 
 
-def _type_of(value: Any) -> tuple[tuple[int, ...], int, str]:
+def _type_of(value: ir.Value) -> tuple[tuple[int, ...], int, str]:
     """Shape, bytes of an element and name of the dtype of a value."""
     element = str(value.type.element_type)
     bits = re.findall(r"\d+", element)

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr
+from jax.extend.mlir import ir
 from jax.sharding import Mesh
 
+from partjit._jax.shardings import MaybeSharding
 from partjit.colocated.ir.primitive import opaque_calls
 from partjit.compile import lower_jaxpr_anew
 from partjit.inspect.annotated import AnnotatedJaxpr, AnnotatedValue
@@ -33,8 +35,8 @@ class Unit:
 
     name: str
     jaxpr: ClosedJaxpr
-    in_shardings: tuple[Any, ...]
-    out_shardings: tuple[Any, ...]
+    in_shardings: tuple[MaybeSharding, ...]
+    out_shardings: tuple[MaybeSharding, ...]
     mesh: Mesh
     paths: tuple[str, ...]
     result_paths: tuple[str, ...]
@@ -129,7 +131,7 @@ def _numbers(op: Any) -> Sequence[int]:
     return [int(number) for number in re.findall(r"\d+", op.attributes["backend_config"].value)]
 
 
-def _remove_marks(operations: Sequence[Any]) -> None:
+def _remove_marks(operations: Sequence[ir.Operation]) -> None:
     """Removes the marks, and the operations that only they used."""
     for op in reversed(operations):
         if _is_mark(op) or (

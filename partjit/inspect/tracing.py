@@ -11,7 +11,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, jaxprs_in_params
 from jax.sharding import Mesh, NamedSharding
 
 from partjit._jax.meshes import EMPTY_MESH
-from partjit._jax.shardings import UNSPECIFIED
+from partjit._jax.shardings import UNSPECIFIED, MaybeSharding
 from partjit._jax.stages import jit_parts
 from partjit._jax.tracing import low_jaxpr
 from partjit.api import pjit
@@ -106,7 +106,7 @@ def _result_paths(jaxpr: ClosedJaxpr, count: int) -> tuple[str, ...]:
     return tuple(path or f"result[{i}]" for i, path in enumerate(known))
 
 
-def _mesh_in(jaxpr: ClosedJaxpr, shardings: Sequence[Any]) -> Mesh:
+def _mesh_in(jaxpr: ClosedJaxpr, shardings: Sequence[MaybeSharding]) -> Mesh:
     """The mesh of shardings, or of equations at any depth; an empty one if there is none."""
     named = (cast(Mesh, sharding.mesh) for sharding in shardings if isinstance(sharding, NamedSharding))
     found = (mesh for mesh in itertools.chain(named, _meshes_in(jaxpr)) if isinstance(mesh, Mesh))

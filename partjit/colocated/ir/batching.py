@@ -10,23 +10,26 @@ from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
+from jax.core import ShapedArray
 from jax.extend import source_info_util
 from jax.interpreters import batching
+from jax.sharding import NamedSharding
 
 from partjit._jax.arrays import aval_of_struct
-from partjit._jax.rules import moveaxis
+from partjit._jax.rules import AxisData, moveaxis
 from partjit._jax.sources import traced_at
 from partjit._jax.tracing import abstractify, is_staged
 from partjit.colocated.cache import SpecializationCache
 from partjit.colocated.ir.primitive import Callee, colocated_call_p
 from partjit.colocated.options import VmapMethod
 from partjit.colocated.runtime.specs import InSpecs, flat_result, struct_of
+from partjit.colocated.runtime.streams import Stream
 from partjit.rules.batching import insert_batch_axis
 from partjit.spec import ParsedPartitionSpec
 
 
 def _batch(
-    axis_data: Any, args: Sequence[Any], dims: Sequence[int | None], *, callee: Callee, stream: Any
+    axis_data: AxisData, args: Sequence[Any], dims: Sequence[int | None], *, callee: Callee, stream: Stream | None
 ) -> tuple[Sequence[Any], list[int | None]]:
     batched = [dim is not None for dim in dims]
     if not any(batched):  # one call for the whole batch
@@ -52,7 +55,9 @@ def _batch(
     return results, [0] * len(results)
 
 
-def _one_by_one(size: int, args: Sequence[Any], batched: Sequence[bool], callee: Callee, stream: Any) -> list[Any]:
+def _one_by_one(
+    size: int, args: Sequence[Any], batched: Sequence[bool], callee: Callee, stream: Stream | None
+) -> list[Any]:
     def call(of_batch: Sequence[Any]) -> Sequence[Any]:
         own = iter(of_batch)
         example = [next(own) if is_batched else x for x, is_batched in zip(args, batched, strict=True)]
@@ -75,14 +80,14 @@ def _one_by_one(size: int, args: Sequence[Any], batched: Sequence[bool], callee:
     return [jnp.stack(results) for results in zip(*each, strict=True)]
 
 
-def _batched(callee: Callee, args: Sequence[Any], batched: Sequence[bool], axis_data: Any) -> Callee:
+def _batched(callee: Callee, args: Sequence[Any], batched: Sequence[bool], axis_data: AxisData) -> Callee:
     axes = tuple(axis_data.spmd_name or ()), tuple(axis_data.explicit_mesh_axis or ())
     in_avals = tuple(map(abstractify, args))
     return callee.derived((*batched, axis_data.size, axes), lambda: _make(callee, in_avals, batched, axis_data))
 
 
-def _make(callee: Callee, in_avals: tuple[Any, ...], batched: Sequence[bool], axis_data: Any) -> Callee:
-    def insert(sharding: Any, is_batched: bool, what: str) -> Any:
+def _make(callee: Callee, in_avals: tuple[ShapedArray, ...], batched: Sequence[bool], axis_data: AxisData) -> Callee:
+    def insert(sharding: Any, is_batched: bool, what: str) -> NamedSharding | None:
         if sharding is None:
             return None
         spec = ParsedPartitionSpec.from_user_input(sharding, what)

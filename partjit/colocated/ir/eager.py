@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import jax
 import numpy as np
+from jax.sharding import Sharding
 
 from partjit._jax.arrays import device_put
 from partjit._jax.shardings import device_list
@@ -21,6 +22,7 @@ from partjit.colocated.ir.primitive import Callee
 from partjit.colocated.runtime.failures import call_site
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.specs import OutSpec
+from partjit.colocated.runtime.streams import Stream
 from partjit.colocated.specialization import Specialization
 from partjit.mesh import Outside, auto_twin
 
@@ -36,7 +38,7 @@ class DefaultSharding:
         committed: whether values are committed to it.
     """
 
-    sharding: Any
+    sharding: Sharding
     committed: bool
 
 
@@ -79,7 +81,7 @@ def as_array(leaf: Any) -> Any:
     return jax.numpy.asarray(leaf) if isinstance(leaf, np.ndarray | np.generic | bool | int | float | complex) else leaf
 
 
-def call_in_body(default: DefaultSharding, callee: Callee, stream: Any, leaves: Sequence[Any]) -> list[Any]:
+def call_in_body(default: DefaultSharding, callee: Callee, stream: Stream | None, leaves: Sequence[Any]) -> list[Any]:
     """Makes a call and returns its flat results.
 
     Args:
@@ -94,7 +96,7 @@ def call_in_body(default: DefaultSharding, callee: Callee, stream: Any, leaves: 
     # Slices made by jax.vmap may be NumPy arrays.
     leaves = [leaf if isinstance(leaf, jax.Array) else jax.numpy.asarray(leaf) for leaf in leaves]
 
-    def required(leaf: Any, own: Any) -> Any:
+    def required(leaf: Any, own: Sharding | None) -> Any:
         if own is not None:
             return _on_auto_twin(own)
         return leaf.sharding if device_list(leaf.sharding) == devices else default.sharding

@@ -16,15 +16,17 @@ import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
-from jax.core import ShapedArray
-from jax.extend.core import Effect, Primitive, jaxprs_in_params
+from jax.core import AbstractValue, ShapedArray
+from jax.extend.core import ClosedJaxpr, Effect, Jaxpr, JaxprEqn, Primitive, jaxprs_in_params
 from jax.interpreters import mlir
+from jax.interpreters.mlir import LoweringRuleContext
 from jax.sharding import NamedSharding, Sharding
 
 from partjit._jax.effects import register_effect
 from partjit._jax.lowering import lower_constraint_to, lower_opaque
 from partjit._jax.rules import register_printing
 from partjit._jax.shard_maps import varying_type
+from partjit._jax.types import Device, PyTreeDef
 from partjit.colocated.cache import SpecializationCache
 from partjit.colocated.definition import Definition
 from partjit.colocated.devices import colocated_sharding
@@ -74,10 +76,10 @@ class Callee:
     """
 
     definition: Definition
-    in_tree: Any
+    in_tree: PyTreeDef
     in_avals: tuple[ShapedArray, ...]
     in_shardings: tuple[NamedSharding | None, ...]
-    out_tree: Any
+    out_tree: PyTreeDef
     out_avals: tuple[ShapedArray, ...]
     out_shardings: tuple[NamedSharding | None, ...]
     paths: tuple[str, ...]
@@ -126,7 +128,7 @@ class Callee:
         stream: Stream | None,
         in_shardings: Sequence[Sharding],
         out_specs: Sequence[OutSpec],
-        devices: Sequence[Any],
+        devices: Sequence[Device],
     ) -> Specialization:
         """The function specialized for a call in a program.
 
@@ -159,12 +161,12 @@ def stream_name(stream: Stream | None) -> str:
 
 
 @colocated_call_p.def_effectful_abstract_eval
-def _abstract_eval(*_: Any, callee: Callee, stream: Stream | None) -> Any:
+def _abstract_eval(*_: Any, callee: Callee, stream: Stream | None) -> tuple[list[AbstractValue], set[Effect]]:
     # In a shard_map the function is called per shard, and its results may differ between shards.
     return [*map(varying_type, callee.out_avals)], set() if callee.is_pure else {ColocatedEffect(stream_name(stream))}
 
 
-def calls_in(jaxprs: Iterable[Any]) -> Iterator[Any]:
+def calls_in(jaxprs: Iterable[ClosedJaxpr | Jaxpr]) -> Iterator[JaxprEqn]:
     """The equations in jaxprs that are calls, at any depth."""
     for jaxpr in jaxprs:
         for eqn in jaxpr.eqns:
@@ -191,7 +193,7 @@ def opaque_calls() -> Iterator[None]:
         _mode.is_opaque = outer
 
 
-def _lower(ctx: Any, *args: Any, callee: Callee, **_: Any) -> Any:
+def _lower(ctx: LoweringRuleContext, *args: Any, callee: Callee, **_: Any) -> Sequence[Any]:
     if not _mode.is_opaque and ctx.module_context.lowering_parameters.for_export:
         raise ValueError(
             f"the colocated function {callee.name} cannot be part of an exported program, in which there is no place "
@@ -228,7 +230,7 @@ def _show(params: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _show_shardings(shardings: Sequence[Any]) -> str:
+def _show_shardings(shardings: Sequence[Sharding | None]) -> str:
     shown = ("open" if s is None else str(getattr(s, "spec", s)).replace("PartitionSpec", "P") for s in shardings)
     return f"({', '.join(shown)})"
 

@@ -14,6 +14,7 @@ from partjit._jax.shard_maps import register_eager_in_shard_map, type_over_mesh
 from partjit.colocated.ir.eager import DefaultSharding, body, call_in_body, evaluated_with
 from partjit.colocated.ir.primitive import Callee, colocated_call_p
 from partjit.colocated.runtime.shards import Shards
+from partjit.colocated.runtime.streams import Stream
 from partjit.mesh import auto_twin
 
 __all__ = ["called_for_each_shard", "check_is_over_all_axes"]
@@ -56,7 +57,7 @@ def _unzipped(arrays: Sequence[Array]) -> tuple[tuple[ShapedArray, ...], tuple[N
     return tuple(aval for aval, _ in arrays), tuple(sharding for _, sharding in arrays)
 
 
-def check_is_over_all_axes(what: str, mesh: Any, axes: Sequence[str]) -> None:
+def check_is_over_all_axes(what: str, mesh: Mesh, axes: Sequence[str]) -> None:
     """Raises ValueError if a `shard_map` leaves axes of its mesh to the partitioner.
 
     Args:
@@ -98,7 +99,7 @@ def _check(callee: Callee) -> None:
                 )
 
 
-def _evaluate(mesh: Mesh, *values: Any, axes: Sequence[str], callee: Callee, stream: Any) -> list[Any]:
+def _evaluate(mesh: Mesh, *values: Any, axes: Sequence[str], callee: Callee, stream: Stream | None) -> list[Any]:
     """Makes a call in a `shard_map` that is evaluated operation by operation."""
     check_is_over_all_axes(f"a shard_map calls {callee.name}", mesh, axes)
     mesh = auto_twin(mesh)

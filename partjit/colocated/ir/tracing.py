@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.core import Tracer
+from jax.core import ShapedArray, Tracer
+from jax.sharding import NamedSharding
 
 from partjit._jax.arrays import aval_of_struct
 from partjit._jax.tracing import abstractify
+from partjit._jax.types import PyTreeDef
 from partjit.checks import flattened
 from partjit.colocated.cache import SpecializationCache
 from partjit.colocated.definition import Definition, HostFunction
@@ -21,7 +23,7 @@ from partjit.colocated.ir.custom_derivatives import Derivatives
 from partjit.colocated.ir.eager import as_array, body, call_in_body
 from partjit.colocated.ir.primitive import Callee, colocated_call_p
 from partjit.colocated.runtime.specs import argument_paths, require_array, spec_structs, struct_of
-from partjit.colocated.runtime.streams import traced_stream
+from partjit.colocated.runtime.streams import Stream, traced_stream
 
 __all__ = ["TracedCalls"]
 
@@ -74,7 +76,7 @@ class TracedCalls:
         stream = self._definition.options.stream or traced_stream()
         return jax.tree.unflatten(callee.out_tree, colocated_call_p.bind(*leaves, callee=callee, stream=stream))
 
-    def _make(self, tree: Any, avals: tuple[Any, ...], paths: tuple[str, ...]) -> Callee:
+    def _make(self, tree: PyTreeDef, avals: tuple[ShapedArray, ...], paths: tuple[str, ...]) -> Callee:
         definition, options, name = self._definition, self._definition.options, self._definition.name
         if options.run_ahead and avals:
             raise ValueError(
@@ -85,7 +87,7 @@ class TracedCalls:
             raise ValueError(f"run_ahead={options.run_ahead} needs a thread, but {name} has mode='inline'")
         if options.layout == "per_shard" and not avals:
             raise ValueError(f"layout='per_shard' calls {name} with the shards of its arguments, and there are none")
-        in_shardings: tuple[Any, ...] = (None,) * len(avals)
+        in_shardings: tuple[NamedSharding | None, ...] = (None,) * len(avals)
         if options.in_specs is not None:
             structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
             options.in_specs.check(structs, tree, lambda: paths, check_shardings=False)
@@ -106,10 +108,10 @@ class TracedCalls:
 
 def _named(sharding: Any) -> Any:
     """The sharding in a program over a mesh; None for one on a single device, which specifies nothing there."""
-    return sharding if isinstance(sharding, jax.sharding.NamedSharding) else None
+    return sharding if isinstance(sharding, NamedSharding) else None
 
 
-def _unknown_results(function: HostFunction, avals: Sequence[Any], paths: Sequence[str]) -> ValueError:
+def _unknown_results(function: HostFunction, avals: Sequence[ShapedArray], paths: Sequence[str]) -> ValueError:
     given = ", ".join(f"{path}: {aval.str_short()}" for path, aval in zip(paths, avals, strict=True))
     return ValueError(
         f"the colocated function {function.name} is called in a function that is traced, and it is not known what it "
@@ -124,7 +126,7 @@ def _parameters(signature: inspect.Signature | None) -> str:
 
 
 @colocated_call_p.def_impl
-def _evaluate(*leaves: Any, callee: Callee, stream: Any) -> list[Any]:
+def _evaluate(*leaves: Any, callee: Callee, stream: Stream | None) -> list[Any]:
     """Evaluates an equation on arrays, as an eager `jax.grad` of a function with a call does."""
     if body.default is not None:
         return call_in_body(body.default, callee, stream, leaves)

@@ -47,7 +47,7 @@ def pin(array: Any) -> Take:
     return _pin_ready(array) if is_pinnable else _copied(array)
 
 
-def _pin_ready(array: Any) -> Take:
+def _pin_ready(array: ArrayImpl) -> Take:
     buffers = buffers_of(array)
     try:
         capsules = [buffer.__dlpack__() for buffer in buffers]
@@ -62,7 +62,7 @@ def _pin_ready(array: Any) -> Take:
     return take
 
 
-def _copied(array: Any) -> Take:
+def _copied(array: ArrayImpl) -> Take:
     if not jax.numpy.issubdtype(array.dtype, jax.numpy.number) and array.dtype != bool:
         return lambda: array  # strings, which cannot be donated to a program
     copy = jax.device_put(array, array.sharding, may_alias=False)
@@ -97,7 +97,7 @@ def _raise(error: RuntimeError) -> NoReturn:
     raise error
 
 
-def _deleted(array: Any) -> RuntimeError:
+def _deleted(array: jax.Array) -> RuntimeError:
     return RuntimeError(f"a colocated function was called with a deleted array: {array.aval.str_short()}")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.core import Tracer
+from jax.core import ShapedArray, Tracer
 from jax.sharding import Sharding
 
 from partjit._jax.arrays import (
@@ -21,6 +21,7 @@ from partjit._jax.arrays import (
     with_weak_type,
 )
 from partjit._jax.shardings import device_list
+from partjit._jax.types import Device, PyTreeDef
 from partjit.arguments import flatten_arguments
 from partjit.checks import flattened, shown, unsorted
 from partjit.colocated.runtime.pending import PendingArray
@@ -62,7 +63,7 @@ def argument_paths(
     return flatten_arguments(signature, args, kwargs, nothing, nothing).paths
 
 
-def devices_of(leaves: Sequence[Any], paths: Sequence[str], name: str) -> tuple[Any, ...]:
+def devices_of(leaves: Sequence[Any], paths: Sequence[str], name: str) -> tuple[Device, ...]:
     """The devices of a call, from the shardings of its arguments.
 
     Raises:
@@ -98,7 +99,7 @@ class InSpecs:
 
     __slots__ = ("_seen", "leaves", "tree")
 
-    def __init__(self, leaves: Sequence[Any], tree: Any) -> None:
+    def __init__(self, leaves: Sequence[Any], tree: PyTreeDef) -> None:
         self.leaves = tuple(leaves)
         self.tree = tree
         self._seen: list[Any] | None = None
@@ -144,7 +145,12 @@ class InSpecs:
             self._seen = [*map(type_sharding_and_commitment, leaves)]
 
     def check(
-        self, leaves: Sequence[Any], tree: Any, paths: Callable[[], Sequence[str]], *, check_shardings: bool = True
+        self,
+        leaves: Sequence[Any],
+        tree: PyTreeDef,
+        paths: Callable[[], Sequence[str]],
+        *,
+        check_shardings: bool = True,
     ) -> None:
         """Raises ValueError that names each argument that contradicts the specs.
 
@@ -177,7 +183,7 @@ class OutSpec:
 
     __slots__ = ("_copies_on", "aval", "committed", "dtype", "shape", "sharding", "weak_type")
 
-    def __init__(self, aval: Any, sharding: Any, committed: bool) -> None:
+    def __init__(self, aval: ShapedArray, sharding: Sharding, committed: bool) -> None:
         self.aval = aval
         self.sharding = sharding
         self.committed = committed
@@ -211,7 +217,7 @@ class OutSpecs:
 
     __slots__ = ("_glance", "_seen", "_seen_elsewhere", "leaves", "tree")
 
-    def __init__(self, leaves: Sequence[OutSpec], tree: Any) -> None:
+    def __init__(self, leaves: Sequence[OutSpec], tree: PyTreeDef) -> None:
         self.leaves = tuple(leaves)
         self.tree = tree
         self._seen: list[Any] | None = None
@@ -221,7 +227,7 @@ class OutSpecs:
         self._glance = type_sharding_and_commitment if on_one else type_and_sharding
 
     @staticmethod
-    def of_user(out_specs: Any, default_sharding: Callable[[], Any], uncommitted: Sequence[Any]) -> "OutSpecs":
+    def of_user(out_specs: Any, default_sharding: Callable[[], Sharding], uncommitted: Sequence[Any]) -> "OutSpecs":
         """From the option `out_specs`: ShapeDtypeStructs, or arrays as examples.
 
         Args:
@@ -239,7 +245,7 @@ class OutSpecs:
         return OutSpecs(leaves, tree)
 
     @staticmethod
-    def of_result(values: Sequence[Any], tree: Any) -> "OutSpecs":
+    def of_result(values: Sequence[Any], tree: PyTreeDef) -> "OutSpecs":
         """Those of the results that a function returned."""
         return OutSpecs([OutSpec(value.aval, value.sharding, value.committed) for value in values], tree)
 
@@ -307,7 +313,7 @@ class OutSpecs:
         return wrong or [f"expected the structure {self.tree}, but got {jax.tree.structure(result)}"]
 
 
-def flat_result(result: Any, name: str) -> tuple[list[Any], Any]:
+def flat_result(result: Any, name: str) -> tuple[list[Any], PyTreeDef]:
     """The flat result of a function; waits for results of other calls in it.
 
     Raises:
@@ -362,7 +368,7 @@ def _has_weak_type(value: Any, spec: OutSpec) -> bool:
     return value.aval.weak_type == spec.weak_type
 
 
-def _leaf_paths(tree: Any) -> list[tuple[str, Any]]:
+def _leaf_paths(tree: PyTreeDef) -> list[tuple[str, Any]]:
     return [(f"result{jax.tree_util.keystr(path)}", leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
 
 
@@ -370,10 +376,10 @@ def _result_path(result: Any, i: int) -> str:
     return _leaf_paths(result)[i][0]
 
 
-def _is_same(sharding: Any, other: Any, ndim: int) -> bool:
+def _is_same(sharding: Sharding, other: Sharding, ndim: int) -> bool:
     return sharding == other or (sharding.is_equivalent_to(other, ndim) and device_list(sharding) == device_list(other))
 
 
-def _text(array: Any) -> str:
+def _text(array: jax.Array) -> str:
     text = f"{jax.numpy.dtype(array.dtype).name}[{','.join(map(str, array.shape))}]"
     return text if array.sharding is None else f"{text} with {array.sharding}"

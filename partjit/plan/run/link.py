@@ -6,12 +6,13 @@ from typing import Any
 
 import jax
 from jax.extend.core import jaxpr_as_fun
+from jax.sharding import Mesh, Sharding
 
 from partjit import events
 from partjit._jax.arrays import device_put
-from partjit._jax.compiling import move_outputs, shard_constants
+from partjit._jax.compiling import MeshComputation, MeshExecutable, move_outputs, shard_constants
 from partjit._jax.dispatch import InternalFloatingPointError, fast_path_data, make_cpp_function, recheck_for_nans
-from partjit._jax.shardings import UNSPECIFIED, device_list
+from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue, device_list
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.specs import OutSpec
 from partjit.compile import lower_jaxpr
@@ -37,7 +38,7 @@ class Runnable:
     plan: Plan
     quiet: Callable[..., Sequence[Any]]
     observed: Callable[..., Sequence[Any]]
-    executables: tuple[Any, ...]
+    executables: tuple[MeshExecutable, ...]
 
     def run(self, args: Sequence[Any]) -> Sequence[Any]:
         """The flat results for flat arguments, placed as the plan says."""
@@ -54,10 +55,10 @@ class LoweredFragment:
     """
 
     fragment: Fragment
-    lowering: Any
+    lowering: MeshComputation
 
 
-def lower_fragment(plan: Plan, fragment: Fragment, mesh: Any) -> LoweredFragment:
+def lower_fragment(plan: Plan, fragment: Fragment, mesh: Mesh) -> LoweredFragment:
     """Lowers a fragment for arguments that lie as the plan says."""
     lowering = lower_jaxpr(
         fragment.jaxpr,
@@ -71,7 +72,7 @@ def lower_fragment(plan: Plan, fragment: Fragment, mesh: Any) -> LoweredFragment
     return LoweredFragment(fragment, lowering)
 
 
-def compile_fragment(lowered: LoweredFragment, mesh: Any) -> Any:
+def compile_fragment(lowered: LoweredFragment, mesh: Mesh) -> MeshExecutable:
     """The executable of a fragment, whose results come back on the user's mesh."""
     executable = lowered.lowering.compile()
     if has_explicit_axes(mesh):
@@ -79,12 +80,12 @@ def compile_fragment(lowered: LoweredFragment, mesh: Any) -> Any:
     return executable
 
 
-def _or_unspecified(sharding: Any) -> Any:
+def _or_unspecified(sharding: Sharding | None) -> Sharding | UnspecifiedValue:
     return UNSPECIFIED if sharding is None else sharding
 
 
 def link(
-    plan: Plan, fragments: Sequence[LoweredFragment], executables: Sequence[Any], home: Any, mesh: Any
+    plan: Plan, fragments: Sequence[LoweredFragment], executables: Sequence[MeshExecutable], home: Any, mesh: Mesh
 ) -> Runnable:
     """Makes the function of a plan.
 
@@ -116,7 +117,7 @@ def _blocks_of(node: Node) -> Sequence[Block]:
     return node.blocks if isinstance(node, Loop | Branch) else ()
 
 
-def _dispatcher(plan: Plan, lowered: LoweredFragment, executable: Any) -> Callable[..., Sequence[Any]]:
+def _dispatcher(plan: Plan, lowered: LoweredFragment, executable: MeshExecutable) -> Callable[..., Sequence[Any]]:
     """A function that dispatches a fragment, without a Python frame once it has run."""
     consts = shard_constants(lowered.lowering, executable)
     out_tree = jax.tree.structure((0,) * len(lowered.fragment.outputs))
@@ -135,7 +136,7 @@ def _dispatcher(plan: Plan, lowered: LoweredFragment, executable: Any) -> Callab
     return make_cpp_function(dispatch, name, dispatch, ((), ()), object())
 
 
-def _caller(call: ColocatedCall, home: Any, results: set[Value], mesh: Any) -> Callable[..., Sequence[Any]]:
+def _caller(call: ColocatedCall, home: Any, results: set[Value], mesh: Mesh) -> Callable[..., Sequence[Any]]:
     """A function that makes a call, in this thread or on another."""
     callee, site, held, apart = call.callee, call.site, call.held, call.apart
 

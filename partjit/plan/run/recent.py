@@ -11,6 +11,7 @@ import numpy as np
 from partjit._jax.arrays import ArrayImpl, type_sharding_and_commitment
 from partjit._jax.caches import CacheGroup
 from partjit._jax.tracing import is_eager, trace_context
+from partjit._jax.types import PyTreeDef
 from partjit.arguments import Numbered, positions
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.streams import entered_stream
@@ -66,7 +67,14 @@ class Recent:
         return UNKNOWN
 
     def remember(
-        self, args: Any, kwargs: Any, tree: Any, leaves: Sequence[Any], placing: Placing, run: Runnable, out_tree: Any
+        self,
+        args: Any,
+        kwargs: Any,
+        tree: PyTreeDef,
+        leaves: Sequence[Any],
+        placing: Placing,
+        run: Runnable,
+        out_tree: PyTreeDef,
     ) -> None:
         """Has calls like this one recognized from here on.
 
