@@ -345,7 +345,8 @@ def training(effort: Effort) -> list[Row]:
 
 def sleeping(seconds: float, **said: Any) -> Any:
     """A host function that takes so long and returns its argument."""
-    return colocated.colocated_python(lambda x: time.sleep(seconds) or x, **{"out_specs_fn": identity, **said})
+    options: dict[str, Any] = {"out_specs_fn": identity, **said}
+    return colocated.colocated_python(lambda x: time.sleep(seconds) or x, **options)
 
 
 def work(x: Any, turns_: int) -> Any:

@@ -236,7 +236,8 @@ class _Inliner:
         if spec is None or not getattr(var.aval, "ndim", 0):
             return atom
         fresh = new_var(var.aval)
-        scope.eqns.append(constraint(atom, fresh, *spec, tagged))
+        requested, mesh = spec
+        scope.eqns.append(constraint(atom, fresh, requested, mesh, tagged))
         self._mark(scope, [fresh])
         return fresh
 
