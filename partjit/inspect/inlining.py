@@ -29,6 +29,7 @@ from partjit.plan.ir.build import constraint
 from partjit.plan.passes.inline import specs_of_nested
 from partjit.primitive import pjit_p
 from partjit.shardy import TensorSharding
+from partjit.spec import ParsedPartitionSpec
 
 __all__ = ["MARK", "TAG", "InlinedProgram", "inline_program"]
 
@@ -232,7 +233,9 @@ class _Inliner:
             scope.env[var] = self._constrained(atom, var, spec, tagged, scope)
         return tree
 
-    def _constrained(self, atom: Atom, var: Var, spec: Any, tagged: JaxprEqn, scope: _Scope) -> Atom:
+    def _constrained(
+        self, atom: Atom, var: Var, spec: tuple[ParsedPartitionSpec, Mesh] | None, tagged: JaxprEqn, scope: _Scope
+    ) -> Atom:
         if spec is None or not getattr(var.aval, "ndim", 0):
             return atom
         fresh = new_var(var.aval)

@@ -151,47 +151,37 @@ class _Reading:
         """The collective over these axes."""
         mesh, kind = self._unit.mesh, _SDY[op.name][0]
         size = math.prod(int(part) if part else mesh.shape[name] for name, _, part in refs)
-        if size <= 1:
-            return
-        groups = _groups(refs, mesh)
-        names = {name for name, _, _ in refs}
-        axes = tuple(name for name in mesh.axis_names if name in names and mesh.shape[name] > 1)
-        before, after = self._shardings_of(op)
-        shape, itemsize, dtype = _type_of(op.results[0])
-        held = math.prod(_local(shape, after)) * itemsize
-        given = {"all-gather": held // size, "reduce-scatter": held * size}.get(kind, held)
-        yield Collective(
-            kind=kind,
-            axes=axes_of_groups(groups, mesh) if any(part for _, _, part in refs) else axes,
-            group_size=size,
-            operand=_shown(dtype, _local(shape, after if kind == "all-reduce" else before)),
-            result=_shown(dtype, _local(shape, after)),
-            operand_bytes=given,
-            result_bytes=held,
-            groups=device_ids(groups, mesh),
-            **common,
-        )
+        if size > 1:
+            groups = _groups(refs, mesh)
+            names = {name for name, _, _ in refs}
+            axes = tuple(name for name in mesh.axis_names if name in names and mesh.shape[name] > 1)
+            if any(part for _, _, part in refs):
+                axes = axes_of_groups(groups, mesh)
+            yield self._of_shards(op, kind, size, axes=axes, groups=device_ids(groups, mesh), **common)
 
     def _permuted(self, op: ir.Operation, common: dict[str, Any]) -> Iterator[Collective]:
         mesh = self._unit.mesh
+        pairs, sent = _moves(*self._shardings_of(op), mesh)
+        if pairs:
+            axes = axes_of_pairs(pairs, mesh)
+            size, groups = math.prod(mesh.shape[axis] for axis in axes), device_ids(pairs, mesh)
+            yield self._of_shards(op, "collective-permute", size, axes=axes, groups=groups, sent=sent, **common)
+
+    def _of_shards(self, op: Any, kind: str, size: int, **fields: Any) -> Collective:
+        """A collective on shards of the operand of an operation, which gives shards of its result."""
         before, after = self._shardings_of(op)
-        pairs, sent = _moves(before, after, mesh)
-        if not pairs:
-            return
-        axes = axes_of_pairs(pairs, mesh)
         shape, itemsize, dtype = _type_of(op.results[0])
-        held = math.prod(_local(shape, after)) * itemsize
-        yield Collective(
-            kind="collective-permute",
-            axes=axes,
-            group_size=math.prod(mesh.shape[axis] for axis in axes),
-            operand=_shown(dtype, _local(shape, before)),
+        result_bytes = math.prod(_local(shape, after)) * itemsize
+        return Collective(
+            kind=kind,
+            group_size=size,
+            operand=_shown(dtype, _local(shape, after if kind == "all-reduce" else before)),
             result=_shown(dtype, _local(shape, after)),
-            operand_bytes=held,
-            result_bytes=held,
-            groups=device_ids(pairs, mesh),
-            sent=sent,
-            **common,
+            operand_bytes={"all-gather": result_bytes // size, "reduce-scatter": result_bytes * size}.get(
+                kind, result_bytes
+            ),
+            result_bytes=result_bytes,
+            **fields,
         )
 
     def _shardings_of(self, op: ir.Operation) -> tuple[TensorSharding, TensorSharding]:
@@ -308,11 +298,8 @@ def _moves(before: TensorSharding, after: TensorSharding, mesh: Mesh) -> tuple[G
     for position, index in enumerate(wanted):
         if held[position] != index and index in holders:
             there = coordinates[position]
-            source = min(
-                holders[index],
-                key=lambda other: sum(coordinates[other][axis] != there[axis] for axis in there),
-            )
-            pairs.append((source, position))
+            nearest = min(holders[index], key=lambda k: sum(coordinates[k][axis] != there[axis] for axis in there))
+            pairs.append((nearest, position))
     return tuple(pairs), len(pairs) / len(coordinates)
 
 

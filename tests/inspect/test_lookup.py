@@ -13,10 +13,15 @@ from hypothesis import strategies as st
 
 from partjit import P, pjit
 from partjit.inspect.why.key_paths import common_end, keys_of
-from partjit.inspect.why.lookup import ValueNotFoundError, find_value, look_up
+from partjit.inspect.why.lookup import ValueNotFoundError, look_up
 from tests.census import sees
 from tests.inspect import inspected
 from tests.inspect.inspected import BATCH, evaluated, f32, partitioned, sgd
+
+
+def find_value(*given):
+    return look_up(*given).value
+
 
 MODELS = {
     "unrolled": (inspected.unrolled_loss, inspected.unrolled_params),

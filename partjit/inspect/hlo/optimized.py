@@ -204,16 +204,6 @@ def _members(
     members = []
     for k, (array, result) in enumerate(zip(arrays, results, strict=True)):
         own = [*takers.get(k, []), *([operands[k]] if len(operands) == len(arrays) else []), done, instruction]
-        source = sources.of(own, computation)
-        members.append(
-            Member(
-                operand=array,
-                result=result,
-                operand_bytes=type_bytes(array),
-                result_bytes=type_bytes(result),
-                site=source.site,
-                tags=source.tags,
-                op_name=source.op_name,
-            )
-        )
+        sizes = {"operand_bytes": type_bytes(array), "result_bytes": type_bytes(result)}
+        members.append(Member(operand=array, result=result, **sizes, **vars(sources.of(own, computation))))
     return tuple(members)

@@ -12,7 +12,7 @@ from partjit.inspect.why.dataflow import Dataflow
 from partjit.inspect.why.gradients import gradient_of, is_backward
 from partjit.inspect.why.key_paths import keys_of
 
-__all__ = ["Found", "ValueNotFoundError", "find_value", "look_up"]
+__all__ = ["Found", "ValueNotFoundError", "look_up"]
 
 _GRADIENT = re.compile(r"(?i)^\s*(?:(?:the\s+)?grad(?:ient)?\s+(?:of\s+)?(.+?)|(.+?)\s*(?:'s)?\s+grad(?:ient)?)\s*$")
 _LINE = re.compile(r"^\s*(.+):(\d+)\s*$")
@@ -34,9 +34,7 @@ class Found:
     note: str = ""
 
 
-def find_value(
-    tree: AnnotatedJaxpr, text: str, result_paths: Sequence[str] = (), flow: Dataflow | None = None
-) -> AnnotatedValue:
+def look_up(tree: AnnotatedJaxpr, text: str, result_paths: Sequence[str] = (), flow: Dataflow | None = None) -> Found:
     """The value of a program that a text names.
 
     Args:
@@ -49,11 +47,6 @@ def find_value(
     Raises:
         ValueNotFoundError: there is none, or there are several.
     """
-    return look_up(tree, text, result_paths, flow).value
-
-
-def look_up(tree: AnnotatedJaxpr, text: str, result_paths: Sequence[str] = (), flow: Dataflow | None = None) -> Found:
-    """As `find_value`, with a note."""
     finding = _Finding(tree, result_paths, flow)
     if not text.strip():
         raise ValueNotFoundError(f"no value is named by an empty text. {_HOW}")
