@@ -559,6 +559,19 @@ def test_specs_at_the_cut_come_from_the_whole_program(mesh):
     assert flops[0] <= 1.1 * flops[1]
 
 
+def test_a_value_that_no_spec_can_describe_goes_to_a_call_replicated(mesh):
+    double = colocated_python(lambda x: x * 2, out_specs_fn=lambda x: x)
+
+    # Reshaped, it is sharded over a part of the axis of 4 devices in its first dimension, over the other in its second.
+    fun = pjit(lambda x: jnp.sin(double(jnp.cos(x.reshape(2, 4, 4)))).sum(), in_axis_resources=P("x"))
+    x = np.arange(32, dtype=np.float32).reshape(8, 4)
+    with mesh:
+        (call,) = fun.plan(x).calls
+        assert call.inputs[0].sharding == NamedSharding(mesh, P())
+        out = fun(x)
+    np.testing.assert_allclose(out, np.sin(2 * np.cos(x)).sum(), rtol=1e-4)
+
+
 # Stages
 
 
