@@ -60,11 +60,11 @@ class OnValues:
         mismatches += check_devices(arguments.paths, arguments.leaves, known.in_specs, mesh)
         raise_mismatches(mismatches, name, mesh)
         inside = auto_twin(mesh)
-        home = _home(inside, arguments.leaves)
+        default = _default(inside, arguments.leaves)
         shardings = shardings_of(known.in_specs, inside)
-        leaves = [_placed(leaf, s, home, inside) for leaf, s in zip(arguments.leaves, shardings, strict=True)]
+        leaves = [_placed(leaf, s, default, inside) for leaf, s in zip(arguments.leaves, shardings, strict=True)]
         args, kwargs = with_static(arguments.tree, leaves, arguments.static)
-        with evaluated_with(home), tracing_under(mesh):
+        with evaluated_with(default), tracing_under(mesh):
             with_paths, out_tree = flattened(fun(*args, **kwargs), f"The result of {name}")
         paths = tuple("result" + jax.tree_util.keystr(path) for path, _ in with_paths)
         check_results([leaf for _, leaf in with_paths], paths, name)
@@ -72,10 +72,10 @@ class OnValues:
         avals = [*map(abstractify, results)]
         out_specs = out_specs_of(self._definition, out_tree, avals)
         raise_mismatches(check_specs("pjit outputs", paths, avals, out_specs, mesh), name, mesh)
-        home = dataclasses.replace(home, sharding=_on(mesh, home.sharding))
+        default = dataclasses.replace(default, sharding=_on(mesh, default.sharding))
         shardings = shardings_of(out_specs, mesh)
         return out_tree.unflatten(
-            [_placed(leaf, sharding, home, mesh) for leaf, sharding in zip(results, shardings, strict=True)]
+            [_placed(leaf, sharding, default, mesh) for leaf, sharding in zip(results, shardings, strict=True)]
         )
 
 
@@ -95,13 +95,13 @@ def on_values(fun: Callable[..., Any], definition: Definition) -> OnValues:
     return of_fun.get(key) or of_fun.setdefault(key, OnValues(weakref.ref(fun), definition))
 
 
-def _home(mesh: Mesh, leaves: Sequence[Any]) -> DefaultSharding:
+def _default(mesh: Mesh, leaves: Sequence[Any]) -> DefaultSharding:
     if not mesh.empty:
         return DefaultSharding(NamedSharding(mesh, P()), True)
     return DefaultSharding(*home_of([own_sharding(leaf) for leaf in leaves]))
 
 
-def _placed(value: Any, sharding: MaybeSharding, home: DefaultSharding, mesh: Mesh) -> Any:
+def _placed(value: Any, sharding: MaybeSharding, default: DefaultSharding, mesh: Mesh) -> Any:
     """A value with its sharding on `mesh`; with an UNSPECIFIED one a committed array keeps its own."""
     if isinstance(value, Tracer):
         return value
@@ -109,9 +109,9 @@ def _placed(value: Any, sharding: MaybeSharding, home: DefaultSharding, mesh: Me
     if not isinstance(value, jax.Array):  # a ref
         return value
     if isinstance(sharding, UnspecifiedValue):
-        if not home.committed:
+        if not default.committed:
             return value
-        sharding = _on(mesh, value.sharding) if value.committed else home.sharding
+        sharding = _on(mesh, value.sharding) if value.committed else default.sharding
     is_there = value.committed and value.sharding == sharding
     return value if is_there else device_put(value, sharding)
 

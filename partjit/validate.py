@@ -258,7 +258,7 @@ def _check_same_devices(paths: Sequence[str], args: Sequence[Any]) -> list[Misma
 def _committed_sharding(arg: Any) -> Sharding | None:
     """The sharding to which an argument is committed, as a struct with a sharding says it is; None if it is to none."""
     if isinstance(arg, Tracer):
-        return None  # the business of whoever traces
+        return None  # up to the enclosing trace
     if isinstance(arg, jax.Array):
         return arg.sharding if arg.committed else None
     sharding = arg.sharding if isinstance(arg, jax.ShapeDtypeStruct) else None
