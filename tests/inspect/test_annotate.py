@@ -14,6 +14,7 @@ import partjit
 from partjit import P, colocated, pjit, with_sharding_constraint
 from partjit.inspect.propagation import partition
 from partjit.inspect.tracing import fragments_of, trace_function
+from partjit.shardy import TensorSharding
 from partjit.testing import meshes, sharded_programs, spec_trees
 from tests.census import sees
 from tests.inspect.compiled_shardings import computed_from_arguments, values_that_lie_otherwise
@@ -300,3 +301,9 @@ def test_loops_turn_as_often_as_is_known(loop, turns, data_model):
     partitioned = read(loop, matrix(8, 4), mesh=data_model)
     (equation,) = [equation for equation in partitioned.tree.walk() if equation.primitive == "mul"]
     assert partitioned.inlined.times[equation.number] == turns
+
+
+def test_a_spec_describes_shardings_over_whole_axes_of_the_mesh():
+    assert TensorSharding((("data", "model"), ()), ((4, 2), ())).is_of_whole_axes
+    assert not TensorSharding((("model",), ("data:(1)2",)), ((2,), (2,))).is_of_whole_axes
+    assert not TensorSharding((("data",),), ((4,),), mesh="another").is_of_whole_axes
