@@ -9,6 +9,7 @@ from jax.core import ShapedArray
 from jax.sharding import Sharding
 
 from partjit._jax.caches import CacheGroup
+from partjit._jax.types import PyTreeDef
 from partjit.colocated.definition import Definition
 from partjit.colocated.runtime.specs import InSpecs, OutSpecs, argument_paths, devices_of, require_array, struct_of
 from partjit.colocated.runtime.streams import Stream
@@ -127,7 +128,7 @@ class SpecializationCache:
             self.last = specialization
         return specialization
 
-    def results_for(self, tree: Any, avals: Sequence[ShapedArray]) -> OutSpecs | None:
+    def results_for(self, tree: PyTreeDef, avals: Sequence[ShapedArray]) -> OutSpecs | None:
         """The known results of calls with arguments of these types, on any devices; None if there are none."""
         wanted = [(aval.shape, aval.dtype) for aval in avals]
         with self._lock:

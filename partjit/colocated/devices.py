@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from partjit._jax.shardings import device_list
+from partjit._jax.types import Device
 from partjit.checks import devices_in
 
 __all__ = ["colocated_cpu_devices", "colocated_sharding", "replicated_over"]
@@ -16,7 +17,7 @@ __all__ = ["colocated_cpu_devices", "colocated_sharding", "replicated_over"]
 @overload
 def colocated_cpu_devices(devices_or_mesh: jax.sharding.Mesh) -> jax.sharding.Mesh: ...
 @overload
-def colocated_cpu_devices(devices_or_mesh: Sequence[Any]) -> list[Any]: ...
+def colocated_cpu_devices(devices_or_mesh: Sequence[Device]) -> list[Device]: ...
 
 
 def colocated_cpu_devices(devices_or_mesh: Any) -> Any:
@@ -53,7 +54,7 @@ def colocated_cpu_devices(devices_or_mesh: Any) -> Any:
     return [_colocated(device) for device in devices_in("colocated_cpu_devices", "devices_or_mesh", devices_or_mesh)]
 
 
-def replicated_over(devices: Sequence[Any]) -> jax.sharding.Sharding:
+def replicated_over(devices: Sequence[Device]) -> jax.sharding.Sharding:
     """The sharding of arrays of which every device has a full copy."""
     if len(devices) == 1:
         return jax.sharding.SingleDeviceSharding(devices[0])
@@ -61,7 +62,7 @@ def replicated_over(devices: Sequence[Any]) -> jax.sharding.Sharding:
 
 
 @functools.lru_cache(maxsize=4096)
-def colocated_sharding(sharding: Any) -> Any:
+def colocated_sharding(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
     """The same sharding on the CPU devices of the hosts.
 
     Where the devices of a process share CPU devices, the array is unsharded on the first of them.
@@ -92,7 +93,7 @@ def colocated_sharding(sharding: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=4096)
-def _colocated(device: Any) -> Any:
+def _colocated(device: Device) -> Device:
     if device.platform == "cpu":
         return device
     cpus = _of_process(jax.devices("cpu"), device.process_index)
@@ -105,5 +106,5 @@ def _colocated(device: Any) -> Any:
     return cpus[accelerators.index(device) % len(cpus)]
 
 
-def _of_process(devices: Sequence[Any], process_index: int) -> list[Any]:
+def _of_process(devices: Sequence[Device], process_index: int) -> list[Device]:
     return sorted((d for d in devices if d.process_index == process_index), key=lambda d: d.id)

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypedDict, TypeVar, cast, get_args, 
 
 import jax
 
+from partjit._jax.types import Device, PyTreeDef
 from partjit.checks import devices_in, require_callable, require_choice, require_flag, require_integer
 from partjit.colocated.runtime.specs import InSpecs, check_out_specs
 from partjit.colocated.runtime.streams import Stream, as_stream
@@ -69,7 +70,7 @@ _MOST_AHEAD = 1_000_000
 """More calls than that are never in flight at a time; they would only fill the memory."""
 
 
-def _devices(where: str, name: str, devices: Any) -> tuple[Any, ...]:
+def _devices(where: str, name: str, devices: Any) -> tuple[Device, ...]:
     found = devices_in(where, name, devices)
     if not found:
         raise ValueError(f"{where}: {name} must name at least one device, but is empty")
@@ -101,7 +102,7 @@ class Options:
     in_specs: Annotated[InSpecs | None, lambda _where, _name, specs: InSpecs.of_user(specs)] = None
     out_specs: Annotated[Any, check_out_specs] = None
     out_specs_fn: Annotated[Callable[..., Any] | None, partial(require_callable, expected=_SPECS_FN)] = None
-    devices: Annotated[tuple[Any, ...] | None, _devices] = None
+    devices: Annotated[tuple[Device, ...] | None, _devices] = None
     mode: Annotated[Mode | None, partial(require_choice, choices=get_args(Mode))] = None
     stream: Annotated[Stream | None, lambda where, _, stream: as_stream(stream, where)] = None
     pure: Annotated[bool | None, require_flag] = None
@@ -129,7 +130,7 @@ class Options:
         checked = {name: check(where, name, given[name]) for name, check in _checks().items() if name in given}
         return dataclasses.replace(self, **checked)
 
-    def out_specs_for(self, tree: Any, inputs: Sequence[jax.ShapeDtypeStruct]) -> Any:
+    def out_specs_for(self, tree: PyTreeDef, inputs: Sequence[jax.ShapeDtypeStruct]) -> Any:
         """The specs of the results of a call with such inputs, from `out_specs` or `out_specs_fn`."""
         if self.out_specs_fn is None:
             return self.out_specs

@@ -18,6 +18,7 @@ from partjit._jax.arrays import ArrayImpl, device_put, shareable
 from partjit._jax.dispatch import is_profiled
 from partjit._jax.shardings import device_list
 from partjit._jax.threads import ThreadSettings
+from partjit._jax.types import Device
 from partjit.colocated.definition import Definition
 from partjit.colocated.devices import colocated_sharding, replicated_over
 from partjit.colocated.runtime import scheduler
@@ -26,7 +27,7 @@ from partjit.colocated.runtime.failures import Site, call_site
 from partjit.colocated.runtime.interrupts import is_interrupt
 from partjit.colocated.runtime.observation import Observer, observe_call
 from partjit.colocated.runtime.pending import PendingArray
-from partjit.colocated.runtime.pins import distinct, pin
+from partjit.colocated.runtime.pins import Take, distinct, pin
 from partjit.colocated.runtime.run_ahead import Prepared
 from partjit.colocated.runtime.shards import Shards, on_each_shard, per_shard
 from partjit.colocated.runtime.specs import InSpecs, OutSpecs, flat_result, struct_of
@@ -55,7 +56,7 @@ class Specialization:
         definition: Definition,
         in_specs: InSpecs,
         leaves: Sequence[jax.Array | jax.ShapeDtypeStruct],
-        devices: Sequence[Any],
+        devices: Sequence[Device],
         *,
         stream: Stream | None = None,
         out_specs: OutSpecs | None = None,
@@ -87,7 +88,7 @@ class Specialization:
         self._host_shardings = None if host == shardings else host
         self._cheap_in_a_row = 0
 
-    def __call__(self, args: Any, kwargs: Any, leaves: Sequence[Any], are_plain: bool) -> Any:
+    def __call__(self, args: Any, kwargs: Any, leaves: Sequence[jax.Array], are_plain: bool) -> Any:
         """Calls the function; `are_plain` says that no argument is pending or an array of keys."""
         if not self._is_prepared:
             self.prepare()
@@ -105,7 +106,7 @@ class Specialization:
                 return self._run_cheap(args, kwargs, stream)
         return self._run_in_order(leaves, stream)
 
-    def run_for_program(self, leaves: Sequence[Any], apart: Sequence[int], site: Site) -> Sequence[Any]:
+    def run_for_program(self, leaves: Sequence[jax.Array], apart: Sequence[int], site: Site) -> Sequence[jax.Array]:
         """Calls the function in this thread, for a program, and returns the flat results.
 
         Args:
@@ -137,7 +138,9 @@ class Specialization:
         except Exception as error:
             failure_here(error, self._name, site, stream).raise_()
 
-    def submit_for_program(self, leaves: Sequence[Any], pinned: Sequence[bool], site: Site) -> Sequence[Any]:
+    def submit_for_program(
+        self, leaves: Sequence[jax.Array], pinned: Sequence[bool], site: Site
+    ) -> Sequence[jax.Array]:
         """Submits a call to a thread, for a program, and returns the flat results, which are pending.
 
         Args:
@@ -196,7 +199,7 @@ class Specialization:
             )
         self._is_prepared = True
 
-    def _default_sharding(self) -> Any:
+    def _default_sharding(self) -> Sharding:
         """Replicated over the devices of the call."""
         if self._uncommitted and len(self._uncommitted) == len(self._shardings) and not self._options.devices:
             return self._uncommitted[0]
@@ -232,7 +235,7 @@ class Specialization:
             return result
         return jax.tree.map(lambda leaf: pin(leaf)() if id(leaf) in given else leaf, result)
 
-    def _run_in_order(self, leaves: Sequence[Any], stream: Stream) -> Any:
+    def _run_in_order(self, leaves: Sequence[jax.Array], stream: Stream) -> Any:
         """Runs a call in the order of its lanes, in its caller or on a thread."""
         lanes, is_nested = self._lanes(stream)
         out_specs = self.out_specs
@@ -264,7 +267,7 @@ class Specialization:
         free = [lane for lane in lanes if lane not in entered]
         return free, len(free) < len(lanes)
 
-    def _run_here(self, leaves: Sequence[Any], lanes: Sequence[Lane], stream: Stream, site: Site) -> Any:
+    def _run_here(self, leaves: Sequence[jax.Array], lanes: Sequence[Lane], stream: Stream, site: Site) -> Any:
         def body() -> Any:
             args, kwargs = jax.tree.unflatten(self.in_specs.tree, self._on_host(_values(leaves)))
             started = _perf_counter()
@@ -282,7 +285,7 @@ class Specialization:
         observe = observe_call(self._name, stream)
         return scheduler.run_here(Call(self._name, site, stream, lanes, body)) if lanes else body()
 
-    def _run_if_free(self, leaves: Sequence[Any], lanes: Sequence[Lane], stream: Stream) -> Any:
+    def _run_if_free(self, leaves: Sequence[jax.Array], lanes: Sequence[Lane], stream: Stream) -> Any:
         values = _values(leaves)
 
         def body() -> Any:
@@ -293,7 +296,7 @@ class Specialization:
 
     def _prepared(
         self,
-        takes: list[Callable[[], Any]],
+        takes: list[Take],
         lanes: Sequence[Lane],
         stream: Stream,
         out_specs: OutSpecs,
@@ -301,7 +304,7 @@ class Specialization:
     ) -> Prepared:
         context, settings = contextvars.copy_context(), ThreadSettings()
 
-        def body() -> list[Any]:
+        def body() -> list[jax.Array]:
             with settings:
                 return context.run(self._run_pinned, takes, stream, out_specs, observe)
 
@@ -312,9 +315,7 @@ class Specialization:
         call.receivers = lambda: [reference() for reference in references]
         return Prepared(call, results, out_specs)
 
-    def _run_pinned(
-        self, takes: list[Callable[[], Any]], stream: Stream, out_specs: OutSpecs, observe: Observer
-    ) -> list[Any]:
+    def _run_pinned(self, takes: list[Take], stream: Stream, out_specs: OutSpecs, observe: Observer) -> list[jax.Array]:
         inside(stream)
         args, kwargs = jax.tree.unflatten(self.in_specs.tree, [take() for take in takes])
         takes.clear()
@@ -324,7 +325,7 @@ class Specialization:
         self._measured(_perf_counter() - started)
         return out_specs.fit_leaves(result, self._name)
 
-    def _pinned(self, i: int, leaf: Any) -> Callable[[], Any]:
+    def _pinned(self, i: int, leaf: jax.Array) -> Take:
         """What returns an argument, as it is now, on the host when the function runs."""
         target = leaf.sharding if self._host_shardings is None else self._host_shardings[i]
         if leaf.sharding == target:
@@ -335,7 +336,7 @@ class Specialization:
         copy = device_put(leaf, target)
         return lambda: copy
 
-    def _on_host(self, leaves: Sequence[Any]) -> Sequence[Any]:
+    def _on_host(self, leaves: Sequence[jax.Array]) -> Sequence[jax.Array]:
         """The arguments, copied to the CPU devices of the hosts where they are elsewhere."""
         if self._host_shardings is None:
             return leaves
@@ -348,11 +349,11 @@ class Specialization:
         self._cheap_in_a_row = self._cheap_in_a_row + 1 if seconds < _CHEAP_SECONDS else 0
 
 
-def _values(leaves: Sequence[Any]) -> list[Any]:
+def _values(leaves: Sequence[jax.Array]) -> list[jax.Array]:
     return [leaf.value() if type(leaf) is PendingArray else leaf for leaf in leaves]
 
 
-def _unpinned(leaf: Any) -> Callable[[], Any]:
+def _unpinned(leaf: jax.Array) -> Take:
     """What returns an argument that will not be donated."""
     if type(leaf) is PendingArray:
         return leaf.value_for_call
@@ -360,7 +361,7 @@ def _unpinned(leaf: Any) -> Callable[[], Any]:
     return lambda: leaf
 
 
-def _has_value(leaf: Any) -> bool:
+def _has_value(leaf: jax.Array) -> bool:
     return type(leaf) is not PendingArray or leaf.has_value
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax.core import ShapedArray
 from jax.extend import source_info_util
 from jax.interpreters import ad
 
@@ -35,7 +36,7 @@ def _jvp(
     return results, [ad.Zero(jax.typeof(result).to_tangent_aval()) for result in results]
 
 
-def _is_differentiable(aval: Any) -> bool:
+def _is_differentiable(aval: ShapedArray) -> bool:
     return aval.to_tangent_aval().dtype != jax.dtypes.float0
 
 

@@ -114,7 +114,8 @@ def call_in_body(default: DefaultSharding, callee: Callee, stream: Stream | None
 
     # Cached, so that the function is copied for its host once.
     specialization = callee.cache.find_equal(("body", callee, default, stream, on_hosts), make)
-    made = callee.ahead.made(specialization.out_specs) if callee.ahead is not None else None
+    ahead, out_specs = callee.ahead, specialization.out_specs
+    made = ahead.made(out_specs) if ahead is not None and out_specs is not None else None
     if made is None:
         values = [
             leaf if leaf.sharding == sharding else device_put(leaf, sharding)

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import jax
+from jax.core import ShapedArray
 from jax.experimental.layout import Format
+from jax.sharding import Sharding
 
 from partjit._jax.arrays import ArrayImpl, register_array_type, shareable
 from partjit.colocated.runtime import scheduler
@@ -37,7 +39,7 @@ class PendingArray(jax.Array):
         "_then",
     )
 
-    def __init__(self, call: Call, aval: Any, sharding: Any, committed: bool) -> None:
+    def __init__(self, call: Call, aval: ShapedArray, sharding: Sharding, committed: bool) -> None:
         self._call: Call | None = call
         self._aval = aval
         self._place = sharding
@@ -48,7 +50,7 @@ class PendingArray(jax.Array):
         self._then: list[Callable[[Any], None]] = []
 
     @staticmethod
-    def failed(failure: Failure, aval: Any, sharding: Any, committed: bool) -> "PendingArray":
+    def failed(failure: Failure, aval: ShapedArray, sharding: Sharding, committed: bool) -> "PendingArray":
         """The result of a call that has failed."""
         array = PendingArray(cast(Call, None), aval, sharding, committed)
         array._failure = failure

@@ -15,11 +15,11 @@ from partjit._jax.arrays import ArrayImpl, PRNGKeyArray, array_of_buffers, array
 from partjit.colocated.runtime.failures import PoisonedError
 from partjit.colocated.runtime.pending import PendingArray, when_received
 
-__all__ = ["distinct", "pin"]
+__all__ = ["Take", "distinct", "pin"]
 
 _OWN_KINDS = (None, "device")
 
-Take = Callable[[], Any]
+Take = Callable[[], jax.Array]
 """Returns the pinned array; to be called once, where the function runs."""
 
 
@@ -101,7 +101,9 @@ def _deleted(array: jax.Array) -> RuntimeError:
     return RuntimeError(f"a colocated function was called with a deleted array: {array.aval.str_short()}")
 
 
-def distinct(results: Sequence[Any], given: Sequence[Any], which: Iterable[int] | None = None) -> Sequence[Any]:
+def distinct(
+    results: Sequence[jax.Array], given: Sequence[jax.Array], which: Iterable[int] | None = None
+) -> Sequence[jax.Array]:
     """The results, with those at `which` (by default all) distinct from the arguments and from each other."""
     seen = {*map(id, given)}
     own = [*results]

@@ -7,11 +7,14 @@ next execution that requests one; none is dropped when an execution fails.
 import collections
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+
+import jax
 
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call
 from partjit.colocated.runtime.deadlocks import would_never_end
+from partjit.colocated.runtime.pending import PendingArray
+from partjit.colocated.runtime.specs import OutSpecs
 
 __all__ = ["Prepared", "RunAhead"]
 
@@ -27,10 +30,10 @@ class Prepared:
     """
 
     call: Call
-    results: Sequence[Any]
-    out_specs: Any
+    results: Sequence[PendingArray]
+    out_specs: OutSpecs
 
-    def submit(self) -> Sequence[Any]:
+    def submit(self) -> Sequence[jax.Array]:
         """Submits the call and returns its results."""
         scheduler.submit(self.call)
         return self.results
@@ -47,7 +50,7 @@ class RunAhead:
         self.count = count
         self._made: collections.deque[Prepared] = collections.deque()
 
-    def take(self, out_specs: Any, prepare: Callable[[], Prepared]) -> Sequence[Any]:
+    def take(self, out_specs: OutSpecs, prepare: Callable[[], Prepared]) -> Sequence[jax.Array]:
         """The results of the next call; submits others in its place.
 
         A call is added here at the moment it enters its lanes. So calls are taken in the order in which they run, and a
@@ -67,7 +70,7 @@ class RunAhead:
             self._make(prepare(), self.count)
         return _fitted(taken, out_specs)
 
-    def made(self, out_specs: Any) -> Sequence[Any] | None:
+    def made(self, out_specs: OutSpecs) -> Sequence[jax.Array] | None:
         """The results of the next call if it was made and does not wait for the requesting call, else None."""
         first = next(iter([*self._made]), None)
         if first is None or would_never_end(first.call):
@@ -95,7 +98,7 @@ class RunAhead:
                 return prepared
 
 
-def _fitted(taken: Prepared, out_specs: Any) -> Sequence[Any]:
+def _fitted(taken: Prepared, out_specs: OutSpecs) -> Sequence[jax.Array]:
     if taken.out_specs is out_specs:
         return taken.results
     # It was made by another program or outside of any, with other shardings.

@@ -12,12 +12,13 @@ from typing import Any
 import jax
 import numpy as np
 from jax.core import ShapedArray
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, Sharding
 
 from partjit._jax.arrays import device_put, shareable
 from partjit._jax.meshes import without_mesh
 from partjit._jax.shardings import device_list
-from partjit.colocated.devices import colocated_sharding, replicated_over
+from partjit._jax.types import Device, PyTreeDef
+from partjit.colocated.devices import colocated_cpu_devices, colocated_sharding, replicated_over
 from partjit.colocated.runtime.pins import distinct
 from partjit.colocated.runtime.specs import OutSpec, OutSpecs, flat_result
 
@@ -75,13 +76,16 @@ def _at(coordinates: dict[str, int] | None) -> Iterator[None]:
         _coordinates.reset(token)
 
 
-def _positions(mesh: Any) -> list[dict[str, int]]:
+def _positions(mesh: Mesh) -> list[dict[str, int]]:
     """The coordinates of the devices of a mesh, in their order."""
     return [dict(zip(mesh.axis_names, index, strict=True)) for index in np.ndindex(mesh.devices.shape)]
 
 
 def per_shard(
-    target: Callable[..., Any], name: str, out_specs: OutSpecs | None, shardings: Sequence[Any] | None = None
+    target: Callable[..., Any],
+    name: str,
+    out_specs: OutSpecs | None,
+    shardings: Sequence[Sharding | None] | None = None,
 ) -> Callable[..., Any]:
     """A function of arrays that calls `target` with their shards, once per device of this process.
 
@@ -142,7 +146,12 @@ def per_shard(
 
 
 def _assembled(
-    spec: OutSpec, sharding: Any, by_device: dict[Any, Any], args: Sequence[Any], name: str, i: int
+    spec: OutSpec,
+    sharding: Sharding | None,
+    by_device: dict[Any, jax.Array],
+    args: Sequence[jax.Array],
+    name: str,
+    i: int,
 ) -> jax.Array:
     """The array with these shards and that sharding; `spec` has the sharding in which it is needed."""
     if sharding is None:
@@ -166,7 +175,7 @@ def _assembled(
     return jax.make_array_from_single_device_arrays(spec.shape, sharding, placed)
 
 
-def _as_arguments(spec: OutSpec, args: Sequence[Any], name: str, i: int) -> Sharding:
+def _as_arguments(spec: OutSpec, args: Sequence[jax.Array], name: str, i: int) -> Sharding:
     """The sharding of a result whose spec has none."""
     alike = [arg.sharding for arg in args if arg.shape == spec.shape]
     if not alike:
@@ -246,17 +255,17 @@ class _OwnDevices:
         positions: their coordinates.
     """
 
-    def __init__(self, mesh: Any) -> None:
-        everywhere = colocated_sharding(NamedSharding(mesh, PartitionSpec()))
-        self._is_shared = isinstance(everywhere, SingleDeviceSharding)  # all have the same CPU device
-        hosts = [*everywhere.device_set] * mesh.size if self._is_shared else [*everywhere.mesh.devices.flat]
-        own = [k for k, device in enumerate(mesh.devices.flat) if device.process_index == jax.process_index()]
+    def __init__(self, mesh: Mesh) -> None:
+        devices: list[Device] = [*mesh.devices.flat]
+        cpus = colocated_cpu_devices(devices)
+        self._is_shared = len({*cpus}) < len(cpus)  # arrays are unsharded on the first one then
+        own = [k for k, device in enumerate(devices) if device.process_index == jax.process_index()]
         positions = _positions(mesh)
         self.positions = [positions[k] for k in own]
-        self._devices = [mesh.devices.flat[k] for k in own]
-        self._hosts = [hosts[k] for k in own]
+        self._devices = [devices[k] for k in own]
+        self._hosts = [cpus[0 if self._is_shared else k] for k in own]
 
-    def shards_of(self, array: Any, shape: tuple[int, ...], sharding: Any) -> Sequence[Any]:
+    def shards_of(self, array: jax.Array, shape: tuple[int, ...], sharding: NamedSharding) -> Sequence[jax.Array]:
         """The shards of an array, in the shape given; it has this sharding or the same one on the hosts."""
         place = colocated_sharding(sharding)
         if array.sharding != place and not array.sharding.is_equivalent_to(place, array.ndim):
@@ -269,7 +278,7 @@ class _OwnDevices:
             found = [by_host[host] for host in self._hosts]
         return found if found[0].shape == shape else [_reshaped(shard, shape) for shard in found]
 
-    def assembled(self, values: Sequence[Any], spec: Any, sharding: Any) -> Any:
+    def assembled(self, values: Sequence[jax.Array], spec: OutSpec, sharding: NamedSharding) -> jax.Array:
         """The array with these shards, on the hosts."""
         shape = sharding.shard_shape(spec.shape)
         shards = values if all(value.shape == shape for value in values) else [_reshaped(v, shape) for v in values]
@@ -292,7 +301,7 @@ class _OwnDevices:
 _reshaped = jax.jit(jax.numpy.reshape, static_argnums=1)
 
 
-def _fitting(result: Any, name: str, avals: Sequence[Any], tree: Any) -> Sequence[Any]:
+def _fitting(result: Any, name: str, avals: Sequence[ShapedArray], tree: PyTreeDef) -> Sequence[jax.Array]:
     """The results for one shard, flat."""
     flat, returned = flat_result(result, name)
     if returned != tree:
