@@ -1,10 +1,4 @@
-"""The plan of a program with colocated calls: what is dispatched, called and moved, in which order.
-
-A plan is a directed graph. Its nodes are fragments (pieces of the jaxpr that are compiled), colocated calls, transfers,
-and loops and branches that hold such nodes; values go along its edges, and nodes that must keep an order have an edge
-without a value. The nodes are kept in the order in which the calling thread takes them up, which is a function of the
-program alone.
-"""
+"""The plan of a program with colocated calls, as users see it: its data, how it is shown, what was compiled of it."""
 
 import collections
 import dataclasses
@@ -13,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import networkx as nx
-from jax.sharding import Mesh
 
-from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Node, Transfer, Value, walk
+from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Node, Transfer, walk
+from partjit.plan.ir.plan import PlanData
 from partjit.plan.show.graph import as_graph, critical_path, to_mermaid
 from partjit.plan.show.pictures import to_html, to_svg
 from partjit.plan.show.source import emit
@@ -39,19 +33,11 @@ class Made:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Plan:
+class Plan(PlanData):
     """What a program with colocated calls does when it is called.
 
     Attributes:
-        name: the program's.
-        mesh: the mesh its shardings refer to; empty if there is none.
-        inputs, outputs: its flat arguments and results; a result may be an input of the plan or a call's result.
-        paths: the key path of each argument, in terms of the user's function.
-        nodes: in the order in which they are taken up; loops and branches hold more of them.
-        order: pairs of names of nodes of which the second may only begin when the first has ended.
-        constants: arguments of calls that are the same for all executions.
-        released: the inputs whose memory the caller gives up, and that a result could take over.
-        made: its fragments lowered and compiled, and the functions that run it.
+        made: besides those of `PlanData`, its fragments lowered and compiled, and the functions that run it.
 
     `print(plan)` shows the Python function that runs.
 
@@ -72,31 +58,7 @@ class Plan:
             return (out,)
     """
 
-    name: str
-    mesh: Mesh
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
-    paths: tuple[str, ...]
-    nodes: tuple[Node, ...]
-    order: tuple[tuple[str, str], ...]
-    constants: tuple[tuple[Value, Any], ...]
-    released: frozenset[Value]
     made: Made = dataclasses.field(init=False, repr=False, default_factory=Made)
-
-    @property
-    def fragments(self) -> tuple[Fragment, ...]:
-        """The pieces that are compiled, in the order of their dispatch; those in loops and branches as well."""
-        return tuple(node for node in walk(self.nodes) if isinstance(node, Fragment))
-
-    @property
-    def calls(self) -> tuple[ColocatedCall, ...]:
-        """The colocated calls, in the order in which they are made; those in loops and branches as well."""
-        return tuple(node for node in walk(self.nodes) if isinstance(node, ColocatedCall))
-
-    @property
-    def transfers(self) -> tuple[Transfer, ...]:
-        """The moves between accelerators and hosts."""
-        return tuple(node for node in walk(self.nodes) if isinstance(node, Transfer))
 
     @property
     def source(self) -> str:

@@ -1,13 +1,13 @@
 """Where the colocated calls in jaxprs are, and in which order calls run."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jax.extend.core import jaxprs_in_params
 
 from partjit._jax.caches import weakref_cache
 from partjit._jax.effects import without_axes
-from partjit.colocated.ir.primitive import calls_in, colocated_call_p
+from partjit.colocated.ir.primitive import colocated_call_p
 from partjit.colocated.runtime.streams import Stream
 from partjit.plan.ir.nodes import AnyNode, ColocatedCall, Equation, blocks_of
 
@@ -46,12 +46,21 @@ def makes_calls(eqn: Any) -> bool:
 @weakref_cache
 def streams_of(jaxpr: Any) -> frozenset[Stream]:
     """The streams that a jaxpr itself puts calls on, at any depth."""
-    return frozenset({call.params["stream"] for call in calls_in([jaxpr])} - {None})
+    return frozenset({call.params["stream"] for call in _calls(jaxpr)} - {None})
 
 
 def names_of_calls(eqn: Any) -> list[str]:
     """The names of the colocated functions that are called inside of an equation, at any depth."""
-    return sorted({call.params["callee"].name for call in calls_in(jaxprs_in_params(eqn.params))})
+    return sorted({call.params["callee"].name for jaxpr in inner_jaxprs(eqn) for call in _calls(jaxpr)})
+
+
+def _calls(jaxpr: Any) -> Iterator[Any]:
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is colocated_call_p:
+            yield eqn
+        elif makes_calls(eqn):
+            for inner in inner_jaxprs(eqn):
+                yield from _calls(inner)
 
 
 def has_effects(eqn: Any) -> bool:

@@ -20,13 +20,13 @@ from partjit.plan.ir.nodes import (
     blocks_of,
     walk,
 )
-from partjit.plan.plan import Plan
+from partjit.plan.ir.plan import PlanData
 from partjit.primitive import sharding_constraint_p
 
 __all__ = ["verify"]
 
 
-def verify(plan: Plan, program: Block) -> None:
+def verify(plan: PlanData, program: Block) -> None:
     """Checks a plan against its program.
 
     Raises:
@@ -66,7 +66,7 @@ def _definitions(nodes: Sequence[Node], outputs: Sequence[Value], outside: set[V
     return faults + [f"the result {value.name} is never defined" for value in outputs if value not in defined]
 
 
-def _names(plan: Plan) -> list[str]:
+def _names(plan: PlanData) -> list[str]:
     """Names are unique."""
     values = {*plan.inputs, *(value for value, _ in plan.constants)}
     nodes = {*walk(plan.nodes)}
@@ -75,7 +75,7 @@ def _names(plan: Plan) -> list[str]:
     return [f"the name {name} is used {count} times" for name, count in names.items() if count > 1]
 
 
-def _types(plan: Plan) -> list[str]:
+def _types(plan: PlanData) -> list[str]:
     """What goes into a node and comes out of it has the type that the node says."""
     faults = []
     for node in walk(plan.nodes):
@@ -105,7 +105,7 @@ def _types(plan: Plan) -> list[str]:
     return faults
 
 
-def _specs_of_calls(plan: Plan) -> list[str]:
+def _specs_of_calls(plan: PlanData) -> list[str]:
     """Calls get their arguments as their specs say, and shards that they return are those of their specs."""
     faults = []
     for call in plan.calls:
@@ -197,7 +197,7 @@ def _given_to(node: Node) -> list[Value]:
     return [*node.given] if isinstance(node, Branch) else []
 
 
-def _effects(plan: Plan, program: Block) -> list[str]:
+def _effects(plan: PlanData, program: Block) -> list[str]:
     """Every call that must be made is made once, and every equation is in one fragment."""
     nodes = [*walk(program.nodes)]
     calls = collections.Counter(id(node.callee) for node in nodes if isinstance(node, ColocatedCall))
@@ -217,7 +217,7 @@ def _effects(plan: Plan, program: Block) -> list[str]:
     return faults
 
 
-def _order(plan: Plan, program: Block) -> list[str]:
+def _order(plan: PlanData, program: Block) -> list[str]:
     """The calls of a stream or object are in program order; an order edge never points backwards."""
     blocks = [(plan.nodes, plan.order), *((b.nodes, b.order) for node in walk(plan.nodes) for b in blocks_of(node))]
     faults = []

@@ -31,16 +31,18 @@ def control_flow(block: Block, mesh: Mesh, structured: Callable[[Any], Block]) -
         mesh: that of the program, maybe empty.
         structured: what all passes up to this one, and those that follow it, make of a closed jaxpr.
     """
+    if not any(map(_makes_calls, block.nodes)):
+        return block
     needed = live(block.outputs, block.nodes)[1]
     env: dict[Any, Any] = {}
     nodes: list[Any] = []
     consts = dict(block.consts)
     for node in block.nodes:
         node = reading(node, env)
-        kind = control_flow_kind(node.eqn) if isinstance(node, Equation) else None
-        if kind is None or not makes_calls(node.eqn):
+        if not _makes_calls(node):
             nodes.append(node)
             continue
+        kind = control_flow_kind(node.eqn)
         out = Builder(node.eqn, consts)
         used = [var in needed for var in node.eqn.outvars]
         params = node.eqn.params
@@ -52,6 +54,10 @@ def control_flow(block: Block, mesh: Mesh, structured: Callable[[Any], Block]) -
             env |= _branch([structured(branch) for branch in params["branches"]], out)
         nodes += out.nodes
     return rebuilt(dataclasses.replace(block, consts=consts), nodes, env)
+
+
+def _makes_calls(node: Any) -> bool:
+    return isinstance(node, Equation) and control_flow_kind(node.eqn) is not None and makes_calls(node.eqn)
 
 
 # Each of these adds to a builder what takes the place of its equation, and gives what its results are.

@@ -15,6 +15,8 @@ __all__ = ["own_initial_values"]
 
 def own_initial_values(block: Block) -> Block:
     """Copies the initial values of loops that are not computed for them alone."""
+    if not any(isinstance(node, Loop) for node in block.nodes):
+        return block
     uses = collections.Counter(variables([*block.outputs, *(atom for node in block.nodes for atom in node.inputs)]))
     single = {var for node in block.nodes if not is_host(node) for var in node.outputs if uses[var] == 1}
     consts = dict(block.consts)

@@ -17,6 +17,8 @@ def prune(block: Block) -> Block:
 
 def merge(block: Block) -> Block:
     """Makes one of pure calls of the same function with the same arguments."""
+    if sum(isinstance(node, ColocatedCall) and node.callee.is_pure for node in block.nodes) < 2:
+        return block
     env: dict[Any, Any] = {}
     made: dict[Any, AnyNode] = {}
     kept = []

@@ -28,6 +28,8 @@ __all__ = ["rotate"]
 
 def rotate(block: Block) -> Block:
     """Rotates the loops of a block where that saves a dispatch."""
+    if not any(isinstance(node, Loop) for node in block.nodes):
+        return block
     consts = dict(block.consts)
     nodes: list[Any] = []
     for node in block.nodes:

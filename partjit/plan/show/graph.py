@@ -7,12 +7,13 @@ import networkx as nx
 
 from partjit.checks import require, require_number
 from partjit.plan.ir.nodes import Block, ColocatedCall, Fragment, Loop, Node, Transfer, Value
+from partjit.plan.ir.plan import PlanData
 from partjit.render.numbers import shown_bytes
 
 __all__ = ["as_graph", "cost_of", "critical_path", "graph_of", "to_mermaid", "turns_of"]
 
 
-def as_graph(plan: Any) -> nx.DiGraph:
+def as_graph(plan: PlanData) -> nx.DiGraph:
     """The graph of a plan; see `Plan.graph`."""
     inputs = (*plan.inputs, *(value for value, _ in plan.constants))
     graph = graph_of(plan.nodes, plan.order, ("arguments", inputs), ("results", plan.outputs))
@@ -66,7 +67,7 @@ def _add_value(graph: nx.DiGraph, before: str, after: str, value: Value) -> None
 
 
 def critical_path(
-    plan: Any, costs: Mapping[str, float] | Callable[[Node], float] | None
+    plan: PlanData, costs: Mapping[str, float] | Callable[[Node], float] | None
 ) -> tuple[tuple[str, ...], float]:
     """The chain of nodes that takes longest; see `Plan.critical_path`."""
 
@@ -98,7 +99,7 @@ def cost_of(node: Node, costs: Mapping[str, float] | Callable[[Node], float]) ->
     return require_number("Plan", f"costs of {node.name}", cost, "a number of seconds")
 
 
-def to_mermaid(plan: Any) -> str:
+def to_mermaid(plan: PlanData) -> str:
     """The graph as a Mermaid flowchart; see `Plan.to_mermaid`."""
     graph = as_graph(plan)
     lines = ["flowchart TD"]

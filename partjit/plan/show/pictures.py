@@ -2,12 +2,13 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import networkx as nx
 
 from partjit.plan.ir.nodes import Block, ColocatedCall, Fragment, Loop, Node, Transfer, Value, walk
+from partjit.plan.ir.plan import PlanData
 from partjit.plan.show.graph import cost_of, critical_path, graph_of, turns_of
+from partjit.plan.show.source import emit
 from partjit.render.dag import Edge, Graph, Vertex, draw
 from partjit.render.html import code, fragment, table
 from partjit.render.markup import Markup
@@ -22,12 +23,12 @@ _CARRIED, _ON, _NOTHING = "carried in", "carried on", "nothing to do"
 _MOST_LISTED = 12
 
 
-def to_svg(plan: Any, costs: Costs | None) -> str:
+def to_svg(plan: PlanData, costs: Costs | None) -> str:
     """The graph of a plan as a picture; see `Plan.to_svg`."""
     return str(_picture(plan, costs))
 
 
-def _picture(plan: Any, costs: Costs | None) -> Markup:
+def _picture(plan: PlanData, costs: Costs | None) -> Markup:
     critical = () if costs is None else critical_path(plan, costs)[0]
     # Constants, which come from nowhere, are left out.
     graph = graph_of(plan.nodes, plan.order, ("arguments", plan.inputs), ("results", plan.outputs))
@@ -124,7 +125,7 @@ def _site(call: ColocatedCall) -> str:
     return f"{file}:{line} in {function}"
 
 
-def to_html(plan: Any) -> str:
+def to_html(plan: PlanData) -> str:
     """The picture of a plan, its source, and tables of what is in it; see `Plan._repr_html_`."""
     fragments: list[tuple[str | int, ...]] = []
     calls: list[tuple[str | int, ...]] = []
@@ -135,7 +136,7 @@ def to_html(plan: Any) -> str:
             fragments.append((node.name, len(node.jaxpr.eqns), *sizes, ", ".join(donated)))
         elif isinstance(node, ColocatedCall):
             calls.append((node.name, node.callee.name, node.where, *sizes, _site(node)))
-    parts = [_picture(plan, None), code(plan.source)]
+    parts = [_picture(plan, None), code(emit(plan))]
     if fragments:
         columns = ("fragment", "equations", "in", "out", "donated")
         parts.append(table("Fragments", columns, fragments, {2: shown_bytes, 3: shown_bytes}))

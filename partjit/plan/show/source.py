@@ -7,19 +7,19 @@ Broken plans are written as well, for the message that says what is wrong with t
 import collections
 import keyword
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
 
 from partjit.plan.ir.names import spelled
 from partjit.plan.ir.nodes import Block, Branch, ColocatedCall, Fragment, Loop, Node, Transfer, Value, walk
+from partjit.plan.ir.plan import PlanData
 
 __all__ = ["emit", "pending_in_turns", "waits"]
 
 
-def emit(plan: Any, most_names: int | None = None) -> str:
+def emit(plan: PlanData, most_names: int | None = None) -> str:
     """The source of the function that a plan is.
 
     Args:
-        plan: a `Plan`.
+        plan: the plan.
         most_names: lists of names that are longer are cut short, for readers.
     """
     names = _Names(most_names)
@@ -223,7 +223,7 @@ def _comment(node: Node) -> str:
     return f"{sum(value.nbytes for value in node.inputs):,} bytes"
 
 
-def _identifier(plan: Any) -> str:
+def _identifier(plan: PlanData) -> str:
     name = spelled(plan.name)
     taken = {"wait", "release", "read", "range", "_", "__debug__"}  # Python allows no other meaning of the last one
     taken.update(node.name for node in walk(plan.nodes))
