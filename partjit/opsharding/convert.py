@@ -182,11 +182,11 @@ def _spec_of(tiling: Tiling, mesh: Mesh | AbstractMesh) -> Any:
         names = []
         for size, stride in digits[dim]:
             while size > 1:
-                name, whole = by_top.get(size * stride, _NO_AXIS)
-                if size % whole:
+                name, axis_size = by_top.get(size * stride, _NO_AXIS)
+                if size % axis_size:
                     raise _part_of_axis(dim, (size, stride), tiling, mesh)
                 names.append(name)
-                size //= whole
+                size //= axis_size
         partitions.append(tuple(names))
     return ParsedPartitionSpec(P(*[names or None for names in partitions]), tuple(partitions))
 
@@ -269,16 +269,16 @@ def _separate(digits: Sequence[Digit], grid: Sequence[int]) -> list[list[Digit]]
 
 def _part_of_axis(dim: int, digit: Digit, tiling: Tiling, mesh: Mesh | AbstractMesh) -> UnrepresentableShardingError:
     size, stride = digit
-    for name, whole, step in axes_of_shape(mesh.shape_tuple):
-        low, high = max(stride, step), min(size * stride, whole * step)
+    for name, axis_size, step in axes_of_shape(mesh.shape_tuple):
+        low, high = max(stride, step), min(size * stride, axis_size * step)
         # The axis can be split only if the digit begins and ends at factors of it.
-        divides = low % step == low % stride == high % low == whole * step % high == 0
-        if high > low and divides and high // low < whole:
+        divides = low % step == low % stride == high % low == axis_size * step % high == 0
+        if high > low and divides and high // low < axis_size:
             factor = high // low
             return UnrepresentableShardingError(
-                f"{tiling} shards dimension {dim} over a factor of {factor} of the axis {name!r}, which has {whole} "
-                f"devices, but a PartitionSpec names whole axes of the mesh ({describe_mesh(mesh)}): split {name!r} "
-                f"into axes of {factor} and {whole // factor} devices"
+                f"{tiling} shards dimension {dim} over a factor of {factor} of the axis {name!r}, which has "
+                f"{axis_size} devices, but a PartitionSpec names whole axes of the mesh ({describe_mesh(mesh)}): split "
+                f"{name!r} into axes of {factor} and {axis_size // factor} devices"
             )
     return UnrepresentableShardingError(
         f"{tiling} shards dimension {dim} over {size} devices with a stride of {stride}, and no axes of the mesh "

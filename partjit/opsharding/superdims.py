@@ -114,11 +114,11 @@ def explode_superdims(sizes: Sequence[int], dims: Sequence[Digit]) -> list[Digit
     exploded = []
     for size, stride in reversed(_digits(dims)):
         while size > 1:
-            _, whole = by_top.get(size * stride, (None, 0))
-            if not whole or size % whole:
+            _, axis_size = by_top.get(size * stride, (None, 0))
+            if not axis_size or size % axis_size:
                 raise NotImplementedError(f"dimensions of sizes {numbers} do not make up {[*dims]}")
-            size //= whole
-            exploded.append((whole, size * stride))
+            size //= axis_size
+            exploded.append((axis_size, size * stride))
     return exploded
 
 

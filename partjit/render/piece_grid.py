@@ -147,13 +147,13 @@ def arrange(grid: PieceGrid, *, columns: int, rows: int, bands: int, panels: int
         [('0:2', '2:4', '4:6'), ('6:8',)]
     """
     dims = grid.dimensions
-    divided = [k for k, dim in enumerate(dims) if len(dim.labels) != 1]
+    sharded = [k for k, dim in enumerate(dims) if len(dim.labels) != 1]
     shown = [*range(len(dims))]
     if len(dims) > 2:
-        shown = sorted(sorted(divided, key=lambda k: -len(dims[k].labels))[:2])
+        shown = sorted(sorted(sharded, key=lambda k: -len(dims[k].labels))[:2])
     along = shown[-1] if shown else None
     down = shown[0] if len(shown) == 2 else None
-    across = tuple(k for k in divided if k not in shown)
+    across = tuple(k for k in sharded if k not in shown)
     at = {piece.position: piece for piece in grid.pieces}
 
     sizes = [len(dims[k].labels) for k in across]

@@ -73,18 +73,18 @@ def lines(grid: PieceGrid, width: int = 80, *, table: bool | None = None) -> lis
 def _arranged(grid: PieceGrid, width: int) -> tuple[Arrangement, int]:
     """The arrangement that fits into lines of a width, and the width of a cell."""
     most = {"rows": _MOST_ROWS, "bands": _MOST_BANDS, "panels": _MOST_PANELS}
-    whole = arrange(grid, columns=len(grid.pieces) or 1, **most)
-    gutter = _gutter(grid, whole)
-    count = 1 if whole.columns is None else len(grid.dimensions[whole.columns].labels)
+    full = arrange(grid, columns=len(grid.pieces) or 1, **most)
+    gutter = _gutter(grid, full)
+    count = 1 if full.columns is None else len(grid.dimensions[full.columns].labels)
     cell = 1
     for room in (28, 18, 12, 8):  # ever shorter names, until all columns fit
         names = [name_devices(piece.devices, grid.remote, room) for piece in grid.pieces]
-        labels = () if whole.columns is None else grid.dimensions[whole.columns].labels
+        labels = () if full.columns is None else grid.dimensions[full.columns].labels
         cell = max(map(len, [*names, *labels]), default=1) + 2
         if count * (cell + 1) + 1 + gutter <= width:
-            return whole, cell
+            return full, cell
     fit = max(1, (width - gutter - 1) // (cell + 1))
-    if whole.rows is not None and len(grid.dimensions[whole.rows].labels) > 1:
+    if full.rows is not None and len(grid.dimensions[full.rows].labels) > 1:
         fit = max(1, (width - gutter - 1 - (_GAP + 1)) // (cell + 1))
     return arrange(grid, columns=fit, **most), min(cell, width - gutter - 2)
 

@@ -60,7 +60,7 @@ def test_a_conftest_may_use_jax_but_an_earlier_plugin_may_not(run):
     printed = run("--partjit-devices=3", "-p", "early", early="import jax\njax.devices()\n", test_it=test)
     assert "3 devices were requested" in printed, printed
     assert "JAX is initialized already with 1" in printed
-    assert "Use JAX inside of fixtures and hooks only" in printed
+    assert "Use JAX in fixtures and hooks only" in printed
 
 
 @pytest.mark.parametrize("value", ["0", "-2", "many"])
