@@ -109,7 +109,7 @@ def aval_of_struct(spec: jax.ShapeDtypeStruct) -> ShapedArray:
     return ShapedArray(spec.shape, spec.dtype, getattr(spec, "weak_type", False))
 
 
-def register_array_type(array_type: type, value_of: Callable[[Any], Any]) -> None:
+def register_array_type(array_type: type[jax.Array], value_of: Callable[[Any], jax.Array]) -> None:
     """Makes jax accept `array_type` wherever it accepts an array.
 
     Args:

@@ -47,15 +47,22 @@ def weakref_cache(compute: Callable[P, R]) -> Cached[P, R]:
     return result
 
 
+class Clearable(Protocol):
+    """A cache that can be cleared, and can be referred to weakly."""
+
+    def clear(self) -> None:
+        """Forgets everything."""
+
+
 class CacheGroup:
     """Caches that `jax.clear_caches()` clears, each as long as it is there; a cache has a method `clear`."""
 
     def __init__(self, name: str) -> None:
-        self._caches: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._caches: weakref.WeakSet[Clearable] = weakref.WeakSet()
         self._lock = threading.RLock()
         register_cache(self, name)
 
-    def add(self, cache: Any) -> None:
+    def add(self, cache: Clearable) -> None:
         """Adds a cache."""
         with self._lock:
             self._caches.add(cache)

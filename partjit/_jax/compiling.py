@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
+import jax
 from jax._src import compilation_cache, config, core, source_info_util, stages
 from jax._src.interpreters import mlir, pxla
 from jax._src.interpreters.pxla import MeshComputation, MeshExecutable
@@ -83,7 +84,7 @@ def mismatches_inside(error: Exception) -> list[tuple[str, list[int]]]:
     return found
 
 
-def shard_constants(computation: MeshComputation, executable: MeshExecutable) -> list[Any]:
+def shard_constants(computation: MeshComputation, executable: MeshExecutable) -> list[jax.Array]:
     """The constants of a lowered program, sharded as its executable wants them; they come before the arguments."""
     return executable.shard_const_args(computation.const_args)
 

@@ -13,7 +13,7 @@ import dataclasses
 import operator
 import threading
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jax._src import ad_checkpoint, effects
@@ -47,7 +47,7 @@ class CallRules:
     """
 
     has_effect: Callable[[JaxprEqn], bool]
-    effectful_in: Callable[[Sequence[Any]], Sequence[JaxprEqn]]
+    effectful_in: Callable[[Sequence[ClosedJaxpr]], Sequence[JaxprEqn]]
     is_saved: Callable[[Primitive, dict[str, Any]], bool]
     refuse_batched: Callable[[str, Sequence[JaxprEqn]], None]
     refuse_split: Callable[[str, Sequence[JaxprEqn]], None]
@@ -91,7 +91,7 @@ def _batch_cond(of_jax: Rule, calls: CallRules) -> Rule:
     once jax has a registry of effects that are refused there; so far it refuses effects of its own by name.
     """
 
-    def rule(axis_data: AxisData, args: Any, dims: Any, **params: Any) -> Any:
+    def rule(axis_data: AxisData, args: Sequence[Any], dims: Sequence[int | None], **params: Any) -> Any:
         # jax asks anew for the index of branches for platforms, and not for each example.
         if dims[0] is not None and "branches_platforms" not in params:
             found = calls.effectful_in(params["branches"])
@@ -108,7 +108,7 @@ def _batch_while(of_jax: Rule, calls: CallRules) -> Rule:
     jax evaluates the body for all examples until the last one is done. Needless as for `cond`.
     """
 
-    def rule(axis_data: AxisData, args: Any, dims: Any, **params: Any) -> Any:
+    def rule(axis_data: AxisData, args: Sequence[Any], dims: Sequence[int | None], **params: Any) -> Any:
         found = calls.effectful_in([params["cond_jaxpr"], params["body_jaxpr"]])
         if found and _predicate_is_batched(axis_data, dims, **params):
             calls.refuse_batched("while_loop", found)
@@ -160,7 +160,7 @@ def _split_while_under_checkpoint(of_jax: Rule, calls: CallRules) -> Rule:
     effects in the known half, as it leaves equations without a rule of their own.
     """
 
-    def rule(saveable: Any, unknown: Any, instantiated: Any, eqn: JaxprEqn) -> Any:
+    def rule(saveable: Rule, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: JaxprEqn) -> Any:
         found = calls.effectful_in([eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]])
         if not found:
             return of_jax(saveable, unknown, instantiated, eqn)
@@ -198,7 +198,7 @@ def _split_scan_under_checkpoint(of_jax: Rule, calls: CallRules) -> Rule:
     names = types.SimpleNamespace(**{**vars(_pe), "partial_eval_jaxpr_nounits": split})
     careful = _with_globals(of_jax, {"pe": names})
 
-    def rule(saveable: Any, unknown: Any, instantiated: Any, eqn: JaxprEqn) -> Any:
+    def rule(saveable: Rule, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: JaxprEqn) -> Any:
         has_effects = _has_effects(eqn.params["jaxpr"], calls)
         return (careful if has_effects else of_jax)(saveable, unknown, instantiated, eqn)
 
@@ -209,7 +209,7 @@ def _has_effects(jaxpr: ClosedJaxpr, calls: CallRules) -> bool:
     return any(map(calls.has_effect, jaxpr.jaxpr.eqns))
 
 
-def _with_globals(function: Any, replaced: dict[str, Any]) -> Any:
+def _with_globals(function: Any, replaced: Mapping[str, object]) -> Rule:
     """A copy of a rule of jax's that sees another function in the one place where it moves equations."""
     assert {*replaced} <= {*function.__code__.co_names}
     namespace = {**function.__globals__, **replaced}
@@ -260,7 +260,7 @@ def _split_checkpoint(of_jax: Rule, calls: CallRules) -> Rule:
     where nothing can be saved. Needless once that is not so, or a primitive can overrule the policy.
     """
 
-    def rule(trace: Any, *tracers: Any, jaxpr: Jaxpr, policy: Any, **params: Any) -> Any:
+    def rule(trace: Any, *tracers: Any, jaxpr: Jaxpr, policy: Rule | None, **params: Any) -> Any:
         if calls.is_saved(remat_p, {"jaxpr": jaxpr}) and not isinstance(policy, _SavingCalls):
             policy = _SavingCalls(policy or ad_checkpoint.nothing_saveable, calls)
         return of_jax(trace, *tracers, jaxpr=jaxpr, policy=policy, **params)
@@ -272,7 +272,7 @@ def _split_checkpoint(of_jax: Rule, calls: CallRules) -> Rule:
 class _SavingCalls:
     """A policy that saves results of calls, and otherwise does as another one says."""
 
-    policy: Any
+    policy: Rule
     calls: CallRules
 
     def __repr__(self) -> str:
