@@ -12,13 +12,13 @@ from typing import Any
 import jax
 import numpy as np
 from jax.core import ShapedArray
-from jax.sharding import Mesh, NamedSharding, Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from partjit._jax.arrays import device_put, shareable
 from partjit._jax.meshes import without_mesh
 from partjit._jax.shardings import device_list
 from partjit._jax.types import Device, PyTreeDef
-from partjit.colocated.devices import colocated_cpu_devices, colocated_sharding, replicated_over
+from partjit.colocated.devices import colocated_sharding, replicated_over
 from partjit.colocated.runtime.pins import distinct
 from partjit.colocated.runtime.specs import OutSpec, OutSpecs, flat_result
 
@@ -257,13 +257,14 @@ class _OwnDevices:
 
     def __init__(self, mesh: Mesh) -> None:
         devices: list[Device] = [*mesh.devices.flat]
-        cpus = colocated_cpu_devices(devices)
-        self._is_shared = len({*cpus}) < len(cpus)  # arrays are unsharded on the first one then
+        everywhere: Any = colocated_sharding(NamedSharding(mesh, PartitionSpec()))
+        self._is_shared = isinstance(everywhere, SingleDeviceSharding)  # all have the same CPU device
+        hosts = [*everywhere.device_set] * mesh.size if self._is_shared else [*everywhere.mesh.devices.flat]
         own = [k for k, device in enumerate(devices) if device.process_index == jax.process_index()]
         positions = _positions(mesh)
         self.positions = [positions[k] for k in own]
         self._devices = [devices[k] for k in own]
-        self._hosts = [cpus[0 if self._is_shared else k] for k in own]
+        self._hosts = [hosts[k] for k in own]
 
     def shards_of(self, array: jax.Array, shape: tuple[int, ...], sharding: NamedSharding) -> Sequence[jax.Array]:
         """The shards of an array, in the shape given; it has this sharding or the same one on the hosts."""
