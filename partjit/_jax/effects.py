@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from jax._src import core, effects
 from jax.extend.core import ClosedJaxpr, Effect
 
-__all__ = ["has_kept_effects", "is_input_effect", "positional_effects", "register_effect", "without_axes"]
+__all__ = ["has_kept_effects", "positional_effects", "register_effect", "without_axes"]
 
 # The effects of a jaxpr, those on its inputs by position.
 positional_effects = core.positional_effects
@@ -26,11 +26,6 @@ def register_effect(effect_type: type[Effect]) -> None:
         effects.partial_eval_kept_effects,
     ):
         registry.add_type(effect_type)
-
-
-def is_input_effect(effect: Effect) -> bool:
-    """Whether an effect is on one of the arguments, by its number."""
-    return isinstance(effect, effects.JaxprInputEffect)
 
 
 def without_axes(effects: Iterable[Effect]) -> set[Effect]:
