@@ -7,7 +7,7 @@ rules of jax that would have it otherwise are replaced in `_jax/patches.py`; wha
 from collections.abc import Sequence
 from typing import Any
 
-from jax.extend.core import Jaxpr, JaxprEqn, Primitive, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive, jaxprs_in_params
 
 from partjit._jax import patches
 from partjit._jax.sources import at_site
@@ -24,7 +24,7 @@ def _has_effect(of: Any) -> bool:
     return any(isinstance(effect, ColocatedEffect) for effect in of.effects)
 
 
-def _effectful_in(jaxprs: Sequence[Jaxpr]) -> list[JaxprEqn]:
+def _effectful_in(jaxprs: Sequence[ClosedJaxpr]) -> list[JaxprEqn]:
     return [eqn for eqn in calls_in(filter(_has_effect, jaxprs)) if _has_effect(eqn)]
 
 
