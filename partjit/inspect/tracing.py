@@ -144,7 +144,7 @@ def _with_times(nodes: Sequence[Node], times: int | None) -> Iterator[tuple[Frag
         if isinstance(node, Fragment):
             yield node, times
         elif isinstance(node, Loop):
-            inner = None if times is None or node.turns is None else times * node.turns
+            inner = None if times is None or node.trip_count is None else times * node.trip_count
             yield from _with_times(node.block.nodes, inner)
         elif isinstance(node, Branch):
             for block in node.blocks:

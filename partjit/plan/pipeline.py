@@ -127,7 +127,7 @@ def _awaited_next(loop: Loop) -> Collection[Any]:
     """The results of an iteration that the devices need in the next one; the predicate is read as well."""
     read = {atom for node in loop.block.nodes if not is_host(node) for atom in variables(node.inputs)}
     pairs = zip(loop.carried, loop.block.outputs, strict=True)
-    return {*variables([*(out for var, out in pairs if var in read), *loop.block.outputs[: loop.turns is None]])}
+    return {*variables([*(out for var, out in pairs if var in read), *loop.block.outputs[: loop.trip_count is None]])}
 
 
 def _used_by(block: Block, flags: Sequence[bool]) -> Collection[Any]:

@@ -97,9 +97,9 @@ class Plan(PlanData):
         """The graph as a picture: boxes in rows, what loops and branches hold in them, and edges that go down.
 
         Edges say how many bytes go along them; dotted ones are an order without data. In a loop, "carried in" stands
-        for what a turn gets from the one before, and "carried on" for what it gives to the next. The picture follows
-        the theme of the reader, is the same for the same plan, and shows more where it is pointed at. Constants are
-        not in it.
+        for what an iteration gets from the one before, and "carried on" for what it gives to the next. The picture
+        follows the theme of the reader, is the same for the same plan, and shows more where it is pointed at.
+        Constants are not in it.
 
         Args:
             costs: seconds per node, as for `critical_path`, which then stands out; each node says what it costs.

@@ -275,7 +275,7 @@ def test_a_plan_is_drawn_with_what_is_in_loops_and_branches():
     texts = ["".join(text.itertext()) for text in root.iter("{http://www.w3.org/2000/svg}text")]
     for node in walk(plan.nodes):
         assert (node.callee.name if isinstance(node, ColocatedCall) else node.name) in texts
-    said = {"arguments", "results", "3 turns", "one of 2", "case 0", "case 1", "carried in", "carried on", "32 B"}
+    said = {"arguments", "results", "3 iterations", "one of 2", "case 0", "case 1", "carried in", "carried on", "32 B"}
     assert said <= {*texts}
     assert "nothing to do" in texts, "a branch that gives what it gets"
     assert root.attrib["aria-label"] == "The plan of fun"

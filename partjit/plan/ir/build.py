@@ -172,12 +172,12 @@ def _of_jax(node: Loop | Branch) -> Callable[..., Any]:
     runs = [jaxpr_as_fun(jaxpr_of(block)) for block in node.blocks]
     if isinstance(node, Branch):
         return lambda index, *captured: jax.lax.switch(index, runs, *captured)
-    count, turns, (run,) = len(node.captured), node.turns, runs
+    count, trip_count, (run,) = len(node.captured), node.trip_count, runs
 
     def loop(*args: Any) -> Any:
         captured, initial = args[:count], [*args[count:]]
-        if turns is None:
+        if trip_count is None:
             return jax.lax.while_loop(lambda carried: carried[0], lambda carried: run(*captured, *carried), initial)
-        return jax.lax.fori_loop(0, turns, lambda _, carried: run(*captured, *carried), initial)
+        return jax.lax.fori_loop(0, trip_count, lambda _, carried: run(*captured, *carried), initial)
 
     return loop

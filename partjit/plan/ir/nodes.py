@@ -221,7 +221,7 @@ class Loop:
         inputs: what its iterations capture from outside, and then the values it starts from.
         outputs: the carried values: in each iteration what the one before gave, after the last one the results.
         block: an iteration, whose outputs are the carried values of the next one.
-        turns: how many iterations there are; None if there is one as long as the first carried value is true.
+        trip_count: how many iterations there are; None if there is one as long as the first carried value is true.
         eqn: the equation that it was traced as.
         is_buffer: for each carried value whether it is a stack that each iteration writes a slice of.
         counter: which carried value is the number of the iteration; None if none is.
@@ -232,7 +232,7 @@ class Loop:
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]
     block: Block
-    turns: int | None
+    trip_count: int | None
     eqn: JaxprEqn
     is_buffer: tuple[bool, ...]
     counter: int | None = None

@@ -206,7 +206,7 @@ def _with_own_constants(loop: Loop, constants: dict[Any, Any]) -> Loop:
 def _without_unchanged(loop: Loop, constants: dict[Any, Any]) -> tuple[Loop, dict[Any, Any]]:
     """With carried values that no iteration changes captured instead; also what they are after the loop."""
     changed = [var is not following for var, following in zip(loop.carried, loop.block.outputs, strict=True)]
-    changed[0] |= loop.turns is None  # the predicate
+    changed[0] |= loop.trip_count is None  # the predicate
     if all(changed):
         return loop, {}
     same = [not flag for flag in changed]
@@ -220,7 +220,7 @@ def _needed(loop: Loop, used: set[Any]) -> Loop:
     """Without carried values that nothing needs, inside or after it."""
     block = loop.block
     needed = [var in used for var in loop.outputs]
-    needed[0] |= loop.turns is None
+    needed[0] |= loop.trip_count is None
     while True:
         nodes, read_inside = live(_kept(block.outputs, needed), block.nodes)
         grown = [flag or var in read_inside for flag, var in zip(needed, loop.carried, strict=True)]

@@ -81,7 +81,7 @@ def _with_donated(fragment: Fragment, dying: Collection[Value]) -> Fragment:
 
 
 def _with_given(loop: Loop) -> Loop:
-    """The loop; a turn may give away the carried values that no turn, or function called in one, keeps."""
+    """The loop; an iteration may donate the carried values that none, and no function called in one, keeps."""
     giving = (True,) * len(loop.outputs)  # what it starts from is its own
     while True:
         carried = [value for value, flag in zip(loop.outputs, giving, strict=True) if flag]

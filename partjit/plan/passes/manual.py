@@ -39,8 +39,8 @@ class _Scan:
     Attributes:
         eqn: the scan.
         arguments: what it carries and takes slices of, as arrays.
-        own: the forms of that in a turn.
-        given: the forms of what a turn gives.
+        own: the forms of that in an iteration.
+        given: the forms of what an iteration gives.
         results: the forms of its results.
     """
 

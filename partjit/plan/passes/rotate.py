@@ -47,7 +47,7 @@ def _rotated(loop: Loop, before: Builder) -> Loop:
     if not head:
         return loop
     is_expensive = amortizes_a_dispatch(cost)
-    if is_expensive and loop.turns is not None and loop.counter is None:
+    if is_expensive and loop.trip_count is not None and loop.counter is None:
         loop = _counted(loop, before)
     block = loop.block
     inside = [node for k, node in enumerate(block.nodes) if k in head]
@@ -60,11 +60,11 @@ def _rotated(loop: Loop, before: Builder) -> Loop:
     own = block.inputs[: len(loop.captured)]
     first: Any = None
     again: Any = None
-    if is_expensive and loop.turns is None:
+    if is_expensive and loop.trip_count is None:
         first, again = loop.initial[0], block.outputs[0]
     elif is_expensive:  # there is a first iteration, but maybe no next one
-        turns = loop.turns
-        (again,) = after.add(lambda i: i < turns, block.outputs[loop.counter or 0])
+        trip_count = loop.trip_count
+        (again,) = after.add(lambda i: i < trip_count, block.outputs[loop.counter or 0])
     initial = _if(first, program, [*loop.captured, *loop.initial], before)
     following = _if(again, program, [*own, *block.outputs], after)
     arrived = [new_var(var.aval) for var in crossing]

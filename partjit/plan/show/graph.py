@@ -10,7 +10,7 @@ from partjit.plan.ir.nodes import Block, ColocatedCall, Fragment, Loop, Node, Tr
 from partjit.plan.ir.plan import PlanData
 from partjit.render.numbers import shown_bytes
 
-__all__ = ["as_graph", "cost_of", "critical_path", "graph_of", "to_mermaid", "turns_of"]
+__all__ = ["as_graph", "cost_of", "critical_path", "graph_of", "iterations_of", "to_mermaid"]
 
 
 def as_graph(plan: PlanData) -> nx.DiGraph:
@@ -27,7 +27,7 @@ def graph_of(
     first: tuple[str, Sequence[Value]] | None = None,
     last: tuple[str, Sequence[Value]] | None = None,
 ) -> nx.DiGraph:
-    """The graph of nodes that stand beside each other: of a plan, a turn, or a branch.
+    """The graph of nodes that stand beside each other: of a plan, an iteration, or a branch.
 
     Args:
         nodes: in the order in which they are taken up; values that none of them makes come from outside.
@@ -120,7 +120,7 @@ def _drawn(node: Node) -> Iterator[str]:
     elif isinstance(node, Transfer):
         yield f'{node.name}[/"{node.name}"/]'
     elif isinstance(node, Loop):
-        yield f'subgraph {node.name}["{node.name}: {turns_of(node)}"]'
+        yield f'subgraph {node.name}["{node.name}: {iterations_of(node)}"]'
         yield from (f"  {line}" for line in _drawn_block(node.block))
         yield "end"
     else:
@@ -145,8 +145,8 @@ def _drawn_edges(graph: nx.DiGraph) -> Iterator[str]:
             yield f'{before} -->|"{shown_bytes(data["nbytes"])}"| {after}'
 
 
-def turns_of(loop: Loop) -> str:
-    """How often a loop turns, in words."""
-    if loop.turns is None:
+def iterations_of(loop: Loop) -> str:
+    """How many iterations a loop has, in words."""
+    if loop.trip_count is None:
         return f"while {loop.outputs[0].name}"
-    return f"{loop.turns} turn{'' if loop.turns == 1 else 's'}"
+    return f"{loop.trip_count} iteration{'' if loop.trip_count == 1 else 's'}"

@@ -7,7 +7,7 @@ import networkx as nx
 
 from partjit.plan.ir.nodes import Block, ColocatedCall, Fragment, Loop, Node, Transfer, Value, walk
 from partjit.plan.ir.plan import PlanData
-from partjit.plan.show.graph import cost_of, critical_path, graph_of, turns_of
+from partjit.plan.show.graph import cost_of, critical_path, graph_of, iterations_of
 from partjit.plan.show.source import emit
 from partjit.render.dag import Edge, Graph, Vertex, draw
 from partjit.render.html import code, fragment, table
@@ -90,7 +90,7 @@ def _said(node: Node) -> str:
         return node.where
     if isinstance(node, Transfer):
         return shown_bytes(_nbytes(node.inputs))
-    return turns_of(node) if isinstance(node, Loop) else f"one of {len(node.blocks)}"
+    return iterations_of(node) if isinstance(node, Loop) else f"one of {len(node.blocks)}"
 
 
 def _tooltip(node: Node, said: str) -> str:

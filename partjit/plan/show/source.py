@@ -12,7 +12,7 @@ from partjit.plan.ir.names import spelled
 from partjit.plan.ir.nodes import Block, Branch, ColocatedCall, Fragment, Loop, Node, Transfer, Value, walk
 from partjit.plan.ir.plan import PlanData
 
-__all__ = ["emit", "pending_in_turns", "waits"]
+__all__ = ["emit", "pending_in_iterations", "waits"]
 
 
 def emit(plan: PlanData, most_names: int | None = None) -> str:
@@ -72,7 +72,7 @@ def waits(nodes: Sequence[Node], pending: set[Value] | None = None) -> Iterator[
             needed = tuple(value for value in node.inputs if value in pending)
             pending.difference_update(needed)
         elif isinstance(node, Loop):
-            pending |= pending_in_turns(node, pending)
+            pending |= pending_in_iterations(node, pending)
         elif isinstance(node, Branch):
             for block in node.blocks:
                 pending.update(_pending_after(block, pending, node.outputs))
@@ -81,8 +81,8 @@ def waits(nodes: Sequence[Node], pending: set[Value] | None = None) -> Iterator[
         yield node, needed
 
 
-def pending_in_turns(loop: Loop, pending: set[Value]) -> set[Value]:
-    """The carried values of a loop that may be results of calls on threads at the beginning of a turn."""
+def pending_in_iterations(loop: Loop, pending: set[Value]) -> set[Value]:
+    """The carried values of a loop that may be results of calls on threads at the beginning of an iteration."""
     carried = {value for value, first in zip(loop.outputs, loop.initial, strict=False) if first in pending}
     while True:
         grown = carried | _pending_after(loop.block, pending | carried, loop.outputs)
@@ -172,20 +172,20 @@ class _Writer:
         yield from self._set(loop.outputs, loop.initial, dead)
         head = (
             f"while read({self._names.of(loop.outputs[0])}):"
-            if loop.turns is None
-            else f"for _ in range({loop.turns}):"
+            if loop.trip_count is None
+            else f"for _ in range({loop.trip_count}):"
         )
         yield f"{head}  # {loop.name}"
         self._go_on_in_place(loop)
         read = {value for node in nodes for value in node.inputs}
         lines = [*self._forget([value for value in loop.outputs if value not in read])]
-        inside = pending | pending_in_turns(loop, pending)
+        inside = pending | pending_in_iterations(loop, pending)
         lines += self.block(nodes, loop.outputs, {*loop.block.outputs}, inside)
         produced = {value for node in nodes for value in node.outputs}
         yield from _indented([*lines, *self._set(loop.outputs, loop.block.outputs, produced)])
 
     def _go_on_in_place(self, loop: Loop) -> None:
-        """What a turn gives the next one has the name of what it takes the place of, if that is not read any more."""
+        """What is carried on has the name of the carried value that it replaces, if that is not read any more."""
         last_use = {value: i for i, node in enumerate(loop.block.nodes) for value in node.inputs}
         made_at = {
             value: i
