@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from partjit.checks import require_callable
+from partjit.checks import require_callable, wrong_type
 
 __all__ = [
     "CallFailed",
@@ -213,6 +213,9 @@ def span(started: Event) -> Iterator[None]:
     Args:
         started: a `ProgramStarted`, `CallStarted`, `TransferStarted` or `WaitStarted`.
 
+    Raises:
+        TypeError: when it is entered: `started` is none of these.
+
     Example:
         >>> from partjit import events
         >>> seen = []
@@ -221,6 +224,8 @@ def span(started: Event) -> Iterator[None]:
         >>> [(type(event).__name__, event.node) for event in seen]
         [('WaitStarted', 'load'), ('WaitFinished', 'load')]
     """
+    if type(started) not in _ENDS:
+        raise wrong_type("span", "started", started, "an event that something has started, as a ProgramStarted")
     finished, failed = _ENDS[type(started)]
     emit(started)
     try:
