@@ -657,7 +657,9 @@ def _targets() -> Iterator[Target]:
     yield Target(
         "partjit.events.emit", events.emit, lambda: {"event": events.ProgramStarted("step", 0)}, {"event": "everything"}
     )
-    yield Target("partjit.events.span", _spanned, lambda: {"started": events.ProgramStarted("step", 0)}, {})
+    yield Target(
+        "partjit.events.span", _spanned, lambda: {"started": events.ProgramStarted("step", 0)}, {"started": ""}
+    )
     yield Target("partjit.events.subscribe", _listened, lambda: {"listener": print}, {"listener": "callable"})
     # Testing
     yield from _testing_targets()

@@ -66,6 +66,7 @@ class Colocated(abc.ABC):
             TypeError: an option is of the wrong type.
 
         Example:
+            >>> import jax
             >>> from partjit.colocated import colocated_python
             >>> spec = jax.ShapeDtypeStruct((8,), jax.numpy.float32)
             >>> double = colocated_python(lambda x: 2 * x).specialize(out_specs=spec, stream="io")
@@ -91,6 +92,7 @@ class Colocated(abc.ABC):
             TypeError: a rule is not a function.
 
         Example:
+            >>> import jax
             >>> import numpy as np
             >>> from partjit.colocated import colocated_python
             >>> spec = jax.ShapeDtypeStruct((), jax.numpy.float32)
@@ -119,6 +121,7 @@ class Colocated(abc.ABC):
             TypeError: the rule is not a function.
 
         Example:
+            >>> import jax
             >>> import numpy as np
             >>> from partjit.colocated import colocated_python
             >>> spec = jax.ShapeDtypeStruct((), jax.numpy.float32)

@@ -16,10 +16,19 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 import partjit
 from partjit import P
+from partjit._jax.compiling import no_compilation_cache
 from partjit.inspect.collectives import total_bytes
 from partjit.inspect.hlo import device_groups, optimized, source_lines, trip_counts
 from partjit.inspect.hlo import text as hlo
 from tests.census import saw, sees
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_here():
+    """A compiled program that is kept says on which line the same program was before the file was changed."""
+    with no_compilation_cache():
+        yield
+
 
 # Groups of devices
 
