@@ -106,12 +106,12 @@ class Specialization:
                 return self._run_cheap(args, kwargs, stream)
         return self._run_in_order(leaves, stream)
 
-    def run_for_program(self, leaves: Sequence[jax.Array], apart: Sequence[int], site: Site) -> Sequence[jax.Array]:
+    def run_for_program(self, leaves: Sequence[jax.Array], which: Sequence[int], site: Site) -> Sequence[jax.Array]:
         """Calls the function in this thread, for a program, and returns the flat results.
 
         Args:
             leaves: the flat arguments, on the hosts.
-            apart: the positions of results that must be distinct from the arguments and from each other.
+            which: the positions of results that must be distinct from the arguments and from each other.
             site: where the user's code makes the call.
 
         Raises:
@@ -134,7 +134,7 @@ class Specialization:
                     results = out_specs.fit_flat(self._target(*args, **kwargs), self._name)
             else:
                 results = out_specs.tree.flatten_up_to(self._run_here(leaves, self._lanes(stream)[0], stream, site))
-            return distinct(results, leaves, apart) if apart else results
+            return distinct(results, leaves, which) if which else results
         except Exception as error:
             failure_here(error, self._name, site, stream).raise_()
 

@@ -47,7 +47,7 @@ def structured(jaxpr: Any, mesh: Mesh, caller: Stream | None = None) -> Block:
         caller: the stream of the caller, if the program names it as well, so that both are one order.
 
     Raises:
-        ValueError: a call stands where the host cannot make it.
+        ValueError: a call is where the host cannot make it.
         ShardingError: a shard_map with calls is over other devices than the program.
     """
 
@@ -89,7 +89,7 @@ class _Edges:
     awaited: Collection[Any] = ()
 
 
-def _partitioned(block: Block, edges: _Edges, mesh: Mesh, home: Any, shardings: dict[Any, Any]) -> Block:
+def _partitioned(block: Block, edges: _Edges, mesh: Mesh, default: Any, shardings: dict[Any, Any]) -> Block:
     """A block, and those inside of it, made of fragments; `shardings` gets those of the variables between them."""
     block, ins = explicit(block, edges.in_shardings, edges.out_shardings, mesh)
     block, direct = forward(block, ins, edges.out_shardings, edges.kind)
@@ -97,8 +97,8 @@ def _partitioned(block: Block, edges: _Edges, mesh: Mesh, home: Any, shardings: 
     groups = cut(block, edges.awaited, donated)
     check_stage(groups, "cut")
     crossing = [var for node in groups.nodes for var in variables(node.inputs) if var not in block.consts]
-    shardings.update(propagate(block, crossing, direct, ins, edges.out_shardings, mesh, home))
-    made = fragments(groups, shardings, edges.out_shardings, donated, mesh, home)
+    shardings.update(propagate(block, crossing, direct, ins, edges.out_shardings, mesh, default))
+    made = fragments(groups, shardings, edges.out_shardings, donated, mesh, default)
     check_stage(made, "fragments")
     on_devices = {var for node in groups.nodes if isinstance(node, Group) for var in node.inputs}.union(edges.awaited)
 
@@ -117,7 +117,7 @@ def _partitioned(block: Block, edges: _Edges, mesh: Mesh, home: Any, shardings: 
             awaited = _awaited_next(node) if is_loop else _used_by(inner, [var in on_devices for var in node.outputs])
             donated = [k >= len(node.captured) for k in range(len(given))]
             inside = _Edges("iteration" if is_loop else "branch", ins, outs, donated, awaited)
-            blocks.append(_partitioned(inner, inside, mesh, home, shardings))
+            blocks.append(_partitioned(inner, inside, mesh, default, shardings))
         return dataclasses.replace(node, **({"block": blocks[0]} if is_loop else {"blocks": tuple(blocks)}))
 
     return dataclasses.replace(made, nodes=tuple(map(nested, made.nodes)))
@@ -157,7 +157,7 @@ def make_plan(
         caller: see `structured`.
 
     Raises:
-        ValueError: a call stands where the host cannot make it.
+        ValueError: a call is where the host cannot make it.
         ShardingError: a call's specs are on other devices than the program.
     """
     mesh = auto_twin(mesh)
@@ -167,16 +167,16 @@ def make_plan(
         mesh = next(meshes_of_shard_maps(jaxpr), mesh)
     program = structured(jaxpr, mesh, caller)
     check_devices(program, mesh)
-    home = without_a_mesh(in_shardings) if mesh.empty else None
+    default = without_a_mesh(in_shardings) if mesh.empty else None
     shardings: dict[Any, Any] = {}
     edges = _Edges("program", in_shardings, out_shardings, donated)
-    block = _partitioned(program, edges, mesh, home, shardings)
+    block = _partitioned(program, edges, mesh, default, shardings)
     # Which the plan's source means something else by.
     names = Names("wait", "release", "read", "range", "_")
     bound = bind(block, shardings, paths, result_paths, mesh, names)
     check_stage(bound.block, "bound", [*bound.constants])
     bound = dataclasses.replace(bound, block=pin(bound.block, bound.constants))
-    bound = transfers(bound, names, home)
+    bound = transfers(bound, names, default)
     check_stage(bound.block, "transferred", [*bound.constants])
     block = bound.block
     released = may_release(block.inputs, donated, [value.aval for value in block.outputs])

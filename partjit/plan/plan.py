@@ -102,7 +102,7 @@ class Plan(PlanData):
         Constants are not in it.
 
         Args:
-            costs: seconds per node, as for `critical_path`, which then stands out; each node says what it costs.
+            costs: seconds per node, as for `critical_path`, which is then emphasized; each node shows its cost.
 
         Returns:
             An SVG for a file or a page.

@@ -213,10 +213,10 @@ def broken(plan):
                     yield f"{node.name} given {value.name}", replaced(plan, k, donated=donated)
             yield f"{node.name} without an argument", replaced(plan, k, inputs=node.inputs[1:])
         if isinstance(node, ColocatedCall):
-            for i, held in enumerate(node.held):
-                if held and not node.is_inline:
-                    loose = tuple(flag and j != i for j, flag in enumerate(node.held))
-                    yield f"{node.name} not holding", replaced(plan, k, held=loose)
+            for i, pinned in enumerate(node.pinned):
+                if pinned and not node.is_inline:
+                    loose = tuple(flag and j != i for j, flag in enumerate(node.pinned))
+                    yield f"{node.name} not holding", replaced(plan, k, pinned=loose)
     for before, after in plan.order:
         names = [node.name for node in plan.nodes]
         i, j = names.index(before), names.index(after)

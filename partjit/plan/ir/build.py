@@ -63,7 +63,7 @@ def _copied(node: Any, env: dict[Any, Any]) -> Any:
 
 
 def copied(block: Block) -> Block:
-    """A block with fresh variables: those of two blocks that are made of one jaxpr are told apart."""
+    """A block with fresh variables: two blocks made of one jaxpr share none."""
     env: dict[Any, Any] = {var: _fresh(var) for var in (*block.inputs, *block.consts)}
     nodes = tuple(_copied(node, env) for node in block.nodes)
     consts = {env[var]: value for var, value in block.consts.items()}
@@ -94,7 +94,7 @@ def constraint(atom: Any, var: Any, spec: ParsedPartitionSpec, mesh: Mesh, like:
     Args:
         atom, var: the value, and the variable of the constrained one.
         spec, mesh: the spec, and the mesh it is about if it names none itself.
-        like: the equation in whose place it stands.
+        like: the equation that it replaces.
     """
     params = {"spec": spec, "mesh": auto_twin(mesh), "witness": device_witness(auto_twin(spec.mesh or mesh))}
     return new_jaxpr_eqn([atom], [var], sharding_constraint_p, params, set(), like.source_info, like.ctx)

@@ -11,7 +11,7 @@ _FRAGMENT = re.compile(r"fragment_\d+")
 
 
 def spelled(text: str) -> str:
-    """A text as Python reads it in a name, underscores in the place of what cannot stand there.
+    """A text as Python reads it in a name, underscores in the place of other characters.
 
     Python takes names that are the same after NFKC normalization for one, and not all letters and digits for a part
     of a name.

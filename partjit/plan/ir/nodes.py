@@ -146,8 +146,8 @@ class ColocatedCall:
         callee: the function and what is known of it.
         stream: the stream that the program put it on; None where that of the caller is meant.
         is_inline: whether the calling thread runs it itself, because nothing could overlap with it.
-        held: for each input whether it is pinned: kept intact against its owner, who may donate it while the call runs.
-        apart: the positions of results of an inline call that have to be arrays of their own, whatever it returns.
+        pinned: for each input whether it is kept intact against its owner, who may donate it while the call runs.
+        distinct: the positions of results of an inline call that have to be arrays of their own, whatever it returns.
         site: file, line and function of the call in the user's code.
         name: its name in the plan's source.
     """
@@ -158,8 +158,8 @@ class ColocatedCall:
     callee: Callee
     stream: Stream | None
     is_inline: bool = False
-    held: tuple[bool, ...] = ()
-    apart: tuple[int, ...] = ()
+    pinned: tuple[bool, ...] = ()
+    distinct: tuple[int, ...] = ()
     site: tuple[str, int, str] = ("<unknown>", 0, "")
     name: str = ""
 
@@ -207,7 +207,7 @@ class Block(Generic[N]):
 
     @classmethod
     def of_jaxpr(cls, jaxpr: Any) -> "Block[Equation]":
-        """A closed jaxpr as it stands."""
+        """The block of a closed jaxpr, unchanged."""
         inner = jaxpr.jaxpr
         consts = dict(zip(inner.constvars, jaxpr.consts, strict=True))
         return Block(tuple(inner.invars), tuple(map(Equation, inner.eqns)), tuple(inner.outvars), consts)
@@ -309,7 +309,7 @@ def blocks_of(node: AnyNode) -> Sequence[Block]:
 
 
 def walk(nodes: Sequence[AnyNode]) -> Iterator[Any]:
-    """All nodes, those in loops and branches among them, each after what it stands in."""
+    """All nodes, those in loops and branches among them, each after the node that contains it."""
     for node in nodes:
         yield node
         for block in blocks_of(node):

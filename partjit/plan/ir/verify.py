@@ -98,7 +98,7 @@ def _types(plan: PlanData) -> list[str]:
         ]
         if not plan.mesh.empty:
             faults += [
-                f"{value.name} goes into {node.name} and nothing says where it lies"
+                f"{value.name} goes into {node.name} and it has no sharding"
                 for value in node.inputs
                 if value.sharding is None and value not in plan.inputs
             ]
@@ -162,11 +162,11 @@ def _memory(nodes: Sequence[Node], kept: set[Value], of_caller: set[Value], outs
     for node in nodes:
         faults += [f"{node.name} uses {v.name}, donated to {donated[v]}" for v in node.inputs if v in donated]
         if isinstance(node, ColocatedCall) and not node.is_inline:
-            on_threads.update((v, node.name) for v, held in zip(node.inputs, node.held, strict=False) if not held)
+            on_threads.update((v, node.name) for v, pinned in zip(node.inputs, node.pinned, strict=False) if not pinned)
             faults += [
                 f"{node.name} does not hold {value.name}, which the caller has as well"
-                for value, held in zip(node.inputs, node.held, strict=False)
-                if not held and (value in outside or value in kept)
+                for value, pinned in zip(node.inputs, node.pinned, strict=False)
+                if not pinned and (value in outside or value in kept)
             ]
         given = _given_to(node)
         faults += [f"{node.name} is given {v.name} twice" for v, n in collections.Counter(given).items() if n > 1]

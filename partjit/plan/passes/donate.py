@@ -64,7 +64,7 @@ def donations(
         for value, flag in zip(node.inputs, node.donated, strict=True)
         if flag
     }
-    nodes = [_with_apart(node, given.union(released), results) for node in nodes]
+    nodes = [_with_distinct(node, given.union(released), results) for node in nodes]
     uses = collections.Counter(block.outputs)
     return tuple(nodes), tuple(value in own and uses[value] == 1 for value in block.outputs)
 
@@ -100,15 +100,15 @@ def _with_moved(branch: Branch, dying: Collection[Value]) -> tuple[Branch, tuple
     return dataclasses.replace(branch, blocks=tuple(blocks), given=tuple(dying)), owned
 
 
-def _with_apart(node: Node, given: set[Value], results: set[Value]) -> Node:
+def _with_distinct(node: Node, given: set[Value], results: set[Value]) -> Node:
     """The call with the results that must not be its arguments: what leaves, and what others would give away."""
     if not isinstance(node, ColocatedCall) or not node.is_inline:
         return node
     kinds = {(value.aval.shape, value.aval.dtype) for value in node.inputs if value in given}
-    apart = (
+    distinct = (
         i for i, value in enumerate(node.outputs) if value in results or (value.aval.shape, value.aval.dtype) in kinds
     )
-    return dataclasses.replace(node, apart=tuple(apart))
+    return dataclasses.replace(node, distinct=tuple(distinct))
 
 
 def _fits(value: Value, result: Value) -> bool:

@@ -29,7 +29,7 @@ class Form:
     @property
     def axes(self) -> frozenset[str]:
         """The mesh axes that divide the array."""
-        return frozenset().union(*self._divided())
+        return frozenset().union(*self._sharded_dims())
 
     def shard_of(self, value: Any) -> tuple[int, ...]:
         """The shape of a shard of the array of a value."""
@@ -39,17 +39,17 @@ class Form:
     def array_of(self, value: Any, mesh: Mesh) -> Any:
         """A variable for the array of a value."""
         shape = [*self.shard_of(value)]
-        for dim, axes in enumerate(self._divided()):
+        for dim, axes in enumerate(self._sharded_dims()):
             shape[dim] *= math.prod(mesh.shape[axis] for axis in axes)
         return new_var(type_over_mesh(value.aval, tuple(shape)))
 
     def sharding(self, mesh: Mesh) -> NamedSharding:
-        """Where the array lies."""
+        """The sharding of the array."""
         return NamedSharding(mesh, self.spec)
 
     @property
     def of_slices(self) -> "Form | None":
-        """The form of the slices along dimension 0 if this is that of the stack; None if that dimension is divided."""
+        """The form of the slices along dimension 0 if this is that of the stack; None if that dimension is sharded."""
         if self.added == 0 or (self.spec and self.spec[0] is not None):
             return None
         return Form(P(*self.spec[1:]), None if self.added is None else self.added - 1)
@@ -59,7 +59,7 @@ class Form:
         """The form of a stack along dimension 0 if this is that of its slices."""
         return Form(P(None, *self.spec), None if self.added is None else self.added + 1) if self.spec else self
 
-    def _divided(self) -> Sequence[Sequence[str]]:
+    def _sharded_dims(self) -> Sequence[Sequence[str]]:
         return [() if names is None else names if isinstance(names, tuple) else (names,) for names in self.spec]
 
 

@@ -22,7 +22,7 @@ def fragments(
     out_shardings: Sequence[Any],
     donated: Collection[Any],
     mesh: Mesh,
-    home: Any,
+    default: Any,
 ) -> Block:
     """Makes fragments of the groups of a block.
 
@@ -35,7 +35,7 @@ def fragments(
         out_shardings: of its results, UNSPECIFIED where nothing is known.
         donated: its arguments that fragments may donate.
         mesh: the mesh, maybe empty.
-        home: the sharding of everything if there is no mesh, or None.
+        default: the sharding of everything if there is no mesh, or None.
     """
     making = _Making(block, shardings, donated)
     leaving: dict[int, Any] = {}
@@ -45,7 +45,7 @@ def fragments(
             continue
         exports = _Exports(node)
         for i in sorted(i for var in exports.own for i in making.indices.get(var, ())):
-            wanted = or_none(out_shardings[i]) or home
+            wanted = or_none(out_shardings[i]) or default
             if wanted is None and not node.inputs and not mesh.empty:
                 wanted = replicated(mesh)  # nothing else would say on which devices it is
             leaving[i] = exports.add(block.outputs[i], new_var(block.outputs[i].aval))

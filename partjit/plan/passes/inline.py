@@ -35,7 +35,7 @@ def inline(block: Block, caller: Stream | None) -> Block:
         caller: the stream of the caller, if the program names it as well, so that both are one order.
 
     Raises:
-        ValueError: a call stands where the host cannot make it.
+        ValueError: a call is where the host cannot make it.
     """
     inlining = _Inlining(caller, dict(block.consts))
     env: dict[Any, Any] = {}

@@ -70,12 +70,12 @@ class Body:
         self._opened = opened
         self._axes = [axis for axis in mesh.axis_names if axis in eqn.params["newly_manual_axes"]]
         self._context = eqn.params["jaxpr"].eqns[0].ctx
-        self._homes: dict[Any, dict[Form, Any]] = collections.defaultdict(dict)
+        self._known_arrays: dict[Any, dict[Form, Any]] = collections.defaultdict(dict)
         self._wanted: dict[Any, dict[Form, None]] = collections.defaultdict(dict)
 
     def put(self, value: Any, form: Form, array: Any) -> None:
         """Says which array a value is."""
-        self._homes[_key(value)][form] = array
+        self._known_arrays[_key(value)][form] = array
 
     def run(self, nodes: Sequence[Any], again: dict[Any, Sequence[Any]], results: Sequence[Result]) -> list[Any]:
         """Adds what equations and calls do.
@@ -124,7 +124,7 @@ class Body:
 
     def _chosen(self, value: Any, *others: Any) -> Form:
         """A form for a value; one that another has or is to have, if possible, so that nothing is made of that."""
-        known = [form for other in others for form in (*self._wanted[_key(other)], *self._homes[_key(other)])]
+        known = [form for other in others for form in (*self._wanted[_key(other)], *self._known_arrays[_key(other)])]
         return next((form for form in known if self._fits(form, value)), self._plain(value))
 
     def _want(self, wanted: Iterable[Result]) -> None:
@@ -142,23 +142,23 @@ class Body:
 
     # Arrays
 
-    def _homes_of(self, value: Any) -> dict[Form, Any]:
+    def _known_arrays_of(self, value: Any) -> dict[Form, Any]:
         """The arrays that a value is. A literal is one itself."""
-        homes = self._homes[_key(value)]
-        return homes if isinstance(value, Var) else {REPLICATED: value, **homes}
+        known = self._known_arrays[_key(value)]
+        return known if isinstance(value, Var) else {REPLICATED: value, **known}
 
-    def _home_of(self, value: Any) -> tuple[Form, Any]:
+    def _any_array_of(self, value: Any) -> tuple[Form, Any]:
         """An array that a value is, with its form."""
-        homes = self._homes_of(value)
-        form = next((form for form in homes if self._fits(form, value)), next(iter(homes)))
-        return form, homes[form]
+        known = self._known_arrays_of(value)
+        form = next((form for form in known if self._fits(form, value)), next(iter(known)))
+        return form, known[form]
 
     def _arrays(self, wanted: Sequence[Result]) -> list[Any]:
         """The arrays that values are in these forms; what there is not yet is made."""
-        missing = {(_key(value), form): value for value, form in wanted if form not in self._homes_of(value)}
+        missing = {(_key(value), form): value for value, form in wanted if form not in self._known_arrays_of(value)}
         if missing:
             self._add_shard_map([], [(value, form) for (_, form), value in missing.items()])
-        return [self._homes_of(value)[form] for value, form in wanted]
+        return [self._known_arrays_of(value)[form] for value, form in wanted]
 
     # Equations
 
@@ -173,7 +173,7 @@ class Body:
     def _add_shard_map(self, nodes: Sequence[Any], given: Sequence[Result]) -> None:
         computed = {var for node in nodes for var in node.outputs}
         read = variables([*(atom for node in nodes for atom in node.inputs), *(value for value, _ in given)])
-        sources = [(var, *self._home_of(var)) for var in dict.fromkeys(read) if var not in computed]
+        sources = [(var, *self._any_array_of(var)) for var in dict.fromkeys(read) if var not in computed]
         eqn = self._shard_map(sources, [node.eqn for node in nodes], given)
         self.nodes.append(Equation(eqn))
         for (value, form), array in zip(given, eqn.outvars, strict=True):
@@ -225,16 +225,16 @@ class Body:
         return new_jaxpr_eqn([value], [var], eqn.primitive, eqn.params, set(), info, self._context)
 
     def _add_call(self, call: ColocatedCall) -> None:
-        homes = [self._home_of(atom) for atom in call.inputs]
+        known = [self._any_array_of(atom) for atom in call.inputs]
         forms = [self._chosen(var, var) for var in call.outputs]
         arrays = [form.array_of(var, self._mesh) for var, form in zip(call.outputs, forms, strict=True)]
         callee = called_for_each_shard(
             call.callee,
             self._mesh,
-            [(array.aval, form.sharding(self._mesh)) for form, array in homes],
+            [(array.aval, form.sharding(self._mesh)) for form, array in known],
             [(array.aval, form.sharding(self._mesh)) for form, array in zip(forms, arrays, strict=True)],
         )
-        inputs = tuple(array for _, array in homes)
+        inputs = tuple(array for _, array in known)
         info = nested_source_info(call.eqn.source_info, self._like.source_info)
         eqn = call.eqn.replace(source_info=info, ctx=self._like.ctx)
         self.nodes.append(dataclasses.replace(call, eqn=eqn, inputs=inputs, outputs=tuple(arrays), callee=callee))
@@ -244,7 +244,7 @@ class Body:
     # Scans
 
     def _as_host(self, node: Any) -> Any:
-        """A node; a scan with calls is told apart from what the devices do, as a loop of these calls."""
+        """A node; a scan with calls, which the devices cannot run, is represented as a loop of these calls."""
         if not isinstance(node, Equation) or not makes_calls(node.eqn):
             return node
         eqn = node.eqn
@@ -254,7 +254,7 @@ class Body:
         return Loop(tuple(eqn.invars), tuple(eqn.outvars), Block((), tuple(calls), ()), eqn.params["length"], eqn, ())
 
     def _planned(self, eqn: Any) -> _Scan:
-        """What it takes to turn a scan inside out, if possible with arrays that there are anyhow."""
+        """What it takes to put a scan outside of the shard_map, if possible with arrays that there are anyhow."""
         num_consts, num_carry = scan_counts(eqn)
         jaxpr = eqn.params["jaxpr"].jaxpr
         own, carries, stacks = jaxpr.invars[num_consts:], eqn.invars[num_consts:][:num_carry], eqn.outvars[num_carry:]
@@ -275,14 +275,14 @@ class Body:
 
     def _of_slices(self, stack: Any, value: Any) -> Form:
         """A form for the slices of a stack."""
-        known = [form.of_slices for form in (*self._wanted[_key(stack)], *self._homes[_key(stack)])]
+        known = [form.of_slices for form in (*self._wanted[_key(stack)], *self._known_arrays[_key(stack)])]
         return next((form for form in known if form is not None and self._fits(form, value)), self._plain(value))
 
     def _add_scan(self, scan: _Scan) -> None:
         eqn = scan.eqn
         num_consts, _ = scan_counts(eqn)
         body = copied(Block.of_jaxpr(eqn.params["jaxpr"]))
-        consts = [self._home_of(atom) for atom in eqn.invars[:num_consts]]
+        consts = [self._any_array_of(atom) for atom in eqn.invars[:num_consts]]
         forms = [*(form for form, _ in consts), *scan.own]
         own = [(var, form, form.array_of(var, self._mesh)) for var, form in zip(body.inputs, forms, strict=True)]
         fixed = [(var, REPLICATED, REPLICATED.array_of(var, self._mesh)) for var in body.consts]

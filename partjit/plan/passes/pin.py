@@ -17,7 +17,7 @@ def pin(block: Block, constants: Collection[Value]) -> Block:
     nodes: list[Any] = []
     for node in block.nodes:
         if isinstance(node, ColocatedCall):
-            node = dataclasses.replace(node, held=tuple(value in of_caller for value in node.inputs))
+            node = dataclasses.replace(node, pinned=tuple(value in of_caller for value in node.inputs))
         elif isinstance(node, Loop):
             node = dataclasses.replace(node, block=pin(node.block, constants))
         elif isinstance(node, Branch):

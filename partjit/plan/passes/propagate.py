@@ -25,7 +25,7 @@ from partjit.plan.ir.build import jaxpr_of
 from partjit.plan.ir.nodes import Block, ColocatedCall, Loop
 from partjit.plan.passes.explicit import results_of_hosts
 
-__all__ = ["home_of", "or_none", "or_unspecified", "propagate", "without_a_mesh"]
+__all__ = ["default_sharding_of", "or_none", "or_unspecified", "propagate", "without_a_mesh"]
 
 
 def or_none(sharding: Any) -> Any:
@@ -38,7 +38,7 @@ def or_unspecified(sharding: Any) -> Any:
     return UNSPECIFIED if sharding is None else sharding
 
 
-def home_of(in_shardings: Sequence[Any]) -> tuple[SingleDeviceSharding, bool]:
+def default_sharding_of(in_shardings: Sequence[Any]) -> tuple[SingleDeviceSharding, bool]:
     """Where a program without a mesh runs, and whether its arguments bind it to that device."""
     known = [sharding for sharding in in_shardings if not isinstance(sharding, UnspecifiedValue)]
     if known:
@@ -49,8 +49,8 @@ def home_of(in_shardings: Sequence[Any]) -> tuple[SingleDeviceSharding, bool]:
 
 def without_a_mesh(in_shardings: Sequence[Any]) -> Any:
     """The sharding of everything in a program without a mesh; None if its arguments leave it open."""
-    home, is_bound = home_of(in_shardings)
-    return home if is_bound or colocated_sharding(home) != home else None
+    default, is_bound = default_sharding_of(in_shardings)
+    return default if is_bound or colocated_sharding(default) != default else None
 
 
 def propagate(
@@ -60,7 +60,7 @@ def propagate(
     in_shardings: Sequence[Any],
     out_shardings: Sequence[Any],
     mesh: Mesh,
-    home: Any,
+    default: Any,
 ) -> dict[Any, Any]:
     """The sharding of each argument and of each variable that crosses from one node to another.
 
@@ -70,12 +70,12 @@ def propagate(
         direct: the results that are a call's as they are, with the sharding in which they leave, or None.
         in_shardings, out_shardings: what is known of arguments and results, UNSPECIFIED where nothing is.
         mesh: the mesh, maybe empty.
-        home: the sharding of everything if there is no mesh.
+        default: the sharding of everything if there is no mesh.
     """
     crossing = [*dict.fromkeys([*crossing, *results_of_hosts(block)])]
     if mesh.empty:
         own = zip(block.inputs, map(or_none, in_shardings), strict=True)
-        return {**dict.fromkeys(crossing, home), **dict(own)}
+        return {**dict.fromkeys(crossing, default), **dict(own)}
     shardings = _explicit(block, direct, mesh)
     inputs = {*block.inputs}
     unknown = [var for var in crossing if var not in shardings and var not in inputs]

@@ -12,15 +12,15 @@ from partjit.plan.passes.bind import Bound, captured_by
 __all__ = ["transfers"]
 
 
-def transfers(bound: Bound, names: Names, home: Any) -> Bound:
+def transfers(bound: Bound, names: Names, default: Any) -> Bound:
     """Adds the moves of a program.
 
     Args:
         bound: the program.
         names: of nodes and values.
-        home: the sharding of values of which nothing else says it, or None.
+        default: the sharding of values of which nothing else says it, or None.
     """
-    return dataclasses.replace(bound, block=_Moves(bound, names, home, None).of_block(bound.block))
+    return dataclasses.replace(bound, block=_Moves(bound, names, default, None).of_block(bound.block))
 
 
 class _Moves:
@@ -30,10 +30,10 @@ class _Moves:
         hoisted: moves for this block that are to be made in the one around it, before it.
     """
 
-    def __init__(self, bound: Bound, names: Names, home: Any, outer: "_Moves | None") -> None:
+    def __init__(self, bound: Bound, names: Names, default: Any, outer: "_Moves | None") -> None:
         self._bound = bound
         self._names = names
-        self._home = home
+        self._default = default
         self._outer = outer
         self._own: set[Value] = set()
         self._moved: dict[str, dict[Value, Value]] = {"hosts": {}, "devices": {}}
@@ -57,7 +57,7 @@ class _Moves:
 
     def _nested(self, node: Loop | Branch) -> tuple[list[Node], Node]:
         carried = node.outputs if isinstance(node, Loop) else ()
-        inner = [_Moves(self._bound, self._names, self._home, self) for _ in node.blocks]
+        inner = [_Moves(self._bound, self._names, self._default, self) for _ in node.blocks]
         blocks = tuple(moves.of_block(block, carried) for moves, block in zip(inner, node.blocks, strict=True))
         captured = captured_by(blocks, carried, self._bound.constants)
         before = [hoisted for moves in inner for hoisted in moves.hoisted]
@@ -84,6 +84,6 @@ class _Moves:
         """The sharding of a value once it is moved; None if it need not be."""
         if where == "devices":
             return self._bound.on_devices.get(value)
-        here = value.sharding or self._home
+        here = value.sharding or self._default
         host = None if here is None else colocated_sharding(here)
         return None if host == here else host

@@ -59,7 +59,7 @@ class LoweredFragment:
 
 
 def lower_fragment(plan: Plan, fragment: Fragment, mesh: Mesh) -> LoweredFragment:
-    """Lowers a fragment for arguments that lie as the plan says."""
+    """Lowers a fragment for arguments with the shardings of the plan."""
     lowering = lower_jaxpr(
         fragment.jaxpr,
         tuple(_or_unspecified(value.sharding) for value in fragment.inputs),
@@ -85,24 +85,24 @@ def _or_unspecified(sharding: Sharding | None) -> Sharding | UnspecifiedValue:
 
 
 def link(
-    plan: Plan, fragments: Sequence[LoweredFragment], executables: Sequence[MeshExecutable], home: Any, mesh: Mesh
+    plan: Plan, fragments: Sequence[LoweredFragment], executables: Sequence[MeshExecutable], default: Any, mesh: Mesh
 ) -> Runnable:
     """Makes the function of a plan.
 
     Args:
         plan: the plan.
         fragments, executables: its fragments in their order, lowered and compiled.
-        home: where values lie of which the plan does not say it: a sharding, and whether they are committed to it.
+        default: the sharding of values whose own the plan leaves open, and whether they are committed to it.
         mesh: the user's mesh, maybe with Explicit axes, on which results come back.
     """
     namespace: dict[str, Any] = {"wait": _wait, "read": _read, "release": _release}
     for value, constant in plan.constants:
-        namespace[value.name] = jax.device_put(constant, value.sharding or home[0])
+        namespace[value.name] = jax.device_put(constant, value.sharding or default[0])
     for lowered, executable in zip(fragments, executables, strict=True):
         namespace[lowered.fragment.name] = _dispatcher(plan, lowered, executable)
     results = {*plan.outputs, *(v for node in walk(plan.nodes) for block in _blocks_of(node) for v in block.outputs)}
     for call in plan.calls:
-        namespace[call.name] = _caller(call, home, results, mesh)
+        namespace[call.name] = _caller(call, default, results, mesh)
     for transfer in plan.transfers:
         namespace[transfer.name] = _mover(transfer)
     source = plan.source
@@ -136,26 +136,28 @@ def _dispatcher(plan: Plan, lowered: LoweredFragment, executable: MeshExecutable
     return make_cpp_function(dispatch, name, dispatch, ((), ()), object())
 
 
-def _caller(call: ColocatedCall, home: Any, results: set[Value], mesh: Mesh) -> Callable[..., Sequence[Any]]:
+def _caller(call: ColocatedCall, default: Any, results: set[Value], mesh: Mesh) -> Callable[..., Sequence[Any]]:
     """A function that makes a call, in this thread or on another."""
-    callee, site, held, apart = call.callee, call.site, call.held, call.apart
+    callee, site, pinned, distinct = call.callee, call.site, call.pinned, call.distinct
 
     def sharding_of(value: Value) -> Any:
-        sharding = home[0] if value.sharding is None else value.sharding
+        sharding = default[0] if value.sharding is None else value.sharding
         if value in results and has_explicit_axes(mesh) and sharding.mesh.shape == mesh.shape:
             return sharding.update(mesh=mesh)
         return sharding
 
-    outputs = [OutSpec(value.aval, sharding_of(value), value.sharding is not None or home[1]) for value in call.outputs]
+    outputs = [
+        OutSpec(value.aval, sharding_of(value), value.sharding is not None or default[1]) for value in call.outputs
+    ]
     in_shardings = [*map(sharding_of, call.inputs)]
-    shardings = [*in_shardings, *(spec.sharding for spec in outputs), home[0]]
+    shardings = [*in_shardings, *(spec.sharding for spec in outputs), default[0]]
     specialization = callee.specialized(call.stream, in_shardings, outputs, (*device_list(shardings[0]),))
 
     def run(*leaves: Any) -> Sequence[Any]:
-        return specialization.run_for_program(leaves, apart, site)
+        return specialization.run_for_program(leaves, distinct, site)
 
     def submit(*leaves: Any) -> Sequence[Any]:
-        return specialization.submit_for_program(leaves, held, site)
+        return specialization.submit_for_program(leaves, pinned, site)
 
     return run if call.is_inline else submit
 

@@ -20,13 +20,13 @@ from partjit.compile import in_shardings_of, own_sharding
 from partjit.placement import is_placed
 from partjit.plan.ir.calls import streams_of
 from partjit.plan.ir.nodes import Fragment, walk
-from partjit.plan.passes.propagate import home_of
+from partjit.plan.passes.propagate import default_sharding_of
 from partjit.plan.pipeline import make_plan
 from partjit.plan.plan import Plan
 from partjit.plan.run.link import LoweredFragment, Runnable, compile_fragment, link, lower_fragment
 from partjit.primitive import shardings_of
 
-__all__ = ["Placing", "home_for", "lower_plan", "placing_of", "plan_of", "runnable_of"]
+__all__ = ["Placing", "default_sharding_for", "lower_plan", "placing_of", "plan_of", "runnable_of"]
 
 
 def plan_of(
@@ -90,16 +90,16 @@ def _compile_plan(plan: Plan, mesh: Any) -> list[Any]:
 
 def runnable_of(plan: Plan, args: Sequence[Any], mesh: Any) -> Runnable:
     """The plan compiled, for arguments placed as these are."""
-    home = home_for(plan, args)
-    key = "linked", mesh, home, trace_context()
-    return plan.made.get(key, lambda: link(plan, lower_plan(plan, mesh), _compile_plan(plan, mesh), home, mesh))
+    default = default_sharding_for(plan, args)
+    key = "linked", mesh, default, trace_context()
+    return plan.made.get(key, lambda: link(plan, lower_plan(plan, mesh), _compile_plan(plan, mesh), default, mesh))
 
 
-def home_for(plan: Plan, args: Sequence[Any]) -> tuple[Any, bool]:
-    """Where values lie of which the plan does not say it, and whether they are bound to that place."""
+def default_sharding_for(plan: Plan, args: Sequence[Any]) -> tuple[Any, bool]:
+    """The sharding of values whose own the plan leaves open, and whether they are committed to it."""
     if not plan.mesh.empty:
         return NamedSharding(plan.mesh, jax.sharding.PartitionSpec()), True
-    return home_of([own_sharding(arg) for arg in args])
+    return default_sharding_of([own_sharding(arg) for arg in args])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +140,7 @@ def placing_of(plan: Plan, args: Sequence[Any]) -> Placing:
         for value in node.inputs:
             readers.setdefault(value, []).append(node)
     copies, moves, waits = [], [], []
-    home = home_for(plan, args)[0]
+    default = default_sharding_for(plan, args)[0]
     for i, (value, arg) in enumerate(zip(plan.inputs, args, strict=True)):
         nodes = readers.get(value, [])
         by_call = any(not isinstance(node, Fragment) for node in nodes)
@@ -151,7 +151,7 @@ def placing_of(plan: Plan, args: Sequence[Any]) -> Placing:
             copies.append(i)
         if value.sharding is None:
             if by_call and not is_array:
-                moves.append((i, home))
+                moves.append((i, default))
             continue
         is_there = is_array and arg.committed and arg.sharding.is_equivalent_to(value.sharding, arg.ndim)
         # The dispatch of an executable places what had no place, and once is enough.

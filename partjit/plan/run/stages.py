@@ -20,10 +20,10 @@ from partjit.colocated.ir.primitive import colocated_call_p
 from partjit.colocated.runtime.streams import current_stream
 from partjit.compile import Program, Traced, own_sharding
 from partjit.plan.ir.calls import streams_of
-from partjit.plan.passes.propagate import home_of
+from partjit.plan.passes.propagate import default_sharding_of
 from partjit.plan.plan import Plan
 from partjit.plan.run.link import Runnable, compile_fragment, link
-from partjit.plan.run.program import home_for, lower_plan, placing_of, plan_of, runnable_of
+from partjit.plan.run.program import default_sharding_for, lower_plan, placing_of, plan_of, runnable_of
 from partjit.primitive import shardings_of
 
 __all__ = ["PlannedCompiled", "PlannedLowered", "PlannedTraced"]
@@ -126,7 +126,7 @@ class PlannedCompiled:
         self.out_tree = program.out_tree
         self._program = program
         self._structs = structs
-        self._home = _home_of(plan)
+        self._default = _default_sharding_of(plan)
         self._fragments = lower_plan(plan, program.mesh)
         self._executables = [compile_fragment(fragment, program.mesh) for fragment in self._fragments]
         self._runnables: dict[Any, Runnable] = {}
@@ -136,7 +136,7 @@ class PlannedCompiled:
 
         Raises:
             TypeError: the structure or the types of the arguments are not those it was compiled for.
-            ValueError: a committed array lies elsewhere than it was compiled for.
+            ValueError: a committed array has another sharding than it was compiled for.
         """
         leaves, tree = jax.tree.flatten((args, kwargs))
         if tree != self.in_tree:
@@ -169,11 +169,11 @@ class PlannedCompiled:
 
     def _runnable(self, leaves: Sequence[Any]) -> Runnable:
         """The plan with what was compiled for it, in whatever context it is called."""
-        home = home_for(self.plan, leaves)
-        if home not in self._runnables:
+        default = default_sharding_for(self.plan, leaves)
+        if default not in self._runnables:
             mesh = self._program.mesh
-            self._runnables[home] = link(self.plan, self._fragments, self._executables, home, mesh)
-        return self._runnables[home]
+            self._runnables[default] = link(self.plan, self._fragments, self._executables, default, mesh)
+        return self._runnables[default]
 
     def _check_shardings(self, leaves: Sequence[Any]) -> None:
         wrong = []
@@ -182,13 +182,13 @@ class PlannedCompiled:
             if isinstance(given, UnspecifiedValue):
                 continue
             if value.sharding is None:
-                fits = given.device_set == self._home.device_set
+                fits = given.device_set == self._default.device_set
             else:
                 fits = given.is_equivalent_to(value.sharding, leaf.ndim)
             if not fits:
                 wrong.append(
                     f"Argument {path} with shape {value.aval.str_short()}:\n  Passed sharding: {given}\n  "
-                    f"Required sharding: {value.sharding or self._home}"
+                    f"Required sharding: {value.sharding or self._default}"
                 )
         if wrong:
             raise ValueError(
@@ -255,11 +255,11 @@ def _struct(leaf: Any) -> Any:
     )
 
 
-def _home_of(plan: Plan) -> Any:
-    """Where a plan runs, as the sharding of what lies anywhere there."""
+def _default_sharding_of(plan: Plan) -> Any:
+    """The default sharding of a plan: that of values whose own it leaves open."""
     if not plan.mesh.empty:
         return jax.sharding.NamedSharding(plan.mesh, jax.sharding.PartitionSpec())
-    return home_of([value.sharding for value in plan.inputs if value.sharding is not None])[0]
+    return default_sharding_of([value.sharding for value in plan.inputs if value.sharding is not None])[0]
 
 
 def _titled(texts: Any) -> str:

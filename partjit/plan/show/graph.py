@@ -27,13 +27,13 @@ def graph_of(
     first: tuple[str, Sequence[Value]] | None = None,
     last: tuple[str, Sequence[Value]] | None = None,
 ) -> nx.DiGraph:
-    """The graph of nodes that stand beside each other: of a plan, an iteration, or a branch.
+    """The graph of the nodes of one level: of a plan, an iteration, or a branch.
 
     Args:
         nodes: in the order in which they are taken up; values that none of them makes come from outside.
         order: pairs of names of which the second may only begin when the first has ended.
-        first: what stands for where values come from, and these values.
-        last: what stands for where values go to, and these values.
+        first: the vertex for the source of values, and these values.
+        last: the vertex for the target of values, and these values.
     """
     graph = nx.DiGraph()
     producer: dict[Value, str] = {}

@@ -1,4 +1,4 @@
-"""A plan as a picture, and as a page: what is drawn, and what stands in the tables."""
+"""A plan as a picture, and as a page: what is drawn, and what the tables list."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ class _Drawing:
         self._costs = costs
 
     def graph(self, graph: nx.DiGraph, title: str, critical: Sequence[str] = ()) -> Graph:
-        """Nodes beside each other; `critical` is the chain of them that stands out."""
+        """Nodes beside each other; `critical` is the chain of them that is emphasized."""
         steps = {*itertools.pairwise(critical)}
         vertices = []
         for name in graph.nodes:
@@ -82,7 +82,7 @@ def _title(node: Node) -> str:
 
 
 def _said(node: Node) -> str:
-    """What stands below the name of a node."""
+    """The text below the name of a node."""
     if isinstance(node, Fragment):
         count = len(node.jaxpr.eqns)
         return f"{count} equation{'' if count == 1 else 's'}"
