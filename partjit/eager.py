@@ -25,7 +25,7 @@ from partjit.colocated.ir.eager import DefaultSharding, as_array, evaluated_with
 from partjit.compile import own_sharding
 from partjit.infer import Definition, infer, out_specs_of
 from partjit.mesh import auto_twin, tracing_under
-from partjit.plan.passes.propagate import home_of
+from partjit.plan.passes.propagate import default_sharding_of
 from partjit.primitive import shardings_of
 from partjit.trace import with_static
 from partjit.validate import check_devices, check_specs, raise_mismatches
@@ -98,7 +98,7 @@ def on_values(fun: Callable[..., Any], definition: Definition) -> OnValues:
 def _default(mesh: Mesh, leaves: Sequence[Any]) -> DefaultSharding:
     if not mesh.empty:
         return DefaultSharding(NamedSharding(mesh, P()), True)
-    return DefaultSharding(*home_of([own_sharding(leaf) for leaf in leaves]))
+    return DefaultSharding(*default_sharding_of([own_sharding(leaf) for leaf in leaves]))
 
 
 def _placed(value: Any, sharding: MaybeSharding, default: DefaultSharding, mesh: Mesh) -> Any:
