@@ -744,6 +744,25 @@ def test_on_accelerators_values_travel_to_the_hosts_and_back_by_explicit_transfe
     assert sum(name.startswith("to_devices") for name in (t.name for t in plan.transfers)) == 1
 
 
+@pytest.mark.parametrize("order", ["abc", "acb", "bac", "cab"])
+def test_on_accelerators_each_call_gets_all_of_its_arguments_on_the_hosts(accelerators, order):
+    def add(*values):
+        assert {d.id for value in values for d in value.devices()} <= {0, 1, 2, 3}
+        return sum(values)
+
+    call = colocated_python(add, **like)
+
+    def fun(x):
+        values = {"a": x + 1, "b": x + 2, "c": x + 3}
+        first = call(values[order[0]])  # it has been moved when the next call reads it among others
+        return first + call(*(values[name] for name in "abc"))
+
+    x = np.arange(8, dtype=np.float32)
+    with partjit.Mesh(accelerators, "x"):
+        result = pjit(fun, in_axis_resources=P("x"), out_axis_resources=P("x"))(x)
+    same(result, 4 * x + 6 + 1 + "abc".index(order[0]))
+
+
 def test_on_accelerators_what_a_loop_reads_from_outside_travels_once_before_it(accelerators, meeting):
     def add(x, y):
         rendezvous.logs["devices"].append(sorted(d.id for array in (x, y) for d in array.devices()))

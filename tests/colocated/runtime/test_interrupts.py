@@ -22,7 +22,7 @@ import pytest
 import partjit
 from partjit import colocated
 from partjit.colocated import colocated_python, colocated_python_class, specialization
-from partjit.colocated.runtime import interrupts, scheduler, streams
+from partjit.colocated.runtime import interrupts, scheduler, streams, threads
 from partjit.colocated.runtime.interrupts import Exclusive, Flag, Presence, is_interrupt
 from tests.colocated import rendezvous
 
@@ -636,6 +636,40 @@ def test_what_is_thrown_into_a_worker_behind_a_call_keeps_nobody_waiting():
         lines += rendezvous.logs["thrown"]
         rendezvous.clear()
     assert len({*lines}) >= 8, "each line that is reached behind a call"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_what_is_thrown_into_a_worker_before_its_call_keeps_nobody_waiting(monkeypatch):
+    start, lines = threads.start, []
+    for step in range(10):
+        thrown = []
+
+        def throwing(frame, event, _, step=step, thrown=thrown):
+            if frame.f_code is not scheduler._drive.__code__:
+                return None
+            if event == "line":
+                thrown.append(frame.f_lineno)
+                if len(thrown) == step + 1:
+                    sys.settrace(None)
+                    raise Interrupt
+            return throwing
+
+        def traced(job, throwing=throwing):
+            def run():
+                sys.settrace(throwing)
+                job()
+
+            monkeypatch.setattr(threads, "start", start)  # this job only
+            start(run)
+
+        monkeypatch.setattr(threads, "start", traced)
+        result = colocated_python(lambda x: x + 1, out_specs_fn=lambda x: x, mode="stream")(one)
+        colocated.wait(timeout=SECONDS)
+        assert value_or_error(result) in (2, "killed")
+        lines.append(thrown[step])
+        if value_or_error(result) == "killed":
+            break
+    assert len({*lines}) >= 3, "each line up to the one that runs the call"
 
 
 def test_the_end_of_the_process_waits_for_what_is_left_undone():
