@@ -586,6 +586,7 @@ def test_pieces_that_do_not_fit():
             "as_list must be True or False",
         ),
         (lambda: strides_for_sizes("23"), TypeError, "sizes must be a sequence of whole numbers, but is '23'"),
+        (lambda: strides_for_sizes(np.array(4)), TypeError, "sizes must be a sequence of whole numbers, but is <NumPy"),
         (lambda: strides_for_sizes([2, 1.5]), TypeError, r"sizes\[1\] must be a whole number .* is 1.5, a float"),
         (lambda: unflatten_superdims(5), TypeError, "assignment must be a sequence of whole numbers, but is 5"),
         (lambda: explode_superdims([2], [5]), TypeError, r"dims\[0\] must be a pair \(size, stride\), but is 5"),
