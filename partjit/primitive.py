@@ -48,6 +48,7 @@ T = TypeVar("T")
 
 pjit_p = Primitive("pjit")
 pjit_p.multiple_results = True
+# jax declares the attribute as None, and calls what a primitive has there.
 pjit_p.is_effectful = lambda params: bool(params["jaxpr"].effects)  # type: ignore[method-assign, assignment]
 
 sharding_constraint_p = Primitive("sharding_constraint")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import DropVar, Var, jaxpr_as_fun, new_jaxpr_eqn
+from jax.extend.core import DropVar, JaxprEqn, Var, jaxpr_as_fun, new_jaxpr_eqn
 from jax.sharding import Mesh
 
 from partjit._jax.jaxprs import closed_jaxpr, new_var
@@ -25,7 +25,7 @@ from partjit.plan.ir.nodes import (
 from partjit.primitive import device_witness, sharding_constraint_p
 from partjit.spec import ParsedPartitionSpec
 
-__all__ = ["Builder", "constraint", "copied", "jaxpr_of", "live", "read", "reading", "rebuilt"]
+__all__ = ["Builder", "constraint", "copied", "expanded", "jaxpr_of", "live", "read", "reading", "rebuilt"]
 
 
 def read(env: Mapping[Any, Any], atom: Any) -> Any:
@@ -86,6 +86,30 @@ def live(outputs: Iterable[Any], nodes: Sequence[AnyNode]) -> tuple[list[AnyNode
             needed.update(variables(node.inputs))
             kept.append(node)
     return kept[::-1], needed
+
+
+Expand = Callable[[JaxprEqn, Sequence[bool], dict[Any, Any]], tuple[Iterable[AnyNode], Mapping[Any, Any]]]
+"""From an equation, flags of the results that are needed, and constants to which its own are added, to the nodes that
+take its place and what they have in the place of its results."""
+
+
+def expanded(block: Block, is_expanded: Callable[[Any], bool], expand: Expand) -> Block:
+    """A block in which nodes take the place of some equations; the block itself if there are none."""
+    if not any(map(is_expanded, block.nodes)):
+        return block
+    needed = live(block.outputs, block.nodes)[1]
+    env: dict[Any, Any] = {}
+    nodes: list[AnyNode] = []
+    consts = dict(block.consts)
+    for node in block.nodes:
+        node = reading(node, env)
+        if not is_expanded(node):
+            nodes.append(node)
+            continue
+        made, results = expand(node.eqn, [var in needed for var in node.outputs], consts)
+        nodes += made
+        env.update(results)
+    return rebuilt(dataclasses.replace(block, consts=consts), nodes, env)
 
 
 def constraint(atom: Any, var: Any, spec: ParsedPartitionSpec, mesh: Mesh, like: Any) -> Any:

@@ -10,12 +10,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Var
+from jax.extend.core import JaxprEqn, Var
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from partjit._jax.jaxprs import control_flow_kind, new_var, scan_counts
-from partjit.plan.ir.build import Builder, live, read, reading, rebuilt
+from partjit.plan.ir.build import Builder, expanded, live, read, reading, rebuilt
 from partjit.plan.ir.calls import makes_calls
 from partjit.plan.ir.nodes import Block, Branch, Equation, Loop, variables
 from partjit.spec import ParsedPartitionSpec
@@ -31,29 +31,19 @@ def control_flow(block: Block, mesh: Mesh, structured: Callable[[Any], Block]) -
         mesh: that of the program, maybe empty.
         structured: what all passes up to this one, and those that follow it, make of a closed jaxpr.
     """
-    if not any(map(_makes_calls, block.nodes)):
-        return block
-    needed = live(block.outputs, block.nodes)[1]
-    env: dict[Any, Any] = {}
-    nodes: list[Any] = []
-    consts = dict(block.consts)
-    for node in block.nodes:
-        node = reading(node, env)
-        if not _makes_calls(node):
-            nodes.append(node)
-            continue
-        kind = control_flow_kind(node.eqn)
-        out = Builder(node.eqn, consts)
-        used = [var in needed for var in node.eqn.outvars]
-        params = node.eqn.params
+
+    def expand(eqn: JaxprEqn, used: Sequence[bool], consts: dict[Any, Any]) -> tuple[list[Any], dict[Any, Any]]:
+        out = Builder(eqn, consts)
+        kind, params = control_flow_kind(eqn), eqn.params
         if kind == "scan":
-            env |= _scan(structured(params["jaxpr"]), used, mesh, out)
+            results = _scan(structured(params["jaxpr"]), used, mesh, out)
         elif kind == "while":
-            env |= _while(structured(params["cond_jaxpr"]), structured(params["body_jaxpr"]), used, out)
+            results = _while(structured(params["cond_jaxpr"]), structured(params["body_jaxpr"]), used, out)
         else:
-            env |= _branch([structured(branch) for branch in params["branches"]], out)
-        nodes += out.nodes
-    return rebuilt(dataclasses.replace(block, consts=consts), nodes, env)
+            results = _branch([structured(branch) for branch in params["branches"]], out)
+        return out.nodes, results
+
+    return expanded(block, _makes_calls, expand)
 
 
 def _makes_calls(node: Any) -> bool:

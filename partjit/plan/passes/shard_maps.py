@@ -1,10 +1,9 @@
 """`shard_map`s with colocated calls become `shard_map`s without, and calls between them."""
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from jax.extend.core import jaxprs_in_params
+from jax.extend.core import JaxprEqn, jaxprs_in_params
 from jax.sharding import Mesh
 
 from partjit._jax.shard_maps import shard_map_body, shard_map_p
@@ -12,7 +11,7 @@ from partjit._jax.sources import at_site
 from partjit.colocated.ir.shard_map import check_is_over_all_axes
 from partjit.errors import ShardingError
 from partjit.mesh import auto_twin
-from partjit.plan.ir.build import live, reading, rebuilt
+from partjit.plan.ir.build import expanded, live
 from partjit.plan.ir.calls import has_calls, makes_calls, names_of_calls
 from partjit.plan.ir.nodes import Block, Equation, variables
 from partjit.plan.passes.cost import amortizes_a_dispatch, cost_of
@@ -34,7 +33,7 @@ def meshes_of_shard_maps(jaxpr: Any) -> Iterator[Mesh]:
 
 
 def shard_maps(block: Block, mesh: Mesh, inlined: Callable[[Any], Block]) -> Block:
-    """Takes apart the `shard_map`s of a block that make calls; scans among what they become may make calls as well.
+    """Decomposes the `shard_map`s of a block that make calls; scans among what they become may make calls as well.
 
     Args:
         block: a block without anything that nothing needs.
@@ -45,29 +44,22 @@ def shard_maps(block: Block, mesh: Mesh, inlined: Callable[[Any], Block]) -> Blo
         ValueError: a call in one of them cannot be made for each shard.
         ShardingError: one of them is over other devices than the program.
     """
-    if not any(map(_is_shard_map_with_calls, block.nodes)):
-        return block
-    needed = live(block.outputs, block.nodes)[1]
-    env: dict[Any, Any] = {}
-    nodes: list[Any] = []
-    consts = dict(block.consts)
-    for node in block.nodes:
-        node = reading(node, env)
-        if not _is_shard_map_with_calls(node):
-            nodes.append(node)
-            continue
-        used = [var in needed for var in node.outputs]
-        made, results = _taken_apart(node.eqn, used, inlined, mesh, consts)
-        nodes += made
-        env.update(zip((var for var, flag in zip(node.outputs, used, strict=True) if flag), results, strict=True))
-    return prune(rebuilt(dataclasses.replace(block, consts=consts), nodes, env))
+
+    def expand(eqn: JaxprEqn, used: Sequence[bool], consts: dict[Any, Any]) -> tuple[list[Any], dict[Any, Any]]:
+        nodes, results = _decomposed(eqn, used, inlined, mesh, consts)
+        return nodes, dict(
+            zip((var for var, flag in zip(eqn.outvars, used, strict=True) if flag), results, strict=True)
+        )
+
+    made = expanded(block, _is_shard_map_with_calls, expand)
+    return made if made is block else prune(made)
 
 
 def _is_shard_map_with_calls(node: Any) -> bool:
     return isinstance(node, Equation) and node.eqn.primitive is shard_map_p and makes_calls(node.eqn)
 
 
-def _taken_apart(
+def _decomposed(
     eqn: Any, used: Sequence[bool], inlined: Callable[[Any], Block], mesh: Mesh, consts: dict[Any, Any]
 ) -> tuple[list[Any], list[Any]]:
     """The nodes of a `shard_map`, and its results that are used; its constants are added to others."""
