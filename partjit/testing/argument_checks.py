@@ -1,7 +1,5 @@
 """What tests are given: specs, shapes, names and dtypes, checked and read."""
 
-from typing import Any
-
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
@@ -13,7 +11,7 @@ __all__ = ["axes_to_avoid", "axis_names_of", "mesh_shapes_of", "numeric_kind", "
 
 
 def parsed_spec(
-    where: str, spec: Any, mesh: Mesh | AbstractMesh | None = None, *, unconstrained: bool = False
+    where: str, spec: object, mesh: Mesh | AbstractMesh | None = None, *, unconstrained: bool = False
 ) -> ParsedPartitionSpec:
     """Parses a spec, whose axes are those of a mesh.
 
@@ -21,8 +19,8 @@ def parsed_spec(
         TypeError: it is neither a PartitionSpec nor None.
         ValueError: it is wrong by itself, or names an axis that the mesh does not have.
     """
-    require(where, "spec", spec, P | None, "a PartitionSpec, or None for replicated")
-    parsed = ParsedPartitionSpec.from_user_input(spec, f"{where}: spec", allow_unconstrained_dims=unconstrained)
+    given = require(where, "spec", spec, P | None, "a PartitionSpec, or None for replicated")
+    parsed = ParsedPartitionSpec.from_user_input(given, f"{where}: spec", allow_unconstrained_dims=unconstrained)
     unknown = [axis for axis in parsed.mesh_axes if mesh is not None and axis not in mesh.shape]
     if mesh is not None and unknown:
         axes = ", ".join(map(str, mesh.shape)) or "no axes"
@@ -30,29 +28,28 @@ def parsed_spec(
     return parsed
 
 
-def shape_of(where: str, shape: Any) -> tuple[int, ...]:
+def shape_of(where: str, shape: object) -> tuple[int, ...]:
     """A shape as a tuple of Python integers; TypeError or ValueError if it is none."""
     sizes = items_of(where, "shape", shape, "a tuple of sizes")
     return tuple(require_integer(where, f"shape[{dim}]", size, 0) for dim, size in enumerate(sizes))
 
 
-def mesh_shapes_of(mesh_shapes: Any) -> list[tuple[int, ...]]:
+def mesh_shapes_of(mesh_shapes: object) -> list[tuple[int, ...]]:
     """Shapes of meshes; TypeError or ValueError if they are none."""
-    shapes = items_of("meshes", "mesh_shapes", mesh_shapes, "a sequence of shapes")
     found = []
-    for i, shape in enumerate(shapes):
+    for i, shape in enumerate(items_of("meshes", "mesh_shapes", mesh_shapes, "a sequence of shapes")):
         sizes = items_of("meshes", f"mesh_shapes[{i}]", shape, "a shape, a tuple of sizes")
         found.append(tuple(require_integer("meshes", f"mesh_shapes[{i}][{k}]", s, 1) for k, s in enumerate(sizes)))
     return found
 
 
-def axes_to_avoid(where: str, avoid: Any) -> tuple[str, ...]:
+def axes_to_avoid(where: str, avoid: object) -> tuple[str, ...]:
     """The names of axes; TypeError if they are none."""
     axes = items_of(where, "avoid", avoid, "a sequence of names of axes")
     return tuple(require_text(where, f"avoid[{i}]", axis, "the name of an axis") for i, axis in enumerate(axes))
 
 
-def axis_names_of(axis_names: Any, most: int) -> list[tuple[str, ...]]:
+def axis_names_of(axis_names: object, most: int) -> list[tuple[str, ...]]:
     """Tuples of at least `most` names of axes; TypeError or ValueError if they are none."""
     found = []
     for i, names in enumerate(items_of("meshes", "axis_names", axis_names, "a sequence of tuples of names")):
@@ -66,12 +63,11 @@ def axis_names_of(axis_names: Any, most: int) -> list[tuple[str, ...]]:
     return found
 
 
-def numeric_kind(where: str, dtype: Any) -> str:
+def numeric_kind(where: str, dtype: object) -> str:
     """The kind of a numeric dtype, as NumPy has it; TypeError if it is not numeric."""
     expected = "the dtype of numbers or flags"
-    require(where, "dtype", dtype, str | type | np.dtype, expected)
     try:
-        found = np.dtype(dtype)
+        found = np.dtype(require(where, "dtype", dtype, str | type | np.dtype, expected))
     except TypeError:
         raise wrong_type(where, "dtype", dtype, expected) from None
     if found.kind not in "biufcV":  # types that NumPy does not know, as bfloat16, are of the kind V

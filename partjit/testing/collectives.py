@@ -3,7 +3,7 @@
 import collections
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,11 +24,11 @@ _INSTRUCTION = re.compile(rf"^.* = .*? ({'|'.join(KINDS)})(?:-start)?\((?P<rest>
 
 def assert_collectives(
     expected: Mapping[str, int],
-    fun: Any,
-    *args: Any,
+    fun: Callable[..., object] | jax.stages.Lowered,
+    *args: object,
     mesh: JaxMesh | None = None,
-    in_specs: Any = UNSPECIFIED,
-    out_specs: Any = UNSPECIFIED,
+    in_specs: object = UNSPECIFIED,
+    out_specs: object = UNSPECIFIED,
 ) -> None:
     """Asserts which collectives the compiled program of `fun(*args)` has, and how many instructions of each kind.
 
@@ -82,11 +82,11 @@ def assert_collectives(
 
 
 def assert_no_collectives(
-    fun: Any,
-    *args: Any,
+    fun: Callable[..., object] | jax.stages.Lowered,
+    *args: object,
     mesh: JaxMesh | None = None,
-    in_specs: Any = UNSPECIFIED,
-    out_specs: Any = UNSPECIFIED,
+    in_specs: object = UNSPECIFIED,
+    out_specs: object = UNSPECIFIED,
 ) -> None:
     """Asserts that the compiled program of `fun(*args)` has no collectives. See `assert_collectives`.
 
@@ -132,7 +132,7 @@ def assert_no_transfers(*, allow_explicit: bool = False) -> Iterator[None]:
         raise AssertionError(f"a transfer in a block that should have none: {error}") from error
 
 
-def _compiled_text(fun: Any, args: Any, mesh: JaxMesh | None, in_specs: Any, out_specs: Any) -> str:
+def _compiled_text(fun: Any, args: Sequence[object], mesh: JaxMesh | None, in_specs: object, out_specs: object) -> str:
     if mesh is not None:
         require_mesh_type("assert_collectives", "mesh", mesh)
     for name, specs in (("in_specs", in_specs), ("out_specs", out_specs)):

@@ -2,14 +2,15 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from partjit._jax.types import Device
 from partjit.checks import require, require_integer, require_mesh_type
+from partjit.mesh import describe_mesh
 from partjit.spec import MAX_RANK
 from partjit.testing.argument_checks import parsed_spec, shape_of
 
@@ -38,7 +39,7 @@ def axes_of(spec: P | None, ndim: int) -> tuple[tuple[str, ...], ...]:
     return tuple(axes + [()] * (ndim - len(axes)))
 
 
-def pieces(mesh: Mesh, spec: P | None, shape: Sequence[int]) -> dict[Any, tuple[slice, ...]]:
+def pieces(mesh: Mesh, spec: P | None, shape: Sequence[int]) -> dict[Device, tuple[slice, ...]]:
     """The index of the shard of an array of `shape` that each device of `mesh` holds.
 
     Within a dimension the first axis is major: with `P(("y", "x"))`, devices that differ in `x` only hold adjacent
@@ -97,10 +98,7 @@ def assert_laid_out(array: jax.Array, mesh: Mesh, spec: P | None) -> None:
             f"assert_laid_out: the spec {parsed} is for a rank of {len(parsed)}, but array has {array.ndim}"
         )
     expected = jax.sharding.NamedSharding(mesh, P() if spec is None else spec)
-    described = (
-        f"an array of shape {array.shape} should be sharded as {expected.spec} on "
-        f"({', '.join(f'{name}={size}' for name, size in mesh.shape.items())})"
-    )
+    described = f"an array of shape {array.shape} should be sharded as {expected.spec} on ({describe_mesh(mesh)})"
     if not array.committed:
         raise AssertionError(f"{described}, but it is not committed to any sharding")
     if not array.sharding.is_equivalent_to(expected, array.ndim):

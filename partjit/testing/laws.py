@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -11,12 +11,13 @@ import numpy as np
 from jax.sharding import AbstractMesh
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import PartitionSpec as P
+from jax.typing import ArrayLike
 
 from partjit._jax.shardings import UNSPECIFIED, HloSharding, UnspecifiedValue
 from partjit.api import pjit
 from partjit.arguments import abstract_argument, check_callable, require_values
 from partjit.checks import require_flag, require_integer, require_mesh_type, require_number
-from partjit.mesh import Mesh
+from partjit.mesh import Mesh, describe_mesh
 from partjit.opsharding import parse_op_sharding, to_op_sharding
 from partjit.placement import reshard_policy
 from partjit.spec import MAX_RANK, ParsedPartitionSpec, parse_spec_tree
@@ -31,14 +32,14 @@ _TOLERANCES = {"float64": 1e-10, "complex128": 1e-10, "float32": 1e-4, "complex6
 
 
 def assert_same_meaning(
-    fun: Callable[..., Any],
-    *args: Any,
+    fun: Callable[..., object],
+    *args: object,
     mesh: JaxMesh,
-    in_specs: Any = UNSPECIFIED,
-    out_specs: Any = UNSPECIFIED,
+    in_specs: object = UNSPECIFIED,
+    out_specs: object = UNSPECIFIED,
     grad: bool = True,
     vmap: bool = True,
-    reference: Callable[..., Any] | None = None,
+    reference: Callable[..., object] | None = None,
     tolerance: float | None = None,
 ) -> None:
     """Asserts that `pjit(fun, in_specs, out_specs)` computes what `fun` computes, with the requested output shardings.
@@ -82,8 +83,7 @@ def assert_same_meaning(
         check_callable(reference)
     if tolerance is not None:
         require_number(where, "tolerance", tolerance, "a relative difference, a number, or None")
-    for path, leaf in jax.tree_util.tree_leaves_with_path(args):
-        name = f"args{jax.tree_util.keystr(path)}"
+    for name, leaf in _named_leaves("args", args):
         abstract_argument(leaf, name, where)
         require_values([leaf], [name], where)
     # A function that is partitioned or compiled already is compared with the one it wraps.
@@ -99,7 +99,7 @@ def assert_same_meaning(
     missing = "" if reference is None else f"\n# and reference={getattr(reference, '__name__', reference)}"
     raise AssertionError(
         f"{problem}\n\nThe simplest case that still fails:\n"
-        f"  mesh       ({', '.join(f'{name}={size}' for name, size in mesh.shape.items())})\n"
+        f"  mesh       ({describe_mesh(mesh)})\n"
         f"  in_specs   {describe(case.in_specs)}\n"
         f"  out_specs  {describe(case.out_specs)}\n"
         f"  arguments  {', '.join(_types(case.args))}\n\n"
@@ -141,32 +141,31 @@ def assert_round_trip(spec: P | None, mesh: JaxMesh | AbstractMesh, ndim: int) -
 class _Case:
     """The arguments of `assert_same_meaning`."""
 
-    fun: Callable[..., Any]
-    args: tuple[Any, ...]
+    fun: Callable[..., object]
+    args: tuple[object, ...]
     mesh: JaxMesh
-    in_specs: Any
-    out_specs: Any
+    in_specs: object
+    out_specs: object
     grad: bool
     vmap: bool
-    reference: Callable[..., Any]
+    reference: Callable[..., object]
     tolerance: float | None
 
     def problem(self) -> str | None:
         """What differs, or None."""
-        mesh = Mesh(
-            self.mesh.devices, self.mesh.axis_names, self.mesh.axis_types
-        )  # jax's own mesh warns when it is entered
+        # jax's own mesh warns when it is entered.
+        mesh = Mesh(self.mesh.devices, self.mesh.axis_names, self.mesh.axis_types)
         with mesh, reshard_policy("allow"), jax.numpy_dtype_promotion("standard"):
             checks = [self._values(), self._gradients() if self.grad else (), self._batches() if self.vmap else ()]
             return next((problem for check in checks for problem in check), None)
 
-    def _partitioned(self) -> Callable[..., Any]:
+    def _partitioned(self) -> Callable[..., object]:
         return pjit(self.fun, self.in_specs, self.out_specs)
 
     def _values(self) -> Iterator[str]:
         expected = self.reference(*jax.tree.map(jnp.asarray, self.args))  # NumPy would compute in 64 bits
-        for path, leaf in jax.tree_util.tree_leaves_with_path(expected):
-            abstract_argument(leaf, f"result{jax.tree_util.keystr(path)} of the reference", "assert_same_meaning")
+        for name, leaf in _named_leaves("result", expected):
+            abstract_argument(leaf, f"{name} of the reference", "assert_same_meaning")
         found = self._partitioned()(*self.args)
         yield from self._compare("the value", expected, found)
         yield from self._layout("the value", found, self.out_specs)
@@ -177,8 +176,8 @@ class _Case:
         if not floats:
             return
 
-        def gradient(fun: Callable[..., Any]) -> Any:
-            def total(values: list[Any]) -> Any:
+        def gradient(fun: Callable[..., object]) -> list[jax.Array]:
+            def total(values: Sequence[ArrayLike]) -> ArrayLike:
                 complete = list(leaves)
                 for i, value in zip(floats, values, strict=True):
                     complete[i] = value
@@ -194,8 +193,8 @@ class _Case:
         except Exception as error:
             yield f"the gradient raises {_show(error)}"
             return
-        paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(self.args)]
-        names = [f"args{paths[i]}" for i in floats]
+        named = _named_leaves("args", self.args)
+        names = [named[i][0] for i in floats]
         for name, e, f in zip(names, expected, found, strict=True):
             yield from self._compare(f"the gradient of {name}", e, f)
         if self.mesh.are_all_axes_auto:  # otherwise a gradient has the type of its argument
@@ -228,13 +227,12 @@ class _Case:
         text = str(jax.make_jaxpr(self._partitioned())(*self.args))
         return next((axis for axis in self.mesh.axis_names if f"'{axis}'" not in text), None)
 
-    def _compare(self, what: str, expected: Any, found: Any) -> Iterator[str]:
+    def _compare(self, what: str, expected: object, found: object) -> Iterator[str]:
         if jax.tree.structure(expected) != jax.tree.structure(found):
             yield f"{what} has the structure {jax.tree.structure(found)} instead of {jax.tree.structure(expected)}"
             return
-        paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(expected)]
-        for path, e, f in zip(paths, jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
-            where = f"{what} at result{path}" if path else what
+        for (name, e), f in zip(_named_leaves("result", expected), jax.tree.leaves(found), strict=True):
+            where = what if name == "result" else f"{what} at {name}"
             dtypes = [jnp.result_type(value) for value in (e, f)]
             if np.shape(e) != np.shape(f) or dtypes[0] != dtypes[1]:
                 yield f"{where} is {dtypes[1]}{list(np.shape(f))} instead of {dtypes[0]}{list(np.shape(e))}"
@@ -254,19 +252,23 @@ class _Case:
                         f"{f[at]} instead of {e[at]} (tolerance {tolerance * scale:.3g})"
                     )
 
-    def _tolerance(self, dtype: Any) -> float:
+    def _tolerance(self, dtype: np.dtype) -> float:
         """The tolerance of the shortest float in the case, which limits the precision of all results."""
         dtypes = [dtype, *map(jnp.result_type, jax.tree.leaves(self.args))]
         return max(_TOLERANCES.get(d.name, 2e-2) for d in dtypes if jnp.issubdtype(d, jnp.inexact))
 
-    def _layout(self, what: str, found: Any, specs: Any, batch: tuple[str, ...] | None = None) -> Iterator[str]:
+    def _layout(self, what: str, found: object, specs: object, batch: tuple[str, ...] | None = None) -> Iterator[str]:
         with contextlib.suppress(_NoSpecs):
-            flat = _flat_specs(specs, found)
-            paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(found)]
-            for path, leaf, spec in zip(paths, jax.tree.leaves(found), flat, strict=True):
+            for (name, leaf), spec in zip(_named_leaves("result", found), _flat_specs(specs, found), strict=True):
                 if spec is not None and batch is not None:
                     spec = P(batch or None, *spec)
-                yield from _laid_out(f"{what} at result{path}" if path else what, leaf, self.mesh, spec)
+                yield from _laid_out(what if name == "result" else f"{what} at {name}", leaf, self.mesh, spec)
+
+
+def _named_leaves(tree_name: str, tree: object) -> list[tuple[str, Any]]:
+    """The leaves of a tree, each with its key path as its name."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return [(f"{tree_name}{jax.tree_util.keystr(path)}", leaf) for path, leaf in leaves]
 
 
 def _show(error: Exception) -> str:
@@ -277,7 +279,7 @@ class _NoSpecs(Exception):
     """There are no specs to check shardings against."""
 
 
-def _flat_specs(specs: Any, values: Any) -> list[P | None]:
+def _flat_specs(specs: object, values: object) -> list[P | None]:
     """The spec of each leaf, None where the partitioner chooses. Raises _NoSpecs if it chooses everywhere."""
     if isinstance(specs, UnspecifiedValue):
         raise _NoSpecs
@@ -287,7 +289,7 @@ def _flat_specs(specs: Any, values: Any) -> list[P | None]:
     return [(spec.unsafe_user_spec or P()) if isinstance(spec, ParsedPartitionSpec) else None for spec in flat]
 
 
-def _laid_out(what: str, array: Any, mesh: JaxMesh, spec: P | None) -> Iterator[str]:
+def _laid_out(what: str, array: object, mesh: JaxMesh, spec: P | None) -> Iterator[str]:
     if spec is None or not isinstance(array, jax.Array):
         return
     if not array.committed and not np.any(np.asarray(array)):
@@ -298,7 +300,7 @@ def _laid_out(what: str, array: Any, mesh: JaxMesh, spec: P | None) -> Iterator[
         yield f"{what}: {error}"
 
 
-def _plain(value: Any) -> np.ndarray:
+def _plain(value: ArrayLike) -> np.ndarray:
     """The values of an array; of a key its words."""
     if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
         value = jax.random.key_data(value)
@@ -308,31 +310,30 @@ def _plain(value: Any) -> np.ndarray:
     return array.astype(np.float32) if array.dtype.kind == "V" else array
 
 
-def _variation(leaf: Any) -> Any:
+def _variation(leaf: jax.Array) -> jax.Array:
     """Another value for the batch: other floats, but the same integers and flags, which may be indices."""
     return (leaf * 0.5).astype(leaf.dtype) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf
 
 
-def _stacked(trees: list[Any]) -> Any:
+def _stacked(trees: Sequence[object]) -> Any:
     """A batch of all trees."""
     return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(jax.device_get(leaf)) for leaf in leaves]), *trees)
 
 
-def _weighted(out: Any) -> Any:
+def _weighted(out: jax.Array) -> jax.Array:
     """A sum that depends on each element differently."""
     weights = np.linspace(0.5, 1.5, out.size).reshape(out.shape)
     return jnp.sum(jnp.real(out).astype(jnp.float32) * weights.astype(np.float32))
 
 
-def _types(args: Any) -> list[str]:
-    leaves = jax.tree_util.tree_leaves_with_path(tuple(args))
-    return [f"args{jax.tree_util.keystr(path)}: {jnp.result_type(leaf)}{list(np.shape(leaf))}" for path, leaf in leaves]
+def _types(args: tuple[object, ...]) -> list[str]:
+    return [f"{name}: {jnp.result_type(leaf)}{list(np.shape(leaf))}" for name, leaf in _named_leaves("args", args)]
 
 
 def _simplest(case: _Case, problem: str) -> tuple[_Case, str]:
     """The case with as few specs and checks and as plain numbers as still fail, and its problem."""
 
-    def attempt(**changes: Any) -> None:
+    def attempt(**changes: object) -> None:
         nonlocal case, problem
         candidate = dataclasses.replace(case, **changes)
         with contextlib.suppress(Exception):

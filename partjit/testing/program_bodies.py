@@ -7,7 +7,7 @@ precise enough to compare derivatives of any order.
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,11 @@ from partjit.api import pjit
 from partjit.constraint import with_sharding_constraint
 from partjit.testing.strategies import partition_specs
 
-__all__ = ["bodies", "run_body"]
+__all__ = ["Body", "Operation", "bodies", "run_body"]
+
+Operation: TypeAlias = tuple[Any, ...]
+"""(kind, *parameters)"""
+Body: TypeAlias = tuple[Operation, ...]
 
 ELEMENTWISE = {
     "sin": jnp.sin,
@@ -34,7 +38,7 @@ NESTED = ["pjit", "jit", "remat", "scan", "map", "fori", "while", "cond", "vmap"
 
 @st.composite
 def bodies(
-    draw: Any,
+    draw: st.DrawFn,
     mesh: Mesh,
     shape: tuple[int, ...],
     *,
@@ -42,13 +46,14 @@ def bodies(
     avoid: Sequence[str] = (),
     max_size: int = 2,
     partitioned: bool = False,
-) -> tuple[Any, ...]:
+) -> Body:
     """A body for values of `shape`, with constraints and nested pjits with specs of their own at every depth.
 
     With `partitioned` the first operation is a constraint or a nested pjit that partitions the value.
     """
     smaller = functools.partial(bodies, mesh, depth=depth - 1, avoid=avoid, max_size=max_size)
-    body: list[tuple[Any, ...]] = []
+    requested = partition_specs(mesh=mesh, shape=shape, avoid=avoid)
+    body: list[Operation] = []
     if partitioned:
         specs = partition_specs(mesh=mesh, shape=shape, avoid=avoid, partitioned=True)
         if draw(st.sampled_from(["pjit", "constraint"] if depth else ["constraint"])) == "pjit":
@@ -66,7 +71,7 @@ def bodies(
         kind = draw(st.sampled_from(kinds))
         if kind in ("map", "vmap", "swap") and not shape:
             kind = "pjit"
-        axis: Any = draw(st.integers(0, len(shape) - 1)) if shape else None
+        axis = draw(st.integers(0, len(shape) - 1)) if shape else 0
         if kind in ELEMENTWISE or kind in ("ravel", "gram"):
             body.append((kind,))
         elif kind == "constraint":
@@ -79,13 +84,8 @@ def bodies(
             index = draw(st.lists(st.integers(0, size - 1), min_size=size, max_size=size))
             body.append((kind, axis, tuple(index)))
         elif kind == "pjit":
-            unspecified = draw(st.integers(0, 5)) == 0
-            pair = (
-                (UNSPECIFIED, UNSPECIFIED)
-                if unspecified
-                else tuple(draw(partition_specs(mesh=mesh, shape=shape, avoid=avoid)) for _ in range(2))
-            )
-            body.append((kind, *pair, draw(smaller(shape))))
+            specs = st.just(UNSPECIFIED) if draw(st.integers(0, 5)) == 0 else requested
+            body.append((kind, draw(specs), draw(specs), draw(smaller(shape))))
         elif kind == "cond":
             body.append((kind, draw(smaller(shape)), draw(smaller(shape))))
         elif kind in ("map", "vmap"):
@@ -105,14 +105,14 @@ def bodies(
     return tuple(body)
 
 
-def run_body(body: Sequence[tuple[Any, ...]], x: Any, partitioned: bool) -> Any:
+def run_body(body: Body, x: jax.Array, partitioned: bool) -> jax.Array:
     """The result of a body for `x`, with its partitioned functions or without."""
     for kind, *parameters in body:
         x = _apply(kind, parameters, x, partitioned)
     return x
 
 
-def _apply(kind: str, parameters: Sequence[Any], x: Any, partitioned: bool) -> Any:
+def _apply(kind: str, parameters: Sequence[Any], x: jax.Array, partitioned: bool) -> jax.Array:
     if kind in ELEMENTWISE:
         return ELEMENTWISE[kind](x)
     match kind, parameters:

@@ -1,15 +1,17 @@
 """Random programs of several arrays, with constraints and nested pjits."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from hypothesis import strategies as st
 from jax.sharding import Mesh
+from jax.typing import ArrayLike
 
 from partjit.api import pjit
 from partjit.checks import require_flag, require_integer, require_mesh_type, shown
@@ -21,6 +23,9 @@ from partjit.testing.strategies import partition_specs, shapes
 __all__ = ["ShardedProgram", "sharded_programs"]
 
 _MAX_ELEMENTS = 256
+
+Step: TypeAlias = tuple[str, tuple[int, ...], tuple[Any, ...]]
+"""(operation, positions of its operands, parameters)"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,14 +41,14 @@ class ShardedProgram:
 
     shapes: tuple[tuple[int, ...], ...]
     num_indices: int | None
-    steps: tuple[tuple[Any, ...], ...]
+    steps: tuple[Step, ...]
     results: tuple[int, ...]
 
-    def __call__(self, *args: Any) -> tuple[Any, ...]:
+    def __call__(self, *args: ArrayLike) -> tuple[jax.Array, ...]:
         """Runs it with its constraints and nested pjits, under an ambient mesh."""
         return self._run(args, partitioned=True)
 
-    def plain(self, *args: Any) -> tuple[Any, ...]:
+    def plain(self, *args: ArrayLike) -> tuple[jax.Array, ...]:
         """Runs it without them, for comparison."""
         return self._run(args, partitioned=False)
 
@@ -70,14 +75,14 @@ class ShardedProgram:
         """The shapes of the results."""
         return [out.shape for out in jax.eval_shape(self.plain, *self.arguments())]
 
-    def _run(self, args: Sequence[Any], *, partitioned: bool) -> tuple[Any, ...]:
+    def _run(self, args: Sequence[Any], *, partitioned: bool) -> tuple[jax.Array, ...]:
         self._check(args)
         values = list(args)
         for kind, operands, parameters in self.steps:
             values.append(_step(kind, [values[i] for i in operands], parameters, partitioned))
         return tuple(values[i] for i in self.results)
 
-    def _check(self, args: Sequence[Any]) -> None:
+    def _check(self, args: Sequence[object]) -> None:
         shapes = self.arg_shapes
         if len(args) != len(shapes):
             raise TypeError(f"ShardedProgram: it takes {len(shapes)} args, but got {len(args)}")
@@ -86,7 +91,7 @@ class ShardedProgram:
                 raise TypeError(f"ShardedProgram: args[{i}] must be an array of shape {shape}, but is {shown(arg)}")
 
 
-def _step(kind: str, values: Sequence[Any], parameters: Any, partitioned: bool) -> Any:
+def _step(kind: str, values: Sequence[jax.Array], parameters: tuple[Any, ...], partitioned: bool) -> jax.Array:
     match kind:
         case "body":
             return run_body(parameters[0], values[0], partitioned)
@@ -110,14 +115,14 @@ def _step(kind: str, values: Sequence[Any], parameters: Any, partitioned: bool) 
         case "closure":  # a nested pjit that closes over a value of the outer trace
             in_spec, out_spec, body = parameters
 
-            def closing(x: Any) -> Any:
+            def closing(x: jax.Array) -> jax.Array:
                 return run_body(body, x, partitioned) * values[1]
 
             return pjit(closing, in_spec, out_spec)(values[0]) if partitioned else closing(values[0])
         case "pair":  # a nested pjit of two arguments and two results, of which one is used
             in_specs, out_specs, used = parameters
 
-            def both(x: Any, y: Any) -> Any:
+            def both(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
                 return jnp.sin(x) * jnp.mean(y), jnp.cos(y)
 
             return (pjit(both, in_specs, out_specs) if partitioned else both)(*values)[used]
@@ -126,7 +131,7 @@ def _step(kind: str, values: Sequence[Any], parameters: Any, partitioned: bool) 
 
 @st.composite
 def sharded_programs(
-    draw: Any,
+    draw: st.DrawFn,
     *,
     mesh: Mesh,
     avoid: Sequence[str] = (),
@@ -177,15 +182,14 @@ def sharded_programs(
     num_indices: int | None = draw(st.one_of(st.none(), st.sampled_from([2, 8])))
     known: list[tuple[int, tuple[int, ...]]] = list(enumerate(inputs))
     position = len(inputs) + (num_indices is not None)
-    steps: list[tuple[Any, ...]] = []
+    steps: list[Step] = []
     if partitioned:
         first = bodies(mesh, inputs[0], depth=depth, avoid=avoid, max_size=max_size, partitioned=True)
         steps.append(("body", (0,), (draw(first),)))
         known.append((position, inputs[0]))
         position += 1
 
-    def some_spec(shape: Sequence[int]) -> Any:
-        return partition_specs(mesh=mesh, shape=shape, avoid=avoid)
+    some_spec = functools.partial(partition_specs, mesh=mesh, avoid=avoid)
 
     for _ in range(draw(st.integers(1 - len(steps), max_steps - len(steps)))):
         i, shape = draw(st.sampled_from(known))
@@ -196,7 +200,7 @@ def sharded_programs(
             kinds += ["gather"] * 2 if num_indices is not None else []
         kind = draw(st.sampled_from(kinds))
         operands: tuple[int, ...] = (i,)
-        parameters: Any = ()
+        parameters: tuple[Any, ...] = ()
         result: tuple[int, ...] = shape
         if kind == "body":
             parameters = (draw(bodies(mesh, shape, depth=depth, avoid=avoid, max_size=max_size)),)
@@ -205,33 +209,27 @@ def sharded_programs(
         elif kind == "closure":
             operands = (i, draw(st.sampled_from(same)))
             body = draw(bodies(mesh, shape, depth=depth - 1, avoid=avoid, max_size=max_size))
-            parameters = (draw(some_spec(shape)), draw(some_spec(shape)), body)
+            parameters = (draw(some_spec(shape=shape)), draw(some_spec(shape=shape)), body)
         elif kind == "pair":
             k, other = draw(st.sampled_from(known))
             operands, used = (i, k), draw(st.integers(0, 1))
-            in_specs = (draw(some_spec(shape)), draw(some_spec(other)))
-            parameters = (in_specs, (draw(some_spec(shape)), draw(some_spec(other))), used)
+            in_specs, out_specs = (tuple(draw(some_spec(shape=s)) for s in (shape, other)) for _ in range(2))
+            parameters = (in_specs, out_specs, used)
             result = (shape, other)[used]
         elif kind in ("mean", "max", "concatenate", "gather"):
             axis = draw(st.integers(0, len(shape) - 1))
             parameters = (axis,)
-            rest = shape[:axis], shape[axis + 1 :]
-            if kind in ("mean", "max"):
-                result = rest[0] + rest[1]
-            elif kind == "concatenate":
-                result = (*rest[0], 2 * shape[axis], *rest[1])
-            else:
-                operands = (i, len(inputs))
-                result = (*rest[0], num_indices or 0, *rest[1])
+            sizes = {"concatenate": (2 * shape[axis],), "gather": (num_indices or 0,)}.get(kind, ())
+            result = (*shape[:axis], *sizes, *shape[axis + 1 :])
+            operands = (i, len(inputs)) if kind == "gather" else operands
         elif kind == "transpose":
             parameters = tuple(draw(st.permutations(range(len(shape)))))
             result = tuple(shape[p] for p in parameters)
         elif kind == "reshape":
             size = math.prod(shape)
             divisor = draw(st.sampled_from([d for d in (1, 2, 3, 4, 8) if size % d == 0]))
-            parameters = result = draw(
-                st.sampled_from([(size,), (divisor, size // divisor), (size // divisor, divisor)])
-            )
+            reshaped = [(size,), (divisor, size // divisor), (size // divisor, divisor)]
+            parameters = result = draw(st.sampled_from(reshaped))
         elif kind == "tensordot":
             matches = [
                 (k, left, right)
@@ -257,7 +255,7 @@ def sharded_programs(
 
 
 @st.composite
-def _partitionable_shapes(draw: Any, mesh: Mesh, avoid: Sequence[str]) -> tuple[int, ...]:
+def _partitionable_shapes(draw: st.DrawFn, mesh: Mesh, avoid: Sequence[str]) -> tuple[int, ...]:
     """Shapes of matrices and of values of rank 3 that a spec fits, each dimension longer than 1."""
     ndim = draw(st.integers(2, 3))
     spec = draw(partition_specs(mesh=mesh, ndim=ndim, avoid=avoid, partitioned=True))

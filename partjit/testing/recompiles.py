@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ _EVENTS = {
 
 
 @contextlib.contextmanager
-def assert_no_recompile(*functions: Callable[..., Any], warmup: int = 0) -> Iterator[Any]:
+def assert_no_recompile(*functions: Callable[..., object], warmup: int = 0) -> Iterator[Any]:
     """Asserts that nothing is traced or compiled while the block runs.
 
     Args:
@@ -56,17 +56,17 @@ def assert_no_recompile(*functions: Callable[..., Any], warmup: int = 0) -> Iter
     thread = threading.get_ident()
     seen: list[str] = []
 
-    def listen(event: str, *_: Any, **__: Any) -> None:
+    def listen(event: str, *_: object, **__: object) -> None:
         if event in _EVENTS and threading.get_ident() == thread:
             seen.append(_EVENTS[event])
 
-    def watch(function: Callable[..., Any]) -> Callable[..., Any]:
+    def watch(function: Callable[..., object]) -> Callable[..., object]:
         calls = 0
         previous: dict[str, tuple[str, str]] | None = None
         name = getattr(function, "__name__", repr(function))
 
         @functools.wraps(function)
-        def watched(*args: Any, **kwargs: Any) -> Any:
+        def watched(*args: object, **kwargs: object) -> object:
             nonlocal calls, previous
             calls += 1
             signature = _signature(args, kwargs)
@@ -96,21 +96,16 @@ def _show(events: list[str]) -> str:
     return " and ".join(word for word in _EVENTS.values() if word in events)
 
 
-def _signature(args: Any, kwargs: Any) -> dict[str, tuple[str, str]]:
+def _signature(args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, tuple[str, str]]:
     """The cache key of a call by the path of the argument: its type, and its value."""
     leaves = jax.tree_util.tree_leaves_with_path({"args": args, "kwargs": kwargs}, is_leaf=lambda leaf: leaf is None)
-    signature = {_path(path): _describe(leaf) for path, leaf in leaves}
+    signature = {root.key + jax.tree_util.keystr(tuple(rest)): _describe(leaf) for (root, *rest), leaf in leaves}
     mesh = str(innermost_mesh())
     signature["the ambient mesh"] = (mesh, mesh)
     return signature
 
 
-def _path(path: Any) -> str:
-    (root, *rest) = path
-    return root.key + jax.tree_util.keystr(tuple(rest))
-
-
-def _describe(leaf: Any) -> tuple[str, str]:
+def _describe(leaf: object) -> tuple[str, str]:
     if isinstance(leaf, jax.Array):
         weak = " (weakly typed)" if leaf.weak_type else ""
         sharding = f" with {leaf.sharding}" if leaf.committed else ""

@@ -3,13 +3,13 @@
 import inspect
 import pathlib
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from partjit._jax.shardings import UnspecifiedValue
@@ -27,7 +27,7 @@ def canonical(value: Any) -> Any:
     return values.astype(value.dtype).reshape(value.shape)
 
 
-def describe(value: Any) -> str:
+def describe(value: object) -> str:
     """Python code for an argument: arrays, specs, shardings, and containers of them."""
     if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         data, impl = describe(jax.random.key_data(value)), str(jax.random.key_impl(value))
@@ -76,15 +76,14 @@ def _array(value: np.ndarray) -> str:
 def _mesh(mesh: Mesh) -> str:
     ids = [device.id for device in mesh.devices.flat]
     order = f"[{ids}]" if ids != [*range(len(jax.devices()))] else ""
-    types = "" if mesh.are_all_axes_auto else f", axis_types=({''.join(f'{_type(t)}, ' for t in mesh.axis_types)})"
+    names = "".join(f"jax.sharding.AxisType.{kind.name}, " for kind in mesh.axis_types)
+    types = "" if mesh.are_all_axes_auto else f", axis_types=({names})"
     return f"Mesh(np.array(jax.devices()){order}.reshape({mesh.devices.shape}), {mesh.axis_names}{types})"
 
 
-def _type(kind: AxisType) -> str:
-    return f"jax.sharding.AxisType.{kind.name}"
-
-
-def reproduction(law: str, fun: Callable[..., Any], args: Any, mesh: Mesh, options: dict[str, Any]) -> str:
+def reproduction(
+    law: str, fun: Callable[..., object], args: Sequence[object], mesh: Mesh, options: Mapping[str, object]
+) -> str:
     """A script that checks the law on this case again.
 
     Args:
@@ -118,7 +117,7 @@ def reproduction(law: str, fun: Callable[..., Any], args: Any, mesh: Mesh, optio
     return "\n".join(lines)
 
 
-def _imports_of_types(value: Any) -> set[str]:
+def _imports_of_types(value: object) -> set[str]:
     """The imports of the named tuples in arguments."""
     if isinstance(value, dict):
         value = tuple(value.values())
@@ -128,17 +127,15 @@ def _imports_of_types(value: Any) -> set[str]:
     return own.union(*map(_imports_of_types, value))
 
 
-def _definition(fun: Any) -> tuple[str, str]:
+def _definition(fun: Callable[..., object]) -> tuple[str, str]:
     """The name of a function in the script, and the lines that define it."""
-    inner = inspect.unwrap(fun) if callable(fun) else fun
+    inner = inspect.unwrap(fun)
     name, module = getattr(fun, "__qualname__", ""), getattr(fun, "__module__", "")
     if name.isidentifier() and module not in ("", "__main__"):
         file = getattr(inspect.getmodule(fun), "__file__", None)
-        path = (
-            f"import sys; sys.path.insert(0, {str(pathlib.Path(file).parent)!r})\n"
-            if file and "." not in module
-            else ""
-        )
+        path = ""
+        if file and "." not in module:
+            path = f"import sys; sys.path.insert(0, {str(pathlib.Path(file).parent)!r})\n"
         return name, f"{path}from {module} import {name}"
     try:
         source = textwrap.dedent(inspect.getsource(inner))

@@ -17,6 +17,7 @@ from hypothesis.strategies import SearchStrategy
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
 
 from partjit._jax.shardings import HloSharding
 from partjit.checks import require_flag, require_integer, require_mesh_type, wrong_type
@@ -49,7 +50,7 @@ _DIMS = [1, 2, 4, 6, 8, 12]
 
 @st.composite
 def meshes(
-    draw: Any,
+    draw: st.DrawFn,
     *,
     mesh_shapes: Sequence[tuple[int, ...]] | None = None,
     axis_names: Sequence[tuple[str, ...]] | None = None,
@@ -100,7 +101,7 @@ def meshes(
 
 @st.composite
 def partition_specs(
-    draw: Any,
+    draw: st.DrawFn,
     *,
     mesh: JaxMesh,
     ndim: int | None = None,
@@ -160,7 +161,7 @@ def partition_specs(
             dims[dim].append(axis)
     # Every spec takes the same draws: hypothesis simplifies them one by one, and would have to guess a draw that only a
     # simpler spec needs.
-    entries: list[Any] = []
+    entries = []
     for axes in dims:  # False is simpler than True, and so is its spelling
         undecided, as_tuple = unconstrained and draw(st.booleans()), draw(st.booleans())
         if undecided and not axes:
@@ -174,7 +175,9 @@ def partition_specs(
     return P(*entries[: len(entries) - trailing + kept])
 
 
-def _partitions(mesh: JaxMesh, names: Sequence[str], sizes: Sequence[int], divisible: bool) -> SearchStrategy[Any]:
+def _partitions(
+    mesh: JaxMesh, names: Sequence[str], sizes: Sequence[int], divisible: bool
+) -> SearchStrategy[tuple[int, str]]:
     """Pairs of a dimension and an axis of more than one device that can partition it."""
     several = [axis for axis in names if mesh.shape[axis] > 1]
     found = [(d, axis) for d, n in enumerate(sizes) for axis in several if not divisible or n % mesh.shape[axis] == 0]
@@ -189,7 +192,7 @@ def _partitions(mesh: JaxMesh, names: Sequence[str], sizes: Sequence[int], divis
 
 @st.composite
 def shapes(
-    draw: Any,
+    draw: st.DrawFn,
     *,
     spec: P | None = None,
     mesh: JaxMesh | None = None,
@@ -248,7 +251,9 @@ def shapes(
 
 
 @st.composite
-def shardings(draw: Any, *, mesh: JaxMesh | None = None, ndim: int = 2, shape: Sequence[int] | None = None) -> Any:
+def shardings(
+    draw: st.DrawFn, *, mesh: JaxMesh | None = None, ndim: int = 2, shape: Sequence[int] | None = None
+) -> NamedSharding:
     """`NamedSharding`s on `mesh` (or on any) for values of a rank or of a shape.
 
     Raises:
@@ -267,7 +272,7 @@ def shardings(draw: Any, *, mesh: JaxMesh | None = None, ndim: int = 2, shape: S
 
 
 @st.composite
-def op_shardings(draw: Any, *, mesh: JaxMesh, ndim: int = 2, representable: bool | None = None) -> Any:
+def op_shardings(draw: st.DrawFn, *, mesh: JaxMesh, ndim: int = 2, representable: bool | None = None) -> Any:
     """`OpSharding` protos for the devices of `mesh`.
 
     Args:
@@ -294,27 +299,22 @@ def op_shardings(draw: Any, *, mesh: JaxMesh, ndim: int = 2, representable: bool
     representable = require_flag("op_shardings", "representable", representable)
     if representable:
         return to_op_sharding(draw(partition_specs(mesh=mesh, ndim=ndim)), mesh, ndim, as_list=draw(st.booleans()))
-    grid = [mesh.size] + [1] * (ndim - 1)
     texts = ["{maximal device=0}", "{manual}", "{unknown}"]
-    texts.append(f"{{devices={_joined([1] * ndim + [mesh.size])}<=[{mesh.size}] last_tile_dims={{manual}}}}")
+    texts.append(f"{{devices=[{'1,' * ndim}{mesh.size}]<=[{mesh.size}] last_tile_dims={{manual}}}}")
     if mesh.size > 1:
         order = draw(st.permutations(range(mesh.size)).filter(lambda order: order[0] != 0))
-        texts.append(f"{{devices={_joined(grid)}{','.join(map(str, order))}}}")
+        texts.append(f"{{devices=[{mesh.size}{',1' * (ndim - 1)}]{','.join(map(str, order))}}}")
     return HloSharding.from_string(draw(st.sampled_from(texts))).to_proto()
-
-
-def _joined(numbers: Sequence[int]) -> str:
-    return f"[{','.join(map(str, numbers))}]"
 
 
 @st.composite
 def sharded_arrays(
-    draw: Any,
+    draw: st.DrawFn,
     *,
     mesh: JaxMesh | None = None,
     spec: P | None = None,
     shape: Sequence[int] | None = None,
-    dtype: Any = np.float32,
+    dtype: DTypeLike = np.float32,
 ) -> jax.Array:
     """Arrays committed to a mesh: floats between -1 and 1, small integers or flags, no two neighbours equal.
 
@@ -351,7 +351,7 @@ def sharded_arrays(
     return jax.device_put(values.astype(dtype).reshape(sizes), NamedSharding(chosen, P() if spec is None else spec))
 
 
-def spec_trees(tree: Any, *, mesh: JaxMesh, prefix: bool = True) -> SearchStrategy[Any]:
+def spec_trees(tree: object, *, mesh: JaxMesh, prefix: bool = True) -> SearchStrategy:
     """Trees of specs for a tree of arrays, or of anything with a `shape`; each fits all arrays it applies to.
 
     Args:
@@ -381,7 +381,8 @@ def spec_trees(tree: Any, *, mesh: JaxMesh, prefix: bool = True) -> SearchStrate
             raise wrong_type("spec_trees", f"tree{jax.tree_util.keystr(path)}", leaf, "an array, or have a shape")
     one = st.nothing()
     if prefix or jax.tree.structure(tree) == jax.tree.structure(0):
-        one = _common_specs(tuple({tuple(np.shape(leaf)) for leaf in leaves}), mesh)
+        sizes = [math.gcd(*column) for column in zip(*(np.shape(leaf) for leaf in leaves), strict=False)]
+        one = partition_specs(mesh=mesh, shape=sizes)  # for all of them
     children = jax.tree.structure(tree).children()
     if not children:
         return one if leaves else st.just(tree)
@@ -389,10 +390,3 @@ def spec_trees(tree: Any, *, mesh: JaxMesh, prefix: bool = True) -> SearchStrate
     build = functools.partial(jax.tree.unflatten, jax.tree.structure(tree, is_leaf=lambda node: node is not tree))
     each = st.tuples(*(spec_trees(part, mesh=mesh, prefix=prefix) for part in parts)).map(build)
     return st.one_of(one, each) if prefix else each
-
-
-def _common_specs(all_shapes: Sequence[tuple[int, ...]], mesh: JaxMesh) -> SearchStrategy[P | None]:
-    """Specs that fit values of all these shapes."""
-    ndim = min((len(shape) for shape in all_shapes), default=0)
-    sizes = [functools.reduce(math.gcd, column) for column in itertools.islice(zip(*all_shapes, strict=False), ndim)]
-    return partition_specs(mesh=mesh, shape=sizes)
