@@ -5,6 +5,7 @@ devices take their place.
 """
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -56,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, errors included")
 
 
-def run(args: Any) -> int:
+def run(args: argparse.Namespace) -> int:
     """Explains, and prints or writes the result.
 
     Raises:
@@ -177,13 +178,11 @@ def _mesh(sizes: Mapping[str, int], progress: Callable[[str], None]) -> Mesh:
     return Mesh(np.array(devices[:count]).reshape(tuple(sizes.values())), tuple(sizes))
 
 
-def _arguments(make_args: Callable[[], Any], text: str, mesh: Mesh | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    with users_code(f"--args {text}"):
-        if mesh is None:
-            made = make_args()
-        else:
-            with mesh:
-                made = make_args()
+def _arguments(
+    make_args: Callable[[], object], text: str, mesh: Mesh | None
+) -> tuple[tuple[object, ...], dict[str, Any]]:
+    with users_code(f"--args {text}"), mesh or contextlib.nullcontext():
+        made = make_args()
     if not isinstance(made, tuple):
         raise Mistake(
             f"--args {text} should return a tuple of arguments, but returned {type(made).__name__}: for a single "

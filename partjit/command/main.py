@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import Protocol
 
 from partjit.checks import items_of, require
 from partjit.command import explain, parse
@@ -28,7 +28,7 @@ class Subcommand(Protocol):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Adds its arguments."""
 
-    def run(self, args: Any) -> int:
+    def run(self, args: argparse.Namespace) -> int:
         """Runs it, and returns the exit code."""
         ...
 

@@ -25,7 +25,6 @@ class Mistake(Exception):
         code: the exit code.
 
     Example:
-        >>> from partjit.command.mistakes import Mistake
         >>> print(Mistake("a size is a number", "--mesh", "data=x", (5, 6)))
         a size is a number
           --mesh data=x
@@ -61,7 +60,6 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     """The end of a message about an unknown name.
 
     Example:
-        >>> from partjit.command.mistakes import did_you_mean
         >>> did_you_mean("modle", ["data", "model"]), did_you_mean("q", ["data"])
         ("; did you mean 'model'?", '')
     """
@@ -69,21 +67,13 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def mesh_of(text: str, argument: str = "--mesh") -> dict[str, int]:
-    """Reads the axes of a mesh: `data=4,model=2`.
-
-    Args:
-        text: the text of the argument.
-        argument: its name, for messages.
-
-    Returns:
-        The size of each axis, in their order.
+def mesh_of(text: str) -> dict[str, int]:
+    """Reads `--mesh`, the axes of a mesh with their sizes: `data=4,model=2`.
 
     Raises:
         Mistake: the text is malformed.
 
     Example:
-        >>> from partjit.command.mistakes import mesh_of
         >>> mesh_of("data=4, model=2")
         {'data': 4, 'model': 2}
     """
@@ -95,28 +85,23 @@ def mesh_of(text: str, argument: str = "--mesh") -> dict[str, int]:
         start += len(part) + 1
         name, equals, size = (item.strip() for item in part.partition("="))
         if not (name and equals and size):
-            raise Mistake("an axis of a mesh is written as its name and size: data=4,model=2", argument, text, span)
+            raise Mistake("an axis of a mesh is written as its name and size: data=4,model=2", "--mesh", text, span)
         if not re.fullmatch(r"[0-9]{1,9}", size) or int(size) < 1:
             message = f"the size of the axis {name!r} should be a number of devices, but is {size!r}"
-            raise Mistake(message, argument, text, (span[1] - len(size), span[1]))
+            raise Mistake(message, "--mesh", text, (span[1] - len(size), span[1]))
         if name in axes:
-            raise Mistake(f"the axis {name!r} is used twice", argument, text, span)
+            raise Mistake(f"the axis {name!r} is used twice", "--mesh", text, span)
         axes[name] = int(size)
     return axes
 
 
-def shape_of(text: str, argument: str = "--shape") -> tuple[int, ...]:
-    """Reads the shape of an array: `16,32`, and nothing or `()` for a scalar.
-
-    Args:
-        text: the text of the argument.
-        argument: its name, for messages.
+def shape_of(text: str) -> tuple[int, ...]:
+    """Reads `--shape`, the shape of an array: `16,32`, and nothing or `()` for a scalar.
 
     Raises:
         Mistake: the text is malformed.
 
     Example:
-        >>> from partjit.command.mistakes import shape_of
         >>> shape_of("16,32"), shape_of("(8,)"), shape_of("")
         ((16, 32), (8,), ())
     """
@@ -131,11 +116,7 @@ def shape_of(text: str, argument: str = "--shape") -> tuple[int, ...]:
             continue
         if not re.fullmatch(r"[0-9]{1,18}", size):
             first = start + match.start() + len(match[0]) - len(match[0].lstrip())
-            raise Mistake(
-                f"a shape is written as sizes with commas between: 16,32; {size!r} is no size",
-                argument,
-                text,
-                (first, first + len(size)),
-            )
+            message = f"a shape is written as sizes with commas between: 16,32; {size!r} is no size"
+            raise Mistake(message, "--shape", text, (first, first + len(size)))
         sizes.append(int(size))
     return tuple(sizes)

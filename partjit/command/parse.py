@@ -7,15 +7,18 @@ are needed, so the mesh may be larger than the machine.
 import argparse
 import json
 import math
-from typing import Any
+import re
 
+import jax
 from jax.sharding import AbstractMesh
 
 from partjit.command.mistakes import CANNOT, Mistake, mesh_of, shape_of
-from partjit.command.sharding_text import place_of_mistake
 from partjit.command.spec_text import spec_of
-from partjit.inspect.arrays import ArrayPicture, draw_array
+from partjit.errors import UnrepresentableShardingError
+from partjit.inspect.annotated import shown_spec
+from partjit.inspect.arrays import draw_array
 from partjit.opsharding import parse_op_sharding, to_op_sharding
+from partjit.opsharding.tiling import MalformedShardingError
 from partjit.opsharding.wire import from_proto
 from partjit.render.numbers import counted
 from partjit.spec import ParsedPartitionSpec
@@ -58,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, errors included")
 
 
-def run(args: Any) -> int:
+def run(args: argparse.Namespace) -> int:
     """Parses, and prints the meaning.
 
     Raises:
@@ -70,11 +73,10 @@ def run(args: Any) -> int:
     if args.sharding.lstrip().startswith("{"):
         parsed = _parsed(args.sharding, mesh)
     else:
-        spec = spec_of(args.sharding, sizes, "SHARDING")
-        parsed = ParsedPartitionSpec.from_user_input(spec, "SHARDING")
+        parsed = ParsedPartitionSpec.from_user_input(spec_of(args.sharding, sizes), "SHARDING")
     if isinstance(parsed, list) and shape is not None:
         raise Mistake("--shape is that of one array, and the sharding is that of a tuple", code=CANNOT)
-    values = [*_flat(parsed)] if isinstance(parsed, list) else [parsed]
+    values = jax.tree.leaves(parsed)  # of a tuple, also those of nested ones
     if shape is not None and mesh.size > _MOST_DEVICES:
         message = f"--shape shows which of the devices holds what, and {mesh.size} are too many: leave it out"
         raise Mistake(message, "--mesh", args.mesh, (0, len(args.mesh)), CANNOT)
@@ -90,21 +92,18 @@ def run(args: Any) -> int:
     return 0
 
 
-def _parsed(text: str, mesh: AbstractMesh) -> Any:
+def _parsed(text: str, mesh: AbstractMesh) -> ParsedPartitionSpec | list:
     try:
-        return parse_op_sharding(text.strip(), mesh)
-    except ValueError as error:  # also one of Python's, for integers of too many digits
-        span, expected = place_of_mistake(text, mesh.size)
-        if expected:
-            message = f"this is no sharding: here should be {expected}"
-            raise Mistake(message, "SHARDING", text, span) from None
+        return parse_op_sharding(text, mesh)
+    except UnrepresentableShardingError as error:
+        if isinstance(error, MalformedShardingError):
+            if error.expected:
+                message = f"this is no sharding: here should be {error.expected}"
+                raise Mistake(message, "SHARDING", text, error.span) from None
+            raise Mistake(str(error), "SHARDING", text, None, CANNOT) from None
+        grids = ((match.span(1), map(int, match[1].split(","))) for match in re.finditer(r"devices=\[([0-9,]+)", text))
+        span = next((span for span, grid in grids if math.prod(grid) != mesh.size), None)
         raise Mistake(str(error), "SHARDING", text, span, CANNOT) from None
-
-
-def _flat(parsed: Any) -> Any:
-    """The elements of a tuple, nested ones included."""
-    for element in parsed:
-        yield from _flat(element) if isinstance(element, list) else [element]
 
 
 def _tiles(spec: ParsedPartitionSpec, mesh: AbstractMesh) -> list[int]:
@@ -116,20 +115,16 @@ def _sharding(spec: ParsedPartitionSpec, mesh: AbstractMesh, shape: tuple[int, .
     return str(from_proto(to_op_sharding(spec, mesh, len(spec) if shape is None else len(shape))))
 
 
-def _show(spec: ParsedPartitionSpec) -> str:
-    return f"P({', '.join(map(repr, spec.partition_spec))})"
-
-
-def _described(spec: ParsedPartitionSpec, mesh: AbstractMesh, shape: tuple[int, ...] | None) -> dict[str, Any]:
+def _described(spec: ParsedPartitionSpec, mesh: AbstractMesh, shape: tuple[int, ...] | None) -> dict[str, object]:
     tiles = _tiles(spec, mesh)
     pieces = None
     if shape is not None:
         pieces = [
             {"index": [[part.start, part.stop] for part in index], "devices": [*devices]}
-            for index, devices in _picture(spec, mesh, shape).pieces
+            for index, devices in draw_array(shape, spec, mesh).pieces
         ]
     return {
-        "spec": _show(spec),
+        "spec": shown_spec(spec.partition_spec),
         "partitions": [[*axes] for axes in spec.partitions],
         "sharding": _sharding(spec, mesh, shape),
         "tiles": tiles,
@@ -139,20 +134,16 @@ def _described(spec: ParsedPartitionSpec, mesh: AbstractMesh, shape: tuple[int, 
     }
 
 
-def _picture(spec: ParsedPartitionSpec, mesh: AbstractMesh, shape: tuple[int, ...]) -> ArrayPicture:
-    return draw_array(shape, spec, mesh)
-
-
 def _text(spec: ParsedPartitionSpec, mesh: AbstractMesh, shape: tuple[int, ...] | None) -> str:
     axes = ", ".join(f"{name}={size}" for name, size in mesh.shape_tuple)
     lines = [
-        _show(spec),
+        shown_spec(spec.partition_spec),
         "",
         f"sharding  {_sharding(spec, mesh, shape)}",
         f"mesh      {axes}: {counted(mesh.size, 'device')}",
     ]
     if shape is not None:
-        return "\n".join([*lines, "", str(_picture(spec, mesh, shape))])
+        return "\n".join([*lines, "", str(draw_array(shape, spec, mesh))])
     for dim, (names, tiles) in enumerate(zip(spec.partitions, _tiles(spec, mesh), strict=True)):
         over = ", ".join(f"{name}={mesh.shape[name]}" for name in names)
         lines.append(f"{f'dim {dim}':<10}{f'{tiles} tiles over {over}' if names else 'unsharded'}")

@@ -12,13 +12,12 @@ __all__ = ["spec_of"]
 _HOW = "a spec is written as P('data', None, ('x', 'y')): an axis, several, or None for each dimension"
 
 
-def spec_of(text: str, mesh: Mapping[str, int], argument: str = "") -> P:
+def spec_of(text: str, mesh: Mapping[str, int]) -> P:
     """Reads a spec: `P('data', None)`, `PartitionSpec(...)`, or only what is in the parentheses. Axes need no quotes.
 
     Args:
         text: the text of the argument.
         mesh: the axes of the mesh, with their sizes.
-        argument: its name, for messages.
 
     Raises:
         Mistake: the text is malformed, or it names an axis twice or an unknown one.
@@ -28,12 +27,12 @@ def spec_of(text: str, mesh: Mapping[str, int], argument: str = "") -> P:
         >>> spec_of("data, None", {"data": 4})
         P('data', None)
     """
-    return _Reading(text, mesh, argument).spec()
+    return _Reading(text, mesh).spec()
 
 
 class _Reading:
-    def __init__(self, text: str, mesh: Mapping[str, int], argument: str) -> None:
-        self.text, self.mesh, self.argument = text, mesh, argument
+    def __init__(self, text: str, mesh: Mapping[str, int]) -> None:
+        self.text, self.mesh = text, mesh
         self.named: set[str] = set()
         self.line = " ".join(text.splitlines())
         self.indent = len(self.line) - len(self.line.lstrip())
@@ -43,15 +42,10 @@ class _Reading:
         try:
             tree = ast.parse(source or "()", mode="eval").body
         except SyntaxError as error:
-            place = self.indent + (error.offset or 1) - 1
-            place = min(place, len(self.text.rstrip()))
-            raise Mistake(_HOW, self.argument, self.text, (place, place + 1)) from None
-        except (
-            ValueError,
-            RecursionError,
-            MemoryError,
-        ):  # for a text too long or too deeply nested
-            raise Mistake(_HOW, self.argument, self.text, (0, len(self.text))) from None
+            place = min(self.indent + (error.offset or 1) - 1, len(self.text.rstrip()))
+            raise Mistake(_HOW, "SHARDING", self.text, (place, place + 1)) from None
+        except (ValueError, RecursionError, MemoryError):  # a text too long or too deeply nested
+            raise Mistake(_HOW, "SHARDING", self.text, (0, len(self.text))) from None
         if isinstance(tree, ast.Call):
             if ast.unparse(tree.func).rpartition(".")[2] not in ("P", "PartitionSpec"):
                 raise self.wrong(_HOW, tree.func)
@@ -91,4 +85,4 @@ class _Reading:
         source = self.line.strip().encode()
         start = self.indent + len(source[: node.col_offset].decode())
         stop = self.indent + len(source[: node.end_col_offset].decode())
-        return Mistake(message, self.argument, self.text, (start, stop), code)
+        return Mistake(message, "SHARDING", self.text, (start, stop), code)

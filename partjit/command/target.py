@@ -9,7 +9,6 @@ import sys
 import traceback
 from collections.abc import Iterator
 from types import ModuleType, TracebackType
-from typing import Any
 
 from partjit._jax.sources import is_user_file
 from partjit.command.mistakes import CANNOT, Mistake, did_you_mean
@@ -19,7 +18,7 @@ __all__ = ["find", "users_code"]
 _HOW = "it is written as module:function, or as path/to/file.py:function"
 
 
-def find(text: str, argument: str, beside: str = "") -> Any:
+def find(text: str, argument: str, beside: str = "") -> object:
     """Imports a module, and returns its attribute.
 
     Args:
@@ -31,7 +30,6 @@ def find(text: str, argument: str, beside: str = "") -> Any:
         Mistake: the text is malformed, there is no such module or attribute, or importing it fails.
 
     Example:
-        >>> from partjit.command.target import find
         >>> find("os:path.join", "FUNCTION").__name__
         'join'
     """
@@ -41,7 +39,7 @@ def find(text: str, argument: str, beside: str = "") -> Any:
     if not (module_name and path and all(part.isidentifier() for part in path.split("."))):
         raise Mistake(f"{argument} should name a function: {_HOW}", argument, text, (0, len(text)))
     start = len(text) - len(path)
-    found: Any = _module(module_name, argument, text)
+    found: object = _module(module_name, argument, text)
     for name in path.split("."):
         if not hasattr(found, name):
             what = f"the module {module_name}" if isinstance(found, ModuleType) else repr(found)

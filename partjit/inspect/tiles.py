@@ -6,7 +6,7 @@ such shardings, so the tiles are computed here.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,11 @@ from jax.sharding import PartitionSpec as P
 from partjit._jax.shardings import to_proto
 from partjit.checks import wrong_type
 from partjit.mesh import ambient_mesh, describe_mesh
-from partjit.opsharding import parse_op_sharding
-from partjit.opsharding.text import from_text
+from partjit.opsharding.convert import parse_op_sharding, tiling_of
 from partjit.opsharding.tiling import Kind, Tiling
-from partjit.opsharding.wire import from_proto
 from partjit.spec import UNCONSTRAINED, ParsedPartitionSpec
 
-__all__ = ["Tiles", "tiles_of"]
+__all__ = ["Cut", "Tiles", "tiles_of"]
 
 Cut = tuple[int, int]
 
@@ -50,7 +48,7 @@ class Tiles:
     notes: tuple[str, ...] = ()
 
 
-def tiles_of(shape: Sequence[int], sharding: Any, mesh: Any = None) -> Tiles:
+def tiles_of(shape: Sequence[int], sharding: Any, mesh: Mesh | AbstractMesh | None = None) -> Tiles:
     """The tiles of an array of a shape.
 
     Args:
@@ -77,18 +75,18 @@ def tiles_of(shape: Sequence[int], sharding: Any, mesh: Any = None) -> Tiles:
         return _of_spec(shape, sharding, found)
     if isinstance(sharding, Sharding) and (mesh is None or to_proto(sharding) is None):
         return _in_memory(_of_sharding(shape, sharding), sharding.memory_kind)
-    if not isinstance(sharding, str | bytes) and to_proto(sharding) is None:
+    tiling = tiling_of(sharding)
+    if tiling is None:
         raise wrong_type("draw_array", "spec", sharding, "a Sharding, a PartitionSpec, or an OpSharding or its text")
-    if mesh is not None:
-        parsed = parse_op_sharding(sharding, mesh)
-        if isinstance(parsed, list):
-            raise ValueError("draw_array draws one array, but `spec` is the sharding of a tuple: give it one by one")
-        return _of_spec(shape, parsed, mesh)
-    tiling = from_text(sharding) if isinstance(sharding, str) else from_proto(to_proto(sharding))
-    return _of_tiling(shape, tiling)
+    if mesh is None:
+        return _of_tiling(shape, tiling)
+    parsed = parse_op_sharding(sharding, mesh)
+    if isinstance(parsed, list):
+        raise ValueError("draw_array draws one array, but `spec` is the sharding of a tuple: give it one by one")
+    return _of_spec(shape, parsed, mesh)
 
 
-def _of_spec(shape: Sequence[int], spec: Any, mesh: Mesh | AbstractMesh) -> Tiles:
+def _of_spec(shape: Sequence[int], spec: P | ParsedPartitionSpec | None, mesh: Mesh | AbstractMesh) -> Tiles:
     unreduced: tuple[str, ...] = ()
     if isinstance(spec, P) and (spec.unreduced or spec.reduced):  # which a parsed spec cannot express
         unreduced = tuple(axis for axis in mesh.axis_names if axis in spec.unreduced)
@@ -139,8 +137,7 @@ def _of_sharding(shape: Sequence[int], sharding: Sharding) -> Tiles:
     """The tiles of a sharding without a mesh, which only knows what each device holds."""
     devices = sorted(sharding.device_set, key=lambda device: device.id)
     remote = frozenset(device.id for device in sharding.device_set - sharding.addressable_devices)
-    proto = to_proto(sharding)
-    tiling = None if proto is None else from_proto(proto)
+    tiling = tiling_of(sharding)
     if tiling is not None and tiling.kind is Kind.TILED:
         counts = tiling.grid[: len(tiling.grid) - len(tiling.subgroups)]
         _check_rank(shape, counts, str(tiling))
@@ -162,14 +159,11 @@ def _of_tiling(shape: Sequence[int], tiling: Tiling) -> Tiles:
         raise ValueError(f"draw_array: {tiling} does not determine which devices hold what: give the `mesh` it is for")
     counts = tiling.grid[: len(tiling.grid) - len(tiling.subgroups)]
     _check_rank(shape, counts, str(tiling))
-    order = tiling.devices
-    if order is None:
-        order = np.arange(math.prod(tiling.grid)).reshape(tiling.reshape_dims).transpose(tiling.transpose_perm)
     positions = np.indices(tiling.grid).reshape(len(tiling.grid), -1)[: len(counts)]
     return Tiles(
         f"as {tiling}",
         tuple(_cuts(size, count) for size, count in zip(shape, counts, strict=True)),
-        dict(sorted(zip(order.ravel().tolist(), map(tuple, positions.T.tolist()), strict=True))),
+        dict(sorted(zip(tiling.assignment.ravel().tolist(), map(tuple, positions.T.tolist()), strict=True))),
         ("",) * len(shape),
         notes=(*_padding(shape, counts), _NUMBERS),
     )
@@ -214,7 +208,7 @@ def _axes(axes: Iterable[str], sizes: Mapping[str, int]) -> str:
 def _in_memory(tiles: Tiles, kind: str | None) -> Tiles:
     if kind in (None, "device"):
         return tiles
-    return Tiles(**{**vars(tiles), "notes": (*tiles.notes, f"in the memory {kind!r}")})
+    return replace(tiles, notes=(*tiles.notes, f"in the memory {kind!r}"))
 
 
 def _show(spec: P | ParsedPartitionSpec | None) -> str:

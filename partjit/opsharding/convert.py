@@ -29,10 +29,10 @@ from partjit.opsharding.tiling import Kind, Tiling
 from partjit.opsharding.wire import from_bytes, from_proto
 from partjit.spec import MAX_RANK, UNCONSTRAINED, ParsedPartitionSpec
 
-__all__ = ["parse_op_sharding", "to_op_sharding"]
+__all__ = ["parse_op_sharding", "tiling_of", "to_op_sharding"]
 
 
-def parse_op_sharding(sharding: Any, mesh: Mesh | AbstractMesh) -> Any:
+def parse_op_sharding(sharding: object, mesh: Mesh | AbstractMesh) -> Any:
     """The spec on `mesh` that is equivalent to an XLA sharding.
 
     Args:
@@ -62,19 +62,27 @@ def parse_op_sharding(sharding: Any, mesh: Mesh | AbstractMesh) -> Any:
     Source: `parse_op_sharding` of `jax.experimental.pjit` as of jax 0.2.26, which supported lists of devices only.
     """
     require_mesh_type("parse_op_sharding", "mesh", mesh, or_abstract=True)
-    if isinstance(sharding, str):
-        tiling = from_text(sharding)
-    elif isinstance(sharding, bytes):
-        tiling = from_bytes(sharding)
-    else:
-        proto = to_proto(sharding)
-        if proto is None:
-            raise TypeError(
-                "parse_op_sharding expects an OpSharding, its bytes or text, an HloSharding or a GSPMDSharding, but "
-                f"got {type(sharding).__name__}: a NamedSharding has its spec in .spec"
-            )
-        tiling = from_proto(proto)
+    tiling = tiling_of(sharding)
+    if tiling is None:
+        raise TypeError(
+            "parse_op_sharding expects an OpSharding, its bytes or text, an HloSharding or a GSPMDSharding, but got "
+            f"{type(sharding).__name__}: a NamedSharding has its spec in .spec"
+        )
     return _spec_of(tiling, mesh)
+
+
+def tiling_of(sharding: object) -> Tiling | None:
+    """The content of an XLA sharding in any form, as `parse_op_sharding` takes it; None for anything else.
+
+    Raises:
+        UnrepresentableShardingError: it is malformed.
+    """
+    if isinstance(sharding, str):
+        return from_text(sharding)
+    if isinstance(sharding, bytes):
+        return from_bytes(sharding)
+    proto = to_proto(sharding)
+    return None if proto is None else from_proto(proto)
 
 
 def to_op_sharding(
@@ -147,7 +155,7 @@ def to_op_sharding(
 # From a tiling to a spec
 
 
-def _spec_of(tiling: Tiling, mesh: Mesh | AbstractMesh) -> Any:
+def _spec_of(tiling: Tiling, mesh: Mesh | AbstractMesh) -> ParsedPartitionSpec | list:
     if tiling.kind is Kind.TUPLE:
         return [_spec_of(element, mesh) for element in tiling.elements]
     if tiling.shard_group:
@@ -191,7 +199,7 @@ def _spec_of(tiling: Tiling, mesh: Mesh | AbstractMesh) -> Any:
     return ParsedPartitionSpec(P(*[names or None for names in partitions]), tuple(partitions))
 
 
-_NO_AXIS = (None, sys.maxsize)  # of a size that divides nothing
+_NO_AXIS = ("", sys.maxsize)  # of a size that divides nothing
 
 _MEANINGS = {
     Kind.MAXIMAL: "the whole value is on one device of the mesh",
@@ -223,10 +231,7 @@ def _iota_digits(tiling: Tiling) -> list[Digit]:
 
 def _listed_digits(tiling: Tiling, rank: int, mesh: Mesh | AbstractMesh) -> list[Digit]:
     """The digits of a list of devices. The order of those that share a tile does not matter, so they are sorted."""
-    devices = tiling.devices
-    if devices is None:
-        devices = np.arange(math.prod(tiling.grid)).reshape(tiling.reshape_dims).transpose(tiling.transpose_perm)
-    shared = np.sort(devices.reshape(math.prod(tiling.grid[:rank]), -1), axis=1)
+    shared = np.sort(tiling.assignment.reshape(math.prod(tiling.grid[:rank]), -1), axis=1)
     try:
         return unflatten_superdims(shared.ravel())[::-1]
     except NotImplementedError:

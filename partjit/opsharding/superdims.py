@@ -8,7 +8,6 @@ superdim, which is split again where the sizes are known.
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -110,7 +109,7 @@ def explode_superdims(sizes: Sequence[int], dims: Sequence[Digit]) -> list[Digit
         [(2, 3), (3, 1)]
     """
     numbers = _numbers("explode_superdims", "sizes", sizes, least=1).tolist()
-    by_top = axes_by_top(tuple(enumerate(numbers)))
+    by_top = axes_by_top(tuple((str(dim), size) for dim, size in enumerate(numbers)))
     exploded = []
     for size, stride in reversed(_digits(dims)):
         while size > 1:
@@ -122,7 +121,7 @@ def explode_superdims(sizes: Sequence[int], dims: Sequence[Digit]) -> list[Digit
     return exploded
 
 
-def unflatten_array(named_sizes: Mapping[Any, int], assignment: Sequence[int] | np.ndarray) -> list[Any]:
+def unflatten_array(named_sizes: Mapping[str, int], assignment: Sequence[int] | np.ndarray) -> list[str]:
     """The order of the axes of a mesh whose transposition `assignment` is.
 
     Args:
@@ -152,7 +151,7 @@ def unflatten_array(named_sizes: Mapping[Any, int], assignment: Sequence[int] | 
 _INT64 = np.iinfo(np.int64)
 
 
-def _numbers(where: str, name: str, value: Any, least: int = int(_INT64.min)) -> np.ndarray:
+def _numbers(where: str, name: str, value: object, least: int = int(_INT64.min)) -> np.ndarray:
     """Integers as a vector."""
     if not (isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind == "i"):
         items = items_of(where, name, value, "a sequence of whole numbers")
@@ -163,7 +162,7 @@ def _numbers(where: str, name: str, value: Any, least: int = int(_INT64.min)) ->
     return value.astype(np.int64, copy=False)
 
 
-def _digits(dims: Any) -> list[Digit]:
+def _digits(dims: object) -> list[Digit]:
     found = []
     for i, dim in enumerate(items_of("explode_superdims", "dims", dims, "a sequence of pairs (size, stride)")):
         pair = items_of("explode_superdims", f"dims[{i}]", dim, "a pair (size, stride)")
@@ -182,13 +181,13 @@ def _no_digits(assignment: np.ndarray) -> NotImplementedError:
 
 
 @functools.lru_cache(maxsize=256)
-def axes_of_shape(shape: tuple[tuple[Any, int], ...]) -> tuple[tuple[Any, int, int], ...]:
+def axes_of_shape(shape: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int, int], ...]:
     """(name, size, stride) of the axes that have more than one device."""
     strides = strides_for_sizes([size for _, size in shape])
     return tuple((name, size, int(stride)) for (name, size), stride in zip(shape, strides, strict=True) if size > 1)
 
 
 @functools.lru_cache(maxsize=256)
-def axes_by_top(shape: tuple[tuple[Any, int], ...]) -> dict[int, tuple[Any, int]]:
+def axes_by_top(shape: tuple[tuple[str, int], ...]) -> dict[int, tuple[str, int]]:
     """(name, size) of each axis by the product of its size and stride."""
     return {size * stride: (name, size) for name, size, stride in axes_of_shape(shape)}

@@ -10,60 +10,137 @@ import re
 from partjit.checks import abridged
 from partjit.errors import UnrepresentableShardingError
 from partjit.opsharding.superdims import Digit
-from partjit.opsharding.tiling import Kind, Tiling, malformed, named_tiling, tiled
+from partjit.opsharding.tiling import Kind, MalformedShardingError, Tiling, named_tiling, tiled
 
 __all__ = ["from_text"]
 
-_TILED = re.compile(
-    r"devices=\[(?P<grid>[\d,]+)\](?:<=\[(?P<reshape>[\d,]+)\](?:T\((?P<perm>[\d,]+)\))?|(?P<devices>[\d,]+))"
-    r"(?P<last> last_tile_dim_replicate| last_tile_dims=\{(?P<subgroups>[a-z, ]*)\})?(?P<group> shard_(?:as|like) \d+)?"
-)
-_PLAIN = re.compile(
-    r"(?P<kind>replicated|manual|unknown|unreduced|maximal device=-?\d+)(?P<group> shard_(?:as|like) \d+)?"
-)
-_METADATA = re.compile(r" metadata=\{.*\}$", re.S)
-_NAMED = re.compile(r"mesh\[(?P<mesh>[^\]]*)\], (?P<rest>.*)", re.S)
+_NUMBER = r"[0-9]{1,4000}(?![0-9])"
+_KIND = r"(?:(?P<kind>replicated|manual|unknown|unreduced)\b|(?P<maximal>maximal))"
+_NAMED = r"mesh\[(?P<mesh>[^\]]*)\], (?P<rest>[^\s{}](?:[^{}]|\{[^{}]*\})*?)(?= metadata=|\s*\})"
+_BRACES = r"\{(?:[^{}\"]|\"(?:[^\"\\]|\\.)*\")*\}"
+_METADATA = rf" metadata=(?:{_BRACES}|\{{(?:[\s,]|{_BRACES})*\}})"
 
 
 def from_text(text: str) -> Tiling:
     """Parses the text of a sharding: `{devices=[4,1,2]<=[8] last_tile_dim_replicate}`.
 
     Raises:
-        UnrepresentableShardingError: it is no such text.
+        MalformedShardingError: it is no such text; the error says which part of it is wrong, and what it should be.
+        UnrepresentableShardingError: it leaves a dimension open.
     """
-    stripped = text.strip()
-    if not (stripped.startswith("{") and stripped.endswith("}")):
-        raise malformed(f"{abridged(text)} is not in braces")
-    body = _METADATA.sub("", stripped[1:-1].strip())
-    if body.startswith("{") or not body:
-        return Tiling(Kind.TUPLE, elements=tuple(from_text(part) for part in _split(body)))
-    if match := _PLAIN.fullmatch(body):
-        kind = Kind[match["kind"].partition(" ")[0].upper()]
-        return Tiling(kind, shard_group=bool(match["group"]))
-    if match := _TILED.fullmatch(body):
-        names = [name.strip() for name in (match["subgroups"] or "").split(",") if name.strip()]
-        unknown = [name for name in names if name.upper() not in Kind.__members__]
-        if unknown:
-            raise malformed(f"{abridged(text)} has the subgroup {abridged(unknown[0])}, which is not known")
-        replicate = match["last"] == " last_tile_dim_replicate"
-        return tiled(
-            _numbers(match["grid"]),
-            tuple(Kind[name.upper()] for name in names) or (Kind.REPLICATED,) * replicate,
-            _numbers(match["devices"]),
-            _numbers(match["reshape"]),
-            _numbers(match["perm"]),
-            bool(match["group"]),
-        )
-    if match := _NAMED.fullmatch(body):
-        return _from_named_text(match["mesh"], match["rest"], text)
-    raise malformed(f"{abridged(text)} is not the text of a sharding")
+    reader = _Reader(text)
+    try:
+        tiling = _read(reader)
+    except RecursionError:
+        raise MalformedShardingError(f"{abridged(text)} is nested too deeply") from None
+    reader.expect(r"\s*$", "nothing more")
+    return tiling
 
 
-def _numbers(text: str | None) -> tuple[int, ...]:
-    parts = text.split(",") if text else []
-    if not all(parts):
-        raise malformed(f"{text!r} is no list of numbers")
-    return tuple(map(int, parts))
+class _Reader:
+    """Reads a text from left to right."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.position = text, 0
+
+    def sees(self, pattern: str) -> re.Match[str] | None:
+        return re.compile(pattern).match(self.text, self.position)
+
+    def accept(self, pattern: str) -> re.Match[str] | None:
+        match = self.sees(pattern)
+        self.position = match.end() if match else self.position
+        return match
+
+    def expect(self, pattern: str, what: str, problem: str = "") -> None:
+        if not self.accept(pattern):
+            raise self.stuck(what, problem)
+
+    def stuck(self, expected: str, problem: str = "") -> MalformedShardingError:
+        """The error for something else than what is expected here."""
+        is_braced = self.text.strip().startswith("{") and self.text.strip().endswith("}")
+        problem = problem or f"{abridged(self.text)} is not {'the text of a sharding' if is_braced else 'in braces'}"
+        return MalformedShardingError(problem, expected, span=(self.position, self.position + 1))
+
+    def numbers(self, what: str) -> tuple[int, ...]:
+        start, found = self.position, self.sees(r"[0-9,]+")
+        problem = f"{found[0]!r} is no list of numbers" if found else ""
+        self.expect(_NUMBER, what, problem)
+        while self.accept(r","):
+            self.expect(_NUMBER, "a number", problem)
+        return tuple(map(int, self.text[start : self.position].split(",")))
+
+
+def _read(reader: _Reader) -> Tiling:
+    reader.expect(r"\s*\{\s*", "an opening brace {")
+    if reader.accept(r"\}"):
+        return Tiling(Kind.TUPLE)
+    if reader.sees(r"\{"):
+        elements = [_read(reader)]
+        while reader.accept(r"\s*,[\s,]*") and not reader.sees(r"\}"):
+            elements.append(_read(reader))
+        reader.expect(r"\s*\}", "a comma or the closing brace } of the tuple")
+        return Tiling(Kind.TUPLE, elements=tuple(elements))
+    if reader.accept(r"devices="):
+        tiling = _read_tiling(reader)
+    elif match := reader.accept(_NAMED):
+        tiling = _from_named_text(match["mesh"], match["rest"], reader.text)
+    elif reader.sees(r"mesh\["):
+        raise MalformedShardingError(f"{abridged(reader.text)} is not the text of a sharding")
+    elif match := reader.accept(_KIND):
+        if match["maximal"]:
+            reader.expect(r" device=-?[0-9]+", "the device: maximal device=0")
+        tiling = Tiling(Kind[match[0].upper()])
+    else:
+        raise reader.stuck("devices=[...], replicated, maximal, manual, unknown or unreduced")
+    is_grouped = reader.accept(r" shard_(as|like) [0-9]+") is not None
+    reader.accept(_METADATA)
+    reader.expect(r"\s*\}", "a closing brace }")
+    return tiling._replace(shard_group=is_grouped)
+
+
+def _read_tiling(reader: _Reader) -> Tiling:
+    fields: dict[str, tuple[int, ...]] = dict.fromkeys(("grid", "devices", "reshape_dims", "transpose_perm"), ())
+    spans: dict[str, tuple[int, int]] = {}
+
+    def read(field: str, what: str) -> None:
+        start = reader.position
+        fields[field] = reader.numbers(what)
+        spans[field] = start, reader.position
+
+    reader.expect(r"\[", "an opening bracket [")
+    read("grid", "the number of tiles along each dimension")
+    reader.expect(r"\]", "a closing bracket ]")
+    if reader.accept(r"<=\["):
+        read("reshape_dims", "the sizes that the devices are counted by")
+        reader.expect(r"\]", "a closing bracket ]")
+        if reader.accept(r"T\("):
+            read("transpose_perm", "the order of the sizes")
+            reader.expect(r"\)", "a closing parenthesis )")
+    else:
+        read("devices", "the order of the devices: <=[...], or all their numbers")
+    subgroups = _read_subgroups(reader)
+    grid, devices, reshape_dims, transpose_perm = fields.values()
+    try:
+        return tiled(grid, subgroups, devices, reshape_dims, transpose_perm)
+    except MalformedShardingError as error:
+        error.span = error.span or spans.get(error.field)
+        raise
+
+
+def _read_subgroups(reader: _Reader) -> tuple[Kind, ...]:
+    if not reader.accept(r" last_tile_dims=\{"):
+        return (Kind.REPLICATED,) if reader.accept(r" last_tile_dim_replicate\b") else ()
+    kinds = []
+    while not reader.accept(r"\}"):
+        name = reader.sees(r"[a-z]+")
+        if name is None or name[0].upper() not in Kind.__members__:
+            unknown = (
+                f"{abridged(reader.text)} has the subgroup {abridged(name[0])}, which is not known" if name else ""
+            )
+            raise reader.stuck("replicated, manual or unreduced", unknown)
+        kinds.append(Kind[name[0].upper()])
+        reader.accept(r"[a-z]+[, ]*")
+    return tuple(kinds)
 
 
 def _split(body: str) -> list[str]:
@@ -83,7 +160,7 @@ _AXIS = re.compile(r"'(?P<name>[^']*)'(?::\((?P<before>\d+)\)(?P<size>\d+))?")
 def _from_named_text(mesh: str, rest: str, text: str) -> Tiling:
     axes = [re.fullmatch(r"'([^']*)'=(\d+)", part) for part in _split(mesh)]
     if not all(axes):
-        raise malformed(f"{text!r} has the mesh [{mesh}]")
+        raise MalformedShardingError(f"{text!r} has the mesh [{mesh}]")
     sizes = {match[1]: int(match[2]) for match in axes if match}
     names, values = [*sizes], [*sizes.values()]
     strides = {name: math.prod(values[i + 1 :]) for i, name in enumerate(names)}
@@ -91,7 +168,7 @@ def _from_named_text(mesh: str, rest: str, text: str) -> Tiling:
     if dims_text == "replicated":
         dims_text = "[]"
     if not (dims_text.startswith("[") and dims_text.endswith("]")) or any(size < 1 for size in values):
-        raise malformed(f"{abridged(text)} is not the text of a named sharding")
+        raise MalformedShardingError(f"{abridged(text)} is not the text of a named sharding")
 
     def digits(group: str) -> list[Digit]:
         found = []
@@ -102,11 +179,11 @@ def _from_named_text(mesh: str, rest: str, text: str) -> Tiling:
                 )
             match = _AXIS.fullmatch(part)
             if match is None or match["name"] not in sizes:
-                raise malformed(f"{text!r} names {part}, which is no axis of its mesh")
+                raise MalformedShardingError(f"{text!r} names {part}, which is no axis of its mesh")
             size, before = sizes[match["name"]], int(match["before"] or 1)
             taken = int(match["size"] or size)
             if before < 1 or taken < 1 or size % (before * taken):
-                raise malformed(f"{text!r} names the part {part} of an axis of {size} devices")
+                raise MalformedShardingError(f"{text!r} names the part {part} of an axis of {size} devices")
             found.append((taken, strides[match["name"]] * (size // (before * taken))))
         return found
 
@@ -114,7 +191,7 @@ def _from_named_text(mesh: str, rest: str, text: str) -> Tiling:
     for other in others_text:
         name, _, group = other.partition("=")
         if name not in others:
-            raise malformed(f"{text!r} has {other!r}, which is not known")
+            raise MalformedShardingError(f"{text!r} has {other!r}, which is not known")
         others[name] += digits(group)
     dims = [digits(group) for group in _split(dims_text[1:-1])]
     return named_tiling(values, (), dims, others["unreduced"], others["manual"])

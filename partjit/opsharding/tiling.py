@@ -3,14 +3,28 @@
 import enum
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from partjit.errors import UnrepresentableShardingError
 from partjit.opsharding.superdims import Digit
 
-__all__ = ["Kind", "Tiling", "malformed", "named_tiling", "tiled"]
+__all__ = ["Kind", "MalformedShardingError", "Tiling", "named_tiling", "tiled"]
+
+
+class MalformedShardingError(UnrepresentableShardingError):
+    """A sharding contradicts itself, or a text is none.
+
+    Attributes:
+        expected: what should be there, in words; empty if that is not known.
+        field: the argument of `tiled` that is wrong; empty if none is by itself.
+        span: the part of a text that is wrong, as start and stop, if that is known.
+    """
+
+    def __init__(self, problem: str, expected: str = "", field: str = "", span: tuple[int, int] | None = None) -> None:
+        super().__init__(f"this is no sharding: {problem}")
+        self.expected, self.field, self.span = expected, field, span
 
 
 class Kind(enum.IntEnum):
@@ -48,8 +62,15 @@ class Tiling(NamedTuple):
     devices: np.ndarray | None = None
     reshape_dims: tuple[int, ...] = ()
     transpose_perm: tuple[int, ...] = ()
-    elements: tuple[Any, ...] = ()
+    elements: "tuple[Tiling, ...]" = ()
     shard_group: bool = False
+
+    @property
+    def assignment(self) -> np.ndarray:
+        """The device of each tile, in the order of the grid."""
+        if self.devices is not None:
+            return self.devices
+        return np.arange(math.prod(self.grid)).reshape(self.reshape_dims).transpose(self.transpose_perm)
 
     def __str__(self) -> str:
         if self.kind is Kind.TUPLE:
@@ -81,28 +102,36 @@ def tiled(
     """The tiling with these fields, of which those of the unused form are empty.
 
     Raises:
-        UnrepresentableShardingError: they are inconsistent.
+        MalformedShardingError: they are inconsistent.
     """
     if not grid or min(grid) < 1 or len(subgroups) > len(grid):
-        raise malformed(f"its grid of tiles is {[*grid]} and has {len(subgroups)} subgroups")
+        expected = "numbers of at least 1" if len(subgroups) <= len(grid) else ""
+        problem = f"its grid of tiles is {[*grid]} and has {len(subgroups)} subgroups"
+        raise MalformedShardingError(problem, expected, "grid")
     count = math.prod(grid)
     if reshape_dims:
         perm = transpose_perm or range(len(reshape_dims))
         if len(devices):
-            raise malformed("it has both a list of devices and an iota form")
+            raise MalformedShardingError("it has both a list of devices and an iota form")
         if min(reshape_dims) < 1 or math.prod(reshape_dims) != count:
-            raise malformed(f"its grid {[*grid]} has {count} tiles, but {[*reshape_dims]} are assigned")
+            problem = f"its grid {[*grid]} has {count} tiles, but {[*reshape_dims]} are assigned"
+            expected = f"sizes whose product is {count}, the number of tiles"
+            raise MalformedShardingError(problem, expected, "reshape_dims")
         if sorted(perm) != [*range(len(reshape_dims))]:
-            raise malformed(f"{[*perm]} does not permute {len(reshape_dims)} dimensions")
+            problem = f"{[*perm]} does not permute {len(reshape_dims)} dimensions"
+            expected = f"each of the numbers from 0 to {len(reshape_dims) - 1} once"
+            raise MalformedShardingError(problem, expected, "transpose_perm")
         return Tiling(
             Kind.TILED, tuple(grid), subgroups, None, tuple(reshape_dims), tuple(perm), shard_group=shard_group
         )
     if len(devices) != count:
-        raise malformed(f"its grid {[*grid]} has {count} tiles, but {len(devices)} devices are listed")
+        problem = f"its grid {[*grid]} has {count} tiles, but {len(devices)} devices are listed"
+        raise MalformedShardingError(problem, f"{count} devices, one for each tile", "devices")
     try:
         array = np.array(devices, np.int64)
     except OverflowError:
-        raise malformed("the number of a device does not fit into 64 bits") from None
+        problem = "the number of a device does not fit into 64 bits"
+        raise MalformedShardingError(problem, "the numbers of devices", "devices") from None
     return Tiling(Kind.TILED, tuple(grid), subgroups, array, shard_group=shard_group)
 
 
@@ -119,7 +148,7 @@ def named_tiling(
     replicated = []
     for size, stride in sorted(named, key=lambda digit: -digit[1]):
         if size * stride > rest or rest % (size * stride):
-            raise malformed("it names an axis of its mesh twice")
+            raise MalformedShardingError("it names an axis of its mesh twice")
         if rest > size * stride:
             replicated.append((rest // (size * stride), size * stride))
         rest = stride
@@ -138,11 +167,6 @@ def named_tiling(
     if not devices:
         return tiled(grid, subgroups, (), reshape, perm)
     if len(devices) != math.prod(sizes):
-        raise malformed(f"its mesh {[*sizes]} lists {len(devices)} devices")
+        raise MalformedShardingError(f"its mesh {[*sizes]} lists {len(devices)} devices")
     listed = np.array(devices, np.int64).reshape(reshape).transpose(perm).ravel()
     return tiled(grid, subgroups, listed, (), ())
-
-
-def malformed(problem: str) -> UnrepresentableShardingError:
-    """The error for malformed shardings."""
-    return UnrepresentableShardingError(f"this is no sharding: {problem}")

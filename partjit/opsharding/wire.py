@@ -11,7 +11,7 @@ from typing import Any
 
 from partjit.errors import UnrepresentableShardingError
 from partjit.opsharding.superdims import Digit
-from partjit.opsharding.tiling import Kind, Tiling, malformed, named_tiling, tiled
+from partjit.opsharding.tiling import Kind, MalformedShardingError, Tiling, named_tiling, tiled
 
 __all__ = ["from_bytes", "from_proto"]
 
@@ -22,19 +22,12 @@ def from_bytes(data: bytes) -> Tiling:
     Raises:
         UnrepresentableShardingError: it is no `OpSharding`, or has unknown fields.
     """
-    kind, grid, devices, reshape, perm, elements, subgroups = 0, [], [], [], [], [], []
-    replicate_on_last, shard_group, named = False, False, None
+    kind, elements, replicate_on_last, shard_group, named = 0, [], False, False, None
+    grid, devices, subgroups, reshape, perm = numbers = [], [], [], [], []
+    repeated = dict(zip((3, 4, 8, 9, 10), numbers, strict=True))
     for field, value in _fields(data):
-        if field == 3:
-            grid += _integers(value)
-        elif field == 9:
-            reshape += _integers(value)
-        elif field == 10:
-            perm += _integers(value)
-        elif field == 4:
-            devices += _integers(value)
-        elif field == 8:
-            subgroups += _integers(value)
+        if field in repeated:
+            repeated[field] += _integers(value)
         elif field == 5:
             elements.append(from_bytes(_message(value)))
         elif field == 14:
@@ -42,7 +35,7 @@ def from_bytes(data: bytes) -> Tiling:
         elif field == 7:
             pass  # metadata
         elif isinstance(value, bytes):
-            raise malformed(f"it has a field {field}, which is not known")
+            raise MalformedShardingError(f"it has a field {field}, which is not known")
         elif field == 1:
             kind = value
         elif field == 6:
@@ -50,7 +43,7 @@ def from_bytes(data: bytes) -> Tiling:
         elif field == 11:
             shard_group = bool(value)
         elif field not in (12, 13):  # the group
-            raise malformed(f"it has a field {field}, which is not known")
+            raise MalformedShardingError(f"it has a field {field}, which is not known")
     if named is not None:
         return _from_named(named)._replace(shard_group=shard_group)
     if kind != Kind.TILED:
@@ -78,7 +71,7 @@ def _kind(number: int) -> Kind:
     try:
         return Kind(number)
     except ValueError:
-        raise malformed(f"it has the type {number}, which is not known") from None
+        raise MalformedShardingError(f"it has the type {number}, which is not known") from None
 
 
 # Named shardings: a mesh of their own, and its axes for each dimension.
@@ -98,13 +91,13 @@ def _from_named(data: bytes) -> Tiling:
                 elif part == 2:
                     devices += _integers(content)
                 else:
-                    raise malformed(f"its mesh has a field {part}, which is not known")
+                    raise MalformedShardingError(f"its mesh has a field {part}, which is not known")
         elif field == 3 or field in others:
             refs.append((field, _message(value)))
-        elif field != 6 and field != 1:
-            raise malformed(f"its named sharding has a field {field}, which is not known")
+        elif field not in (1, 6):
+            raise MalformedShardingError(f"its named sharding has a field {field}, which is not known")
     if any(not isinstance(size, int) or size < 1 for size in sizes):
-        raise malformed(f"its mesh is {sizes}")
+        raise MalformedShardingError(f"its mesh is {sizes}")
     if not sizes:
         return Tiling(Kind.MAXIMAL if devices else Kind.REPLICATED)
     for field, content in refs:
@@ -130,7 +123,7 @@ def _axis(data: bytes, sizes: Sequence[int]) -> Digit:
     fields = dict(_fields(data))
     index = fields.get(1, 0)
     if not isinstance(index, int) or not 0 <= index < len(sizes):
-        raise malformed(f"it names axis {index} of a mesh of {len(sizes)}")
+        raise MalformedShardingError(f"it names axis {index} of a mesh of {len(sizes)}")
     stride = math.prod(sizes[index + 1 :])
     if 2 not in fields:
         return sizes[index], stride
@@ -143,7 +136,9 @@ def _axis(data: bytes, sizes: Sequence[int]) -> Digit:
         or size < 1
         or sizes[index] % (before * size)
     ):
-        raise malformed(f"it names a part of axis {index}, which has {sizes[index]} devices, that does not divide it")
+        raise MalformedShardingError(
+            f"it names a part of axis {index}, which has {sizes[index]} devices, that does not divide it"
+        )
     return size, stride * (sizes[index] // (before * size))
 
 
@@ -160,11 +155,11 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
         elif tag & 7 == 2:
             length, position = _varint(data, position)
             if position + length > end:
-                raise malformed("the data ends within a field")
+                raise MalformedShardingError("the data ends within a field")
             yield tag >> 3, data[position : position + length]
             position += length
         else:
-            raise malformed(f"field {tag >> 3} has a wire type that no field of it has")
+            raise MalformedShardingError(f"field {tag >> 3} has a wire type that no field of it has")
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
@@ -176,7 +171,7 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
         if byte < 128:
             return result & (1 << 64) - 1, position
         shift += 7
-    raise malformed("the data ends within a number")
+    raise MalformedShardingError("the data ends within a number")
 
 
 def _integers(value: int | bytes) -> list[int]:
@@ -194,5 +189,5 @@ def _integers(value: int | bytes) -> list[int]:
 
 def _message(value: int | bytes) -> bytes:
     if isinstance(value, int):
-        raise malformed("a field is a number, but should be a message")
+        raise MalformedShardingError("a field is a number, but should be a message")
     return value
