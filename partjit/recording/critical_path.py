@@ -11,8 +11,6 @@ def critical_path(spans: Iterable[Span]) -> tuple[Span, ...]:
     """The chain that ends last; see `Timeline.critical_path`.
 
     Example:
-        >>> from partjit.recording.critical_path import critical_path
-        >>> from partjit.recording.spans import Span
         >>> load = Span("call", "load", 0.0, 0.25, "stream io", "step", 0)
         >>> log = Span("call", "log", 0.0, 0.125, "stream log", "step", 0)
         >>> fragment = Span("fragment", "fragment_0", 0.25, 0.5, "devices", "step", 0)

@@ -6,12 +6,14 @@ when a display is opened.
 
 import collections
 import contextlib
+import functools
 import importlib
 import math
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 from partjit import events
@@ -24,7 +26,7 @@ __all__ = ["progress"]
 _PER_SECOND = 10
 
 
-def progress(console: Any = None) -> contextlib.AbstractContextManager[None]:
+def progress(console: object = None) -> contextlib.AbstractContextManager[None]:
     """Displays programs and colocated calls while the `with` block runs, and prints a line per program at its end.
 
     On a console that is no terminal, only these lines are printed.
@@ -45,7 +47,7 @@ def progress(console: Any = None) -> contextlib.AbstractContextManager[None]:
         step: 1 execution in 2.0 s, 0.5 per second
     """
     try:
-        rich: Any = importlib.import_module("rich")
+        rich = importlib.import_module("rich")
         for part in ("console", "live", "table", "text"):
             importlib.import_module(f"rich.{part}")
     except ImportError as error:
@@ -57,14 +59,12 @@ def progress(console: Any = None) -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def _shown(rich: Any, console: Any) -> Iterator[None]:
+def _shown(rich: ModuleType, console: Any) -> Iterator[None]:
     counts = _Counts()
-
-    def render() -> Any:
-        return _render(rich, counts)
 
     display = contextlib.nullcontext()
     if console.is_interactive:
+        render = functools.partial(_render, rich, counts)
         display = rich.live.Live(get_renderable=render, console=console, refresh_per_second=_PER_SECOND, transient=True)
     try:
         with display, events.subscribe(counts.count):
@@ -171,7 +171,7 @@ def _line(name: str | None, program: _Program) -> str:
     return f"{name}: {', '.join(parts + calls)}"
 
 
-def _render(rich: Any, counts: _Counts) -> Any:
+def _render(rich: ModuleType, counts: _Counts) -> object:
     """The counts as two tables, of programs and of streams."""
     programs = _table(rich, "program", "executions", "per second", "seconds", "failed")
     streams = _table(rich, "stream", "running", "queued", "failed")
@@ -191,7 +191,7 @@ def _render(rich: Any, counts: _Counts) -> Any:
     return both
 
 
-def _table(rich: Any, first: str, *others: str) -> Any:
+def _table(rich: ModuleType, first: str, *others: str) -> Any:
     table = rich.table.Table(box=None)
     table.add_column(first)
     for header in others:

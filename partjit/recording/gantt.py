@@ -1,7 +1,6 @@
 """A recording as a Gantt chart: the spans it shows, their labels and the window of time."""
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from partjit.render.gantt import Bar, draw
 from partjit.render.markup import Markup
 from partjit.render.numbers import shown_duration
 
-__all__ = ["chosen", "in_order", "to_svg"]
+__all__ = ["chosen", "end_of", "in_order", "to_svg"]
 
 _FIRST = ("caller", "devices", "transfers")
 
@@ -21,7 +20,6 @@ def in_order(lanes: Collection[str]) -> list[str]:
     """The lanes in the order of the chart: the caller, the devices, transfers, and then the others by name.
 
     Example:
-        >>> from partjit.recording.gantt import in_order
         >>> in_order({"stream io", "devices", "caller"})
         ['caller', 'devices', 'stream io']
     """
@@ -31,21 +29,13 @@ def in_order(lanes: Collection[str]) -> list[str]:
 def chosen(
     spans: Sequence[Span], program: str | None, execution: int | Collection[int] | None, where: str
 ) -> tuple[Span, ...]:
-    """The spans of some executions, of all by default.
-
-    Args:
-        spans: those of a recording.
-        program: the name of a program.
-        execution: one execution, or several.
-        where: the name of the method, for messages.
+    """The spans of some executions, of all by default, for the method `where` of `Timeline`.
 
     Raises:
         ValueError: none of them was recorded.
         TypeError: `program` is no name, or `execution` no number.
 
     Example:
-        >>> from partjit.recording.gantt import chosen
-        >>> from partjit.recording.spans import Span
         >>> chosen([Span("wait", "load", 0.0, 1.0, "caller", "step", 3)], "step", 4, "to_svg")
         Traceback (most recent call last):
             ...
@@ -69,7 +59,7 @@ def chosen(
     return found
 
 
-def _wanted(execution: Any, where: str) -> set[int]:
+def _wanted(execution: int | Collection[int], where: str) -> set[int]:
     if isinstance(execution, int | np.integer):
         return {require_integer(where, "execution", execution)}
     numbers = items_of(where, "execution", execution, "the number of an execution, or a collection of such numbers")
@@ -83,28 +73,11 @@ def to_svg(
     program: str | None = None,
     execution: int | Collection[int] | None = None,
 ) -> Markup:
-    """The chart; see `Timeline.to_svg`.
-
-    Args:
-        spans: those of a recording.
-        last: when the recording ended; spans without an end reach to there.
-        title: the title of a chart of everything.
-        program: the program whose executions are shown.
-        execution: which of its executions.
-
-    Raises:
-        ValueError: none of them was recorded.
-
-    Example:
-        >>> from partjit.recording.gantt import to_svg
-        >>> from partjit.recording.spans import Span
-        >>> "load" in to_svg([Span("call", "load", 0.0, 0.25, "stream io", "step", 0)], 0.25, "a call")
-        True
-    """
+    """The chart of a recording that ended at `last`, with a title if it shows everything; see `Timeline.to_svg`."""
     shown = chosen(spans, program, execution, "to_svg")
     is_shown = {*map(id, shown)}
     start = min((span.start for span in shown), default=0.0)
-    end = max((_end(span, last) for span in shown), default=0.0)
+    end = max((end_of(span, last) for span in shown), default=0.0)
     critical = [_bar(span, last, is_faint=False) for span in critical_path(shown)]
     if (program, execution) != (None, None):
         title = _which(shown)
@@ -132,8 +105,9 @@ def _bar(span: Span, last: float, *, is_faint: bool) -> Bar:
     whose = "" if span.program is None or span.kind == "program" else f" of {span.program} {span.execution}"
     took = "has not ended" if span.end is None else shown_duration(span.seconds)
     tooltip = f"{span.kind} {title}{whose}: {took}"
-    return Bar(span.start, _end(span, last), span.lane, span.kind, title, tooltip, span.end is None, is_faint)
+    return Bar(span.start, end_of(span, last), span.lane, span.kind, title, tooltip, span.end is None, is_faint)
 
 
-def _end(span: Span, last: float) -> float:
+def end_of(span: Span, last: float) -> float:
+    """When a span ended, or else the recording."""
     return max(last, span.start) if span.end is None else span.end

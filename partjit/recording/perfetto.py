@@ -2,22 +2,19 @@
 
 import collections
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from partjit.recording.gantt import in_order
+from partjit.recording.gantt import end_of, in_order
 from partjit.recording.spans import Reading, Span
 
 __all__ = ["trace_events"]
 
 
-def trace_events(reading: Reading) -> dict[str, Any]:
+def trace_events(reading: Reading) -> dict[str, object]:
     """The contents of the file, in Chrome's trace event format.
 
     Source: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 
     Example:
-        >>> from partjit.recording.perfetto import trace_events
-        >>> from partjit.recording.spans import Reading
         >>> [entry["name"] for entry in trace_events(Reading([], recorder=1))["traceEvents"]]
         ['process_name']
     """
@@ -27,13 +24,13 @@ def trace_events(reading: Reading) -> dict[str, Any]:
         return round(1e6 * (time - origin), 3)
 
     slices: dict[int, tuple[int, float, float]] = {}  # of each span: its track, start and end
-    entries: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "partjit"}}]
+    entries: list[dict[str, object]] = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "partjit"}}]
     for tid, track in enumerate(_tracks(reading.spans, last), start=1):
         entries.append({"ph": "M", "name": "thread_name", "pid": 1, "tid": tid, "args": {"name": track.name}})
         entries.append({"ph": "M", "name": "thread_sort_index", "pid": 1, "tid": tid, "args": {"sort_index": tid}})
         for span in track.spans:
             start = microseconds(span.start)
-            duration = round(microseconds(_end(span, last)) - start, 3)
+            duration = round(microseconds(end_of(span, last)) - start, 3)
             args = {"program": span.program, "execution": span.execution, "has_ended": span.end is not None}
             common = {"name": span.name, "cat": span.kind, "pid": 1, "tid": tid, "args": args}
             entries.append({"ph": "X", "ts": start, "dur": duration, **common})
@@ -47,7 +44,7 @@ def trace_events(reading: Reading) -> dict[str, Any]:
     return {"traceEvents": entries, "displayTimeUnit": "ms"}
 
 
-def _within(track: tuple[int, float, float], time: float) -> dict[str, Any]:
+def _within(track: tuple[int, float, float], time: float) -> dict[str, float]:
     """The end of an arrow: a viewer attaches it to the slice that contains its time, so that must precede the end."""
     tid, start, end = track
     return {"tid": tid, "ts": round(max(start, min(time, end - 0.001)), 3)}
@@ -80,13 +77,9 @@ def _tracks(spans: Iterable[Span], last: float) -> Sequence[_Track]:
     tracks: list[_Track] = []
     for lane in in_order(lanes):
         of_lane: list[_Track] = []
-        for span in sorted(lanes[lane], key=lambda span: (span.start, -_end(span, last))):
-            if not any(track.add(span, _end(span, last)) for track in of_lane):
+        for span in sorted(lanes[lane], key=lambda span: (span.start, -end_of(span, last))):
+            if not any(track.add(span, end_of(span, last)) for track in of_lane):
                 of_lane.append(_Track(f"{lane} ({len(of_lane) + 1})" if of_lane else lane))
-                of_lane[-1].add(span, _end(span, last))
+                of_lane[-1].add(span, end_of(span, last))
         tracks += of_lane
     return tracks
-
-
-def _end(span: Span, last: float) -> float:
-    return last if span.end is None else span.end

@@ -9,7 +9,7 @@ from typing import Any
 from partjit.render.markup import Markup
 from partjit.render.piece_grid import PieceGrid
 from partjit.render.piece_grid_svg import html, shade, svg
-from partjit.render.piece_grid_text import Line, lines, plain
+from partjit.render.piece_grid_text import lines, plain
 from partjit.render.theme import PALETTE, ink_on
 
 __all__ = ["Picture"]
@@ -71,19 +71,13 @@ class Picture:
     def _repr_html_(self) -> str:
         return self.to_html()
 
-    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+    def __rich_console__(self, console: object, options: Any) -> Iterator[object]:
         # Only rich calls this, so it is installed.
-        make = importlib.import_module("rich.text").Text
+        rich = importlib.import_module("rich.text")
         for line in lines(self.grid, options.max_width):
-            yield _colored(make, line)
+            yield rich.Text.assemble(*((part, _style(color)) for part, color in line), no_wrap=True)
 
 
-def _colored(make: Any, line: Line) -> Any:
-    text = make(no_wrap=True)
-    for part, color in line:
-        if color is None:
-            text.append(part)
-        else:
-            paper = PALETTE[shade(color)]
-            text.append(part, f"{ink_on(paper)} on {paper}")
-    return text
+def _style(color: int | None) -> str:
+    paper = "" if color is None else PALETTE[shade(color)]
+    return f"{ink_on(paper)} on {paper}" if paper else ""
