@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jax.core import ShapedArray
+from jax.extend.source_info_util import SourceInfo
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -130,7 +131,7 @@ class AnnotatedEquation:
     inputs: tuple[AnnotatedValue, ...]
     outputs: tuple[AnnotatedValue, ...]
     params: Mapping[str, Any]
-    sources: tuple[Any, ...] = dataclasses.field(repr=False)
+    sources: tuple[SourceInfo, ...] = dataclasses.field(repr=False)
     bodies: "Mapping[str, AnnotatedJaxpr]"
     trip_count: int | None = 1
     constants: int = 0

@@ -1,17 +1,17 @@
 """Pictures of sharded arrays: which device holds which piece, at any rank."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, Sharding
 
 from partjit.checks import require_mesh_type, shown, wrong_type
-from partjit.inspect.tiles import Tiles, tiles_of
+from partjit.inspect.tiles import Cut, Tiles, tiles_of
 from partjit.mesh import ambient_mesh
 from partjit.mesh import picture as mesh_picture
 from partjit.render.numbers import counted, shown_bytes
@@ -36,7 +36,7 @@ class ArrayPicture(Picture):
     pieces: tuple[tuple[tuple[slice, ...], tuple[int, ...]], ...]
 
 
-def draw_array(x: Any, spec: Any = None, mesh: Mesh | AbstractMesh | None = None) -> ArrayPicture:
+def draw_array(x: object, spec: Any = None, mesh: Mesh | AbstractMesh | None = None) -> ArrayPicture:
     """Shows which device holds which piece of an array, without waiting for the array.
 
     Args:
@@ -124,13 +124,14 @@ def draw_mesh(mesh: Mesh | AbstractMesh | None = None) -> Picture:
     return mesh_picture(found)
 
 
-def _read(x: Any) -> tuple[tuple[int, ...], Any, Any]:
+def _read(x: Any) -> tuple[tuple[int, ...], np.dtype | None, Sharding | None]:
     """The shape, dtype and sharding of the argument, as far as it has them."""
-    shape: Any = x
-    dtype = own = None
-    if not isinstance(x, tuple | list):
-        has_type = hasattr(x, "shape") and hasattr(x, "dtype")
-        shape, dtype, own = (x.shape, x.dtype, _sharding_of(x)) if has_type else (None, None, None)
+    if isinstance(x, tuple | list):
+        shape, dtype, own = x, None, None
+    elif hasattr(x, "shape") and hasattr(x, "dtype"):
+        shape, dtype, own = x.shape, x.dtype, _sharding_of(x)
+    else:
+        shape = dtype = own = None
     if not isinstance(shape, tuple | list) or not all(_is_size(size) for size in shape):
         remedy = "put a number onto devices with jax.device_put first, or map over a tree with jax.tree.map"
         raise wrong_type("draw_array", "x", x, "an array, a jax.ShapeDtypeStruct or a shape", remedy)
@@ -139,11 +140,11 @@ def _read(x: Any) -> tuple[tuple[int, ...], Any, Any]:
     return tuple(map(int, shape)), dtype, own
 
 
-def _is_size(size: Any) -> bool:
+def _is_size(size: object) -> bool:
     return isinstance(size, int | np.integer) and not isinstance(size, bool)
 
 
-def _sharding_of(x: Any) -> Any:
+def _sharding_of(x: object) -> Sharding | None:
     if not isinstance(x, Tracer):
         return getattr(x, "sharding", None)
     # The type of a traced value has its sharding over Explicit axes only.
@@ -151,7 +152,7 @@ def _sharding_of(x: Any) -> Any:
     return sharding if AxisType.Explicit in sharding.mesh.axis_types else None
 
 
-def _no_sharding(x: Any) -> str:
+def _no_sharding(x: object) -> str:
     if isinstance(x, Tracer):
         return (
             "draw_array: this value is traced, and its sharding is decided when the program is compiled: draw the "
@@ -165,7 +166,7 @@ def _no_sharding(x: Any) -> str:
     return f"draw_array: {kind} has no sharding: {how}, or give one: draw_array(x, spec, mesh)"
 
 
-def _picture(shape: tuple[int, ...], dtype: Any, tiles: Tiles) -> ArrayPicture:
+def _picture(shape: tuple[int, ...], dtype: np.dtype | None, tiles: Tiles) -> ArrayPicture:
     holders: dict[tuple[int, ...], list[int]] = {}
     for device, position in tiles.held.items():
         holders.setdefault(position, []).append(device)
@@ -175,14 +176,8 @@ def _picture(shape: tuple[int, ...], dtype: Any, tiles: Tiles) -> ArrayPicture:
     sizes = {position: math.prod(stop - start for start, stop in cut) for position, cut in cuts.items()}
     unit = None if dtype is None else dtype.itemsize
     pieces = tuple(
-        Piece(
-            position,
-            tuple(sorted(holders[position])),
-            colors[position],
-            _amount(sizes[position], unit),
-            not sizes[position],
-        )
-        for position in cuts
+        Piece(position, tuple(sorted(holders[position])), colors[position], _amount(size, unit), not size)
+        for position, size in sizes.items()
     )
     whole = f"{'' if dtype is None else dtype}[{','.join(map(str, shape))}]"
     grid = PieceGrid(
@@ -197,7 +192,7 @@ def _picture(shape: tuple[int, ...], dtype: Any, tiles: Tiles) -> ArrayPicture:
     return ArrayPicture(grid, shape, held)
 
 
-def _dimension(dim: int, size: int, cuts: Sequence[tuple[int, int]], over: str) -> Dimension:
+def _dimension(dim: int, size: int, cuts: Sequence[Cut], over: str) -> Dimension:
     how = f"over {over}" if over else "unsharded" if len(cuts) == 1 else f"in {len(cuts)} parts"
     return Dimension(f"dim {dim}", f"{size} {how}", tuple(f"{start}:{stop}" for start, stop in cuts))
 
@@ -208,8 +203,8 @@ def _amount(size: int, unit: int | None) -> str:
 
 def _sizes(
     shape: tuple[int, ...],
-    cuts: dict[tuple[int, ...], tuple[tuple[int, int], ...]],
-    sizes: dict[tuple[int, ...], int],
+    cuts: Mapping[tuple[int, ...], tuple[Cut, ...]],
+    sizes: Mapping[tuple[int, ...], int],
     pieces: Sequence[Piece],
     unit: int | None,
 ) -> str:

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from partjit._jax.compiling import MeshExecutable, no_compilation_cache
+from partjit._jax.compiling import no_compilation_cache
 from partjit.compile import lower_jaxpr_anew
 from partjit.inspect.collectives import Collective, repeated
 from partjit.inspect.hlo.optimized import read_collectives
@@ -40,25 +40,18 @@ def compile_unit(unit: Unit, donated: Sequence[bool]) -> CompiledUnit:
     lowering = lower_jaxpr_anew(
         unit.jaxpr, unit.in_shardings, unit.out_shardings, tuple(donated), unit.mesh, unit.name, keep_unused=False
     )
-    if unit.mesh.empty:
-        # A cached program has the source lines of the program that was compiled first.
-        with no_compilation_cache():
-            executable = lowering.compile()
-        return CompiledUnit(unit, (), read_memory(unit.name, executable), _flops(executable), (), executable.as_text())
-    with catch_rematerializations(unit.mesh) as found:
+    # A cached program has the source lines of the program that was compiled first.
+    with no_compilation_cache() if unit.mesh.empty else catch_rematerializations(unit.mesh) as caught:
         executable = lowering.compile()
     text = executable.as_text() or ""
-    return CompiledUnit(
-        unit,
-        tuple(repeated(collective, unit.times) for collective in read_collectives(text, unit.mesh, unit.name)),
-        read_memory(unit.name, executable),
-        _flops(executable),
-        tuple(with_sites(found, text)),
-        text,
-    )
-
-
-def _flops(executable: MeshExecutable) -> float:
+    collectives = [] if unit.mesh.empty else read_collectives(text, unit.mesh, unit.name)
     costs = executable.cost_analysis()
     costs = costs[0] if isinstance(costs, list) else costs
-    return float((costs or {}).get("flops", 0.0))
+    return CompiledUnit(
+        unit,
+        tuple(repeated(collective, unit.times) for collective in collectives),
+        read_memory(unit.name, executable),
+        float((costs or {}).get("flops", 0.0)),
+        tuple(with_sites(caught or (), text)),
+        text,
+    )

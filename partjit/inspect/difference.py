@@ -3,11 +3,11 @@
 import dataclasses
 import difflib
 import itertools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from partjit.checks import require_integer
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue
+from partjit.inspect.contents import Contents
 from partjit.inspect.user_lines import Site, shown_site
 from partjit.render.html import fragment
 from partjit.render.html import table as html_table
@@ -57,21 +57,13 @@ class Difference:
     def __bool__(self) -> bool:
         return bool(self.changes or self.collectives or self.unmatched)
 
-    def _tables(self) -> Iterator[tuple[str, tuple[str, ...], list[Any]]]:
+    def _tables(self) -> Iterator[tuple[str, tuple[str, ...], Sequence[tuple[str | int, ...]]]]:
         yield "per device", ("", "before", "after"), [(name, *map(shown_bytes, two)) for name, *two in self.totals]
         if self.changes:
-            rows = [
-                (
-                    c.value,
-                    c.type,
-                    c.before,
-                    c.after,
-                    shown_bytes(c.bytes_before),
-                    shown_bytes(c.bytes_after),
-                    shown_site(c.site) if c.site else "",
-                )
-                for c in self.changes
-            ]
+            rows = []
+            for c in self.changes:
+                sizes, line = (c.bytes_before, c.bytes_after), shown_site(c.site) if c.site else ""
+                rows.append((c.value, c.type, c.before, c.after, *map(shown_bytes, sizes), line))
             yield "values", ("value", "type", "before", "after", "bytes before", "after", "line"), rows
         if self.collectives:
             counts = [(kind, ", ".join(axes) or "-", *two) for kind, axes, *two in self.collectives]
@@ -97,7 +89,7 @@ class Difference:
         return fragment(*(html_table(title, columns, rows) for title, columns, rows in self._tables()))
 
 
-def difference(one: Any, other: Any) -> Difference:
+def difference(one: Contents, other: Contents) -> Difference:
     """What changed from one report to another; see `Report.diff`."""
     pairs, unmatched = _matched(one, other)
     changes = tuple(
@@ -122,10 +114,8 @@ def difference(one: Any, other: Any) -> Difference:
     return Difference(changes, counts, totals, unmatched)
 
 
-def _matched(one: Any, other: Any) -> tuple[list[tuple[AnnotatedValue, AnnotatedValue, Site | None]], int]:
-    """The values of two programs that correspond, by path and by the order of equal equations, and the rest's
-    number.
-    """
+def _matched(one: Contents, other: Contents) -> tuple[list[tuple[AnnotatedValue, AnnotatedValue, Site | None]], int]:
+    """The values of two programs that correspond, by path or by the order of equal equations; the number of others."""
     pairs: list[tuple[AnnotatedValue, AnnotatedValue, Site | None]] = []
     for these, those in ((one.whole.tree.inputs, other.whole.tree.inputs), (one.whole.results, other.whole.results)):
         by_path = {value.path: value for value in those}
@@ -143,9 +133,9 @@ def _matched(one: Any, other: Any) -> tuple[list[tuple[AnnotatedValue, Annotated
     return pairs, len(left) + len(right) - 2 * len(matched)
 
 
-def _kind(equation: AnnotatedEquation) -> tuple[Any, ...]:
+def _kind(equation: AnnotatedEquation) -> tuple[object, ...]:
     return equation.primitive, equation.site, *(str(value.aval) for value in equation.outputs)
 
 
-def _peak(report: Any) -> int:
+def _peak(report: Contents) -> int:
     return max((memory.peak for memory in report.memory), default=0)

@@ -1,25 +1,24 @@
 """`explain`: from a function and its arguments to a report."""
 
-from typing import Any
-
 from jax.sharding import Mesh
 
 from partjit.checks import require_flag, require_mesh_type, require_number
 from partjit.inspect.collectives import repeated
 from partjit.inspect.compiled import compile_unit
+from partjit.inspect.contents import Collectives
 from partjit.inspect.findings import Finding, findings_of
 from partjit.inspect.flops import flops_of
 from partjit.inspect.memory import estimate_memory
 from partjit.inspect.predicted import predict
 from partjit.inspect.propagation import partition
-from partjit.inspect.report import Collectives, Report
+from partjit.inspect.report import Report
 from partjit.inspect.tracing import fragments_of, trace_function
 
 __all__ = ["explain"]
 
 
 def explain(
-    fun: Any, *args: Any, mesh: Mesh | None = None, compiled: bool = False, large: int = 1 << 20, **kwargs: Any
+    fun: object, *args: object, mesh: Mesh | None = None, compiled: bool = False, large: int = 1 << 20, **kwargs: object
 ) -> Report:
     """Reports how a function is partitioned: the sharding of each value and why, the collectives, memory and FLOPs.
 

@@ -8,6 +8,7 @@ from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue
 from partjit.inspect.collectives import Collective
 from partjit.inspect.propagation import Partitioned
 from partjit.inspect.user_lines import Site, shown_site
+from partjit.inspect.why.requests import axes_in, spec_in
 from partjit.primitive import sharding_constraint_p
 from partjit.render.numbers import shown_bytes
 
@@ -166,18 +167,11 @@ def _not_kept(constraints: Iterable[AnnotatedEquation]) -> Iterator[Finding]:
 
 
 def _requested(equation: AnnotatedEquation) -> tuple[tuple[str, ...], ...] | None:
-    """Per dimension, the axes that a constraint names."""
-    sharding = equation.params.get("sharding")
-    spec = getattr(sharding, "spec", None) if sharding is not None else equation.params.get("spec")
-    entries = getattr(spec, "partitions", spec)
-    if entries is None:
+    """Per dimension, the axes of several devices that a constraint names."""
+    spec, sizes = spec_in(equation.params.get("spec", equation.params.get("sharding"))), equation.outputs[0].mesh.shape
+    if spec is None:
         return None
-    found = []
-    for entry in entries:
-        names = (entry,) if isinstance(entry, str) else entry if isinstance(entry, tuple) else ()
-        found.append(tuple(name for name in names if isinstance(name, str)))
-    mesh = equation.outputs[0].mesh
-    return tuple(tuple(name for name in dim if mesh.shape.get(name, 1) > 1) for dim in found)
+    return tuple(tuple(axis for axis in axes if sizes.get(axis, 1) > 1) for axes in map(axes_in, spec.partitions))
 
 
 def _parts_of_axes(partitioned: Partitioned) -> Iterator[Finding]:

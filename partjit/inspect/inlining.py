@@ -10,16 +10,26 @@ import dataclasses
 import itertools
 import string
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, DropVar, Effect, Jaxpr, JaxprEqn, Literal, Primitive, Var, new_jaxpr_eqn
+from jax.extend.mlir import ir
+from jax.extend.source_info_util import SourceInfo
 from jax.interpreters import mlir
 from jax.sharding import Mesh
 
 from partjit._jax.effects import register_effect
-from partjit._jax.jaxprs import barrier, called_jaxpr, closed_jaxpr, control_flow_kind, is_rematerialized, new_var
+from partjit._jax.jaxprs import (
+    Atom,
+    barrier,
+    called_jaxpr,
+    closed_jaxpr,
+    control_flow_kind,
+    is_rematerialized,
+    new_var,
+)
 from partjit._jax.lowering import custom_call
 from partjit._jax.shard_maps import shard_map_p
 from partjit._jax.shardings import UnspecifiedValue
@@ -39,7 +49,7 @@ TAG = "eqn:"
 MARK = "partjit.mark"
 """The call target of the operation that a mark is lowered to."""
 
-Atom = Var | Literal
+_Spec: TypeAlias = tuple[ParsedPartitionSpec, Mesh] | None
 
 
 class _MarkEffect(Effect):  # type: ignore[misc]  # jax gives the base class no types
@@ -51,12 +61,12 @@ class _MarkEffect(Effect):  # type: ignore[misc]  # jax gives the base class no 
 
 register_effect(_MarkEffect)
 _mark = _MarkEffect()
-mark_p: Any = Primitive("mark")
+mark_p = Primitive("mark")
 mark_p.multiple_results = True
 mark_p.def_effectful_abstract_eval(lambda *_, **__: ([], {_mark}))
 
 
-def _lower_mark(_: Any, *values: Any, numbers: tuple[int, ...]) -> Sequence[Any]:
+def _lower_mark(_: mlir.LoweringRuleContext, *values: ir.Value, numbers: tuple[int, ...]) -> Sequence[ir.Value]:
     flat = mlir.ir_tree_registry.flatten(values)[0]
     config = ",".join(map(str, numbers))
     custom_call(MARK, result_types=[], operands=flat, backend_config=config, has_side_effect=True)
@@ -75,7 +85,6 @@ class InlinedProgram:
         tree: the original program, whose values have the numbers that the marks give them.
         shardings: the sharding of each value, by its number; filled in after the propagation.
         equations: the equations of the tree, by their numbers.
-        times: how often each of these runs in one execution of the program; None if that is not known.
         numbers: the numbers of the variables of `jaxpr`, at any depth.
     """
 
@@ -83,7 +92,6 @@ class InlinedProgram:
     tree: AnnotatedJaxpr
     shardings: dict[int, TensorSharding]
     equations: list[AnnotatedEquation]
-    times: list[int | None]
     numbers: dict[Var, int]
 
 
@@ -94,8 +102,8 @@ def inline_program(
     inliner, inner = _Inliner(mesh), jaxpr.jaxpr
     of_results = {var: path for var, path in zip(inner.outvars, result_paths, strict=True) if isinstance(var, Var)}
     named = {**of_results, **dict(zip(inner.invars, paths, strict=True))}
-    closed, tree = inliner.body(inner, jaxpr.consts, 1, named)
-    return InlinedProgram(closed, tree, inliner.shardings, inliner.equations, inliner.times, inliner.numbers)
+    closed, tree = inliner.body(inner, jaxpr.consts, named)
+    return InlinedProgram(closed, tree, inliner.shardings, inliner.equations, inliner.numbers)
 
 
 class _Scope:
@@ -110,7 +118,7 @@ class _Scope:
     def __init__(self) -> None:
         self.env: dict[Atom, Atom] = {}
         self.eqns: list[JaxprEqn] = []
-        self.consts: dict[Var, Any] = {}
+        self.consts: dict[Var, object] = {}
         self.marked: list[Var] = []
 
     def read(self, atom: Atom) -> Atom:
@@ -127,15 +135,14 @@ class _Inliner:
     def __init__(self, mesh: Mesh) -> None:
         self.shardings: dict[int, TensorSharding] = {}
         self.equations: list[AnnotatedEquation] = []
-        self.times: list[int | None] = []
         self._mesh = mesh
         self._names = _names()
-        self._sources: tuple[Any, ...] = ()
+        self._sources: tuple[SourceInfo, ...] = ()
         self.numbers: dict[Var, int] = {}
         self._values: dict[Atom, AnnotatedValue] = {}
 
     def body(
-        self, jaxpr: Jaxpr, consts: Sequence[Any], times: int | None, paths: Mapping[Atom, str | None] | None = None
+        self, jaxpr: Jaxpr, consts: Sequence[object], paths: Mapping[Atom, str | None] | None = None
     ) -> tuple[ClosedJaxpr, AnnotatedJaxpr]:
         """A jaxpr inlined, and annotated as it was."""
         scope = _Scope()
@@ -143,20 +150,18 @@ class _Inliner:
         scope.consts.update(zip(constvars, consts, strict=True))
         invars = [scope.fresh(var) for var in jaxpr.invars]
         self._mark(scope, [*constvars, *invars])
-        tree = self._inside(jaxpr, scope, times, paths or {})
+        tree = self._inside(jaxpr, scope, paths or {})
         # One mark at the end: one per equation would take longer than all that is marked.
         numbers = tuple(self.numbers[var] for var in scope.marked)
         scope.eqns.append(new_jaxpr_eqn(scope.marked, [], mark_p, {"numbers": numbers}, {_mark}))
         return closed_jaxpr(invars, [*map(scope.read, jaxpr.outvars)], scope.eqns, scope.consts), tree
 
-    def _inside(
-        self, jaxpr: Jaxpr, scope: _Scope, times: int | None, paths: Mapping[Atom, str | None]
-    ) -> AnnotatedJaxpr:
+    def _inside(self, jaxpr: Jaxpr, scope: _Scope, paths: Mapping[Atom, str | None]) -> AnnotatedJaxpr:
         """Adds the equations of a jaxpr, whose arguments are in the scope, to the scope."""
         outer, self._values = self._values, {}
         for var in (*jaxpr.constvars, *jaxpr.invars):
             self._values[var] = self._named(var, scope.env[var], paths.get(var))
-        equations = tuple([self._equation(eqn, scope, times, paths) for eqn in jaxpr.eqns])
+        equations = tuple([self._equation(eqn, scope, paths) for eqn in jaxpr.eqns])
         tree = AnnotatedJaxpr(
             tuple(self._values[var] for var in jaxpr.constvars),
             tuple(self._values[var] for var in jaxpr.invars),
@@ -166,27 +171,19 @@ class _Inliner:
         self._values = outer
         return tree
 
-    def _equation(
-        self, eqn: JaxprEqn, scope: _Scope, times: int | None, paths: Mapping[Atom, str | None]
-    ) -> AnnotatedEquation:
+    def _equation(self, eqn: JaxprEqn, scope: _Scope, paths: Mapping[Atom, str | None]) -> AnnotatedEquation:
         number = len(self.equations)
         self.equations.append(cast(AnnotatedEquation, None))  # those in its body are numbered before it is complete
-        self.times.append(times)
         inputs = tuple(map(self._value, eqn.invars))
         info = eqn.source_info
         outer_sources, self._sources = self._sources, (info, *self._sources)
         tagged = eqn.replace(source_info=info.replace(name_stack=info.name_stack.extend(f"{TAG}{number}")))
         trip_count: int | None = 1
-        bodies: dict[str, AnnotatedJaxpr] = {}
         if (called := _called(eqn)) is not None:
-            bodies["jaxpr"] = self._inlined(eqn, tagged, called, scope, times)
+            bodies = {"jaxpr": self._inlined(eqn, tagged, called, scope)}
         else:
             trip_count = trip_count_of(eqn)
-            inner_times = None if times is None or trip_count is None else times * trip_count
-            params = {**eqn.params}
-            for name, jaxpr, consts, closed in _bodies(eqn):
-                made, bodies[name] = self.body(jaxpr, consts, inner_times)
-                _put(params, name, made if closed else made.jaxpr)
+            params, bodies = self._bodies(eqn)
             invars = [*map(scope.read, eqn.invars)]
             outvars = [scope.fresh(var) for var in eqn.outvars]
             new = tagged.replace(invars=invars, outvars=outvars, params=params)
@@ -210,9 +207,24 @@ class _Inliner:
         self._sources = outer_sources
         return self.equations[number]
 
-    def _inlined(
-        self, eqn: JaxprEqn, tagged: JaxprEqn, called: "_Called", scope: _Scope, times: int | None
-    ) -> AnnotatedJaxpr:
+    def _bodies(self, eqn: JaxprEqn) -> tuple[dict[str, Any], dict[str, AnnotatedJaxpr]]:
+        """The parameters of an equation with the jaxprs of a loop, branch or shard_map inlined; these, annotated."""
+        params, bodies = {**eqn.params}, {}
+        if control_flow_kind(eqn) is None and eqn.primitive is not shard_map_p:
+            return params, bodies
+        for name, param in eqn.params.items():
+            several = param if isinstance(param, tuple) else (param,)
+            made = []
+            for k, jaxpr in enumerate(several):
+                if hasattr(jaxpr, "eqns"):
+                    key = f"{name}[{k}]" if isinstance(param, tuple) else name
+                    inner, bodies[key] = self.body(getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ()))
+                    made.append(inner if hasattr(jaxpr, "consts") else inner.jaxpr)
+            if made:
+                params[name] = tuple(made) if isinstance(param, tuple) else made[0]
+        return params, bodies
+
+    def _inlined(self, eqn: JaxprEqn, tagged: JaxprEqn, called: "_Called", scope: _Scope) -> AnnotatedJaxpr:
         """The body of an equation that calls it once, in the scope of the equation."""
         (jaxpr, values), in_specs, out_specs = called
         inner = _Scope()
@@ -228,14 +240,12 @@ class _Inliner:
         self._mark(scope, constvars)
         for var, atom, spec in zip(jaxpr.invars, operands, in_specs, strict=True):
             inner.env[var] = self._constrained(atom, var, spec, tagged, scope)
-        tree = self._inside(jaxpr, inner, times, {})
+        tree = self._inside(jaxpr, inner, {})
         for var, atom, spec in zip(eqn.outvars, map(inner.read, jaxpr.outvars), out_specs, strict=True):
             scope.env[var] = self._constrained(atom, var, spec, tagged, scope)
         return tree
 
-    def _constrained(
-        self, atom: Atom, var: Var, spec: tuple[ParsedPartitionSpec, Mesh] | None, tagged: JaxprEqn, scope: _Scope
-    ) -> Atom:
+    def _constrained(self, atom: Atom, var: Var, spec: _Spec, tagged: JaxprEqn, scope: _Scope) -> Atom:
         if spec is None or not getattr(var.aval, "ndim", 0):
             return atom
         fresh = new_var(var.aval)
@@ -270,7 +280,7 @@ def _shown_literal(atom: Literal) -> str:
     return f"{value.item():.6g}" if value.dtype.kind == "f" else str(value)
 
 
-_Called = tuple[tuple[Jaxpr, Sequence[Any]], Sequence[Any], Sequence[Any]]
+_Called: TypeAlias = tuple[tuple[Jaxpr, Sequence[object]], Sequence[_Spec], Sequence[_Spec]]
 
 
 def _called(eqn: JaxprEqn) -> _Called | None:
@@ -286,28 +296,6 @@ def _called(eqn: JaxprEqn) -> _Called | None:
     if called is None:
         return None
     return called, *specs_of_nested(eqn)
-
-
-def _bodies(eqn: JaxprEqn) -> Iterator[tuple[str, Jaxpr, Sequence[Any], bool]]:
-    """The jaxprs of loops, branches and shard_maps: name, open jaxpr, constants, whether the parameter is closed."""
-    if control_flow_kind(eqn) is None and eqn.primitive is not shard_map_p:
-        return
-    for name, param in eqn.params.items():
-        several = param if isinstance(param, tuple) else (param,)
-        for k, jaxpr in enumerate(several):
-            if hasattr(jaxpr, "eqns"):
-                closed = hasattr(jaxpr, "consts")
-                key = f"{name}[{k}]" if isinstance(param, tuple) else name
-                yield key, getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ()), closed
-
-
-def _put(params: dict[str, Any], key: str, jaxpr: Any) -> None:
-    name, _, k = key.partition("[")
-    if not k:
-        params[name] = jaxpr
-        return
-    position = int(k[:-1])
-    params[name] = (*params[name][:position], jaxpr, *params[name][position + 1 :])
 
 
 def _names() -> Iterator[str]:

@@ -3,14 +3,13 @@
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from partjit._jax.shardings import UnspecifiedValue
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue, shown_spec
 from partjit.inspect.user_lines import Site, shown_line
 from partjit.render.numbers import shown_bytes
 
-__all__ = ["Line", "Listing", "lines_of", "shown_params"]
+__all__ = ["Line", "Listing", "lines_of"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,14 +48,10 @@ class Listing:
     __repr__ = __str__
 
 
-def lines_of(program: AnnotatedJaxpr) -> Iterator[Line]:
-    """The lines of a program: its arguments, its equations with those nested in them, and its results."""
-    yield from _lines(program, 0)
-
-
-def _lines(
-    program: AnnotatedJaxpr, depth: int, roles: Iterable[str] = itertools.repeat("an argument")
+def lines_of(
+    program: AnnotatedJaxpr, depth: int = 0, roles: Iterable[str] = itertools.repeat("an argument")
 ) -> Iterator[Line]:
+    """The lines of a program: its arguments with their roles, its equations with those nested in them, its results."""
     for value in program.constants:
         yield _defining(depth, (value,), "a constant")
     for value, role in zip(program.inputs, roles, strict=False):
@@ -69,7 +64,7 @@ def _lines(
 
 def _of_equation(equation: AnnotatedEquation, depth: int) -> Iterator[Line]:
     inputs = " ".join(value.name for value in equation.inputs)
-    params = shown_params(equation)
+    params = _shown_params(equation)
     yield _defining(depth, equation.outputs, f"= {equation.primitive}{params} {inputs}".rstrip(), equation)
     for name, body in equation.bodies.items():
         times = {1: "", None: ", unknown trip count"}.get(equation.trip_count, f", {equation.trip_count} times")
@@ -77,9 +72,8 @@ def _of_equation(equation: AnnotatedEquation, depth: int) -> Iterator[Line]:
             yield Line(depth + 1, (), (), (), (), f"{_BODIES.get(name, name)}{times}:")
         constants = len(body.inputs) - equation.carried if name == "cond_jaxpr" else equation.constants
         roles = ["loop-invariant"] * constants + ["carried"] * equation.carried
-        yield from _lines(
-            body, depth + 1, itertools.chain(roles, itertools.repeat("a slice" if roles else "an argument"))
-        )
+        others = itertools.repeat("a slice" if roles else "an argument")
+        yield from lines_of(body, depth + 1, itertools.chain(roles, others))
 
 
 _BODIES = {"jaxpr": "body", "body_jaxpr": "body", "cond_jaxpr": "condition", "branches[0]": "branch 0 (false)"} | {
@@ -114,7 +108,7 @@ _HIDDEN_PARAMS = frozenset((
 # fmt: on
 
 
-def shown_params(equation: AnnotatedEquation) -> str:
+def _shown_params(equation: AnnotatedEquation) -> str:
     """The informative parameters of an equation, as far as they are short."""
     if "callee" in equation.params:
         return f"[{equation.params['callee'].name}]"
@@ -126,7 +120,7 @@ def shown_params(equation: AnnotatedEquation) -> str:
     return f"[{' '.join(shown)}]" if shown else ""
 
 
-def _short(value: Any) -> str | None:
+def _short(value: object) -> str | None:
     many = value if isinstance(value, tuple | list) else (value,)
     if all(item is None or item is False or isinstance(item, UnspecifiedValue) for item in many):
         return None

@@ -5,12 +5,11 @@ already. XLA may do better afterwards: it combines several of one kind, turns an
 shard into a reduce-scatter, and moves loop-invariant ones out of loops.
 """
 
-import collections
 import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from jax.extend.mlir import ir
 from jax.sharding import Mesh
@@ -19,6 +18,7 @@ from partjit.inspect.collectives import Collective
 from partjit.inspect.hlo.device_groups import Groups, axes_of_groups, axes_of_pairs, device_ids, parse_groups
 from partjit.inspect.inlining import TAG
 from partjit.inspect.propagation import Partitioned
+from partjit.inspect.why.dataflow import reachable
 from partjit.shardy import Shardings, TensorSharding, insert_collectives, nested
 
 __all__ = ["predict"]
@@ -41,6 +41,8 @@ _STABLEHLO = {
 _AXIS = re.compile(r'"([^"]+)"(?::\((\d+)\)(\d+))?')
 # Name, pre-size and size of the part of an axis: the last two are empty for a whole axis.
 _AxisRef = tuple[str, str, str]
+_Fields: TypeAlias = dict[str, Any]  # of a `Collective`
+_Operation: TypeAlias = ir.Operation | ir.OpView
 _TAG = re.compile(rf"{TAG}(\d+)")
 
 
@@ -49,7 +51,7 @@ def predict(partitioned: Partitioned) -> tuple[Collective, ...]:
     if partitioned.module is None or partitioned.shardings is None:
         return ()
     insert_collectives(partitioned.module)
-    reading = _Reading(partitioned, partitioned.shardings)
+    reading = _Reading(partitioned, partitioned.module, partitioned.shardings)
     return tuple(
         collective
         for function, op in _collectives(partitioned.module)
@@ -58,38 +60,40 @@ def predict(partitioned: Partitioned) -> tuple[Collective, ...]:
     )
 
 
-def _collectives(module: Any) -> Iterator[tuple[str, ir.Operation]]:
+def _functions(module: ir.Module) -> Iterator[tuple[str, ir.Operation]]:
+    """The functions of a module, with their names."""
+    functions = (op.operation for op in module.body.operations if op.operation.name == "func.func")
+    return ((ir.StringAttr(function.attributes["sym_name"]).value, function) for function in functions)
+
+
+def _collectives(module: ir.Module) -> Iterator[tuple[str, ir.Operation]]:
     """The operations that communicate, with the names of the functions they are in.
 
     Equal ones of several users of a value count once, as in XLA.
     """
-    for function in module.body.operations:
-        if function.operation.name != "func.func":
-            continue
+    for caller, function in _functions(module):
         seen = set()
         for op in nested(function):
             name = op.operation.name
             if name in _STABLEHLO:
-                yield function.name.value, op.operation
+                yield caller, op.operation
             elif name in _SDY:
                 same = name, op.operands[0], op.attributes["out_sharding"], op.operation.block
                 if same not in seen:
-                    yield function.name.value, op.operation
+                    yield caller, op.operation
                 seen.add(same)
 
 
 class _Reading:
-    def __init__(self, partitioned: Partitioned, shardings: Shardings) -> None:
+    def __init__(self, partitioned: Partitioned, module: ir.Module, shardings: Shardings) -> None:
         self._unit = partitioned.unit
         self._inlined = partitioned.inlined
         self._shardings = shardings
         self._calls: dict[str, list[tuple[str, ir.Operation]]] = {}
-        for function in partitioned.module.body.operations:
-            if function.operation.name == "func.func":
-                for op in nested(function):
-                    if op.operation.name == "func.call":
-                        callee = op.attributes["callee"].value
-                        self._calls.setdefault(callee, []).append((function.name.value, op.operation))
+        for caller, function in _functions(module):
+            for op in nested(function):
+                if op.operation.name == "func.call":
+                    self._calls.setdefault(op.attributes["callee"].value, []).append((caller, op.operation))
 
     def instances(self, function: str, op: ir.Operation) -> list[tuple[int | None, int | None]]:
         """The equations that an operation belongs to, and how often it runs for each.
@@ -118,7 +122,7 @@ class _Reading:
 
     def read(self, op: ir.Operation, number: int | None, times: int | None) -> Iterator[Collective]:
         """The collectives, one in most cases, that an operation stands for in one of its equations."""
-        common = {
+        common: _Fields = {
             "times": times,
             "is_exact": times is not None,
             "site": None if number is None else self._inlined.equations[number].site,
@@ -147,7 +151,7 @@ class _Reading:
         distinct = [group for k, group in enumerate(groups) if group and group not in groups[:k]]
         return distinct if sorted(itertools.chain.from_iterable(distinct)) == sorted(refs) else [refs]
 
-    def _of_axes(self, op: ir.Operation, refs: list[_AxisRef], common: dict[str, Any]) -> Iterator[Collective]:
+    def _of_axes(self, op: ir.Operation, refs: list[_AxisRef], common: _Fields) -> Iterator[Collective]:
         """The collective over these axes."""
         mesh, kind = self._unit.mesh, _SDY[op.name][0]
         size = math.prod(int(part) if part else mesh.shape[name] for name, _, part in refs)
@@ -159,7 +163,7 @@ class _Reading:
                 axes = axes_of_groups(groups, mesh)
             yield self._of_shards(op, kind, size, axes=axes, groups=device_ids(groups, mesh), **common)
 
-    def _permuted(self, op: ir.Operation, common: dict[str, Any]) -> Iterator[Collective]:
+    def _permuted(self, op: ir.Operation, common: _Fields) -> Iterator[Collective]:
         mesh = self._unit.mesh
         pairs, sent = _moves(*self._shardings_of(op), mesh)
         if pairs:
@@ -167,7 +171,7 @@ class _Reading:
             size, groups = math.prod(mesh.shape[axis] for axis in axes), device_ids(pairs, mesh)
             yield self._of_shards(op, "collective-permute", size, axes=axes, groups=groups, sent=sent, **common)
 
-    def _of_shards(self, op: Any, kind: str, size: int, **fields: Any) -> Collective:
+    def _of_shards(self, op: ir.Operation, kind: str, size: int, **fields: Any) -> Collective:
         """A collective on shards of the operand of an operation, which gives shards of its result."""
         before, after = self._shardings_of(op)
         shape, itemsize, dtype = _type_of(op.results[0])
@@ -191,7 +195,7 @@ class _Reading:
         before, after = (sharding or TensorSharding.replicated(ndim) for sharding in found)
         return before, after
 
-    def _of_shard_map(self, op: ir.Operation, common: dict[str, Any]) -> Collective:
+    def _of_shard_map(self, op: ir.Operation, common: _Fields) -> Collective:
         """A collective that the user wrote in the body of a `shard_map`."""
         mesh = self._unit.mesh
         kind = _STABLEHLO[op.name]
@@ -224,25 +228,20 @@ def _product(one: int | None, other: int | None) -> int | None:
     return None if one is None or other is None else one * other
 
 
-def _tags(op: ir.Operation) -> list[int]:
+def _tags(op: _Operation) -> list[int]:
     return [int(number) for number in _TAG.findall(str(op.location))]
 
 
-def _nearest_tag(op: Any) -> int | None:
+def _nearest_tag(op: _Operation) -> int | None:
     """The equation of the nearest operation among the users of results and the definitions of operands."""
-    seen, near = set(), collections.deque([op])
-    while near:
-        other = near.popleft()
-        if tags := _tags(other):
-            return tags[-1]
-        users = [use.owner for result in other.results for use in result.uses]
-        makers = [value.owner for value in other.operands if not isinstance(value.owner, ir.Block)]
-        for following in (*users, *makers):
-            following = getattr(following, "operation", following)
-            if following not in seen:
-                seen.add(following)
-                near.append(following)
-    return None
+    found = (tags[-1] for near in reachable([op], _adjacent) if (tags := _tags(near)))
+    return next(found, None)
+
+
+def _adjacent(op: _Operation) -> Iterator[_Operation]:
+    users = [use.owner for result in op.results for use in result.uses]
+    makers = [value.owner for value in op.operands if not isinstance(value.owner, ir.Block)]
+    return (getattr(other, "operation", other) for other in (*users, *makers))
 
 
 def _type_of(value: ir.Value) -> tuple[tuple[int, ...], int, str]:
@@ -269,16 +268,6 @@ def _shown(dtype: str, shape: Sequence[int]) -> str:
     return f"{dtype}[{','.join(map(str, shape))}]"
 
 
-def _coordinates(mesh: Mesh) -> list[dict[str, int]]:
-    """The coordinates of each position in the mesh."""
-    return [dict(zip(mesh.axis_names, at, strict=True)) for at in itertools.product(*map(range, mesh.devices.shape))]
-
-
-def _digit(coordinate: int, size: int, pre: int, part: int) -> int:
-    """The coordinate of a device along a part of an axis, to which `pre` parts are major."""
-    return coordinate // (size // (pre * part)) % part
-
-
 def _groups(refs: Sequence[_AxisRef], mesh: Mesh) -> Groups:
     """Groups of positions in the mesh that differ along these axes, or parts of axes, only."""
     sizes = ",".join(f"'{name}'={size}" for name, size in mesh.shape.items())
@@ -288,10 +277,11 @@ def _groups(refs: Sequence[_AxisRef], mesh: Mesh) -> Groups:
 
 def _moves(before: TensorSharding, after: TensorSharding, mesh: Mesh) -> tuple[Groups, float]:
     """Which position in the mesh sends its shard to which, and the fraction of positions that do."""
-    coordinates = _coordinates(mesh)
+    positions = itertools.product(*map(range, mesh.devices.shape))
+    coordinates = [dict(zip(mesh.axis_names, at, strict=True)) for at in positions]
     held = [_index(before, at, mesh.shape) for at in coordinates]
     wanted = [_index(after, at, mesh.shape) for at in coordinates]
-    holders: dict[Any, list[int]] = {}
+    holders: dict[tuple[int, ...], list[int]] = {}
     for position, index in enumerate(held):
         holders.setdefault(index, []).append(position)
     pairs = []
@@ -310,8 +300,8 @@ def _index(sharding: TensorSharding, at: Mapping[str, int], sizes: Mapping[str, 
         number = 0
         for axis, part in zip(axes, parts, strict=True):
             name, _, which = axis.partition(":(")
-            pre = int(which.partition(")")[0]) if which else 1
-            number = number * part + _digit(at[name], sizes[name], pre, part)
+            pre = int(which.partition(")")[0]) if which else 1  # as many parts of the axis are major to this one
+            number = number * part + at[name] // (sizes[name] // (pre * part)) % part
         index.append(number)
     return tuple(index)
 
@@ -325,7 +315,7 @@ def _numbers(attribute: Any) -> list[list[int]]:
     return [flat[i : i + columns] for i in range(0, rows * columns, columns)]
 
 
-def _replica_groups(attribute: Any, mesh: Mesh) -> Groups:
+def _replica_groups(attribute: ir.Attribute, mesh: Mesh) -> Groups:
     text = str(attribute)
     if "replica_group_mesh_axes" in text:
         return _groups([(name, "", "") for name in re.findall(r'axis_ref<name = "([^"]+)"', text)], mesh)

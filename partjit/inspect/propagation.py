@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from jax.extend.core import ClosedJaxpr
 from jax.extend.mlir import ir
@@ -59,7 +58,7 @@ class Partitioned:
     unit: Unit
     inlined: InlinedProgram
     result_shardings: tuple[TensorSharding, ...]
-    module: Any
+    module: ir.Module | None
     shardings: Shardings | None
     text: str
 
@@ -82,8 +81,11 @@ class Partitioned:
 def partition(unit: Unit, keep_text: bool = False) -> Partitioned:
     """Annotates a unit; `keep_text` keeps the text of the lowered module, which `origins` needs."""
     inlined = inline_program(unit.jaxpr, unit.mesh, unit.paths, unit.result_paths)
+    replicated = tuple(TensorSharding.replicated(getattr(aval, "ndim", 0)) for aval in unit.jaxpr.out_avals)
     if unit.mesh.size <= 1:
-        return _replicated(unit, inlined)
+        arrays = (value for value in inlined.tree.values if value.is_array)
+        inlined.shardings.update((v.number, TensorSharding.replicated(len(v.aval.shape))) for v in arrays)
+        return Partitioned(unit, inlined, replicated, None, None, "")
     with opaque_calls():
         lowering = lower_jaxpr_anew(
             inlined.jaxpr,
@@ -101,34 +103,18 @@ def partition(unit: Unit, keep_text: bool = False) -> Partitioned:
     operations = [op.operation for op in nested(module.operation)]
     for op in operations:
         if _is_mark(op):
-            for number, operand in zip(_numbers(op), op.operands, strict=True):
-                sharding = shardings.of(operand)
-                ndim = len(operand.type.shape)
-                inlined.shardings[number] = TensorSharding.replicated(ndim) if sharding is None else sharding
+            numbers = map(int, re.findall(r"\d+", op.attributes["backend_config"].value))
+            for number, operand in zip(numbers, op.operands, strict=True):
+                sharding = shardings.of(operand) or TensorSharding.replicated(len(operand.type.shape))
+                inlined.shardings[number] = sharding
     _remove_marks(operations)
-    results = [
-        sharding or TensorSharding.replicated(var.aval.ndim)
-        for sharding, var in zip(
-            shardings.of_results()[-len(unit.out_shardings) :], unit.jaxpr.jaxpr.outvars, strict=True
-        )
-    ]
-    return Partitioned(unit, inlined, tuple(results), module, shardings, text)
+    found = shardings.of_results()[-len(unit.out_shardings) :]  # after those of tokens
+    results = tuple(sharding or default for sharding, default in zip(found, replicated, strict=True))
+    return Partitioned(unit, inlined, results, module, shardings, text)
 
 
-def _replicated(unit: Unit, inlined: InlinedProgram) -> Partitioned:
-    for value in inlined.tree.values:
-        if value.is_array:
-            inlined.shardings[value.number] = TensorSharding.replicated(len(value.aval.shape))
-    results = tuple(TensorSharding.replicated(getattr(aval, "ndim", 0)) for aval in unit.jaxpr.out_avals)
-    return Partitioned(unit, inlined, results, None, None, "")
-
-
-def _is_mark(op: Any) -> bool:
-    return op.name == "stablehlo.custom_call" and op.attributes["call_target_name"].value == MARK
-
-
-def _numbers(op: Any) -> Sequence[int]:
-    return [int(number) for number in re.findall(r"\d+", op.attributes["backend_config"].value)]
+def _is_mark(op: ir.Operation) -> bool:
+    return op.name == "stablehlo.custom_call" and ir.StringAttr(op.attributes["call_target_name"]).value == MARK
 
 
 def _remove_marks(operations: Sequence[ir.Operation]) -> None:

@@ -3,22 +3,26 @@
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 from partjit.inspect.annotated import AnnotatedValue
 from partjit.inspect.collectives import Collective, total_bytes
+from partjit.inspect.contents import Contents
 from partjit.inspect.page.comparison import Comparison, Tally, compare
 from partjit.inspect.user_lines import Site
-from partjit.plan.ir.nodes import ColocatedCall, Fragment, walk
+from partjit.plan.ir.nodes import ColocatedCall, Fragment, Value, walk
 from partjit.plan.plan import Plan
 
-__all__ = ["VERSION", "as_data"]
+__all__ = ["VERSION", "Data", "as_data"]
+
+Data: TypeAlias = dict[str, Any]
+"""An object of JSON."""
 
 VERSION = 1
 """Incremented when a key is removed or changes its meaning, not when one is added."""
 
 
-def as_data(report: Any) -> dict[str, Any]:
+def as_data(report: Contents) -> Data:
     """A report as dicts, lists, strings and numbers that `json.dumps` takes as they are.
 
     Sizes are in bytes and FLOPs; those per device are of the device with the most. Unknown values are None.
@@ -87,7 +91,7 @@ def as_data(report: Any) -> dict[str, Any]:
 _FLOPS = ("total", "per_device")
 
 
-def _value(value: AnnotatedValue) -> dict[str, Any]:
+def _value(value: AnnotatedValue) -> Data:
     sharding = value.sharding
     return {
         "path": value.path,
@@ -100,7 +104,7 @@ def _value(value: AnnotatedValue) -> dict[str, Any]:
     }
 
 
-def _collectives(report: Any) -> dict[str, Any]:
+def _collectives(report: Contents) -> Data:
     compiled = [*report.collectives] if report.compiled else None
     return {
         "source": report.collectives.source,
@@ -114,7 +118,7 @@ def _collectives(report: Any) -> dict[str, Any]:
 _OF_COLLECTIVE = ("kind", "group_size", "operand", "result", "times", "is_exact", "program", "name")
 
 
-def _collective(collective: Collective) -> dict[str, Any]:
+def _collective(collective: Collective) -> Data:
     return {
         **{key: getattr(collective, key) for key in _OF_COLLECTIVE},
         "axes": [*collective.axes],
@@ -126,7 +130,7 @@ def _collective(collective: Collective) -> dict[str, Any]:
     }
 
 
-def _comparison(found: Comparison) -> dict[str, Any]:
+def _comparison(found: Comparison) -> Data:
     return {
         **vars(found),
         "axes": [*found.axes],
@@ -135,13 +139,13 @@ def _comparison(found: Comparison) -> dict[str, Any]:
     }
 
 
-def _tally(tally: Tally) -> dict[str, Any]:
+def _tally(tally: Tally) -> Data:
     counts = dataclasses.asdict(tally)
     nbytes = counts.pop("nbytes")
     return {**counts, "bytes_per_step": _number(nbytes)}
 
 
-def _plan(plan: Plan) -> dict[str, Any]:
+def _plan(plan: Plan) -> Data:
     fragments, calls = [], []
     for node in walk(plan.nodes):
         sizes = {"bytes_in": _nbytes(node.inputs), "bytes_out": _nbytes(node.outputs)}
@@ -153,11 +157,11 @@ def _plan(plan: Plan) -> dict[str, Any]:
     return {"source": plan.source, "fragments": fragments, "calls": calls}
 
 
-def _nbytes(values: Iterable[Any]) -> int:
+def _nbytes(values: Iterable[Value]) -> int:
     return int(sum(value.nbytes for value in values))
 
 
-def _site(site: Site | None) -> dict[str, Any] | None:
+def _site(site: Site | None) -> Data | None:
     return None if site is None else {"file": site[0], "line": int(site[1]), "function": site[2]}
 
 

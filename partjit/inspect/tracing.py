@@ -3,8 +3,8 @@
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxprs_in_params
@@ -43,26 +43,29 @@ class TracedFunction:
     donated: tuple[bool, ...]
 
 
-def trace_function(fun: Any, args: Sequence[Any], kwargs: Any, mesh: Mesh | None) -> TracedFunction:
+def trace_function(
+    fun: object, args: Sequence[object], kwargs: Mapping[str, object], mesh: Mesh | None
+) -> TracedFunction:
     """Traces a call of a function of `pjit` or `jax.jit`, or of a plain one; takes what their `trace` returned as well.
 
     Raises:
         TypeError: `fun` is none of these, or arguments were given for a traced function.
     """
-    if isinstance(fun, Traced | jax.stages.Traced) and (args or kwargs):
-        raise TypeError(f"explain: {fun.fun_name} is traced already and takes no arguments: leave them out")
-    if not (callable(fun) or isinstance(fun, Traced | jax.stages.Traced)):
-        raise TypeError(
-            "explain: fun must be a function, what partjit.pjit or jax.jit made of one, or what its trace() returned, "
-            f"but is {shown(fun)}"
-        )
     # jax's own mesh warns when it is entered.
     own = None if mesh is None else PartjitMesh(mesh.devices, mesh.axis_names, mesh.axis_types)
     with own or contextlib.nullcontext():
-        traced: Any = fun
-        if not isinstance(fun, Traced | jax.stages.Traced):
+        if isinstance(fun, Traced | jax.stages.Traced):
+            if args or kwargs:
+                raise TypeError(f"explain: {fun.fun_name} is traced already and takes no arguments: leave them out")
+            traced = fun
+        elif callable(fun):
             made: Any = fun if hasattr(fun, "trace") else pjit(fun)
             traced = made.trace(*args, **kwargs)
+        else:
+            raise TypeError(
+                "explain: fun must be a function, what partjit.pjit or jax.jit made of one, or what its trace() "
+                f"returned, but is {shown(fun)}"
+            )
         return _of_pjit(traced) if isinstance(traced, Traced) else _of_jit(traced, own)
 
 
@@ -86,7 +89,7 @@ def _of_pjit(traced: Traced) -> TracedFunction:
     return TracedFunction(whole, plan, program.donated_invars)
 
 
-def _of_jit(traced: Any, mesh: Mesh | None) -> TracedFunction:
+def _of_jit(traced: jax.stages.Traced, mesh: Mesh | None) -> TracedFunction:
     parts = jit_parts(traced)
     whole = Unit(
         traced.fun_name,
@@ -108,12 +111,12 @@ def _result_paths(jaxpr: ClosedJaxpr, count: int) -> tuple[str, ...]:
 
 def _mesh_in(jaxpr: ClosedJaxpr, shardings: Sequence[MaybeSharding]) -> Mesh:
     """The mesh of shardings, or of equations at any depth; an empty one if there is none."""
-    named = (cast(Mesh, sharding.mesh) for sharding in shardings if isinstance(sharding, NamedSharding))
+    named = (sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding))
     found = (mesh for mesh in itertools.chain(named, _meshes_in(jaxpr)) if isinstance(mesh, Mesh))
     return auto_twin(next((mesh for mesh in found if not mesh.empty), EMPTY_MESH))
 
 
-def _meshes_in(jaxpr: ClosedJaxpr | Jaxpr) -> Iterator[Any]:
+def _meshes_in(jaxpr: ClosedJaxpr | Jaxpr) -> Iterator[object]:
     for eqn in jaxpr.eqns:
         for param in eqn.params.values():
             for item in param if isinstance(param, tuple | list) else (param,):

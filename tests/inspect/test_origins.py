@@ -168,7 +168,7 @@ def test_the_way_leads_from_the_origin_to_the_value_through_values_with_the_axis
     for value in of.tree.values:
         for axis, origin in told.get(value.number, {}).items():
             axis = axis.partition(":")[0]
-            numbers = {origin.request.value, *(v.number for v in inputs_of(origin.equation))}
+            numbers = {origin.request.value, *(v.number for v in inputs_of(origin.request.equation))}
             for equation in origin.way:
                 there = {v.number for v in met_in(equation) if v.number in told and has_axis(told, v.number, axis)}
                 assert numbers & there, (str(value), str(origin), equation.primitive)
@@ -208,25 +208,25 @@ def test_without_the_argument_it_came_from_an_axis_is_gone_or_has_another_origin
     assume(before.text != after.text)
     for value, same in zip(before.tree.values, after.tree.values, strict=True):
         for axis, origin in origins(before)[value.number].items() if value.sharding else ():
-            if origin.path == "xw"[chosen]:
+            if origin.request.path == "xw"[chosen]:
                 saw("an axis from the argument that is left out")
                 left = origins(after)[same.number].get(axis)
-                assert left is None or left.path != origin.path
+                assert left is None or left.request.path != origin.request.path
 
 
 def test_an_argument_a_constraint_and_a_result_tell_where_they_are_given():
     of = PROGRAMS["scan"]()
     told = origins(of)[of.tree.outputs[0].number]
-    assert told["data"].kind == "constraint"
-    assert told["data"].site[2] == "constrained"
-    assert told["data"].spec == P(None, "data")
-    assert told["model"].kind == "result"
+    assert told["data"].request.kind == "constraint"
+    assert told["data"].request.site[2] == "constrained"
+    assert told["data"].request.spec == P(None, "data")
+    assert told["model"].request.kind == "result"
     assert [equation.primitive for equation in told["data"].way] == ["scan"]
 
 
 def test_the_specs_of_a_nested_program_are_origins():
     of = PROGRAMS["nested"]()
-    kinds = {(o.kind, o.path, o.spec) for each in origins(of).values() for o in each.values()}
+    kinds = {(o.request.kind, o.request.path, o.request.spec) for each in origins(of).values() for o in each.values()}
     assert ("nested argument", "a", P(None, "model")) in kinds
     assert {("nested result", "0", P("data")), ("nested result", "0", P("model"))} <= kinds
 
@@ -319,7 +319,7 @@ def test_what_is_no_array_has_no_reasons():
         return jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32)), x
 
     of = partitioned(pjit(fun, P("data"), None), f32(8))
-    assert why(of, of.tree.outputs[1]).origins["data"].path == "x"
+    assert why(of, of.tree.outputs[1]).origins["data"].request.path == "x"
 
 
 def test_origins_need_the_text_of_the_program():
@@ -499,7 +499,7 @@ def test_what_crashes_the_partitioner_is_left_out_of_the_question():
     told = origins(of)
     assert "SIGSEGV" in told.problem
     product = next(e for e in of.tree.walk() if e.primitive == "dot_general").outputs[0]
-    assert told[product.number]["data"].path == "x"
+    assert told[product.number]["data"].request.path == "x"
     assert not told[product.number]["data"].is_certain
 
 

@@ -55,10 +55,11 @@ class InstructionSources:
         for instruction in instructions:
             if instruction.name in nearest:
                 return nearest[instruction.name]
-        caller = self._source_of_caller(computation)
-        if caller.is_known:
-            return caller
-        return InstructionSource(op_name=op_name or caller.op_name)
+        if computation.name not in self._callers:
+            return InstructionSource(op_name=op_name)
+        instruction, around = self._callers[computation.name]
+        caller = self.of([instruction], around)
+        return caller if caller.is_known else InstructionSource(op_name=op_name or caller.op_name)
 
     def _own(self, instruction: Instruction) -> InstructionSource:
         metadata = instruction.metadata
@@ -84,18 +85,10 @@ class InstructionSources:
 
     @functools.cached_property
     def _callers(self) -> Mapping[str, tuple[Instruction, Computation]]:
-        """The last instruction that calls each computation, and its computation; callers come after callees in the
-        text.
-        """
+        """The last instruction that calls each computation, and its computation; callees come first in the text."""
         return {
             name: (instruction, computation)
             for computation in self.module.computations.values()
             for instruction in computation.instructions.values()
             for name in instruction.computations
         }
-
-    def _source_of_caller(self, computation: Computation) -> InstructionSource:
-        if computation.name not in self._callers:
-            return InstructionSource()
-        instruction, around = self._callers[computation.name]
-        return self.of([instruction], around)

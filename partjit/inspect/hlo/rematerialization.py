@@ -19,7 +19,7 @@ from partjit.errors import UnrepresentableShardingError
 from partjit.inspect.hlo.captured_stderr import take_lines
 from partjit.inspect.hlo.resharding import resharding_path
 from partjit.inspect.hlo.source_lines import tags_of
-from partjit.inspect.hlo.text import Instruction, parse_instruction, parse_module, type_bytes
+from partjit.inspect.hlo.text import parse_instruction, parse_module, type_bytes
 from partjit.inspect.user_lines import Site
 from partjit.opsharding import parse_op_sharding
 from partjit.spec import ParsedPartitionSpec
@@ -132,15 +132,18 @@ def parse_rematerialization(line: str, mesh: Mesh | AbstractMesh) -> Remateriali
     between: tuple[P, ...] = ()
     if source_spec is not None and target_spec is not None:
         between = resharding_path(source_spec.partitions, target_spec.partitions, mesh.shape)
+    total_bytes = None
+    if source_spec is not None:
+        total_bytes = type_bytes(operation.type) * math.prod(mesh.shape[axis] for axis in source_spec.mesh_axes)
     return Rematerialization(
         name=operation.name,
-        shape=_shape(operation),
+        shape=operation.type.partition("{")[0],
         source=match["source"],
         target=match["target"],
         source_spec=source_spec,
         target_spec=target_spec,
         between=between,
-        total_bytes=None if source_spec is None else type_bytes(operation.type) * _parts(source_spec, mesh),
+        total_bytes=total_bytes,
         op_name=op_name,
         tags=tags_of(op_name),
         site=(metadata["source_file"], int(metadata.get("source_line", 0)), "") if "source_file" in metadata else None,
@@ -151,6 +154,8 @@ def parse_rematerialization(line: str, mesh: Mesh | AbstractMesh) -> Remateriali
 
 def with_sites(found: Sequence[Rematerialization], hlo_text: str) -> list[Rematerialization]:
     """The warnings about one program with the user's lines, which `compiled.as_text()` has for their stack frames."""
+    if not found:
+        return []
     lines = parse_module(hlo_text).lines
     return [
         one
@@ -158,10 +163,6 @@ def with_sites(found: Sequence[Rematerialization], hlo_text: str) -> list[Remate
         else dataclasses.replace(one, site=lines.site({"stack_frame_id": str(one.frame_id)}) or one.site)
         for one in found
     ]
-
-
-def _parts(spec: ParsedPartitionSpec, mesh: Mesh | AbstractMesh) -> int:
-    return math.prod(mesh.shape[axis] for axis in spec.mesh_axes)
 
 
 def _spec(text: str, mesh: Mesh | AbstractMesh) -> ParsedPartitionSpec | None:
@@ -173,7 +174,3 @@ def _spec(text: str, mesh: Mesh | AbstractMesh) -> ParsedPartitionSpec | None:
 
 def _show(spec: ParsedPartitionSpec | None, text: str) -> str:
     return text if spec is None else str(spec)
-
-
-def _shape(operation: Instruction) -> str:
-    return operation.type.partition("{")[0]

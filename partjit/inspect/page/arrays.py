@@ -1,21 +1,25 @@
 """The arguments and results in the page of a report, with pictures of their shardings."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
 from partjit.inspect.annotated import AnnotatedValue
 from partjit.inspect.arrays import draw_array
+from partjit.inspect.contents import Contents
 from partjit.inspect.page.table import colored_spec, nbytes, rows_table
 from partjit.render.markup import Markup, element, join
 from partjit.render.numbers import counted
 from partjit.render.theme import STYLESHEET
+from partjit.shardy import TensorSharding
 
 __all__ = ["arrays"]
+
+_Key: TypeAlias = tuple[tuple[int, ...], TensorSharding | None]
 
 _PICTURES = 400_000  # characters of pictures in a page; the largest arrays come first
 
 
-def arrays(report: Any, prefix: str) -> Markup:
+def arrays(report: Contents, prefix: str) -> Markup:
     """The arguments and results, with pictures of their shardings."""
     listed = [
         (what, value)
@@ -45,10 +49,8 @@ class _Pictures:
     """One picture for all arrays of equal shape and sharding, the largest first, as long as there is room."""
 
     def __init__(self, values: Sequence[AnnotatedValue], prefix: str) -> None:
-        self._prefix = prefix
-        self._drawn: dict[Any, Markup] = {}
-        self._numbers: dict[Any, int] = {}
-        self._like: dict[Any, list[AnnotatedValue]] = {}
+        self._drawn: dict[_Key, tuple[str, Markup]] = {}  # the id and the picture
+        self._like: dict[_Key, list[AnnotatedValue]] = {}
         for value in values:
             self._like.setdefault(_key(value), []).append(value)
         room = _PICTURES
@@ -58,29 +60,24 @@ class _Pictures:
                 continue
             # The page has the stylesheet that every picture brings along.
             drawn = draw_array(value.aval.shape, value.spec, value.mesh).to_svg()
-            self._drawn[key] = Markup(drawn.replace(f"<style>{STYLESHEET}</style>", "", 1))
-            self._numbers[key] = len(self._numbers)
-            room -= len(self._drawn[key])
+            bare = Markup(drawn.replace(f"<style>{STYLESHEET}</style>", "", 1))
+            self._drawn[key] = f"{prefix}-p{len(self._drawn)}", bare
+            room -= len(bare)
 
     def link(self, value: AnnotatedValue) -> Markup:
         """The path of an array, which opens its picture."""
-        path, number = value.path or value.name, self._numbers.get(_key(value))
-        if number is None:
+        path, found = value.path or value.name, self._drawn.get(_key(value))
+        if found is None:
             return element("span", path, class_="pj-mono")
-        return element("a", path, href=f"#{self._prefix}-p{number}", class_="pj-mono")
+        return element("a", path, href=f"#{found[0]}", class_="pj-mono")
 
     def shown(self) -> Markup:
         """All pictures."""
         if not self._drawn:
             return Markup("")
         figures = [
-            element(
-                "figure",
-                element("figcaption", _names(self._like[key])),
-                drawn,
-                id=f"{self._prefix}-p{self._numbers[key]}",
-            )
-            for key, drawn in self._drawn.items()
+            element("figure", element("figcaption", _names(self._like[key])), drawn, id=own_id)
+            for key, (own_id, drawn) in self._drawn.items()
         ]
         head = element("summary", f"Pictures of {counted(len(figures), 'sharding')}")
         left_out = len(self._like) - len(figures)
@@ -90,7 +87,7 @@ class _Pictures:
         )
 
 
-def _key(value: AnnotatedValue) -> Any:
+def _key(value: AnnotatedValue) -> _Key:
     return value.aval.shape, value.sharding
 
 

@@ -1,5 +1,6 @@
 """The annotated jaxpr as a part of a page: a line for each value, folding bodies, marked collectives."""
 
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -34,7 +35,7 @@ def drawn_lines(
         moved: by the number of an equation, the collectives that it needs.
         flagged: by the name of a value, the findings about it.
     """
-    drawing = _Drawing(axes, excerpts, moved, flagged, max((n for line in lines for n in line.nbytes), default=0))
+    drawing = _Drawing(axes, excerpts, moved, flagged, max((n for line in lines for n in line.nbytes), default=0) or 1)
     top = [*drawing.nested(lines, 0, len(lines), 0)]
     chunks = [
         element("div", join(top[k : k + _CHUNK]), class_="pj-chunk", style=f"--n:{min(_CHUNK, len(top) - k)}")
@@ -51,18 +52,16 @@ def drawn_lines(
     return element("div", *chunks, class_=f"pj-listing pj-mono{long}", style=f"--c1:{first}ch;--c2:{second}ch")
 
 
+@dataclasses.dataclass(frozen=True)
 class _Drawing:
-    def __init__(
-        self,
-        axes: Sequence[str],
-        excerpts: Excerpts,
-        moved: Mapping[int, str],
-        flagged: Mapping[str, str],
-        largest: int,
-    ) -> None:
-        self._axes, self._excerpts, self._moved, self._flagged = axes, excerpts, moved, flagged
-        self._largest = max(largest, 1)
-        self._typed: dict[tuple[str, str, int], tuple[Markup, Markup]] = {}
+    """The arguments of `drawn_lines`, the bytes of the largest value, and the columns of values of equal types."""
+
+    axes: Sequence[str]
+    excerpts: Excerpts
+    moved: Mapping[int, str]
+    flagged: Mapping[str, str]
+    largest: int
+    typed: dict[tuple[str, str, int], tuple[Markup, Markup]] = dataclasses.field(default_factory=dict)
 
     def nested(self, lines: Sequence[Line], start: int, stop: int, depth: int) -> Iterator[Markup]:
         """The lines from `start` to `stop` at this depth; deeper ones fold into the line before them."""
@@ -83,7 +82,7 @@ class _Drawing:
     def _line(self, line: Line) -> Markup:
         # A program has thousands of these, so they are formatted directly instead of built from elements.
         depth = f' style="--d:{line.depth}"' if line.depth else ""
-        text, link = self._text(line), self._excerpts.link(line.site)
+        text, link = self._text(line), self.excerpts.link(line.site)
         if not line.values:
             return Markup(f'<div class="pj-l"{depth}>{text}{link}</div>')
         first, *more = (
@@ -93,16 +92,16 @@ class _Drawing:
         return Markup(f'<div class="pj-l"{depth}>{first}{text}{link}</div>{rest}')
 
     def _value(self, name: str, type_: str, spec: str, nbytes: int) -> str:
-        typed = self._typed.get((type_, spec, nbytes))
+        typed = self.typed.get((type_, spec, nbytes))
         if typed is None:
             size = Markup("<span></span>")
             if spec:
-                part = round(100 * nbytes / self._largest)
+                part = round(100 * nbytes / self.largest)
                 style = f"--w:{part}%" if part else None
                 size = element("span", shown_bytes(nbytes), class_="pj-b", style=style)
-            colored = element("span", colored_spec(spec, self._axes))
-            typed = self._typed[type_, spec, nbytes] = element("i", type_), join([colored, size])
-        found = self._flagged.get(name)
+            colored = element("span", colored_spec(spec, self.axes))
+            typed = self.typed[type_, spec, nbytes] = element("i", type_), join([colored, size])
+        found = self.flagged.get(name)
         mark = "" if found is None else element("em", "!", title=found)
         return f"<span><b>{escape(name)}</b>{typed[0]}{mark}</span>{typed[1]}"
 
@@ -111,7 +110,7 @@ class _Drawing:
         equation = re.match(r"= (\w+)", text)
         if equation is None:
             return f'<span class="{class_}">{escape(text)}</span>'
-        moved = None if line.number is None else self._moved.get(line.number)
+        moved = None if line.number is None else self.moved.get(line.number)
         mark = "" if moved is None else element("em", moved, class_="pj-moves")
         params, inputs = _split_params(text[equation.end() :])
         shown = f"<b>{escape(equation[1])}</b>{escape(inputs)} {escape(params)}".rstrip()

@@ -8,8 +8,8 @@ import base64
 import functools
 import hashlib
 import importlib.resources
-from typing import Any
 
+from partjit.inspect.contents import Contents
 from partjit.inspect.page import sections
 from partjit.inspect.page.arrays import arrays
 from partjit.inspect.page.excerpts import Excerpts
@@ -22,7 +22,7 @@ from partjit.render.theme import PALETTE, STYLESHEET, ink_on
 __all__ = ["page_of"]
 
 
-def page_of(report: Any, is_whole: bool = True) -> str:
+def page_of(report: Contents, is_whole: bool = True) -> str:
     """Writes a report as HTML.
 
     Args:
@@ -66,7 +66,7 @@ def page_of(report: Any, is_whole: bool = True) -> str:
     return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
 
 
-def _body(report: Any, prefix: str) -> list[Markup]:
+def _body(report: Contents, prefix: str) -> list[Markup]:
     axes, excerpts = report.mesh.axis_names, Excerpts(prefix)
     lines = drawn_lines(report.jaxpr.lines, axes, excerpts, *_marks(report))
     listed = [
@@ -96,7 +96,7 @@ def _body(report: Any, prefix: str) -> list[Markup]:
     return [header, sections.summary(report), *parts]
 
 
-def _marks(report: Any) -> tuple[dict[int, str], dict[str, str]]:
+def _marks(report: Contents) -> tuple[dict[int, str], dict[str, str]]:
     """The collectives by the numbers of equations, and the findings by the names of values."""
     if report.plan is not None:  # fragments have equations and names of their own
         return {}, {}
@@ -114,14 +114,14 @@ def _marks(report: Any) -> tuple[dict[int, str], dict[str, str]]:
     )
 
 
-def _devices(report: Any) -> Markup:
+def _devices(report: Contents) -> Markup:
     if report.mesh.empty:
         return element("span", "without a mesh")
     kinds = ", ".join(sorted({device.device_kind for device in report.mesh.devices.flat}))
     return element("span", counted(report.mesh.size, f"{kinds} device"))
 
 
-def _collectives(report: Any, excerpts: Excerpts) -> Markup:
+def _collectives(report: Contents, excerpts: Excerpts) -> Markup:
     axes = report.mesh.axis_names
     parts = [sections.comparison(report), sections.collectives(report.collectives, axes, excerpts)]
     if report.compiled and report.predicted:

@@ -1,10 +1,11 @@
 """The sections of the page of a report."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from partjit.inspect.collectives import total_bytes
-from partjit.inspect.findings import Finding, grouped
+from partjit.inspect.contents import Collectives, Contents
+from partjit.inspect.findings import grouped
+from partjit.inspect.memory import Memory
 from partjit.inspect.page.comparison import Tally, compare
 from partjit.inspect.page.excerpts import Excerpts
 from partjit.inspect.page.table import Amount, Cell, amount, chip, nbytes, rows_table
@@ -20,7 +21,7 @@ _MEMORY_PARTS = ("arguments", "results that are not donated arguments", "tempora
 _SHOWN = 4  # findings of one kind, and lines of one collective, that are not folded
 
 
-def summary(report: Any) -> Markup:
+def summary(report: Contents) -> Markup:
     """The most important numbers."""
     flops, moved = report.flops, report.collectives
     peak = max(report.memory, key=lambda memory: memory.peak, default=None)
@@ -45,7 +46,7 @@ def _tile(name: str, value: str, below: str) -> Markup:
     return element("div", element("span", name), element("strong", value), element("span", below))
 
 
-def comparison(report: Any) -> Markup:
+def comparison(report: Contents) -> Markup:
     """Predicted collectives by kind and axes, beside the compiled ones."""
     axes = report.mesh.axis_names
     found = compare(report.predicted, report.collectives if report.compiled else None)
@@ -69,13 +70,12 @@ def _tallied(tally: Tally) -> tuple[Amount, Amount, Amount]:
     return amount(tally.arrays), amount(tally.executions), nbytes(tally.nbytes)
 
 
-def findings(report: Any, excerpts: Excerpts) -> Markup:
+def findings(report: Contents, excerpts: Excerpts) -> Markup:
     """The findings in groups of the same kind and suggestion, those of most bytes first."""
-    found: Sequence[Finding] = report.findings
-    if not found:
+    if not report.findings:
         return element("p", "Nothing stands out.", class_="pj-muted-text")
     parts = []
-    for (kind, suggestion), group in grouped(found).items():
+    for (kind, suggestion), group in grouped(report.findings).items():
         text = suggestion[:1].upper() + suggestion[1:]
         head = [element("strong", kind, class_="pj-kind"), element("span", text)]
         if len(group) > 1:
@@ -99,7 +99,7 @@ def findings(report: Any, excerpts: Excerpts) -> Markup:
     return element("div", *parts, class_="pj-findings")
 
 
-def collectives(found: Any, axes: Sequence[str], excerpts: Excerpts) -> Markup:
+def collectives(found: Collectives, axes: Sequence[str], excerpts: Excerpts) -> Markup:
     """A table of collectives, with equal ones in one row."""
     columns = ("kind", "axes", "devices", "result per device", "count", "times", "sent once", "sent in a step")
     rows = []
@@ -135,7 +135,7 @@ def _axes(own: Iterable[str], axes: Sequence[str]) -> Markup:
     return Markup(", ".join(chip(axis, axes) for axis in own) or "-")
 
 
-def memory(report: Any) -> Markup:
+def memory(report: Contents) -> Markup:
     """The memory and FLOPs of each program on a device."""
     of_program = {memory.program: memory for memory in report.memory}
     units = {unit.unit.name: unit for unit in report.compiled}
@@ -160,7 +160,7 @@ def memory(report: Any) -> Markup:
     return join([table, element("p", *legend, class_="pj-legend")])
 
 
-def _bar(held: Any, most: int) -> Markup:
+def _bar(held: Memory, most: int) -> Markup:
     """A bar with the parts of the peak."""
     results = max(0, held.results - held.donated)
     sizes = held.arguments, results, max(0, held.peak - held.arguments - results)

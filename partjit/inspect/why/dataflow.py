@@ -5,10 +5,13 @@ computed.
 import collections
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
 
 __all__ = ["Dataflow", "DataflowEdge", "reachable"]
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -109,16 +112,17 @@ class Dataflow:
             self._made[number].append(edge)
 
 
-def reachable(starts: Iterable[int], following: Callable[[int], Iterable[int]]) -> dict[int, None]:
-    """The values that are reachable from some, these included, in breadth-first order."""
+def reachable(starts: Iterable[T], following: Callable[[T], Iterable[T]]) -> Iterator[T]:
+    """What is reachable from some nodes of a graph, these included, in breadth-first order."""
     seen = dict.fromkeys(starts)
     queue = collections.deque(seen)
     while queue:
-        for other in following(queue.popleft()):
+        node = queue.popleft()
+        yield node
+        for other in following(node):
             if other not in seen:
                 seen[other] = None
                 queue.append(other)
-    return seen
 
 
 def _outermost_first(tree: AnnotatedJaxpr) -> Iterator[AnnotatedValue]:

@@ -64,10 +64,8 @@ class _Search:
         alone = len(own) == 1 and all(key.isdigit() for key in other[1:])
         return self._argument.number in met, max(same, int(alone)), -abs(len(own) - len(other))
 
-    def _behind(self, number: int) -> tuple[list[int], dict[int, None]]:
-        """The values of the backward pass that a value is computed from, nearest first, and those on the paths
-        there.
-        """
+    def _behind(self, number: int) -> tuple[list[int], list[int]]:
+        """The values of the backward pass that a value is computed from, nearest first, and those on the way there."""
         found = []
 
         def sources(at: int) -> Iterator[int]:
@@ -77,7 +75,7 @@ class _Search:
             else:
                 yield from (source for edge in edges for source in edge.sources if self._has_shape(source))
 
-        met = reachable([number], sources)
+        met = [*reachable([number], sources)]
         # The gradient is the sum that a loop accumulates, not the term of one iteration.
         if found and not any(at in self._outside for at in found):
             outer = [at for at in met if at in self._outside and any(edge.crosses for edge in self._flow.made_by(at))]

@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from partjit.checks import abridged
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
@@ -159,11 +159,5 @@ def _is_file(path: str, text: str) -> bool:
 
 
 def _last_array(equations: Sequence[AnnotatedEquation]) -> AnnotatedValue | None:
-    return next(_arrays(reversed(equations)), None)
-
-
-def _arrays(equations: Iterator[AnnotatedEquation]) -> Iterator[AnnotatedValue]:
-    for equation in equations:
-        for value in equation.outputs:
-            if value.is_array and value.name != "_":
-                yield value
+    values = (value for equation in reversed(equations) for value in equation.outputs)
+    return next((value for value in values if value.is_array and value.name != "_"), None)

@@ -10,15 +10,12 @@ import importlib.util
 import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
-
-from jax.sharding import PartitionSpec as P
+from typing import TypedDict
 
 from partjit._jax.compiling import MLIR_BINDINGS
 from partjit.inspect.annotated import AnnotatedEquation
 from partjit.inspect.inlining import MARK, TAG
 from partjit.inspect.propagation import Partitioned
-from partjit.inspect.user_lines import Site
 from partjit.inspect.why.dataflow import Dataflow
 from partjit.inspect.why.requests import Request, requests_of
 from partjit.inspect.why.script_process import ScriptFailedError, run_script
@@ -29,6 +26,22 @@ _SCRIPT = "partjit.inspect.why.origins_script"
 _GROUP = "sdy.sharding_group"
 _TIMEOUT = 120.0
 _PREFERENCES = ("result", "shard_map argument")  # a value may have another sharding than these; it is resharded then
+
+
+class Named(TypedDict):
+    """What bears a name of an origin; see `partjit.inspect.why.origins_script`."""
+
+    tags: list[int]
+    operands: int
+    results: int
+    numbers: list[int]
+
+
+class Reported(TypedDict):
+    """The output of that script."""
+
+    values: dict[str, dict[str, str]]
+    names: dict[str, Named]
 
 
 class OriginsUnavailableError(RuntimeError):
@@ -54,31 +67,6 @@ class Origin:
     def way(self) -> tuple[AnnotatedEquation, ...]:
         """The equations through which it propagated from there to the value, from first to last."""
         return self._find_way()
-
-    @property
-    def kind(self) -> str:
-        """The kind of the request; see `Request`."""
-        return self.request.kind
-
-    @property
-    def path(self) -> str:
-        """The key path of an argument or result."""
-        return self.request.path
-
-    @property
-    def spec(self) -> P:
-        """The spec."""
-        return self.request.spec
-
-    @property
-    def equation(self) -> AnnotatedEquation | None:
-        """The equation that has the spec; None for those of arguments and results of the program."""
-        return self.request.equation
-
-    @property
-    def site(self) -> Site | None:
-        """The line of the user's code that has the spec, if an equation has it."""
-        return self.request.site
 
     def __str__(self) -> str:
         return str(self.request)
@@ -151,7 +139,7 @@ def origins(partitioned: Partitioned, timeout: float = _TIMEOUT) -> Origins:
     return found
 
 
-def ask_partitioner(partitioned: Partitioned, timeout: float = _TIMEOUT, without: Sequence[str] = ()) -> Any:
+def ask_partitioner(partitioned: Partitioned, timeout: float = _TIMEOUT, without: Sequence[str] = ()) -> Reported:
     """The output of `partjit.inspect.why.origins_script` for a program without some operations.
 
     Raises:
@@ -205,7 +193,7 @@ def _origins(partitioned: Partitioned, timeout: float) -> Origins:
     return Origins(flow, of_value, problem, found)
 
 
-def _reported(partitioned: Partitioned, timeout: float) -> tuple[Any, str | None]:
+def _reported(partitioned: Partitioned, timeout: float) -> tuple[Reported | None, str | None]:
     """The partitioner's report, and what went wrong."""
     try:
         return ask_partitioner(partitioned, timeout), None
@@ -222,7 +210,7 @@ def _reported(partitioned: Partitioned, timeout: float) -> tuple[Any, str | None
 class _RequestsByName:
     """The requests that the partitioner's names of origins refer to."""
 
-    def __init__(self, partitioned: Partitioned, requests: Sequence[Request], names: Mapping[str, Any]) -> None:
+    def __init__(self, partitioned: Partitioned, requests: Sequence[Request], names: Mapping[str, Named]) -> None:
         self._names = names
         self._equations = partitioned.inlined.equations
         self._requests = {(r.kind, r.position, r.equation): r for r in requests}
@@ -240,23 +228,20 @@ class _RequestsByName:
         if (match := re.fullmatch(r"(input|output): (\d+)", name)) is not None:
             position = int(match[2]) - self._offsets[match[1]]
             return self._requests.get(({"input": "argument", "output": "result"}[match[1]], position, None))
-        if (match := re.fullmatch(r"(\w+)_(input|output): (\d+)", name)) is not None:
-            equation, named = self._of(match[1])
-            if equation is None:
-                return None
-            kind, values, count = (
-                ("shard_map argument", equation.inputs, named["operands"])
-                if match[2] == "input"
-                else ("shard_map result", equation.outputs, named["results"])
-            )
-            return self._requests.get((kind, int(match[3]) - (count - len(values)), equation))
-        equation, named = self._of(name)
-        by_value = (self._by_value.get((equation, number)) for number in named["numbers"]) if equation else ()
-        return next(filter(None, by_value), None) or self._requests.get(("constraint", 0, equation))
-
-    def _of(self, name: str) -> tuple[AnnotatedEquation | None, Any]:
-        named = self._names.get(name)
-        return (self._equations[named["tags"][-1]], named) if named is not None and named["tags"] else (None, named)
+        boundary = re.fullmatch(r"(\w+)_(input|output): (\d+)", name)
+        named = self._names.get(boundary[1] if boundary else name)
+        if named is None or not named["tags"]:
+            return None
+        equation = self._equations[named["tags"][-1]]
+        if boundary is None:
+            by_value = (self._by_value.get((equation, number)) for number in named["numbers"])
+            return next(filter(None, by_value), None) or self._requests.get(("constraint", 0, equation))
+        kind, values, count = (
+            ("shard_map argument", equation.inputs, named["operands"])
+            if boundary[2] == "input"
+            else ("shard_map result", equation.outputs, named["results"])
+        )
+        return self._requests.get((kind, int(boundary[3]) - (count - len(values)), equation))
 
 
 def _guess(

@@ -26,7 +26,8 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeAlias
 
 try:
     import resource
@@ -37,6 +38,11 @@ __all__: list[str] = []
 
 _ORIGINS = ("sdy.sharding_origins", "sdy.result_sharding_origins")
 _NAME = "sdy.sharding_origin_name"
+
+# Objects of the bindings, which are imported when the script runs.
+Module: TypeAlias = Any
+Operation: TypeAlias = Any
+Value: TypeAlias = Any
 
 
 def _main() -> None:
@@ -69,7 +75,7 @@ def _main() -> None:
     output.close()
 
 
-def _pipeline(passmanager: Any) -> Iterator[str]:
+def _pipeline(passmanager: ModuleType) -> Iterator[str]:
     """The passes of the propagation, one after another."""
     text = str(passmanager.PassManager.parse("builtin.module(sdy-propagation-pipeline)"))
     depth, start = 0, 0
@@ -86,14 +92,14 @@ def _recording(name: str) -> str:
     return re.sub(r"(user-priority-propagate.*|sink-)(debug-sharding-origins=)false", r"\1\2true", name)
 
 
-def _run(passmanager: Any, passes: list[str], module: Any) -> None:
+def _run(passmanager: ModuleType, passes: list[str], module: Module) -> None:
     kept = [name for name in passes if "sdy-save-module" not in name]  # it saves a copy after every pass, for debugging
     manager = passmanager.PassManager.parse(f"builtin.module({','.join(kept)})")
     manager.enable_verifier(False)
     manager.run(module.operation)
 
 
-def _names(reader: "_Reader", module: Any) -> dict[str, Any]:
+def _names(reader: "_Reader", module: Module) -> dict[str, dict[str, Any]]:
     names = {}
     for op in _nested(module.operation):
         if _NAME in op.attributes:
@@ -112,7 +118,7 @@ def _names(reader: "_Reader", module: Any) -> dict[str, Any]:
 class _Reader:
     """Reads the origins in a module."""
 
-    def __init__(self, ir: Any, request: Any, module: Any) -> None:
+    def __init__(self, ir: ModuleType, request: dict[str, str], module: Module) -> None:
         self._ir = ir
         self._sdy = importlib.import_module(f"{request['bindings']}.dialects.sdy")
         self._mark = request["mark"]
@@ -124,40 +130,41 @@ class _Reader:
         }
         self._calls = {op.attributes["callee"].value: op for op in _nested(module.operation) if op.name == "func.call"}
 
-    def tags(self, op: Any) -> list[int]:
+    def tags(self, op: Operation) -> list[int]:
         """The numbers of the equations in the location of an operation."""
         return [int(number) for number in self._tag.findall(str(op.location))]
 
-    def marked(self, module: Any) -> Iterator[tuple[int, Any]]:
+    def marked(self, module: Module) -> Iterator[tuple[int, Value]]:
         """The operands of marks, with their numbers."""
         for op in _nested(module.operation):
             if op.name == "stablehlo.custom_call" and op.attributes["call_target_name"].value == self._mark:
                 numbers = map(int, re.findall(r"\d+", op.attributes["backend_config"].value))
                 yield from zip(numbers, op.operands, strict=True)
 
-    def values(self, module: Any) -> Iterator[tuple[int, dict[str, str]]]:
+    def values(self, module: Module) -> Iterator[tuple[int, dict[str, str]]]:
         """For each number the origins of its value."""
         for number, value in self.marked(module):
             yield number, self.of(value)
 
-    def is_argument(self, value: Any) -> bool:
+    def is_argument(self, value: Value) -> bool:
         """Whether a value is an argument of a block, and no result of an operation."""
         return isinstance(value.owner, self._ir.Block)
 
-    def of(self, value: Any) -> dict[str, str]:
+    def of(self, value: Value) -> dict[str, str]:
         """The origins of a value: for each axis a name."""
         owner = value.owner
         if self.is_argument(value):
             return self._of_argument(owner.owner.operation, self._ir.BlockArgument(value).arg_number)
         k = self._ir.OpResult(value).result_number
         if owner.name == "func.call":  # with jax 0.10 only the operations in the function have origins
-            return self.of(_returned(self._functions[owner.attributes["callee"].value])[k])
+            (block,) = self._functions[owner.attributes["callee"].value].regions[0]
+            return self.of([*block][-1].operands[k])
         found = next((owner.attributes[key] for key in _ORIGINS if key in owner.attributes), None)
         name = owner.attributes[_NAME].value if _NAME in owner.attributes else ""
         itself = f"{name}_output: {k}" if owner.name == "sdy.manual_computation" else name
         return {} if found is None else self._read(owner, found, k, itself)
 
-    def _of_argument(self, op: Any, k: int) -> dict[str, str]:
+    def _of_argument(self, op: Operation, k: int) -> dict[str, str]:
         if op.name == "func.func":
             name = op.attributes["sym_name"].value
             if name in self._calls:
@@ -172,7 +179,7 @@ class _Reader:
         found = next((op.attributes[key] for key in _ORIGINS if key in op.attributes), None)
         return {} if found is None or k >= len(op.results) else self._read(op, found, k, "")
 
-    def _read(self, op: Any, origins: Any, k: int, itself: str) -> dict[str, str]:
+    def _read(self, op: Operation, origins: Any, k: int, itself: str) -> dict[str, str]:
         """The origins of the value `k`, with `itself` for "self"."""
         if isinstance(origins, self._ir.ArrayAttr):
             if len(origins) != max(len(op.results), 1) and op.name != "sdy.manual_computation":
@@ -185,7 +192,7 @@ class _Reader:
         found = {named.name: named.attr.value for named in origins}
         return {axis: itself if name == "self" else name for axis, name in found.items()}
 
-    def _is_sharded(self, op: Any, k: int) -> bool:
+    def _is_sharded(self, op: Operation, k: int) -> bool:
         if "sdy.sharding" not in op.attributes:
             return False
         sharding = self._sdy.TensorShardingPerValueAttr(op.attributes["sdy.sharding"]).shardings[k]
@@ -193,12 +200,7 @@ class _Reader:
         return any(len(self._sdy.DimensionShardingAttr(dimension).axes) for dimension in dimensions)
 
 
-def _returned(function: Any) -> Any:
-    (block,) = function.regions[0]
-    return list(block)[-1].operands
-
-
-def _nested(op: Any) -> Iterator[Any]:
+def _nested(op: Operation) -> Iterator[Operation]:
     """The operations in the regions of an operation, at any depth."""
     for region in op.regions:
         for block in region:

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -12,7 +11,7 @@ from partjit.inspect.propagation import Partitioned
 from partjit.inspect.user_lines import Site, shown_line
 from partjit.spec import ParsedPartitionSpec
 
-__all__ = ["Request", "requests_of"]
+__all__ = ["Request", "axes_in", "requests_of", "spec_in"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,7 +43,7 @@ class Request:
     @property
     def axes(self) -> tuple[str, ...]:
         """The axes that it names."""
-        return tuple(axis for dim in self.spec for axis in _axes(dim))
+        return tuple(axis for entry in self.spec for axis in axes_in(entry))
 
     def __str__(self) -> str:
         spec = shown_spec(self.spec)
@@ -81,7 +80,8 @@ def _of_equation(equation: AnnotatedEquation) -> Iterator[Request]:
     outs = params.get("out_specs", params.get("out_shardings"))
     if "jaxpr" in equation.bodies and ins is not None and outs is not None:
         body, info = equation.bodies["jaxpr"], getattr(getattr(params["jaxpr"], "jaxpr", None), "debug_info", None)
-        paths = [name or str(i) for i, name in enumerate(_names(info, len(body.inputs)))]
+        names, count = getattr(info, "arg_names", None) or (), len(body.inputs)
+        paths = [name or str(i) for i, name in enumerate(names if len(names) == count else [""] * count)]
         yield from _each("nested argument", paths, ins, body.inputs, equation)
         yield from _each("nested result", [str(i) for i in range(len(outs))], outs, equation.outputs, equation)
         return
@@ -91,26 +91,21 @@ def _of_equation(equation: AnnotatedEquation) -> Iterator[Request]:
         yield from _each("constraint", [""], [spec], equation.outputs, equation)
 
 
-def _names(info: Any, count: int) -> Sequence[str | None]:
-    names = getattr(info, "arg_names", None)
-    return names if names is not None and len(names) == count else [None] * count
-
-
 def _each(
     kind: str,
     paths: Sequence[str],
-    specs: Sequence[Any],
+    specs: Sequence[object],
     values: Sequence[AnnotatedValue],
     equation: AnnotatedEquation | None,
 ) -> Iterator[Request]:
     for position, (path, written, value) in enumerate(zip(paths, specs, values, strict=False)):
-        spec = _spec(written)
+        spec = spec_in(written)
         if spec is not None:
             yield Request(kind, position, path, spec, value.number, equation)
 
 
-def _spec(written: Any) -> P | None:
-    """The spec in a parameter; None if there is none."""
+def spec_in(written: object) -> P | None:
+    """The spec that a parameter of an equation has: a spec, parsed or not, or a sharding with one; None for others."""
     if isinstance(written, ParsedPartitionSpec):
         return written.partition_spec
     if isinstance(written, NamedSharding):
@@ -118,7 +113,6 @@ def _spec(written: Any) -> P | None:
     return written if isinstance(written, P) else None
 
 
-def _axes(dim: Any) -> tuple[str, ...]:
-    if dim is None or dim is P.UNCONSTRAINED:
-        return ()
-    return (dim,) if isinstance(dim, str) else tuple(dim)
+def axes_in(entry: object) -> tuple[str, ...]:
+    """The axes that the entry of a spec for one dimension names."""
+    return (entry,) if isinstance(entry, str) else entry if isinstance(entry, tuple) else ()

@@ -15,7 +15,7 @@ class ScriptFailedError(RuntimeError):
     """A subprocess ended without a result; the message says how."""
 
 
-def run_script(script: str, request: Mapping[str, Any], text: str, timeout: float) -> Any:
+def run_script(script: str, request: Mapping[str, object], text: str, timeout: float) -> Any:
     """Runs a script in another interpreter, and returns its result.
 
     The interpreter ignores the environment variables of Python, and has no main module of ours, no start-up files and

@@ -1,0 +1,218 @@
+"""What a report on a partitioned program contains: shardings, collectives, memory, FLOPs, findings, as tables."""
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from typing import overload
+
+from jax.sharding import Mesh
+
+from partjit.checks import require_integer
+from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue
+from partjit.inspect.collectives import Collective, total_bytes
+from partjit.inspect.compiled import CompiledUnit
+from partjit.inspect.findings import Finding, grouped
+from partjit.inspect.flops import Flops
+from partjit.inspect.listing import Listing, lines_of
+from partjit.inspect.memory import Memory
+from partjit.inspect.propagation import Partitioned
+from partjit.inspect.user_lines import shown_line, shown_site
+from partjit.mesh import describe_mesh
+from partjit.plan.plan import Plan
+from partjit.render.numbers import counted, shown_bytes, shown_flops
+from partjit.render.text import table
+
+__all__ = ["Collectives", "Contents"]
+
+_LISTED = 3
+
+
+class Collectives(Sequence[Collective]):
+    """The collectives of a report, in the order of the program; its text is a table.
+
+    Attributes:
+        source: "predicted" from the shardings, or "compiled": read from the optimized program.
+    """
+
+    def __init__(self, collectives: Sequence[Collective], source: str) -> None:
+        self._collectives = tuple(collectives)
+        self.source = source
+
+    @overload
+    def __getitem__(self, index: int) -> Collective: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Collective]: ...
+    def __getitem__(self, index: int | slice) -> Collective | Sequence[Collective]:
+        """One of them, or several."""
+        return self._collectives[index]
+
+    def __len__(self) -> int:
+        return len(self._collectives)
+
+    @property
+    def counts(self) -> collections.Counter[tuple[str, tuple[str, ...]]]:
+        """How many arrays each kind moves over each axes; a combined collective counts for all of its arrays."""
+        counts: collections.Counter[tuple[str, tuple[str, ...]]] = collections.Counter()
+        for collective in self:
+            counts[collective.kind, collective.axes] += collective.combined
+        return counts
+
+    @property
+    def bytes_per_step(self) -> float:
+        """Bytes that a device sends in one step; a loop of unknown trip count counts as one iteration."""
+        return total_bytes(self).bytes
+
+    def rows(self) -> Iterator[tuple[Collective, int]]:
+        """Groups of equal collectives: the first of each and their number; the most expensive group first."""
+        alike: dict[tuple[object, ...], list[Collective]] = {}
+        for c in self:
+            alike.setdefault((c.kind, c.axes, c.site, c.result, c.times, c.program), []).append(c)
+
+        def cost(group: list[Collective]) -> float:
+            return sum(c.bytes_per_step or c.bytes_moved for c in group)
+
+        return ((group[0], len(group)) for group in sorted(alike.values(), key=cost, reverse=True))
+
+    def to_text(self, most: int | None = None) -> str:
+        """The table, of at most so many lines. Raises TypeError or ValueError if `most` is no number of lines."""
+        if most is not None:
+            most = require_integer("Collectives.to_text", "most", most, 0)
+        if not self:
+            return f"no collectives ({self.source})"
+        columns = ("kind", "axes", "result", "count", "times", "sent per step", "line", "program")
+        total = shown_bytes(self.bytes_per_step)
+        rows = [
+            (
+                c.kind,
+                ", ".join(c.axes) or "-",
+                c.result if len(c.result) <= 40 else f"{c.combined} arrays",
+                count,
+                "?" if c.times is None else c.times,
+                shown_bytes(count * (c.bytes_moved if c.bytes_per_step is None else c.bytes_per_step)),
+                "-" if c.site is None else f"{shown_line(c.site)} {c.site[2]}",
+                c.program,
+            )
+            for c, count in self.rows()
+        ]
+        title = f"{counted(len(self), 'collective')} ({self.source}); a device sends {total} per step"
+        return f"{title}\n{table(columns, rows, most)}"
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    __repr__ = __str__
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Contents:
+    """What a report on a partitioned program contains; its text is tables.
+
+    Attributes:
+        name: the name of the function.
+        whole: the function as one program, annotated.
+        programs: the programs that are compiled, annotated: the function itself, or the fragments of its plan.
+        plan: its plan, if it makes colocated calls.
+        predicted: the collectives that the shardings require.
+        compiled: the compiled programs; empty if nothing was compiled.
+        findings: what to look at first.
+        estimates: the memory of each program, computed from its equations.
+        flops: of one execution, counted in the equations.
+    """
+
+    name: str
+    whole: Partitioned
+    programs: tuple[Partitioned, ...]
+    plan: Plan | None
+    predicted: Collectives
+    compiled: tuple[CompiledUnit, ...]
+    findings: tuple[Finding, ...]
+    estimates: tuple[Memory, ...]
+    flops: Flops
+
+    @property
+    def memory(self) -> tuple[Memory, ...]:
+        """The memory of each program on a device: as XLA reports it if it was compiled, estimated otherwise."""
+        if not self.compiled:
+            return self.estimates
+        return tuple(unit.memory or estimate for unit, estimate in zip(self.compiled, self.estimates, strict=True))
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh; empty if there is none."""
+        return self.whole.unit.mesh
+
+    @functools.cached_property
+    def jaxpr(self) -> Listing:
+        """The jaxpr, each value with its spec and its bytes per device, each equation with its source line."""
+        title = f"{self.name} on the mesh {describe_mesh(self.mesh)}" if not self.mesh.empty else self.name
+        return Listing(title, tuple(lines_of(self.whole.tree)))
+
+    @functools.cached_property
+    def collectives(self) -> Collectives:
+        """The collectives of the compiled programs, if they were compiled; the predicted ones otherwise."""
+        if not self.compiled:
+            return self.predicted
+        return Collectives([c for unit in self.compiled for c in unit.collectives], "compiled")
+
+    @property
+    def values(self) -> tuple[AnnotatedValue, ...]:
+        """All values of the program."""
+        return tuple(self.whole.tree.values)
+
+    @property
+    def equations(self) -> tuple[AnnotatedEquation, ...]:
+        """All equations of the program, nested ones included."""
+        return tuple(self.whole.inlined.equations)
+
+    def to_text(self, most: int | None = 20) -> str:
+        """The tables of the report, each of at most `most` lines.
+
+        Raises:
+            TypeError, ValueError: `most` is no number of lines.
+        """
+        if most is not None:
+            most = require_integer("Report.to_text", "most", most, 0)
+        parts = [self._summary()]
+        if self.findings:
+            parts.append("\n".join(["look at", *_lines_of(self.findings)]))
+        parts += [self._arrays(most), self.collectives.to_text(most)]
+        if self.plan is not None:
+            parts.append(f"{self.plan!r}\n{self.plan}")
+        return "\n\n".join(parts)
+
+    def _summary(self) -> str:
+        where = "without a mesh" if self.mesh.empty else f"on {describe_mesh(self.mesh)}"
+        about = "" if self.flops.is_exact else "at least "
+        return "\n".join(
+            [
+                f"{self.name} {where}: {counted(len(self.equations), 'equation')}",
+                f"  compute: {about}{shown_flops(self.flops.total)}, {shown_flops(self.flops.per_device)} per device",
+                *(f"  memory per device, {memory}" for memory in self.memory),
+            ]
+        )
+
+    def _arrays(self, most: int | None) -> str:
+        """The arguments and results with their specs."""
+        rows = [
+            (value.path, value.shown_type, value.shown_spec, shown_bytes(value.nbytes_per_device))
+            for value in (*self.whole.tree.inputs, *self.whole.results)
+            if value.is_array
+        ]
+        return table(("array", "type", "spec", "per device"), rows, most)
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    __repr__ = __str__
+
+
+def _lines_of(findings: Sequence[Finding]) -> Iterator[str]:
+    """The first few findings of each kind and suggestion."""
+    for (kind, suggestion), group in grouped(findings).items():
+        yield f"  {kind}: {suggestion}" if suggestion else f"  {kind}"
+        for finding in group[:_LISTED]:
+            where = "" if finding.site is None else f", at {shown_site(finding.site)}"
+            yield f"    {finding.text}{where}"
+        if group[_LISTED:]:
+            yield f"    ... and {len(group) - _LISTED} more"
