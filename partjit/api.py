@@ -1,13 +1,15 @@
 """`pjit`: its signature, and how the stages are tied together."""
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 
 from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
+from partjit._jax.types import PyTree
 from partjit.arguments import (
+    Function,
     argument_numbers,
     check_callable,
     check_names,
@@ -32,40 +34,40 @@ __all__ = ["pjit"]
 class _Stages:
     """The methods of a function made by `pjit`: each stops at an earlier stage than a call."""
 
-    def __init__(self, fun: Callable[..., Any], definition: Definition) -> None:
+    def __init__(self, fun: Function, definition: Definition) -> None:
         self._fun = fun
         self._definition = definition
 
-    def trace(self, *args: Any, **kwargs: Any) -> Traced:
+    def trace(self, *args: PyTree, **kwargs: PyTree) -> Traced:
         """Traces and validates a call with these arguments (`jax.ShapeDtypeStruct` will do) without executing it."""
         program, leaves = infer_program(self._fun, self._definition, args, kwargs)
         return (PlannedTraced if has_calls(program.jaxpr.jaxpr) else Traced)(program, leaves)
 
-    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+    def plan(self, *args: PyTree, **kwargs: PyTree) -> Plan:
         """The plan of a call with these arguments: the fragments to dispatch and the colocated calls to make, in order.
 
         Nothing is compiled or executed.
         """
         return PlannedTraced(*infer_program(self._fun, self._definition, args, kwargs)).plan
 
-    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+    def lower(self, *args: PyTree, **kwargs: PyTree) -> jax.stages.Lowered:
         """Traces and lowers a call with these arguments; `.compile()` of the result gives a `jax.stages.Compiled`."""
         return self.trace(*args, **kwargs).lower()
 
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+    def eval_shape(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """A tree like the result, of `jax.ShapeDtypeStruct` with the shardings of the out specs."""
         return self.trace(*args, **kwargs).out_info
 
 
 def pjit(
-    fun: Callable[..., Any] | None = None,
-    in_axis_resources: Any = UNSPECIFIED,
-    out_axis_resources: Any = UNSPECIFIED,
+    fun: Function | None = None,
+    in_axis_resources: PyTree = UNSPECIFIED,
+    out_axis_resources: PyTree = UNSPECIFIED,
     static_argnums: int | Sequence[int] = (),
     donate_argnums: int | Sequence[int] = (),
     *,
-    in_shardings: Any = UNSPECIFIED,
-    out_shardings: Any = UNSPECIFIED,
+    in_shardings: PyTree = UNSPECIFIED,
+    out_shardings: PyTree = UNSPECIFIED,
     static_argnames: str | Iterable[str] | None = None,
     donate_argnames: str | Iterable[str] | None = None,
     keep_unused: bool = False,
@@ -167,7 +169,7 @@ def pjit(
     return make_function(fun, definition, on_values(fun, definition), methods)
 
 
-def _one_of(old_name: str, old: Any, new_name: str, new: Any) -> tuple[str, Any]:
+def _one_of(old_name: str, old: PyTree, new_name: str, new: PyTree) -> tuple[str, PyTree]:
     if isinstance(new, UnspecifiedValue):
         return old_name, old
     if isinstance(old, UnspecifiedValue):

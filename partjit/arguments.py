@@ -5,20 +5,23 @@ flattened, each leaf with its key path in terms of the function's parameters.
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
+from jax.core import AbstractValue
 
 from partjit._jax.tracing import abstractify, resolve_argnums
-from partjit._jax.types import PyTreeDef
+from partjit._jax.types import PyTree, PyTreeDef
 from partjit.checks import abridged, flattened, items_of, require_integer, require_text, shown
 from partjit.render.numbers import counted
 
 __all__ = [
     "Arguments",
+    "Function",
     "Numbered",
+    "Statics",
     "abstract_argument",
     "abstract_arguments",
     "argument_numbers",
@@ -28,6 +31,7 @@ __all__ = [
     "check_numbers",
     "check_results",
     "flatten_arguments",
+    "known_paths",
     "name_of",
     "positions",
     "require_values",
@@ -35,11 +39,17 @@ __all__ = [
     "source_of",
 ]
 
-Numbered = tuple[tuple[int, ...], tuple[str, ...]]
+Function: TypeAlias = Callable[..., PyTree]
+"""A function of the user's."""
+
+Numbered: TypeAlias = tuple[tuple[int, ...], tuple[str, ...]]
 """Numbers and names of some of the arguments of a function, in the user's numbering."""
 
+Statics: TypeAlias = tuple[tuple[int | str, Hashable], ...]
+"""Static arguments of a call, each with its number or name."""
 
-def check_callable(fun: Any) -> None:
+
+def check_callable(fun: object) -> None:
     """Raises TypeError if `fun` is not callable or a generator function."""
     if not callable(fun):
         raise TypeError(f"Expected a callable value, got {shown(fun)}")
@@ -47,7 +57,7 @@ def check_callable(fun: Any) -> None:
         raise TypeError(f"Expected a function, got a generator function: {shown(fun)}")
 
 
-def signature_of(fun: Callable[..., Any]) -> inspect.Signature | None:
+def signature_of(fun: Function) -> inspect.Signature | None:
     """The signature of `fun`, or None if it has none."""
     try:
         return inspect.signature(fun)
@@ -55,8 +65,11 @@ def signature_of(fun: Callable[..., Any]) -> inspect.Signature | None:
         return None  # some builtins have none
 
 
+_Given: TypeAlias = tuple[tuple[int, ...] | None, tuple[str, ...] | None]
+
+
 def argument_numbers(
-    fun: Callable[..., Any], signature: inspect.Signature | None, static: tuple[Any, Any], donate: tuple[Any, Any]
+    fun: Function, signature: inspect.Signature | None, static: _Given, donate: _Given
 ) -> tuple[Numbered, Numbered]:
     """The (numbers, names) of static and of donated arguments that the user gave, completed from the signature.
 
@@ -69,7 +82,7 @@ def argument_numbers(
         ValueError: a number or a name is not in the signature, or an argument is both static and donated.
     """
 
-    def given(numbers: tuple[int, ...], names: tuple[str, ...] | None) -> tuple[Any, Any]:
+    def given(numbers: tuple[int, ...] | None, names: tuple[str, ...] | None) -> _Given:
         # No numbers and some names means: find the numbers. Only None says "no numbers" to jax.
         return (numbers or None) if names is not None else numbers, names
 
@@ -89,7 +102,7 @@ def argument_numbers(
     return (tuple(static_numbers), tuple(static_names)), (tuple(donate_numbers), tuple(donate_names))
 
 
-def check_numbers(where: str, option: str, given: Any) -> tuple[int, ...]:
+def check_numbers(where: str, option: str, given: object) -> tuple[int, ...]:
     """The numbers of arguments, of which one may be given by itself; None is none. TypeError if they are no numbers."""
     if given is None:
         return ()
@@ -99,7 +112,7 @@ def check_numbers(where: str, option: str, given: Any) -> tuple[int, ...]:
     return tuple(require_integer(where, f"{option}[{i}]", number) for i, number in enumerate(numbers))
 
 
-def check_names(where: str, option: str, given: Any) -> tuple[str, ...] | None:
+def check_names(where: str, option: str, given: object) -> tuple[str, ...] | None:
     """The names of arguments, of which one may be given by itself. TypeError if they are no names."""
     if given is None or isinstance(given, str):
         return None if given is None else (given,)
@@ -107,9 +120,7 @@ def check_names(where: str, option: str, given: Any) -> tuple[str, ...] | None:
     return tuple(require_text(where, f"{option}[{i}]", name, "the name of an argument") for i, name in enumerate(names))
 
 
-def _check_range(
-    fun: Callable[..., Any], signature: inspect.Signature | None, option: str, numbers: Sequence[int]
-) -> None:
+def _check_range(fun: Function, signature: inspect.Signature | None, option: str, numbers: Sequence[int]) -> None:
     parameters = [*signature.parameters.values()] if signature is not None else []
     if signature is None or any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
         return
@@ -122,9 +133,7 @@ def _check_range(
         )
 
 
-def _check_names(
-    fun: Callable[..., Any], signature: inspect.Signature | None, option: str, names: Sequence[str]
-) -> None:
+def _check_names(fun: Function, signature: inspect.Signature | None, option: str, names: Sequence[str]) -> None:
     parameters = [*signature.parameters.values()] if signature is not None else []
     if signature is None or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
@@ -135,14 +144,14 @@ def _check_names(
         raise ValueError(f"pjit: {option} names the argument {abridged(wrong[0])}, which {name_of(fun)} lacks: {there}")
 
 
-def name_of(fun: Callable[..., Any]) -> str:
+def name_of(fun: Function) -> str:
     """The name of `fun`, through any `functools.partial`."""
     while isinstance(fun, functools.partial) and not hasattr(fun, "__name__"):
         fun = fun.func
     return getattr(fun, "__name__", type(fun).__name__)
 
 
-def source_of(fun: Callable[..., Any]) -> str:
+def source_of(fun: Function) -> str:
     """The name of `fun` and where it is, for the debug information of its jaxpr."""
     inner = inspect.unwrap(fun)
     while isinstance(inner, functools.partial):
@@ -152,7 +161,12 @@ def source_of(fun: Callable[..., Any]) -> str:
 
 
 def check_call(
-    name: str, signature: inspect.Signature | None, static: Numbered, donate: Numbered, args: Sequence[Any], kwargs: Any
+    name: str,
+    signature: inspect.Signature | None,
+    static: Numbered,
+    donate: Numbered,
+    args: Sequence[PyTree],
+    kwargs: Mapping[str, PyTree],
 ) -> None:
     """Checks that a call has the arguments that are needed, and that static ones are hashable.
 
@@ -180,7 +194,7 @@ def check_call(
             _check_hashable(kwargs[key], key, name)
 
 
-def _check_hashable(value: Any, which: str, name: str) -> None:
+def _check_hashable(value: object, which: str, name: str) -> None:
     try:
         hash(value)
     except TypeError:
@@ -202,17 +216,17 @@ class Arguments:
         donated: for each leaf whether its argument was donated.
     """
 
-    leaves: list[Any]
+    leaves: list[object]
     tree: PyTreeDef
-    static: tuple[tuple[int | str, Any], ...]
+    static: Statics
     paths: tuple[str, ...]
     donated: tuple[bool, ...]
 
 
 def flatten_arguments(
     signature: inspect.Signature | None,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    args: Sequence[PyTree],
+    kwargs: Mapping[str, PyTree],
     static: Numbered,
     donate: Numbered,
 ) -> Arguments:
@@ -230,7 +244,7 @@ def flatten_arguments(
     dynamic = [(names[i], i in donated_numbers, arg) for i, arg in enumerate(args) if i not in static_numbers]
     dynamic_kwargs = {name: value for name, value in kwargs.items() if name not in static[1]}
 
-    leaves: list[Any] = []
+    leaves: list[object] = []
     paths: list[str] = []
     donated: list[bool] = []
     for name, is_donated, arg in [
@@ -253,6 +267,12 @@ def flatten_arguments(
     )
 
 
+def known_paths(paths: object, count: int, otherwise: str) -> list[str]:
+    """The paths that debug information has of arguments or results; `otherwise`, with its number, where it has none."""
+    known = paths if isinstance(paths, tuple | list) and len(paths) == count else [""] * count
+    return [path or otherwise.format(i) for i, path in enumerate(known)]
+
+
 def positions(numbers: Sequence[int], count: int) -> set[int]:
     """The numbers of arguments, which may count from the end, as positions in a call with `count` of them."""
     return {number % count for number in numbers if -count <= number < count}
@@ -269,14 +289,14 @@ def _parameter_names(signature: inspect.Signature | None, count: int) -> list[st
     return (names + [f"args[{i}]" for i in range(len(names), count)])[:count]
 
 
-def abstract_arguments(arguments: Arguments, name: str) -> tuple[Any, ...]:
+def abstract_arguments(arguments: Arguments, name: str) -> tuple[AbstractValue, ...]:
     """The abstract value of each leaf; see `abstract_argument`."""
     return tuple(
         abstract_argument(leaf, path, name) for path, leaf in zip(arguments.paths, arguments.leaves, strict=True)
     )
 
 
-def abstract_argument(leaf: Any, path: str, name: str) -> Any:
+def abstract_argument(leaf: object, path: str, name: str) -> Any:
     """The abstract value of a leaf; TypeError, or OverflowError, names an argument that is neither array nor number."""
     try:
         aval = abstractify(leaf)
@@ -296,7 +316,7 @@ def abstract_argument(leaf: Any, path: str, name: str) -> Any:
     return aval
 
 
-def require_values(leaves: Sequence[Any], paths: Sequence[str], name: str) -> None:
+def require_values(leaves: Sequence[object], paths: Sequence[str], name: str) -> None:
     """Raises TypeError for an argument that is only a type, in a call that is executed."""
     for leaf, path in zip(leaves, paths, strict=True):
         if isinstance(leaf, jax.ShapeDtypeStruct):
@@ -310,7 +330,7 @@ def _int_dtype() -> np.dtype:
     return jax.dtypes.canonicalize_dtype(np.int64)
 
 
-def check_results(leaves: Sequence[Any], paths: Sequence[str], name: str) -> None:
+def check_results(leaves: Sequence[object], paths: Sequence[str], name: str) -> None:
     """Raises TypeError, or OverflowError, for what a function returned that is neither an array nor a number."""
     for leaf, path in zip(leaves, paths, strict=True):
         if isinstance(leaf, jax.Array):

@@ -11,12 +11,16 @@ never fails: the `repr` of a deleted array raises, and that of any other reads i
 
 import os
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import UnionType
+from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
+from jax.tree_util import KeyPath
+
+from partjit._jax.types import Device, PyTree, PyTreeDef
 
 __all__ = [
     "abridged",
@@ -38,6 +42,8 @@ __all__ = [
     "wrong_value",
 ]
 
+T = TypeVar("T")
+
 _LONGEST = 80
 
 
@@ -48,7 +54,7 @@ class _Short(reprlib.Repr):
         super().__init__()
         self.maxother = self.maxstring = self.maxlong = _LONGEST
 
-    def repr1(self, x: Any, level: int) -> str:
+    def repr1(self, x: object, level: int) -> str:
         if isinstance(x, jax.Array):
             return f"<{x.aval.str_short()} array>"
         if isinstance(x, np.ndarray):
@@ -59,7 +65,7 @@ class _Short(reprlib.Repr):
 _short = _Short()
 
 
-def abridged(value: Any) -> str:
+def abridged(value: object) -> str:
     """The `repr` of a value, in short; this never fails."""
     try:
         return _short.repr(value)
@@ -67,7 +73,7 @@ def abridged(value: Any) -> str:
         return f"<{type(value).__name__} object>"
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value as messages show it: in short, and of which type; this never fails.
 
     Example:
@@ -80,7 +86,7 @@ def shown(value: Any) -> str:
     return f"{text}, {'an' if kind[:1] in 'aeioAEIO' else 'a'} {kind}"
 
 
-def wrong_type(where: str, name: str, value: Any, expected: str, remedy: str = "") -> TypeError:
+def wrong_type(where: str, name: str, value: object, expected: str, remedy: str = "") -> TypeError:
     """The error about an argument of a wrong type, to be raised.
 
     Example:
@@ -90,41 +96,37 @@ def wrong_type(where: str, name: str, value: Any, expected: str, remedy: str = "
     return TypeError(_text(where, name, value, expected, remedy))
 
 
-def wrong_value(where: str, name: str, value: Any, expected: str, remedy: str = "") -> ValueError:
+def wrong_value(where: str, name: str, value: object, expected: str, remedy: str = "") -> ValueError:
     """As `wrong_type`, for a value of the right type that is not one of those allowed."""
     return ValueError(_text(where, name, value, expected, remedy))
 
 
-def _text(where: str, name: str, value: Any, expected: str, remedy: str) -> str:
+def _text(where: str, name: str, value: object, expected: str, remedy: str) -> str:
     return f"{where}: {name} must be {expected}, but is {shown(value)}{f': {remedy}' if remedy else ''}"
 
 
-def require(where: str, name: str, value: Any, kinds: Any, expected: str, remedy: str = "") -> Any:
-    """The value, which must be an instance of a type, or of one of several.
-
-    Raises:
-        TypeError: it is not.
-    """
+def require(where: str, name: str, value: T, kinds: type | UnionType, expected: str, remedy: str = "") -> T:
+    """The value, which must be an instance of a type, or of one of several; TypeError otherwise."""
     if not isinstance(value, kinds):
         raise wrong_type(where, name, value, expected, remedy)
     return value
 
 
-def require_callable(where: str, name: str, value: Any, expected: str = "a function") -> Any:
+def require_callable(where: str, name: str, value: T, expected: str = "a function") -> T:
     """The value, which must be callable; TypeError otherwise."""
     if not callable(value):
         raise wrong_type(where, name, value, expected)
     return value
 
 
-def require_flag(where: str, name: str, value: Any) -> bool:
+def require_flag(where: str, name: str, value: object) -> bool:
     """A flag as a Python one; NumPy's will do, numbers and arrays will not. TypeError otherwise."""
     if not isinstance(value, bool | np.bool_):
         raise wrong_type(where, name, value, "True or False")
     return bool(value)
 
 
-def require_integer(where: str, name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
+def require_integer(where: str, name: str, value: object, least: int | None = None, most: int | None = None) -> int:
     """A whole number as a Python one; NumPy's will do, a flag or an array of one will not.
 
     Raises:
@@ -140,7 +142,7 @@ def require_integer(where: str, name: str, value: Any, least: int | None = None,
     return int(value)
 
 
-def require_number(where: str, name: str, value: Any, expected: str) -> float:
+def require_number(where: str, name: str, value: object, expected: str) -> float:
     """A real number, which is not nan; TypeError or ValueError otherwise."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise wrong_type(where, name, value, expected)
@@ -149,25 +151,22 @@ def require_number(where: str, name: str, value: Any, expected: str) -> float:
     return cast(float, value)  # as it is: some whole numbers are too large for a float
 
 
-def require_text(where: str, name: str, value: Any, expected: str) -> str:
+def require_text(where: str, name: str, value: object, expected: str) -> str:
     """A str; TypeError otherwise."""
-    return require(where, name, value, str, expected)
+    if not isinstance(value, str):
+        raise wrong_type(where, name, value, expected)
+    return value
 
 
-def require_choice(where: str, name: str, value: Any, choices: Sequence[str]) -> Any:
-    """One of some strings.
-
-    Raises:
-        TypeError: it is no string.
-        ValueError: it is none of these.
-    """
+def require_choice(where: str, name: str, value: T, choices: Sequence[str]) -> T:
+    """One of some strings; TypeError for what is no string, ValueError for another string."""
     expected = f"one of {', '.join(map(repr, choices))}"
     if require_text(where, name, value, expected) not in choices:
         raise wrong_value(where, name, value, expected)
     return value
 
 
-def require_path(where: str, name: str, value: Any) -> Any:
+def require_path(where: str, name: str, value: T) -> T:
     """The path of a file; TypeError or ValueError otherwise. `open` takes numbers too: descriptors of other files."""
     expected = "the path of a file, a str or a pathlib.Path"
     require(where, name, value, str | os.PathLike, expected)
@@ -176,7 +175,7 @@ def require_path(where: str, name: str, value: Any) -> Any:
     return value
 
 
-def require_mesh_type(where: str, name: str, value: Any, *, or_abstract: bool = False) -> Any:
+def require_mesh_type(where: str, name: str, value: object, *, or_abstract: bool = False) -> Any:
     """A mesh of devices or, on request, an abstract one; TypeError otherwise."""
     if isinstance(value, Mesh) or (or_abstract and isinstance(value, AbstractMesh)):
         return value
@@ -186,7 +185,7 @@ def require_mesh_type(where: str, name: str, value: Any, *, or_abstract: bool = 
     raise wrong_type(where, name, value, "a mesh", remedy)
 
 
-def items_of(where: str, name: str, value: Any, expected: str) -> tuple[Any, ...]:
+def items_of(where: str, name: str, value: object, expected: str) -> tuple[Any, ...]:
     """The items of a collection, in order; TypeError for other values, strings and mappings."""
     # Iterating over a jax array waits for it, and its items are arrays again.
     if isinstance(value, str | bytes | bytearray | Mapping | jax.Array) or not isinstance(value, Iterable):
@@ -198,12 +197,8 @@ def items_of(where: str, name: str, value: Any, expected: str) -> tuple[Any, ...
     return tuple(iterator)
 
 
-def devices_in(where: str, name: str, value: Any) -> tuple[Any, ...]:
-    """The devices of a device, of a mesh, or of a collection of devices.
-
-    Raises:
-        TypeError: it is none of these.
-    """
+def devices_in(where: str, name: str, value: object) -> tuple[Device, ...]:
+    """The devices of a device, of a mesh, or of a collection of devices; TypeError otherwise."""
     if isinstance(value, jax.Device):
         return (value,)
     if isinstance(value, Mesh):
@@ -214,7 +209,9 @@ def devices_in(where: str, name: str, value: Any) -> tuple[Any, ...]:
     return devices
 
 
-def flattened(tree: Any, what: str, is_leaf: Any = None) -> tuple[list[tuple[Any, Any]], Any]:
+def flattened(
+    tree: PyTree, what: str, is_leaf: Callable[[PyTree], bool] | None = None
+) -> tuple[list[tuple[KeyPath, Any]], PyTreeDef]:
     """The leaves of a tree with their key paths, and its structure.
 
     Args:

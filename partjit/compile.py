@@ -5,13 +5,13 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import jax
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 from jax.interpreters.mlir import LoweringParameters
-from jax.sharding import Mesh, NamedSharding, Sharding
+from jax.sharding import Mesh, NamedSharding
 
 from partjit._jax.caches import weakref_cache
 from partjit._jax.compiling import (
@@ -21,11 +21,12 @@ from partjit._jax.compiling import (
     lower_to_computation,
     move_outputs,
 )
+from partjit._jax.jaxprs import type_of
 from partjit._jax.meshes import EMPTY_MESH, under_mesh
 from partjit._jax.shardings import UNSPECIFIED, MaybeSharding, UnspecifiedValue
 from partjit._jax.stages import make_args_info
 from partjit._jax.tracing import low_jaxpr
-from partjit._jax.types import PyTreeDef
+from partjit._jax.types import PyTree, PyTreeDef
 from partjit.devices import incompatible_devices
 from partjit.mesh import describe_mesh, has_explicit_axes
 from partjit.primitive import device_witness, shardings_of
@@ -33,6 +34,8 @@ from partjit.render.numbers import counted
 from partjit.spec import Spec
 
 __all__ = ["Program", "Traced", "in_shardings_of", "lower", "lower_jaxpr", "lower_jaxpr_anew", "own_sharding"]
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,7 +56,7 @@ class Program:
     """
 
     jaxpr: ClosedJaxpr
-    consts: list[Any]
+    consts: list[object]
     in_specs: tuple[Spec, ...]
     out_specs: tuple[Spec, ...]
     mesh: Mesh
@@ -80,7 +83,7 @@ class Program:
 
 
 def lower(
-    args: Sequence[Any],
+    args: Sequence[object],
     *,
     jaxpr: ClosedJaxpr,
     in_specs: Sequence[Spec],
@@ -91,7 +94,7 @@ def lower(
     keep_unused: bool,
     platforms: tuple[str, ...] | None = None,
     parameters: LoweringParameters | None = None,
-    **_: Any,
+    **_: object,
 ) -> MeshComputation:
     """Lowers a program for arguments sharded like these, to a `jax.stages.Lowering`, which compiles once.
 
@@ -111,7 +114,7 @@ def lower(
     )
 
 
-def in_shardings_of(args: Sequence[Any], specs: Sequence[Spec], mesh: Mesh) -> tuple[MaybeSharding, ...]:
+def in_shardings_of(args: Sequence[object], specs: Sequence[Spec], mesh: Mesh) -> tuple[MaybeSharding, ...]:
     """The shardings of a program's arguments: those of their specs, where these are UNSPECIFIED their own."""
     return tuple(
         own_sharding(arg) if isinstance(sharding, UnspecifiedValue) else sharding
@@ -119,7 +122,7 @@ def in_shardings_of(args: Sequence[Any], specs: Sequence[Spec], mesh: Mesh) -> t
     )
 
 
-def own_sharding(arg: Any) -> Sharding | UnspecifiedValue:
+def own_sharding(arg: object) -> MaybeSharding:
     """The sharding an argument is committed to, UNSPECIFIED if it is not."""
     sharding = getattr(arg, "sharding", None)
     # A ShapeDtypeStruct with a sharding stands for an array committed to it.
@@ -175,7 +178,7 @@ lower_jaxpr = weakref_cache(lower_jaxpr_anew)
 class _LoweredOnExplicitMesh(jax.stages.Lowered):
     """Compiles to a program whose outputs come back on the user's mesh."""
 
-    def __init__(self, lowering: MeshComputation, args_info: Any, out_tree: PyTreeDef, mesh: Mesh) -> None:
+    def __init__(self, lowering: MeshComputation, args_info: PyTree, out_tree: PyTreeDef, mesh: Mesh) -> None:
         super().__init__(lowering, args_info, out_tree)
         self._mesh = mesh
 
@@ -191,39 +194,27 @@ class Traced:
     Attributes:
         program: the jaxpr with its specs.
         leaves: the flat arguments, or structs in their place.
+        jaxpr: the closed jaxpr.
+        fun_name: the name of the function.
+        in_tree: the structure of `(args, kwargs)`, without static arguments.
+        out_tree: the structure of the result.
     """
 
-    def __init__(self, program: Program, leaves: Sequence[Any]) -> None:
+    def __init__(self, program: Program, leaves: Sequence[object]) -> None:
         self.program = program
         self.leaves = leaves
+        self.jaxpr = program.jaxpr
+        self.fun_name = program.name
+        self.in_tree = program.in_tree
+        self.out_tree = program.out_tree
 
     @property
-    def jaxpr(self) -> ClosedJaxpr:
-        """The closed jaxpr."""
-        return self.program.jaxpr
-
-    @property
-    def fun_name(self) -> str:
-        """The name of the function."""
-        return self.program.name
-
-    @property
-    def in_tree(self) -> PyTreeDef:
-        """The structure of `(args, kwargs)`, without static arguments."""
-        return self.program.in_tree
-
-    @property
-    def out_tree(self) -> PyTreeDef:
-        """The structure of the result."""
-        return self.program.out_tree
-
-    @property
-    def in_avals(self) -> Any:
+    def in_avals(self) -> PyTree:
         """A tree like `(args, kwargs)` of abstract values."""
         return jax.tree.unflatten(self.in_tree, self._own(self.jaxpr.in_avals))
 
     @property
-    def out_avals(self) -> Any:
+    def out_avals(self) -> PyTree:
         """A tree like the result of abstract values."""
         return jax.tree.unflatten(self.out_tree, self.jaxpr.out_avals)
 
@@ -233,12 +224,12 @@ class Traced:
         return tuple(i for i, donated in enumerate(self._own(self.program.donated_invars)) if donated)
 
     @property
-    def args_info(self) -> Any:
+    def args_info(self) -> PyTree:
         """A tree like `(args, kwargs)` of `jax.stages.ArgInfo`: shape, dtype, donated."""
         return make_args_info(self.in_tree, self._own(self.jaxpr.in_avals), self.donate_argnums)
 
     @property
-    def out_info(self) -> Any:
+    def out_info(self) -> PyTree:
         """A tree like the result of `jax.ShapeDtypeStruct`, with the shardings the out specs promise."""
         shardings = shardings_of(self.program.out_specs, self.program.mesh)
         return jax.tree.unflatten(
@@ -250,7 +241,7 @@ class Traced:
                     sharding=None if isinstance(sharding, UnspecifiedValue) else sharding,
                     weak_type=aval.weak_type,
                 )
-                for aval, sharding in zip(self.jaxpr.out_avals, shardings, strict=True)
+                for aval, sharding in zip(map(type_of, self.jaxpr.jaxpr.outvars), shardings, strict=True)
             ],
         )
 
@@ -285,6 +276,6 @@ class Traced:
                 "of an enclosing transformation or refs. Pass them as arguments"
             )
 
-    def _own(self, per_argument: Sequence[Any]) -> Sequence[Any]:
+    def _own(self, per_argument: Sequence[T]) -> Sequence[T]:
         """Without the entries of the constants, which are not the user's arguments."""
         return per_argument[len(self.program.consts) :]

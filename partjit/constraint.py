@@ -1,11 +1,11 @@
 """`with_sharding_constraint`: a spec for an intermediate value of a program, or for an array outside of programs."""
 
-from typing import Any
-
 import jax
+from jax.core import AbstractValue
 
 from partjit._jax.shardings import UnspecifiedValue
 from partjit._jax.tracing import abstractify, trace_state_clean
+from partjit._jax.types import PyTree
 from partjit.checks import flattened, wrong_type
 from partjit.errors import MissingMeshError
 from partjit.mesh import ambient_mesh
@@ -19,7 +19,7 @@ __all__ = ["with_sharding_constraint"]
 _WHAT = "with_sharding_constraint arguments"
 
 
-def with_sharding_constraint(x: Any, specs: Any) -> Any:
+def with_sharding_constraint(x: PyTree, specs: PyTree) -> PyTree:
     """Constrains the sharding of `x`; its value does not change.
 
     Inside a program the partitioner keeps the constraint, and pads a dimension that is not divisible. Outside it is
@@ -75,7 +75,7 @@ def with_sharding_constraint(x: Any, specs: Any) -> Any:
     return jax.tree.unflatten(tree, constrained)
 
 
-def _type_of(leaf: Any, path: str) -> Any:
+def _type_of(leaf: object, path: str) -> AbstractValue:
     try:
         aval = abstractify(leaf)
     except (TypeError, ValueError):

@@ -1,7 +1,6 @@
 """The error for values of one program that are on different devices."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from jax.core import AbstractValue
 from jax.extend.core import ClosedJaxpr
@@ -9,6 +8,7 @@ from jax.sharding import Sharding
 
 from partjit._jax.compiling import mismatches_inside
 from partjit._jax.shardings import MaybeSharding, UnspecifiedValue, device_list
+from partjit.arguments import known_paths
 from partjit.errors import ShardingError
 
 __all__ = ["ids_of", "incompatible_devices"]
@@ -36,8 +36,8 @@ def incompatible_devices(
     """
     info = jaxpr.jaxpr.debug_info
     placed = [
-        *_placed("argument", _paths(info.arg_names, in_shardings), jaxpr.in_avals, in_shardings),
-        *_placed("result", _paths(info.result_paths, out_shardings), jaxpr.out_avals, out_shardings),
+        *_placed("argument", info.arg_names, jaxpr.in_avals, in_shardings),
+        *_placed("result", info.result_paths, jaxpr.out_avals, out_shardings),
         *mismatches_inside(error),
     ]
     first = placed[0][1] if placed else []
@@ -50,15 +50,10 @@ def incompatible_devices(
 
 
 def _placed(
-    kind: str, paths: Sequence[str], avals: Sequence[AbstractValue], shardings: Sequence[Any]
+    kind: str, paths: object, avals: Sequence[AbstractValue], shardings: Sequence[MaybeSharding]
 ) -> list[tuple[str, list[int]]]:
     return [
         (f"{kind} {path} ({aval.str_short()})", ids_of(sharding))
-        for path, aval, sharding in zip(paths, avals, shardings, strict=True)
+        for path, aval, sharding in zip(known_paths(paths, len(avals), "{}"), avals, shardings, strict=True)
         if not isinstance(sharding, UnspecifiedValue)
     ]
-
-
-def _paths(paths: Any, values: Sequence[Any]) -> Sequence[str]:
-    known = [*paths] if isinstance(paths, tuple | list) and len(paths) == len(values) else [""] * len(values)
-    return [path or str(i) for i, path in enumerate(known)]

@@ -11,11 +11,12 @@ import functools
 import pickle
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
+from jax.typing import ArrayLike
 
 from partjit._jax.compiling import MeshExecutable, move_outputs, shard_constants
 from partjit._jax.dispatch import (
@@ -27,7 +28,8 @@ from partjit._jax.dispatch import (
 )
 from partjit._jax.shardings import UnspecifiedValue
 from partjit._jax.tracing import abstractify, trace_state_clean
-from partjit.arguments import Numbered, positions, require_values
+from partjit._jax.types import PyTree
+from partjit.arguments import Function, Numbered, positions, require_values
 from partjit.compile import Program, lower
 from partjit.infer import Definition, forget, infer_program
 from partjit.mesh import auto_twin, has_explicit_axes, is_tracing_program
@@ -42,6 +44,9 @@ from partjit.validate import check_specs, raise_mismatches
 
 __all__ = ["CacheMiss", "make_function"]
 
+Outcome: TypeAlias = tuple[PyTree, object, bool]
+"""Of a call: its result, the data of its fast path or None, and whether the C++ function drops its entry."""
+
 
 class CacheMiss:
     """The C++ function calls this for an unknown signature, and for every call of a program that a plan runs.
@@ -55,15 +60,15 @@ class CacheMiss:
         functions: the C++ functions that call this; `_let_others_in` replaces their entries.
     """
 
-    def __init__(self, fun: Callable[..., Any], definition: Definition) -> None:
+    def __init__(self, fun: Function, definition: Definition) -> None:
         self._fun = fun
         self._definition = definition
         self._misplacement = Misplaced(definition.name)
         self.recent = Recent(definition.static)
         self.functions: tuple[Any, ...] = ()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
-        """The result of a call, the data of its fast path or None, and whether the C++ function drops its entry."""
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> Outcome:
+        """The outcome of a call."""
         if _letting_in.is_on:
             return None, None, False
         result = self.recent.call(args, kwargs)
@@ -97,7 +102,7 @@ class CacheMiss:
             fast_path = fast_path_data(executable, program.out_tree, leaves, outs, program.jaxpr, consts)
         return jax.tree.unflatten(program.out_tree, outs), fast_path, False
 
-    def _let_others_in(self, args: Any, kwargs: Any) -> None:
+    def _let_others_in(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> None:
         """Lets further calls with this signature in while the first one still runs.
 
         The C++ function takes a cache miss for a compilation, which one thread does while others wait; but a plan calls
@@ -121,7 +126,7 @@ _letting_in = _LettingIn()
 
 
 def make_function(
-    fun: Callable[..., Any], definition: Definition, on_values: Callable[..., Any], methods: Mapping[str, Any]
+    fun: Function, definition: Definition, on_values: Function, methods: Mapping[str, Callable[..., object]]
 ) -> Any:
     """The C++ function that dispatches calls, with attributes like those of `fun` and methods of its own.
 
@@ -138,7 +143,7 @@ def make_function(
     if USE_OF_DONATED_BUFFERS_CRASHES and any(donate):
         call = _retiring(cpp_function, donate)
 
-        def call_retiring(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
+        def call_retiring(*args: PyTree, **kwargs: PyTree) -> Outcome:
             return (None if _letting_in.is_on else call(*args, **kwargs)), None, False
 
         function = make_cpp_function(on_values, name, call_retiring, static, (*key, "retiring"))
@@ -162,14 +167,14 @@ def make_function(
     return function
 
 
-class _Attributes(dict[str, Any]):
+class _Attributes(dict[str, object]):
     """The attributes of one function, of which `functools.update_wrapper` sees those that another may share.
 
     The function is an instance of jax's class, whose methods are those of `jax.jit`: others can only be attributes of
     the instance. A wrapper such as `jax.jit` copies the attributes of what it wraps, but must not copy these.
     """
 
-    def __init__(self, shared: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    def __init__(self, shared: Mapping[str, object], own: Mapping[str, object]) -> None:
         super().__init__({**shared, **own})
         self._own = frozenset(own)
 
@@ -180,14 +185,14 @@ class _Attributes(dict[str, Any]):
         return list(self)
 
 
-def _retiring(function: Callable[..., Any], donate: Numbered) -> Callable[..., Any]:
+def _retiring(function: Function, donate: Numbered) -> Function:
     """`function`, which afterwards deletes the arrays it consumed.
 
     For versions of jax in which passing a consumed array over several devices to any compiled function ends the process
     (see `USE_OF_DONATED_BUFFERS_CRASHES`); an array that was deleted is refused with "Array has been deleted".
     """
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
         given = [args[i] for i in positions(donate[0], len(args))] + [kwargs[n] for n in donate[1] if n in kwargs]
         donated = [
             leaf for leaf in jax.tree.leaves(given) if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
@@ -205,7 +210,7 @@ def _retiring(function: Callable[..., Any], donate: Numbered) -> Callable[..., A
     return call
 
 
-def _bind(program: Program, values: Sequence[Any]) -> Sequence[Any]:
+def _bind(program: Program, values: Sequence[object]) -> Sequence[object]:
     """Binds the program as an equation of the current trace.
 
     On a mesh with Explicit axes the sharding is part of every type. There an argument is first given the type of its
@@ -222,12 +227,12 @@ def _bind(program: Program, values: Sequence[Any]) -> Sequence[Any]:
     return pjit_p.bind(*values, **program.params)
 
 
-def _prepare_plan(values: Sequence[Any], **params: Any) -> tuple[Placing, Runnable]:
+def _prepare_plan(values: Sequence[object], **params: Any) -> tuple[Placing, Runnable]:
     plan = plan_of(values, **params)
     return placing_of(plan, values), runnable_of(plan, values, params["mesh"])
 
 
-def _run(values: Sequence[Any], **params: Any) -> tuple[list[Any], MeshExecutable, list[Any]]:
+def _run(values: Sequence[object], **params: Any) -> tuple[list[jax.Array], MeshExecutable, list[jax.Array]]:
     lowering = lower(values, **params)
     executable = lowering.compile()
     if has_explicit_axes(params["mesh"]):
@@ -237,7 +242,7 @@ def _run(values: Sequence[Any], **params: Any) -> tuple[list[Any], MeshExecutabl
 
 
 @pjit_p.def_impl
-def _evaluate(*values: Any, **params: Any) -> list[Any]:
+def _evaluate(*values: object, **params: Any) -> list[jax.Array]:
     """Runs an equation on arrays, as an eager `jax.grad` or `jax.vmap` of a pjit does."""
     shardings = shardings_of(params["in_specs"], params["mesh"])
     if has_calls(params["jaxpr"].jaxpr):
@@ -252,7 +257,7 @@ def _evaluate(*values: Any, **params: Any) -> list[Any]:
 
 
 @sharding_constraint_p.def_impl
-def _constrain(x: Any, **params: Any) -> Any:
+def _constrain(x: ArrayLike, **params: Any) -> jax.Array:
     """Reshards an array outside of programs; with unconstrained dimensions XLA chooses, in a program of its own."""
     what, aval = "with_sharding_constraint arguments", abstractify(x)
     mismatches = check_specs(what, ["x"], [aval], [params["spec"]], params["mesh"])

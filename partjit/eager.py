@@ -8,24 +8,24 @@ alone.
 import dataclasses
 import inspect
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Hashable
 from typing import Any, cast
 
 import jax
 from jax.core import Tracer
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, Sharding
 
 from partjit._jax.arrays import device_put
 from partjit._jax.shardings import MaybeSharding, UnspecifiedValue
 from partjit._jax.tracing import abstractify
-from partjit.arguments import check_results
+from partjit._jax.types import PyTree
+from partjit.arguments import Function, check_results
 from partjit.checks import flattened
 from partjit.colocated.ir.eager import DefaultSharding, as_array, evaluated_with
 from partjit.compile import own_sharding
 from partjit.infer import Definition, infer, out_specs_of
 from partjit.mesh import auto_twin, tracing_under
-from partjit.plan.passes.propagate import default_sharding_of
+from partjit.plan.passes.propagate import default_sharding
 from partjit.primitive import shardings_of
 from partjit.trace import with_static
 from partjit.validate import check_devices, check_specs, raise_mismatches
@@ -41,7 +41,7 @@ class OnValues:
         definition: what `pjit` was given with it.
     """
 
-    def __init__(self, fun: "weakref.ref[Callable[..., Any]]", definition: Definition) -> None:
+    def __init__(self, fun: "weakref.ref[Function]", definition: Definition) -> None:
         self._fun = fun
         self._definition = definition
 
@@ -50,7 +50,7 @@ class OnValues:
         """That of the user's function; jax's C++ function reads it."""
         return inspect.signature(cast(Any, self._fun()))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """The result of a call."""
         fun = self._fun()
         assert fun is not None
@@ -60,12 +60,12 @@ class OnValues:
         mismatches += check_devices(arguments.paths, arguments.leaves, known.in_specs, mesh)
         raise_mismatches(mismatches, name, mesh)
         inside = auto_twin(mesh)
-        default = _default(inside, arguments.leaves)
+        default = default_sharding(inside, map(own_sharding, arguments.leaves))
         shardings = shardings_of(known.in_specs, inside)
         leaves = [_placed(leaf, s, default, inside) for leaf, s in zip(arguments.leaves, shardings, strict=True)]
-        args, kwargs = with_static(arguments.tree, leaves, arguments.static)
+        given, named = with_static(arguments.tree, leaves, arguments.static)
         with evaluated_with(default), tracing_under(mesh):
-            with_paths, out_tree = flattened(fun(*args, **kwargs), f"The result of {name}")
+            with_paths, out_tree = flattened(fun(*given, **named), f"The result of {name}")
         paths = tuple("result" + jax.tree_util.keystr(path) for path, _ in with_paths)
         check_results([leaf for _, leaf in with_paths], paths, name)
         results = [as_array(leaf) for _, leaf in with_paths]
@@ -79,10 +79,10 @@ class OnValues:
         )
 
 
-_made: dict[int, dict[Any, OnValues]] = {}
+_made: dict[int, dict[Hashable, OnValues]] = {}
 
 
-def on_values(fun: Callable[..., Any], definition: Definition) -> OnValues:
+def on_values(fun: Function, definition: Definition) -> OnValues:
     """The `OnValues` of a function and a definition.
 
     It is by the identity of this object that jax's C++ function finds compiled calls again, so it must be the same
@@ -95,13 +95,7 @@ def on_values(fun: Callable[..., Any], definition: Definition) -> OnValues:
     return of_fun.get(key) or of_fun.setdefault(key, OnValues(weakref.ref(fun), definition))
 
 
-def _default(mesh: Mesh, leaves: Sequence[Any]) -> DefaultSharding:
-    if not mesh.empty:
-        return DefaultSharding(NamedSharding(mesh, P()), True)
-    return DefaultSharding(*default_sharding_of([own_sharding(leaf) for leaf in leaves]))
-
-
-def _placed(value: Any, sharding: MaybeSharding, default: DefaultSharding, mesh: Mesh) -> Any:
+def _placed(value: object, sharding: MaybeSharding, default: DefaultSharding, mesh: Mesh) -> object:
     """A value with its sharding on `mesh`; with an UNSPECIFIED one a committed array keeps its own."""
     if isinstance(value, Tracer):
         return value
@@ -116,8 +110,10 @@ def _placed(value: Any, sharding: MaybeSharding, default: DefaultSharding, mesh:
     return value if is_there else device_put(value, sharding)
 
 
-def _on(mesh: Mesh, sharding: Any) -> Any:
+def _on(mesh: Mesh, sharding: Sharding) -> Sharding:
     """The same sharding on `mesh`, if its own mesh differs from that only in the types of axes."""
-    own: Any = getattr(sharding, "mesh", None)
-    differs = own is not None and own != mesh and own.shape == mesh.shape
+    if not isinstance(sharding, NamedSharding):
+        return sharding
+    own = cast(Mesh, sharding.mesh)
+    differs = own != mesh and own.shape == mesh.shape
     return sharding.update(mesh=mesh) if differs and auto_twin(own) == auto_twin(mesh) else sharding

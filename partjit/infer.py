@@ -7,8 +7,7 @@ Plain functions of a definition (what `pjit` was given) and the arguments of a c
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
 
 import jax
 from jax.core import AbstractValue, Tracer
@@ -18,8 +17,8 @@ from partjit import rules
 from partjit._jax.caches import weakref_cache
 from partjit._jax.dispatch import results_are_checked
 from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
-from partjit._jax.types import PyTreeDef
-from partjit.arguments import Arguments, Numbered, abstract_arguments, check_call, flatten_arguments
+from partjit._jax.types import PyTree, PyTreeDef
+from partjit.arguments import Arguments, Function, Numbered, Statics, abstract_arguments, check_call, flatten_arguments
 from partjit.compile import Program
 from partjit.errors import ShardingError
 from partjit.mesh import ambient_mesh, program_mesh
@@ -55,14 +54,14 @@ class Definition:
     signature: inspect.Signature | None
     in_name: str
     out_name: str
-    in_specs: Any
-    out_specs: Any
+    in_specs: PyTree
+    out_specs: PyTree
     static: Numbered
     donate: Numbered
     keep_unused: bool
 
     @functools.cached_property
-    def dispatch_key(self) -> tuple[Any, ...]:
+    def dispatch_key(self) -> tuple[Hashable, ...]:
         """What must be equal for two pjits of one function to share compiled calls.
 
         The length of a spec counts here, unlike in its equality: P() and P(None) mean the same, but only the first is a
@@ -93,7 +92,7 @@ class Inferred:
     mesh: Mesh
 
 
-def infer(definition: Definition, args: Sequence[Any], kwargs: dict[str, Any]) -> Inferred:
+def infer(definition: Definition, args: Sequence[PyTree], kwargs: dict[str, PyTree]) -> Inferred:
     """What is known of a call before the function is traced."""
     check_call(definition.name, definition.signature, definition.static, definition.donate, args, kwargs)
     _check_keywords(definition, kwargs)
@@ -114,8 +113,8 @@ def infer(definition: Definition, args: Sequence[Any], kwargs: dict[str, Any]) -
 
 
 def infer_program(
-    fun: Callable[..., Any], definition: Definition, args: Sequence[Any], kwargs: dict[str, Any]
-) -> tuple[Program, list[Any]]:
+    fun: Function, definition: Definition, args: Sequence[PyTree], kwargs: dict[str, PyTree]
+) -> tuple[Program, list[object]]:
     """The program of a call, and its flat arguments."""
     known = infer(definition, args, kwargs)
     arguments, in_specs, mesh = known.arguments, known.in_specs, known.mesh
@@ -139,7 +138,7 @@ def out_specs_of(definition: Definition, out_tree: PyTreeDef, out_avals: Sequenc
     return tuple(broadcast_specs(specs, jax.tree.unflatten(out_tree, out_avals), definition.out_name))
 
 
-def forget(fun: Callable[..., Any]) -> None:
+def forget(fun: Function) -> None:
     """Empties the caches of traces and programs of a function."""
     trace.evict_weakref(fun)
     _program.evict_weakref(fun)
@@ -147,11 +146,11 @@ def forget(fun: Callable[..., Any]) -> None:
 
 @weakref_cache
 def _program(
-    fun: Callable[..., Any],
+    fun: Function,
     definition: Definition,
     in_tree: PyTreeDef,
     avals: tuple[AbstractValue, ...],
-    static: tuple[tuple[int | str, Any], ...],
+    static: Statics,
     paths: tuple[str, ...],
     in_specs: tuple[Spec, ...],
     donated: tuple[bool, ...],
@@ -199,7 +198,7 @@ def _in_specs(definition: Definition, arguments: Arguments) -> tuple[Spec, ...]:
     )
 
 
-def _meshes_of_arrays(leaves: Sequence[Any]) -> list[Any]:
+def _meshes_of_arrays(leaves: Sequence[object]) -> list[Mesh]:
     """The meshes of arrays on the ambient mesh's devices in another shape: one is the program's if it has no spec."""
     ambient = ambient_mesh()
     return [
@@ -208,13 +207,14 @@ def _meshes_of_arrays(leaves: Sequence[Any]) -> list[Any]:
         if isinstance(leaf, jax.Array)
         and not isinstance(leaf, Tracer)
         and isinstance(leaf.sharding, jax.sharding.NamedSharding)
+        and isinstance(leaf.sharding.mesh, Mesh)
         and not ambient.empty
         and leaf.sharding.mesh.shape != ambient.shape
         and leaf.sharding.device_set == {*ambient.devices.flat}
     ]
 
 
-def _spec_of_array(leaf: Any, path: str, in_name: str) -> Spec:
+def _spec_of_array(leaf: object, path: str, in_name: str) -> Spec:
     if isinstance(leaf, Tracer):
         return UNSPECIFIED  # its sharding is up to the enclosing program
     if is_abstract(leaf):
@@ -232,7 +232,7 @@ def _spec_of_array(leaf: Any, path: str, in_name: str) -> Spec:
     return UNSPECIFIED  # a committed array keeps its sharding
 
 
-def _check_keywords(definition: Definition, kwargs: dict[str, Any]) -> None:
+def _check_keywords(definition: Definition, kwargs: dict[str, PyTree]) -> None:
     dynamic = [name for name in kwargs if name not in definition.static[1]]
     specs = definition.in_specs
     if dynamic and not isinstance(specs, UnspecifiedValue) and specs is not FROM_ARRAY:

@@ -37,6 +37,7 @@ __all__ = [
     "ambient_mesh",
     "auto_twin",
     "describe_mesh",
+    "device_ids",
     "has_explicit_axes",
     "is_tracing_program",
     "picture",
@@ -92,7 +93,7 @@ class Mesh(jax.sharding.Mesh):
     def __hash__(self) -> int:
         return hash(self._interned)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.devices, self.axis_names, self.axis_types)
 
     def __enter__(self) -> "Mesh":
@@ -111,7 +112,7 @@ class Mesh(jax.sharding.Mesh):
         return False
 
 
-def _grid(devices: Any) -> np.ndarray:
+def _grid(devices: object) -> np.ndarray:
     """The devices as an array of them."""
     expected = "an array or (nested) list of devices, one dimension per axis"
     remedy = "as in numpy.array(jax.devices()).reshape(4, 2)"
@@ -131,7 +132,7 @@ def _grid(devices: Any) -> np.ndarray:
     return grid
 
 
-def _axis_names(axis_names: Any, grid: np.ndarray) -> tuple[Any, ...]:
+def _axis_names(axis_names: object, grid: np.ndarray) -> tuple[Hashable, ...]:
     expected = "a sequence of names, one per dimension of the devices, or one bare name"
     names = (axis_names,) if isinstance(axis_names, str) else items_of("Mesh", "axis_names", axis_names, expected)
     for i, name in enumerate(names):
@@ -147,7 +148,7 @@ def _axis_names(axis_names: Any, grid: np.ndarray) -> tuple[Any, ...]:
     return names
 
 
-def _axis_types(axis_types: Any, names: tuple[Any, ...]) -> Any:
+def _axis_types(axis_types: object, names: tuple[Hashable, ...]) -> Any:
     if axis_types is None or isinstance(axis_types, jax.sharding.AxisType):
         return axis_types
     expected = "a tuple with a jax.sharding.AxisType for each axis, or None for Auto"
@@ -325,15 +326,16 @@ def picture(mesh: jax.sharding.Mesh) -> Picture:
 def _mesh_changed(outer: jax.sharding.Mesh, mesh: jax.sharding.Mesh) -> MeshChangedError:
     return MeshChangedError(
         "Changing the physical mesh is not allowed inside a pjit: the function is being traced for a program on the "
-        f"mesh ({describe_mesh(outer)}) with devices {_device_ids(outer)}, and an inner pjit is called under the mesh "
-        f"({describe_mesh(mesh)}) with devices {_device_ids(mesh)}. Leave the inner mesh out, or call the inner "
+        f"mesh ({describe_mesh(outer)}) with devices {device_ids(outer)}, and an inner pjit is called under the mesh "
+        f"({describe_mesh(mesh)}) with devices {device_ids(mesh)}. Leave the inner mesh out, or call the inner "
         "function outside."
     )
 
 
-def _device_ids(mesh: jax.sharding.Mesh) -> list[int]:
+def device_ids(mesh: jax.sharding.Mesh) -> list[int]:
+    """The ids of the devices of a mesh, in their order."""
     return [device.id for device in mesh.devices.flat]
 
 
-def _interned(mesh: Any) -> Any:
+def _interned(mesh: jax.sharding.Mesh | None) -> Any:
     return mesh._interned if isinstance(mesh, Mesh) else mesh

@@ -8,15 +8,16 @@ import sys
 import warnings
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import jax
 import numpy as np
-from jax.sharding import Sharding
+from jax.sharding import NamedSharding, Sharding
 
 from partjit._jax.arrays import device_put
-from partjit._jax.shardings import UnspecifiedValue
+from partjit._jax.shardings import MaybeSharding, UnspecifiedValue
 from partjit.checks import require_choice
+from partjit.devices import ids_of
 from partjit.errors import ReshardWarning, ShardingError
 from partjit.mesh import describe_mesh
 
@@ -61,7 +62,7 @@ class reshard_policy:
         reshard_policy.current = self._previous
 
 
-def is_placed(arg: Any, sharding: Sharding | UnspecifiedValue) -> bool:
+def is_placed(arg: object, sharding: MaybeSharding) -> bool:
     """Whether the C++ dispatch may take `arg` for an input with `sharding` as it is, or places it correctly itself.
 
     It places NumPy arrays, scalars and arrays on one device. An array over several devices it takes for what the
@@ -74,7 +75,7 @@ def is_placed(arg: Any, sharding: Sharding | UnspecifiedValue) -> bool:
     return arg.sharding.is_equivalent_to(sharding, arg.ndim)
 
 
-def misplaced(args: Sequence[Any], shardings: Sequence[Sharding | UnspecifiedValue]) -> list[int]:
+def misplaced(args: Sequence[object], shardings: Sequence[MaybeSharding]) -> list[int]:
     """The indices of the arguments that must be moved."""
     return [i for i, (arg, sharding) in enumerate(zip(args, shardings, strict=True)) if not is_placed(arg, sharding)]
 
@@ -88,8 +89,8 @@ class Misplaced:
 
     def report(
         self,
-        args: Sequence[Any],
-        shardings: Sequence[Sharding | UnspecifiedValue],
+        args: Sequence[object],
+        shardings: Sequence[MaybeSharding],
         paths: Sequence[str],
         indices: Sequence[int],
     ) -> None:
@@ -101,9 +102,10 @@ class Misplaced:
         if not indices or reshard_policy.current == "allow":
             return
         moves = "; ".join(
-            f"{paths[i]} ({args[i].aval.str_short()}) {_describe_move(args[i].sharding, shardings[i])}, moving "
-            f"{_bytes_moved(args[i], shardings[i]):,} bytes"
+            f"{paths[i]} ({array.aval.str_short()}) {_describe_move(array.sharding, sharding)}, moving "
+            f"{_bytes_moved(array, sharding):,} bytes"
             for i in indices
+            if isinstance(array := args[i], jax.Array) and isinstance(sharding := shardings[i], Sharding)
         )
         if reshard_policy.current == "error":
             raise ShardingError(
@@ -123,7 +125,7 @@ class Misplaced:
         self._seen.add(site)  # after the warning: where that is an error, the next call is refused as well
 
 
-def reshard(args: Sequence[Any], shardings: Sequence[Any], indices: Sequence[int]) -> list[Any]:
+def reshard(args: Sequence[object], shardings: Sequence[MaybeSharding], indices: Sequence[int]) -> list[object]:
     """The arguments with those at `indices` moved to their shardings."""
     moved = list(args)
     for i in indices:
@@ -131,21 +133,19 @@ def reshard(args: Sequence[Any], shardings: Sequence[Any], indices: Sequence[int
     return moved
 
 
-def _describe_move(old: Any, new: Any) -> str:
+def _describe_move(old: Sharding, new: Sharding) -> str:
     """From which spec to which, with meshes and memories where the specs are equal."""
-    specs = [getattr(sharding, "spec", sharding) for sharding in (old, new)]
-    if str(specs[0]) != str(specs[1]):
-        return f"from {specs[0]} to {specs[1]}"
-    return f"from {_describe_place(old)} to {_describe_place(new)}"
+    if isinstance(old, NamedSharding) and isinstance(new, NamedSharding) and str(old.spec) == str(new.spec):
+        return f"from {_describe_sharding(old)} to {_describe_sharding(new)}"
+    return "from {} to {}".format(*(getattr(sharding, "spec", sharding) for sharding in (old, new)))
 
 
-def _describe_place(sharding: Any) -> str:
-    ids = [device.id for device in sharding.mesh.devices.flat]
-    mesh = f"the mesh ({describe_mesh(sharding.mesh)}) of devices {ids}"
+def _describe_sharding(sharding: NamedSharding) -> str:
+    mesh = f"the mesh ({describe_mesh(sharding.mesh)}) of devices {ids_of(sharding)}"
     return f"{sharding.spec} on {mesh} in {sharding.memory_kind} memory"
 
 
-def _bytes_moved(array: jax.Array, sharding: Any) -> int:
+def _bytes_moved(array: jax.Array, sharding: Sharding) -> int:
     """The bytes of the new shards that their devices do not have yet, over all devices."""
     held = array.sharding.devices_indices_map(array.shape)
     wanted = sharding.devices_indices_map(array.shape)

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import jax
 from jax.core import AbstractValue, ShapedArray
 from jax.extend.core import ClosedJaxpr, Effect, Jaxpr, Primitive
+from jax.extend.mlir import ir
 from jax.interpreters import mlir
 from jax.interpreters.mlir import LoweringRuleContext
 from jax.sharding import AxisType, Mesh, NamedSharding
@@ -31,7 +32,7 @@ from partjit._jax.rules import register_printing
 from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
 from partjit._jax.tracing import low_jaxpr, register_to_low
 from partjit.mesh import auto_twin, describe_mesh, has_explicit_axes, is_tracing_program
-from partjit.spec import ParsedPartitionSpec, Spec
+from partjit.spec import ParsedPartitionSpec, Partition, Spec
 
 __all__ = [
     "device_witness",
@@ -69,7 +70,7 @@ def shardings_of(specs: Sequence[Spec], mesh: Mesh) -> tuple[NamedSharding | Uns
 
 
 @functools.lru_cache(maxsize=256)
-def device_witness(mesh: Mesh) -> Any:
+def device_witness(mesh: Mesh) -> "_Witness | None":
     """A tiny jaxpr from which `jax.jit` learns the devices of an equation of ours, or None for the empty mesh.
 
     Before it lowers a function, jax looks for the devices in the parameters of its own primitives and in every jaxpr
@@ -85,7 +86,7 @@ def device_witness(mesh: Mesh) -> Any:
     return _Witness([jaxpr.jaxpr])
 
 
-class _Witness(tuple):
+class _Witness(tuple[Jaxpr, ...]):
     """A jaxpr that is a new object at each iteration: a printed jaxpr begins with the jaxprs that occur repeatedly."""
 
     __slots__ = ()
@@ -123,7 +124,7 @@ def spec_of_type(aval: AbstractValue) -> Spec:
     return ParsedPartitionSpec.from_user_input(sharding.spec, "a type")
 
 
-def with_type_of(spec: Spec, value: Any, mesh: Mesh) -> Any:
+def with_type_of(spec: Spec, value: T, mesh: Mesh) -> T:
     """`value` constrained to `spec` if its type has a sharding, and another one."""
     aval = jax.typeof(value)
     (wanted,) = result_types([aval], [spec], mesh)
@@ -132,7 +133,7 @@ def with_type_of(spec: Spec, value: Any, mesh: Mesh) -> Any:
     return sharding_constraint_p.bind(value, spec=spec, mesh=mesh, witness=device_witness(mesh))
 
 
-def _with_sharding(aval: ShapedArray, partitions: Sequence[Any], mesh: Mesh) -> ShapedArray:
+def _with_sharding(aval: ShapedArray, partitions: Sequence[Partition], mesh: Mesh) -> ShapedArray:
     """The type `aval` with the Explicit axes among `partitions`; an UNCONSTRAINED dimension keeps its own."""
     own = spec_of_type(aval)
     kept = own.partitions if isinstance(own, ParsedPartitionSpec) else ()
@@ -149,27 +150,29 @@ def _with_sharding(aval: ShapedArray, partitions: Sequence[Any], mesh: Mesh) -> 
 
 @pjit_p.def_effectful_abstract_eval
 def _abstract_eval(
-    *_: Any, jaxpr: ClosedJaxpr, out_specs: Sequence[Spec], mesh: Mesh, **__: Any
+    *_: object, jaxpr: ClosedJaxpr, out_specs: Sequence[Spec], mesh: Mesh, **__: object
 ) -> tuple[list[AbstractValue], Set[Effect]]:
     return result_types(jaxpr.out_avals, out_specs, mesh), positional_effects(jaxpr)
 
 
 @sharding_constraint_p.def_abstract_eval
-def _constraint_abstract_eval(aval: AbstractValue, *, spec: ParsedPartitionSpec, mesh: Mesh, **_: Any) -> AbstractValue:
+def _constraint_abstract_eval(
+    aval: AbstractValue, *, spec: ParsedPartitionSpec, mesh: Mesh, **_: object
+) -> AbstractValue:
     (constrained,) = result_types([aval], [spec], spec.mesh or mesh)
     return constrained
 
 
 def _lower(
     ctx: LoweringRuleContext,
-    *args: Any,
+    *args: ir.Value,
     jaxpr: ClosedJaxpr,
     in_specs: Sequence[Spec],
     out_specs: Sequence[Spec],
     mesh: Mesh,
     name: str,
-    **_: Any,
-) -> Sequence[Any]:
+    **_: object,
+) -> Sequence[ir.Value]:
     return lower_call(
         ctx,
         args,
@@ -181,8 +184,8 @@ def _lower(
 
 
 def _lower_constraint(
-    ctx: LoweringRuleContext, x: Any, *, spec: ParsedPartitionSpec, mesh: Mesh, **_: Any
-) -> Sequence[Any]:
+    ctx: LoweringRuleContext, x: ir.Value, *, spec: ParsedPartitionSpec, mesh: Mesh, **_: object
+) -> Sequence[ir.Value]:
     (sharding,) = _inner_shardings(ctx, (spec,), mesh, ctx.avals_in)
     return [x] if sharding is None else lower_constraint(ctx, x, sharding, spec.unconstrained_dims)
 
@@ -225,7 +228,7 @@ def _show_spec(spec: Spec) -> str:
     return str(spec) if isinstance(spec, ParsedPartitionSpec) else "UNSPECIFIED"
 
 
-def _as_low(*args: Any, jaxpr: ClosedJaxpr, **params: Any) -> Sequence[Any]:
+def _as_low(*args: object, jaxpr: ClosedJaxpr, **params: object) -> Sequence[object]:
     return pjit_p.bind(*args, jaxpr=low_jaxpr(jaxpr), **params)
 
 

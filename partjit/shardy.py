@@ -92,7 +92,7 @@ class Shardings:
             for op in module.body.operations
             if op.operation.name == "sdy.mesh"
         }
-        self._known: dict[Any, TensorSharding] = {}
+        self._known: dict[ir.Attribute, TensorSharding] = {}
 
     def of_arguments(self) -> list[TensorSharding | None]:
         """The shardings of the arguments of the program; None for one without an annotation."""
@@ -144,7 +144,7 @@ class Shardings:
         attribute = _attribute(self._main, which, i)
         return None if attribute is None else self.read(attribute)
 
-    def _nth(self, op: Any, k: int) -> TensorSharding | None:
+    def _nth(self, op: ir.OpView | ir.Operation, k: int) -> TensorSharding | None:
         attributes = op.attributes
         for name in ("sdy.sharding", "out_shardings"):
             if name in attributes:
@@ -162,19 +162,19 @@ def _without(sharding: TensorSharding, manual: set[str]) -> TensorSharding:
     return TensorSharding(axes, tuple(tuple(part for _, part in dim) for dim in kept), sharding.mesh)
 
 
-def axis_name(ref: Any) -> str:
+def axis_name(ref: sdy.AxisRefAttr) -> str:
     """The name of the axis or sub-axis of a reference."""
     part = _part(ref)
     return ref.name if part is None else f"{ref.name}:({part.pre_size}){part.size}"
 
 
-def _part(ref: Any) -> Any:
+def _part(ref: sdy.AxisRefAttr) -> sdy.SubAxisInfoAttr | None:
     """The sub-axis of a reference, None if it is to all of an axis."""
     part = ref.sub_axis_info
     return None if part is None else sdy.SubAxisInfoAttr(part)  # the bindings return a plain attribute
 
 
-def _sizes(mesh: Any) -> dict[str, int]:
+def _sizes(mesh: ir.Attribute) -> dict[str, int]:
     """The axes of a mesh, with their sizes."""
     axes = [sdy.MeshAxisAttr(axis) for axis in sdy.MeshAttr(mesh).axes]
     return {axis.name: axis.size for axis in axes}
@@ -184,7 +184,7 @@ def _symbol(op: ir.OpView) -> str:
     return ir.StringAttr(op.attributes["sym_name"]).value
 
 
-def _attribute(function: ir.Operation, which: str, i: int) -> Any:
+def _attribute(function: ir.Operation, which: str, i: int) -> ir.Attribute | None:
     """The sharding of an argument or a result of a function, if it has one."""
     if which not in function.attributes:
         return None

@@ -10,13 +10,15 @@ This is the first stage: nothing here depends on a mesh or on a value.
 import dataclasses
 import enum
 from collections.abc import Hashable, Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jax.tree_util import KeyPath
 
 from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
+from partjit._jax.types import PyTree
 from partjit.checks import (
     abridged,
     flattened,
@@ -77,7 +79,8 @@ FROM_ARRAY: Final = FromArray.FROM_ARRAY
 FROM_GDA: Final = FROM_ARRAY
 """The name `FROM_ARRAY` had when distributed arrays were called GlobalDeviceArray."""
 
-Partition = tuple[str, ...]
+Partition: TypeAlias = Any
+"""The mesh axes of a dimension, a tuple of names, or UNCONSTRAINED: jax has no type for that."""
 
 MAX_RANK: Final = 1024
 """No array has more dimensions; a number beyond would only ask for memory."""
@@ -113,7 +116,7 @@ class ParsedPartitionSpec:
     """
 
     unsafe_user_spec: P | None
-    partitions: tuple[Any, ...]
+    partitions: tuple[Partition, ...]
     sync: SpecSync = SpecSync.IN_SYNC
     mesh: Mesh | None = None
     memory_kind: str | None = None
@@ -247,7 +250,7 @@ class ParsedPartitionSpec:
         return NamedSharding(self.mesh or mesh, self.partition_spec, memory_kind=self.memory_kind)
 
     @property
-    def _meaning(self) -> tuple[Any, ...]:
+    def _meaning(self) -> tuple[object, ...]:
         partitions = self.partitions
         while partitions and partitions[-1] == ():
             partitions = partitions[:-1]
@@ -262,10 +265,10 @@ class ParsedPartitionSpec:
     def __len__(self) -> int:
         return len(self.partitions)
 
-    def __getitem__(self, dim: int) -> Any:
+    def __getitem__(self, dim: int) -> Partition:
         return self.partitions[dim]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Partition]:
         return iter(self.partitions)
 
     def __str__(self) -> str:
@@ -288,11 +291,11 @@ Spec = ParsedPartitionSpec | UnspecifiedValue
 
 
 def parse_spec_tree(
-    tree: Any,
+    tree: PyTree,
     arg_name: str,
     *,
     allow_unconstrained_dims: bool = False,
-) -> Any:
+) -> PyTree:
     """Parses every leaf of a tree of specs.
 
     Args:
@@ -307,7 +310,7 @@ def parse_spec_tree(
         TypeError, ValueError: as `ParsedPartitionSpec.from_user_input`, with the path of the leaf.
     """
 
-    def parse(path: tuple[Any, ...], leaf: Any) -> Any:
+    def parse(path: KeyPath, leaf: Any) -> Spec | FromArray:
         if isinstance(leaf, UnspecifiedValue):
             return leaf
         if leaf is FROM_ARRAY:
@@ -330,7 +333,7 @@ def parse_spec_tree(
     return structure.unflatten([parse(path, leaf) for path, leaf in leaves])
 
 
-def _parse_partition(entry: Any) -> Any:
+def _parse_partition(entry: object) -> Partition:
     if entry is None:
         return ()
     if entry is UNCONSTRAINED:
@@ -338,7 +341,7 @@ def _parse_partition(entry: Any) -> Any:
     return tuple(entry) if isinstance(entry, list | tuple) else (entry,)
 
 
-def _check_partition(where: str, name: str, partition: Any) -> None:
+def _check_partition(where: str, name: str, partition: Partition) -> None:
     if partition is UNCONSTRAINED:
         return
     expected = "a tuple of mesh axes, () for none"
@@ -348,7 +351,7 @@ def _check_partition(where: str, name: str, partition: Any) -> None:
             raise wrong_type(where, name, partition, f"{expected}; an axis is named by a str or another hashable value")
 
 
-def _did_you_mean(entry: Any) -> str:
+def _did_you_mean(entry: object) -> str:
     if isinstance(entry, str):
         return f"; did you mean PartitionSpec({abridged(entry)})?"
     if isinstance(entry, jax.sharding.Sharding):

@@ -6,7 +6,7 @@ A program runs on devices.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias, TypeGuard
 
 import jax
 from jax.core import ShapedArray
@@ -20,6 +20,8 @@ from partjit.mesh import describe_mesh
 from partjit.spec import Spec
 
 __all__ = ["is_abstract", "on_devices", "require_devices"]
+
+Struct: TypeAlias = jax.ShapeDtypeStruct | ShapedArray
 
 
 def on_devices(arguments: Arguments, mesh: Mesh) -> Arguments:
@@ -51,7 +53,7 @@ def require_devices(arguments: Arguments, specs: Sequence[Spec], name: str, mesh
         )
 
 
-def _on_devices(leaf: Any, path: str, mesh: Mesh) -> Any:
+def _on_devices(leaf: object, path: str, mesh: Mesh) -> object:
     if not is_abstract(leaf):
         return leaf
     try:
@@ -75,7 +77,7 @@ def _on_devices(leaf: Any, path: str, mesh: Mesh) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=leaf.weak_type)
 
 
-def is_abstract(leaf: Any) -> bool:
+def is_abstract(leaf: object) -> TypeGuard[Struct]:
     """Whether an argument is abstract, with a sharding, if any, on an abstract mesh."""
     if not isinstance(leaf, jax.ShapeDtypeStruct | ShapedArray):
         return False

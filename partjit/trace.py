@@ -6,8 +6,7 @@ function with other specs share one trace, because specs do not change what the 
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 from jax.core import AbstractValue
@@ -16,8 +15,8 @@ from jax.sharding import Mesh
 
 from partjit._jax.caches import weakref_cache
 from partjit._jax.tracing import name_results, separate_consts, trace_to_jaxpr
-from partjit._jax.types import PyTreeDef
-from partjit.arguments import check_results, name_of
+from partjit._jax.types import PyTree, PyTreeDef
+from partjit.arguments import Function, Statics, check_results, name_of
 from partjit.checks import flattened
 from partjit.mesh import tracing_under
 
@@ -38,14 +37,14 @@ class Trace:
     """
 
     jaxpr: ClosedJaxpr
-    consts: list[Any]
+    consts: list[object]
     out_tree: PyTreeDef
     out_paths: tuple[str, ...]
 
 
 def with_static(
-    in_tree: PyTreeDef, leaves: Sequence[Any], static: tuple[tuple[int | str, Any], ...]
-) -> tuple[Any, Any]:
+    in_tree: PyTreeDef, leaves: Sequence[object], static: Statics
+) -> tuple[list[PyTree], dict[str, PyTree]]:
     """The arguments `(args, kwargs)` of a function, from flat arguments and static ones."""
     args, kwargs = jax.tree.unflatten(in_tree, leaves)
     args = list(args)
@@ -59,10 +58,10 @@ def with_static(
 
 @weakref_cache
 def trace(
-    fun: Callable[..., Any],
+    fun: Function,
     in_tree: PyTreeDef,
     in_avals: tuple[AbstractValue, ...],
-    static: tuple[tuple[int | str, Any], ...],
+    static: Statics,
     arg_names: tuple[str, ...],
     source: str,
     mesh: Mesh,
@@ -71,7 +70,7 @@ def trace(
     out_paths: tuple[str, ...] = ()
     out_tree = None
 
-    def flat_fun(*leaves: Any) -> list[Any]:
+    def flat_fun(*leaves: object) -> list[object]:
         nonlocal out_paths, out_tree
         args, kwargs = with_static(in_tree, leaves, static)
         leaves_out, out_tree = flattened(fun(*args, **kwargs), f"The result of {name_of(fun)}")

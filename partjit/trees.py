@@ -1,17 +1,17 @@
 """Spec trees over value trees: one spec per leaf of the values, from a tree prefix of specs."""
 
-from typing import Any
-
 import jax
 
 from partjit._jax.tracing import tree_prefix_errors
+from partjit._jax.types import PyTree
 from partjit.errors import ShardingError
+from partjit.spec import Spec
 from partjit.validate import spec_prefix_message
 
 __all__ = ["broadcast_specs"]
 
 
-def broadcast_specs(specs: Any, values: Any, arg_name: str, *, single_argument: bool = False) -> list[Any]:
+def broadcast_specs(specs: PyTree, values: PyTree, arg_name: str, *, single_argument: bool = False) -> list[Spec]:
     """The spec of each leaf of `values`.
 
     Args:

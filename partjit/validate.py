@@ -8,7 +8,6 @@ import difflib
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import jax
 from jax.core import AbstractValue, Tracer
@@ -17,9 +16,10 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 from partjit._jax.meshes import manual_axes
 from partjit._jax.shardings import device_list
 from partjit._jax.tracing import abstractify
+from partjit._jax.types import PyTreeDef
 from partjit.devices import ids_of
 from partjit.errors import MissingMeshError, ShardingError
-from partjit.mesh import describe_mesh
+from partjit.mesh import describe_mesh, device_ids
 from partjit.spec import UNCONSTRAINED, ParsedPartitionSpec, Spec
 
 __all__ = ["Mismatch", "check_devices", "check_specs", "raise_mismatches", "require_mesh", "spec_prefix_message"]
@@ -100,13 +100,13 @@ def check_specs(
 
 
 def _check_spec(
-    what: str, path: str, aval: Any, spec: ParsedPartitionSpec, program_mesh: Mesh, allow_uneven: bool
+    what: str, path: str, aval: AbstractValue, spec: ParsedPartitionSpec, program_mesh: Mesh, allow_uneven: bool
 ) -> Iterable[Mismatch]:
     mesh = spec.mesh or program_mesh
     if not program_mesh.empty and [*mesh.devices.flat] != [*program_mesh.devices.flat]:
         yield Mismatch(
             f"One of {what}, {path} ({aval.str_short()}), has a NamedSharding over the incompatible devices "
-            f"{_device_ids(mesh)}, but the program runs on the devices {_device_ids(program_mesh)}",
+            f"{device_ids(mesh)}, but the program runs on the devices {device_ids(program_mesh)}",
             f"give all NamedShardings the same devices in the same order; if it is that of the array, move the array: "
             f"jax.device_put({path}, NamedSharding(mesh, spec))",
         )
@@ -173,7 +173,7 @@ def _divisibility_remedy(path: str, dim: int, size: int, divisor: int, mesh: Mes
 
 
 def spec_prefix_message(
-    arg_name: str, spec_tree: Any, value_tree: Any, errors: Sequence[str], *, single_argument: bool
+    arg_name: str, spec_tree: PyTreeDef, value_tree: PyTreeDef, errors: Sequence[str], *, single_argument: bool
 ) -> str:
     """The message for a spec tree that is no prefix of the tree of values.
 
@@ -200,7 +200,7 @@ def spec_prefix_message(
     return "\n".join([message, *errors])
 
 
-def check_devices(paths: Sequence[str], args: Sequence[Any], specs: Sequence[Spec], mesh: Mesh) -> list[Mismatch]:
+def check_devices(paths: Sequence[str], args: Sequence[object], specs: Sequence[Spec], mesh: Mesh) -> list[Mismatch]:
     """Checks that committed arrays are on the devices of the mesh, in its order where nothing asks to move them.
 
     Without a mesh all of them must be on the same devices.
@@ -225,15 +225,15 @@ def check_devices(paths: Sequence[str], args: Sequence[Any], specs: Sequence[Spe
             mismatches.append(
                 Mismatch(
                     f"One of pjit arguments, {path} ({_short(arg)}), is committed to the incompatible devices "
-                    f"{_ids_of_sharding(sharding)}, but the program runs on the devices "
-                    f"{_device_ids(mesh)} of the mesh",
+                    f"{ids_of(sharding)}, but the program runs on the devices "
+                    f"{device_ids(mesh)} of the mesh",
                     f"move it first: jax.device_put({path}, NamedSharding(mesh, spec)), or call under its own mesh",
                 )
             )
     return mismatches
 
 
-def _check_same_devices(paths: Sequence[str], args: Sequence[Any]) -> list[Mismatch]:
+def _check_same_devices(paths: Sequence[str], args: Sequence[object]) -> list[Mismatch]:
     committed = [
         (path, arg, sharding)
         for path, arg in zip(paths, args, strict=True)
@@ -255,7 +255,7 @@ def _check_same_devices(paths: Sequence[str], args: Sequence[Any]) -> list[Misma
     ]
 
 
-def _committed_sharding(arg: Any) -> Sharding | None:
+def _committed_sharding(arg: object) -> Sharding | None:
     """The sharding to which an argument is committed, as a struct with a sharding says it is; None if it is to none."""
     if isinstance(arg, Tracer):
         return None  # up to the enclosing trace
@@ -265,7 +265,7 @@ def _committed_sharding(arg: Any) -> Sharding | None:
     return None if isinstance(getattr(sharding, "mesh", None), AbstractMesh) else sharding
 
 
-def _short(arg: Any) -> str:
+def _short(arg: object) -> str:
     return abstractify(arg).str_short()
 
 
@@ -273,14 +273,4 @@ def _in_order(sharding: Sharding, spec: Spec, mesh: Mesh) -> bool:
     """Whether an array that stays where it is has its shards on the devices in the order of the mesh."""
     if isinstance(spec, ParsedPartitionSpec) or not isinstance(sharding, NamedSharding):
         return True
-    return _device_ids(sharding.mesh) == _device_ids(mesh)
-
-
-def _ids_of_sharding(sharding: Sharding) -> list[int]:
-    if isinstance(sharding, NamedSharding):
-        return _device_ids(sharding.mesh)
-    return sorted(device.id for device in sharding.device_set)
-
-
-def _device_ids(mesh: Any) -> list[int]:
-    return [device.id for device in mesh.devices.flat]
+    return ids_of(sharding) == device_ids(mesh)

@@ -1,10 +1,10 @@
 """Jaxprs and their equations, decomposed and composed."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from jax._src import effects
-from jax.core import AbstractValue
+from jax.core import AbstractValue, ShapedArray
 from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, Var, new_jaxpr_eqn, primitives
 from jax.lax import optimization_barrier_p
 
@@ -15,6 +15,11 @@ Atom = Var | Literal
 
 MERGED_JAXPR = ClosedJaxpr is Jaxpr
 """Whether a jaxpr has its constants itself: since jax 0.12."""
+
+
+def type_of(atom: Atom) -> ShapedArray:
+    """The type of a variable or literal, which is an array's in the programs that are partitioned."""
+    return cast(ShapedArray, atom.aval)
 
 
 def new_var(aval: AbstractValue) -> Var:

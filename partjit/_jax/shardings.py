@@ -22,8 +22,8 @@ __all__ = [
     "to_proto",
 ]
 
-MaybeSharding = Sharding | UnspecifiedValue | None
-"""Of an argument or result; UNSPECIFIED, or None, where the partitioner chooses."""
+MaybeSharding = Sharding | UnspecifiedValue
+"""Of an argument or result; UNSPECIFIED where the partitioner chooses."""
 
 DeviceList = xla_client.DeviceList
 OpSharding = xla_client.OpSharding

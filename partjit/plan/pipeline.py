@@ -7,16 +7,29 @@ go outside in: what a block is given is sharded as the propagation of the surrou
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
-from jax.extend.core import Var
-from jax.sharding import Mesh, NamedSharding
+from jax.extend.core import ClosedJaxpr, Var
+from jax.sharding import Mesh, NamedSharding, Sharding
 
+from partjit._jax.jaxprs import Atom
+from partjit._jax.shardings import MaybeSharding
 from partjit.colocated.runtime.streams import Stream
 from partjit.mesh import auto_twin
 from partjit.plan.ir.legality import check_stage
 from partjit.plan.ir.names import Names
-from partjit.plan.ir.nodes import Block, Branch, Group, Loop, is_host, variables
+from partjit.plan.ir.nodes import (
+    Block,
+    Branch,
+    Group,
+    Loop,
+    VarBlock,
+    VarLoop,
+    VarNode,
+    is_host,
+    variables,
+    with_blocks,
+)
 from partjit.plan.ir.verify import verify
 from partjit.plan.passes.bind import bind
 from partjit.plan.passes.control_flow import control_flow
@@ -28,17 +41,18 @@ from partjit.plan.passes.fragments import fragments, replicated
 from partjit.plan.passes.inline import inline
 from partjit.plan.passes.own_initial import own_initial_values
 from partjit.plan.passes.pin import pin
-from partjit.plan.passes.propagate import or_unspecified, propagate, without_a_mesh
+from partjit.plan.passes.propagate import default_without_mesh, or_unspecified, propagate
 from partjit.plan.passes.prune import merge, prune
 from partjit.plan.passes.rotate import rotate
 from partjit.plan.passes.shard_maps import meshes_of_shard_maps, shard_maps
 from partjit.plan.passes.transfers import transfers
 from partjit.plan.plan import Plan
+from partjit.primitive import keep_where
 
 __all__ = ["make_plan", "structured"]
 
 
-def structured(jaxpr: Any, mesh: Mesh, caller: Stream | None = None) -> Block:
+def structured(jaxpr: ClosedJaxpr, mesh: Mesh, caller: Stream | None = None) -> VarBlock:
     """The program of a closed jaxpr, with its calls, loops and branches as nodes.
 
     Args:
@@ -51,10 +65,10 @@ def structured(jaxpr: Any, mesh: Mesh, caller: Stream | None = None) -> Block:
         ShardingError: a shard_map with calls is over other devices than the program.
     """
 
-    def inlined(inner: Any) -> Block:
+    def inlined(inner: ClosedJaxpr) -> VarBlock:
         return merge(prune(inline(Block.of_jaxpr(inner), caller)))
 
-    passes: list[tuple[Callable[[Block], Block], str]] = [
+    passes: list[tuple[Callable[[VarBlock], VarBlock], str]] = [
         (partial(inline, caller=caller), "inlined"),
         (prune, "inlined"),
         (partial(shard_maps, mesh=mesh, inlined=inlined), "unmapped"),
@@ -64,7 +78,7 @@ def structured(jaxpr: Any, mesh: Mesh, caller: Stream | None = None) -> Block:
         (prune, "structured"),
         (own_initial_values, "structured"),
     ]
-    block = Block.of_jaxpr(jaxpr)
+    block: VarBlock = Block.of_jaxpr(jaxpr)
     for apply, stage in passes:
         block = apply(block)
         check_stage(block, stage)
@@ -83,17 +97,19 @@ class _Edges:
     """
 
     kind: Kind
-    in_shardings: Sequence[Any]
-    out_shardings: Sequence[Any]
+    in_shardings: Sequence[MaybeSharding]
+    out_shardings: Sequence[MaybeSharding]
     donated: Sequence[bool]
-    awaited: Collection[Any] = ()
+    awaited: Collection[Var] = ()
 
 
-def _partitioned(block: Block, edges: _Edges, mesh: Mesh, default: Any, shardings: dict[Any, Any]) -> Block:
+def _partitioned(
+    block: VarBlock, edges: _Edges, mesh: Mesh, default: Sharding | None, shardings: dict[Var, Sharding | None]
+) -> VarBlock:
     """A block, and those inside of it, made of fragments; `shardings` gets those of the variables between them."""
     block, ins = explicit(block, edges.in_shardings, edges.out_shardings, mesh)
     block, direct = forward(block, ins, edges.out_shardings, edges.kind)
-    donated = {var for var, flag in zip(block.inputs, edges.donated, strict=True) if flag}
+    donated = {*keep_where(block.inputs, edges.donated)}
     groups = cut(block, edges.awaited, donated)
     check_stage(groups, "cut")
     crossing = [var for node in groups.nodes for var in variables(node.inputs) if var not in block.consts]
@@ -102,10 +118,10 @@ def _partitioned(block: Block, edges: _Edges, mesh: Mesh, default: Any, sharding
     check_stage(made, "fragments")
     on_devices = {var for node in groups.nodes if isinstance(node, Group) for var in node.inputs}.union(edges.awaited)
 
-    def sharding_of(atom: Any) -> Any:
+    def sharding_of(atom: Atom) -> Sharding | None:
         return shardings[atom] if isinstance(atom, Var) and atom in shardings else replicated(mesh)
 
-    def nested(node: Any) -> Any:
+    def nested(node: VarNode) -> VarNode:
         if not isinstance(node, Loop | Branch):
             return node
         is_loop = isinstance(node, Loop)
@@ -114,30 +130,30 @@ def _partitioned(block: Block, edges: _Edges, mesh: Mesh, default: Any, sharding
         ins = [or_unspecified(sharding_of(atom)) for atom in given]
         blocks = []
         for inner in node.blocks:
-            awaited = _awaited_next(node) if is_loop else _used_by(inner, [var in on_devices for var in node.outputs])
+            awaited = (
+                _awaited_next(node)
+                if is_loop
+                else {*variables(keep_where(inner.outputs, [var in on_devices for var in node.outputs]))}
+            )
             donated = [k >= len(node.captured) for k in range(len(given))]
             inside = _Edges("iteration" if is_loop else "branch", ins, outs, donated, awaited)
             blocks.append(_partitioned(inner, inside, mesh, default, shardings))
-        return dataclasses.replace(node, **({"block": blocks[0]} if is_loop else {"blocks": tuple(blocks)}))
+        return with_blocks(node, blocks)
 
     return dataclasses.replace(made, nodes=tuple(map(nested, made.nodes)))
 
 
-def _awaited_next(loop: Loop) -> Collection[Any]:
+def _awaited_next(loop: VarLoop) -> Collection[Var]:
     """The results of an iteration that the devices need in the next one; the predicate is read as well."""
     read = {atom for node in loop.block.nodes if not is_host(node) for atom in variables(node.inputs)}
     pairs = zip(loop.carried, loop.block.outputs, strict=True)
     return {*variables([*(out for var, out in pairs if var in read), *loop.block.outputs[: loop.trip_count is None]])}
 
 
-def _used_by(block: Block, flags: Sequence[bool]) -> Collection[Any]:
-    return {*variables(atom for atom, flag in zip(block.outputs, flags, strict=True) if flag)}
-
-
 def make_plan(
-    jaxpr: Any,
-    in_shardings: Sequence[Any],
-    out_shardings: Sequence[Any],
+    jaxpr: ClosedJaxpr,
+    in_shardings: Sequence[MaybeSharding],
+    out_shardings: Sequence[MaybeSharding],
     donated: Sequence[bool],
     mesh: Mesh,
     name: str,
@@ -164,16 +180,16 @@ def make_plan(
     if mesh.empty:  # the arguments may bring one along
         mesh = next((cast(Mesh, s.mesh) for s in in_shardings if isinstance(s, NamedSharding)), mesh)
     if mesh.empty:
-        mesh = next(meshes_of_shard_maps(jaxpr), mesh)
+        mesh = next(meshes_of_shard_maps(jaxpr.jaxpr), mesh)
     program = structured(jaxpr, mesh, caller)
     check_devices(program, mesh)
-    default = without_a_mesh(in_shardings) if mesh.empty else None
-    shardings: dict[Any, Any] = {}
+    default = default_without_mesh(mesh, in_shardings)
+    shardings: dict[Var, Sharding | None] = {}
     edges = _Edges("program", in_shardings, out_shardings, donated)
-    block = _partitioned(program, edges, mesh, default, shardings)
+    partitioned = _partitioned(program, edges, mesh, default, shardings)
     # Which the plan's source means something else by.
     names = Names("wait", "release", "read", "range", "_")
-    bound = bind(block, shardings, paths, result_paths, mesh, names)
+    bound = bind(partitioned, shardings, paths, result_paths, mesh, names)
     check_stage(bound.block, "bound", [*bound.constants])
     bound = dataclasses.replace(bound, block=pin(bound.block, bound.constants))
     bound = transfers(bound, names, default)

@@ -3,28 +3,31 @@
 import collections
 import dataclasses
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
 
 import networkx as nx
 
-from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Node, Transfer, walk
+from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Transfer, walk
 from partjit.plan.ir.plan import PlanData
-from partjit.plan.show.graph import as_graph, critical_path, to_mermaid
+from partjit.plan.show.graph import Costs, as_graph, critical_path, to_mermaid
 from partjit.plan.show.pictures import to_html, to_svg
 from partjit.plan.show.source import emit
+from partjit.render.numbers import counted
 
 __all__ = ["Plan"]
+
+T = TypeVar("T")
 
 
 class Made:
     """What was made of a plan: it lives as long as the plan does."""
 
     def __init__(self) -> None:
-        self._made: dict[Any, Any] = {}
+        self._made: dict[Hashable, Any] = {}
         self._lock = threading.RLock()
 
-    def get(self, key: Any, make: Callable[[], Any]) -> Any:
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
         """What was made for a key, made now if that was not done before."""
         with self._lock:
             if key not in self._made:
@@ -72,9 +75,7 @@ class Plan(PlanData):
         """
         return as_graph(self)
 
-    def critical_path(
-        self, costs: Mapping[str, float] | Callable[[Node], float] | None = None
-    ) -> tuple[tuple[str, ...], float]:
+    def critical_path(self, costs: Costs | None = None) -> tuple[tuple[str, ...], float]:
         """The chain of nodes that takes longest, and how long it takes: no schedule can be quicker.
 
         Args:
@@ -93,7 +94,7 @@ class Plan(PlanData):
         """The graph as a Mermaid flowchart: fragments as boxes, calls rounded, order as dotted lines."""
         return to_mermaid(self)
 
-    def to_svg(self, costs: Mapping[str, float] | Callable[[Node], float] | None = None) -> str:
+    def to_svg(self, costs: Costs | None = None) -> str:
         """The graph as a picture: boxes in rows, what loops and branches hold in them, and edges that go down.
 
         Edges say how many bytes go along them; dotted ones are an order without data. In a loop, "carried in" stands
@@ -128,9 +129,4 @@ class Plan(PlanData):
         counts = collections.Counter(type(node) for node in walk(self.nodes))
         named = {"fragment": Fragment, "call": ColocatedCall, "transfer": Transfer}
         named |= {name: kind for name, kind in {"loop": Loop, "branch": Branch}.items() if counts[kind]}
-        plural = {"branch": "branches"}
-        counted = [
-            f"{counts[kind]} {name}" if counts[kind] == 1 else f"{counts[kind]} {plural.get(name, f'{name}s')}"
-            for name, kind in named.items()
-        ]
-        return f"<plan of {self.name}: {', '.join(counted)}>"
+        return f"<plan of {self.name}: {', '.join(counted(counts[kind], name) for name, kind in named.items())}>"

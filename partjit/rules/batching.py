@@ -3,7 +3,6 @@ sharded over mesh axes.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from jax.extend.core import ClosedJaxpr
 from jax.interpreters import batching
@@ -18,15 +17,15 @@ from partjit.spec import ParsedPartitionSpec, Spec
 
 def _batch(
     axis_data: AxisData,
-    args: Sequence[Any],
+    args: Sequence[object],
     dims: Sequence[int | None],
     *,
     jaxpr: ClosedJaxpr,
     in_specs: tuple[Spec, ...],
     out_specs: tuple[Spec, ...],
     mesh: Mesh,
-    **params: Any,
-) -> tuple[list[Any], list[int | None]]:
+    **params: object,
+) -> tuple[list[object], list[int | None]]:
     batched_in = [dim is not None for dim in dims]
     args = [x if dim is None else moveaxis(x, dim, 0) for x, dim in zip(args, dims, strict=True)]
     with tracing_under(mesh):  # custom rules in the jaxpr are traced now
@@ -51,13 +50,13 @@ def _batch(
 
 def _batch_constraint(
     axis_data: AxisData,
-    args: Sequence[Any],
+    args: Sequence[object],
     dims: Sequence[int | None],
     *,
     spec: ParsedPartitionSpec,
     mesh: Mesh,
-    **params: Any,
-) -> tuple[Any, int | None]:
+    **params: object,
+) -> tuple[object, int | None]:
     (x,), (dim,) = args, dims
     if dim is not None:
         spec = insert_batch_axis(spec, dim, axis_data, mesh, "with_sharding_constraint arguments")

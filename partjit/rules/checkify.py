@@ -1,28 +1,27 @@
 """`checkify`: the error passes through the program as further arguments and results, with UNSPECIFIED specs."""
 
-from typing import Any
-
 import jax
 from jax.extend.core import ClosedJaxpr
 
 from partjit._jax.rules import checkify_jaxpr, register_checkify
 from partjit._jax.shardings import UNSPECIFIED
 from partjit._jax.tracing import abstractify
+from partjit._jax.types import PyTree
 from partjit.primitive import pjit_p
 from partjit.spec import Spec
 
 
 def _check(
-    ctx: Any,
-    error: Any,
-    enabled_errors: Any,
-    *args: Any,
+    ctx: object,
+    error: PyTree,
+    enabled_errors: object,
+    *args: object,
     jaxpr: ClosedJaxpr,
     in_specs: tuple[Spec, ...],
     out_specs: tuple[Spec, ...],
     donated_invars: tuple[bool, ...],
-    **params: Any,
-) -> Any:
+    **params: object,
+) -> PyTree:
     error_values, error_tree = jax.tree.flatten(error)
     checked_args = (*error_values, *args)
     in_avals = tuple(map(abstractify, checked_args))

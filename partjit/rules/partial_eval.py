@@ -36,7 +36,7 @@ def _partial_eval(
     in_specs: tuple[Spec, ...],
     out_specs: tuple[Spec, ...],
     **params: Any,
-) -> list[Any]:
+) -> list[object]:
     known_ins = [tracer.pval.is_known() for tracer in tracers]
     unknown_ins = [not known for known in known_ins]
     known_jaxpr, unknown_jaxpr, unknown_outs, _, forwarded = partial_eval_jaxpr_nounits_fwd(

@@ -1,7 +1,6 @@
 """Refs (mutable arrays): discharging makes each ref argument an argument and a result, both with its spec."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from jax.core import AbstractValue
 from jax.extend.core import ClosedJaxpr
@@ -13,14 +12,14 @@ from partjit.spec import Spec
 
 
 def _discharge(
-    ctx: Any,
+    ctx: object,
     in_avals: Sequence[AbstractValue],
-    *args: Any,
+    *args: object,
     jaxpr: ClosedJaxpr,
     in_specs: tuple[Spec, ...],
     out_specs: tuple[Spec, ...],
-    **params: Any,
-) -> tuple[list[Any], list[Any]]:
+    **params: object,
+) -> tuple[list[object], list[object]]:
     is_ref = [isinstance(aval, AbstractRef) for aval in in_avals]
     outs = pjit_p.bind(
         *args,

@@ -2,82 +2,97 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
-from jax.extend.core import DropVar, JaxprEqn, Var, jaxpr_as_fun, new_jaxpr_eqn
+from jax.extend.core import ClosedJaxpr, DropVar, JaxprEqn, Var, jaxpr_as_fun, new_jaxpr_eqn
 from jax.sharding import Mesh
+from jax.typing import ArrayLike
 
-from partjit._jax.jaxprs import closed_jaxpr, new_var
+from partjit._jax.jaxprs import Atom, closed_jaxpr, new_var, type_of
 from partjit._jax.sources import nested_source_info
 from partjit.mesh import auto_twin
 from partjit.plan.ir.calls import orders_of
 from partjit.plan.ir.nodes import (
-    AnyNode,
     Block,
     Branch,
     ColocatedCall,
     Equation,
     Forward,
     Loop,
+    VarBlock,
+    VarLoop,
+    VarNode,
     variables,
+    with_blocks,
 )
 from partjit.primitive import device_witness, sharding_constraint_p
 from partjit.spec import ParsedPartitionSpec
 
-__all__ = ["Builder", "constraint", "copied", "expanded", "jaxpr_of", "live", "read", "reading", "rebuilt"]
+__all__ = [
+    "Builder",
+    "constraint",
+    "copied",
+    "expanded",
+    "jaxpr_of",
+    "live",
+    "read",
+    "reading",
+    "rebuilt",
+    "with_loops",
+]
 
 
-def read(env: Mapping[Any, Any], atom: Any) -> Any:
+N = TypeVar("N", bound=VarNode)
+
+
+def read(env: Mapping[Var, Atom], atom: Atom) -> Atom:
     """What an environment has in the place of a variable or literal; itself if it has nothing."""
     return env.get(atom, atom) if isinstance(atom, Var) else atom
 
 
-def reading(node: Any, env: Mapping[Any, Any]) -> Any:
+def reading(node: VarNode, env: Mapping[Var, Atom]) -> VarNode:
     """A node that reads what an environment has in the place of its inputs."""
     if not env or not any(isinstance(atom, Var) and atom in env for atom in node.inputs):
         return node
-    return _replaced(node, [read(env, atom) for atom in node.inputs], node.outputs)
+    return _replaced(node, env, node.outputs)
 
 
-def _replaced(node: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
+def _replaced(node: VarNode, env: Mapping[Var, Atom], outputs: Sequence[Var]) -> VarNode:
+    inputs = [read(env, atom) for atom in node.inputs]
     if isinstance(node, Equation):
-        return Equation(node.eqn.replace(invars=[*inputs], outvars=[*outputs]))
+        return Equation(node.eqn.replace(invars=inputs, outvars=[*outputs]))
     return dataclasses.replace(node, inputs=tuple(inputs), outputs=tuple(outputs))
 
 
-def _fresh(var: Any) -> Any:
+def _fresh(var: Var) -> Var:
     return var if isinstance(var, DropVar) else new_var(var.aval)
 
 
-def _copied(node: Any, env: dict[Any, Any]) -> Any:
+def _copied(node: VarNode, env: dict[Var, Atom]) -> VarNode:
     """A node with fresh variables for what it computes, which are put into the environment."""
     outputs = [_fresh(var) for var in node.outputs]
-    fresh = _replaced(node, [read(env, atom) for atom in node.inputs], outputs)
+    fresh = _replaced(node, env, outputs)
     env.update(zip(node.outputs, outputs, strict=True))
-    if isinstance(node, Loop):
-        return dataclasses.replace(fresh, block=copied(node.block))
-    if isinstance(node, Branch):
-        return dataclasses.replace(fresh, blocks=tuple(map(copied, node.blocks)))
-    return fresh
+    return with_blocks(fresh, map(copied, fresh.blocks)) if isinstance(fresh, Loop | Branch) else fresh
 
 
-def copied(block: Block) -> Block:
+def copied(block: VarBlock) -> VarBlock:
     """A block with fresh variables: two blocks made of one jaxpr share none."""
-    env: dict[Any, Any] = {var: _fresh(var) for var in (*block.inputs, *block.consts)}
+    fresh = {var: _fresh(var) for var in (*block.inputs, *block.consts)}
+    env: dict[Var, Atom] = {**fresh}
     nodes = tuple(_copied(node, env) for node in block.nodes)
-    consts = {env[var]: value for var, value in block.consts.items()}
-    return Block(tuple(env[var] for var in block.inputs), nodes, tuple(read(env, a) for a in block.outputs), consts)
+    consts = {fresh[var]: value for var, value in block.consts.items()}
+    return Block(tuple(fresh[var] for var in block.inputs), nodes, tuple(read(env, a) for a in block.outputs), consts)
 
 
-def rebuilt(block: Block, nodes: Iterable[AnyNode], env: Mapping[Any, Any] | None = None) -> Block:
+def rebuilt(block: VarBlock, nodes: Iterable[VarNode], env: Mapping[Var, Atom] | None = None) -> VarBlock:
     """A block with other nodes, and with what an environment has in the place of its outputs."""
-    return dataclasses.replace(
-        block, nodes=tuple(nodes), outputs=tuple(read(env or {}, atom) for atom in block.outputs)
-    )
+    outputs = tuple(read(env or {}, atom) for atom in block.outputs)
+    return dataclasses.replace(block, nodes=tuple(nodes), outputs=outputs)
 
 
-def live(outputs: Iterable[Any], nodes: Sequence[AnyNode]) -> tuple[list[AnyNode], set[Any]]:
+def live(outputs: Iterable[Atom], nodes: Sequence[N]) -> tuple[list[N], set[Var]]:
     """The nodes that have effects or that something needs, and the variables that are needed."""
     needed = {*variables(outputs)}
     kept = []
@@ -88,31 +103,7 @@ def live(outputs: Iterable[Any], nodes: Sequence[AnyNode]) -> tuple[list[AnyNode
     return kept[::-1], needed
 
 
-Expand = Callable[[JaxprEqn, Sequence[bool], dict[Any, Any]], tuple[Iterable[AnyNode], Mapping[Any, Any]]]
-"""From an equation, flags of the results that are needed, and constants to which its own are added, to the nodes that
-take its place and what they have in the place of its results."""
-
-
-def expanded(block: Block, is_expanded: Callable[[Any], bool], expand: Expand) -> Block:
-    """A block in which nodes take the place of some equations; the block itself if there are none."""
-    if not any(map(is_expanded, block.nodes)):
-        return block
-    needed = live(block.outputs, block.nodes)[1]
-    env: dict[Any, Any] = {}
-    nodes: list[AnyNode] = []
-    consts = dict(block.consts)
-    for node in block.nodes:
-        node = reading(node, env)
-        if not is_expanded(node):
-            nodes.append(node)
-            continue
-        made, results = expand(node.eqn, [var in needed for var in node.outputs], consts)
-        nodes += made
-        env.update(results)
-    return rebuilt(dataclasses.replace(block, consts=consts), nodes, env)
-
-
-def constraint(atom: Any, var: Any, spec: ParsedPartitionSpec, mesh: Mesh, like: Any) -> Any:
+def constraint(atom: Atom, var: Var, spec: ParsedPartitionSpec, mesh: Mesh, like: JaxprEqn) -> JaxprEqn:
     """An equation that constrains a value to a spec.
 
     Args:
@@ -136,22 +127,22 @@ class Builder:
         consts: the variables that are constants, with their values.
     """
 
-    def __init__(self, like: Any, consts: dict[Any, Any] | None = None) -> None:
+    def __init__(self, like: JaxprEqn, consts: dict[Var, ArrayLike] | None = None) -> None:
         self.like = like
-        self.nodes: list[Any] = []
-        self.consts: dict[Any, Any] = {} if consts is None else consts
+        self.nodes: list[VarNode] = []
+        self.consts: dict[Var, ArrayLike] = {} if consts is None else consts
 
-    def add(self, fun: Callable[..., Any], *atoms: Any) -> list[Any]:
+    def add(self, fun: Callable[..., Any], *atoms: Atom) -> list[Atom]:
         """The results, flat, of a function of jax on these atoms."""
-        structs = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in atoms]
+        structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in map(type_of, atoms)]
         return self.inline(Block.of_jaxpr(jax.make_jaxpr(fun)(*structs)), atoms)
 
-    def inline(self, block: Block, atoms: Sequence[Any]) -> list[Any]:
+    def inline(self, block: VarBlock, atoms: Sequence[Atom]) -> list[Atom]:
         """The results of a block on these atoms."""
         env = dict(zip(block.inputs, atoms, strict=True))
         for var, value in block.consts.items():
-            env[var] = new_var(var.aval)
-            self.consts[env[var]] = value
+            env[var] = const = new_var(var.aval)
+            self.consts[const] = value
         for node in block.nodes:
             fresh = _copied(node, env)
             if isinstance(fresh, Equation):
@@ -162,43 +153,92 @@ class Builder:
             self.nodes.append(fresh)
         return [read(env, atom) for atom in block.outputs]
 
-    def constrain(self, atom: Any, spec: ParsedPartitionSpec, mesh: Mesh) -> Any:
+    def constrain(self, atom: Atom, spec: ParsedPartitionSpec, mesh: Mesh) -> Var:
         """A value constrained to a spec."""
         var = new_var(atom.aval)
         self.nodes.append(Equation(constraint(atom, var, spec, mesh, self.like)))
         return var
 
 
-def jaxpr_of(block: Block) -> Any:
-    """The closed jaxpr of a block, with jax's own loops and branches: for the partitioner, or to be traced again."""
-    eqns: list[Any] = []
-    env: dict[Any, Any] = {}
+def expanded(
+    block: VarBlock,
+    is_expanded: Callable[[JaxprEqn], bool],
+    expand: Callable[[Builder, Sequence[bool]], Mapping[Var, Atom]],
+) -> VarBlock:
+    """A block in which nodes take the place of some equations; the block itself if there are none.
+
+    Args:
+        block: the block.
+        is_expanded: whether an equation is one of them.
+        expand: given a builder for an equation and flags of the results that are needed, adds the nodes, and returns
+            what there is in the place of the results.
+    """
+    if not any(isinstance(node, Equation) and is_expanded(node.eqn) for node in block.nodes):
+        return block
+    needed = live(block.outputs, block.nodes)[1]
+    env: dict[Var, Atom] = {}
+    nodes: list[VarNode] = []
     consts = dict(block.consts)
     for node in block.nodes:
+        node = reading(node, env)
+        if isinstance(node, Equation) and is_expanded(node.eqn):
+            out = Builder(node.eqn, consts)
+            env.update(expand(out, [var in needed for var in node.outputs]))
+            nodes += out.nodes
+        else:
+            nodes.append(node)
+    return rebuilt(dataclasses.replace(block, consts=consts), nodes, env)
+
+
+def with_loops(block: VarBlock, change: Callable[[VarLoop, Builder], VarLoop]) -> VarBlock:
+    """A block with changed loops, each after the nodes that the change adds to a builder; itself if it has no loops."""
+    if not any(isinstance(node, Loop) for node in block.nodes):
+        return block
+    nodes: list[VarNode] = []
+    consts = dict(block.consts)
+    for node in block.nodes:
+        if isinstance(node, Loop):
+            before = Builder(node.eqn, consts)
+            node = change(node, before)
+            nodes += before.nodes
+        nodes.append(node)
+    return rebuilt(dataclasses.replace(block, consts=consts), nodes)
+
+
+def jaxpr_of(block: VarBlock) -> ClosedJaxpr:
+    """The closed jaxpr of a block, with jax's own loops and branches: for the partitioner, or to be traced again."""
+    eqns: list[JaxprEqn] = []
+    env: dict[Var, Atom] = {}
+    consts = dict(block.consts)
+    for node in block.nodes:
+        if isinstance(node, Equation) and not env:
+            eqns.append(node.eqn)
+            continue
+        inputs = [read(env, atom) for atom in node.inputs]
         if isinstance(node, Equation):
-            eqns.append(reading(node, env).eqn)
+            eqns.append(node.eqn.replace(invars=inputs))
         elif isinstance(node, Forward):
-            env[node.outputs[0]] = read(env, node.inputs[0])
+            env[node.outputs[0]] = inputs[0]
         elif isinstance(node, ColocatedCall):
             params = {"callee": node.callee, "stream": node.stream}
-            inputs = [read(env, atom) for atom in node.inputs]
             eqns.append(node.eqn.replace(invars=inputs, outvars=[*node.outputs], params=params))
         else:
+            assert isinstance(node, Loop | Branch)  # blocks are not cut yet
             built = Builder(node.eqn, consts)
-            results = built.add(_of_jax(node), *(read(env, atom) for atom in node.inputs))
-            eqns += (made.eqn for made in built.nodes)
+            results = built.add(_of_jax(node), *inputs)
+            eqns += (made.eqn for made in built.nodes if isinstance(made, Equation))
             env.update(zip(node.outputs, results, strict=True))
     return closed_jaxpr(block.inputs, [read(env, atom) for atom in block.outputs], eqns, consts)
 
 
-def _of_jax(node: Loop | Branch) -> Callable[..., Any]:
+def _of_jax(node: VarLoop | Branch[Atom, Var]) -> Callable[..., Sequence[jax.Array]]:
     """A loop or branch as a function of its inputs."""
     runs = [jaxpr_as_fun(jaxpr_of(block)) for block in node.blocks]
     if isinstance(node, Branch):
         return lambda index, *captured: jax.lax.switch(index, runs, *captured)
     count, trip_count, (run,) = len(node.captured), node.trip_count, runs
 
-    def loop(*args: Any) -> Any:
+    def loop(*args: jax.Array) -> Sequence[jax.Array]:
         captured, initial = args[:count], [*args[count:]]
         if trip_count is None:
             return jax.lax.while_loop(lambda carried: carried[0], lambda carried: run(*captured, *carried), initial)

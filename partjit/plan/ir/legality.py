@@ -7,11 +7,11 @@ is verified, by `partjit.plan.ir.verify`.
 
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence, Set
 
 from jax.extend.core import Var
 
+from partjit._jax.jaxprs import Atom
 from partjit.plan.ir.calls import makes_calls
 from partjit.plan.ir.nodes import (
     AnyNode,
@@ -89,7 +89,7 @@ def check_stage(block: Block, stage: str, constants: Sequence[Value] = ()) -> No
             )
 
 
-def _faults(block: Block, stage: str, outside: set[Any]) -> Iterator[str]:
+def _faults(block: Block, stage: str, outside: Set[object]) -> Iterator[str]:
     legal = STAGES[stage]
     defined = {*outside, *block.inputs, *block.consts}
     for node in block.nodes:
@@ -110,7 +110,7 @@ def _faults(block: Block, stage: str, outside: set[Any]) -> Iterator[str]:
     yield from (f"the result {atom} is never defined" for atom in _variables(block.outputs) if atom not in defined)
 
 
-def _faults_of_blocks(node: AnyNode, legal: Stage, outside: set[Any]) -> Iterator[str]:
+def _faults_of_blocks(node: AnyNode, legal: Stage, outside: Set[object]) -> Iterator[str]:
     for inner in blocks_of(node):
         if isinstance(node, Loop | Branch) and len(inner.outputs) != len(node.outputs):
             yield f"{_shown(node)} is given {len(inner.outputs)} values instead of {len(node.outputs)}"
@@ -121,11 +121,11 @@ def _faults_of_blocks(node: AnyNode, legal: Stage, outside: set[Any]) -> Iterato
         yield from _faults(inner, legal.inside, outside)
 
 
-def _variables(atoms: Sequence[Any]) -> list[Any]:
+def _variables(atoms: Iterable[Atom | Value]) -> list[Var | Value]:
     return [atom for atom in atoms if isinstance(atom, Var | Value)]
 
 
-def _shown(node: Any) -> str:
+def _shown(node: AnyNode) -> str:
     if isinstance(node, Equation):
         return node.eqn.primitive.name
     return getattr(node, "name", "") or type(node).__name__

@@ -7,10 +7,14 @@ blocks of their own, whose inputs are what is given to them: while these are var
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
-from jax.extend.core import JaxprEqn, Var
+from jax.core import ShapedArray
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
+from jax.sharding import Sharding
+from jax.typing import ArrayLike
 
+from partjit._jax.jaxprs import Atom
 from partjit.colocated.ir.primitive import Callee
 from partjit.colocated.runtime.streams import Stream
 
@@ -27,11 +31,22 @@ __all__ = [
     "Node",
     "Transfer",
     "Value",
+    "ValueBlock",
+    "ValueBranch",
+    "ValueLoop",
+    "VarBlock",
+    "VarLoop",
+    "VarNode",
     "blocks_of",
     "is_host",
     "variables",
     "walk",
+    "with_blocks",
 ]
+
+R = TypeVar("R", covariant=True)  # what nodes read: atoms of jax, then values
+D = TypeVar("D", covariant=True)  # what they define: variables of jax, then values
+N = TypeVar("N", covariant=True)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,8 +61,8 @@ class Value:
     """
 
     name: str
-    aval: Any
-    sharding: Any
+    aval: ShapedArray
+    sharding: Sharding | None
 
     @property
     def nbytes(self) -> int:
@@ -71,12 +86,12 @@ class Equation:
     eqn: JaxprEqn
 
     @property
-    def inputs(self) -> Sequence[Any]:
+    def inputs(self) -> Sequence[Atom]:
         """The variables and literals it reads."""
         return self.eqn.invars
 
     @property
-    def outputs(self) -> Sequence[Any]:
+    def outputs(self) -> Sequence[Var]:
         """The variables it computes."""
         return self.eqn.outvars
 
@@ -92,8 +107,8 @@ class Forward:
         outputs: the variable of the result.
     """
 
-    inputs: tuple[Any]
-    outputs: tuple[Any]
+    inputs: tuple[Atom]
+    outputs: tuple[Var]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -107,17 +122,17 @@ class Group:
     """
 
     nodes: tuple[Equation | Forward, ...]
-    inputs: tuple[Any, ...]
+    inputs: tuple[Var, ...]
     cost: float
 
     @property
-    def outputs(self) -> Sequence[Any]:
+    def outputs(self) -> Sequence[Var]:
         """The variables it computes."""
         return [var for node in self.nodes for var in node.outputs]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Fragment:
+class Fragment(Generic[R, D]):
     """A piece of the jaxpr that is compiled as one XLA program.
 
     Attributes:
@@ -128,16 +143,16 @@ class Fragment:
         name: its name in the plan's source.
     """
 
-    jaxpr: Any
-    inputs: tuple[Any, ...]
-    outputs: tuple[Any, ...]
+    jaxpr: ClosedJaxpr
+    inputs: tuple[R, ...]
+    outputs: tuple[D, ...]
     cost: float
     donated: tuple[bool, ...] = ()
     name: str = ""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ColocatedCall:
+class ColocatedCall(Generic[R, D]):
     """A call of Python on the hosts.
 
     Attributes:
@@ -153,8 +168,8 @@ class ColocatedCall:
     """
 
     eqn: JaxprEqn
-    inputs: tuple[Any, ...]
-    outputs: tuple[Any, ...]
+    inputs: tuple[R, ...]
+    outputs: tuple[D, ...]
     callee: Callee
     stream: Stream | None
     is_inline: bool = False
@@ -184,11 +199,8 @@ class Transfer:
     name: str
 
 
-N = TypeVar("N")
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
-class Block(Generic[N]):
+class Block(Generic[N, R, D]):
     """The nodes of a program, of one iteration of a loop, or of a branch.
 
     Attributes:
@@ -199,14 +211,14 @@ class Block(Generic[N]):
         order: pairs of names of which the second may only begin when the first has ended.
     """
 
-    inputs: tuple[Any, ...]
+    inputs: tuple[D, ...]
     nodes: tuple[N, ...]
-    outputs: tuple[Any, ...]
-    consts: Mapping[Any, Any] = dataclasses.field(default_factory=dict)
+    outputs: tuple[R, ...]
+    consts: Mapping[Var, ArrayLike] = dataclasses.field(default_factory=dict)
     order: tuple[tuple[str, str], ...] = ()
 
-    @classmethod
-    def of_jaxpr(cls, jaxpr: Any) -> "Block[Equation]":
+    @staticmethod
+    def of_jaxpr(jaxpr: ClosedJaxpr) -> "Block[Equation, Atom, Var]":
         """The block of a closed jaxpr, unchanged."""
         inner = jaxpr.jaxpr
         consts = dict(zip(inner.constvars, jaxpr.consts, strict=True))
@@ -214,7 +226,7 @@ class Block(Generic[N]):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Loop:
+class Loop(Generic[R, D]):
     """A loop that the calling thread drives.
 
     Attributes:
@@ -229,9 +241,9 @@ class Loop:
         name: its name in the plan.
     """
 
-    inputs: tuple[Any, ...]
-    outputs: tuple[Any, ...]
-    block: Block
+    inputs: tuple[R, ...]
+    outputs: tuple[D, ...]
+    block: Block[Any, R, D]
     trip_count: int | None
     eqn: JaxprEqn
     is_buffer: tuple[bool, ...]
@@ -240,28 +252,28 @@ class Loop:
     name: str = ""
 
     @property
-    def initial(self) -> tuple[Any, ...]:
+    def initial(self) -> tuple[R, ...]:
         """The carried values of the first iteration."""
         return self.inputs[len(self.inputs) - len(self.outputs) :]
 
     @property
-    def captured(self) -> tuple[Any, ...]:
+    def captured(self) -> tuple[R, ...]:
         """What its iterations read from outside."""
         return self.inputs[: len(self.inputs) - len(self.outputs)]
 
     @property
-    def blocks(self) -> tuple[Block, ...]:
+    def blocks(self) -> tuple[Block[Any, R, D], ...]:
         """Its iteration."""
         return (self.block,)
 
     @property
-    def carried(self) -> tuple[Any, ...]:
+    def carried(self) -> tuple[D, ...]:
         """The inputs of an iteration that are carried."""
         return self.block.inputs[len(self.captured) :]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Branch:
+class Branch(Generic[R, D]):
     """A choice that the calling thread makes.
 
     Attributes:
@@ -273,27 +285,40 @@ class Branch:
         name: its name in the plan.
     """
 
-    inputs: tuple[Any, ...]
-    outputs: tuple[Any, ...]
-    blocks: tuple[Block, ...]
+    inputs: tuple[R, ...]
+    outputs: tuple[D, ...]
+    blocks: tuple[Block[Any, R, D], ...]
     eqn: JaxprEqn
     given: tuple[Value, ...] = ()
     name: str = ""
 
     @property
-    def captured(self) -> tuple[Any, ...]:
+    def captured(self) -> tuple[R, ...]:
         """What its blocks read from outside."""
         return self.inputs[1:]
 
 
-Node = Fragment | ColocatedCall | Transfer | Loop | Branch
+Node: TypeAlias = (
+    Fragment[Value, Value] | ColocatedCall[Value, Value] | Transfer | Loop[Value, Value] | Branch[Value, Value]
+)
 """A node of a plan."""
 
-AnyNode = Node | Equation | Forward | Group
+VarNode: TypeAlias = (
+    Equation | Forward | Group | Fragment[Atom, Var] | ColocatedCall[Atom, Var] | Loop[Atom, Var] | Branch[Atom, Var]
+)
+"""A node of a program before its variables become values."""
+
+AnyNode: TypeAlias = Node | VarNode
 """A node at any stage of a program."""
 
+VarBlock: TypeAlias = Block[VarNode, Atom, Var]
+VarLoop: TypeAlias = Loop[Atom, Var]
+ValueBlock: TypeAlias = Block[Node, Value, Value]
+ValueLoop: TypeAlias = Loop[Value, Value]
+ValueBranch: TypeAlias = Branch[Value, Value]
 
-def variables(atoms: Iterable[Any]) -> list[Any]:
+
+def variables(atoms: Iterable[Atom]) -> list[Var]:
     """The variables among variables and literals."""
     return [atom for atom in atoms if isinstance(atom, Var)]
 
@@ -308,9 +333,20 @@ def blocks_of(node: AnyNode) -> Sequence[Block]:
     return node.blocks if isinstance(node, Loop | Branch) else ()
 
 
-def walk(nodes: Sequence[AnyNode]) -> Iterator[Any]:
+LoopOrBranch = TypeVar("LoopOrBranch", bound=Loop | Branch)
+
+
+def with_blocks(node: LoopOrBranch, blocks: Iterable[Block], **changes: Any) -> LoopOrBranch:
+    """A loop or branch with other blocks, and with other changes."""
+    blocks = tuple(blocks)
+    own = {"block": blocks[0]} if isinstance(node, Loop) else {"blocks": blocks}
+    return dataclasses.replace(node, **own, **changes)
+
+
+def walk(nodes: Iterable[N]) -> Iterator[N]:
     """All nodes, those in loops and branches among them, each after the node that contains it."""
     for node in nodes:
         yield node
-        for block in blocks_of(node):
-            yield from walk(block.nodes)
+        if isinstance(node, Loop | Branch):
+            for block in node.blocks:
+                yield from walk(block.nodes)

@@ -7,9 +7,9 @@ program alone.
 """
 
 import dataclasses
-from typing import Any
 
 from jax.sharding import Mesh
+from jax.typing import ArrayLike
 
 from partjit.plan.ir.nodes import ColocatedCall, Fragment, Node, Transfer, Value, walk
 
@@ -38,16 +38,16 @@ class PlanData:
     paths: tuple[str, ...]
     nodes: tuple[Node, ...]
     order: tuple[tuple[str, str], ...]
-    constants: tuple[tuple[Value, Any], ...]
+    constants: tuple[tuple[Value, ArrayLike], ...]
     released: frozenset[Value]
 
     @property
-    def fragments(self) -> tuple[Fragment, ...]:
+    def fragments(self) -> tuple[Fragment[Value, Value], ...]:
         """The pieces that are compiled, in the order of their dispatch; those in loops and branches as well."""
         return tuple(node for node in walk(self.nodes) if isinstance(node, Fragment))
 
     @property
-    def calls(self) -> tuple[ColocatedCall, ...]:
+    def calls(self) -> tuple[ColocatedCall[Value, Value], ...]:
         """The colocated calls, in the order in which they are made; those in loops and branches as well."""
         return tuple(node for node in walk(self.nodes) if isinstance(node, ColocatedCall))
 

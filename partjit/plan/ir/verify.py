@@ -2,13 +2,15 @@
 
 import collections
 from collections.abc import Sequence
-from typing import Any
 
+from jax.sharding import Sharding
+
+from partjit._jax.jaxprs import type_of
 from partjit.colocated.devices import colocated_sharding
-from partjit.plan.ir.calls import orders_of
+from partjit.plan.ir.calls import Order, orders_of
 from partjit.plan.ir.legality import PlanError
 from partjit.plan.ir.nodes import (
-    Block,
+    AnyNode,
     Branch,
     ColocatedCall,
     Equation,
@@ -17,6 +19,9 @@ from partjit.plan.ir.nodes import (
     Node,
     Transfer,
     Value,
+    ValueBranch,
+    ValueLoop,
+    VarBlock,
     blocks_of,
     walk,
 )
@@ -26,7 +31,7 @@ from partjit.primitive import sharding_constraint_p
 __all__ = ["verify"]
 
 
-def verify(plan: PlanData, program: Block) -> None:
+def verify(plan: PlanData, program: VarBlock) -> None:
     """Checks a plan against its program.
 
     Raises:
@@ -80,7 +85,7 @@ def _types(plan: PlanData) -> list[str]:
     faults = []
     for node in walk(plan.nodes):
         if isinstance(node, Fragment):
-            expected = [*node.jaxpr.in_avals, *node.jaxpr.out_avals]
+            expected = [*map(type_of, (*node.jaxpr.jaxpr.invars, *node.jaxpr.jaxpr.outvars))]
         elif isinstance(node, ColocatedCall):
             expected = [*node.callee.in_avals, *node.callee.out_avals]
         elif isinstance(node, Transfer):
@@ -113,20 +118,20 @@ def _specs_of_calls(plan: PlanData) -> list[str]:
         if call.callee.returns_shards:
             pairs += zip(call.outputs, call.callee.out_shardings, strict=False)
         faults += [
-            f"{value.name} is {value} and the specs of {call.name} say {stated.spec}"
-            for value, stated in pairs
-            if stated is not None and value.sharding is not None and not _is_placed_as(value, stated)
+            f"{value.name} is {value} and the specs of {call.name} say {requested.spec}"
+            for value, requested in pairs
+            if requested is not None and not _is_sharded_as(value, requested)
         ]
     return faults
 
 
-def _is_placed_as(value: Value, stated: Any) -> bool:
-    """Whether a value has a sharding, on the devices or on their hosts."""
-    here, rank = value.sharding, len(value.aval.shape)
-    return here.is_equivalent_to(stated, rank) or here.is_equivalent_to(colocated_sharding(stated), rank)
+def _is_sharded_as(value: Value, requested: Sharding) -> bool:
+    """Whether a value has a sharding, on the devices or on their hosts; True if its own is open."""
+    here, rank = value.sharding, value.aval.ndim
+    return here is None or any(here.is_equivalent_to(s, rank) for s in (requested, colocated_sharding(requested)))
 
 
-def _same_types(node: Loop | Branch) -> list[str]:
+def _same_types(node: ValueLoop | ValueBranch) -> list[str]:
     """What the blocks of a node give is what the node gives; a loop starts from such values as well."""
     given = [block.outputs for block in node.blocks]
     if isinstance(node, Loop):
@@ -140,8 +145,9 @@ def _same_types(node: Loop | Branch) -> list[str]:
             for value, output in zip(values, node.outputs, strict=False)
             if (value.aval.shape, value.aval.dtype) != (output.aval.shape, output.aval.dtype)
             or (
-                None not in (value.sharding, output.sharding)
-                and not value.sharding.is_equivalent_to(output.sharding, len(value.aval.shape))
+                value.sharding is not None
+                and output.sharding is not None
+                and not value.sharding.is_equivalent_to(output.sharding, value.aval.ndim)
             )
         ]
     return faults
@@ -197,7 +203,7 @@ def _given_to(node: Node) -> list[Value]:
     return [*node.given] if isinstance(node, Branch) else []
 
 
-def _effects(plan: PlanData, program: Block) -> list[str]:
+def _effects(plan: PlanData, program: VarBlock) -> list[str]:
     """Every call that must be made is made once, and every equation is in one fragment."""
     nodes = [*walk(program.nodes)]
     calls = collections.Counter(id(node.callee) for node in nodes if isinstance(node, ColocatedCall))
@@ -217,7 +223,7 @@ def _effects(plan: PlanData, program: Block) -> list[str]:
     return faults
 
 
-def _order(plan: PlanData, program: Block) -> list[str]:
+def _order(plan: PlanData, program: VarBlock) -> list[str]:
     """The calls of a stream or object are in program order; an order edge never points backwards."""
     blocks = [(plan.nodes, plan.order), *((b.nodes, b.order) for node in walk(plan.nodes) for b in blocks_of(node))]
     faults = []
@@ -229,8 +235,9 @@ def _order(plan: PlanData, program: Block) -> list[str]:
     return faults
 
 
-def _in_order(nodes: Sequence[Any]) -> dict[Any, list[int]]:
-    found: dict[Any, list[int]] = {}
+def _in_order(nodes: Sequence[AnyNode]) -> dict[Order, list[int]]:
+    """The calls of each stream and object, as the ids of their callees."""
+    found: dict[Order, list[int]] = {}
     for node in walk(nodes):
         if isinstance(node, ColocatedCall):
             for order in orders_of(node):

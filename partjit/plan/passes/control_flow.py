@@ -6,24 +6,29 @@ number of the iteration, the predicate. A loop then is a block from carried valu
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import JaxprEqn, Var
+from jax.core import ShapedArray
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from jax.typing import ArrayLike
 
-from partjit._jax.jaxprs import control_flow_kind, new_var, scan_counts
+from partjit._jax.jaxprs import Atom, control_flow_kind, new_var, scan_counts, type_of
 from partjit.plan.ir.build import Builder, expanded, live, read, reading, rebuilt
 from partjit.plan.ir.calls import makes_calls
-from partjit.plan.ir.nodes import Block, Branch, Equation, Loop, variables
+from partjit.plan.ir.nodes import Block, Branch, Loop, VarBlock, VarLoop, variables
+from partjit.primitive import keep_where
 from partjit.spec import ParsedPartitionSpec
 
 __all__ = ["control_flow"]
 
+T = TypeVar("T")
 
-def control_flow(block: Block, mesh: Mesh, structured: Callable[[Any], Block]) -> Block:
+
+def control_flow(block: VarBlock, mesh: Mesh, structured: Callable[[ClosedJaxpr], VarBlock]) -> VarBlock:
     """Makes nodes of the loops and branches with calls in them.
 
     Args:
@@ -32,28 +37,25 @@ def control_flow(block: Block, mesh: Mesh, structured: Callable[[Any], Block]) -
         structured: what all passes up to this one, and those that follow it, make of a closed jaxpr.
     """
 
-    def expand(eqn: JaxprEqn, used: Sequence[bool], consts: dict[Any, Any]) -> tuple[list[Any], dict[Any, Any]]:
-        out = Builder(eqn, consts)
-        kind, params = control_flow_kind(eqn), eqn.params
+    def expand(out: Builder, used: Sequence[bool]) -> dict[Var, Atom]:
+        kind, params = control_flow_kind(out.like), out.like.params
         if kind == "scan":
-            results = _scan(structured(params["jaxpr"]), used, mesh, out)
-        elif kind == "while":
-            results = _while(structured(params["cond_jaxpr"]), structured(params["body_jaxpr"]), used, out)
-        else:
-            results = _branch([structured(branch) for branch in params["branches"]], out)
-        return out.nodes, results
+            return _scan(structured(params["jaxpr"]), used, mesh, out)
+        if kind == "while":
+            return _while(structured(params["cond_jaxpr"]), structured(params["body_jaxpr"]), used, out)
+        return _branch([structured(branch) for branch in params["branches"]], out)
 
     return expanded(block, _makes_calls, expand)
 
 
-def _makes_calls(node: Any) -> bool:
-    return isinstance(node, Equation) and control_flow_kind(node.eqn) is not None and makes_calls(node.eqn)
+def _makes_calls(eqn: JaxprEqn) -> bool:
+    return control_flow_kind(eqn) is not None and makes_calls(eqn)
 
 
 # Each of these adds to a builder what takes the place of its equation, and gives what its results are.
 
 
-def _scan(body: Block, used: Sequence[bool], mesh: Mesh, out: Builder) -> dict[Any, Any]:
+def _scan(body: VarBlock, used: Sequence[bool], mesh: Mesh, out: Builder) -> dict[Var, Atom]:
     eqn = out.like
     num_consts, num_carry = scan_counts(eqn)
     length = eqn.params["length"]
@@ -62,8 +64,8 @@ def _scan(body: Block, used: Sequence[bool], mesh: Mesh, out: Builder) -> dict[A
     slices = body.outputs[num_carry:]
     wanted = [k for k in range(len(slices)) if used[num_carry + k]]
 
-    def empty(k: int) -> Any:
-        aval = slices[k].aval
+    def empty(k: int) -> Atom:
+        aval = type_of(slices[k])
         (buffer,) = out.add(lambda: jax.lax.full((length, *aval.shape), 0, aval.dtype))
         return buffer
 
@@ -81,7 +83,7 @@ def _scan(body: Block, used: Sequence[bool], mesh: Mesh, out: Builder) -> dict[A
     ]
     outer = [new_var(var.aval) for var in body.inputs[: num_consts + num_carry]]
     values = iteration.inline(body, [*outer, *read_slices])
-    buffers = [new_var(_stacked(slices[k].aval, length)) for k in wanted]
+    buffers = [new_var(_stacked(type_of(slices[k]), length)) for k in wanted]
     written = [
         iteration.add(
             lambda s, x, i: jax.lax.dynamic_update_index_in_dim(s, x, i, 0), buffer, values[num_carry + k], position
@@ -110,13 +112,14 @@ def _scan(body: Block, used: Sequence[bool], mesh: Mesh, out: Builder) -> dict[A
     }
 
 
-def _while(predicate: Block, body: Block, used: Sequence[bool], out: Builder) -> dict[Any, Any]:
+def _while(predicate: VarBlock, body: VarBlock, used: Sequence[bool], out: Builder) -> dict[Var, Atom]:
     """Whether there is another iteration is computed at the end of each, and before the first one."""
     eqn = out.like
     of_predicate, of_body, initial = _split(eqn.invars, eqn.params["cond_nconsts"], eqn.params["body_nconsts"])
     (first,) = out.inline(predicate, [*of_predicate, *initial])
     if not isinstance(first, Var):  # it is known beforehand
-        (first,) = out.add(lambda: jax.lax.full((), first.val, jnp.bool_))
+        value = first.val
+        (first,) = out.add(lambda: jax.lax.full((), value, jnp.bool_))
     iteration = Builder(eqn)
     inputs = [new_var(atom.aval) for atom in (*of_predicate, *of_body, first, *initial)]
     own_predicate, own_body, (_, *own) = _split(inputs, len(of_predicate), len(of_body))
@@ -132,7 +135,7 @@ def _while(predicate: Block, body: Block, used: Sequence[bool], out: Builder) ->
     return {var: unchanged.get(result, result) for var, result in zip(eqn.outvars, results[1:], strict=True)}
 
 
-def _branch(branches: Sequence[Block], out: Builder) -> dict[Any, Any]:
+def _branch(branches: Sequence[VarBlock], out: Builder) -> dict[Var, Atom]:
     eqn = out.like
     index, *operands = eqn.invars
     if not isinstance(index, Var):
@@ -149,19 +152,19 @@ def _branch(branches: Sequence[Block], out: Builder) -> dict[Any, Any]:
     return dict(zip(eqn.outvars, results, strict=True))
 
 
-def _split(items: Sequence[Any], first: int, second: int) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+def _split(items: Sequence[T], first: int, second: int) -> tuple[Sequence[T], Sequence[T], Sequence[T]]:
     return items[:first], items[first : first + second], items[first + second :]
 
 
-def _stacked(aval: Any, length: int) -> Any:
+def _stacked(aval: ShapedArray, length: int) -> ShapedArray:
     return aval.update(shape=(length, *aval.shape), weak_type=False)
 
 
-def _replicated_slices(stack: Any, mesh: Mesh, out: Builder) -> Any:
+def _replicated_slices(stack: Atom, mesh: Mesh, out: Builder) -> Atom:
     """A stack that is not partitioned between its slices: the iterations take one after the other."""
     if mesh.empty or mesh.size == 1:
         return stack
-    spec = P(None, *[P.UNCONSTRAINED] * (stack.aval.ndim - 1))
+    spec = P(None, *[P.UNCONSTRAINED] * (type_of(stack).ndim - 1))
     parsed = ParsedPartitionSpec.from_user_input(spec, "a stack of slices", allow_unconstrained_dims=True)
     return out.constrain(stack, parsed, mesh)
 
@@ -169,18 +172,18 @@ def _replicated_slices(stack: Any, mesh: Mesh, out: Builder) -> Any:
 # The loop itself
 
 
-def _add_loop(loop: Loop, used: set[Any], out: Builder) -> dict[Any, Any]:
+def _add_loop(loop: VarLoop, used: set[Var], out: Builder) -> dict[Var, Atom]:
     """Adds a loop of which only these results are needed; gives what the others are that no iteration changes."""
     loop, unchanged = _without_unchanged(_with_own_constants(loop, out.consts), out.consts)
     out.nodes.append(_needed(loop, used))
     return unchanged
 
 
-def _with_own_constants(loop: Loop, constants: dict[Any, Any]) -> Loop:
+def _with_own_constants(loop: VarLoop, constants: dict[Var, ArrayLike]) -> VarLoop:
     """With literals and constants from outside in the block itself, and nothing captured twice."""
-    env: dict[Any, Any] = {}
+    env: dict[Var, Atom] = {}
     consts = dict(loop.block.consts)
-    captured: dict[Any, Any] = {}
+    captured: dict[Var, Var] = {}
     for var, atom in zip(loop.block.inputs, loop.captured, strict=False):
         if not isinstance(atom, Var):
             env[var] = atom
@@ -193,26 +196,26 @@ def _with_own_constants(loop: Loop, constants: dict[Any, Any]) -> Loop:
     return dataclasses.replace(loop, block=rebuilt(block, nodes, env), inputs=(*captured, *loop.initial))
 
 
-def _without_unchanged(loop: Loop, constants: dict[Any, Any]) -> tuple[Loop, dict[Any, Any]]:
+def _without_unchanged(loop: VarLoop, constants: dict[Var, ArrayLike]) -> tuple[VarLoop, dict[Var, Atom]]:
     """With carried values that no iteration changes captured instead; also what they are after the loop."""
     changed = [var is not following for var, following in zip(loop.carried, loop.block.outputs, strict=True)]
     changed[0] |= loop.trip_count is None  # the predicate
     if all(changed):
         return loop, {}
     same = [not flag for flag in changed]
-    captured = (*loop.captured, *_kept(loop.initial, same))
-    own = (*loop.block.inputs[: len(loop.captured)], *_kept(loop.carried, same))
-    unchanged = dict(zip(_kept(loop.outputs, same), _kept(loop.initial, same), strict=True))
+    captured = (*loop.captured, *keep_where(loop.initial, same))
+    own = (*loop.block.inputs[: len(loop.captured)], *keep_where(loop.carried, same))
+    unchanged = dict(zip(keep_where(loop.outputs, same), keep_where(loop.initial, same), strict=True))
     return _with_own_constants(_only(loop, changed, captured, own), constants), unchanged
 
 
-def _needed(loop: Loop, used: set[Any]) -> Loop:
+def _needed(loop: VarLoop, used: set[Var]) -> VarLoop:
     """Without carried values that nothing needs, inside or after it."""
     block = loop.block
     needed = [var in used for var in loop.outputs]
     needed[0] |= loop.trip_count is None
     while True:
-        nodes, read_inside = live(_kept(block.outputs, needed), block.nodes)
+        nodes, read_inside = live(keep_where(block.outputs, needed), block.nodes)
         grown = [flag or var in read_inside for flag, var in zip(needed, loop.carried, strict=True)]
         if grown == needed:
             break
@@ -222,21 +225,17 @@ def _needed(loop: Loop, used: set[Any]) -> Loop:
     return _only(loop, needed, tuple(atom for _, atom in pairs), tuple(var for var, _ in pairs))
 
 
-def _only(loop: Loop, flags: Sequence[bool], captured: Sequence[Any], own: Sequence[Any]) -> Loop:
+def _only(loop: VarLoop, flags: Sequence[bool], captured: Sequence[Atom], own: Sequence[Var]) -> VarLoop:
     """A loop with some of its carried values, and with other captured ones, which are its block's `own`."""
     block = dataclasses.replace(
-        loop.block, inputs=(*own, *_kept(loop.carried, flags)), outputs=_kept(loop.block.outputs, flags)
+        loop.block, inputs=(*own, *keep_where(loop.carried, flags)), outputs=keep_where(loop.block.outputs, flags)
     )
     is_counted = loop.counter is not None and flags[loop.counter]
     return dataclasses.replace(
         loop,
-        inputs=(*captured, *_kept(loop.initial, flags)),
-        outputs=_kept(loop.outputs, flags),
+        inputs=(*captured, *keep_where(loop.initial, flags)),
+        outputs=keep_where(loop.outputs, flags),
         block=block,
-        is_buffer=_kept(loop.is_buffer, flags),
+        is_buffer=keep_where(loop.is_buffer, flags),
         counter=sum(flags[: loop.counter]) if is_counted else None,
     )
-
-
-def _kept(items: Sequence[Any], flags: Sequence[bool]) -> tuple[Any, ...]:
-    return tuple(item for item, flag in zip(items, flags, strict=True) if flag)

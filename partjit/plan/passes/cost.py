@@ -1,9 +1,12 @@
 """What an equation costs, roughly: enough to tell whether it amortizes a dispatch of its own."""
 
 import math
-from typing import Any
+from collections.abc import Iterable
+
+from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from partjit._jax.caches import weakref_cache
+from partjit._jax.jaxprs import type_of
 from partjit.plan.ir.calls import inner_jaxprs
 
 __all__ = ["amortizes_a_dispatch", "cost_of"]
@@ -19,15 +22,15 @@ def amortizes_a_dispatch(cost: float) -> bool:
     return cost >= WORTH_A_DISPATCH
 
 
-def cost_of(eqn: Any) -> float:
+def cost_of(eqn: JaxprEqn) -> float:
     """An estimate in elementary operations, over all devices."""
     name = eqn.primitive.name
     if name == "dot_general":
         (contracted, _), _ = eqn.params["dimension_numbers"]
-        shape = eqn.invars[0].aval.shape
+        shape = type_of(eqn.invars[0]).shape
         return 2.0 * _size(eqn.outvars) * math.prod(shape[dim] for dim in contracted)
     if name == "conv_general_dilated":
-        kernel = eqn.invars[1].aval.shape
+        kernel = type_of(eqn.invars[1]).shape
         features = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
         return 2.0 * _size(eqn.outvars) * math.prod(kernel) / max(features, 1)
     inner = sum(map(_cost_of_jaxpr, inner_jaxprs(eqn)))
@@ -41,9 +44,9 @@ def cost_of(eqn: Any) -> float:
 
 
 @weakref_cache
-def _cost_of_jaxpr(jaxpr: Any) -> float:
+def _cost_of_jaxpr(jaxpr: Jaxpr) -> float:
     return sum(map(cost_of, jaxpr.eqns))
 
 
-def _size(variables: Any) -> float:
+def _size(variables: Iterable[Var]) -> float:
     return float(sum(math.prod(getattr(var.aval, "shape", ())) for var in variables))

@@ -10,12 +10,11 @@ nothing: their arguments are results of whatever fragment computes them.
 import dataclasses
 import heapq
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
-from typing import Any
 
 from jax.extend.core import Var
 
-from partjit.plan.ir.calls import orders_of
-from partjit.plan.ir.nodes import AnyNode, Block, ColocatedCall, Equation, Group, is_host, variables
+from partjit.plan.ir.calls import Order, orders_of
+from partjit.plan.ir.nodes import ColocatedCall, Equation, Forward, Group, VarBlock, VarNode, is_host, variables
 from partjit.plan.passes.cost import amortizes_a_dispatch, cost_of
 
 __all__ = ["cut", "head_of", "taken_apart"]
@@ -30,14 +29,14 @@ class _Graph:
         is_host: for each whether the host makes or drives it: a call, loop or branch.
     """
 
-    def __init__(self, nodes: Sequence[AnyNode]) -> None:
+    def __init__(self, nodes: Sequence[VarNode]) -> None:
         self.nodes = nodes
         self._costs: dict[int, float] = {}
         self.is_host = [is_host(node) for node in nodes]
         self.data: list[list[int]] = []
         self.order: list[list[int]] = []
-        producer: dict[Any, int] = {}
-        last: dict[Any, int] = {}
+        producer: dict[Var, int] = {}
+        last: dict[Order, int] = {}
         for i, node in enumerate(nodes):
             self.data.append([producer[a] for a in node.inputs if isinstance(a, Var) and a in producer])
             before = []
@@ -66,7 +65,7 @@ class _Graph:
             levels.append(max([level, *(levels[before] for before in self.order[i])]))
         return levels
 
-    def awaited(self, afterwards: Container[Any] = ()) -> list[bool]:
+    def awaited(self, afterwards: Container[Var] = ()) -> list[bool]:
         """For each call whether the devices wait for it, directly or through another call.
 
         Args:
@@ -84,7 +83,7 @@ class _Graph:
         return awaited
 
 
-def cut(block: Block, afterwards: Container[Any], donated: Collection[Any]) -> Block:
+def cut(block: VarBlock, afterwards: Container[Var], donated: Collection[Var]) -> VarBlock:
     """Cuts a block into groups of equations and calls, in the order in which they are taken up.
 
     Args:
@@ -103,7 +102,7 @@ def cut(block: Block, afterwards: Container[Any], donated: Collection[Any]) -> B
     return dataclasses.replace(block, nodes=tuple(_postponed(cutting.nodes, cutting.position, donated)))
 
 
-def taken_apart(nodes: Sequence[AnyNode], afterwards: Container[Any]) -> list[AnyNode]:
+def taken_apart(nodes: Sequence[VarNode], afterwards: Container[Var]) -> list[VarNode]:
     """Equations in groups such that `cut` can do with the groups, in a larger program, what it could do with them.
 
     Args:
@@ -112,7 +111,7 @@ def taken_apart(nodes: Sequence[AnyNode], afterwards: Container[Any]) -> list[An
     """
     graph = _Graph(nodes)
     awaited = graph.awaited(afterwards)
-    taken: list[AnyNode] = []
+    taken: list[VarNode] = []
     for here in _by_level(graph):
         ancestors = _ancestors(graph, [i for i in here if graph.is_host[i] and awaited[i]], set())
         device = [i for i in here if not graph.is_host[i]]
@@ -130,19 +129,19 @@ def _by_level(graph: _Graph) -> list[list[int]]:
     return [levels[level] for level in sorted(levels)]
 
 
-def _group(graph: _Graph, positions: Sequence[int], consts: Mapping[Any, Any]) -> Group:
-    nodes: Any = tuple(graph.nodes[i] for i in positions)
-    own: set[Any] = set()
-    found: dict[Any, None] = {}
+def _group(graph: _Graph, positions: Sequence[int], consts: Container[Var]) -> Group:
+    nodes = [node for i in positions if isinstance(node := graph.nodes[i], Equation | Forward)]
+    own: set[Var] = set()
+    found: dict[Var, None] = {}
     for node in nodes:
         for atom in node.inputs:
             if isinstance(atom, Var) and atom not in own and atom not in consts:
                 found[atom] = None
         own.update(node.outputs)
-    return Group(nodes, tuple(found), sum(map(graph.cost, positions)))
+    return Group(tuple(nodes), tuple(found), sum(map(graph.cost, positions)))
 
 
-def head_of(nodes: Sequence[AnyNode]) -> tuple[set[int], float]:
+def head_of(nodes: Sequence[VarNode]) -> tuple[set[int], float]:
     """What an iteration does on the devices before the first calls that they wait for, and what it costs.
 
     Nothing, if it would be the only fragment of the iteration anyhow, or has effects of jax's own.
@@ -165,12 +164,12 @@ class _Cutting:
         position: for each call, loop or branch which node of the block it was.
     """
 
-    def __init__(self, graph: _Graph, consts: Mapping[Any, Any]) -> None:
+    def __init__(self, graph: _Graph, consts: Container[Var]) -> None:
         self._graph = graph
         self._consts = consts
         self._done: set[int] = set()
-        self.nodes: list[AnyNode] = []
-        self.position: dict[AnyNode, int] = {}
+        self.nodes: list[VarNode] = []
+        self.position: dict[VarNode, int] = {}
 
     def add_level(self, left: Sequence[int], own: Sequence[int], awaited: Sequence[bool]) -> list[int]:
         """Adds the nodes of a level, and those left from the one before; gives those that are left for the next."""
@@ -273,7 +272,7 @@ def _ancestors(graph: _Graph, targets: Iterable[int], done: set[int]) -> set[int
     return found
 
 
-def _is_ahead(node: AnyNode) -> bool:
+def _is_ahead(node: VarNode) -> bool:
     return isinstance(node, ColocatedCall) and bool(node.callee.options.run_ahead)
 
 
@@ -285,7 +284,7 @@ def _is_inline(graph: _Graph, i: int, inline: set[int]) -> bool:
     return mode == "inline" or (mode != "stream" and i in inline)
 
 
-def _postponed(nodes: Sequence[AnyNode], position: Mapping[AnyNode, int], donated: Collection[Any]) -> list[AnyNode]:
+def _postponed(nodes: Sequence[VarNode], position: Mapping[VarNode, int], donated: Collection[Var]) -> list[VarNode]:
     """The nodes; calls that nothing waits for come after the group that takes what they read, if that is donated.
 
     That fragment can return copies of them. Otherwise each would have to be copied by itself.

@@ -4,14 +4,26 @@ import collections
 import dataclasses
 import operator
 from collections.abc import Collection, Sequence
-from typing import Any
 
-from partjit.plan.ir.nodes import Block, Branch, ColocatedCall, Fragment, Loop, Node, Value
+from jax.core import ShapedArray
+
+from partjit.plan.ir.nodes import (
+    Branch,
+    ColocatedCall,
+    Fragment,
+    Loop,
+    Node,
+    Value,
+    ValueBlock,
+    ValueBranch,
+    ValueLoop,
+    with_blocks,
+)
 
 __all__ = ["donations", "may_release"]
 
 
-def may_release(inputs: Sequence[Value], donated: Sequence[bool], results: Sequence[Any]) -> frozenset[Value]:
+def may_release(inputs: Sequence[Value], donated: Sequence[bool], results: Sequence[ShapedArray]) -> frozenset[Value]:
     """The donated arguments whose memory a result of the whole program could take over."""
     free = collections.Counter((aval.shape, aval.dtype) for aval in results)
     released = set()
@@ -24,7 +36,7 @@ def may_release(inputs: Sequence[Value], donated: Sequence[bool], results: Seque
 
 
 def donations(
-    block: Block, giving: Collection[Value], released: Collection[Value] = ()
+    block: ValueBlock, giving: Collection[Value], released: Collection[Value] = ()
 ) -> tuple[tuple[Node, ...], tuple[bool, ...]]:
     """The nodes of a block, in which each fragment reuses the memory of values that die there.
 
@@ -69,7 +81,7 @@ def donations(
     return tuple(nodes), tuple(value in own and uses[value] == 1 for value in block.outputs)
 
 
-def _with_donated(fragment: Fragment, dying: Collection[Value]) -> Fragment:
+def _with_donated(fragment: Fragment[Value, Value], dying: Collection[Value]) -> Fragment[Value, Value]:
     free = [*fragment.outputs]
     flags = []
     for value in fragment.inputs:
@@ -80,7 +92,7 @@ def _with_donated(fragment: Fragment, dying: Collection[Value]) -> Fragment:
     return dataclasses.replace(fragment, donated=tuple(flags))
 
 
-def _with_given(loop: Loop) -> Loop:
+def _with_given(loop: ValueLoop) -> ValueLoop:
     """The loop; an iteration may donate the carried values that none, and no function called in one, keeps."""
     giving = (True,) * len(loop.outputs)  # what it starts from is its own
     while True:
@@ -88,16 +100,16 @@ def _with_given(loop: Loop) -> Loop:
         nodes, owned = donations(loop.block, carried)
         kept = tuple(map(operator.and_, giving, owned))
         if kept == giving:
-            return dataclasses.replace(loop, block=dataclasses.replace(loop.block, nodes=nodes), giving=giving)
+            return with_blocks(loop, [dataclasses.replace(loop.block, nodes=nodes)], giving=giving)
         giving = kept
 
 
-def _with_moved(branch: Branch, dying: Collection[Value]) -> tuple[Branch, tuple[bool, ...]]:
+def _with_moved(branch: ValueBranch, dying: Collection[Value]) -> tuple[ValueBranch, tuple[bool, ...]]:
     """The branch, which may give away or return what dies there; and which of its outputs nobody else has."""
     made = [donations(block, dying) for block in branch.blocks]
     blocks = (dataclasses.replace(b, nodes=nodes) for b, (nodes, _) in zip(branch.blocks, made, strict=True))
     owned = tuple(all(flags) for flags in zip(*(flags for _, flags in made), strict=True))
-    return dataclasses.replace(branch, blocks=tuple(blocks), given=tuple(dying)), owned
+    return with_blocks(branch, blocks, given=tuple(dying)), owned
 
 
 def _with_distinct(node: Node, given: set[Value], results: set[Value]) -> Node:

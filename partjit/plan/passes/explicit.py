@@ -2,21 +2,27 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import TypeAlias, cast
 
 from jax.extend.core import DropVar, Var
-from jax.sharding import Mesh
+from jax.sharding import Mesh, Sharding
 
-from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
+from partjit._jax.jaxprs import Atom, type_of
+from partjit._jax.shardings import UNSPECIFIED, MaybeSharding, UnspecifiedValue
+from partjit.devices import ids_of
 from partjit.errors import ShardingError
+from partjit.mesh import device_ids
 from partjit.plan.ir.build import Builder, rebuilt
-from partjit.plan.ir.nodes import Block, ColocatedCall, Loop, is_host, walk
+from partjit.plan.ir.nodes import Branch, ColocatedCall, Loop, VarBlock, VarLoop, VarNode, walk
 from partjit.spec import ParsedPartitionSpec
 
 __all__ = ["check_devices", "explicit", "is_replicated_stack", "results_of_hosts"]
 
+Host: TypeAlias = ColocatedCall[Atom, Var] | VarLoop | Branch[Atom, Var]
+"""What the host makes or drives."""
 
-def check_devices(block: Block, mesh: Mesh) -> None:
+
+def check_devices(block: VarBlock, mesh: Mesh) -> None:
     """Raises ShardingError if the specs of a call are on other devices than the program."""
     for call in walk(block.nodes):
         if not isinstance(call, ColocatedCall):
@@ -26,19 +32,19 @@ def check_devices(block: Block, mesh: Mesh) -> None:
             for sharding in shardings:
                 if sharding is None or (what == "out_specs" and not callee.options.has_out_specs):
                     continue
-                own = [*cast(Mesh, sharding.mesh).devices.flat]
-                if mesh.empty or own != [*mesh.devices.flat]:
-                    here = "on no mesh" if mesh.empty else f"on the devices {[d.id for d in mesh.devices.flat]}"
-                    order = ", in this order" if {*own} == {*mesh.devices.flat} else ""
+                own = cast(Mesh, sharding.mesh).devices
+                if mesh.empty or [*own.flat] != [*mesh.devices.flat]:
+                    here = "on no mesh" if mesh.empty else f"on the devices {device_ids(mesh)}"
+                    order = ", in this order" if {*own.flat} == {*mesh.devices.flat} else ""
                     raise ShardingError(
-                        f"{what} of the colocated function {callee.name} name the devices {[d.id for d in own]}, but "
+                        f"{what} of the colocated function {callee.name} name the devices {ids_of(sharding)}, but "
                         f"the program runs {here}{order}"
                     )
 
 
 def explicit(
-    block: Block, in_shardings: Sequence[Any], out_shardings: Sequence[Any], mesh: Mesh
-) -> tuple[Block, list[Any]]:
+    block: VarBlock, in_shardings: Sequence[MaybeSharding], out_shardings: Sequence[MaybeSharding], mesh: Mesh
+) -> tuple[VarBlock, list[MaybeSharding]]:
     """Constrains the arguments of calls to the shardings in their specs, where they would not have them anyhow.
 
     Args:
@@ -50,7 +56,7 @@ def explicit(
         The block; and the shardings of its arguments, those left open being what the first call says.
     """
     known = _Known(block, in_shardings, out_shardings)
-    nodes: list[Any] = []
+    nodes: list[VarNode] = []
     for node in block.nodes:
         if isinstance(node, ColocatedCall):
             built = Builder(node.eqn)
@@ -74,11 +80,13 @@ class _Known:
         sharding_of: for each variable its sharding; it is missing or UNSPECIFIED where a call may still choose it.
     """
 
-    def __init__(self, block: Block, in_shardings: Sequence[Any], out_shardings: Sequence[Any]) -> None:
+    def __init__(
+        self, block: VarBlock, in_shardings: Sequence[MaybeSharding], out_shardings: Sequence[MaybeSharding]
+    ) -> None:
         self._consts = block.consts
         self._of_hosts = results_of_hosts(block)
         self.sharding_of = dict(zip(block.inputs, in_shardings, strict=True))
-        self._leaves_as: dict[Any, list[Any]] = {}
+        self._leaves_as: dict[Var, list[Sharding]] = {}
         for atom, wanted in zip(block.outputs, out_shardings, strict=True):
             if isinstance(atom, Var) and not isinstance(wanted, UnspecifiedValue):
                 self._leaves_as.setdefault(atom, []).append(wanted)
@@ -87,7 +95,7 @@ class _Known:
                 own = zip(node.outputs, node.callee.out_shardings, strict=True)
                 self.sharding_of.update((var, sharding) for var, sharding in own if sharding is not None)
 
-    def agrees(self, atom: Any, sharding: Any) -> bool:
+    def agrees(self, atom: Atom, sharding: Sharding) -> bool:
         """Whether an argument of a call has a sharding without a constraint; if it can, it will have it."""
         if not isinstance(atom, Var) or atom in self._consts:
             return True  # each call has constants of its own
@@ -96,26 +104,23 @@ class _Known:
         here = self.sharding_of.get(atom, UNSPECIFIED)
         if isinstance(here, UnspecifiedValue):
             self.sharding_of[atom] = here = sharding
-        return here.is_equivalent_to(sharding, _rank(atom))
+        return here.is_equivalent_to(sharding, type_of(atom).ndim)
 
-    def _host_agrees(self, var: Any, sharding: Any) -> bool:
+    def _host_agrees(self, var: Var, sharding: Sharding) -> bool:
         """Whether a result of a call, loop or branch, which leaves the block as it is, has it."""
         node, k = self._of_hosts[var]
         if isinstance(node, Loop) and node.is_buffer[k] and not is_replicated_stack(sharding):
             return False
-        return all(wanted.is_equivalent_to(sharding, _rank(var)) for wanted in self._leaves_as.get(var, ()))
+        return all(wanted.is_equivalent_to(sharding, type_of(var).ndim) for wanted in self._leaves_as.get(var, ()))
 
 
-def results_of_hosts(block: Block) -> dict[Any, tuple[Any, int]]:
+def results_of_hosts(block: VarBlock) -> dict[Var, tuple[Host, int]]:
     """The results of calls, loops and branches, each with its node and its position."""
-    hosts = (node for node in block.nodes if is_host(node))
+    hosts = (node for node in block.nodes if isinstance(node, ColocatedCall | Loop | Branch))
     return {v: (node, k) for node in hosts for k, v in enumerate(node.outputs) if not isinstance(v, DropVar)}
 
 
-def _rank(var: Any) -> int:
-    return len(var.aval.shape)
-
-
-def is_replicated_stack(sharding: Any) -> bool:
+def is_replicated_stack(sharding: Sharding) -> bool:
     """Whether a stack may be sharded so in a loop: its slices are written one after the other, each by all devices."""
-    return not getattr(sharding, "spec", ()) or sharding.spec[0] is None
+    spec = getattr(sharding, "spec", ())
+    return not spec or spec[0] is None

@@ -3,12 +3,12 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
+from jax.extend.core import Var
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from partjit._jax.jaxprs import new_var
+from partjit._jax.jaxprs import Atom, new_var, type_of
 from partjit._jax.shard_maps import type_over_mesh
 
 __all__ = ["REPLICATED", "Form", "plain_form"]
@@ -23,7 +23,7 @@ class Form:
         added: a dimension that the shards of the array have, of size 1, and the value has not; or None.
     """
 
-    spec: Any
+    spec: P
     added: int | None = None
 
     @property
@@ -31,17 +31,17 @@ class Form:
         """The mesh axes that divide the array."""
         return frozenset().union(*self._sharded_dims())
 
-    def shard_of(self, value: Any) -> tuple[int, ...]:
+    def shard_of(self, value: Atom) -> tuple[int, ...]:
         """The shape of a shard of the array of a value."""
-        shape = value.aval.shape
+        shape = type_of(value).shape
         return shape if self.added is None else (*shape[: self.added], 1, *shape[self.added :])
 
-    def array_of(self, value: Any, mesh: Mesh) -> Any:
+    def array_of(self, value: Atom, mesh: Mesh) -> Var:
         """A variable for the array of a value."""
         shape = [*self.shard_of(value)]
         for dim, axes in enumerate(self._sharded_dims()):
             shape[dim] *= math.prod(mesh.shape[axis] for axis in axes)
-        return new_var(type_over_mesh(value.aval, tuple(shape)))
+        return new_var(type_over_mesh(type_of(value), tuple(shape)))
 
     def sharding(self, mesh: Mesh) -> NamedSharding:
         """The sharding of the array."""
@@ -66,8 +66,8 @@ class Form:
 REPLICATED = Form(P())
 
 
-def plain_form(value: Any, axes: Sequence[str]) -> Form:
+def plain_form(value: Atom, axes: Sequence[str]) -> Form:
     """The form of a value that differs along these mesh axes, if nobody wants it in another."""
     if not axes:
         return REPLICATED
-    return Form(P(tuple(axes)), None if value.aval.shape else 0)
+    return Form(P(tuple(axes)), None if type_of(value).shape else 0)

@@ -2,13 +2,14 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from jax.extend.core import Var
+from jax.sharding import Sharding
 
 from partjit._jax.jaxprs import new_var
-from partjit._jax.shardings import UnspecifiedValue
-from partjit.plan.ir.nodes import Block, Branch, Forward, Loop, is_host, variables
+from partjit._jax.shardings import MaybeSharding, UnspecifiedValue
+from partjit.plan.ir.nodes import AnyNode, Block, Branch, Forward, Loop, VarBlock, is_host, variables
 from partjit.plan.passes.explicit import is_replicated_stack, results_of_hosts
 
 __all__ = ["Kind", "forward"]
@@ -17,8 +18,8 @@ Kind = Literal["program", "iteration", "branch"]
 
 
 def forward(
-    block: Block, in_shardings: Sequence[Any], out_shardings: Sequence[Any], kind: Kind
-) -> tuple[Block, dict[int, Any]]:
+    block: VarBlock, in_shardings: Sequence[MaybeSharding], out_shardings: Sequence[MaybeSharding], kind: Kind
+) -> tuple[VarBlock, dict[Var, Sharding | None]]:
     """Adds a `Forward` for each result that has to pass through a fragment, though none computes it.
 
     Args:
@@ -27,8 +28,8 @@ def forward(
         kind: what it is a block of.
 
     Returns:
-        The block; and the positions of the results that are those of a call, loop or branch as they are, each with the
-        sharding in which it leaves, or None.
+        The block; and the results that are those of a call, loop or branch as they are, each with the sharding in which
+        it leaves, or None.
     """
     of_hosts = results_of_hosts(block)
     on_device = {atom for node in block.nodes if not is_host(node) for atom in variables(node.inputs)}
@@ -36,8 +37,7 @@ def forward(
     comes_in_as = dict(zip(block.inputs, in_shardings, strict=True))
     outputs = [*block.outputs]
     forwarded: list[Forward] = []
-    direct: dict[int, Any] = {}
-    leaving: set[Any] = set()
+    direct: dict[Var, Sharding | None] = {}
     for i, (atom, wanted) in enumerate(zip(block.outputs, out_shardings, strict=True)):
         is_open = isinstance(wanted, UnspecifiedValue)
         if isinstance(atom, Var) and atom in of_hosts:
@@ -51,22 +51,19 @@ def forward(
                 is_kept = is_open or (own is not None and own.is_equivalent_to(wanted, node.callee.out_avals[k].ndim))
                 # A thread reshards an array as well, but shards only mean something in their own sharding.
                 is_kept |= atom not in on_device and (own is None or not node.callee.returns_shards)
-            if is_kept and atom not in leaving:  # a second time it is another array
-                leaving.add(atom)
-                direct[i] = own if is_open else wanted
+            if is_kept and atom not in direct:  # a second time it is another array
+                direct[atom] = own if is_open else wanted
                 continue
-        elif isinstance(atom, Var) and kind == "branch" and atom in comes_in_as:
-            if is_open or comes_in_as[atom] == wanted:
-                direct[i] = None if is_open else wanted
+        elif isinstance(atom, Var):
+            is_given = kind == "branch" and atom in comes_in_as and (is_open or comes_in_as[atom] == wanted)
+            if is_given or atom in computed:
                 continue
-        elif isinstance(atom, Var) and atom in computed:
-            continue
-        outputs[i] = new_var(atom.aval)
-        forwarded.append(Forward((atom,), (outputs[i],)))
+        outputs[i] = var = new_var(atom.aval)
+        forwarded.append(Forward((atom,), (var,)))
     return dataclasses.replace(block, nodes=(*block.nodes, *forwarded), outputs=tuple(outputs)), direct
 
 
-def _may_leave_as(node: Loop | Branch, k: int, wanted: Any, comes_in_as: Mapping[Any, Any]) -> bool:
+def _may_leave_as(node: Loop | Branch, k: int, wanted: Sharding, comes_in_as: Mapping[Var, MaybeSharding]) -> bool:
     """Whether a result of a loop or branch can be had in a sharding, without resharding it afterwards."""
     if isinstance(node, Branch):
         return True
@@ -75,7 +72,7 @@ def _may_leave_as(node: Loop | Branch, k: int, wanted: Any, comes_in_as: Mapping
     return not node.is_buffer[k] or is_replicated_stack(wanted)
 
 
-def _is_separate(node: Any, k: int) -> bool:
+def _is_separate(node: AnyNode, k: int) -> bool:
     """Whether a result of a node is an array of its own, and not one that went in."""
     if isinstance(node, Branch):
         return all(_is_computed(block, k) for block in node.blocks)

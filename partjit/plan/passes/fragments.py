@@ -2,28 +2,28 @@
 
 import dataclasses
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import jax
-from jax.extend.core import DropVar
-from jax.sharding import Mesh, NamedSharding
+from jax.extend.core import DropVar, Var
+from jax.sharding import Mesh, NamedSharding, Sharding
 
-from partjit._jax.jaxprs import closed_jaxpr, new_var
+from partjit._jax.jaxprs import Atom, closed_jaxpr, new_var
+from partjit._jax.shardings import MaybeSharding
 from partjit.plan.ir.build import read, reading
-from partjit.plan.ir.nodes import Block, ColocatedCall, Equation, Forward, Fragment, Group, variables
+from partjit.plan.ir.nodes import ColocatedCall, Equation, Forward, Fragment, Group, VarBlock, VarNode, variables
 from partjit.plan.passes.propagate import or_none
 
 __all__ = ["fragments", "replicated"]
 
 
 def fragments(
-    block: Block,
-    shardings: dict[Any, Any],
-    out_shardings: Sequence[Any],
-    donated: Collection[Any],
+    block: VarBlock,
+    shardings: dict[Var, Sharding | None],
+    out_shardings: Sequence[MaybeSharding],
+    donated: Collection[Var],
     mesh: Mesh,
-    default: Any,
-) -> Block:
+    default: Sharding | None,
+) -> VarBlock:
     """Makes fragments of the groups of a block.
 
     A result that leaves a block is a variable of its own: another node reads it as well only if it has the sharding
@@ -38,7 +38,7 @@ def fragments(
         default: the sharding of everything if there is no mesh, or None.
     """
     making = _Making(block, shardings, donated)
-    leaving: dict[int, Any] = {}
+    leaving: dict[int, Var] = {}
     for position, node in enumerate(block.nodes):
         if not isinstance(node, Group):
             making.nodes.append(reading(node, making.env))
@@ -61,10 +61,10 @@ class _Exports:
     def __init__(self, group: Group) -> None:
         self.own = [var for var in group.outputs if not isinstance(var, DropVar)]
         self.forwarded = {node.outputs[0]: node.inputs[0] for node in group.nodes if isinstance(node, Forward)}
-        self.pairs: list[tuple[Any, Any]] = []
+        self.pairs: list[tuple[Atom, Var]] = []
 
-    def add(self, var: Any, outside: Any) -> Any:
-        self.pairs.append((self.forwarded.get(var, var), outside))
+    def add(self, atom: Atom, outside: Var) -> Var:
+        self.pairs.append((read(self.forwarded, atom), outside))
         return outside
 
 
@@ -77,19 +77,19 @@ class _Making:
         nodes: what there is so far.
     """
 
-    def __init__(self, block: Block, shardings: dict[Any, Any], donated: Collection[Any]) -> None:
+    def __init__(self, block: VarBlock, shardings: dict[Var, Sharding | None], donated: Collection[Var]) -> None:
         self._block = block
         self._shardings = shardings
         self._donated = donated
-        self._readers: dict[Any, list[int]] = {}
+        self._readers: dict[Var, list[int]] = {}
         for position, node in enumerate(block.nodes):
             for var in dict.fromkeys(variables(node.inputs)):
                 self._readers.setdefault(var, []).append(position)
-        self.indices: dict[Any, list[int]] = {}
-        for i, var in enumerate(block.outputs):
+        self.indices: dict[Var, list[int]] = {}
+        for i, var in enumerate(variables(block.outputs)):  # there are no literals left
             self.indices.setdefault(var, []).append(i)
-        self.env: dict[Any, Any] = {}
-        self.nodes: list[Any] = []
+        self.env: dict[Var, Atom] = {}
+        self.nodes: list[VarNode] = []
 
     def add(self, position: int, group: Group, exports: _Exports) -> None:
         """Adds the fragment of a group that returns these results, and what other nodes read."""
@@ -113,7 +113,7 @@ class _Making:
         self.nodes.append(Fragment(jaxpr, inputs, outputs, group.cost, (False,) * len(inputs)))
         self.env.update(copies)
 
-    def _export(self, var: Any, exports: _Exports) -> None:
+    def _export(self, var: Var, exports: _Exports) -> None:
         sharding = self._shardings[var]
         shared = next((out for atom, out in exports.pairs if atom is var and self._agrees(out, sharding)), None)
         if shared is None or any(map(self._may_still_run, self._readers[var])):
@@ -122,7 +122,7 @@ class _Making:
         self._shardings[shared] = self._shardings[shared] or sharding
         self.env[var] = shared
 
-    def _agrees(self, leaving: Any, sharding: Any) -> bool:
+    def _agrees(self, leaving: Var, sharding: Sharding | None) -> bool:
         return None in (self._shardings[leaving], sharding) or self._shardings[leaving] == sharding
 
     def _may_still_run(self, position: int) -> bool:
@@ -130,6 +130,6 @@ class _Making:
         return isinstance(node, ColocatedCall) and not node.is_inline
 
 
-def replicated(mesh: Mesh) -> Any:
+def replicated(mesh: Mesh) -> NamedSharding | None:
     """The sharding of what every device of a mesh has; None without a mesh."""
     return None if mesh.empty else NamedSharding(mesh, jax.sharding.PartitionSpec())

@@ -5,29 +5,30 @@ stay as they are. What their specs say of arguments and results becomes constrai
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias, cast
 
-from jax.extend.core import DropVar, Var
-from jax.sharding import Mesh
+from jax.extend.core import DropVar, Jaxpr, JaxprEqn, Var
+from jax.sharding import Mesh, NamedSharding
+from jax.typing import ArrayLike
 
-from partjit._jax.jaxprs import called_jaxpr, control_flow_kind, nested_shardings, new_var
+from partjit._jax.jaxprs import Atom, called_jaxpr, control_flow_kind, nested_shardings, new_var, type_of
 from partjit._jax.shard_maps import shard_map_p
-from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
+from partjit._jax.shardings import MaybeSharding, UnspecifiedValue
 from partjit._jax.sources import at_site, nested_source_info
 from partjit.colocated.ir.primitive import colocated_call_p
 from partjit.colocated.runtime.streams import Stream
 from partjit.plan.ir.build import constraint, read
-from partjit.plan.ir.calls import makes_calls, names_of_calls
-from partjit.plan.ir.nodes import Block, ColocatedCall, Equation
+from partjit.plan.ir.calls import inner_jaxprs, makes_calls, names_of_calls
+from partjit.plan.ir.nodes import Block, ColocatedCall, Equation, VarBlock, VarNode
 from partjit.primitive import pjit_p
 from partjit.spec import ParsedPartitionSpec
 
 __all__ = ["inline", "specs_of_nested"]
 
-Spec = tuple[ParsedPartitionSpec, Mesh] | None
+Spec: TypeAlias = tuple[ParsedPartitionSpec, Mesh] | None
 
 
-def inline(block: Block, caller: Stream | None) -> Block:
+def inline(block: VarBlock, caller: Stream | None) -> VarBlock:
     """Inlines nested programs in a block as far as its calls are.
 
     Args:
@@ -38,7 +39,7 @@ def inline(block: Block, caller: Stream | None) -> Block:
         ValueError: a call is where the host cannot make it.
     """
     inlining = _Inlining(caller, dict(block.consts))
-    env: dict[Any, Any] = {}
+    env: dict[Var, Atom] = {}
     inlining.add([node.eqn for node in block.nodes if isinstance(node, Equation)], env, None)
     outputs = tuple(read(env, atom) for atom in block.outputs)
     return Block(block.inputs, tuple(inlining.nodes), outputs, inlining.consts)
@@ -47,12 +48,12 @@ def inline(block: Block, caller: Stream | None) -> Block:
 class _Inlining:
     """The nodes of a block while nested programs are inlined into it."""
 
-    def __init__(self, caller: Stream | None, consts: dict[Any, Any]) -> None:
+    def __init__(self, caller: Stream | None, consts: dict[Var, ArrayLike]) -> None:
         self._caller = caller
-        self.nodes: list[Any] = []
+        self.nodes: list[VarNode] = []
         self.consts = consts
 
-    def add(self, eqns: Sequence[Any], env: dict[Any, Any], outer: Any) -> None:
+    def add(self, eqns: Sequence[JaxprEqn], env: dict[Var, Atom], outer: JaxprEqn | None) -> None:
         """Adds equations.
 
         Args:
@@ -81,32 +82,38 @@ class _Inlining:
             else:
                 raise _out_of_reach(eqn)
 
-    def _call(self, eqn: Any) -> ColocatedCall:
+    def _call(self, eqn: JaxprEqn) -> ColocatedCall[Atom, Var]:
         stream = self._caller if eqn.params["stream"] is None else eqn.params["stream"]
         return ColocatedCall(eqn, tuple(eqn.invars), tuple(eqn.outvars), eqn.params["callee"], stream)
 
-    def _nested(self, eqn: Any, called: Any, in_specs: Sequence[Spec], out_specs: Sequence[Spec]) -> list[Any]:
+    def _nested(
+        self,
+        eqn: JaxprEqn,
+        called: tuple[Jaxpr, Sequence[ArrayLike]],
+        in_specs: Sequence[Spec],
+        out_specs: Sequence[Spec],
+    ) -> list[Atom]:
         """Adds what an equation calls; gives the atoms of its results."""
         jaxpr, values = called
-        env: dict[Any, Any] = {}
+        env: dict[Var, Atom] = {}
         for var, value in zip(jaxpr.constvars, values, strict=True):
-            env[var] = new_var(var.aval)
-            self.consts[env[var]] = value
+            env[var] = const = new_var(var.aval)
+            self.consts[const] = value
         for var, atom, spec in zip(jaxpr.invars, eqn.invars, in_specs, strict=True):
             env[var] = atom
-            if spec is not None and var.aval.ndim and isinstance(atom, Var):
-                env[var] = new_var(var.aval)
-                self.nodes.append(Equation(constraint(atom, env[var], *spec, eqn)))
+            if spec is not None and type_of(var).ndim and isinstance(atom, Var):
+                env[var] = constrained = new_var(var.aval)
+                self.nodes.append(Equation(constraint(atom, constrained, *spec, eqn)))
         self.add(jaxpr.eqns, env, eqn)
         results = [read(env, atom) for atom in jaxpr.outvars]
         for k, (var, spec) in enumerate(zip(eqn.outvars, out_specs, strict=True)):
-            if spec is not None and var.aval.ndim and not isinstance(var, DropVar):
+            if spec is not None and type_of(var).ndim and not isinstance(var, DropVar):
                 self.nodes.append(Equation(constraint(results[k], var, *spec, eqn)))
                 results[k] = var
         return results
 
 
-def _renamed(eqn: Any, env: dict[Any, Any], outer: Any) -> Any:
+def _renamed(eqn: JaxprEqn, env: dict[Var, Atom], outer: JaxprEqn | None) -> JaxprEqn:
     invars = [read(env, atom) for atom in eqn.invars]
     if outer is None:
         return eqn.replace(invars=invars)
@@ -116,23 +123,20 @@ def _renamed(eqn: Any, env: dict[Any, Any], outer: Any) -> Any:
     return eqn.replace(invars=invars, outvars=fresh, source_info=info)
 
 
-def specs_of_nested(eqn: Any) -> tuple[list[Spec], list[Spec]]:
+def specs_of_nested(eqn: JaxprEqn) -> tuple[list[Spec], list[Spec]]:
     """The specs, with their meshes, that a nested `jax.jit` has for arguments and results; None where it has none."""
-    in_shardings, out_shardings = nested_shardings(eqn) or (None, None)
-    return _specs(in_shardings, eqn.invars), _specs(out_shardings, eqn.outvars)
+    in_shardings, out_shardings = nested_shardings(eqn) or ([None] * len(eqn.invars), [None] * len(eqn.outvars))
+    return [*map(_spec, in_shardings)], [*map(_spec, out_shardings)]
 
 
-def _specs(shardings: Any, variables: Sequence[Any]) -> list[Spec]:
-    return [
-        None
-        if isinstance(sharding, UnspecifiedValue) or not hasattr(sharding, "spec")
-        else (ParsedPartitionSpec.from_user_input(sharding, "a nested jax.jit"), sharding.mesh)
-        for sharding in (shardings if shardings is not None else [UNSPECIFIED] * len(variables))
-    ]
+def _spec(sharding: MaybeSharding | None) -> Spec:
+    if not isinstance(sharding, NamedSharding):
+        return None
+    return ParsedPartitionSpec.from_user_input(sharding, "a nested jax.jit"), cast(Mesh, sharding.mesh)
 
 
-def _out_of_reach(eqn: Any) -> ValueError:
-    names = names_of_calls(eqn)
+def _out_of_reach(eqn: JaxprEqn) -> ValueError:
+    names = names_of_calls(inner_jaxprs(eqn))
     where = f"a {eqn.primitive.name}{at_site(eqn.source_info)}"
     return ValueError(
         f"the colocated function{'s' if len(names) > 1 else ''} {', '.join(names)} "

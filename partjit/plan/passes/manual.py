@@ -8,28 +8,33 @@ arrays, whose body is a shard_map.
 
 import collections
 import dataclasses
-from collections.abc import Callable, Container, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
+from typing import TypeAlias, TypeVar
 
 import jax
-from jax.extend.core import Var, new_jaxpr_eqn
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Var, new_jaxpr_eqn
 from jax.sharding import Mesh
 
 from partjit._jax.effects import without_axes
-from partjit._jax.jaxprs import closed_jaxpr, control_flow_kind, new_var, scan_counts
+from partjit._jax.jaxprs import Atom, closed_jaxpr, control_flow_kind, new_var, scan_counts, type_of
 from partjit._jax.shard_maps import type_of_shape, varying_axes
 from partjit._jax.sources import at_site, nested_source_info
 from partjit.colocated.ir.shard_map import called_for_each_shard
-from partjit.plan.ir.build import copied, live
-from partjit.plan.ir.calls import makes_calls, names_of_calls
-from partjit.plan.ir.nodes import Block, ColocatedCall, Equation, Group, Loop, is_host, variables
+from partjit.plan.ir.build import Builder, copied, live
+from partjit.plan.ir.calls import inner_jaxprs, makes_calls, names_of_calls
+from partjit.plan.ir.nodes import Block, ColocatedCall, Equation, Group, Loop, VarBlock, VarNode, is_host, variables
 from partjit.plan.passes.cut import taken_apart
 from partjit.plan.passes.forms import REPLICATED, Form, plain_form
 
 __all__ = ["Body"]
 
-Result = tuple[Any, Form]
+A = TypeVar("A", bound=Atom)
+
+Result: TypeAlias = tuple[Atom, Form]
 """A value of the body, as an array in that form."""
+
+Again: TypeAlias = Mapping[Var, Sequence[Equation]]
+"""Variables that are computed again wherever they are read, with the equations that do it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +49,7 @@ class _Scan:
         results: the forms of its results.
     """
 
-    eqn: Any
+    eqn: JaxprEqn
     arguments: Sequence[Result]
     own: Sequence[Form]
     given: Sequence[Form]
@@ -55,34 +60,32 @@ class Body:
     """A body that is put together outside.
 
     Args:
-        eqn: the `shard_map`.
+        out: gets its nodes, in the place of the `shard_map`.
         mesh: its mesh.
-        opened: opens nested programs in a closed jaxpr, but no loops and branches.
-
-    Attributes:
-        nodes: what there is so far.
+        inlined: inlines nested programs in a closed jaxpr, but no loops and branches.
     """
 
-    def __init__(self, eqn: Any, mesh: Mesh, opened: Callable[[Any], Block]) -> None:
-        self.nodes: list[Any] = []
+    def __init__(self, out: Builder, mesh: Mesh, inlined: Callable[[ClosedJaxpr], VarBlock]) -> None:
+        eqn = out.like
+        self._nodes = out.nodes
         self._like = eqn
         self._mesh = mesh
-        self._opened = opened
+        self._inlined = inlined
         self._axes = [axis for axis in mesh.axis_names if axis in eqn.params["newly_manual_axes"]]
         self._context = eqn.params["jaxpr"].eqns[0].ctx
-        self._known_arrays: dict[Any, dict[Form, Any]] = collections.defaultdict(dict)
-        self._wanted: dict[Any, dict[Form, None]] = collections.defaultdict(dict)
+        self._known_arrays: dict[Hashable, dict[Form, Atom]] = collections.defaultdict(dict)
+        self._wanted: dict[Hashable, dict[Form, None]] = collections.defaultdict(dict)
 
-    def put(self, value: Any, form: Form, array: Any) -> None:
+    def put(self, value: Atom, form: Form, array: Atom) -> None:
         """Says which array a value is."""
         self._known_arrays[_key(value)][form] = array
 
-    def run(self, nodes: Sequence[Any], again: dict[Any, Sequence[Any]], results: Sequence[Result]) -> list[Any]:
+    def run(self, nodes: Sequence[VarNode], again: Again, results: Sequence[Result]) -> list[Atom]:
         """Adds what equations and calls do.
 
         Args:
             nodes: the equations and calls.
-            again: variables that are computed again wherever they are read, with the equations that do it.
+            again: the variables that are computed again.
             results: the values that are results.
 
         Returns:
@@ -101,7 +104,7 @@ class Body:
         self._want_what_crosses(steps, again)
         for step in steps:
             if isinstance(step, Group):
-                self._add_group(step.nodes, again)
+                self._add_group([node for node in step.nodes if isinstance(node, Equation)], again)
             elif step in scans:
                 self._add_scan(scans[step])
             elif isinstance(step, ColocatedCall):
@@ -110,19 +113,19 @@ class Body:
 
     # Forms
 
-    def _varying(self, value: Any) -> Sequence[str]:
+    def _varying(self, value: Atom) -> Sequence[str]:
         """The axes along which a value may differ between shards; without `check_vma` its type does not say."""
-        varying = varying_axes(value.aval) if self._like.params["check_vma"] else self._axes
+        varying = varying_axes(type_of(value)) if self._like.params["check_vma"] else self._axes
         return [axis for axis in self._axes if axis in varying]
 
-    def _plain(self, value: Any) -> Form:
+    def _plain(self, value: Atom) -> Form:
         return plain_form(value, self._varying(value))
 
-    def _fits(self, form: Form, value: Any) -> bool:
+    def _fits(self, form: Form, value: Atom) -> bool:
         """Whether an array in that form says of the value what its type says, and so can take its place anywhere."""
         return form.axes == {*self._varying(value)}
 
-    def _chosen(self, value: Any, *others: Any) -> Form:
+    def _chosen(self, value: Atom, *others: Atom) -> Form:
         """A form for a value; one that another has or is to have, if possible, so that nothing is made of that."""
         known = [form for other in others for form in (*self._wanted[_key(other)], *self._known_arrays[_key(other)])]
         return next((form for form in known if self._fits(form, value)), self._plain(value))
@@ -131,7 +134,7 @@ class Body:
         for value, form in wanted:
             self._wanted[_key(value)][form] = None
 
-    def _want_what_crosses(self, steps: Sequence[Any], again: Container[Any]) -> None:
+    def _want_what_crosses(self, steps: Sequence[VarNode], again: Container[Var]) -> None:
         """Wants every value that is read in another step than that which computes it, in a form that can be read."""
         step_of = {var: k for k, step in enumerate(steps) for var in step.outputs}
         for k, step in enumerate(steps):
@@ -142,18 +145,18 @@ class Body:
 
     # Arrays
 
-    def _known_arrays_of(self, value: Any) -> dict[Form, Any]:
+    def _known_arrays_of(self, value: Atom) -> dict[Form, Atom]:
         """The arrays that a value is. A literal is one itself."""
         known = self._known_arrays[_key(value)]
         return known if isinstance(value, Var) else {REPLICATED: value, **known}
 
-    def _any_array_of(self, value: Any) -> tuple[Form, Any]:
+    def _any_array_of(self, value: Atom) -> tuple[Form, Atom]:
         """An array that a value is, with its form."""
         known = self._known_arrays_of(value)
         form = next((form for form in known if self._fits(form, value)), next(iter(known)))
         return form, known[form]
 
-    def _arrays(self, wanted: Sequence[Result]) -> list[Any]:
+    def _arrays(self, wanted: Sequence[Result]) -> list[Atom]:
         """The arrays that values are in these forms; what there is not yet is made."""
         missing = {(_key(value), form): value for value, form in wanted if form not in self._known_arrays_of(value)}
         if missing:
@@ -162,7 +165,7 @@ class Body:
 
     # Equations
 
-    def _add_group(self, nodes: Sequence[Any], again: dict[Any, Sequence[Any]]) -> None:
+    def _add_group(self, nodes: Sequence[Equation], again: Again) -> None:
         """Adds a shard_map of some equations."""
         given = [(var, form) for node in nodes for var in node.outputs for form in self._wanted[var]]
         before = [made for node in nodes for var in variables(node.inputs) for made in again.get(var, ())]
@@ -170,16 +173,18 @@ class Body:
         if nodes:
             self._add_shard_map(nodes, given)
 
-    def _add_shard_map(self, nodes: Sequence[Any], given: Sequence[Result]) -> None:
+    def _add_shard_map(self, nodes: Sequence[Equation], given: Sequence[Result]) -> None:
         computed = {var for node in nodes for var in node.outputs}
         read = variables([*(atom for node in nodes for atom in node.inputs), *(value for value, _ in given)])
         sources = [(var, *self._any_array_of(var)) for var in dict.fromkeys(read) if var not in computed]
         eqn = self._shard_map(sources, [node.eqn for node in nodes], given)
-        self.nodes.append(Equation(eqn))
+        self._nodes.append(Equation(eqn))
         for (value, form), array in zip(given, eqn.outvars, strict=True):
             self.put(value, form, array)
 
-    def _shard_map(self, sources: Sequence[tuple[Any, Form, Any]], eqns: Sequence[Any], given: Sequence[Result]) -> Any:
+    def _shard_map(
+        self, sources: Sequence[tuple[Var, Form, Atom]], eqns: Sequence[JaxprEqn], given: Sequence[Result]
+    ) -> JaxprEqn:
         """An equation that is a shard_map.
 
         Args:
@@ -210,50 +215,52 @@ class Body:
             like.ctx,
         )
 
-    def _shard(self, value: Any, form: Form) -> Any:
+    def _shard(self, value: A, form: Form) -> A | Var:
         """What the shards are of an array of a value: that value, unless they have a dimension more."""
         if form.added is None:
             return value
-        return new_var(type_of_shape(value.aval, form.shard_of(value)))
+        return new_var(type_of_shape(type_of(value), form.shard_of(value)))
 
-    def _reshape(self, value: Any, var: Any) -> Any:
+    def _reshape(self, value: Atom, var: Atom) -> JaxprEqn | None:
         if value is var:
             return None
-        struct = jax.ShapeDtypeStruct(value.aval.shape, value.aval.dtype)
-        (eqn,) = jax.make_jaxpr(lambda x: jax.lax.reshape(x, var.aval.shape))(struct).eqns
+        old, new = type_of(value), type_of(var)
+        (eqn,) = jax.make_jaxpr(lambda x: jax.lax.reshape(x, new.shape))(
+            jax.ShapeDtypeStruct(old.shape, old.dtype)
+        ).eqns
         info = self._like.source_info
         return new_jaxpr_eqn([value], [var], eqn.primitive, eqn.params, set(), info, self._context)
 
-    def _add_call(self, call: ColocatedCall) -> None:
+    def _add_call(self, call: ColocatedCall[Atom, Var]) -> None:
         known = [self._any_array_of(atom) for atom in call.inputs]
         forms = [self._chosen(var, var) for var in call.outputs]
         arrays = [form.array_of(var, self._mesh) for var, form in zip(call.outputs, forms, strict=True)]
         callee = called_for_each_shard(
             call.callee,
             self._mesh,
-            [(array.aval, form.sharding(self._mesh)) for form, array in known],
-            [(array.aval, form.sharding(self._mesh)) for form, array in zip(forms, arrays, strict=True)],
+            [(type_of(array), form.sharding(self._mesh)) for form, array in known],
+            [(type_of(array), form.sharding(self._mesh)) for form, array in zip(forms, arrays, strict=True)],
         )
         inputs = tuple(array for _, array in known)
         info = nested_source_info(call.eqn.source_info, self._like.source_info)
         eqn = call.eqn.replace(source_info=info, ctx=self._like.ctx)
-        self.nodes.append(dataclasses.replace(call, eqn=eqn, inputs=inputs, outputs=tuple(arrays), callee=callee))
+        self._nodes.append(dataclasses.replace(call, eqn=eqn, inputs=inputs, outputs=tuple(arrays), callee=callee))
         for var, form, array in zip(call.outputs, forms, arrays, strict=True):
             self.put(var, form, array)
 
     # Scans
 
-    def _as_host(self, node: Any) -> Any:
+    def _as_host(self, node: VarNode) -> VarNode:
         """A node; a scan with calls, which the devices cannot run, is represented as a loop of these calls."""
         if not isinstance(node, Equation) or not makes_calls(node.eqn):
             return node
         eqn = node.eqn
         if control_flow_kind(eqn) != "scan":
             raise _undecided(eqn)
-        calls = filter(is_host, map(self._as_host, self._opened(eqn.params["jaxpr"]).nodes))
+        calls = filter(is_host, map(self._as_host, self._inlined(eqn.params["jaxpr"]).nodes))
         return Loop(tuple(eqn.invars), tuple(eqn.outvars), Block((), tuple(calls), ()), eqn.params["length"], eqn, ())
 
-    def _planned(self, eqn: Any) -> _Scan:
+    def _planned(self, eqn: JaxprEqn) -> _Scan:
         """What it takes to put a scan outside of the shard_map, if possible with arrays that there are anyhow."""
         num_consts, num_carry = scan_counts(eqn)
         jaxpr = eqn.params["jaxpr"].jaxpr
@@ -273,7 +280,7 @@ class Body:
             [*carried, *(form.of_stack for form in written)],
         )
 
-    def _of_slices(self, stack: Any, value: Any) -> Form:
+    def _of_slices(self, stack: Atom, value: Atom) -> Form:
         """A form for the slices of a stack."""
         known = [form.of_slices for form in (*self._wanted[_key(stack)], *self._known_arrays[_key(stack)])]
         return next((form for form in known if form is not None and self._fits(form, value)), self._plain(value))
@@ -295,12 +302,12 @@ class Body:
         params = {**eqn.params, "jaxpr": jaxpr}
         info = nested_source_info(eqn.source_info, self._like.source_info)
         ctx, effects = self._like.ctx, iteration.effects
-        self.nodes.append(Equation(new_jaxpr_eqn(arrays, results, eqn.primitive, params, effects, info, ctx)))
+        self._nodes.append(Equation(new_jaxpr_eqn(arrays, results, eqn.primitive, params, effects, info, ctx)))
         for var, form, array in zip(eqn.outvars, scan.results, results, strict=True):
             self.put(var, form, array)
 
 
-def _key(value: Any) -> Any:
+def _key(value: Atom) -> Hashable:
     return value if isinstance(value, Var) else id(value)
 
 
@@ -313,9 +320,9 @@ _UNDECIDED = {
 }
 
 
-def _undecided(eqn: Any) -> ValueError:
+def _undecided(eqn: JaxprEqn) -> ValueError:
     kind, remedy = _UNDECIDED.get(eqn.primitive.name, (eqn.primitive.name, "Call it before or after"))
-    names = ", ".join(names_of_calls(eqn))
+    names = ", ".join(names_of_calls(inner_jaxprs(eqn)))
     where = at_site(eqn.source_info)
     return ValueError(
         f"the colocated function {names} is called inside of a {kind}{where} in a shard_map, where each device decides "

@@ -2,34 +2,40 @@
 
 import dataclasses
 from collections.abc import Collection, Iterator
-from typing import Any
 
-from partjit.plan.ir.nodes import Block, Branch, ColocatedCall, Loop, Value
+from partjit.plan.ir.nodes import (
+    Branch,
+    ColocatedCall,
+    Loop,
+    Node,
+    Value,
+    ValueBlock,
+    ValueBranch,
+    ValueLoop,
+    with_blocks,
+)
 
 __all__ = ["pin"]
 
 
-def pin(block: Block, constants: Collection[Value]) -> Block:
+def pin(block: ValueBlock, constants: Collection[Value]) -> ValueBlock:
     """Pins the arguments and results of a block where calls read them; those of a nested one are what is around it."""
     made = {value for node in block.nodes for value in node.outputs}
     read = {value for node in block.nodes for value in node.inputs}
     of_caller = {*block.inputs, *block.outputs, *(read - made)}.difference(constants)
-    nodes: list[Any] = []
+    nodes: list[Node] = []
     for node in block.nodes:
         if isinstance(node, ColocatedCall):
             node = dataclasses.replace(node, pinned=tuple(value in of_caller for value in node.inputs))
-        elif isinstance(node, Loop):
-            node = dataclasses.replace(node, block=pin(node.block, constants))
-        elif isinstance(node, Branch):
-            node = dataclasses.replace(node, blocks=tuple(pin(inner, constants) for inner in node.blocks))
-        if isinstance(node, Loop | Branch):
+        elif isinstance(node, Loop | Branch):
+            node = with_blocks(node, [pin(inner, constants) for inner in node.blocks])
             # What it gives may be the caller's under another name.
             of_caller.update(output for output, values in _aliases(node) if not values.isdisjoint(of_caller))
         nodes.append(node)
     return dataclasses.replace(block, nodes=tuple(nodes))
 
 
-def _aliases(node: Loop | Branch) -> Iterator[tuple[Value, set[Value]]]:
+def _aliases(node: ValueLoop | ValueBranch) -> Iterator[tuple[Value, set[Value]]]:
     """Each output with the values from outside that it may be under another name: nothing is copied on the way out.
 
     What a loop starts from is copied. Its carried values may change places, so they are not distinguished.
@@ -42,7 +48,7 @@ def _aliases(node: Loop | Branch) -> Iterator[tuple[Value, set[Value]]]:
             yield output, set().union(*(_names_of(block.outputs[k], block) for block in node.blocks))
 
 
-def _names_of(value: Value, block: Block) -> set[Value]:
+def _names_of(value: Value, block: ValueBlock) -> set[Value]:
     """The value, or what it may be if a loop or branch of the block gives it."""
     for node in block.nodes:
         if value in node.outputs:

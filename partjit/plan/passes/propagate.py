@@ -6,62 +6,71 @@ partitioner knows nothing, and only its propagation is run. The values at the cu
 it gives their shardings.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
+from jax.core import ShapedArray
 from jax.extend.core import Var
-from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from partjit import shardy
 from partjit._jax.compiling import DeviceAssignmentMismatchError, lower_to_computation
+from partjit._jax.jaxprs import type_of
 from partjit._jax.meshes import under_mesh
-from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue, default_device
+from partjit._jax.shardings import UNSPECIFIED, MaybeSharding, UnspecifiedValue, default_device
 from partjit.colocated.devices import colocated_sharding
+from partjit.colocated.ir.eager import DefaultSharding
 from partjit.colocated.ir.primitive import opaque_calls
 from partjit.devices import incompatible_devices
 from partjit.plan.ir.build import jaxpr_of
-from partjit.plan.ir.nodes import Block, ColocatedCall, Loop
+from partjit.plan.ir.nodes import Block, ColocatedCall, Loop, VarBlock, variables
 from partjit.plan.passes.explicit import results_of_hosts
 
-__all__ = ["default_sharding_of", "or_none", "or_unspecified", "propagate", "without_a_mesh"]
+__all__ = ["default_sharding", "default_without_mesh", "or_none", "or_unspecified", "propagate"]
 
 
-def or_none(sharding: Any) -> Any:
+def or_none(sharding: MaybeSharding) -> Sharding | None:
     """None for UNSPECIFIED."""
     return None if isinstance(sharding, UnspecifiedValue) else sharding
 
 
-def or_unspecified(sharding: Any) -> Any:
+def or_unspecified(sharding: Sharding | None) -> MaybeSharding:
     """UNSPECIFIED for None."""
     return UNSPECIFIED if sharding is None else sharding
 
 
-def default_sharding_of(in_shardings: Sequence[Any]) -> tuple[SingleDeviceSharding, bool]:
-    """Where a program without a mesh runs, and whether its arguments bind it to that device."""
-    known = [sharding for sharding in in_shardings if not isinstance(sharding, UnspecifiedValue)]
-    if known:
-        return SingleDeviceSharding(next(iter(known[0].device_set))), True
+def default_sharding(mesh: Mesh, in_shardings: Iterable[MaybeSharding]) -> DefaultSharding:
+    """The default sharding of the values of a program: over its mesh or, without one, where its arguments are."""
+    if not mesh.empty:
+        return DefaultSharding(NamedSharding(mesh, P()), True)
+    for sharding in in_shardings:
+        if not isinstance(sharding, UnspecifiedValue):
+            return DefaultSharding(SingleDeviceSharding(next(iter(sharding.device_set))), True)
     device = default_device()
-    return SingleDeviceSharding(device if isinstance(device, jax.Device) else jax.devices(device)[0]), False
+    return DefaultSharding(
+        SingleDeviceSharding(device if isinstance(device, jax.Device) else jax.devices(device)[0]), False
+    )
 
 
-def without_a_mesh(in_shardings: Sequence[Any]) -> Any:
-    """The sharding of everything in a program without a mesh; None if its arguments leave it open."""
-    default, is_bound = default_sharding_of(in_shardings)
-    return default if is_bound or colocated_sharding(default) != default else None
+def default_without_mesh(mesh: Mesh, in_shardings: Iterable[MaybeSharding]) -> Sharding | None:
+    """The sharding of everything in a program without a mesh; None if it has one, or its arguments leave it open."""
+    if not mesh.empty:
+        return None
+    default = default_sharding(mesh, in_shardings)
+    is_bound = default.committed or colocated_sharding(default.sharding) != default.sharding
+    return default.sharding if is_bound else None
 
 
 def propagate(
-    block: Block,
-    crossing: Sequence[Any],
-    direct: Mapping[int, Any],
-    in_shardings: Sequence[Any],
-    out_shardings: Sequence[Any],
+    block: VarBlock,
+    crossing: Sequence[Var],
+    direct: Mapping[Var, Sharding | None],
+    in_shardings: Sequence[MaybeSharding],
+    out_shardings: Sequence[MaybeSharding],
     mesh: Mesh,
-    default: Any,
-) -> dict[Any, Any]:
+    default: Sharding | None,
+) -> dict[Var, Sharding | None]:
     """The sharding of each argument and of each variable that crosses from one node to another.
 
     Args:
@@ -76,7 +85,7 @@ def propagate(
     if mesh.empty:
         own = zip(block.inputs, map(or_none, in_shardings), strict=True)
         return {**dict.fromkeys(crossing, default), **dict(own)}
-    shardings = _explicit(block, direct, mesh)
+    shardings: dict[Var, Sharding | None] = {**_explicit(block, direct, mesh)}
     inputs = {*block.inputs}
     unknown = [var for var in crossing if var not in shardings and var not in inputs]
     is_open = [isinstance(sharding, UnspecifiedValue) for sharding in in_shardings]
@@ -90,10 +99,10 @@ def propagate(
     return shardings
 
 
-def _explicit(block: Block, direct: Mapping[int, Any], mesh: Mesh) -> dict[Any, Any]:
+def _explicit(block: VarBlock, direct: Mapping[Var, Sharding | None], mesh: Mesh) -> dict[Var, Sharding]:
     """What results of the program that are a call's, and the specs of calls, say."""
     devices = {*mesh.devices.flat}
-    shardings = {block.outputs[i]: sharding for i, sharding in direct.items() if sharding is not None}
+    shardings = {var: sharding for var, sharding in direct.items() if sharding is not None}
     for node in block.nodes:
         if isinstance(node, ColocatedCall):
             for var, sharding in zip(node.outputs, node.callee.out_shardings, strict=True):
@@ -106,58 +115,56 @@ def _explicit(block: Block, direct: Mapping[int, Any], mesh: Mesh) -> dict[Any, 
     return shardings
 
 
-def _agree_on_carried(block: Block, shardings: dict[Any, Any]) -> None:
+def _agree_on_carried(block: VarBlock, shardings: dict[Var, Sharding | None]) -> None:
     """Gives what a loop starts from the sharding of its results.
 
     A stack is not partitioned between its slices, even if it leaves so: each is written by all devices.
     """
     for node in block.nodes:
         if isinstance(node, Loop):
-            for initial, result, is_buffer in zip(node.initial, node.outputs, node.is_buffer, strict=True):
+            for initial, result, is_buffer in zip(variables(node.initial), node.outputs, node.is_buffer, strict=True):
                 sharding = shardings[result]
-                if is_buffer and sharding.spec:
+                if is_buffer and isinstance(sharding, NamedSharding) and sharding.spec:
                     sharding = sharding.update(spec=P(None, *sharding.spec[1:]))
                 shardings[initial] = shardings[result] = sharding
 
 
 def _chosen(
-    block: Block, in_shardings: Sequence[Any], out_shardings: Sequence[Any], mesh: Mesh, cut: Sequence[Any]
-) -> tuple[list[Any], list[Any]]:
+    block: VarBlock,
+    in_shardings: Sequence[MaybeSharding],
+    out_shardings: Sequence[MaybeSharding],
+    mesh: Mesh,
+    cut: Sequence[Var],
+) -> tuple[list[NamedSharding], list[NamedSharding]]:
     """The shardings over the mesh that the partitioner chooses for the arguments, and for the values at the cut."""
     if mesh.size == 1:
         everywhere = NamedSharding(mesh, P())
         return [everywhere] * len(in_shardings), [everywhere] * len(cut)
     results = (*out_shardings, *[UNSPECIFIED] * len(cut))
-    jaxpr: Any = None
-    try:
-        with opaque_calls(), under_mesh(mesh):
-            jaxpr = jaxpr_of(Block(block.inputs, block.nodes, (*block.outputs, *cut), block.consts))
+    with opaque_calls(), under_mesh(mesh):
+        jaxpr = jaxpr_of(Block(block.inputs, block.nodes, (*block.outputs, *cut), block.consts))
+        name, donated = "whole_program", [False] * len(in_shardings)
+        try:
             computation = lower_to_computation(
-                jaxpr,
-                "whole_program",
-                in_shardings,
-                results,
-                [False] * len(in_shardings),
-                keep_unused=True,
-                context_mesh=mesh,
+                jaxpr, name, in_shardings, results, donated, keep_unused=True, context_mesh=mesh
             )
-    except DeviceAssignmentMismatchError as error:
-        raise incompatible_devices(error, "whole_program", jaxpr, in_shardings, results) from None
+        except DeviceAssignmentMismatchError as error:
+            raise incompatible_devices(error, name, jaxpr, in_shardings, results) from None
     module = computation.stablehlo()
     shardy.propagate(module)
     shardings = shardy.Shardings(module)
     arguments, found = shardings.of_arguments(), shardings.of_results()
     own = len(arguments) - len(in_shardings)  # constants come first
     return (
-        [_sharding(layout, var.aval, mesh) for layout, var in zip(arguments[own:], block.inputs, strict=True)],
-        [_sharding(layout, var.aval, mesh) for layout, var in zip(found[len(out_shardings) :], cut, strict=True)],
+        [_sharding(layout, type_of(var), mesh) for layout, var in zip(arguments[own:], block.inputs, strict=True)],
+        [_sharding(layout, type_of(var), mesh) for layout, var in zip(found[len(out_shardings) :], cut, strict=True)],
     )
 
 
-def _sharding(layout: shardy.TensorSharding | None, aval: Any, mesh: Mesh) -> NamedSharding:
+def _sharding(layout: shardy.TensorSharding | None, aval: ShapedArray, mesh: Mesh) -> NamedSharding:
     if layout is None or not layout.is_of_whole_axes:
         return NamedSharding(mesh, P())
-    entries: list[Any] = []
+    entries: list[str | tuple[str, ...] | None] = []
     for dim, size in zip(layout.axes, aval.shape, strict=False):  # a key has one dimension more on the device
         parts = 1
         kept = []

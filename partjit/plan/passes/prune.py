@@ -1,26 +1,25 @@
 """What nothing needs is left out, and equal pure calls become one."""
 
-from typing import Any
-
 from jax.extend.core import Var
 
+from partjit._jax.jaxprs import Atom
 from partjit.plan.ir.build import live, reading, rebuilt
-from partjit.plan.ir.nodes import AnyNode, Block, ColocatedCall
+from partjit.plan.ir.nodes import ColocatedCall, VarBlock, VarNode
 
 __all__ = ["merge", "prune"]
 
 
-def prune(block: Block) -> Block:
+def prune(block: VarBlock) -> VarBlock:
     """Leaves out nodes without effects that nothing needs."""
     return rebuilt(block, live(block.outputs, block.nodes)[0])
 
 
-def merge(block: Block) -> Block:
+def merge(block: VarBlock) -> VarBlock:
     """Makes one of pure calls of the same function with the same arguments."""
     if sum(isinstance(node, ColocatedCall) and node.callee.is_pure for node in block.nodes) < 2:
         return block
-    env: dict[Any, Any] = {}
-    made: dict[Any, AnyNode] = {}
+    env: dict[Var, Atom] = {}
+    made: dict[tuple[object, ...], VarNode] = {}
     kept = []
     for node in block.nodes:
         node = reading(node, env)

@@ -11,38 +11,26 @@ its pieces once more.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import Var, jaxpr_as_fun
 
-from partjit._jax.jaxprs import new_var
-from partjit.plan.ir.build import Builder, jaxpr_of, rebuilt
-from partjit.plan.ir.nodes import Block, Loop, variables
+from partjit._jax.jaxprs import Atom, new_var, type_of
+from partjit.plan.ir.build import Builder, jaxpr_of, with_loops
+from partjit.plan.ir.nodes import Block, VarBlock, VarLoop, variables
 from partjit.plan.passes.cost import amortizes_a_dispatch
 from partjit.plan.passes.cut import head_of
 
 __all__ = ["rotate"]
 
 
-def rotate(block: Block) -> Block:
+def rotate(block: VarBlock) -> VarBlock:
     """Rotates the loops of a block where that saves a dispatch."""
-    if not any(isinstance(node, Loop) for node in block.nodes):
-        return block
-    consts = dict(block.consts)
-    nodes: list[Any] = []
-    for node in block.nodes:
-        if isinstance(node, Loop):
-            before = Builder(node.eqn, consts)
-            rotated = _rotated(node, before)
-            nodes += [*before.nodes, rotated]
-        else:
-            nodes.append(node)
-    return rebuilt(dataclasses.replace(block, consts=consts), nodes)
+    return with_loops(block, _rotated)
 
 
-def _rotated(loop: Loop, before: Builder) -> Loop:
+def _rotated(loop: VarLoop, before: Builder) -> VarLoop:
     head, cost = head_of(loop.block.nodes)
     if not head:
         return loop
@@ -58,8 +46,8 @@ def _rotated(loop: Loop, before: Builder) -> Loop:
     program = Block(block.inputs, tuple(inside), tuple(crossing), consts)
     after = Builder(loop.eqn, dict(block.consts))
     own = block.inputs[: len(loop.captured)]
-    first: Any = None
-    again: Any = None
+    first: Atom | None = None
+    again: Atom | None = None
     if is_expensive and loop.trip_count is None:
         first, again = loop.initial[0], block.outputs[0]
     elif is_expensive:  # there is a first iteration, but maybe no next one
@@ -69,16 +57,11 @@ def _rotated(loop: Loop, before: Builder) -> Loop:
     following = _if(again, program, [*own, *block.outputs], after)
     arrived = [new_var(var.aval) for var in crossing]
     inputs = (*block.inputs, *crossing)
-    return _carrying(
-        dataclasses.replace(
-            loop, block=Block(inputs, (*rest, *after.nodes), (*block.outputs, *following), after.consts)
-        ),
-        initial,
-        arrived,
-    )
+    block = Block(inputs, (*rest, *after.nodes), (*block.outputs, *following), after.consts)
+    return _carrying(dataclasses.replace(loop, block=block), initial, arrived)
 
 
-def _carrying(loop: Loop, initial: Sequence[Any], outputs: Sequence[Any]) -> Loop:
+def _carrying(loop: VarLoop, initial: Sequence[Atom], outputs: Sequence[Var]) -> VarLoop:
     """A loop that carries more values, which its block has already."""
     return dataclasses.replace(
         loop,
@@ -88,7 +71,7 @@ def _carrying(loop: Loop, initial: Sequence[Any], outputs: Sequence[Any]) -> Loo
     )
 
 
-def _counted(loop: Loop, before: Builder) -> Loop:
+def _counted(loop: VarLoop, before: Builder) -> VarLoop:
     """With a carried value that is the number of the iteration."""
     (first,) = before.add(lambda: jax.lax.full((), 0, jnp.int32))
     counting = Builder(loop.eqn, dict(loop.block.consts))
@@ -104,13 +87,13 @@ def _counted(loop: Loop, before: Builder) -> Loop:
     return _carrying(loop, [first], [new_var(first.aval)])
 
 
-def _if(predicate: Any, program: Block, atoms: Sequence[Any], out: Builder) -> list[Any]:
+def _if(predicate: Atom | None, program: VarBlock, atoms: Sequence[Atom], out: Builder) -> list[Atom]:
     """The results of a block on the devices, or anything where the predicate is false."""
     if predicate is None:
         return out.inline(program, atoms)
     run = jaxpr_as_fun(jaxpr_of(program))
 
-    def otherwise(*_: Any) -> list[Any]:
-        return [jax.lax.full(var.aval.shape, 0, var.aval.dtype) for var in program.outputs]
+    def otherwise(*_: jax.Array) -> list[jax.Array]:
+        return [jax.lax.full(aval.shape, 0, aval.dtype) for aval in map(type_of, program.outputs)]
 
     return out.add(lambda flag, *args: jax.lax.cond(flag, run, otherwise, *args), predicate, *atoms)

@@ -1,38 +1,39 @@
 """`shard_map`s with colocated calls become `shard_map`s without, and calls between them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
-from jax.extend.core import JaxprEqn, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from jax.sharding import Mesh
 
+from partjit._jax.jaxprs import Atom
 from partjit._jax.shard_maps import shard_map_body, shard_map_p
 from partjit._jax.sources import at_site
 from partjit.colocated.ir.shard_map import check_is_over_all_axes
 from partjit.errors import ShardingError
-from partjit.mesh import auto_twin
-from partjit.plan.ir.build import expanded, live
-from partjit.plan.ir.calls import has_calls, makes_calls, names_of_calls
-from partjit.plan.ir.nodes import Block, Equation, variables
+from partjit.mesh import auto_twin, device_ids
+from partjit.plan.ir.build import Builder, expanded, live
+from partjit.plan.ir.calls import has_calls, inner_jaxprs, makes_calls, names_of_calls
+from partjit.plan.ir.nodes import Equation, VarBlock, VarNode, variables
 from partjit.plan.passes.cost import amortizes_a_dispatch, cost_of
 from partjit.plan.passes.forms import REPLICATED, Form
 from partjit.plan.passes.manual import Body
 from partjit.plan.passes.prune import prune
+from partjit.primitive import keep_where
 
 __all__ = ["meshes_of_shard_maps", "shard_maps"]
 
 
-def meshes_of_shard_maps(jaxpr: Any) -> Iterator[Mesh]:
+def meshes_of_shard_maps(jaxpr: Jaxpr) -> Iterator[Mesh]:
     """The meshes that the shard_maps with calls in a jaxpr name the devices of."""
-    for eqn in jaxpr.jaxpr.eqns if hasattr(jaxpr, "jaxpr") else jaxpr.eqns:
-        jaxprs = [inner for inner in jaxprs_in_params(eqn.params) if has_calls(inner)]
+    for eqn in jaxpr.eqns:
+        jaxprs = [inner for inner in inner_jaxprs(eqn) if has_calls(inner)]
         if jaxprs and eqn.primitive is shard_map_p and isinstance(eqn.params["mesh"], Mesh):
             yield auto_twin(eqn.params["mesh"])
         for inner in jaxprs:
             yield from meshes_of_shard_maps(inner)
 
 
-def shard_maps(block: Block, mesh: Mesh, inlined: Callable[[Any], Block]) -> Block:
+def shard_maps(block: VarBlock, mesh: Mesh, inlined: Callable[[ClosedJaxpr], VarBlock]) -> VarBlock:
     """Decomposes the `shard_map`s of a block that make calls; scans among what they become may make calls as well.
 
     Args:
@@ -45,48 +46,45 @@ def shard_maps(block: Block, mesh: Mesh, inlined: Callable[[Any], Block]) -> Blo
         ShardingError: one of them is over other devices than the program.
     """
 
-    def expand(eqn: JaxprEqn, used: Sequence[bool], consts: dict[Any, Any]) -> tuple[list[Any], dict[Any, Any]]:
-        nodes, results = _decomposed(eqn, used, inlined, mesh, consts)
-        return nodes, dict(
-            zip((var for var, flag in zip(eqn.outvars, used, strict=True) if flag), results, strict=True)
-        )
+    def expand(out: Builder, used: Sequence[bool]) -> dict[Var, Atom]:
+        return dict(zip(keep_where(out.like.outvars, used), _decomposed(out, used, inlined, mesh), strict=True))
 
     made = expanded(block, _is_shard_map_with_calls, expand)
     return made if made is block else prune(made)
 
 
-def _is_shard_map_with_calls(node: Any) -> bool:
-    return isinstance(node, Equation) and node.eqn.primitive is shard_map_p and makes_calls(node.eqn)
+def _is_shard_map_with_calls(eqn: JaxprEqn) -> bool:
+    return eqn.primitive is shard_map_p and makes_calls(eqn)
 
 
 def _decomposed(
-    eqn: Any, used: Sequence[bool], inlined: Callable[[Any], Block], mesh: Mesh, consts: dict[Any, Any]
-) -> tuple[list[Any], list[Any]]:
-    """The nodes of a `shard_map`, and its results that are used; its constants are added to others."""
+    out: Builder, used: Sequence[bool], inlined: Callable[[ClosedJaxpr], VarBlock], mesh: Mesh
+) -> list[Atom]:
+    """Adds the nodes of a `shard_map`; gives its results that are used."""
+    eqn = out.like
     own = _mesh_of(eqn, mesh)
     check_is_over_all_axes(f"{_what(eqn)} calls {_names(eqn)}", own, eqn.params["newly_manual_axes"])
     block = inlined(shard_map_body(eqn))
-    outputs = [atom for atom, flag in zip(block.outputs, used, strict=True) if flag]
-    body = Body(eqn, own, inlined)
+    outputs = keep_where(block.outputs, used)
+    body = Body(out, own, inlined)
     for var, atom, spec in zip(block.inputs, eqn.invars, eqn.params["in_specs"], strict=True):
         body.put(var, Form(spec), atom)
     for var, value in block.consts.items():
         array = REPLICATED.array_of(var, own)
-        consts[array] = value
+        out.consts[array] = value
         body.put(var, REPLICATED, array)
-    specs = [spec for spec, flag in zip(eqn.params["out_specs"], used, strict=True) if flag]
-    wanted = [(atom, Form(spec)) for atom, spec in zip(outputs, specs, strict=True)]
-    return body.nodes, body.run(live(outputs, block.nodes)[0], _made_of_nothing(block.nodes), wanted)
+    wanted = [*zip(outputs, map(Form, keep_where(eqn.params["out_specs"], used)), strict=True)]
+    return body.run(live(outputs, block.nodes)[0], _made_of_nothing(block.nodes), wanted)
 
 
-def _mesh_of(eqn: Any, mesh: Mesh) -> Mesh:
+def _mesh_of(eqn: JaxprEqn, mesh: Mesh) -> Mesh:
     """The mesh of a `shard_map` in a program over another."""
     own = eqn.params["mesh"]
     if isinstance(own, Mesh):
         if {*own.devices.flat} != {*mesh.devices.flat}:
             raise ShardingError(
-                f"{_what(eqn)} calls {_names(eqn)} and is over the devices {[d.id for d in own.devices.flat]}, but the "
-                f"program runs on the devices {[d.id for d in mesh.devices.flat]}"
+                f"{_what(eqn)} calls {_names(eqn)} and is over the devices {device_ids(own)}, but the "
+                f"program runs on the devices {device_ids(mesh)}"
             )
         return auto_twin(own)
     if mesh.empty or own.shape_tuple != mesh.abstract_mesh.shape_tuple:
@@ -98,9 +96,9 @@ def _mesh_of(eqn: Any, mesh: Mesh) -> Mesh:
     return mesh
 
 
-def _made_of_nothing(nodes: Sequence[Any]) -> dict[Any, Sequence[Any]]:
+def _made_of_nothing(nodes: Sequence[VarNode]) -> dict[Var, Sequence[Equation]]:
     """The variables that are cheaply computed of literals and the position in the mesh, with the equations for it."""
-    found: dict[Any, Sequence[Any]] = {}
+    found: dict[Var, Sequence[Equation]] = {}
     for node in nodes:
         if not isinstance(node, Equation) or makes_calls(node.eqn):
             continue
@@ -113,10 +111,10 @@ def _made_of_nothing(nodes: Sequence[Any]) -> dict[Any, Sequence[Any]]:
     return found
 
 
-def _names(eqn: Any) -> str:
-    return ", ".join(names_of_calls(eqn))
+def _names(eqn: JaxprEqn) -> str:
+    return ", ".join(names_of_calls(inner_jaxprs(eqn)))
 
 
-def _what(eqn: Any) -> str:
+def _what(eqn: JaxprEqn) -> str:
     where = at_site(eqn.source_info)
     return f"the shard_map{where}" if where else "a shard_map"

@@ -2,17 +2,31 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
+
+from jax.sharding import Sharding
 
 from partjit.colocated.devices import colocated_sharding
 from partjit.plan.ir.names import Names
-from partjit.plan.ir.nodes import Block, Branch, ColocatedCall, Fragment, Loop, Node, Transfer, Value, is_host
+from partjit.plan.ir.nodes import (
+    Branch,
+    ColocatedCall,
+    Fragment,
+    Loop,
+    Node,
+    Transfer,
+    Value,
+    ValueBlock,
+    ValueBranch,
+    ValueLoop,
+    is_host,
+    with_blocks,
+)
 from partjit.plan.passes.bind import Bound, captured_by
 
 __all__ = ["transfers"]
 
 
-def transfers(bound: Bound, names: Names, default: Any) -> Bound:
+def transfers(bound: Bound, names: Names, default: Sharding | None) -> Bound:
     """Adds the moves of a program.
 
     Args:
@@ -30,7 +44,7 @@ class _Moves:
         hoisted: moves for this block that are to be made in the one around it, before it.
     """
 
-    def __init__(self, bound: Bound, names: Names, default: Any, outer: "_Moves | None") -> None:
+    def __init__(self, bound: Bound, names: Names, default: Sharding | None, outer: "_Moves | None") -> None:
         self._bound = bound
         self._names = names
         self._default = default
@@ -39,10 +53,10 @@ class _Moves:
         self._moved: dict[str, dict[Value, Value]] = {"hosts": {}, "devices": {}}
         self.hoisted: list[Node] = []
 
-    def of_block(self, block: Block, carried: Sequence[Value] = ()) -> Block:
+    def of_block(self, block: ValueBlock, carried: Sequence[Value] = ()) -> ValueBlock:
         """A block with its moves."""
         self._own = {*carried, *(value for node in block.nodes for value in node.outputs)}
-        nodes: list[Any] = []
+        nodes: list[Node] = []
         for node in block.nodes:
             if isinstance(node, Loop | Branch):
                 before, node = self._nested(node)
@@ -55,15 +69,14 @@ class _Moves:
             nodes.append(node)
         return dataclasses.replace(block, nodes=tuple(nodes))
 
-    def _nested(self, node: Loop | Branch) -> tuple[list[Node], Node]:
+    def _nested(self, node: ValueLoop | ValueBranch) -> tuple[list[Node], Node]:
         carried = node.outputs if isinstance(node, Loop) else ()
         inner = [_Moves(self._bound, self._names, self._default, self) for _ in node.blocks]
-        blocks = tuple(moves.of_block(block, carried) for moves, block in zip(inner, node.blocks, strict=True))
+        blocks = [moves.of_block(block, carried) for moves, block in zip(inner, node.blocks, strict=True)]
         captured = captured_by(blocks, carried, self._bound.constants)
         before = [hoisted for moves in inner for hoisted in moves.hoisted]
-        if isinstance(node, Loop):
-            return before, dataclasses.replace(node, block=blocks[0], inputs=(*captured, *node.initial))
-        return before, dataclasses.replace(node, blocks=blocks, inputs=(node.inputs[0], *captured))
+        inputs = (*captured, *node.initial) if isinstance(node, Loop) else (node.inputs[0], *captured)
+        return before, with_blocks(node, blocks, inputs=inputs)
 
     def _to(self, where: str, values: Sequence[Value]) -> Iterator[Node]:
         """A transfer of those values that are not there yet, if there are any."""
@@ -80,7 +93,7 @@ class _Moves:
         if moves:
             yield Transfer(tuple(moves), tuple(moves.values()), self._names.take(f"to_{where}"))
 
-    def _sharding(self, where: str, value: Value) -> Any:
+    def _sharding(self, where: str, value: Value) -> Sharding | None:
         """The sharding of a value once it is moved; None if it need not be."""
         if where == "devices":
             return self._bound.on_devices.get(value)

@@ -6,18 +6,20 @@ from typing import Any
 
 import jax
 from jax.extend.core import jaxpr_as_fun
-from jax.sharding import Mesh, Sharding
+from jax.sharding import Mesh, NamedSharding, Sharding
 
 from partjit import events
 from partjit._jax.arrays import device_put
 from partjit._jax.compiling import MeshComputation, MeshExecutable, move_outputs, shard_constants
 from partjit._jax.dispatch import InternalFloatingPointError, fast_path_data, make_cpp_function, recheck_for_nans
-from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue, device_list
+from partjit._jax.shardings import device_list
+from partjit.colocated.ir.eager import DefaultSharding
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.specs import OutSpec
 from partjit.compile import lower_jaxpr
 from partjit.mesh import has_explicit_axes
-from partjit.plan.ir.nodes import Block, Branch, ColocatedCall, Fragment, Loop, Node, Transfer, Value, walk
+from partjit.plan.ir.nodes import ColocatedCall, Fragment, Transfer, Value, blocks_of, walk
+from partjit.plan.passes.propagate import or_unspecified
 from partjit.plan.plan import Plan
 from partjit.plan.run.observe import observed
 
@@ -36,11 +38,11 @@ class Runnable:
     """
 
     plan: Plan
-    quiet: Callable[..., Sequence[Any]]
-    observed: Callable[..., Sequence[Any]]
+    quiet: Callable[..., Sequence[jax.Array]]
+    observed: Callable[..., Sequence[jax.Array]]
     executables: tuple[MeshExecutable, ...]
 
-    def run(self, args: Sequence[Any]) -> Sequence[Any]:
+    def run(self, args: Sequence[object]) -> Sequence[jax.Array]:
         """The flat results for flat arguments, placed as the plan says."""
         return self.observed(*args) if events.listeners else self.quiet(*args)
 
@@ -54,16 +56,16 @@ class LoweredFragment:
         lowering: as jax has it.
     """
 
-    fragment: Fragment
+    fragment: Fragment[Value, Value]
     lowering: MeshComputation
 
 
-def lower_fragment(plan: Plan, fragment: Fragment, mesh: Mesh) -> LoweredFragment:
+def lower_fragment(plan: Plan, fragment: Fragment[Value, Value], mesh: Mesh) -> LoweredFragment:
     """Lowers a fragment for arguments with the shardings of the plan."""
     lowering = lower_jaxpr(
         fragment.jaxpr,
-        tuple(_or_unspecified(value.sharding) for value in fragment.inputs),
-        tuple(_or_unspecified(value.sharding) for value in fragment.outputs),
+        tuple(or_unspecified(value.sharding) for value in fragment.inputs),
+        tuple(or_unspecified(value.sharding) for value in fragment.outputs),
         fragment.donated,
         mesh,
         f"{plan.name}_{fragment.name}",
@@ -80,27 +82,27 @@ def compile_fragment(lowered: LoweredFragment, mesh: Mesh) -> MeshExecutable:
     return executable
 
 
-def _or_unspecified(sharding: Sharding | None) -> Sharding | UnspecifiedValue:
-    return UNSPECIFIED if sharding is None else sharding
-
-
 def link(
-    plan: Plan, fragments: Sequence[LoweredFragment], executables: Sequence[MeshExecutable], default: Any, mesh: Mesh
+    plan: Plan,
+    fragments: Sequence[LoweredFragment],
+    executables: Sequence[MeshExecutable],
+    default: DefaultSharding,
+    mesh: Mesh,
 ) -> Runnable:
     """Makes the function of a plan.
 
     Args:
         plan: the plan.
         fragments, executables: its fragments in their order, lowered and compiled.
-        default: the sharding of values whose own the plan leaves open, and whether they are committed to it.
+        default: the sharding of values whose own the plan leaves open.
         mesh: the user's mesh, maybe with Explicit axes, on which results come back.
     """
     namespace: dict[str, Any] = {"wait": _wait, "read": _read, "release": _release}
     for value, constant in plan.constants:
-        namespace[value.name] = jax.device_put(constant, value.sharding or default[0])
+        namespace[value.name] = jax.device_put(constant, value.sharding or default.sharding)
     for lowered, executable in zip(fragments, executables, strict=True):
         namespace[lowered.fragment.name] = _dispatcher(plan, lowered, executable)
-    results = {*plan.outputs, *(v for node in walk(plan.nodes) for block in _blocks_of(node) for v in block.outputs)}
+    results = {*plan.outputs, *(v for node in walk(plan.nodes) for block in blocks_of(node) for v in block.outputs)}
     for call in plan.calls:
         namespace[call.name] = _caller(call, default, results, mesh)
     for transfer in plan.transfers:
@@ -113,17 +115,13 @@ def link(
     return Runnable(plan, namespace[name], observable, tuple(executables))
 
 
-def _blocks_of(node: Node) -> Sequence[Block]:
-    return node.blocks if isinstance(node, Loop | Branch) else ()
-
-
-def _dispatcher(plan: Plan, lowered: LoweredFragment, executable: MeshExecutable) -> Callable[..., Sequence[Any]]:
+def _dispatcher(plan: Plan, lowered: LoweredFragment, executable: MeshExecutable) -> Callable[..., Sequence[jax.Array]]:
     """A function that dispatches a fragment, without a Python frame once it has run."""
     consts = shard_constants(lowered.lowering, executable)
     out_tree = jax.tree.structure((0,) * len(lowered.fragment.outputs))
     jaxpr = lowered.fragment.jaxpr
 
-    def dispatch(*args: Any) -> Any:
+    def dispatch(*args: jax.Array) -> tuple[Sequence[jax.Array], object, bool]:
         try:
             outs = executable.unsafe_call(*consts, *args)
         except InternalFloatingPointError as error:
@@ -136,54 +134,57 @@ def _dispatcher(plan: Plan, lowered: LoweredFragment, executable: MeshExecutable
     return make_cpp_function(dispatch, name, dispatch, ((), ()), object())
 
 
-def _caller(call: ColocatedCall, default: Any, results: set[Value], mesh: Mesh) -> Callable[..., Sequence[Any]]:
+def _caller(
+    call: ColocatedCall[Value, Value], default: DefaultSharding, results: set[Value], mesh: Mesh
+) -> Callable[..., Sequence[jax.Array]]:
     """A function that makes a call, in this thread or on another."""
     callee, site, pinned, distinct = call.callee, call.site, call.pinned, call.distinct
 
-    def sharding_of(value: Value) -> Any:
-        sharding = default[0] if value.sharding is None else value.sharding
-        if value in results and has_explicit_axes(mesh) and sharding.mesh.shape == mesh.shape:
+    def sharding_of(value: Value) -> Sharding:
+        sharding = default.sharding if value.sharding is None else value.sharding
+        leaves = value in results and has_explicit_axes(mesh)
+        if leaves and isinstance(sharding, NamedSharding) and sharding.mesh.shape == mesh.shape:
             return sharding.update(mesh=mesh)
         return sharding
 
     outputs = [
-        OutSpec(value.aval, sharding_of(value), value.sharding is not None or default[1]) for value in call.outputs
+        OutSpec(value.aval, sharding_of(value), value.sharding is not None or default.committed)
+        for value in call.outputs
     ]
     in_shardings = [*map(sharding_of, call.inputs)]
-    shardings = [*in_shardings, *(spec.sharding for spec in outputs), default[0]]
+    shardings = [*in_shardings, *(spec.sharding for spec in outputs), default.sharding]
     specialization = callee.specialized(call.stream, in_shardings, outputs, (*device_list(shardings[0]),))
 
-    def run(*leaves: Any) -> Sequence[Any]:
+    def run(*leaves: jax.Array) -> Sequence[jax.Array]:
         return specialization.run_for_program(leaves, distinct, site)
 
-    def submit(*leaves: Any) -> Sequence[Any]:
+    def submit(*leaves: jax.Array) -> Sequence[jax.Array]:
         return specialization.submit_for_program(leaves, pinned, site)
 
     return run if call.is_inline else submit
 
 
-def _mover(transfer: Transfer) -> Callable[..., Sequence[Any]]:
+def _mover(transfer: Transfer) -> Callable[..., Sequence[jax.Array]]:
     shardings = [value.sharding for value in transfer.outputs]
 
-    def move(*arrays: Any) -> Sequence[Any]:
-        values = [array.value() if type(array) is PendingArray else array for array in arrays]
-        return device_put(values, shardings)
+    def move(*arrays: jax.Array) -> Sequence[jax.Array]:
+        return device_put([*map(_wait, arrays)], shardings)
 
     return move
 
 
-def _wait(array: Any) -> Any:
+def _wait(array: jax.Array) -> jax.Array:
     """The value of a result that a fragment needs."""
     return array.value() if type(array) is PendingArray else array
 
 
-def _read(array: Any) -> Any:
+def _read(array: jax.Array) -> bool | int:
     """The value of a predicate, or the number of a branch."""
     return array.item()
 
 
-def _release(*arrays: Any) -> None:
+def _release(*arguments: object) -> None:
     """Gives up the memory of arguments that the caller donated; what was taken over is gone already."""
-    for array in arrays:
-        if isinstance(array, jax.Array):
-            array.delete()
+    for argument in arguments:
+        if isinstance(argument, jax.Array):
+            argument.delete()

@@ -7,7 +7,8 @@ import itertools
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import CodeType
+from typing import Any, TypeAlias
 
 import jax
 
@@ -15,10 +16,14 @@ from partjit import events
 from partjit.colocated.runtime import threads
 from partjit.colocated.runtime.observation import node_of_program
 from partjit.colocated.runtime.pending import PendingArray
-from partjit.plan.ir.nodes import Fragment
+from partjit.plan.ir.nodes import Fragment, Value
 from partjit.plan.plan import Plan
+from partjit.primitive import keep_where
 
 __all__ = ["observed"]
+
+Function: TypeAlias = Callable[..., Sequence[jax.Array]]
+"""What a plan's source calls, from arrays to arrays."""
 
 _numbers = itertools.count(1)
 
@@ -28,14 +33,14 @@ class _Execution:
     """The number of an execution, and the last results of each of its calls: a loop would keep all of them."""
 
     number: int
-    made: dict[str, Sequence[Any]]
+    made: dict[str, Sequence[jax.Array]]
 
 
 # Set by every execution in its caller's context; a call inside of which the same program runs has another one there.
 _current: "contextvars.ContextVar[_Execution]" = contextvars.ContextVar("partjit_execution")
 
 
-def observed(plan: Plan, code: Any, name: str, namespace: dict[str, Any]) -> Callable[..., Sequence[Any]]:
+def observed(plan: Plan, code: CodeType, name: str, namespace: dict[str, Any]) -> Function:
     """A function that runs a plan and emits events.
 
     Args:
@@ -47,20 +52,20 @@ def observed(plan: Plan, code: Any, name: str, namespace: dict[str, Any]) -> Cal
     program = plan.name
     own = dict(namespace)
 
-    def dispatching(fragment: Fragment) -> Callable[..., Any]:
+    def dispatching(fragment: Fragment[Value, Value]) -> Function:
         dispatch, watched = namespace[fragment.name], _watchable(plan, fragment)
 
-        def observed_dispatch(*args: Any) -> Any:
+        def observed_dispatch(*args: jax.Array) -> Sequence[jax.Array]:
             number = _current.get().number
             events.emit(events.FragmentDispatched(program, number, fragment.name))
             results = dispatch(*args)
-            _watcher.watch([results[i] for i in watched], program, number, fragment.name)
+            _watcher.watch([results[i] for i in watched], (program, number, fragment.name))
             return results
 
         return observed_dispatch
 
-    def calling(node: str) -> Callable[..., Any]:
-        def observed_call(*args: Any) -> Any:
+    def calling(node: str) -> Function:
+        def observed_call(*args: jax.Array) -> Sequence[jax.Array]:
             execution = _current.get()
             with node_of_program(program, execution.number, node):
                 results = execution.made[node] = namespace[node](*args)
@@ -68,14 +73,14 @@ def observed(plan: Plan, code: Any, name: str, namespace: dict[str, Any]) -> Cal
 
         return observed_call
 
-    def moving(node: str, nbytes: int) -> Callable[..., Any]:
-        def observed_move(*arrays: Any) -> Any:
+    def moving(node: str, nbytes: int) -> Function:
+        def observed_move(*arrays: jax.Array) -> Sequence[jax.Array]:
             with events.span(events.TransferStarted(program, _current.get().number, node, nbytes)):
                 return jax.block_until_ready(namespace[node](*arrays))
 
         return observed_move
 
-    def wait(array: Any) -> Any:
+    def wait(array: jax.Array) -> jax.Array:
         if type(array) is not PendingArray:
             return array
         execution = _current.get()
@@ -83,7 +88,7 @@ def observed(plan: Plan, code: Any, name: str, namespace: dict[str, Any]) -> Cal
         with events.span(events.WaitStarted(program, execution.number, node)):
             return array.value()
 
-    def read(array: Any) -> Any:
+    def read(array: jax.Array) -> bool | int:
         value = wait(array)
         with events.span(events.WaitStarted(program, _current.get().number, "devices")):
             return value.item()
@@ -94,7 +99,7 @@ def observed(plan: Plan, code: Any, name: str, namespace: dict[str, Any]) -> Cal
     own |= {move.name: moving(move.name, sum(value.nbytes for value in move.inputs)) for move in plan.transfers}
     exec(code, own)
 
-    def run(*args: Any) -> Sequence[Any]:
+    def run(*args: object) -> Sequence[jax.Array]:
         execution = _Execution(next(_numbers), {})
         token = _current.set(execution)
         try:
@@ -107,11 +112,9 @@ def observed(plan: Plan, code: Any, name: str, namespace: dict[str, Any]) -> Cal
     return run
 
 
-def _watchable(plan: Plan, fragment: Fragment) -> list[int]:
+def _watchable(plan: Plan, fragment: Fragment[Value, Value]) -> list[int]:
     """The result of a fragment to wait for: one that is not donated later, if there is one."""
-    given = {
-        value for other in plan.fragments for value, donated in zip(other.inputs, other.donated, strict=True) if donated
-    }
+    given = {value for other in plan.fragments for value in keep_where(other.inputs, other.donated)}
     own = [i for i, value in enumerate(fragment.outputs) if value not in given]
     results = {*plan.outputs}
     return sorted(own, key=lambda i: (fragment.outputs[i] in results, fragment.outputs[i].nbytes))[:1]
@@ -121,12 +124,12 @@ class _Watcher:
     """Waits for the results of fragments in the order of their dispatch, in a thread of its own while there are any."""
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Sequence[jax.Array], tuple[str, int, str]]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting = 0
 
-    def watch(self, results: Sequence[Any], *which: Any) -> None:
-        """Emits `FragmentReady` when these results exist."""
+    def watch(self, results: Sequence[jax.Array], which: tuple[str, int, str]) -> None:
+        """Emits `FragmentReady` of a program, execution and fragment when these results exist."""
         with self._lock:
             self._jobs.put((results, which))
             self._waiting += 1

@@ -4,40 +4,47 @@ The plan is made and compiled once per jaxpr, shardings and mesh.
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.extend.core import ClosedJaxpr
+from jax.sharding import Mesh, Sharding
 
 from partjit._jax.arrays import device_put
 from partjit._jax.caches import weakref_cache
+from partjit._jax.compiling import MeshExecutable
+from partjit._jax.shardings import MaybeSharding
 from partjit._jax.tracing import low_jaxpr, trace_context
+from partjit.arguments import known_paths
+from partjit.colocated.ir.eager import DefaultSharding
 from partjit.colocated.runtime.pending import PendingArray
-from partjit.colocated.runtime.streams import current_stream
+from partjit.colocated.runtime.streams import Stream, current_stream
 from partjit.compile import in_shardings_of, own_sharding
 from partjit.placement import is_placed
 from partjit.plan.ir.calls import streams_of
-from partjit.plan.ir.nodes import Fragment, walk
-from partjit.plan.passes.propagate import default_sharding_of
+from partjit.plan.ir.nodes import Fragment, Node, Value, walk
+from partjit.plan.passes.propagate import default_sharding
 from partjit.plan.pipeline import make_plan
 from partjit.plan.plan import Plan
 from partjit.plan.run.link import LoweredFragment, Runnable, compile_fragment, link, lower_fragment
 from partjit.primitive import shardings_of
+from partjit.spec import Spec
 
 __all__ = ["Placing", "default_sharding_for", "lower_plan", "placing_of", "plan_of", "runnable_of"]
 
 
 def plan_of(
-    args: Sequence[Any],
+    args: Sequence[object],
     *,
-    jaxpr: Any,
-    in_specs: Any,
-    out_specs: Any,
-    mesh: Any,
+    jaxpr: ClosedJaxpr,
+    in_specs: Sequence[Spec],
+    out_specs: Sequence[Spec],
+    mesh: Mesh,
+    donated_invars: tuple[bool, ...],
+    name: str,
     is_for_caller: bool = True,
-    **params: Any,
+    **_: object,
 ) -> Plan:
     """The plan of a program for arguments placed as these are; the parameters are those of `pjit_p`.
 
@@ -51,12 +58,18 @@ def plan_of(
     out_shardings = shardings_of(out_specs, mesh)
     caller = current_stream()
     caller = caller if is_for_caller and caller in streams_of(jaxpr.jaxpr) else None
-    return _plan(jaxpr, in_shardings, out_shardings, params["donated_invars"], mesh, params["name"], caller)
+    return _plan(jaxpr, in_shardings, out_shardings, donated_invars, mesh, name, caller)
 
 
 @weakref_cache
 def _plan(
-    jaxpr: Any, in_shardings: Any, out_shardings: Any, donated: tuple[bool, ...], mesh: Any, name: str, caller: Any
+    jaxpr: ClosedJaxpr,
+    in_shardings: tuple[MaybeSharding, ...],
+    out_shardings: tuple[MaybeSharding, ...],
+    donated: tuple[bool, ...],
+    mesh: Mesh,
+    name: str,
+    caller: Stream | None,
 ) -> Plan:
     info = jaxpr.jaxpr.debug_info
     return make_plan(
@@ -66,40 +79,33 @@ def _plan(
         donated,
         mesh,
         name,
-        _paths(info.arg_names, len(in_shardings), "x"),
-        _paths(info.result_paths, len(out_shardings), "result"),
+        known_paths(info.arg_names, len(in_shardings), "x[{}]"),
+        known_paths(info.result_paths, len(out_shardings), "result[{}]"),
         caller,
     )
 
 
-def _paths(paths: Any, count: int, what: str) -> list[str]:
-    known = [*paths] if isinstance(paths, tuple | list) and len(paths) == count else [""] * count
-    return [path or f"{what}[{i}]" for i, path in enumerate(known)]
-
-
-def lower_plan(plan: Plan, mesh: Any) -> list[LoweredFragment]:
+def lower_plan(plan: Plan, mesh: Mesh) -> list[LoweredFragment]:
     """The fragments of a plan, lowered."""
     key = "lowered", mesh, trace_context()
     return plan.made.get(key, lambda: [lower_fragment(plan, fragment, mesh) for fragment in plan.fragments])
 
 
-def _compile_plan(plan: Plan, mesh: Any) -> list[Any]:
+def _compile_plan(plan: Plan, mesh: Mesh) -> list[MeshExecutable]:
     key = "compiled", mesh, trace_context()
     return plan.made.get(key, lambda: [compile_fragment(lowered, mesh) for lowered in lower_plan(plan, mesh)])
 
 
-def runnable_of(plan: Plan, args: Sequence[Any], mesh: Any) -> Runnable:
+def runnable_of(plan: Plan, args: Sequence[object], mesh: Mesh) -> Runnable:
     """The plan compiled, for arguments placed as these are."""
     default = default_sharding_for(plan, args)
     key = "linked", mesh, default, trace_context()
     return plan.made.get(key, lambda: link(plan, lower_plan(plan, mesh), _compile_plan(plan, mesh), default, mesh))
 
 
-def default_sharding_for(plan: Plan, args: Sequence[Any]) -> tuple[Any, bool]:
-    """The sharding of values whose own the plan leaves open, and whether they are committed to it."""
-    if not plan.mesh.empty:
-        return NamedSharding(plan.mesh, jax.sharding.PartitionSpec()), True
-    return default_sharding_of([own_sharding(arg) for arg in args])
+def default_sharding_for(plan: Plan, args: Iterable[object]) -> DefaultSharding:
+    """The default sharding of a plan: that of values whose own it leaves open."""
+    return default_sharding(plan.mesh, map(own_sharding, args))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,22 +114,22 @@ class Placing:
 
     Attributes:
         copies: the positions of those that are copied first: the caller may change them while a call reads them.
-        moves: the positions of those that are put in their place, and where that is.
+        moves: the positions of those that are resharded, and how.
         waits: the positions of those that are waited for if they are pending.
     """
 
     copies: tuple[int, ...]
-    moves: tuple[tuple[int, Any], ...]
+    moves: tuple[tuple[int, Sharding], ...]
     waits: tuple[int, ...]
 
-    def apply(self, args: Sequence[Any]) -> Sequence[Any]:
+    def apply(self, args: Sequence[object]) -> Sequence[object]:
         """The arguments, as the plan wants them."""
         if not self.moves and not self.waits:
             return args
         placed = [*args]
         for i in self.waits:
-            if type(placed[i]) is PendingArray:
-                placed[i] = placed[i].value()
+            if isinstance(pending := placed[i], PendingArray):
+                placed[i] = pending.value()
         for i in self.copies:  # the memory of a NumPy array may become that of a jax array
             placed[i] = np.array(placed[i])
         if self.moves:
@@ -133,14 +139,14 @@ class Placing:
         return placed
 
 
-def placing_of(plan: Plan, args: Sequence[Any]) -> Placing:
+def placing_of(plan: Plan, args: Sequence[object]) -> Placing:
     """What has to be done with arguments like these."""
-    readers: dict[Any, list[Any]] = {}
+    readers: dict[Value, list[Node]] = {}
     for node in walk(plan.nodes):
         for value in node.inputs:
             readers.setdefault(value, []).append(node)
     copies, moves, waits = [], [], []
-    default = default_sharding_for(plan, args)[0]
+    default = default_sharding_for(plan, args).sharding
     for i, (value, arg) in enumerate(zip(plan.inputs, args, strict=True)):
         nodes = readers.get(value, [])
         by_call = any(not isinstance(node, Fragment) for node in nodes)

@@ -3,15 +3,16 @@
 What has to be equal is compared by identity first: types and shardings of arrays, jax's context, the entered stream.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeAlias
 
+import jax
 import numpy as np
 
 from partjit._jax.arrays import ArrayImpl, type_sharding_and_commitment
 from partjit._jax.caches import CacheGroup
 from partjit._jax.tracing import is_eager, trace_context
-from partjit._jax.types import PyTreeDef
+from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import Numbered, positions
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.streams import entered_stream
@@ -27,12 +28,18 @@ UNKNOWN = object()
 
 _MOST = 4  # training, evaluation, and a smaller batch at the end of each
 
-_KINDS: dict[type, Callable[[Any], Any]] = {
+_KINDS: dict[type, Callable[[Any], object]] = {
     ArrayImpl: type_sharding_and_commitment,
     PendingArray: lambda x: (x.aval, x.sharding, x.committed),
     np.ndarray: lambda x: (np.ndarray, x.shape, x.dtype),
     **dict.fromkeys((bool, int, float, complex, np.bool_, np.int32, np.int64, np.float32, np.float64), type),
 }
+
+
+_Typed: TypeAlias = tuple[tuple[int | str, type, Hashable], ...]
+"""The static arguments of a call, each with its number or name and its type: 1 and True are equal."""
+
+_Run: TypeAlias = Callable[[Sequence[object]], Sequence[jax.Array]]
 
 
 class Recent:
@@ -44,16 +51,16 @@ class Recent:
 
     def __init__(self, static: Numbered) -> None:
         self._static = static
-        self._calls: tuple[Any, ...] = ()
+        self._calls: tuple[tuple[object, PyTreeDef, list[object], _Typed, Placing, _Run, PyTreeDef], ...] = ()
         _recents.add(self)
 
-    def call(self, args: Any, kwargs: Any) -> Any:
+    def call(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> PyTree:
         """The result of a call, or UNKNOWN if it is of another kind than the last ones."""
         if not self._calls or not is_eager():
             return UNKNOWN
-        statics = ()
+        statics: _Typed = ()
         if self._static[0] or self._static[1]:
-            args, kwargs, statics = self._apart(args, kwargs)
+            args, kwargs, statics = self._separated(args, kwargs)
         for known in self._calls:
             context, tree, kinds, static_values, placing, run, out_tree = known
             try:
@@ -68,10 +75,10 @@ class Recent:
 
     def remember(
         self,
-        args: Any,
-        kwargs: Any,
+        args: tuple[PyTree, ...],
+        kwargs: dict[str, PyTree],
         tree: PyTreeDef,
-        leaves: Sequence[Any],
+        leaves: Sequence[object],
         placing: Placing,
         run: Runnable,
         out_tree: PyTreeDef,
@@ -87,15 +94,17 @@ class Recent:
         """
         if all(type(leaf) in _KINDS for leaf in leaves):
             kinds = [_KINDS[type(leaf)](leaf) for leaf in leaves]
-            statics = self._apart(args, kwargs)[2]
+            statics = self._separated(args, kwargs)[2]
             self._calls = ((_context(), tree, kinds, statics, placing, run.run, out_tree), *self._calls)[:_MOST]
 
     def clear(self) -> None:
         """Recognizes nothing until the next call."""
         self._calls = ()
 
-    def _apart(self, args: Any, kwargs: Any) -> tuple[Any, Any, tuple[Any, ...]]:
-        """The arguments without static ones, and those with their types: 1 and True are equal."""
+    def _separated(
+        self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
+    ) -> tuple[tuple[PyTree, ...], dict[str, PyTree], _Typed]:
+        """The arguments without static ones, and those."""
         numbers, names = positions(self._static[0], len(args)), self._static[1]
         static = [(i, args[i]) for i in sorted(numbers)] + [(name, kwargs[name]) for name in names if name in kwargs]
         dynamic = tuple(arg for i, arg in enumerate(args) if i not in numbers)
@@ -103,6 +112,6 @@ class Recent:
         return dynamic, dynamic_kwargs, tuple((which, type(value), value) for which, value in static)
 
 
-def _context() -> Any:
+def _context() -> tuple[object, ...]:
     """Everything besides its arguments that a call depends on."""
     return trace_context(), entered_stream()

@@ -5,22 +5,23 @@ plan's.
 """
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.core import Tracer
-from jax.extend.core import jaxprs_in_params
+from jax.interpreters.mlir import LoweringParameters
 
 from partjit._jax.compiling import output_shardings
 from partjit._jax.shardings import UnspecifiedValue
 from partjit._jax.tracing import abstractify
+from partjit._jax.types import PyTree
 from partjit.arguments import abstract_argument, require_values
-from partjit.colocated.ir.primitive import colocated_call_p
+from partjit.colocated.ir.eager import DefaultSharding
 from partjit.colocated.runtime.streams import current_stream
 from partjit.compile import Program, Traced, own_sharding
-from partjit.plan.ir.calls import streams_of
-from partjit.plan.passes.propagate import default_sharding_of
+from partjit.plan.ir.calls import names_of_calls, streams_of
+from partjit.plan.passes.propagate import or_none
 from partjit.plan.plan import Plan
 from partjit.plan.run.link import Runnable, compile_fragment, link
 from partjit.plan.run.program import default_sharding_for, lower_plan, placing_of, plan_of, runnable_of
@@ -40,7 +41,12 @@ class PlannedTraced(Traced):
     def _repr_html_(self) -> str:
         return self.plan._repr_html_()
 
-    def lower(self, *, lowering_platforms: tuple[str, ...] | None = None, _private_parameters: Any = None) -> Any:
+    def lower(
+        self,
+        *,
+        lowering_platforms: tuple[str, ...] | None = None,
+        _private_parameters: LoweringParameters | None = None,
+    ) -> Any:
         """Lowers its fragments.
 
         Raises:
@@ -49,7 +55,7 @@ class PlannedTraced(Traced):
         """
         self._check_closed()
         if lowering_platforms is not None or _private_parameters is not None:
-            names = sorted(_called_names(self.jaxpr.jaxpr))
+            names = names_of_calls([self.jaxpr.jaxpr])
             raise ValueError(
                 f"{self.fun_name} cannot be exported or lowered for another platform: it calls the colocated "
                 f"function{'s' if len(names) > 1 else ''} {', '.join(names)}, and there is no place for a Python "
@@ -61,8 +67,8 @@ class PlannedTraced(Traced):
         return PlannedLowered(plan, self.program, structs, self.args_info, self.out_info)
 
 
-class PlannedLowered:
-    """A planned program whose fragments are lowered; mirrors `jax.stages.Lowered`.
+class _Stage:
+    """A stage of a planned program after its plan was made.
 
     Attributes:
         plan: the plan of calls from any stream that the program does not name.
@@ -70,7 +76,9 @@ class PlannedLowered:
         in_tree, out_tree: their structures.
     """
 
-    def __init__(self, plan: Plan, program: Program, structs: Sequence[Any], args_info: Any, out_info: Any) -> None:
+    def __init__(
+        self, plan: Plan, program: Program, structs: Sequence[jax.ShapeDtypeStruct], args_info: PyTree, out_info: PyTree
+    ) -> None:
         self.plan = plan
         self.args_info = args_info
         self.out_info = out_info
@@ -80,11 +88,15 @@ class PlannedLowered:
         self._structs = structs
         self._fragments = lower_plan(plan, program.mesh)
 
-    def __repr__(self) -> str:
-        return f"<lowered {repr(self.plan)[1:]}"
-
     def _repr_html_(self) -> str:
         return self.plan._repr_html_()
+
+
+class PlannedLowered(_Stage):
+    """A planned program whose fragments are lowered; mirrors `jax.stages.Lowered`."""
+
+    def __repr__(self) -> str:
+        return f"<lowered {repr(self.plan)[1:]}"
 
     @property
     def donate_argnums(self) -> tuple[int, ...]:
@@ -102,36 +114,25 @@ class PlannedLowered:
         """Estimates before compilation, summed over the fragments; calls count for nothing."""
         return _summed([lowered.lowering.cost_analysis() for lowered in self._fragments])
 
-    def compile(self, compiler_options: Any = None) -> "PlannedCompiled":
+    def compile(self, compiler_options: Mapping[str, object] | None = None) -> "PlannedCompiled":
         """Compiles the fragments. Raises ValueError if options are given: each fragment would take them for its own."""
         if compiler_options:
             raise ValueError("a program with colocated calls is several executables and takes no compiler_options")
-        return PlannedCompiled(self.plan, self._program, self._structs, self)
+        return PlannedCompiled(self.plan, self._program, self._structs, self.args_info, self.out_info)
 
 
-class PlannedCompiled:
-    """A compiled plan, to be called with arguments like those it was made for; mirrors `jax.stages.Compiled`.
+class PlannedCompiled(_Stage):
+    """A compiled plan, to be called with arguments like those it was made for; mirrors `jax.stages.Compiled`."""
 
-    Attributes:
-        plan: the plan of calls from any stream that the program does not name.
-        args_info, out_info: trees like the arguments and the result, of what is known of them.
-        in_tree, out_tree: their structures.
-    """
-
-    def __init__(self, plan: Plan, program: Program, structs: Sequence[Any], lowered: PlannedLowered) -> None:
-        self.plan = plan
-        self.args_info = lowered.args_info
-        self.out_info = lowered.out_info
-        self.in_tree = program.in_tree
-        self.out_tree = program.out_tree
-        self._program = program
-        self._structs = structs
-        self._default = _default_sharding_of(plan)
-        self._fragments = lower_plan(plan, program.mesh)
+    def __init__(
+        self, plan: Plan, program: Program, structs: Sequence[jax.ShapeDtypeStruct], args_info: PyTree, out_info: PyTree
+    ) -> None:
+        super().__init__(plan, program, structs, args_info, out_info)
+        self._default = default_sharding_for(plan, structs).sharding
         self._executables = [compile_fragment(fragment, program.mesh) for fragment in self._fragments]
-        self._runnables: dict[Any, Runnable] = {}
+        self._runnables: dict[DefaultSharding, Runnable] = {}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """Runs the plan.
 
         Raises:
@@ -164,10 +165,7 @@ class PlannedCompiled:
     def __repr__(self) -> str:
         return f"<compiled {repr(self.plan)[1:]}"
 
-    def _repr_html_(self) -> str:
-        return self.plan._repr_html_()
-
-    def _runnable(self, leaves: Sequence[Any]) -> Runnable:
+    def _runnable(self, leaves: Sequence[object]) -> Runnable:
         """The plan with what was compiled for it, in whatever context it is called."""
         default = default_sharding_for(self.plan, leaves)
         if default not in self._runnables:
@@ -175,7 +173,7 @@ class PlannedCompiled:
             self._runnables[default] = link(self.plan, self._fragments, self._executables, default, mesh)
         return self._runnables[default]
 
-    def _check_shardings(self, leaves: Sequence[Any]) -> None:
+    def _check_shardings(self, leaves: Sequence[object]) -> None:
         wrong = []
         for leaf, value, path in zip(leaves, self.plan.inputs, self._program.arg_paths, strict=True):
             given = own_sharding(leaf)
@@ -184,7 +182,7 @@ class PlannedCompiled:
             if value.sharding is None:
                 fits = given.device_set == self._default.device_set
             else:
-                fits = given.is_equivalent_to(value.sharding, leaf.ndim)
+                fits = given.is_equivalent_to(value.sharding, value.aval.ndim)
             if not fits:
                 wrong.append(
                     f"Argument {path} with shape {value.aval.str_short()}:\n  Passed sharding: {given}\n  "
@@ -203,12 +201,12 @@ class PlannedCompiled:
         return plan_of(self._structs, **self._program.params)
 
     @property
-    def input_shardings(self) -> Any:
+    def input_shardings(self) -> PyTree:
         """Trees like `(args, kwargs)` of the shardings in which the arguments are taken; None where any will do."""
         return jax.tree.unflatten(self.in_tree, [value.sharding for value in self.plan.inputs])
 
     @property
-    def output_shardings(self) -> Any:
+    def output_shardings(self) -> PyTree:
         """A tree like the result of the shardings of its arrays."""
         known = {
             value: sharding
@@ -240,33 +238,17 @@ class PlannedCompiled:
         }
 
 
-def _called_names(jaxpr: Any) -> set[str]:
-    """The names of the colocated functions that a jaxpr calls, at any depth."""
-    own = {eqn.params["callee"].name for eqn in jaxpr.eqns if eqn.primitive is colocated_call_p}
-    nested = [inner for eqn in jaxpr.eqns for inner in jaxprs_in_params(eqn.params)]
-    return own.union(*map(_called_names, nested))
-
-
-def _struct(leaf: Any) -> Any:
+def _struct(leaf: object) -> jax.ShapeDtypeStruct:
     """What is known of an argument without its value."""
-    aval, sharding = abstractify(leaf), own_sharding(leaf)
-    return jax.ShapeDtypeStruct(
-        aval.shape, aval.dtype, sharding=None if isinstance(sharding, UnspecifiedValue) else sharding
-    )
+    aval = abstractify(leaf)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=or_none(own_sharding(leaf)))
 
 
-def _default_sharding_of(plan: Plan) -> Any:
-    """The default sharding of a plan: that of values whose own it leaves open."""
-    if not plan.mesh.empty:
-        return jax.sharding.NamedSharding(plan.mesh, jax.sharding.PartitionSpec())
-    return default_sharding_of([value.sharding for value in plan.inputs if value.sharding is not None])[0]
-
-
-def _titled(texts: Any) -> str:
+def _titled(texts: Iterable[tuple[str, str]]) -> str:
     return "\n".join(f"// {name}\n{text}" for name, text in texts)
 
 
-def _summed(analyses: Sequence[Any]) -> dict[str, float]:
+def _summed(analyses: Iterable[Any]) -> dict[str, float]:
     total: collections.Counter[str] = collections.Counter()
     for analysis in analyses:
         total.update(analysis[0] if isinstance(analysis, list) else analysis or {})

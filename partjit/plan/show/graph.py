@@ -1,16 +1,19 @@
 """A plan as a graph: to be looked at, drawn and measured."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import networkx as nx
 
 from partjit.checks import require, require_number
-from partjit.plan.ir.nodes import Block, ColocatedCall, Fragment, Loop, Node, Transfer, Value
+from partjit.plan.ir.nodes import Block, Branch, ColocatedCall, Fragment, Loop, Node, Transfer, Value
 from partjit.plan.ir.plan import PlanData
-from partjit.render.numbers import shown_bytes
+from partjit.render.numbers import counted, shown_bytes
 
-__all__ = ["as_graph", "cost_of", "critical_path", "graph_of", "iterations_of", "to_mermaid"]
+__all__ = ["Costs", "as_graph", "cost_of", "critical_path", "graph_of", "said_of", "to_mermaid"]
+
+Costs: TypeAlias = Mapping[str, float] | Callable[[Node], float]
+"""Seconds per node: by name, or a function of the node."""
 
 
 def as_graph(plan: PlanData) -> nx.DiGraph:
@@ -66,9 +69,7 @@ def _add_value(graph: nx.DiGraph, before: str, after: str, value: Value) -> None
         edge["nbytes"] += value.nbytes
 
 
-def critical_path(
-    plan: PlanData, costs: Mapping[str, float] | Callable[[Node], float] | None
-) -> tuple[tuple[str, ...], float]:
+def critical_path(plan: PlanData, costs: Costs | None) -> tuple[tuple[str, ...], float]:
     """The chain of nodes that takes longest; see `Plan.critical_path`."""
 
     def cost(node: Node) -> float:
@@ -86,14 +87,14 @@ def critical_path(
     return path, total
 
 
-def require_costs(where: str, costs: Any) -> None:
+def require_costs(where: str, costs: object) -> None:
     """Raises TypeError unless these may be costs of nodes."""
     if not callable(costs):
         expected = "seconds by the name of a node, a mapping, or a function of a node"
         require(where, "costs", costs, Mapping, expected)
 
 
-def cost_of(node: Node, costs: Mapping[str, float] | Callable[[Node], float]) -> float:
+def cost_of(node: Node, costs: Costs) -> float:
     """What a node costs, in seconds; TypeError or ValueError if that is no number."""
     cost = costs(node) if callable(costs) else costs.get(node.name, 0.0)
     return require_number("Plan", f"costs of {node.name}", cost, "a number of seconds")
@@ -113,19 +114,16 @@ def to_mermaid(plan: PlanData) -> str:
 def _drawn(node: Node) -> Iterator[str]:
     """The lines that draw a node; loops and branches are boxes around what is in them."""
     if isinstance(node, Fragment):
-        count = len(node.jaxpr.eqns)
-        yield f'{node.name}["{node.name}<br/>{count} equation{"" if count == 1 else "s"}"]'
+        yield f'{node.name}["{node.name}<br/>{said_of(node)}"]'
     elif isinstance(node, ColocatedCall):
-        yield f'{node.name}("{node.callee.name}<br/>{node.where}")'
+        yield f'{node.name}("{node.callee.name}<br/>{said_of(node)}")'
     elif isinstance(node, Transfer):
         yield f'{node.name}[/"{node.name}"/]'
-    elif isinstance(node, Loop):
-        yield f'subgraph {node.name}["{node.name}: {iterations_of(node)}"]'
-        yield from (f"  {line}" for line in _drawn_block(node.block))
-        yield "end"
     else:
-        yield f'subgraph {node.name}["{node.name}: one of {len(node.blocks)}"]'
-        for k, block in enumerate(node.blocks):
+        yield f'subgraph {node.name}["{node.name}: {said_of(node)}"]'
+        if isinstance(node, Loop):
+            yield from (f"  {line}" for line in _drawn_block(node.block))
+        for k, block in enumerate(node.blocks if isinstance(node, Branch) else ()):
             yield f'  subgraph {node.name}_{k}["{k}"]'
             yield from (f"    {line}" for line in _drawn_block(block) or [f"{node.name}_{k}_nothing[nothing]"])
             yield "  end"
@@ -145,8 +143,14 @@ def _drawn_edges(graph: nx.DiGraph) -> Iterator[str]:
             yield f'{before} -->|"{shown_bytes(data["nbytes"])}"| {after}'
 
 
-def iterations_of(loop: Loop) -> str:
-    """How many iterations a loop has, in words."""
-    if loop.trip_count is None:
-        return f"while {loop.outputs[0].name}"
-    return f"{loop.trip_count} iteration{'' if loop.trip_count == 1 else 's'}"
+def said_of(node: Node) -> str:
+    """What pictures say of a node below its name."""
+    if isinstance(node, Fragment):
+        return counted(len(node.jaxpr.eqns), "equation")
+    if isinstance(node, ColocatedCall):
+        return node.where
+    if isinstance(node, Transfer):
+        return shown_bytes(sum(value.nbytes for value in node.inputs))
+    if isinstance(node, Branch):
+        return f"one of {len(node.blocks)}"
+    return f"while {node.outputs[0].name}" if node.trip_count is None else counted(node.trip_count, "iteration")

@@ -1,22 +1,21 @@
 """A plan as a picture, and as a page: what is drawn, and what the tables list."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import networkx as nx
 
 from partjit.plan.ir.nodes import Block, ColocatedCall, Fragment, Loop, Node, Transfer, Value, walk
 from partjit.plan.ir.plan import PlanData
-from partjit.plan.show.graph import cost_of, critical_path, graph_of, iterations_of
+from partjit.plan.show.graph import Costs, cost_of, critical_path, graph_of, said_of
 from partjit.plan.show.source import emit
+from partjit.primitive import keep_where
 from partjit.render.dag import Edge, Graph, Vertex, draw
 from partjit.render.html import code, fragment, table
 from partjit.render.markup import Markup
 from partjit.render.numbers import shown_bytes, shown_duration
 
 __all__ = ["to_html", "to_svg"]
-
-Costs = Mapping[str, float] | Callable[[Node], float]
 
 # Names of nodes are identifiers, so these are no node's.
 _CARRIED, _ON, _NOTHING = "carried in", "carried on", "nothing to do"
@@ -54,7 +53,7 @@ class _Drawing:
         return Graph(tuple(vertices) or (Vertex(_NOTHING, _NOTHING, kind="end"),), tuple(_edges(graph, steps)), title)
 
     def _vertex(self, node: Node, *, is_strong: bool) -> Vertex:
-        said = _said(node)
+        said = said_of(node)
         kind, parts = "group", ()
         if isinstance(node, Loop):
             parts = (self._turn(node),)
@@ -79,18 +78,6 @@ class _Drawing:
 
 def _title(node: Node) -> str:
     return node.callee.name if isinstance(node, ColocatedCall) else node.name
-
-
-def _said(node: Node) -> str:
-    """The text below the name of a node."""
-    if isinstance(node, Fragment):
-        count = len(node.jaxpr.eqns)
-        return f"{count} equation{'' if count == 1 else 's'}"
-    if isinstance(node, ColocatedCall):
-        return node.where
-    if isinstance(node, Transfer):
-        return shown_bytes(_nbytes(node.inputs))
-    return iterations_of(node) if isinstance(node, Loop) else f"one of {len(node.blocks)}"
 
 
 def _tooltip(node: Node, said: str) -> str:
@@ -132,7 +119,7 @@ def to_html(plan: PlanData) -> str:
     for node in walk(plan.nodes):
         sizes = _nbytes(node.inputs), _nbytes(node.outputs)
         if isinstance(node, Fragment):
-            donated = [value.name for value, given in zip(node.inputs, node.donated, strict=True) if given]
+            donated = [value.name for value in keep_where(node.inputs, node.donated)]
             fragments.append((node.name, len(node.jaxpr.eqns), *sizes, ", ".join(donated)))
         elif isinstance(node, ColocatedCall):
             calls.append((node.name, node.callee.name, node.where, *sizes, _site(node)))

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from partjit.plan.ir.names import spelled
 from partjit.plan.ir.nodes import Block, Branch, ColocatedCall, Fragment, Loop, Node, Transfer, Value, walk
 from partjit.plan.ir.plan import PlanData
+from partjit.render.numbers import counted
 
 __all__ = ["emit", "pending_in_iterations", "waits"]
 
@@ -217,7 +218,7 @@ def _indented(lines: Sequence[str]) -> Iterator[str]:
 
 def _comment(node: Node) -> str:
     if isinstance(node, Fragment):
-        return f"{len(node.jaxpr.eqns)} equation{'' if len(node.jaxpr.eqns) == 1 else 's'}"
+        return counted(len(node.jaxpr.eqns), "equation")
     if isinstance(node, ColocatedCall):
         return node.where
     return f"{sum(value.nbytes for value in node.inputs):,} bytes"
