@@ -70,6 +70,7 @@ bench: $(INSTALLED)-base
 	$(BIN)/python benchmarks/callbacks.py
 	$(BIN)/python benchmarks/programs.py
 	$(BIN)/python benchmarks/loops.py
+	$(BIN)/python benchmarks/everyday.py
 	$(BIN)/python benchmarks/explain.py
 
 docs: $(INSTALLED)-base

@@ -1,0 +1,277 @@
+"""Calls beside the steps of a training: logs, a slow loader, checkpoints."""
+
+import concurrent.futures
+import functools
+import queue
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from partjit import colocated, pjit
+from situations import host
+from situations.in_loops import Batches
+from situations.ways import (
+    BY_HAND,
+    DEBUG,
+    IO,
+    JAX,
+    OURS,
+    THREAD,
+    Place,
+    Run,
+    Situation,
+    callback,
+    ended,
+    finished,
+    made_by_jax,
+    waited_for,
+)
+
+WIDTH, BATCH = 64, 64
+_pool = concurrent.futures.ThreadPoolExecutor(1)
+
+Params = tuple[jax.Array, jax.Array]
+
+
+def new_params(place: Place, hidden: int = WIDTH) -> Params:
+    rng = np.random.default_rng(0)
+    shapes = (WIDTH, hidden), (hidden, WIDTH)
+    return place.replicate(tuple(rng.normal(size=shape).astype(np.float32) / 16 for shape in shapes))
+
+
+def batch_for(place: Place) -> jax.Array:
+    return place.put(np.random.default_rng(1).normal(size=(BATCH, WIDTH)).astype(np.float32))
+
+
+def update(params: Any, batch: Any) -> Any:
+    def loss_of(params: Any) -> Any:
+        return jnp.mean((jnp.tanh(batch @ params[0]) @ params[1] - batch) ** 2)
+
+    loss, grads = jax.value_and_grad(loss_of)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
+
+
+def nothing(*_: Any) -> None:
+    """The results of a call that returns none."""
+
+
+# Logs
+
+
+def log(place: Place, iterations: int) -> Situation:
+    """The loss of each step is logged."""
+    return _logged(place, iterations, host.log, with_step=False)
+
+
+def log_with_step(place: Place, iterations: int) -> Situation:
+    """The number and the loss of each step are logged: `log(step, loss)`."""
+    return _logged(place, iterations, host.log_step, with_step=True)
+
+
+def _logged(place: Place, iterations: int, record: Any, *, with_step: bool) -> Situation:
+    params, batch = new_params(place), batch_for(place)
+    jitted = jax.jit(update, donate_argnums=0)
+
+    def logged(step: int, loss: Any) -> Any:
+        return (step, loss) if with_step else (loss,)
+
+    def plain(submit: Any, end: Any) -> Run:
+        """A loop that calls the logger after each step."""
+
+        def run() -> Any:
+            own, calls = jax.tree.map(jnp.copy, params), []
+            for step in range(iterations):
+                own, loss = jitted(own, batch)
+                calls.append(submit(*logged(step, loss)))
+            end(calls)
+            return jax.block_until_ready(own), host.seen()
+
+        return run
+
+    def within(wrap: Any, call: Any, end: Any) -> Run:
+        """A loop over a step that calls the logger."""
+
+        def train_step(params: Any, batch: Any, step: Any) -> Any:
+            params, loss = update(params, batch)
+            call(*logged(step, loss))
+            return params
+
+        called = wrap(train_step, donate_argnums=0)
+
+        def run() -> Any:
+            own = jax.tree.map(jnp.copy, params)
+            for step in range(iterations):
+                own = called(own, batch, step)
+            return end(own), host.seen()
+
+        return run
+
+    def with_jax(*args: Any) -> Any:
+        record(*args)
+        return args[-1]
+
+    by_jax = made_by_jax(with_jax)
+    ours = colocated.colocated_python(record, stream="log", out_specs_fn=nothing)
+    inline = colocated.colocated_python(record, mode="inline", out_specs_fn=nothing)
+
+    def as_arrays(*args: Any) -> Any:
+        """Numbers are not accepted yet, nor arrays on other devices."""
+        return [place.replicate(np.int32(arg)) if isinstance(arg, int) else arg for arg in args]
+
+    return Situation(
+        iterations,
+        {
+            BY_HAND: plain(record, nothing),
+            THREAD: plain(functools.partial(_pool.submit, record), waited_for),
+            JAX: plain(lambda *args: by_jax(*as_arrays(*args)), nothing),
+            OURS: within(pjit, ours, ended),
+            f"{OURS}, called after the step": plain(lambda *args: ours(*as_arrays(*args)), ended),
+            f"{OURS}, mode='inline'": within(pjit, inline, ended),
+            IO: within(jax.jit, functools.partial(callback, IO, record, None), finished),
+            DEBUG: within(jax.jit, functools.partial(callback, DEBUG, record, None), finished),
+        },
+    )
+
+
+# A slow loader
+
+
+def slow_loader(place: Place, iterations: int) -> Situation:
+    """A loader of 2 ms for each step."""
+    params, shape, seconds = new_params(place), (BATCH, WIDTH), 2e-3
+    jitted = jax.jit(update, donate_argnums=0)
+
+    def to_rows(x: Any) -> Any:
+        return jax.device_put(x, place.rows)
+
+    def reading() -> Any:
+        return host.Batches(iterations, shape, seconds).next
+
+    def fed_by(next_batch: Any, begin: Any = nothing, end: Any = nothing) -> Run:
+        def run() -> Any:
+            begun = begin()
+            own, loss = jax.tree.map(jnp.copy, params), None
+            for _ in range(iterations):
+                own, loss = jitted(own, next_batch())
+            end(begun)
+            return jax.block_until_ready((own, loss))
+
+        return run
+
+    ready: queue.Queue[Any] = queue.Queue(2)
+    read_ahead = reading()
+
+    def prefetch() -> threading.Thread:
+        def work() -> None:
+            for _ in range(iterations):
+                ready.put(to_rows(read_ahead()))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        return thread
+
+    read = reading()
+    read_by_jax = reading()
+    by_jax = made_by_jax(lambda: to_rows(read_by_jax())).specialize(devices=[*place.mesh.devices.flat])
+
+    def within(wrap: Any, call: Any, end: Any) -> Run:
+        called = wrap(lambda params: update(params, call()), donate_argnums=0)
+
+        def run() -> Any:
+            own, loss = jax.tree.map(jnp.copy, params), None
+            for _ in range(iterations):
+                own, loss = called(own)
+            return end((own, loss))
+
+        return run
+
+    batches: Any = colocated.colocated_python_class(Batches)(iterations, shape, seconds)
+    next_batch = batches.next.specialize(
+        out_specs=place.spec(*shape), devices=[*place.mesh.devices.flat], run_ahead=2, stream="load"
+    )
+    return Situation(
+        iterations,
+        {
+            BY_HAND: fed_by(lambda: place.quickest(to_rows)(read())),
+            THREAD: fed_by(ready.get, prefetch, lambda thread: thread.join()),
+            JAX: fed_by(by_jax),
+            OURS: within(pjit, next_batch, ended),
+            f"{OURS}, called before the step": fed_by(next_batch, end=lambda _: colocated.wait()),
+            IO: within(jax.jit, functools.partial(callback, IO, reading(), place.spec(*shape)), finished),
+        },
+    )
+
+
+# Checkpoints
+
+
+def checkpoints(place: Place, iterations: int) -> Situation:
+    """Parameters of 1 MB are saved after every tenth step."""
+    every = 10
+    params, batch = new_params(place, 2048), batch_for(place)
+    jitted = jax.jit(update, donate_argnums=0)
+
+    def is_due(step: Any) -> Any:
+        return step % every == every - 1
+
+    def plain(save: Any, end: Any) -> Run:
+        def run() -> Any:
+            own, calls = jax.tree.map(jnp.copy, params), []
+            for step in range(iterations):
+                own, _ = jitted(own, batch)
+                if is_due(step):
+                    calls.append(save(own))
+            end(calls)
+            return jax.block_until_ready(own), host.seen()
+
+        return run
+
+    def within(wrap: Any, call: Any, end: Any) -> Run:
+        def train_step(params: Any, batch: Any, step: Any) -> Any:
+            params, _ = update(params, batch)
+            call(step, params)
+            return params
+
+        called = wrap(train_step, donate_argnums=0)
+
+        def run() -> Any:
+            own = jax.tree.map(jnp.copy, params)
+            for step in range(iterations):
+                own = called(own, batch, step)
+            return end(own), host.seen()
+
+        return run
+
+    def in_cond(save: Any) -> Any:
+        return lambda step, params: lax.cond(is_due(step), lambda: nothing(save(params)), lambda: None)
+
+    def save_if_due(step: Any, params: Any) -> None:
+        if is_due(int(step)):
+            host.save(params)
+
+    def with_jax(params: Any) -> Any:
+        host.save(params)
+        return params
+
+    by_jax = made_by_jax(with_jax)
+    options: Any = {"stream": "checkpoint", "out_specs_fn": nothing}
+    saving = colocated.colocated_python(host.save, **options)
+    saving_if_due = colocated.colocated_python(save_if_due, **options)
+    copied = jax.jit(lambda params: jax.tree.map(jnp.copy, params))
+    return Situation(
+        iterations,
+        {
+            BY_HAND: plain(host.save, nothing),
+            # The next step takes the memory of the parameters, so what is saved is a copy.
+            THREAD: plain(lambda own: _pool.submit(host.save, copied(own)), waited_for),
+            JAX: plain(by_jax, nothing),
+            OURS: plain(saving, ended),
+            f"{OURS}, save_if_due in the program": within(pjit, saving_if_due, ended),
+            f"{OURS}, cond in the program": within(pjit, in_cond(saving), ended),
+            IO: within(jax.jit, in_cond(lambda params: callback(IO, lambda *p: host.save(p), None, *params)), finished),
+        },
+    )
