@@ -87,13 +87,12 @@ def callback(way: str, fun: Callable[..., Any], result: Any, *args: Any) -> Any:
     return jax.debug.callback(with_numpy, *args)
 
 
-def made_by_jax(fun: Callable[..., Any]) -> Callable[..., Any]:
+def made_by_jax(fun: Callable[..., Any]) -> Any:
     """What `jax.experimental.colocated_python` makes of a function of arrays. It blocks its caller."""
     number = len(_known_by_number)
     _known_by_number.append(fun)
     # It copies what a function refers to, and cannot copy shardings on a single device.
-    made: Any = jax_colocated.colocated_python(lambda *args: call_numbered(number, *args))
-    return made
+    return jax_colocated.colocated_python(lambda *args: call_numbered(number, *args))
 
 
 _known_by_number: list[Callable[..., Any]] = []
