@@ -45,6 +45,8 @@ class Colocated(abc.ABC):
             out_specs: a tree of ShapeDtypeStructs like the result. Without a sharding, a result is replicated. With
                 known results, calls return before the function has run. None leaves them unknown; for a function that
                 returns None, pass `out_specs_fn=lambda *args: None`.
+            arrays: "jax", the default, calls the function with arrays, "numpy" with NumPy arrays, which are read-only:
+                views where one buffer holds the array, else copies made of its shards.
             mode: "inline" runs calls in the caller, "stream" on a thread, and "auto", the default, on a thread until
                 ten calls in a row have taken less time than that costs. A function that waits for something its caller
                 does after the call needs "stream".

@@ -19,6 +19,7 @@ from partjit.colocated.ir.custom_derivatives import Derivatives
 from partjit.colocated.ir.eager import body
 from partjit.colocated.ir.tracing import TracedCalls
 from partjit.colocated.options import OptionArguments, Options, takes_options
+from partjit.colocated.runtime.host_values import is_host_value, put_arguments
 from partjit.colocated.runtime.run_ahead import RunAhead
 from partjit.colocated.serialization import copied
 
@@ -76,11 +77,16 @@ class ColocatedFunction(Colocated):
                 cache.hits += 1
                 return specialization(args, kwargs, leaves, True)
         try:
-            leaves, _ = _flatten((args, kwargs))
+            leaves, tree = _flatten((args, kwargs))
         except ValueError as error:
             raise unsorted(error, f"An argument of {self._name}") from None
         if any(isinstance(leaf, Tracer) for leaf in leaves):
             return self._traced.bind(args, kwargs)
+        if any(map(is_host_value, leaves)):
+            options = self.options
+            specs = options.in_specs and options.in_specs.leaves
+            leaves = put_arguments(leaves, specs, options.devices)
+            args, kwargs = tree.unflatten(leaves)
         return cache.find(self._definition, args, kwargs)(args, kwargs, leaves, False)
 
     def cache_info(self) -> CacheInfo:

@@ -143,7 +143,7 @@ def colocated_python_class(
             data is not.
         concurrent: whether methods may overlap.
         devices: of every method, as in `ColocatedFunction.specialize`.
-        **options: `mode` and `stream` of every method, as in `ColocatedFunction.specialize`.
+        **options: `arrays`, `mode` and `stream` of every method, as in `ColocatedFunction.specialize`.
 
     Returns:
         A class with the constructor of `cls`.

@@ -19,6 +19,7 @@ from partjit.colocated.runtime.specs import InSpecs, check_out_specs
 from partjit.colocated.runtime.streams import Stream, as_stream
 
 __all__ = [
+    "Arrays",
     "CallOptions",
     "Layout",
     "Mode",
@@ -40,9 +41,14 @@ VmapMethod = Literal["sequential", "expand_dims", "broadcast_all"]
 get an axis of size 1 or are repeated."""
 
 
+Arrays = Literal["jax", "numpy"]
+"""As what the function gets its arguments."""
+
+
 class ObjectOptions(TypedDict, total=False):
     """Keyword options of all methods of a colocated class."""
 
+    arrays: Arrays | None
     mode: Mode | None
     stream: str | Stream | None
 
@@ -91,6 +97,7 @@ class Options:
         out_specs: the results: a tree of ShapeDtypeStructs.
         out_specs_fn: computes `out_specs` from the ShapeDtypeStructs of the arguments.
         devices: those on whose hosts the function runs.
+        arrays: as what the function gets its arguments.
         mode: where a call runs.
         stream: the stream of the calls.
         pure: whether a call has no effect but its results.
@@ -103,6 +110,7 @@ class Options:
     out_specs: Annotated[Any, check_out_specs] = None
     out_specs_fn: Annotated[Callable[..., Any] | None, partial(require_callable, expected=_SPECS_FN)] = None
     devices: Annotated[tuple[Device, ...] | None, _devices] = None
+    arrays: Annotated[Arrays | None, partial(require_choice, choices=get_args(Arrays))] = None
     mode: Annotated[Mode | None, partial(require_choice, choices=get_args(Mode))] = None
     stream: Annotated[Stream | None, lambda where, _, stream: as_stream(stream, where)] = None
     pure: Annotated[bool | None, require_flag] = None
@@ -127,6 +135,12 @@ class Options:
                 raise ValueError(f"{name} already specified")
         if all(name in given or getattr(self, name) is not None for name in ("out_specs", "out_specs_fn")):
             raise ValueError("out_specs and out_specs_fn say the same: give one of them")
+        values = {name: given.get(name, getattr(self, name)) for name in ("arrays", "layout")}
+        if values == {"arrays": "numpy", "layout": "per_shard"}:
+            raise ValueError(
+                f"{where}: arrays='numpy' and layout='per_shard' exclude each other: a function that is called per "
+                "shard gets jax.Shards, and numpy.asarray(shard.data) is the memory of one"
+            )
         checked = {name: check(where, name, given[name]) for name, check in _checks().items() if name in given}
         return dataclasses.replace(self, **checked)
 

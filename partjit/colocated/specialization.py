@@ -24,13 +24,14 @@ from partjit.colocated.devices import colocated_sharding, replicated_over
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call, Lane, failure_here
 from partjit.colocated.runtime.failures import Site, call_site
+from partjit.colocated.runtime.host_values import HostValue, with_numpy_arguments
 from partjit.colocated.runtime.interrupts import is_interrupt
 from partjit.colocated.runtime.observation import Observer, observe_call
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.pins import Take, distinct, pin
 from partjit.colocated.runtime.run_ahead import Prepared
 from partjit.colocated.runtime.shards import Shards, on_each_shard, per_shard
-from partjit.colocated.runtime.specs import InSpecs, OutSpecs, flat_result, struct_of
+from partjit.colocated.runtime.specs import InSpecs, OutSpecs, argument_paths, flat_values, struct_of
 from partjit.colocated.runtime.streams import Stream, current_stream, inside
 
 __all__ = ["Specialization"]
@@ -99,9 +100,7 @@ class Specialization:
                 result = self._target(*args, **kwargs)
                 if self.out_specs is not None:
                     return self.out_specs.fit(result, self._name)
-                if type(result) is not ArrayImpl:
-                    flat_result(result, self._name)
-                return result
+                return result if type(result) is ArrayImpl else self._as_arrays(result)
             if self._mode == "auto" and self._cheap_in_a_row >= _CHEAP_IN_A_ROW and self._ahead is None:
                 return self._run_cheap(args, kwargs, stream)
         return self._run_in_order(leaves, stream)
@@ -188,6 +187,10 @@ class Specialization:
             self.out_specs = OutSpecs.of_user(out_specs, self._default_sharding, self._uncommitted)
         if self._is_here:
             self._target = self._function.load()
+            if options.arrays == "numpy":
+                args, kwargs = self.in_specs.tree.unflatten(self.in_specs.leaves)
+                paths = argument_paths(self._function.signature, args, kwargs)
+                self._target = with_numpy_arguments(self._target, self._name, paths)
             if self._shards is not None and self.out_specs is not None:
                 self._target = on_each_shard(self._target, self._name, self._shards, self.out_specs)
             elif options.layout == "per_shard":
@@ -208,6 +211,17 @@ class Specialization:
             if is_named and (*device_list(sharding),) == (*self._devices,):
                 return NamedSharding(sharding.mesh, PartitionSpec())
         return replicated_over(self._devices)
+
+    def _as_arrays(self, result: Any) -> Any:
+        """The result of a call without specs, with arrays in place of NumPy arrays and numbers."""
+        flat, tree = flat_values(result, self._name)
+        if HostValue not in map(type, flat):
+            return result
+        return tree.unflatten([self._put_by_default(v) if type(v) is HostValue else v for v in flat])
+
+    def _put_by_default(self, value: HostValue) -> jax.Array:
+        sharding = self._default_sharding()
+        return value.put(value.aval, sharding, not any(sharding is other for other in self._uncommitted))
 
     # Ways to run
 
@@ -275,9 +289,9 @@ class Specialization:
             if self.out_specs is not None:
                 result = self.out_specs.fit(result, self._name)
             else:
-                flat, tree = flat_result(result, self._name)
+                result = self._as_arrays(result)
                 if self._mode != "inline":
-                    self.out_specs = OutSpecs.of_result(flat, tree)
+                    self.out_specs = OutSpecs.of_result(*flat_values(result, self._name))
                     self._measured(_perf_counter() - started)
                     result = self._without_arguments(result, args, kwargs)
             return result

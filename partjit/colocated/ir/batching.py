@@ -22,7 +22,7 @@ from partjit._jax.tracing import abstractify, is_staged
 from partjit.colocated.cache import SpecializationCache
 from partjit.colocated.ir.primitive import Callee, colocated_call_p
 from partjit.colocated.options import VmapMethod
-from partjit.colocated.runtime.specs import InSpecs, flat_result, struct_of
+from partjit.colocated.runtime.specs import InSpecs, flat_values, struct_of
 from partjit.colocated.runtime.streams import Stream
 from partjit.rules.batching import insert_batch_axis
 from partjit.spec import ParsedPartitionSpec
@@ -153,7 +153,7 @@ class _LoadBatched:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             result = fun(*args, **kwargs)
-            for leaf in flat_result(result, self.name)[0]:
+            for leaf in flat_values(result, self.name)[0]:
                 if leaf.shape[: len(batch)] != batch:
                     raise ValueError(
                         f"{self.name} was called with a batch of the shape {batch} in front of its arguments, as "

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import jax
-import numpy as np
 from jax.sharding import Sharding
 
 from partjit._jax.arrays import device_put
@@ -20,6 +19,7 @@ from partjit._jax.shardings import device_list
 from partjit.colocated.devices import colocated_sharding
 from partjit.colocated.ir.primitive import Callee
 from partjit.colocated.runtime.failures import call_site
+from partjit.colocated.runtime.host_values import is_host_value
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.specs import OutSpec
 from partjit.colocated.runtime.streams import Stream
@@ -78,7 +78,7 @@ def _called() -> Iterator[None]:
 
 def as_array(leaf: Any) -> Any:
     """An argument of a call: NumPy arrays and numbers become arrays, as in a program."""
-    return jax.numpy.asarray(leaf) if isinstance(leaf, np.ndarray | np.generic | bool | int | float | complex) else leaf
+    return jax.numpy.asarray(leaf) if is_host_value(leaf) else leaf
 
 
 def call_in_body(default: DefaultSharding, callee: Callee, stream: Stream | None, leaves: Sequence[Any]) -> list[Any]:

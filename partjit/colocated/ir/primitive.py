@@ -225,6 +225,7 @@ def _show(params: dict[str, Any]) -> dict[str, Any]:
         "out_specs": _show_shardings(callee.out_shardings),
         **({"pure": True} if callee.is_pure else {}),
         **({"layout": options.layout} if options.layout not in (None, "global") else {}),
+        **({"arrays": options.arrays} if options.arrays not in (None, "jax") else {}),
         **({"run_ahead": options.run_ahead} if options.run_ahead else {}),
         **({"batch": callee.batch} if callee.batch else {}),
     }

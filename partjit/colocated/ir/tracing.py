@@ -47,8 +47,7 @@ class TracedCalls:
         """
         with_paths, tree = flattened((args, kwargs), f"An argument of {self._definition.name}")
         leaves = [leaf for _, leaf in with_paths]
-        if body.default is not None:
-            leaves = [*map(as_array, leaves)]
+        leaves = [*map(as_array, leaves)]
         paths = argument_paths(self._definition.function.signature, args, kwargs)
         for leaf, path in zip(leaves, paths, strict=True):
             if not isinstance(leaf, Tracer):

@@ -19,6 +19,7 @@ from partjit._jax.meshes import without_mesh
 from partjit._jax.shardings import device_list
 from partjit._jax.types import Device, PyTreeDef
 from partjit.colocated.devices import colocated_sharding, replicated_over
+from partjit.colocated.runtime.host_values import HostValue
 from partjit.colocated.runtime.pins import distinct
 from partjit.colocated.runtime.specs import OutSpec, OutSpecs, flat_result
 
@@ -117,7 +118,7 @@ def per_shard(
             own_args, own_kwargs = jax.tree.unflatten(tree, [of_leaf[device] for of_leaf in shards])
             with _at(where.get(device)):
                 results[device] = target(*own_args, **own_kwargs)
-        flat = {device: flat_result(result, name) for device, result in results.items()}
+        flat = {device: flat_result(result, name, _on(device)) for device, result in results.items()}
         if out_specs is None and not any(values for values, _ in flat.values()):
             return next(iter(results.values()))
         if out_specs is None:
@@ -237,7 +238,8 @@ def on_each_shard(target: Callable[..., Any], name: str, shards: Shards, out_spe
             own_args, own_kwargs = jax.tree.unflatten(tree, own)
             with _at(position):
                 result = target(*own_args, **own_kwargs)
-                results.append(distinct(_fitting(result, name, shards.out_avals, out_specs.tree), own))
+                fitting = _fitting(result, name, shards.out_avals, out_specs.tree, where.hosts[k])
+                results.append(distinct(fitting, own))
         return out_specs.tree.unflatten(
             [
                 where.assembled([result[i] for result in results], spec, sharding)
@@ -253,6 +255,7 @@ class _OwnDevices:
 
     Attributes:
         positions: their coordinates.
+        hosts: the CPU device of each.
     """
 
     def __init__(self, mesh: Mesh) -> None:
@@ -264,7 +267,7 @@ class _OwnDevices:
         positions = _positions(mesh)
         self.positions = [positions[k] for k in own]
         self._devices = [devices[k] for k in own]
-        self._hosts = [hosts[k] for k in own]
+        self.hosts = [hosts[k] for k in own]
 
     def shards_of(self, array: jax.Array, shape: tuple[int, ...], sharding: NamedSharding) -> Sequence[jax.Array]:
         """The shards of an array, in the shape given; it has this sharding or the same one on the hosts."""
@@ -276,7 +279,7 @@ class _OwnDevices:
             found = [array[indices[device]] for device in self._devices]
         else:
             by_host = {shard.device: shard.data for shard in shareable(array).addressable_shards}
-            found = [by_host[host] for host in self._hosts]
+            found = [by_host[host] for host in self.hosts]
         return found if found[0].shape == shape else [_reshaped(shard, shape) for shard in found]
 
     def assembled(self, values: Sequence[jax.Array], spec: OutSpec, sharding: NamedSharding) -> jax.Array:
@@ -285,7 +288,7 @@ class _OwnDevices:
         shards = values if all(value.shape == shape for value in values) else [_reshaped(v, shape) for v in values]
         placed = [
             value if value.device is host else jax.device_put(value, host)
-            for value, host in zip(shards, self._hosts, strict=True)
+            for value, host in zip(shards, self.hosts, strict=True)
         ]
         if not self._is_shared:
             place = colocated_sharding(sharding)
@@ -302,9 +305,15 @@ class _OwnDevices:
 _reshaped = jax.jit(jax.numpy.reshape, static_argnums=1)
 
 
-def _fitting(result: Any, name: str, avals: Sequence[ShapedArray], tree: PyTreeDef) -> Sequence[jax.Array]:
+def _on(device: Device) -> Callable[[HostValue], jax.Array]:
+    return lambda value: value.put(value.aval, SingleDeviceSharding(device), True)
+
+
+def _fitting(
+    result: Any, name: str, avals: Sequence[ShapedArray], tree: PyTreeDef, device: Device
+) -> Sequence[jax.Array]:
     """The results for one shard, flat."""
-    flat, returned = flat_result(result, name)
+    flat, returned = flat_result(result, name, _on(device))
     if returned != tree:
         raise ValueError(
             f"{name} is called in a shard_map and returned the structure {returned}, but its output specs say {tree}"

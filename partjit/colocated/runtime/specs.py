@@ -24,6 +24,7 @@ from partjit._jax.shardings import device_list
 from partjit._jax.types import Device, PyTreeDef
 from partjit.arguments import flatten_arguments
 from partjit.checks import flattened, shown, unsorted
+from partjit.colocated.runtime.host_values import HostValue, is_host_value
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.devices import ids_of
 
@@ -34,6 +35,8 @@ __all__ = [
     "argument_paths",
     "check_out_specs",
     "devices_of",
+    "flat_result",
+    "flat_values",
     "require_array",
     "spec_structs",
     "struct_of",
@@ -46,12 +49,12 @@ _ARRAY_TYPES = frozenset({ArrayImpl, PRNGKeyArray, PendingArray})
 
 
 def require_array(value: Any, path: Callable[[], str]) -> None:
-    """Raises ValueError unless `value` is a concrete array."""
+    """Raises ValueError unless `value` is a concrete array; NumPy arrays and numbers have been converted."""
     if type(value) in _ARRAY_TYPES or (isinstance(value, jax.Array) and not isinstance(value, Tracer)):
         return
     raise ValueError(
-        f"colocated_python only supports jax.Array as input and output, but got {type(value)} at {path()}. "
-        "Numbers and NumPy arrays become one with jax.numpy.asarray or jax.device_put"
+        f"colocated_python only supports jax.Array as input and output, but got {type(value)} at {path()}. NumPy "
+        "arrays and numbers are converted, if jax has their dtype; anything else has to be captured by the function"
     )
 
 
@@ -194,6 +197,8 @@ class OutSpec:
 
     def fit(self, value: Any) -> Any:
         """The value, of the right shape and dtype, with this weak type and sharding."""
+        if type(value) is HostValue:
+            return value.put(self.aval, self.sharding, self.committed)
         if value.aval.weak_type != self.weak_type:
             value = with_weak_type(value, self.weak_type)
         if value.sharding != self.sharding or (self.committed and not value.committed):
@@ -285,7 +290,7 @@ class OutSpecs:
 
     def fit_leaves(self, result: Any, name: str) -> list[Any]:
         """As `fit_flat`, without the quick test."""
-        values, tree = flat_result(result, name)
+        values, tree = flat_values(result, name)
         wrong = [] if tree == self.tree else self._wrong_structure(result)
         if not wrong:
             for i, (value, spec) in enumerate(zip(values, self.leaves, strict=True)):
@@ -294,7 +299,8 @@ class OutSpecs:
                         f"{name} returned an array that was deleted or donated: {_result_path(result, i)} "
                         f"({value.aval.str_short()}). Return a copy made before"
                     )
-                if value.shape != spec.shape or value.dtype != spec.dtype:
+                fits = value.has_dtype(spec.dtype) if type(value) is HostValue else value.dtype == spec.dtype
+                if value.shape != spec.shape or not fits:
                     what = f"{value.aval.str_short()}, but its spec says {spec.aval.str_short()}"
                     wrong.append(f"{_result_path(result, i)} is {what}")
         if wrong:
@@ -313,20 +319,30 @@ class OutSpecs:
         return wrong or [f"expected the structure {self.tree}, but got {jax.tree.structure(result)}"]
 
 
-def flat_result(result: Any, name: str) -> tuple[list[Any], PyTreeDef]:
-    """The flat result of a function; waits for results of other calls in it.
+def flat_result(result: Any, name: str, put: Callable[[HostValue], jax.Array]) -> tuple[list[jax.Array], PyTreeDef]:
+    """The flat result of a function, as `flat_values`, but arrays all: `put` makes them of the others."""
+    values, tree = flat_values(result, name)
+    return [put(value) if type(value) is HostValue else value for value in values], tree
+
+
+def flat_values(result: Any, name: str) -> tuple[list[Any], PyTreeDef]:
+    """The flat result of a function, of arrays and `HostValue`s; waits for results of other calls in it.
 
     Raises:
-        ValueError: a leaf is not an array.
+        ValueError: a leaf is none of these.
     """
     try:
         leaves, tree = _flatten(result)
     except ValueError as error:
         raise unsorted(error, f"The result of {name}") from None
     for i, leaf in enumerate(leaves):
+        if type(leaf) is ArrayImpl:
+            continue
         if type(leaf) is PendingArray:
             leaves[i] = leaf.value()
-        elif type(leaf) is not ArrayImpl:
+        elif is_host_value(leaf):
+            leaves[i] = HostValue(leaf)
+        else:
             require_array(leaf, lambda i=i: f"{_result_path(result, i)} of {name}")
     return leaves, tree
 

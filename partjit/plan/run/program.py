@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 import jax
-import numpy as np
+from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh, Sharding
 
@@ -18,6 +18,7 @@ from partjit._jax.shardings import MaybeSharding
 from partjit._jax.tracing import low_jaxpr, trace_context
 from partjit.arguments import known_paths
 from partjit.colocated.ir.eager import DefaultSharding
+from partjit.colocated.runtime.host_values import HostValue, is_host_value
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.streams import Stream, current_stream
 from partjit.compile import in_shardings_of, own_sharding
@@ -113,13 +114,11 @@ class Placing:
     """What has to be done with the arguments of a call before its plan runs.
 
     Attributes:
-        copies: the positions of those that are copied first: the caller may change them while a call reads them.
-        moves: the positions of those that are resharded, and how.
+        moves: the positions of those that are resharded, their types, and how.
         waits: the positions of those that are waited for if they are pending.
     """
 
-    copies: tuple[int, ...]
-    moves: tuple[tuple[int, Sharding], ...]
+    moves: tuple[tuple[int, ShapedArray, Sharding], ...]
     waits: tuple[int, ...]
 
     def apply(self, args: Sequence[object]) -> Sequence[object]:
@@ -130,11 +129,15 @@ class Placing:
         for i in self.waits:
             if isinstance(pending := placed[i], PendingArray):
                 placed[i] = pending.value()
-        for i in self.copies:  # the memory of a NumPy array may become that of a jax array
-            placed[i] = np.array(placed[i])
-        if self.moves:
-            moved = device_put([placed[i] for i, _ in self.moves], [sharding for _, sharding in self.moves])
-            for (i, _), value in zip(self.moves, moved, strict=True):
+        arrays: list[tuple[int, Sharding]] = []
+        for i, aval, sharding in self.moves:
+            if is_host_value(placed[i]):
+                placed[i] = HostValue(placed[i]).put(aval, sharding, True)
+            else:
+                arrays.append((i, sharding))
+        if arrays:
+            moved = device_put([placed[i] for i, _ in arrays], [sharding for _, sharding in arrays])
+            for (i, _), value in zip(arrays, moved, strict=True):
                 placed[i] = value
         return placed
 
@@ -145,7 +148,7 @@ def placing_of(plan: Plan, args: Sequence[object]) -> Placing:
     for node in walk(plan.nodes):
         for value in node.inputs:
             readers.setdefault(value, []).append(node)
-    copies, moves, waits = [], [], []
+    moves, waits = [], []
     default = default_sharding_for(plan, args).sharding
     for i, (value, arg) in enumerate(zip(plan.inputs, args, strict=True)):
         nodes = readers.get(value, [])
@@ -153,14 +156,12 @@ def placing_of(plan: Plan, args: Sequence[object]) -> Placing:
         is_array = isinstance(arg, jax.Array)
         if isinstance(arg, PendingArray) and (not by_call or len(nodes) > 1):
             waits.append(i)
-        if isinstance(arg, np.ndarray) and by_call:
-            copies.append(i)
         if value.sharding is None:
             if by_call and not is_array:
-                moves.append((i, default))
+                moves.append((i, value.aval, default))
             continue
         is_there = is_array and arg.committed and arg.sharding.is_equivalent_to(value.sharding, arg.ndim)
         # The dispatch of an executable places what had no place, and once is enough.
         if not is_there and (by_call or len(nodes) > 1 or not is_placed(arg, value.sharding)):
-            moves.append((i, value.sharding))
-    return Placing(tuple(copies), tuple(moves), tuple(waits))
+            moves.append((i, value.aval, value.sharding))
+    return Placing(tuple(moves), tuple(waits))

@@ -1,0 +1,176 @@
+"""NumPy arrays and Python numbers, as arguments and results of colocated functions.
+
+They become arrays as they would in jax: numbers have a weak type, and 64 bits are 32 unless `jax_enable_x64` is set.
+Each is put directly to the devices that its sharding names.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import ShapedArray
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+
+from partjit._jax.arrays import put_numpy
+from partjit._jax.types import Device
+from partjit.colocated.devices import replicated_over
+
+__all__ = ["HostValue", "is_host_value", "put_arguments", "with_numpy_arguments"]
+
+_NUMBERS: dict[type, type] = {bool: np.bool_, int: np.int64, float: np.float64, complex: np.complex128}
+_NOT_OF_JAX = frozenset("mMOSUV")  # dates, objects, strings, records
+_IN_ORDER = (np.bool_, np.integer, np.floating, np.complexfloating)
+
+
+def is_host_value(value: Any) -> bool:
+    """Whether a value is a Python number, or a NumPy array or scalar of a dtype that jax has."""
+    if type(value) in _NUMBERS:
+        return True
+    if not isinstance(value, np.ndarray | np.generic) or isinstance(value, np.ma.MaskedArray):
+        return False
+    # The dtypes of ml_dtypes, bfloat16 for example, are of the kind of records, but have no fields.
+    return value.dtype.kind not in _NOT_OF_JAX or (value.dtype.kind == "V" and _is_number(value.dtype))
+
+
+def _is_number(dtype: np.dtype) -> bool:
+    return bool(jax.numpy.issubdtype(dtype, np.number))
+
+
+class HostValue:
+    """A NumPy array or Python number that is to become an array.
+
+    Attributes:
+        shape, dtype, weak_type: those of the array.
+    """
+
+    __slots__ = ("_value", "dtype", "shape", "weak_type")
+
+    def __init__(self, value: Any) -> None:
+        own = _NUMBERS.get(type(value))
+        self._value = value
+        self.shape: tuple[int, ...] = () if own is not None else value.shape
+        self.dtype: np.dtype = jax.dtypes.canonicalize_dtype(value.dtype if own is None else own)
+        self.weak_type = own is not None and own is not np.bool_
+
+    @property
+    def aval(self) -> ShapedArray:
+        """The type of the array."""
+        return ShapedArray(self.shape, self.dtype, self.weak_type)
+
+    def is_deleted(self) -> bool:
+        """False, as for an array that is not deleted."""
+        return False
+
+    def has_dtype(self, dtype: Any) -> bool:
+        """Whether it may become an array of this dtype: a number may have that of any kind that includes its own."""
+        if self.dtype == dtype:
+            return not self.weak_type or _fits(self._value, dtype)
+        if not self.weak_type or not jax.numpy.issubdtype(dtype, np.number):
+            return False
+        return _kind(self.dtype) <= _kind(dtype) and _fits(self._value, dtype)
+
+    def put(self, aval: ShapedArray, sharding: Sharding, committed: bool) -> jax.Array:
+        """The array of this type, of the same shape, on the devices of a sharding."""
+        value = self._value
+        if not (isinstance(value, np.ndarray) and value.dtype == aval.dtype and _is_of_an_array(value)):
+            value = np.array(value, aval.dtype)  # whoever made it may change it later
+        return put_numpy(value, aval, sharding, committed)
+
+    def put_by_default(self) -> jax.Array:
+        """The array on the default device."""
+        return jax.numpy.array(self._value)
+
+
+def _kind(dtype: Any) -> int:
+    return next(i for i, kind in enumerate(_IN_ORDER) if jax.numpy.issubdtype(dtype, kind))
+
+
+def _fits(value: Any, dtype: Any) -> bool:
+    if type(value) is not int or jax.numpy.issubdtype(dtype, np.bool_):
+        return True
+    bounds = jax.numpy.iinfo(dtype) if jax.numpy.issubdtype(dtype, np.integer) else jax.numpy.finfo(np.float64)
+    return bool(int(bounds.min) <= value <= int(bounds.max))
+
+
+def _is_of_an_array(value: np.ndarray) -> bool:
+    """Whether its memory is that of an array of jax, which nobody changes."""
+    base: Any = value
+    while isinstance(base, np.ndarray) and not base.flags.writeable:
+        base = base.base
+    return isinstance(base, memoryview) and isinstance(base.obj, jax.Array)
+
+
+def put_arguments(
+    leaves: Sequence[Any], specs: Sequence[jax.ShapeDtypeStruct | None] | None, devices: Sequence[Device] | None
+) -> list[Any]:
+    """The flat arguments of a call, with arrays in place of NumPy arrays and numbers.
+
+    Each is sharded as its spec says; else it is replicated over the devices of the call, which are those of the first
+    array unless they are given.
+
+    Args:
+        leaves: the arguments.
+        specs: what is specified of each.
+        devices: those of the call, if they are specified.
+    """
+    arrays = (leaf for leaf in leaves if isinstance(leaf, jax.Array))
+    like = None if devices else next(arrays, None)
+    if specs is None or len(specs) != len(leaves):
+        specs = [None] * len(leaves)
+    return [
+        _put(HostValue(leaf), spec, devices, like) if is_host_value(leaf) else leaf
+        for leaf, spec in zip(leaves, specs, strict=True)
+    ]
+
+
+def _put(value: HostValue, spec: Any, devices: Sequence[Device] | None, like: jax.Array | None) -> jax.Array:
+    aval = value.aval
+    if spec is not None and value.has_dtype(spec.dtype):
+        aval = ShapedArray(value.shape, spec.dtype)
+    if spec is not None and spec.sharding is not None:
+        return value.put(aval, spec.sharding, True)
+    if devices:
+        return value.put(aval, replicated_over((*devices,)), True)
+    if like is None:
+        return value.put_by_default()
+    sharding = like.sharding
+    if isinstance(sharding, NamedSharding):
+        sharding = NamedSharding(sharding.mesh, PartitionSpec())
+    return value.put(aval, sharding, like.committed)
+
+
+def with_numpy_arguments(target: Callable[..., Any], name: str, paths: Sequence[str]) -> Callable[..., Any]:
+    """A function of arrays that calls `target` with NumPy arrays, which are read-only.
+
+    A NumPy array is a view where one buffer holds the array, else a copy made of its shards.
+
+    Args:
+        target: takes NumPy arrays.
+        name, paths: its name, and those of its flat arguments, in messages.
+
+    Raises:
+        ValueError: when called: an argument has no NumPy array, since it is one of typed keys.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        for leaf, path in zip(leaves, paths, strict=True):
+            if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+                raise ValueError(
+                    f"{path} of {name} is {leaf.aval.str_short()}, and arrays='numpy' cannot pass typed keys: pass "
+                    "jax.random.key_data of it, or leave arrays out"
+                )
+        args, kwargs = tree.unflatten([*map(as_numpy, leaves)])
+        return target(*args, **kwargs)
+
+    return call
+
+
+def as_numpy(array: Any) -> np.ndarray:
+    """The read-only NumPy array of an array."""
+    value = np.asarray(array)
+    if value.flags.writeable:
+        value = value.view()
+        value.flags.writeable = False
+    return value
