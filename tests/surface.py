@@ -266,6 +266,7 @@ _ITEMS_TAKE = {
     "in_specs": "none",
     "out_specs": _OUT_STRUCTS,
     "out_specs_fn": "none callable",
+    "arrays": "none",
     "devices": "none mesh device devices",
     "mode": "none",
     "stream": "none str stream",
@@ -487,7 +488,7 @@ def _targets() -> Iterator[Target]:
         "partjit.colocated.colocated_python (called)",
         lambda x: jax.block_until_ready(colocated_same()(x)),
         lambda: {"x": ones()},
-        {"x": "jax jax_inside"},
+        {"x": f"{VALUES} jax jax_inside"},
         named={"x": ("No devices found",)},
         lets_pass=_OF_ARRAYS,
     )
@@ -521,11 +522,12 @@ def _targets() -> Iterator[Target]:
     yield Target(
         "partjit.colocated.colocated_python_class",
         colocated.colocated_python_class,
-        lambda: {"cls": Counter, "concurrent": False, "devices": None, "mode": None, "stream": None},
+        lambda: {"cls": Counter, "concurrent": False, "devices": None, "arrays": None, "mode": None, "stream": None},
         {
             "cls": "class none",
             "concurrent": "bool",
             "devices": "none mesh device devices",
+            "arrays": "none",
             "mode": "none",
             "stream": "none str stream",
         },

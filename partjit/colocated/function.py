@@ -85,7 +85,8 @@ class ColocatedFunction(Colocated):
         if any(map(is_host_value, leaves)):
             options = self.options
             specs = options.in_specs and options.in_specs.leaves
-            leaves = put_arguments(leaves, specs, options.devices)
+            with self._traced.naming_overflows(leaves, args, kwargs):
+                leaves = put_arguments(leaves, specs, options.devices)
             args, kwargs = tree.unflatten(leaves)
         return cache.find(self._definition, args, kwargs)(args, kwargs, leaves, False)
 

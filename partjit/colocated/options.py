@@ -135,14 +135,14 @@ class Options:
                 raise ValueError(f"{name} already specified")
         if all(name in given or getattr(self, name) is not None for name in ("out_specs", "out_specs_fn")):
             raise ValueError("out_specs and out_specs_fn say the same: give one of them")
-        values = {name: given.get(name, getattr(self, name)) for name in ("arrays", "layout")}
-        if values == {"arrays": "numpy", "layout": "per_shard"}:
+        checked = {name: check(where, name, given[name]) for name, check in _checks().items() if name in given}
+        new = dataclasses.replace(self, **checked)
+        if new.arrays == "numpy" and new.layout == "per_shard":
             raise ValueError(
                 f"{where}: arrays='numpy' and layout='per_shard' exclude each other: a function that is called per "
                 "shard gets jax.Shards, and numpy.asarray(shard.data) is the memory of one"
             )
-        checked = {name: check(where, name, given[name]) for name, check in _checks().items() if name in given}
-        return dataclasses.replace(self, **checked)
+        return new
 
     def out_specs_for(self, tree: PyTreeDef, inputs: Sequence[jax.ShapeDtypeStruct]) -> Any:
         """The specs of the results of a call with such inputs, from `out_specs` or `out_specs_fn`."""

@@ -19,6 +19,7 @@ from partjit._jax.dispatch import is_profiled
 from partjit._jax.shardings import device_list
 from partjit._jax.threads import ThreadSettings
 from partjit._jax.types import Device
+from partjit.arguments import check_results
 from partjit.colocated.definition import Definition
 from partjit.colocated.devices import colocated_sharding, replicated_over
 from partjit.colocated.runtime import scheduler
@@ -217,7 +218,13 @@ class Specialization:
         flat, tree = flat_values(result, self._name)
         if HostValue not in map(type, flat):
             return result
-        return tree.unflatten([self._put_by_default(v) if type(v) is HostValue else v for v in flat])
+        try:
+            return tree.unflatten([self._put_by_default(v) if type(v) is HostValue else v for v in flat])
+        except OverflowError:
+            with_paths = jax.tree_util.tree_leaves_with_path(result)
+            paths = [f"result{jax.tree_util.keystr(path)}" for path, _ in with_paths]
+            check_results([leaf for _, leaf in with_paths], paths, self._name)
+            raise
 
     def _put_by_default(self, value: HostValue) -> jax.Array:
         sharding = self._default_sharding()

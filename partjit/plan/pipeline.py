@@ -44,6 +44,7 @@ from partjit.plan.passes.pin import pin
 from partjit.plan.passes.propagate import default_without_mesh, or_unspecified, propagate
 from partjit.plan.passes.prune import merge, prune
 from partjit.plan.passes.rotate import rotate
+from partjit.plan.passes.run_to_calls import run_to_calls
 from partjit.plan.passes.shard_maps import meshes_of_shard_maps, shard_maps
 from partjit.plan.passes.transfers import transfers
 from partjit.plan.plan import Plan
@@ -73,6 +74,7 @@ def structured(jaxpr: ClosedJaxpr, mesh: Mesh, caller: Stream | None = None) -> 
         (prune, "inlined"),
         (partial(shard_maps, mesh=mesh, inlined=inlined), "unmapped"),
         (partial(control_flow, mesh=mesh, structured=partial(structured, mesh=mesh, caller=caller)), "structured"),
+        (run_to_calls, "structured"),
         (rotate, "structured"),
         (merge, "structured"),
         (prune, "structured"),

@@ -354,7 +354,7 @@ def test_plain_functions_are_exposed_and_data_is_not():
 
 def test_arguments_of_methods_are_named_as_parameters():
     with pytest.raises(ValueError, match=r"only supports jax.Array.* at x\['deep'\] of Counter.add"):
-        Colocated(0).add({"deep": 3})
+        Colocated(0).add({"deep": "3"})
 
 
 @pytest.mark.parametrize("cls", [3, len, Counter(log="other")])

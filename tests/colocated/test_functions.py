@@ -234,7 +234,7 @@ def test_a_colocated_function_may_capture_another(x):
 # Errors at a call
 
 
-@pytest.mark.parametrize("value", [1, 2.5, np.zeros(3), "text", object(), [1]])
+@pytest.mark.parametrize("value", ["text", b"bytes", object(), np.array(["a"]), ["text"]])
 def test_an_argument_that_is_no_array_is_named(x, value):
     f = colocated_python(lambda x, options: x)
     with pytest.raises(
@@ -242,14 +242,14 @@ def test_an_argument_that_is_no_array_is_named(x, value):
     ) as error:
         f(x, {"deep": [x, value]})
     assert "options['deep'][1]" in str(error.value)
-    assert "jax.device_put" in str(error.value)
+    assert "NumPy arrays and numbers are converted" in str(error.value)
     f(x, {"deep": [x, x]})
     with pytest.raises(ValueError, match=r"only supports jax\.Array"):
         f(x, {"deep": [x, value]})  # and after a good call as well
 
 
 @every_mode
-@pytest.mark.parametrize("value", [1, np.zeros(3), "text"])
+@pytest.mark.parametrize("value", [object(), np.datetime64("2020-01-01"), "text"])
 def test_a_result_that_is_no_array_is_named(x, value, mode):
     f = colocated_python(lambda x: {"a": x, "b": (x, value)}, mode=mode)
     with pytest.raises(

@@ -94,7 +94,7 @@ OPTIONS = {field.name for field in dataclasses.fields(Options)}
         (colocated_python, {"fun"}, OPTIONS),
         (colocated_python(identity).specialize, set(), OPTIONS),
         (colocated.colocated_python_class(Counter).add.specialize, set(), OPTIONS),
-        (colocated.colocated_python_class, {"cls", "concurrent"}, {"devices", "mode", "stream"}),
+        (colocated.colocated_python_class, {"cls", "concurrent"}, {"arrays", "devices", "mode", "stream"}),
     ],
 )
 def test_every_option_is_a_typed_parameter_and_others_are_refused(function, others, options):
@@ -144,6 +144,8 @@ def test_arguments_are_held_to_in_specs():
     with pytest.raises(ValueError, match="expected the structure"):
         f(put(), put())
     with pytest.raises(ValueError, match=r"only supports jax\.Array"):
+        f("3", y=put())
+    with pytest.raises(ValueError, match=r"x is float32\[\] with .*, but its spec says float32\[8\]"):
         f(3, y=put())
     f(put(), y=put())
 

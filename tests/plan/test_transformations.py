@@ -236,14 +236,12 @@ def test_under_disable_jit_what_a_call_calls_is_outside_of_the_program(mesh):
 
     @colocated_python(**like)
     def outer(x):
-        with pytest.raises(ValueError, match=r"only supports jax\.Array .* at x of <lambda>"):
-            inner(np.ones(8, np.float32))
+        assert len(inner(np.ones(8, np.float32)).devices()) == 1
         return inner(x)
 
     with mesh, jax.disable_jit():
         np.testing.assert_array_equal(pjit(outer)(X), X + 1)
-        with pytest.raises(ValueError, match=r"only supports jax\.Array"):
-            inner(X)  # as outside of programs ever
+        assert len(inner(X).devices()) == 1  # as outside of programs ever
 
 
 def test_under_disable_jit_per_shard_calls_get_their_shards(mesh, meeting):

@@ -4,8 +4,9 @@ Its results must be known then: from `out_specs` or `out_specs_fn`, or from an e
 same types.
 """
 
+import contextlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from jax.sharding import NamedSharding
 from partjit._jax.arrays import aval_of_struct
 from partjit._jax.tracing import abstractify
 from partjit._jax.types import PyTreeDef
+from partjit.arguments import check_results
 from partjit.checks import flattened
 from partjit.colocated.cache import SpecializationCache
 from partjit.colocated.definition import Definition, HostFunction
@@ -47,8 +49,9 @@ class TracedCalls:
         """
         with_paths, tree = flattened((args, kwargs), f"An argument of {self._definition.name}")
         leaves = [leaf for _, leaf in with_paths]
-        leaves = [*map(as_array, leaves)]
         paths = argument_paths(self._definition.function.signature, args, kwargs)
+        with self.naming_overflows(leaves, args, kwargs):
+            leaves = [*map(as_array, leaves)]
         for leaf, path in zip(leaves, paths, strict=True):
             if not isinstance(leaf, Tracer):
                 require_array(leaf, lambda path=path: f"{path} of {self._definition.name}")
@@ -58,6 +61,16 @@ class TracedCalls:
         return self._derivatives.call(
             self._bind, self._definition.name, self._definition.function.signature, args, kwargs
         )
+
+    @contextlib.contextmanager
+    def naming_overflows(self, leaves: Sequence[Any], args: Any, kwargs: Any) -> Iterator[None]:
+        """Names the argument whose conversion in the block fails because it is an integer of too many bits."""
+        try:
+            yield
+        except OverflowError:
+            function = self._definition.function
+            check_results(leaves, argument_paths(function.signature, args, kwargs), function.name)
+            raise
 
     def _bind(self, args: Any, kwargs: Any) -> Any:
         install_patches()

@@ -4,6 +4,7 @@ They become arrays as they would in jax: numbers have a weak type, and 64 bits a
 Each is put directly to the devices that its sharding names.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from partjit.colocated.devices import replicated_over
 __all__ = ["HostValue", "is_host_value", "put_arguments", "with_numpy_arguments"]
 
 _NUMBERS: dict[type, type] = {bool: np.bool_, int: np.int64, float: np.float64, complex: np.complex128}
-_NOT_OF_JAX = frozenset("mMOSUV")  # dates, objects, strings, records
+_NOT_OF_JAX = frozenset("mMOSU")  # dates, objects, strings
 _IN_ORDER = (np.bool_, np.integer, np.floating, np.complexfloating)
 
 
@@ -29,12 +30,14 @@ def is_host_value(value: Any) -> bool:
         return True
     if not isinstance(value, np.ndarray | np.generic) or isinstance(value, np.ma.MaskedArray):
         return False
-    # The dtypes of ml_dtypes, bfloat16 for example, are of the kind of records, but have no fields.
-    return value.dtype.kind not in _NOT_OF_JAX or (value.dtype.kind == "V" and _is_number(value.dtype))
+    return _is_of_jax(value.dtype)
 
 
-def _is_number(dtype: np.dtype) -> bool:
-    return bool(jax.numpy.issubdtype(dtype, np.number))
+@functools.lru_cache(maxsize=256)
+def _is_of_jax(dtype: np.dtype) -> bool:
+    if dtype.kind == "V":  # the dtypes of ml_dtypes, bfloat16 for example, are of the kind of records
+        return bool(jax.numpy.issubdtype(dtype, np.number))
+    return dtype.kind not in _NOT_OF_JAX and dtype not in (np.longdouble, np.clongdouble)
 
 
 class HostValue:
@@ -71,7 +74,11 @@ class HostValue:
         return _kind(self.dtype) <= _kind(dtype) and _fits(self._value, dtype)
 
     def put(self, aval: ShapedArray, sharding: Sharding, committed: bool) -> jax.Array:
-        """The array of this type, of the same shape, on the devices of a sharding."""
+        """The array of this type, of the same shape, on the devices of a sharding.
+
+        Raises:
+            OverflowError: it is an integer too large for the dtype.
+        """
         value = self._value
         if not (isinstance(value, np.ndarray) and value.dtype == aval.dtype and _is_of_an_array(value)):
             value = np.array(value, aval.dtype)  # whoever made it may change it later
@@ -102,7 +109,9 @@ def _is_of_an_array(value: np.ndarray) -> bool:
 
 
 def put_arguments(
-    leaves: Sequence[Any], specs: Sequence[jax.ShapeDtypeStruct | None] | None, devices: Sequence[Device] | None
+    leaves: Sequence[Any],
+    specs: Sequence[jax.ShapeDtypeStruct | None] | None,
+    devices: Sequence[Device] | None,
 ) -> list[Any]:
     """The flat arguments of a call, with arrays in place of NumPy arrays and numbers.
 
@@ -113,6 +122,9 @@ def put_arguments(
         leaves: the arguments.
         specs: what is specified of each.
         devices: those of the call, if they are specified.
+
+    Raises:
+        OverflowError: one is an integer too large for its dtype.
     """
     arrays = (leaf for leaf in leaves if isinstance(leaf, jax.Array))
     like = None if devices else next(arrays, None)

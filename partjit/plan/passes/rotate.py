@@ -13,13 +13,13 @@ import dataclasses
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
-from jax.extend.core import Var, jaxpr_as_fun
+from jax.extend.core import jaxpr_as_fun
 
 from partjit._jax.jaxprs import Atom, new_var, type_of
 from partjit.plan.ir.build import Builder, jaxpr_of, with_loops
 from partjit.plan.ir.nodes import Block, VarBlock, VarLoop, variables
 from partjit.plan.passes.cost import amortizes_a_dispatch
+from partjit.plan.passes.counting import carrying, counted
 from partjit.plan.passes.cut import head_of
 
 __all__ = ["rotate"]
@@ -36,7 +36,7 @@ def _rotated(loop: VarLoop, before: Builder) -> VarLoop:
         return loop
     is_expensive = amortizes_a_dispatch(cost)
     if is_expensive and loop.trip_count is not None and loop.counter is None:
-        loop = _counted(loop, before)
+        loop = counted(loop, before)
     block = loop.block
     inside = [node for k, node in enumerate(block.nodes) if k in head]
     rest = [node for k, node in enumerate(block.nodes) if k not in head]
@@ -58,33 +58,7 @@ def _rotated(loop: VarLoop, before: Builder) -> VarLoop:
     arrived = [new_var(var.aval) for var in crossing]
     inputs = (*block.inputs, *crossing)
     block = Block(inputs, (*rest, *after.nodes), (*block.outputs, *following), after.consts)
-    return _carrying(dataclasses.replace(loop, block=block), initial, arrived)
-
-
-def _carrying(loop: VarLoop, initial: Sequence[Atom], outputs: Sequence[Var]) -> VarLoop:
-    """A loop that carries more values, which its block has already."""
-    return dataclasses.replace(
-        loop,
-        inputs=(*loop.inputs, *initial),
-        outputs=(*loop.outputs, *outputs),
-        is_buffer=(*loop.is_buffer, *[False] * len(outputs)),
-    )
-
-
-def _counted(loop: VarLoop, before: Builder) -> VarLoop:
-    """With a carried value that is the number of the iteration."""
-    (first,) = before.add(lambda: jax.lax.full((), 0, jnp.int32))
-    counting = Builder(loop.eqn, dict(loop.block.consts))
-    i = new_var(first.aval)
-    (following,) = counting.add(lambda i: i + 1, i)
-    block = Block(
-        (*loop.block.inputs, i),
-        (*loop.block.nodes, *counting.nodes),
-        (*loop.block.outputs, following),
-        counting.consts,
-    )
-    loop = dataclasses.replace(loop, block=block, counter=len(loop.outputs))
-    return _carrying(loop, [first], [new_var(first.aval)])
+    return carrying(dataclasses.replace(loop, block=block), initial, arrived)
 
 
 def _if(predicate: Atom | None, program: VarBlock, atoms: Sequence[Atom], out: Builder) -> list[Atom]:
