@@ -147,7 +147,7 @@ def named_tiling(
     rest = math.prod(sizes)
     replicated = []
     for size, stride in sorted(named, key=lambda digit: -digit[1]):
-        if size * stride > rest or rest % (size * stride):
+        if rest % (size * stride):
             raise MalformedShardingError("it names an axis of its mesh twice")
         if rest > size * stride:
             replicated.append((rest // (size * stride), size * stride))

@@ -407,6 +407,10 @@ def test_the_messages_that_are_broken_would_be_shardings_if_they_were_not():
     assert parse_op_sharding(named_bytes(message(), message((1, 1))), MESH).partitions == (("x",), ("y",))
     split = AbstractMesh((2, 2, 2), ("a", "b", "c"))
     assert parse_op_sharding(named_bytes(*halves), split).partitions == (("a",), ("c",))
+    described = message(
+        (14, message((1, 1), (2, message(*AXES)), (6, message((2, b"line 7"))), (3, message((1, message()), (2, 1)))))
+    )
+    assert parse_op_sharding(described, MESH).partitions == (("x",),)
 
 
 @sees("different examples")

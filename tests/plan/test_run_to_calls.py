@@ -1,0 +1,294 @@
+"""Loops whose calls stand in branches run on the devices to the next call: same calls, same values, few dispatches."""
+
+import collections
+import itertools
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+
+import partjit
+from partjit import P, colocated, pjit
+from partjit.colocated import colocated_python
+from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, walk
+from tests.colocated import rendezvous
+from tests.effort import sample
+
+lax = jax.lax
+
+pytestmark = pytest.mark.usefixtures("meeting")
+
+
+def note(name):
+    def call(*arrays):
+        rendezvous.logs["calls"].append((name, *(np.asarray(array).round(3).tolist() for array in arrays)))
+
+    return call
+
+
+by_hand = types.SimpleNamespace(log=note("log"), save=note("save"), other=note("other"))
+
+
+def colocated_calls(mode):
+    return types.SimpleNamespace(
+        **{
+            name: colocated_python(getattr(by_hand, name), out_specs_fn=lambda *_: None, mode=mode)
+            for name in ("log", "save", "other")
+        }
+    )
+
+
+# How an iteration calls: with its number, what it starts from, what it ends with, something in between, and something
+# from outside of the loop.
+
+
+def is_due(i, every):
+    return i % every == every - 1
+
+
+def without_results(c, i, before, after, between, outside):
+    lax.cond(is_due(i, 3), lambda: c.log(i, before, after, between, outside), lambda: None)
+    return after
+
+
+def passed_through(c, i, before, after, between, outside):
+    return lax.cond(is_due(i, 3), lambda a: (c.log(i, a, before), a)[1], lambda a: a, after)
+
+
+def one_of_three(c, i, before, after, between, outside):
+    lax.switch(i % 3, [lambda: c.log(i), lambda: None, lambda: c.save(between, outside)])
+    return after
+
+
+def two_that_are_rare(c, i, before, after, between, outside):
+    lax.cond(is_due(i, 2), lambda: c.log(i, between), lambda: None)
+    lax.cond(is_due(i, 4), lambda: (c.save(after), c.other(before))[0], lambda: None)
+    return after
+
+
+def one_in_the_other(c, i, before, after, between, outside):
+    def inner():
+        c.log(i)
+        lax.cond(is_due(i, 4), lambda: c.save(after), lambda: None)
+
+    lax.cond(is_due(i, 2), inner, lambda: None)
+    return after
+
+
+def in_a_loop_of_its_own(c, i, before, after, between, outside):
+    def inner():
+        lax.fori_loop(0, 2, lambda k, s: (c.log(i, k, s), s + 1)[1], between)
+
+    lax.cond(is_due(i, 3), inner, lambda: None)
+    return after
+
+
+def before_the_work(c, i, before, after, between, outside):
+    lax.cond(is_due(i, 3), lambda: c.log(before), lambda: None)
+    return jnp.cos(after)
+
+
+WAYS = [
+    *(without_results, passed_through, one_of_three, two_that_are_rare, one_in_the_other, in_a_loop_of_its_own),
+    before_the_work,
+]
+
+
+def step(c, way, i, carried, outside):
+    between = jnp.sum(carried) + outside
+    return way(c, i, carried, carried * 0.5 + between / 16, between, outside)
+
+
+def scan(c, way, n, x, outside):
+    def iteration(carried, i):
+        after = step(c, way, i, carried, outside)
+        return after, jnp.max(after)
+
+    return lax.scan(iteration, x, jnp.arange(n))
+
+
+def reverse_scan(c, way, n, x, outside):
+    def iteration(carried, slices):
+        i, extra = slices
+        return step(c, way, i, carried + extra, outside), None
+
+    return lax.scan(iteration, x, (jnp.arange(n), jnp.linspace(0.0, 1.0, n)), reverse=True)[0]
+
+
+def fori(c, way, n, x, outside):
+    return lax.fori_loop(0, n, lambda i, carried: step(c, way, i, carried, outside), x)
+
+
+def while_(c, way, n, x, outside):
+    def iteration(state):
+        i, carried = state
+        return i + 1, step(c, way, i, carried, outside)
+
+    return lax.while_loop(lambda state: (state[0] < n) & (jnp.sum(state[1]) < 1e6), iteration, (jnp.int32(0), x))
+
+
+def nested(c, way, n, x, outside):
+    def outer(k, carried):
+        return fori(c, way, n, carried + k, outside)
+
+    return lax.fori_loop(0, 2, outer, x)
+
+
+LOOPS = [scan, reverse_scan, fori, while_, nested]
+
+
+def run_by_hand(loop, way, n, x, outside):
+    rendezvous.clear()
+    with jax.disable_jit():
+        if n == 0 and loop in (scan, reverse_scan):  # which jax.disable_jit cannot do
+            expected = (x, np.zeros(0, np.float32)) if loop is scan else x
+        else:
+            expected = loop(by_hand, way, n, x, outside)
+    return jax.tree.map(np.asarray, expected), rendezvous.logs["calls"][:]
+
+
+CASES = [*itertools.product(LOOPS, WAYS, (0, 1, 7), (False, True), ("auto", "inline"))]
+
+
+@pytest.mark.parametrize("spec", [None, P(), P(("x", "y"))], ids=str)
+def test_the_calls_and_the_values_are_those_of_the_loop_in_python(spec, mesh):
+    fewest, seen = collections.Counter(), collections.Counter()
+    x, outside = np.linspace(0, 1, 8, dtype=np.float32), np.float32(0.25)
+    for loop, way, n, donates, mode in sample(CASES, 7):
+        expected, calls = run_by_hand(loop, way, n, x, outside)
+        rendezvous.clear()
+        c = colocated_calls(mode)
+        program = pjit(
+            lambda x, outside, c=c, loop=loop, way=way, n=n: loop(c, way, n, x, outside),
+            donate_argnums=0 if donates else (),
+            **({} if spec is None else {"in_shardings": (NamedSharding(mesh, spec), None)}),
+        )
+        given = jnp.asarray(x) if spec is None else jax.device_put(x, NamedSharding(mesh, spec))
+        dispatched = []
+        with partjit.events.subscribe(lambda event: dispatched.append(type(event).__name__)):  # noqa: B023
+            result = program(given, outside)
+            colocated.wait()
+        what = f"{loop.__name__} {way.__name__} {n} {mode}"
+        for found, wanted in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-5, err_msg=what)
+        assert close(rendezvous.logs["calls"], calls), what
+        assert given.is_deleted() == donates, what
+        stops = len(calls)
+        if loop is not nested and way is not in_a_loop_of_its_own:
+            # One to begin with, one to each call and one to the end; one before and one after the loop.
+            inside = stops if way is one_in_the_other else 0  # whose branch asks for itself whether to save
+            assert dispatched.count("FragmentDispatched") <= stops + inside + 3, what
+            fewest[stops] += 1
+        seen[bool(calls)] += 1
+    assert min(seen.values()) > 5
+    assert len(fewest) > 3
+
+
+def close(calls, others):
+    assert [call[0] for call in calls] == [call[0] for call in others]
+    for call, other in zip(calls, others, strict=True):
+        for a, b in zip(call[1:], other[1:], strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-2, atol=2e-3)
+    return True
+
+
+@pytest.mark.parametrize("every", [1, 10, 1000])
+def test_a_thousand_iterations_take_as_many_dispatches_as_calls(every, mesh):
+    log = colocated_python(by_hand.log, out_specs_fn=lambda *_: None)
+
+    @pjit
+    def program(x):
+        def iteration(x, i):
+            x = jnp.sin(x) + 1
+            lax.cond(i % every == 0, lambda: log(i), lambda: None)
+            return x, None
+
+        return lax.scan(iteration, x, jnp.arange(1000))[0]
+
+    x = jax.device_put(np.ones(8, np.float32), NamedSharding(mesh, P("x")))
+    dispatched = []
+    with mesh, partjit.events.subscribe(lambda event: dispatched.append(type(event).__name__)):
+        program(x)
+        colocated.wait()
+    calls = len(range(0, 1000, every))
+    assert rendezvous.logs["calls"] == [("log", i) for i in range(0, 1000, every)]
+    assert calls <= dispatched.count("FragmentDispatched") <= calls + 2
+
+
+def test_what_the_devices_need_of_a_call_stays_in_its_iteration():
+    """A result that is used, a call in every branch, and one beside the branch."""
+    c = colocated_calls("auto")
+    double = colocated_python(lambda x: x * 2, out_specs_fn=lambda x: x)
+
+    def used(x, i):
+        return lax.cond(i % 3 == 0, double, lambda x: x, x), None
+
+    def in_every_branch(x, i):
+        lax.cond(i % 3 == 0, lambda: c.log(x), lambda: c.save(x))
+        return x + 1, None
+
+    def beside(x, i):
+        c.log(i)
+        lax.cond(i % 3 == 0, lambda: c.save(x), lambda: None)
+        return x + 1, None
+
+    for iteration in (used, in_every_branch, beside):
+        plan = pjit(lambda x, iteration=iteration: lax.scan(iteration, x, jnp.arange(9))[0]).plan(1.0)
+        (loop,) = (node for node in walk(plan.nodes) if isinstance(node, Loop))
+        assert loop.trip_count == 9
+    assert float(pjit(lambda x: lax.scan(used, x, jnp.arange(9))[0])(1.0)) == 8.0
+
+
+def test_an_iteration_with_effects_of_jax_runs_by_itself(capfd):
+    c = colocated_calls("auto")
+
+    def iteration(x, i):
+        jax.debug.print("iteration {}", i)
+        lax.cond(i % 3 == 0, lambda: c.log(x), lambda: None)
+        return x + 1, None
+
+    program = pjit(lambda x: lax.scan(iteration, x, jnp.arange(4))[0])
+    assert float(program(1.0)) == 5.0
+    jax.effects_barrier()
+    assert sorted(capfd.readouterr().out.split("\n"))[1:] == [f"iteration {i}" for i in range(4)]
+
+
+def test_the_plan_shows_how_far_the_devices_run(mesh):
+    c = colocated_calls("auto")
+
+    def iteration(x, i):
+        x = jnp.sin(x)
+        lax.cond(i % 3 == 0, lambda: c.log(i, x), lambda: None)
+        return x, None
+
+    with mesh:
+        plan = pjit(lambda x: lax.scan(iteration, x, jnp.arange(9))[0]).plan(np.ones(8, np.float32))
+    kinds = [type(node) for node in walk(plan.nodes)]
+    assert kinds.count(Loop) == kinds.count(Branch) == kinds.count(ColocatedCall) == 1
+    (loop,) = (node for node in plan.nodes if isinstance(node, Loop))
+    assert [type(node) for node in loop.block.nodes] == [Fragment, Branch]
+    fragment = loop.block.nodes[0]
+    assert [eqn.primitive.name for eqn in fragment.jaxpr.eqns].count("while") == 1
+    assert "while read(" in plan.source
+
+
+def test_a_call_that_fails_ends_the_loop_there(mesh):
+    def fail_at_four(i):
+        note("log")(i)
+        if i == 4:
+            raise RuntimeError("no room on the disk")
+
+    log = colocated_python(fail_at_four, out_specs_fn=lambda i: None, mode="inline")
+
+    def iteration(x, i):
+        lax.cond(i % 2 == 0, lambda: log(i), lambda: None)
+        return x + 1, None
+
+    program = pjit(lambda x: lax.scan(iteration, x, jnp.arange(9))[0])
+    with pytest.raises(RuntimeError, match="no room on the disk"):
+        program(1.0).block_until_ready()
+    colocated.wait()
+    assert rendezvous.logs["calls"] == [("log", 0), ("log", 2), ("log", 4)]
