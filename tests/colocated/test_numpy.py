@@ -3,6 +3,7 @@
 import itertools
 import operator
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from tests.colocated import rendezvous
 
 pytestmark = pytest.mark.usefixtures("meeting")
 
-MODES = ["inline", "stream", "auto"]
+MODES: Any = ["inline", "stream", "auto"]
 VALUES = [
     *(True, 3, -1.5, 2 + 1j, np.bool_(True), np.int8(3), np.float32(0.5), np.float64(0.5), np.int64(7)),
     *(np.arange(8), np.arange(8.0), np.arange(16, dtype=np.uint8).reshape(8, 2)[:, ::-1], np.ones((8, 0), bool)),
@@ -292,9 +293,11 @@ def test_the_objects_of_a_class_may_be_called_with_numpy_arrays():
 
 
 def test_arrays_is_checked_and_keys_and_shards_are_refused(mesh):
+    unknown: Any = "torch"
     with pytest.raises(ValueError, match="arrays must be one of 'jax', 'numpy', but is 'torch'"):
-        colocated_python(look, arrays="torch")
-    for first, second in itertools.permutations([{"arrays": "numpy"}, {"layout": "per_shard"}]):
+        colocated_python(look, arrays=unknown)
+    options: Any = [{"arrays": "numpy"}, {"layout": "per_shard"}]
+    for first, second in itertools.permutations(options):
         with pytest.raises(ValueError, match="arrays='numpy' and layout='per_shard' exclude each other"):
             colocated_python(look, **first).specialize(**second)
     f = colocated_python(look, arrays="numpy")

@@ -1,6 +1,7 @@
 """Loops whose calls stand in branches run on the devices to the next call: same calls, same values, few dispatches."""
 
 import collections
+import functools
 import itertools
 import types
 
@@ -161,11 +162,9 @@ def test_the_calls_and_the_values_are_those_of_the_loop_in_python(spec, mesh):
         expected, calls = run_by_hand(loop, way, n, x, outside)
         rendezvous.clear()
         c = colocated_calls(mode)
-        program = pjit(
-            lambda x, outside, c=c, loop=loop, way=way, n=n: loop(c, way, n, x, outside),
-            donate_argnums=0 if donates else (),
-            **({} if spec is None else {"in_shardings": (NamedSharding(mesh, spec), None)}),
-        )
+        shardings = partjit.UNSPECIFIED if spec is None else (NamedSharding(mesh, spec), None)
+        fun = functools.partial(loop, c, way, n)
+        program = pjit(fun, in_shardings=shardings, donate_argnums=0 if donates else ())
         given = jnp.asarray(x) if spec is None else jax.device_put(x, NamedSharding(mesh, spec))
         dispatched = []
         with partjit.events.subscribe(lambda event: dispatched.append(type(event).__name__)):  # noqa: B023
