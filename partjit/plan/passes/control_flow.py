@@ -150,17 +150,17 @@ def _branch(branches: Sequence[VarBlock], out: Builder) -> dict[Var, Atom]:
         blocks.append(Block(tuple(own.values()), tuple(inside.nodes), tuple(outputs), inside.consts))
     unchanged = [_given_by_all(k, captured, blocks) for k in range(len(results))]
     changed = [atom is None for atom in unchanged]
-    blocks = [dataclasses.replace(block, outputs=_kept(block.outputs, changed)) for block in blocks]
-    out.nodes.append(Branch((index, *captured), _kept(results, changed), tuple(blocks), eqn))
+    blocks = [dataclasses.replace(block, outputs=keep_where(block.outputs, changed)) for block in blocks]
+    out.nodes.append(Branch((index, *captured), keep_where(results, changed), tuple(blocks), eqn))
     return {
         var: result if atom is None else atom for var, result, atom in zip(eqn.outvars, results, unchanged, strict=True)
     }
 
 
-def _given_by_all(k: int, captured: Sequence[Any], blocks: Sequence[Block]) -> Any:
+def _given_by_all(k: int, captured: Sequence[Var], blocks: Sequence[VarBlock]) -> Var | None:
     """What every branch gives as its result `k` as it is; None if they do not."""
-    given = [read(dict(zip(block.inputs, captured, strict=True)), block.outputs[k]) for block in blocks]
-    return given[0] if given[0] in captured and all(atom is given[0] for atom in given) else None
+    first, *others = [read(dict(zip(block.inputs, captured, strict=True)), block.outputs[k]) for block in blocks]
+    return first if isinstance(first, Var) and first in captured and all(atom is first for atom in others) else None
 
 
 def _split(items: Sequence[T], first: int, second: int) -> tuple[Sequence[T], Sequence[T], Sequence[T]]:

@@ -11,8 +11,8 @@ The iterations in between cost neither a dispatch nor a look at the predicate.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -103,7 +103,7 @@ def _run_to_calls(loop: VarLoop, before: Builder) -> VarLoop:
     )
 
 
-def _needs_call(branches: Sequence[Branch], values: dict[Var, jax.Array]) -> jax.Array:
+def _needs_call(branches: Sequence[Branch], values: Mapping[Var, Any]) -> jax.Array:
     """Whether one of these branches takes a way on which it makes calls."""
     needed = jnp.zeros((), bool)
     for node in branches:
