@@ -9,11 +9,13 @@ from jax.core import ShapedArray
 from jax.sharding import Sharding
 
 from partjit._jax.caches import CacheGroup
-from partjit._jax.types import PyTreeDef
+from partjit._jax.shardings import device_list
+from partjit._jax.types import Device, PyTreeDef
 from partjit.colocated.definition import Definition
-from partjit.colocated.runtime.specs import InSpecs, OutSpecs, argument_paths, devices_of, require_array, struct_of
+from partjit.colocated.runtime.specs import InSpecs, OutSpecs, argument_paths, require_array, struct_of
 from partjit.colocated.runtime.streams import Stream
 from partjit.colocated.specialization import Specialization
+from partjit.devices import ids_of
 
 __all__ = ["CacheInfo", "SpecializationCache"]
 
@@ -79,7 +81,7 @@ class SpecializationCache:
             return argument_paths(definition.function.signature, args, kwargs)
 
         def make() -> Specialization:
-            devices = options.devices or devices_of(leaves, paths(), name)
+            devices = options.devices or _devices_of(leaves, paths(), name)
             in_specs = (
                 options.in_specs.fresh()
                 if options.in_specs
@@ -156,3 +158,29 @@ class SpecializationCache:
 def _kind_of(leaf: jax.Array) -> tuple[Any, ...]:
     """What a specialization depends on in addition to the sharding."""
     return leaf.shape, leaf.dtype, leaf.aval.weak_type, getattr(leaf, "committed", True)
+
+
+def _devices_of(leaves: Sequence[Any], paths: Sequence[str], name: str) -> tuple[Device, ...]:
+    """The devices of a call, from the shardings of its arguments.
+
+    Raises:
+        ValueError: there are none, or they differ between arguments, in their order too.
+    """
+    if not leaves:
+        raise ValueError(
+            "No devices found. colocated_python function without input arguments must be first specialized with "
+            "devices."
+        )
+    first = device_list(leaves[0].sharding)
+    others = [
+        f"{path} ({leaf.aval.str_short()}) is on {ids_of(leaf.sharding)}"
+        for path, leaf in zip(paths, leaves, strict=True)
+        if (other := device_list(leaf.sharding)) is not first and other != first
+    ]
+    if others:
+        raise ValueError(
+            f"All arguments must use the same device list, but {name} got multiple device lists: {paths[0]} "
+            f"({leaves[0].aval.str_short()}) is on {ids_of(leaves[0].sharding)}, {', '.join(others)}, in this order. "
+            "Move them with jax.device_put, or say where the function runs with specialize(devices=...)"
+        )
+    return (*first,)

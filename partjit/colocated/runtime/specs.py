@@ -21,12 +21,11 @@ from partjit._jax.arrays import (
     with_weak_type,
 )
 from partjit._jax.shardings import device_list
-from partjit._jax.types import Device, PyTreeDef
+from partjit._jax.types import PyTreeDef
 from partjit.arguments import flatten_arguments
 from partjit.checks import flattened, shown, unsorted
 from partjit.colocated.runtime.host_values import HostValue, is_host_value
 from partjit.colocated.runtime.pending import PendingArray
-from partjit.devices import ids_of
 
 __all__ = [
     "InSpecs",
@@ -34,7 +33,6 @@ __all__ = [
     "OutSpecs",
     "argument_paths",
     "check_out_specs",
-    "devices_of",
     "flat_result",
     "flat_values",
     "require_array",
@@ -64,32 +62,6 @@ def argument_paths(
     """The key path of each argument leaf in terms of the function's parameters."""
     nothing: Any = ((), ())
     return flatten_arguments(signature, args, kwargs, nothing, nothing).paths
-
-
-def devices_of(leaves: Sequence[Any], paths: Sequence[str], name: str) -> tuple[Device, ...]:
-    """The devices of a call, from the shardings of its arguments.
-
-    Raises:
-        ValueError: there are none, or they differ between arguments, in their order too.
-    """
-    if not leaves:
-        raise ValueError(
-            "No devices found. colocated_python function without input arguments must be first specialized with "
-            "devices."
-        )
-    first = device_list(leaves[0].sharding)
-    others = [
-        f"{path} ({leaf.aval.str_short()}) is on {ids_of(leaf.sharding)}"
-        for path, leaf in zip(paths, leaves, strict=True)
-        if (other := device_list(leaf.sharding)) is not first and other != first
-    ]
-    if others:
-        raise ValueError(
-            f"All arguments must use the same device list, but {name} got multiple device lists: {paths[0]} "
-            f"({leaves[0].aval.str_short()}) is on {ids_of(leaves[0].sharding)}, {', '.join(others)}, in this order. "
-            "Move them with jax.device_put, or say where the function runs with specialize(devices=...)"
-        )
-    return (*first,)
 
 
 class InSpecs:
