@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-from jax.core import AbstractValue
 
 from partjit._jax.tracing import abstractify, resolve_argnums
 from partjit._jax.types import PyTree, PyTreeDef
@@ -23,7 +22,6 @@ __all__ = [
     "Numbered",
     "Statics",
     "abstract_argument",
-    "abstract_arguments",
     "argument_numbers",
     "check_call",
     "check_callable",
@@ -88,8 +86,7 @@ def argument_numbers(
 
     static_given, donate_given = given(*static), given(*donate)
     for kind, (numbers, names) in (("static", static_given), ("donate", donate_given)):
-        _check_range(fun, signature, f"{kind}_argnums", numbers or ())
-        _check_names(fun, signature, f"{kind}_argnames", names or ())
+        _check_signature(fun, signature, kind, numbers or (), names or ())
     both = set(static_given[0] or ()) & set(donate_given[0] or ())
     if both:
         raise ValueError(
@@ -120,28 +117,28 @@ def check_names(where: str, option: str, given: object) -> tuple[str, ...] | Non
     return tuple(require_text(where, f"{option}[{i}]", name, "the name of an argument") for i, name in enumerate(names))
 
 
-def _check_range(fun: Function, signature: inspect.Signature | None, option: str, numbers: Sequence[int]) -> None:
-    parameters = [*signature.parameters.values()] if signature is not None else []
-    if signature is None or any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+def _check_signature(
+    fun: Function, signature: inspect.Signature | None, kind: str, numbers: Sequence[int], names: Sequence[str]
+) -> None:
+    """Raises ValueError for a number or name of a static or donated argument that the function lacks."""
+    if signature is None:
         return
+    parameters = [*signature.parameters.values()]
+    kinds = {p.kind for p in parameters}
     count = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
     wrong = [number for number in numbers if not -count <= number < count]
-    if wrong:
+    if wrong and inspect.Parameter.VAR_POSITIONAL not in kinds:
         raise ValueError(
-            f"pjit: {option} names the argument number {wrong[0]}, but {name_of(fun)} takes "
+            f"pjit: {kind}_argnums names the argument number {wrong[0]}, but {name_of(fun)} takes "
             f"{counted(count, 'positional argument')}" + (f": give numbers from 0 to {count - 1}" if count else "")
         )
-
-
-def _check_names(fun: Function, signature: inspect.Signature | None, option: str, names: Sequence[str]) -> None:
-    parameters = [*signature.parameters.values()] if signature is not None else []
-    if signature is None or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return
     known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    wrong = [name for name in names if name not in known]
-    if wrong:
+    unknown = [name for name in names if name not in known]
+    if unknown and inspect.Parameter.VAR_KEYWORD not in kinds:
         there = f"those that can be named are {', '.join(known)}" if known else "none of its arguments can be named"
-        raise ValueError(f"pjit: {option} names the argument {abridged(wrong[0])}, which {name_of(fun)} lacks: {there}")
+        raise ValueError(
+            f"pjit: {kind}_argnames names the argument {abridged(unknown[0])}, which {name_of(fun)} lacks: {there}"
+        )
 
 
 def name_of(fun: Function) -> str:
@@ -287,13 +284,6 @@ def _parameter_names(signature: inspect.Signature | None, count: int) -> list[st
         elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             names.append(parameter.name)
     return (names + [f"args[{i}]" for i in range(len(names), count)])[:count]
-
-
-def abstract_arguments(arguments: Arguments, name: str) -> tuple[AbstractValue, ...]:
-    """The abstract value of each leaf; see `abstract_argument`."""
-    return tuple(
-        abstract_argument(leaf, path, name) for path, leaf in zip(arguments.paths, arguments.leaves, strict=True)
-    )
 
 
 def abstract_argument(leaf: object, path: str, name: str) -> Any:

@@ -18,7 +18,7 @@ from partjit._jax.caches import weakref_cache
 from partjit._jax.dispatch import results_are_checked
 from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
 from partjit._jax.types import PyTree, PyTreeDef
-from partjit.arguments import Arguments, Function, Numbered, Statics, abstract_arguments, check_call, flatten_arguments
+from partjit.arguments import Arguments, Function, Numbered, Statics, abstract_argument, check_call, flatten_arguments
 from partjit.compile import Program
 from partjit.errors import ShardingError
 from partjit.mesh import ambient_mesh, program_mesh
@@ -98,7 +98,10 @@ def infer(definition: Definition, args: Sequence[PyTree], kwargs: dict[str, PyTr
     _check_keywords(definition, kwargs)
     arguments = flatten_arguments(definition.signature, args, kwargs, definition.static, definition.donate)
     arguments = on_devices(arguments, ambient_mesh())
-    avals = abstract_arguments(arguments, definition.name)
+    avals = tuple(
+        abstract_argument(leaf, path, definition.name)
+        for leaf, path in zip(arguments.leaves, arguments.paths, strict=True)
+    )
     in_specs = _in_specs(definition, arguments)
     out_leaves = jax.tree.leaves(definition.out_specs)
     parsed = [spec for spec in (*in_specs, *out_leaves) if isinstance(spec, ParsedPartitionSpec)]

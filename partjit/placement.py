@@ -7,7 +7,6 @@ may not expect: `reshard_policy` says whether it warns.
 import sys
 import warnings
 from collections.abc import Sequence
-from types import TracebackType
 from typing import ClassVar, Literal, get_args
 
 import jax
@@ -53,12 +52,7 @@ class reshard_policy:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         reshard_policy.current = self._previous
 
 

@@ -220,10 +220,6 @@ def _show(params: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _show_constraint(params: dict[str, Any]) -> dict[str, Any]:
-    return {"spec": _show_spec(params["spec"]), "mesh": f"({describe_mesh(params['mesh'])})"}
-
-
 def _show_spec(spec: Spec) -> str:
     return str(spec) if isinstance(spec, ParsedPartitionSpec) else "UNSPECIFIED"
 
@@ -234,6 +230,9 @@ def _as_low(*args: object, jaxpr: ClosedJaxpr, **params: object) -> Sequence[obj
 
 register_to_low(pjit_p, _as_low)
 register_printing(pjit_p, _show)
-register_printing(sharding_constraint_p, _show_constraint)
+register_printing(
+    sharding_constraint_p,
+    lambda params: {"spec": _show_spec(params["spec"]), "mesh": f"({describe_mesh(params['mesh'])})"},
+)
 mlir.register_lowering(pjit_p, _lower, cacheable=False)  # lower_call has a cache of its own
 mlir.register_lowering(sharding_constraint_p, _lower_constraint)

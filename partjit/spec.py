@@ -290,12 +290,7 @@ Spec = ParsedPartitionSpec | UnspecifiedValue
 """The spec of a value of a program: parsed, or UNSPECIFIED where the partitioner chooses."""
 
 
-def parse_spec_tree(
-    tree: PyTree,
-    arg_name: str,
-    *,
-    allow_unconstrained_dims: bool = False,
-) -> PyTree:
+def parse_spec_tree(tree: PyTree, arg_name: str, *, allow_unconstrained_dims: bool = False) -> PyTree:
     """Parses every leaf of a tree of specs.
 
     Args:

@@ -204,7 +204,7 @@ def make_plan(
         block.inputs,
         block.outputs,
         tuple(paths),
-        donations(block, released, released)[0],
+        donations(block, released, released)[0].nodes,
         block.order,
         tuple(bound.constants.items()),
         released,

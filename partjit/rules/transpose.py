@@ -7,7 +7,6 @@ forward program gave away its arguments, not those.
 from typing import Any
 
 import jax
-from jax.core import AbstractValue
 from jax.extend.core import ClosedJaxpr
 from jax.interpreters import ad
 
@@ -15,10 +14,11 @@ from partjit._jax.caches import weakref_cache
 from partjit._jax.rules import transpose_jaxpr
 from partjit._jax.shardings import UnspecifiedValue
 from partjit._jax.tracing import abstractify
-from partjit._jax.types import PyTreeDef
 from partjit.mesh import tracing_under
 from partjit.primitive import pjit_p, spec_of_type
 from partjit.spec import Spec
+
+_transposed_jaxpr = weakref_cache(transpose_jaxpr)
 
 
 def _transpose(
@@ -56,13 +56,6 @@ def _transpose(
     }
     cts_out = pjit_p.bind(*args, **params)
     return out_tree.unflatten(cts_out)
-
-
-@weakref_cache
-def _transposed_jaxpr(
-    jaxpr: ClosedJaxpr, in_tree: PyTreeDef, in_avals: tuple[AbstractValue, ...]
-) -> tuple[ClosedJaxpr, PyTreeDef]:
-    return transpose_jaxpr(jaxpr, in_tree, in_avals)
 
 
 ad.primitive_transposes[pjit_p] = _transpose

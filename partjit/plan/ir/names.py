@@ -1,6 +1,7 @@
 """Names in the source of a plan."""
 
 import collections
+import itertools
 import keyword
 import re
 import unicodedata
@@ -28,9 +29,9 @@ class Names:
 
     def __init__(self, *taken: str) -> None:
         self._taken = {*taken}
-        self._fragments = 0
         self._repeats: collections.Counter[str] = collections.Counter()
-        self._fresh = 0
+        self._fragments = itertools.count()
+        self._fresh = itertools.count(1)
 
     def take(self, wanted: str) -> str:
         """A name like the one wanted, a key path maybe, that Python knows as a name and nobody has."""
@@ -46,10 +47,8 @@ class Names:
 
     def fragment(self) -> str:
         """A name for the next fragment; nothing else has such a name."""
-        self._fragments += 1
-        return f"fragment_{self._fragments - 1}"
+        return f"fragment_{next(self._fragments)}"
 
     def fresh(self) -> str:
         """A name for a value that has none."""
-        self._fresh += 1
-        return self.take(f"x{self._fresh}")
+        return self.take(f"x{next(self._fresh)}")

@@ -32,8 +32,6 @@ __all__ = [
     "Transfer",
     "Value",
     "ValueBlock",
-    "ValueBranch",
-    "ValueLoop",
     "VarBlock",
     "VarLoop",
     "VarNode",
@@ -314,8 +312,6 @@ AnyNode: TypeAlias = Node | VarNode
 VarBlock: TypeAlias = Block[VarNode, Atom, Var]
 VarLoop: TypeAlias = Loop[Atom, Var]
 ValueBlock: TypeAlias = Block[Node, Value, Value]
-ValueLoop: TypeAlias = Loop[Value, Value]
-ValueBranch: TypeAlias = Branch[Value, Value]
 
 
 def variables(atoms: Iterable[Atom]) -> list[Var]:

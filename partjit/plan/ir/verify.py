@@ -19,8 +19,6 @@ from partjit.plan.ir.nodes import (
     Node,
     Transfer,
     Value,
-    ValueBranch,
-    ValueLoop,
     VarBlock,
     blocks_of,
     walk,
@@ -131,7 +129,7 @@ def _is_sharded_as(value: Value, requested: Sharding) -> bool:
     return here is None or any(here.is_equivalent_to(s, rank) for s in (requested, colocated_sharding(requested)))
 
 
-def _same_types(node: ValueLoop | ValueBranch) -> list[str]:
+def _same_types(node: Loop[Value, Value] | Branch[Value, Value]) -> list[str]:
     """What the blocks of a node give is what the node gives; a loop starts from such values as well."""
     given = [block.outputs for block in node.blocks]
     if isinstance(node, Loop):

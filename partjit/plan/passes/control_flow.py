@@ -104,7 +104,7 @@ def _scan(body: VarBlock, used: Sequence[bool], mesh: Mesh, out: Builder) -> dic
     of_carries, of_buffers = results[1 : 1 + num_carry], results[1 + num_carry :]
     unchanged = _add_loop(
         Loop((*captured, *initial), results, carried, length, eqn, is_buffer, 0),
-        {var for var, flag in zip(of_carries, used, strict=False) if flag} | {*of_buffers},
+        {*keep_where(of_carries, used[:num_carry]), *of_buffers},
         out,
     )
     return {eqn.outvars[num_carry + k]: var for k, var in zip(wanted, of_buffers, strict=True)} | {
@@ -129,7 +129,7 @@ def _while(predicate: VarBlock, body: VarBlock, used: Sequence[bool], out: Build
     block = Block(tuple(inputs), tuple(iteration.nodes), (more, *following), iteration.consts)
     unchanged = _add_loop(
         Loop((*of_predicate, *of_body, first, *initial), results, block, None, eqn, (False,) * len(results)),
-        {var for var, flag in zip(results[1:], used, strict=True) if flag},
+        {*keep_where(results[1:], used)},
         out,
     )
     return {var: unchanged.get(result, result) for var, result in zip(eqn.outvars, results[1:], strict=True)}

@@ -7,18 +7,8 @@ from collections.abc import Collection, Sequence
 
 from jax.core import ShapedArray
 
-from partjit.plan.ir.nodes import (
-    Branch,
-    ColocatedCall,
-    Fragment,
-    Loop,
-    Node,
-    Value,
-    ValueBlock,
-    ValueBranch,
-    ValueLoop,
-    with_blocks,
-)
+from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Node, Value, ValueBlock, with_blocks
+from partjit.primitive import keep_where
 
 __all__ = ["donations", "may_release"]
 
@@ -37,8 +27,8 @@ def may_release(inputs: Sequence[Value], donated: Sequence[bool], results: Seque
 
 def donations(
     block: ValueBlock, giving: Collection[Value], released: Collection[Value] = ()
-) -> tuple[tuple[Node, ...], tuple[bool, ...]]:
-    """The nodes of a block, in which each fragment reuses the memory of values that die there.
+) -> tuple[ValueBlock, tuple[bool, ...]]:
+    """The block, in which each fragment reuses the memory of values that die there.
 
     Args:
         block: the block.
@@ -46,7 +36,7 @@ def donations(
         released: those among them that are deleted if it is not.
 
     Returns:
-        The nodes; and for each output of the block whether nobody else has it.
+        The block; and for each output of the block whether nobody else has it.
     """
     readers: dict[Value, list[Node]] = {}
     for node in block.nodes:
@@ -64,21 +54,16 @@ def donations(
             own.update(node.outputs)
         elif isinstance(node, Loop):
             node = _with_given(node)
-            own.update(value for value, flag in zip(node.outputs, node.giving, strict=True) if flag)
+            own.update(keep_where(node.outputs, node.giving))
         elif isinstance(node, Branch):
             node, owned = _with_moved(node, dying)
-            own.update(value for value, flag in zip(node.outputs, owned, strict=True) if flag)
+            own.update(keep_where(node.outputs, owned))
         nodes.append(node)
-    given = {
-        value
-        for node in nodes
-        if isinstance(node, Fragment)
-        for value, flag in zip(node.inputs, node.donated, strict=True)
-        if flag
-    }
+    given = {v for node in nodes if isinstance(node, Fragment) for v in keep_where(node.inputs, node.donated)}
     nodes = [_with_distinct(node, given.union(released), results) for node in nodes]
     uses = collections.Counter(block.outputs)
-    return tuple(nodes), tuple(value in own and uses[value] == 1 for value in block.outputs)
+    owned = tuple(value in own and uses[value] == 1 for value in block.outputs)
+    return dataclasses.replace(block, nodes=tuple(nodes)), owned
 
 
 def _with_donated(fragment: Fragment[Value, Value], dying: Collection[Value]) -> Fragment[Value, Value]:
@@ -92,24 +77,22 @@ def _with_donated(fragment: Fragment[Value, Value], dying: Collection[Value]) ->
     return dataclasses.replace(fragment, donated=tuple(flags))
 
 
-def _with_given(loop: ValueLoop) -> ValueLoop:
+def _with_given(loop: Loop[Value, Value]) -> Loop[Value, Value]:
     """The loop; an iteration may donate the carried values that none, and no function called in one, keeps."""
     giving = (True,) * len(loop.outputs)  # what it starts from is its own
     while True:
-        carried = [value for value, flag in zip(loop.outputs, giving, strict=True) if flag]
-        nodes, owned = donations(loop.block, carried)
+        block, owned = donations(loop.block, keep_where(loop.outputs, giving))
         kept = tuple(map(operator.and_, giving, owned))
         if kept == giving:
-            return with_blocks(loop, [dataclasses.replace(loop.block, nodes=nodes)], giving=giving)
+            return with_blocks(loop, [block], giving=giving)
         giving = kept
 
 
-def _with_moved(branch: ValueBranch, dying: Collection[Value]) -> tuple[ValueBranch, tuple[bool, ...]]:
+def _with_moved(branch: Branch[Value, Value], dying: Collection[Value]) -> tuple[Node, tuple[bool, ...]]:
     """The branch, which may give away or return what dies there; and which of its outputs nobody else has."""
     made = [donations(block, dying) for block in branch.blocks]
-    blocks = (dataclasses.replace(b, nodes=nodes) for b, (nodes, _) in zip(branch.blocks, made, strict=True))
     owned = tuple(all(flags) for flags in zip(*(flags for _, flags in made), strict=True))
-    return with_blocks(branch, blocks, given=tuple(dying)), owned
+    return with_blocks(branch, [block for block, _ in made], given=tuple(dying)), owned
 
 
 def _with_distinct(node: Node, given: set[Value], results: set[Value]) -> Node:

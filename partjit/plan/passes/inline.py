@@ -66,7 +66,10 @@ class _Inlining:
             if outer is not None or (env and any(isinstance(a, Var) and a in env for a in eqn.invars)):
                 eqn = _renamed(eqn, env, outer)
             if eqn.primitive is colocated_call_p:
-                self.nodes.append(self._call(eqn))
+                stream = self._caller if eqn.params["stream"] is None else eqn.params["stream"]
+                self.nodes.append(
+                    ColocatedCall(eqn, tuple(eqn.invars), tuple(eqn.outvars), eqn.params["callee"], stream)
+                )
             elif not makes_calls(eqn) or eqn.primitive is shard_map_p or control_flow_kind(eqn):
                 self.nodes.append(Equation(eqn))
             elif eqn.primitive is pjit_p:
@@ -81,10 +84,6 @@ class _Inlining:
                 env.update(zip(original.outvars, self._nested(eqn, called, *specs_of_nested(eqn)), strict=True))
             else:
                 raise _out_of_reach(eqn)
-
-    def _call(self, eqn: JaxprEqn) -> ColocatedCall[Atom, Var]:
-        stream = self._caller if eqn.params["stream"] is None else eqn.params["stream"]
-        return ColocatedCall(eqn, tuple(eqn.invars), tuple(eqn.outvars), eqn.params["callee"], stream)
 
     def _nested(
         self,

@@ -3,17 +3,7 @@
 import dataclasses
 from collections.abc import Collection, Iterator
 
-from partjit.plan.ir.nodes import (
-    Branch,
-    ColocatedCall,
-    Loop,
-    Node,
-    Value,
-    ValueBlock,
-    ValueBranch,
-    ValueLoop,
-    with_blocks,
-)
+from partjit.plan.ir.nodes import Branch, ColocatedCall, Loop, Node, Value, ValueBlock, with_blocks
 
 __all__ = ["pin"]
 
@@ -35,7 +25,7 @@ def pin(block: ValueBlock, constants: Collection[Value]) -> ValueBlock:
     return dataclasses.replace(block, nodes=tuple(nodes))
 
 
-def _aliases(node: ValueLoop | ValueBranch) -> Iterator[tuple[Value, set[Value]]]:
+def _aliases(node: Loop[Value, Value] | Branch[Value, Value]) -> Iterator[tuple[Value, set[Value]]]:
     """Each output with the values from outside that it may be under another name: nothing is copied on the way out.
 
     What a loop starts from is copied. Its carried values may change places, so they are not distinguished.

@@ -7,20 +7,7 @@ from jax.sharding import Sharding
 
 from partjit.colocated.devices import colocated_sharding
 from partjit.plan.ir.names import Names
-from partjit.plan.ir.nodes import (
-    Branch,
-    ColocatedCall,
-    Fragment,
-    Loop,
-    Node,
-    Transfer,
-    Value,
-    ValueBlock,
-    ValueBranch,
-    ValueLoop,
-    is_host,
-    with_blocks,
-)
+from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Node, Transfer, Value, ValueBlock, with_blocks
 from partjit.plan.passes.bind import Bound, captured_by
 
 __all__ = ["transfers"]
@@ -62,14 +49,14 @@ class _Moves:
                 before, node = self._nested(node)
                 nodes += before
             elif isinstance(node, Fragment | ColocatedCall):
-                where = "hosts" if is_host(node) else "devices"
+                where = "hosts" if isinstance(node, ColocatedCall) else "devices"
                 nodes += self._to(where, node.inputs)
                 moved = self._moved[where]
                 node = dataclasses.replace(node, inputs=tuple(moved.get(value, value) for value in node.inputs))
             nodes.append(node)
         return dataclasses.replace(block, nodes=tuple(nodes))
 
-    def _nested(self, node: ValueLoop | ValueBranch) -> tuple[list[Node], Node]:
+    def _nested(self, node: Loop[Value, Value] | Branch[Value, Value]) -> tuple[list[Node], Node]:
         carried = node.outputs if isinstance(node, Loop) else ()
         inner = [_Moves(self._bound, self._names, self._default, self) for _ in node.blocks]
         blocks = [moves.of_block(block, carried) for moves, block in zip(inner, node.blocks, strict=True)]

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import networkx as nx
 
-from partjit.plan.ir.nodes import Block, ColocatedCall, Fragment, Loop, Node, Transfer, Value, walk
+from partjit.plan.ir.nodes import ColocatedCall, Fragment, Loop, Node, Transfer, Value, walk
 from partjit.plan.ir.plan import PlanData
 from partjit.plan.show.graph import Costs, cost_of, critical_path, graph_of, said_of
 from partjit.plan.show.source import emit
@@ -56,28 +56,19 @@ class _Drawing:
         said = said_of(node)
         kind, parts = "group", ()
         if isinstance(node, Loop):
-            parts = (self._turn(node),)
+            block, carried, on = node.block, (_CARRIED, node.outputs), (_ON, node.block.outputs)
+            parts = (self.graph(graph_of(block.nodes, block.order, carried, on), ""),)
         elif isinstance(node, Fragment | ColocatedCall | Transfer):
             kind = {Fragment: "fragment", ColocatedCall: "call", Transfer: "transfer"}[type(node)]
         else:
-            parts = tuple(self._block(block, f"case {k}") for k, block in enumerate(node.blocks))
+            parts = tuple(self.graph(graph_of(b.nodes, b.order), f"case {k}") for k, b in enumerate(node.blocks))
+        title = node.callee.name if isinstance(node, ColocatedCall) else node.name
         lines = (said, *self._cost(node))
-        return Vertex(node.name, _title(node), lines, kind, parts, _tooltip(node, said), is_strong)
+        return Vertex(node.name, title, lines, kind, parts, _tooltip(node, said), is_strong)
 
     def _cost(self, node: Node) -> Iterator[str]:
         if self._costs is not None and (callable(self._costs) or node.name in self._costs):
             yield shown_duration(cost_of(node, self._costs))
-
-    def _turn(self, loop: Loop) -> Graph:
-        carried, on = (_CARRIED, loop.outputs), (_ON, loop.block.outputs)
-        return self.graph(graph_of(loop.block.nodes, loop.block.order, carried, on), "")
-
-    def _block(self, block: Block, title: str) -> Graph:
-        return self.graph(graph_of(block.nodes, block.order), title)
-
-
-def _title(node: Node) -> str:
-    return node.callee.name if isinstance(node, ColocatedCall) else node.name
 
 
 def _tooltip(node: Node, said: str) -> str:
