@@ -132,16 +132,13 @@ def _read(x: Any) -> tuple[tuple[int, ...], np.dtype | None, Sharding | None]:
         shape, dtype, own = x.shape, x.dtype, _sharding_of(x)
     else:
         shape = dtype = own = None
-    if not isinstance(shape, tuple | list) or not all(_is_size(size) for size in shape):
+    is_shape = isinstance(shape, tuple | list)
+    if not is_shape or any(isinstance(size, bool) or not isinstance(size, int | np.integer) for size in shape):
         remedy = "put a number onto devices with jax.device_put first, or map over a tree with jax.tree.map"
         raise wrong_type("draw_array", "x", x, "an array, a jax.ShapeDtypeStruct or a shape", remedy)
     if any(size < 0 for size in shape):
         raise ValueError(f"draw_array: x must be a shape of sizes of at least 0, but is {shown(shape)}")
     return tuple(map(int, shape)), dtype, own
-
-
-def _is_size(size: object) -> bool:
-    return isinstance(size, int | np.integer) and not isinstance(size, bool)
 
 
 def _sharding_of(x: object) -> Sharding | None:

@@ -3,8 +3,7 @@
 import collections
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
-from typing import overload
+from collections.abc import Iterable, Iterator, Sequence
 
 from jax.sharding import Mesh
 
@@ -28,27 +27,20 @@ __all__ = ["Collectives", "Contents"]
 _LISTED = 3
 
 
-class Collectives(Sequence[Collective]):
+class Collectives(tuple[Collective, ...]):
     """The collectives of a report, in the order of the program; its text is a table.
 
     Attributes:
         source: "predicted" from the shardings, or "compiled": read from the optimized program.
     """
 
-    def __init__(self, collectives: Sequence[Collective], source: str) -> None:
-        self._collectives = tuple(collectives)
-        self.source = source
+    source: str
 
-    @overload
-    def __getitem__(self, index: int) -> Collective: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Collective]: ...
-    def __getitem__(self, index: int | slice) -> Collective | Sequence[Collective]:
-        """One of them, or several."""
-        return self._collectives[index]
-
-    def __len__(self) -> int:
-        return len(self._collectives)
+    def __new__(cls, collectives: Iterable[Collective], source: str) -> "Collectives":
+        """Those of a program or several, and where they are from."""
+        made = super().__new__(cls, collectives)
+        made.source = source
+        return made
 
     @property
     def counts(self) -> collections.Counter[tuple[str, tuple[str, ...]]]:
@@ -76,8 +68,7 @@ class Collectives(Sequence[Collective]):
 
     def to_text(self, most: int | None = None) -> str:
         """The table, of at most so many lines. Raises TypeError or ValueError if `most` is no number of lines."""
-        if most is not None:
-            most = require_integer("Collectives.to_text", "most", most, 0)
+        most = None if most is None else require_integer("Collectives.to_text", "most", most, 0)
         if not self:
             return f"no collectives ({self.source})"
         columns = ("kind", "axes", "result", "count", "times", "sent per step", "line", "program")
@@ -171,8 +162,7 @@ class Contents:
         Raises:
             TypeError, ValueError: `most` is no number of lines.
         """
-        if most is not None:
-            most = require_integer("Report.to_text", "most", most, 0)
+        most = None if most is None else require_integer("Report.to_text", "most", most, 0)
         parts = [self._summary()]
         if self.findings:
             parts.append("\n".join(["look at", *_lines_of(self.findings)]))

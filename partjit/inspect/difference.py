@@ -71,8 +71,7 @@ class Difference:
 
     def to_text(self, most: int | None = 20) -> str:
         """The tables, each of at most so many lines. Raises TypeError or ValueError if `most` is no number of lines."""
-        if most is not None:
-            most = require_integer("Difference.to_text", "most", most, 0)
+        most = None if most is None else require_integer("Difference.to_text", "most", most, 0)
         if not self:
             return "no difference"
         parts = [f"{title}\n{table(columns, rows, most)}" for title, columns, rows in self._tables()]

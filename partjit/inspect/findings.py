@@ -120,7 +120,7 @@ def _fights(constraints: Mapping[int, AnnotatedEquation]) -> Iterator[Finding]:
     for equation in constraints.values():
         (value,), (result,) = equation.inputs, equation.outputs
         other = of_value.get(value.number)
-        if other is not None and _axes(other.outputs[0]) != _axes(result):
+        if other is not None and other.outputs[0].spec != result.spec:
             yield Finding(
                 "fight",
                 max(value.nbytes_per_device, result.nbytes_per_device),
@@ -224,10 +224,6 @@ def _in_loops(partitioned: Partitioned, collectives: Sequence[Collective]) -> It
                 collective.site,
                 value.name,
             )
-
-
-def _axes(value: AnnotatedValue) -> object:
-    return None if value.sharding is None else value.sharding.axes
 
 
 def _type(value: AnnotatedValue) -> str:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from jax.extend.mlir import ir
 from jax.sharding import Mesh
 
-from partjit.inspect.collectives import Collective
+from partjit.inspect.collectives import KINDS, Collective
 from partjit.inspect.hlo.device_groups import Groups, axes_of_groups, axes_of_pairs, device_ids, parse_groups
 from partjit.inspect.inlining import TAG
 from partjit.inspect.propagation import Partitioned
@@ -30,14 +30,7 @@ _SDY = {
     "sdy.all_to_all": ("all-to-all", "params"),
     "sdy.collective_permute": ("collective-permute", ""),
 }
-_STABLEHLO = {
-    "stablehlo.all_gather": "all-gather",
-    "stablehlo.all_reduce": "all-reduce",
-    "stablehlo.reduce_scatter": "reduce-scatter",
-    "stablehlo.all_to_all": "all-to-all",
-    "stablehlo.collective_permute": "collective-permute",
-    "stablehlo.collective_broadcast": "collective-broadcast",
-}
+_STABLEHLO = {f"stablehlo.{kind.replace('-', '_')}": kind for kind in KINDS}
 _AXIS = re.compile(r'"([^"]+)"(?::\((\d+)\)(\d+))?')
 # Name, pre-size and size of the part of an axis: the last two are empty for a whole axis.
 _AxisRef = tuple[str, str, str]

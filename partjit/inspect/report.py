@@ -89,8 +89,7 @@ class Report(Contents):
 
     def to_json(self, indent: int | None = None) -> str:
         """`as_data` as JSON. Raises TypeError or ValueError if `indent` is no number of spaces."""
-        if indent is not None:
-            indent = require_integer("Report.to_json", "indent", indent, 0, _MOST_INDENT)
+        indent = None if indent is None else require_integer("Report.to_json", "indent", indent, 0, _MOST_INDENT)
         return json.dumps(self.as_data(), indent=indent, allow_nan=False)
 
     def _repr_html_(self) -> str:

@@ -150,7 +150,8 @@ def draw(
         True
     """
     start, end = window or (min((b.start for b in bars), default=0.0), max((b.end for b in bars), default=0.0))
-    chart = _Chart(start, max(end, start + 1e-9), width, _label_width(bars))
+    labels = min(max((text_width(lane, 11.5) for lane in {bar.lane for bar in bars}), default=40.0), 170.0)
+    chart = _Chart(start, max(end, start + 1e-9), width, labels)
     shown = [chart.clipped(bar) for bar in bars if bar.end >= start and bar.start <= end]
     by_lane: dict[str, list[Bar]] = {lane: [] for lane in lanes}
     for bar in shown:
@@ -176,10 +177,6 @@ def draw(
     footer = element("g", explained, transform=f"translate(12 {number(y + 16)})")
     head = label(12, 18, title, width=width - 24, bold=True)
     return picture(width, y + height + 28, head, grid, *drawn, chain, footer, title=title)
-
-
-def _label_width(bars: Iterable[Bar]) -> float:
-    return min(max((text_width(lane, 11.5) for lane in {bar.lane for bar in bars}), default=40.0), 170.0)
 
 
 class _Chart:

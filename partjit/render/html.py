@@ -60,7 +60,8 @@ def table(
     formats = formats or {}
 
     def cell(tag: str, k: int, value: Cell) -> Markup:
-        is_number = not isinstance(value, str) or (tag == "th" and _is_of_numbers(rows, k))
+        column = [row[k] for row in rows] if tag == "th" else [value]
+        is_number = any(not isinstance(other, str) for other in column)
         text = value if isinstance(value, str) else formats.get(k, "{:,}".format)(value)
         return element(tag, text, class_="pj-number" if is_number else None)
 
@@ -71,7 +72,3 @@ def table(
     body = element("tbody", join(line("td", row) for row in rows))
     whole = element("table", element("caption", title), head, body, class_="pj-table")
     return element("div", whole, class_="pj-scroll")
-
-
-def _is_of_numbers(rows: Sequence[Sequence[Cell]], k: int) -> bool:
-    return any(not isinstance(row[k], str) for row in rows)

@@ -74,7 +74,7 @@ def _arranged(grid: PieceGrid, width: int) -> tuple[Arrangement, int]:
     """The arrangement that fits into lines of a width, and the width of a cell."""
     most = {"rows": _MOST_ROWS, "bands": _MOST_BANDS, "panels": _MOST_PANELS}
     full = arrange(grid, columns=len(grid.pieces) or 1, **most)
-    gutter = _gutter(grid, full)
+    gutter = 0 if full.rows is None else max(map(len, grid.dimensions[full.rows].labels), default=-1) + 1
     count = 1 if full.columns is None else len(grid.dimensions[full.columns].labels)
     cell = 1
     for room in (28, 18, 12, 8):  # ever shorter names, until all columns fit
@@ -87,12 +87,6 @@ def _arranged(grid: PieceGrid, width: int) -> tuple[Arrangement, int]:
     if full.rows is not None and len(grid.dimensions[full.rows].labels) > 1:
         fit = max(1, (width - gutter - 1 - (_GAP + 1)) // (cell + 1))
     return arrange(grid, columns=fit, **most), min(cell, width - gutter - 2)
-
-
-def _gutter(grid: PieceGrid, found: Arrangement) -> int:
-    """The width of the labels of the rows."""
-    labels = () if found.rows is None else grid.dimensions[found.rows].labels
-    return max(map(len, labels), default=-1) + 1
 
 
 def _legend(grid: PieceGrid, found: Arrangement, width: int) -> list[Line]:

@@ -96,13 +96,16 @@ def assert_same_meaning(
     options = {"in_specs": case.in_specs, "out_specs": case.out_specs, "grad": case.grad, "vmap": case.vmap}
     if tolerance is not None:
         options["tolerance"] = tolerance
+    types = (
+        f"{name}: {jnp.result_type(leaf)}{list(np.shape(leaf))}" for name, leaf in _named_leaves("args", case.args)
+    )
     missing = "" if reference is None else f"\n# and reference={getattr(reference, '__name__', reference)}"
     raise AssertionError(
         f"{problem}\n\nThe simplest case that still fails:\n"
         f"  mesh       ({describe_mesh(mesh)})\n"
         f"  in_specs   {describe(case.in_specs)}\n"
         f"  out_specs  {describe(case.out_specs)}\n"
-        f"  arguments  {', '.join(_types(case.args))}\n\n"
+        f"  arguments  {', '.join(types)}\n\n"
         f"To reproduce it:\n\n{reproduction('assert_same_meaning', fun, case.args, mesh, options)}{missing}"
     )
 
@@ -324,10 +327,6 @@ def _weighted(out: jax.Array) -> jax.Array:
     """A sum that depends on each element differently."""
     weights = np.linspace(0.5, 1.5, out.size).reshape(out.shape)
     return jnp.sum(jnp.real(out).astype(jnp.float32) * weights.astype(np.float32))
-
-
-def _types(args: tuple[object, ...]) -> list[str]:
-    return [f"{name}: {jnp.result_type(leaf)}{list(np.shape(leaf))}" for name, leaf in _named_leaves("args", args)]
 
 
 def _simplest(case: _Case, problem: str) -> tuple[_Case, str]:

@@ -39,11 +39,11 @@ def summary(report: Contents) -> Markup:
     if peak is not None:
         most = f"{'about ' if peak.is_estimate else ''}{shown_bytes(peak.peak)}"
         tiles.insert(2, ("memory", most, f"at most per device, {'estimated' if peak.is_estimate else 'compiled'}"))
-    return element("div", join(_tile(*tile) for tile in tiles), class_="pj-tiles")
-
-
-def _tile(name: str, value: str, below: str) -> Markup:
-    return element("div", element("span", name), element("strong", value), element("span", below))
+    drawn = (
+        element("div", element("span", name), element("strong", value), element("span", below))
+        for name, value, below in tiles
+    )
+    return element("div", *drawn, class_="pj-tiles")
 
 
 def comparison(report: Contents) -> Markup:

@@ -31,24 +31,24 @@ class DataflowEdge:
 
 
 class Dataflow:
-    """The edges of a program.
+    """The edges of a program, those of nested jaxprs included.
 
     Attributes:
-        edges: all of them, those of nested jaxprs included.
         values: for each number the outermost value that has it.
     """
 
     def __init__(self, tree: AnnotatedJaxpr) -> None:
-        self.edges: list[DataflowEdge] = []
         self.values: dict[int, AnnotatedValue] = {}
-        self._touching: dict[int, list[int]] = collections.defaultdict(list)
-        self._made: dict[int, list[DataflowEdge]] = collections.defaultdict(list)
-        self._used: dict[int, list[DataflowEdge]] = collections.defaultdict(list)
+        touching, made, used = (collections.defaultdict[int, list[DataflowEdge]](list) for _ in range(3))
         for value in _outermost_first(tree):
             self.values.setdefault(value.number, value)
         for equation in tree.walk():
             for edge in _edges(equation):
-                self._add(edge)
+                both = (*edge.sources, *edge.targets)
+                for edges, numbers in ((touching, both), (used, edge.sources), (made, edge.targets)):
+                    for number in dict.fromkeys(numbers):
+                        edges[number].append(edge)
+        self._touching, self._made, self._used = touching, made, used
 
     def made_by(self, number: int) -> Sequence[DataflowEdge]:
         """The edges to a value."""
@@ -91,25 +91,14 @@ class Dataflow:
         queue, seen = collections.deque(before), set()
         while queue and goal not in before:
             number = queue.popleft()
-            for index in self._touching[number]:
-                if index not in seen:
-                    seen.add(index)
-                    edge = self.edges[index]
+            for edge in self._touching.get(number, ()):
+                if edge not in seen:
+                    seen.add(edge)
                     for other in (*edge.targets, *edge.sources):
                         if other not in before and may_pass(other):
                             before[other] = number, edge
                             queue.append(other)
         return before
-
-    def _add(self, edge: DataflowEdge) -> None:
-        index = len(self.edges)
-        self.edges.append(edge)
-        for number in dict.fromkeys((*edge.sources, *edge.targets)):
-            self._touching[number].append(index)
-        for number in dict.fromkeys(edge.sources):
-            self._used[number].append(edge)
-        for number in dict.fromkeys(edge.targets):
-            self._made[number].append(edge)
 
 
 def reachable(starts: Iterable[T], following: Callable[[T], Iterable[T]]) -> Iterator[T]:

@@ -9,7 +9,7 @@ import functools
 import importlib.util
 import re
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypedDict
 
 from partjit._jax.compiling import MLIR_BINDINGS
@@ -72,8 +72,7 @@ class Origin:
         return str(self.request)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Origins(Mapping[int, Mapping[str, Origin]]):
+class Origins(dict[int, Mapping[str, Origin]]):
     """The origins of all values of a program: by the number of each, and each axis that shards it.
 
     Attributes:
@@ -82,37 +81,29 @@ class Origins(Mapping[int, Mapping[str, Origin]]):
         problem: why they are all guesses, if they are.
     """
 
-    flow: Dataflow
-    requests: Mapping[int, Sequence[Request]]
-    problem: str | None
-    _names: Mapping[int, Mapping[str, tuple[Request, bool]]] = dataclasses.field(repr=False)
-    _found: dict[int, Mapping[str, Origin]] = dataclasses.field(repr=False, default_factory=dict)
-
-    def __getitem__(self, number: int) -> Mapping[str, Origin]:
-        if number not in self._found:
-            self._found[number] = {
-                axis: Origin(axis, request, certain, functools.partial(self._way, number, axis, request))
-                for axis, (request, certain) in self._names[number].items()
+    def __init__(
+        self,
+        found: Mapping[int, Mapping[str, tuple[Request, bool]]],
+        flow: Dataflow,
+        requests: Mapping[int, Sequence[Request]],
+        problem: str | None,
+    ) -> None:
+        self.flow, self.requests, self.problem = flow, requests, problem
+        for number, of_axes in found.items():
+            self[number] = {
+                axis: Origin(axis, request, is_certain, functools.partial(self._way, number, axis, request))
+                for axis, (request, is_certain) in of_axes.items()
             }
-        return self._found[number]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
     def _way(self, number: int, axis: str, request: Request) -> tuple[AnnotatedEquation, ...]:
         """The path through values that have the axis from the same spec, or else through any that have it."""
 
         def same(other: int) -> bool:
-            return any(
-                _base(name) == _base(axis) and found is request
-                for name, (found, _) in self._names.get(other, {}).items()
-            )
+            origins = self.get(other, {}).items()
+            return any(_base(name) == _base(axis) and origin.request is request for name, origin in origins)
 
         def any_with(other: int) -> bool:
-            return any(_base(name) == _base(axis) for name in self._names.get(other, ()))
+            return any(_base(name) == _base(axis) for name in self.get(other, ()))
 
         starts = _starts(request)
         for may_pass in (same, any_with):
@@ -173,7 +164,7 @@ def _origins(partitioned: Partitioned, timeout: float) -> Origins:
     for request in requests:
         of_value.setdefault(request.value, []).append(request)
     if not any(axes.values()):
-        return Origins(flow, of_value, None, {number: {} for number in axes})
+        return Origins({number: {} for number in axes}, flow, of_value, None)
     reported, problem = _reported(partitioned, timeout)
     found: dict[int, dict[str, tuple[Request, bool]]] = {number: {} for number in axes}
     if reported is not None:
@@ -190,7 +181,7 @@ def _origins(partitioned: Partitioned, timeout: float) -> Origins:
                 if _base(axis) in request.axes:
                     found[request.value][axis] = request, True
     _guess(flow, axes, requests, found)
-    return Origins(flow, of_value, problem, found)
+    return Origins(found, flow, of_value, problem)
 
 
 def _reported(partitioned: Partitioned, timeout: float) -> tuple[Reported | None, str | None]:
