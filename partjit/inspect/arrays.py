@@ -36,7 +36,7 @@ class ArrayPicture(Picture):
     pieces: tuple[tuple[tuple[slice, ...], tuple[int, ...]], ...]
 
 
-def draw_array(x: object, spec: Any = None, mesh: Mesh | AbstractMesh | None = None) -> ArrayPicture:
+def draw_array(x: object, spec: object = None, mesh: Mesh | AbstractMesh | None = None) -> ArrayPicture:
     """Shows which device holds which piece of an array, without waiting for the array.
 
     Args:

@@ -36,7 +36,7 @@ class CompiledUnit:
 
 
 def compile_unit(unit: Unit, donated: Sequence[bool]) -> CompiledUnit:
-    """Compiles a unit whose arguments are donated as stated, in order to read the result."""
+    """Compiles a unit whose arguments are donated as these flags say, in order to read the result."""
     lowering = lower_jaxpr_anew(
         unit.jaxpr, unit.in_shardings, unit.out_shardings, tuple(donated), unit.mesh, unit.name, keep_unused=False
     )

@@ -142,7 +142,7 @@ class _Inliner:
         self._values: dict[Atom, AnnotatedValue] = {}
 
     def body(
-        self, jaxpr: Jaxpr, consts: Sequence[object], paths: Mapping[Atom, str | None] | None = None
+        self, jaxpr: Jaxpr, consts: Sequence[object], paths: Mapping[Var, str | None] | None = None
     ) -> tuple[ClosedJaxpr, AnnotatedJaxpr]:
         """A jaxpr inlined, and annotated as it was."""
         scope = _Scope()
@@ -156,7 +156,7 @@ class _Inliner:
         scope.eqns.append(new_jaxpr_eqn(scope.marked, [], mark_p, {"numbers": numbers}, {_mark}))
         return closed_jaxpr(invars, [*map(scope.read, jaxpr.outvars)], scope.eqns, scope.consts), tree
 
-    def _inside(self, jaxpr: Jaxpr, scope: _Scope, paths: Mapping[Atom, str | None]) -> AnnotatedJaxpr:
+    def _inside(self, jaxpr: Jaxpr, scope: _Scope, paths: Mapping[Var, str | None]) -> AnnotatedJaxpr:
         """Adds the equations of a jaxpr, whose arguments are in the scope, to the scope."""
         outer, self._values = self._values, {}
         for var in (*jaxpr.constvars, *jaxpr.invars):
@@ -171,7 +171,7 @@ class _Inliner:
         self._values = outer
         return tree
 
-    def _equation(self, eqn: JaxprEqn, scope: _Scope, paths: Mapping[Atom, str | None]) -> AnnotatedEquation:
+    def _equation(self, eqn: JaxprEqn, scope: _Scope, paths: Mapping[Var, str | None]) -> AnnotatedEquation:
         number = len(self.equations)
         self.equations.append(cast(AnnotatedEquation, None))  # those in its body are numbered before it is complete
         inputs = tuple(map(self._value, eqn.invars))

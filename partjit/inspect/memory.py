@@ -44,7 +44,7 @@ class Memory:
 
 
 def estimate_memory(partitioned: Partitioned, donated: Sequence[bool]) -> Memory:
-    """The memory of a unit whose arguments are donated as stated, without compiling it."""
+    """The memory of a unit whose arguments are donated as these flags say, without compiling it."""
     inlined, shardings = partitioned.inlined, partitioned.inlined.shardings
 
     def size(var: Var) -> int:

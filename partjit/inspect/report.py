@@ -1,4 +1,4 @@
-"""The report on a partitioned program: what can be asked of it, and the forms in which it is shown."""
+"""The report on a partitioned program: why a value is sharded so, differences, and the forms in which it is shown."""
 
 import dataclasses
 import json

@@ -7,7 +7,6 @@ such shardings, so the tiles are computed here.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
@@ -48,7 +47,7 @@ class Tiles:
     notes: tuple[str, ...] = ()
 
 
-def tiles_of(shape: Sequence[int], sharding: Any, mesh: Mesh | AbstractMesh | None = None) -> Tiles:
+def tiles_of(shape: Sequence[int], sharding: object, mesh: Mesh | AbstractMesh | None = None) -> Tiles:
     """The tiles of an array of a shape.
 
     Args:

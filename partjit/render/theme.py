@@ -6,7 +6,7 @@ unless an element around the picture has `data-theme="light"` or `data-theme="da
 
 from collections.abc import Mapping
 
-__all__ = ["ACCENTS", "COLORS", "PALETTE", "STYLESHEET", "THEMES", "contrast", "ink_on"]
+__all__ = ["COLORS", "PALETTE", "STYLESHEET", "THEMES", "contrast", "ink_on"]
 
 THEMES: Mapping[str, Mapping[str, str]] = {
     "light": {
@@ -46,9 +46,6 @@ THEMES: Mapping[str, Mapping[str, str]] = {
 }
 """Colors by name: `ink` and `muted` are for text, `back` is the background, `panel` that of groups, `line` for lines in
 the background; an accent is for outlines and text, its tint for areas below ink."""
-
-ACCENTS = ("blue", "orange", "teal", "grey", "red")
-"""The accents, each with a tint."""
 
 # Found by a search for twelve colors that are far apart in OKLab under normal vision, protanopia, deuteranopia and
 # tritanopia, and contrast with white and dark backgrounds; the first ones differ most.

@@ -24,7 +24,7 @@ __all__ = ["Origin", "Origins", "OriginsUnavailableError", "ask_partitioner", "o
 
 _SCRIPT = "partjit.inspect.why.origins_script"
 _GROUP = "sdy.sharding_group"
-_TIMEOUT = 120.0
+_TIMEOUT = 120.0  # seconds
 _PREFERENCES = ("result", "shard_map argument")  # a value may have another sharding than these; it is resharded then
 
 
@@ -116,21 +116,21 @@ class Origins(dict[int, Mapping[str, Origin]]):
 _known: "weakref.WeakKeyDictionary[Partitioned, Origins]" = weakref.WeakKeyDictionary()
 
 
-def origins(partitioned: Partitioned, timeout: float = _TIMEOUT) -> Origins:
+def origins(partitioned: Partitioned) -> Origins:
     """Why each value is sharded as it is, computed once for each program.
 
-    Where the partitioner reports nothing within so many seconds, the origins are guesses.
+    Where the partitioner reports nothing within two minutes, the origins are guesses.
 
     Raises:
         ValueError: the text of the program was not kept.
     """
     found = _known.get(partitioned)
     if found is None:
-        found = _known[partitioned] = _origins(partitioned, timeout)
+        found = _known[partitioned] = _origins(partitioned)
     return found
 
 
-def ask_partitioner(partitioned: Partitioned, timeout: float = _TIMEOUT, without: Sequence[str] = ()) -> Reported:
+def ask_partitioner(partitioned: Partitioned, without: Sequence[str] = ()) -> Reported:
     """The output of `partjit.inspect.why.origins_script` for a program without some operations.
 
     Raises:
@@ -142,7 +142,7 @@ def ask_partitioner(partitioned: Partitioned, timeout: float = _TIMEOUT, without
     script = importlib.util.find_spec(_SCRIPT)
     request = {**MLIR_BINDINGS, "mark": MARK, "tag": TAG, "without": list(without)}
     try:
-        return run_script(str(script and script.origin), request, partitioned.text, timeout)
+        return run_script(str(script and script.origin), request, partitioned.text, _TIMEOUT)
     except ScriptFailedError as error:
         raise OriginsUnavailableError(
             f"the partitioner could not report the origins of the shardings of {partitioned.unit.name!r}: {error}. It "
@@ -151,7 +151,7 @@ def ask_partitioner(partitioned: Partitioned, timeout: float = _TIMEOUT, without
         ) from error
 
 
-def _origins(partitioned: Partitioned, timeout: float) -> Origins:
+def _origins(partitioned: Partitioned) -> Origins:
     flow = Dataflow(partitioned.tree)
     shardings = partitioned.inlined.shardings
     axes = {
@@ -165,7 +165,7 @@ def _origins(partitioned: Partitioned, timeout: float) -> Origins:
         of_value.setdefault(request.value, []).append(request)
     if not any(axes.values()):
         return Origins({number: {} for number in axes}, flow, of_value, None)
-    reported, problem = _reported(partitioned, timeout)
+    reported, problem = _reported(partitioned)
     found: dict[int, dict[str, tuple[Request, bool]]] = {number: {} for number in axes}
     if reported is not None:
         request_named = _RequestsByName(partitioned, requests, reported["names"])
@@ -184,16 +184,16 @@ def _origins(partitioned: Partitioned, timeout: float) -> Origins:
     return Origins(found, flow, of_value, problem)
 
 
-def _reported(partitioned: Partitioned, timeout: float) -> tuple[Reported | None, str | None]:
+def _reported(partitioned: Partitioned) -> tuple[Reported | None, str | None]:
     """The partitioner's report, and what went wrong."""
     try:
-        return ask_partitioner(partitioned, timeout), None
+        return ask_partitioner(partitioned), None
     except OriginsUnavailableError as error:
         if _GROUP not in partitioned.text:
             return None, str(error)
         problem = str(error)
     try:  # it fails on sharding groups (shard_alike), but not on the rest of the program
-        return ask_partitioner(partitioned, timeout, [_GROUP]), problem
+        return ask_partitioner(partitioned, [_GROUP]), problem
     except OriginsUnavailableError:
         return None, problem
 
