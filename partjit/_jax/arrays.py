@@ -3,7 +3,7 @@
 import operator
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ from jax.core import ShapedArray
 from jax.sharding import Sharding
 
 from partjit._jax.shardings import device_list
-from partjit._jax.types import Device
+from partjit._jax.types import Device, PyTree
 from partjit._jax.versions import RELEASE
 
 __all__ = [
@@ -29,7 +29,9 @@ __all__ = [
     "buffers_of",
     "copies_of",
     "device_put",
+    "is_computed",
     "is_on_one_host_device",
+    "moved",
     "put_numpy",
     "register_array_type",
     "shareable",
@@ -50,7 +52,11 @@ _BUFFERS_ARE_LISTED_IN_STEPS = RELEASE < (0, 12)
 _listing = threading.RLock()  # a finalizer may come in between
 
 
-def shareable(value: Any) -> Any:
+_Value = TypeVar("_Value")
+_Array = TypeVar("_Array", bound=jax.Array)
+
+
+def shareable(value: _Value) -> _Value:
     """The value itself; if it is an array, several threads may use it at once from now on."""
     if _BUFFERS_ARE_LISTED_IN_STEPS:
         array = value._base_array if type(value) is PRNGKeyArray else value
@@ -60,33 +66,43 @@ def shareable(value: Any) -> Any:
     return value
 
 
-def device_put(values: Any, shardings: Any) -> Any:
+def device_put(values: PyTree, shardings: PyTree) -> PyTree:
     """What `jax.device_put` does, for arrays that other threads may move or use here at the same time."""
     return jax.device_put(jax.tree.map(shareable, values) if _BUFFERS_ARE_LISTED_IN_STEPS else values, shardings)
 
 
-def buffers_of(array: jax.Array) -> Sequence[Any]:
+def moved(arrays: Sequence[jax.Array], shardings: Sequence[Sharding]) -> list[jax.Array]:
+    """Each array with the sharding wanted of it; as it is if it has that."""
+    return [x if x.sharding == s else device_put(x, s) for x, s in zip(arrays, shardings, strict=True)]
+
+
+def buffers_of(array: ArrayImpl) -> Sequence[ArrayImpl]:
     """The arrays that an array has on the devices of this process, one each."""
     return shareable(array)._arrays
 
 
-def array_of_buffers(like: ArrayImpl, buffers: Sequence[Any]) -> jax.Array:
+def array_of_buffers(like: ArrayImpl, buffers: Sequence[ArrayImpl]) -> ArrayImpl:
     """An array of the type and sharding of `like` out of one array per device of this process."""
     return ArrayImpl(like.aval, like.sharding, list(buffers), committed=like._committed, _skip_checks=True)
 
 
-def array_of_capsule(capsule: Any, device: Device) -> jax.Array:
+def array_of_capsule(capsule: object, device: Device) -> ArrayImpl:
     """The memory of a DLPack capsule as an array on a CPU device; the public way knows no device but the first."""
     return _jax.dlpack_managed_tensor_to_buffer(capsule, device, None)
 
 
-def is_on_one_host_device(array: jax.Array) -> bool:
+def is_computed(array: Any) -> bool:
+    """Whether an array is there; arrays of keys have no `is_ready`, their data has."""
+    return getattr(array, "_base_array", array).is_ready()
+
+
+def is_on_one_host_device(array: ArrayImpl) -> bool:
     """Whether an array is on a single device, a CPU."""
     arrays = buffers_of(array)
     return len(arrays) == 1 and arrays[0].platform() == "cpu"
 
 
-def copies_of(array: jax.Array, sharding: Sharding, devices: Sequence[Device]) -> jax.Array:
+def copies_of(array: ArrayImpl, sharding: Sharding, devices: Sequence[Device]) -> jax.Array:
     """An array on a single device, on each of these; where that is the same memory, it is not copied.
 
     `jax.device_put` does the same, and takes a few times as long to find out what it has to do.
@@ -115,9 +131,9 @@ def with_key_data(key: PRNGKeyArray, data: jax.Array) -> PRNGKeyArray:
     return PRNGKeyArray(key._impl, data)
 
 
-def with_weak_type(array: jax.Array, weak_type: bool) -> Any:
+def with_weak_type(array: jax.Array, weak_type: bool) -> jax.Array:
     """The same array with another weak type; the public conversion only makes types strong."""
-    return lax._convert_element_type(array, array.dtype, weak_type=weak_type)
+    return cast(jax.Array, lax._convert_element_type(array, array.dtype, weak_type=weak_type))
 
 
 def aval_of_struct(spec: jax.ShapeDtypeStruct) -> ShapedArray:
@@ -125,7 +141,7 @@ def aval_of_struct(spec: jax.ShapeDtypeStruct) -> ShapedArray:
     return ShapedArray(spec.shape, spec.dtype, getattr(spec, "weak_type", False))
 
 
-def register_array_type(array_type: type[jax.Array], value_of: Callable[[Any], jax.Array]) -> None:
+def register_array_type(array_type: type[_Array], value_of: Callable[[_Array], jax.Array]) -> None:
     """Makes jax accept `array_type` wherever it accepts an array.
 
     Args:
@@ -133,7 +149,9 @@ def register_array_type(array_type: type[jax.Array], value_of: Callable[[Any], j
         value_of: the array it represents; called where jax needs its buffers.
     """
 
-    def shard_args(xs: Any, shardings: Any, layouts: Any, copy_semantics: Any) -> Any:
+    def shard_args(
+        xs: Sequence[_Array], shardings: Sequence[Sharding], layouts: Sequence[object], copy_semantics: Sequence[object]
+    ) -> Sequence[ArrayImpl]:
         return pxla.shard_args(shardings, layouts, copy_semantics, [value_of(x) for x in xs])
 
     core.pytype_aval_mappings[array_type] = lambda x: core.update_aval_with_sharding(x.aval, x.sharding)

@@ -18,7 +18,7 @@ R = TypeVar("R", covariant=True)
 class Cached(Protocol[P, R]):
     """A function that remembers its results."""
 
-    evict_weakref: Callable[[Any], None]
+    evict_weakref: Callable[[object], None]
     """Forgets what was computed for an object as the first argument."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
@@ -34,7 +34,7 @@ def weakref_cache(compute: Callable[P, R]) -> Cached[P, R]:
     cells = weakref_lru_cache(lambda *_: _Cell())
 
     @functools.wraps(compute)
-    def cached(*key: Any) -> Any:
+    def cached(*key: object) -> Any:
         cell = cells(*key)
         if cell.result is _Cell:
             with cell.lock:

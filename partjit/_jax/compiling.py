@@ -13,7 +13,7 @@ from jax._src.lib import utils as xla_utils
 from jax._src.stages import DeviceAssignmentMismatchError
 from jax.extend.core import ClosedJaxpr
 from jax.interpreters.mlir import LoweringParameters
-from jax.sharding import Mesh, NamedSharding, Sharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 
 from partjit._jax.shardings import MaybeSharding
 
@@ -40,7 +40,9 @@ def lower_to_computation(
     donated: Sequence[bool],
     platforms: tuple[str, ...] | None = None,
     parameters: LoweringParameters | None = None,
-    **options: Any,
+    *,
+    keep_unused: bool,
+    context_mesh: Mesh | AbstractMesh,
 ) -> MeshComputation:
     """Lowers a closed jaxpr to a program over all devices of its shardings, a `jax.stages.Lowering`.
 
@@ -50,7 +52,8 @@ def lower_to_computation(
         in_shardings, out_shardings: one sharding or UNSPECIFIED per argument and per result.
         donated: one flag per argument.
         platforms, parameters: what `jax.export` requests.
-        options: `keep_unused`, `context_mesh` (decides the devices where no sharding does).
+        keep_unused: whether the program keeps arguments that it does not use.
+        context_mesh: decides the devices where no sharding does.
     """
     return pxla.lower_sharding_computation(
         jaxpr,
@@ -61,11 +64,12 @@ def lower_to_computation(
         (None,) * len(in_shardings),
         (None,) * len(out_shardings),
         tuple(donated),
+        keep_unused=keep_unused,
+        context_mesh=context_mesh,
         compiler_options_kvs=(),
         lowering_platforms=platforms,
         lowering_parameters=mlir.LoweringParameters() if parameters is None else parameters,
         pgle_profiler=None,
-        **options,
     )
 
 
@@ -152,7 +156,7 @@ def xla_warnings() -> Iterator[int]:
 # What a process needs in order to run Shardy's passes without jax: the package of the bindings (`jax.extend.mlir`
 # imports all of jax, which takes twice as long), the module in it that registers the passes, and for each dialect that
 # jax lowers to the function that registers it.
-MLIR_BINDINGS: dict[str, Any] = {
+MLIR_BINDINGS: dict[str, str | dict[str, str]] = {
     "bindings": "jaxlib.mlir",
     "passes": "_mlir_libs._jax_mlir_ext",
     "dialects": {

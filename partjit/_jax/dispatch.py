@@ -1,16 +1,18 @@
 """jax's C++ dispatch: functions that run a compiled program without a Python frame."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
-from jax._src import api_util, config, lib, pjit, tree_util
+import jax
+from jax._src import api_util, config, pjit, tree_util
 from jax._src.api_util import InternalFloatingPointError
 from jax._src.interpreters import pxla
-from jax._src.interpreters.pxla import MeshExecutable
+from jax._src.interpreters.pxla import MeshExecutable, MeshExecutableFastpathData
 from jax._src.lib import _jax
 from jax.extend.core import ClosedJaxpr
+from jaxlib._jax import PjitFunction
+from jaxlib._profiler import TraceMe
 
-from partjit._jax.types import PyTreeDef
+from partjit._jax.types import PyTree, PyTreeDef
 from partjit._jax.versions import RELEASE
 
 __all__ = [
@@ -28,12 +30,16 @@ __all__ = [
 # hot one, and the process dies of a segmentation fault. An array marked as deleted is refused as it should be.
 USE_OF_DONATED_BUFFERS_CRASHES = RELEASE < (0, 11)
 
-PjitFunction: Any = _jax.PjitFunction
-
-is_profiled: Callable[[], bool] = cast(Any, lib)._profiler.TraceMe.is_enabled
+is_profiled: Callable[[], bool] = TraceMe.is_enabled
 
 
-def make_cpp_function(fun: Callable, name: str, cache_miss: Callable, static: tuple, key: Any) -> Any:
+def make_cpp_function(
+    fun: Callable[..., PyTree],
+    name: str,
+    cache_miss: Callable[..., tuple[PyTree, object, bool]],
+    static: tuple[Sequence[int], Sequence[str]],
+    key: Hashable,
+) -> PjitFunction:
     """The C++ function that runs a compiled program without a Python frame.
 
     Args:
@@ -56,11 +62,11 @@ _cpp_cache = _jax.PjitFunctionCache(capacity=8192)
 def fast_path_data(
     executable: MeshExecutable,
     out_tree: PyTreeDef,
-    args: Sequence[Any],
-    outs: Sequence[Any],
+    args: Sequence[object],
+    outs: Sequence[jax.Array],
     jaxpr: ClosedJaxpr,
-    consts: Sequence[Any],
-) -> Any:
+    consts: Sequence[jax.Array],
+) -> MeshExecutableFastpathData | None:
     """What the C++ function needs to run `executable` by itself, or None where it cannot (effects, refs)."""
     return pjit._get_fastpath_data(executable, out_tree, args, outs, jaxpr.effects, jaxpr.consts, None, consts)
 
@@ -70,6 +76,8 @@ def results_are_checked() -> bool:
     return config.debug_nans.value or config.debug_infs.value
 
 
-def recheck_for_nans(error: Exception, fun: Callable, args: Any, kwargs: Any) -> None:
+def recheck_for_nans(
+    error: Exception, fun: Callable[..., PyTree], args: Sequence[PyTree], kwargs: Mapping[str, PyTree]
+) -> None:
     """Runs `fun` operation by operation to raise FloatingPointError where the first NaN comes from."""
     api_util.maybe_recursive_nan_check(error, fun, args, kwargs)

@@ -7,6 +7,7 @@ from jax._src import effects
 from jax.core import AbstractValue, ShapedArray
 from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, Var, new_jaxpr_eqn, primitives
 from jax.lax import optimization_barrier_p
+from jax.typing import ArrayLike
 
 from partjit._jax.shardings import MaybeSharding
 
@@ -29,7 +30,7 @@ def new_var(aval: AbstractValue) -> Var:
 
 
 def closed_jaxpr(
-    invars: Sequence[Var], outvars: Sequence[Atom], eqns: Sequence[JaxprEqn], consts: Mapping[Var, Any]
+    invars: Sequence[Var], outvars: Sequence[Atom], eqns: Sequence[JaxprEqn], consts: Mapping[Var, object]
 ) -> ClosedJaxpr:
     """A closed jaxpr of equations.
 
@@ -58,7 +59,7 @@ _CLOSED_CALLS = {
 }
 
 
-def called_jaxpr(eqn: JaxprEqn) -> tuple[Jaxpr, Sequence[Any]] | None:
+def called_jaxpr(eqn: JaxprEqn) -> tuple[Jaxpr, Sequence[ArrayLike]] | None:
     """The open jaxpr and the constants of what one of jax's equations calls exactly once; None for other equations.
 
     These are nested `jax.jit`, functions with custom derivatives, and `jax.checkpoint`.

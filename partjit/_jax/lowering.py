@@ -5,10 +5,10 @@ from typing import Any, cast
 
 from jax._src import core, pjit
 from jax._src.interpreters import mlir
-from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import func, hlo
 from jax.core import AbstractValue, ShapedArray
 from jax.extend.core import ClosedJaxpr
+from jax.extend.mlir import ir
 from jax.interpreters.mlir import LoweringRuleContext
 from jax.sharding import PartitionSpec, Sharding
 
@@ -18,17 +18,18 @@ __all__ = ["add_manual_axes", "custom_call", "lower_call", "lower_constraint", "
 
 add_manual_axes = mlir.add_manual_axes
 custom_call = mlir.custom_call
+_flatten_ir = mlir.ir_tree_registry.flatten
 
 
 def lower_call(
     ctx: LoweringRuleContext,
-    args: Sequence[Any],
+    args: Sequence[ir.Value],
     *,
     jaxpr: ClosedJaxpr,
     name: str,
     in_shardings: Sequence[Sharding | None],
     out_shardings: Sequence[Sharding | None],
-) -> Sequence[Any]:
+) -> Sequence[ir.Value]:
     """Lowers a nested program to a call of an MLIR function of its own, shared by equal nested programs.
 
     Source: `_pjit_lowering` of jax.
@@ -73,11 +74,7 @@ def lower_call(
     return tokens_and_results[len(effects) :]
 
 
-def _flatten_ir(values: Any) -> Any:
-    return mlir.ir_tree_registry.flatten(values)
-
-
-def lower_opaque(ctx: LoweringRuleContext, name: str, args: Sequence[Any]) -> Sequence[Any]:
+def lower_opaque(ctx: LoweringRuleContext, name: str, args: Sequence[ir.Value]) -> Sequence[ir.Value]:
     """Lowers an equation to an operation of which the partitioner knows nothing; it can never be run.
 
     A result of the type of an argument is taken to be sharded as that is.
@@ -93,7 +90,9 @@ def lower_opaque(ctx: LoweringRuleContext, name: str, args: Sequence[Any]) -> Se
     return results
 
 
-def lower_constraint(ctx: LoweringRuleContext, x: Any, sharding: Sharding, unconstrained_dims: frozenset[int]) -> Any:
+def lower_constraint(
+    ctx: LoweringRuleContext, x: ir.Value, sharding: Sharding, unconstrained_dims: frozenset[int]
+) -> Sequence[ir.Value]:
     """Lowers a sharding constraint as jax lowers its own; binding that one would look at the ambient mesh again."""
     # jax adds the axes that the type names to those of the constraint; ours names them all.
     (aval,) = cast(Sequence[ShapedArray], ctx.avals_in)
@@ -108,7 +107,11 @@ def lower_constraint(ctx: LoweringRuleContext, x: Any, sharding: Sharding, uncon
     )
 
 
-def lower_constraint_to(ctx: LoweringRuleContext, x: Any, aval: AbstractValue, sharding: Sharding) -> Any:
-    """Lowers a constraint of one argument or result of an equation that is being lowered."""
-    lowered = lower_constraint(ctx.replace(avals_in=[aval], avals_out=[aval]), x, sharding, frozenset())
-    return lowered[0] if isinstance(lowered, Sequence) else lowered
+def lower_constraint_to(
+    ctx: LoweringRuleContext, x: ir.Value, aval: AbstractValue, sharding: Sharding | None
+) -> ir.Value:
+    """Lowers a constraint of one argument or result of an equation that is being lowered, if it has a sharding."""
+    if sharding is None:
+        return x
+    (lowered,) = lower_constraint(ctx.replace(avals_in=[aval], avals_out=[aval]), x, sharding, frozenset())
+    return lowered

@@ -2,17 +2,19 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from jax._src import config
 from jax._src import mesh as mesh_lib
+from jax._src.mesh import ResourceEnv
 from jax.sharding import Mesh
+from jaxlib._jax.config import Config
 
 # jax 0.12 moved the states of `jax.set_mesh` from config to mesh.
 _states: Any = mesh_lib if hasattr(mesh_lib, "device_context") else config
 
-SET_MESH_STATES: tuple[Any, ...] = (_states.device_context, _states.abstract_mesh_context_manager)
+SET_MESH_STATES: tuple[Config, ...] = (_states.device_context, _states.abstract_mesh_context_manager)
 """What `jax.set_mesh` sets: the mesh, and its abstract mesh."""
 
 EMPTY_MESH = mesh_lib.empty_concrete_mesh
@@ -37,9 +39,13 @@ def innermost_mesh() -> Mesh:
     return set_since if is_later else entered
 
 
+_Records = list[tuple[int, Mesh]]
+"""The depth of jax's stack, and the mesh of `jax.set_mesh` at the time."""
+
+
 class _Entered(threading.local):
     def __init__(self) -> None:
-        self.records: list[tuple[int, Mesh]] = []  # depth of jax's stack, and the mesh of jax.set_mesh at the time
+        self.records: _Records = []
 
 
 _entered = _Entered()
@@ -66,17 +72,21 @@ def entered_mesh(mesh: Mesh) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def under_mesh(mesh: Mesh) -> Iterator[None]:
-    """Makes `mesh` the answer to every way of asking: `with mesh:`, `jax.set_mesh` and the abstract mesh."""
-    # The states are set directly: jax's own context managers refuse a mesh of another size than the one set before.
-    values = (mesh, mesh.abstract_mesh)
+def _set_meshes(values: Iterable[object]) -> Iterator[None]:
+    """Sets what `jax.set_mesh` sets; its own context manager refuses a mesh of another size than the one set before."""
     outer = [state.swap_local(value) for state, value in zip(SET_MESH_STATES, values, strict=True)]
     try:
-        with entered_mesh(mesh):
-            yield
+        yield
     finally:
         for state, value in zip(SET_MESH_STATES, outer, strict=True):
             state.set_local(value)
+
+
+@contextlib.contextmanager
+def under_mesh(mesh: Mesh) -> Iterator[None]:
+    """Makes `mesh` the answer to every way of asking: `with mesh:`, `jax.set_mesh` and the abstract mesh."""
+    with _set_meshes((mesh, mesh.abstract_mesh)), entered_mesh(mesh):
+        yield
 
 
 @contextlib.contextmanager
@@ -100,14 +110,14 @@ class EnteredMeshes:
     def __init__(self) -> None:
         self._stack, self._records = mesh_lib.thread_resources.stack[1:], [*_entered.records]
 
-    def enter(self) -> tuple[Any, Any]:
+    def enter(self) -> tuple[list[ResourceEnv], _Records]:
         """Replaces the meshes this thread has entered; returns what `leave` puts back."""
         outer = mesh_lib.thread_resources.stack[1:], _entered.records
         self.leave((self._stack, [*self._records]))
         return outer
 
     @staticmethod
-    def leave(outer: tuple[Any, Any]) -> None:
+    def leave(outer: tuple[list[ResourceEnv], _Records]) -> None:
         """Puts back what was entered before."""
         resources = mesh_lib.thread_resources
         resources.stack[1:], _entered.records = outer
@@ -118,22 +128,20 @@ class AmbientMeshes:
     """The meshes that are ambient in this thread, in every way, to be so again within a block inside of others."""
 
     def __init__(self) -> None:
-        self._set = [(state, state.get_local()) for state in SET_MESH_STATES]
+        self._set = [state.get_local() for state in SET_MESH_STATES]
         self._entered = EnteredMeshes()
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
         """Makes them ambient in the block."""
-        outer = [(state, state.swap_local(value)) for state, value in self._set]
-        outer_entered = self._entered.enter()
-        _publish_entered_meshes()
-        try:
-            yield
-        finally:
-            self._entered.leave(outer_entered)
+        with _set_meshes(self._set):
+            outer = self._entered.enter()
             _publish_entered_meshes()
-            for state, value in outer:
-                state.set_local(value)
+            try:
+                yield
+            finally:
+                self._entered.leave(outer)
+                _publish_entered_meshes()
 
 
 def _publish_entered_meshes() -> None:

@@ -18,19 +18,23 @@ from typing import Any, NamedTuple
 
 from jax._src import ad_checkpoint, effects
 from jax._src.interpreters import ad, batching, partial_eval
+from jax._src.interpreters.partial_eval import JaxprTrace, JaxprTracer
 from jax._src.lax.control_flow import loops
+from jax.core import AbstractValue
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive
 from jax.extend.core.primitives import cond_p, remat_p, scan_p, while_p
 
 from partjit._jax.jaxprs import MERGED_JAXPR
 from partjit._jax.rules import AxisData, batch_jaxpr
+from partjit._jax.types import Params
 
 __all__ = ["PATCHES", "CallRules", "Patch", "install"]
 
 _pe: Any = partial_eval  # the types of both differ from version to version
 _loops: Any = loops
 Rule = Callable[..., Any]
+"""A rule of jax for a primitive, or a policy; what it takes and returns differs from table to table."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +52,7 @@ class CallRules:
 
     has_effect: Callable[[JaxprEqn], bool]
     effectful_in: Callable[[Sequence[ClosedJaxpr]], Sequence[JaxprEqn]]
-    is_saved: Callable[[Primitive, dict[str, Any]], bool]
+    is_saved: Callable[[Primitive, Params], bool]
     refuse_batched: Callable[[str, Sequence[JaxprEqn]], None]
     refuse_split: Callable[[str, Sequence[JaxprEqn]], None]
 
@@ -74,8 +78,8 @@ def install(calls: CallRules) -> None:
             for table, primitive, replacement in PATCHES:
                 # Another thread was quicker, or an earlier attempt has been interrupted.
                 of_jax = getattr(table[primitive], "of_jax", table[primitive])
-                rule: Any = replacement(of_jax, calls)
-                rule.of_jax = of_jax
+                rule = replacement(of_jax, calls)
+                vars(rule)["of_jax"] = of_jax
                 table[primitive] = rule
             _installed.append(calls)
 
@@ -91,13 +95,20 @@ def _batch_cond(of_jax: Rule, calls: CallRules) -> Rule:
     once jax has a registry of effects that are refused there; so far it refuses effects of its own by name.
     """
 
-    def rule(axis_data: AxisData, args: Sequence[Any], dims: Sequence[int | None], **params: Any) -> Any:
+    def rule(
+        axis_data: AxisData,
+        args: Sequence[object],
+        dims: Sequence[int | None],
+        *,
+        branches: Sequence[ClosedJaxpr],
+        **params: object,
+    ) -> object:
         # jax asks anew for the index of branches for platforms, and not for each example.
         if dims[0] is not None and "branches_platforms" not in params:
-            found = calls.effectful_in(params["branches"])
+            found = calls.effectful_in(branches)
             if found:
                 calls.refuse_batched("cond", found)
-        return of_jax(axis_data, args, dims, **params)
+        return of_jax(axis_data, args, dims, branches=branches, **params)
 
     return rule
 
@@ -108,8 +119,8 @@ def _batch_while(of_jax: Rule, calls: CallRules) -> Rule:
     jax evaluates the body for all examples until the last one is done. Needless as for `cond`.
     """
 
-    def rule(axis_data: AxisData, args: Sequence[Any], dims: Sequence[int | None], **params: Any) -> Any:
-        found = calls.effectful_in([params["cond_jaxpr"], params["body_jaxpr"]])
+    def rule(axis_data: AxisData, args: Sequence[object], dims: Sequence[int | None], **params: Any) -> object:
+        found = _calls_in_while(params, calls)
         if found and _predicate_is_batched(axis_data, dims, **params):
             calls.refuse_batched("while_loop", found)
         return of_jax(axis_data, args, dims, **params)
@@ -117,9 +128,13 @@ def _batch_while(of_jax: Rule, calls: CallRules) -> Rule:
     return rule
 
 
+def _calls_in_while(params: Params, calls: CallRules) -> Sequence[JaxprEqn]:
+    return calls.effectful_in([params["cond_jaxpr"], params["body_jaxpr"]])
+
+
 def _predicate_is_batched(
     axis_data: AxisData,
-    dims: Any,
+    dims: Sequence[int | None],
     *,
     cond_nconsts: int,
     cond_jaxpr: ClosedJaxpr,
@@ -143,9 +158,9 @@ def _split_while(of_jax: Rule, calls: CallRules) -> Rule:
     repeat equations with an effect that is in `partial_eval_kept_effects`.
     """
 
-    def rule(trace: Any, *tracers: Any, **params: Any) -> Any:
+    def rule(trace: JaxprTrace, *tracers: JaxprTracer, **params: object) -> object:
         if not all(tracer.is_known() for tracer in tracers):
-            found = calls.effectful_in([params["cond_jaxpr"], params["body_jaxpr"]])
+            found = _calls_in_while(params, calls)
             if found:
                 calls.refuse_split("while_loop", found)
         return of_jax(trace, *tracers, **params)
@@ -160,8 +175,8 @@ def _split_while_under_checkpoint(of_jax: Rule, calls: CallRules) -> Rule:
     effects in the known half, as it leaves equations without a rule of their own.
     """
 
-    def rule(saveable: Rule, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: JaxprEqn) -> Any:
-        found = calls.effectful_in([eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]])
+    def rule(saveable: Rule, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: JaxprEqn) -> object:
+        found = _calls_in_while(eqn.params, calls)
         if not found:
             return of_jax(saveable, unknown, instantiated, eqn)
         if any(unknown):
@@ -178,12 +193,12 @@ def _linearize_scan(of_jax: Rule, calls: CallRules) -> Rule:
     their effects. Needless once it leaves equations with an effect that is in `partial_eval_kept_effects`.
     """
 
-    def hoist(jaxpr: ClosedJaxpr, *args: Any) -> Any:
+    def hoist(jaxpr: ClosedJaxpr, *args: object) -> object:
         return _loops._scan_known_hoisting(_staged(jaxpr, calls), *args)
 
     careful = _with_globals(of_jax, {"_scan_known_hoisting": hoist})
 
-    def rule(*args: Any, jaxpr: ClosedJaxpr, **params: Any) -> Any:
+    def rule(*args: object, jaxpr: ClosedJaxpr, **params: object) -> object:
         return (careful if _has_effects(jaxpr, calls) else of_jax)(*args, jaxpr=jaxpr, **params)
 
     return rule
@@ -192,13 +207,13 @@ def _linearize_scan(of_jax: Rule, calls: CallRules) -> Rule:
 def _split_scan_under_checkpoint(of_jax: Rule, calls: CallRules) -> Rule:
     """Keeps calls where they are in a `scan` under `jax.checkpoint`, for the same reason."""
 
-    def split(jaxpr: ClosedJaxpr, *args: Any) -> Any:
+    def split(jaxpr: ClosedJaxpr, *args: object) -> object:
         return _pe.partial_eval_jaxpr_nounits(_staged(jaxpr, calls), *args)
 
     names = types.SimpleNamespace(**{**vars(_pe), "partial_eval_jaxpr_nounits": split})
     careful = _with_globals(of_jax, {"pe": names})
 
-    def rule(saveable: Rule, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: JaxprEqn) -> Any:
+    def rule(saveable: Rule, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: JaxprEqn) -> object:
         has_effects = _has_effects(eqn.params["jaxpr"], calls)
         return (careful if has_effects else of_jax)(saveable, unknown, instantiated, eqn)
 
@@ -209,8 +224,9 @@ def _has_effects(jaxpr: ClosedJaxpr, calls: CallRules) -> bool:
     return any(map(calls.has_effect, jaxpr.jaxpr.eqns))
 
 
-def _with_globals(function: Any, replaced: Mapping[str, object]) -> Rule:
+def _with_globals(function: Rule, replaced: Mapping[str, object]) -> Rule:
     """A copy of a rule of jax's that sees another function in the one place where it moves equations."""
+    assert isinstance(function, types.FunctionType)
     assert {*replaced} <= {*function.__code__.co_names}
     namespace = {**function.__globals__, **replaced}
     copy = types.FunctionType(
@@ -233,10 +249,10 @@ _staged_p = Primitive("staged")
 _staged_p.multiple_results = True
 
 
-def _stage(trace: Any, *tracers: Any, eqn: JaxprEqn) -> list[Any]:
+def _stage(trace: JaxprTrace, *tracers: JaxprTracer, eqn: JaxprEqn) -> list[JaxprTracer]:
     """Puts `eqn` into the unknown half, even if all of its arguments are known."""
     tracers = tuple(map(trace.instantiate_const, tracers))
-    outs = [_pe.JaxprTracer(trace, _pe.PartialVal.unknown(var.aval), None) for var in eqn.outvars]
+    outs: list[JaxprTracer] = [_pe.JaxprTracer(trace, _pe.PartialVal.unknown(var.aval), None) for var in eqn.outvars]
     source = source_info_util.current().replace(name_stack=trace._current_truncated_name_stack())
     positions = {
         effect.replace(input=eqn.invars.index(effect.input)) if isinstance(effect, effects.JaxprInputEffect) else effect
@@ -260,7 +276,7 @@ def _split_checkpoint(of_jax: Rule, calls: CallRules) -> Rule:
     where nothing can be saved. Needless once that is not so, or a primitive can overrule the policy.
     """
 
-    def rule(trace: Any, *tracers: Any, jaxpr: Jaxpr, policy: Rule | None, **params: Any) -> Any:
+    def rule(trace: JaxprTrace, *tracers: JaxprTracer, jaxpr: Jaxpr, policy: Rule | None, **params: object) -> object:
         if calls.is_saved(remat_p, {"jaxpr": jaxpr}) and not isinstance(policy, _SavingCalls):
             policy = _SavingCalls(policy or ad_checkpoint.nothing_saveable, calls)
         return of_jax(trace, *tracers, jaxpr=jaxpr, policy=policy, **params)
@@ -278,7 +294,7 @@ class _SavingCalls:
     def __repr__(self) -> str:
         return repr(self.policy)
 
-    def __call__(self, primitive: Primitive, *avals: Any, **params: Any) -> Any:
+    def __call__(self, primitive: Primitive, *avals: AbstractValue, **params: Any) -> object:
         return self.calls.is_saved(primitive, params) or self.policy(primitive, *avals, **params)
 
 

@@ -1,10 +1,11 @@
 """The group of processes that this one belongs to."""
 
-from typing import Any
-
 from jax._src import distributed
+from jaxlib._jax import DistributedRuntimeClient
+
+__all__ = ["DistributedRuntimeClient", "distributed_client"]
 
 
-def distributed_client() -> Any:
+def distributed_client() -> DistributedRuntimeClient | None:
     """The client of the service that the processes of a group share, or None for a single process."""
     return distributed.global_state.client

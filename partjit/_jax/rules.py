@@ -4,8 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax._src import checkify, core, tree_util
+from jax._src.core import JaxprPpContext, JaxprPpSettings
 from jax._src.interpreters import ad, batching, partial_eval
 from jax._src.interpreters.batching import AxisData
+from jax._src.pretty_printer import Doc
 from jax._src.state import discharge
 from jax.core import AbstractValue
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive
@@ -13,7 +15,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive
 from partjit._jax.caches import weakref_cache
 from partjit._jax.jaxprs import MERGED_JAXPR
 from partjit._jax.tracing import trace_to_jaxpr
-from partjit._jax.types import PyTreeDef
+from partjit._jax.types import Params, PyTreeDef
 
 __all__ = [
     "AxisData",
@@ -66,10 +68,9 @@ def transpose_jaxpr(
     jaxpr: ClosedJaxpr, in_tree: PyTreeDef, in_avals: Sequence[AbstractValue]
 ) -> tuple[ClosedJaxpr, PyTreeDef]:
     """The jaxpr that maps (residuals, output cotangents) to input cotangents, flat, and the tree of its results."""
-    out_tree: Any = None
+    out_trees: list[PyTreeDef] = []
 
-    def transposed(*flat: Any) -> list[Any]:
-        nonlocal out_tree
+    def transposed(*flat: object) -> Sequence[object]:
         primals, cts_in = in_tree.unflatten(flat)
         # jax 0.10 gets the type of a scan's stacked result wrong if its cotangent is zero: what has none goes first.
         nonzero = [type(ct) is not ad.Zero for ct in cts_in]
@@ -77,16 +78,21 @@ def transpose_jaxpr(
         cts_live = [ct for ct, is_live in zip(cts_in, nonzero, strict=True) if is_live]
         cts_out = ad.backward_pass(live, False, jaxpr.consts, primals, cts_live)
         flat_out, out_tree = tree_util.tree_flatten(cts_out)
+        out_trees.append(out_tree)
         return flat_out
 
     source = jaxpr.jaxpr.debug_info.func_src_info
-    return trace_to_jaxpr(transposed, in_avals, source=source, arg_names=("",) * len(in_avals)), out_tree
+    traced = trace_to_jaxpr(transposed, in_avals, source=source, arg_names=("",) * len(in_avals))
+    return traced, out_trees[0]
 
 
 # Dead code
 
 
-def register_dce(primitive: Primitive, rule: Callable) -> None:
+def register_dce(
+    primitive: Primitive,
+    rule: Callable[[list[bool], JaxprEqn, "Dce"], tuple[Sequence[bool], JaxprEqn | None]],
+) -> None:
     """Registers `rule(used_outputs, eqn, dce) -> (used_inputs, eqn | None)`.
 
     `dce(closed_jaxpr, used_outputs) -> (closed_jaxpr, used_inputs)` and `dce.has_effects(eqn)`: jax 0.12 also says
@@ -128,7 +134,7 @@ def register_discharge(primitive: Primitive, rule: Callable) -> None:
     """Registers `rule(ctx, in_avals, *args, **params) -> (new values of the refs, results)`."""
 
     @_discharge.register_discharge_rule(primitive)
-    def _(*args: Any, **params: Any) -> Any:
+    def _(*args: Any, **params: Any) -> tuple[Sequence[object], Sequence[object]]:
         if MERGED_JAXPR:
             ctx, *values = args
             return rule(ctx, ctx.in_avals, *values, **params)
@@ -152,7 +158,7 @@ def register_checkify(primitive: Primitive, rule: Callable) -> None:
 
 
 def checkify_jaxpr(
-    ctx: Any, jaxpr: ClosedJaxpr, enabled_errors: Any, err_tree: PyTreeDef, in_avals: tuple[AbstractValue, ...]
+    ctx: Any, jaxpr: ClosedJaxpr, enabled_errors: object, err_tree: PyTreeDef, in_avals: tuple[AbstractValue, ...]
 ) -> tuple[ClosedJaxpr, PyTreeDef]:
     """The jaxpr that carries checkify's error along, and the tree of its (error, results)."""
     context = (ctx,) if MERGED_JAXPR else ()  # jax 0.12 passes a context through all of checkify
@@ -163,10 +169,10 @@ def checkify_jaxpr(
 # Printing
 
 
-def register_printing(primitive: Primitive, shown: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+def register_printing(primitive: Primitive, shown: Callable[[Params], Params]) -> None:
     """Prints equations of `primitive` in jaxprs with the parameters `shown` returns, in that order."""
 
-    def rule(eqn: JaxprEqn, context: Any, settings: Any) -> Any:
+    def rule(eqn: JaxprEqn, context: JaxprPpContext, settings: JaxprPpSettings) -> Doc:
         params = shown(eqn.params)
         jaxpr = eqn.params.get("jaxpr")
         if jaxpr is not None and (jaxpr if MERGED_JAXPR else jaxpr.jaxpr) not in context.shared_jaxprs:

@@ -1,14 +1,15 @@
 """`shard_map`: its primitive and body, types of values inside, and rules for its eager evaluation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 from jax._src import config, core
 from jax._src import mesh as mesh_lib
 from jax._src.shard_map import eager_rules, shard_map_p
 from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from partjit._jax.jaxprs import MERGED_JAXPR
 from partjit._jax.meshes import manual_axes, without_mesh
@@ -57,16 +58,16 @@ def shard_map_body(eqn: JaxprEqn) -> ClosedJaxpr:
     return jaxpr if MERGED_JAXPR else ClosedJaxpr(jaxpr, [])
 
 
-def register_eager_in_shard_map(primitive: Primitive, rule: Callable) -> None:
+def register_eager_in_shard_map(primitive: Primitive, rule: Callable[..., Sequence[jax.Array]]) -> None:
     """Registers `rule(mesh, *values, axes, **params) -> results` for a `shard_map` that runs operation by operation.
 
     The axes are those that it is over. Values and results have one dimension more in front, whose slices are what the
     shards have: all of them or, where `check_vma` is True, those along the axes along which the value varies.
     """
 
-    def evaluate(*args: Any, **params: Any) -> Any:
+    def evaluate(mesh: Mesh, *values: jax.Array, **params: Any) -> Sequence[jax.Array]:
         axes = manual_axes()
         with core.eval_context(), without_mesh():
-            return rule(*args, axes=axes, **params)
+            return rule(mesh, *values, axes=axes, **params)
 
     eager_rules[primitive] = evaluate

@@ -3,10 +3,11 @@
 from typing import Any
 
 from jax._src import config
-from jax._src.lib import xla_client
 from jax._src.sharding_impls import UNSPECIFIED, UnspecifiedValue
 from jax.extend.sharding import GSPMDSharding
 from jax.sharding import Sharding
+from jaxlib._hlo import HloSharding, OpSharding
+from jaxlib._jax import DeviceList
 
 from partjit._jax.types import Device
 
@@ -25,12 +26,8 @@ __all__ = [
 MaybeSharding = Sharding | UnspecifiedValue
 """Of an argument or result; UNSPECIFIED where the partitioner chooses."""
 
-DeviceList = xla_client.DeviceList
-OpSharding = xla_client.OpSharding
-HloSharding = xla_client.HloSharding
 
-
-def to_proto(sharding: Any) -> Any:
+def to_proto(sharding: Any) -> OpSharding | None:
     """The OpSharding that an OpSharding, HloSharding or GSPMDSharding is; None for anything else."""
     if isinstance(sharding, OpSharding):
         return sharding
@@ -39,9 +36,9 @@ def to_proto(sharding: Any) -> Any:
     return sharding.to_proto() if isinstance(sharding, HloSharding) else None
 
 
-def device_list(sharding: Sharding) -> Any:
+def device_list(sharding: Sharding) -> DeviceList:
     """The devices of a sharding in their order, as one hashable value."""
-    return sharding._internal_device_list  # a DeviceList of XLA
+    return sharding._internal_device_list
 
 
 def default_device() -> Device | str | None:

@@ -1,8 +1,9 @@
 """What jax's stages (`jax.stages`) contain and do not show."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jax._src.stages import make_args_info
+from jax.stages import Traced
 
 from partjit._jax.shardings import UNSPECIFIED, MaybeSharding, UnspecifiedValue
 
@@ -24,7 +25,7 @@ class JitParts(NamedTuple):
     paths: tuple[str, ...]
 
 
-def jit_parts(traced: Any) -> JitParts:
+def jit_parts(traced: Traced) -> JitParts:
     """What is known of what `jax.jit(...).trace(...)` returned (private readers: its stages do not show it)."""
     params = traced._params
     in_shardings = tuple(

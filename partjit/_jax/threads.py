@@ -1,8 +1,7 @@
 """jax's settings of one thread, applied in another."""
 
-from typing import Any
-
 from jax._src import config
+from jaxlib._jax.config import Config, unset
 
 from partjit._jax.meshes import SET_MESH_STATES, EnteredMeshes
 
@@ -17,9 +16,7 @@ class ThreadSettings:
     __slots__ = ("_meshes", "_outer", "_outer_meshes", "_values")
 
     def __init__(self) -> None:
-        self._values = [
-            (state, value) for state in _thread_states if (value := state.get_local()) is not config.config_ext.unset
-        ]
+        self._values = [(state, value) for state in _thread_states if (value := state.get_local()) is not unset]
         self._meshes = EnteredMeshes()
 
     # A generator would turn a StopIteration of the user's into another exception.
@@ -34,19 +31,15 @@ class ThreadSettings:
         self._meshes.leave(self._outer_meshes)
         for (state, _), value in zip(self._values, self._outer, strict=True):
             state.set_local(value)
-            _update_runtime(state, None if value is config.config_ext.unset else value)
+            _update_runtime(state, None if value is unset else value)
 
 
-def _update_runtime(state: Any, value: Any) -> None:
+def _update_runtime(state: Config, value: object) -> None:
     """Some settings are kept a second time by the runtime, per thread as well."""
     hook = getattr(state, "_update_thread_local_hook", None)
     if hook is not None:
         hook(value)
 
 
-def _settings_per_thread() -> list[Any]:
-    found = [*vars(config).values(), *SET_MESH_STATES, *getattr(config, "config_states", {}).values()]
-    return [*{id(state): state for state in found if isinstance(state, config.config_ext.Config)}.values()]
-
-
-_thread_states = _settings_per_thread()
+_found = [*vars(config).values(), *SET_MESH_STATES, *getattr(config, "config_states", {}).values()]
+_thread_states = [*{id(state): state for state in _found if isinstance(state, Config)}.values()]

@@ -1,7 +1,7 @@
 """Tracing functions to jaxprs, and what is being traced."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from jax._src import api_util, config, core, tree_util
@@ -13,6 +13,7 @@ from jax.extend.core import ClosedJaxpr, DebugInfo, Primitive
 
 from partjit._jax.jaxprs import MERGED_JAXPR
 from partjit._jax.meshes import manual_axes
+from partjit._jax.types import PyTree
 
 __all__ = [
     "abstractify",
@@ -48,13 +49,13 @@ def is_staged() -> bool:
     return trace is not None
 
 
-def trace_context() -> tuple[Any, ...]:
+def trace_context() -> tuple[Hashable, Hashable]:
     """Everything that the result of a trace in this thread depends on, apart from the function and its arguments."""
     # The context knows the shape of what `jax.set_mesh` has set, not its devices.
     return config.trace_context(), mesh_lib.get_concrete_mesh()
 
 
-def abstractify(x: Any) -> Any:
+def abstractify(x: object) -> Any:
     """The abstract value of an array, scalar, ShapeDtypeStruct or abstract value; TypeError for anything else.
 
     Outside a `shard_map` the sharding is left out of the type: it is what the partitioner decides, and a type with an
@@ -71,7 +72,7 @@ def resolve_argnums(fun: Callable, signature: inspect.Signature | None, donate: 
     return api_util.resolve_argnums(fun, signature, *donate, *static)
 
 
-def tree_prefix_errors(prefix: Any, tree: Any) -> list[Callable[[str], ValueError]]:
+def tree_prefix_errors(prefix: PyTree, tree: PyTree) -> list[Callable[[str], ValueError]]:
     """Where `prefix` is no tree prefix of `tree`, as functions from the prefix's name to an error."""
     return tree_util.prefix_errors(prefix, tree)
 
@@ -95,7 +96,7 @@ def name_results(jaxpr: ClosedJaxpr, paths: tuple[str, ...]) -> None:
     jaxpr.jaxpr._debug_info = jaxpr.jaxpr.debug_info._replace(result_paths=paths)
 
 
-def separate_consts(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
+def separate_consts(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[object]]:
     """Turns constants that must be arguments (tracers of an outer trace, refs) into leading arguments."""
     if any(isinstance(const, Tracer | core.Ref) for const in jaxpr.consts):
         jaxpr, consts = _pe.separate_consts(jaxpr)

@@ -2,11 +2,12 @@
 
 import abc
 from collections.abc import Callable
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 
+from partjit._jax.types import PyTree
 from partjit.checks import require_callable, require_flag
 from partjit.colocated.ir.custom_derivatives import Derivatives
-from partjit.colocated.options import CallOptions, Options, takes_options
+from partjit.colocated.options import CallOptions, Devices, Options, takes_options
 
 __all__ = ["Colocated"]
 
@@ -30,9 +31,9 @@ class Colocated(abc.ABC):
     @takes_options
     def specialize(
         self,
-        in_specs: Any = None,
-        out_specs_fn: Callable[..., Any] | None = None,
-        devices: Any = None,
+        in_specs: PyTree = None,
+        out_specs_fn: Callable[..., PyTree] | None = None,
+        devices: Devices | None = None,
         **options: Unpack[CallOptions],
     ) -> Self:
         """The same function with more options. Each option can be given once, in any order.
@@ -78,7 +79,7 @@ class Colocated(abc.ABC):
         more = {"in_specs": in_specs, "out_specs_fn": out_specs_fn, "devices": devices, **options}
         return self._with_options(self.options.adding(f"{self._name}.specialize", **more))
 
-    def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any], symbolic_zeros: bool = False) -> None:
+    def defvjp(self, fwd: Callable[..., PyTree], bwd: Callable[..., PyTree], symbolic_zeros: bool = False) -> None:
         """Defines the reverse-mode derivative of calls, as `jax.custom_vjp.defvjp` does.
 
         The rules may compute on the devices and call colocated functions, including this one. Copies that `specialize`
@@ -107,7 +108,7 @@ class Colocated(abc.ABC):
         symbolic_zeros = require_flag("defvjp", "symbolic_zeros", symbolic_zeros)
         self._set_derivatives(Derivatives("vjp", rules, symbolic_zeros))
 
-    def defjvp(self, jvp: Callable[..., Any], symbolic_zeros: bool = False) -> Callable[..., Any]:
+    def defjvp(self, jvp: Callable[..., PyTree], symbolic_zeros: bool = False) -> Callable[..., PyTree]:
         """Defines the derivative of calls, as `jax.custom_jvp.defjvp` does.
 
         It works in reverse mode as well if `jvp` processes the tangents with device code only.

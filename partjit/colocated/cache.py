@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jax.core import ShapedArray
@@ -10,7 +10,7 @@ from jax.sharding import Sharding
 
 from partjit._jax.caches import CacheGroup
 from partjit._jax.shardings import device_list
-from partjit._jax.types import Device, PyTreeDef
+from partjit._jax.types import Device, PyTree, PyTreeDef
 from partjit.colocated.definition import Definition
 from partjit.colocated.runtime.specs import InSpecs, OutSpecs, argument_paths, require_array, struct_of
 from partjit.colocated.runtime.streams import Stream
@@ -52,7 +52,7 @@ class SpecializationCache:
     _MOST_IDENTITIES = 1024
 
     def __init__(self) -> None:
-        self._by_identity: dict[Any, tuple[Specialization, Sequence[Sharding]]] = {}
+        self._by_identity: dict[Hashable, tuple[Specialization, Sequence[Sharding]]] = {}
         self._by_equality: dict[Hashable, Specialization] = {}
         self._lock = threading.RLock()
         self.last: Specialization | None = None
@@ -61,7 +61,7 @@ class SpecializationCache:
         _caches.add(self)
 
     def find(
-        self, definition: Definition, args: Sequence[Any], kwargs: Mapping[str, Any], stream: Stream | None = None
+        self, definition: Definition, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], stream: Stream | None = None
     ) -> Specialization:
         """The specialization for the types and shardings of these arguments, made if there is none yet.
 
@@ -155,12 +155,12 @@ class SpecializationCache:
             self.hits = self.misses = 0
 
 
-def _kind_of(leaf: jax.Array) -> tuple[Any, ...]:
+def _kind_of(leaf: jax.Array) -> tuple[Hashable, ...]:
     """What a specialization depends on in addition to the sharding."""
     return leaf.shape, leaf.dtype, leaf.aval.weak_type, getattr(leaf, "committed", True)
 
 
-def _devices_of(leaves: Sequence[Any], paths: Sequence[str], name: str) -> tuple[Device, ...]:
+def _devices_of(leaves: Sequence[jax.Array], paths: Sequence[str], name: str) -> tuple[Device, ...]:
     """The devices of a call, from the shardings of its arguments.
 
     Raises:

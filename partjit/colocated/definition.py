@@ -3,8 +3,8 @@
 import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import Any
 
+from partjit._jax.types import PyTree
 from partjit.colocated.options import Options
 from partjit.colocated.runtime.call import Lane
 from partjit.colocated.runtime.run_ahead import RunAhead
@@ -27,9 +27,9 @@ class HostFunction:
 
     name: str
     signature: inspect.Signature | None
-    load: Callable[[], Callable[..., Any]]
+    load: Callable[[], Callable[..., PyTree]]
     lane: Lane | None = None
-    reference: tuple[Callable[..., Any], tuple[Any, ...]] | None = None
+    reference: tuple[Callable[..., object], tuple[object, ...]] | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -2,10 +2,11 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import overload
 
 import jax
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from partjit._jax.shardings import device_list
 from partjit._jax.types import Device
@@ -15,12 +16,12 @@ __all__ = ["colocated_cpu_devices", "colocated_sharding", "replicated_over"]
 
 
 @overload
-def colocated_cpu_devices(devices_or_mesh: jax.sharding.Mesh) -> jax.sharding.Mesh: ...
+def colocated_cpu_devices(devices_or_mesh: Mesh) -> Mesh: ...
 @overload
 def colocated_cpu_devices(devices_or_mesh: Sequence[Device]) -> list[Device]: ...
 
 
-def colocated_cpu_devices(devices_or_mesh: Any) -> Any:
+def colocated_cpu_devices(devices_or_mesh: object) -> Mesh | list[Device]:
     """The CPU device on the host of each device.
 
     A CPU device is its own. The i-th accelerator of a process, by id, has its i-th CPU device; with fewer CPU devices
@@ -43,26 +44,26 @@ def colocated_cpu_devices(devices_or_mesh: Any) -> Any:
         >>> colocated_cpu_devices([d[3], d[1]]) == [d[3], d[1]]
         True
     """
-    if isinstance(devices_or_mesh, jax.sharding.Mesh) and not devices_or_mesh.empty:
+    if isinstance(devices_or_mesh, Mesh) and not devices_or_mesh.empty:
         mesh = devices_or_mesh
         flat = [*mesh.devices.flat]
         cpus = colocated_cpu_devices(flat)
         if cpus == flat:
             return mesh
         array = np.array(cpus).reshape(mesh.devices.shape)
-        return jax.sharding.Mesh(array, mesh.axis_names, axis_types=mesh.axis_types)
+        return Mesh(array, mesh.axis_names, axis_types=mesh.axis_types)
     return [_colocated(device) for device in devices_in("colocated_cpu_devices", "devices_or_mesh", devices_or_mesh)]
 
 
-def replicated_over(devices: Sequence[Device]) -> jax.sharding.Sharding:
+def replicated_over(devices: Sequence[Device]) -> Sharding:
     """The sharding of arrays of which every device has a full copy."""
     if len(devices) == 1:
-        return jax.sharding.SingleDeviceSharding(devices[0])
-    return jax.sharding.NamedSharding(jax.sharding.Mesh([*devices], ("devices",)), jax.sharding.PartitionSpec())
+        return SingleDeviceSharding(devices[0])
+    return NamedSharding(Mesh([*devices], ("devices",)), PartitionSpec())
 
 
 @functools.lru_cache(maxsize=4096)
-def colocated_sharding(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
+def colocated_sharding(sharding: Sharding) -> Sharding:
     """The same sharding on the CPU devices of the hosts.
 
     Where the devices of a process share CPU devices, the array is unsharded on the first of them.
@@ -75,21 +76,18 @@ def colocated_sharding(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding
     cpus = colocated_cpu_devices(devices)
     if cpus == devices:
         return sharding
-    if isinstance(sharding, jax.sharding.SingleDeviceSharding):
-        return jax.sharding.SingleDeviceSharding(cpus[0])
+    if isinstance(sharding, SingleDeviceSharding):
+        return SingleDeviceSharding(cpus[0])
     if len({*cpus}) < len(cpus):
         if not sharding.is_fully_addressable:
             raise ValueError(
                 f"the processes of an array over {len(devices)} devices have fewer CPU devices than it has shards: "
                 "set jax_num_cpu_devices to the number of accelerators of a process"
             )
-        return jax.sharding.SingleDeviceSharding(cpus[0])
-    if not isinstance(sharding, jax.sharding.NamedSharding):
-        raise ValueError(
-            f"a colocated function takes arrays with a NamedSharding or on a single device, not {sharding}"
-        )
-    mesh: Any = sharding.mesh
-    return jax.sharding.NamedSharding(colocated_cpu_devices(mesh), sharding.spec)
+        return SingleDeviceSharding(cpus[0])
+    if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
+        return NamedSharding(colocated_cpu_devices(sharding.mesh), sharding.spec)
+    raise ValueError(f"a colocated function takes arrays with a NamedSharding or on a single device, not {sharding}")
 
 
 @functools.lru_cache(maxsize=4096)

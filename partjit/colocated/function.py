@@ -3,13 +3,14 @@
 import functools
 import types
 from collections.abc import Callable
-from typing import Any, Unpack, overload
+from typing import Self, Unpack, overload
 
 import jax
 from jax.core import Tracer
 
 from partjit._jax.meshes import manual_axes
 from partjit._jax.tracing import is_eager, is_staged
+from partjit._jax.types import PyTree
 from partjit.arguments import name_of, signature_of
 from partjit.checks import require, require_callable, unsorted
 from partjit.colocated.base import Colocated
@@ -26,7 +27,6 @@ from partjit.colocated.serialization import copied
 __all__ = ["ColocatedFunction", "colocated_python"]
 
 _flatten = jax.tree_util.tree_flatten
-_is_eager = is_eager
 
 
 class ColocatedFunction(Colocated):
@@ -40,7 +40,7 @@ class ColocatedFunction(Colocated):
 
     def __init__(
         self,
-        fun: Callable[..., Any],
+        fun: Callable[..., PyTree],
         function: HostFunction,
         options: Options,
         derivatives: Derivatives | None = None,
@@ -65,9 +65,9 @@ class ColocatedFunction(Colocated):
     def _with_options(self, options: Options) -> "ColocatedFunction":
         return ColocatedFunction(self._fun, self._definition.function, options, self._derivatives)
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """Calls the function, here or on a thread; while a function is traced, binds the call as an equation."""
-        if (not _is_eager() and (is_staged() or manual_axes())) or body.default is not None:
+        if (not is_eager() and (is_staged() or manual_axes())) or body.default is not None:
             return self._traced.bind(args, kwargs)
         cache = self._cache
         specialization = cache.last
@@ -97,10 +97,10 @@ class ColocatedFunction(Colocated):
     def __repr__(self) -> str:
         return f"<colocated {self._name}>"
 
-    def __get__(self, obj: Any, owner: type | None = None) -> Any:
+    def __get__(self, obj: object, owner: type | None = None) -> Self | types.MethodType:
         return self if obj is None else types.MethodType(self, obj)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...], Derivatives | None]:
         rebuilt, arguments = self._definition.function.reference or (_rebuilt, ())
         # Rules may refer to the function that they belong to, so it is rebuilt before they are set.
         return rebuilt, (*arguments, self._fun, self.options), self._derivatives
@@ -110,15 +110,17 @@ class ColocatedFunction(Colocated):
 
 
 @overload
-def colocated_python(fun: Callable[..., Any], **options: Unpack[OptionArguments]) -> ColocatedFunction: ...
+def colocated_python(fun: Callable[..., PyTree], **options: Unpack[OptionArguments]) -> ColocatedFunction: ...
 @overload
 def colocated_python(
     fun: None = None, **options: Unpack[OptionArguments]
-) -> Callable[[Callable[..., Any]], ColocatedFunction]: ...
+) -> Callable[[Callable[..., PyTree]], ColocatedFunction]: ...
 
 
 @takes_options
-def colocated_python(fun: Callable[..., Any] | None = None, **options: Unpack[OptionArguments]) -> Any:
+def colocated_python(
+    fun: Callable[..., PyTree] | None = None, **options: Unpack[OptionArguments]
+) -> ColocatedFunction | Callable[[Callable[..., PyTree]], ColocatedFunction]:
     """Makes a function run on the hosts of its arguments' devices, asynchronously to the devices.
 
     The function is called with concrete arrays on CPU devices of the hosts, and may do anything: read files, start
@@ -161,7 +163,7 @@ def colocated_python(fun: Callable[..., Any] | None = None, **options: Unpack[Op
     return (lambda fun: _rebuilt(fun, given)) if fun is None else _rebuilt(fun, given)
 
 
-def _rebuilt(fun: Callable[..., Any], options: Options) -> ColocatedFunction:
+def _rebuilt(fun: Callable[..., PyTree], options: Options) -> ColocatedFunction:
     require_callable("colocated_python", "fun", fun)
     name = name_of(fun)
     return ColocatedFunction(

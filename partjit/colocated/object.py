@@ -4,15 +4,16 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable
-from typing import Any, Unpack, overload
+from typing import Any, Self, TypeVar, Unpack, overload
 
+from partjit._jax.types import PyTree
 from partjit.arguments import signature_of
 from partjit.checks import require, require_flag
 from partjit.colocated.base import Colocated
 from partjit.colocated.definition import HostFunction
 from partjit.colocated.function import ColocatedFunction
 from partjit.colocated.ir.custom_derivatives import Derivatives
-from partjit.colocated.options import ObjectOptions, Options, takes_options
+from partjit.colocated.options import Devices, ObjectOptions, Options, takes_options
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.failures import call_site
 from partjit.colocated.runtime.instances import Instance, instances
@@ -20,7 +21,8 @@ from partjit.colocated.runtime.streams import current_stream
 
 __all__ = ["colocated_python_class"]
 
-_handles: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
+_Found = TypeVar("_Found")
+_handles: "weakref.WeakValueDictionary[int, _Handle]" = weakref.WeakValueDictionary()
 
 
 class _Method(Colocated):
@@ -30,7 +32,7 @@ class _Method(Colocated):
     """
 
     def __init__(
-        self, name: str, fun: Callable[..., Any], options: Options, derivatives: Derivatives | None = None
+        self, name: str, fun: Callable[..., PyTree], options: Options, derivatives: Derivatives | None = None
     ) -> None:
         functools.update_wrapper(self, fun)
         self._name = name
@@ -44,17 +46,18 @@ class _Method(Colocated):
     def _set_derivatives(self, derivatives: Derivatives | None) -> None:
         self._derivatives = derivatives
 
-    def __get__(self, handle: Any, owner: type | None = None) -> Any:
-        if handle is None:
-            return self
+    def __get__(self, handle: "_Handle | None", owner: type | None = None) -> Colocated:
+        return self if handle is None else self._bound(handle)
+
+    def __call__(self, handle: "_Handle", /, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        return self._bound(handle)(*args, **kwargs)
+
+    def _bound(self, handle: "_Handle") -> ColocatedFunction:
         key = self, self._derivatives
         bound = handle._colocated_methods.get(key)
         if bound is None:
             bound = handle._colocated_methods.setdefault(key, self._bind(handle._colocated_instance))
         return bound
-
-    def __call__(self, handle: Any, /, *args: Any, **kwargs: Any) -> Any:
-        return self.__get__(handle)(*args, **kwargs)
 
     def __repr__(self) -> str:
         return f"<colocated method {self._fun.__qualname__}>"
@@ -78,7 +81,7 @@ class _Handle:
     """
 
     _colocated_instance: Instance
-    _colocated_methods: dict[Any, ColocatedFunction]
+    _colocated_methods: dict[tuple[_Method, Derivatives | None], ColocatedFunction]
 
     def close(self) -> None:
         """Waits for earlier calls of the object, calls its `close()` if it has one, and destroys it.
@@ -89,28 +92,28 @@ class _Handle:
         lanes = [current_stream(), instance.lane]
         scheduler.run_in_lanes(f"{instance.name}.close", call_site(), current_stream(), lanes, instance.close)
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[int, str]]:
         return _handle_of, (self._colocated_instance.number, self._colocated_instance.name)
 
     def __repr__(self) -> str:
         return f"<colocated {self._colocated_instance.name} object>"
 
 
-def _handle_of(number: int, name: str) -> Any:
+def _handle_of(number: int, name: str) -> _Handle:
     return _present(_handles.get(number), name)
 
 
-def _method_of(number: int, name: str, method: str, fun: Callable[..., Any], options: Options) -> Any:
+def _method_of(number: int, name: str, method: str, fun: Callable[..., PyTree], options: Options) -> ColocatedFunction:
     return _Method(method, fun, options)._bind(_present(instances.get(number), name))
 
 
-def _present(found: Any, name: str) -> Any:
+def _present(found: _Found | None, name: str) -> _Found:
     if found is None:
         raise ValueError(f"this colocated {name} object is not one of this process, or is gone")
     return found
@@ -118,18 +121,22 @@ def _present(found: Any, name: str) -> Any:
 
 @overload
 def colocated_python_class(
-    cls: type, *, concurrent: bool = ..., devices: Any = ..., **options: Unpack[ObjectOptions]
+    cls: type, *, concurrent: bool = ..., devices: Devices | None = ..., **options: Unpack[ObjectOptions]
 ) -> type[Any]: ...
 @overload
 def colocated_python_class(
-    cls: None = None, *, concurrent: bool = ..., devices: Any = ..., **options: Unpack[ObjectOptions]
+    cls: None = None, *, concurrent: bool = ..., devices: Devices | None = ..., **options: Unpack[ObjectOptions]
 ) -> Callable[[type], type[Any]]: ...
 
 
 @takes_options
 def colocated_python_class(
-    cls: type | None = None, *, concurrent: bool = False, devices: Any = None, **options: Unpack[ObjectOptions]
-) -> Any:
+    cls: type | None = None,
+    *,
+    concurrent: bool = False,
+    devices: Devices | None = None,
+    **options: Unpack[ObjectOptions],
+) -> type[Any] | Callable[[type], type[Any]]:
     """Makes the objects of a class live on the hosts of devices; their methods become colocated functions.
 
     An object is constructed by the first call of a method, once per host process, from copies of the class and the
@@ -173,7 +180,7 @@ def colocated_python_class(
     return (lambda cls: _handle_class(cls, concurrent, given)) if cls is None else _handle_class(cls, concurrent, given)
 
 
-def _handle_class(cls: type, concurrent: bool, options: Options) -> type[Any]:
+def _handle_class(cls: type, concurrent: bool, options: Options) -> type[_Handle]:
     require("colocated_python_class", "cls", cls, type, "a class")
     if issubclass(cls, _Handle):
         raise TypeError(
@@ -181,12 +188,12 @@ def _handle_class(cls: type, concurrent: bool, options: Options) -> type[Any]:
         )
 
     @functools.wraps(cls.__init__)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self: _Handle, *args: object, **kwargs: object) -> None:
         self._colocated_instance = Instance(cls, args, kwargs, concurrent)
         self._colocated_methods = {}
         _handles[self._colocated_instance.number] = self
 
-    members: dict[str, Any] = {
+    members = {
         name: _Method(name, member, options)
         for name in dir(cls)
         if inspect.isfunction(member := getattr(cls, name)) and _is_exposed(name)

@@ -7,13 +7,14 @@ users pass; `takes_options` spells them out in the signature.
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, TypedDict, TypeVar, cast, get_args, get_type_hints
+from typing import Annotated, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_type_hints
 
 import jax
+from jax.sharding import Mesh
 
-from partjit._jax.types import Device, PyTreeDef
+from partjit._jax.types import Device, PyTree, PyTreeDef
 from partjit.checks import devices_in, require_callable, require_choice, require_flag, require_integer
 from partjit.colocated.runtime.specs import InSpecs, check_out_specs
 from partjit.colocated.runtime.streams import Stream, as_stream
@@ -21,6 +22,7 @@ from partjit.colocated.runtime.streams import Stream, as_stream
 __all__ = [
     "Arrays",
     "CallOptions",
+    "Devices",
     "Layout",
     "Mode",
     "ObjectOptions",
@@ -44,6 +46,9 @@ get an axis of size 1 or are repeated."""
 Arrays = Literal["jax", "numpy"]
 """As what the function gets its arguments."""
 
+Devices = Device | Mesh | Iterable[Device]
+"""Devices as users pass them."""
+
 
 class ObjectOptions(TypedDict, total=False):
     """Keyword options of all methods of a colocated class."""
@@ -56,7 +61,7 @@ class ObjectOptions(TypedDict, total=False):
 class CallOptions(ObjectOptions, total=False):
     """Options that `specialize` takes by keyword only."""
 
-    out_specs: Any
+    out_specs: PyTree
     pure: bool | None
     layout: Layout | None
     run_ahead: int | None
@@ -66,9 +71,9 @@ class CallOptions(ObjectOptions, total=False):
 class OptionArguments(CallOptions, total=False):
     """All options."""
 
-    in_specs: Any
-    out_specs_fn: Callable[..., Any] | None
-    devices: Any
+    in_specs: PyTree
+    out_specs_fn: Callable[..., PyTree] | None
+    devices: Devices | None
 
 
 _SPECS_FN = "a function of the specs of the arguments"
@@ -76,7 +81,7 @@ _MOST_AHEAD = 1_000_000
 """More calls than that are never in flight at a time; they would only fill the memory."""
 
 
-def _devices(where: str, name: str, devices: Any) -> tuple[Device, ...]:
+def _devices(where: str, name: str, devices: object) -> tuple[Device, ...]:
     found = devices_in(where, name, devices)
     if not found:
         raise ValueError(f"{where}: {name} must name at least one device, but is empty")
@@ -107,8 +112,8 @@ class Options:
     """
 
     in_specs: Annotated[InSpecs | None, lambda _where, _name, specs: InSpecs.of_user(specs)] = None
-    out_specs: Annotated[Any, check_out_specs] = None
-    out_specs_fn: Annotated[Callable[..., Any] | None, partial(require_callable, expected=_SPECS_FN)] = None
+    out_specs: Annotated[PyTree, check_out_specs] = None
+    out_specs_fn: Annotated[Callable[..., PyTree] | None, partial(require_callable, expected=_SPECS_FN)] = None
     devices: Annotated[tuple[Device, ...] | None, _devices] = None
     arrays: Annotated[Arrays | None, partial(require_choice, choices=get_args(Arrays))] = None
     mode: Annotated[Mode | None, partial(require_choice, choices=get_args(Mode))] = None
@@ -118,7 +123,7 @@ class Options:
     run_ahead: Annotated[int | None, partial(require_integer, least=0, most=_MOST_AHEAD)] = None
     vmap_method: Annotated[VmapMethod | None, partial(require_choice, choices=get_args(VmapMethod))] = None
 
-    def adding(self, where: str, **options: Any) -> "Options":
+    def adding(self, where: str, **options: object) -> "Options":
         """These options and more.
 
         Args:
@@ -144,7 +149,7 @@ class Options:
             )
         return new
 
-    def out_specs_for(self, tree: PyTreeDef, inputs: Sequence[jax.ShapeDtypeStruct]) -> Any:
+    def out_specs_for(self, tree: PyTreeDef, inputs: Sequence[jax.ShapeDtypeStruct]) -> PyTree:
         """The specs of the results of a call with such inputs, from `out_specs` or `out_specs_fn`."""
         if self.out_specs_fn is None:
             return self.out_specs
@@ -158,14 +163,15 @@ class Options:
 
 
 @functools.cache
-def _checks() -> dict[str, Callable[[str, str, Any], Any]]:
+def _checks() -> dict[str, Callable[[str, str, object], object]]:
     return {name: get_args(hint)[-1] for name, hint in get_type_hints(Options, include_extras=True).items()}
 
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
 
 
-def takes_options(function: _Function) -> _Function:
+def takes_options(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
     """Spells out the `**options: Unpack[...]` of a function in its signature, and rejects other names."""
     signature = inspect.signature(function)
     *named, options = signature.parameters.values()
@@ -178,11 +184,11 @@ def takes_options(function: _Function) -> _Function:
     accepted = {parameter.name for parameter in (*named, *shown)}
 
     @functools.wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
+    def checked(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
         for name in kwargs:
             if name not in accepted:
                 raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}")
         return function(*args, **kwargs)
 
     vars(checked)["__signature__"] = signature.replace(parameters=[*named, *shown])
-    return cast(_Function, checked)
+    return checked

@@ -17,16 +17,19 @@ import secrets
 import sys
 import types
 import weakref
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import numpy as np
 from jax.core import Tracer
+from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
 from partjit._jax.arrays import shareable
 from partjit._jax.dispatch import PjitFunction
-from partjit._jax.processes import distributed_client
+from partjit._jax.processes import DistributedRuntimeClient, distributed_client
 from partjit._jax.shardings import DeviceList
+from partjit._jax.types import Device
 from partjit.checks import require, require_flag
 from partjit.colocated.uncopyable import uncopyable_parts
 from partjit.mesh import Mesh
@@ -41,18 +44,19 @@ __all__ = ["copied", "deserialize", "serialize"]
 _CODE_BYTES = 32
 _KEY_NAME = "partjit/serialization_key"
 
+_Value = TypeVar("_Value")
 _Reference = tuple[str, Any]
 """A persistent id: ("device", (platform, id)), ("entry", number in the table), or ("variable" or "compiled",
 (process, id, name)) for a context variable or a compiled function."""
 
-_variables: dict[int, contextvars.ContextVar[Any]] = {}
-_compiled: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
+_variables: dict[int, contextvars.ContextVar[object]] = {}
+_compiled: "weakref.WeakValueDictionary[int, PjitFunction | jax.stages.Compiled]" = weakref.WeakValueDictionary()
 _process = secrets.token_hex(8)
 
 _COMPILED = (PjitFunction, jax.stages.Compiled)
 
 
-def serialize(obj: Any) -> bytes:
+def serialize(obj: object) -> bytes:
     """Serializes an object: functions and their captured values by value, modules by reference.
 
     Args:
@@ -78,7 +82,7 @@ def serialize(obj: Any) -> bytes:
     return hmac.digest(_group_key(), payload, "sha256") + payload
 
 
-def _payload(obj: Any) -> bytes:
+def _payload(obj: object) -> bytes:
     body = io.BytesIO()
     pickler = _pickler_class()(body, {})
     pickler.dump(obj)
@@ -86,7 +90,7 @@ def _payload(obj: Any) -> bytes:
     return pickle.dumps((pickler.entries, body.getvalue()))
 
 
-def _is_copyable(obj: Any) -> bool:
+def _is_copyable(obj: object) -> bool:
     try:
         _payload(obj)
     except Exception:
@@ -116,13 +120,13 @@ def deserialize(data: bytes, *, authenticate: bool = True) -> Any:
             "would run what they say; if you know where they come from, pass authenticate=False"
         )
     entries, body = pickle.loads(payload)
-    table: list[Any] = []
+    table: list[object] = []
     for entry in entries:
         table.append(_Unpickler(io.BytesIO(entry), table).load())
     return _Unpickler(io.BytesIO(body), table).load()
 
 
-def copied(obj: Any, what: str) -> Any:
+def copied(obj: _Value, what: str) -> _Value:
     """An object as another host would receive it; a note of an error says that `what` are copied."""
     try:
         data = serialize(obj)
@@ -133,29 +137,33 @@ def copied(obj: Any, what: str) -> Any:
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, table: list[Any]) -> None:
+    def __init__(self, file: io.BytesIO, table: list[object]) -> None:
         super().__init__(file)
-        self._table = table
+        self._readers = {
+            "entry": table.__getitem__,
+            "device": _device,
+            "variable": _variable,
+            "compiled": _compiled_function,
+        }
 
-    def persistent_load(self, pid: _Reference) -> Any:
+    def persistent_load(self, pid: _Reference) -> object:
         kind, what = pid
-        readers: dict[str, Any] = {"device": _device, "variable": _variable, "compiled": _compiled_function}
-        return self._table[what] if kind == "entry" else readers[kind](what)
+        return self._readers[kind](what)
 
 
 @functools.cache
 def _pickler_class() -> Any:
     """Cloudpickle's pickler with persistent ids; defined on first use, since cloudpickle may be missing."""
-    cloudpickle: Any = _require_cloudpickle()
+    cloudpickle = _require_cloudpickle()
 
     class Pickler(cloudpickle.Pickler):
-        once: ClassVar[tuple[type, ...]] = (jax.sharding.Mesh, jax.sharding.Sharding, DeviceList)
+        once: ClassVar[tuple[type, ...]] = (jax.sharding.Mesh, Sharding, DeviceList)
 
-        def __init__(self, file: io.BytesIO, numbers: dict[Any, int], entries: list[bytes] | None = None) -> None:
+        def __init__(self, file: io.BytesIO, numbers: dict[object, int], entries: list[bytes] | None = None) -> None:
             super().__init__(file)
             self.numbers = numbers
             self.entries = [] if entries is None else entries
-            self.inside: Any = None  # the entry being written, which must not refer to itself
+            self.inside: object = None  # the entry being written, which must not refer to itself
 
         def persistent_id(self, obj: Any) -> _Reference | None:
             if isinstance(obj, jax.Device):
@@ -178,7 +186,7 @@ def _pickler_class() -> Any:
                 self.numbers[obj] = len(self.entries) - 1
             return "entry", self.numbers[obj]
 
-        def reducer_override(self, obj: Any) -> Any:
+        def reducer_override(self, obj: Any) -> str | tuple[object, ...]:
             if obj is jax.Array:
                 # On Python 3.11 its qualified name is `jaxlib._jax.Array`, which cannot be imported: cloudpickle would
                 # take it for a local class and pickle it by value.
@@ -186,16 +194,14 @@ def _pickler_class() -> Any:
             if type(obj) is jax.custom_vjp:  # on jax 0.10, its __new__ takes the function
                 return _new, (jax.custom_vjp,), vars(obj)
             if isinstance(obj, DeviceList):
-                return _device_list, ([*obj],)
-            if isinstance(obj, Mesh):
-                return type(obj), (obj.devices, obj.axis_names, obj.axis_types)
+                return DeviceList, ((*obj,),)
             if isinstance(obj, jax.sharding.Mesh):
-                return jax.sharding.Mesh, (obj.devices, obj.axis_names, obj.axis_types)
-            if isinstance(obj, jax.sharding.NamedSharding):
-                return _named_sharding, (obj.mesh, obj.spec, obj.memory_kind)
-            if isinstance(obj, jax.sharding.SingleDeviceSharding):
-                (device,) = obj.device_set
-                return _single_device_sharding, (device, obj.memory_kind)
+                kind = type(obj) if isinstance(obj, Mesh) else jax.sharding.Mesh
+                return kind, (obj.devices, obj.axis_names, obj.axis_types)
+            if isinstance(obj, NamedSharding):
+                return functools.partial(NamedSharding, memory_kind=obj.memory_kind), (obj.mesh, obj.spec)
+            if isinstance(obj, SingleDeviceSharding):
+                return functools.partial(SingleDeviceSharding, memory_kind=obj.memory_kind), (*obj.device_set,)
             if isinstance(obj, jax.Array) and not isinstance(obj, Tracer):
                 return _reduced_array(obj)
             return super().reducer_override(obj)
@@ -203,23 +209,11 @@ def _pickler_class() -> Any:
     return Pickler
 
 
-def _new(cls: type) -> Any:
+def _new(cls: type[_Value]) -> _Value:
     return object.__new__(cls)
 
 
-def _named_sharding(mesh: Any, spec: Any, memory_kind: str | None) -> Any:
-    return jax.sharding.NamedSharding(mesh, spec, memory_kind=memory_kind)
-
-
-def _single_device_sharding(device: Any, memory_kind: str | None) -> Any:
-    return jax.sharding.SingleDeviceSharding(device, memory_kind=memory_kind)
-
-
-def _device_list(devices: list[Any]) -> Any:
-    return DeviceList(tuple(devices))
-
-
-def _reduced_array(array: jax.Array) -> Any:
+def _reduced_array(array: jax.Array) -> tuple[Callable[..., jax.Array], tuple[object, ...]]:
     if not array.is_fully_addressable:
         raise ValueError(
             f"serialize: an array {array.aval.str_short()} is not fully addressable by this process: pass it as an "
@@ -233,48 +227,46 @@ def _reduced_array(array: jax.Array) -> Any:
     return _array, (np.asarray(array), sharding)
 
 
-def _array(value: np.ndarray, sharding: Any) -> jax.Array:
+def _array(value: np.ndarray, sharding: Sharding | None) -> jax.Array:
     return jax.numpy.asarray(value) if sharding is None else jax.device_put(value, sharding)
 
 
-def _key(data: np.ndarray, impl: Any, sharding: Any) -> jax.Array:
+def _key(data: np.ndarray, impl: Any, sharding: Sharding | None) -> jax.Array:
     key = jax.random.wrap_key_data(jax.numpy.asarray(data), impl=impl)
     return key if sharding is None else jax.device_put(key, sharding)
 
 
-def _variable(reference: tuple[str, int, str]) -> contextvars.ContextVar[Any]:
+def _variable(reference: tuple[str, int, str]) -> contextvars.ContextVar[object]:
     process, number, name = reference
     if process != _process:
         raise ValueError(f"the context variable {name!r} belongs to another process: hold it in a module")
     return _variables[number]
 
 
-def _is_importable(function: Any) -> bool:
+def _is_importable(function: PjitFunction | jax.stages.Compiled) -> bool:
     # The wrapper of a functools.partial or a callable object has no qualified name.
     qualname = getattr(function, "__qualname__", None)
     if qualname is None:
         return False
-    found: Any = sys.modules.get(function.__module__)
+    found: object = sys.modules.get(function.__module__)
     for name in qualname.split("."):
         found = getattr(found, name, None)
     return found is function
 
 
-def _compiled_function(reference: tuple[str, int, str]) -> Any:
+def _compiled_function(reference: tuple[str, int, str]) -> PjitFunction | jax.stages.Compiled:
     process, number, name = reference
     if process != _process or number not in _compiled:
         raise ValueError(f"the compiled function {name} belongs to another process, or is gone: hold it in a module")
     return _compiled[number]
 
 
-def _device(reference: tuple[str, int]) -> Any:
+def _device(reference: tuple[str, int]) -> Device:
     platform, number = reference
-    for device in jax.devices(platform):
-        if device.id == number:
-            return device
-    raise ValueError(
-        f"Invalid device ID {number}: the {platform} devices here are {[device.id for device in jax.devices(platform)]}"
-    )
+    devices = {device.id: device for device in jax.devices(platform)}
+    if number not in devices:
+        raise ValueError(f"Invalid device ID {number}: the {platform} devices here are {[*devices]}")
+    return devices[number]
 
 
 _own_key = secrets.token_bytes(_CODE_BYTES)
@@ -282,12 +274,12 @@ _own_key = secrets.token_bytes(_CODE_BYTES)
 
 def _group_key() -> bytes:
     """The key shared by the processes of this group; a single process has its own."""
-    return _own_key if distributed_client() is None else _shared_key()
+    client = distributed_client()
+    return _own_key if client is None else _shared_key(client)
 
 
 @functools.cache
-def _shared_key() -> bytes:
-    client = distributed_client()
+def _shared_key(client: DistributedRuntimeClient) -> bytes:
     if jax.process_index() == 0:
         client.key_value_set(_KEY_NAME, secrets.token_hex(_CODE_BYTES))
     return bytes.fromhex(client.blocking_key_value_get(_KEY_NAME, 60_000))

@@ -7,18 +7,18 @@ thread, with pending results.
 import contextvars
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn, cast
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from partjit import events
-from partjit._jax.arrays import ArrayImpl, device_put, shareable
+from partjit._jax.arrays import ArrayImpl, device_put, moved, shareable
 from partjit._jax.dispatch import is_profiled
 from partjit._jax.shardings import device_list
 from partjit._jax.threads import ThreadSettings
-from partjit._jax.types import Device
+from partjit._jax.types import Device, PyTree
 from partjit.arguments import check_results
 from partjit.colocated.definition import Definition
 from partjit.colocated.devices import colocated_sharding, replicated_over
@@ -28,17 +28,17 @@ from partjit.colocated.runtime.failures import Site, call_site
 from partjit.colocated.runtime.host_values import HostValue, with_numpy_arguments
 from partjit.colocated.runtime.interrupts import is_interrupt
 from partjit.colocated.runtime.observation import Observer, observe_call
-from partjit.colocated.runtime.pending import PendingArray
+from partjit.colocated.runtime.pending import PendingArray, values_of
 from partjit.colocated.runtime.pins import Take, distinct, pin
 from partjit.colocated.runtime.run_ahead import Prepared
 from partjit.colocated.runtime.shards import Shards, on_each_shard, per_shard
-from partjit.colocated.runtime.specs import InSpecs, OutSpecs, argument_paths, flat_values, struct_of
+from partjit.colocated.runtime.specs import InSpecs, OutSpec, OutSpecs, argument_paths, flat_values, struct_of
 from partjit.colocated.runtime.streams import Stream, current_stream, inside
 
 __all__ = ["Specialization"]
 
 _perf_counter = time.perf_counter
-_is_profiled = is_profiled
+
 _CHEAP_SECONDS = 200e-6
 """Handing a call and its arguments to a thread takes about as long."""
 _CHEAP_IN_A_ROW = 10
@@ -82,7 +82,7 @@ class Specialization:
         self._devices = devices
         self._is_prepared = False
         self._preparation = Lane()  # not a lock: `out_specs_fn` may make calls and wait for them
-        self._target: Callable[..., Any] = _not_prepared
+        self._target: Callable[..., PyTree] = _not_prepared
         self._shards = shards
         self._shardings_of_shards = shardings_of_shards
         self._is_here = any(device.process_index == jax.process_index() for device in devices)
@@ -90,7 +90,9 @@ class Specialization:
         self._host_shardings = None if host == shardings else host
         self._cheap_in_a_row = 0
 
-    def __call__(self, args: Any, kwargs: Any, leaves: Sequence[jax.Array], are_plain: bool) -> Any:
+    def __call__(
+        self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], leaves: Sequence[jax.Array], are_plain: bool
+    ) -> PyTree:
         """Calls the function; `are_plain` says that no argument is pending or an array of keys."""
         if not self._is_prepared:
             self.prepare()
@@ -125,9 +127,9 @@ class Specialization:
         try:
             if self._is_free(stream) and not events.listeners:
                 if PendingArray in map(type, leaves):
-                    leaves = _values(leaves)
+                    leaves = values_of(leaves)
                 args, kwargs = self.in_specs.tree.unflatten(leaves)
-                if _is_profiled():
+                if is_profiled():
                     with jax.profiler.TraceAnnotation(self._name):
                         results = out_specs.fit_flat(self._target(*args, **kwargs), self._name)
                 else:
@@ -213,7 +215,7 @@ class Specialization:
                 return NamedSharding(sharding.mesh, PartitionSpec())
         return replicated_over(self._devices)
 
-    def _as_arrays(self, result: Any) -> Any:
+    def _as_arrays(self, result: PyTree) -> PyTree:
         """The result of a call without specs, with arrays in place of NumPy arrays and numbers."""
         flat, tree = flat_values(result, self._name)
         if HostValue not in map(type, flat):
@@ -232,7 +234,7 @@ class Specialization:
 
     # Ways to run
 
-    def _run_cheap(self, args: Any, kwargs: Any, stream: Stream) -> Any:
+    def _run_cheap(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], stream: Stream) -> PyTree:
         """Runs a call in its caller, but with the results and errors of an asynchronous one, as only timing decides."""
         started = _perf_counter()
         assert self.out_specs is not None
@@ -249,14 +251,14 @@ class Specialization:
         self._measured(_perf_counter() - started)
         return result
 
-    def _without_arguments(self, result: Any, args: Any, kwargs: Any) -> Any:
+    def _without_arguments(self, result: PyTree, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> PyTree:
         """The result without arguments in it: on a thread it would be another array that shares the memory."""
         given = {*map(id, jax.tree.leaves((args, kwargs)))}
         if given.isdisjoint(map(id, jax.tree.leaves(result))):
             return result
         return jax.tree.map(lambda leaf: pin(leaf)() if id(leaf) in given else leaf, result)
 
-    def _run_in_order(self, leaves: Sequence[jax.Array], stream: Stream) -> Any:
+    def _run_in_order(self, leaves: Sequence[jax.Array], stream: Stream) -> PyTree:
         """Runs a call in the order of its lanes, in its caller or on a thread."""
         lanes, is_nested = self._lanes(stream)
         out_specs = self.out_specs
@@ -273,7 +275,11 @@ class Specialization:
             results = self._ahead.take(out_specs, lambda: self._prepared([], lanes, stream, out_specs, call_site()))
             return jax.tree.unflatten(out_specs.tree, results)
         is_cheap = self._cheap_in_a_row >= _CHEAP_IN_A_ROW and self._mode == "auto" and self._stream is None
-        if is_cheap and all(_has_value(leaf) for leaf in leaves) and not any(lane.calls for lane in lanes):
+        if (
+            is_cheap
+            and all(type(leaf) is not PendingArray or leaf.has_value for leaf in leaves)
+            and not any(lane.calls for lane in lanes)
+        ):
             result = self._run_if_free(leaves, lanes, stream)
             if result is not scheduler.NOT_FREE:
                 return result
@@ -288,9 +294,9 @@ class Specialization:
         free = [lane for lane in lanes if lane not in entered]
         return free, len(free) < len(lanes)
 
-    def _run_here(self, leaves: Sequence[jax.Array], lanes: Sequence[Lane], stream: Stream, site: Site) -> Any:
-        def body() -> Any:
-            args, kwargs = jax.tree.unflatten(self.in_specs.tree, self._on_host(_values(leaves)))
+    def _run_here(self, leaves: Sequence[jax.Array], lanes: Sequence[Lane], stream: Stream, site: Site) -> PyTree:
+        def body() -> PyTree:
+            args, kwargs = jax.tree.unflatten(self.in_specs.tree, self._on_host(values_of(leaves)))
             started = _perf_counter()
             result = observe(self._target)(*args, **kwargs)
             if self.out_specs is not None:
@@ -298,7 +304,9 @@ class Specialization:
             else:
                 result = self._as_arrays(result)
                 if self._mode != "inline":
-                    self.out_specs = OutSpecs.of_result(*flat_values(result, self._name))
+                    flat, tree = jax.tree.flatten(result)
+                    out_specs = [OutSpec(x.aval, x.sharding, x.committed) for x in values_of(flat)]
+                    self.out_specs = OutSpecs(out_specs, tree)
                     self._measured(_perf_counter() - started)
                     result = self._without_arguments(result, args, kwargs)
             return result
@@ -306,22 +314,17 @@ class Specialization:
         observe = observe_call(self._name, stream)
         return scheduler.run_here(Call(self._name, site, stream, lanes, body)) if lanes else body()
 
-    def _run_if_free(self, leaves: Sequence[jax.Array], lanes: Sequence[Lane], stream: Stream) -> Any:
-        values = _values(leaves)
+    def _run_if_free(self, leaves: Sequence[jax.Array], lanes: Sequence[Lane], stream: Stream) -> PyTree:
+        values = values_of(leaves)
 
-        def body() -> Any:
+        def body() -> PyTree:
             args, kwargs = jax.tree.unflatten(self.in_specs.tree, self._on_host(values))
             return self._run_cheap(args, kwargs, stream)
 
         return scheduler.run_here(Call(self._name, call_site(), stream, lanes, body), only_if_free=True)
 
     def _prepared(
-        self,
-        takes: list[Take],
-        lanes: Sequence[Lane],
-        stream: Stream,
-        out_specs: OutSpecs,
-        site: Site,
+        self, takes: list[Take], lanes: Sequence[Lane], stream: Stream, out_specs: OutSpecs, site: Site
     ) -> Prepared:
         context, settings = contextvars.copy_context(), ThreadSettings()
 
@@ -359,19 +362,10 @@ class Specialization:
 
     def _on_host(self, leaves: Sequence[jax.Array]) -> Sequence[jax.Array]:
         """The arguments, copied to the CPU devices of the hosts where they are elsewhere."""
-        if self._host_shardings is None:
-            return leaves
-        return [
-            leaf if leaf.sharding == sharding else device_put(leaf, sharding)
-            for leaf, sharding in zip(leaves, self._host_shardings, strict=True)
-        ]
+        return leaves if self._host_shardings is None else moved(leaves, self._host_shardings)
 
     def _measured(self, seconds: float) -> None:
         self._cheap_in_a_row = self._cheap_in_a_row + 1 if seconds < _CHEAP_SECONDS else 0
-
-
-def _values(leaves: Sequence[jax.Array]) -> list[jax.Array]:
-    return [leaf.value() if type(leaf) is PendingArray else leaf for leaf in leaves]
 
 
 def _unpinned(leaf: jax.Array) -> Take:
@@ -386,10 +380,10 @@ def _has_value(leaf: jax.Array) -> bool:
     return type(leaf) is not PendingArray or leaf.has_value
 
 
-def _without_shards(spec: Any) -> Any:
+def _without_shards(spec: OutSpec) -> jax.Array:
     """A result on a host that has none of its devices."""
     return jax.make_array_from_single_device_arrays(spec.shape, spec.sharding, [], dtype=spec.dtype)
 
 
-def _not_prepared(*_: Any, **__: Any) -> Any:
+def _not_prepared(*_: object, **__: object) -> NoReturn:
     raise AssertionError("called before it was prepared")

@@ -5,7 +5,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 __all__ = ["uncopyable_parts"]
 
@@ -23,10 +23,10 @@ class _Part(NamedTuple):
 
     access: str
     owner: str
-    value: Any
+    value: object
 
 
-def uncopyable_parts(obj: Any, is_copyable: Callable[[Any], bool]) -> str:
+def uncopyable_parts(obj: object, is_copyable: Callable[[object], bool]) -> str:
     """Names the smallest parts of an object that cannot be copied, for an error message; empty if none is found.
 
     Args:
@@ -42,12 +42,12 @@ def uncopyable_parts(obj: Any, is_copyable: Callable[[Any], bool]) -> str:
     return ", ".join([*named, f"and {len(found) - _MOST_NAMED} more"] if len(found) > _MOST_NAMED else named)
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     name = type(value).__name__
     return f"a{'n' if name[0] in 'AEIOUaeiou' else ''} {name}"
 
 
-def _smallest(part: _Part, is_copyable: Callable[[Any], bool], seen: set[int]) -> Iterator[_Part]:
+def _smallest(part: _Part, is_copyable: Callable[[object], bool], seen: set[int]) -> Iterator[_Part]:
     """The parts that cannot be copied although all of their own parts can."""
     seen.add(id(part.value))
     culprits = [inner for inner in _parts(part) if id(inner.value) not in seen and not is_copyable(inner.value)]
@@ -85,7 +85,7 @@ def _parts(part: _Part) -> Iterator[_Part]:
         yield from (_Part(f"{access or 'self'}.{key}", owner, item) for key, item in attributes.items())
 
 
-def _captured(function: types.FunctionType) -> dict[str, Any]:
+def _captured(function: types.FunctionType) -> dict[str, object]:
     try:
         variables = inspect.getclosurevars(function)
     except ValueError:  # an empty cell

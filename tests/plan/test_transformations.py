@@ -468,7 +468,7 @@ def test_a_program_with_calls_cannot_be_exported(mesh, double):
         ):
             jax.export.export(pjit(step))(X)
         with refused(
-            "^the colocated function log cannot be part of an exported program, in which there is no place for a "
+            "^the colocated function log cannot be part of an exported program, which cannot contain a "
             "Python function: export the functions between the calls, each by itself$"
         ):
             jax.export.export(jax.jit(pjit(step)))(X)

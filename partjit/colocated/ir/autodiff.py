@@ -5,26 +5,26 @@ calls are allowed if none of their results is differentiable, and rejected if on
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import NoReturn
 
 import jax
-from jax.core import ShapedArray
 from jax.extend import source_info_util
 from jax.interpreters import ad
 
 from partjit._jax.sources import at_site
 from partjit.colocated.ir.primitive import Callee, colocated_call_p
+from partjit.colocated.runtime.streams import Stream
 
 
 def _jvp(
-    primals: Sequence[Any], tangents: Sequence[Any], *, callee: Callee, **params: Any
-) -> tuple[Sequence[Any], list[Any]]:
+    primals: Sequence[jax.Array], tangents: Sequence[jax.Array | ad.Zero], *, callee: Callee, stream: Stream | None
+) -> tuple[Sequence[jax.Array], list[ad.Zero]]:
     differentiated = [
         path
         for path, tangent in zip(callee.paths, tangents, strict=True)
-        if type(tangent) is not ad.Zero and tangent.dtype != jax.dtypes.float0
+        if not isinstance(tangent, ad.Zero) and tangent.dtype != jax.dtypes.float0
     ]
-    if differentiated and any(_is_differentiable(aval) for aval in callee.out_avals):
+    if differentiated and any(aval.to_tangent_aval().dtype != jax.dtypes.float0 for aval in callee.out_avals):
         where = at_site(source_info_util.current())
         raise ValueError(
             f"the colocated function {callee.name} has no derivative, and is differentiated with respect to "
@@ -32,15 +32,11 @@ def _jvp(
             f"{callee.name}.defjvp(jvp) before the program is traced, or pass what it only looks at as "
             "jax.lax.stop_gradient(x)"
         )
-    results = colocated_call_p.bind(*primals, callee=callee, **params)
+    results = colocated_call_p.bind(*primals, callee=callee, stream=stream)
     return results, [ad.Zero(jax.typeof(result).to_tangent_aval()) for result in results]
 
 
-def _is_differentiable(aval: ShapedArray) -> bool:
-    return aval.to_tangent_aval().dtype != jax.dtypes.float0
-
-
-def _transpose(_: Any, *args: Any, callee: Callee, **__: Any) -> Any:
+def _transpose(_: object, *args: object, callee: Callee, **__: object) -> NoReturn:
     where = at_site(source_info_util.current())
     linear = [path for path, arg in zip(callee.paths, args, strict=True) if ad.is_undefined_primal(arg)]
     raise ValueError(

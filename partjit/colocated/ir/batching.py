@@ -19,6 +19,7 @@ from partjit._jax.arrays import aval_of_struct
 from partjit._jax.rules import AxisData, moveaxis
 from partjit._jax.sources import traced_at
 from partjit._jax.tracing import abstractify, is_staged
+from partjit._jax.types import PyTree
 from partjit.colocated.cache import SpecializationCache
 from partjit.colocated.ir.primitive import Callee, colocated_call_p
 from partjit.colocated.options import VmapMethod
@@ -29,8 +30,8 @@ from partjit.spec import ParsedPartitionSpec
 
 
 def _batch(
-    axis_data: AxisData, args: Sequence[Any], dims: Sequence[int | None], *, callee: Callee, stream: Stream | None
-) -> tuple[Sequence[Any], list[int | None]]:
+    axis_data: AxisData, args: Sequence[jax.Array], dims: Sequence[int | None], *, callee: Callee, stream: Stream | None
+) -> tuple[Sequence[jax.Array], list[int | None]]:
     batched = [dim is not None for dim in dims]
     if not any(batched):  # one call for the whole batch
         return colocated_call_p.bind(*args, callee=callee, stream=stream), [None] * len(callee.out_avals)
@@ -56,9 +57,9 @@ def _batch(
 
 
 def _one_by_one(
-    size: int, args: Sequence[Any], batched: Sequence[bool], callee: Callee, stream: Stream | None
-) -> list[Any]:
-    def call(of_batch: Sequence[Any]) -> Sequence[Any]:
+    size: int, args: Sequence[jax.Array], batched: Sequence[bool], callee: Callee, stream: Stream | None
+) -> list[jax.Array]:
+    def call(of_batch: Sequence[jax.Array]) -> Sequence[jax.Array]:
         own = iter(of_batch)
         example = [next(own) if is_batched else x for x, is_batched in zip(args, batched, strict=True)]
         return colocated_call_p.bind(*example, callee=callee, stream=stream)
@@ -67,7 +68,7 @@ def _one_by_one(
     if is_staged():
         site = source_info_util.current()
 
-        def iteration(_: Any, example: Sequence[Any]) -> tuple[None, Sequence[Any]]:
+        def iteration(_: None, example: Sequence[jax.Array]) -> tuple[None, Sequence[jax.Array]]:
             with traced_at(site):
                 return None, call(example)
 
@@ -80,7 +81,7 @@ def _one_by_one(
     return [jnp.stack(results) for results in zip(*each, strict=True)]
 
 
-def _batched(callee: Callee, args: Sequence[Any], batched: Sequence[bool], axis_data: AxisData) -> Callee:
+def _batched(callee: Callee, args: Sequence[jax.Array], batched: Sequence[bool], axis_data: AxisData) -> Callee:
     axes = tuple(axis_data.spmd_name or ()), tuple(axis_data.explicit_mesh_axis or ())
     in_avals = tuple(map(abstractify, args))
     return callee.derived((*batched, axis_data.size, axes), lambda: _make(callee, in_avals, batched, axis_data))
@@ -143,15 +144,15 @@ class _LoadBatched:
         batch: the sizes of the leading axes.
     """
 
-    load: Callable[[], Callable[..., Any]]
+    load: Callable[[], Callable[..., PyTree]]
     name: str
     method: str
     batch: tuple[int, ...]
 
-    def __call__(self) -> Callable[..., Any]:
+    def __call__(self) -> Callable[..., PyTree]:
         fun, batch = self.load(), self.batch
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
             result = fun(*args, **kwargs)
             for leaf in flat_values(result, self.name)[0]:
                 if leaf.shape[: len(batch)] != batch:

@@ -5,12 +5,12 @@ rules of jax that would have it otherwise are replaced in `_jax/patches.py`; wha
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive, jaxprs_in_params
 
 from partjit._jax import patches
 from partjit._jax.sources import at_site
+from partjit._jax.types import Params
 from partjit.colocated.ir.primitive import ColocatedEffect, calls_in, colocated_call_p
 
 
@@ -19,7 +19,7 @@ def install_patches() -> None:
     patches.install(_CALLS)
 
 
-def _has_effect(of: Any) -> bool:
+def _has_effect(of: ClosedJaxpr | JaxprEqn) -> bool:
     """Whether an equation or a jaxpr has the effect of a call."""
     return any(isinstance(effect, ColocatedEffect) for effect in of.effects)
 
@@ -28,7 +28,7 @@ def _effectful_in(jaxprs: Sequence[ClosedJaxpr]) -> list[JaxprEqn]:
     return [eqn for eqn in calls_in(filter(_has_effect, jaxprs)) if _has_effect(eqn)]
 
 
-def _is_saved(primitive: Primitive, params: dict[str, Any]) -> bool:
+def _is_saved(primitive: Primitive, params: Params) -> bool:
     """What a function returned the first time is what the backward half must compute with."""
     return primitive is colocated_call_p or next(calls_in(jaxprs_in_params(params)), None) is not None
 
@@ -54,10 +54,4 @@ def _name_and_site(eqn: JaxprEqn) -> str:
     return f"{eqn.params['callee'].name} is called{at_site(eqn.source_info)}"
 
 
-_CALLS = patches.CallRules(
-    has_effect=_has_effect,
-    effectful_in=_effectful_in,
-    is_saved=_is_saved,
-    refuse_batched=_refuse_batched,
-    refuse_split=_refuse_split,
-)
+_CALLS = patches.CallRules(_has_effect, _effectful_in, _is_saved, _refuse_batched, _refuse_split)

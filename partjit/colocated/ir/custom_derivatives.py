@@ -7,13 +7,15 @@ function, whose body is the equation of the call. So jax differentiates and batc
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import numpy as np
 from jax.extend import source_info_util
+from jax.extend.source_info_util import SourceInfo
 
 from partjit._jax.sources import traced_at
+from partjit._jax.types import PyTree
 
 __all__ = ["Derivatives"]
 
@@ -31,17 +33,17 @@ class Derivatives:
     """
 
     kind: Literal["vjp", "jvp"]
-    rules: tuple[Callable[..., Any], ...]
+    rules: tuple[Callable[..., PyTree], ...]
     symbolic_zeros: bool
 
     def call(
         self,
-        fun: Callable[[Any, Any], Any],
+        fun: Callable[[Sequence[PyTree], Mapping[str, PyTree]], PyTree],
         name: str,
         signature: inspect.Signature | None,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
+        args: Sequence[PyTree],
+        kwargs: Mapping[str, PyTree],
+    ) -> PyTree:
         """Calls a function with these derivatives.
 
         Args:
@@ -54,7 +56,7 @@ class Derivatives:
             TypeError: keyword arguments have no position, or a default value cannot be passed to a rule.
         """
 
-        def primal(*positional: Any) -> Any:
+        def primal(*positional: PyTree) -> PyTree:
             # Defaults are left to the function itself: on its host they need not be arrays.
             given = {key: positional[[*signature.parameters].index(key)] for key in kwargs} if signature else {}
             with traced_at(site):
@@ -65,15 +67,18 @@ class Derivatives:
         if signature is not None:
             vars(primal)["__signature__"] = signature  # from which jax takes positions and defaults
             self._check_defaults(name, signature, args, kwargs)
-        custom: Any = jax.custom_vjp(primal) if self.kind == "vjp" else jax.custom_jvp(primal)
-        define = custom.defvjp if self.kind == "vjp" else custom.defjvp
         # A rule that is a colocated function has no line in the user's code.
-        rules = (rule if inspect.isfunction(rule) else _standing_at(site, rule) for rule in self.rules)
-        define(*rules, symbolic_zeros=self.symbolic_zeros)
+        rules = [rule if inspect.isfunction(rule) else _standing_at(site, rule) for rule in self.rules]
+        if self.kind == "vjp":
+            custom = jax.custom_vjp(primal)
+            custom.defvjp(*rules, symbolic_zeros=self.symbolic_zeros)
+        else:
+            custom = jax.custom_jvp(primal)
+            custom.defjvp(*rules, symbolic_zeros=self.symbolic_zeros)
         return custom(*args, **kwargs)
 
     def _check_defaults(
-        self, name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, name: str, signature: inspect.Signature, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]
     ) -> None:
         given = signature.bind(*args, **kwargs).arguments
         for key, parameter in signature.parameters.items():
@@ -88,8 +93,8 @@ class Derivatives:
                 )
 
 
-def _standing_at(site: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
-    def rule_there(*args: Any) -> Any:
+def _standing_at(site: SourceInfo, rule: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    def rule_there(*args: PyTree) -> PyTree:
         with traced_at(site):
             return rule(*args)
 

@@ -9,18 +9,18 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
 
 import jax
-from jax.sharding import Sharding
+import numpy as np
+from jax.sharding import NamedSharding, Sharding
 
-from partjit._jax.arrays import device_put
+from partjit._jax.arrays import moved
 from partjit._jax.shardings import device_list
 from partjit.colocated.devices import colocated_sharding
 from partjit.colocated.ir.primitive import Callee
 from partjit.colocated.runtime.failures import call_site
 from partjit.colocated.runtime.host_values import is_host_value
-from partjit.colocated.runtime.pending import PendingArray
+from partjit.colocated.runtime.pending import values_of
 from partjit.colocated.runtime.specs import OutSpec
 from partjit.colocated.runtime.streams import Stream
 from partjit.colocated.specialization import Specialization
@@ -54,34 +54,24 @@ what was ambient where it was called."""
 
 
 @contextlib.contextmanager
-def evaluated_with(default: DefaultSharding) -> Iterator[None]:
-    """Makes the calls of the block those of a program with this default sharding."""
+def evaluated_with(default: DefaultSharding | None) -> Iterator[None]:
+    """Makes the calls of the block those of a program with this default sharding; None makes them those of none."""
     outer = body.default, body.outside
-    body.default, body.outside = default, Outside()
+    body.default, body.outside = default, None if default is None else Outside()
     try:
         yield
     finally:
         body.default, body.outside = outer
 
 
-@contextlib.contextmanager
-def _called() -> Iterator[None]:
-    """Leaves the program in the block: a function that it calls is outside of it."""
-    outer = body.default, body.outside
-    body.default = body.outside = None
-    try:
-        with cast(Outside, outer[1]).again():
-            yield
-    finally:
-        body.default, body.outside = outer
-
-
-def as_array(leaf: Any) -> Any:
+def as_array(leaf: object) -> object:
     """An argument of a call: NumPy arrays and numbers become arrays, as in a program."""
     return jax.numpy.asarray(leaf) if is_host_value(leaf) else leaf
 
 
-def call_in_body(default: DefaultSharding, callee: Callee, stream: Stream | None, leaves: Sequence[Any]) -> list[Any]:
+def call_in_body(
+    default: DefaultSharding, callee: Callee, stream: Stream | None, leaves: Sequence[jax.Array | np.ndarray]
+) -> list[jax.Array]:
     """Makes a call and returns its flat results.
 
     Args:
@@ -94,14 +84,14 @@ def call_in_body(default: DefaultSharding, callee: Callee, stream: Stream | None
     """
     devices = device_list(default.sharding)
     # Slices made by jax.vmap may be NumPy arrays.
-    leaves = [leaf if isinstance(leaf, jax.Array) else jax.numpy.asarray(leaf) for leaf in leaves]
+    arrays = [leaf if isinstance(leaf, jax.Array) else jax.numpy.asarray(leaf) for leaf in leaves]
 
-    def required(leaf: Any, own: Sharding | None) -> Any:
+    def required(array: jax.Array, own: NamedSharding | None) -> Sharding:
         if own is not None:
             return _on_auto_twin(own)
-        return leaf.sharding if device_list(leaf.sharding) == devices else default.sharding
+        return array.sharding if device_list(array.sharding) == devices else default.sharding
 
-    shardings = [required(leaf, own) for leaf, own in zip(leaves, callee.in_shardings, strict=True)]
+    shardings = [*map(required, arrays, callee.in_shardings)]
     results = [default.sharding if own is None else _on_auto_twin(own) for own in callee.out_shardings]
     on_hosts = tuple(map(colocated_sharding, shardings))
 
@@ -114,22 +104,16 @@ def call_in_body(default: DefaultSharding, callee: Callee, stream: Stream | None
 
     # Cached, so that the function is copied for its host once.
     specialization = callee.cache.find_equal(("body", callee, default, stream, on_hosts), make)
-    ahead, out_specs = callee.ahead, specialization.out_specs
+    ahead, out_specs = callee.definition.ahead, specialization.out_specs
     made = ahead.made(out_specs) if ahead is not None and out_specs is not None else None
     if made is None:
-        values = [
-            leaf if leaf.sharding == sharding else device_put(leaf, sharding)
-            for leaf, sharding in zip(leaves, on_hosts, strict=True)
-        ]
-        with _called():
+        values = moved(arrays, on_hosts)
+        assert body.outside is not None
+        with body.outside.again(), evaluated_with(None):  # the function is outside of the program
             made = specialization.run_for_program(values, range(len(results)), call_site())
-    values = [result.value() if type(result) is PendingArray else result for result in made]
-    return [
-        value if value.sharding == sharding else device_put(value, sharding)
-        for value, sharding in zip(values, results, strict=True)
-    ]
+    return moved(values_of(made), results)
 
 
-def _on_auto_twin(sharding: Any) -> Any:
+def _on_auto_twin(sharding: NamedSharding) -> NamedSharding:
     """The sharding as values of a program have it, on the Auto twin of its mesh."""
     return sharding.update(mesh=auto_twin(sharding.mesh))

@@ -11,13 +11,14 @@ the plan keeps.
 """
 
 import contextlib
+import contextvars
 import dataclasses
-import threading
+import functools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Any
 
 from jax.core import AbstractValue, ShapedArray
 from jax.extend.core import ClosedJaxpr, Effect, Jaxpr, JaxprEqn, Primitive, jaxprs_in_params
+from jax.extend.mlir import ir
 from jax.interpreters import mlir
 from jax.interpreters.mlir import LoweringRuleContext
 from jax.sharding import NamedSharding, Sharding
@@ -26,12 +27,11 @@ from partjit._jax.effects import register_effect
 from partjit._jax.lowering import lower_constraint_to, lower_opaque
 from partjit._jax.rules import register_printing
 from partjit._jax.shard_maps import varying_type
-from partjit._jax.types import Device, PyTreeDef
+from partjit._jax.types import Device, Params, PyTreeDef
 from partjit.colocated.cache import SpecializationCache
 from partjit.colocated.definition import Definition
 from partjit.colocated.devices import colocated_sharding
 from partjit.colocated.options import Options
-from partjit.colocated.runtime.run_ahead import RunAhead
 from partjit.colocated.runtime.shards import Shards
 from partjit.colocated.runtime.specs import InSpecs, OutSpec, OutSpecs, struct_of
 from partjit.colocated.runtime.streams import Stream
@@ -99,11 +99,6 @@ class Callee:
         return self.definition.options
 
     @property
-    def ahead(self) -> RunAhead | None:
-        """Its calls made before their results are requested."""
-        return self.definition.ahead
-
-    @property
     def is_pure(self) -> bool:
         """Whether calls with unused results may be eliminated, and equal calls be made once."""
         return bool(self.options.pure)
@@ -113,10 +108,10 @@ class Callee:
         """Whether it returns shards, which are assembled by its own specs whatever sharding is needed."""
         return self.options.layout == "per_shard"
 
-    def returns_what(self, other: "Callee") -> bool:
-        """Whether the results have the same types and shardings."""
-        known = (self.out_tree, self.out_avals, self.out_shardings)
-        return known == (other.out_tree, other.out_avals, other.out_shardings)
+    @property
+    def results(self) -> tuple[Hashable, ...]:
+        """The structure, types and shardings of what it returns."""
+        return self.out_tree, self.out_avals, self.out_shardings
 
     def derived(self, key: Hashable, make: Callable[[], "Callee"]) -> "Callee":
         """The callee that a transformation makes of this one, the same for equal keys: equal calls stay equal."""
@@ -161,7 +156,7 @@ def stream_name(stream: Stream | None) -> str:
 
 
 @colocated_call_p.def_effectful_abstract_eval
-def _abstract_eval(*_: Any, callee: Callee, stream: Stream | None) -> tuple[list[AbstractValue], set[Effect]]:
+def _abstract_eval(*_: AbstractValue, callee: Callee, stream: Stream | None) -> tuple[list[AbstractValue], set[Effect]]:
     # In a shard_map the function is called per shard, and its results may differ between shards.
     return [*map(varying_type, callee.out_avals)], set() if callee.is_pure else {ColocatedEffect(stream_name(stream))}
 
@@ -175,47 +170,36 @@ def calls_in(jaxprs: Iterable[ClosedJaxpr | Jaxpr]) -> Iterator[JaxprEqn]:
             yield from calls_in(jaxprs_in_params(eqn.params))
 
 
-class _Mode(threading.local):
-    def __init__(self) -> None:
-        self.is_opaque = False
-
-
-_mode = _Mode()
+_are_opaque = contextvars.ContextVar("partjit_opaque_calls", default=False)
 
 
 @contextlib.contextmanager
 def opaque_calls() -> Iterator[None]:
     """Allows programs with calls to be lowered in the block, for analysis; they cannot run."""
-    outer, _mode.is_opaque = _mode.is_opaque, True
+    outer = _are_opaque.set(True)
     try:
         yield
     finally:
-        _mode.is_opaque = outer
+        _are_opaque.reset(outer)
 
 
-def _lower(ctx: LoweringRuleContext, *args: Any, callee: Callee, **_: Any) -> Sequence[Any]:
-    if not _mode.is_opaque and ctx.module_context.lowering_parameters.for_export:
-        raise ValueError(
-            f"the colocated function {callee.name} cannot be part of an exported program, in which there is no place "
-            "for a Python function: export the functions between the calls, each by itself"
-        )
-    if not _mode.is_opaque:
+def _lower(ctx: LoweringRuleContext, *args: ir.Value, callee: Callee, **_: object) -> list[ir.Value]:
+    if not _are_opaque.get():
+        if ctx.module_context.lowering_parameters.for_export:
+            raise ValueError(
+                f"the colocated function {callee.name} cannot be part of an exported program, which cannot contain a "
+                "Python function: export the functions between the calls, each by itself"
+            )
         raise ValueError(
             f"the colocated function {callee.name} is called in a program of jax.jit, which cannot call Python on the "
             "hosts beside its devices: wrap the outermost function with partjit.pjit instead of jax.jit"
         )
-    args = tuple(
-        arg if sharding is None else lower_constraint_to(ctx, arg, aval, sharding)
-        for arg, aval, sharding in zip(args, ctx.avals_in, callee.in_shardings, strict=True)
-    )
-    results = lower_opaque(ctx, "colocated_call", args)
-    return [
-        result if sharding is None else lower_constraint_to(ctx, result, aval, sharding)
-        for result, aval, sharding in zip(results, ctx.avals_out, callee.out_shardings, strict=True)
-    ]
+    constrained = map(functools.partial(lower_constraint_to, ctx), args, ctx.avals_in, callee.in_shardings)
+    results = lower_opaque(ctx, "colocated_call", [*constrained])
+    return [*map(functools.partial(lower_constraint_to, ctx), results, ctx.avals_out, callee.out_shardings)]
 
 
-def _show(params: dict[str, Any]) -> dict[str, Any]:
+def _show(params: Params) -> Params:
     callee: Callee = params["callee"]
     options = callee.options
     return {

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 from jax.core import ShapedArray
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -86,10 +87,8 @@ def _check(callee: Callee) -> None:
             f"layout='per_shard' calls {callee.name} with the shards of its arguments, but in a shard_map it is called "
             "for each shard anyway, with arrays: leave it out. partjit.colocated.mesh_coordinates() says which it is"
         )
-    stated = [("in_specs", callee.in_shardings)]
-    if options.has_out_specs:
-        stated.append(("out_specs", callee.out_shardings))
-    for what, shardings in stated:
+    explicit = {"in_specs": callee.in_shardings, "out_specs": callee.out_shardings if options.has_out_specs else ()}
+    for what, shardings in explicit.items():
         for sharding in shardings:
             if sharding is not None:
                 raise ValueError(
@@ -99,7 +98,7 @@ def _check(callee: Callee) -> None:
                 )
 
 
-def _evaluate(mesh: Mesh, *values: Any, axes: Sequence[str], callee: Callee, stream: Stream | None) -> list[Any]:
+def _evaluate(mesh: Mesh, *values: Any, axes: Sequence[str], callee: Callee, stream: Stream | None) -> list[jax.Array]:
     """Makes a call in a `shard_map` that is evaluated operation by operation."""
     check_is_over_all_axes(f"a shard_map calls {callee.name}", mesh, axes)
     mesh = auto_twin(mesh)

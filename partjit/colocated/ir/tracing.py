@@ -6,16 +6,15 @@ same types.
 
 import contextlib
 import inspect
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 from jax.core import ShapedArray, Tracer
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, Sharding
 
 from partjit._jax.arrays import aval_of_struct
 from partjit._jax.tracing import abstractify
-from partjit._jax.types import PyTreeDef
+from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import check_results
 from partjit.checks import flattened
 from partjit.colocated.cache import SpecializationCache
@@ -37,9 +36,9 @@ class TracedCalls:
         self._definition = definition
         self._cache = cache
         self._derivatives = derivatives
-        self._callees: dict[Any, Callee] = {}
+        self._callees: dict[tuple[PyTreeDef, tuple[ShapedArray, ...]], Callee] = {}
 
-    def bind(self, args: Any, kwargs: Any) -> Any:
+    def bind(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> PyTree:
         """Binds a call as an equation of the function being traced.
 
         Raises:
@@ -63,7 +62,9 @@ class TracedCalls:
         )
 
     @contextlib.contextmanager
-    def naming_overflows(self, leaves: Sequence[Any], args: Any, kwargs: Any) -> Iterator[None]:
+    def naming_overflows(
+        self, leaves: Sequence[object], args: Sequence[PyTree], kwargs: Mapping[str, PyTree]
+    ) -> Iterator[None]:
         """Names the argument whose conversion in the block fails because it is an integer of too many bits."""
         try:
             yield
@@ -72,7 +73,7 @@ class TracedCalls:
             check_results(leaves, argument_paths(function.signature, args, kwargs), function.name)
             raise
 
-    def _bind(self, args: Any, kwargs: Any) -> Any:
+    def _bind(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> PyTree:
         install_patches()
         leaves, tree = jax.tree.flatten((tuple(args), kwargs))
         paths = argument_paths(self._definition.function.signature, args, kwargs)
@@ -83,7 +84,7 @@ class TracedCalls:
             callee = self._callees[key] = self._make(tree, avals, paths)
         elif not callee.options.has_out_specs:  # the results of eager calls may have changed
             anew = self._make(tree, avals, paths)
-            if not callee.returns_what(anew):
+            if callee.results != anew.results:
                 callee = self._callees[key] = anew
         stream = self._definition.options.stream or traced_stream()
         return jax.tree.unflatten(callee.out_tree, colocated_call_p.bind(*leaves, callee=callee, stream=stream))
@@ -118,7 +119,7 @@ class TracedCalls:
         return Callee(definition, tree, avals, in_shardings, out_tree, out_avals, out_shardings, paths, self._cache)
 
 
-def _named(sharding: Any) -> Any:
+def _named(sharding: Sharding | None) -> NamedSharding | None:
     """The sharding in a program over a mesh; None for one on a single device, which specifies nothing there."""
     return sharding if isinstance(sharding, NamedSharding) else None
 
@@ -138,7 +139,7 @@ def _parameters(signature: inspect.Signature | None) -> str:
 
 
 @colocated_call_p.def_impl
-def _evaluate(*leaves: Any, callee: Callee, stream: Stream | None) -> list[Any]:
+def _evaluate(*leaves: jax.Array, callee: Callee, stream: Stream | None) -> list[jax.Array]:
     """Evaluates an equation on arrays, as an eager `jax.grad` of a function with a call does."""
     if body.default is not None:
         return call_in_body(body.default, callee, stream, leaves)

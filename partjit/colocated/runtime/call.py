@@ -7,8 +7,11 @@ import collections
 import itertools
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
+import jax
+
+from partjit._jax.types import PyTree
 from partjit.colocated.runtime.failures import Failure, PoisonedError, Site
 from partjit.colocated.runtime.interrupts import Flag, Presence, is_interrupt
 
@@ -30,7 +33,7 @@ class Lane:
     __slots__ = ("__weakref__", "calls", "room", "size")
 
     def __init__(self, size: float = float("inf")) -> None:
-        self.calls: collections.deque[Any] = collections.deque()
+        self.calls: collections.deque[Call] = collections.deque()
         self.size = size
         self.room = Flag()
 
@@ -57,6 +60,13 @@ class Wait(Presence):
         self.target = target
 
 
+class _Receiver(Protocol):
+    """A pending result."""
+
+    def receive(self, value: jax.Array) -> None: ...
+    def receive_failure(self, failure: Failure) -> None: ...
+
+
 class Call:
     """One call of a function, from its submission to its end.
 
@@ -74,12 +84,12 @@ class Call:
         root: the number of the outermost call that it is part of.
     """
 
-    def __init__(self, name: str, site: Site, stream: Any, lanes: Sequence[Lane], body: Callable[[], Any]) -> None:
+    def __init__(self, name: str, site: Site, stream: Any, lanes: Sequence[Lane], body: Callable[[], PyTree]) -> None:
         self.name = name
         self.site = site
         self.stream = stream
         self.lanes = lanes
-        self.receivers: Callable[[], Sequence[Any]] = tuple
+        self.receivers: Callable[[], Sequence[_Receiver | None]] = tuple
         self.entering: Callable[[], bool] | None = None
         self.turn: Flag | None = None
         self.submission = Presence()
@@ -88,7 +98,7 @@ class Call:
         running = current_calls()
         self._parent = running[-1] if running else None
         self.root = running[-1].root if running else next(_roots)
-        self.body: Callable[[], Any] | None = body
+        self.body: Callable[[], PyTree] | None = body
 
     @property
     def parent(self) -> "Call | None":
@@ -157,7 +167,7 @@ class Call:
                 receiver.receive_failure(failure)
 
 
-def descends_from(made: Any, maker: Call) -> bool:
+def descends_from(made: Call | Failure, maker: Call) -> bool:
     """Whether a call, or that of a failure, was made by `maker`, directly or not."""
     ancestor = made.parent
     while ancestor is not None and ancestor is not maker:

@@ -43,7 +43,7 @@ Site = tuple[str, int, str]
 
 def call_site() -> Site:
     """Where the user's code called the package."""
-    frame: Any = sys._getframe(1)
+    frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_libraries):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name

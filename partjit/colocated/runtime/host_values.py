@@ -14,7 +14,7 @@ from jax.core import ShapedArray
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from partjit._jax.arrays import put_numpy
-from partjit._jax.types import Device
+from partjit._jax.types import Device, PyTree
 from partjit.colocated.devices import replicated_over
 
 __all__ = ["HostValue", "is_host_value", "put_arguments", "with_numpy_arguments"]
@@ -24,7 +24,7 @@ _NOT_OF_JAX = frozenset("mMOSU")  # dates, objects, strings
 _IN_ORDER = (np.bool_, np.integer, np.floating, np.complexfloating)
 
 
-def is_host_value(value: Any) -> bool:
+def is_host_value(value: object) -> bool:
     """Whether a value is a Python number, or a NumPy array or scalar of a dtype that jax has."""
     if type(value) in _NUMBERS:
         return True
@@ -65,7 +65,7 @@ class HostValue:
         """False, as for an array that is not deleted."""
         return False
 
-    def has_dtype(self, dtype: Any) -> bool:
+    def has_dtype(self, dtype: np.dtype) -> bool:
         """Whether it may become an array of this dtype: a number may have that of any kind that includes its own."""
         if self.dtype == dtype:
             return not self.weak_type or _fits(self._value, dtype)
@@ -89,11 +89,11 @@ class HostValue:
         return jax.numpy.array(self._value)
 
 
-def _kind(dtype: Any) -> int:
+def _kind(dtype: np.dtype) -> int:
     return next(i for i, kind in enumerate(_IN_ORDER) if jax.numpy.issubdtype(dtype, kind))
 
 
-def _fits(value: Any, dtype: Any) -> bool:
+def _fits(value: object, dtype: np.dtype) -> bool:
     if type(value) is not int or jax.numpy.issubdtype(dtype, np.bool_):
         return True
     bounds = jax.numpy.iinfo(dtype) if jax.numpy.issubdtype(dtype, np.integer) else jax.numpy.finfo(np.float64)
@@ -109,7 +109,7 @@ def _is_of_an_array(value: np.ndarray) -> bool:
 
 
 def put_arguments(
-    leaves: Sequence[Any],
+    leaves: Sequence[object],
     specs: Sequence[jax.ShapeDtypeStruct | None] | None,
     devices: Sequence[Device] | None,
 ) -> list[Any]:
@@ -136,7 +136,9 @@ def put_arguments(
     ]
 
 
-def _put(value: HostValue, spec: Any, devices: Sequence[Device] | None, like: jax.Array | None) -> jax.Array:
+def _put(
+    value: HostValue, spec: jax.ShapeDtypeStruct | None, devices: Sequence[Device] | None, like: jax.Array | None
+) -> jax.Array:
     aval = value.aval
     if spec is not None and value.has_dtype(spec.dtype):
         aval = ShapedArray(value.shape, spec.dtype)
@@ -152,7 +154,7 @@ def _put(value: HostValue, spec: Any, devices: Sequence[Device] | None, like: ja
     return value.put(aval, sharding, like.committed)
 
 
-def with_numpy_arguments(target: Callable[..., Any], name: str, paths: Sequence[str]) -> Callable[..., Any]:
+def with_numpy_arguments(target: Callable[..., PyTree], name: str, paths: Sequence[str]) -> Callable[..., PyTree]:
     """A function of arrays that calls `target` with NumPy arrays, which are read-only.
 
     A NumPy array is a view where one buffer holds the array, else a copy made of its shards.
@@ -165,7 +167,7 @@ def with_numpy_arguments(target: Callable[..., Any], name: str, paths: Sequence[
         ValueError: when called: an argument has no NumPy array, since it is one of typed keys.
     """
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
         leaves, tree = jax.tree.flatten((args, kwargs))
         for leaf, path in zip(leaves, paths, strict=True):
             if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -179,7 +181,7 @@ def with_numpy_arguments(target: Callable[..., Any], name: str, paths: Sequence[
     return call
 
 
-def as_numpy(array: Any) -> np.ndarray:
+def as_numpy(array: jax.Array) -> np.ndarray:
     """The read-only NumPy array of an array."""
     value = np.asarray(array)
     if value.flags.writeable:

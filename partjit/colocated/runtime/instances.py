@@ -5,8 +5,9 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+from partjit._jax.types import PyTree
 from partjit.colocated.runtime import scheduler, threads
 from partjit.colocated.runtime.call import Lane
 from partjit.colocated.runtime.failures import call_site
@@ -16,6 +17,7 @@ from partjit.colocated.serialization import copied
 
 __all__ = ["Instance", "destroy_all", "instances"]
 
+_Result = TypeVar("_Result")
 _numbers = itertools.count()
 
 
@@ -30,12 +32,12 @@ class Instance:
         number: its id in this process.
     """
 
-    def __init__(self, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any], concurrent: bool) -> None:
+    def __init__(self, cls: type, args: Sequence[object], kwargs: Mapping[str, object], concurrent: bool) -> None:
         self.lane = None if concurrent else Lane()
         self.name = cls.__name__
         self.number = next(_numbers)
-        self._recipe: Callable[[], Any] = functools.partial(cls, *args, **kwargs)
-        self._box: list[Any] = []  # holds the only reference to the object, so that it can be dropped from elsewhere
+        self._recipe = functools.partial(cls, *args, **kwargs)
+        self._box: list[object] = []  # holds the only reference to the object, so that it can be dropped from elsewhere
         self._error: Exception | None = None
         self._is_closed = False
         self._life = Lane()  # not a lock: the constructor and `close` may make calls and wait for them
@@ -74,10 +76,10 @@ class Instance:
                 raise
         return self._box[0]
 
-    def method(self, name: str) -> Callable[..., Any]:
+    def method(self, name: str) -> Callable[..., PyTree]:
         """A method of the object, looked up when it is called, so that it does not keep the object alive."""
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
             return getattr(self.object(), name)(*args, **kwargs)
 
         return call
@@ -96,19 +98,15 @@ class Instance:
             closing = None
             self._box.clear()
 
-    def _in_life(self, name: str, action: Callable[[], Any]) -> Any:
+    def _in_life(self, name: str, action: Callable[[], _Result]) -> _Result:
         return scheduler.run_in_lanes(f"{self.name}.{name}", call_site(), current_stream(), [self._life], action)
-
-    def destroy(self) -> None:
-        """Destroys the object, if it was constructed."""
-        self._box.clear()
 
 
 instances: "weakref.WeakValueDictionary[int, Instance]" = weakref.WeakValueDictionary()
 """The objects of this process, by number."""
 
 
-def _destroy_later(box: list[Any]) -> None:
+def _destroy_later(box: list[object]) -> None:
     if box:
         threads.run_later(lambda: threads.start(box.clear))
 
@@ -116,4 +114,4 @@ def _destroy_later(box: list[Any]) -> None:
 def destroy_all() -> None:
     """Destroys the remaining objects, at exit."""
     for instance in [*instances.values()]:
-        instance.destroy()
+        instance._box.clear()

@@ -45,7 +45,7 @@ class Exclusive:
     def __init__(self) -> None:
         self._context = contextvars.Context()
 
-    def run(self, function: Callable[..., _Result], *args: Any) -> _Result:
+    def run(self, function: Callable[..., _Result], *args: object) -> _Result:
         """Calls a function when no other one runs; at once if this thread is in one, as a finalizer may be."""
         pause = 0.0
         while True:
@@ -69,7 +69,7 @@ class Exclusive:
             return self._is_around()
         return False
 
-    def _inside(self, function: Callable[..., _Result], args: tuple[Any, ...]) -> _Result:
+    def _inside(self, function: Callable[..., _Result], args: tuple[object, ...]) -> _Result:
         return function(*args)
 
     def _is_around(self) -> bool:
@@ -97,7 +97,7 @@ class Flag:
 
     def __init__(self) -> None:
         self.is_set = False
-        self._waiting: list[Any] = []
+        self._waiting: list[_thread.LockType] = []
 
     def set(self) -> None:
         """Sets it and wakes all waiters; to be repeated after an interrupt."""
@@ -144,7 +144,7 @@ class Presence:
         return reference is not None and reference() is not None
 
     def of(
-        self, function: Callable[..., _Result], *args: Any, otherwise: Callable[[], None] | None = None
+        self, function: Callable[..., _Result], *args: object, otherwise: Callable[[], None] | None = None
     ) -> Callable[[], _Result]:
         """The call of a function, to be called at once and not referred to by anything else.
 
@@ -173,7 +173,7 @@ class BackgroundThread:
         left: its queue, of a kind whose `put` is reentrant.
     """
 
-    def __init__(self, start_thread: Callable[[Callable[[], None]], Any]) -> None:
+    def __init__(self, start_thread: Callable[[Callable[[], None]], object]) -> None:
         self.left: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.is_started = False
         self._start_thread = start_thread
@@ -247,7 +247,7 @@ def is_interrupt(error: BaseException) -> bool:
     return False
 
 
-def _code_of(handler: Any) -> types.CodeType | None:
+def _code_of(handler: object) -> types.CodeType | None:
     while isinstance(handler, functools.partial):
         handler = handler.func
     if not isinstance(handler, types.FunctionType | types.MethodType):

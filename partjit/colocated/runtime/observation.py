@@ -4,11 +4,11 @@ import contextlib
 import contextvars
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 
 from partjit import events
+from partjit._jax.types import PyTree
 from partjit.colocated.runtime.streams import Stream
 
 __all__ = ["Observer", "node_of_program", "observe_call"]
@@ -16,7 +16,7 @@ __all__ = ["Observer", "node_of_program", "observe_call"]
 _numbers = itertools.count()
 _node: "contextvars.ContextVar[tuple[str, int, str] | None]" = contextvars.ContextVar("partjit_node", default=None)
 
-Observer = Callable[[Callable[..., Any]], Callable[..., Any]]
+Observer = Callable[[Callable[..., PyTree]], Callable[..., PyTree]]
 """Wraps a function so that it emits events when it starts and ends."""
 
 
@@ -33,12 +33,12 @@ def node_of_program(program: str, execution: int, node: str) -> Iterator[None]:
 def observe_call(name: str, stream: Stream) -> Observer:
     """Emits that a call is queued, and returns the wrapper that emits the rest; without listeners it wraps nothing."""
     if not events.listeners:
-        return _unobserved
+        return lambda function: function
     number, where = next(_numbers), stream.name or ("caller" if stream.is_private else "without a name")
     events.emit(events.CallQueued(number, name, where, *(_node.get() or (None, None, None))))
 
-    def observe(function: Callable[..., Any]) -> Callable[..., Any]:
-        def observed(*args: Any, **kwargs: Any) -> Any:
+    def observe(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
+        def observed(*args: PyTree, **kwargs: PyTree) -> PyTree:
             _node.set(None)  # calls made inside are not that node
             # The call does not account for the time in which the devices compute its arguments.
             with contextlib.suppress(RuntimeError):
@@ -49,7 +49,3 @@ def observe_call(name: str, stream: Stream) -> Observer:
         return observed
 
     return observe
-
-
-def _unobserved(function: Callable[..., Any]) -> Callable[..., Any]:
-    return function

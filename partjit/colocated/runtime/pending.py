@@ -4,21 +4,23 @@ Only what needs the value waits. What follows from the specs (shape, dtype, shar
 (`is_ready`, `repr`) do not.
 """
 
+import copy
 import operator
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 from jax.core import ShapedArray
 from jax.experimental.layout import Format
 from jax.sharding import Sharding
 
-from partjit._jax.arrays import ArrayImpl, register_array_type, shareable
+from partjit._jax.arrays import ArrayImpl, is_computed, register_array_type, shareable
+from partjit._jax.types import Device
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call
 from partjit.colocated.runtime.failures import Failure, PoisonedError
 
-__all__ = ["PendingArray", "when_received"]
+__all__ = ["PendingArray", "values_of", "when_received"]
 
 
 class PendingArray(jax.Array):
@@ -34,29 +36,29 @@ class PendingArray(jax.Array):
         "_failure",
         "_is_committed",
         "_is_deleted",
-        "_place",
+        "_own_sharding",
         "_received",
         "_then",
     )
 
-    def __init__(self, call: Call, aval: ShapedArray, sharding: Sharding, committed: bool) -> None:
-        self._call: Call | None = call
+    def __init__(self, call: Call | None, aval: ShapedArray, sharding: Sharding, committed: bool) -> None:
+        self._call = call
         self._aval = aval
-        self._place = sharding
+        self._own_sharding = sharding
         self._is_committed = committed
         self._received: Any = None
         self._is_deleted = False
         self._failure: Failure | None = None
-        self._then: list[Callable[[Any], None]] = []
+        self._then: list[Callable[[jax.Array], None]] = []
 
     @staticmethod
     def failed(failure: Failure, aval: ShapedArray, sharding: Sharding, committed: bool) -> "PendingArray":
         """The result of a call that has failed."""
-        array = PendingArray(cast(Call, None), aval, sharding, committed)
+        array = PendingArray(None, aval, sharding, committed)
         array._failure = failure
         return array
 
-    def receive(self, value: Any) -> None:
+    def receive(self, value: jax.Array) -> None:
         """Sets the value and runs the actions that wait for it."""
         shareable(value)
         # This order takes the place of a lock, which an interrupt could leave locked: an action added once the value is
@@ -76,7 +78,7 @@ class PendingArray(jax.Array):
             self._received, self._failure, self._then = None, failure, []
             self._call = None
 
-    def value(self) -> Any:
+    def value(self) -> jax.Array:
         """The array; waits until the call has ended.
 
         Raises:
@@ -87,7 +89,7 @@ class PendingArray(jax.Array):
             self._failure.raise_()
         return self._received
 
-    def value_for_call(self) -> Any:
+    def value_for_call(self) -> jax.Array:
         """As `value`, for a call that has this array as an argument: its failure is passed on, not raised.
 
         Raises:
@@ -122,11 +124,11 @@ class PendingArray(jax.Array):
         return self.committed
 
     @property
-    def format(self) -> Any:
+    def format(self) -> Format:
         """Its sharding and, once the value is there, its layout in memory."""
-        return Format(None, self._place) if self._received is None else self._received.format
+        return Format(None, self._own_sharding) if self._received is None else self._received.format
 
-    def devices(self) -> set[Any]:
+    def devices(self) -> set[Device]:
         """Its devices."""
         return self.sharding.device_set
 
@@ -146,7 +148,7 @@ class PendingArray(jax.Array):
         """Whether using the value would not wait."""
         if self._call is not None:
             return False
-        return self._received is None or self._received.is_deleted() or _is_computed(self._received)
+        return self._received is None or self._received.is_deleted() or is_computed(self._received)
 
     def is_deleted(self) -> bool:
         """Whether it was deleted or donated."""
@@ -162,7 +164,7 @@ class PendingArray(jax.Array):
         when_received(self, lambda value: value.delete())
 
     def __repr__(self) -> str:
-        if self._received is not None and not self._received.is_deleted() and _is_computed(self._received):
+        if self._received is not None and not self._received.is_deleted() and is_computed(self._received):
             return repr(self._received)
         state = "deleted" if self.is_deleted() else "pending"
         if self._failure is not None:
@@ -172,11 +174,11 @@ class PendingArray(jax.Array):
     def __str__(self) -> str:
         return str(self.value())
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> str | tuple[object, ...]:
         return self.value().__reduce__()
 
-    def __deepcopy__(self, memo: Any) -> Any:
-        return self.value().__deepcopy__(memo)
+    def __deepcopy__(self, memo: dict[int, object]) -> jax.Array:
+        return copy.deepcopy(self.value(), memo)
 
     def __getattr__(self, name: str) -> Any:
         if name in _OF_KEYS and jax.dtypes.issubdtype(self.dtype, jax.dtypes.prng_key):
@@ -184,7 +186,12 @@ class PendingArray(jax.Array):
         raise AttributeError(f"a jax.Array has no attribute {name!r}", name=name, obj=self)
 
 
-def when_received(array: PendingArray, action: Callable[[Any], None]) -> None:
+def values_of(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """The arrays, each pending one replaced by its value; waits for them."""
+    return [array.value() if type(array) is PendingArray else array for array in arrays]
+
+
+def when_received(array: PendingArray, action: Callable[[jax.Array], None]) -> None:
     """Runs an action on the value as soon as it is there, before any other use; never if the call fails."""
     array._then.append(action)
     if array._call is None or array._received is not None:
@@ -196,18 +203,13 @@ def when_received(array: PendingArray, action: Callable[[Any], None]) -> None:
             action(array._received)
 
 
-def _is_computed(value: Any) -> bool:
-    """Whether an array is ready; arrays of keys have no `is_ready`, their data has."""
-    return getattr(value, "_base_array", value).is_ready()
-
-
-def _forwarding(name: str, attribute: Any) -> Any:
+def _forwarding(name: str, attribute: object) -> object:
     if isinstance(attribute, int):
         return attribute
     if not callable(attribute):
         return property(lambda self: getattr(self.value(), name))
 
-    def method(self: PendingArray, *args: Any, **kwargs: Any) -> Any:
+    def method(self: PendingArray, *args: object, **kwargs: object) -> object:
         return getattr(self.value(), name)(*args, **kwargs)
 
     method.__name__ = name
@@ -223,21 +225,16 @@ _COMPARISONS = {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__f
 
 _KNOWN = {
     **{name: f"_aval.{name}" for name in ("shape", "dtype", "ndim", "size", "weak_type")},
-    **{name: f"_place.{name}" for name in ("is_fully_addressable", "is_fully_replicated")},
+    **{name: f"_own_sharding.{name}" for name in ("is_fully_addressable", "is_fully_replicated")},
     "aval": "_aval",
-    "sharding": "_place",
+    "sharding": "_own_sharding",
     "itemsize": "_aval.dtype.itemsize",
 }
 """Attributes that follow from the specs, and where to read them."""
 
 
-def _define_the_rest() -> None:
-    """Defines the attributes that follow from the specs, and forwards all others of arrays to the value."""
-    for name, path in _KNOWN.items():
-        setattr(PendingArray, name, property(operator.attrgetter(path), doc=getattr(ArrayImpl, name).__doc__))
-    for name in {*dir(ArrayImpl)} - {*vars(PendingArray)} - (_OF_CLASSES - _COMPARISONS) - _OF_PLAIN_ARRAYS:
-        setattr(PendingArray, name, _forwarding(name, getattr(ArrayImpl, name)))
-
-
-_define_the_rest()
+for _name, _path in _KNOWN.items():
+    setattr(PendingArray, _name, property(operator.attrgetter(_path), doc=getattr(ArrayImpl, _name).__doc__))
+for _name in {*dir(ArrayImpl)} - {*vars(PendingArray)} - (_OF_CLASSES - _COMPARISONS) - _OF_PLAIN_ARRAYS:
+    setattr(PendingArray, _name, _forwarding(_name, getattr(ArrayImpl, _name)))
 register_array_type(PendingArray, PendingArray.value)

@@ -7,11 +7,19 @@ ready, but would wait for an array that is still being computed; such an array i
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jax
 
-from partjit._jax.arrays import ArrayImpl, PRNGKeyArray, array_of_buffers, array_of_capsule, buffers_of, with_key_data
+from partjit._jax.arrays import (
+    ArrayImpl,
+    PRNGKeyArray,
+    array_of_buffers,
+    array_of_capsule,
+    buffers_of,
+    is_computed,
+    with_key_data,
+)
 from partjit.colocated.runtime.failures import PoisonedError
 from partjit.colocated.runtime.pending import PendingArray, when_received
 
@@ -23,7 +31,7 @@ Take = Callable[[], jax.Array]
 """Returns the pinned array; to be called once, where the function runs."""
 
 
-def pin(array: Any) -> Take:
+def pin(array: jax.Array) -> Take:
     """Keeps an array as it is now, without waiting.
 
     Args:
@@ -32,18 +40,17 @@ def pin(array: Any) -> Take:
     Raises:
         RuntimeError: it was deleted.
     """
-    kind = type(array)
-    if kind is PendingArray:
+    if type(array) is PendingArray:
         return _pin_pending(array)
-    if kind is PRNGKeyArray:
+    if type(array) is PRNGKeyArray:
         take_data = pin(array._base_array)
         return lambda: with_key_data(array, take_data())
-    if kind is not ArrayImpl:
+    if type(array) is not ArrayImpl:
         return lambda: array
     if array.is_deleted():  # on jax 0.10, `is_ready` of such an array aborts the process
         raise _deleted(array)
     # A capsule does not record its kind of memory: an array made of it is in that of the device.
-    is_pinnable = array.sharding.memory_kind in _OWN_KINDS and array.is_ready()
+    is_pinnable = array.sharding.memory_kind in _OWN_KINDS and is_computed(array)
     return _pin_ready(array) if is_pinnable else _copied(array)
 
 
@@ -55,7 +62,7 @@ def _pin_ready(array: ArrayImpl) -> Take:
         return _copied(array)
     devices = [next(iter(buffer.devices())) for buffer in buffers]
 
-    def take() -> Any:
+    def take() -> jax.Array:
         aliases = [array_of_capsule(capsule, device) for capsule, device in zip(capsules, devices, strict=True)]
         return array_of_buffers(array, aliases)
 
@@ -74,7 +81,7 @@ def _pin_pending(array: PendingArray) -> Take:
         raise _deleted(array)
     pinned: list[Take] = []
 
-    def pin_value(value: Any) -> None:
+    def pin_value(value: jax.Array) -> None:
         try:
             pinned.append(pin(value))
         except RuntimeError as error:  # it was deleted before the value came
@@ -82,7 +89,7 @@ def _pin_pending(array: PendingArray) -> Take:
 
     when_received(array, pin_value)
 
-    def take() -> Any:
+    def take() -> jax.Array:
         try:
             array.value_for_call()
         except PoisonedError:

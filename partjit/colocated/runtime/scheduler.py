@@ -11,7 +11,7 @@ thread claims it first, which succeeds once.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from partjit.colocated.runtime import interrupts, threads
 from partjit.colocated.runtime.call import NOBODY, Call, Lane, current_calls
@@ -32,6 +32,7 @@ __all__ = [
     "unfinished",
 ]
 
+_Result = TypeVar("_Result")
 _order = Exclusive()
 _unfinished: dict[Call, None] = {}
 _IN_BETWEEN = "a finalizer or the handler of a signal, in the middle of the submission of another call,"
@@ -120,7 +121,9 @@ def run_here(call: Call, *, only_if_free: bool = False) -> Any:
     return driver.of(_run_here, call, driver, only_if_free, otherwise=driver.clean_up)()
 
 
-def run_in_lanes(name: str, site: Site, stream: Any, lanes: Sequence[Lane | None], body: Callable[[], Any]) -> Any:
+def run_in_lanes(
+    name: str, site: Site, stream: Lane, lanes: Sequence[Lane | None], body: Callable[[], _Result]
+) -> _Result:
     """Runs a function in this thread as a call, in turn in those of the lanes that this thread has not entered."""
     entered = entered_lanes()
     free = [lane for lane in lanes if lane is not None and lane not in entered]

@@ -6,8 +6,7 @@ With `layout="per_shard"` the function gets `jax.Shard`s, in the body of a `shar
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -17,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 from partjit._jax.arrays import device_put, shareable
 from partjit._jax.meshes import without_mesh
 from partjit._jax.shardings import device_list
-from partjit._jax.types import Device, PyTreeDef
+from partjit._jax.types import Device, PyTree, PyTreeDef
 from partjit.colocated.devices import colocated_sharding, replicated_over
 from partjit.colocated.runtime.host_values import HostValue
 from partjit.colocated.runtime.pins import distinct
@@ -83,11 +82,11 @@ def _positions(mesh: Mesh) -> list[dict[str, int]]:
 
 
 def per_shard(
-    target: Callable[..., Any],
+    target: Callable[..., PyTree],
     name: str,
     out_specs: OutSpecs | None,
     shardings: Sequence[Sharding | None] | None = None,
-) -> Callable[..., Any]:
+) -> Callable[..., PyTree]:
     """A function of arrays that calls `target` with their shards, once per device of this process.
 
     Args:
@@ -103,7 +102,7 @@ def per_shard(
             have the shape that its sharding implies.
     """
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
         leaves, tree = jax.tree.flatten((args, kwargs))
         shards = [{shard.device: shard for shard in shareable(leaf).addressable_shards} for leaf in leaves]
         if any(of_leaf.keys() != shards[0].keys() for of_leaf in shards):
@@ -134,12 +133,12 @@ def per_shard(
                     "called once per shard and returns a shard of each result each time"
                 )
             own[device] = distinct(values, [of_leaf[device].data for of_leaf in shards])
-        stated = [spec.sharding for spec in out_specs.leaves] if shardings is None else shardings
+        requested = [spec.sharding for spec in out_specs.leaves] if shardings is None else shardings
         return jax.tree.unflatten(
             out_specs.tree,
             [
                 _assembled(spec, sharding, {device: values[i] for device, values in own.items()}, leaves, name, i)
-                for i, (spec, sharding) in enumerate(zip(out_specs.leaves, stated, strict=True))
+                for i, (spec, sharding) in enumerate(zip(out_specs.leaves, requested, strict=True))
             ],
         )
 
@@ -149,7 +148,7 @@ def per_shard(
 def _assembled(
     spec: OutSpec,
     sharding: Sharding | None,
-    by_device: dict[Any, jax.Array],
+    by_device: Mapping[Device, jax.Array],
     args: Sequence[jax.Array],
     name: str,
     i: int,
@@ -172,8 +171,8 @@ def _assembled(
                 f"{name} returned {shard.aval.str_short()} as result {i} on {device}, but its specs make a shard "
                 f"{jax.ShapeDtypeStruct(wanted, spec.dtype)}"
             )
-    placed = [jax.device_put(by_device[device], device) for device in sharding.addressable_devices]
-    return jax.make_array_from_single_device_arrays(spec.shape, sharding, placed)
+    arrays = [jax.device_put(by_device[device], device) for device in sharding.addressable_devices]
+    return jax.make_array_from_single_device_arrays(spec.shape, sharding, arrays)
 
 
 def _as_arguments(spec: OutSpec, args: Sequence[jax.Array], name: str, i: int) -> Sharding:
@@ -207,7 +206,9 @@ class Shards:
     out_shardings: tuple[NamedSharding, ...]
 
 
-def on_each_shard(target: Callable[..., Any], name: str, shards: Shards, out_specs: OutSpecs) -> Callable[..., Any]:
+def on_each_shard(
+    target: Callable[..., PyTree], name: str, shards: Shards, out_specs: OutSpecs
+) -> Callable[..., PyTree]:
     """A function of arrays that calls `target` with their shards, as the body of a `shard_map` has them.
 
     `target` is called once per device of this process, in the order of the mesh, with arrays on that device; for an
@@ -223,15 +224,11 @@ def on_each_shard(target: Callable[..., Any], name: str, shards: Shards, out_spe
         ValueError: when called: the results contradict the specs.
     """
     where = _OwnDevices(shards.mesh)
-    in_places = [*zip(shards.in_avals, shards.in_shardings, strict=True)]
-    out_places = [*zip(out_specs.leaves, shards.out_shardings, strict=True)]
+    in_shapes = [aval.shape for aval in shards.in_avals]
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
         leaves, tree = jax.tree.flatten((args, kwargs))
-        arguments = [
-            where.shards_of(leaf, aval.shape, sharding)
-            for leaf, (aval, sharding) in zip(leaves, in_places, strict=True)
-        ]
+        arguments = [*map(where.shards_of, leaves, in_shapes, shards.in_shardings)]
         results = []
         for k, position in enumerate(where.positions):
             own = [of_leaf[k] for of_leaf in arguments]
@@ -243,7 +240,7 @@ def on_each_shard(target: Callable[..., Any], name: str, shards: Shards, out_spe
         return out_specs.tree.unflatten(
             [
                 where.assembled([result[i] for result in results], spec, sharding)
-                for i, (spec, sharding) in enumerate(out_places)
+                for i, (spec, sharding) in enumerate(zip(out_specs.leaves, shards.out_shardings, strict=True))
             ]
         )
 
@@ -260,9 +257,9 @@ class _OwnDevices:
 
     def __init__(self, mesh: Mesh) -> None:
         devices: list[Device] = [*mesh.devices.flat]
-        everywhere: Any = colocated_sharding(NamedSharding(mesh, PartitionSpec()))
+        everywhere = colocated_sharding(NamedSharding(mesh, PartitionSpec()))
         self._is_shared = isinstance(everywhere, SingleDeviceSharding)  # all have the same CPU device
-        hosts = [*everywhere.device_set] * mesh.size if self._is_shared else [*everywhere.mesh.devices.flat]
+        hosts = [*device_list(everywhere)] * (mesh.size if self._is_shared else 1)
         own = [k for k, device in enumerate(devices) if device.process_index == jax.process_index()]
         positions = _positions(mesh)
         self.positions = [positions[k] for k in own]
@@ -271,9 +268,9 @@ class _OwnDevices:
 
     def shards_of(self, array: jax.Array, shape: tuple[int, ...], sharding: NamedSharding) -> Sequence[jax.Array]:
         """The shards of an array, in the shape given; it has this sharding or the same one on the hosts."""
-        place = colocated_sharding(sharding)
-        if array.sharding != place and not array.sharding.is_equivalent_to(place, array.ndim):
-            array = device_put(array, place)
+        on_hosts = colocated_sharding(sharding)
+        if array.sharding != on_hosts and not array.sharding.is_equivalent_to(on_hosts, array.ndim):
+            array = device_put(array, on_hosts)
         if self._is_shared:
             indices = sharding.devices_indices_map(array.shape)
             found = [array[indices[device]] for device in self._devices]
@@ -286,18 +283,18 @@ class _OwnDevices:
         """The array with these shards, on the hosts."""
         shape = sharding.shard_shape(spec.shape)
         shards = values if all(value.shape == shape for value in values) else [_reshaped(v, shape) for v in values]
-        placed = [
+        arrays = [
             value if value.device is host else jax.device_put(value, host)
             for value, host in zip(shards, self.hosts, strict=True)
         ]
         if not self._is_shared:
-            place = colocated_sharding(sharding)
-            if spec.sharding.is_equivalent_to(place, len(spec.shape)):  # its mesh may have Explicit axes
-                place = spec.sharding
-            return jax.make_array_from_single_device_arrays(spec.shape, place, placed)
+            on_hosts = colocated_sharding(sharding)
+            if spec.sharding.is_equivalent_to(on_hosts, len(spec.shape)):  # its mesh may have Explicit axes
+                on_hosts = spec.sharding
+            return jax.make_array_from_single_device_arrays(spec.shape, on_hosts, arrays)
         indices = sharding.devices_indices_map(spec.shape)
         result = jax.numpy.zeros(spec.shape, spec.dtype, device=spec.sharding)
-        for value, device in zip(placed, self._devices, strict=True):
+        for value, device in zip(arrays, self._devices, strict=True):
             result = result.at[indices[device]].set(value)
         return result
 
@@ -310,7 +307,7 @@ def _on(device: Device) -> Callable[[HostValue], jax.Array]:
 
 
 def _fitting(
-    result: Any, name: str, avals: Sequence[ShapedArray], tree: PyTreeDef, device: Device
+    result: PyTree, name: str, avals: Sequence[ShapedArray], tree: PyTreeDef, device: Device
 ) -> Sequence[jax.Array]:
     """The results for one shard, flat."""
     flat, returned = flat_result(result, name, _on(device))

@@ -21,7 +21,7 @@ from partjit._jax.arrays import (
     with_weak_type,
 )
 from partjit._jax.shardings import device_list
-from partjit._jax.types import PyTreeDef
+from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import flatten_arguments
 from partjit.checks import flattened, shown, unsorted
 from partjit.colocated.runtime.host_values import HostValue, is_host_value
@@ -46,7 +46,7 @@ _KINDS_OF_NUMPY = frozenset("mMOSU")  # dates, objects and strings, which arrays
 _ARRAY_TYPES = frozenset({ArrayImpl, PRNGKeyArray, PendingArray})
 
 
-def require_array(value: Any, path: Callable[[], str]) -> None:
+def require_array(value: object, path: Callable[[], str]) -> None:
     """Raises ValueError unless `value` is a concrete array; NumPy arrays and numbers have been converted."""
     if type(value) in _ARRAY_TYPES or (isinstance(value, jax.Array) and not isinstance(value, Tracer)):
         return
@@ -57,11 +57,10 @@ def require_array(value: Any, path: Callable[[], str]) -> None:
 
 
 def argument_paths(
-    signature: inspect.Signature | None, args: Sequence[Any], kwargs: Mapping[str, Any]
+    signature: inspect.Signature | None, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]
 ) -> tuple[str, ...]:
     """The key path of each argument leaf in terms of the function's parameters."""
-    nothing: Any = ((), ())
-    return flatten_arguments(signature, args, kwargs, nothing, nothing).paths
+    return flatten_arguments(signature, args, kwargs, ((), ()), ((), ())).paths
 
 
 class InSpecs:
@@ -74,17 +73,17 @@ class InSpecs:
 
     __slots__ = ("_seen", "leaves", "tree")
 
-    def __init__(self, leaves: Sequence[Any], tree: PyTreeDef) -> None:
+    def __init__(self, leaves: Sequence[jax.ShapeDtypeStruct], tree: PyTreeDef) -> None:
         self.leaves = tuple(leaves)
         self.tree = tree
-        self._seen: list[Any] | None = None
+        self._seen: list[object] | None = None
 
     def fresh(self) -> "InSpecs":
         """A copy that remembers no arguments: those belong to one specialization."""
         return InSpecs(self.leaves, self.tree)
 
     @staticmethod
-    def of_user(in_specs: Any) -> "InSpecs":
+    def of_user(in_specs: object) -> "InSpecs":
         """From the option `in_specs`: `(args, kwargs)` of ShapeDtypeStructs, or of arrays as examples.
 
         Raises:
@@ -94,15 +93,15 @@ class InSpecs:
             raise ValueError(
                 f"in_specs must be a pair (args, kwargs) of specs, like ((spec_of_x,), {{}}), but is {shown(in_specs)}"
             )
-        args = in_specs[0] if isinstance(in_specs[0], tuple | list) else None
-        if args is None:
-            raise ValueError(f"in_specs[0] must be a tuple with a spec for each argument, but is {shown(in_specs[0])}")
-        with_paths, tree = flattened((tuple(args), in_specs[1]), "in_specs")
-        leaves = [leaf for _, leaf in with_paths]
-        paths = argument_paths(None, args, in_specs[1])
-        return InSpecs([spec_struct(leaf, f"in_specs: {path}") for leaf, path in zip(leaves, paths, strict=True)], tree)
+        args, kwargs = in_specs
+        if not isinstance(args, tuple | list):
+            raise ValueError(f"in_specs[0] must be a tuple with a spec for each argument, but is {shown(args)}")
+        leaves, tree = flattened((tuple(args), kwargs), "in_specs")
+        paths = argument_paths(None, args, kwargs)
+        structs = [spec_struct(leaf, f"in_specs: {path}") for (_, leaf), path in zip(leaves, paths, strict=True)]
+        return InSpecs(structs, tree)
 
-    def leaves_of(self, args: Any, kwargs: Any) -> list[Any] | None:
+    def leaves_of(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> list[jax.Array] | None:
         """The flat arguments if they are plain arrays of the types and shardings remembered, else None.
 
         A quick test with false negatives. Flattening up to a known structure is faster than comparing two structures,
@@ -114,14 +113,14 @@ class InSpecs:
         except (ValueError, AttributeError):  # another structure, or a leaf that is not a plain array
             return None
 
-    def remember(self, leaves: Sequence[Any]) -> None:
+    def remember(self, leaves: Sequence[jax.Array]) -> None:
         """Remembers arguments that fit, so that `leaves_of` recognizes others like them."""
         if _PLAIN.issuperset(map(type, leaves)):
             self._seen = [*map(type_sharding_and_commitment, leaves)]
 
     def check(
         self,
-        leaves: Sequence[Any],
+        leaves: Sequence[jax.Array | jax.ShapeDtypeStruct],
         tree: PyTreeDef,
         paths: Callable[[], Sequence[str]],
         *,
@@ -130,7 +129,7 @@ class InSpecs:
         """Raises ValueError that names each argument that contradicts the specs.
 
         Args:
-            leaves, tree: the arguments; without `check_shardings`, anything with a shape and a dtype.
+            leaves, tree: the arguments, or their types.
             paths: returns their key paths.
             check_shardings: whether to check their shardings.
         """
@@ -167,9 +166,9 @@ class OutSpec:
         is_simple = committed and sharding.is_fully_replicated and sharding.is_fully_addressable
         self._copies_on = device_list(sharding) if is_simple else None
 
-    def fit(self, value: Any) -> Any:
+    def fit(self, value: jax.Array | HostValue) -> jax.Array:
         """The value, of the right shape and dtype, with this weak type and sharding."""
-        if type(value) is HostValue:
+        if isinstance(value, HostValue):
             return value.put(self.aval, self.sharding, self.committed)
         if value.aval.weak_type != self.weak_type:
             value = with_weak_type(value, self.weak_type)
@@ -177,7 +176,7 @@ class OutSpec:
             return self.put(value)
         return value
 
-    def put(self, value: Any) -> Any:
+    def put(self, value: jax.Array) -> jax.Array:
         """The value, moved to this sharding."""
         if self._copies_on is not None and type(value) is ArrayImpl and is_on_one_host_device(value):
             return copies_of(value, self.sharding, self._copies_on)
@@ -197,14 +196,16 @@ class OutSpecs:
     def __init__(self, leaves: Sequence[OutSpec], tree: PyTreeDef) -> None:
         self.leaves = tuple(leaves)
         self.tree = tree
-        self._seen: list[Any] | None = None
-        self._seen_elsewhere: list[Any] | None = None
+        self._seen: list[object] | None = None
+        self._seen_elsewhere: list[object] | None = None
         # Only an array on a single device can be uncommitted.
         on_one = any(isinstance(spec.sharding, jax.sharding.SingleDeviceSharding) for spec in leaves)
         self._glance = type_sharding_and_commitment if on_one else type_and_sharding
 
     @staticmethod
-    def of_user(out_specs: Any, default_sharding: Callable[[], Sharding], uncommitted: Sequence[Any]) -> "OutSpecs":
+    def of_user(
+        out_specs: PyTree, default_sharding: Callable[[], Sharding], uncommitted: Sequence[Sharding]
+    ) -> "OutSpecs":
         """From the option `out_specs`: ShapeDtypeStructs, or arrays as examples.
 
         Args:
@@ -221,12 +222,7 @@ class OutSpecs:
             leaves.append(OutSpec(aval_of_struct(spec), sharding, committed))
         return OutSpecs(leaves, tree)
 
-    @staticmethod
-    def of_result(values: Sequence[Any], tree: PyTreeDef) -> "OutSpecs":
-        """Those of the results that a function returned."""
-        return OutSpecs([OutSpec(value.aval, value.sharding, value.committed) for value in values], tree)
-
-    def fit(self, result: Any, name: str) -> Any:
+    def fit(self, result: PyTree, name: str) -> PyTree:
         """The result of the function, each array with its specified sharding.
 
         Raises:
@@ -235,11 +231,11 @@ class OutSpecs:
         fitted, is_same = self._fitted(result, name)
         return result if is_same else self.tree.unflatten(fitted)
 
-    def fit_flat(self, result: Any, name: str) -> Sequence[Any]:
+    def fit_flat(self, result: PyTree, name: str) -> Sequence[jax.Array]:
         """As `fit`, flat."""
         return self._fitted(result, name)[0]
 
-    def _fitted(self, result: Any, name: str) -> tuple[Sequence[Any], bool]:
+    def _fitted(self, result: PyTree, name: str) -> tuple[Sequence[jax.Array], bool]:
         """The flat arrays, and whether they are those returned by the function."""
         try:
             values = self.tree.flatten_up_to(result)
@@ -256,11 +252,11 @@ class OutSpecs:
             is_kept = [*map(operator.is_, fitted, values)]
             if all(is_kept):
                 self._seen = [*map(self._glance, values)]
-            elif not any(is_kept) and all(map(_has_weak_type, values, self.leaves)):
+            elif not any(is_kept) and [v.aval.weak_type for v in values] == [spec.weak_type for spec in self.leaves]:
                 self._seen_elsewhere = [*map(self._glance, values)]
         return fitted, False
 
-    def fit_leaves(self, result: Any, name: str) -> list[Any]:
+    def fit_leaves(self, result: PyTree, name: str) -> list[jax.Array]:
         """As `fit_flat`, without the quick test."""
         values, tree = flat_values(result, name)
         wrong = [] if tree == self.tree else self._wrong_structure(result)
@@ -268,13 +264,13 @@ class OutSpecs:
             for i, (value, spec) in enumerate(zip(values, self.leaves, strict=True)):
                 if value.is_deleted():
                     raise RuntimeError(
-                        f"{name} returned an array that was deleted or donated: {_result_path(result, i)} "
+                        f"{name} returned an array that was deleted or donated: {_leaf_paths(result)[i]} "
                         f"({value.aval.str_short()}). Return a copy made before"
                     )
                 fits = value.has_dtype(spec.dtype) if type(value) is HostValue else value.dtype == spec.dtype
                 if value.shape != spec.shape or not fits:
                     what = f"{value.aval.str_short()}, but its spec says {spec.aval.str_short()}"
-                    wrong.append(f"{_result_path(result, i)} is {what}")
+                    wrong.append(f"{_leaf_paths(result)[i]} is {what}")
         if wrong:
             raise ValueError(
                 f"{name} returned what its output specs do not say: {'; '.join(wrong)}. The specs are those of "
@@ -283,21 +279,21 @@ class OutSpecs:
             )
         return [spec.fit(value) for value, spec in zip(values, self.leaves, strict=True)]
 
-    def _wrong_structure(self, result: Any) -> list[str]:
-        expected = {path for path, _ in _leaf_paths(jax.tree.unflatten(self.tree, self.leaves))}
-        returned = {path for path, _ in _leaf_paths(result)}
+    def _wrong_structure(self, result: PyTree) -> list[str]:
+        expected = {*_leaf_paths(jax.tree.unflatten(self.tree, self.leaves))}
+        returned = {*_leaf_paths(result)}
         wrong = [f"{path} is missing" for path in sorted(expected - returned)]
         wrong += [f"{path} is not among them" for path in sorted(returned - expected)]
         return wrong or [f"expected the structure {self.tree}, but got {jax.tree.structure(result)}"]
 
 
-def flat_result(result: Any, name: str, put: Callable[[HostValue], jax.Array]) -> tuple[list[jax.Array], PyTreeDef]:
+def flat_result(result: PyTree, name: str, put: Callable[[HostValue], jax.Array]) -> tuple[list[jax.Array], PyTreeDef]:
     """The flat result of a function, as `flat_values`, but arrays all: `put` makes them of the others."""
     values, tree = flat_values(result, name)
-    return [put(value) if type(value) is HostValue else value for value in values], tree
+    return [put(value) if isinstance(value, HostValue) else value for value in values], tree
 
 
-def flat_values(result: Any, name: str) -> tuple[list[Any], PyTreeDef]:
+def flat_values(result: PyTree, name: str) -> tuple[list[jax.Array | HostValue], PyTreeDef]:
     """The flat result of a function, of arrays and `HostValue`s; waits for results of other calls in it.
 
     Raises:
@@ -315,11 +311,11 @@ def flat_values(result: Any, name: str) -> tuple[list[Any], PyTreeDef]:
         elif is_host_value(leaf):
             leaves[i] = HostValue(leaf)
         else:
-            require_array(leaf, lambda i=i: f"{_result_path(result, i)} of {name}")
+            require_array(leaf, lambda i=i: f"{_leaf_paths(result)[i]} of {name}")
     return leaves, tree
 
 
-def spec_struct(leaf: Any, path: str) -> Any:
+def spec_struct(leaf: Any, path: str) -> jax.ShapeDtypeStruct:
     """A user's spec as a ShapeDtypeStruct.
 
     Raises:
@@ -335,39 +331,31 @@ def spec_struct(leaf: Any, path: str) -> Any:
     raise ValueError(f"{path} must be a jax.ShapeDtypeStruct, but is {shown(leaf)}")
 
 
-def struct_of(aval: Any, sharding: Sharding | None) -> jax.ShapeDtypeStruct:
+def struct_of(aval: ShapedArray | jax.ShapeDtypeStruct, sharding: Sharding | None) -> jax.ShapeDtypeStruct:
     """The spec of a value, from its abstract value or another spec, with a sharding."""
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
 
 
-def spec_structs(specs: Any, what: str) -> tuple[list[jax.ShapeDtypeStruct], Any]:
+def spec_structs(specs: PyTree, what: str) -> tuple[list[jax.ShapeDtypeStruct], PyTreeDef]:
     """The leaves of a tree of specs as ShapeDtypeStructs, and its structure; ValueError that names what is none."""
     with_paths, tree = flattened(specs, what)
     return [spec_struct(leaf, f"{what}{jax.tree_util.keystr(path)}") for path, leaf in with_paths], tree
 
 
-def check_out_specs(where: str, name: str, out_specs: Any) -> Any:
+def check_out_specs(where: str, name: str, out_specs: PyTree) -> PyTree:
     """The tree of specs of results, checked."""
     spec_structs(out_specs, f"{where}: {name}")
     return out_specs
 
 
-def _has_weak_type(value: Any, spec: OutSpec) -> bool:
-    return value.aval.weak_type == spec.weak_type
-
-
-def _leaf_paths(tree: PyTreeDef) -> list[tuple[str, Any]]:
-    return [(f"result{jax.tree_util.keystr(path)}", leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
-
-
-def _result_path(result: Any, i: int) -> str:
-    return _leaf_paths(result)[i][0]
+def _leaf_paths(tree: PyTree) -> list[str]:
+    return [f"result{jax.tree_util.keystr(path)}" for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
 
 
 def _is_same(sharding: Sharding, other: Sharding, ndim: int) -> bool:
     return sharding == other or (sharding.is_equivalent_to(other, ndim) and device_list(sharding) == device_list(other))
 
 
-def _text(array: jax.Array) -> str:
+def _text(array: jax.Array | jax.ShapeDtypeStruct) -> str:
     text = f"{jax.numpy.dtype(array.dtype).name}[{','.join(map(str, array.shape))}]"
     return text if array.sharding is None else f"{text} with {array.sharding}"

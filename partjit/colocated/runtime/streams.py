@@ -10,6 +10,7 @@ import contextvars
 import functools
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any, cast
 
 from partjit._jax.tracing import is_eager
@@ -72,7 +73,7 @@ class Stream(Lane):
             self._nested = weakref.ref(found)
         return found
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[Callable[[str], "Stream"], tuple[str]]:
         if self.name is None:
             raise TypeError("a stream without a name belongs to its process: name it to refer to it from elsewhere")
         return as_stream, (self.name,)
@@ -194,7 +195,7 @@ class _Entry:
     def __init__(self) -> None:
         self.stream: Stream | None = None
         self.outer: dict[contextvars.ContextVar[_Entry | None], _Entry | None] = {}
-        self.exit: weakref.ref[Any] | None = None
+        self.exit: weakref.ref[Callable[..., None]] | None = None
 
     @property
     def was_broken_off(self) -> bool:
@@ -205,7 +206,7 @@ class _Entry:
 class _Exit:
     """`__exit__` of a scope: `with` gets an object that C calls and that only the interpreter refers to."""
 
-    def __get__(self, scope: "_Scope | None", owner: type | None = None) -> Any:
+    def __get__(self, scope: "_Scope | None", owner: type | None = None) -> Callable[..., None]:
         if scope is None:
             return _Scope.leave  # for `contextlib.ExitStack`
         entry = _Entry()
