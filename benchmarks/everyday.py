@@ -7,8 +7,9 @@ writes it; where it knows several spellings, each has a row of its own, and the 
 All ways of a situation run in one process, on one device and then on eight. Before anything is timed each has to give
 the same numbers, and to have called the host functions as often. Then they take turns, each of which is one run with
 all that it has started; a ratio is the median of those within each turn, to the way of the others whose median is the
-smallest, and its interval is that which contains the true median with 95 %. A way that hangs or aborts ends its
-process: it is named, and the situation is measured again without it.
+smallest, and its interval is that which contains the true median with 95 %. `cpu ratio` compares the time that all
+threads of the process were running: other programs on the same processors disturb it less. A way that hangs or aborts
+ends its process: it is named, and the situation is measured again without it.
 
     python benchmarks/everyday.py --only clock --only log
 
@@ -155,23 +156,38 @@ def watch(way: str) -> None:
     faulthandler.dump_traceback_later(SECONDS_A_RUN, exit=True)
 
 
-def take_turns(runs: Mapping[str, Run], seconds: float) -> dict[str, list[float]]:
-    """The seconds of each run in each turn; each goes first, second and last equally often."""
+class Times(NamedTuple):
+    """The seconds of each turn of a way.
+
+    Attributes:
+        wall: until it has ended.
+        processor: in which threads of this process were running.
+    """
+
+    wall: list[float]
+    processor: list[float]
+
+
+def take_turns(runs: Mapping[str, Run], seconds: float) -> dict[str, Times]:
+    """The times of each run; each goes first, second and last equally often."""
     for way, run in runs.items():  # until caches are warm, and ours knows which calls are cheap
         watch(way)
         run()
-    times: dict[str, list[float]] = {way: [] for way in runs}
+    times = {way: Times([], []) for way in runs}
     order, begun = [*runs], time.perf_counter()
     gc.collect()
     gc.freeze()
     gc.disable()
     try:
-        while len(times[OURS]) < FEWEST or time.perf_counter() - begun < seconds:
-            fastest = min(map(typical, times.values()))
+        while len(times[OURS].wall) < FEWEST or time.perf_counter() - begun < seconds:
+            fastest = min(typical(own.wall) for own in times.values())
             for way in order:
-                if way.startswith(OURS) or len(times[way]) < FEWEST or typical(times[way]) < FAR_BEHIND * fastest:
+                wall, processor = times[way]
+                if way.startswith(OURS) or len(wall) < FEWEST or typical(wall) < FAR_BEHIND * fastest:
                     watch(way)
-                    times[way].append(elapsed(runs[way]))
+                    before = time.process_time()
+                    wall.append(elapsed(runs[way]))
+                    processor.append(time.process_time() - before)
                     gc.collect()
             order = [*order[1:], order[0]]
     finally:
@@ -196,8 +212,8 @@ def measure(name: str, count: int, effort: Effort, without: Mapping[str, str]) -
         else:
             runs[way] = run
     times = take_turns(runs, effort.seconds) if OURS in runs and len(runs) > 1 else {}
-    per_iteration = {way: [spent / iterations for spent in own] for way, own in times.items()}
-    print(json.dumps({"devices": count, "times": per_iteration, "left out": left_out}), flush=True)
+    per_iteration = {way: [[turn / iterations for turn in kind] for kind in own] for way, own in times.items()}
+    print(json.dumps({"devices": count, "times": per_iteration, "left_out": left_out}), flush=True)
 
 
 # All of them
@@ -224,7 +240,7 @@ def measured(name: str, effort: Effort) -> Iterator[Row]:
                 continue
             remaining.remove(line["devices"])
             without, last = {}, ""
-            yield from rows_of(name, **{key.replace(" ", "_"): value for key, value in line.items()})
+            yield from rows_of(name, **line)
         if remaining:
             if not last or last in without or last == OURS:
                 yield {**EMPTY, "situation": name, "devices": remaining.pop(0), "spelling": last, "verdict": why}
@@ -243,14 +259,18 @@ EMPTY: Row = {  # all keys that a table has, of which a row may lack the numbers
     "ratio": "",
     "at least": "",
     "at most": "",
+    "cpu ratio": "",
     "verdict": "",
     "others": "",
 }
 
 
-def rows_of(name: str, devices: int, times: Mapping[str, list[float]], left_out: Mapping[str, str]) -> Iterator[Row]:
-    """A row for each spelling of ours."""
-    others = {way: own for way, own in times.items() if not way.startswith(OURS)}
+def rows_of(
+    name: str, devices: int, times: Mapping[str, Sequence[Sequence[float]]], left_out: Mapping[str, str]
+) -> Iterator[Row]:
+    """A row for each spelling of ours; `times` has the `Times` of each way, per iteration."""
+    walls = {way: wall for way, (wall, _) in times.items()}
+    others = {way: wall for way, wall in walls.items() if not way.startswith(OURS)}
     shown = [f"{way} {typical(own) * 1e6:,.0f}" for way, own in others.items()]
     shown += [f"{way}: {why}" for way, why in left_out.items() if not way.startswith(OURS)]
     best = min(others, key=lambda way: typical(others[way]), default="")
@@ -259,17 +279,23 @@ def rows_of(name: str, devices: int, times: Mapping[str, list[float]], left_out:
         if way in left_out or not best:
             yield {**row, "verdict": left_out.get(way, "nothing to compare with")}
             continue
-        low, middle, high = median_with_interval([a / b for a, b in zip(times[way], others[best], strict=False)])
+        low, middle, high = median_with_interval(ratios(walls[way], others[best]))
         yield {
             **row,
-            "us": typical(times[way]) * 1e6,
+            "us": typical(walls[way]) * 1e6,
             "best other": best,
             "its us": typical(others[best]) * 1e6,
             "ratio": middle,
             "at least": low,
             "at most": high,
+            "cpu ratio": statistics.median(ratios(times[way][1], times[best][1])),
             "verdict": report.verdict(middle, BOUND),
         }
+
+
+def ratios(times: Sequence[float], others: Sequence[float]) -> list[float]:
+    """The ratio of each turn in which both took part."""
+    return [one / other for one, other in zip(times, others, strict=False)]
 
 
 def median_with_interval(values: Sequence[float]) -> tuple[float, float, float]:

@@ -11,6 +11,7 @@ import everyday
 from situations.ways import CALLBACKS, OURS, Place
 from tests.effort import sample
 
+OTHERWISE = f"{OURS}, otherwise"
 TINY = {int: 2, float: 0.5}
 CASES = [(name, count) for name, entry in everyday.SITUATIONS.items() for count in entry.counts]
 
@@ -34,18 +35,15 @@ def test_a_way_that_gives_other_numbers_or_raises_is_left_out():
 
 
 def test_a_row_compares_each_spelling_with_the_best_of_the_others():
-    times = {
-        "by hand": [2e-6] * 9,
-        "io_callback": [1e-6] * 9,
-        OURS: [2e-6] * 8 + [3e-6],
-        f"{OURS}, otherwise": [1e-6] * 9,
-    }
+    walls = {"by hand": [2e-6] * 9, "io_callback": [1e-6] * 9, OURS: [2e-6] * 8 + [3e-6], OTHERWISE: [1e-6] * 9}
+    times = {way: (wall, [1e-6] * 9) for way, wall in walls.items()}
     rows = [*everyday.rows_of("clock", 8, times, {"pure_callback": "hangs"})]
     assert [(row["spelling"], row["ratio"], row["verdict"]) for row in rows] == [
         (OURS, pytest.approx(2), "ABOVE"),
-        (f"{OURS}, otherwise", pytest.approx(1), "ok"),
+        (OTHERWISE, pytest.approx(1), "ok"),
     ]
     assert {row["best other"] for row in rows} == {"io_callback"}
+    assert rows[0]["cpu ratio"] == 1
     assert rows[0]["others"] == "by hand 2, io_callback 1, pure_callback: hangs"
     assert everyday.counted(rows) == (
         "1 of 1 rows of the first spelling are above 1.00, 1 of 2 with all spellings, 1 of them with their interval"
@@ -76,7 +74,7 @@ def test_a_situation_is_measured_again_without_a_way_that_hangs(monkeypatch):
             if "io_callback" not in without:
                 stderr = "Timeout (0:00:20)!"
                 break
-            lines.append({"devices": count, "times": {"by hand": [1.0], OURS: [1.0]}, "left out": without})
+            lines.append({"devices": count, "times": {"by hand": [[1], [1]], OURS: [[1], [1]]}, "left_out": without})
             without = {}
         return types.SimpleNamespace(stdout="\n".join(map(json.dumps, lines)), stderr=stderr, returncode=1)
 
