@@ -29,6 +29,7 @@ __all__ = [
     "check_numbers",
     "check_results",
     "flatten_arguments",
+    "flattened_results",
     "known_paths",
     "name_of",
     "positions",
@@ -318,6 +319,15 @@ def require_values(leaves: Sequence[object], paths: Sequence[str], name: str) ->
 
 def _int_dtype() -> np.dtype:
     return jax.dtypes.canonicalize_dtype(np.int64)
+
+
+def flattened_results(result: PyTree, name: str) -> tuple[list[object], tuple[str, ...], PyTreeDef]:
+    """What a function returned: flat, checked by `check_results`, with the key path of each leaf and the structure."""
+    with_paths, tree = flattened(result, f"The result of {name}")
+    leaves = [leaf for _, leaf in with_paths]
+    paths = tuple("result" + jax.tree_util.keystr(path) for path, _ in with_paths)
+    check_results(leaves, paths, name)
+    return leaves, paths, tree
 
 
 def check_results(leaves: Sequence[object], paths: Sequence[str], name: str) -> None:

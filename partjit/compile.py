@@ -23,7 +23,7 @@ from partjit._jax.compiling import (
 )
 from partjit._jax.jaxprs import type_of
 from partjit._jax.meshes import EMPTY_MESH, under_mesh
-from partjit._jax.shardings import UNSPECIFIED, MaybeSharding, UnspecifiedValue
+from partjit._jax.shardings import UNSPECIFIED, MaybeSharding, UnspecifiedValue, or_none
 from partjit._jax.stages import make_args_info
 from partjit._jax.tracing import low_jaxpr
 from partjit._jax.types import PyTree, PyTreeDef
@@ -232,18 +232,11 @@ class Traced:
     def out_info(self) -> PyTree:
         """A tree like the result of `jax.ShapeDtypeStruct`, with the shardings the out specs promise."""
         shardings = shardings_of(self.program.out_specs, self.program.mesh)
-        return jax.tree.unflatten(
-            self.out_tree,
-            [
-                jax.ShapeDtypeStruct(
-                    aval.shape,
-                    aval.dtype,
-                    sharding=None if isinstance(sharding, UnspecifiedValue) else sharding,
-                    weak_type=aval.weak_type,
-                )
-                for aval, sharding in zip(map(type_of, self.jaxpr.jaxpr.outvars), shardings, strict=True)
-            ],
-        )
+        structs = [
+            jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=or_none(sharding), weak_type=aval.weak_type)
+            for aval, sharding in zip(map(type_of, self.jaxpr.jaxpr.outvars), shardings, strict=True)
+        ]
+        return jax.tree.unflatten(self.out_tree, structs)
 
     def lower(
         self,

@@ -19,8 +19,7 @@ from partjit._jax.arrays import device_put
 from partjit._jax.shardings import MaybeSharding, UnspecifiedValue
 from partjit._jax.tracing import abstractify
 from partjit._jax.types import PyTree
-from partjit.arguments import Function, check_results
-from partjit.checks import flattened
+from partjit.arguments import Function, flattened_results
 from partjit.colocated.ir.eager import DefaultSharding, as_array, evaluated_with
 from partjit.compile import own_sharding
 from partjit.infer import Definition, infer, out_specs_of
@@ -65,10 +64,8 @@ class OnValues:
         leaves = [_placed(leaf, s, default, inside) for leaf, s in zip(arguments.leaves, shardings, strict=True)]
         given, named = with_static(arguments.tree, leaves, arguments.static)
         with evaluated_with(default), tracing_under(mesh):
-            with_paths, out_tree = flattened(fun(*given, **named), f"The result of {name}")
-        paths = tuple("result" + jax.tree_util.keystr(path) for path, _ in with_paths)
-        check_results([leaf for _, leaf in with_paths], paths, name)
-        results = [as_array(leaf) for _, leaf in with_paths]
+            returned, paths, out_tree = flattened_results(fun(*given, **named), name)
+        results = [*map(as_array, returned)]
         avals = [*map(abstractify, results)]
         out_specs = out_specs_of(self._definition, out_tree, avals)
         raise_mismatches(check_specs("pjit outputs", paths, avals, out_specs, mesh), name, mesh)

@@ -16,8 +16,7 @@ from jax.sharding import Mesh
 from partjit._jax.caches import weakref_cache
 from partjit._jax.tracing import name_results, separate_consts, trace_to_jaxpr
 from partjit._jax.types import PyTree, PyTreeDef
-from partjit.arguments import Function, Statics, check_results, name_of
-from partjit.checks import flattened
+from partjit.arguments import Function, Statics, flattened_results, name_of
 from partjit.mesh import tracing_under
 
 __all__ = ["TRACE_EVENT", "Trace", "trace", "with_static"]
@@ -73,10 +72,7 @@ def trace(
     def flat_fun(*leaves: object) -> list[object]:
         nonlocal out_paths, out_tree
         args, kwargs = with_static(in_tree, leaves, static)
-        leaves_out, out_tree = flattened(fun(*args, **kwargs), f"The result of {name_of(fun)}")
-        out_paths = tuple("result" + jax.tree_util.keystr(path) for path, _ in leaves_out)
-        results = [leaf for _, leaf in leaves_out]
-        check_results(results, out_paths, name_of(fun))
+        results, out_paths, out_tree = flattened_results(fun(*args, **kwargs), name_of(fun))
         return results
 
     start = time.perf_counter()

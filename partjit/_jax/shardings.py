@@ -20,11 +20,23 @@ __all__ = [
     "UnspecifiedValue",
     "default_device",
     "device_list",
+    "or_none",
+    "or_unspecified",
     "to_proto",
 ]
 
 MaybeSharding = Sharding | UnspecifiedValue
 """Of an argument or result; UNSPECIFIED where the partitioner chooses."""
+
+
+def or_none(sharding: MaybeSharding) -> Sharding | None:
+    """None for UNSPECIFIED."""
+    return None if isinstance(sharding, UnspecifiedValue) else sharding
+
+
+def or_unspecified(sharding: Sharding | None) -> MaybeSharding:
+    """UNSPECIFIED for None."""
+    return UNSPECIFIED if sharding is None else sharding
 
 
 def to_proto(sharding: Any) -> OpSharding | None:

@@ -13,7 +13,7 @@ from jax.extend.core import ClosedJaxpr, Var
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from partjit._jax.jaxprs import Atom
-from partjit._jax.shardings import MaybeSharding
+from partjit._jax.shardings import MaybeSharding, or_unspecified
 from partjit.colocated.runtime.streams import Stream
 from partjit.mesh import auto_twin
 from partjit.plan.ir.legality import check_stage
@@ -41,7 +41,7 @@ from partjit.plan.passes.fragments import fragments, replicated
 from partjit.plan.passes.inline import inline
 from partjit.plan.passes.own_initial import own_initial_values
 from partjit.plan.passes.pin import pin
-from partjit.plan.passes.propagate import default_without_mesh, or_unspecified, propagate
+from partjit.plan.passes.propagate import default_without_mesh, propagate
 from partjit.plan.passes.prune import merge, prune
 from partjit.plan.passes.rotate import rotate
 from partjit.plan.passes.run_to_calls import run_to_calls

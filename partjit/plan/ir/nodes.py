@@ -64,7 +64,7 @@ class Value:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole array."""
+        """Bytes of the array, over all devices."""
         return self.aval.size * self.aval.dtype.itemsize
 
     def __str__(self) -> str:
@@ -136,7 +136,7 @@ class Fragment(Generic[R, D]):
     Attributes:
         jaxpr: the closed jaxpr of `inputs` to `outputs`.
         inputs, outputs: its arguments and results.
-        cost: an estimate of its work, in elementary operations of the whole program.
+        cost: an estimate of its FLOPs, over all devices.
         donated: for each input whether the executable may reuse its memory.
         name: its name in the plan's source.
     """

@@ -168,7 +168,7 @@ def _memory(nodes: Sequence[Node], kept: set[Value], of_caller: set[Value], outs
         if isinstance(node, ColocatedCall) and not node.is_inline:
             on_threads.update((v, node.name) for v, pinned in zip(node.inputs, node.pinned, strict=False) if not pinned)
             faults += [
-                f"{node.name} does not hold {value.name}, which the caller has as well"
+                f"{node.name} does not pin {value.name}, which the caller has as well"
                 for value, pinned in zip(node.inputs, node.pinned, strict=False)
                 if not pinned and (value in outside or value in kept)
             ]

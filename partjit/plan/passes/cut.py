@@ -2,8 +2,8 @@
 
 An equation on the devices that needs the result of a call cannot be dispatched before the call has ended. So every
 equation has a level, the number of calls the devices must have waited for before it. A level has up to two fragments:
-what the awaited calls of this level need comes first; the rest is dispatched while they run, if it is worth a dispatch.
-If not, it goes with the former, or with the next level if there is no such. Calls that the devices do not wait for cut
+what the awaited calls of this level need comes first; the rest is dispatched while they run, if it amortizes that. If
+not, it goes with the former, or with the next level if there is no such. Calls that the devices do not wait for cut
 nothing: their arguments are results of whatever fragment computes them.
 """
 
@@ -17,7 +17,7 @@ from partjit.plan.ir.calls import Order, orders_of
 from partjit.plan.ir.nodes import ColocatedCall, Equation, Forward, Group, VarBlock, VarNode, is_host, variables
 from partjit.plan.passes.cost import amortizes_a_dispatch, cost_of
 
-__all__ = ["cut", "head_of", "taken_apart"]
+__all__ = ["cut", "grouped", "head_of"]
 
 
 class _Graph:
@@ -102,7 +102,7 @@ def cut(block: VarBlock, afterwards: Container[Var], donated: Collection[Var]) -
     return dataclasses.replace(block, nodes=tuple(_postponed(cutting.nodes, cutting.position, donated)))
 
 
-def taken_apart(nodes: Sequence[VarNode], afterwards: Container[Var]) -> list[VarNode]:
+def grouped(nodes: Sequence[VarNode], afterwards: Container[Var]) -> list[VarNode]:
     """Equations in groups such that `cut` can do with the groups, in a larger program, what it could do with them.
 
     Args:
@@ -111,15 +111,15 @@ def taken_apart(nodes: Sequence[VarNode], afterwards: Container[Var]) -> list[Va
     """
     graph = _Graph(nodes)
     awaited = graph.awaited(afterwards)
-    taken: list[VarNode] = []
+    found: list[VarNode] = []
     for here in _by_level(graph):
         ancestors = _ancestors(graph, [i for i in here if graph.is_host[i] and awaited[i]], set())
         device = [i for i in here if not graph.is_host[i]]
         for group in ([i for i in device if i in ancestors], [i for i in device if i not in ancestors]):
             if group:
-                taken.append(_group(graph, group, {}))
-        taken += [nodes[i] for i in here if graph.is_host[i]]
-    return taken
+                found.append(_group(graph, group, {}))
+        found += [nodes[i] for i in here if graph.is_host[i]]
+    return found
 
 
 def _by_level(graph: _Graph) -> list[list[int]]:

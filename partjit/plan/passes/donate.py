@@ -112,5 +112,5 @@ def _fits(value: Value, result: Value) -> bool:
 
 
 def _is_over(node: Node) -> bool:
-    # What calls inside of a loop or branch read from outside, they hold.
+    # Calls inside of a loop or branch pin what they read from outside.
     return isinstance(node, Fragment | Loop | Branch) or (isinstance(node, ColocatedCall) and node.is_inline)

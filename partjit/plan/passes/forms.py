@@ -19,7 +19,7 @@ class Form:
     """How an array over the mesh has the values of the shards as its shards.
 
     Attributes:
-        spec: the mesh axes that divide the array.
+        spec: the mesh axes that the array is sharded over.
         added: a dimension that the shards of the array have, of size 1, and the value has not; or None.
     """
 
@@ -28,7 +28,7 @@ class Form:
 
     @property
     def axes(self) -> frozenset[str]:
-        """The mesh axes that divide the array."""
+        """The mesh axes that the array is sharded over."""
         return frozenset().union(*self._sharded_dims())
 
     def shard_of(self, value: Atom) -> tuple[int, ...]:

@@ -8,10 +8,9 @@ from jax.extend.core import DropVar, Var
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from partjit._jax.jaxprs import Atom, closed_jaxpr, new_var
-from partjit._jax.shardings import MaybeSharding
+from partjit._jax.shardings import MaybeSharding, or_none
 from partjit.plan.ir.build import read, reading
 from partjit.plan.ir.nodes import ColocatedCall, Equation, Forward, Fragment, Group, VarBlock, VarNode, variables
-from partjit.plan.passes.propagate import or_none
 
 __all__ = ["fragments", "replicated"]
 

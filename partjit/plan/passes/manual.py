@@ -23,7 +23,7 @@ from partjit.colocated.ir.shard_map import called_for_each_shard
 from partjit.plan.ir.build import Builder, copied, live
 from partjit.plan.ir.calls import inner_jaxprs, makes_calls, names_of_calls
 from partjit.plan.ir.nodes import Block, ColocatedCall, Equation, Group, Loop, VarBlock, VarNode, is_host, variables
-from partjit.plan.passes.cut import taken_apart
+from partjit.plan.passes.cut import grouped
 from partjit.plan.passes.forms import REPLICATED, Form, plain_form
 
 __all__ = ["Body"]
@@ -66,13 +66,11 @@ class Body:
     """
 
     def __init__(self, out: Builder, mesh: Mesh, inlined: Callable[[ClosedJaxpr], VarBlock]) -> None:
-        eqn = out.like
-        self._nodes = out.nodes
-        self._like = eqn
+        self._nodes, self._like = out.nodes, out.like
         self._mesh = mesh
         self._inlined = inlined
-        self._axes = [axis for axis in mesh.axis_names if axis in eqn.params["newly_manual_axes"]]
-        self._context = eqn.params["jaxpr"].eqns[0].ctx
+        self._axes = [axis for axis in mesh.axis_names if axis in self._like.params["newly_manual_axes"]]
+        self._context = self._like.params["jaxpr"].eqns[0].ctx
         self._known_arrays: dict[Hashable, dict[Form, Atom]] = collections.defaultdict(dict)
         self._wanted: dict[Hashable, dict[Form, None]] = collections.defaultdict(dict)
 
@@ -94,7 +92,7 @@ class Body:
         Raises:
             ValueError: each device decides for itself whether there is a call.
         """
-        steps = taken_apart([*map(self._as_host, nodes)], {*variables([value for value, _ in results])})
+        steps = grouped([*map(self._as_host, nodes)], {*variables([value for value, _ in results])})
         self._want(results)
         scans = {}
         for step in steps:

@@ -18,7 +18,7 @@ from partjit import shardy
 from partjit._jax.compiling import DeviceAssignmentMismatchError, lower_to_computation
 from partjit._jax.jaxprs import type_of
 from partjit._jax.meshes import under_mesh
-from partjit._jax.shardings import UNSPECIFIED, MaybeSharding, UnspecifiedValue, default_device
+from partjit._jax.shardings import UNSPECIFIED, MaybeSharding, UnspecifiedValue, default_device, or_none
 from partjit.colocated.devices import colocated_sharding
 from partjit.colocated.ir.eager import DefaultSharding
 from partjit.colocated.ir.primitive import opaque_calls
@@ -27,17 +27,7 @@ from partjit.plan.ir.build import jaxpr_of
 from partjit.plan.ir.nodes import Block, ColocatedCall, Loop, VarBlock, variables
 from partjit.plan.passes.explicit import results_of_hosts
 
-__all__ = ["default_sharding", "default_without_mesh", "or_none", "or_unspecified", "propagate"]
-
-
-def or_none(sharding: MaybeSharding) -> Sharding | None:
-    """None for UNSPECIFIED."""
-    return None if isinstance(sharding, UnspecifiedValue) else sharding
-
-
-def or_unspecified(sharding: Sharding | None) -> MaybeSharding:
-    """UNSPECIFIED for None."""
-    return UNSPECIFIED if sharding is None else sharding
+__all__ = ["default_sharding", "default_without_mesh", "propagate"]
 
 
 def default_sharding(mesh: Mesh, in_shardings: Iterable[MaybeSharding]) -> DefaultSharding:

@@ -12,14 +12,13 @@ from partjit import events
 from partjit._jax.arrays import device_put
 from partjit._jax.compiling import MeshComputation, MeshExecutable, move_outputs, shard_constants
 from partjit._jax.dispatch import InternalFloatingPointError, fast_path_data, make_cpp_function, recheck_for_nans
-from partjit._jax.shardings import device_list
+from partjit._jax.shardings import device_list, or_unspecified
 from partjit.colocated.ir.eager import DefaultSharding
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.specs import OutSpec
 from partjit.compile import lower_jaxpr
 from partjit.mesh import has_explicit_axes
 from partjit.plan.ir.nodes import ColocatedCall, Fragment, Transfer, Value, blocks_of, walk
-from partjit.plan.passes.propagate import or_unspecified
 from partjit.plan.plan import Plan
 from partjit.plan.run.observe import observed
 

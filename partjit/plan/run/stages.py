@@ -13,7 +13,7 @@ from jax.core import Tracer
 from jax.interpreters.mlir import LoweringParameters
 
 from partjit._jax.compiling import output_shardings
-from partjit._jax.shardings import UnspecifiedValue
+from partjit._jax.shardings import UnspecifiedValue, or_none
 from partjit._jax.tracing import abstractify
 from partjit._jax.types import PyTree
 from partjit.arguments import abstract_argument, require_values
@@ -21,7 +21,6 @@ from partjit.colocated.ir.eager import DefaultSharding
 from partjit.colocated.runtime.streams import current_stream
 from partjit.compile import Program, Traced, own_sharding
 from partjit.plan.ir.calls import names_of_calls, streams_of
-from partjit.plan.passes.propagate import or_none
 from partjit.plan.plan import Plan
 from partjit.plan.run.link import Runnable, compile_fragment, link
 from partjit.plan.run.program import default_sharding_for, lower_plan, placing_of, plan_of, runnable_of
@@ -213,10 +212,10 @@ class PlannedCompiled(_Stage):
             for lowered, executable in zip(self._fragments, self._executables, strict=True)
             for value, sharding in zip(lowered.fragment.outputs, output_shardings(executable), strict=True)
         }
-        stated = shardings_of(self._program.out_specs, self._program.mesh)
+        requested = shardings_of(self._program.out_specs, self._program.mesh)
         return jax.tree.unflatten(
             self.out_tree,
-            [known.get(value, value.sharding or said) for value, said in zip(self.plan.outputs, stated, strict=True)],
+            [known.get(v, v.sharding or sharding) for v, sharding in zip(self.plan.outputs, requested, strict=True)],
         )
 
     def as_text(self) -> str:
