@@ -95,20 +95,13 @@ def _batch_cond(of_jax: Rule, calls: CallRules) -> Rule:
     once jax has a registry of effects that are refused there; so far it refuses effects of its own by name.
     """
 
-    def rule(
-        axis_data: AxisData,
-        args: Sequence[object],
-        dims: Sequence[int | None],
-        *,
-        branches: Sequence[ClosedJaxpr],
-        **params: object,
-    ) -> object:
+    def rule(axis_data: AxisData, args: Sequence[object], dims: Sequence[int | None], **params: Any) -> object:
         # jax asks anew for the index of branches for platforms, and not for each example.
         if dims[0] is not None and "branches_platforms" not in params:
-            found = calls.effectful_in(branches)
+            found = calls.effectful_in(params["branches"])
             if found:
                 calls.refuse_batched("cond", found)
-        return of_jax(axis_data, args, dims, branches=branches, **params)
+        return of_jax(axis_data, args, dims, **params)
 
     return rule
 

@@ -82,11 +82,9 @@ class SpecializationCache:
 
         def make() -> Specialization:
             devices = options.devices or _devices_of(leaves, paths(), name)
-            in_specs = (
-                options.in_specs.fresh()
-                if options.in_specs
-                else InSpecs([struct_of(leaf.aval, leaf.sharding) for leaf in leaves], tree)
-            )
+            # An object of its own, also where the user gave the specs: it remembers arguments of one specialization.
+            own = options.in_specs and options.in_specs.leaves
+            in_specs = InSpecs(own or [struct_of(leaf.aval, leaf.sharding) for leaf in leaves], tree)
             return Specialization(definition, in_specs, leaves, devices, stream=stream)
 
         for i, leaf in enumerate(leaves):

@@ -8,7 +8,7 @@ import contextvars
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn, cast
+from typing import cast
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
@@ -82,7 +82,7 @@ class Specialization:
         self._devices = devices
         self._is_prepared = False
         self._preparation = Lane()  # not a lock: `out_specs_fn` may make calls and wait for them
-        self._target: Callable[..., PyTree] = _not_prepared
+        self._target: Callable[..., PyTree]  # set by `prepare`
         self._shards = shards
         self._shardings_of_shards = shardings_of_shards
         self._is_here = any(device.process_index == jax.process_index() for device in devices)
@@ -275,11 +275,7 @@ class Specialization:
             results = self._ahead.take(out_specs, lambda: self._prepared([], lanes, stream, out_specs, call_site()))
             return jax.tree.unflatten(out_specs.tree, results)
         is_cheap = self._cheap_in_a_row >= _CHEAP_IN_A_ROW and self._mode == "auto" and self._stream is None
-        if (
-            is_cheap
-            and all(type(leaf) is not PendingArray or leaf.has_value for leaf in leaves)
-            and not any(lane.calls for lane in lanes)
-        ):
+        if is_cheap and all(map(_has_value, leaves)) and not any(lane.calls for lane in lanes):
             result = self._run_if_free(leaves, lanes, stream)
             if result is not scheduler.NOT_FREE:
                 return result
@@ -383,7 +379,3 @@ def _has_value(leaf: jax.Array) -> bool:
 def _without_shards(spec: OutSpec) -> jax.Array:
     """A result on a host that has none of its devices."""
     return jax.make_array_from_single_device_arrays(spec.shape, spec.sharding, [], dtype=spec.dtype)
-
-
-def _not_prepared(*_: object, **__: object) -> NoReturn:
-    raise AssertionError("called before it was prepared")

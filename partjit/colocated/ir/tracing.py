@@ -5,7 +5,6 @@ same types.
 """
 
 import contextlib
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 
 import jax
@@ -126,16 +125,13 @@ def _named(sharding: Sharding | None) -> NamedSharding | None:
 
 def _unknown_results(function: HostFunction, avals: Sequence[ShapedArray], paths: Sequence[str]) -> ValueError:
     given = ", ".join(f"{path}: {aval.str_short()}" for path, aval in zip(paths, avals, strict=True))
+    parameters = ", ".join(function.signature.parameters) if function.signature is not None else "*args"
     return ValueError(
         f"the colocated function {function.name} is called in a function that is traced, and it is not known what it "
         f"returns for ({given}). Say it with out_specs= or out_specs_fn=, for example "
-        f"{function.name}.specialize(out_specs_fn=lambda {_parameters(function.signature)}: "
+        f"{function.name}.specialize(out_specs_fn=lambda {parameters}: "
         "jax.ShapeDtypeStruct((8,), 'float32')), or call it once outside with arguments of these types"
     )
-
-
-def _parameters(signature: inspect.Signature | None) -> str:
-    return ", ".join(signature.parameters) if signature is not None else "*args"
 
 
 @colocated_call_p.def_impl

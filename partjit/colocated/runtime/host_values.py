@@ -17,10 +17,10 @@ from partjit._jax.arrays import put_numpy
 from partjit._jax.types import Device, PyTree
 from partjit.colocated.devices import replicated_over
 
-__all__ = ["HostValue", "is_host_value", "put_arguments", "with_numpy_arguments"]
+__all__ = ["KINDS_OF_NUMPY", "HostValue", "is_host_value", "put_arguments", "with_numpy_arguments"]
 
 _NUMBERS: dict[type, type] = {bool: np.bool_, int: np.int64, float: np.float64, complex: np.complex128}
-_NOT_OF_JAX = frozenset("mMOSU")  # dates, objects, strings
+KINDS_OF_NUMPY = frozenset("mMOSU")  # dates, objects and strings, which arrays on devices cannot have
 _IN_ORDER = (np.bool_, np.integer, np.floating, np.complexfloating)
 
 
@@ -37,7 +37,7 @@ def is_host_value(value: object) -> bool:
 def _is_of_jax(dtype: np.dtype) -> bool:
     if dtype.kind == "V":  # the dtypes of ml_dtypes, bfloat16 for example, are of the kind of records
         return bool(jax.numpy.issubdtype(dtype, np.number))
-    return dtype.kind not in _NOT_OF_JAX and dtype not in (np.longdouble, np.clongdouble)
+    return dtype.kind not in KINDS_OF_NUMPY and dtype not in (np.longdouble, np.clongdouble)
 
 
 class HostValue:

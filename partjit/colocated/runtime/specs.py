@@ -24,7 +24,7 @@ from partjit._jax.shardings import device_list
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import flatten_arguments
 from partjit.checks import flattened, shown, unsorted
-from partjit.colocated.runtime.host_values import HostValue, is_host_value
+from partjit.colocated.runtime.host_values import KINDS_OF_NUMPY, HostValue, is_host_value
 from partjit.colocated.runtime.pending import PendingArray
 
 __all__ = [
@@ -42,7 +42,7 @@ __all__ = [
 
 _flatten = jax.tree_util.tree_flatten
 _PLAIN = frozenset({ArrayImpl})
-_KINDS_OF_NUMPY = frozenset("mMOSU")  # dates, objects and strings, which arrays on devices cannot have
+
 _ARRAY_TYPES = frozenset({ArrayImpl, PRNGKeyArray, PendingArray})
 
 
@@ -77,10 +77,6 @@ class InSpecs:
         self.leaves = tuple(leaves)
         self.tree = tree
         self._seen: list[object] | None = None
-
-    def fresh(self) -> "InSpecs":
-        """A copy that remembers no arguments: those belong to one specialization."""
-        return InSpecs(self.leaves, self.tree)
 
     @staticmethod
     def of_user(in_specs: object) -> "InSpecs":
@@ -324,7 +320,7 @@ def spec_struct(leaf: Any, path: str) -> jax.ShapeDtypeStruct:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf
     try:
-        if isinstance(leaf.shape, tuple) and getattr(leaf.dtype, "kind", None) not in _KINDS_OF_NUMPY:
+        if isinstance(leaf.shape, tuple) and getattr(leaf.dtype, "kind", None) not in KINDS_OF_NUMPY:
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
     except (AttributeError, TypeError, ValueError):  # attributes of these names that are something else
         pass
