@@ -105,7 +105,7 @@ def _text(where: str, name: str, value: object, expected: str, remedy: str) -> s
     return f"{where}: {name} must be {expected}, but is {shown(value)}{f': {remedy}' if remedy else ''}"
 
 
-def require(where: str, name: str, value: T, kinds: type | UnionType, expected: str, remedy: str = "") -> T:
+def require(where: str, name: str, value: object, kinds: type | UnionType, expected: str, remedy: str = "") -> Any:
     """The value, which must be an instance of a type, or of one of several; TypeError otherwise."""
     if not isinstance(value, kinds):
         raise wrong_type(where, name, value, expected, remedy)
