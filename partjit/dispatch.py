@@ -35,7 +35,7 @@ from partjit.infer import Definition, forget, infer_program
 from partjit.mesh import auto_twin, has_explicit_axes, is_tracing_program
 from partjit.placement import Misplaced, misplaced, reshard
 from partjit.plan.ir.calls import has_calls
-from partjit.plan.run.link import Runnable
+from partjit.plan.run.link import Run
 from partjit.plan.run.program import Placing, placing_of, plan_of, runnable_of
 from partjit.plan.run.recent import UNKNOWN, Recent
 from partjit.primitive import pjit_p, sharding_constraint_p, shardings_of, with_type_of
@@ -88,10 +88,10 @@ class CacheMiss:
             values = reshard(values, shardings, moved)
         if has_calls(program.jaxpr.jaxpr):
             self._let_others_in(args, kwargs)
-            placing, runnable = _prepare_plan(values, **program.params)
+            placing, run = _prepare_plan(values, **program.params)
             if not moved and not program.consts:
-                self.recent.remember(args, kwargs, program.in_tree, leaves, placing, runnable, program.out_tree)
-            return jax.tree.unflatten(program.out_tree, runnable.run(placing.apply(values))), None, False
+                self.recent.remember(args, kwargs, program.in_tree, leaves, placing, run, program.out_tree)
+            return jax.tree.unflatten(program.out_tree, run(placing.apply(values))), None, False
         try:
             outs, executable, consts = _run(values, **program.params)
         except InternalFloatingPointError as error:
@@ -227,7 +227,7 @@ def _bind(program: Program, values: Sequence[object]) -> Sequence[object]:
     return pjit_p.bind(*values, **program.params)
 
 
-def _prepare_plan(values: Sequence[object], **params: Any) -> tuple[Placing, Runnable]:
+def _prepare_plan(values: Sequence[object], **params: Any) -> tuple[Placing, Run]:
     plan = plan_of(values, **params)
     return placing_of(plan, values), runnable_of(plan, values, params["mesh"])
 
@@ -247,8 +247,8 @@ def _evaluate(*values: object, **params: Any) -> list[jax.Array]:
     shardings = shardings_of(params["in_specs"], params["mesh"])
     if has_calls(params["jaxpr"].jaxpr):
         arrays = reshard(values, shardings, misplaced(values, shardings))
-        placing, runnable = _prepare_plan(arrays, **params)
-        return [*runnable.run(placing.apply(arrays))]
+        placing, run = _prepare_plan(arrays, **params)
+        return [*run(placing.apply(arrays))]
     try:
         return _run(reshard(values, shardings, misplaced(values, shardings)), **params)[0]
     except InternalFloatingPointError as error:

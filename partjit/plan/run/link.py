@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 from jax.extend.core import jaxpr_as_fun
@@ -22,28 +22,11 @@ from partjit.plan.ir.nodes import ColocatedCall, Fragment, Transfer, Value, bloc
 from partjit.plan.plan import Plan
 from partjit.plan.run.observe import observed
 
-__all__ = ["LoweredFragment", "Runnable", "compile_fragment", "link", "lower_fragment"]
+__all__ = ["LoweredFragment", "Run", "compile_fragment", "link", "lower_fragment"]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Runnable:
-    """A plan that can be called.
-
-    Attributes:
-        plan: the plan.
-        quiet: from its flat arguments, placed, to its flat results.
-        observed: the same, with events.
-        executables: those of its fragments.
-    """
-
-    plan: Plan
-    quiet: Callable[..., Sequence[jax.Array]]
-    observed: Callable[..., Sequence[jax.Array]]
-    executables: tuple[MeshExecutable, ...]
-
-    def run(self, args: Sequence[object]) -> Sequence[jax.Array]:
-        """The flat results for flat arguments, placed as the plan says."""
-        return self.observed(*args) if events.listeners else self.quiet(*args)
+Run: TypeAlias = Callable[[Sequence[object]], Sequence[jax.Array]]
+"""A compiled plan: from flat arguments, sharded as the plan says, to the flat results."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -87,7 +70,7 @@ def link(
     executables: Sequence[MeshExecutable],
     default: DefaultSharding,
     mesh: Mesh,
-) -> Runnable:
+) -> Run:
     """Makes the function of a plan.
 
     Args:
@@ -109,9 +92,14 @@ def link(
     source = plan.source
     code = compile(source, f"<plan of {plan.name}>", "exec")
     name = source[len("def ") : source.index("(")]
-    observable = observed(plan, code, name, dict(namespace))
+    with_events = observed(plan, code, name, dict(namespace))
     exec(code, namespace)
-    return Runnable(plan, namespace[name], observable, tuple(executables))
+    quiet = namespace[name]
+
+    def run(args: Sequence[object]) -> Sequence[jax.Array]:
+        return with_events(*args) if events.listeners else quiet(*args)
+
+    return run
 
 
 def _dispatcher(plan: Plan, lowered: LoweredFragment, executable: MeshExecutable) -> Callable[..., Sequence[jax.Array]]:

@@ -28,7 +28,7 @@ from partjit.plan.ir.nodes import Fragment, Node, Value, walk
 from partjit.plan.passes.propagate import default_sharding
 from partjit.plan.pipeline import make_plan
 from partjit.plan.plan import Plan
-from partjit.plan.run.link import LoweredFragment, Runnable, compile_fragment, link, lower_fragment
+from partjit.plan.run.link import LoweredFragment, Run, compile_fragment, link, lower_fragment
 from partjit.primitive import shardings_of
 from partjit.spec import Spec
 
@@ -97,7 +97,7 @@ def _compile_plan(plan: Plan, mesh: Mesh) -> list[MeshExecutable]:
     return plan.made.get(key, lambda: [compile_fragment(lowered, mesh) for lowered in lower_plan(plan, mesh)])
 
 
-def runnable_of(plan: Plan, args: Sequence[object], mesh: Mesh) -> Runnable:
+def runnable_of(plan: Plan, args: Sequence[object], mesh: Mesh) -> Run:
     """The plan compiled, for arguments placed as these are."""
     default = default_sharding_for(plan, args)
     key = "linked", mesh, default, trace_context()

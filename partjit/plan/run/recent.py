@@ -6,7 +6,6 @@ What has to be equal is compared by identity first: types and shardings of array
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
-import jax
 import numpy as np
 
 from partjit._jax.arrays import ArrayImpl, type_sharding_and_commitment
@@ -16,7 +15,7 @@ from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import Numbered, positions
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.streams import entered_stream
-from partjit.plan.run.link import Runnable
+from partjit.plan.run.link import Run
 from partjit.plan.run.program import Placing
 
 __all__ = ["UNKNOWN", "Recent"]
@@ -39,8 +38,6 @@ _KINDS: dict[type, Callable[[Any], object]] = {
 _Typed: TypeAlias = tuple[tuple[int | str, type, Hashable], ...]
 """The static arguments of a call, each with its number or name and its type: 1 and True are equal."""
 
-_Run: TypeAlias = Callable[[Sequence[object]], Sequence[jax.Array]]
-
 
 class Recent:
     """The last calls of one function, of different kinds.
@@ -51,7 +48,7 @@ class Recent:
 
     def __init__(self, static: Numbered) -> None:
         self._static = static
-        self._calls: tuple[tuple[object, PyTreeDef, list[object], _Typed, Placing, _Run, PyTreeDef], ...] = ()
+        self._calls: tuple[tuple[object, PyTreeDef, list[object], _Typed, Placing, Run, PyTreeDef], ...] = ()
         _recents.add(self)
 
     def call(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> PyTree:
@@ -80,7 +77,7 @@ class Recent:
         tree: PyTreeDef,
         leaves: Sequence[object],
         placing: Placing,
-        run: Runnable,
+        run: Run,
         out_tree: PyTreeDef,
     ) -> None:
         """Has calls like this one recognized from here on.
@@ -95,7 +92,7 @@ class Recent:
         if all(type(leaf) in _KINDS for leaf in leaves):
             kinds = [_KINDS[type(leaf)](leaf) for leaf in leaves]
             statics = self._separated(args, kwargs)[2]
-            self._calls = ((_context(), tree, kinds, statics, placing, run.run, out_tree), *self._calls)[:_MOST]
+            self._calls = ((_context(), tree, kinds, statics, placing, run, out_tree), *self._calls)[:_MOST]
 
     def clear(self) -> None:
         """Recognizes nothing until the next call."""

@@ -22,7 +22,7 @@ from partjit.colocated.runtime.streams import current_stream
 from partjit.compile import Program, Traced, own_sharding
 from partjit.plan.ir.calls import names_of_calls, streams_of
 from partjit.plan.plan import Plan
-from partjit.plan.run.link import Runnable, compile_fragment, link
+from partjit.plan.run.link import Run, compile_fragment, link
 from partjit.plan.run.program import default_sharding_for, lower_plan, placing_of, plan_of, runnable_of
 from partjit.primitive import shardings_of
 
@@ -129,7 +129,7 @@ class PlannedCompiled(_Stage):
         super().__init__(plan, program, structs, args_info, out_info)
         self._default = default_sharding_for(plan, structs).sharding
         self._executables = [compile_fragment(fragment, program.mesh) for fragment in self._fragments]
-        self._runnables: dict[DefaultSharding, Runnable] = {}
+        self._runnables: dict[DefaultSharding, Run] = {}
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """Runs the plan.
@@ -159,12 +159,12 @@ class PlannedCompiled(_Stage):
         self._check_shardings(leaves)
         plan = self._plan_of_caller()
         runnable = self._runnable(leaves) if plan is self.plan else runnable_of(plan, leaves, self._program.mesh)
-        return jax.tree.unflatten(self.out_tree, runnable.run(placing_of(plan, leaves).apply(leaves)))
+        return jax.tree.unflatten(self.out_tree, runnable(placing_of(plan, leaves).apply(leaves)))
 
     def __repr__(self) -> str:
         return f"<compiled {repr(self.plan)[1:]}"
 
-    def _runnable(self, leaves: Sequence[object]) -> Runnable:
+    def _runnable(self, leaves: Sequence[object]) -> Run:
         """The plan with what was compiled for it, in whatever context it is called."""
         default = default_sharding_for(self.plan, leaves)
         if default not in self._runnables:
