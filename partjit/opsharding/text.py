@@ -16,7 +16,7 @@ __all__ = ["from_text"]
 
 _NUMBER = r"[0-9]{1,4000}(?![0-9])"
 _KIND = r"(?:(?P<kind>replicated|manual|unknown|unreduced)\b|(?P<maximal>maximal))"
-_NAMED = r"mesh\[(?P<mesh>[^\]]*)\], (?P<rest>[^\s{}](?:[^{}]|\{[^{}]*\})*?)(?= metadata=|\s*\})"
+_AXIS = re.compile(r"'(?P<name>[^']*)'(?::\((?P<before>[0-9]{1,18})\)(?P<size>[0-9]{1,18}))?")
 _BRACES = r"\{(?:[^{}\"]|\"(?:[^\"\\]|\\.)*\")*\}"
 _METADATA = rf" metadata=(?:{_BRACES}|\{{(?:[\s,]|{_BRACES})*\}})"
 
@@ -82,10 +82,8 @@ def _read(reader: _Reader) -> Tiling:
         return Tiling(Kind.TUPLE, elements=tuple(elements))
     if reader.accept(r"devices="):
         tiling = _read_tiling(reader)
-    elif match := reader.accept(_NAMED):
-        tiling = _from_named_text(match["mesh"], match["rest"], reader.text)
     elif reader.sees(r"mesh\["):
-        raise MalformedShardingError(f"{abridged(reader.text)} is not the text of a sharding")
+        tiling = _read_named(reader)
     elif match := reader.accept(_KIND):
         if match["maximal"]:
             reader.expect(r" device=-?[0-9]+", "the device: maximal device=0")
@@ -143,36 +141,25 @@ def _read_subgroups(reader: _Reader) -> tuple[Kind, ...]:
     return tuple(kinds)
 
 
-def _split(body: str) -> list[str]:
-    """The parts between commas outside of braces and brackets."""
-    parts, depth, start = [], 0, 0
-    for position, character in enumerate(body):
-        depth += (character in "{[(") - (character in "}])")
-        if depth == 0 and character == ",":
-            parts.append(body[start:position])
-            start = position + 1
-    return [part.strip() for part in [*parts, body[start:]] if part.strip()]
-
-
-_AXIS = re.compile(r"'(?P<name>[^']*)'(?::\((?P<before>\d+)\)(?P<size>\d+))?")
-
-
-def _from_named_text(mesh: str, rest: str, text: str) -> Tiling:
-    axes = [re.fullmatch(r"'([^']*)'=(\d+)", part) for part in _split(mesh)]
+def _read_named(reader: _Reader) -> Tiling:
+    text, head = reader.text, reader.accept(r"mesh\[([^\]]*)\], ")
+    if head is None:
+        raise MalformedShardingError(f"{abridged(text)} is not the text of a sharding")
+    axes = [re.fullmatch(rf"'([^']*)'=({_NUMBER})", part.strip()) for part in head[1].split(",") if part.strip()]
     if not all(axes):
-        raise MalformedShardingError(f"{text!r} has the mesh [{mesh}]")
-    sizes = {match[1]: int(match[2]) for match in axes if match}
-    names, values = [*sizes], [*sizes.values()]
-    strides = {name: math.prod(values[i + 1 :]) for i, name in enumerate(names)}
-    dims_text, *others_text = _split(rest)
-    if dims_text == "replicated":
-        dims_text = "[]"
-    if not (dims_text.startswith("[") and dims_text.endswith("]")) or any(size < 1 for size in values):
-        raise MalformedShardingError(f"{abridged(text)} is not the text of a named sharding")
+        raise MalformedShardingError(f"{text!r} has the mesh [{head[1]}]")
+    sizes = {axis[1]: int(axis[2]) for axis in axes if axis}
+    malformed = MalformedShardingError(f"{abridged(text)} is not the text of a named sharding")
+    if min(sizes.values(), default=1) < 1:
+        raise malformed
+    strides = {name: math.prod([*sizes.values()][i + 1 :]) for i, name in enumerate(sizes)}
 
-    def digits(group: str) -> list[Digit]:
+    def digits() -> list[Digit]:
+        group = reader.accept(r"\s*\{([^{}]*)\}")
+        if group is None:
+            raise malformed
         found = []
-        for part in _split(group.strip()[1:-1]):
+        for part in (part.strip() for part in group[1].split(",") if part.strip()):
             if part == "?":
                 raise UnrepresentableShardingError(
                     f"no PartitionSpec expresses an open dimension, which may be sharded further, as in {text!r}"
@@ -187,11 +174,19 @@ def _from_named_text(mesh: str, rest: str, text: str) -> Tiling:
             found.append((taken, strides[match["name"]] * (size // (before * taken))))
         return found
 
+    dims: list[list[Digit]] = []
+    is_closed = reader.accept(r"replicated\b")
+    if not is_closed and reader.accept(r"\["):
+        while reader.sees(r"\s*\{"):
+            dims.append(digits())
+            if not reader.accept(r"\s*,"):
+                break
+        is_closed = reader.accept(r"\s*\]")
+    if not is_closed:
+        raise malformed
     others: dict[str, list[Digit]] = {"replicated": [], "unreduced": [], "manual": []}
-    for other in others_text:
-        name, _, group = other.partition("=")
-        if name not in others:
-            raise MalformedShardingError(f"{text!r} has {other!r}, which is not known")
-        others[name] += digits(group)
-    dims = [digits(group) for group in _split(dims_text[1:-1])]
-    return named_tiling(values, (), dims, others["unreduced"], others["manual"])
+    while match := reader.accept(r"\s*,\s*([^,={}]*)=?"):
+        if match[1] not in others:
+            raise MalformedShardingError(f"{text!r} has {match[1]!r}, which is not known")
+        others[match[1]] += digits()
+    return named_tiling([*sizes.values()], (), dims, others["unreduced"], others["manual"])

@@ -98,7 +98,8 @@ def test_it_is_the_same_however_the_sharding_is_said(data):
     for said, on in [(proto, mesh), (str(sharding), abstract), (sharding, mesh), (spec, abstract)]:
         assert held(draw_array(shape, said, on)) == expected
     if not sharding.is_replicated():
-        assert held(draw_array(shape, sharding)) == expected
+        for said in (sharding, str(sharding), proto.SerializeToString()):
+            assert held(draw_array(shape, said)) == expected
     if all(size % count == 0 for size, count in zip(shape, proto.tile_assignment_dimensions, strict=False)):
         gspmd = GSPMDSharding(tuple(mesh.devices.flat), sharding)
         assert held(draw_array(shape, gspmd)) == expected

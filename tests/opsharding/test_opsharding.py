@@ -547,6 +547,19 @@ def test_a_sharding_is_shown_as_xla_writes_it(text):
         assert str(HloSharding.from_string(text)) == text
 
 
+def test_elements_of_a_tuple_may_have_metadata():
+    text = '{{replicated metadata={op_name="a{b}, c"}}, {manual metadata={{op_name="d"}, {op_name="e"}}}}'
+    assert str(from_text(text)) == "{{replicated}, {manual}}"
+
+
+@pytest.mark.parametrize(
+    "text", ["{{devices=[{}]<=[8]}}", "{{mesh['x'={}], [{{'x'}}]}}", "{{mesh['x'=8], [{{'x':(1){}}}]}}"]
+)
+def test_a_number_of_too_many_digits_is_no_sharding(text):
+    with pytest.raises(UnrepresentableShardingError, match="this is no sharding"):
+        from_text(text.format("9" * 5000))
+
+
 @pytest.mark.parametrize("count", [2, 15, 16, 17, 40])
 def test_messages_show_sixteen_devices(count):
     assignment = [*range(count)][::-1]
