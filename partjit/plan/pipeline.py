@@ -12,8 +12,10 @@ from typing import cast
 from jax.extend.core import ClosedJaxpr, Var
 from jax.sharding import Mesh, NamedSharding, Sharding
 
+from partjit._jax.caches import weakref_cache
 from partjit._jax.jaxprs import Atom
 from partjit._jax.shardings import MaybeSharding, or_unspecified
+from partjit.arguments import known_paths
 from partjit.colocated.runtime.streams import Stream
 from partjit.mesh import auto_twin
 from partjit.plan.ir.legality import check_stage
@@ -152,26 +154,24 @@ def _awaited_next(loop: VarLoop) -> Collection[Var]:
     return {*variables([*(out for var, out in pairs if var in read), *loop.block.outputs[: loop.trip_count is None]])}
 
 
+@weakref_cache
 def make_plan(
     jaxpr: ClosedJaxpr,
-    in_shardings: Sequence[MaybeSharding],
-    out_shardings: Sequence[MaybeSharding],
-    donated: Sequence[bool],
+    in_shardings: tuple[MaybeSharding, ...],
+    out_shardings: tuple[MaybeSharding, ...],
+    donated: tuple[bool, ...],
     mesh: Mesh,
     name: str,
-    paths: Sequence[str],
-    result_paths: Sequence[str],
-    caller: Stream | None = None,
+    caller: Stream | None,
 ) -> Plan:
-    """The plan of a program.
+    """The plan of a program, made once.
 
     Args:
-        jaxpr: its closed jaxpr.
+        jaxpr: its closed jaxpr, whose debug information has the key paths of arguments and results.
         in_shardings, out_shardings: of its arguments and results; UNSPECIFIED where nothing is known.
         donated: for each argument whether the caller gives up its memory.
         mesh: its mesh, maybe empty.
         name: its name.
-        paths, result_paths: the key paths of arguments and results.
         caller: see `structured`.
 
     Raises:
@@ -191,6 +191,9 @@ def make_plan(
     partitioned = _partitioned(program, edges, mesh, default, shardings)
     # Which the plan's source means something else by.
     names = Names("wait", "release", "read", "range", "_")
+    info = jaxpr.jaxpr.debug_info
+    paths = known_paths(info.arg_names, len(in_shardings), "x[{}]")
+    result_paths = known_paths(info.result_paths, len(out_shardings), "result[{}]")
     bound = bind(partitioned, shardings, paths, result_paths, mesh, names)
     check_stage(bound.block, "bound", [*bound.constants])
     bound = dataclasses.replace(bound, block=pin(bound.block, bound.constants))

@@ -12,15 +12,12 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh, Sharding
 
 from partjit._jax.arrays import device_put
-from partjit._jax.caches import weakref_cache
 from partjit._jax.compiling import MeshExecutable
-from partjit._jax.shardings import MaybeSharding
 from partjit._jax.tracing import low_jaxpr, trace_context
-from partjit.arguments import known_paths
 from partjit.colocated.ir.eager import DefaultSharding
 from partjit.colocated.runtime.host_values import HostValue, is_host_value
 from partjit.colocated.runtime.pending import PendingArray
-from partjit.colocated.runtime.streams import Stream, current_stream
+from partjit.colocated.runtime.streams import current_stream
 from partjit.compile import in_shardings_of, own_sharding
 from partjit.placement import is_placed
 from partjit.plan.ir.calls import streams_of
@@ -59,31 +56,7 @@ def plan_of(
     out_shardings = shardings_of(out_specs, mesh)
     caller = current_stream()
     caller = caller if is_for_caller and caller in streams_of(jaxpr.jaxpr) else None
-    return _plan(jaxpr, in_shardings, out_shardings, donated_invars, mesh, name, caller)
-
-
-@weakref_cache
-def _plan(
-    jaxpr: ClosedJaxpr,
-    in_shardings: tuple[MaybeSharding, ...],
-    out_shardings: tuple[MaybeSharding, ...],
-    donated: tuple[bool, ...],
-    mesh: Mesh,
-    name: str,
-    caller: Stream | None,
-) -> Plan:
-    info = jaxpr.jaxpr.debug_info
-    return make_plan(
-        jaxpr,
-        in_shardings,
-        out_shardings,
-        donated,
-        mesh,
-        name,
-        known_paths(info.arg_names, len(in_shardings), "x[{}]"),
-        known_paths(info.result_paths, len(out_shardings), "result[{}]"),
-        caller,
-    )
+    return make_plan(jaxpr, in_shardings, out_shardings, donated_invars, mesh, name, caller)
 
 
 def lower_plan(plan: Plan, mesh: Mesh) -> list[LoweredFragment]:
