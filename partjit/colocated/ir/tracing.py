@@ -45,20 +45,19 @@ class TracedCalls:
                 `run_ahead` has arguments.
             TypeError: an argument cannot be passed to the rules for its derivatives.
         """
-        with_paths, tree = flattened((args, kwargs), f"An argument of {self._definition.name}")
+        function = self._definition.function
+        with_paths, tree = flattened((args, kwargs), f"An argument of {function.name}")
         leaves = [leaf for _, leaf in with_paths]
-        paths = argument_paths(self._definition.function.signature, args, kwargs)
+        paths = argument_paths(function.signature, args, kwargs)
         with self.naming_overflows(leaves, args, kwargs):
             leaves = [*map(as_array, leaves)]
         for leaf, path in zip(leaves, paths, strict=True):
             if not isinstance(leaf, Tracer):
-                require_array(leaf, lambda path=path: f"{path} of {self._definition.name}")
+                require_array(leaf, lambda path=path: f"{path} of {function.name}")
         args, kwargs = jax.tree.unflatten(tree, leaves)
         if self._derivatives is None:
             return self._bind(args, kwargs)
-        return self._derivatives.call(
-            self._bind, self._definition.name, self._definition.function.signature, args, kwargs
-        )
+        return self._derivatives.call(self._bind, function.name, function.signature, args, kwargs)
 
     @contextlib.contextmanager
     def naming_overflows(

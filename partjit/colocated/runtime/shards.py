@@ -134,13 +134,11 @@ def per_shard(
                 )
             own[device] = distinct(values, [of_leaf[device].data for of_leaf in shards])
         requested = [spec.sharding for spec in out_specs.leaves] if shardings is None else shardings
-        return jax.tree.unflatten(
-            out_specs.tree,
-            [
-                _assembled(spec, sharding, {device: values[i] for device, values in own.items()}, leaves, name, i)
-                for i, (spec, sharding) in enumerate(zip(out_specs.leaves, requested, strict=True))
-            ],
-        )
+        arrays = [
+            _assembled(spec, sharding, {device: values[i] for device, values in own.items()}, leaves, name, i)
+            for i, (spec, sharding) in enumerate(zip(out_specs.leaves, requested, strict=True))
+        ]
+        return out_specs.tree.unflatten(arrays)
 
     return call
 
@@ -237,12 +235,8 @@ def on_each_shard(
                 result = target(*own_args, **own_kwargs)
                 fitting = _fitting(result, name, shards.out_avals, out_specs.tree, where.hosts[k])
                 results.append(distinct(fitting, own))
-        return out_specs.tree.unflatten(
-            [
-                where.assembled([result[i] for result in results], spec, sharding)
-                for i, (spec, sharding) in enumerate(zip(out_specs.leaves, shards.out_shardings, strict=True))
-            ]
-        )
+        arrays = map(where.assembled, zip(*results, strict=True), out_specs.leaves, shards.out_shardings)
+        return out_specs.tree.unflatten([*arrays])
 
     return call
 
