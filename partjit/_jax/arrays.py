@@ -27,6 +27,7 @@ __all__ = [
     "array_of_capsule",
     "aval_of_struct",
     "buffers_of",
+    "capsule_of",
     "copies_of",
     "device_put",
     "is_computed",
@@ -84,6 +85,11 @@ def buffers_of(array: ArrayImpl) -> Sequence[ArrayImpl]:
 def array_of_buffers(like: ArrayImpl, buffers: Sequence[ArrayImpl]) -> ArrayImpl:
     """An array of the type and sharding of `like` out of one array per device of this process."""
     return ArrayImpl(like.aval, like.sharding, list(buffers), committed=like._committed, _skip_checks=True)
+
+
+def capsule_of(buffer: jax.Array) -> object:
+    """A DLPack capsule of an array on one device; the public way finds out first where that is."""
+    return _jax.buffer_to_dlpack_managed_tensor(buffer.addressable_data(0))  # deleting `buffer` itself would abort
 
 
 def array_of_capsule(capsule: object, device: Device) -> ArrayImpl:

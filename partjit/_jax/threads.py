@@ -16,7 +16,13 @@ class ThreadSettings:
     __slots__ = ("_meshes", "_outer", "_outer_meshes", "_values")
 
     def __init__(self) -> None:
-        self._values = [(state, value) for state in _thread_states if (value := state.get_local()) is not unset]
+        # Nothing is set, as a rule, and this runs with every call.
+        values = [get_local() for get_local in _get_local]
+        self._values = (
+            [(state, value) for state, value in zip(_thread_states, values, strict=True) if value is not unset]
+            if values.count(unset) < len(values)
+            else []
+        )
         self._meshes = EnteredMeshes()
 
     # A generator would turn a StopIteration of the user's into another exception.
@@ -43,3 +49,4 @@ def _update_runtime(state: Config, value: object) -> None:
 
 _found = [*vars(config).values(), *SET_MESH_STATES, *getattr(config, "config_states", {}).values()]
 _thread_states = [*{id(state): state for state in _found if isinstance(state, Config)}.values()]
+_get_local = [state.get_local for state in _thread_states]

@@ -17,7 +17,11 @@ from partjit._jax.arrays import (
     array_of_buffers,
     array_of_capsule,
     buffers_of,
+<<<<<<< HEAD
     is_computed,
+=======
+    capsule_of,
+>>>>>>> a92cc1b (An asynchronous call costs its caller less: pins without a detour, a nested stream when one is needed)
     with_key_data,
 )
 from partjit.colocated.runtime.failures import PoisonedError
@@ -57,7 +61,7 @@ def pin(array: jax.Array) -> Take:
 def _pin_ready(array: ArrayImpl) -> Take:
     buffers = buffers_of(array)
     try:
-        capsules = [buffer.__dlpack__() for buffer in buffers]
+        capsules = [*map(capsule_of, buffers)]
     except (jax.errors.JaxRuntimeError, BufferError, TypeError):  # DLPack does not support the dtype
         return _copied(array)
     devices = [next(iter(buffer.devices())) for buffer in buffers]

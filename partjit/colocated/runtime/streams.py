@@ -109,7 +109,11 @@ def _entered(variable: "contextvars.ContextVar[_Entry | None]") -> Stream | None
     entry = variable.get()
     while entry is not None and entry.was_broken_off:
         entry = entry.outer[variable]
-    return None if entry is None else entry.stream
+    if entry is None:
+        return None
+    if entry.stream is None and entry.around is not None:
+        entry.stream = entry.around.nested
+    return entry.stream
 
 
 def as_stream(stream: str | Stream, where: str = "colocated.stream", argument: str = "stream") -> Stream:
@@ -145,7 +149,7 @@ def forget_after_fork() -> None:
 def inside(stream: Stream) -> None:
     """Makes the calls of this context nested in a call of a stream."""
     entry = _Entry()
-    entry.stream = stream.nested
+    entry.around = stream
     _scope.set(entry)
 
 
@@ -185,15 +189,17 @@ class _Entry:
 
     Attributes:
         stream: the stream of the block.
+        around: the stream in a call of which the block is nested, which gives `stream` when that is first needed.
         outer: the previous values of the context variables.
         exit: what `with` calls at the end of the block, freed with the block however that ends. None if unknown, or if
             the block ended regularly.
     """
 
-    __slots__ = ("exit", "outer", "stream")
+    __slots__ = ("around", "exit", "outer", "stream")
 
     def __init__(self) -> None:
         self.stream: Stream | None = None
+        self.around: Stream | None = None
         self.outer: dict[contextvars.ContextVar[_Entry | None], _Entry | None] = {}
         self.exit: weakref.ref[Callable[..., None]] | None = None
 
