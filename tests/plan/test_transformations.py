@@ -430,6 +430,13 @@ def test_what_cannot_be_differentiated_or_batched_is_refused_and_says_what_to_do
             r".*test_transformations\.py:\d+ in .*: " + SAY_RULES
         ):
             pjit(lambda x: jax.jvp(double, (x,), (x,)))(X)
+        three = colocated_python(lambda x, y, n: x + y + n, out_specs_fn=lambda x, y, n: x)
+        with refused("is differentiated with respect to y at "):  # neither a constant nor an integer
+            jax.grad(lambda y, n: pjit(lambda y, n: three(X, y, n))(y, n).sum(), allow_int=True)(X, np.arange(8))
+        with refused("is differentiated with respect to y at "):
+            jax.grad(lambda y, n: pjit(lambda y, n: three(X, y, n))(y, n).sum(), argnums=(0, 1), allow_int=True)(
+                X, np.arange(8)
+            )
         with refused(
             "^the colocated function <lambda> cannot be transposed, and is called with x, which depends on what is "
             r"transposed: a call is no linear operation, .*\. Compute with device code what is transposed, or say with "

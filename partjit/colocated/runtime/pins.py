@@ -17,11 +17,8 @@ from partjit._jax.arrays import (
     array_of_buffers,
     array_of_capsule,
     buffers_of,
-<<<<<<< HEAD
-    is_computed,
-=======
     capsule_of,
->>>>>>> a92cc1b (An asynchronous call costs its caller less: pins without a detour, a nested stream when one is needed)
+    is_computed,
     with_key_data,
 )
 from partjit.colocated.runtime.failures import PoisonedError
