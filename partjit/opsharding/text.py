@@ -14,7 +14,7 @@ from partjit.opsharding.tiling import Kind, MalformedShardingError, Tiling, name
 
 __all__ = ["from_text"]
 
-_NUMBER = r"[0-9]{1,4000}(?![0-9])"
+_MOST_DIGITS = 4000  # Python refuses to convert a few hundred more
 _KIND = r"(?:(?P<kind>replicated|manual|unknown|unreduced)\b|(?P<maximal>maximal))"
 _AXIS = re.compile(r"'(?P<name>[^']*)'(?::\((?P<before>[0-9]{1,18})\)(?P<size>[0-9]{1,18}))?")
 _BRACES = r"\{(?:[^{}\"]|\"(?:[^\"\\]|\\.)*\")*\}"
@@ -63,11 +63,14 @@ class _Reader:
 
     def numbers(self, what: str) -> tuple[int, ...]:
         start, found = self.position, self.sees(r"[0-9,]+")
-        problem = f"{found[0]!r} is no list of numbers" if found else ""
-        self.expect(_NUMBER, what, problem)
-        while self.accept(r","):
-            self.expect(_NUMBER, "a number", problem)
-        return tuple(map(int, self.text[start : self.position].split(",")))
+        parts = found[0].split(",") if found else [""]
+        for k, part in enumerate(parts):
+            if not 1 <= len(part) <= _MOST_DIGITS:
+                self.position = start + len(",".join([*parts[:k], ""]))
+                problem = f"{found[0]!r} is no list of numbers" if found else ""
+                raise self.stuck("a number" if k else what, problem)
+        self.position += len(",".join(parts))
+        return tuple(map(int, parts))
 
 
 def _read(reader: _Reader) -> Tiling:
@@ -145,7 +148,11 @@ def _read_named(reader: _Reader) -> Tiling:
     text, head = reader.text, reader.accept(r"mesh\[([^\]]*)\], ")
     if head is None:
         raise MalformedShardingError(f"{abridged(text)} is not the text of a sharding")
-    axes = [re.fullmatch(rf"'([^']*)'=({_NUMBER})", part.strip()) for part in head[1].split(",") if part.strip()]
+    axes = [
+        re.fullmatch(rf"'([^']*)'=([0-9]{{1,{_MOST_DIGITS}}})", part.strip())
+        for part in head[1].split(",")
+        if part.strip()
+    ]
     if not all(axes):
         raise MalformedShardingError(f"{text!r} has the mesh [{head[1]}]")
     sizes = {axis[1]: int(axis[2]) for axis in axes if axis}
