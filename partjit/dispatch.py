@@ -245,12 +245,12 @@ def _run(values: Sequence[object], **params: Any) -> tuple[list[jax.Array], Mesh
 def _evaluate(*values: object, **params: Any) -> list[jax.Array]:
     """Runs an equation on arrays, as an eager `jax.grad` or `jax.vmap` of a pjit does."""
     shardings = shardings_of(params["in_specs"], params["mesh"])
+    arrays = reshard(values, shardings, misplaced(values, shardings))
     if has_calls(params["jaxpr"].jaxpr):
-        arrays = reshard(values, shardings, misplaced(values, shardings))
         placing, run = _prepare_plan(arrays, **params)
         return [*run(placing.apply(arrays))]
     try:
-        return _run(reshard(values, shardings, misplaced(values, shardings)), **params)[0]
+        return _run(arrays, **params)[0]
     except InternalFloatingPointError as error:
         recheck_for_nans(error, jaxpr_as_fun(params["jaxpr"]), values, {})
         raise

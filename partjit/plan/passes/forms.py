@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from partjit._jax.jaxprs import Atom, new_var, type_of
 from partjit._jax.shard_maps import type_over_mesh
 
-__all__ = ["REPLICATED", "Form", "plain_form"]
+__all__ = ["REPLICATED", "Form"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,10 +64,3 @@ class Form:
 
 
 REPLICATED = Form(P())
-
-
-def plain_form(value: Atom, axes: Sequence[str]) -> Form:
-    """The form of a value that differs along these mesh axes, if nobody wants it in another."""
-    if not axes:
-        return REPLICATED
-    return Form(P(tuple(axes)), None if type_of(value).shape else 0)

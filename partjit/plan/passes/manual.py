@@ -14,6 +14,7 @@ from typing import TypeAlias, TypeVar
 import jax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var, new_jaxpr_eqn
 from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from partjit._jax.effects import without_axes
 from partjit._jax.jaxprs import Atom, closed_jaxpr, control_flow_kind, new_var, scan_counts, type_of
@@ -24,7 +25,7 @@ from partjit.plan.ir.build import Builder, copied, live
 from partjit.plan.ir.calls import inner_jaxprs, makes_calls, names_of_calls
 from partjit.plan.ir.nodes import Block, ColocatedCall, Equation, Group, Loop, VarBlock, VarNode, is_host, variables
 from partjit.plan.passes.cut import grouped
-from partjit.plan.passes.forms import REPLICATED, Form, plain_form
+from partjit.plan.passes.forms import REPLICATED, Form
 
 __all__ = ["Body"]
 
@@ -117,7 +118,9 @@ class Body:
         return [axis for axis in self._axes if axis in varying]
 
     def _plain(self, value: Atom) -> Form:
-        return plain_form(value, self._varying(value))
+        """The form of a value, if nobody wants it in another."""
+        axes = self._varying(value)
+        return Form(P(tuple(axes)), None if type_of(value).shape else 0) if axes else REPLICATED
 
     def _fits(self, form: Form, value: Atom) -> bool:
         """Whether an array in that form says of the value what its type says, and so can take its place anywhere."""
