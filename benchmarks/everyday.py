@@ -68,7 +68,8 @@ def sized(make: Callable[..., Situation], **what: int) -> Callable[[Place, Any],
 
 
 SITUATIONS: Mapping[str, Entry] = {
-    "every 100th iteration": Entry(in_loops.rare_call, 3, 10),
+    "correction every 100th iteration": Entry(in_loops.rare_call, 3, 10),
+    "log every 100th iteration": Entry(in_loops.rare_log, 3, 10),
     "predicate": Entry(in_loops.predicate, 100, 200),
     "early stopping": Entry(in_loops.early_stopping, 0.998, 0.999),
     "progress": Entry(in_loops.progress, 100, 200),

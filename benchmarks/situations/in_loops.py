@@ -47,7 +47,7 @@ def rare_call(place: Place, rounds: int, every: int = 100) -> Situation:
     """A controller that corrects the state after every hundredth iteration."""
     iterations = rounds * every
     x = begin(place)
-    damping = colocated.colocated_python(lambda mean: jnp.asarray(host.damping(mean)), out_specs=scalar())
+    damping = colocated.colocated_python(host.damping, arrays="numpy", out_specs=scalar())
 
     def loop(call: Any) -> Any:
         def step(x: Any, i: Any) -> Any:
@@ -104,6 +104,53 @@ def rare_call(place: Place, rounds: int, every: int = 100) -> Situation:
     )
 
 
+def rare_log(place: Place, rounds: int, every: int = 100) -> Situation:
+    """The mean of the state is logged after every hundredth iteration."""
+    iterations = rounds * every
+    x = begin(place)
+
+    def loop(call: Any) -> Any:
+        def step(x: Any, i: Any) -> Any:
+            x = work(x)
+            lax.cond(i % every == every - 1, lambda: nothing(call(jnp.mean(x))), lambda: None)
+            return x, None
+
+        return lambda x: lax.scan(step, x, jnp.arange(iterations))[0]
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def piece(x: Any) -> Any:
+        x = lax.fori_loop(0, every, lambda _, x: work(x), x)
+        return x, jnp.mean(x)
+
+    def by_hand() -> Any:
+        state = jnp.copy(x)
+        for _ in range(rounds):
+            state, mean = piece(state)
+            host.log(mean)
+        return jax.block_until_ready(state), host.seen()
+
+    def within(called: Any, end: Any) -> Run:
+        return lambda: (end(called(x)), host.seen())
+
+    def with_callback(way: str) -> Run:
+        return within(jax.jit(loop(functools.partial(callback, way, host.log, None))), finished)
+
+    log = colocated.colocated_python(host.log, stream="rare log", out_specs_fn=nothing)
+    return Situation(
+        iterations,
+        {
+            BY_HAND: by_hand,
+            OURS: within(pjit(loop(log)), ended),
+            IO: with_callback(IO),
+            DEBUG: with_callback(DEBUG),
+        },
+    )
+
+
+def nothing(*_: Any) -> None:
+    """The results of a call that returns none."""
+
+
 # In the condition
 
 
@@ -122,7 +169,7 @@ def predicate(place: Place, iterations: int) -> Situation:
     def loop(condition: Any) -> Any:
         return lambda x: lax.while_loop(lambda state: condition(state[1]), step, (x, jnp.float32(1)))
 
-    improves = colocated.colocated_python(lambda loss: jnp.asarray(is_above(loss)), out_specs=scalar(bool))
+    improves = colocated.colocated_python(is_above, arrays="numpy", out_specs=scalar(bool))
     jitted = jax.jit(step, donate_argnums=0)
 
     def by_hand(condition: Any) -> Run:
@@ -171,7 +218,7 @@ def early_stopping(place: Place, rate: float) -> Situation:
 
         return lambda x: lax.while_loop(lambda state: state[1], body, (x, jnp.bool_(True), jnp.int32(0)))[::2]
 
-    goes_on = colocated.colocated_python(lambda loss: jnp.asarray(host.goes_on(loss)), out_specs=scalar(bool))
+    goes_on = colocated.colocated_python(host.goes_on, arrays="numpy", out_specs=scalar(bool))
     jitted = jax.jit(epoch, donate_argnums=0)
 
     def by_hand(goes_on: Any) -> Run:
@@ -256,23 +303,9 @@ def progress(place: Place, iterations: int) -> Situation:
 # Without arguments
 
 
-class Batches(host.Batches):
-    """The same for jax, which takes no NumPy arrays yet."""
-
-    def next(self) -> Any:
-        return jnp.asarray(super().next())
-
-
-class Clock(host.Clock):
-    """The same for jax, which takes no NumPy numbers yet."""
-
-    def read(self) -> Any:
-        return jnp.asarray(super().read())
-
-
 def loader(place: Place, iterations: int) -> Situation:
     """A loop that takes a batch of 4 kB in each iteration."""
-    batches: Any = colocated.colocated_python_class(Batches)(iterations, (SIZE,))
+    batches: Any = colocated.colocated_python_class(host.Batches)(iterations, (SIZE,))
     return _without_arguments(
         place, iterations, lambda: host.Batches(iterations, (SIZE,)).next, batches.next, place.spec(SIZE)
     )
@@ -280,7 +313,7 @@ def loader(place: Place, iterations: int) -> Situation:
 
 def clock(place: Place, iterations: int) -> Situation:
     """A loop that reads a clock in each iteration."""
-    ticking: Any = colocated.colocated_python_class(Clock)(iterations)
+    ticking: Any = colocated.colocated_python_class(host.Clock)(iterations)
     return _without_arguments(place, iterations, lambda: host.Clock(iterations).read, ticking.read, scalar())
 
 

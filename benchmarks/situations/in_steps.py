@@ -87,8 +87,8 @@ def environment(place: Place, iterations: int) -> Situation:
         called = jax.jit(rollout(lambda *args: callback(way, host.env_step, specs, *args)))
         return lambda: finished(called(params, begun))
 
-    def with_ours(move: Any) -> Run:
-        called = pjit(rollout(colocated.colocated_python(placing(move), out_specs=specs)))
+    def with_ours(fun: Any, **options: Any) -> Run:
+        called = pjit(rollout(colocated.colocated_python(fun, out_specs=specs, **options)))
         return lambda: ended(called(params, begun))
 
     return Situation(
@@ -96,8 +96,8 @@ def environment(place: Place, iterations: int) -> Situation:
         {
             BY_HAND: by_hand,
             JAX: with_jax,
-            OURS: with_ours(jnp.asarray),
-            f"{OURS}, device_put to the spec": with_ours(to_rows),
+            OURS: with_ours(host.env_step, arrays="numpy"),
+            f"{OURS}, jax arrays": with_ours(placing(jnp.asarray)),
             IO: with_callback(IO),
             PURE: with_callback(PURE),
         },
@@ -182,17 +182,16 @@ def _between(
     def with_callback(way: str) -> Run:
         return repeated(jax.jit(stepping(lambda x: callback(way, fun, spec, x))), finished)
 
-    def with_ours(move: Any) -> Run:
-        call = colocated.colocated_python(lambda x: move(fun(np.asarray(x))), out_specs=spec)
-        return repeated(pjit(stepping(call)), ended)
+    def with_ours(fun: Any, **options: Any) -> Run:
+        return repeated(pjit(stepping(colocated.colocated_python(fun, out_specs=spec, **options))), ended)
 
     return Situation(
         iterations,
         {
             BY_HAND: by_hand(lambda x: quickest(fun(np.asarray(x)))),
             JAX: by_hand(made_by_jax(lambda x: to_rows(fun(np.asarray(x))))),
-            OURS: with_ours(jnp.asarray),
-            f"{OURS}, device_put to the spec": with_ours(to_rows),
+            OURS: with_ours(fun, arrays="numpy"),
+            f"{OURS}, jax arrays": with_ours(lambda x: jnp.asarray(fun(np.asarray(x)))),
             IO: with_callback(IO),
             PURE: with_callback(PURE),
         },
@@ -243,9 +242,9 @@ def per_shard(place: Place, iterations: int) -> Situation:
         return repeated(pjit(lambda x: jnp.cos(call(jnp.sin(x) + 1)) / 2), ended)
 
     of_shards = colocated.colocated_python(
-        lambda shard: jnp.asarray(clip(np.asarray(shard.data))), layout="per_shard", out_specs=place.spec(size)
+        lambda shard: clip(np.asarray(shard.data)), layout="per_shard", out_specs=place.spec(size)
     )
-    in_body = colocated.colocated_python(lambda x: jnp.asarray(clip(np.asarray(x))), out_specs_fn=lambda x: x)
+    in_body = colocated.colocated_python(clip, arrays="numpy", out_specs_fn=lambda x: x)
     return Situation(
         iterations,
         {

@@ -13,7 +13,7 @@ from jax import lax
 
 from partjit import colocated, pjit
 from situations import host
-from situations.in_loops import Batches
+from situations.in_loops import nothing
 from situations.ways import (
     BY_HAND,
     DEBUG,
@@ -53,10 +53,6 @@ def update(params: Any, batch: Any) -> Any:
 
     loss, grads = jax.value_and_grad(loss_of)(params)
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
-
-
-def nothing(*_: Any) -> None:
-    """The results of a call that returns none."""
 
 
 # Logs
@@ -119,7 +115,7 @@ def _logged(place: Place, iterations: int, record: Any, *, with_step: bool) -> S
     inline = colocated.colocated_python(record, mode="inline", out_specs_fn=nothing)
 
     def as_arrays(*args: Any) -> Any:
-        """Numbers are not accepted yet, nor arrays on other devices."""
+        """It takes no numbers, and no arrays on other devices than those of the others."""
         return [place.replicate(np.int32(arg)) if isinstance(arg, int) else arg for arg in args]
 
     return Situation(
@@ -129,7 +125,7 @@ def _logged(place: Place, iterations: int, record: Any, *, with_step: bool) -> S
             THREAD: plain(functools.partial(_pool.submit, record), waited_for),
             JAX: plain(lambda *args: by_jax(*as_arrays(*args)), nothing),
             OURS: within(pjit, ours, ended),
-            f"{OURS}, called after the step": plain(lambda *args: ours(*as_arrays(*args)), ended),
+            f"{OURS}, called after the step": plain(ours, ended),
             f"{OURS}, mode='inline'": within(pjit, inline, ended),
             IO: within(jax.jit, functools.partial(callback, IO, record, None), finished),
             DEBUG: within(jax.jit, functools.partial(callback, DEBUG, record, None), finished),
@@ -189,7 +185,7 @@ def slow_loader(place: Place, iterations: int) -> Situation:
 
         return run
 
-    batches: Any = colocated.colocated_python_class(Batches)(iterations, shape, seconds)
+    batches: Any = colocated.colocated_python_class(host.Batches)(iterations, shape, seconds)
     next_batch = batches.next.specialize(
         out_specs=place.spec(*shape), devices=[*place.mesh.devices.flat], run_ahead=2, stream="load"
     )
