@@ -719,3 +719,38 @@ def test_a_call_in_a_batch_says_where_it_stands():
     for batched in (jax.vmap(body), jax.vmap(jax.jit(body)), jax.vmap(jax.checkpoint(body))):
         (call,) = pjit(batched).plan(jnp.ones((2, 3))).calls
         assert call.site == (__file__, line, "body")
+
+
+def weak_loops(call):
+    def often(i, x):
+        lax.cond(i % 2 == 0, lambda: call(x), lambda: None)
+
+    def scan(x, length=3, reverse=False, each=call):
+        def iteration(carry, i):
+            each(carry) if each is call else each(i, carry)
+            return carry * 1.5, (jnp.asarray(2.0) * 1, i + 1, carry, carry * jnp.float32(1))
+
+        return lax.scan(iteration, x, jnp.arange(length), reverse=reverse)
+
+    yield lambda x: scan(x)
+    yield lambda x: scan(x, reverse=True)
+    yield lambda x: scan(x, length=0)
+    yield lambda x: scan(x, each=often)
+    yield lambda x: lax.fori_loop(0, 3, lambda i, v: (call(v[0]), (v[0] * 2, v[1] * jnp.float32(2)))[1], (x, x * 1))
+    yield lambda x: lax.while_loop(lambda v: v[0] < 5, lambda v: (call(v[0]), (v[0] + 1, v[0]))[1], (x, x))
+    yield lambda x: lax.fori_loop(0, 3, lambda i, v: (often(i, v), v * 2)[1], x)
+    for other in (lambda v: v * 3, lambda v: v, lambda v: v * jnp.float32(2)):
+        yield lambda x, other=other: lax.cond(x > 0, lambda v: (call(v), v * 2)[1], other, x)
+        yield lambda x, other=other: lax.cond(x > 0, lambda v: (call(v), v)[1], other, x)
+        yield lambda x, other=other: lax.switch(np.int32(1), [other, lambda v: (call(v), v)[1]], x)
+
+
+def test_results_are_as_weakly_typed_as_without_calls():
+    host = colocated_python(log, out_specs_fn=lambda x: None)
+    kinds = set()
+    for with_calls, without in zip(weak_loops(host), weak_loops(lambda x: None), strict=True):
+        for x in (1.0, np.float32(1)):
+            expected, found = jax.tree.leaves(jax.jit(without)(x)), jax.tree.leaves(pjit(with_calls)(x))
+            assert [leaf.weak_type for leaf in found] == [leaf.weak_type for leaf in expected]
+            kinds.add(tuple(leaf.weak_type for leaf in found))
+    assert len(kinds) > 5

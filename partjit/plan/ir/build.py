@@ -134,7 +134,8 @@ class Builder:
 
     def add(self, fun: Callable[..., Any], *atoms: Atom) -> list[Atom]:
         """The results, flat, of a function of jax on these atoms."""
-        structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in map(type_of, atoms)]
+        avals = map(type_of, atoms)
+        structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in avals]
         return self.inline(Block.of_jaxpr(jax.make_jaxpr(fun)(*structs)), atoms)
 
     def inline(self, block: VarBlock, atoms: Sequence[Atom]) -> list[Atom]:

@@ -5,6 +5,7 @@ number of the iteration, the predicate. A loop then is a block from carried valu
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -16,6 +17,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 
+from partjit._jax.arrays import with_weak_type
 from partjit._jax.jaxprs import Atom, control_flow_kind, new_var, scan_counts, type_of
 from partjit.plan.ir.build import Builder, expanded, live, read, reading, rebuilt
 from partjit.plan.ir.calls import makes_calls
@@ -66,8 +68,11 @@ def _scan(body: VarBlock, used: Sequence[bool], mesh: Mesh, out: Builder) -> dic
 
     def empty(k: int) -> Atom:
         aval = type_of(slices[k])
-        (buffer,) = out.add(lambda: jax.lax.full((length, *aval.shape), 0, aval.dtype))
+        (buffer,) = out.add(lambda: with_weak_type(jax.lax.full((length, *aval.shape), 0, aval.dtype), aval.weak_type))
         return buffer
+
+    def write(buffer: jax.Array, value: jax.Array, i: jax.Array) -> jax.Array:
+        return with_weak_type(jax.lax.dynamic_update_index_in_dim(buffer, value, i, 0), buffer.weak_type)
 
     if not length:
         results = [*carries, *(empty(k) if k in wanted else None for k in range(len(slices)))]
@@ -85,9 +90,7 @@ def _scan(body: VarBlock, used: Sequence[bool], mesh: Mesh, out: Builder) -> dic
     values = iteration.inline(body, [*outer, *read_slices])
     buffers = [new_var(_stacked(type_of(slices[k]), length)) for k in wanted]
     written = [
-        iteration.add(
-            lambda s, x, i: jax.lax.dynamic_update_index_in_dim(s, x, i, 0), buffer, values[num_carry + k], position
-        )[0]
+        iteration.add(write, buffer, values[num_carry + k], position)[0]
         for k, buffer in zip(wanted, buffers, strict=True)
     ]
     (following,) = iteration.add(lambda i: i + 1, i)
@@ -139,14 +142,15 @@ def _branch(branches: Sequence[VarBlock], out: Builder) -> dict[Var, Atom]:
     eqn = out.like
     index, *operands = eqn.invars
     if not isinstance(index, Var):
-        return dict(zip(eqn.outvars, out.inline(branches[int(index.val)], operands), strict=True))
+        taken = out.inline(branches[int(index.val)], operands)
+        return dict(zip(eqn.outvars, _as_weak_as(eqn.outvars, taken, out), strict=True))
     results = tuple(new_var(var.aval) for var in eqn.outvars)
     captured = [*dict.fromkeys(variables(operands))]
     blocks = []
     for branch in branches:
         inside = Builder(eqn)
         own = {atom: new_var(atom.aval) for atom in captured}
-        outputs = inside.inline(branch, [read(own, atom) for atom in operands])
+        outputs = _as_weak_as(eqn.outvars, inside.inline(branch, [read(own, atom) for atom in operands]), inside)
         blocks.append(Block(tuple(own.values()), tuple(inside.nodes), tuple(outputs), inside.consts))
     unchanged = [_given_by_all(k, captured, blocks) for k in range(len(results))]
     changed = [atom is None for atom in unchanged]
@@ -155,6 +159,15 @@ def _branch(branches: Sequence[VarBlock], out: Builder) -> dict[Var, Atom]:
     return {
         var: result if atom is None else atom for var, result, atom in zip(eqn.outvars, results, unchanged, strict=True)
     }
+
+
+def _as_weak_as(wanted: Sequence[Var], atoms: Sequence[Atom], out: Builder) -> list[Atom]:
+    """Values with the weak types of variables: a result of a branch is weakly typed if it is in all of them."""
+    weak = [type_of(var).weak_type for var in wanted]
+    return [
+        atom if type_of(atom).weak_type == flag else out.add(functools.partial(with_weak_type, weak_type=flag), atom)[0]
+        for atom, flag in zip(atoms, weak, strict=True)
+    ]
 
 
 def _given_by_all(k: int, captured: Sequence[Var], blocks: Sequence[VarBlock]) -> Var | None:
@@ -168,7 +181,7 @@ def _split(items: Sequence[T], first: int, second: int) -> tuple[Sequence[T], Se
 
 
 def _stacked(aval: ShapedArray, length: int) -> ShapedArray:
-    return aval.update(shape=(length, *aval.shape), weak_type=False)
+    return aval.update(shape=(length, *aval.shape))
 
 
 def _replicated_slices(stack: Atom, mesh: Mesh, out: Builder) -> Atom:
