@@ -198,7 +198,6 @@ def make_plan(
     check_stage(bound.block, "bound", [*bound.constants])
     bound = dataclasses.replace(bound, block=pin(bound.block, bound.constants))
     bound = transfers(bound, names, default)
-    check_stage(bound.block, "transferred", [*bound.constants])
     block = bound.block
     released = may_release(block.inputs, donated, [value.aval for value in block.outputs])
     plan = Plan(

@@ -27,7 +27,7 @@ from partjit.plan.ir.nodes import (
     blocks_of,
 )
 
-__all__ = ["STAGES", "PlanError", "Stage", "check_stage", "verifies_passes"]
+__all__ = ["STAGES", "PlanError", "Stage", "check_stage", "faults_of", "refuse", "verifies_passes"]
 
 
 class PlanError(AssertionError):
@@ -81,15 +81,19 @@ def check_stage(block: Block, stage: str, constants: Sequence[Value] = ()) -> No
         PlanError: it lists everything that is illegal.
     """
     if verifies_passes():
-        faults = [*_faults(block, stage, {*constants})]
-        if faults:
-            raise PlanError(
-                f"a program is broken at the stage {stage!r}, which is a fault of partjit. Please report it with the "
-                "program.\n" + "\n".join(f"  {fault}" for fault in faults)
-            )
+        refuse(f"a program at the stage {stage!r}", [*faults_of(block, stage, {*constants})])
 
 
-def _faults(block: Block, stage: str, outside: Set[object]) -> Iterator[str]:
+def refuse(what: str, faults: Sequence[str], shown: object = "") -> None:
+    """Raises PlanError if there are faults, with what it is about and all of them."""
+    if faults:
+        lines = "\n".join(f"  {fault}" for fault in faults)
+        reason = "is broken, which is a fault of partjit. Please report it with the program."
+        raise PlanError(f"{what} {reason}\n{lines}\n{shown}".rstrip())
+
+
+def faults_of(block: Block, stage: str, outside: Set[object]) -> Iterator[str]:
+    """What is illegal in a block at a stage, given what is defined outside of it."""
     legal = STAGES[stage]
     defined = {*outside, *block.inputs, *block.consts}
     for node in block.nodes:
@@ -99,15 +103,15 @@ def _faults(block: Block, stage: str, outside: Set[object]) -> Iterator[str]:
         if isinstance(node, Equation) and node.eqn.primitive.name not in legal.calls_in and makes_calls(node.eqn):
             yield f"{what} makes calls"
         yield from (
-            f"{what} reads {atom} before it is there" for atom in _variables(node.inputs) if atom not in defined
+            f"{what} reads {_shown(atom)} before it is there" for atom in _variables(node.inputs) if atom not in defined
         )
-        yield from (f"{what} defines {atom} again" for atom in node.outputs if atom in defined)
+        yield from (f"{what} defines {_shown(atom)} again" for atom in node.outputs if atom in defined)
         if legal.has_values:
             atoms = (*node.inputs, *node.outputs)
             yield from (f"{what} has {atom} for a value" for atom in atoms if not isinstance(atom, Value))
         yield from _faults_of_blocks(node, legal, defined if legal.has_values else set())
         defined.update(node.outputs)
-    yield from (f"the result {atom} is never defined" for atom in _variables(block.outputs) if atom not in defined)
+    yield from (f"the result {_shown(a)} is never defined" for a in _variables(block.outputs) if a not in defined)
 
 
 def _faults_of_blocks(node: AnyNode, legal: Stage, outside: Set[object]) -> Iterator[str]:
@@ -118,14 +122,16 @@ def _faults_of_blocks(node: AnyNode, legal: Stage, outside: Set[object]) -> Iter
             given = len(node.inputs) - isinstance(node, Branch)
             if len(inner.inputs) != given:
                 yield f"a block of {_shown(node)} takes {len(inner.inputs)} values instead of {given}"
-        yield from _faults(inner, legal.inside, outside)
+        if legal.has_values:  # what a block reads from around it is defined there
+            inner = dataclasses.replace(inner, inputs=node.outputs if isinstance(node, Loop) else ())
+        yield from faults_of(inner, legal.inside, outside)
 
 
 def _variables(atoms: Iterable[Atom | Value]) -> list[Var | Value]:
     return [atom for atom in atoms if isinstance(atom, Var | Value)]
 
 
-def _shown(node: AnyNode) -> str:
-    if isinstance(node, Equation):
-        return node.eqn.primitive.name
-    return getattr(node, "name", "") or type(node).__name__
+def _shown(what: AnyNode | Var | Value) -> str:
+    if isinstance(what, Equation):
+        return what.eqn.primitive.name
+    return str(what) if isinstance(what, Var) else getattr(what, "name", "") or type(what).__name__

@@ -8,9 +8,10 @@ from jax.sharding import Sharding
 from partjit._jax.jaxprs import type_of
 from partjit.colocated.devices import colocated_sharding
 from partjit.plan.ir.calls import Order, orders_of
-from partjit.plan.ir.legality import PlanError
+from partjit.plan.ir.legality import faults_of, refuse
 from partjit.plan.ir.nodes import (
     AnyNode,
+    Block,
     Branch,
     ColocatedCall,
     Equation,
@@ -35,9 +36,9 @@ def verify(plan: PlanData, program: VarBlock) -> None:
     Raises:
         PlanError: it lists everything that is wrong.
     """
-    defined = {*plan.inputs, *(value for value, _ in plan.constants)}
+    block = Block(plan.inputs, plan.nodes, plan.outputs)
     faults = [
-        *_definitions(plan.nodes, plan.outputs, defined),
+        *faults_of(block, "transferred", {value for value, _ in plan.constants}),
         *_names(plan),
         *_types(plan),
         *_specs_of_calls(plan),
@@ -45,28 +46,7 @@ def verify(plan: PlanData, program: VarBlock) -> None:
         *_effects(plan, program),
         *_order(plan, program),
     ]
-    if faults:
-        raise PlanError(
-            f"the plan of {plan.name} is broken, which is a fault of partjit. Please report it with the program.\n"
-            + "\n".join(f"  {fault}" for fault in faults)
-            + f"\n{plan}"
-        )
-
-
-def _definitions(nodes: Sequence[Node], outputs: Sequence[Value], outside: set[Value]) -> list[str]:
-    """Each value is defined once, and before it is used, in a block and in those inside of it."""
-    faults = []
-    defined = {*outside}
-    for node in nodes:
-        faults += [f"{node.name} uses {value.name} before it is there" for value in node.inputs if value not in defined]
-        faults += [
-            f"{value.name} is defined a second time by {node.name}" for value in node.outputs if value in defined
-        ]
-        for block in blocks_of(node):
-            carried = node.outputs if isinstance(node, Loop) else ()
-            faults += _definitions(block.nodes, block.outputs, defined.union(carried))
-        defined.update(node.outputs)
-    return faults + [f"the result {value.name} is never defined" for value in outputs if value not in defined]
+    refuse(f"the plan of {plan.name}", faults, plan)
 
 
 def _names(plan: PlanData) -> list[str]:
