@@ -9,6 +9,7 @@ never fails: the `repr` of a deleted array raises, and that of any other reads i
 `where` is the public name of the function, `name` that of the argument, with the key path of a part of it.
 """
 
+import inspect
 import os
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,6 +36,7 @@ __all__ = [
     "require_mesh_type",
     "require_number",
     "require_path",
+    "require_synchronous",
     "require_text",
     "shown",
     "unsorted",
@@ -156,6 +158,22 @@ def require_text(where: str, name: str, value: object, expected: str) -> str:
     if not isinstance(value, str):
         raise wrong_type(where, name, value, expected)
     return value
+
+
+def require_synchronous(what: str, name: str, fun: Callable[..., object]) -> None:
+    """Raises TypeError for a coroutine function or a generator function, whose calls return before they have run."""
+    kinds = {
+        "a coroutine function": inspect.iscoroutinefunction,
+        "an asynchronous generator function": inspect.isasyncgenfunction,
+        "a generator function": inspect.isgeneratorfunction,
+    }
+    call = None if inspect.isroutine(fun) else type(fun).__call__
+    kind = next((kind for kind, is_of_it in kinds.items() if is_of_it(fun) or is_of_it(call)), None)
+    if kind is not None:
+        raise TypeError(
+            f"{what} must return arrays, but {name} is {kind}: its calls return before it has run. Run it to its end "
+            "in a plain function, with asyncio.run or list"
+        )
 
 
 def require_choice(where: str, name: str, value: T, choices: Sequence[str]) -> T:

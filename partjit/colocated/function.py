@@ -12,7 +12,7 @@ from partjit._jax.meshes import manual_axes
 from partjit._jax.tracing import is_eager, is_staged
 from partjit._jax.types import PyTree
 from partjit.arguments import name_of, signature_of
-from partjit.checks import require, require_callable, unsorted
+from partjit.checks import require, require_callable, require_synchronous, unsorted
 from partjit.colocated.base import Colocated
 from partjit.colocated.cache import CacheInfo, SpecializationCache
 from partjit.colocated.definition import Definition, HostFunction
@@ -166,6 +166,7 @@ def colocated_python(
 def _rebuilt(fun: Callable[..., PyTree], options: Options) -> ColocatedFunction:
     require_callable("colocated_python", "fun", fun)
     name = name_of(fun)
+    require_synchronous("colocated_python: fun", name, fun)
     return ColocatedFunction(
         fun, HostFunction(name, signature_of(fun), lambda: copied(fun, f"{name} and what it captures")), options
     )

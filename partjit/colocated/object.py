@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar, Unpack, overload
 
 from partjit._jax.types import PyTree
 from partjit.arguments import signature_of
-from partjit.checks import require, require_flag
+from partjit.checks import require, require_flag, require_synchronous
 from partjit.colocated.base import Colocated
 from partjit.colocated.definition import HostFunction
 from partjit.colocated.function import ColocatedFunction
@@ -68,6 +68,7 @@ class _Method(Colocated):
             parameters = [p for name, p in signature.parameters.items() if name != "self"]
             signature = signature.replace(parameters=parameters)
         name = f"{instance.name}.{self._name}"
+        require_synchronous("a method of a colocated class", name, self._fun)
         reference = (_method_of, (instance.number, instance.name, self._name))
         function = HostFunction(name, signature, lambda: instance.method(self._name), instance.lane, reference)
         return ColocatedFunction(self._fun, function, self.options, self._derivatives)

@@ -6,12 +6,13 @@ devices take their place.
 
 import argparse
 import contextlib
+import inspect
 import json
 import math
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -87,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
     progress("making the arguments")
     positional, named = ((), {}) if make_args is None else _arguments(make_args, str(args.args), mesh)
     progress("compiling" if args.compiled else "partitioning")
+    if make_args is None:
+        _check_needs_none(function, args.function)
     with users_code(f"explaining {args.function}"):
         report = explain(function, *positional, mesh=mesh, compiled=args.compiled, **named)
     why = None
@@ -176,6 +179,22 @@ def _mesh(sizes: Mapping[str, int], progress: Callable[[str], None]) -> Mesh:
     progress("")
     _say(f"using {count} of {counted(len(devices), f'{kind} device')}")
     return Mesh(np.array(devices[:count]).reshape(tuple(sizes.values())), tuple(sizes))
+
+
+def _check_needs_none(function: object, text: str) -> None:
+    """Raises a `Mistake` if a function that is called without arguments has parameters that need some."""
+    try:
+        parameters = inspect.signature(cast(Any, function)).parameters.values()
+    except (TypeError, ValueError):  # it is no function, or has no signature
+        return
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
+    if needed:
+        raise Mistake(
+            f"{text} takes {', '.join(needed)}: say with --args which function returns the arguments, like --args "
+            "make_args",
+            code=USAGE,
+        )
 
 
 def _arguments(

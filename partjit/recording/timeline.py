@@ -13,8 +13,11 @@ import threading
 from collections.abc import Collection, Iterable, Iterator
 
 from partjit import events
-from partjit.checks import items_of, require, require_path
+from partjit.checks import items_of, require, require_flag, require_path
+from partjit.colocated.runtime.call import roots_so_far
+from partjit.colocated.runtime.streams import join
 from partjit.events import Event
+from partjit.plan.run.observe import wait_for_fragments
 from partjit.recording.critical_path import critical_path
 from partjit.recording.gantt import chosen, to_svg
 from partjit.recording.perfetto import trace_events
@@ -254,8 +257,17 @@ class Timeline:
 
 
 @contextlib.contextmanager
-def record() -> Iterator[Timeline]:
-    """Records programs and colocated calls during the `with` block, in all threads; its end waits for none of them.
+def record(*, wait: bool = True) -> Iterator[Timeline]:
+    """Records programs and colocated calls during the `with` block, in all threads.
+
+    Its end waits for the calls made in the block, and for the programs run in it, so that the recording is complete.
+
+    Args:
+        wait: False ends the recording at once: what still runs then has no end in it. A call that waits for something
+            its caller does after the block needs this.
+
+    Raises:
+        TypeError: `wait` is no flag.
 
     Example:
         >>> from partjit import events
@@ -266,9 +278,13 @@ def record() -> Iterator[Timeline]:
         >>> [span.name for span in timeline.spans], timeline.host_seconds
         (['load'], 0.5)
     """
-    timeline = Timeline()
+    require_flag("record", "wait", wait)
+    timeline, since = Timeline(), roots_so_far()
     with events.subscribe(timeline._recorded.append):
         yield timeline
+        if wait:
+            join(None, since=since)
+            wait_for_fragments()
 
 
 def _title(span: Span) -> str:

@@ -357,6 +357,20 @@ def test_arguments_of_methods_are_named_as_parameters():
         Colocated(0).add({"deep": "3"})
 
 
+def test_a_method_that_returns_before_it_has_run_is_refused_when_it_is_used():
+    class Later:
+        def now(self, x):
+            return x
+
+        async def later(self, x):
+            return x
+
+    handle = colocated_python_class(Later)()
+    assert float(handle.now(1.0)) == 1.0
+    with pytest.raises(TypeError, match=r"but Later\.later is a coroutine function: its calls return before"):
+        handle.later(1.0)
+
+
 @pytest.mark.parametrize("cls", [3, len, Counter(log="other")])
 def test_what_is_no_class_is_refused(cls):
     with pytest.raises(TypeError, match="colocated_python_class: cls must be a class, but is"):

@@ -259,6 +259,38 @@ def test_a_result_that_is_no_array_is_named(x, value, mode):
     assert "result['b'][1]" in str(error.value)
 
 
+async def coroutine(x):
+    return x
+
+
+def generator(x):
+    yield x
+
+
+async def both(x):
+    yield x
+
+
+class Waits:
+    async def __call__(self, x):
+        return x
+
+
+@pytest.mark.parametrize(
+    ("fun", "kind"),
+    [
+        (coroutine, "coroutine is a coroutine function"),
+        (functools.partial(coroutine), "coroutine is a coroutine function"),
+        (generator, "generator is a generator function"),
+        (both, "both is an asynchronous generator function"),
+        (Waits(), "Waits is a coroutine function"),
+    ],
+)
+def test_what_returns_before_it_has_run_is_refused_by_name(fun, kind):
+    with pytest.raises(TypeError, match=f"colocated_python: fun must return arrays, but .*{kind}: its calls return"):
+        colocated_python(fun)
+
+
 def test_arguments_on_different_devices_are_refused(x, mesh):
     f = colocated_python(lambda x, y: x)
     other = jax.device_put(np.zeros(4), jax.devices()[3])

@@ -329,3 +329,13 @@ def test_devices_that_were_asked_for_before_are_kept(model):
     done = start(model, "own_mesh:double", "--args", "make", "--devices", "6", **without_devices())
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("double on a=2, b=3: ")
+
+
+@pytest.mark.parametrize(("function", "names"), [("layer", "x, w"), ("jitted", "x"), ("plain", "x, w")])
+def test_what_takes_arguments_says_how_to_give_them(run, function, names):
+    code, out, err = run(f"shown_model:{function}")
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1] == (
+        f"partjit explain: error: shown_model:{function} takes {names}: say with --args which function returns the "
+        "arguments, like --args make_args"
+    )

@@ -1,6 +1,7 @@
 """Recordings: pairs of events as spans, what is hidden, and what is written for viewers."""
 
 import collections
+import contextlib
 import itertools
 import json
 import os
@@ -8,14 +9,18 @@ import re
 import threading
 import time
 import xml.etree.ElementTree as ET
+from typing import Any
 
+import jax.numpy as jnp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partjit import events
+from partjit import colocated, events, pjit
+from partjit.colocated import colocated_python
 from partjit.recording import Span, Timeline, record
 from tests.census import sees
+from tests.colocated import rendezvous
 
 HOME = threading.get_ident()
 WORKER = HOME + 1
@@ -94,7 +99,49 @@ def test_a_block_that_raises_leaves_its_recording():
     assert events.listeners == ()
 
 
-def test_the_end_of_a_recording_waits_for_no_call():
+@pytest.mark.parametrize("calls_again", [False, True])
+def test_the_end_of_a_recording_waits_for_what_was_started_in_it(meeting, calls_again):
+    def slow(x):
+        if calls_again and x:
+            inner(x - 1)
+        time.sleep(0.05)
+
+    def endless(x):
+        rendezvous.say("begun")
+        rendezvous.hear("go")
+
+    inner = colocated_python(slow, out_specs_fn=lambda x: None, mode="stream")
+    before = colocated_python(endless, out_specs_fn=lambda x: None, mode="stream", stream="before")
+    step = pjit(lambda x: (inner(x), jnp.cos(jnp.ones(100_000) * x).sum())[1])
+    step(1)
+    colocated.wait()
+    before(1)
+    rendezvous.hear("begun")  # and is not waited for
+    with record() as timeline:
+        for _ in range(3):
+            step(1)
+    assert [span.kind for span in timeline.spans].count("call") == 3 + 3 * calls_again
+    assert not timeline.unfinished
+    rendezvous.say("go")
+
+
+def test_a_recording_whose_block_raises_or_that_shall_not_wait_waits_for_nothing(meeting):
+    call = colocated_python(lambda x: rendezvous.hear("go"), out_specs_fn=lambda x: None, mode="stream")
+    with record(wait=False) as timeline:
+        call(1)
+    with contextlib.suppress(KeyError), record() as other:
+        call(1)
+        raise KeyError
+    rendezvous.say("go")
+    assert [span.end for span in timeline.spans if span.kind == "call"] in ([], [None])
+    assert other.events
+    wrong: Any
+    for wrong in ("no", 2, None):
+        with pytest.raises(TypeError, match="record: wait must be True or False"), record(wait=wrong):
+            pass
+
+
+def test_events_that_others_emit_are_not_waited_for():
     with record() as timeline:
         for event in call(1, 2)[:2]:
             events.emit(event)

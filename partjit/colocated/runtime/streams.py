@@ -307,8 +307,11 @@ def wait(stream: str | Stream | None = None, *, timeout: float | None = None) ->
     )
 
 
-def join(stream: Stream | None, timeout: float | None = None) -> list[Call]:
-    """Waits as `wait` does, without raising failures; returns the calls that did not end in time."""
+def join(stream: Stream | None, timeout: float | None = None, *, since: int = 0) -> list[Call]:
+    """Waits as `wait` does, without raising failures; returns the calls that did not end in time.
+
+    With `since`, which `roots_so_far` gave, calls made before are not waited for.
+    """
     deadline = deadline_of(timeout)
     running, later = current_calls(), roots_so_far()
     while True:  # the calls waited for may have made others
@@ -316,7 +319,7 @@ def join(stream: Stream | None, timeout: float | None = None) -> list[Call]:
             call
             for call in scheduler.unfinished()
             if (stream is None or call.stream.root is stream.root)
-            and (descends_from(call, running[-1]) if running else call.root < later)
+            and (descends_from(call, running[-1]) if running else since <= call.root < later)
         ]
         if not waited_for:
             return []

@@ -20,7 +20,7 @@ from partjit.plan.ir.nodes import Fragment, Value
 from partjit.plan.plan import Plan
 from partjit.primitive import keep_where
 
-__all__ = ["observed"]
+__all__ = ["observed", "wait_for_fragments"]
 
 Function: TypeAlias = Callable[..., Sequence[jax.Array]]
 """What a plan's source calls, from arrays to arrays."""
@@ -124,14 +124,23 @@ class _Watcher:
     """Waits for the results of fragments in the order of their dispatch, in a thread of its own while there are any."""
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Sequence[jax.Array], tuple[str, int, str]]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Sequence[jax.Array], Callable[[], None]]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting = 0
 
     def watch(self, results: Sequence[jax.Array], which: tuple[str, int, str]) -> None:
         """Emits `FragmentReady` of a program, execution and fragment when these results exist."""
+        self._add(results, lambda: events.emit(events.FragmentReady(*which)))
+
+    def join(self) -> None:
+        """Waits until everything watched so far is ready."""
+        reached = threading.Event()
+        self._add([], reached.set)
+        reached.wait()
+
+    def _add(self, results: Sequence[jax.Array], then: Callable[[], None]) -> None:
         with self._lock:
-            self._jobs.put((results, which))
+            self._jobs.put((results, then))
             self._waiting += 1
             is_first = self._waiting == 1
         if is_first:
@@ -139,11 +148,11 @@ class _Watcher:
 
     def _work(self) -> None:
         while True:
-            results, which = self._jobs.get()
+            results, then = self._jobs.get()
             with contextlib.suppress(RuntimeError):  # the caller has donated it
                 jax.block_until_ready(results)
             del results
-            events.emit(events.FragmentReady(*which))
+            then()
             with self._lock:
                 self._waiting -= 1
                 if not self._waiting:
@@ -151,3 +160,8 @@ class _Watcher:
 
 
 _watcher = _Watcher()
+
+
+def wait_for_fragments() -> None:
+    """Waits until the fragments dispatched so far, for listeners, are computed."""
+    _watcher.join()
