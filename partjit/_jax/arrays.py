@@ -33,7 +33,7 @@ __all__ = [
     "is_computed",
     "is_on_one_host_device",
     "moved",
-    "put_numpy",
+    "numpy_putter",
     "register_array_type",
     "shareable",
     "type_and_sharding",
@@ -118,18 +118,20 @@ def copies_of(array: ArrayImpl, sharding: Sharding, devices: Sequence[Device]) -
     return pxla.batched_device_put(array.aval, sharding, [np.asarray(shareable(array))] * len(devices), devices)
 
 
-def put_numpy(value: np.ndarray, aval: ShapedArray, sharding: Sharding, committed: bool) -> jax.Array:
-    """A NumPy array put to the devices of a sharding: each gets its part of the memory, on a CPU without a copy.
+def numpy_putter(aval: ShapedArray, sharding: Sharding, committed: bool) -> Callable[[np.ndarray], jax.Array]:
+    """What puts NumPy arrays to the devices of a sharding: each gets its part of the memory, on a CPU without a copy.
 
     `jax.device_put` does the same, and takes a few times as long to find out what it has to do.
     """
-    if not sharding.is_fully_addressable or value.dtype.kind == "T":  # strings are not in one piece of memory
-        return jax.device_put(value, sharding)
+    if not sharding.is_fully_addressable or np.dtype(aval.dtype).kind == "T":  # strings are not in one piece of memory
+        return lambda value: jax.device_put(value, sharding)
+    devices = [*device_list(sharding)]
     if sharding.is_fully_replicated:
-        devices = [*device_list(sharding)]
-        return pxla.batched_device_put(aval, sharding, [value] * len(devices), devices, committed)
-    indices = sharding.addressable_devices_indices_map(aval.shape)
-    return pxla.batched_device_put(aval, sharding, [value[index] for index in indices.values()], [*indices], committed)
+        return lambda value: pxla.batched_device_put(aval, sharding, [value] * len(devices), devices, committed)
+    indices = [sharding.addressable_devices_indices_map(aval.shape)[device] for device in devices]
+    return lambda value: pxla.batched_device_put(
+        aval, sharding, [value[index] for index in indices], devices, committed
+    )
 
 
 def with_key_data(key: PRNGKeyArray, data: jax.Array) -> PRNGKeyArray:

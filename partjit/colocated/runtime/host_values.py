@@ -13,11 +13,11 @@ import numpy as np
 from jax.core import ShapedArray
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from partjit._jax.arrays import put_numpy
+from partjit._jax.arrays import numpy_putter
 from partjit._jax.types import Device, PyTree
 from partjit.colocated.devices import replicated_over
 
-__all__ = ["KINDS_OF_NUMPY", "HostValue", "is_host_value", "put_arguments", "with_numpy_arguments"]
+__all__ = ["KINDS_OF_NUMPY", "HostValue", "is_host_value", "owned", "put_arguments", "with_numpy_arguments"]
 
 _NUMBERS: dict[type, type] = {bool: np.bool_, int: np.int64, float: np.float64, complex: np.complex128}
 KINDS_OF_NUMPY = frozenset("mMOSU")  # dates, objects and strings, which arrays on devices cannot have
@@ -79,10 +79,17 @@ class HostValue:
         Raises:
             OverflowError: it is an integer too large for the dtype.
         """
-        value = self._value
-        if not (isinstance(value, np.ndarray) and value.dtype == aval.dtype and _is_of_an_array(value)):
-            value = np.array(value, aval.dtype)  # whoever made it may change it later
-        return put_numpy(value, aval, sharding, committed)
+        return numpy_putter(aval, sharding, committed)(self.as_numpy(aval.dtype))
+
+    def as_numpy(self, dtype: np.dtype) -> np.ndarray:
+        """A NumPy array of this dtype that nobody else changes.
+
+        Raises:
+            OverflowError: it is an integer too large for the dtype.
+        """
+        if isinstance(self._value, np.ndarray) and self._value.dtype == dtype:
+            return owned(self._value)
+        return np.array(self._value, dtype)
 
     def put_by_default(self) -> jax.Array:
         """The array on the default device."""
@@ -98,6 +105,11 @@ def _fits(value: object, dtype: np.dtype) -> bool:
         return True
     bounds = jax.numpy.iinfo(dtype) if jax.numpy.issubdtype(dtype, np.integer) else jax.numpy.finfo(np.float64)
     return bool(int(bounds.min) <= value <= int(bounds.max))
+
+
+def owned(value: np.ndarray) -> np.ndarray:
+    """The array, or a copy if whoever made it may change it later."""
+    return value if not value.flags.writeable and _is_of_an_array(value) else np.array(value)
 
 
 def _is_of_an_array(value: np.ndarray) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.core import ShapedArray, Tracer
 from jax.sharding import Sharding
 
@@ -16,6 +17,7 @@ from partjit._jax.arrays import (
     copies_of,
     device_put,
     is_on_one_host_device,
+    numpy_putter,
     type_and_sharding,
     type_sharding_and_commitment,
     with_weak_type,
@@ -24,7 +26,7 @@ from partjit._jax.shardings import device_list
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import flatten_arguments
 from partjit.checks import flattened, shown, unsorted
-from partjit.colocated.runtime.host_values import KINDS_OF_NUMPY, HostValue, is_host_value
+from partjit.colocated.runtime.host_values import KINDS_OF_NUMPY, HostValue, is_host_value, owned
 from partjit.colocated.runtime.pending import PendingArray
 
 __all__ = [
@@ -151,7 +153,7 @@ class OutSpec:
         committed: whether it is committed to its devices.
     """
 
-    __slots__ = ("_copies_on", "aval", "committed", "dtype", "shape", "sharding", "weak_type")
+    __slots__ = ("_copies_on", "_putter", "aval", "committed", "dtype", "shape", "sharding", "weak_type")
 
     def __init__(self, aval: ShapedArray, sharding: Sharding, committed: bool) -> None:
         self.aval = aval
@@ -161,16 +163,23 @@ class OutSpec:
         # Replicated arrays are made several times as fast as by `jax.device_put`.
         is_simple = committed and sharding.is_fully_replicated and sharding.is_fully_addressable
         self._copies_on = device_list(sharding) if is_simple else None
+        self._putter: Callable[[np.ndarray], jax.Array] | None = None
 
     def fit(self, value: jax.Array | HostValue) -> jax.Array:
         """The value, of the right shape and dtype, with this weak type and sharding."""
         if isinstance(value, HostValue):
-            return value.put(self.aval, self.sharding, self.committed)
+            return self.put_numpy(value.as_numpy(self.dtype))
         if value.aval.weak_type != self.weak_type:
             value = with_weak_type(value, self.weak_type)
         if value.sharding != self.sharding or (self.committed and not value.committed):
             return self.put(value)
         return value
+
+    def put_numpy(self, value: np.ndarray) -> jax.Array:
+        """The array of a NumPy array of the right shape and dtype, with this weak type and sharding."""
+        if self._putter is None:
+            self._putter = numpy_putter(self.aval, self.sharding, self.committed)
+        return self._putter(value)
 
     def put(self, value: jax.Array) -> jax.Array:
         """The value, moved to this sharding."""
@@ -254,6 +263,9 @@ class OutSpecs:
 
     def fit_leaves(self, result: PyTree, name: str) -> list[jax.Array]:
         """As `fit_flat`, without the quick test."""
+        made = self._of_host_values(result)
+        if made is not None:
+            return made
         values, tree = flat_values(result, name)
         wrong = [] if tree == self.tree else self._wrong_structure(result)
         if not wrong:
@@ -274,6 +286,23 @@ class OutSpecs:
                 "shardings; with mode='inline' and neither of them, results may differ from call to call"
             )
         return [spec.fit(value) for value, spec in zip(values, self.leaves, strict=True)]
+
+    def _of_host_values(self, result: PyTree) -> list[jax.Array] | None:
+        """The arrays made of NumPy arrays and numbers that fit; None if there is anything else."""
+        try:
+            values = self.tree.flatten_up_to(result)
+        except ValueError:  # another structure
+            return None
+        found: list[np.ndarray] = []
+        for value, spec in zip(values, self.leaves, strict=True):
+            if type(value) is np.ndarray and value.dtype == spec.dtype and value.shape == spec.shape:
+                found.append(owned(value))
+                continue
+            host = HostValue(value) if is_host_value(value) else None
+            if host is None or host.shape != spec.shape or not host.has_dtype(spec.dtype):
+                return None
+            found.append(host.as_numpy(spec.dtype))
+        return [spec.put_numpy(value) for value, spec in zip(found, self.leaves, strict=True)]
 
     def _wrong_structure(self, result: PyTree) -> list[str]:
         expected = {*_leaf_paths(jax.tree.unflatten(self.tree, self.leaves))}
