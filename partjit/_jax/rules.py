@@ -1,5 +1,6 @@
 """Rules of primitives, for transformations whose rules differ between versions, and what these rules call."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,12 +21,15 @@ from partjit._jax.types import Params, PyTreeDef
 __all__ = [
     "AxisData",
     "Dce",
+    "Linearized",
     "batch_jaxpr",
     "checkify_jaxpr",
     "closed_call_partial_eval_custom_rule",
     "discharge_jaxpr",
     "eqn_effects",
     "jvp_jaxpr",
+    "linearize_jaxpr",
+    "linearize_without_a_rule",
     "move_binders_to_back",
     "moveaxis",
     "new_effect_handle",
@@ -35,6 +39,7 @@ __all__ = [
     "register_checkify",
     "register_dce",
     "register_discharge",
+    "register_linearization",
     "register_printing",
     "transpose_jaxpr",
 ]
@@ -52,6 +57,55 @@ prune_closed_jaxpr_outputs = _pe.prune_closed_jaxpr_outputs
 jvp_jaxpr = ad.jvp_jaxpr
 moveaxis = batching.moveaxis  # unlike that of `jnp`, it is no jitted function and makes one equation
 eqn_effects = core.eqn_effects
+
+
+# Linearization
+
+
+@dataclasses.dataclass(frozen=True)
+class Linearized:
+    """A program split in two for linearization.
+
+    Attributes:
+        primals: from arguments to results, residuals and structured residuals.
+        tangents: from residuals, tangents that are not zero and structured residuals to tangents that are not zero.
+        nonzero_out: for each result whether its tangent may be other than zero.
+        forwarded: for each residual the constant or argument that it is, or None if it is computed.
+        answer: what the rule of a primitive returns, from results, residuals, structured residuals and a function of
+            both and of tangents.
+    """
+
+    primals: ClosedJaxpr
+    tangents: ClosedJaxpr
+    nonzero_out: Sequence[bool]
+    forwarded: Sequence[int | None]
+    answer: Callable[[Sequence[Any], Sequence[Any], Sequence[Any], Callable[..., Any]], tuple[Any, ...]]
+
+
+def linearize_jaxpr(jaxpr: ClosedJaxpr, nonzero: Sequence[bool], is_vjp: bool) -> Linearized:
+    """Splits a program, where the tangents of these arguments are not zero; cached with it."""
+    linearize: Any = ad.linearize_jaxpr
+    primals, residuals, nonzero_out, forwarded, tangents = linearize(jaxpr, tuple(nonzero), is_vjp=is_vjp)
+
+    def answer(results: Any, values: Any, structured: Any, fun: Any) -> tuple[Any, ...]:
+        if isinstance(residuals, int):  # jax 0.10 knows no structured residuals
+            return results, nonzero_out, values, lambda residuals, *tangents: fun(residuals, (), *tangents)
+        tree = residuals.unpack()[2].update(structured).unflatten()
+        return (
+            *(results, nonzero_out, values, tree),
+            lambda residuals, structured, *tangents: fun(residuals, tree_util.tree_leaves(structured), *tangents),
+        )
+
+    return Linearized(primals, tangents, nonzero_out, forwarded, answer)
+
+
+linearize_without_a_rule: Any = ad.fallback_linearize_rule
+
+
+def register_linearization(primitive: Primitive, rule: Callable[..., tuple[Any, ...]]) -> None:
+    """Registers how a primitive is linearized."""
+    linearizations: Any = ad.primitive_linearizations
+    linearizations[primitive] = rule
 
 
 # Batching, transposition
