@@ -10,14 +10,16 @@ import dataclasses
 import functools
 import pickle
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import jax
 from jax.core import Tracer
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.typing import ArrayLike
 
+from partjit._jax.caches import weakref_cache
 from partjit._jax.compiling import MeshExecutable, move_outputs, shard_constants
 from partjit._jax.dispatch import (
     USE_OF_DONATED_BUFFERS_CRASHES,
@@ -242,18 +244,40 @@ def _run(values: Sequence[object], **params: Any) -> tuple[list[jax.Array], Mesh
 
 
 @pjit_p.def_impl
-def _evaluate(*values: object, **params: Any) -> list[jax.Array]:
+def _evaluate(*values: object, **params: Any) -> Sequence[jax.Array]:
     """Runs an equation on arrays, as an eager `jax.grad` or `jax.vmap` of a pjit does."""
-    shardings = shardings_of(params["in_specs"], params["mesh"])
-    arrays = reshard(values, shardings, misplaced(values, shardings))
     if has_calls(params["jaxpr"].jaxpr):
+        shardings = shardings_of(params["in_specs"], params["mesh"])
+        arrays = reshard(values, shardings, misplaced(values, shardings))
         placing, run = _prepare_plan(arrays, **params)
         return [*run(placing.apply(arrays))]
-    try:
-        return _run(arrays, **params)[0]
-    except InternalFloatingPointError as error:
-        recheck_for_nans(error, jaxpr_as_fun(params["jaxpr"]), values, {})
-        raise
+
+    def cache_miss(*_: object) -> Outcome:
+        shardings = shardings_of(params["in_specs"], params["mesh"])
+        moved = misplaced(values, shardings)
+        try:
+            outs, executable, consts = _run(reshard(values, shardings, moved), **params)
+        except InternalFloatingPointError as error:
+            recheck_for_nans(error, jaxpr_as_fun(params["jaxpr"]), values, {})
+            raise
+        out_tree = jax.tree.structure((0,) * len(outs))
+        fast_path = None if moved else fast_path_data(executable, out_tree, values, outs, params["jaxpr"], consts)
+        return tuple(outs), fast_path, False
+
+    if USE_OF_DONATED_BUFFERS_CRASHES and any(params["donated_invars"]):
+        return cache_miss()[0]
+    jaxpr, *others = (params[name] for name in ("jaxpr", *sorted(params.keys() - {"jaxpr"})))
+    fun = _function_of(jaxpr, *others)
+    function = make_cpp_function(fun, params["name"], cache_miss, ((), ()), ())
+    function._fun = fun  # where jax looks for the function when a result has a NaN
+    return function(*values)
+
+
+@weakref_cache
+def _function_of(jaxpr: ClosedJaxpr, *_: object) -> Function:
+    """The function of an equation, by whose identity C++ finds the compiled program; it does not keep the jaxpr."""
+    reference = weakref.ref(jaxpr)
+    return lambda *args: jaxpr_as_fun(cast(ClosedJaxpr, reference()))(*args)
 
 
 @sharding_constraint_p.def_impl

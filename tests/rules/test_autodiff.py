@@ -614,3 +614,28 @@ def test_gradients_with_a_donated_train_step(mesh):
     close(w, expected)
     laid_out(w, mesh, W_SPEC)
     assert losses == sorted(losses, reverse=True)
+
+
+def test_equal_parameters_at_other_places_are_another_program(mesh):
+    """The programs of an eager gradient are found again by all of their parameters."""
+    seen = set()
+    for in_spec, out_spec in [(P("x"), P("y")), (P("y"), P("x"))]:
+        fun = pjit(jnp.sin, in_axis_resources=in_spec, out_axis_resources=out_spec)
+        for _ in range(3):
+            value, pull = jax.vjp(fun, X)
+            laid_out(value, mesh, out_spec)
+            (gradient,) = pull(jnp.ones_like(value))
+            laid_out(gradient, mesh, in_spec)
+            close(gradient, np.cos(X))
+            seen.add((value.sharding, gradient.sharding))
+    assert len(seen) == 2
+
+
+def test_a_gradient_made_again_and_again_compiles_once(compilations):
+    fun = pjit(lambda w, x: jnp.sum(jnp.tanh(x @ w)), in_axis_resources=(W_SPEC, X_SPEC), out_axis_resources=None)
+    first, second, third = (jax.grad(fun, argnums=(0, 1))(W, x) for x in (X, X, X + 1))
+    close(second, first)
+    assert not np.allclose(third[0], first[0])
+    compiled = len(compilations)
+    jax.grad(fun, argnums=(0, 1))(W, X + 2)
+    assert 0 < compiled == len(compilations)
