@@ -148,4 +148,5 @@ def _is_call(trailer: NodeOrLeaf) -> bool:
 
 
 def _is_keyword(child: NodeOrLeaf) -> bool:
-    return child.type == "argument" and child.children[1].get_code().strip() == "="
+    is_keyword = child.type == "argument" and child.children[1].get_code().strip() == "="
+    return is_keyword and child.get_code().strip() != "strict=False"  # the default of zip, said for readers

@@ -194,7 +194,7 @@ def _in_specs(definition: Definition, arguments: Arguments) -> tuple[Spec, ...]:
         flat = [specs] * len(arguments.leaves)
     else:
         positional, _ = jax.tree.unflatten(arguments.tree, arguments.leaves)
-        flat = broadcast_specs(specs, positional, definition.in_name, single_argument=len(positional) == 1)
+        flat = broadcast_specs(specs, positional, definition.in_name)
     return tuple(
         _spec_of_array(leaf, path, definition.in_name) if spec is FROM_ARRAY else spec
         for spec, leaf, path in zip(flat, arguments.leaves, arguments.paths, strict=True)

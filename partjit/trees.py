@@ -11,14 +11,13 @@ from partjit.validate import spec_prefix_message
 __all__ = ["broadcast_specs"]
 
 
-def broadcast_specs(specs: PyTree, values: PyTree, arg_name: str, *, single_argument: bool = False) -> list[Spec]:
+def broadcast_specs(specs: PyTree, values: PyTree, arg_name: str) -> list[Spec]:
     """The spec of each leaf of `values`.
 
     Args:
         specs: a parsed spec tree; each of its leaves applies to the subtree of `values` at its position.
         values: a tree with the structure of the values.
         arg_name: the user's name of the spec tree, for messages.
-        single_argument: whether `values` is a tuple of one argument of a call, which users may forget to wrap.
 
     Raises:
         ShardingError: `specs` is no tree prefix of `values`; the message says where they differ.
@@ -28,10 +27,7 @@ def broadcast_specs(specs: PyTree, values: PyTree, arg_name: str, *, single_argu
         subtrees = spec_tree.flatten_up_to(values)
     except ValueError:
         errors = [str(error(arg_name)) for error in tree_prefix_errors(specs, values)]
-        tree = jax.tree.structure(values)
-        raise ShardingError(
-            spec_prefix_message(arg_name, spec_tree, tree, errors, single_argument=single_argument)
-        ) from None
+        raise ShardingError(spec_prefix_message(arg_name, spec_tree, jax.tree.structure(values), errors)) from None
     return [
         spec
         for spec, subtree in zip(spec_leaves, subtrees, strict=True)

@@ -172,16 +172,13 @@ def _divisibility_remedy(path: str, dim: int, size: int, divisor: int, mesh: Mes
     return f"{remedy}\nor leave the dimension unsharded (None): no free axes of the mesh divide {size}"
 
 
-def spec_prefix_message(
-    arg_name: str, spec_tree: PyTreeDef, value_tree: PyTreeDef, errors: Sequence[str], *, single_argument: bool
-) -> str:
+def spec_prefix_message(arg_name: str, spec_tree: PyTreeDef, value_tree: PyTreeDef, errors: Sequence[str]) -> str:
     """The message for a spec tree that is no prefix of the tree of values.
 
     Args:
         arg_name: `"in_axis_resources"` and the like.
         spec_tree, value_tree: the tree structures.
         errors: where they differ.
-        single_argument: whether the values are the one argument of a call.
     """
     message = (
         f"pjit {arg_name} specification must be a tree prefix of the corresponding value, got specification "
@@ -192,7 +189,7 @@ def spec_prefix_message(
             f" Note that pjit {arg_name} that are non-trivial pytrees should always be wrapped in a tuple representing "
             "the argument list."
         )
-        if single_argument:
+        if len(value_tree.children()) == 1:
             message += (
                 f" In particular, you're passing in a single argument which means that pjit {arg_name} might need to "
                 "be wrapped in a singleton tuple."
