@@ -121,7 +121,8 @@ def test_a_hot_call_runs_no_python_of_ours(mesh):
     files = []
 
     def profile(frame, event, argument):
-        if event == "call":
+        # C++ compares the keys of its cache where their hashes collide, and meshes are a part of them.
+        if event == "call" and frame.f_code.co_name not in ("__eq__", "__hash__"):
             files.append(frame.f_code.co_filename)
 
     x = jax.device_put(ones(8), NamedSharding(mesh, P("x")))

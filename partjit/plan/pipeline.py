@@ -36,7 +36,7 @@ from partjit.plan.ir.verify import verify
 from partjit.plan.passes.bind import bind
 from partjit.plan.passes.control_flow import control_flow
 from partjit.plan.passes.cut import cut
-from partjit.plan.passes.donate import donations, may_release
+from partjit.plan.passes.donate import donations, may_release, shared_by_branches
 from partjit.plan.passes.explicit import check_devices, explicit
 from partjit.plan.passes.forward import Kind, forward
 from partjit.plan.passes.fragments import fragments, replicated
@@ -76,8 +76,8 @@ def structured(jaxpr: ClosedJaxpr, mesh: Mesh, caller: Stream | None = None) -> 
         (prune, "inlined"),
         (partial(shard_maps, mesh=mesh, inlined=inlined), "unmapped"),
         (partial(control_flow, mesh=mesh, structured=partial(structured, mesh=mesh, caller=caller)), "structured"),
-        (run_to_calls, "structured"),
         (rotate, "structured"),
+        (run_to_calls, "structured"),
         (merge, "structured"),
         (prune, "structured"),
         (own_initial_values, "structured"),
@@ -199,7 +199,7 @@ def make_plan(
     bound = dataclasses.replace(bound, block=pin(bound.block, bound.constants))
     bound = transfers(bound, names, default)
     block = bound.block
-    released = may_release(block.inputs, donated, [value.aval for value in block.outputs])
+    released = may_release(block.inputs, donated, [value.aval for value in block.outputs]) - shared_by_branches(block)
     plan = Plan(
         name,
         mesh,

@@ -289,3 +289,53 @@ def test_nans_are_found_in_fragments():
     f = pjit(lambda v: plus(jnp.log(v - 2)) * 2)
     with jax.debug_nans(True), pytest.raises(FloatingPointError, match="nan"):
         f(x)
+
+
+def later_uses(call):
+    """What reads a value after a branch that may have given it as it is."""
+    yield lambda x, y: x + y
+    yield lambda x, y: (y, x + 1)
+    yield lambda x, y: (y, x)
+    yield lambda x, y: call(x) + y
+    yield lambda x, y: (call(y), x * 2)
+    yield lambda x, y: jax.lax.cond(y[0] > 2, lambda x: call(x), lambda x: x, x) + x + y
+    yield lambda x, y: jax.lax.fori_loop(0, 2, lambda i, c: call(c) + x, y)
+    yield lambda x, y: jax.lax.fori_loop(0, 3, lambda i, c: jax.lax.cond(i > 1, call, lambda c: c, c) + c + y, x)
+    yield lambda x, y: (call(y) + 1, call(x) + y, x - y)
+
+
+def branches(call):
+    """Branches that give a value as it is, or twice, or from within another branch."""
+    yield lambda x, p: jax.lax.cond(p, call, lambda x: x, x)
+    yield lambda x, p: sum(jax.lax.cond(p, lambda x: (call(x), x), lambda x: (x, x), x))
+    yield lambda x, p: jax.lax.cond(p, lambda x: jax.lax.cond(x[1] > 0, call, lambda x: x, x), lambda x: x, x)
+    yield lambda x, p: jax.lax.cond(p, lambda x: call(x) + x, lambda x: x, x)
+
+
+@pytest.mark.parametrize("mode", ["inline", "stream"])
+def test_what_a_branch_gives_as_it_is_may_be_read_after_it(mode, mesh):
+    call = colocated_python(lambda x: x * 2, out_specs_fn=lambda x: x, mode=mode)
+    plain = [(b, u) for b in branches(lambda x: x * 2) for u in later_uses(lambda x: x * 2)]
+    cases = [(b, u) for b in branches(call) for u in later_uses(call)]
+    start = np.arange(1.0, 9.0, dtype=np.float32)
+    count = 0
+    for k, ((branch, use), (by_hand, use_by_hand)) in enumerate(zip(cases, plain, strict=True)):
+        own = k % 2  # whether the program computes the value, or its caller donates it
+
+        def program(x, p, branch=branch, use=use, own=own):
+            x = x + 1 if own else x
+            return use(x, branch(x, p))
+
+        expected = jax.jit(
+            lambda x, p, branch=by_hand, use=use_by_hand, own=own: use(
+                x + 1 if own else x, branch(x + 1 if own else x, p)
+            )
+        )
+        run = pjit(program, donate_argnums=0)
+        for p in (True, False):
+            with mesh:
+                result = run(jax.device_put(start, NamedSharding(mesh, P("x"))), p)
+            for found, wanted in zip(jax.tree.leaves(result), jax.tree.leaves(expected(start, p)), strict=True):
+                np.testing.assert_allclose(found, wanted, rtol=1e-5, err_msg=f"case {k}, {p}")
+                count += 1
+    assert count > 100

@@ -30,7 +30,12 @@ def note(name):
     return call
 
 
-by_hand = types.SimpleNamespace(log=note("log"), save=note("save"), other=note("other"))
+def fix(i, x):
+    note("fix")(i, x)
+    return np.asarray(x) * np.float32(0.5) + np.float32(i)
+
+
+by_hand = types.SimpleNamespace(log=note("log"), save=note("save"), other=note("other"), fix=fix)
 
 
 def colocated_calls(mode):
@@ -38,7 +43,8 @@ def colocated_calls(mode):
         **{
             name: colocated_python(getattr(by_hand, name), out_specs_fn=lambda *_: None, mode=mode)
             for name in ("log", "save", "other")
-        }
+        },
+        fix=colocated_python(fix, out_specs_fn=lambda i, x: x, mode=mode),
     )
 
 
@@ -92,7 +98,36 @@ def before_the_work(c, i, before, after, between, outside):
     return jnp.cos(after)
 
 
+# The devices need what the call returns: in the next iteration, in this one, to decide whether there is another.
+
+
+def carried(c, i, before, after, between, outside):
+    return lax.cond(is_due(i, 3), lambda x: c.fix(i, x), lambda x: x, after)
+
+
+def used(c, i, before, after, between, outside):
+    fixed = lax.cond(is_due(i, 3), lambda: c.fix(i, between), lambda: between * 2)
+    return after + fixed / 32
+
+
+def used_and_given_back(c, i, before, after, between, outside):
+    fixed, same = lax.cond(is_due(i, 2), lambda x: (c.fix(i, between), x), lambda x: (between, x), after)
+    return same * 0.25 + fixed / 32
+
+
+def one_of_three_gives(c, i, before, after, between, outside):
+    ways = [lambda x: c.fix(i, x), lambda x: x + outside, lambda x: (c.log(i), c.fix(i, before))[1]]
+    return lax.switch(i % 3, ways, after) * 0.5
+
+
+def fixed_from_the_start(c, i, before, after, between, outside):
+    return after + lax.cond(jnp.sum(before) > 3, lambda: c.fix(i, outside), lambda: outside)
+
+
+WAYS_THAT_GIVE = [carried, used, used_and_given_back, one_of_three_gives, fixed_from_the_start]
+
 WAYS = [
+    *WAYS_THAT_GIVE,
     *(without_results, passed_through, one_of_three, two_that_are_rare, one_in_the_other, in_a_loop_of_its_own),
     before_the_work,
 ]
@@ -178,8 +213,9 @@ def test_the_calls_and_the_values_are_those_of_the_loop_in_python(spec, mesh):
         stops = len(calls)
         if loop is not nested and way is not in_a_loop_of_its_own:
             # One to begin with, one to each call and one to the end; one before and one after the loop.
-            inside = stops if way is one_in_the_other else 0  # whose branch asks for itself whether to save
-            assert dispatched.count("FragmentDispatched") <= stops + inside + 3, what
+            # A branch may ask for itself whether to save, and compute with what a call gives before it gives it.
+            inside = stops if way in (one_in_the_other, *WAYS_THAT_GIVE) else 0
+            assert dispatched.count("FragmentDispatched") <= stops + inside + 4, what
             fewest[stops] += 1
         seen[bool(calls)] += 1
     assert min(seen.values()) > 5
@@ -217,13 +253,10 @@ def test_a_thousand_iterations_take_as_many_dispatches_as_calls(every, mesh):
     assert calls <= dispatched.count("FragmentDispatched") <= calls + 2
 
 
-def test_what_the_devices_need_of_a_call_stays_in_its_iteration():
-    """A result that is used, a call in every branch, and one beside the branch."""
+def test_what_an_iteration_cannot_do_without_stays_in_it():
+    """A call in every branch, one beside the branch, and two branches of which the devices need what they give."""
     c = colocated_calls("auto")
     double = colocated_python(lambda x: x * 2, out_specs_fn=lambda x: x)
-
-    def used(x, i):
-        return lax.cond(i % 3 == 0, double, lambda x: x, x), None
 
     def in_every_branch(x, i):
         lax.cond(i % 3 == 0, lambda: c.log(x), lambda: c.save(x))
@@ -234,11 +267,39 @@ def test_what_the_devices_need_of_a_call_stays_in_its_iteration():
         lax.cond(i % 3 == 0, lambda: c.save(x), lambda: None)
         return x + 1, None
 
-    for iteration in (used, in_every_branch, beside):
+    def two(x, i):
+        x = lax.cond(i % 3 == 0, double, lambda x: x, x)
+        return lax.cond(i % 4 == 0, double, lambda x: x, x), None
+
+    for iteration in (in_every_branch, beside, two):
         plan = pjit(lambda x, iteration=iteration: lax.scan(iteration, x, jnp.arange(9))[0]).plan(1.0)
         (loop,) = (node for node in walk(plan.nodes) if isinstance(node, Loop))
         assert loop.trip_count == 9
-    assert float(pjit(lambda x: lax.scan(used, x, jnp.arange(9))[0])(1.0)) == 8.0
+    assert float(pjit(lambda x: lax.scan(two, x, jnp.arange(9))[0])(1.0)) == 64.0
+
+
+def test_a_call_may_stop_the_loop():
+    """Early stopping: the host looks at the loss now and then."""
+
+    def has_converged(loss):
+        note("has_converged")(loss)
+        return bool(loss < 0.1)
+
+    look = colocated_python(has_converged, arrays="numpy", out_specs_fn=lambda loss: jax.ShapeDtypeStruct((), bool))
+
+    def iteration(state):
+        i, x, _ = state
+        x = x * 0.9
+        return i + 1, x, lax.cond(i % 10 == 9, lambda: look(jnp.abs(x)), lambda: jnp.zeros((), bool))
+
+    program = pjit(lambda x: lax.while_loop(lambda state: ~state[2] & (state[0] < 1000), iteration, (0, x, False)))
+    dispatched = []
+    with partjit.events.subscribe(lambda event: dispatched.append(type(event).__name__)):
+        count, x, stopped = program(1.0)
+    assert (int(count), bool(stopped)) == (30, True)
+    np.testing.assert_allclose(x, 0.9**30, rtol=1e-5)
+    assert [entry[0] for entry in rendezvous.logs["calls"]] == ["has_converged"] * 3
+    assert dispatched.count("FragmentDispatched") <= 2 * 3 + 3  # the branch computes what it passes
 
 
 def test_an_iteration_with_effects_of_jax_runs_by_itself(capfd):

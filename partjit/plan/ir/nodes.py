@@ -33,6 +33,7 @@ __all__ = [
     "Value",
     "ValueBlock",
     "VarBlock",
+    "VarBranch",
     "VarLoop",
     "VarNode",
     "blocks_of",
@@ -311,6 +312,7 @@ AnyNode: TypeAlias = Node | VarNode
 
 VarBlock: TypeAlias = Block[VarNode, Atom, Var]
 VarLoop: TypeAlias = Loop[Atom, Var]
+VarBranch: TypeAlias = Branch[Atom, Var]
 ValueBlock: TypeAlias = Block[Node, Value, Value]
 
 

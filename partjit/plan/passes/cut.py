@@ -141,16 +141,22 @@ def _group(graph: _Graph, positions: Sequence[int], consts: Container[Var]) -> G
     return Group(tuple(nodes), tuple(found), sum(map(graph.cost, positions)))
 
 
-def head_of(nodes: Sequence[VarNode]) -> tuple[set[int], float]:
+def head_of(nodes: Sequence[VarNode], *, of_all: bool = False) -> tuple[set[int], float]:
     """What an iteration does on the devices before the first calls that they wait for, and what it costs.
 
     Nothing, if it would be the only fragment of the iteration anyhow, or has effects of jax's own.
+
+    Args:
+        nodes: the iteration.
+        of_all: whether it is what comes before all of the first calls, and may be the only fragment.
     """
     graph = _Graph(nodes)
     awaited = graph.awaited()
-    first = [i for i, level in enumerate(graph.levels()) if level == 0 and awaited[i]]
+    first = [
+        i for i, level in enumerate(graph.levels()) if level == 0 and (awaited[i] or (of_all and graph.is_host[i]))
+    ]
     head = {i for i in _ancestors(graph, first, set()) if not graph.is_host[i]}
-    is_only = all(graph.is_host[i] or i in head for i in range(len(nodes)))
+    is_only = not of_all and all(graph.is_host[i] or i in head for i in range(len(nodes)))
     if is_only or any(isinstance(node := nodes[i], Equation) and node.eqn.effects for i in head):
         return set(), 0.0
     return head, sum(map(graph.cost, head))

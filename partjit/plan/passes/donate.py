@@ -3,14 +3,24 @@
 import collections
 import dataclasses
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from jax.core import ShapedArray
 
-from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Node, Value, ValueBlock, with_blocks
+from partjit.plan.ir.nodes import (
+    Branch,
+    ColocatedCall,
+    Fragment,
+    Loop,
+    Node,
+    Value,
+    ValueBlock,
+    blocks_of,
+    with_blocks,
+)
 from partjit.primitive import keep_where
 
-__all__ = ["donations", "may_release"]
+__all__ = ["donations", "may_release", "shared_by_branches"]
 
 
 def may_release(inputs: Sequence[Value], donated: Sequence[bool], results: Sequence[ShapedArray]) -> frozenset[Value]:
@@ -42,11 +52,12 @@ def donations(
     for node in block.nodes:
         for value in node.inputs:
             readers.setdefault(value, []).append(node)
+    shared = shared_by_branches(block)
     own = {*giving}
     results = {*block.outputs}
     nodes: list[Node] = []
     for node in block.nodes:
-        dying = [value for value in dict.fromkeys(node.inputs) if value in own and value not in results]
+        dying = [value for value in dict.fromkeys(node.inputs) if value in own and value not in results | shared]
         # A call on a thread may still run; results of calls may be kept by the functions that returned them.
         dying = [v for v in dying if readers[v][-1] is node and all(_is_over(reader) for reader in readers[v])]
         if isinstance(node, Fragment):
@@ -62,8 +73,35 @@ def donations(
     given = {v for node in nodes if isinstance(node, Fragment) for v in keep_where(node.inputs, node.donated)}
     nodes = [_with_distinct(node, given.union(released), results) for node in nodes]
     uses = collections.Counter(block.outputs)
-    owned = tuple(value in own and uses[value] == 1 for value in block.outputs)
+    owned = tuple(value in own and value not in shared and uses[value] == 1 for value in block.outputs)
     return dataclasses.replace(block, nodes=tuple(nodes)), owned
+
+
+def shared_by_branches(block: ValueBlock) -> set[Value]:
+    """The values that are read after a branch that may give them as they are, while its result is still needed.
+
+    Then two names are one array. Where it ends with the branch, the result takes its place.
+    """
+    last = {value: i for i, node in enumerate(block.nodes) for value in node.inputs}
+    last.update(dict.fromkeys(block.outputs, len(block.nodes)))
+    shared: set[Value] = set()
+    origins: dict[Value, set[Value]] = {}
+    for i, node in enumerate(block.nodes):
+        for k, result in enumerate(node.outputs if isinstance(node, Branch) else ()):
+            given = {value for inner in blocks_of(node) for value in _given_as_it_is(inner, inner.outputs[k])}
+            origins[result] = given.union(*(origins.get(value, ()) for value in given))
+            shared.update(value for value in origins[result] if i < last[value] <= last.get(result, -1))
+    return shared
+
+
+def _given_as_it_is(block: ValueBlock, output: Value) -> Iterator[Value]:
+    """The values from outside that an output of a branch may be."""
+    maker = next((node for node in block.nodes if output in node.outputs), None)
+    if maker is None:
+        yield output
+    elif isinstance(maker, Branch):
+        for inner in maker.blocks:
+            yield from _given_as_it_is(inner, inner.outputs[maker.outputs.index(output)])
 
 
 def _with_donated(fragment: Fragment[Value, Value], dying: Collection[Value]) -> Fragment[Value, Value]:

@@ -21,17 +21,18 @@ from partjit.plan.ir.nodes import Block, VarBlock, VarLoop, variables
 from partjit.plan.passes.cost import amortizes_a_dispatch
 from partjit.plan.passes.counting import carrying, counted
 from partjit.plan.passes.cut import head_of
+from partjit.plan.passes.run_to_calls import runs_from_calls
 
 __all__ = ["rotate"]
 
 
 def rotate(block: VarBlock) -> VarBlock:
-    """Rotates the loops of a block where that saves a dispatch."""
+    """Rotates the loops of a block where that saves a dispatch, or lets them run on without calls."""
     return with_loops(block, _rotated)
 
 
 def _rotated(loop: VarLoop, before: Builder) -> VarLoop:
-    head, cost = head_of(loop.block.nodes)
+    head, cost = head_of(loop.block.nodes, of_all=runs_from_calls(loop.block))
     if not head:
         return loop
     is_expensive = amortizes_a_dispatch(cost)

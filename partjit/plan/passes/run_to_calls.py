@@ -7,7 +7,9 @@ A logger in a `cond` is needed once in a hundred iterations. So the device work 
         work                       becomes         do work while no call is needed and there are iterations left
         if needed: call                            if needed: call
 
-The iterations in between cost neither a dispatch nor a look at the predicate.
+Where the devices need what the call returns, the loop is rotated before, so that the call comes first; the `while` then
+takes the ways without calls of its later iterations itself. The iterations in between cost neither a dispatch nor a
+look at the predicate.
 """
 
 import dataclasses
@@ -20,53 +22,78 @@ from jax.extend.core import Var, jaxpr_as_fun
 
 from partjit._jax.jaxprs import Atom, new_var, type_of
 from partjit.plan.ir.build import Builder, jaxpr_of, reading, with_loops
-from partjit.plan.ir.nodes import Block, Branch, Equation, VarBlock, VarLoop, is_host, variables
+from partjit.plan.ir.nodes import Block, Branch, Equation, VarBlock, VarBranch, VarLoop, is_host, variables
 from partjit.plan.passes.counting import counted
 
-__all__ = ["run_to_calls"]
+__all__ = ["run_to_calls", "runs_from_calls"]
 
 V = TypeVar("V")
 _State = tuple[jax.Array, list[jax.Array], list[jax.Array]]
 
 
 def run_to_calls(block: VarBlock) -> VarBlock:
-    """Makes the loops of a block run to the next call where nothing on the devices depends on what a call returns."""
-    return with_loops(block, lambda loop, before: _run_to_calls(loop, before) if _can_run_on(loop.block) else loop)
+    """Makes loops run to the next call if all their calls are in branches that may do without; they are rotated then.
+
+    If the devices need what a call returns, its branch has to be the only one, and the first node.
+    """
+
+    def change(loop: VarLoop, before: Builder) -> VarLoop:
+        if runs_from_calls(loop.block):
+            (branch,) = _branches(loop.block)
+            known = {*loop.block.inputs, *loop.block.consts}
+            return _run_from_call(loop, branch, before) if known.issuperset(variables(branch.inputs)) else loop
+        return _run_to_calls(loop, before) if _has_rare_calls(loop.block) else loop
+
+    return with_loops(block, change)
 
 
-def _can_run_on(block: VarBlock) -> bool:
-    """Whether all calls of an iteration are in branches that may do without, and the devices need no result of them."""
-    hosts = [node for node in block.nodes if is_host(node)]
-    if not hosts or not all(isinstance(node, Branch) and not all(_makes_calls(node)) for node in hosts):
+def runs_from_calls(block: VarBlock) -> bool:
+    """Whether an iteration can run on without calls once it is rotated, so that the branch with its calls is first."""
+    return len(_branches(block)) == 1 and _has_rare_calls(block) and _gives_to_devices(block)
+
+
+def _has_rare_calls(block: VarBlock) -> bool:
+    """Whether all calls of an iteration are in branches that may do without, such that it can run on without them."""
+    branches = _branches(block)
+    if (
+        not branches
+        or len(branches) < sum(map(is_host, block.nodes))
+        or any(all(map(_calls, b.blocks)) for b in branches)
+    ):
         return False
-    results = {var for node in hosts for var in node.outputs}
-    needed = {*variables(block.outputs), *(var for node in block.nodes for var in variables(node.inputs))}
-    passed = [type_of(var).dtype for node in hosts for var in variables(node.inputs)]
-    return (
-        results.isdisjoint(needed)
-        and not any(isinstance(node, Equation) and node.eqn.effects for node in block.nodes)
-        and not any(jax.dtypes.issubdtype(dtype, jax.dtypes.extended) for dtype in passed)
+    if len(branches) > 1 and _gives_to_devices(block):
+        return False
+    stopped_at = [var for branch in branches for var in (*variables(branch.inputs), *branch.outputs)]
+    return not any(isinstance(node, Equation) and node.eqn.effects for node in block.nodes) and not any(
+        jax.dtypes.issubdtype(type_of(var).dtype, jax.dtypes.extended) for var in stopped_at
     )
 
 
-def _makes_calls(branch: Branch) -> list[bool]:
-    return [any(map(is_host, block.nodes)) for block in branch.blocks]
+def _branches(block: VarBlock) -> list[VarBranch]:
+    return [node for node in block.nodes if isinstance(node, Branch)]
+
+
+def _calls(block: VarBlock) -> bool:
+    return any(map(is_host, block.nodes))
+
+
+def _gives_to_devices(block: VarBlock) -> bool:
+    """Whether anything depends on what the branches of a block give."""
+    results = {var for branch in _branches(block) for var in branch.outputs}
+    needed = {*variables(block.outputs), *(var for node in block.nodes for var in variables(node.inputs))}
+    return not results.isdisjoint(needed)
 
 
 def _run_to_calls(loop: VarLoop, before: Builder) -> VarLoop:
-    """The loop of the host around one that runs on the devices as long as no call is needed."""
-    if loop.trip_count is not None and loop.counter is None:
-        loop = counted(loop, before)
+    """The loop of the host around one of the devices, after which calls may be needed."""
+    loop = _with_counter(loop, before)
     block, number = loop.block, len(loop.captured)
-    branches = [node for node in block.nodes if isinstance(node, Branch)]
+    branches = _branches(block)
     outside = {*block.inputs[:number], *block.consts}
-    passed = [var for node in branches for var in variables(node.inputs) if var not in outside]
+    passed = [var for branch in branches for var in variables(branch.inputs) if var not in outside]
     passed = [var for var in dict.fromkeys(passed) if var not in variables(block.outputs)]
     work = tuple(node for node in block.nodes if not isinstance(node, Branch))
     run = jaxpr_as_fun(jaxpr_of(Block(block.inputs, work, (*block.outputs, *passed), block.consts)))
-
-    def has_more(carried: Sequence[jax.Array]) -> jax.Array:
-        return carried[0] if loop.trip_count is None else carried[loop.counter or 0] < loop.trip_count
 
     def run_on(*atoms: jax.Array) -> list[jax.Array]:
         captured, initial = atoms[:number], [*atoms[number:]]
@@ -75,41 +102,94 @@ def _run_to_calls(loop: VarLoop, before: Builder) -> VarLoop:
             results = run(*captured, *state[1])
             values = _by_variable([*block.inputs[:number], *block.outputs, *passed], [*captured, *results])
             carried, seen = results[: len(initial)], results[len(initial) :]
-            return has_more(carried) & ~_needs_call(branches, {**block.consts, **values}), carried, seen
+            return _has_more(loop, carried) & ~_needs_call(branches, {**block.consts, **values}), carried, seen
 
-        nothing = [jax.lax.full(type_of(var).shape, 0, type_of(var).dtype) for var in passed]
-        state = (jnp.ones((), bool), initial, nothing)
+        state = (jnp.ones((), bool), initial, _nothing(passed))
         _, carried, seen = jax.lax.while_loop(lambda state: state[0], iteration, state)
-        return [has_more(carried), *carried, *seen]
+        return [_has_more(loop, carried), *carried, *seen]
 
     inside = Builder(loop.eqn, dict(block.consts))
     again, *results = inside.add(run_on, *block.inputs)
     env = _by_variable([*block.outputs, *passed], results)
-    nodes = (*inside.nodes, *(reading(node, env) for node in branches))
-    outputs = tuple(results[: len(block.outputs)])
+    nodes = (*inside.nodes, *(reading(branch, env) for branch in branches))
+    return _as_long_as(
+        again, loop, Block(block.inputs, nodes, tuple(results[: len(block.outputs)]), inside.consts), before
+    )
+
+
+def _run_from_call(loop: VarLoop, branch: VarBranch, before: Builder) -> VarLoop:
+    """The loop of the host around one of the devices, whose first iteration takes what a call has returned."""
+    loop = _with_counter(loop, before)
+    block, number, end = loop.block, len(loop.captured), len(loop.block.inputs)
+    work = tuple(node for node in block.nodes if node is not branch)
+    run = jaxpr_as_fun(jaxpr_of(Block((*block.inputs, *branch.outputs), work, block.outputs, block.consts)))
+    ways = [
+        (lambda *_: _nothing(branch.outputs)) if _calls(inner) else jaxpr_as_fun(jaxpr_of(inner))
+        for inner in branch.blocks
+    ]
+
+    def run_on(*atoms: jax.Array) -> list[jax.Array]:
+        captured, initial, given = atoms[:number], [*atoms[number:end]], [*atoms[end:]]
+
+        def known(carried: Sequence[jax.Array]) -> dict[Atom, Any]:
+            return {**block.consts, **_by_variable(block.inputs, [*captured, *carried])}
+
+        def iteration(state: Any) -> Any:
+            _, is_first, (carried, given) = state
+            values = known(carried)
+            way = jnp.where(is_first, len(ways), values[branch.inputs[0]])
+            given = jax.lax.switch(way, [*ways, lambda *_: given], *(values[var] for var in branch.captured))
+            carried = run(*captured, *carried, *given)
+            goes_on = _has_more(loop, carried) & ~_needs_call([branch], known(carried))
+            return goes_on, jnp.zeros((), bool), (carried, given)
+
+        state = (jnp.ones((), bool), jnp.ones((), bool), (initial, given))
+        *_, (carried, _) = jax.lax.while_loop(lambda state: state[0], iteration, state)
+        return [_has_more(loop, carried), *carried]
+
+    inside = Builder(loop.eqn, dict(block.consts))
+    again, *results = inside.add(run_on, *block.inputs, *branch.outputs)
+    return _as_long_as(again, loop, Block(block.inputs, (branch, *inside.nodes), tuple(results), inside.consts), before)
+
+
+def _with_counter(loop: VarLoop, before: Builder) -> VarLoop:
+    return counted(loop, before) if loop.trip_count is not None and loop.counter is None else loop
+
+
+def _has_more(loop: VarLoop, carried: Sequence[jax.Array]) -> jax.Array:
+    """Whether there is an iteration that begins with these carried values."""
+    return carried[0] if loop.trip_count is None else carried[loop.counter or 0] < loop.trip_count
+
+
+def _nothing(variables: Iterable[Var]) -> list[jax.Array]:
+    return [jax.lax.full(type_of(var).shape, 0, type_of(var).dtype) for var in variables]
+
+
+def _as_long_as(again: Atom, loop: VarLoop, block: VarBlock, before: Builder) -> VarLoop:
+    """A loop with another block, which runs again as long as a value that it computes says so."""
     if loop.trip_count is None:
-        return dataclasses.replace(loop, block=Block(block.inputs, nodes, outputs, inside.consts))
+        return dataclasses.replace(loop, block=block)
     (first,) = before.add(lambda: jnp.ones((), bool))
-    flag, result = new_var(type_of(first)), new_var(type_of(first))
-    inputs = (*block.inputs[:number], flag, *block.inputs[number:])
+    number = len(loop.captured)
+    inputs = (*block.inputs[:number], new_var(type_of(first)), *block.inputs[number:])
     return dataclasses.replace(
         loop,
         inputs=(*loop.captured, first, *loop.initial),
-        outputs=(result, *loop.outputs),
-        block=Block(inputs, nodes, (again, *outputs), inside.consts),
+        outputs=(new_var(type_of(first)), *loop.outputs),
+        block=dataclasses.replace(block, inputs=inputs, outputs=(again, *block.outputs)),
         trip_count=None,
         is_buffer=(False, *loop.is_buffer),
         counter=None,
     )
 
 
-def _needs_call(branches: Sequence[Branch], values: Mapping[Var, Any]) -> jax.Array:
+def _needs_call(branches: Sequence[VarBranch], values: Mapping[Any, Any]) -> jax.Array:
     """Whether one of these branches takes a way on which it makes calls."""
     needed = jnp.zeros((), bool)
-    for node in branches:
-        for k, makes_calls in enumerate(_makes_calls(node)):
-            if makes_calls:
-                needed |= values[node.inputs[0]] == k
+    for branch in branches:
+        for k, inner in enumerate(branch.blocks):
+            if _calls(inner):
+                needed |= values[branch.inputs[0]] == k
     return needed
 
 
