@@ -310,6 +310,8 @@ def branches(call):
     yield lambda x, p: sum(jax.lax.cond(p, lambda x: (call(x), x), lambda x: (x, x), x))
     yield lambda x, p: jax.lax.cond(p, lambda x: jax.lax.cond(x[1] > 0, call, lambda x: x, x), lambda x: x, x)
     yield lambda x, p: jax.lax.cond(p, lambda x: call(x) + x, lambda x: x, x)
+    constant = jnp.full(8, 3, jnp.float32)
+    yield lambda x, p: jax.lax.cond(p, call, lambda x: constant, x)
 
 
 @pytest.mark.parametrize("mode", ["inline", "stream"])

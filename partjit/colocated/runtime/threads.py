@@ -65,11 +65,16 @@ class _Pool:
             self._threads.discard(threading.current_thread())
 
     def _next(self) -> Callable[[], None] | None:
-        self._changes.run(self._rest)
         try:
+            self._changes.run(self._rest)
             return self._jobs.get(timeout=_IDLE_SECONDS)
         except queue.Empty:
             return self._changes.run(self._retire)
+        except BaseException:  # thrown into this thread from outside: a job may count on it
+            job = self._changes.run(self._retire)
+            if job is not None:
+                self.start(job)
+            raise
 
     def _hand_to_idle(self, job: Callable[[], None]) -> bool:
         if self._idle <= 0 and not self.is_closing:
