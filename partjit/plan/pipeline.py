@@ -83,8 +83,11 @@ def structured(jaxpr: ClosedJaxpr, mesh: Mesh, caller: Stream | None = None) -> 
         (own_initial_values, "structured"),
     ]
     block: VarBlock = Block.of_jaxpr(jaxpr)
+    pruned = None
     for apply, stage in passes:
-        block = apply(block)
+        if apply is not prune or block is not pruned:  # most programs have nothing that the passes in between change
+            block = apply(block)
+        pruned = block if apply is prune else pruned
         check_stage(block, stage)
     return block
 

@@ -21,13 +21,13 @@ __all__ = [
     "streams_of",
 ]
 
-_WITHOUT_JAXPRS = (bool, int, float, str, type(None))
+_WITHOUT_JAXPRS = frozenset({bool, int, float, str, type(None)})
 
 
 def inner_jaxprs(eqn: JaxprEqn) -> Sequence[Jaxpr]:
     """The jaxprs among the parameters of an equation. Most have none, and this is asked of every equation."""
     for value in eqn.params.values():
-        if not isinstance(value, _WITHOUT_JAXPRS):
+        if type(value) not in _WITHOUT_JAXPRS:
             return [*jaxprs_in_params(eqn.params)]
     return ()
 
