@@ -201,6 +201,20 @@ def test_whoever_made_a_numpy_array_may_change_it(mode, mesh):
         np.testing.assert_array_equal(result, np.full((8, 64), expected, np.float32))
 
 
+def test_a_constant_of_a_program_is_what_it_was_when_the_program_was_traced(mesh):
+    add = colocated_python(operator.add, out_specs_fn=lambda a, x: x)
+    memory = np.zeros(4096 + 16, np.float32)
+    offset = -memory.ctypes.data % 64 // 4  # jax takes over memory as it is where it is aligned
+    constant = memory[offset : offset + 4096]
+    x = jax.device_put(np.ones(4096, np.float32), NamedSharding(mesh, P("x")))
+    for program in (partjit.pjit(lambda x: add(constant, x)), jax.jit(lambda x: constant + x)):
+        with mesh:
+            np.testing.assert_array_equal(program(x), 1)
+            constant[:] = 100
+            np.testing.assert_array_equal(program(x), 1)
+        constant[:] = 0
+
+
 # What a function gets with arrays="numpy"
 
 

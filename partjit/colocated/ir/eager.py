@@ -19,7 +19,7 @@ from partjit._jax.shardings import device_list
 from partjit.colocated.devices import colocated_sharding
 from partjit.colocated.ir.primitive import Callee
 from partjit.colocated.runtime.failures import call_site
-from partjit.colocated.runtime.host_values import is_host_value
+from partjit.colocated.runtime.host_values import is_host_value, owned
 from partjit.colocated.runtime.pending import values_of
 from partjit.colocated.runtime.specs import OutSpec
 from partjit.colocated.runtime.streams import Stream
@@ -65,8 +65,11 @@ def evaluated_with(default: DefaultSharding | None) -> Iterator[None]:
 
 
 def as_array(leaf: object) -> object:
-    """An argument of a call: NumPy arrays and numbers become arrays, as in a program."""
-    return jax.numpy.asarray(leaf) if is_host_value(leaf) else leaf
+    """An argument of a call: NumPy arrays and numbers become arrays, as in a program, of their own memory."""
+    if not is_host_value(leaf):
+        return leaf
+    # A traced program keeps its constants as they are, even those made by `jax.numpy.array`.
+    return jax.numpy.asarray(owned(leaf) if isinstance(leaf, np.ndarray) else leaf)
 
 
 def call_in_body(
