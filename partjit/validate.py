@@ -124,7 +124,7 @@ def _check_spec(
     undefined = [axis for axis in spec.mesh_axes if axis not in mesh.shape]
     for axis in undefined:
         spellings = {str(name).casefold(): name for name in mesh.axis_names}
-        close = difflib.get_close_matches(str(axis).casefold(), spellings, n=1, cutoff=0.5)
+        close = difflib.get_close_matches(str(axis).casefold(), spellings, cutoff=0.5)
         yield Mismatch(
             f"{given}, but resource axis {axis} is undefined: Resource axis: {axis} of {spec.unsafe_user_spec} is not "
             f"found in mesh: ({describe_mesh(mesh)})",

@@ -233,7 +233,7 @@ def test_the_bytes_that_move_are_those_a_device_does_not_hold(mesh, source, targ
         assert counted == moved
     with mesh:
         (message,) = _move(pjit(lambda x: x, in_axis_resources=target), x)
-    assert f"moving {counted:,} bytes" in message
+    assert f"from {source} to {target}, moving {counted:,} bytes" in message
 
 
 def test_each_call_site_and_each_function_warns_for_itself(mesh):

@@ -363,6 +363,7 @@ def test_inserting_commutes_with_spelling_and_with_trailing_whole_dimensions(dat
 
 def test_the_levels_of_sync_are_ordered():
     assert SpecSync.OUT_OF_SYNC < SpecSync.DIM_PERMUTE < SpecSync.IN_SYNC
+    assert [*map(int, SpecSync)] == [0, 1, 2]  # as in jax
 
 
 def test_an_altered_spec_is_never_shown_as_the_users():

@@ -122,6 +122,12 @@ def test_a_scalar_has_rank_zero(mesh):
         assert pjit(lambda v: v, in_axis_resources=P(), out_axis_resources=P())(1.0) == 1.0
 
 
+@pytest.mark.parametrize(("rank", "entries"), [(0, "0 entries"), (1, "1 entry"), (2, "2 entries")])
+def test_a_spec_may_have_as_many_entries_as_the_value_has_dimensions(mesh, rank, entries):
+    message = failure(lambda v: v, np.zeros((8,) * rank, np.float32), mesh=mesh, in_axis_resources=P(None, None, None))
+    assert message.endswith(f"give v a spec with at most {entries}")
+
+
 def test_a_spec_of_the_wrong_rank_is_found_with_a_warm_cache_of_its_twin(mesh):
     # P() and P(None) are equal, but only one of them may stand for a scalar.
     def fun(v):
@@ -156,7 +162,15 @@ def test_an_unknown_axis_of_a_constraint(mesh):
 
 
 @pytest.mark.parametrize(
-    ("typo", "meant"), [("modle", "model"), ("Data", "data"), ("MODEL", "model"), ("models", "model"), ("dta", "data")]
+    ("typo", "meant"),
+    [
+        ("modle", "model"),
+        ("Data", "data"),
+        ("MODEL", "model"),
+        ("models", "model"),
+        ("dta", "data"),
+        ("dtst", "data"),
+    ],
 )
 def test_the_closest_axis_is_proposed(named, typo, meant):
     message = failure(lambda v: v, np.zeros((8, 8), np.float32), mesh=named, in_axis_resources=P(None, typo))
@@ -533,6 +547,15 @@ def test_named_shardings_over_other_devices_than_the_mesh(mesh):
         in_axis_resources=(P("x"), jax.sharding.NamedSharding(half, P("x"))),
     )
     assert "b (float32[8]), has a NamedSharding over the incompatible devices [0, 1, 2, 3]" in message
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_an_array_that_stays_has_its_devices_in_the_order_of_the_mesh(is_reversed):
+    here, there = [Mesh(jax.devices()[::step], "x") for step in ((-1, 1) if is_reversed else (1, -1))]
+    x = jax.device_put(np.ones(8, np.float32), NamedSharding(there, P("x")))
+    with there:
+        assert pjit(lambda v: v)(x).sharding == x.sharding
+    assert "v (float32[8]), is committed to the incompatible devices" in failure(lambda v: v, x, mesh=here)
 
 
 # Refs

@@ -220,8 +220,6 @@ def _remainder(tiling: Tiling, mesh: Mesh | AbstractMesh) -> str:
 
 def _iota_digits(tiling: Tiling) -> list[Digit]:
     """The digits, major to minor, of the iota form."""
-    if len(tiling.reshape_dims) == 1:
-        return [(tiling.reshape_dims[0], 1)]
     strides = [1]
     for size in tiling.reshape_dims[:0:-1]:
         strides.append(strides[-1] * size)

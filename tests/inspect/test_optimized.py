@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 import partjit
 from partjit import P
 from partjit._jax.compiling import no_compilation_cache
-from partjit.inspect.collectives import total_bytes
+from partjit.inspect.collectives import KINDS, total_bytes
 from partjit.inspect.hlo import device_groups, optimized, source_lines, trip_counts
 from partjit.inspect.hlo import text as hlo
 from tests.census import saw, sees
@@ -107,6 +107,8 @@ def test_groups_have_the_axes_they_were_made_of(shape, data):
         ((0, 1), (2, 3), (4, 5), (6, 7)),  # half of an axis
         ((0, 5), (1, 4), (2, 7), (3, 6)),  # a diagonal
         ((0, 4), (1, 5), (2, 6)),  # not everyone
+        ((0, 1, 2, 3),),
+        ((0, 1, 2, 3), (0, 1, 2, 3)),  # some twice
         ((0, 4), (1, 5, 2, 6), (3, 7)),  # of several sizes
         ((0, 1, 2), (3, 4, 5, 6, 7)),
         ((0, 1, 4, 6), (2, 3, 5, 7)),
@@ -127,6 +129,9 @@ def test_groups_that_are_no_axes_have_none(groups):
         ("mesh['x'=2,'y'] {'x'}", "is no mesh"),
         ("mesh['x'=2], device_ids=(0,1,2) {'x'}", "3 devices are no mesh"),
         ("mesh['x'=8] {'x':(3)2}", "does not divide it"),
+        ("mesh['x'=8] {'x':(4)4}", "does not divide it"),
+        ("mesh['x'=8] {'x':(1)12}", "does not divide it"),
+        *((f"{'a' * size}", rf"the groups {'a' * min(size, 200)}{'...' * (size > 200)} of a") for size in (199, 201)),
     ],
 )
 def test_groups_that_are_not_understood_are_never_guessed(text, why):
@@ -286,6 +291,7 @@ def test_what_a_random_shard_map_communicates_is_read(data, dtype):
         assert one.site[2] == "run"
         if one.kind != "collective-permute":
             assert one.group_size == len(one.groups[0])
+            assert one.sent == 1
         else:
             assert one.sent == sum(source != target for source, target in one.groups) / 8
     wanted = collections.Counter()
@@ -437,6 +443,9 @@ def test_a_program_for_other_devices_is_refused(named):
         ValueError, match="the text of a compiled program begins with HloModule, but this with 'module @jit'"
     ):
         optimized.read_collectives("module @jit", named)
+    for size in (79, 80, 81, 90):
+        with pytest.raises(ValueError, match=f"but this with '{'x' * min(size, 80)}'$"):
+            optimized.read_collectives("x" * size, named)
 
 
 # Texts that are not written on CPUs
@@ -532,6 +541,19 @@ def test_what_other_platforms_write_is_read(lines, kind, operand, result, moved)
     assert found.axes == ("y",)
     assert found.group_size == 2
     assert found.combined == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_operands_are_several_arrays_but_for_those_of_an_exchange(kind):
+    groups = "source_target_pairs={{0,1}}" if kind == "collective-permute" else "replica_groups={{0,1},{2,3}}"
+    text = program(
+        "%x = f32[4]{0} parameter(0)",
+        "%y = f32[8]{0} parameter(1)",
+        f"ROOT %r = (f32[4]{{0}}, f32[8]{{0}}) {kind}(%x, %y), channel_id=1, {groups}, use_global_device_ids=true",
+    )
+    (found,) = optimized.read_collectives(text, FOUR)
+    operands = [member.operand for member in found.members]
+    assert operands == ([] if kind in ("all-to-all", "ragged-all-to-all") else ["f32[4]", "f32[8]"])
 
 
 def test_a_collective_in_an_asynchronous_computation_counts_once():
@@ -647,8 +669,8 @@ def test_where_a_whole_computation_says_nothing_its_caller_does():
 
 
 def test_types_have_bytes():
-    assert hlo.type_bytes("(pred[3], s32[2,3]{1,0}, bf16[<=4,2], c64[2], f8e4m3fn[5], token[], f32[])") == (
-        3 + 24 + 16 + 16 + 5 + 0 + 4
+    assert hlo.type_bytes("(pred[3], s32[2,3]{1,0}, bf16[<=4,2], c64[2], f8e4m3fn[5], token[], opaque[], f32[])") == (
+        3 + 24 + 16 + 16 + 5 + 0 + 0 + 4
     )
     assert hlo.type_bytes("s4[5]") == 5
     assert hlo.type_bytes("s4[5]{0:E(4)}") == 3
@@ -731,7 +753,8 @@ LOOP = """HloModule f
   %i = s32[] get-tuple-element(%s), index=0
   %j = s32[] get-tuple-element(%s), index=1
   %n = s32[] fusion(%i), kind=kLoop, calls=%step
-  ROOT %t = (s32[], s32[]) tuple(%n, %j)
+  %u = (s32[], s32[]) tuple(%n, %j)
+  ROOT %t = (s32[], s32[]) {state}
 }}
 
 %condition (s: (s32[], s32[])) -> pred[] {{
@@ -755,8 +778,8 @@ ENTRY %main (x: s32[]) -> s32[] {{
 """
 
 
-def turns_of(*, compared="subtract(%i.1, %two)", percent="%", **values):
-    module = hlo.parse_module(LOOP.format(compared=compared, **values).replace("%", percent))
+def turns_of(*, compared="subtract(%i.1, %two)", state="tuple(%n, %j)", percent="%", **values):
+    module = hlo.parse_module(LOOP.format(compared=compared, state=state, **values).replace("%", percent))
     main = module.computations["main"]
     return trip_counts.trip_count(main.instructions["w"], main, module)
 
@@ -798,6 +821,31 @@ def test_turns_are_counted_of_what_is_linear_in_one_counter_and_of_nothing_else(
         values = {"direction": "LT", "first": first, "step": step, "bound": f"constant({bound})"}
         found = turns_of(compared=compared, last=f"constant({last})", percent=percent, **values)
         assert found == (turns if is_known else None)
+
+
+@pytest.mark.parametrize("direction", ["LT", "LE", "GT", "GE", "NE", "EQ"])
+def test_turns_are_counted_up_to_the_bound(direction):
+    for first, step in itertools.product(range(-7, 8), range(-3, 4)):
+        found = turns_of(direction=direction, first=first + 2, step=step, bound="constant(0)", last="constant(0)")
+        assert found == counted(direction, first, step, 0), (first, step)
+
+
+@pytest.mark.parametrize(
+    ("state", "compared", "turns"),
+    [
+        ("tuple(%n, %j)", "subtract(%i.1, %two)", 5),
+        ("copy(%u)", "subtract(%i.1, %two)", 5),
+        ("copy(%s)", "subtract(%i.1, %two)", None),
+        ("tuple(%j, %n)", "subtract(%i.1, %two)", None),
+        ("tuple(%j, %n)", "subtract(%j.1, %two)", None),
+        ("add-dependency(%u, %n)", "subtract(%i.1, %two)", None),
+        ("call(%n, %j), to_apply=%step", "subtract(%i.1, %two)", None),
+        ("while(%n, %j), condition=%c, body=%b", "subtract(%i.1, %two)", None),
+    ],
+)
+def test_turns_are_counted_of_what_the_body_adds_to_its_own(state, compared, turns):
+    values = {"direction": "LT", "first": 0, "step": 1, "bound": "constant(3)", "last": "constant(0)"}
+    assert turns_of(state=state, compared=compared, **values) == turns
 
 
 def test_turns_that_depend_on_an_argument_are_not_known():

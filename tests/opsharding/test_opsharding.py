@@ -20,6 +20,7 @@ import partjit
 from partjit import P, ParsedPartitionSpec, UnrepresentableShardingError, parse_op_sharding, to_op_sharding
 from partjit.opsharding import explode_superdims, strides_for_sizes, unflatten_array, unflatten_superdims
 from partjit.opsharding.text import from_text
+from partjit.opsharding.wire import from_bytes
 from tests.census import sees
 from tests.effort import sample
 
@@ -237,12 +238,18 @@ def test_what_compiled_programs_say(grid):
         ("{mesh['a'=4,'b'=2], [{'b'}, {'a'}]}", (("y",), ("x",))),
         ("{mesh['a'=8], [{'a':(4)2}, {'a':(1)4}]}", (("y",), ("x",))),
         ("{mesh['a'=2,'b'=2,'c'=2], [{'a', 'b'}, {}], replicated={'c'}}", (("x",), ())),
+        ("{mesh['a'=4,'one'=1,'b'=2], [{'b', 'one'}, {'a'}]}", (("y",), ("x",))),
+        ("{mesh['a'=4,'b'=2], [{'b', 'a':(2)1}, {'a'}]}", (("y",), ("x",))),
         ("{mesh['a'=4,'b'=2], []}", ()),
         ("{mesh[], replicated}", ()),
     ],
 )
 def test_texts(text, partitions):
     assert parse_op_sharding(text, MESH).partitions == partitions
+    if "devices=" in text:
+        proto = HloSharding.from_string(text).to_proto()
+        for form in (proto, proto.SerializeToString()):
+            assert parse_op_sharding(form, MESH).partitions == partitions
 
 
 def test_a_tuple_is_a_list():
@@ -311,11 +318,19 @@ REFUSED = {
     "{mesh['x'=4], [{'z'}]}": "names 'z', which is no axis of its mesh",
     "{mesh['x'=4,'y'=2], [{'x'},{'x'}]}": "names an axis of its mesh twice",
     "{mesh['x'=4,'y'=2], [{'x':(1)3}]}": "names the part",
+    "{mesh['x'=8], [{'x':(0)2}]}": "names the part",
+    "{mesh['x'=8], [{'x':(2)0}]}": "names the part",
     "{mesh['x'=0], [{'x'}]}": "is not the text of a named sharding",
+    "{mesh['x'=8], [{'x'}": "is not the text of a named sharding",
+    "{mesh['x'=8], [{'x'}], manual=3}": "is not the text of a named sharding",
+    "{mesh['x'=8], [{'x'}], foo={}}": "has 'foo', which is not known",
+    "{mesh['x'], [{'x'}]}": r"has the mesh \['x'\]",
+    "{mesh['x'=8]}": "is not the text of a sharding",
+    "{" * 100_000: "is nested too deeply",
 }
 
 
-@pytest.mark.parametrize("text", REFUSED)
+@pytest.mark.parametrize("text", REFUSED, ids=lambda text: text[:80])
 def test_what_no_spec_says_is_refused_with_the_reason(text):
     with pytest.raises(UnrepresentableShardingError, match=REFUSED[text]) as caught:
         parse_op_sharding(text, MESH)
@@ -391,7 +406,30 @@ BROKEN = {
     "a type nobody knows": (message((1, 77)), "has the type 77, which is not known"),
     "a field that is cut": (message((14, b"12"))[:-1], "the data ends within a field"),
     "a number that is cut": (b"\x08\x80", "the data ends within a number"),
+    "a number of eleven bytes": (b"\x08" + b"\x80" * 10 + b"\x01", "the data ends within a number"),
+    "a number of more than 64 bits": (b"\x08\xcd" + b"\x80" * 8 + b"\x02", "has the type 77, which is not known"),
+    "a large number": (named_bytes(message((1, 2**62))), f"names axis {2**62} of a mesh of 2"),
     "a field of eight bytes": (b"\x09" + bytes(8), "field 1 has a wire type"),
+    "a field of four bytes": (b"\x0d" + bytes(4), "field 1 has a wire type"),
+    "a field of no number": (message((0, 1)), "has a field 0, which is not known"),
+    "a field that is no longer": (message((2, 1)), "has a field 2, which is not known"),
+    "an open dimension": (message((14, message((2, message(*AXES)), (3, message((1, b""), (3, 1)))))), "0 is open"),
+    "too few devices of a mesh": (named_bytes(b"", mesh=(*AXES, (2, bytes(3)))), r"mesh \[4, 2\] lists 3 devices"),
+    "a device below zero": (message((1, 3), (3, 8), (9, -1)), r"but \[-1\] are assigned"),
+    "packed devices below zero": (message((1, 3), (3, 1), (4, message((0, -1))[1:])), r"\{devices=\[1\]-1\} is for 1"),
+    "a large device": (message((1, 3), (3, 8), (9, message((0, 2**62))[1:])), rf"but \[{2**62}\] are assigned"),
+    "a device of a mesh without axes": (message((14, message((2, message((2, 3)))))), "the whole value is on one"),
+    "a manual axis": (
+        message((14, message((2, message(*AXES)), (3, message((1, b""), (2, 1))), (7, message((1, 1)))))),
+        "has a MANUAL subgroup",
+    ),
+    "an unreduced axis": (
+        message((14, message((2, message(*AXES)), (3, message((1, b""), (2, 1))), (5, message((1, 1)))))),
+        "has a UNREDUCED subgroup",
+    ),
+    "a shard group": (message((1, 0), (11, 1), (12, 5), (13, 1)), "belongs to a shard group"),
+    "a shard group of a named sharding": (named_bytes(b"") + message((11, 1)), "belongs to a shard group"),
+    "a shard group of tiles": (message((1, 3), (3, 8), (9, 8), (11, 1)), "belongs to a shard group"),
 }
 
 
@@ -400,6 +438,15 @@ def test_a_broken_message_is_refused_with_what_is_wrong_with_it(what):
     data, text = BROKEN[what]
     with pytest.raises(UnrepresentableShardingError, match=text):
         parse_op_sharding(data, MESH)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(1, "on one device"), (4, "a value of its own"), (5, "has not decided"), (6, "a partial sum")]
+)
+def test_types_have_the_numbers_of_the_wire_format(number, text):
+    with pytest.raises(UnrepresentableShardingError, match=text):
+        parse_op_sharding(message((1, number)), MESH)
+    assert parse_op_sharding(message((1, 2), (5, message((1, 0)))), MESH) == parse_op_sharding("{{replicated}}", MESH)
 
 
 def test_the_messages_that_are_broken_would_be_shardings_if_they_were_not():
@@ -411,6 +458,27 @@ def test_the_messages_that_are_broken_would_be_shardings_if_they_were_not():
         (14, message((1, 1), (2, message(*AXES)), (6, message((2, b"line 7"))), (3, message((1, message()), (2, 1)))))
     )
     assert parse_op_sharding(described, MESH).partitions == (("x",),)
+    assert parse_op_sharding(message((1, 0), (12, 5), (13, 1)), MESH).partitions == ()
+    for replicated in (
+        named_bytes(message((1, 1)), mesh=((1, message((1, b"one"))), *AXES)),  # one device, without a size
+        message((14, message((2, message(*AXES)), (3, message((1, b""), (2, 1))), (4, message((1, 1)))))),
+    ):
+        assert parse_op_sharding(replicated, MESH).partitions == (("x",),)
+    assert parse_op_sharding(named_bytes(message((2, message((2, 2))))), split).partitions == (("a",),)
+    assert parse_op_sharding(named_bytes(message((2, message((1, 2))))), split).partitions == ()
+    ordered = named_bytes(b"", mesh=(*AXES, (2, bytes([0, 2, 4, 6, 1, 3, 5, 7]))))
+    assert parse_op_sharding(ordered, split).partitions == (("c", "a"),)
+
+
+@pytest.mark.parametrize("count", [1, 127, 128, 129, 130, 300])
+def test_lists_of_many_devices_come_back_from_bytes(count):
+    mesh = AbstractMesh((2, count), ("x", "y"))
+    proto = to_op_sharding(P("y", "x"), mesh, 2, as_list=True)
+    assert parse_op_sharding(proto.SerializeToString(), mesh).partitions == visible(mesh, (("y",), ("x",)))
+    copied = to_op_sharding(P("y"), mesh, 1, as_list=True)
+    assert (parse_op_sharding(copied.SerializeToString(), mesh).partitions or ((),)) == visible(mesh, (("y",),))
+    listed = to_op_sharding(P("y"), AbstractMesh((count + 1,), ("y",)), 1, as_list=True)
+    assert from_bytes(listed.SerializeToString()).devices.tolist() == [*range(count + 1)]
 
 
 @sees("different examples")
@@ -550,14 +618,24 @@ def test_a_sharding_is_shown_as_xla_writes_it(text):
 def test_elements_of_a_tuple_may_have_metadata():
     text = '{{replicated metadata={op_name="a{b}, c"}}, {manual metadata={{op_name="d"}, {op_name="e"}}}}'
     assert str(from_text(text)) == "{{replicated}, {manual}}"
+    assert str(from_text("{{replicated} ,, {manual}, }")) == "{{replicated}, {manual}}"
 
 
 @pytest.mark.parametrize(
     "text", ["{{devices=[{}]<=[8]}}", "{{mesh['x'={}], [{{'x'}}]}}", "{{mesh['x'=8], [{{'x':(1){}}}]}}"]
 )
 def test_a_number_of_too_many_digits_is_no_sharding(text):
-    with pytest.raises(UnrepresentableShardingError, match="this is no sharding"):
-        from_text(text.format("9" * 5000))
+    for digits in (4001, 5000):
+        with pytest.raises(UnrepresentableShardingError, match=r"no list|has the mesh|which is no axis"):
+            from_text(text.format("9" * digits))
+
+
+def test_a_number_of_many_digits_is_one():
+    many = "9" * 4000
+    with pytest.raises(UnrepresentableShardingError, match=rf"its grid \[{many}\] has {many} tiles"):
+        from_text(f"{{devices=[{many}]<=[8]}}")
+    with pytest.raises(UnrepresentableShardingError, match=f"is for {many} devices"):
+        parse_op_sharding(f"{{mesh['x'={many}], [{{'x'}}]}}", MESH)
 
 
 @pytest.mark.parametrize("count", [2, 15, 16, 17, 40])

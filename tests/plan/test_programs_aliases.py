@@ -108,6 +108,59 @@ def test_a_donated_argument_that_a_branch_gives_lasts_while_a_call_reads_it(meet
     assert rendezvous.logs["seen"] == [[*range(8)]] * 2
 
 
+KEPT = {
+    "a loop": lambda call, v, p: jax.lax.fori_loop(0, 3, lambda i, v: call(v + 1), v),
+    "a branch": lambda call, v, p: jax.lax.cond(p, call, lambda v: v * 3, v) + 1,
+    "a branch in a branch": lambda call, v, p: (
+        jax.lax.cond(p, lambda v: jax.lax.cond(p, call, lambda v: v * 3, v), lambda v: v * 5, v) + 1
+    ),
+    "a branch in a loop": lambda call, v, p: jax.lax.fori_loop(
+        0, 3, lambda i, v: jax.lax.cond(p, call, lambda v: v * 3, v + 1), v
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", ["inline", "stream"])
+@pytest.mark.parametrize("program", KEPT.values(), ids=[*KEPT])
+def test_what_a_function_returned_and_keeps_is_not_given_away(meeting, program, mode):
+    def make(v):
+        made = v * 2
+        rendezvous.logs["kept"].append((made, np.array(made)))
+        return made
+
+    call = colocated_python(make, mode=mode, **like)
+    pjit(lambda v, p: program(call, v, p))(jnp.asarray(x), True)
+    colocated.wait(timeout=60)
+    assert rendezvous.logs["kept"]
+    for made, as_it_was in rendezvous.logs["kept"]:
+        np.testing.assert_array_equal(made, as_it_was)
+
+
+def carried_alike(call, v):
+    """Loops in which two carried values may be one array."""
+    yield lambda a, b: (r := call(a) + a * b, r)
+    yield lambda a, b: (r := call(a) + a * b, jax.lax.cond(a[0] > 3, lambda v: call(v) + 1, lambda v: v, r))
+    yield lambda a, b: (r := call(a) + a * b, jax.lax.cond(a[0] > 3, call, lambda v: v, r))
+    yield lambda a, b: (call(a * b), v)
+    yield lambda a, b: (a + b, jax.lax.cond(a[0] > 3, call, lambda _: v, b))
+
+
+@pytest.mark.parametrize("mode", ["inline", "stream"])
+def test_carried_values_that_are_one_array_are_not_given_away_as_two(mode):
+    call = colocated_python(lambda v: v * 2, mode=mode, **like)
+    v = jnp.asarray(x) + 1
+    for iteration, by_hand in zip(carried_alike(call, v), carried_alike(lambda v: v * 2, v), strict=True):
+
+        def program(a, b, iteration=iteration):
+            return jax.lax.fori_loop(0, 3, lambda i, carry: iteration(*carry), (a, b))
+
+        expected = x, x + 1
+        for _ in range(3):
+            expected = by_hand(*expected)
+        for found, wanted in zip(pjit(program)(x, x + 1), expected, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
 @pytest.mark.parametrize("mode", ["stream", "inline"])
 def test_a_numpy_argument_is_read_as_it_was(meeting, mode):
     def read(v):

@@ -377,7 +377,7 @@ def test_the_same_spmd_axis_in_two_nested_vmaps_is_refused():
 def test_an_spmd_axis_the_mesh_does_not_have_is_refused():
     function = pjit(lambda a: a, in_axis_resources=P("x"), out_axis_resources=P("x"))
     with pytest.raises(ValueError, match="resource axis model, which is undefined"):
-        jax.vmap(function, spmd_axis_name="model")(np.ones((4, 8), np.float32))
+        jax.vmap(function, spmd_axis_name=("model", "data"))(np.ones((4, 8), np.float32))
 
 
 def test_a_batch_that_the_spmd_axis_does_not_divide_is_refused():

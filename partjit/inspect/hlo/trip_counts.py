@@ -137,8 +137,6 @@ def _iterations(direction: str, difference: int, step: int) -> int | None:
         if not difference:
             return 0
         return -difference // step if step and difference % step == 0 and -difference // step > 0 else None
-    if direction == "EQ":
-        if difference:
-            return 0
-        return 1 if step else None
-    return None
+    if difference:  # EQ
+        return 0
+    return 1 if step else None
