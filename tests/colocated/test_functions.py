@@ -3,6 +3,7 @@
 import functools
 import inspect
 import os
+import re
 import threading
 
 import jax
@@ -349,6 +350,49 @@ def test_traced_it_is_one_equation():
     (eqn,) = jax.make_jaxpr(f)(jnp.ones(8)).eqns
     assert eqn.primitive.name == "colocated_call"
     assert jax.eval_shape(f, jnp.ones(8)) == jax.ShapeDtypeStruct((8,), jnp.float32)
+
+
+def of_named_stream(f):
+    def fun(*args):
+        with colocated.stream("inner"):
+            return f(*args)
+
+    return fun
+
+
+@pytest.mark.parametrize(
+    ("options", "around", "shown"),
+    [
+        ({}, None, {}),
+        ({"pure": True}, None, {"pure": "True"}),
+        ({"pure": False}, None, {}),
+        ({"layout": "per_shard"}, None, {"layout": "per_shard"}),
+        ({"layout": "global"}, None, {}),
+        ({"arrays": "numpy"}, None, {"arrays": "numpy"}),
+        ({"arrays": "jax"}, None, {}),
+        ({"stream": "own"}, None, {"stream": "own"}),
+        ({}, of_named_stream, {"stream": "inner"}),
+    ],
+    ids=str,
+)
+def test_an_equation_shows_what_was_said_of_its_function(x, options, around, shown):
+    spec = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+    f = colocated_python(lambda x: (x, x), out_specs=(spec, jax.ShapeDtypeStruct((), np.float32)), **options)
+    jaxpr = jax.make_jaxpr(around(f) if around else f)(x)
+    first = str(x.sharding.spec).replace("PartitionSpec", "P")
+    fields = {"name": "<lambda>", "stream": "caller", "in_specs": "(open)", "out_specs": f"({first}, open)", **shown}
+    assert dict(re.findall(r"^ +(\w+)=(.*)$", str(jaxpr), re.M)) == fields
+    assert [*map(str, jaxpr.effects)] == [f"Colocated<{fields['stream']}>"] * ("pure" not in shown)
+
+
+def test_an_equation_shows_how_many_calls_run_ahead_and_its_stream_without_a_name():
+    spec = jax.ShapeDtypeStruct((), np.float32)
+    f = colocated_python(lambda: jnp.float32(1), out_specs=spec, devices=jax.devices()[0], run_ahead=2)
+    assert "run_ahead=2" in str(jax.make_jaxpr(f)())
+    with colocated.stream() as nameless:
+        pass
+    f = colocated_python(lambda x: x, out_specs_fn=lambda x: x, stream=nameless)
+    assert f"stream=stream {id(nameless):x}\n" in str(jax.make_jaxpr(f)(jnp.ones(8)))
 
 
 def test_under_eager_transformations_that_leave_it_alone_it_is_called():

@@ -197,6 +197,16 @@ def test_dead_equations_leave_a_program_of_which_everything_is_read(mesh):
     assert again.eqns[0].params["jaxpr"] is live.eqns[0].params["jaxpr"]  # and what was compiled for it is found
 
 
+def test_a_result_nobody_reads_leaves_a_program_that_computes_as_much_without_it(mesh):
+    with mesh:
+        jaxpr = jax.make_jaxpr(pjit(lambda a: (a, a * 2), out_axis_resources=(P("x"), P("y"))))(X)
+    live, used = jax.interpreters.partial_eval.dce_jaxpr(jaxpr.jaxpr, [False, True])[:2]
+    assert list(used) == [True]
+    (eqn,) = live.eqns
+    assert [s.partitions for s in eqn.params["out_specs"]] == [(("y",),)]
+    assert len(eqn.outvars) == len(eqn.params["jaxpr"].out_avals) == 1
+
+
 def test_a_program_nobody_reads_is_dropped_unless_it_has_an_effect(mesh):
     seen = []
     silent = pjit(lambda x: x * 2, in_axis_resources=P("x"))
@@ -208,7 +218,7 @@ def test_a_program_nobody_reads_is_dropped_unless_it_has_an_effect(mesh):
     speaking = pjit(speak, in_axis_resources=P("x"))
 
     def fun(x):
-        silent(x)
+        silent(jnp.cos(x))
         speaking(x)
         return x
 
