@@ -520,12 +520,24 @@ def _targets() -> Iterator[Target]:
     )
     yield Target("partjit.colocated.ColocatedFunction.cache_info", _method(colocated_same, "cache_info"), _nothing, {})
     yield Target(
+        "partjit.colocated.ColocatedFunction.discard_ahead", _method(colocated_same, "discard_ahead"), _nothing, {}
+    )
+    yield Target(
         "partjit.colocated.colocated_python_class",
         colocated.colocated_python_class,
-        lambda: {"cls": Counter, "concurrent": False, "devices": None, "arrays": None, "mode": None, "stream": None},
+        lambda: {
+            "cls": Counter,
+            "concurrent": False,
+            "state": None,
+            "devices": None,
+            "arrays": None,
+            "mode": None,
+            "stream": None,
+        },
         {
             "cls": "class none",
             "concurrent": "bool",
+            "state": "none",
             "devices": "none mesh device devices",
             "arrays": "none",
             "mode": "none",

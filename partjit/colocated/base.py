@@ -57,7 +57,8 @@ class Colocated(abc.ABC):
             layout: "global", the default, calls the function with the arrays; "per_shard" calls it once per device with
                 a `jax.Shard` (`data`, `index`, `device`, `replica_id`) for each array, and assembles the shards it
                 returns by the shardings in `out_specs`.
-            run_ahead: how many calls to make before their results are requested; for functions without arguments.
+            run_ahead: how many calls to make before their results are requested; for functions without arguments. Other
+                methods of the object do not see those that are not taken: `state` of `colocated_python_class`.
             vmap_method: how `jax.vmap` makes a call with batched arguments, as for `jax.pure_callback`. "sequential",
                 the default unless the function is `pure`, calls the function once per example, in order. The others
                 call it once, with batched arrays, and expect results with the batch at axis 0: "expand_dims" gives

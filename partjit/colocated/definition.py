@@ -7,6 +7,7 @@ from collections.abc import Callable
 from partjit._jax.types import PyTree
 from partjit.colocated.options import Options
 from partjit.colocated.runtime.call import Lane
+from partjit.colocated.runtime.history import History
 from partjit.colocated.runtime.run_ahead import RunAhead
 
 __all__ = ["Definition", "HostFunction"]
@@ -21,6 +22,8 @@ class HostFunction:
         signature: its parameters, if they are known.
         load: returns the callable that runs on this host; called once per specialization, by its first call.
         lane: orders its calls in addition to their stream, if it is the method of an object.
+        history: what its calls see of those made ahead, if it is the method of an object.
+        shows_state: whether it is the method that returns the state of the object.
         reference: how to rebuild the colocated function elsewhere if copying its callable is not enough: a function and
             its leading arguments; the callable and the options follow.
     """
@@ -29,6 +32,8 @@ class HostFunction:
     signature: inspect.Signature | None
     load: Callable[[], Callable[..., PyTree]]
     lane: Lane | None = None
+    history: History | None = None
+    shows_state: bool = False
     reference: tuple[Callable[..., object], tuple[object, ...]] | None = None
 
 

@@ -54,7 +54,8 @@ class ColocatedFunction(Colocated):
         self._fun = fun
         self._name = function.name
         self.options = options
-        self._definition = Definition(function, options, RunAhead(options.run_ahead) if options.run_ahead else None)
+        ahead = RunAhead(options.run_ahead, function.history) if options.run_ahead else None
+        self._definition = Definition(function, options, ahead)
         self._cache = SpecializationCache()
         self._set_derivatives(derivatives)
 
@@ -89,6 +90,27 @@ class ColocatedFunction(Colocated):
                 leaves = put_arguments(leaves, specs, options.devices)
             args, kwargs = tree.unflatten(leaves)
         return cache.find(self._definition, args, kwargs)(args, kwargs, leaves, False)
+
+    def discard_ahead(self) -> int:
+        """Drops the calls that `run_ahead` has made and the program has not taken.
+
+        Those that have not begun are not made. An object with a `state` is as if the others had not been made, either;
+        what an object without one has done for them remains done, and their results are lost.
+
+        Returns:
+            How many calls were dropped.
+
+        Example:
+            >>> import jax
+            >>> numbers = iter(range(100))
+            >>> spec = jax.ShapeDtypeStruct((), jax.numpy.int32)
+            >>> following = colocated_python(lambda: next(numbers), out_specs=spec, run_ahead=2, devices=jax.devices())
+            >>> int(following())
+            0
+            >>> following.discard_ahead()
+            2
+        """
+        return 0 if self._definition.ahead is None else self._definition.ahead.discard()
 
     def cache_info(self) -> CacheInfo:
         """The hits, misses and size of the cache of specializations."""

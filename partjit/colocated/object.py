@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar, Unpack, overload
 
 from partjit._jax.types import PyTree
 from partjit.arguments import signature_of
-from partjit.checks import require, require_flag, require_synchronous
+from partjit.checks import require, require_flag, require_synchronous, wrong_type
 from partjit.colocated.base import Colocated
 from partjit.colocated.definition import HostFunction
 from partjit.colocated.function import ColocatedFunction
@@ -70,7 +70,15 @@ class _Method(Colocated):
         name = f"{instance.name}.{self._name}"
         require_synchronous("a method of a colocated class", name, self._fun)
         reference = (_method_of, (instance.number, instance.name, self._name))
-        function = HostFunction(name, signature, lambda: instance.method(self._name), instance.lane, reference)
+        function = HostFunction(
+            name,
+            signature,
+            lambda: instance.method(self._name),
+            instance.lane,
+            instance.history,
+            instance.shows_state(self._name),
+            reference,
+        )
         return ColocatedFunction(self._fun, function, self.options, self._derivatives)
 
 
@@ -122,11 +130,21 @@ def _present(found: _Found | None, name: str) -> _Found:
 
 @overload
 def colocated_python_class(
-    cls: type, *, concurrent: bool = ..., devices: Devices | None = ..., **options: Unpack[ObjectOptions]
+    cls: type,
+    *,
+    concurrent: bool = ...,
+    state: tuple[str, str] | None = ...,
+    devices: Devices | None = ...,
+    **options: Unpack[ObjectOptions],
 ) -> type[Any]: ...
 @overload
 def colocated_python_class(
-    cls: None = None, *, concurrent: bool = ..., devices: Devices | None = ..., **options: Unpack[ObjectOptions]
+    cls: None = None,
+    *,
+    concurrent: bool = ...,
+    state: tuple[str, str] | None = ...,
+    devices: Devices | None = ...,
+    **options: Unpack[ObjectOptions],
 ) -> Callable[[type], type[Any]]: ...
 
 
@@ -135,6 +153,7 @@ def colocated_python_class(
     cls: type | None = None,
     *,
     concurrent: bool = False,
+    state: tuple[str, str] | None = None,
     devices: Devices | None = None,
     **options: Unpack[ObjectOptions],
 ) -> type[Any] | Callable[[type], type[Any]]:
@@ -150,6 +169,9 @@ def colocated_python_class(
         cls: the class; without one, a decorator is returned. Its functions are exposed, inherited ones included; its
             data is not.
         concurrent: whether methods may overlap.
+        state: the names of two methods: one returns the state of the object, not to be changed afterwards, the other
+            takes it and sets it. Then methods with `run_ahead` do not show: another method sees the state that the
+            program has consumed. Without `state` it raises RuntimeError where that is another than the object's.
         devices: of every method, as in `ColocatedFunction.specialize`.
         **options: `arrays`, `mode` and `stream` of every method, as in `ColocatedFunction.specialize`.
 
@@ -157,7 +179,8 @@ def colocated_python_class(
         A class with the constructor of `cls`.
 
     Raises:
-        TypeError: `cls` is not a class.
+        TypeError: `cls` is not a class, or `state` not two names.
+        ValueError: `cls` has no method of a name in `state`, or methods may overlap, so that there is no state to save.
         Exception: on a call: what the constructor raised; it is attempted once.
 
     Example:
@@ -177,12 +200,31 @@ def colocated_python_class(
     Name and behaviour follow `jax.experimental.colocated_python`; docs/colocated.md lists the differences.
     """
     concurrent = require_flag("colocated_python_class", "concurrent", concurrent)
+    if state is not None:
+        state = _require_names(state, concurrent)
     given = Options().adding("colocated_python_class", devices=devices, **options)
-    return (lambda cls: _handle_class(cls, concurrent, given)) if cls is None else _handle_class(cls, concurrent, given)
+
+    def handle_class(cls: type) -> type[_Handle]:
+        return _handle_class(cls, concurrent, state, given)
+
+    return handle_class if cls is None else handle_class(cls)
 
 
-def _handle_class(cls: type, concurrent: bool, options: Options) -> type[_Handle]:
+def _require_names(state: tuple[str, str], concurrent: bool) -> tuple[str, str]:
+    if type(state) not in (tuple, list) or [*map(type, state)] != [str, str]:
+        what = "the names of the methods that return and set the state of the object, such as ('save', 'restore')"
+        raise wrong_type("colocated_python_class", "state", state, what)
+    if concurrent:
+        raise ValueError("colocated_python_class: the methods of a concurrent object may overlap: there is no state")
+    save, restore = state
+    return save, restore
+
+
+def _handle_class(cls: type, concurrent: bool, state: tuple[str, str] | None, options: Options) -> type[_Handle]:
     require("colocated_python_class", "cls", cls, type, "a class")
+    for name in state or ():
+        if not callable(getattr(cls, name, None)):
+            raise ValueError(f"colocated_python_class: state names {name!r}, but {cls.__name__} has no such method")
     if issubclass(cls, _Handle):
         raise TypeError(
             f"{cls.__name__} is, or inherits from, a colocated class: derive it from the plain class instead"
@@ -190,7 +232,7 @@ def _handle_class(cls: type, concurrent: bool, options: Options) -> type[_Handle
 
     @functools.wraps(cls.__init__)
     def __init__(self: _Handle, *args: object, **kwargs: object) -> None:
-        self._colocated_instance = Instance(cls, args, kwargs, concurrent)
+        self._colocated_instance = Instance(cls, args, kwargs, concurrent, state)
         self._colocated_methods = {}
         _handles[self._colocated_instance.number] = self
 

@@ -5,6 +5,7 @@ thread, with pending results.
 """
 
 import contextvars
+import functools
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -71,6 +72,8 @@ class Specialization:
         self._function = definition.function
         self._name = definition.function.name
         self._lane = definition.function.lane
+        self._history = definition.function.history
+        self._shows_state = definition.function.shows_state and not leaves
         self._options = definition.options
         self._ahead = definition.ahead
         self._mode = definition.options.mode or "auto"
@@ -275,7 +278,8 @@ class Specialization:
             results = self._ahead.take(out_specs, lambda: self._prepared([], lanes, stream, out_specs, call_site()))
             return jax.tree.unflatten(out_specs.tree, results)
         is_cheap = self._cheap_in_a_row >= _CHEAP_IN_A_ROW and self._mode == "auto" and self._stream is None
-        if is_cheap and all(map(_has_value, leaves)) and not any(lane.calls for lane in lanes):
+        is_ahead = self._history is not None and self._history.is_ahead
+        if is_cheap and not is_ahead and all(map(_has_value, leaves)) and not any(lane.calls for lane in lanes):
             result = self._run_if_free(leaves, lanes, stream)
             if result is not scheduler.NOT_FREE:
                 return result
@@ -308,7 +312,7 @@ class Specialization:
             return result
 
         observe = observe_call(self._name, stream)
-        return scheduler.run_here(Call(self._name, site, stream, lanes, body)) if lanes else body()
+        return scheduler.run_here(self._call(site, stream, lanes, body)) if lanes else body()
 
     def _run_if_free(self, leaves: Sequence[jax.Array], lanes: Sequence[Lane], stream: Stream) -> PyTree:
         values = values_of(leaves)
@@ -317,7 +321,13 @@ class Specialization:
             args, kwargs = jax.tree.unflatten(self.in_specs.tree, self._on_host(values))
             return self._run_cheap(args, kwargs, stream)
 
-        return scheduler.run_here(Call(self._name, call_site(), stream, lanes, body), only_if_free=True)
+        return scheduler.run_here(self._call(call_site(), stream, lanes, body), only_if_free=True)
+
+    def _call(self, site: Site, stream: Stream, lanes: Sequence[Lane], body: Callable[[], PyTree]) -> Call:
+        call = Call(self._name, site, stream, lanes, body)
+        if self._history is not None and self._lane in lanes:
+            self._history.order(call, shows_state=self._shows_state)
+        return call
 
     def _prepared(
         self, takes: list[Take], lanes: Sequence[Lane], stream: Stream, out_specs: OutSpecs, site: Site
@@ -329,7 +339,9 @@ class Specialization:
                 return context.run(self._run_pinned, takes, stream, out_specs, observe)
 
         observe = observe_call(self._name, stream)
-        call = Call(self._name, site, stream, lanes, body)
+        # What the calls that run ahead see is up to `RunAhead`.
+        make = self._call if self._ahead is None else functools.partial(Call, self._name)
+        call = make(site, stream, lanes, body)
         results = [PendingArray(call, spec.aval, spec.sharding, spec.committed) for spec in out_specs.leaves]
         references = [weakref.ref(result) for result in results]
         call.receivers = lambda: [reference() for reference in references]

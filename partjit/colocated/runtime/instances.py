@@ -11,6 +11,7 @@ from partjit._jax.types import PyTree
 from partjit.colocated.runtime import scheduler, threads
 from partjit.colocated.runtime.call import Lane
 from partjit.colocated.runtime.failures import call_site
+from partjit.colocated.runtime.history import History
 from partjit.colocated.runtime.interrupts import is_interrupt
 from partjit.colocated.runtime.streams import current_stream
 from partjit.colocated.serialization import copied
@@ -28,12 +29,22 @@ class Instance:
 
     Attributes:
         lane: orders its calls; None if they may overlap.
+        history: what its calls see of those made ahead; None if they may overlap.
         name: the name of the class.
         number: its id in this process.
     """
 
-    def __init__(self, cls: type, args: Sequence[object], kwargs: Mapping[str, object], concurrent: bool) -> None:
+    def __init__(
+        self,
+        cls: type,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        concurrent: bool,
+        state: tuple[str, str] | None,
+    ) -> None:
         self.lane = None if concurrent else Lane()
+        self.history = None if concurrent else History(*map(self._hook, state or ()))
+        self._shows_state = state and state[0]
         self.name = cls.__name__
         self.number = next(_numbers)
         self._recipe = functools.partial(cls, *args, **kwargs)
@@ -82,7 +93,27 @@ class Instance:
         def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
             return getattr(self.object(), name)(*args, **kwargs)
 
-        return call
+        def state(*args: PyTree, **kwargs: PyTree) -> PyTree:
+            assert self.history is not None
+            shown = self.history.shown()
+            return shown[0] if shown else call(*args, **kwargs)
+
+        return state if self.shows_state(name) else call
+
+    def shows_state(self, name: str) -> bool:
+        """Whether this is the name of the method that returns the state of the object."""
+        return name == self._shows_state
+
+    def _hook(self, name: str) -> Callable[..., Any]:
+        """A method of the object for its history, which does not keep it alive."""
+        reference = weakref.ref(self)
+
+        def hook(*args: object) -> Any:
+            instance = reference()
+            assert instance is not None, "a call of its refers to it"
+            return getattr(instance.object(), name)(*args)
+
+        return hook
 
     def close(self) -> None:
         """Closes the object, if it was constructed, and destroys it."""

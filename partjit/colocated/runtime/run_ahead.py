@@ -1,10 +1,12 @@
 """Calls made before their results are requested, as input pipelines do.
 
 Only calls without arguments can run ahead. Results that are not taken yet wait here, in the order of the calls, for the
-next execution that requests one; none is dropped when an execution fails.
+next execution that requests one; none is dropped when an execution fails. `history` has what other methods of the same
+object see of them.
 """
 
 import collections
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 
@@ -13,6 +15,7 @@ import jax
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call
 from partjit.colocated.runtime.deadlocks import would_never_end
+from partjit.colocated.runtime.history import History, Made
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.specs import OutSpecs
 
@@ -46,9 +49,10 @@ class RunAhead:
         count: how many may do so.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, history: History | None) -> None:
         self.count = count
-        self._made: collections.deque[Prepared] = collections.deque()
+        self._history = history or History()
+        self._made: collections.deque[Made] = collections.deque()
 
     def take(self, out_specs: OutSpecs, prepare: Callable[[], Prepared]) -> Sequence[jax.Array]:
         """The results of the next call; submits others in its place.
@@ -66,8 +70,13 @@ class RunAhead:
         while taken is None:
             self._make(prepare(), self.count + 1)
             taken = self._pop()
-        while len(self._made) < self.count:
-            self._make(prepare(), self.count)
+        try:
+            while len(self._made) < self.count:
+                self._make(prepare(), self.count)
+        except BaseException:  # an interrupt, or a deadlock
+            taken.give_back()
+            self._made.appendleft(taken)
+            raise
         return _fitted(taken, out_specs)
 
     def made(self, out_specs: OutSpecs) -> Sequence[jax.Array] | None:
@@ -78,27 +87,61 @@ class RunAhead:
         taken = self._pop()
         return None if taken is None else _fitted(taken, out_specs)
 
+    def discard(self) -> int:
+        """Drops the calls that were made and not taken; returns how many. Those that have not begun are skipped."""
+        made = [*self._made]
+        dropped = self._history.revoke(made)
+        for call in made:  # not `clear`: another thread may add one
+            self._remove(call)
+        return dropped
+
     def _make(self, prepared: Prepared, most: int) -> None:
+        call, history, queue = prepared.call, self._history, self._made
+        made = Made(call, prepared.results, prepared.out_specs)
+        crossed: list[Made] = []
+        body = call.body
+        assert body is not None
+
         def entering() -> bool:
-            if len(self._made) >= most:  # another thread was faster
+            if len(queue) >= most:  # another thread was faster
                 return False
-            self._made.append(prepared)
+            crossed.extend(history.cross(queue))
+            queue.append(made)
             return True
 
-        prepared.call.entering = entering
+        def in_turn() -> Sequence[jax.Array]:
+            history.catch_up(call.name, crossed)
+            crossed.clear()
+            history.save_before(made)
+            return body()
+
+        def run() -> Sequence[jax.Array]:
+            return made.run(in_turn, any(other.is_open and other.error is not None for other in [*queue]))
+
+        call.entering, call.body = entering, run
         prepared.submit()
 
-    def _pop(self) -> Prepared | None:
-        while True:
-            try:
-                prepared = self._made.popleft()
-            except IndexError:
-                return None
-            if not prepared.call.was_given_up:  # an interrupt came in between
-                return prepared
+    def _pop(self) -> Made | None:
+        with contextlib.suppress(IndexError):
+            while True:
+                first = self._made[0]
+                if first.is_crossed and first.is_open:
+                    # The program may have reset the object since: then a failure is none of its present state.
+                    scheduler.join(first.call)
+                    if first.error is not None:
+                        first.drop()
+                is_taken = first.take()
+                self._remove(first)
+                if is_taken:
+                    return first
+        return None
+
+    def _remove(self, made: Made) -> None:
+        with contextlib.suppress(ValueError):  # another thread has removed it
+            self._made.remove(made)
 
 
-def _fitted(taken: Prepared, out_specs: OutSpecs) -> Sequence[jax.Array]:
+def _fitted(taken: Made, out_specs: OutSpecs) -> Sequence[jax.Array]:
     if taken.out_specs is out_specs:
         return taken.results
     # It was made by another program or outside of any, with other shardings.

@@ -164,7 +164,8 @@ def _append(call: Call) -> bool | Flag:
     full = call.lanes[0].fullness()
     if full is not None:
         return full
-    if call.entering is not None and not call.entering():
+    entering, call.entering = call.entering, None  # which may refer to the call
+    if entering is not None and not entering():
         call.claim(NOBODY)
         call.ended.set()
         return False

@@ -41,6 +41,7 @@ RUNTIME = (
     "pending",
     "failures",
     "run_ahead",
+    "history",
 )
 FILES = {os.path.join(os.path.dirname(scheduler.__file__), f"{name}.py"): name for name in RUNTIME}
 one = jnp.float32(1)
