@@ -56,6 +56,16 @@ CASES = {
 }
 
 
+def told(collectives):
+    """What collectives move; the compiled program has the operand of an all-to-all in parts."""
+    numbers = [
+        (c.kind, c.axes, c.groups, c.group_size, c.operand_bytes, c.result_bytes, c.sent, c.times, c.bytes_moved)
+        for c in collectives
+    ]
+    shapes = [(c.operand, c.result) for c in collectives if c.kind != "all-to-all"]
+    return sorted(numbers), sorted(shapes)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_prediction_and_compiled_program_agree(case, mesh):
     fun, in_specs, out_specs, expected = CASES[case]
@@ -63,6 +73,7 @@ def test_prediction_and_compiled_program_agree(case, mesh):
     assert dict(report.predicted.counts) == expected
     assert dict(report.collectives.counts) == expected
     assert report.predicted.bytes_per_step == report.collectives.bytes_per_step
+    assert told(report.predicted) == told(report.collectives)
 
 
 @sees("two mesh axes", "a partitioned value", "a collective", "no collective")
@@ -152,12 +163,20 @@ def test_what_a_shard_map_says_is_told(name, mesh):
 
     struct = jax.ShapeDtypeStruct((16, 8), jnp.float32, sharding=NamedSharding(mesh, P("data")))
     report = explain(pjit(fun, out_shardings=P("data")), struct, mesh=mesh, compiled=True)
-
-    def told(collectives):
-        return [(c.kind, c.axes, c.groups, c.operand_bytes, c.result_bytes, c.bytes_moved) for c in collectives]
-
     assert len(report.predicted) == 1
     assert told(report.predicted) == told(report.collectives)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "complex64", "int8", "uint16", "bool", "int4"])
+def test_arrays_of_every_type_have_their_names_and_bytes(dtype, mesh):
+    struct = jax.ShapeDtypeStruct((16, 8), dtype)
+    report = report_of(lambda x: x, P("data"), struct, mesh=mesh, out_specs=P())
+    numbers, shapes = told(report.predicted)
+    compiled_numbers, compiled_shapes = told(report.collectives)
+    assert len(numbers) == 1
+    assert numbers == compiled_numbers
+    # On the CPU a byte has one such number.
+    assert shapes == ([("s4[4,8]", "s4[16,8]")] if dtype == "int4" else compiled_shapes)
 
 
 def test_what_is_recomputed_is_moved_again(mesh):

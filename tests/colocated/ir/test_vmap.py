@@ -1,5 +1,7 @@
 """Colocated calls under `jax.vmap`: one call for each example, or one call with a batch."""
 
+import re
+
 import hypothesis
 import hypothesis.strategies as st
 import jax
@@ -159,13 +161,14 @@ def test_methods_of_objects_are_batched(meeting, mesh, method):
         np.testing.assert_array_equal(run(cls().add), expected)
 
 
+@pytest.mark.parametrize(("take", "returned"), [(lambda x: x[0], "[6]"), (lambda x: x[:3], "[3,6]")], ids=str)
 @pytest.mark.parametrize("method", ["expand_dims", "broadcast_all"])
-def test_results_must_have_the_batch_in_front(meeting, mesh, method):
-    first = colocated_python(lambda x: x[0], out_specs_fn=like, vmap_method=method, mode="inline")
+def test_results_must_have_the_batch_in_front(meeting, mesh, method, take, returned):
+    first = colocated_python(lambda x: take(x), out_specs_fn=like, vmap_method=method, mode="inline")
     message = (
         r"<lambda> was called with a batch of the shape \(4,\) in front of its arguments, as "
         rf"vmap_method='{method}' says, and returned "
-        r"float32\[6\]: each result must have the batch in front"
+        rf"float32{re.escape(returned)}: each result must have the batch in front"
     )
     for run in programs(jax.vmap(first), mesh):
         with pytest.raises(ValueError, match=message):
@@ -178,6 +181,17 @@ def test_results_that_an_earlier_call_showed_are_known_of_a_batch(meeting, mesh)
         f(jnp.ones(6), jnp.ones(6))
         for run in programs(jax.vmap(f, (0, None)), mesh):
             np.testing.assert_array_equal(run(jnp.asarray(X), jnp.ones(6)), X + 1)
+
+
+@pytest.mark.parametrize("is_weak", [True, False])
+@pytest.mark.parametrize("method", METHODS)
+def test_results_of_a_batch_are_as_weakly_typed_as_those_of_one(meeting, method, is_weak):
+    f = colocated_python(
+        lambda x: x, out_specs_fn=lambda x: jax.ShapeDtypeStruct((), np.float32, weak_type=is_weak), vmap_method=method
+    )
+    for batched, shape in ((f, ()), (jax.vmap(f), (3,)), (jax.vmap(jax.vmap(f)), (2, 3))):
+        (aval,) = jax.make_jaxpr(batched)(np.ones(shape, np.float32)).out_avals
+        assert (aval.shape, aval.weak_type) == (shape, is_weak)
 
 
 def test_an_empty_batch_makes_no_calls_one_by_one(meeting, mesh):
