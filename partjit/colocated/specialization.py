@@ -25,7 +25,7 @@ from partjit.colocated.definition import Definition
 from partjit.colocated.devices import colocated_sharding, replicated_over
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call, Lane, failure_here
-from partjit.colocated.runtime.failures import Site, call_site
+from partjit.colocated.runtime.failures import Site, call_site, without_stop
 from partjit.colocated.runtime.host_values import HostValue, with_numpy_arguments
 from partjit.colocated.runtime.interrupts import is_interrupt
 from partjit.colocated.runtime.observation import Observer, observe_call
@@ -97,19 +97,22 @@ class Specialization:
         self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], leaves: Sequence[jax.Array], are_plain: bool
     ) -> PyTree:
         """Calls the function; `are_plain` says that no argument is pending or an array of keys."""
-        if not self._is_prepared:
-            self.prepare()
-        stream = self._stream or current_stream()
-        is_ready = self._host_shardings is None and (are_plain or PendingArray not in map(type, leaves))
-        if is_ready and self._is_free(stream) and not events.listeners:
-            if self._mode == "inline":
-                result = self._target(*args, **kwargs)
-                if self.out_specs is not None:
-                    return self.out_specs.fit(result, self._name)
-                return result if type(result) is ArrayImpl else self._as_arrays(result)
-            if self._mode == "auto" and self._cheap_in_a_row >= _CHEAP_IN_A_ROW and self._ahead is None:
-                return self._run_cheap(args, kwargs, stream)
-        return self._run_in_order(leaves, stream)
+        try:
+            if not self._is_prepared:
+                self.prepare()
+            stream = self._stream or current_stream()
+            is_ready = self._host_shardings is None and (are_plain or PendingArray not in map(type, leaves))
+            if is_ready and self._is_free(stream) and not events.listeners:
+                if self._mode == "inline":
+                    result = self._target(*args, **kwargs)
+                    if self.out_specs is not None:
+                        return self.out_specs.fit(result, self._name)
+                    return result if type(result) is ArrayImpl else self._as_arrays(result)
+                if self._mode == "auto" and self._cheap_in_a_row >= _CHEAP_IN_A_ROW and self._ahead is None:
+                    return self._run_cheap(args, kwargs, stream)
+            return self._run_in_order(leaves, stream)
+        except StopIteration as error:
+            raise without_stop(error, self._name) from error
 
     def run_for_program(self, leaves: Sequence[jax.Array], which: Sequence[int], site: Site) -> Sequence[jax.Array]:
         """Calls the function in this thread, for a program, and returns the flat results.

@@ -22,7 +22,7 @@ import jax
 from partjit.colocated.runtime import threads
 from partjit.colocated.runtime.interrupts import is_interrupt
 
-__all__ = ["Failure", "PoisonedError", "Site", "call_site", "raise_unseen", "report_unseen"]
+__all__ = ["Failure", "PoisonedError", "Site", "call_site", "raise_unseen", "report_unseen", "without_stop"]
 
 _logger = logging.getLogger("partjit.colocated")
 _package = os.path.abspath(__file__).removesuffix(os.path.join("colocated", "runtime", "failures.py"))
@@ -47,6 +47,21 @@ def call_site() -> Site:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_libraries):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+
+
+def without_stop(error: BaseException, name: str) -> BaseException:
+    """The exception, or for StopIteration a RuntimeError with it as the cause, as PEP 479 has it for generators.
+
+    Raised where a result is used, a StopIteration would end the user's own `for`, `map` or `next` there without a word.
+    """
+    if not isinstance(error, StopIteration):
+        return error
+    raised = RuntimeError(
+        f"{name} raised StopIteration, which would silently end the loop that uses its result: let it return that "
+        "there is no more, or raise another exception"
+    ).with_traceback(error.__traceback__)
+    raised.__cause__ = error
+    return raised
 
 
 class Failure:
@@ -75,6 +90,7 @@ class Failure:
     )
 
     def __init__(self, error: BaseException, name: str, site: Site, stream: Any, parent: Any) -> None:
+        error = without_stop(error, name)
         self.error = error
         self.name = name
         self.site = site

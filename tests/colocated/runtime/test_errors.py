@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import partjit
 from partjit import colocated
 from partjit.colocated import colocated_python
 from partjit.colocated.runtime import failures, scheduler
@@ -80,6 +81,49 @@ def test_the_first_call_without_specs_raises_at_the_call_and_does_not_spoil_the_
     with pytest.raises(KeyError):
         f(one + 1).block_until_ready()
     np.testing.assert_array_equal(f(one), one)
+
+
+def stopping(**items):
+    rest = iter([1.0] * 30)
+    return colocated_python(lambda x: np.float32(next(rest) * x), **items)
+
+
+def added(call):
+    return lambda x: x + call(jax.lax.stop_gradient(x))
+
+
+known = {"out_specs": jax.ShapeDtypeStruct((), np.float32)}
+WAYS = {
+    "inline": lambda: stopping(mode="inline"),
+    "inline with specs": lambda: stopping(mode="inline", **known),
+    "in its caller with its thread waiting": lambda: stopping(mode="inline", stream="S"),
+    "on a thread": lambda: stopping(mode="stream", **known),
+    "when it is cheap": lambda: stopping(**known),
+    "without specs": lambda: stopping(stream="S"),
+    "in a program": lambda: partjit.pjit(stopping(**known)),
+    "in a program, awaited": lambda: partjit.pjit(added(stopping(**known))),
+    "evaluated": lambda: jax.value_and_grad(added(stopping(**known))),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_stop_iteration_of_a_call_does_not_end_the_loop_of_its_caller(way):
+    call = WAYS[way]()
+
+    def number(x):
+        return float(jax.tree.leaves(call(x))[0])
+
+    for loop in (
+        lambda: [*map(number, [one] * 40)],
+        lambda: next(number(x) for x in [one]),
+        lambda: [*iter(lambda: number(one), 0.0)],
+    ):
+        with pytest.raises(RuntimeError, match=r"<lambda> raised StopIteration, which would silently end") as caught:
+            loop()
+        error = caught.value
+        while not isinstance(error, StopIteration):  # a generator adds another one
+            error = error.__cause__
+        assert error.__traceback__ is not None
 
 
 def test_wait_raises_what_nobody_looked_at_once():

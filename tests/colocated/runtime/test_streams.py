@@ -205,7 +205,7 @@ def test_a_scope_lets_every_exception_through():
     with pytest.raises(StopIteration), colocated.stream():
         next(iter([]))
     y = colocated_python(lambda x: next(iter([])), mode="stream", out_specs_fn=lambda x: x)(one)
-    with pytest.raises(StopIteration):
+    with pytest.raises(RuntimeError, match="raised StopIteration"):  # which nobody but the loop around may raise
         y.block_until_ready()
 
 
