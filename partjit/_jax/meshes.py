@@ -110,18 +110,22 @@ class EnteredMeshes:
     def __init__(self) -> None:
         self._stack, self._records = mesh_lib.thread_resources.stack[1:], [*_entered.records]
 
-    def enter(self) -> tuple[list[ResourceEnv], _Records]:
+    def enter(self) -> tuple[list[ResourceEnv], _Records] | None:
         """Replaces the meshes this thread has entered; returns what `leave` puts back."""
-        outer = mesh_lib.thread_resources.stack[1:], _entered.records
+        stack = mesh_lib.thread_resources.stack
+        if not self._stack and len(stack) == 1:
+            return None
+        outer = stack[1:], _entered.records
         self.leave((self._stack, [*self._records]))
         return outer
 
     @staticmethod
-    def leave(outer: tuple[list[ResourceEnv], _Records]) -> None:
+    def leave(outer: tuple[list[ResourceEnv], _Records] | None) -> None:
         """Puts back what was entered before."""
-        resources = mesh_lib.thread_resources
-        resources.stack[1:], _entered.records = outer
-        resources.env = resources.stack[-1]
+        if outer is not None:
+            resources = mesh_lib.thread_resources
+            resources.stack[1:], _entered.records = outer
+            resources.env = resources.stack[-1]
 
 
 class AmbientMeshes:

@@ -1,5 +1,6 @@
 """jax's settings of one thread, applied in another."""
 
+import jax
 from jax._src import config
 from jaxlib._jax.config import Config, unset
 
@@ -9,35 +10,49 @@ from partjit._jax.meshes import SET_MESH_STATES, EnteredMeshes
 class ThreadSettings:
     """What jax keeps per thread, taken from one thread to be applied in another.
 
-    That is what its settings' context managers set (`enable_x64`, `default_device`, transfer guards, ...), what
-    `jax.set_mesh` set and the meshes entered. What belongs to a trace under way is left out.
+    That is what is set by the context managers of its settings (`enable_x64`, `default_device`, transfer guards, ...)
+    and by `jax.set_mesh`, and the meshes entered. What belongs to a trace under way is left out.
     """
 
-    __slots__ = ("_meshes", "_outer", "_outer_meshes", "_values")
+    __slots__ = ("_context", "_meshes", "_others", "_outer", "_outer_meshes")
 
     def __init__(self) -> None:
-        # Nothing is set, as a rule, and this runs with every call.
-        values = [get_local() for get_local in _get_local]
-        self._values = (
-            [(state, value) for state, value in zip(_thread_states, values, strict=True) if value is not unset]
-            if values.count(unset) < len(values)
-            else []
-        )
+        # This runs with every call, and asking all settings one by one would be half of what a call costs its caller.
+        # Most of them are in a tuple that jax keeps for its caches.
+        self._context = config.trace_context()
+        others = [get_local() for get_local in _get_local_of_others]
+        self._others = others if others.count(unset) < len(others) else None
         self._meshes = EnteredMeshes()
 
     # A generator would turn a StopIteration of the user's into another exception.
     def __enter__(self) -> None:
         """Applies them to this thread."""
-        self._outer = [state.swap_local(value) for state, value in self._values]
-        for state, value in self._values:
+        missing = self._missing_here()
+        self._outer = [(state, state.swap_local(value)) for state, value in missing]
+        for state, value in missing:
             _update_runtime(state, value)
         self._outer_meshes = self._meshes.enter()
 
     def __exit__(self, *_: object) -> None:
         self._meshes.leave(self._outer_meshes)
-        for (state, _), value in zip(self._values, self._outer, strict=True):
+        for state, value in self._outer:
             state.set_local(value)
             _update_runtime(state, None if value is unset else value)
+
+    def _missing_here(self) -> list[tuple[Config, object]]:
+        """The settings that this thread does not have, as a rule none."""
+        missing: list[tuple[Config, object]] = []
+        here = config.trace_context()
+        if self._context != here:
+            names = config.trace_context_names()
+            missing += [
+                (_states[name], value)
+                for name, value, own in zip(names, self._context, here, strict=False)
+                if value is not own and name in _states
+            ]
+        if self._others is not None:
+            missing += [(s, v) for s, v in zip(_others, self._others, strict=True) if v is not unset]
+        return missing
 
 
 def _update_runtime(state: Config, value: object) -> None:
@@ -48,5 +63,8 @@ def _update_runtime(state: Config, value: object) -> None:
 
 
 _found = [*vars(config).values(), *SET_MESH_STATES, *getattr(config, "config_states", {}).values()]
-_thread_states = [*{id(state): state for state in _found if isinstance(state, Config)}.values()]
-_get_local = [state.get_local for state in _thread_states]
+_states = {state.name: state for state in _found if isinstance(state, Config)}
+# The other settings with a public context manager, and what `jax.set_mesh` sets.
+_public = {state.name: state for state in (*vars(jax).values(), *SET_MESH_STATES) if isinstance(state, Config)}
+_others = [state for name, state in _public.items() if name not in config.trace_context_names()]
+_get_local_of_others = [state.get_local for state in _others]
