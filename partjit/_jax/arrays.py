@@ -2,7 +2,7 @@
 
 import operator
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import jax
@@ -25,10 +25,12 @@ __all__ = [
     "PRNGKeyArray",
     "array_of_buffers",
     "array_of_capsule",
+    "array_of_shards",
     "aval_of_struct",
     "buffers_of",
     "capsule_of",
     "copies_of",
+    "device_of",
     "device_put",
     "is_computed",
     "is_on_one_host_device",
@@ -97,6 +99,11 @@ def array_of_capsule(capsule: object, device: Device) -> ArrayImpl:
     return _jax.dlpack_managed_tensor_to_buffer(capsule, device, None)
 
 
+def device_of(buffer: jax.Array) -> Device:
+    """The device of an array on one, which may be deleted."""
+    return next(iter(buffer.sharding.device_set))
+
+
 def is_computed(array: Any) -> bool:
     """Whether an array is there; arrays of keys have no `is_ready`, their data has."""
     return getattr(array, "_base_array", array).is_ready()
@@ -132,6 +139,22 @@ def numpy_putter(aval: ShapedArray, sharding: Sharding, committed: bool) -> Call
     return lambda value: pxla.batched_device_put(
         aval, sharding, [value[index] for index in indices], devices, committed
     )
+
+
+def array_of_shards(
+    aval: ShapedArray, sharding: Sharding, by_device: Mapping[Device, jax.Array | np.ndarray]
+) -> jax.Array:
+    """An array of a type and sharding, with a value on each of its devices in this process."""
+    devices = [device for device in device_list(sharding) if device in by_device]
+    shards = [by_device[device] for device in devices]
+    if sharding.is_fully_addressable and all(type(s) is np.ndarray and s.dtype.kind != "T" for s in shards):
+        # Moving them one by one takes several times as long, as in `numpy_putter`.
+        return pxla.batched_device_put(aval, sharding, shards, devices, True)
+    arrays = [
+        shard if isinstance(shard, jax.Array) and shard.device is device else jax.device_put(shard, device)
+        for shard, device in zip(shards, devices, strict=True)
+    ]
+    return jax.make_array_from_single_device_arrays(aval.shape, sharding, arrays)
 
 
 def with_key_data(key: PRNGKeyArray, data: jax.Array) -> PRNGKeyArray:

@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 import partjit
 from partjit import P, colocated
 from partjit.colocated import colocated_python, colocated_python_class
+from partjit.colocated.runtime.host_values import owned
 from tests.colocated import rendezvous
 
 pytestmark = pytest.mark.usefixtures("meeting")
@@ -199,6 +200,39 @@ def test_whoever_made_a_numpy_array_may_change_it(mode, mesh):
         actions[:] = 100
     for result, expected in zip(more, [11, 12], strict=True):
         np.testing.assert_array_equal(result, np.full((8, 64), expected, np.float32))
+
+
+@pytest.mark.parametrize("way", ["per_shard", "shard_map"])
+def test_a_function_may_use_one_buffer_for_all_shards(way, mesh):
+    buffer = np.zeros((2, 2), np.float32)
+
+    def fill(shard):
+        buffer[:] = np.asarray(getattr(shard, "data", shard)) + 1
+        return buffer
+
+    sharding = NamedSharding(mesh, P("x", "y"))
+    x = jax.device_put(np.arange(32, dtype=np.float32).reshape(8, 4), sharding)
+    if way == "per_shard":
+        spec = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+        call = colocated_python(fill, layout="per_shard", out_specs=spec)
+    else:
+        body = colocated_python(fill, out_specs_fn=lambda x: x)
+        specs = {"in_specs": P("x", "y"), "out_specs": P("x", "y"), "check_vma": False}
+        call = partjit.pjit(jax.shard_map(body, mesh=mesh, **specs))
+    result = call(x)
+    np.testing.assert_array_equal(result, np.asarray(x) + 1)
+    assert result.sharding == sharding
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.uint8])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_large_array_is_copied_once(order, dtype):
+    value = np.asarray(np.arange(300 * 700).reshape(300, 700) % 100, dtype, order=order)
+    copy = owned(value)
+    assert copy.ctypes.data % 64 == 0  # or XLA would copy it once more
+    assert copy.flags.c_contiguous
+    np.testing.assert_array_equal(copy.view(np.uint8), np.ascontiguousarray(value).view(np.uint8))
+    assert not np.shares_memory(copy, value)
 
 
 def test_a_constant_of_a_program_is_what_it_was_when_the_program_was_traced(mesh):

@@ -18,6 +18,7 @@ from partjit._jax.arrays import (
     array_of_capsule,
     buffers_of,
     capsule_of,
+    device_of,
     is_computed,
     with_key_data,
 )
@@ -61,10 +62,10 @@ def _pin_ready(array: ArrayImpl) -> Take:
         capsules = [*map(capsule_of, buffers)]
     except (jax.errors.JaxRuntimeError, BufferError, TypeError):  # DLPack does not support the dtype
         return _copied(array)
-    devices = [next(iter(buffer.devices())) for buffer in buffers]
 
     def take() -> jax.Array:
-        aliases = [array_of_capsule(capsule, device) for capsule, device in zip(capsules, devices, strict=True)]
+        devices = [device_of(buffer) for buffer in buffers]
+        aliases = [*map(array_of_capsule, capsules, devices)]
         return array_of_buffers(array, aliases)
 
     return take

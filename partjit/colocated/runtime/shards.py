@@ -3,26 +3,30 @@
 With `layout="per_shard"` the function gets `jax.Shard`s, in the body of a `shard_map` arrays.
 """
 
-import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.core import ShapedArray
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from partjit._jax.arrays import device_put, shareable
+from partjit._jax.arrays import array_of_shards, device_put, shareable
 from partjit._jax.meshes import without_mesh
 from partjit._jax.shardings import device_list
 from partjit._jax.types import Device, PyTree, PyTreeDef
 from partjit.colocated.devices import colocated_sharding, replicated_over
 from partjit.colocated.runtime.host_values import HostValue
+from partjit.colocated.runtime.pending import values_of
 from partjit.colocated.runtime.pins import distinct
-from partjit.colocated.runtime.specs import OutSpec, OutSpecs, flat_result
+from partjit.colocated.runtime.specs import OutSpec, OutSpecs, flat_values
 
 __all__ = ["Shards", "mesh_coordinates", "on_each_shard", "per_shard"]
+
+_Result = TypeVar("_Result")
 
 _coordinates: contextvars.ContextVar[dict[str, int] | None] = contextvars.ContextVar("_coordinates", default=None)
 
@@ -61,24 +65,30 @@ def mesh_coordinates() -> dict[str, int]:
     return dict(found)
 
 
-@contextlib.contextmanager
-def _at(coordinates: dict[str, int] | None) -> Iterator[None]:
-    """Sets the coordinates of the block, and notes them on its exceptions. A single device has no ambient mesh."""
-    token = _coordinates.set(coordinates)
+def _on_each(call: Callable[[int], _Result], positions: Sequence[dict[str, int] | None]) -> list[_Result]:
+    """Calls a function with the number of each shard, at its coordinates, which are noted on its exceptions."""
+    results = []
+    token = _coordinates.set(None)
     try:
-        with without_mesh():
-            yield
-    except Exception as error:
-        if coordinates is not None:
-            error.add_note(f"It was called for the shard at {coordinates} of the mesh")
-        raise
+        with without_mesh():  # a single device has none
+            for k, position in enumerate(positions):
+                _coordinates.set(position)
+                try:
+                    results.append(call(k))
+                except Exception as error:
+                    if position is not None:
+                        error.add_note(f"It was called for the shard at {position} of the mesh")
+                    raise
     finally:
         _coordinates.reset(token)
+    return results
 
 
-def _positions(mesh: Mesh) -> list[dict[str, int]]:
+@functools.lru_cache(maxsize=256)
+def _positions(mesh: Mesh) -> Mapping[Device, dict[str, int]]:
     """The coordinates of the devices of a mesh, in their order."""
-    return [dict(zip(mesh.axis_names, index, strict=True)) for index in np.ndindex(mesh.devices.shape)]
+    indices = np.ndindex(mesh.devices.shape)
+    return {d: dict(zip(mesh.axis_names, i, strict=True)) for d, i in zip(mesh.devices.flat, indices, strict=True)}
 
 
 def per_shard(
@@ -110,16 +120,17 @@ def per_shard(
                 f"{name} is called once per shard, so its arguments must be on the same devices, but they are on "
                 f"{[sorted(device.id for device in of_leaf) for of_leaf in shards]}: move them with jax.device_put"
             )
+        devices = [*shards[0]]
         mesh = getattr(leaves[0].sharding, "mesh", None)
-        where = {} if mesh is None else dict(zip(mesh.devices.flat, _positions(mesh), strict=True))
-        results = {}
-        for device in shards[0]:
-            own_args, own_kwargs = jax.tree.unflatten(tree, [of_leaf[device] for of_leaf in shards])
-            with _at(where.get(device)):
-                results[device] = target(*own_args, **own_kwargs)
-        flat = {device: flat_result(result, name, _on(device)) for device, result in results.items()}
+        where = {} if mesh is None else _positions(mesh)
+
+        def on(k: int) -> tuple[Sequence[Any], PyTreeDef]:
+            own_args, own_kwargs = jax.tree.unflatten(tree, [of_leaf[devices[k]] for of_leaf in shards])
+            return _flat(target(*own_args, **own_kwargs), name, waits=False)
+
+        flat = dict(zip(devices, _on_each(on, [where.get(device) for device in devices]), strict=True))
         if out_specs is None and not any(values for values, _ in flat.values()):
-            return next(iter(results.values()))
+            return flat[devices[0]][1].unflatten([])
         if out_specs is None:
             raise ValueError(
                 f"{name} is called once per shard and returned arrays: say with out_specs or out_specs_fn, shardings "
@@ -132,7 +143,7 @@ def per_shard(
                     f"{name} returned the structure {returned} on {device}, but its specs say {out_specs.tree}: it is "
                     "called once per shard and returns a shard of each result each time"
                 )
-            own[device] = distinct(values, [of_leaf[device].data for of_leaf in shards])
+            own[device] = distinct(values_of(values), [of_leaf[device].data for of_leaf in shards])
         requested = [spec.sharding for spec in out_specs.leaves] if shardings is None else shardings
         arrays = [
             _assembled(spec, sharding, {device: values[i] for device, values in own.items()}, leaves, name, i)
@@ -146,7 +157,7 @@ def per_shard(
 def _assembled(
     spec: OutSpec,
     sharding: Sharding | None,
-    by_device: Mapping[Device, jax.Array],
+    by_device: Mapping[Device, jax.Array | np.ndarray],
     args: Sequence[jax.Array],
     name: str,
     i: int,
@@ -166,11 +177,10 @@ def _assembled(
     for device, shard in by_device.items():
         if shard.shape != wanted or shard.dtype != spec.dtype:
             raise ValueError(
-                f"{name} returned {shard.aval.str_short()} as result {i} on {device}, but its specs make a shard "
+                f"{name} returned {_text(shard)} as result {i} on {device}, but its specs make a shard "
                 f"{jax.ShapeDtypeStruct(wanted, spec.dtype)}"
             )
-    arrays = [jax.device_put(by_device[device], device) for device in sharding.addressable_devices]
-    return jax.make_array_from_single_device_arrays(spec.shape, sharding, arrays)
+    return array_of_shards(spec.aval, sharding, by_device)
 
 
 def _as_arguments(spec: OutSpec, args: Sequence[jax.Array], name: str, i: int) -> Sharding:
@@ -227,14 +237,14 @@ def on_each_shard(
     def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
         leaves, tree = jax.tree.flatten((args, kwargs))
         arguments = [*map(where.shards_of, leaves, in_shapes, shards.in_shardings)]
-        results = []
-        for k, position in enumerate(where.positions):
+
+        def on(k: int) -> Sequence[Any]:
             own = [of_leaf[k] for of_leaf in arguments]
             own_args, own_kwargs = jax.tree.unflatten(tree, own)
-            with _at(position):
-                result = target(*own_args, **own_kwargs)
-                fitting = _fitting(result, name, shards.out_avals, out_specs.tree, where.hosts[k])
-                results.append(distinct(fitting, own))
+            fitting = _fitting(target(*own_args, **own_kwargs), name, shards.out_avals, out_specs.tree)
+            return distinct(fitting, own)
+
+        results = _on_each(on, where.positions)
         arrays = map(where.assembled, zip(*results, strict=True), out_specs.leaves, shards.out_shardings)
         return out_specs.tree.unflatten([*arrays])
 
@@ -255,9 +265,8 @@ class _OwnDevices:
         self._is_shared = isinstance(everywhere, SingleDeviceSharding)  # all have the same CPU device
         hosts = [*device_list(everywhere)] * (mesh.size if self._is_shared else 1)
         own = [k for k, device in enumerate(devices) if device.process_index == jax.process_index()]
-        positions = _positions(mesh)
-        self.positions = [positions[k] for k in own]
         self._devices = [devices[k] for k in own]
+        self.positions = [_positions(mesh)[device] for device in self._devices]
         self.hosts = [hosts[k] for k in own]
 
     def shards_of(self, array: jax.Array, shape: tuple[int, ...], sharding: NamedSharding) -> Sequence[jax.Array]:
@@ -273,38 +282,38 @@ class _OwnDevices:
             found = [by_host[host] for host in self.hosts]
         return found if found[0].shape == shape else [_reshaped(shard, shape) for shard in found]
 
-    def assembled(self, values: Sequence[jax.Array], spec: OutSpec, sharding: NamedSharding) -> jax.Array:
+    def assembled(self, values: Sequence[jax.Array | np.ndarray], spec: OutSpec, sharding: NamedSharding) -> jax.Array:
         """The array with these shards, on the hosts."""
         shape = sharding.shard_shape(spec.shape)
-        shards = values if all(value.shape == shape for value in values) else [_reshaped(v, shape) for v in values]
-        arrays = [
-            value if value.device is host else jax.device_put(value, host)
-            for value, host in zip(shards, self.hosts, strict=True)
-        ]
+        shards = [value if value.shape == shape else _reshaped(value, shape) for value in values]
         if not self._is_shared:
             on_hosts = colocated_sharding(sharding)
             if spec.sharding.is_equivalent_to(on_hosts, len(spec.shape)):  # its mesh may have Explicit axes
                 on_hosts = spec.sharding
-            return jax.make_array_from_single_device_arrays(spec.shape, on_hosts, arrays)
+            return array_of_shards(spec.aval, on_hosts, dict(zip(self.hosts, shards, strict=True)))
         indices = sharding.devices_indices_map(spec.shape)
         result = jax.numpy.zeros(spec.shape, spec.dtype, device=spec.sharding)
-        for value, device in zip(arrays, self._devices, strict=True):
-            result = result.at[indices[device]].set(value)
+        for value, host, device in zip(shards, self.hosts, self._devices, strict=True):
+            result = result.at[indices[device]].set(jax.device_put(value, host))
         return result
 
 
-_reshaped = jax.jit(jax.numpy.reshape, static_argnums=1)
+_reshaped_array = jax.jit(jax.numpy.reshape, static_argnums=1)
 
 
-def _on(device: Device) -> Callable[[HostValue], jax.Array]:
-    return lambda value: value.put(value.aval, SingleDeviceSharding(device), True)
+def _reshaped(value: Any, shape: tuple[int, ...]) -> Any:
+    return value.reshape(shape) if isinstance(value, np.ndarray) else _reshaped_array(value, shape)
 
 
-def _fitting(
-    result: PyTree, name: str, avals: Sequence[ShapedArray], tree: PyTreeDef, device: Device
-) -> Sequence[jax.Array]:
+def _flat(result: PyTree, name: str, *, waits: bool = True) -> tuple[list[Any], PyTreeDef]:
+    """The flat result of a function: arrays, and NumPy arrays that it cannot change for the next shard any more."""
+    values, tree = flat_values(result, name, waits=waits)
+    return [value.as_numpy(value.dtype) if isinstance(value, HostValue) else value for value in values], tree
+
+
+def _fitting(result: PyTree, name: str, avals: Sequence[ShapedArray], tree: PyTreeDef) -> Sequence[Any]:
     """The results for one shard, flat."""
-    flat, returned = flat_result(result, name, _on(device))
+    flat, returned = _flat(result, name)
     if returned != tree:
         raise ValueError(
             f"{name} is called in a shard_map and returned the structure {returned}, but its output specs say {tree}"
@@ -312,7 +321,11 @@ def _fitting(
     for i, (value, aval) in enumerate(zip(flat, avals, strict=True)):
         if value.shape != aval.shape or value.dtype != aval.dtype:
             raise ValueError(
-                f"{name} is called in a shard_map and returned {value.aval.str_short()} as result {i}, but its output "
+                f"{name} is called in a shard_map and returned {_text(value)} as result {i}, but its output "
                 f"specs, which are those of one shard, say {jax.ShapeDtypeStruct(aval.shape, aval.dtype)}"
             )
     return flat
+
+
+def _text(value: jax.Array | np.ndarray) -> str:
+    return ShapedArray(value.shape, value.dtype).str_short()

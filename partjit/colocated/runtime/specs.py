@@ -35,7 +35,6 @@ __all__ = [
     "OutSpecs",
     "argument_paths",
     "check_out_specs",
-    "flat_result",
     "flat_values",
     "require_array",
     "spec_structs",
@@ -312,14 +311,13 @@ class OutSpecs:
         return wrong or [f"expected the structure {self.tree}, but got {jax.tree.structure(result)}"]
 
 
-def flat_result(result: PyTree, name: str, put: Callable[[HostValue], jax.Array]) -> tuple[list[jax.Array], PyTreeDef]:
-    """The flat result of a function, as `flat_values`, but arrays all: `put` makes them of the others."""
-    values, tree = flat_values(result, name)
-    return [put(value) if isinstance(value, HostValue) else value for value in values], tree
+def flat_values(result: PyTree, name: str, *, waits: bool = True) -> tuple[list[jax.Array | HostValue], PyTreeDef]:
+    """The flat result of a function, of arrays and `HostValue`s.
 
-
-def flat_values(result: PyTree, name: str) -> tuple[list[jax.Array | HostValue], PyTreeDef]:
-    """The flat result of a function, of arrays and `HostValue`s; waits for results of other calls in it.
+    Args:
+        result: what the function returned.
+        name: its name in messages.
+        waits: whether to wait for results of other calls in it, which are pending otherwise.
 
     Raises:
         ValueError: a leaf is none of these.
@@ -332,7 +330,7 @@ def flat_values(result: PyTree, name: str) -> tuple[list[jax.Array | HostValue],
         if type(leaf) is ArrayImpl:
             continue
         if type(leaf) is PendingArray:
-            leaves[i] = leaf.value()
+            leaves[i] = leaf.value() if waits else leaf
         elif is_host_value(leaf):
             leaves[i] = HostValue(leaf)
         else:
