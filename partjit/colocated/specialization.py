@@ -15,8 +15,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from partjit import events
-from partjit._jax.arrays import ArrayImpl, device_put, moved, shareable
-from partjit._jax.dispatch import is_profiled
+from partjit._jax.arrays import ArrayImpl, device_put, moved
 from partjit._jax.shardings import device_list
 from partjit._jax.threads import ThreadSettings
 from partjit._jax.types import Device, PyTree
@@ -28,9 +27,9 @@ from partjit.colocated.runtime.call import Call, Lane, failure_here
 from partjit.colocated.runtime.failures import Site, call_site, without_stop
 from partjit.colocated.runtime.host_values import HostValue, with_numpy_arguments
 from partjit.colocated.runtime.interrupts import is_interrupt
-from partjit.colocated.runtime.observation import Observer, observe_call
+from partjit.colocated.runtime.observation import Observer, observe_call, profiled
 from partjit.colocated.runtime.pending import PendingArray, values_of
-from partjit.colocated.runtime.pins import Take, distinct, pin
+from partjit.colocated.runtime.pins import Take, distinct, pin, unpinned
 from partjit.colocated.runtime.run_ahead import Prepared
 from partjit.colocated.runtime.shards import Shards, on_each_shard, per_shard
 from partjit.colocated.runtime.specs import InSpecs, OutSpec, OutSpecs, argument_paths, flat_values, struct_of
@@ -102,14 +101,21 @@ class Specialization:
                 self.prepare()
             stream = self._stream or current_stream()
             is_ready = self._host_shardings is None and (are_plain or PendingArray not in map(type, leaves))
-            if is_ready and self._is_free(stream) and not events.listeners:
+            # No other thread can submit a call to a private stream in between.
+            if is_ready and not stream.calls and stream.is_private and not events.listeners:
                 if self._mode == "inline":
-                    result = self._target(*args, **kwargs)
-                    if self.out_specs is not None:
-                        return self.out_specs.fit(result, self._name)
-                    return result if type(result) is ArrayImpl else self._as_arrays(result)
-                if self._mode == "auto" and self._cheap_in_a_row >= _CHEAP_IN_A_ROW and self._ahead is None:
-                    return self._run_cheap(args, kwargs, stream)
+                    run = self._run_inline
+                elif self._mode == "auto" and self._cheap_in_a_row >= _CHEAP_IN_A_ROW and self._ahead is None:
+                    run = self._run_cheap
+                else:
+                    return self._run_in_order(leaves, stream)
+                if self._lane is None:
+                    return run(args, kwargs, stream)
+                if not self._lane.calls:
+                    lanes = [stream, self._lane]
+                    result = self._run_if_free(functools.partial(run, args, kwargs, stream), lanes, stream)
+                    if result is not scheduler.NOT_FREE:
+                        return result
             return self._run_in_order(leaves, stream)
         except StopIteration as error:
             raise without_stop(error, self._name) from error
@@ -131,14 +137,11 @@ class Specialization:
         out_specs = self.out_specs
         assert out_specs is not None
         try:
-            if self._is_free(stream) and not events.listeners:
+            if self._lane is None and not stream.calls and stream.is_private and not events.listeners:
                 if PendingArray in map(type, leaves):
                     leaves = values_of(leaves)
                 args, kwargs = self.in_specs.tree.unflatten(leaves)
-                if is_profiled():
-                    with jax.profiler.TraceAnnotation(self._name):
-                        results = out_specs.fit_flat(self._target(*args, **kwargs), self._name)
-                else:
+                with profiled(self._name):
                     results = out_specs.fit_flat(self._target(*args, **kwargs), self._name)
             else:
                 results = out_specs.tree.flatten_up_to(self._run_here(leaves, self._lanes(stream)[0], stream, site))
@@ -167,16 +170,10 @@ class Specialization:
             return self.run_for_program(leaves, range(len(out_specs.leaves)), site) if made is None else made
 
         def prepared() -> Prepared:
-            takes = [
-                pin(leaf) if is_pinned else _unpinned(leaf) for leaf, is_pinned in zip(leaves, pinned, strict=True)
-            ]
+            takes = [pin(leaf) if is_pinned else unpinned(leaf) for leaf, is_pinned in zip(leaves, pinned, strict=True)]
             return self._prepared(takes, lanes, stream, out_specs, site)
 
         return prepared().submit() if self._ahead is None else self._ahead.take(out_specs, prepared)
-
-    def _is_free(self, stream: Stream) -> bool:
-        """Whether a call can run at once, and no other thread can submit one in between."""
-        return not stream.calls and stream.is_private and self._lane is None
 
     # Preparation
 
@@ -240,20 +237,25 @@ class Specialization:
 
     # Ways to run
 
+    def _run_inline(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], _: Stream) -> PyTree:
+        result = self._target(*args, **kwargs)
+        if self.out_specs is not None:
+            return self.out_specs.fit(result, self._name)
+        return result if type(result) is ArrayImpl else self._as_arrays(result)
+
     def _run_cheap(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], stream: Stream) -> PyTree:
         """Runs a call in its caller, but with the results and errors of an asynchronous one, as only timing decides."""
+        target = observe_call(self._name, stream)(self._target) if events.listeners else self._target
         started = _perf_counter()
         assert self.out_specs is not None
         try:
-            result = self._without_arguments(
-                self.out_specs.fit(self._target(*args, **kwargs), self._name), args, kwargs
-            )
+            result = self._without_arguments(self.out_specs.fit(target(*args, **kwargs), self._name), args, kwargs)
         except Exception as error:
             if is_interrupt(error):  # of the caller, not of the call
                 raise
             failure = failure_here(error, self._name, call_site(), stream)
             failed = [PendingArray.failed(failure, s.aval, s.sharding, s.committed) for s in self.out_specs.leaves]
-            return jax.tree.unflatten(self.out_specs.tree, failed)
+            return self.out_specs.tree.unflatten(failed)
         self._measured(_perf_counter() - started)
         return result
 
@@ -270,25 +272,26 @@ class Specialization:
         out_specs = self.out_specs
         if not self._is_here:
             assert out_specs is not None
-            return jax.tree.unflatten(out_specs.tree, [_without_shards(spec) for spec in out_specs.leaves])
+            return out_specs.tree.unflatten([_without_shards(spec) for spec in out_specs.leaves])
         if is_nested and self._ahead is not None and out_specs is not None:
             made = self._ahead.made(out_specs)
             if made is not None:
-                return jax.tree.unflatten(out_specs.tree, made)
+                return out_specs.tree.unflatten(made)
         if self._mode == "inline" or out_specs is None or is_nested:
             return self._run_here(leaves, lanes, stream, call_site())
         if self._ahead is not None:
             results = self._ahead.take(out_specs, lambda: self._prepared([], lanes, stream, out_specs, call_site()))
-            return jax.tree.unflatten(out_specs.tree, results)
+            return out_specs.tree.unflatten(results)
         is_cheap = self._cheap_in_a_row >= _CHEAP_IN_A_ROW and self._mode == "auto" and self._stream is None
         is_ahead = self._history is not None and self._history.is_ahead
         if is_cheap and not is_ahead and all(map(_has_value, leaves)) and not any(lane.calls for lane in lanes):
-            result = self._run_if_free(leaves, lanes, stream)
+            args, kwargs = self.in_specs.tree.unflatten(self._on_host(values_of(leaves)))
+            result = self._run_if_free(functools.partial(self._run_cheap, args, kwargs, stream), lanes, stream)
             if result is not scheduler.NOT_FREE:
                 return result
         takes = [self._pinned(i, leaf) for i, leaf in enumerate(leaves)]
         prepared = self._prepared(takes, lanes, stream, out_specs, call_site())
-        return jax.tree.unflatten(out_specs.tree, prepared.submit())
+        return out_specs.tree.unflatten(prepared.submit())
 
     def _lanes(self, stream: Stream) -> tuple[list[Lane], bool]:
         """The lanes of a call, and whether some are left out because it is made by a call in them."""
@@ -299,7 +302,7 @@ class Specialization:
 
     def _run_here(self, leaves: Sequence[jax.Array], lanes: Sequence[Lane], stream: Stream, site: Site) -> PyTree:
         def body() -> PyTree:
-            args, kwargs = jax.tree.unflatten(self.in_specs.tree, self._on_host(values_of(leaves)))
+            args, kwargs = self.in_specs.tree.unflatten(self._on_host(values_of(leaves)))
             started = _perf_counter()
             result = observe(self._target)(*args, **kwargs)
             if self.out_specs is not None:
@@ -317,14 +320,11 @@ class Specialization:
         observe = observe_call(self._name, stream)
         return scheduler.run_here(self._call(site, stream, lanes, body)) if lanes else body()
 
-    def _run_if_free(self, leaves: Sequence[jax.Array], lanes: Sequence[Lane], stream: Stream) -> PyTree:
-        values = values_of(leaves)
-
-        def body() -> PyTree:
-            args, kwargs = jax.tree.unflatten(self.in_specs.tree, self._on_host(values))
-            return self._run_cheap(args, kwargs, stream)
-
-        return scheduler.run_here(self._call(call_site(), stream, lanes, body), only_if_free=True)
+    def _run_if_free(self, body: Callable[[], PyTree], lanes: Sequence[Lane], stream: Stream) -> PyTree:
+        call = Call(self._name, call_site(), stream, lanes, body)
+        if self._history is not None:
+            call.entering = self._history.has_nothing_ahead
+        return scheduler.run_here(call, only_if_free=True)
 
     def _call(self, site: Site, stream: Stream, lanes: Sequence[Lane], body: Callable[[], PyTree]) -> Call:
         call = Call(self._name, site, stream, lanes, body)
@@ -337,7 +337,7 @@ class Specialization:
     ) -> Prepared:
         context, settings = contextvars.copy_context(), ThreadSettings()
 
-        def body() -> list[jax.Array]:
+        def body() -> Sequence[jax.Array]:
             with settings:
                 return context.run(self._run_pinned, takes, stream, out_specs, observe)
 
@@ -350,15 +350,20 @@ class Specialization:
         call.receivers = lambda: [reference() for reference in references]
         return Prepared(call, results, out_specs)
 
-    def _run_pinned(self, takes: list[Take], stream: Stream, out_specs: OutSpecs, observe: Observer) -> list[jax.Array]:
+    def _run_pinned(
+        self, takes: list[Take], stream: Stream, out_specs: OutSpecs, observe: Observer
+    ) -> Sequence[jax.Array]:
         inside(stream)
-        args, kwargs = jax.tree.unflatten(self.in_specs.tree, [take() for take in takes])
+        args, kwargs = self.in_specs.tree.unflatten([take() for take in takes])
         takes.clear()
         started = _perf_counter()
-        with jax.profiler.TraceAnnotation(self._name):
+        with profiled(self._name):
             result = observe(self._target)(*args, **kwargs)
         self._measured(_perf_counter() - started)
-        return out_specs.fit_leaves(result, self._name)
+        results = out_specs.fit_flat(result, self._name)
+        if any(result.is_deleted() for result in results):
+            results = out_specs.fit_leaves(result, self._name)  # which names it
+        return results
 
     def _pinned(self, i: int, leaf: jax.Array) -> Take:
         """What returns an argument, as it is now, on the host when the function runs."""
@@ -377,14 +382,6 @@ class Specialization:
 
     def _measured(self, seconds: float) -> None:
         self._cheap_in_a_row = self._cheap_in_a_row + 1 if seconds < _CHEAP_SECONDS else 0
-
-
-def _unpinned(leaf: jax.Array) -> Take:
-    """What returns an argument that will not be donated."""
-    if type(leaf) is PendingArray:
-        return leaf.value_for_call
-    shareable(leaf)
-    return lambda: leaf
 
 
 def _has_value(leaf: jax.Array) -> bool:

@@ -1,5 +1,6 @@
 """`colocated_python`: what a function gets, what its caller gets, and when."""
 
+import contextlib
 import functools
 import inspect
 import os
@@ -13,8 +14,8 @@ import pytest
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
 import partjit
-from partjit import P, colocated
-from partjit.colocated import colocated_python
+from partjit import P, colocated, events
+from partjit.colocated import colocated_python, specialization
 from tests.colocated import rendezvous
 
 pytestmark = pytest.mark.usefixtures("meeting")
@@ -537,6 +538,29 @@ def test_a_cheap_function_is_soon_called_without_a_thread(x):
     for _ in range(50):
         jax.block_until_ready(g(x))
     assert threading.get_ident() not in rendezvous.logs["g"][1:]
+
+
+@pytest.mark.parametrize("is_method", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_calls_without_a_thread_emit_the_events_of_others(x, is_method, fails, monkeypatch):
+    monkeypatch.setattr(specialization, "_CHEAP_SECONDS", float("inf"))
+
+    def run(x):
+        if rendezvous.logs["fails"]:
+            raise LookupError("no")
+        return rendezvous.logs["threads"].append(threading.get_ident()) or x
+
+    of_class = colocated.colocated_python_class(type("Runs", (), {"run": lambda self, x: run(x)}))
+    f = of_class().run if is_method else colocated_python(run)
+    for _ in range(20):
+        jax.block_until_ready(f(x))
+    rendezvous.logs["fails"] += [True] * fails
+    seen = []
+    with events.subscribe(seen.append), contextlib.suppress(LookupError):
+        jax.block_until_ready(f(x))
+    last = events.CallFailed if fails else events.CallFinished
+    assert [type(event) for event in seen] == [events.CallQueued, events.CallStarted, last]
+    assert {event.thread for event in seen} == {rendezvous.logs["threads"][-1]} == {threading.get_ident()}
 
 
 def test_inline_calls_run_in_the_caller_and_raise_there(x):

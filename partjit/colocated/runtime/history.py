@@ -159,6 +159,10 @@ class History:
         """Whether calls were made ahead, or some have to be undone."""
         return any(self._queues) or bool(self._revoked)
 
+    def has_nothing_ahead(self) -> bool:
+        """Whether a call that enters the lane now sees the state that the program has consumed."""
+        return not self.is_ahead
+
     def cross(self, own: "collections.deque[Made] | None" = None) -> list[Made]:
         """The calls made ahead and not taken that a call which enters the lane must not see: all but those of `own`.
 

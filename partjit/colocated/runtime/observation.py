@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 import jax
 
 from partjit import events
+from partjit._jax.dispatch import is_profiled
 from partjit._jax.types import PyTree
 from partjit.colocated.runtime.streams import Stream
 
-__all__ = ["Observer", "node_of_program", "observe_call"]
+__all__ = ["Observer", "node_of_program", "observe_call", "profiled"]
 
 _numbers = itertools.count()
+_unprofiled = contextlib.nullcontext()
 _node: "contextvars.ContextVar[tuple[str, int, str] | None]" = contextvars.ContextVar("partjit_node", default=None)
 
 Observer = Callable[[Callable[..., PyTree]], Callable[..., PyTree]]
@@ -28,6 +30,11 @@ def node_of_program(program: str, execution: int, node: str) -> Iterator[None]:
         yield
     finally:
         _node.reset(token)
+
+
+def profiled(name: str) -> contextlib.AbstractContextManager[object]:
+    """Names what runs in the block in a profile of jax, if one is being taken."""
+    return jax.profiler.TraceAnnotation(name) if is_profiled() else _unprofiled
 
 
 def observe_call(name: str, stream: Stream) -> Observer:

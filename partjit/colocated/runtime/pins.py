@@ -20,12 +20,13 @@ from partjit._jax.arrays import (
     capsule_of,
     device_of,
     is_computed,
+    shareable,
     with_key_data,
 )
 from partjit.colocated.runtime.failures import PoisonedError
 from partjit.colocated.runtime.pending import PendingArray, when_received
 
-__all__ = ["Take", "distinct", "pin"]
+__all__ = ["Take", "distinct", "pin", "unpinned"]
 
 _OWN_KINDS = (None, "device")
 
@@ -54,6 +55,14 @@ def pin(array: jax.Array) -> Take:
     # A capsule does not record its kind of memory: an array made of it is in that of the device.
     is_pinnable = array.sharding.memory_kind in _OWN_KINDS and is_computed(array)
     return _pin_ready(array) if is_pinnable else _copied(array)
+
+
+def unpinned(array: jax.Array) -> Take:
+    """What returns an array that will not be donated."""
+    if type(array) is PendingArray:
+        return array.value_for_call
+    shareable(array)
+    return lambda: array
 
 
 def _pin_ready(array: ArrayImpl) -> Take:

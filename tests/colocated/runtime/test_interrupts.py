@@ -203,6 +203,12 @@ def methods_of_an_object(make):
         made.close()
 
 
+def inline_calls_of_methods(make):
+    add = Log().add.specialize(mode="inline")
+    make(add)
+    make(add)
+
+
 def a_failure(make):
     y = make(failing)
     with contextlib.suppress(LookupError):
@@ -222,6 +228,7 @@ SCENARIOS = {  # and at how many places it has to be interrupted at least
     waiting_with_a_timeout: 160,
     nested_calls: 170,
     methods_of_an_object: 240,
+    inline_calls_of_methods: 90,
     a_failure: 180,
 }
 
