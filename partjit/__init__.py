@@ -28,6 +28,7 @@ from partjit.opsharding import parse_op_sharding as parse_op_sharding
 from partjit.opsharding import to_op_sharding as to_op_sharding
 from partjit.placement import reshard_policy as reshard_policy
 from partjit.plan.plan import Plan as Plan
+from partjit.plan.run.so_far import results_so_far as results_so_far
 from partjit.recording.display import progress as progress
 from partjit.recording.timeline import record as record
 from partjit.spec import FROM_ARRAY as FROM_ARRAY

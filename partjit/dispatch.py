@@ -93,7 +93,7 @@ class CacheMiss:
             placing, run = _prepare_plan(values, **program.params)
             if not moved and not program.consts:
                 self.recent.remember(args, kwargs, program.in_tree, leaves, placing, run, program.out_tree)
-            return jax.tree.unflatten(program.out_tree, run(placing.apply(values))), None, False
+            return run(placing.apply(values), program.out_tree), None, False
         try:
             outs, executable, consts = _run(values, **program.params)
         except InternalFloatingPointError as error:
@@ -250,7 +250,7 @@ def _evaluate(*values: object, **params: Any) -> Sequence[jax.Array]:
         shardings = shardings_of(params["in_specs"], params["mesh"])
         arrays = reshard(values, shardings, misplaced(values, shardings))
         placing, run = _prepare_plan(arrays, **params)
-        return [*run(placing.apply(arrays))]
+        return [*run(placing.apply(arrays), None)]
 
     def cache_miss(*_: object) -> Outcome:
         shardings = shardings_of(params["in_specs"], params["mesh"])

@@ -518,6 +518,7 @@ def _targets() -> Iterator[Target]:
         lambda: {"jvp": same, "symbolic_zeros": False},
         {"jvp": "callable", "symbolic_zeros": "bool"},
     )
+    yield Target("partjit.results_so_far", partjit.results_so_far, lambda: {"error": ValueError()}, {"error": ""})
     yield Target("partjit.colocated.ColocatedFunction.cache_info", _method(colocated_same, "cache_info"), _nothing, {})
     yield Target(
         "partjit.colocated.ColocatedFunction.discard_ahead", _method(colocated_same, "discard_ahead"), _nothing, {}

@@ -13,6 +13,7 @@ from partjit._jax.arrays import device_put
 from partjit._jax.compiling import MeshComputation, MeshExecutable, move_outputs, shard_constants
 from partjit._jax.dispatch import InternalFloatingPointError, fast_path_data, make_cpp_function, recheck_for_nans
 from partjit._jax.shardings import device_list, or_unspecified
+from partjit._jax.types import PyTree, PyTreeDef
 from partjit.colocated.ir.eager import DefaultSharding
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.specs import OutSpec
@@ -21,12 +22,14 @@ from partjit.mesh import has_explicit_axes
 from partjit.plan.ir.nodes import ColocatedCall, Fragment, Transfer, Value, blocks_of, walk
 from partjit.plan.plan import Plan
 from partjit.plan.run.observe import observed
+from partjit.plan.run.so_far import keep_results
 
 __all__ = ["LoweredFragment", "Run", "compile_fragment", "link", "lower_fragment"]
 
 
-Run: TypeAlias = Callable[[Sequence[object]], Sequence[jax.Array]]
-"""A compiled plan: from flat arguments, sharded as the plan says, to the flat results."""
+Run: TypeAlias = Callable[[Sequence[object], PyTreeDef | None], PyTree]
+"""A compiled plan: from flat arguments, sharded as the plan says, and the structure of the result to that result; to a
+flat one where the structure is None."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -96,8 +99,13 @@ def link(
     exec(code, namespace)
     quiet = namespace[name]
 
-    def run(args: Sequence[object]) -> Sequence[jax.Array]:
-        return with_events(*args) if events.listeners else quiet(*args)
+    def run(args: Sequence[object], tree: PyTreeDef | None) -> PyTree:
+        try:
+            results = with_events(*args) if events.listeners else quiet(*args)
+        except BaseException as error:
+            keep_results(error, plan, tree)
+            raise
+        return results if tree is None else tree.unflatten(results)
 
     return run
 

@@ -67,7 +67,7 @@ class Recent:
             except (ValueError, KeyError, AttributeError):
                 continue
             if statics == static_values and _context() == context:
-                return out_tree.unflatten(run(placing.apply(leaves)))
+                return run(placing.apply(leaves), out_tree)
         return UNKNOWN
 
     def remember(

@@ -159,7 +159,7 @@ class PlannedCompiled(_Stage):
         self._check_shardings(leaves)
         plan = self._plan_of_caller()
         runnable = self._runnable(leaves) if plan is self.plan else runnable_of(plan, leaves, self._program.mesh)
-        return jax.tree.unflatten(self.out_tree, runnable(placing_of(plan, leaves).apply(leaves)))
+        return runnable(placing_of(plan, leaves).apply(leaves), self.out_tree)
 
     def __repr__(self) -> str:
         return f"<compiled {repr(self.plan)[1:]}"

@@ -13,7 +13,7 @@ from partjit.plan.ir.nodes import Block, Branch, ColocatedCall, Fragment, Loop, 
 from partjit.plan.ir.plan import PlanData
 from partjit.render.numbers import counted
 
-__all__ = ["emit", "pending_in_iterations", "waits"]
+__all__ = ["emit", "names_of_results", "pending_in_iterations", "waits"]
 
 
 def emit(plan: PlanData, most_names: int | None = None) -> str:
@@ -23,7 +23,17 @@ def emit(plan: PlanData, most_names: int | None = None) -> str:
         plan: the plan.
         most_names: lists of names that are longer are cut short, for readers.
     """
-    names = _Names(most_names)
+    return _emitted(plan, _Names(most_names))
+
+
+def names_of_results(plan: PlanData) -> list[str]:
+    """The names of a plan's results in its source; in a loop that carries one, its value so far has that name."""
+    names = _Names(None)
+    _emitted(plan, names)
+    return [*map(names.of, plan.outputs)]
+
+
+def _emitted(plan: PlanData, names: "_Names") -> str:
     lines = [f"def {_identifier(plan)}({names.listed(plan.inputs)}):"]
     kept = {*plan.outputs, *(value for value, _ in plan.constants)}
     moved = {value for node in walk(plan.nodes) if isinstance(node, Branch) for value in node.given}
@@ -179,7 +189,8 @@ class _Writer:
         yield f"{head}  # {loop.name}"
         self._go_on_in_place(loop)
         read = {value for node in nodes for value in node.inputs}
-        lines = [*self._forget([value for value in loop.outputs if value not in read])]
+        # Where the arguments are given away, what is carried is all there is after a failure: see `results_so_far`.
+        lines = [] if self._released else [*self._forget([value for value in loop.outputs if value not in read])]
         inside = pending | pending_in_iterations(loop, pending)
         lines += self.block(nodes, loop.outputs, {*loop.block.outputs}, inside)
         produced = {value for node in nodes for value in node.outputs}
