@@ -90,7 +90,7 @@ def shared_by_branches(block: ValueBlock) -> set[Value]:
         for k, result in enumerate(node.outputs if isinstance(node, Branch) else ()):
             given = {value for inner in blocks_of(node) for value in _given_as_it_is(inner, inner.outputs[k])}
             origins[result] = given.union(*(origins.get(value, ()) for value in given))
-            shared.update(value for value in origins[result] if i < last.get(value, -1) <= last.get(result, -1))
+            shared.update(value for value in origins[result] if i < last.get(value, i) <= last.get(result, i))
     return shared
 
 
