@@ -205,6 +205,8 @@ def require_mesh_type(where: str, name: str, value: object, *, or_abstract: bool
 
 def items_of(where: str, name: str, value: object, expected: str) -> tuple[Any, ...]:
     """The items of a collection, in order; TypeError for other values, strings and mappings."""
+    if type(value) is tuple or type(value) is list:
+        return tuple(value)
     # Iterating over a jax array waits for it, and its items are arrays again.
     if isinstance(value, str | bytes | bytearray | Mapping | jax.Array) or not isinstance(value, Iterable):
         raise wrong_type(where, name, value, expected)

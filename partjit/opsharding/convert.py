@@ -23,7 +23,7 @@ from partjit._jax.shardings import OpSharding, to_proto
 from partjit.checks import require_flag, require_integer, require_mesh_type
 from partjit.errors import UnrepresentableShardingError
 from partjit.mesh import describe_mesh
-from partjit.opsharding.superdims import Digit, axes_by_top, axes_of_shape, unflatten_superdims
+from partjit.opsharding.superdims import Digit, axes_by_top, axes_of_shape, digits_of
 from partjit.opsharding.text import from_text
 from partjit.opsharding.tiling import Kind, Tiling
 from partjit.opsharding.wire import from_bytes, from_proto
@@ -229,11 +229,14 @@ def _iota_digits(tiling: Tiling) -> list[Digit]:
 
 def _listed_digits(tiling: Tiling, rank: int, mesh: Mesh | AbstractMesh) -> list[Digit]:
     """The digits of a list of devices. The order of those that share a tile does not matter, so they are sorted."""
-    shared = np.sort(tiling.assignment.reshape(math.prod(tiling.grid[:rank]), -1), axis=1)
-    try:
-        return unflatten_superdims(shared.ravel())[::-1]
-    except NotImplementedError:
-        raise _no_transposition(tiling, mesh) from None
+    devices = tiling.assignment.ravel().tolist() if tiling.devices is None else tiling.devices
+    copies = math.prod(tiling.grid[rank:])
+    if copies > 1:
+        devices = [device for k in range(0, len(devices), copies) for device in sorted(devices[k : k + copies])]
+    digits = digits_of(devices)
+    if digits is None:
+        raise _no_transposition(tiling, mesh)
+    return digits[::-1]
 
 
 def _merged(digits: Sequence[Digit]) -> list[Digit]:

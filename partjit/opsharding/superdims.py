@@ -6,7 +6,9 @@ superdim, which is split again where the sizes are known.
 """
 
 import functools
+import itertools
 import math
+import operator
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -17,6 +19,7 @@ __all__ = [
     "Digit",
     "axes_by_top",
     "axes_of_shape",
+    "digits_of",
     "explode_superdims",
     "strides_for_sizes",
     "unflatten_array",
@@ -71,23 +74,35 @@ def unflatten_superdims(assignment: Sequence[int] | np.ndarray) -> list[Digit]:
             ...
         NotImplementedError: [0, 2, 3, 1] is no transposition of a grid of devices
     """
-    flat = _numbers("unflatten_superdims", "assignment", assignment)
+    flat = _numbers("unflatten_superdims", "assignment", assignment).tolist()
+    digits = digits_of(flat)
+    if digits is None:
+        shown = f"{str(flat[:16])[:-1]}, ...]" if len(flat) > 16 else flat
+        raise NotImplementedError(f"{shown} is no transposition of a grid of devices")
+    return digits
+
+
+def digits_of(flat: Sequence[int]) -> list[Digit] | None:
+    """As `unflatten_superdims`, for integers that are checked already; None if there are no such digits."""
     digits: list[Digit] = []
-    heads = flat
-    while heads.size > 1:
-        stride = int(heads[1] - heads[0])
-        counting = heads == heads[0] + stride * np.arange(heads.size)
-        size = heads.size if counting.all() else int(counting.argmin())
-        if stride < 1 or heads.size % size:
-            raise _no_digits(flat)
+    heads = [*flat]
+    while len(heads) > 1:
+        stride = heads[1] - heads[0]
+        differs = map(operator.ne, heads, itertools.count(heads[0], stride))
+        size = next(itertools.compress(itertools.count(), differs), len(heads))
+        if stride < 1 or len(heads) % size:
+            return None
+        runs = (range(first, first + size * stride, stride) for first in heads[::size])
+        if heads != [*itertools.chain.from_iterable(runs)]:
+            return None
         digits.append((size, stride))
         heads = heads[::size]
-    rebuilt = np.zeros(1, np.int64)
-    for size, stride in digits:
-        rebuilt = (stride * np.arange(size)[:, None] + rebuilt).ravel()
-    if not np.array_equal(rebuilt, flat) or not np.array_equal(np.sort(flat), np.arange(flat.size)):
-        raise _no_digits(flat)
-    return digits
+    count = 1
+    for size, stride in sorted(digits, key=operator.itemgetter(1)):  # together they count to the last device
+        if stride != count:
+            return None
+        count *= size
+    return digits if heads == [0] else None
 
 
 def explode_superdims(sizes: Sequence[int], dims: Sequence[Digit]) -> list[Digit]:
@@ -171,13 +186,6 @@ def _digits(dims: object) -> list[Digit]:
         size, stride = (require_integer("explode_superdims", f"dims[{i}]", n, 1, int(_INT64.max)) for n in pair)
         found.append((size, stride))
     return found
-
-
-def _no_digits(assignment: np.ndarray) -> NotImplementedError:
-    shown = [*map(int, assignment[:16])]
-    return NotImplementedError(
-        f"{shown if assignment.size <= 16 else f'{str(shown)[:-1]}, ...]'} is no transposition of a grid of devices"
-    )
 
 
 @functools.lru_cache(maxsize=256)

@@ -59,7 +59,7 @@ class Tiling(NamedTuple):
     kind: Kind
     grid: tuple[int, ...] = ()
     subgroups: tuple[Kind, ...] = ()
-    devices: np.ndarray | None = None
+    devices: tuple[int, ...] | None = None
     reshape_dims: tuple[int, ...] = ()
     transpose_perm: tuple[int, ...] = ()
     elements: "tuple[Tiling, ...]" = ()
@@ -69,7 +69,7 @@ class Tiling(NamedTuple):
     def assignment(self) -> np.ndarray:
         """The device of each tile, in the order of the grid."""
         if self.devices is not None:
-            return self.devices
+            return np.array(self.devices)
         return np.arange(math.prod(self.grid)).reshape(self.reshape_dims).transpose(self.transpose_perm)
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ class Tiling(NamedTuple):
 def tiled(
     grid: Sequence[int],
     subgroups: tuple[Kind, ...],
-    devices: Sequence[int] | np.ndarray,
+    devices: Sequence[int],
     reshape_dims: Sequence[int],
     transpose_perm: Sequence[int],
     shard_group: bool = False,
@@ -127,12 +127,10 @@ def tiled(
     if len(devices) != count:
         problem = f"its grid {[*grid]} has {count} tiles, but {len(devices)} devices are listed"
         raise MalformedShardingError(problem, f"{count} devices, one for each tile", "devices")
-    try:
-        array = np.array(devices, np.int64)
-    except OverflowError:
+    if max(devices) >> 63:
         problem = "the number of a device does not fit into 64 bits"
-        raise MalformedShardingError(problem, "the numbers of devices", "devices") from None
-    return Tiling(Kind.TILED, tuple(grid), subgroups, array, shard_group=shard_group)
+        raise MalformedShardingError(problem, "the numbers of devices", "devices")
+    return Tiling(Kind.TILED, tuple(grid), subgroups, tuple(devices), shard_group=shard_group)
 
 
 def named_tiling(
@@ -168,5 +166,5 @@ def named_tiling(
         return tiled(grid, subgroups, (), reshape, perm)
     if len(devices) != math.prod(sizes):
         raise MalformedShardingError(f"its mesh {[*sizes]} lists {len(devices)} devices")
-    listed = np.array(devices, np.int64).reshape(reshape).transpose(perm).ravel()
+    listed = np.array(devices).reshape(reshape).transpose(perm).ravel().tolist()
     return tiled(grid, subgroups, listed, (), ())
