@@ -44,10 +44,21 @@ class TensorSharding:
         return cls(((),) * ndim, ((),) * ndim)
 
 
+# XLA propagates when `chlo` operations (square, erf, top_k, ...) are expanded: no sharding goes through them.
+_PROPAGATION = "builtin.module(func.func(chlo-legalize-to-stablehlo),sdy-propagation-pipeline)"
+
+
 def propagate(module: ir.Module) -> None:
     """Runs Shardy's propagation, which decides the sharding of every value of a module."""
-    # XLA propagates when `chlo` operations (square, erf, top_k, ...) are expanded: no sharding goes through them.
-    _run(module, "builtin.module(func.func(chlo-legalize-to-stablehlo),sdy-propagation-pipeline)")
+    _run(module, _PROPAGATION)
+
+
+def propagate_interface(module: ir.Module) -> None:
+    """As `propagate`, for the shardings of arguments and results only: what is done after those are settled is not."""
+    with module.context:
+        expanded = str(passmanager.PassManager.parse(_PROPAGATION))
+    settling, later, _ = expanded.replace(",sdy-save-module", "").partition(",func.func(sdy-insert-explicit-reshards")
+    _run(module, f"{settling})" if later else settling)
 
 
 def insert_collectives(module: ir.Module) -> None:

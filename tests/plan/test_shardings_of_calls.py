@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.mlir import ir
 from jax.sharding import NamedSharding
 
 import partjit
-from partjit import P, pjit
+from partjit import P, pjit, shardy
 from partjit.colocated import colocated_python
 from partjit.errors import ShardingError
 from partjit.plan.ir.legality import PlanError
@@ -328,3 +329,32 @@ def test_a_plan_in_which_a_call_has_other_shardings_than_its_specs_is_broken(mes
         message = rf"{value.name} is float32\[8\] P\('model',?\) and the specs of x_lambda say P.*'data'"
         with pytest.raises(PlanError, match=message):
             verify(dataclasses.replace(plan, nodes=tuple(nodes)), flat)
+
+
+def test_the_planner_runs_as_much_of_the_propagation_as_decides_arguments_and_results():
+    mesh, constrain = MESHES[4, 2], jax.lax.with_sharding_constraint
+
+    def mlp(x, w):
+        return jnp.tanh(x @ w) @ w.T, x
+
+    def constrained(x, w):
+        y = constrain(x * 2, NamedSharding(mesh, P("model")))
+        return jnp.sum(y, 0), y @ w, jax.lax.top_k(y, 2)[0]
+
+    def uneven(x, w):  # neither of the sizes can be divided by that of the axis
+        return jnp.pad(x, ((0, 1), (0, 3))) @ jnp.pad(w, ((0, 3), (0, 0)))
+
+    def looping(x, w):
+        return jax.lax.scan(lambda x, _: (x @ w, jnp.sum(x)), x, length=3)
+
+    w = jnp.ones((4, 4))
+    for fun, specs in itertools.product((mlp, constrained, uneven, looping), itertools.product(SPECS, SPECS[:3])):
+        shardings = [NamedSharding(mesh, spec) for spec in specs]
+        lowered = jax.jit(fun, in_shardings=shardings).lower(jnp.ones((8, 4)), w)
+        found = []
+        for propagate in (shardy.propagate, shardy.propagate_interface):
+            module = ir.Module.parse(str(lowered.compiler_ir()), context=lowered.compiler_ir().context)
+            propagate(module)
+            interface = shardy.Shardings(module)
+            found.append((interface.of_arguments(), interface.of_results()))
+        assert found[0] == found[1]

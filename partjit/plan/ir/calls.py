@@ -1,6 +1,6 @@
 """Where the colocated calls in jaxprs are, and in which order calls run."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
@@ -33,34 +33,37 @@ def inner_jaxprs(eqn: JaxprEqn) -> Sequence[Jaxpr]:
 
 
 @weakref_cache
+def _calls(jaxpr: Jaxpr) -> Sequence[tuple[str, Stream | None]]:
+    """The name and the stream of each colocated call in a jaxpr, at any depth."""
+    found: list[tuple[str, Stream | None]] = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is colocated_call_p:
+            found.append((eqn.params["callee"].name, eqn.params["stream"]))
+        else:
+            for inner in inner_jaxprs(eqn):
+                found += _calls(inner)
+    return found
+
+
 def has_calls(jaxpr: Jaxpr) -> bool:
     """Whether there is a colocated call in a jaxpr, at any depth."""
-    return any(eqn.primitive is colocated_call_p or makes_calls(eqn) for eqn in jaxpr.eqns)
+    return bool(_calls(jaxpr))
 
 
 def makes_calls(eqn: JaxprEqn) -> bool:
     """Whether there is a colocated call inside of an equation, at any depth."""
-    return any(map(has_calls, inner_jaxprs(eqn)))
+    inner = inner_jaxprs(eqn)
+    return bool(inner) and any(map(has_calls, inner))
 
 
-@weakref_cache
-def streams_of(jaxpr: Jaxpr) -> frozenset[Stream]:
+def streams_of(jaxpr: Jaxpr) -> set[Stream]:
     """The streams that a jaxpr itself puts calls on, at any depth."""
-    return frozenset({call.params["stream"] for call in _calls(jaxpr)} - {None})
+    return {stream for _, stream in _calls(jaxpr) if stream is not None}
 
 
 def names_of_calls(jaxprs: Iterable[Jaxpr]) -> list[str]:
     """The names of the colocated functions that jaxprs call, at any depth."""
-    return sorted({call.params["callee"].name for jaxpr in jaxprs for call in _calls(jaxpr)})
-
-
-def _calls(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
-    for eqn in jaxpr.eqns:
-        if eqn.primitive is colocated_call_p:
-            yield eqn
-        elif makes_calls(eqn):
-            for inner in inner_jaxprs(eqn):
-                yield from _calls(inner)
+    return sorted({name for jaxpr in jaxprs for name, _ in _calls(jaxpr)})
 
 
 Order: TypeAlias = tuple[str, object]

@@ -49,4 +49,4 @@ def _cost_of_jaxpr(jaxpr: Jaxpr) -> float:
 
 
 def _size(variables: Iterable[Var]) -> float:
-    return float(sum(math.prod(getattr(var.aval, "shape", ())) for var in variables))
+    return float(sum([math.prod(getattr(var.aval, "shape", ())) for var in variables]))

@@ -31,38 +31,38 @@ class _Graph:
 
     def __init__(self, nodes: Sequence[VarNode]) -> None:
         self.nodes = nodes
-        self._costs: dict[int, float] = {}
+        self._costs: list[float | None] = [None] * len(nodes)
         self.is_host = [is_host(node) for node in nodes]
         self.data: list[list[int]] = []
-        self.order: list[list[int]] = []
+        self.order: list[Sequence[int]] = []
         producer: dict[Var, int] = {}
         last: dict[Order, int] = {}
         for i, node in enumerate(nodes):
             self.data.append([producer[a] for a in node.inputs if isinstance(a, Var) and a in producer])
-            before = []
-            for order in orders_of(node):
-                if order in last:
-                    before.append(last[order])
-                last[order] = i
-            self.order.append(before)
+            orders = orders_of(node)
+            self.order.append([last[order] for order in orders if order in last] if orders else ())
+            last.update(dict.fromkeys(orders, i))
             for var in node.outputs:
                 producer[var] = i
 
     def cost(self, i: int) -> float:
         """The cost of a node on the devices."""
-        if i not in self._costs:
+        cost = self._costs[i]
+        if cost is None:
             node = self.nodes[i]
-            self._costs[i] = cost_of(node.eqn) if isinstance(node, Equation) else 0.0
-        return self._costs[i]
+            cost = self._costs[i] = cost_of(node.eqn) if isinstance(node, Equation) else 0.0
+        return cost
 
     def levels(self) -> list[int]:
         """For each item the number of calls the devices must have waited for before."""
         levels: list[int] = []
-        for i in range(len(self.nodes)):
+        for i, (data, order) in enumerate(zip(self.data, self.order, strict=True)):
             level = 0
-            for before in self.data[i]:
+            for before in data:
                 level = max(level, levels[before] + (self.is_host[before] and not self.is_host[i]))
-            levels.append(max([level, *(levels[before] for before in self.order[i])]))
+            for before in order:
+                level = max(level, levels[before])
+            levels.append(level)
         return levels
 
     def awaited(self, afterwards: Container[Var] = ()) -> list[bool]:

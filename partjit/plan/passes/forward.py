@@ -32,8 +32,8 @@ def forward(
         it leaves, or None.
     """
     of_hosts = results_of_hosts(block)
-    on_device = {atom for node in block.nodes if not is_host(node) for atom in variables(node.inputs)}
-    computed = {var for node in block.nodes for var in node.outputs}
+    leaving = of_hosts.keys() & variables(block.outputs)
+    on_device = leaving and {atom for node in block.nodes if not is_host(node) for atom in variables(node.inputs)}
     comes_in_as = dict(zip(block.inputs, in_shardings, strict=True))
     outputs = [*block.outputs]
     forwarded: list[Forward] = []
@@ -56,7 +56,8 @@ def forward(
                 continue
         elif isinstance(atom, Var):
             is_given = kind == "branch" and atom in comes_in_as and (is_open or comes_in_as[atom] == wanted)
-            if is_given or atom in computed:
+            is_computed = atom not in comes_in_as and atom not in block.consts
+            if is_given or is_computed:
                 continue
         outputs[i] = var = new_var(atom.aval)
         forwarded.append(Forward((atom,), (var,)))

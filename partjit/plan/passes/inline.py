@@ -40,7 +40,12 @@ def inline(block: VarBlock, caller: Stream | None) -> VarBlock:
     """
     inlining = _Inlining(caller, dict(block.consts))
     env: dict[Var, Atom] = {}
-    inlining.add([node.eqn for node in block.nodes if isinstance(node, Equation)], env, None)
+    for node in block.nodes:
+        assert isinstance(node, Equation)
+        if env or node.eqn.primitive is colocated_call_p or makes_calls(node.eqn):
+            inlining.add([node.eqn], env, None)
+        else:  # most equations of a long program
+            inlining.nodes.append(node)
     outputs = tuple(read(env, atom) for atom in block.outputs)
     return Block(block.inputs, tuple(inlining.nodes), outputs, inlining.consts)
 
