@@ -9,7 +9,7 @@ import functools
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
@@ -25,7 +25,7 @@ from partjit.colocated.devices import colocated_sharding, replicated_over
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call, Lane, failure_here
 from partjit.colocated.runtime.failures import Site, call_site, without_stop
-from partjit.colocated.runtime.host_values import HostValue, with_numpy_arguments
+from partjit.colocated.runtime.host_values import HostArgument, HostValue, put_host_arguments, with_numpy_arguments
 from partjit.colocated.runtime.interrupts import is_interrupt
 from partjit.colocated.runtime.observation import Observer, observe_call, profiled
 from partjit.colocated.runtime.pending import PendingArray, values_of
@@ -87,6 +87,7 @@ class Specialization:
         self._target: Callable[..., PyTree]  # set by `prepare`
         self._shards = shards
         self._shardings_of_shards = shardings_of_shards
+        self._takes_numpy = definition.options.arrays == "numpy" and definition.options.layout != "per_shard"
         self._is_here = any(device.process_index == jax.process_index() for device in devices)
         host = [colocated_sharding(sharding) for sharding in shardings]
         self._host_shardings = None if host == shardings else host
@@ -120,11 +121,11 @@ class Specialization:
         except StopIteration as error:
             raise without_stop(error, self._name) from error
 
-    def run_for_program(self, leaves: Sequence[jax.Array], which: Sequence[int], site: Site) -> Sequence[jax.Array]:
+    def run_for_program(self, leaves: Sequence[Any], which: Sequence[int], site: Site) -> Sequence[jax.Array]:
         """Calls the function in this thread, for a program, and returns the flat results.
 
         Args:
-            leaves: the flat arguments, on the hosts.
+            leaves: the flat arguments: arrays on the hosts, and `HostArgument`s.
             which: the positions of results that must be distinct from the arguments and from each other.
             site: where the user's code makes the call.
 
@@ -136,6 +137,7 @@ class Specialization:
         stream = self._stream or current_stream()
         out_specs = self.out_specs
         assert out_specs is not None
+        leaves = leaves if self._takes_numpy else put_host_arguments(leaves)
         try:
             if self._lane is None and not stream.calls and stream.is_private and not events.listeners:
                 if PendingArray in map(type, leaves):
@@ -149,13 +151,11 @@ class Specialization:
         except Exception as error:
             failure_here(error, self._name, site, stream).raise_()
 
-    def submit_for_program(
-        self, leaves: Sequence[jax.Array], pinned: Sequence[bool], site: Site
-    ) -> Sequence[jax.Array]:
+    def submit_for_program(self, leaves: Sequence[Any], pinned: Sequence[bool], site: Site) -> Sequence[jax.Array]:
         """Submits a call to a thread, for a program, and returns the flat results, which are pending.
 
         Args:
-            leaves: the flat arguments, on the hosts.
+            leaves: the flat arguments: arrays on the hosts, and `HostArgument`s.
             pinned: which of them may be donated while the call runs.
             site: where the user's code makes the call.
         """
@@ -170,7 +170,7 @@ class Specialization:
             return self.run_for_program(leaves, range(len(out_specs.leaves)), site) if made is None else made
 
         def prepared() -> Prepared:
-            takes = [pin(leaf) if is_pinned else unpinned(leaf) for leaf, is_pinned in zip(leaves, pinned, strict=True)]
+            takes = [self._taken(leaf, is_pinned) for leaf, is_pinned in zip(leaves, pinned, strict=True)]
             return self._prepared(takes, lanes, stream, out_specs, site)
 
         return prepared().submit() if self._ahead is None else self._ahead.take(out_specs, prepared)
@@ -375,6 +375,12 @@ class Specialization:
             return lambda: device_put(take(), target)
         copy = device_put(leaf, target)
         return lambda: copy
+
+    def _taken(self, leaf: Any, is_pinned: bool) -> Take:
+        """What returns an argument of a call in a program when the function runs."""
+        if type(leaf) is HostArgument:
+            return leaf.itself if self._takes_numpy else leaf.array
+        return pin(leaf) if is_pinned else unpinned(leaf)
 
     def _on_host(self, leaves: Sequence[jax.Array]) -> Sequence[jax.Array]:
         """The arguments, copied to the CPU devices of the hosts where they are elsewhere."""

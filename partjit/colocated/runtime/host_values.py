@@ -13,11 +13,20 @@ import numpy as np
 from jax.core import ShapedArray
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from partjit._jax.arrays import PRNGKeyArray, numpy_putter
+from partjit._jax.arrays import PRNGKeyArray, numpy_putter, shareable
 from partjit._jax.types import Device, PyTree
 from partjit.colocated.devices import replicated_over
 
-__all__ = ["KINDS_OF_NUMPY", "HostValue", "is_host_value", "owned", "put_arguments", "with_numpy_arguments"]
+__all__ = [
+    "KINDS_OF_NUMPY",
+    "HostArgument",
+    "HostValue",
+    "is_host_value",
+    "owned",
+    "put_arguments",
+    "put_host_arguments",
+    "with_numpy_arguments",
+]
 
 _NUMBERS: dict[type, type] = {bool: np.bool_, int: np.int64, float: np.float64, complex: np.complex128}
 KINDS_OF_NUMPY = frozenset("mMOSU")  # dates, objects and strings, which arrays on devices cannot have
@@ -91,13 +100,69 @@ class HostValue:
         Raises:
             OverflowError: it is an integer too large for the dtype.
         """
-        if isinstance(self._value, np.ndarray) and self._value.dtype == dtype:
-            return owned(self._value)
-        return np.array(self._value, dtype)
+        return _own_numpy(self._value, dtype)
 
     def put_by_default(self) -> jax.Array:
         """The array on the default device."""
         return jax.numpy.array(self._value)
+
+
+class HostArgument:
+    """A NumPy array or number that a program was called with and that only its calls read.
+
+    It is put on devices by the first call that needs it there, in the thread of that call.
+
+    Args:
+        value: the NumPy array, or that of the number, which nobody else changes.
+        aval: the type of the array in the program.
+        sharding: its sharding there.
+    """
+
+    __slots__ = ("_array", "_aval", "_numpy", "_sharding")
+
+    def __init__(self, value: np.ndarray, aval: ShapedArray, sharding: Sharding) -> None:
+        self._numpy = value
+        self._aval = aval
+        self._sharding = sharding
+        self._array: jax.Array | None = None
+
+    @staticmethod
+    def of(value: Any, aval: ShapedArray, sharding: Sharding) -> "HostArgument":
+        """Of an array or number as it is now. Raises OverflowError for an integer too large for its dtype."""
+        return HostArgument(_own_numpy(value, aval.dtype), aval, sharding)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """That of the array."""
+        return self._numpy.dtype
+
+    def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+        return self._numpy
+
+    def array(self) -> jax.Array:
+        """The array on the devices."""
+        if self._array is None:
+            self._array = shareable(numpy_putter(self._aval, self._sharding, True)(self._numpy))
+        return self._array
+
+    def itself(self) -> Any:
+        """The argument, for a function of NumPy arrays."""
+        return self
+
+    def moved(self, sharding: Sharding) -> "HostArgument":
+        """The same with another sharding."""
+        return HostArgument(self._numpy, self._aval, sharding)
+
+
+def put_host_arguments(leaves: Sequence[Any]) -> Sequence[Any]:
+    """The flat arguments of a call, with those that are not on devices put there."""
+    if HostArgument not in map(type, leaves):
+        return leaves
+    return [leaf.array() if type(leaf) is HostArgument else leaf for leaf in leaves]
+
+
+def _own_numpy(value: Any, dtype: np.dtype) -> np.ndarray:
+    return owned(value) if isinstance(value, np.ndarray) and value.dtype == dtype else np.array(value, dtype)
 
 
 def _kind(dtype: np.dtype) -> int:

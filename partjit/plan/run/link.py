@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import jax
 from jax.extend.core import jaxpr_as_fun
@@ -15,6 +15,7 @@ from partjit._jax.dispatch import InternalFloatingPointError, fast_path_data, ma
 from partjit._jax.shardings import device_list, or_unspecified
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.colocated.ir.eager import DefaultSharding
+from partjit.colocated.runtime.host_values import HostArgument
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.specs import OutSpec
 from partjit.compile import lower_jaxpr
@@ -160,10 +161,15 @@ def _caller(
 
 
 def _mover(transfer: Transfer) -> Callable[..., Sequence[jax.Array]]:
-    shardings = [value.sharding for value in transfer.outputs]
+    shardings = [cast(Sharding, value.sharding) for value in transfer.outputs]
 
-    def move(*arrays: jax.Array) -> Sequence[jax.Array]:
-        return device_put([*map(_wait, arrays)], shardings)
+    def move(*given: Any) -> Sequence[Any]:
+        if HostArgument not in map(type, given):
+            return device_put([*map(_wait, given)], shardings)
+        return [
+            x.moved(sharding) if type(x) is HostArgument else device_put(_wait(x), sharding)
+            for x, sharding in zip(given, shardings, strict=True)
+        ]
 
     return move
 

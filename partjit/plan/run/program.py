@@ -15,13 +15,13 @@ from partjit._jax.arrays import device_put
 from partjit._jax.compiling import MeshExecutable
 from partjit._jax.tracing import low_jaxpr, trace_context
 from partjit.colocated.ir.eager import DefaultSharding
-from partjit.colocated.runtime.host_values import HostValue, is_host_value
+from partjit.colocated.runtime.host_values import HostArgument, is_host_value
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.streams import current_stream
 from partjit.compile import in_shardings_of, own_sharding
 from partjit.placement import is_placed
 from partjit.plan.ir.calls import streams_of
-from partjit.plan.ir.nodes import Fragment, Node, Value, walk
+from partjit.plan.ir.nodes import Branch, Fragment, Loop, Node, Value, blocks_of, walk
 from partjit.plan.passes.propagate import default_sharding
 from partjit.plan.pipeline import make_plan
 from partjit.plan.plan import Plan
@@ -87,11 +87,12 @@ class Placing:
     """What has to be done with the arguments of a call before its plan runs.
 
     Attributes:
-        moves: the positions of those that are resharded, their types, and how.
+        moves: the positions of those that are resharded, their types, how, and whether only calls read them: then a
+            NumPy array or number is put on devices where one of these runs.
         waits: the positions of those that are waited for if they are pending.
     """
 
-    moves: tuple[tuple[int, ShapedArray, Sharding], ...]
+    moves: tuple[tuple[int, ShapedArray, Sharding, bool], ...]
     waits: tuple[int, ...]
 
     def apply(self, args: Sequence[object]) -> Sequence[object]:
@@ -103,9 +104,10 @@ class Placing:
             if isinstance(pending := placed[i], PendingArray):
                 placed[i] = pending.value()
         arrays: list[tuple[int, Sharding]] = []
-        for i, aval, sharding in self.moves:
+        for i, aval, sharding, is_for_calls in self.moves:
             if is_host_value(placed[i]):
-                placed[i] = HostValue(placed[i]).put(aval, sharding, True)
+                given = HostArgument.of(placed[i], aval, sharding)
+                placed[i] = given if is_for_calls else given.array()
             else:
                 arrays.append((i, sharding))
         if arrays:
@@ -121,6 +123,7 @@ def placing_of(plan: Plan, args: Sequence[object]) -> Placing:
     for node in walk(plan.nodes):
         for value in node.inputs:
             readers.setdefault(value, []).append(node)
+    for_calls = _read_by_calls_alone(plan)
     moves, waits = [], []
     default = default_sharding_for(plan, args).sharding
     for i, (value, arg) in enumerate(zip(plan.inputs, args, strict=True)):
@@ -131,10 +134,24 @@ def placing_of(plan: Plan, args: Sequence[object]) -> Placing:
             waits.append(i)
         if value.sharding is None:
             if by_call and not is_array:
-                moves.append((i, value.aval, default))
+                moves.append((i, value.aval, default, value in for_calls))
             continue
         is_there = is_array and arg.committed and arg.sharding.is_equivalent_to(value.sharding, arg.ndim)
         # The dispatch of an executable places what had no place, and once is enough.
         if not is_there and (by_call or len(nodes) > 1 or not is_placed(arg, value.sharding)):
-            moves.append((i, value.aval, value.sharding))
+            moves.append((i, value.aval, value.sharding, value in for_calls))
     return Placing(tuple(moves), tuple(waits))
+
+
+def _read_by_calls_alone(plan: Plan) -> set[Value]:
+    """The arguments that only calls read, directly or after a move to the hosts."""
+    others = {*plan.outputs}
+    for node in walk(plan.nodes):
+        if isinstance(node, Fragment):
+            others.update(node.inputs)
+        elif isinstance(node, Loop):
+            others.update(node.initial)
+        elif isinstance(node, Branch):
+            others.add(node.inputs[0])
+        others.update(value for block in blocks_of(node) for value in block.outputs)
+    return {*plan.inputs} - others

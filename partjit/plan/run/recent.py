@@ -67,7 +67,11 @@ class Recent:
             except (ValueError, KeyError, AttributeError):
                 continue
             if statics == static_values and _context() == context:
-                return run(placing.apply(leaves), out_tree)
+                try:
+                    placed = placing.apply(leaves)
+                except OverflowError:  # whoever does not know the call says which integer has too many bits
+                    return UNKNOWN
+                return run(placed, out_tree)
         return UNKNOWN
 
     def remember(
