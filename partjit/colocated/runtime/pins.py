@@ -18,6 +18,7 @@ from partjit._jax.arrays import (
     array_of_capsule,
     buffers_of,
     capsule_of,
+    copy_of,
     device_of,
     is_computed,
     shareable,
@@ -83,8 +84,8 @@ def _pin_ready(array: ArrayImpl) -> Take:
 def _copied(array: ArrayImpl) -> Take:
     if not jax.numpy.issubdtype(array.dtype, jax.numpy.number) and array.dtype != bool:
         return lambda: array  # strings, which cannot be donated to a program
-    copy = jax.device_put(array, array.sharding, may_alias=False)
-    return lambda: array_of_buffers(array, buffers_of(copy))
+    copy = copy_of(array)
+    return lambda: copy
 
 
 def _pin_pending(array: PendingArray) -> Take:

@@ -179,6 +179,22 @@ def test_copies_and_aliases_are_committed_as_the_argument_was():
     assert rendezvous.logs["committed"] == [False, False, True, True]
 
 
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_copies_and_aliases_are_as_weakly_typed_as_the_argument(is_ready):
+    slow = jax.jit(lambda x: jnp.where(jax.lax.fori_loop(0, 20, lambda _, y: y @ y, x)[0, 0] > 0, 2.0, 1.0))
+    f = colocated_python(
+        lambda x: rendezvous.logs["types"].append((x.dtype.name, x.weak_type)),
+        mode="stream",
+        out_specs_fn=lambda x: None,
+    )
+    weak = slow(jnp.eye(600))
+    f(jax.block_until_ready(weak) if is_ready else weak)
+    f(jnp.float32(2))
+    colocated.wait()
+    assert weak.weak_type
+    assert rendezvous.logs["types"] == [("float32", True), ("float32", False)]
+
+
 @pytest.mark.parametrize("kind", ["device", "pinned_host", "unpinned_host"])
 @pytest.mark.parametrize("mode", ["inline", "stream"])
 def test_arguments_keep_the_kind_of_their_memory(mesh, mode, kind):
