@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from jax._src import source_info_util
 from jax.extend.source_info_util import SourceInfo, register_exclusion, user_context
+from jax.interpreters.mlir import LoweringRuleContext
 
 # Lines of the user's code are named, not those of this package.
 register_exclusion(os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep)
@@ -14,13 +15,13 @@ is_user_file: Callable[[str], bool] = source_info_util.is_user_filename
 """Whether the code of a file is the user's, neither jax's nor of this package nor of another that is excluded."""
 
 
-def source_site(source_info: SourceInfo) -> tuple[str, int, str] | None:
+def source_site(source_info: SourceInfo | LoweringRuleContext) -> tuple[str, int, str] | None:
     """File, line and function of the user's code that an equation comes from, if that is known."""
     frame = source_info_util.user_frame(source_info.traceback)
     return None if frame is None else (frame.file_name, frame.start_line, frame.function_name.rpartition(".")[2])
 
 
-def at_site(source_info: SourceInfo) -> str:
+def at_site(source_info: SourceInfo | LoweringRuleContext) -> str:
     """The user's line that an equation comes from, as " at file:line in function" for messages; empty if unknown."""
     site = source_site(source_info)
     return "" if site is None else " at {}:{} in {}".format(*site)

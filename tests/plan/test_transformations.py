@@ -4,7 +4,6 @@
 import gc
 import re
 import threading
-from functools import partial
 
 import jax
 import jax.export
@@ -397,19 +396,61 @@ def test_a_compiled_program_makes_its_calls_wherever_they_stand(mesh, meeting, p
 # What is refused
 
 
+def jitted_twice(f):
+    return jax.jit(jax.jit(f))
+
+
 def refused(text):
     return pytest.raises(ValueError, match=text.replace("$", r"(\n|$)"))  # jax adds notes
 
 
-def test_a_call_is_refused_under_jax_jit_outermost(mesh, double):
-    f = pjit(lambda x: double(x))
-    with mesh:
-        for attempt in (jax.jit(f), jax.jit(f).lower, jax.jit(double), partial(jax.lax.map, f)):
-            with refused(
-                "the colocated function <lambda> is called in a program of jax.jit, which cannot call Python on the "
-                "hosts beside its devices: wrap the outermost function with partjit.pjit instead of jax.jit"
-            ):
-                attempt(X)
+INSTEAD = {
+    "jax.jit": [jax.jit, lambda f: jax.jit(f).lower, lambda f: jax.grad(lambda x: jax.jit(f)(x).sum()), jitted_twice],
+    "jax.pmap": [lambda f: lambda x: jax.pmap(f)(x)],
+    "eqx.filter_jit": [
+        lambda f: pytest.importorskip("equinox").filter_jit(f),
+        lambda f: pytest.importorskip("equinox").filter_jit(f).lower,
+    ],
+    "nnx.jit": [lambda f: pytest.importorskip("flax.nnx").jit(f)],
+}
+AROUND = {
+    "jax.lax.scan": lambda f: lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, None, length=2),
+    "jax.lax.map": lambda f: lambda x: jax.lax.map(f, x),
+    "jax.lax.fori_loop": lambda f: lambda x: jax.lax.fori_loop(0, 2, lambda _, c: f(c), x),
+    "jax.lax.while_loop": lambda f: lambda x: jax.lax.while_loop(lambda c: c.sum() < 9, f, x),
+    "jax.lax.cond": lambda f: lambda x: jax.lax.cond(x.sum() < 9, f, lambda x: x, x),
+    "jax.vmap": lambda f: jax.vmap(jax.checkpoint(f)),
+    "jax.scipy.sparse.linalg.cg": lambda f: lambda x: jax.scipy.sparse.linalg.cg(f, x),
+}
+
+
+@pytest.mark.parametrize("wrapper", [*INSTEAD, *AROUND])
+@pytest.mark.parametrize("in_program", [False, True])
+def test_a_call_under_another_wrapper_is_refused_with_its_name_and_both_lines(mesh, double, wrapper, in_program):
+    def f(x):
+        return double(jax.lax.stop_gradient(x)) + x
+
+    if in_program and wrapper == "jax.vmap":
+        pytest.skip("the program makes the calls")
+    inner = pjit(f) if in_program else f
+    refusal = f"<lambda> is called in a program of {wrapper}, which cannot call Python on the hosts"
+    remedy = f"wrap the outermost function with partjit.pjit instead of {wrapper}"
+    if wrapper in AROUND:
+        remedy = f"call {wrapper} in a function that is wrapped with partjit.pjit"
+    for wrap in INSTEAD.get(wrapper) or [AROUND[wrapper]]:
+        with mesh, refused(f"{refusal} beside its devices: {remedy}. The call of <lambda> is at ") as caught:
+            wrap(inner)(X)
+        message = str(caught.value)
+        assert f"{__file__}:{f.__code__.co_firstlineno + 1} in f, the program is called at {__file__}:" in message
+
+
+def test_a_call_is_refused_under_what_was_wrapped_elsewhere(mesh, double):
+    step = jax.jit(double)
+    with mesh, refused("in a program of jax.jit, which cannot call") as caught:
+        step(X)
+    here = test_a_call_is_refused_under_what_was_wrapped_elsewhere.__code__.co_firstlineno + 3
+    where = f"{__file__}:{here} in test_a_call_is_refused_under_what_was_wrapped_elsewhere"
+    assert str(caught.value).splitlines()[0].endswith(f"is at {where}, the program is called at {where}")
 
 
 SAY_RULES = (

@@ -23,10 +23,12 @@ from jax.interpreters import mlir
 from jax.interpreters.mlir import LoweringRuleContext
 from jax.sharding import NamedSharding, Sharding
 
+from partjit._jax.compiled_by import compiled_by
 from partjit._jax.effects import register_effect
 from partjit._jax.lowering import lower_constraint_to, lower_opaque
 from partjit._jax.rules import register_printing
 from partjit._jax.shard_maps import varying_type
+from partjit._jax.sources import at_site
 from partjit._jax.types import Device, Params, PyTreeDef
 from partjit.colocated.cache import SpecializationCache
 from partjit.colocated.definition import Definition
@@ -190,13 +192,23 @@ def _lower(ctx: LoweringRuleContext, *args: ir.Value, callee: Callee, **_: objec
                 f"the colocated function {callee.name} cannot be part of an exported program, which cannot contain a "
                 "Python function: export the functions between the calls, each by itself"
             )
-        raise ValueError(
-            f"the colocated function {callee.name} is called in a program of jax.jit, which cannot call Python on the "
-            "hosts beside its devices: wrap the outermost function with partjit.pjit instead of jax.jit"
-        )
+        raise _not_ours(ctx, callee)
     constrained = map(functools.partial(lower_constraint_to, ctx), args, ctx.avals_in, callee.in_shardings)
     results = lower_opaque(ctx, "colocated_call", [*constrained])
     return [*map(functools.partial(lower_constraint_to, ctx), results, ctx.avals_out, callee.out_shardings)]
+
+
+def _not_ours(ctx: LoweringRuleContext, callee: Callee) -> ValueError:
+    wrapper, where = compiled_by()
+    if wrapper.startswith(("jax.lax.", "jax.scipy.", "jax.vmap")):
+        remedy = f"call {wrapper} in a function that is wrapped with partjit.pjit"
+    else:
+        remedy = f"wrap the outermost function with partjit.pjit instead of {wrapper}"
+    return ValueError(
+        f"the colocated function {callee.name} is called in a program of {wrapper}, which cannot call Python on the "
+        f"hosts beside its devices: {remedy}. The call of {callee.name} is{at_site(ctx) or ' in an unknown place'}, "
+        f"the program is called at {where or 'an unknown place'}"
+    )
 
 
 def _show(params: Params) -> Params:
