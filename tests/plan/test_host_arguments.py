@@ -193,24 +193,26 @@ def test_an_integer_of_too_many_bits_is_named(mesh):
 
 
 def test_on_accelerators_it_stays_on_the_hosts(accelerators, monkeypatch):
-    from partjit.colocated.runtime import host_values
+    from partjit._jax import arrays
 
     devices = []
-    real = host_values.numpy_putter
+    real = arrays.pxla.batched_device_put
 
-    def putter(aval, sharding, committed):
+    def put(aval, sharding, *args):
         devices.append({device.id for device in sharding.device_set})
-        return real(aval, sharding, committed)
+        return real(aval, sharding, *args)
 
     def look(i, x):
         rendezvous.logs["seen"].append((int(i), sorted(device.id for device in i.devices())))
 
     note = colocated_python(look, stream="log", **nothing)
     step = pjit(lambda x, i: (note(i, x), 2 * x)[1])
-    monkeypatch.setattr(host_values, "numpy_putter", putter)
     with partjit.Mesh(accelerators, "x") as mesh:
         x = jax.device_put(np.ones(8), NamedSharding(mesh, P()))
-        for i in range(2):
+        step(x, 0)
+        monkeypatch.setattr(arrays.pxla, "batched_device_put", put)
+        for i in range(1, 3):
             step(x, i)
-    assert logged() == [(0, [0, 1, 2, 3]), (1, [0, 1, 2, 3])]
-    assert devices == [{0, 1, 2, 3}] * 2
+    assert logged() == [(i, [0, 1, 2, 3]) for i in range(3)]
+    assert {0, 1, 2, 3} in devices
+    assert {4, 5, 6, 7} not in devices

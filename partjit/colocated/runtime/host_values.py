@@ -115,21 +115,21 @@ class HostArgument:
     Args:
         value: the NumPy array, or that of the number, which nobody else changes.
         aval: the type of the array in the program.
-        sharding: its sharding there.
+        put: puts it on the devices of its sharding there.
     """
 
-    __slots__ = ("_array", "_aval", "_numpy", "_sharding")
+    __slots__ = ("_array", "_aval", "_numpy", "_put")
 
-    def __init__(self, value: np.ndarray, aval: ShapedArray, sharding: Sharding) -> None:
+    def __init__(self, value: np.ndarray, aval: ShapedArray, put: Callable[[np.ndarray], jax.Array]) -> None:
         self._numpy = value
         self._aval = aval
-        self._sharding = sharding
+        self._put = put
         self._array: jax.Array | None = None
 
     @staticmethod
-    def of(value: Any, aval: ShapedArray, sharding: Sharding) -> "HostArgument":
+    def of(value: Any, aval: ShapedArray, put: Callable[[np.ndarray], jax.Array]) -> "HostArgument":
         """Of an array or number as it is now. Raises OverflowError for an integer too large for its dtype."""
-        return HostArgument(_own_numpy(value, aval.dtype), aval, sharding)
+        return HostArgument(_own_numpy(value, aval.dtype), aval, put)
 
     @property
     def dtype(self) -> np.dtype:
@@ -142,7 +142,7 @@ class HostArgument:
     def array(self) -> jax.Array:
         """The array on the devices."""
         if self._array is None:
-            self._array = shareable(numpy_putter(self._aval, self._sharding, True)(self._numpy))
+            self._array = shareable(self._put(self._numpy))
         return self._array
 
     def itself(self) -> Any:
@@ -151,7 +151,7 @@ class HostArgument:
 
     def moved(self, sharding: Sharding) -> "HostArgument":
         """The same with another sharding."""
-        return HostArgument(self._numpy, self._aval, sharding)
+        return HostArgument(self._numpy, self._aval, numpy_putter(self._aval, sharding, True))
 
 
 def put_host_arguments(leaves: Sequence[Any]) -> Sequence[Any]:

@@ -4,14 +4,16 @@ The plan is made and compiled once per jaxpr, shardings and mesh.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
+import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh, Sharding
 
-from partjit._jax.arrays import device_put
+from partjit._jax.arrays import device_put, numpy_putter
 from partjit._jax.compiling import MeshExecutable
 from partjit._jax.tracing import low_jaxpr, trace_context
 from partjit.colocated.ir.eager import DefaultSharding
@@ -83,16 +85,37 @@ def default_sharding_for(plan: Plan, args: Iterable[object]) -> DefaultSharding:
 
 
 @dataclasses.dataclass(frozen=True)
+class Move:
+    """How an argument of a call is resharded before its plan runs.
+
+    Attributes:
+        position: which argument it is.
+        aval: its type.
+        sharding: its sharding in the plan.
+        is_for_calls: whether only calls read it: then a NumPy array or number is put on devices where one of them runs.
+    """
+
+    position: int
+    aval: ShapedArray
+    sharding: Sharding
+    is_for_calls: bool
+
+    @functools.cached_property
+    def put(self) -> Callable[[np.ndarray], jax.Array]:
+        """Puts a NumPy array on the devices."""
+        return numpy_putter(self.aval, self.sharding, True)
+
+
+@dataclasses.dataclass(frozen=True)
 class Placing:
     """What has to be done with the arguments of a call before its plan runs.
 
     Attributes:
-        moves: the positions of those that are resharded, their types, how, and whether only calls read them: then a
-            NumPy array or number is put on devices where one of these runs.
+        moves: those that are resharded.
         waits: the positions of those that are waited for if they are pending.
     """
 
-    moves: tuple[tuple[int, ShapedArray, Sharding, bool], ...]
+    moves: tuple[Move, ...]
     waits: tuple[int, ...]
 
     def apply(self, args: Sequence[object]) -> Sequence[object]:
@@ -104,12 +127,13 @@ class Placing:
             if isinstance(pending := placed[i], PendingArray):
                 placed[i] = pending.value()
         arrays: list[tuple[int, Sharding]] = []
-        for i, aval, sharding, is_for_calls in self.moves:
+        for move in self.moves:
+            i = move.position
             if is_host_value(placed[i]):
-                given = HostArgument.of(placed[i], aval, sharding)
-                placed[i] = given if is_for_calls else given.array()
+                given = HostArgument.of(placed[i], move.aval, move.put)
+                placed[i] = given if move.is_for_calls else given.array()
             else:
-                arrays.append((i, sharding))
+                arrays.append((i, move.sharding))
         if arrays:
             moved = device_put([placed[i] for i, _ in arrays], [sharding for _, sharding in arrays])
             for (i, _), value in zip(arrays, moved, strict=True):
@@ -134,12 +158,12 @@ def placing_of(plan: Plan, args: Sequence[object]) -> Placing:
             waits.append(i)
         if value.sharding is None:
             if by_call and not is_array:
-                moves.append((i, value.aval, default, value in for_calls))
+                moves.append(Move(i, value.aval, default, value in for_calls))
             continue
         is_there = is_array and arg.committed and arg.sharding.is_equivalent_to(value.sharding, arg.ndim)
         # The dispatch of an executable places what had no place, and once is enough.
         if not is_there and (by_call or len(nodes) > 1 or not is_placed(arg, value.sharding)):
-            moves.append((i, value.aval, value.sharding, value in for_calls))
+            moves.append(Move(i, value.aval, value.sharding, value in for_calls))
     return Placing(tuple(moves), tuple(waits))
 
 
