@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding
 import partjit
 from partjit import P, colocated, pjit
 from partjit.colocated import colocated_python
+from partjit.colocated.runtime.pending import PendingArray, when_received
 from tests.census import saw, sees
 from tests.colocated import rendezvous
 
@@ -287,6 +288,36 @@ def test_an_explicit_mesh_is_in_its_type():
     rendezvous.say("told")
     same(array + x, x + x)
     assert jax.typeof(array + x) == jax.typeof(x + x)
+
+
+def without_value(x):
+    """An array whose value was not given to it, and that no call will give it."""
+    return PendingArray(None, x.aval, x.sharding, True)
+
+
+def test_an_action_that_the_thread_with_the_value_has_begun_is_run_once(x):
+    class Overtaken(list):
+        def append(self, action):
+            super().append(action)
+            array.receive(x)
+
+    array, seen = without_value(x), []
+    array._then = Overtaken()
+    when_received(array, seen.append)
+    assert [*map(id, seen)] == [id(x)]
+
+
+def test_an_action_that_the_thread_that_added_it_takes_back_is_not_run_by_the_one_with_the_value(x):
+    class TakenBack(list):
+        def pop(self, _):
+            self.clear()
+            raise IndexError
+
+    array, seen = without_value(x), []
+    array._then = TakenBack([seen.append])
+    array.receive(x)
+    assert array.value() is x
+    assert not seen
 
 
 def test_a_failed_array_raises_at_every_use(x):
