@@ -91,9 +91,10 @@ def array_of_buffers(like: ArrayImpl, buffers: Sequence[ArrayImpl]) -> ArrayImpl
     return ArrayImpl(like.aval, like.sharding, list(buffers), committed=like._committed, _skip_checks=True)
 
 
-def capsule_of(buffer: jax.Array) -> object:
+def capsule_of(buffer: Any) -> object:
     """A DLPack capsule of an array on one device; the public way finds out first where that is."""
-    return _jax.buffer_to_dlpack_managed_tensor(buffer.addressable_data(0))  # deleting `buffer` itself would abort
+    # Deleting `buffer` itself would abort. This is what `addressable_data` returns.
+    return _jax.buffer_to_dlpack_managed_tensor(buffer._fully_replicated_shard())
 
 
 def array_of_capsule(capsule: object, device: Device) -> ArrayImpl:

@@ -293,11 +293,10 @@ class Specialization:
         prepared = self._prepared(takes, lanes, stream, out_specs, call_site())
         return out_specs.tree.unflatten(prepared.submit())
 
-    def _lanes(self, stream: Stream) -> tuple[list[Lane], bool]:
+    def _lanes(self, stream: Stream) -> tuple[Sequence[Lane], bool]:
         """The lanes of a call, and whether some are left out because it is made by a call in them."""
-        lanes = [lane for lane in (stream, self._lane) if lane is not None]
-        entered = scheduler.entered_lanes()
-        free = [lane for lane in lanes if lane not in entered]
+        lanes = [stream] if self._lane is None else [stream, self._lane]
+        free = scheduler.not_entered(lanes)
         return free, len(free) < len(lanes)
 
     def _run_here(self, leaves: Sequence[jax.Array], lanes: Sequence[Lane], stream: Stream, site: Site) -> PyTree:
@@ -367,9 +366,9 @@ class Specialization:
 
     def _pinned(self, i: int, leaf: jax.Array) -> Take:
         """What returns an argument, as it is now, on the host when the function runs."""
-        target = leaf.sharding if self._host_shardings is None else self._host_shardings[i]
-        if leaf.sharding == target:
+        if self._host_shardings is None or leaf.sharding == self._host_shardings[i]:
             return pin(leaf)
+        target = self._host_shardings[i]
         if type(leaf) is PendingArray:
             take = pin(leaf)
             return lambda: device_put(take(), target)

@@ -78,7 +78,6 @@ class Call:
         receivers: returns the pending results that are still referenced, None for each of the others.
         entering: called at the moment it enters its lanes; if it returns False, the call does not enter them.
         turn: set when the call is first in all its lanes, if its caller waits to run it.
-        submission: present while the caller is submitting it.
         ended: set when the results, or the failure, have been handed over.
         waits: the waits in its body; several, where a finalizer or a signal handler interrupted one.
         root: the number of the outermost call that it is part of.
@@ -92,7 +91,6 @@ class Call:
         self.receivers: Callable[[], Sequence[_Receiver | None]] = tuple
         self.entering: Callable[[], bool] | None = None
         self.turn: Flag | None = None
-        self.submission = Presence()
         self.ended = Flag()
         self.waits: list[Wait] = []
         running = current_calls()

@@ -25,6 +25,7 @@ __all__ = [
     "forget_after_fork",
     "is_changing_lanes",
     "join",
+    "not_entered",
     "resize",
     "run_here",
     "run_in_lanes",
@@ -41,6 +42,12 @@ _IN_BETWEEN = "a finalizer or the handler of a signal, in the middle of the subm
 def entered_lanes() -> list[Lane]:
     """The lanes of the calls that this thread is running."""
     return [lane for call in current_calls() for lane in call.lanes]
+
+
+def not_entered(lanes: Sequence[Lane]) -> Sequence[Lane]:
+    """The lanes without those of the calls that this thread is running."""
+    entered = entered_lanes()
+    return [lane for lane in lanes if lane not in entered] if entered else lanes
 
 
 def is_changing_lanes() -> bool:
@@ -85,17 +92,18 @@ def submit(call: Call) -> None:
         threads.run_later(functools.partial(submit, call))
         return
     threads.start_deferred()
-    call.submission.of(_submit, call, otherwise=functools.partial(_give_up, call, None))()
+    submission = Presence()
+    submission.of(_submit, call, submission, otherwise=functools.partial(_give_up, call, None))()
 
 
-def _submit(call: Call) -> None:
+def _submit(call: Call, submission: Presence) -> None:
     try:
         if _enter(call):
             threads.start(_driving(call))
     except BaseException:  # no more threads, or an interrupt: this tells the caller
         _give_up(call, None)
         raise
-    call.submission.leave()
+    submission.leave()
 
 
 NOT_FREE = object()
@@ -125,8 +133,7 @@ def run_in_lanes(
     name: str, site: Site, stream: Lane, lanes: Sequence[Lane | None], body: Callable[[], _Result]
 ) -> _Result:
     """Runs a function in this thread as a call, in turn in those of the lanes that this thread has not entered."""
-    entered = entered_lanes()
-    free = [lane for lane in lanes if lane is not None and lane not in entered]
+    free = not_entered([lane for lane in lanes if lane is not None])
     return run_here(Call(name, site, stream, free, body)) if free else body()
 
 
@@ -176,7 +183,7 @@ def _append(call: Call) -> bool | Flag:
 
 
 def _append_if_free(call: Call) -> bool:
-    return not any(lane.calls for lane in call.lanes) and _append(call) is True
+    return not [lane for lane in call.lanes if lane.calls] and _append(call) is True
 
 
 # Running in turn
@@ -272,7 +279,7 @@ def _remove(call: Call) -> list[Call]:
 
 
 def _is_first(call: Call) -> bool:
-    return all(lane.calls and lane.calls[0] is call for lane in call.lanes)
+    return not [lane for lane in call.lanes if not lane.calls or lane.calls[0] is not call]
 
 
 def _start(call: Call) -> None:
