@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding
 import partjit
 from partjit import P, colocated
 from partjit.colocated import colocated_python
+from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.streams import current_stream
 from tests.census import saw, sees
 from tests.colocated import rendezvous
@@ -186,6 +187,18 @@ def test_a_full_stream_makes_its_caller_wait():
 def test_a_stream_holds_at_least_one_call(size):
     with pytest.raises(ValueError, match=f"size must be at least 1, but is {size}"), colocated.stream(size=size):
         pass
+
+
+def test_a_stream_that_shrinks_is_full_with_more_calls_than_it_holds():
+    with colocated.stream("shrinks", size=3) as stream:
+        for _ in range(3):
+            blocked()(one)
+        scheduler.resize(stream, 2)
+        thread, entered = add_a_call(stream)
+        assert not entered.wait(0.1)
+        rendezvous.say("go")
+        assert entered.wait(5)
+        thread.join()
 
 
 def test_a_stream_that_grows_lets_in_who_waits():
