@@ -23,7 +23,7 @@ from partjit.compile import Traced
 from partjit.dispatch import make_function
 from partjit.eager import on_values
 from partjit.infer import Definition, infer_program
-from partjit.plan.ir.calls import has_calls
+from partjit.plan.ir.calls import is_program_with_calls
 from partjit.plan.plan import Plan
 from partjit.plan.run.stages import PlannedTraced
 from partjit.spec import parse_spec_tree
@@ -41,7 +41,7 @@ class _Stages:
     def trace(self, *args: PyTree, **kwargs: PyTree) -> Traced:
         """Traces and validates a call with these arguments (`jax.ShapeDtypeStruct` will do) without executing it."""
         program, leaves = infer_program(self._fun, self._definition, args, kwargs)
-        return (PlannedTraced if has_calls(program.jaxpr.jaxpr) else Traced)(program, leaves)
+        return (PlannedTraced if is_program_with_calls(program.jaxpr) else Traced)(program, leaves)
 
     def plan(self, *args: PyTree, **kwargs: PyTree) -> Plan:
         """The plan of a call with these arguments: the fragments to dispatch and the colocated calls to make, in order.

@@ -36,7 +36,7 @@ from partjit.compile import Program, lower
 from partjit.infer import Definition, forget, infer_program
 from partjit.mesh import auto_twin, has_explicit_axes, is_tracing_program
 from partjit.placement import Misplaced, misplaced, reshard
-from partjit.plan.ir.calls import has_calls
+from partjit.plan.ir.calls import is_program_with_calls
 from partjit.plan.run.link import Run
 from partjit.plan.run.program import Placing, placing_of, plan_of, runnable_of
 from partjit.plan.run.recent import UNKNOWN, Recent
@@ -88,7 +88,7 @@ class CacheMiss:
             own = len(program.consts)
             self._misplacement.report(values[own:], shardings[own:], program.arg_paths, [i - own for i in moved])
             values = reshard(values, shardings, moved)
-        if has_calls(program.jaxpr.jaxpr):
+        if is_program_with_calls(program.jaxpr):
             self._let_others_in(args, kwargs)
             placing, run = _prepare_plan(values, **program.params)
             if not moved and not program.consts:
@@ -246,7 +246,7 @@ def _run(values: Sequence[object], **params: Any) -> tuple[list[jax.Array], Mesh
 @pjit_p.def_impl
 def _evaluate(*values: object, **params: Any) -> Sequence[jax.Array]:
     """Runs an equation on arrays, as an eager `jax.grad` or `jax.vmap` of a pjit does."""
-    if has_calls(params["jaxpr"].jaxpr):
+    if is_program_with_calls(params["jaxpr"]):
         shardings = shardings_of(params["in_specs"], params["mesh"])
         arrays = reshard(values, shardings, misplaced(values, shardings))
         placing, run = _prepare_plan(arrays, **params)

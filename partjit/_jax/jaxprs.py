@@ -71,6 +71,19 @@ def called_jaxpr(eqn: JaxprEqn) -> tuple[Jaxpr, Sequence[ArrayLike]] | None:
     return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())  # that of `jax.checkpoint` is an open one
 
 
+def solving(eqn: JaxprEqn) -> JaxprEqn:
+    """In place of a `custom_linear_solve` a call of its `solve`, which is what it evaluates; other equations unchanged.
+
+    Its other functions (`matvec`, and what is transposed) are for derivatives, which have been taken.
+    """
+    if eqn.primitive is not primitives.linear_solve_p:
+        return eqn
+    lengths, jaxpr = eqn.params["const_lengths"], eqn.params["jaxprs"].solve
+    start = lengths.matvec + lengths.vecmat
+    consts, b = eqn.invars[start : start + lengths.solve], eqn.invars[sum(lengths) :]
+    return eqn.replace(invars=[*consts, *b], primitive=primitives.closed_call_p, params={"call_jaxpr": jaxpr})
+
+
 def is_rematerialized(eqn: JaxprEqn) -> bool:
     """Whether an equation is one of `jax.checkpoint` that computes anew what was computed before."""
     return eqn.primitive is primitives.remat_p and bool(eqn.params["differentiated"] and eqn.params["prevent_cse"])

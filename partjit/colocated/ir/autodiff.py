@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import jax
+from jax.core import ShapedArray
 from jax.extend import source_info_util
-from jax.interpreters import ad
+from jax.extend.core import Primitive
+from jax.interpreters import ad, mlir
 
 from partjit._jax.sources import at_site
 from partjit.colocated.ir.primitive import Callee, colocated_call_p
@@ -36,16 +38,36 @@ def _jvp(
     return results, [ad.Zero(jax.typeof(result).to_tangent_aval()) for result in results]
 
 
-def _transpose(_: object, *args: object, callee: Callee, **__: object) -> NoReturn:
+def _transpose(_: object, *args: object, callee: Callee, **__: object) -> list[jax.Array | None]:
+    """An equation that nothing can evaluate: a solver transposes what it is given, also where it never needs that."""
     where = at_site(source_info_util.current())
-    linear = [path for path, arg in zip(callee.paths, args, strict=True) if ad.is_undefined_primal(arg)]
-    raise ValueError(
+    is_linear = [ad.is_undefined_primal(arg) for arg in args]
+    linear = [path for path, flag in zip(callee.paths, is_linear, strict=True) if flag]
+    reason = (
         f"the colocated function {callee.name} cannot be transposed, and is called with {', '.join(linear)}, which "
         f"depends on what is transposed{where}: a call is no linear operation, as jax.linear_transpose and the "
         "tangents of a defjvp rule in reverse mode need it to be. Compute with device code what is transposed, or say "
         "with defvjp how to go backward"
     )
+    avals = tuple(aval.to_tangent_aval() for aval, flag in zip(callee.in_avals, is_linear, strict=True) if flag)
+    results = iter(_transposed_p.bind(reason=reason, avals=avals))
+    return [next(results) if flag else None for flag in is_linear]
+
+
+_transposed_p = Primitive("transposed_colocated_call")
+_transposed_p.multiple_results = True
+
+
+@_transposed_p.def_abstract_eval
+def _types_of_transposed(*, avals: Sequence[ShapedArray], **_: object) -> Sequence[ShapedArray]:
+    return avals
+
+
+def _refuse(*_: object, reason: str, **__: object) -> NoReturn:
+    raise ValueError(reason)
 
 
 ad.primitive_jvps[colocated_call_p] = _jvp
 ad.primitive_transposes[colocated_call_p] = _transpose
+_transposed_p.def_impl(_refuse)
+mlir.register_lowering(_transposed_p, _refuse, cacheable=False)

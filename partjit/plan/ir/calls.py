@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
 
 from partjit._jax.caches import weakref_cache
 from partjit._jax.effects import without_axes
+from partjit._jax.tracing import low_jaxpr
 from partjit.colocated.ir.primitive import colocated_call_p
 from partjit.colocated.runtime.streams import Stream
 from partjit.plan.ir.nodes import AnyNode, ColocatedCall, Equation, blocks_of
@@ -15,6 +16,7 @@ __all__ = [
     "Order",
     "has_calls",
     "inner_jaxprs",
+    "is_program_with_calls",
     "makes_calls",
     "names_of_calls",
     "orders_of",
@@ -48,6 +50,11 @@ def _calls(jaxpr: Jaxpr) -> Sequence[tuple[str, Stream | None]]:
 def has_calls(jaxpr: Jaxpr) -> bool:
     """Whether there is a colocated call in a jaxpr, at any depth."""
     return bool(_calls(jaxpr))
+
+
+def is_program_with_calls(jaxpr: ClosedJaxpr) -> bool:
+    """Whether a program makes colocated calls, also in equations that hide what they are made of."""
+    return has_calls(low_jaxpr(jaxpr).jaxpr)
 
 
 def makes_calls(eqn: JaxprEqn) -> bool:

@@ -1,7 +1,7 @@
 """Inlining: nested programs that make calls are put in the place of their equations, and calls become nodes.
 
-Nested programs are `pjit` and `jax.jit`, functions with custom derivatives, and `jax.checkpoint`. Those without calls
-stay as they are. What their specs say of arguments and results becomes constraints.
+Nested programs are `pjit` and `jax.jit`, functions with custom derivatives, `jax.checkpoint`, and what a linear solve
+evaluates. Those without calls stay as they are. What their specs say of arguments and results becomes constraints.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from jax.extend.core import DropVar, Jaxpr, JaxprEqn, Var
 from jax.sharding import Mesh, NamedSharding
 from jax.typing import ArrayLike
 
-from partjit._jax.jaxprs import Atom, called_jaxpr, control_flow_kind, nested_shardings, new_var, type_of
+from partjit._jax.jaxprs import Atom, called_jaxpr, control_flow_kind, nested_shardings, new_var, solving, type_of
 from partjit._jax.shard_maps import shard_map_p
 from partjit._jax.shardings import MaybeSharding, UnspecifiedValue
 from partjit._jax.sources import at_site, nested_source_info
@@ -70,6 +70,7 @@ class _Inlining:
             eqn = original
             if outer is not None or (env and any(isinstance(a, Var) and a in env for a in eqn.invars)):
                 eqn = _renamed(eqn, env, outer)
+            eqn = solving(eqn) if makes_calls(eqn) else eqn
             if eqn.primitive is colocated_call_p:
                 stream = self._caller if eqn.params["stream"] is None else eqn.params["stream"]
                 self.nodes.append(
