@@ -10,7 +10,7 @@ from partjit.inspect.collectives import Collective, total_bytes
 from partjit.inspect.contents import Contents
 from partjit.inspect.page.comparison import Comparison, Tally, compare
 from partjit.inspect.user_lines import Site
-from partjit.plan.ir.nodes import ColocatedCall, Fragment, Value, walk
+from partjit.plan.ir.nodes import ColocatedCall, Fragment, Value
 from partjit.plan.plan import Plan
 
 __all__ = ["VERSION", "Data", "as_data"]
@@ -147,7 +147,7 @@ def _tally(tally: Tally) -> Data:
 
 def _plan(plan: Plan) -> Data:
     fragments, calls = [], []
-    for node in walk(plan.nodes):
+    for node in (*plan.fragments, *plan.calls):
         sizes = {"bytes_in": _nbytes(node.inputs), "bytes_out": _nbytes(node.outputs)}
         if isinstance(node, Fragment):
             fragments.append({"name": node.name, "equations": len(node.jaxpr.eqns), **sizes})

@@ -11,7 +11,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, jaxprs_in_params
 from jax.sharding import Mesh, NamedSharding
 
 from partjit._jax.meshes import EMPTY_MESH
-from partjit._jax.shardings import UNSPECIFIED, MaybeSharding
+from partjit._jax.shardings import MaybeSharding
 from partjit._jax.stages import jit_parts
 from partjit._jax.tracing import low_jaxpr
 from partjit.api import pjit
@@ -21,6 +21,7 @@ from partjit.inspect.propagation import Unit
 from partjit.mesh import Mesh as PartjitMesh
 from partjit.mesh import auto_twin
 from partjit.plan.ir.nodes import Branch, Fragment, Loop, Node
+from partjit.plan.passes.fragments import shardings_of_fragment
 from partjit.plan.plan import Plan
 from partjit.plan.run.stages import PlannedTraced
 from partjit.primitive import shardings_of
@@ -131,11 +132,11 @@ def fragments_of(plan: Plan) -> tuple[Unit, ...]:
         Unit(
             fragment.name,
             fragment.jaxpr,
-            tuple(UNSPECIFIED if value.sharding is None else value.sharding for value in fragment.inputs),
-            tuple(UNSPECIFIED if value.sharding is None else value.sharding for value in fragment.outputs),
+            shardings_of_fragment(fragment, fragment.inputs, plan.mesh),
+            shardings_of_fragment(fragment, fragment.outputs, plan.mesh),
             plan.mesh,
-            tuple(value.name for value in fragment.inputs),
-            tuple(value.name for value in fragment.outputs),
+            (*("execution" for _ in range(fragment.numbers)), *(value.name for value in fragment.inputs)),
+            (*("calls" for _ in range(fragment.numbers)), *(value.name for value in fragment.outputs)),
             times,
         )
         for fragment, times in _with_times(plan.nodes, 1)

@@ -37,6 +37,7 @@ from partjit.plan.passes.bind import bind
 from partjit.plan.passes.control_flow import control_flow
 from partjit.plan.passes.cut import cut
 from partjit.plan.passes.donate import donations, may_release, shared_by_branches
+from partjit.plan.passes.emit import can_emit, choose_emitted, emit
 from partjit.plan.passes.explicit import check_devices, explicit
 from partjit.plan.passes.forward import Kind, forward
 from partjit.plan.passes.fragments import fragments, replicated
@@ -55,13 +56,14 @@ from partjit.primitive import keep_where
 __all__ = ["make_plan", "structured"]
 
 
-def structured(jaxpr: ClosedJaxpr, mesh: Mesh, caller: Stream | None = None) -> VarBlock:
+def structured(jaxpr: ClosedJaxpr, mesh: Mesh, caller: Stream | None = None, emits: bool = False) -> VarBlock:
     """The program of a closed jaxpr, with its calls, loops and branches as nodes.
 
     Args:
         jaxpr: the closed jaxpr.
         mesh: the mesh of the program, maybe empty.
         caller: the stream of the caller, if the program names it as well, so that both are one order.
+        emits: whether its executables can make calls.
 
     Raises:
         ValueError: a call is where the host cannot make it.
@@ -75,7 +77,11 @@ def structured(jaxpr: ClosedJaxpr, mesh: Mesh, caller: Stream | None = None) -> 
         (partial(inline, caller=caller), "inlined"),
         (prune, "inlined"),
         (partial(shard_maps, mesh=mesh, inlined=inlined), "unmapped"),
-        (partial(control_flow, mesh=mesh, structured=partial(structured, mesh=mesh, caller=caller)), "structured"),
+        (
+            partial(control_flow, mesh=mesh, structured=partial(structured, mesh=mesh, caller=caller, emits=emits)),
+            "structured",
+        ),
+        *([(choose_emitted, "structured")] if emits else []),
         (rotate, "structured"),
         (run_to_calls, "structured"),
         (merge, "structured"),
@@ -186,9 +192,9 @@ def make_plan(
         mesh = next((cast(Mesh, s.mesh) for s in in_shardings if isinstance(s, NamedSharding)), mesh)
     if mesh.empty:
         mesh = next(meshes_of_shard_maps(jaxpr.jaxpr), mesh)
-    program = structured(jaxpr, mesh, caller)
-    check_devices(program, mesh)
     default = default_without_mesh(mesh, in_shardings)
+    program = structured(jaxpr, mesh, caller, can_emit(mesh, default))
+    check_devices(program, mesh)
     shardings: dict[Var, Sharding | None] = {}
     edges = _Edges("program", in_shardings, out_shardings, donated)
     partitioned = _partitioned(program, edges, mesh, default, shardings)
@@ -198,6 +204,8 @@ def make_plan(
     paths = known_paths(info.arg_names, len(in_shardings), "x[{}]")
     result_paths = known_paths(info.result_paths, len(out_shardings), "result[{}]")
     bound = bind(partitioned, shardings, paths, result_paths, mesh, names)
+    check_stage(bound.block, "bound", [*bound.constants])
+    bound = emit(bound, mesh)
     check_stage(bound.block, "bound", [*bound.constants])
     bound = dataclasses.replace(bound, block=pin(bound.block, bound.constants))
     bound = transfers(bound, names, default)

@@ -173,6 +173,7 @@ class RandomProgram:
     out_specs: tuple
     donated: bool
     worth_a_dispatch: float
+    emits: bool
     turns: tuple[int, int]
     devices: int
 
@@ -393,6 +394,7 @@ def random_programs(
         tuple(specs),
         draw(st.sampled_from([True, False])),
         draw(st.sampled_from([0.0, 100.0, 1e6])),
+        draw(st.sampled_from([True, True, False])),
         (draw(st.integers(0, 3)), draw(st.integers(0, 3))),
         draw(st.sampled_from([8, 8, 1])),
     )

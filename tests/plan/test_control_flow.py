@@ -400,7 +400,7 @@ def test_what_the_devices_wait_for_in_the_next_turn_is_made_by_the_caller():
     assert plan.calls[0].is_inline
 
 
-def test_what_nobody_waits_for_splits_no_turn():
+def test_what_nobody_waits_for_splits_no_turn(by_the_host):
     plan = pjit(lambda x: programs["scan_that_only_logs"](Calls(), x)).plan(start())
     assert turn_of(plan) == [Fragment, ColocatedCall]
     assert not any(node.is_inline for node in plan.calls)
@@ -606,7 +606,7 @@ def test_broken_loops_and_branches_are_found(name, mesh):
     f = pjit(lambda x: programs[name](c, x), in_axis_resources=P("x"), out_axis_resources=None)
     with mesh:
         plan = f.plan(start())
-        flat = structured(f.trace(start()).jaxpr, plan.mesh)
+        flat = structured(f.trace(start()).jaxpr, plan.mesh, emits=True)
     verify(plan, flat)
     for k, node in enumerate(plan.nodes):
         if isinstance(node, Loop | Branch):

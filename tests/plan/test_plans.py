@@ -187,7 +187,7 @@ def test_the_critical_path_is_the_longest_chain():
 def flat_of(fun, args):
     traced = fun.trace(*args)
     plan = fun.plan(*args)
-    return plan, structured(traced.jaxpr, plan.mesh)
+    return plan, structured(traced.jaxpr, plan.mesh, emits=True)
 
 
 def replaced(plan, k, **changes):

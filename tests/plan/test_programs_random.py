@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding
 
 import partjit
 from partjit import P, colocated, pjit
-from partjit.plan.passes import cost
+from partjit.plan.passes import cost, emit
 from tests.census import of_its_own, saw, sees
 from tests.plan import control_flow_operations as operations
 from tests.plan import random_control_flow as rc
@@ -56,6 +56,7 @@ def by_hand(hand, program, turns):
 
 def compiled(program, mesh, monkeypatch):
     monkeypatch.setattr(cost, "WORTH_A_DISPATCH", program.worth_a_dispatch)
+    monkeypatch.setattr(emit, "MOST_BYTES_WAITING", 2**26 if program.emits else -1)
     return pjit(
         Traced(program, mesh),
         in_axis_resources=(None, P("x", "y"), P("y"), None),

@@ -231,7 +231,7 @@ def close(calls, others):
 
 
 @pytest.mark.parametrize("every", [1, 10, 1000])
-def test_a_thousand_iterations_take_as_many_dispatches_as_calls(every, mesh):
+def test_a_thousand_iterations_take_as_many_dispatches_as_calls(every, mesh, by_the_host):
     log = colocated_python(by_hand.log, out_specs_fn=lambda *_: None)
 
     @pjit
@@ -253,7 +253,7 @@ def test_a_thousand_iterations_take_as_many_dispatches_as_calls(every, mesh):
     assert calls <= dispatched.count("FragmentDispatched") <= calls + 2
 
 
-def test_what_an_iteration_cannot_do_without_stays_in_it():
+def test_what_an_iteration_cannot_do_without_stays_in_it(by_the_host):
     """A call in every branch, one beside the branch, and two branches of which the devices need what they give."""
     c = colocated_calls("auto")
     double = colocated_python(lambda x: x * 2, out_specs_fn=lambda x: x)
@@ -316,7 +316,7 @@ def test_an_iteration_with_effects_of_jax_runs_by_itself(capfd):
     assert sorted(capfd.readouterr().out.split("\n"))[1:] == [f"iteration {i}" for i in range(4)]
 
 
-def test_the_plan_shows_how_far_the_devices_run(mesh):
+def test_the_plan_shows_how_far_the_devices_run(mesh, by_the_host):
     c = colocated_calls("auto")
 
     def iteration(x, i):

@@ -103,7 +103,7 @@ def call_in_body(
             OutSpec(aval, colocated_sharding(sharding), default.committed or own is not None)
             for aval, sharding, own in zip(callee.out_avals, results, callee.out_shardings, strict=True)
         ]
-        return callee.specialized(stream, on_hosts, outputs, (*devices,))
+        return callee.specialized(stream, on_hosts, outputs, (*devices,), Specialization)
 
     # Cached, so that the function is copied for its host once.
     specialization = callee.cache.find_equal(("body", callee, default, stream, on_hosts), make)

@@ -15,6 +15,7 @@ import contextvars
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from jax.core import AbstractValue, ShapedArray
 from jax.extend.core import ClosedJaxpr, Effect, Jaxpr, JaxprEqn, Primitive, jaxprs_in_params
@@ -39,7 +40,9 @@ from partjit.colocated.runtime.specs import InSpecs, OutSpec, OutSpecs, struct_o
 from partjit.colocated.runtime.streams import Stream
 from partjit.colocated.specialization import Specialization
 
-__all__ = ["Callee", "ColocatedEffect", "calls_in", "colocated_call_p", "opaque_calls"]
+__all__ = ["Callee", "ColocatedEffect", "SpecializationOfKind", "calls_in", "colocated_call_p", "opaque_calls"]
+
+SpecializationOfKind = TypeVar("SpecializationOfKind", bound=Specialization)
 
 colocated_call_p = Primitive("colocated_call")
 colocated_call_p.multiple_results = True
@@ -126,7 +129,8 @@ class Callee:
         in_shardings: Sequence[Sharding],
         out_specs: Sequence[OutSpec],
         devices: Sequence[Device],
-    ) -> Specialization:
+        kind: type[SpecializationOfKind],
+    ) -> SpecializationOfKind:
         """The function specialized for a call in a program.
 
         Args:
@@ -134,11 +138,12 @@ class Callee:
             in_shardings: the shardings of the arguments on the hosts.
             out_specs: the results on the hosts.
             devices: those of the program; used unless the options name others.
+            kind: the class of the result.
         """
         inputs = [*map(struct_of, self.in_avals, in_shardings)]
         # Shards of results are assembled on the hosts by these shardings; None where the user gave none.
         of_shards = [s and colocated_sharding(s) for s in self.out_shardings] if self.returns_shards else None
-        return Specialization(
+        return kind(
             self.definition,
             InSpecs(inputs, self.in_tree),
             inputs,

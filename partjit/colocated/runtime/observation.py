@@ -37,12 +37,20 @@ def profiled(name: str) -> contextlib.AbstractContextManager[object]:
     return jax.profiler.TraceAnnotation(name) if is_profiled() else _unprofiled
 
 
-def observe_call(name: str, stream: Stream) -> Observer:
-    """Emits that a call is queued, and returns the wrapper that emits the rest; without listeners it wraps nothing."""
+def observe_call(name: str, stream: Stream, node: str | None = None) -> Observer:
+    """Emits that a call is queued, and returns the wrapper that emits the rest; without listeners it wraps nothing.
+
+    Args:
+        name: the name of the function.
+        stream: the stream of the call.
+        node: which node of its program it is, if not the one that the context names.
+    """
     if not events.listeners:
         return lambda function: function
     number, where = next(_numbers), stream.name or ("caller" if stream.is_private else "without a name")
-    events.emit(events.CallQueued(number, name, where, *(_node.get() or (None, None, None))))
+    program, execution, around = _node.get() or (None, None, None)
+    own = around if program is None else node or around
+    events.emit(events.CallQueued(number, name, where, program, execution, own))
 
     def observe(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
         def observed(*args: PyTree, **kwargs: PyTree) -> PyTree:

@@ -9,7 +9,7 @@ from partjit.inspect.memory import Memory
 from partjit.inspect.page.comparison import Tally, compare
 from partjit.inspect.page.excerpts import Excerpts
 from partjit.inspect.page.table import Amount, Cell, amount, chip, nbytes, rows_table
-from partjit.plan.ir.nodes import ColocatedCall, Fragment, walk
+from partjit.plan.ir.nodes import ColocatedCall, Fragment
 from partjit.plan.plan import Plan
 from partjit.render.html import code
 from partjit.render.markup import Markup, element, join
@@ -176,7 +176,7 @@ def _bar(held: Memory, most: int) -> Markup:
 def plan(of: Plan, excerpts: Excerpts) -> Markup:
     """The plan of a program with calls: its picture, its source, its fragments and calls."""
     fragments, calls = [], []
-    for node in walk(of.nodes):
+    for node in (*of.fragments, *of.calls):
         sizes = nbytes(sum(v.nbytes for v in node.inputs)), nbytes(sum(v.nbytes for v in node.outputs))
         if isinstance(node, Fragment):
             donated = (value.name for value, given in zip(node.inputs, node.donated, strict=True) if given)

@@ -7,7 +7,7 @@ blocks of their own, whose inputs are what is given to them: while these are var
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
@@ -139,6 +139,8 @@ class Fragment(Generic[R, D]):
         inputs, outputs: its arguments and results.
         cost: an estimate of its FLOPs, over all devices.
         donated: for each input whether the executable may reuse its memory.
+        nodes: what it is made of, if there are calls among them: it makes these as it runs. Its jaxpr then takes the
+            number of the execution before the inputs, and gives the number of calls made before the outputs.
         name: its name in the plan's source.
     """
 
@@ -147,7 +149,18 @@ class Fragment(Generic[R, D]):
     outputs: tuple[D, ...]
     cost: float
     donated: tuple[bool, ...] = ()
+    nodes: tuple["Node", ...] = ()
     name: str = ""
+
+    @property
+    def calls(self) -> "tuple[ColocatedCall[Value, Value], ...]":
+        """The calls that its executable makes."""
+        return tuple(node for node in walk(self.nodes) if isinstance(node, ColocatedCall))
+
+    @property
+    def numbers(self) -> int:
+        """How many arguments and results of its jaxpr precede its inputs and outputs: one each if it makes calls."""
+        return int(bool(self.nodes))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -160,6 +173,7 @@ class ColocatedCall(Generic[R, D]):
         callee: the function and what is known of it.
         stream: the stream that the program put it on; None where that of the caller is meant.
         is_inline: whether the calling thread runs it itself, because nothing could overlap with it.
+        is_emitted: whether an executable makes it as it runs.
         pinned: for each input whether it is kept intact against its owner, who may donate it while the call runs.
         distinct: the positions of results of an inline call that have to be arrays of their own, whatever it returns.
         site: file, line and function of the call in the user's code.
@@ -172,6 +186,7 @@ class ColocatedCall(Generic[R, D]):
     callee: Callee
     stream: Stream | None
     is_inline: bool = False
+    is_emitted: bool = False
     pinned: tuple[bool, ...] = ()
     distinct: tuple[int, ...] = ()
     site: tuple[str, int, str] = ("<unknown>", 0, "")
@@ -181,6 +196,8 @@ class ColocatedCall(Generic[R, D]):
     def where(self) -> str:
         """Where it runs, in words."""
         stream = "the caller's stream" if self.stream is None else f"stream {self.stream.name or 'without a name'}"
+        if self.is_emitted:
+            return f"as its executable runs, {stream}"
         return f"inline, {stream}" if self.is_inline else f"on a thread, {stream}"
 
 
@@ -236,6 +253,7 @@ class Loop(Generic[R, D]):
         eqn: the equation that it was traced as.
         is_buffer: for each carried value whether it is a stack that each iteration writes a slice of.
         counter: which carried value is the number of the iteration; None if none is.
+        on_devices: whether the devices run it, and its calls are made by their executable.
         giving: for each carried value whether its memory may be reused in an iteration.
         name: its name in the plan.
     """
@@ -247,6 +265,7 @@ class Loop(Generic[R, D]):
     eqn: JaxprEqn
     is_buffer: tuple[bool, ...]
     counter: int | None = None
+    on_devices: bool = False
     giving: tuple[bool, ...] = ()
     name: str = ""
 
@@ -280,6 +299,7 @@ class Branch(Generic[R, D]):
         outputs: what the block that ran gives.
         blocks: what there is to choose from.
         eqn: the equation that it was traced as.
+        on_devices: whether the devices make it, and the calls in it are made by their executable.
         given: the inputs whose memory may be reused by the block that runs, or that it may give as its own.
         name: its name in the plan.
     """
@@ -288,6 +308,7 @@ class Branch(Generic[R, D]):
     outputs: tuple[D, ...]
     blocks: tuple[Block[Any, R, D], ...]
     eqn: JaxprEqn
+    on_devices: bool = False
     given: tuple[Value, ...] = ()
     name: str = ""
 
@@ -341,10 +362,17 @@ def with_blocks(node: LoopOrBranch, blocks: Iterable[Block], **changes: Any) -> 
     return dataclasses.replace(node, **own, **changes)
 
 
-def walk(nodes: Iterable[N]) -> Iterator[N]:
-    """All nodes, those in loops and branches among them, each after the node that contains it."""
+def walk(nodes: Iterable[N], *, into_fragments: bool = False) -> Iterator[N]:
+    """All nodes, those in loops and branches among them, each after the node that contains it.
+
+    Args:
+        nodes: the nodes.
+        into_fragments: whether those that fragments with calls are made of are among them as well.
+    """
     for node in nodes:
         yield node
         if isinstance(node, Loop | Branch):
             for block in node.blocks:
-                yield from walk(block.nodes)
+                yield from walk(block.nodes, into_fragments=into_fragments)
+        elif into_fragments and isinstance(node, Fragment):
+            yield from walk(cast(Iterable[N], node.nodes), into_fragments=True)

@@ -48,8 +48,8 @@ class PlanData:
 
     @property
     def calls(self) -> tuple[ColocatedCall[Value, Value], ...]:
-        """The colocated calls, in the order in which they are made; those in loops and branches as well."""
-        return tuple(node for node in walk(self.nodes) if isinstance(node, ColocatedCall))
+        """The colocated calls, in the order in which they are made; those in loops, branches and fragments as well."""
+        return tuple(node for node in walk(self.nodes, into_fragments=True) if isinstance(node, ColocatedCall))
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:

@@ -63,7 +63,8 @@ def _types(plan: PlanData) -> list[str]:
     faults = []
     for node in walk(plan.nodes):
         if isinstance(node, Fragment):
-            expected = [*map(type_of, (*node.jaxpr.jaxpr.invars, *node.jaxpr.jaxpr.outvars))]
+            jaxpr, first = node.jaxpr.jaxpr, node.numbers
+            expected = [*map(type_of, (*jaxpr.invars[first:], *jaxpr.outvars[first:]))]
         elif isinstance(node, ColocatedCall):
             expected = [*node.callee.in_avals, *node.callee.out_avals]
         elif isinstance(node, Transfer):
@@ -190,7 +191,10 @@ def _effects(plan: PlanData, program: VarBlock) -> list[str]:
     if calls != in_plan:
         faults.append(f"the program makes {calls.total()} calls and the plan {in_plan.total()}")
     own = collections.Counter(node.eqn.primitive.name for node in nodes if isinstance(node, Equation))
-    compiled = collections.Counter(eqn.primitive.name for fragment in plan.fragments for eqn in fragment.jaxpr.eqns)
+    fragments = [node for node in walk(plan.nodes, into_fragments=True) if isinstance(node, Fragment)]
+    compiled = collections.Counter(
+        eqn.primitive.name for fragment in fragments if not fragment.calls for eqn in fragment.jaxpr.eqns
+    )
     missing, more = own - compiled, compiled - own
     del more[sharding_constraint_p.name]  # which calls request
     if missing or more:
@@ -216,7 +220,7 @@ def _order(plan: PlanData, program: VarBlock) -> list[str]:
 def _in_order(nodes: Sequence[AnyNode]) -> dict[Order, list[int]]:
     """The calls of each stream and object, as the ids of their callees."""
     found: dict[Order, list[int]] = {}
-    for node in walk(nodes):
+    for node in walk(nodes, into_fragments=True):
         if isinstance(node, ColocatedCall):
             for order in orders_of(node):
                 found.setdefault(order, []).append(id(node.callee))

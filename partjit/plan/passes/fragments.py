@@ -8,11 +8,11 @@ from jax.extend.core import DropVar, Var
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from partjit._jax.jaxprs import Atom, closed_jaxpr, new_var
-from partjit._jax.shardings import MaybeSharding, or_none
+from partjit._jax.shardings import MaybeSharding, or_none, or_unspecified
 from partjit.plan.ir.build import read, reading
-from partjit.plan.ir.nodes import ColocatedCall, Equation, Forward, Fragment, Group, VarBlock, VarNode, variables
+from partjit.plan.ir.nodes import ColocatedCall, Equation, Forward, Fragment, Group, Value, VarBlock, VarNode, variables
 
-__all__ = ["fragments", "replicated"]
+__all__ = ["fragments", "replicated", "shardings_of_fragment"]
 
 
 def fragments(
@@ -127,6 +127,20 @@ class _Making:
     def _may_still_run(self, position: int) -> bool:
         node = self._block.nodes[position]
         return isinstance(node, ColocatedCall) and not node.is_inline
+
+
+def shardings_of_fragment(
+    fragment: Fragment[Value, Value], values: Sequence[Value], mesh: Mesh
+) -> tuple[MaybeSharding, ...]:
+    """The shardings of all arguments, or of all results, of the jaxpr of a fragment.
+
+    Args:
+        fragment: the fragment.
+        values: its inputs, or its outputs.
+        mesh: that of the program, maybe empty.
+    """
+    numbers = [replicated(mesh)] * fragment.numbers
+    return tuple(map(or_unspecified, [*numbers, *(value.sharding for value in values)]))
 
 
 def replicated(mesh: Mesh) -> NamedSharding | None:

@@ -32,6 +32,8 @@ def rotate(block: VarBlock) -> VarBlock:
 
 
 def _rotated(loop: VarLoop, before: Builder) -> VarLoop:
+    if loop.on_devices:
+        return loop
     head, cost = head_of(loop.block.nodes, of_all=runs_from_calls(loop.block))
     if not head:
         return loop

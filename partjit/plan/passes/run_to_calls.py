@@ -38,6 +38,8 @@ def run_to_calls(block: VarBlock) -> VarBlock:
     """
 
     def change(loop: VarLoop, before: Builder) -> VarLoop:
+        if loop.on_devices:
+            return loop
         if runs_from_calls(loop.block):
             (branch,) = _branches(loop.block)
             known = {*loop.block.inputs, *loop.block.consts}

@@ -12,15 +12,21 @@ from partjit import events
 from partjit._jax.arrays import device_put
 from partjit._jax.compiling import MeshComputation, MeshExecutable, move_outputs, shard_constants
 from partjit._jax.dispatch import InternalFloatingPointError, fast_path_data, make_cpp_function, recheck_for_nans
-from partjit._jax.shardings import device_list, or_unspecified
+from partjit._jax.shardings import device_list
 from partjit._jax.types import PyTree, PyTreeDef
+from partjit.colocated.devices import colocated_sharding
+from partjit.colocated.emitted import EmittedCall, SpecializationForExecutables, run_emitting
 from partjit.colocated.ir.eager import DefaultSharding
+from partjit.colocated.ir.primitive import SpecializationOfKind
 from partjit.colocated.runtime.host_values import HostArgument
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.specs import OutSpec
+from partjit.colocated.specialization import Specialization
 from partjit.compile import lower_jaxpr
 from partjit.mesh import has_explicit_axes
 from partjit.plan.ir.nodes import ColocatedCall, Fragment, Transfer, Value, blocks_of, walk
+from partjit.plan.passes.emit import handed_over
+from partjit.plan.passes.fragments import shardings_of_fragment
 from partjit.plan.plan import Plan
 from partjit.plan.run.observe import observed
 from partjit.plan.run.so_far import keep_results
@@ -50,9 +56,9 @@ def lower_fragment(plan: Plan, fragment: Fragment[Value, Value], mesh: Mesh) -> 
     """Lowers a fragment for arguments with the shardings of the plan."""
     lowering = lower_jaxpr(
         fragment.jaxpr,
-        tuple(or_unspecified(value.sharding) for value in fragment.inputs),
-        tuple(or_unspecified(value.sharding) for value in fragment.outputs),
-        fragment.donated,
+        shardings_of_fragment(fragment, fragment.inputs, plan.mesh),
+        shardings_of_fragment(fragment, fragment.outputs, plan.mesh),
+        (*(False for _ in range(fragment.numbers)), *fragment.donated),
         mesh,
         f"{plan.name}_{fragment.name}",
         False,
@@ -86,11 +92,22 @@ def link(
     namespace: dict[str, Any] = {"wait": _wait, "read": _read, "release": _release}
     for value, constant in plan.constants:
         namespace[value.name] = jax.device_put(constant, value.sharding or default.sharding)
-    for lowered, executable in zip(fragments, executables, strict=True):
-        namespace[lowered.fragment.name] = _dispatcher(plan, lowered, executable)
     results = {*plan.outputs, *(v for node in walk(plan.nodes) for block in blocks_of(node) for v in block.outputs)}
-    for call in plan.calls:
-        namespace[call.name] = _caller(call, default, results, mesh)
+    for lowered, executable in zip(fragments, executables, strict=True):
+        dispatch = _dispatcher(plan, lowered, executable)
+        emitted = [
+            EmittedCall(
+                _specialized(call, default, results, mesh, SpecializationForExecutables),
+                handed_over(call, plan.mesh),
+                call.site,
+                call.name,
+            )
+            for call in lowered.fragment.calls
+        ]
+        namespace[lowered.fragment.name] = _emitting(emitted, dispatch) if emitted else dispatch
+    for call in walk(plan.nodes):
+        if isinstance(call, ColocatedCall):
+            namespace[call.name] = _caller(call, _specialized(call, default, results, mesh, Specialization))
     for transfer in plan.transfers:
         namespace[transfer.name] = _mover(transfer)
     source = plan.source
@@ -114,14 +131,15 @@ def link(
 def _dispatcher(plan: Plan, lowered: LoweredFragment, executable: MeshExecutable) -> Callable[..., Sequence[jax.Array]]:
     """A function that dispatches a fragment, without a Python frame once it has run."""
     consts = shard_constants(lowered.lowering, executable)
-    out_tree = jax.tree.structure((0,) * len(lowered.fragment.outputs))
+    out_tree = jax.tree.structure((0,) * len(lowered.fragment.jaxpr.out_avals))
     jaxpr = lowered.fragment.jaxpr
 
     def dispatch(*args: jax.Array) -> tuple[Sequence[jax.Array], object, bool]:
         try:
             outs = executable.unsafe_call(*consts, *args)
         except InternalFloatingPointError as error:
-            recheck_for_nans(error, jaxpr_as_fun(jaxpr), args, {})
+            if not lowered.fragment.calls:  # which would be made again
+                recheck_for_nans(error, jaxpr_as_fun(jaxpr), args, {})
             raise
         fast_path = fast_path_data(executable, out_tree, args, outs, jaxpr, consts)
         return tuple(outs), fast_path, False
@@ -130,11 +148,14 @@ def _dispatcher(plan: Plan, lowered: LoweredFragment, executable: MeshExecutable
     return make_cpp_function(dispatch, name, dispatch, ((), ()), object())
 
 
-def _caller(
-    call: ColocatedCall[Value, Value], default: DefaultSharding, results: set[Value], mesh: Mesh
-) -> Callable[..., Sequence[jax.Array]]:
-    """A function that makes a call, in this thread or on another."""
-    callee, site, pinned, distinct = call.callee, call.site, call.pinned, call.distinct
+def _specialized(
+    call: ColocatedCall[Value, Value],
+    default: DefaultSharding,
+    results: set[Value],
+    mesh: Mesh,
+    kind: type[SpecializationOfKind],
+) -> SpecializationOfKind:
+    """The function of a call for its arguments and results."""
 
     def sharding_of(value: Value) -> Sharding:
         sharding = default.sharding if value.sharding is None else value.sharding
@@ -147,9 +168,14 @@ def _caller(
         OutSpec(value.aval, sharding_of(value), value.sharding is not None or default.committed)
         for value in call.outputs
     ]
-    in_shardings = [*map(sharding_of, call.inputs)]
+    in_shardings = [colocated_sharding(sharding_of(value)) for value in call.inputs]
     shardings = [*in_shardings, *(spec.sharding for spec in outputs), default.sharding]
-    specialization = callee.specialized(call.stream, in_shardings, outputs, (*device_list(shardings[0]),))
+    return call.callee.specialized(call.stream, in_shardings, outputs, (*device_list(shardings[0]),), kind)
+
+
+def _caller(call: ColocatedCall[Value, Value], specialization: Specialization) -> Callable[..., Sequence[jax.Array]]:
+    """A function that makes a call, in this thread or on another."""
+    site, pinned, distinct = call.site, call.pinned, call.distinct
 
     def run(*leaves: jax.Array) -> Sequence[jax.Array]:
         return specialization.run_for_program(leaves, distinct, site)
@@ -158,6 +184,17 @@ def _caller(
         return specialization.submit_for_program(leaves, pinned, site)
 
     return run if call.is_inline else submit
+
+
+def _emitting(
+    calls: Sequence[EmittedCall], dispatch: Callable[..., Sequence[jax.Array]]
+) -> Callable[..., Sequence[jax.Array]]:
+    """A function that dispatches a fragment that makes calls."""
+
+    def run(*args: jax.Array) -> Sequence[jax.Array]:
+        return run_emitting(calls, lambda execution: dispatch(execution, *args))
+
+    return run
 
 
 def _mover(transfer: Transfer) -> Callable[..., Sequence[jax.Array]]:

@@ -16,7 +16,7 @@ from partjit import events
 from partjit.colocated.runtime import threads
 from partjit.colocated.runtime.observation import node_of_program
 from partjit.colocated.runtime.pending import PendingArray
-from partjit.plan.ir.nodes import Fragment, Value
+from partjit.plan.ir.nodes import ColocatedCall, Fragment, Value, walk
 from partjit.plan.plan import Plan
 from partjit.primitive import keep_where
 
@@ -58,7 +58,8 @@ def observed(plan: Plan, code: CodeType, name: str, namespace: dict[str, Any]) -
         def observed_dispatch(*args: jax.Array) -> Sequence[jax.Array]:
             number = _current.get().number
             events.emit(events.FragmentDispatched(program, number, fragment.name))
-            results = dispatch(*args)
+            with node_of_program(program, number, fragment.name):
+                results = dispatch(*args)
             _watcher.watch([results[i] for i in watched], (program, number, fragment.name))
             return results
 
@@ -95,7 +96,7 @@ def observed(plan: Plan, code: CodeType, name: str, namespace: dict[str, Any]) -
 
     own |= {"wait": wait, "read": read}
     own |= {fragment.name: dispatching(fragment) for fragment in plan.fragments}
-    own |= {call.name: calling(call.name) for call in plan.calls}
+    own |= {call.name: calling(call.name) for call in walk(plan.nodes) if isinstance(call, ColocatedCall)}
     own |= {move.name: moving(move.name, sum(value.nbytes for value in move.inputs)) for move in plan.transfers}
     exec(code, own)
 

@@ -8,6 +8,7 @@ import networkx as nx
 from partjit.checks import require, require_number
 from partjit.plan.ir.nodes import Block, Branch, ColocatedCall, Fragment, Loop, Node, Transfer, Value
 from partjit.plan.ir.plan import PlanData
+from partjit.plan.show.source import said_of_fragment
 from partjit.render.numbers import counted, shown_bytes
 
 __all__ = ["Costs", "as_graph", "cost_of", "critical_path", "graph_of", "said_of", "to_mermaid"]
@@ -146,7 +147,7 @@ def _drawn_edges(graph: nx.DiGraph) -> Iterator[str]:
 def said_of(node: Node) -> str:
     """What pictures say of a node below its name."""
     if isinstance(node, Fragment):
-        return counted(len(node.jaxpr.eqns), "equation")
+        return said_of_fragment(node)
     if isinstance(node, ColocatedCall):
         return node.where
     if isinstance(node, Transfer):

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import networkx as nx
 
-from partjit.plan.ir.nodes import ColocatedCall, Fragment, Loop, Node, Transfer, Value, walk
+from partjit.plan.ir.nodes import ColocatedCall, Fragment, Loop, Node, Transfer, Value
 from partjit.plan.ir.plan import PlanData
 from partjit.plan.show.graph import Costs, cost_of, critical_path, graph_of, said_of
 from partjit.plan.show.source import emit
@@ -107,7 +107,7 @@ def to_html(plan: PlanData) -> str:
     """The picture of a plan, its source, and tables of what is in it; see `Plan._repr_html_`."""
     fragments: list[tuple[str | int, ...]] = []
     calls: list[tuple[str | int, ...]] = []
-    for node in walk(plan.nodes):
+    for node in (*plan.fragments, *plan.calls):
         sizes = _nbytes(node.inputs), _nbytes(node.outputs)
         if isinstance(node, Fragment):
             donated = [value.name for value in keep_where(node.inputs, node.donated)]

@@ -13,7 +13,7 @@ from partjit.plan.ir.nodes import Block, Branch, ColocatedCall, Fragment, Loop, 
 from partjit.plan.ir.plan import PlanData
 from partjit.render.numbers import counted
 
-__all__ = ["emit", "names_of_results", "pending_in_iterations", "waits"]
+__all__ = ["emit", "names_of_results", "pending_in_iterations", "said_of_fragment", "waits"]
 
 
 def emit(plan: PlanData, most_names: int | None = None) -> str:
@@ -227,9 +227,16 @@ def _indented(lines: Sequence[str]) -> Iterator[str]:
     yield from ("    " + line for line in lines or ["pass"])
 
 
+def said_of_fragment(fragment: Fragment[Value, Value]) -> str:
+    """What is in a fragment, in words."""
+    equations = counted(len(fragment.jaxpr.eqns), "equation")
+    names = [*dict.fromkeys(call.callee.name for call in fragment.calls)]
+    return f"{equations}, calls {', '.join(names)} as it runs" if names else equations
+
+
 def _comment(node: Node) -> str:
     if isinstance(node, Fragment):
-        return counted(len(node.jaxpr.eqns), "equation")
+        return said_of_fragment(node)
     if isinstance(node, ColocatedCall):
         return node.where
     return f"{sum(value.nbytes for value in node.inputs):,} bytes"

@@ -1,0 +1,71 @@
+"""Which devices hand over which shards of the arguments of a call that their executable makes."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias, cast
+
+import numpy as np
+from jax.core import ShapedArray
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+
+__all__ = ["HandedOver"]
+
+_Shard: TypeAlias = tuple[int, tuple[slice, ...]]
+"""The position of the device that hands it over, and the part of the array that it is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class HandedOver:
+    """Which devices hand over what: of each shard one that has it, the first one in the order of the mesh.
+
+    Attributes:
+        mesh: the mesh; None for a program on one device.
+        avals: the arguments.
+        shardings: theirs, on the mesh.
+        shards: for each argument where its shards come from.
+    """
+
+    mesh: Mesh | None
+    avals: tuple[ShapedArray, ...]
+    shardings: tuple[NamedSharding, ...]
+    shards: tuple[tuple[_Shard, ...], ...]
+
+    @staticmethod
+    def of(avals: Sequence[ShapedArray], shardings: Sequence[Sharding | None], mesh: Mesh) -> "HandedOver":
+        """For arguments with these shardings, on one device or on a mesh; None is replicated."""
+        if mesh.size <= 1:
+            here = tuple(((0, (slice(None),) * len(aval.shape)),) for aval in avals)
+            return HandedOver(None, tuple(avals), (), here)
+        replicated = NamedSharding(mesh, PartitionSpec())
+        named = tuple(sharding if isinstance(sharding, NamedSharding) else replicated for sharding in shardings)
+        return HandedOver(mesh, tuple(avals), named, tuple(map(_shards, avals, named)))
+
+    @property
+    def positions(self) -> frozenset[int]:
+        """The positions, in the order of the mesh, of the devices that hand something over."""
+        return frozenset({0, *(position for shards in self.shards for position, _ in shards)})
+
+    def arrays(self, handed_over: Mapping[int, Sequence[np.ndarray]]) -> list[np.ndarray]:
+        """The arguments, put together of what each device has handed over; read-only."""
+        return [
+            _assembled(aval, [(index, handed_over[position][k]) for position, index in shards])
+            for k, (aval, shards) in enumerate(zip(self.avals, self.shards, strict=True))
+        ]
+
+
+def _shards(aval: ShapedArray, sharding: NamedSharding) -> tuple[_Shard, ...]:
+    index_of = sharding.devices_indices_map(aval.shape)
+    found: dict[str, _Shard] = {}
+    for position, device in enumerate(cast(Mesh, sharding.mesh).devices.flat):
+        found.setdefault(str(index_of[device]), (position, index_of[device]))
+    return tuple(found.values())
+
+
+def _assembled(aval: ShapedArray, parts: Sequence[tuple[tuple[slice, ...], np.ndarray]]) -> np.ndarray:
+    if len(parts) == 1:
+        return parts[0][1]
+    array = np.empty(aval.shape, aval.dtype)
+    for index, part in parts:
+        array[index] = part
+    array.flags.writeable = False
+    return array
