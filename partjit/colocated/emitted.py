@@ -135,11 +135,16 @@ def run_emitting(
     try:
         made, *results = dispatch(np.int32(execution.number))
         execution.dispatched(made)
-    except BaseException:
+    except BaseException as error:
         execution.abandon()
+        if execution.interrupt is not None:
+            raise execution.interrupt from None
+        if isinstance(error, jax.errors.JaxRuntimeError) and str(error).rstrip().endswith("KeyboardInterrupt: "):
+            raise KeyboardInterrupt from error  # while XLA:CPU, in this thread, was calling Python
         raise
-    if is_nested:
-        execution.run_calls()
+    finally:
+        if is_nested:
+            execution.run_calls()
     if execution.interrupt is not None:
         raise execution.interrupt
     return results

@@ -66,7 +66,7 @@ def explain(
         programs, donated = (whole,), (traced.donated,)
     else:
         programs = tuple(map(partition, fragments_of(traced.plan)))
-        donated = tuple(fragment.donated for fragment in traced.plan.fragments)
+        donated = tuple(fragment.donated_arguments for fragment in traced.plan.fragments)
     predicted = [[repeated(c, program.unit.times) for c in predict(program)] for program in programs]
     units = [compile_unit(program.unit, flags) for program, flags in zip(programs, donated, strict=True) if compiled]
     findings = [

@@ -15,6 +15,7 @@ import partjit
 from partjit import P, colocated, pjit
 from partjit.colocated import colocated_python
 from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, walk
+from partjit.plan.passes import emit
 from tests.colocated import rendezvous
 from tests.effort import sample
 
@@ -186,17 +187,19 @@ def run_by_hand(loop, way, n, x, outside):
     return jax.tree.map(np.asarray, expected), rendezvous.logs["calls"][:]
 
 
-CASES = [*itertools.product(LOOPS, WAYS, (0, 1, 7), (False, True), ("auto", "inline"))]
+CASES = [*itertools.product(LOOPS, WAYS, (0, 1, 7), (False, True), ("auto", "inline", "driven"))]
 
 
 @pytest.mark.parametrize("spec", [None, P(), P(("x", "y"))], ids=str)
-def test_the_calls_and_the_values_are_those_of_the_loop_in_python(spec, mesh):
+def test_the_calls_and_the_values_are_those_of_the_loop_in_python(spec, mesh, monkeypatch):
+    """Calls are made by the executable, where it can, by the thread that drives the loop, or on a thread from there."""
     fewest, seen = collections.Counter(), collections.Counter()
     x, outside = np.linspace(0, 1, 8, dtype=np.float32), np.float32(0.25)
-    for loop, way, n, donates, mode in sample(CASES, 7):
+    for loop, way, n, donates, mode in sample(CASES, 10):
         expected, calls = run_by_hand(loop, way, n, x, outside)
         rendezvous.clear()
-        c = colocated_calls(mode)
+        monkeypatch.setattr(emit, "MOST_BYTES_WAITING", -1 if mode == "driven" else 2**26)
+        c = colocated_calls("auto" if mode == "driven" else mode)
         shardings = partjit.UNSPECIFIED if spec is None else (NamedSharding(mesh, spec), None)
         fun = functools.partial(loop, c, way, n)
         program = pjit(fun, in_shardings=shardings, donate_argnums=0 if donates else ())

@@ -24,6 +24,7 @@ END = -1
 """In the place of a call's number among those of an executable: the number in the execution is how many were made."""
 
 _MOST_EXECUTIONS = 2**31
+_FAILED = -1
 _PATIENCE = 1.0
 """Seconds without anything new after which the executable may have failed."""
 
@@ -65,8 +66,8 @@ class Execution:
         self._result = result
 
     def abandon(self) -> None:
-        """Says that the executable has not been dispatched."""
-        self.receive(END, 0, 0, [])
+        """Says that the executable hands over nothing more, because it has failed."""
+        self.receive(END, _FAILED, 0, [])
 
     def receive(self, which: int, number: int, position: int, shards: Sequence[np.ndarray]) -> None:
         """Takes what a device hands over; a second time changes nothing."""
@@ -84,6 +85,8 @@ class Execution:
                     return
                 continue
             if which == END:
+                if number == _FAILED:
+                    return
                 total = number
             elif number >= following:
                 waiting.setdefault(number, (which, {}))[1][position] = shards

@@ -162,6 +162,11 @@ class Fragment(Generic[R, D]):
         """How many arguments and results of its jaxpr precede its inputs and outputs: one each if it makes calls."""
         return int(bool(self.nodes))
 
+    @property
+    def donated_arguments(self) -> tuple[bool, ...]:
+        """For each argument of its jaxpr whether the executable may reuse its memory."""
+        return (*(False for _ in range(self.numbers)), *self.donated)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ColocatedCall(Generic[R, D]):

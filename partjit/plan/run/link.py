@@ -58,7 +58,7 @@ def lower_fragment(plan: Plan, fragment: Fragment[Value, Value], mesh: Mesh) -> 
         fragment.jaxpr,
         shardings_of_fragment(fragment, fragment.inputs, plan.mesh),
         shardings_of_fragment(fragment, fragment.outputs, plan.mesh),
-        (*(False for _ in range(fragment.numbers)), *fragment.donated),
+        fragment.donated_arguments,
         mesh,
         f"{plan.name}_{fragment.name}",
         False,
