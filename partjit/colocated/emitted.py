@@ -52,7 +52,7 @@ class SpecializationForExecutables(Specialization):
         assert self.out_specs is not None
         try:
             observe = observe_call(self._name, stream, node)
-            args, kwargs = self.in_specs.tree.unflatten(self._taken(arrays))
+            args, kwargs = self.in_specs.tree.unflatten(self._as_taken(arrays))
             with profiled(self._name):
                 result = observe(self._target)(*args, **kwargs)
             self.out_specs.fit_flat(result, self._name)
@@ -62,7 +62,7 @@ class SpecializationForExecutables(Specialization):
             if is_interrupt(error):
                 raise
 
-    def _taken(self, arrays: Sequence[np.ndarray]) -> Sequence[PyTree]:
+    def _as_taken(self, arrays: Sequence[np.ndarray]) -> Sequence[PyTree]:
         """The arguments as the function takes them."""
         if self._options.arrays == "numpy" and self._options.layout != "per_shard":
             return arrays

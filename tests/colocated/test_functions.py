@@ -374,7 +374,7 @@ def of_named_stream(f):
         ({"stream": "own"}, None, {"stream": "own"}),
         ({}, of_named_stream, {"stream": "inner"}),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_an_equation_shows_what_was_said_of_its_function(x, options, around, shown):
     spec = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)

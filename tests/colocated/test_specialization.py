@@ -94,7 +94,7 @@ OPTIONS = {field.name for field in dataclasses.fields(Options)}
         (colocated_python, {"fun"}, OPTIONS),
         (colocated_python(identity).specialize, set(), OPTIONS),
         (colocated.colocated_python_class(Counter).add.specialize, set(), OPTIONS),
-        (colocated.colocated_python_class, {"cls", "concurrent"}, {"arrays", "devices", "mode", "stream"}),
+        (colocated.colocated_python_class, {"cls", "concurrent", "state"}, {"arrays", "devices", "mode", "stream"}),
     ],
 )
 def test_every_option_is_a_typed_parameter_and_others_are_refused(function, others, options):
