@@ -53,10 +53,7 @@ class Wait(Presence):
         target: the call that is waited for.
     """
 
-    __slots__ = ("target",)
-
     def __init__(self, target: "Call") -> None:
-        super().__init__()
         self.target = target
 
 

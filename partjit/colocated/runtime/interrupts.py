@@ -132,10 +132,7 @@ class Presence:
     clears its weak reference; C code does both.
     """
 
-    __slots__ = ("_reference",)
-
-    def __init__(self) -> None:
-        self._reference: weakref.ref[Any] | None = None
+    _reference: weakref.ref[Any] | None = None
 
     @property
     def is_on(self) -> bool:
@@ -155,7 +152,8 @@ class Presence:
         call = functools.partial(function, *args)
         report: Any = None
         if otherwise is not None:
-            _cleaner.start()
+            if not _cleaner.is_started:
+                _cleaner.start()
             report = functools.partial(_cleaner.left.put, otherwise)  # `put` takes the reference for `block`
         self._reference = weakref.ref(call, report)
         return call

@@ -7,8 +7,8 @@ object see of them.
 
 import collections
 import contextlib
-import dataclasses
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 
@@ -22,8 +22,7 @@ from partjit.colocated.runtime.specs import OutSpecs
 __all__ = ["Prepared", "RunAhead"]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Prepared:
+class Prepared(NamedTuple):
     """A call ready to be submitted, and its results.
 
     Attributes:

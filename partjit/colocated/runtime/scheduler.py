@@ -46,8 +46,10 @@ def entered_lanes() -> list[Lane]:
 
 def not_entered(lanes: Sequence[Lane]) -> Sequence[Lane]:
     """The lanes without those of the calls that this thread is running."""
+    if not current_calls():
+        return lanes
     entered = entered_lanes()
-    return [lane for lane in lanes if lane not in entered] if entered else lanes
+    return [lane for lane in lanes if lane not in entered]
 
 
 def is_changing_lanes() -> bool:
@@ -177,9 +179,11 @@ def _append(call: Call) -> bool | Flag:
         call.ended.set()
         return False
     _unfinished[call] = None
+    is_first = True
     for lane in call.lanes:
         lane.calls.append(call)
-    return _is_first(call)
+        is_first = is_first and lane.calls[0] is call
+    return is_first
 
 
 def _append_if_free(call: Call) -> bool:
@@ -192,10 +196,7 @@ def _append_if_free(call: Call) -> bool:
 class _Driver(Presence):
     """A thread that runs a call and then those that follow it."""
 
-    __slots__ = ("calls",)
-
     def __init__(self, *calls: Call) -> None:
-        super().__init__()
         self.calls = calls
 
     def clean_up(self) -> None:

@@ -143,7 +143,8 @@ def is_one_of_them() -> bool:
 
 def start_deferred() -> None:
     """Starts the thread for `run_later`; to be called where threads may be started."""
-    _deferred.start()
+    if not _deferred.is_started:
+        _deferred.start()
 
 
 def run_later(job: Callable[[], None]) -> None:
