@@ -127,7 +127,7 @@ def tiled(
     if len(devices) != count:
         problem = f"its grid {[*grid]} has {count} tiles, but {len(devices)} devices are listed"
         raise MalformedShardingError(problem, f"{count} devices, one for each tile", "devices")
-    if max(devices) >> 63:
+    if max(devices) >= 1 << 63:
         problem = "the number of a device does not fit into 64 bits"
         raise MalformedShardingError(problem, "the numbers of devices", "devices")
     return Tiling(Kind.TILED, tuple(grid), subgroups, tuple(devices), shard_group=shard_group)

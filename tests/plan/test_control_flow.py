@@ -548,6 +548,20 @@ def test_stacks_are_whole_in_the_loop_and_leave_as_asked(mesh):
     np.testing.assert_allclose(v, carry, rtol=1e-5)
 
 
+def test_what_is_carried_stays_sharded(mesh):
+    c = Calls(mesh)
+    loops = [
+        lambda v: lax.while_loop(lambda v: v[0] < 40, lambda v: c.twice(v) + 1, v),
+        lambda v: lax.fori_loop(0, 3, lambda i, v: c.twice(v) + i, v),
+        lambda v: lax.scan(lambda v, _: (c.twice(v) - v / 2, None), v, None, length=3)[0],
+    ]
+    for fun in loops:
+        f = pjit(fun, in_axis_resources=P("x"), out_axis_resources=P("x"))
+        with mesh:
+            (loop,) = (node for node in f.plan(start()).nodes if isinstance(node, Loop))
+        assert {value.sharding.spec for value in loop.outputs if value.aval.shape == (8,)} == {P("x")}
+
+
 # What every plan must satisfy
 
 

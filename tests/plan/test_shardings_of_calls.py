@@ -237,6 +237,16 @@ def test_shards_of_arguments_whose_specs_are_left_open(mesh, place, is_open):
         assert result.sharding.is_equivalent_to(NamedSharding(mesh, pair[1]), 1)
 
 
+@pytest.mark.parametrize(("make", "fragments"), [(on_arrays, 0), (per_shard, 1)])
+def test_the_thread_of_a_call_reshards_what_only_leaves_unless_it_is_shards(mesh, make, fragments):
+    f = pjit(make(mesh, P("data")), in_axis_resources=P("data"), out_axis_resources=P("model"))
+    with mesh:
+        assert len(f.plan(X).fragments) == fragments
+        y = f(X)
+    assert y.sharding.spec == P("model")
+    np.testing.assert_array_equal(y, DOUBLED)
+
+
 def test_a_result_of_another_shape_that_says_no_sharding_is_replicated(mesh):
     def total(shard):
         rendezvous.logs["shapes"].append(shard.data.shape)
