@@ -1,6 +1,5 @@
 """The objects of colocated classes on this host: constructed by the first call, destroyed after the last one."""
 
-import contextlib
 import functools
 import itertools
 import weakref
@@ -64,8 +63,8 @@ class Instance:
             RuntimeError: it was closed.
         """
         if not self._is_closed:
-            with contextlib.suppress(IndexError):  # not constructed yet, or destroyed
-                return self._box[0]
+            for constructed in self._box:  # at most one; another thread may destroy it in between
+                return constructed
             if self._life in scheduler.entered_lanes():
                 raise RuntimeError(
                     f"deadlock: the constructor of {self.name} calls a method of the object that it constructs, which "
