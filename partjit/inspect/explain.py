@@ -7,6 +7,7 @@ from partjit.inspect.collectives import repeated
 from partjit.inspect.compiled import compile_unit
 from partjit.inspect.contents import Collectives
 from partjit.inspect.findings import Finding, findings_of
+from partjit.inspect.findings_of_calls import findings_of_calls
 from partjit.inspect.flops import flops_of
 from partjit.inspect.memory import estimate_memory
 from partjit.inspect.predicted import predict
@@ -87,7 +88,7 @@ def explain(
         traced.plan,
         Collectives([c for collectives in predicted for c in collectives], "predicted"),
         tuple(units),
-        (*warnings, *findings),
+        (*warnings, *(() if traced.plan is None else findings_of_calls(traced.plan)), *findings),
         tuple(estimates),
         flops_of(whole.tree, max(1, whole.unit.mesh.size)),
     )

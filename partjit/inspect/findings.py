@@ -23,7 +23,8 @@ class Finding:
         kind: "replicated": a large replicated value. "fight": a value constrained in two ways. "moved": a result that
             is resharded after it is computed. "not kept": a constraint that the partitioner changed. "parts of axes": a
             sharding that no spec describes. "in loop": a loop-invariant value that is gathered in each iteration.
-            "rematerialization": an array that is replicated in full to be resharded.
+            "rematerialization": an array that is replicated in full to be resharded. Of calls, "invariant call",
+            "unused result", "waited for" and "one by one": see `findings_of_calls`.
         nbytes: the bytes per device that are concerned.
         text: the finding.
         suggestion: a remedy.

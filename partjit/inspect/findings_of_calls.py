@@ -1,0 +1,92 @@
+"""Findings about colocated calls: those that cost more than they need, and what to write instead."""
+
+from collections.abc import Iterator, Sequence
+
+from partjit.colocated.ir.primitive import colocated_call_p
+from partjit.inspect.findings import Finding
+from partjit.plan.ir.nodes import ColocatedCall, Fragment, Loop, Node, Value, blocks_of
+from partjit.plan.plan import Plan
+
+__all__ = ["findings_of_calls"]
+
+_Call = ColocatedCall[Value, Value]
+
+
+def findings_of_calls(plan: Plan) -> tuple[Finding, ...]:
+    """The findings about the calls of a plan, in its order."""
+    return tuple(_in_block(plan.nodes, plan.outputs, None))
+
+
+def _in_block(nodes: Sequence[Node], outputs: Sequence[Value], loop: Loop[Value, Value] | None) -> Iterator[Finding]:
+    read = {*outputs, *(value for node in nodes for value in node.inputs)}
+    on_devices = {value for node in nodes if isinstance(node, Fragment) for value in node.inputs}
+    captured = set() if loop is None else {*loop.block.inputs[: len(loop.captured)]}
+    for node in nodes:
+        if isinstance(node, ColocatedCall):
+            if loop is not None and node.callee.is_pure and captured.issuperset(node.inputs):
+                yield _invariant(node, loop)
+            if loop is not None and _makes_one_call(loop):
+                yield _one_by_one(node, loop)
+            elif node.outputs and read.isdisjoint(node.outputs):
+                yield _unused(node)
+            elif _could_run_ahead(node) and not on_devices.isdisjoint(node.outputs):
+                yield _waited_for(node)
+        for block in blocks_of(node):
+            yield from _in_block(block.nodes, block.outputs, node if isinstance(node, Loop) else None)
+
+
+def _invariant(call: _Call, loop: Loop[Value, Value]) -> Finding:
+    return _finding(
+        "invariant call",
+        call,
+        f"{call.callee.name} is pure and called in every iteration{_times(loop)} with the same arguments",
+        "call it before the loop",
+    )
+
+
+def _unused(call: _Call) -> Finding:
+    return _finding(
+        "unused result",
+        call,
+        f"{call.callee.name} returns what nothing uses, which is put to the devices nevertheless",
+        "let it return None, with out_specs_fn=lambda *args: None, or say pure=True if it is to be left out",
+    )
+
+
+def _could_run_ahead(call: _Call) -> bool:
+    options = call.callee.options
+    return not call.inputs and not options.run_ahead and options.mode != "inline" and call.callee.shards is None
+
+
+def _waited_for(call: _Call) -> Finding:
+    return _finding(
+        "waited for",
+        call,
+        f"the devices wait for {call.callee.name}, which has no arguments and could be called earlier",
+        "let it run ahead: specialize(run_ahead=2)",
+    )
+
+
+def _makes_one_call(loop: Loop[Value, Value]) -> bool:
+    """Whether a loop, of the user or of `jax.vmap`, does nothing but make a call with one slice after the other."""
+    body = loop.eqn.params.get("jaxpr")
+    eqns = [] if body is None else body.jaxpr.eqns
+    return loop.eqn.primitive.name == "scan" and len(eqns) == 1 and eqns[0].primitive is colocated_call_p
+
+
+def _one_by_one(call: _Call, loop: Loop[Value, Value]) -> Finding:
+    return _finding(
+        "one by one",
+        call,
+        f"{call.callee.name} is called for one slice after the other{_times(loop)}, and the loop does nothing else",
+        "call it once with all slices: vmap_method='expand_dims' under jax.vmap, or without the loop",
+    )
+
+
+def _times(loop: Loop[Value, Value]) -> str:
+    return "" if loop.trip_count is None else f" ({loop.trip_count:,} times)"
+
+
+def _finding(kind: str, call: _Call, text: str, suggestion: str) -> Finding:
+    nbytes = sum(value.nbytes for value in (*call.inputs, *call.outputs))
+    return Finding(kind, nbytes, text, suggestion, call.site)

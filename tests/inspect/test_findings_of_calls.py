@@ -1,0 +1,108 @@
+"""What `explain` finds about calls: each in a program that has it, and not in one that is written as it says."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import partjit
+from partjit import pjit
+from partjit.colocated import colocated_python
+from partjit.inspect import explain
+
+X = np.arange(8, dtype=np.float32)
+like = {"out_specs_fn": lambda x: x}
+
+
+def table(x):
+    return x
+
+
+def note(x):
+    return x
+
+
+def batch():
+    return jnp.ones(8)
+
+
+pure = colocated_python(table, pure=True, **like)
+effect = colocated_python(table, **like)
+quiet = colocated_python(note, out_specs_fn=lambda x: None)
+noted = colocated_python(note, **like)
+batches = {"out_specs": jax.ShapeDtypeStruct((8,), np.float32)}
+load = colocated_python(batch, **batches)
+both = colocated_python(lambda a, b: a, pure=True, out_specs_fn=lambda a, b: a)
+at_once = colocated_python(table, vmap_method="expand_dims", **like)
+
+
+def repeated(body):
+    return lambda x: jax.lax.fori_loop(0, 10, lambda _, c: body(c, x), x)
+
+
+def invariant_before(x):
+    found = pure(x)
+    return jax.lax.fori_loop(0, 10, lambda _, c: c + found, x)
+
+
+WITH = {
+    "invariant call": (
+        repeated(lambda c, x: c + pure(x)),
+        "table is pure and called in every iteration (10 times) with the same arguments",
+        "call it before the loop",
+    ),
+    "unused result": (
+        lambda x: (noted(x.sum()), x + 1)[1],
+        "note returns what nothing uses, which is put to the devices nevertheless",
+        "let it return None, with out_specs_fn=lambda *args: None, or say pure=True if it is to be left out",
+    ),
+    "waited for": (
+        lambda x: load() + x,
+        "the devices wait for batch, which has no arguments and could be called earlier",
+        "let it run ahead: specialize(run_ahead=2)",
+    ),
+    "one by one": (
+        lambda x: jax.vmap(effect)(x) + 1,
+        "table is called for one slice after the other (8 times), and the loop does nothing else",
+        "call it once with all slices: vmap_method='expand_dims' under jax.vmap, or without the loop",
+    ),
+}
+
+WITHOUT = {
+    "a pure call before the loop": invariant_before,
+    "a pure call with what changes": repeated(lambda c, x: pure(c) + x),
+    "a pure call with both": repeated(both),
+    "an effect in each iteration": repeated(lambda c, x: c + effect(x)),
+    "a log": lambda x: (quiet(x.sum()), x + 1)[1],
+    "a log in a loop": repeated(lambda c, _: (quiet(c.sum()), c + 1)[1]),
+    "a log whose result is returned": lambda x: (noted(x.sum()), x + 1),
+    "a pure call that is left out": lambda x: (pure(x.sum()), x + 1)[1],
+    "a loader ahead": lambda x: colocated_python(batch, run_ahead=2, **batches)() + x,
+    "a loader that has to be inline": lambda x: colocated_python(batch, mode="inline", **batches)() + x,
+    "a loader that the devices do not wait for": lambda x: (load(), x + 1),
+    "a call with arguments": lambda x: effect(x) + 1,
+    "a batch at once": lambda x: jax.vmap(at_once)(x) + 1,
+    "a loop that does something else too": lambda x: jax.lax.map(lambda s: effect(s) + 1, x),
+    "a predicate": lambda x: jax.lax.while_loop(lambda c: effect(c.sum()) < 100, lambda c: c + 1, x),
+}
+
+
+@pytest.mark.parametrize("kind", WITH)
+@pytest.mark.parametrize("size", [1, 8])
+def test_a_call_that_costs_more_than_it_needs_is_found(kind, size):
+    function, text, suggestion = WITH[kind]
+    mesh = partjit.Mesh(np.array(jax.devices()[:size]), "x")
+    for program in (pjit(function), pjit(function, in_axis_resources=P("x"))):
+        report = explain(program, X, mesh=mesh)
+        (finding,) = report.findings
+        assert (finding.kind, finding.text, finding.suggestion) == (kind, text, suggestion)
+        assert finding.site is not None
+        assert finding.site[0] == __file__
+        assert finding.nbytes > 0
+        assert text in str(report)
+
+
+@pytest.mark.parametrize("case", WITHOUT)
+def test_what_is_written_as_it_should_be_is_no_finding(mesh, case):
+    assert explain(pjit(WITHOUT[case]), X, mesh=mesh).findings == ()
