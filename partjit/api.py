@@ -14,6 +14,7 @@ from partjit.arguments import (
     check_callable,
     check_names,
     check_numbers,
+    host_argument_numbers,
     name_of,
     signature_of,
     source_of,
@@ -41,7 +42,8 @@ class _Stages:
     def trace(self, *args: PyTree, **kwargs: PyTree) -> Traced:
         """Traces and validates a call with these arguments (`jax.ShapeDtypeStruct` will do) without executing it."""
         program, leaves = infer_program(self._fun, self._definition, args, kwargs)
-        return (PlannedTraced if is_program_with_calls(program.jaxpr) else Traced)(program, leaves)
+        is_planned = program.host or is_program_with_calls(program.jaxpr)
+        return (PlannedTraced if is_planned else Traced)(program, leaves)
 
     def plan(self, *args: PyTree, **kwargs: PyTree) -> Plan:
         """The plan of a call with these arguments: the fragments to dispatch and the colocated calls to make, in order.
@@ -70,6 +72,8 @@ def pjit(
     out_shardings: PyTree = UNSPECIFIED,
     static_argnames: str | Iterable[str] | None = None,
     donate_argnames: str | Iterable[str] | None = None,
+    host_argnums: int | Sequence[int] = (),
+    host_argnames: str | Iterable[str] | None = None,
     keep_unused: bool = False,
     name: str | None = None,
 ) -> Any:
@@ -94,7 +98,10 @@ def pjit(
         static_argnums: numbers of arguments that are compile-time constants; they must be hashable.
         donate_argnums: numbers of arguments whose buffers the program may reuse; they are gone after the call.
         in_shardings, out_shardings: today's names of `in_axis_resources` and `out_axis_resources`.
-        static_argnames, donate_argnames: the same as the numbers, by name.
+        host_argnums: numbers of arguments that only colocated functions get: any objects, such as texts, paths and
+            configurations. Unlike static arguments they need not be hashable, and another object neither traces nor
+            compiles anything anew; but their values are not known while `fun` is traced.
+        static_argnames, donate_argnames, host_argnames: the same as the numbers, by name.
         keep_unused: pass arguments that `fun` does not read to the executable all the same.
         name: what the program is called, `fun.__name__` by default.
 
@@ -128,6 +135,8 @@ def pjit(
     donate_argnums = check_numbers("pjit", "donate_argnums", donate_argnums)
     static_argnames = check_names("pjit", "static_argnames", static_argnames)
     donate_argnames = check_names("pjit", "donate_argnames", donate_argnames)
+    host_argnums = check_numbers("pjit", "host_argnums", host_argnums)
+    host_argnames = check_names("pjit", "host_argnames", host_argnames)
     keep_unused = require_flag("pjit", "keep_unused", keep_unused)
     require("pjit", "name", name, str | None, "the name of the program, a str, or None")
     if fun is None:
@@ -141,6 +150,8 @@ def pjit(
             out_shardings=out_shardings,
             static_argnames=static_argnames,
             donate_argnames=donate_argnames,
+            host_argnums=host_argnums,
+            host_argnames=host_argnames,
             keep_unused=keep_unused,
             name=name,
         )
@@ -151,6 +162,8 @@ def pjit(
     static, donate = argument_numbers(
         fun, signature, (static_argnums, static_argnames), (donate_argnums, donate_argnames)
     )
+    others = {"static": static, "donated": donate}
+    host = host_argument_numbers(fun, signature, (host_argnums, host_argnames), others)
     definition = Definition(
         name or name_of(fun),
         source_of(fun),
@@ -163,6 +176,7 @@ def pjit(
         static,
         donate,
         keep_unused,
+        host,
     )
     stages = _Stages(fun, definition)
     methods = {"trace": stages.trace, "plan": stages.plan, "lower": stages.lower, "eval_shape": stages.eval_shape}

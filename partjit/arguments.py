@@ -30,8 +30,10 @@ __all__ = [
     "check_results",
     "flatten_arguments",
     "flattened_results",
+    "host_argument_numbers",
     "known_paths",
     "name_of",
+    "parameter_names",
     "positions",
     "require_values",
     "signature_of",
@@ -98,6 +100,31 @@ def argument_numbers(
         fun, signature, donate_given, static_given
     )
     return (tuple(static_numbers), tuple(static_names)), (tuple(donate_numbers), tuple(donate_names))
+
+
+def host_argument_numbers(
+    fun: Function, signature: inspect.Signature | None, host: _Given, others: Mapping[str, Numbered]
+) -> Numbered:
+    """The (numbers, names) of host arguments that the user gave, completed from the signature.
+
+    Args:
+        fun: the user's function.
+        signature: its signature, or None if it has none.
+        host: the pair, as `check_numbers` and `check_names` give it.
+        others: those of other arguments, which must be others, by what they are.
+
+    Raises:
+        ValueError: a number or a name is not in the signature, or one of an argument that is something else as well.
+    """
+    numbers, names = host
+    _check_signature(fun, signature, "host", numbers or (), names or ())
+    given = (numbers or None if names is not None else numbers), names
+    *_, found_numbers, found_names = resolve_argnums(fun, signature, ((), None), given)
+    for what, (their_numbers, their_names) in others.items():
+        both = [*({*found_numbers} & {*their_numbers}), *({*found_names} & {*their_names})]
+        if both:
+            raise ValueError(f"pjit: {abridged(both[0])} names a host argument, which cannot be {what} as well")
+    return tuple(found_numbers), tuple(found_names)
 
 
 def check_numbers(where: str, option: str, given: object) -> tuple[int, ...]:
@@ -238,7 +265,7 @@ def flatten_arguments(
     """
     static_numbers = positions(static[0], len(args))
     donated_numbers = positions(donate[0], len(args))
-    names = _parameter_names(signature, len(args))
+    names = parameter_names(signature, len(args))
     dynamic = [(names[i], i in donated_numbers, arg) for i, arg in enumerate(args) if i not in static_numbers]
     dynamic_kwargs = {name: value for name, value in kwargs.items() if name not in static[1]}
 
@@ -276,7 +303,7 @@ def positions(numbers: Sequence[int], count: int) -> set[int]:
     return {number % count for number in numbers if -count <= number < count}
 
 
-def _parameter_names(signature: inspect.Signature | None, count: int) -> list[str]:
+def parameter_names(signature: inspect.Signature | None, count: int) -> list[str]:
     """The name of each positional argument in the user's function; `rest[1]` for those a `*rest` takes."""
     names: list[str] = []
     for parameter in signature.parameters.values() if signature is not None else ():

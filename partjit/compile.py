@@ -28,6 +28,7 @@ from partjit._jax.stages import make_args_info
 from partjit._jax.tracing import low_jaxpr
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.devices import incompatible_devices
+from partjit.host_objects import HostReference
 from partjit.mesh import describe_mesh, has_explicit_axes
 from partjit.primitive import device_witness, shardings_of
 from partjit.render.numbers import counted
@@ -53,6 +54,7 @@ class Program:
         in_tree: the structure of `(args, kwargs)` without static arguments.
         out_tree: the structure of the result.
         arg_paths: the key path of each argument of the user's (not of `consts`).
+        host: position, in a call without the static arguments, or name of each host argument.
     """
 
     jaxpr: ClosedJaxpr
@@ -66,6 +68,7 @@ class Program:
     in_tree: PyTreeDef
     out_tree: PyTreeDef
     arg_paths: tuple[str, ...]
+    host: tuple[tuple[int | str, HostReference], ...] = ()
 
     @property
     def params(self) -> dict[str, Any]:

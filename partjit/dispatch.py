@@ -33,6 +33,7 @@ from partjit._jax.tracing import abstractify, trace_state_clean
 from partjit._jax.types import PyTree
 from partjit.arguments import Function, Numbered, positions, require_values
 from partjit.compile import Program, lower
+from partjit.host_objects import given
 from partjit.infer import Definition, forget, infer_program
 from partjit.mesh import auto_twin, has_explicit_axes, is_tracing_program
 from partjit.placement import Misplaced, misplaced, reshard
@@ -66,13 +67,20 @@ class CacheMiss:
         self._fun = fun
         self._definition = definition
         self._misplacement = Misplaced(definition.name)
-        self.recent = Recent(definition.static)
+        self.recent = Recent(definition.static, definition.host)
         self.functions: tuple[Any, ...] = ()
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> Outcome:
         """The outcome of a call."""
         if _letting_in.is_on:
             return None, None, False
+        objects = self._definition.referenced(args, kwargs)[2]
+        if not objects:
+            return self._outcome(args, kwargs)
+        with given(objects):  # which C++ knows nothing of, so that there is no fast path
+            return self._outcome(args, kwargs)[0], None, False
+
+    def _outcome(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> Outcome:
         result = self.recent.call(args, kwargs)
         if result is not UNKNOWN:
             return result, None, False

@@ -22,6 +22,7 @@ from partjit._jax.types import PyTree
 from partjit.arguments import Function, flattened_results
 from partjit.colocated.ir.eager import DefaultSharding, as_array, evaluated_with
 from partjit.compile import own_sharding
+from partjit.host_objects import check_returned, given
 from partjit.infer import Definition, infer, out_specs_of
 from partjit.mesh import auto_twin, tracing_under
 from partjit.plan.passes.propagate import default_sharding
@@ -51,6 +52,10 @@ class OnValues:
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """The result of a call."""
+        with given(self._definition.referenced(args, kwargs)[2]):
+            return self._result(args, kwargs)
+
+    def _result(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> PyTree:
         fun = self._fun()
         assert fun is not None
         known = infer(self._definition, args, kwargs)
@@ -62,9 +67,11 @@ class OnValues:
         default = default_sharding(inside, map(own_sharding, arguments.leaves))
         shardings = shardings_of(known.in_specs, inside)
         leaves = [_placed(leaf, s, default, inside) for leaf, s in zip(arguments.leaves, shardings, strict=True)]
-        given, named = with_static(arguments.tree, leaves, arguments.static)
+        positional, named = with_static(arguments.tree, leaves, arguments.static)
         with evaluated_with(default), tracing_under(mesh):
-            returned, paths, out_tree = flattened_results(fun(*given, **named), name)
+            result = fun(*positional, **named)
+            check_returned(result, name)
+            returned, paths, out_tree = flattened_results(result, name)
         results = [*map(as_array, returned)]
         avals = [*map(abstractify, results)]
         out_specs = out_specs_of(self._definition, out_tree, avals)

@@ -21,6 +21,7 @@ from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import Arguments, Function, Numbered, Statics, abstract_argument, check_call, flatten_arguments
 from partjit.compile import Program
 from partjit.errors import ShardingError
+from partjit.host_objects import HostReference, referenced
 from partjit.mesh import ambient_mesh, program_mesh
 from partjit.spec import FROM_ARRAY, ParsedPartitionSpec, Spec
 from partjit.structs import is_abstract, on_devices, require_devices
@@ -47,6 +48,7 @@ class Definition:
         in_specs, out_specs: the parsed spec trees.
         static, donate: (numbers, names) of static and donated arguments in the user's numbering.
         keep_unused: see `Program`.
+        host: (numbers, names) of host arguments.
     """
 
     name: str
@@ -59,6 +61,20 @@ class Definition:
     static: Numbered
     donate: Numbered
     keep_unused: bool
+    host: Numbered = ((), ())
+
+    @functools.cached_property
+    def untraced(self) -> Numbered:
+        """(numbers, names) of the arguments that are not traced: static and host arguments."""
+        return self.static[0] + self.host[0], self.static[1] + self.host[1]
+
+    def referenced(
+        self, args: Sequence[PyTree], kwargs: dict[str, PyTree]
+    ) -> tuple[Sequence[PyTree], dict[str, PyTree], dict[HostReference, object]]:
+        """The arguments of a call with references in the place of host arguments, and what these refer to."""
+        if self.host == ((), ()):
+            return args, kwargs, {}
+        return referenced(self.name, self.signature, self.host, args, kwargs)
 
     @functools.cached_property
     def dispatch_key(self) -> tuple[Hashable, ...]:
@@ -72,7 +88,7 @@ class Definition:
         leaves = [*in_leaves, *out_leaves]
         ranks = tuple(len(leaf) if isinstance(leaf, ParsedPartitionSpec) else -1 for leaf in leaves)
         names = (self.name, self.in_name, self.out_name)
-        return (tuple(leaves), in_tree, out_tree, ranks, names, self.static, self.donate, self.keep_unused)
+        return (tuple(leaves), in_tree, out_tree, ranks, names, self.static, self.donate, self.keep_unused, self.host)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,9 +110,10 @@ class Inferred:
 
 def infer(definition: Definition, args: Sequence[PyTree], kwargs: dict[str, PyTree]) -> Inferred:
     """What is known of a call before the function is traced."""
+    args, kwargs, _ = definition.referenced(args, kwargs)
     check_call(definition.name, definition.signature, definition.static, definition.donate, args, kwargs)
     _check_keywords(definition, kwargs)
-    arguments = flatten_arguments(definition.signature, args, kwargs, definition.static, definition.donate)
+    arguments = flatten_arguments(definition.signature, args, kwargs, definition.untraced, definition.donate)
     arguments = on_devices(arguments, ambient_mesh())
     avals = tuple(
         abstract_argument(leaf, path, definition.name)
@@ -184,6 +201,17 @@ def _program(
         in_tree,
         traced.out_tree,
         paths,
+        _host_arguments(static),
+    )
+
+
+def _host_arguments(static: Statics) -> tuple[tuple[int | str, HostReference], ...]:
+    """The host arguments among those that are not traced, numbered as in a call without static arguments."""
+    static_numbers = [key for key, value in static if isinstance(key, int) and not isinstance(value, HostReference)]
+    return tuple(
+        (key - sum(number < key for number in static_numbers) if isinstance(key, int) else key, value)
+        for key, value in static
+        if isinstance(value, HostReference)
     )
 
 
@@ -236,7 +264,7 @@ def _spec_of_array(leaf: object, path: str, in_name: str) -> Spec:
 
 
 def _check_keywords(definition: Definition, kwargs: dict[str, PyTree]) -> None:
-    dynamic = [name for name in kwargs if name not in definition.static[1]]
+    dynamic = [name for name in kwargs if name not in definition.untraced[1]]
     specs = definition.in_specs
     if dynamic and not isinstance(specs, UnspecifiedValue) and specs is not FROM_ARRAY:
         raise ValueError(

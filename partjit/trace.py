@@ -17,6 +17,7 @@ from partjit._jax.caches import weakref_cache
 from partjit._jax.tracing import name_results, separate_consts, trace_to_jaxpr
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import Function, Statics, flattened_results, name_of
+from partjit.host_objects import check_returned
 from partjit.mesh import tracing_under
 
 __all__ = ["TRACE_EVENT", "Trace", "trace", "with_static"]
@@ -72,7 +73,9 @@ def trace(
     def flat_fun(*leaves: object) -> list[object]:
         nonlocal out_paths, out_tree
         args, kwargs = with_static(in_tree, leaves, static)
-        results, out_paths, out_tree = flattened_results(fun(*args, **kwargs), name_of(fun))
+        returned = fun(*args, **kwargs)
+        check_returned(returned, name_of(fun))
+        results, out_paths, out_tree = flattened_results(returned, name_of(fun))
         return results
 
     start = time.perf_counter()

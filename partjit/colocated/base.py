@@ -40,6 +40,7 @@ class Colocated(abc.ABC):
 
         Args:
             in_specs: `(args, kwargs)` with a `jax.ShapeDtypeStruct` for each array; without a sharding, any will do.
+                None for an argument that is no array.
             out_specs_fn: computes `out_specs` from the ShapeDtypeStructs of the arguments; called once per kind of
                 arguments, in the calling thread.
             devices: devices or a mesh; the function runs on their hosts. Required if there are no array arguments.

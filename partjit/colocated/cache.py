@@ -9,13 +9,14 @@ from jax.core import ShapedArray
 from jax.sharding import Sharding
 
 from partjit._jax.caches import CacheGroup
-from partjit._jax.shardings import device_list
+from partjit._jax.shardings import default_device, device_list
 from partjit._jax.types import Device, PyTree, PyTreeDef
 from partjit.colocated.definition import Definition
 from partjit.colocated.runtime.specs import InSpecs, OutSpecs, argument_paths, require_array, struct_of
 from partjit.colocated.runtime.streams import Stream
 from partjit.colocated.specialization import Specialization
 from partjit.devices import ids_of
+from partjit.host_objects import has_objects
 
 __all__ = ["CacheInfo", "SpecializationCache"]
 
@@ -81,7 +82,8 @@ class SpecializationCache:
             return argument_paths(definition.function.signature, args, kwargs)
 
         def make() -> Specialization:
-            devices = options.devices or _devices_of(leaves, paths(), name)
+            is_of_objects = not leaves and has_objects(tree)
+            devices = options.devices or (_default() if is_of_objects else _devices_of(leaves, paths(), name))
             # An object of its own, also where the user gave the specs: it remembers arguments of one specialization.
             own = options.in_specs and options.in_specs.leaves
             in_specs = InSpecs(own or [struct_of(leaf.aval, leaf.sharding) for leaf in leaves], tree)
@@ -156,6 +158,12 @@ class SpecializationCache:
 def _kind_of(leaf: jax.Array) -> tuple[Hashable, ...]:
     """What a specialization depends on in addition to the sharding."""
     return leaf.shape, leaf.dtype, leaf.aval.weak_type, getattr(leaf, "committed", True)
+
+
+def _default() -> tuple[Device, ...]:
+    """The default device, where a call with numbers alone runs as well."""
+    device = default_device()
+    return (device if isinstance(device, jax.Device) else jax.local_devices(backend=device)[0],)
 
 
 def _devices_of(leaves: Sequence[jax.Array], paths: Sequence[str], name: str) -> tuple[Device, ...]:

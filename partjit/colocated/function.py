@@ -2,7 +2,7 @@
 
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self, Unpack, overload
 
 import jax
@@ -10,7 +10,7 @@ from jax.core import Tracer
 
 from partjit._jax.meshes import manual_axes
 from partjit._jax.tracing import is_eager, is_staged
-from partjit._jax.types import PyTree
+from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import name_of, signature_of
 from partjit.checks import require, require_callable, require_synchronous, unsorted
 from partjit.colocated.base import Colocated
@@ -20,9 +20,11 @@ from partjit.colocated.ir.custom_derivatives import Derivatives
 from partjit.colocated.ir.eager import body
 from partjit.colocated.ir.tracing import TracedCalls
 from partjit.colocated.options import OptionArguments, Options, takes_options
-from partjit.colocated.runtime.host_values import is_host_value, put_arguments
+from partjit.colocated.runtime.host_values import is_host_value, is_object, put_arguments
 from partjit.colocated.runtime.run_ahead import RunAhead
+from partjit.colocated.runtime.specs import argument_paths
 from partjit.colocated.serialization import copied
+from partjit.host_objects import HostReference, given
 
 __all__ = ["ColocatedFunction", "colocated_python"]
 
@@ -83,6 +85,8 @@ class ColocatedFunction(Colocated):
             raise unsorted(error, f"An argument of {self._name}") from None
         if any(isinstance(leaf, Tracer) for leaf in leaves):
             return self._traced.bind(args, kwargs)
+        if any(map(is_object, leaves)):
+            return self._call_with_objects(args, kwargs, leaves, tree)
         if any(map(is_host_value, leaves)):
             options = self.options
             specs = options.in_specs and options.in_specs.leaves
@@ -90,6 +94,17 @@ class ColocatedFunction(Colocated):
                 leaves = put_arguments(leaves, specs, options.devices)
             args, kwargs = tree.unflatten(leaves)
         return cache.find(self._definition, args, kwargs)(args, kwargs, leaves, False)
+
+    def _call_with_objects(
+        self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], leaves: Sequence[object], tree: PyTreeDef
+    ) -> PyTree:
+        """Calls the function, which gets those of the flat arguments as they are that are no arrays."""
+        paths = argument_paths(self._definition.function.signature, args, kwargs)
+        objects = {HostReference(self._name, p): x for p, x in zip(paths, leaves, strict=True) if is_object(x)}
+        references = dict(zip((reference.path for reference in objects), objects, strict=True))
+        args, kwargs = tree.unflatten([references.get(p, x) for p, x in zip(paths, leaves, strict=True)])
+        with given(objects):
+            return self(*args, **kwargs)
 
     def discard_ahead(self) -> int:
         """Drops the calls that `run_ahead` has made and the program has not taken.
@@ -145,12 +160,12 @@ def colocated_python(
 ) -> ColocatedFunction | Callable[[Callable[..., PyTree]], ColocatedFunction]:
     """Makes a function run on the hosts of its arguments' devices, asynchronously to the devices.
 
-    The function is called with concrete arrays on CPU devices of the hosts, and may do anything: read files, start
-    threads, use jax and partjit. It must return arrays, in any tree, or None. Without `out_specs` and `out_specs_fn`,
-    the first call with arguments of new types or shardings runs in the caller, which shows what the function returns.
-    All other calls return before the function has run, with arrays that wait when their values are used. Calls of one
-    thread run in program order. An exception of the function is raised where a result is used, or by
-    `colocated.wait()`.
+    The function is called with concrete arrays on CPU devices of the hosts, and with other arguments as they are. It
+    may do anything: read files, start threads, use jax and partjit. It must return arrays, in any tree, or None.
+    Without `out_specs` and `out_specs_fn`, the first call with arguments of new types or shardings runs in the caller,
+    which shows what the function returns. All other calls return before the function has run, with arrays that wait
+    when their values are used. Calls of one thread run in program order. An exception of the function is raised where a
+    result is used, or by `colocated.wait()`.
 
     Captured values are copied at the first call for each kind of arguments, as if the function were sent to another
     host (and again after `jax.clear_caches()`). Modules, and what can be imported from them, are not copied.
@@ -165,8 +180,8 @@ def colocated_python(
 
     Raises:
         TypeError: `fun` is not callable.
-        ValueError: on a call: an argument or a result is not an array, the arguments are on different devices, no
-            devices are known, or a result contradicts its specs.
+        ValueError: on a call: a result is not an array, or an argument is the type of one; the arguments are on
+            different devices, no devices are known, or a result contradicts its specs.
 
     Example:
         >>> import numpy as np

@@ -34,6 +34,7 @@ from partjit.colocated.runtime.run_ahead import Prepared
 from partjit.colocated.runtime.shards import Shards, on_each_shard, per_shard
 from partjit.colocated.runtime.specs import InSpecs, OutSpec, OutSpecs, argument_paths, flat_values, struct_of
 from partjit.colocated.runtime.streams import Stream, current_stream, inside
+from partjit.host_objects import with_objects
 
 __all__ = ["Specialization"]
 
@@ -192,10 +193,9 @@ class Specialization:
             out_specs = options.out_specs_for(self.in_specs.tree, inputs)
             self.out_specs = OutSpecs.of_user(out_specs, self._default_sharding, self._uncommitted)
         if self._is_here:
-            self._target = self._function.load()
+            self._target = with_objects(self._function.load(), self.in_specs.tree)
             if options.arrays == "numpy":
-                args, kwargs = self.in_specs.tree.unflatten(self.in_specs.leaves)
-                paths = argument_paths(self._function.signature, args, kwargs)
+                paths = argument_paths(self._function.signature, *self.in_specs.tree.unflatten(self.in_specs.leaves))
                 self._target = with_numpy_arguments(self._target, self._name, paths)
             if self._shards is not None and self.out_specs is not None:
                 self._target = on_each_shard(self._target, self._name, self._shards, self.out_specs)

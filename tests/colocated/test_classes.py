@@ -354,7 +354,7 @@ def test_plain_functions_are_exposed_and_data_is_not():
 
 def test_arguments_of_methods_are_named_as_parameters():
     with pytest.raises(ValueError, match=r"only supports jax.Array.* at x\['deep'\] of Counter.add"):
-        Colocated(0).add({"deep": "3"})
+        Colocated(0).add({"deep": jax.ShapeDtypeStruct((), np.int32)})
 
 
 def test_a_method_that_returns_before_it_has_run_is_refused_when_it_is_used():

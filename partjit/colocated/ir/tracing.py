@@ -22,10 +22,15 @@ from partjit.colocated.ir.control_flow import install_patches
 from partjit.colocated.ir.custom_derivatives import Derivatives
 from partjit.colocated.ir.eager import as_array, body, call_in_body
 from partjit.colocated.ir.primitive import Callee, colocated_call_p
+from partjit.colocated.runtime.host_values import is_object
 from partjit.colocated.runtime.specs import argument_paths, require_array, spec_structs, struct_of
 from partjit.colocated.runtime.streams import Stream, traced_stream
+from partjit.host_objects import HostConstant, has_objects
 
 __all__ = ["TracedCalls"]
+
+
+_MOST_CALLEES = 1024
 
 
 class TracedCalls:
@@ -50,9 +55,9 @@ class TracedCalls:
         leaves = [leaf for _, leaf in with_paths]
         paths = argument_paths(function.signature, args, kwargs)
         with self.naming_overflows(leaves, args, kwargs):
-            leaves = [*map(as_array, leaves)]
+            leaves = [HostConstant(leaf) if is_object(leaf) else as_array(leaf) for leaf in leaves]
         for leaf, path in zip(leaves, paths, strict=True):
-            if not isinstance(leaf, Tracer):
+            if not isinstance(leaf, Tracer | HostConstant):
                 require_array(leaf, lambda path=path: f"{path} of {function.name}")
         args, kwargs = jax.tree.unflatten(tree, leaves)
         if self._derivatives is None:
@@ -77,6 +82,8 @@ class TracedCalls:
         paths = argument_paths(self._definition.function.signature, args, kwargs)
         avals = tuple(map(abstractify, leaves))
         key = tree, avals
+        if len(self._callees) >= _MOST_CALLEES:  # there may be an object of its own in every call
+            self._callees.clear()
         callee = self._callees.get(key)
         if callee is None:
             callee = self._callees[key] = self._make(tree, avals, paths)
@@ -89,10 +96,11 @@ class TracedCalls:
 
     def _make(self, tree: PyTreeDef, avals: tuple[ShapedArray, ...], paths: tuple[str, ...]) -> Callee:
         definition, options, name = self._definition, self._definition.options, self._definition.name
-        if options.run_ahead and avals:
+        if options.run_ahead and (avals or has_objects(tree)):
             raise ValueError(
                 f"run_ahead={options.run_ahead} lets calls of {name} be made before their results are requested, "
-                f"which can only be done with calls that have no arguments; this one has {', '.join(paths)}"
+                "which can only be done with calls that have no arguments; this one has "
+                f"{', '.join(paths) or 'objects'}"
             )
         if options.run_ahead and options.mode == "inline":
             raise ValueError(f"run_ahead={options.run_ahead} needs a thread, but {name} has mode='inline'")

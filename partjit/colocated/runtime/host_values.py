@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.core import ShapedArray
+from jax.core import AbstractValue, ShapedArray
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from partjit._jax.arrays import PRNGKeyArray, numpy_putter, shareable
@@ -22,6 +22,7 @@ __all__ = [
     "HostArgument",
     "HostValue",
     "is_host_value",
+    "is_object",
     "owned",
     "put_arguments",
     "put_host_arguments",
@@ -51,6 +52,14 @@ def _is_of_jax(dtype: np.dtype) -> bool:
     if dtype.kind == "V":  # the dtypes of ml_dtypes, bfloat16 for example, are of the kind of records
         return bool(jax.numpy.issubdtype(dtype, np.number))
     return dtype.kind not in KINDS_OF_NUMPY and dtype not in (np.longdouble, np.clongdouble)
+
+
+def is_object(value: object) -> bool:
+    """Whether an argument of a colocated function is an object that it gets as it is, and no array or type of one."""
+    if isinstance(value, jax.Array) or is_host_value(value):
+        return False
+    # What jax computes with, such as a ref, has a type.
+    return not isinstance(value, jax.ShapeDtypeStruct | AbstractValue) and not hasattr(value, "aval")
 
 
 class HostValue:

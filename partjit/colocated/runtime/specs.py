@@ -28,6 +28,7 @@ from partjit.arguments import flatten_arguments
 from partjit.checks import flattened, shown, unsorted
 from partjit.colocated.runtime.host_values import KINDS_OF_NUMPY, HostValue, is_host_value, owned
 from partjit.colocated.runtime.pending import PendingArray
+from partjit.host_objects import without_objects
 
 __all__ = [
     "InSpecs",
@@ -53,7 +54,7 @@ def require_array(value: object, path: Callable[[], str]) -> None:
         return
     raise ValueError(
         f"colocated_python only supports jax.Array as input and output, but got {type(value)} at {path()}. NumPy "
-        "arrays and numbers are converted, if jax has their dtype; anything else has to be captured by the function"
+        "arrays and numbers are converted, if jax has their dtype; other objects are taken, but not returned"
     )
 
 
@@ -130,8 +131,8 @@ class InSpecs:
             paths: returns their key paths.
             check_shardings: whether to check their shardings.
         """
-        if tree != self.tree:
-            raise ValueError(f"in_specs do not fit the arguments: expected the structure {self.tree}, but got {tree}")
+        if self.tree not in (tree, bare := without_objects(tree)):
+            raise ValueError(f"in_specs do not fit the arguments: expected the structure {self.tree}, but got {bare}")
         wrong = []
         for i, (leaf, spec) in enumerate(zip(leaves, self.leaves, strict=True)):
             fits = leaf.shape == spec.shape and leaf.dtype == spec.dtype

@@ -43,11 +43,12 @@ class Recent:
     """The last calls of one function, of different kinds.
 
     Args:
-        static: the numbers and names of its static arguments.
+        static, host: the numbers and names of its static and of its host arguments.
     """
 
-    def __init__(self, static: Numbered) -> None:
+    def __init__(self, static: Numbered, host: Numbered) -> None:
         self._static = static
+        self._host = host
         self._calls: tuple[tuple[object, PyTreeDef, list[object], _Typed, Placing, Run, PyTreeDef], ...] = ()
         _recents.add(self)
 
@@ -56,7 +57,7 @@ class Recent:
         if not self._calls or not is_eager():
             return UNKNOWN
         statics: _Typed = ()
-        if self._static[0] or self._static[1]:
+        if any((*self._static, *self._host)):
             args, kwargs, statics = self._separated(args, kwargs)
         for known in self._calls:
             context, tree, kinds, static_values, placing, run, out_tree = known
@@ -105,9 +106,10 @@ class Recent:
     def _separated(
         self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
     ) -> tuple[tuple[PyTree, ...], dict[str, PyTree], _Typed]:
-        """The arguments without static ones, and those."""
+        """The arguments without static ones and host arguments, and the static ones."""
         numbers, names = positions(self._static[0], len(args)), self._static[1]
         static = [(i, args[i]) for i in sorted(numbers)] + [(name, kwargs[name]) for name in names if name in kwargs]
+        numbers, names = numbers | positions(self._host[0], len(args)), (*names, *self._host[1])
         dynamic = tuple(arg for i, arg in enumerate(args) if i not in numbers)
         dynamic_kwargs = {name: value for name, value in kwargs.items() if name not in names}
         return dynamic, dynamic_kwargs, tuple((which, type(value), value) for which, value in static)

@@ -20,6 +20,7 @@ from partjit.arguments import abstract_argument, require_values
 from partjit.colocated.ir.eager import DefaultSharding
 from partjit.colocated.runtime.streams import current_stream
 from partjit.compile import Program, Traced, own_sharding
+from partjit.host_objects import HostReference, given
 from partjit.plan.ir.calls import names_of_calls, streams_of
 from partjit.plan.plan import Plan
 from partjit.plan.run.link import Run, compile_fragment, link
@@ -138,6 +139,10 @@ class PlannedCompiled(_Stage):
             TypeError: the structure or the types of the arguments are not those it was compiled for.
             ValueError: a committed array has another sharding than it was compiled for.
         """
+        objects = _host_objects(self._program, args, kwargs)
+        host = {key for key, _ in self._program.host}
+        args = tuple(arg for i, arg in enumerate(args) if i not in host)
+        kwargs = {name: value for name, value in kwargs.items() if name not in host}
         leaves, tree = jax.tree.flatten((args, kwargs))
         if tree != self.in_tree:
             raise TypeError(
@@ -159,7 +164,8 @@ class PlannedCompiled(_Stage):
         self._check_shardings(leaves)
         plan = self._plan_of_caller()
         runnable = self._runnable(leaves) if plan is self.plan else runnable_of(plan, leaves, self._program.mesh)
-        return runnable(placing_of(plan, leaves).apply(leaves), self.out_tree)
+        with given(objects):
+            return runnable(placing_of(plan, leaves).apply(leaves), self.out_tree)
 
     def __repr__(self) -> str:
         return f"<compiled {repr(self.plan)[1:]}"
@@ -235,6 +241,18 @@ class PlannedCompiled(_Stage):
             lowered.fragment.name: executable.memory_analysis()
             for lowered, executable in zip(self._fragments, self._executables, strict=True)
         }
+
+
+def _host_objects(
+    program: Program, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]
+) -> dict[HostReference, object]:
+    """What the host arguments of a call are."""
+    objects = {}
+    for key, reference in program.host:
+        if not (key in kwargs if isinstance(key, str) else key < len(args)):
+            raise TypeError(f"{program.name} was compiled with its host argument {reference.path} and called without")
+        objects[reference] = kwargs[key] if isinstance(key, str) else args[key]
+    return objects
 
 
 def _struct(leaf: object) -> jax.ShapeDtypeStruct:

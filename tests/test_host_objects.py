@@ -1,0 +1,303 @@
+"""Objects that are no arrays: host arguments of programs, constants of traced functions, arguments of eager calls."""
+
+import gc
+import pathlib
+import weakref
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+
+from partjit import P, colocated, pjit
+from partjit.colocated import colocated_python, colocated_python_class
+from tests.colocated import rendezvous
+
+pytestmark = pytest.mark.usefixtures("meeting")
+
+nothing = {"out_specs_fn": lambda *xs, **kws: None}
+like = {"out_specs_fn": lambda x, *_: x}
+X = np.arange(8, dtype=np.float32)
+WAYS = [{"mode": "inline"}, {"mode": "stream"}, {"stream": "log"}, {"arrays": "numpy"}]
+
+
+class Config:
+    """It has no hash, and copies would be other objects."""
+
+    __hash__ = None
+
+    def __init__(self, rate=0.1):
+        self.rate = rate
+
+
+def recorded(*values):
+    rendezvous.logs["seen"].append(values)
+
+
+def seen():
+    colocated.wait()
+    found = [*rendezvous.logs["seen"]]
+    rendezvous.logs["seen"].clear()
+    return found
+
+
+def objects():
+    return [
+        "text",
+        pathlib.Path("a"),
+        {"rate": 0.1, "name": "x"},
+        [1, None],
+        Config(),
+        None,
+        len,
+        np.array(["a"]),
+        b"",
+        3,
+    ]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_a_call_of_a_program_gets_the_object_of_each_execution(mesh, way):
+    note = colocated_python(lambda x, config: recorded(float(x), config), **way, **nothing)
+    traces = []
+
+    @partial(pjit, host_argnums=1)
+    def step(x, config):
+        traces.append(config)
+        note(jnp.sum(x), config)
+        return 2 * x
+
+    given = objects()
+    with mesh:
+        for each in given:
+            np.testing.assert_array_equal(step(X, each), 2 * X)
+        for each in given:
+            np.testing.assert_array_equal(step(X, config=each), 2 * X)
+    found = seen()
+    assert [x for x, _ in found] == [28.0] * 2 * len(given)
+    assert all(a is b for (_, a), b in zip(found, 2 * given, strict=True))
+    assert len(traces) <= 2  # by position and by name
+
+
+def test_another_object_traces_and_compiles_nothing(compilations):
+    note = colocated_python(lambda x, config: recorded(config), stream="log", **nothing)
+    step = pjit(lambda x, config: (note(x, config), 2 * x)[1], host_argnames="config")
+    step(X, config=Config())
+    compilations.clear()
+    for _ in range(3):
+        step(X, config=Config())
+    assert len(seen()) == 4
+    assert not compilations
+
+
+def test_objects_are_dropped_after_the_call():
+    note = colocated_python(lambda x, config: None, stream="log", **nothing)
+    step = pjit(lambda x, config: (note(x, config), 2 * x)[1], host_argnums=1)
+    config = Config()
+    reference = weakref.ref(config)
+    step(X, config)
+    note(X, config)
+    colocated.wait()
+    del config
+    gc.collect()
+    assert reference() is None
+
+
+def test_they_go_wherever_calls_are(mesh):
+    note = colocated_python(lambda x, config: recorded(config), **nothing)
+    add = colocated_python(lambda x, config: x + len(config), **like)
+    shards = colocated_python(
+        lambda shard, config: recorded(config), layout="per_shard", out_specs_fn=lambda *_: None, mode="inline"
+    )
+    batched = colocated_python(lambda x, config: x + len(config), vmap_method="expand_dims", **like)
+
+    def nested(x, config):
+        return pjit(lambda x, inner: add(x, inner), host_argnums=1)(x, config) + jax.jit(lambda x: add(x, config))(x)
+
+    def loops(x, config):
+        x, _ = jax.lax.scan(lambda x, _: (add(x, config), None), x, length=3)
+        x = jax.lax.cond(jnp.sum(x) > 0, lambda x: add(x, config), lambda x: x, x)
+
+        def body(i, x):
+            jax.lax.cond(i % 2 == 0, lambda: note(x, config), lambda: None)
+            return x + 1
+
+        return jax.lax.fori_loop(0, 4, body, x)
+
+    def mapped(x, config):
+        def shard(x):
+            return add(x, config)
+
+        return jax.shard_map(shard, mesh=mesh, in_specs=P(("x", "y")), out_specs=P(("x", "y")))(x)
+
+    def batches(x, config):
+        return jax.vmap(lambda x: batched(x, config) + add(x, config))(x)
+
+    def of_shards(x, config):
+        shards(x, config)
+        return x
+
+    def derived(x, config):
+        return jax.grad(lambda x: jnp.sum(jnp.sin(jax.checkpoint(lambda x: (note(x, config), x * x)[1])(x))))(x)
+
+    cases = {nested: 4 * X / 2 + 6, loops: X + 16, mapped: X + 3, batches: 2 * X + 6, of_shards: X, derived: None}
+    for fun, expected in cases.items():
+        step = pjit(fun, host_argnums=1, in_axis_resources=P("x"))
+        with mesh:
+            for config in ("abc", ["a", "b", "c"]):
+                result = step(X, config)
+                if expected is not None:
+                    np.testing.assert_allclose(result, expected)
+                found = seen()
+                assert all(each is config for (each,) in found), fun
+                assert len(found) == {loops: 2, of_shards: 8, derived: 1}.get(fun, 0), fun
+
+
+def test_transformations_of_the_program_around_it():
+    note = colocated_python(lambda x, config: recorded(config), **nothing)
+    step = pjit(lambda x, config: (note(x, config), jnp.sum(x**2))[1], host_argnums=1)
+    config = Config()
+    np.testing.assert_array_equal(jax.grad(step)(X, config), 2 * X)
+    assert jax.vmap(step, (0, None))(np.stack([X, X]), config).shape == (2,)
+    assert float(jax.jvp(lambda x: step(x, config), (X,), (X,))[1]) == float(2 * np.sum(X**2))
+    with jax.disable_jit():
+        step(X, config)
+    assert [each is config for (each,) in seen()] == [True] * 5
+    outer = pjit(lambda x: step(x, config) + step(x, "other"))
+    outer(X), outer(X)
+    assert [each for (each,) in seen()] == [config, "other"] * 2
+
+
+def test_a_call_after_the_end_says_so():
+    note = colocated_python(lambda x, config: recorded(config), mode="inline", **nothing)
+
+    @partial(jax.custom_vjp, nondiff_argnums=(1,))
+    def f(x, config):
+        return jnp.sum(x)
+
+    f.defvjp(lambda x, config: (jnp.sum(x), None), lambda config, _, ct: ((note(ct, config), ct * jnp.ones(8))[1],))
+    step = pjit(f, host_argnums=1, name="step")
+    jax.grad(pjit(lambda x: step(x, "inside")))(X)
+    assert seen() == [("inside",)]
+    message = r"^config is a host argument of step, whose value is known until step returns"
+    with pytest.raises(RuntimeError, match=message):
+        jax.block_until_ready(jax.grad(step)(X, "outside"))
+
+
+def test_it_is_compiled_ahead_of_time_with_its_host_arguments():
+    note = colocated_python(lambda x, *more: recorded(*more), **nothing)
+
+    @partial(pjit, static_argnums=0, host_argnums=(1, 3), name="step")
+    def step(n, config, x, tag):
+        note(x, config, tag)
+        return n * x
+
+    compiled = step.lower(2, Config(), X, tag="a").compile()
+    config = Config()
+    np.testing.assert_array_equal(compiled(config, X, tag="b"), 2 * X)
+    assert seen() == [(config, "b")]
+    with pytest.raises(TypeError, match="step was compiled with its host argument tag and called without"):
+        compiled(config, X)
+    unused = pjit(lambda x, config: 2 * x, host_argnums=1)
+    np.testing.assert_array_equal(unused.lower(X, "a").compile()(X, "b"), 2 * X)
+    np.testing.assert_array_equal(unused(X, Config()), 2 * X)
+
+
+MISUSES = {
+    "arithmetic": lambda x, config: x * config,
+    "a function of jax": lambda x, config: jnp.sin(config),
+    "a condition": lambda x, config: x if config else 2 * x,
+    "an attribute": lambda x, config: x * config.rate,
+    "an item": lambda x, config: x * config["rate"],
+    "a loop": lambda x, config: [x for _ in config],
+}
+
+
+@pytest.mark.parametrize("use", MISUSES)
+def test_anything_else_that_is_done_with_it_names_it(use):
+    step = pjit(MISUSES[use], host_argnames="config", name="step")
+    for disabled in (False, True):
+        with (
+            jax.disable_jit(disabled),
+            pytest.raises((TypeError, AttributeError), match=r"^config is a host argument of"),
+        ):
+            step(X, config={"rate": 0.1})
+
+
+def test_it_cannot_be_returned_and_is_nothing_else():
+    with pytest.raises(TypeError, match=r"^result\['c'\] of <lambda> is its host argument config, but programs return"):
+        pjit(lambda x, config: {"c": config}, host_argnums=1)(X, "text")
+    for options, what in (({"static_argnums": 1}, "static"), ({"donate_argnames": "config"}, "donated")):
+        with pytest.raises(ValueError, match=rf"^pjit: .* names a host argument, which cannot be {what} as well"):
+            pjit(lambda x, config: x, host_argnums=1, **options)
+    with pytest.raises(ValueError, match="pjit: host_argnums names the argument number 2, but <lambda> takes 2"):
+        pjit(lambda x, config: x, host_argnums=2)
+    with pytest.raises(ValueError, match="pjit: host_argnames names the argument 'c', which <lambda> lacks"):
+        pjit(lambda x, config: x, host_argnames="c")
+
+
+def test_eager_calls_and_constants_of_programs_are_the_objects_too(mesh):
+    note = colocated_python(lambda tree, x, tag=None: recorded(tree["config"], tag), stream="log", **nothing)
+    step = pjit(lambda x: (note({"config": config, "y": x}, x, tag=tag), 2 * x)[1])
+    given = [Config(), "text", b"bytes", np.array("text"), np.ma.masked_array([1], [True]), np.datetime64("2020-01-01")]
+    for config, tag in zip(given, reversed(given), strict=True):
+        note({"config": config, "y": X}, X, tag=tag)
+        step = pjit(lambda x, config=config, tag=tag: (note({"config": config, "y": x}, x, tag=tag), 2 * x)[1])
+        step(X), step(X)
+        found = seen()
+        assert len(found) == 3
+        assert all(a is config and b is tag for a, b in found)
+    assert note.cache_info().specializations == 1
+
+
+def test_a_call_without_arrays_runs_on_the_default_device_or_on_those_of_the_program(mesh):
+    note = colocated_python(lambda text: recorded(text), **nothing)
+    note("eager")
+    with mesh:
+        pjit(lambda text: note(text), host_argnums=0)("program")
+    assert seen() == [("eager",), ("program",)]
+
+
+def test_types_are_refused():
+    note = colocated_python(lambda x: None, **nothing)
+    for wrong in (jax.ShapeDtypeStruct((), np.float32), jax.core.ShapedArray((), np.dtype("float32"))):
+        with pytest.raises(ValueError, match=r"only supports jax.Array as input and output, but got .* at x of"):
+            note(wrong)
+
+
+def test_specs_of_arguments_say_none_for_an_object(mesh):
+    spec = jax.ShapeDtypeStruct((8,), np.float32, sharding=NamedSharding(mesh, P("x")))
+    add = colocated_python(lambda x, n: x + len(n), in_specs=((spec, None), {}), out_specs=spec)
+    with mesh:
+        np.testing.assert_array_equal(add(X, "abc"), X + 3)
+        np.testing.assert_array_equal(pjit(lambda x, n: add(x, n), host_argnums=1)(X, "abcd"), X + 4)
+
+
+def test_methods_and_rules_for_derivatives_get_them():
+    @colocated_python_class
+    class Writer:
+        def __init__(self):
+            self.names = []
+
+        def write(self, name, x):
+            self.names.append(name)
+            recorded(*self.names)
+
+    writer = Writer()
+    writer.write = writer.write.specialize(**nothing)
+    writer.write("a", X)
+    pjit(lambda x, name: (writer.write(name, x), x)[1], host_argnums=1)(X, "b")
+    assert seen() == [("a",), ("a", "b")]
+    scale = colocated_python(lambda x, config: x * config.rate, **like)
+    scale.defvjp(lambda x, config: (scale(x, config), config), lambda config, ct: (scale(ct, config), None))
+    step = pjit(lambda x, config: jax.grad(lambda x: jnp.sum(scale(x, config)))(x), host_argnums=1)
+    for rate in (2.0, 3.0):
+        np.testing.assert_array_equal(step(X, Config(rate)), np.full(8, rate))
+
+
+def test_calls_made_ahead_have_no_arguments():
+    ahead = colocated_python(lambda name: jnp.ones(()), out_specs=jax.ShapeDtypeStruct((), np.float32), run_ahead=2)
+    with pytest.raises(ValueError, match="which can only be done with calls that have no arguments"):
+        pjit(lambda x, name: x + ahead(name), host_argnums=1)(X, "text")
