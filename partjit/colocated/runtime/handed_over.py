@@ -1,6 +1,7 @@
 """Which devices hand over which shards of the arguments of a call that their executable makes."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias, cast
 
@@ -40,7 +41,7 @@ class HandedOver:
         named = tuple(sharding if isinstance(sharding, NamedSharding) else replicated for sharding in shardings)
         return HandedOver(mesh, tuple(avals), named, tuple(map(_shards, avals, named)))
 
-    @property
+    @functools.cached_property
     def positions(self) -> frozenset[int]:
         """The positions, in the order of the mesh, of the devices that hand something over."""
         return frozenset({0, *(position for shards in self.shards for position, _ in shards)})
