@@ -97,7 +97,6 @@ def tiled(
     devices: Sequence[int],
     reshape_dims: Sequence[int],
     transpose_perm: Sequence[int],
-    shard_group: bool = False,
 ) -> Tiling:
     """The tiling with these fields, of which those of the unused form are empty.
 
@@ -121,16 +120,14 @@ def tiled(
             problem = f"{[*perm]} does not permute {len(reshape_dims)} dimensions"
             expected = f"each of the numbers from 0 to {len(reshape_dims) - 1} once"
             raise MalformedShardingError(problem, expected, "transpose_perm")
-        return Tiling(
-            Kind.TILED, tuple(grid), subgroups, None, tuple(reshape_dims), tuple(perm), shard_group=shard_group
-        )
+        return Tiling(Kind.TILED, tuple(grid), subgroups, None, tuple(reshape_dims), tuple(perm))
     if len(devices) != count:
         problem = f"its grid {[*grid]} has {count} tiles, but {len(devices)} devices are listed"
         raise MalformedShardingError(problem, f"{count} devices, one for each tile", "devices")
     if max(devices) >= 1 << 63:
         problem = "the number of a device does not fit into 64 bits"
         raise MalformedShardingError(problem, "the numbers of devices", "devices")
-    return Tiling(Kind.TILED, tuple(grid), subgroups, tuple(devices), shard_group=shard_group)
+    return Tiling(Kind.TILED, tuple(grid), subgroups, tuple(devices))
 
 
 def named_tiling(

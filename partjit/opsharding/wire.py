@@ -49,7 +49,7 @@ def from_bytes(data: bytes) -> Tiling:
     if kind != Kind.TILED:
         return Tiling(_kind(kind), elements=tuple(elements), shard_group=shard_group)
     kinds = tuple(map(_kind, subgroups)) or (Kind.REPLICATED,) * replicate_on_last
-    return tiled(grid, kinds, devices, reshape, perm, shard_group)
+    return tiled(grid, kinds, devices, reshape, perm)._replace(shard_group=shard_group)
 
 
 def from_proto(proto: Any) -> Tiling:
@@ -63,8 +63,7 @@ def from_proto(proto: Any) -> Tiling:
         proto.tile_assignment_devices,
         proto.iota_reshape_dims,
         proto.iota_transpose_perm,
-        proto.is_shard_group,
-    )
+    )._replace(shard_group=proto.is_shard_group)
 
 
 def _kind(number: int) -> Kind:

@@ -195,6 +195,7 @@ def test_the_public_names_are_these():
         "progress",
         "record",
         "reshard_policy",
+        "results_so_far",
         "set_mesh",
         "with_sharding_constraint",
     }
