@@ -22,6 +22,8 @@ def _in_block(nodes: Sequence[Node], outputs: Sequence[Value], loop: Loop[Value,
     on_devices = {value for node in nodes if isinstance(node, Fragment) for value in node.inputs}
     captured = set() if loop is None else {*loop.block.inputs[: len(loop.captured)]}
     for node in nodes:
+        if isinstance(node, Fragment):
+            yield from (_unused(call) for call in node.calls if call.outputs)  # an executable gets no results of calls
         if isinstance(node, ColocatedCall):
             if loop is not None and node.callee.is_pure and captured.issuperset(node.inputs):
                 yield _invariant(node, loop)

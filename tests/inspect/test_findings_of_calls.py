@@ -103,6 +103,12 @@ def test_a_call_that_costs_more_than_it_needs_is_found(kind, size):
         assert text in str(report)
 
 
+def test_a_result_is_unused_in_a_loop_that_makes_the_calls_itself_too(mesh):
+    (finding,) = explain(pjit(repeated(lambda c, _: (noted(c.sum()), c + 1)[1])), X, mesh=mesh).findings
+    assert finding.kind == "unused result"
+    assert explain(pjit(repeated(lambda c, _: (quiet(c.sum()), c + 1)[1])), X, mesh=mesh).findings == ()
+
+
 @pytest.mark.parametrize("case", WITHOUT)
 def test_what_is_written_as_it_should_be_is_no_finding(mesh, case):
     assert explain(pjit(WITHOUT[case]), X, mesh=mesh).findings == ()
