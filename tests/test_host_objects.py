@@ -92,6 +92,19 @@ def test_another_object_traces_and_compiles_nothing(compilations):
     assert not compilations
 
 
+def test_a_call_without_it_is_one_of_another_kind():
+    note = colocated_python(lambda x, config: recorded(config), **nothing)
+    step = pjit(lambda x, config: (note(x, config), 2 * x)[1], host_argnums=1)
+    or_else = pjit(lambda x, config="default": (note(x, config), 2 * x)[1], host_argnums=1)
+    for _ in range(2):
+        step(X, "given")
+        with pytest.raises(TypeError, match="missing 1 required positional argument: 'config'"):
+            step(X)
+        or_else(X, "given")
+        or_else(X)
+    assert [config for (config,) in seen()] == ["given", "given", "default"] * 2
+
+
 def test_objects_are_dropped_after_the_call():
     note = colocated_python(lambda x, config: None, stream="log", **nothing)
     step = pjit(lambda x, config: (note(x, config), 2 * x)[1], host_argnums=1)

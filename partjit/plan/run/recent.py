@@ -36,7 +36,8 @@ _KINDS: dict[type, Callable[[Any], object]] = {
 
 
 _Typed: TypeAlias = tuple[tuple[int | str, type, Hashable], ...]
-"""The static arguments of a call, each with its number or name and its type: 1 and True are equal."""
+"""The static arguments of a call, each with its number or name and its type: 1 and True are equal. Of host arguments
+only the number or name."""
 
 
 class Recent:
@@ -106,13 +107,15 @@ class Recent:
     def _separated(
         self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
     ) -> tuple[tuple[PyTree, ...], dict[str, PyTree], _Typed]:
-        """The arguments without static ones and host arguments, and the static ones."""
+        """The arguments without static and host arguments, and these."""
         numbers, names = positions(self._static[0], len(args)), self._static[1]
         static = [(i, args[i]) for i in sorted(numbers)] + [(name, kwargs[name]) for name in names if name in kwargs]
-        numbers, names = numbers | positions(self._host[0], len(args)), (*names, *self._host[1])
-        dynamic = tuple(arg for i, arg in enumerate(args) if i not in numbers)
-        dynamic_kwargs = {name: value for name, value in kwargs.items() if name not in names}
-        return dynamic, dynamic_kwargs, tuple((which, type(value), value) for which, value in static)
+        host_numbers, host_names = positions(self._host[0], len(args)), self._host[1]
+        host = [*sorted(host_numbers), *(name for name in host_names if name in kwargs)]
+        dynamic = tuple(arg for i, arg in enumerate(args) if i not in numbers | host_numbers)
+        dynamic_kwargs = {name: value for name, value in kwargs.items() if name not in (*names, *host_names)}
+        typed = (*((which, type(value), value) for which, value in static), *((which, object, None) for which in host))
+        return dynamic, dynamic_kwargs, typed
 
 
 def _context() -> tuple[object, ...]:
