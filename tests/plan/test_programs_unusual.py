@@ -221,13 +221,15 @@ def test_per_shard_calls_that_return_nothing_anywhere_return_nothing(mesh, meeti
 @pytest.mark.parametrize("nested", [lambda fun: fun, jax.jit, pjit])
 def test_a_call_that_the_host_cannot_make_is_refused_with_its_line(mesh, nested):
     double = colocated_python(lambda x: 2 * x, **like)
+    batched = jax.custom_batching.custom_vmap(lambda x: double(x))
+    batched.def_vmap(lambda size, are_batched, x: (double(x), True))
 
     @nested
     def fun(x):
-        return jax.lax.custom_linear_solve(double, x, solve=lambda _, b: b / 2)  # this line
+        return batched(x)  # this line
 
     line = getattr(fun, "__wrapped__", fun).__code__.co_firstlineno + 2
-    where = f"called inside of a custom_linear_solve at {__file__}:{line} in fun: a program can"
+    where = f"called inside of a custom_vmap_call at {__file__}:{line} in fun: a program can"
     with mesh, pytest.raises(ValueError, match=where):
         pjit(lambda x: fun(x))(x)
 
