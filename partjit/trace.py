@@ -74,8 +74,8 @@ def trace(
         nonlocal out_paths, out_tree
         args, kwargs = with_static(in_tree, leaves, static)
         returned = fun(*args, **kwargs)
-        check_returned(returned, name_of(fun))
         results, out_paths, out_tree = flattened_results(returned, name_of(fun))
+        check_returned(returned, name_of(fun))
         return results
 
     start = time.perf_counter()
