@@ -139,8 +139,8 @@ def run_emitting(
         execution.abandon()
         if execution.interrupt is not None:
             raise execution.interrupt from None
-        if isinstance(error, jax.errors.JaxRuntimeError) and str(error).rstrip().endswith("KeyboardInterrupt: "):
-            raise KeyboardInterrupt from error  # while XLA:CPU, in this thread, was calling Python
+        if _quotes_ctrl_c(error):
+            raise KeyboardInterrupt from error
         raise
     finally:
         if is_nested:
@@ -148,3 +148,9 @@ def run_emitting(
     if execution.interrupt is not None:
         raise execution.interrupt
     return results
+
+
+def _quotes_ctrl_c(error: BaseException) -> bool:
+    """Whether Ctrl-C came while XLA was calling Python in this thread, as XLA:CPU does."""
+    is_of_xla = isinstance(error, jax.errors.JaxRuntimeError)
+    return is_of_xla and str(error).rstrip().rpartition("\n")[2].startswith("KeyboardInterrupt")
