@@ -73,21 +73,19 @@ def as_array(leaf: object) -> object:
 
 
 def call_in_body(
-    default: DefaultSharding, callee: Callee, stream: Stream | None, leaves: Sequence[jax.Array | np.ndarray]
+    default: DefaultSharding, callee: Callee, stream: Stream | None, arrays: Sequence[jax.Array]
 ) -> list[jax.Array]:
     """Makes a call and returns its flat results.
 
     Args:
         default: the default sharding of the program.
         callee, stream: what is called, and the stream on which the program puts it.
-        leaves: the flat arguments, in any sharding.
+        arrays: the flat arguments, in any sharding.
 
     Raises:
         Exception: what the function raised, with a note that names the call.
     """
     devices = device_list(default.sharding)
-    # Slices made by jax.vmap may be NumPy arrays.
-    arrays = [leaf if isinstance(leaf, jax.Array) else jax.numpy.asarray(leaf) for leaf in leaves]
 
     def required(array: jax.Array, own: NamedSharding | None) -> Sharding:
         if own is not None:

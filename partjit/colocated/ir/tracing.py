@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 
 import jax
+import numpy as np
 from jax.core import ShapedArray, Tracer
 from jax.sharding import NamedSharding, Sharding
 
@@ -142,8 +143,10 @@ def _unknown_results(function: HostFunction, avals: Sequence[ShapedArray], paths
 
 
 @colocated_call_p.def_impl
-def _evaluate(*leaves: jax.Array, callee: Callee, stream: Stream | None) -> list[jax.Array]:
+def _evaluate(*given: jax.Array | np.ndarray, callee: Callee, stream: Stream | None) -> list[jax.Array]:
     """Evaluates an equation on arrays, as an eager `jax.grad` of a function with a call does."""
+    # What jax's transformations were given may be NumPy arrays, in jax's own wrapping.
+    leaves = [leaf if isinstance(leaf, jax.Array) else jax.numpy.asarray(leaf) for leaf in given]
     if body.default is not None:
         return call_in_body(body.default, callee, stream, leaves)
     args, kwargs = jax.tree.unflatten(callee.in_tree, leaves)

@@ -335,7 +335,7 @@ def test_specs_are_those_of_one_example_and_get_an_axis_in_front(meeting, mesh, 
 def test_eager_batches_respect_specs(meeting, mesh):
     half = struct(mesh, (4,), P("x"))
     f = add(in_specs=((half, half), {}), out_specs=half, out_specs_fn=None, vmap_method="expand_dims")
-    batch, one = jax.NamedSharding(mesh, P(None, "x")), jax.NamedSharding(mesh, P("x"))
+    batch, one = jax.sharding.NamedSharding(mesh, P(None, "x")), jax.NamedSharding(mesh, P("x"))
     x, y = jax.device_put(X[:, :4], batch), jax.device_put(X[0, :4], one)
     result = jax.vmap(f, (0, None))(x, y)
     np.testing.assert_array_equal(result, X[:, :4] + X[0, :4])
@@ -478,3 +478,26 @@ def test_a_batch_is_what_its_examples_are(mesh, method, outer, inner, out, sizes
         colocated.wait(timeout=30)
     examples = sizes[0] * (1 if inner is None else sizes[1])
     assert len(rendezvous.logs["host"]) == (examples if method == "sequential" else 1)
+
+
+@pytest.mark.parametrize("method", ["sequential", "expand_dims", "broadcast_all"])
+def test_transformations_take_numpy_arrays_and_numbers(meeting, method):
+    f = colocated_python(lambda x: x * 2, out_specs_fn=lambda x: x, vmap_method=method)
+    f.defjvp(lambda primals, tangents: (f(*primals), 2 * tangents[0]))
+    x = np.arange(6, dtype=np.float32).reshape(3, 2)
+    for run in (jax.vmap(f), lambda x: jax.vmap(pjit(lambda x: f(x)))(x), lambda x: jax.jvp(f, (x,), (x,))[1]):
+        np.testing.assert_array_equal(run(x), 2 * x)
+
+
+def test_a_batch_whose_sharding_contradicts_the_specs_is_named(meeting, mesh):
+    """Outside of programs, where nothing is resharded."""
+    one = jax.ShapeDtypeStruct((8,), np.float32, sharding=jax.sharding.NamedSharding(mesh, P("x")))
+    like = {"out_specs_fn": lambda x: x, "vmap_method": "expand_dims"}
+    f = colocated_python(lambda x: x, in_specs=((one,), {}), **like)
+    right, wrong = (
+        jax.device_put(np.ones((3, 8), np.float32), jax.sharding.NamedSharding(mesh, P(None, a))) for a in "xy"
+    )
+    assert jax.vmap(f)(right).sharding == right.sharding
+    with pytest.raises(ValueError, match=r"in_specs do not fit the arguments: x is float32\[3,8\] with .*'y'"):
+        jax.vmap(f)(wrong)
+    jax.vmap(colocated_python(lambda x: x, **like))(wrong).block_until_ready()
