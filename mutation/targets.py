@@ -19,15 +19,18 @@ MODULES = (
     "partjit/shardy.py",
     *(
         f"partjit/plan/passes/{name}.py"
-        for name in ("cut", "donate", "transfers", "control_flow", "rotate", "propagate")
+        for name in ("cut", "donate", "transfers", "control_flow", "rotate", "propagate", "emit")
     ),
     *(f"partjit/inspect/{name}.py" for name in ("collectives", "predicted")),
     *(f"partjit/inspect/hlo/{name}.py" for name in ("device_groups", "optimized", "text", "trip_counts")),
     *(
         f"partjit/colocated/runtime/{name}.py"
-        for name in ("streams", "call", "scheduler", "deadlocks", "interrupts", "run_ahead", "pending", "pins")
+        for name in (
+            *("streams", "call", "scheduler", "deadlocks", "interrupts", "run_ahead", "history", "pending", "pins"),
+            *("emission", "handed_over"),
+        )
     ),
-    *(f"partjit/colocated/ir/{name}.py" for name in ("autodiff", "batching", "primitive")),
+    *(f"partjit/colocated/ir/{name}.py" for name in ("autodiff", "batching", "primitive", "emission")),
 )
 """What is changed: where a wrong line gives wrong numbers, a wrong sharding or a hang."""
 
