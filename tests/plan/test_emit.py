@@ -109,6 +109,23 @@ def test_what_is_handed_over_is_the_argument(mesh, arrays):
     assert seen["donated"] > 3
 
 
+@pytest.mark.parametrize("by", ["devices", "host"])
+def test_on_a_mesh_with_explicit_axes_functions_get_arrays_of_that_mesh(by, monkeypatch):
+    monkeypatch.setattr(emit, "MOST_BYTES_WAITING", 2**26 if by == "devices" else -1)
+    explicit = (jax.sharding.AxisType.Explicit,) * 2
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=explicit)
+    x = jax.device_put(np.arange(32, dtype=np.float32).reshape(8, 4), NamedSharding(mesh, P("x", "y")))
+    log = logger(lambda i, x: rendezvous.logs["types"].append(jax.typeof(x)) or note(i, jnp.sum(x)))
+    with jax.set_mesh(mesh):
+        program = pjit(lambda x: lax.fori_loop(0, 3, lambda i, x: (log(i, x), x * 2)[1], x))
+        assert emits(program.plan(x)) == (by == "devices")
+        result = program(x)
+        made = calls()
+    assert jax.typeof(result) == jax.typeof(x)
+    assert made == [(i, 496.0 * 2**i) for i in range(3)]
+    assert rendezvous.logs["types"] == [jax.typeof(x)] * 3
+
+
 def test_nothing_is_added_to_what_the_devices_do(mesh):
     """No collective for the sake of a call: each device hands over what it has."""
     x = jax.device_put(np.ones((8, 8), np.float32), NamedSharding(mesh, P("x", "y")))

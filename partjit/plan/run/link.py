@@ -159,8 +159,9 @@ def _specialized(
 
     def sharding_of(value: Value) -> Sharding:
         sharding = default.sharding if value.sharding is None else value.sharding
-        leaves = value in results and has_explicit_axes(mesh)
-        if leaves and isinstance(sharding, NamedSharding) and sharding.mesh.shape == mesh.shape:
+        # What fragments give has the user's mesh, and so has what an executable hands over.
+        is_of_user = (call.is_emitted or value in results) and has_explicit_axes(mesh)
+        if is_of_user and isinstance(sharding, NamedSharding) and sharding.mesh.shape == mesh.shape:
             return sharding.update(mesh=mesh)
         return sharding
 
