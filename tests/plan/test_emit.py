@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 import partjit
 from partjit import P, colocated, pjit
 from partjit.colocated import colocated_python, colocated_python_class
+from partjit.colocated.runtime import emission
 from partjit.inspect import explain
 from partjit.plan.ir.nodes import Branch, Fragment, Loop
 from partjit.plan.passes import emit
@@ -250,6 +251,19 @@ def test_an_executable_that_fails_ends_its_calls():
     assert 2 <= len(made) <= 3
     log(jnp.int32(7))
     assert calls()[-1] == (7,), "the stream goes on"
+
+
+def test_what_cannot_be_handed_over_is_an_error_of_the_program(monkeypatch):
+    def fail(_):
+        raise MemoryError("no room for a copy")
+
+    program = pjit(loop(logger()))
+    program(jnp.ones(8)).block_until_ready()
+    assert calls() == [(i,) for i in range(5)]
+    monkeypatch.setattr(emission, "_copy", fail)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no room for a copy"):
+        program(jnp.ones(8)).block_until_ready()
+    assert len(calls()) == 5
 
 
 class Interrupt(Exception):

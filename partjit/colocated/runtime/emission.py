@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from partjit._jax.arrays import is_computed
+from partjit.colocated.runtime.interrupts import is_interrupt
 from partjit.colocated.runtime.streams import Stream
 
 __all__ = ["END", "Execution", "hand_over"]
@@ -130,8 +131,10 @@ def hand_over(which: int) -> Callable[..., tuple[()]]:
                 if found is not None:
                     found.receive(which, int(number), int(position), copies)
                 return ()
-            except BaseException as error:  # of a signal handler, if this is the main thread: its caller gets it later
-                _interrupted(int(execution), error)
+            except BaseException as error:
+                if not is_interrupt(error):
+                    raise
+                _interrupted(int(execution), error)  # what a signal handler raised, the caller gets later
 
     return receive
 
