@@ -36,6 +36,8 @@ from partjit.spec import FROM_GDA as FROM_GDA
 from partjit.spec import UNSPECIFIED as UNSPECIFIED
 from partjit.spec import ParsedPartitionSpec as ParsedPartitionSpec
 from partjit.spec import SpecSync as SpecSync
+from partjit.specs_by_path import spec_table as spec_table
+from partjit.specs_by_path import specs_like as specs_like
 
 P = PartitionSpec
 __version__ = _version("partjit")

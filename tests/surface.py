@@ -372,6 +372,19 @@ def _targets() -> Iterator[Target]:
         lambda: {"devices": jax.devices()[:2], "axis_names": ("a",), "axis_types": None},
         {"devices": "devices same_devices", "axis_names": "str one_hashable", "axis_types": "none"},
     )
+    for by_path in (partjit.specs_like, partjit.spec_table):
+        yield Target(
+            f"partjit.{by_path.__name__}",
+            by_path,
+            lambda: {"tree": {"w": ones()}, "rules": {"w": P("x")}, "default": P()},
+            {"tree": "everything", "rules": "callable empty empty_seq", "default": "none spec unspecified from_array"},
+        )
+    yield Target(
+        "partjit.spec_table (on a mesh)",
+        partjit.spec_table,
+        lambda: {"tree": {"w": ones()}, "rules": {"w": P("x")}, "mesh": mesh()},
+        {"tree": "everything", "rules": "callable empty empty_seq", "mesh": "none mesh"},
+    )
     yield Target("partjit.set_mesh", _set_and_unset, lambda: {"mesh": mesh()}, {"mesh": "none mesh empty_mesh"})
     yield Target("partjit.reshard_policy", _policy_kept, lambda: {"policy": "allow"}, {"policy": ""})
     yield Target(

@@ -197,6 +197,8 @@ def test_the_public_names_are_these():
         "reshard_policy",
         "results_so_far",
         "set_mesh",
+        "spec_table",
+        "specs_like",
         "with_sharding_constraint",
     }
 
