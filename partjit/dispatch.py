@@ -43,6 +43,7 @@ from partjit.plan.run.program import Placing, placing_of, plan_of, runnable_of
 from partjit.plan.run.recent import UNKNOWN, Recent
 from partjit.primitive import pjit_p, sharding_constraint_p, shardings_of, with_type_of
 from partjit.spec import ParsedPartitionSpec
+from partjit.unconstrained import with_free_dimensions_settled
 from partjit.validate import check_specs, raise_mismatches
 
 __all__ = ["CacheMiss", "make_function"]
@@ -254,6 +255,7 @@ def _run(values: Sequence[object], **params: Any) -> tuple[list[jax.Array], Mesh
 @pjit_p.def_impl
 def _evaluate(*values: object, **params: Any) -> Sequence[jax.Array]:
     """Runs an equation on arrays, as an eager `jax.grad` or `jax.vmap` of a pjit does."""
+    params = with_free_dimensions_settled(values, params)
     if is_program_with_calls(params["jaxpr"]):
         shardings = shardings_of(params["in_specs"], params["mesh"])
         arrays = reshard(values, shardings, misplaced(values, shardings))

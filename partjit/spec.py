@@ -60,7 +60,7 @@ class SpecSync(enum.IntEnum):
     OUT_OF_SYNC = 0
     """Mesh axes were inserted: the user's spec says something else."""
     DIM_PERMUTE = 1
-    """Unsharded dimensions were inserted: the user's spec is right up to the positions of the dimensions."""
+    """Dimensions without mesh axes were inserted: the user's spec is right up to the positions of the dimensions."""
     IN_SYNC = 2
     """The partitions are the user's spec."""
 
@@ -97,8 +97,8 @@ class ParsedPartitionSpec:
         unsafe_user_spec: what the user wrote. "Unsafe" because it may no longer be what `partitions` say; read
             `user_spec` instead.
         partitions: per dimension, the mesh axes it is sharded over, major to minor; `()` leaves the dimension unsharded
-            and `UNCONSTRAINED` leaves it to the partitioner (constraints only). Its length is the least rank of a value
-            with this spec.
+            and `UNCONSTRAINED` leaves it to the partitioner (in constraints, and for the batch of `jax.vmap`). Its
+            length is the least rank of a value with this spec.
         sync: whether the partitions still are what the user wrote.
         mesh: the spec's own mesh (it came from a `NamedSharding`), or None for the program's mesh.
         memory_kind: the memory of its shards, or None for the default.
@@ -206,10 +206,10 @@ class ParsedPartitionSpec:
 
         Args:
             dim: the position of the new dimension; missing dimensions before it are padded with `()`.
-            partition: the mesh axes of the new dimension, `()` for none.
+            partition: the mesh axes of the new dimension, `()` for none, or `UNCONSTRAINED`.
 
         Returns:
-            A new spec, at best `DIM_PERMUTE` after an empty partition and `OUT_OF_SYNC` after another.
+            A new spec, `OUT_OF_SYNC` after mesh axes were inserted, and at best `DIM_PERMUTE` otherwise.
 
         Raises:
             TypeError: `dim` is no number, or `partition` no tuple of axes.
@@ -221,7 +221,7 @@ class ParsedPartitionSpec:
         return dataclasses.replace(
             self,
             partitions=(*padded[:dim], partition, *padded[dim:]),
-            sync=min(self.sync, SpecSync.OUT_OF_SYNC if partition else SpecSync.DIM_PERMUTE),
+            sync=min(self.sync, SpecSync.DIM_PERMUTE if partition in ((), UNCONSTRAINED) else SpecSync.OUT_OF_SYNC),
         )
 
     @property

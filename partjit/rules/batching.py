@@ -1,5 +1,8 @@
-"""`jax.vmap`: batched arguments and results get a dimension 0 in their specs, unsharded or, with `spmd_axis_name`,
-sharded over mesh axes.
+"""`jax.vmap`: batched arguments and results get a dimension 0 in their specs, left to the partitioner or, with
+`spmd_axis_name`, sharded over mesh axes.
+
+jax does so for constraints, and for nested programs over an `AbstractMesh`. Over a mesh of devices it keeps the batch
+of a nested `jax.jit` unsharded, as pjit did in 2021: that gathers a batch that is sharded everywhere else.
 """
 
 from collections.abc import Sequence
@@ -12,7 +15,7 @@ from partjit._jax.rules import AxisData, batch_jaxpr, moveaxis
 from partjit.errors import ShardingError
 from partjit.mesh import describe_mesh, tracing_under
 from partjit.primitive import pjit_p, sharding_constraint_p, with_type_of
-from partjit.spec import ParsedPartitionSpec, Spec
+from partjit.spec import UNCONSTRAINED, ParsedPartitionSpec, Spec
 
 
 def _batch(
@@ -66,7 +69,7 @@ def _batch_constraint(
 def insert_batch_axis(
     spec: ParsedPartitionSpec, dim: int, axis_data: AxisData, mesh: Mesh, what: str
 ) -> ParsedPartitionSpec:
-    """The spec of the batched value: the batch dimension is unsharded, or sharded over the axes of `spmd_axis_name`.
+    """The spec of a batched value: the batch is left to the partitioner, or sharded over the axes of `spmd_axis_name`.
 
     Raises:
         ShardingError: `spmd_axis_name` names an axis the spec already uses or the mesh does not have, or does not
@@ -76,7 +79,7 @@ def insert_batch_axis(
     if not axis_data.spmd_name:
         # On a mesh with Explicit axes the batch has a sharding in its type; it is kept unless the spec uses these axes.
         own = [axis for axis in axis_data.explicit_mesh_axis or () if axis not in spec.mesh_axes]
-        return spec.insert_axis_partitions(dim, tuple(own))
+        return spec.insert_axis_partitions(dim, tuple(own) or UNCONSTRAINED)
     axes = tuple(axis_data.spmd_name)
     clash = [axis for axis in axes if axis in spec.mesh_axes]
     if clash:

@@ -1,9 +1,15 @@
-"""`jax.vmap` of pjit functions: values, what happens to each spec, and batches divided over mesh axes."""
+"""`jax.vmap` of pjit functions: values, what happens to each spec, and batches sharded over mesh axes."""
+
+import collections
+import functools
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 
 from partjit import UNSPECIFIED, P, ShardingError, SpecSync, pjit, with_sharding_constraint
@@ -11,6 +17,7 @@ from partjit.primitive import pjit_p, sharding_constraint_p
 
 A = np.arange(3 * 8 * 4, dtype=np.float32).reshape(3, 8, 4) / 50
 B = np.linspace(-1, 1, 8 * 4, dtype=np.float32).reshape(8, 4)
+FREE = P.UNCONSTRAINED
 
 
 @pytest.fixture(autouse=True)
@@ -161,16 +168,16 @@ def test_vmap_inside_a_program(mesh):
 # Specs
 
 
-def test_an_unpartitioned_axis_is_inserted_where_something_is_batched_and_only_there():
+def test_a_free_dimension_is_inserted_where_something_is_batched_and_only_there():
     eqn = equation(jax.vmap(program, in_axes=(0, None), out_axes=(0, None)), A, B)
-    assert [spec.partitions for spec in eqn.params["in_specs"]] == [((), ("x",), ("y",)), (("y",),)]
-    assert [spec.partitions for spec in eqn.params["out_specs"]] == [((), ("y",), ("x",)), (("x",),)]
+    assert [spec.partitions for spec in eqn.params["in_specs"]] == [(FREE, ("x",), ("y",)), (("y",),)]
+    assert [spec.partitions for spec in eqn.params["out_specs"]] == [(FREE, ("y",), ("x",)), (("x",),)]
 
 
 def test_the_batch_is_moved_to_the_front():
     eqn = equation(jax.vmap(program, in_axes=(2, None)), np.moveaxis(A, 0, 2), B)
     assert eqn.invars[0].aval.shape == (3, 8, 4)
-    assert eqn.params["in_specs"][0].partitions == ((), ("x",), ("y",))
+    assert eqn.params["in_specs"][0].partitions == (FREE, ("x",), ("y",))
 
 
 def test_specs_know_how_far_they_are_what_the_user_wrote():
@@ -227,13 +234,13 @@ def test_a_spec_shorter_than_the_rank():
 @pytest.mark.parametrize(
     ("in_axis", "spec", "expected"),
     [
-        (0, P("x", "y"), ((), ("x",), ("y",))),
-        (1, P("x", "y"), (("x",), (), ("y",))),
-        (2, P("x", "y"), (("x",), ("y",), ())),
-        (2, P("x"), (("x",), (), ())),
-        (2, P(), ((), (), ())),
-        (1, None, ((), ())),
-        (0, P(("x", "y")), ((), ("x", "y"))),
+        (0, P("x", "y"), (FREE, ("x",), ("y",))),
+        (1, P("x", "y"), (("x",), FREE, ("y",))),
+        (2, P("x", "y"), (("x",), ("y",), FREE)),
+        (2, P("x"), (("x",), (), FREE)),
+        (2, P(), ((), (), FREE)),
+        (1, None, ((), FREE)),
+        (0, P(("x", "y")), (FREE, ("x", "y"))),
     ],
 )
 def test_the_batch_axis_of_a_constraint_is_inserted_where_the_batch_is(in_axis, spec, expected):
@@ -249,7 +256,7 @@ def test_the_batch_axis_of_a_constraint_is_inserted_where_the_batch_is(in_axis, 
 
 def test_a_constraint_inside_a_batched_program(mesh):
     function = pjit(lambda a: with_sharding_constraint(a * 2, P("x", "y")), in_axis_resources=P("x"))
-    assert inner_constraint(jax.vmap(function), A).partitions == ((), ("x",), ("y",))
+    assert inner_constraint(jax.vmap(function), A).partitions == (FREE, ("x",), ("y",))
     out = jax.vmap(function)(A)
     np.testing.assert_array_equal(out, 2 * A)
     laid_out(out, mesh, P(None, "x", "y"))
@@ -258,11 +265,95 @@ def test_a_constraint_inside_a_batched_program(mesh):
 def test_a_constraint_with_unconstrained_dimensions_under_vmap():
     spec = P("x", P.UNCONSTRAINED)
     function = pjit(lambda a: with_sharding_constraint(a * 2, spec), in_axis_resources=P("x"))
-    assert inner_constraint(jax.vmap(function), A).partitions == ((), ("x",), P.UNCONSTRAINED)
+    assert inner_constraint(jax.vmap(function), A).partitions == (FREE, ("x",), FREE)
     np.testing.assert_array_equal(jax.vmap(function)(A), 2 * A)
 
 
-# Batches divided over mesh axes
+# Batches that are left to the partitioner
+
+WRAPPERS = {
+    "itself": lambda f: f,
+    "jvp": lambda f: lambda x: jax.jvp(f, (x,), (x,)),
+    "vjp": lambda f: lambda x: jax.vjp(f, x)[1](x),
+    "jvp of vjp": lambda f: lambda x: jax.jvp(lambda x: jax.vjp(f, x)[1](x)[0], (x,), (x,)),
+}
+
+
+def constraints(f, *args):
+    """What the constraints of a lowered function say, in order."""
+    return re.findall(r"sdy\.sharding_constraint .*?<@mesh, (.*?)>", jax.jit(f).lower(*args).as_text())
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+def test_a_constraint_under_vmap_is_lowered_as_jax_lowers_its_own(mesh, wrap):
+    seen = collections.Counter()
+
+    @settings(max_examples=30, deadline=None)
+    @given(st.data())
+    def check(data):
+        batched = data.draw(
+            st.lists(st.tuples(st.integers(0, 2), st.sampled_from([None, "y"])), min_size=1, max_size=2)
+        )
+        if [name for _, name in batched].count("y") == 2:
+            batched[0] = (batched[0][0], None)
+        axes = ["x", FREE, None] if any(name for _, name in batched) else ["x", "y", ("x", "y"), FREE, None]
+        entries = data.draw(st.lists(st.sampled_from(axes), max_size=2).filter(is_spec))
+        if len(batched) == 2 and not {*entries} - {FREE, None}:
+            # Where a spec names no axis jax leaves the dimension free that the first batch had before the second.
+            entries = ["x"]
+        spec = NamedSharding(mesh, P(*entries))
+        ours, theirs = (
+            functools.reduce(
+                lambda f, how: jax.vmap(f, how[0], how[0], spmd_axis_name=how[1]),
+                batched,
+                lambda x, constrain=constrain: constrain(2 * x, spec),
+            )
+            for constrain in (with_sharding_constraint, jax.lax.with_sharding_constraint)
+        )
+        x = np.ones((8,) * (2 + len(batched)), np.float32)
+        found = constraints(wrap(ours), x)
+        assert found == constraints(wrap(theirs), x)
+        assert found
+        seen.update(
+            [f"depth {len(batched)}", *(f"name {name}" for _, name in batched), *(f"at {d}" for d, _ in batched)]
+        )
+
+    check()
+    assert {*seen} >= {"depth 1", "depth 2", "name None", "name y", "at 0", "at 1", "at 2"}
+
+
+def is_spec(entries):
+    axes = [axis for entry in entries if isinstance(entry, str | tuple) for axis in entry]
+    return len(axes) == len({*axes})
+
+
+def test_a_nested_program_leaves_a_batch_sharded_as_it_is(mesh):
+    inner = pjit(jnp.sin, in_axis_resources=P("x"), out_axis_resources=P("x"))
+    batch = jax.device_put(np.ones((4, 8), np.float32), NamedSharding(mesh, P("y", "x")))
+    for call in (
+        jax.vmap(inner),
+        jax.jit(jax.vmap(inner)),
+        pjit(jax.vmap(inner)),
+        jax.jit(jax.vmap(jax.grad(total(inner)))),
+    ):
+        laid_out(call(batch), mesh, P("y", "x"))
+    assert constraints(jax.vmap(inner), batch) == ['[{?}, {"x"}]'] * 2
+    assert constraints(jax.vmap(inner, spmd_axis_name="y"), batch) == ['[{"y"}, {"x"}]'] * 2
+
+
+def total(f):
+    return lambda x: f(x).sum()
+
+
+def test_a_batch_keeps_no_axis_that_a_spec_names(mesh):
+    inner = pjit(jnp.sin, in_axis_resources=P("y"), out_axis_resources=P("y"))
+    batch = jax.device_put(np.ones((8, 8), np.float32), NamedSharding(mesh, P(("x", "y"))))
+    result = jax.vmap(inner)(batch)
+    np.testing.assert_allclose(result, np.sin(batch), rtol=1e-6)
+    laid_out(result, mesh, P("x", "y"))
+
+
+# Batches sharded over mesh axes
 
 
 @pytest.mark.parametrize("name", ["y", ("y",)])
@@ -294,11 +385,11 @@ def test_nested_vmaps_over_different_mesh_axes(mesh):
     laid_out(out, mesh, P("x", "y"))
 
 
-def test_a_twice_batched_spec_is_out_of_sync_if_one_of_the_axes_was_divided():
+def test_a_twice_batched_spec_is_out_of_sync_if_one_of_the_batches_was_sharded():
     function = pjit(lambda a: a + 1, in_axis_resources=P("x"), out_axis_resources=P("x"))
     for fun, partitions in [
-        (jax.vmap(jax.vmap(function), spmd_axis_name="y"), (("y",), (), ("x",))),
-        (jax.vmap(jax.vmap(function, spmd_axis_name="y")), ((), ("y",), ("x",))),
+        (jax.vmap(jax.vmap(function), spmd_axis_name="y"), (("y",), FREE, ("x",))),
+        (jax.vmap(jax.vmap(function, spmd_axis_name="y")), (FREE, ("y",), ("x",))),
     ]:
         params = equation(fun, np.ones((2, 2, 8), np.float32)).params
         for spec in (*params["in_specs"], *params["out_specs"]):

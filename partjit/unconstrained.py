@@ -1,0 +1,75 @@
+"""Dimensions that a spec leaves to the partitioner, in a program that is a computation of its own.
+
+Inside of a computation such a spec is a constraint. An executable has a sharding for each argument and result instead:
+an argument keeps what it has in such a dimension, and the partitioner chooses for a result.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.sharding import Mesh, NamedSharding
+
+from partjit._jax.caches import weakref_cache
+from partjit._jax.shardings import UNSPECIFIED
+from partjit._jax.tracing import trace_to_jaxpr
+from partjit.mesh import tracing_under
+from partjit.primitive import device_witness, sharding_constraint_p
+from partjit.spec import UNCONSTRAINED, ParsedPartitionSpec, Spec
+
+__all__ = ["with_free_dimensions_settled"]
+
+
+def with_free_dimensions_settled(values: Sequence[object], params: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of an equation, with specs that an executable for these arguments can have."""
+    in_specs, out_specs, mesh = params["in_specs"], params["out_specs"], params["mesh"]
+    if not any(map(_free_dims, (*in_specs, *out_specs))):
+        return params
+    in_specs = tuple(_kept(spec, value, mesh) for spec, value in zip(in_specs, values, strict=True))
+    return params | {
+        "jaxpr": _constraining_results(params["jaxpr"], out_specs, mesh),
+        "in_specs": in_specs,
+        "out_specs": tuple(UNSPECIFIED if _free_dims(spec) else spec for spec in out_specs),
+    }
+
+
+def _free_dims(spec: Spec) -> frozenset[int]:
+    return spec.unconstrained_dims if isinstance(spec, ParsedPartitionSpec) else frozenset()
+
+
+def _kept(spec: Spec, value: object, mesh: Mesh) -> Spec:
+    """A spec in whose free dimensions an array stays sharded as it is, as far as the others leave axes for that."""
+    if not isinstance(spec, ParsedPartitionSpec) or not spec.unconstrained_dims:
+        return spec
+    own: tuple[Any, ...] = ()
+    if isinstance(value, jax.Array) and isinstance(value.sharding, NamedSharding):
+        sharding = value.sharding
+        if sharding.mesh.shape_tuple == (spec.mesh or mesh).shape_tuple:
+            own = ParsedPartitionSpec.from_user_input(sharding, "an array").partitions
+    taken = {*spec.mesh_axes}
+    entries = [
+        tuple(axis for kept in own[dim : dim + 1] for axis in kept if axis not in taken)
+        if axes is UNCONSTRAINED
+        else axes
+        for dim, axes in enumerate(spec.partitions)
+    ]
+    return ParsedPartitionSpec(None, tuple(entries), spec.sync, spec.mesh, spec.memory_kind)
+
+
+@weakref_cache
+def _constraining_results(jaxpr: ClosedJaxpr, out_specs: tuple[Spec, ...], mesh: Mesh) -> ClosedJaxpr:
+    """A jaxpr that constrains those of its results whose specs have free dimensions."""
+
+    def constrained(*args: object) -> list[object]:
+        return [
+            sharding_constraint_p.bind(result, spec=spec, mesh=mesh, witness=device_witness(spec.mesh or mesh))
+            if isinstance(spec, ParsedPartitionSpec) and spec.unconstrained_dims
+            else result
+            for result, spec in zip(jaxpr_as_fun(jaxpr)(*args), out_specs, strict=True)
+        ]
+
+    info = jaxpr.jaxpr.debug_info
+    names = tuple(info.arg_names or ("",) * len(jaxpr.in_avals))
+    with tracing_under(mesh):
+        return trace_to_jaxpr(constrained, jaxpr.in_avals, source=info.func_src_info, arg_names=names)
