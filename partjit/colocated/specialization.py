@@ -12,28 +12,27 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import Sharding
 
 from partjit import events
 from partjit._jax.arrays import ArrayImpl, device_put, moved
-from partjit._jax.shardings import device_list
 from partjit._jax.threads import ThreadSettings
 from partjit._jax.types import Device, PyTree
-from partjit.arguments import check_results
 from partjit.colocated.definition import Definition
-from partjit.colocated.devices import colocated_sharding, replicated_over
+from partjit.colocated.devices import colocated_sharding
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call, Lane, failure_here
 from partjit.colocated.runtime.failures import Site, call_site, without_stop
-from partjit.colocated.runtime.host_values import HostArgument, HostValue, put_host_arguments, with_numpy_arguments
+from partjit.colocated.runtime.host_values import HostArgument, put_host_arguments, with_numpy_arguments
 from partjit.colocated.runtime.interrupts import is_interrupt
 from partjit.colocated.runtime.observation import Observer, observe_call, profiled
 from partjit.colocated.runtime.pending import PendingArray, values_of
 from partjit.colocated.runtime.pins import Take, distinct, pin, unpinned
 from partjit.colocated.runtime.run_ahead import Prepared
 from partjit.colocated.runtime.shards import Shards, on_each_shard, per_shard
-from partjit.colocated.runtime.specs import InSpecs, OutSpec, OutSpecs, argument_paths, flat_values, struct_of
+from partjit.colocated.runtime.specs import InSpecs, OutSpec, OutSpecs, argument_paths, struct_of
 from partjit.colocated.runtime.streams import Stream, current_stream, inside
+from partjit.colocated.unspecified import UnspecifiedResults
 from partjit.host_objects import with_objects
 
 __all__ = ["Specialization"]
@@ -83,6 +82,9 @@ class Specialization:
             s for s, leaf in zip(shardings, leaves, strict=True) if not getattr(leaf, "committed", True)
         ]
         self._devices = devices
+        self._unspecified = UnspecifiedResults(
+            self._name, shardings, self._uncommitted, devices, are_devices_given=bool(self._options.devices)
+        )
         self._is_prepared = False
         self._preparation = Lane()  # not a lock: `out_specs_fn` may make calls and wait for them
         self._target: Callable[..., PyTree]  # set by `prepare`
@@ -191,7 +193,7 @@ class Specialization:
         if self.out_specs is None and options.has_out_specs:
             inputs = [*map(struct_of, self.in_specs.leaves, self._shardings)]
             out_specs = options.out_specs_for(self.in_specs.tree, inputs)
-            self.out_specs = OutSpecs.of_user(out_specs, self._default_sharding, self._uncommitted)
+            self.out_specs = OutSpecs.of_user(out_specs, self._unspecified.sharding, self._uncommitted)
         if self._is_here:
             self._target = with_objects(self._function.load(), self.in_specs.tree)
             if options.arrays == "numpy":
@@ -208,40 +210,13 @@ class Specialization:
             )
         self._is_prepared = True
 
-    def _default_sharding(self) -> Sharding:
-        """Replicated over the devices of the call."""
-        if self._uncommitted and len(self._uncommitted) == len(self._shardings) and not self._options.devices:
-            return self._uncommitted[0]
-        for sharding in self._shardings:
-            is_named = isinstance(sharding, NamedSharding)
-            if is_named and (*device_list(sharding),) == (*self._devices,):
-                return NamedSharding(sharding.mesh, PartitionSpec())
-        return replicated_over(self._devices)
-
-    def _as_arrays(self, result: PyTree) -> PyTree:
-        """The result of a call without specs, with arrays in place of NumPy arrays and numbers."""
-        flat, tree = flat_values(result, self._name)
-        if HostValue not in map(type, flat):
-            return result
-        try:
-            return tree.unflatten([self._put_by_default(v) if type(v) is HostValue else v for v in flat])
-        except OverflowError:
-            with_paths = jax.tree_util.tree_leaves_with_path(result)
-            paths = [f"result{jax.tree_util.keystr(path)}" for path, _ in with_paths]
-            check_results([leaf for _, leaf in with_paths], paths, self._name)
-            raise
-
-    def _put_by_default(self, value: HostValue) -> jax.Array:
-        sharding = self._default_sharding()
-        return value.put(value.aval, sharding, not any(sharding is other for other in self._uncommitted))
-
     # Ways to run
 
     def _run_inline(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], _: Stream) -> PyTree:
         result = self._target(*args, **kwargs)
         if self.out_specs is not None:
             return self.out_specs.fit(result, self._name)
-        return result if type(result) is ArrayImpl else self._as_arrays(result)
+        return result if type(result) is ArrayImpl else self._unspecified.as_arrays(result)
 
     def _run_cheap(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], stream: Stream) -> PyTree:
         """Runs a call in its caller, but with the results and errors of an asynchronous one, as only timing decides."""
@@ -307,7 +282,7 @@ class Specialization:
             if self.out_specs is not None:
                 result = self.out_specs.fit(result, self._name)
             else:
-                result = self._as_arrays(result)
+                result = self._unspecified.as_arrays(result)
                 if self._mode != "inline":
                     flat, tree = jax.tree.flatten(result)
                     out_specs = [OutSpec(x.aval, x.sharding, x.committed) for x in values_of(flat)]
