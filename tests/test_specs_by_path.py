@@ -169,6 +169,19 @@ def test_specs_of_a_module_are_those_of_its_arrays(mesh):
     assert jax.jit(lambda layers: layers, in_shardings=(shardings,))(arrays)[0].weight.sharding.spec == P("x")
 
 
+def test_dictionaries_of_haiku_and_states_of_optimizers_are_matched_by_one_set_of_rules():
+    params = {"mlp/~/linear_0": {"w": np.ones((8, 4), np.float32), "b": np.ones(4, np.float32)}}
+    tree = params, ({"count": np.int32(0), "mu": params},)
+    table = spec_table(tree, {"linear_./w": P("x"), "/b$": P()})
+    of_params = [(f"mlp/~/linear_0/{name}", spec) for name, spec in (("b", P()), ("w", P("x")))]
+    assert [(row.path, row.spec) for row in table.rows] == [
+        *((f"0/{path}", spec) for path, spec in of_params),
+        ("1/0/count", P()),
+        *((f"1/0/mu/{path}", spec) for path, spec in of_params),
+    ]
+    assert str(table).splitlines()[1].startswith("0/mlp"), "paths are no numbers, which are right-aligned"
+
+
 def test_the_table_has_sizes_on_a_mesh_and_what_does_not_fit_on_it(mesh):
     tree = {
         "w": np.ones((8, 4), np.float32),

@@ -30,4 +30,5 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], most: int | 
 
 
 def _is_number(cell: object) -> bool:
-    return isinstance(cell, int | float) or (isinstance(cell, str) and cell[:1].isdigit())
+    # A path may start with a digit as well: 0/kernel.
+    return isinstance(cell, int | float) or (isinstance(cell, str) and cell[:1].isdigit() and "/" not in cell)
