@@ -139,22 +139,22 @@ def pjit(
     host_argnames = check_names("pjit", "host_argnames", host_argnames)
     keep_unused = require_flag("pjit", "keep_unused", keep_unused)
     require("pjit", "name", name, str | None, "the name of the program, a str, or None")
+    options = {
+        "in_axis_resources": in_axis_resources,
+        "out_axis_resources": out_axis_resources,
+        "static_argnums": static_argnums,
+        "donate_argnums": donate_argnums,
+        "in_shardings": in_shardings,
+        "out_shardings": out_shardings,
+        "static_argnames": static_argnames,
+        "donate_argnames": donate_argnames,
+        "host_argnums": host_argnums,
+        "host_argnames": host_argnames,
+        "keep_unused": keep_unused,
+        "name": name,
+    }
     if fun is None:
-        return functools.partial(
-            pjit,
-            in_axis_resources=in_axis_resources,
-            out_axis_resources=out_axis_resources,
-            static_argnums=static_argnums,
-            donate_argnums=donate_argnums,
-            in_shardings=in_shardings,
-            out_shardings=out_shardings,
-            static_argnames=static_argnames,
-            donate_argnames=donate_argnames,
-            host_argnums=host_argnums,
-            host_argnames=host_argnames,
-            keep_unused=keep_unused,
-            name=name,
-        )
+        return functools.partial(pjit, **options)
     check_callable(fun)
     in_name, in_tree = _one_of("in_axis_resources", in_axis_resources, "in_shardings", in_shardings)
     out_name, out_tree = _one_of("out_axis_resources", out_axis_resources, "out_shardings", out_shardings)
@@ -180,7 +180,7 @@ def pjit(
     )
     stages = _Stages(fun, definition)
     methods = {"trace": stages.trace, "plan": stages.plan, "lower": stages.lower, "eval_shape": stages.eval_shape}
-    return make_function(fun, definition, on_values(fun, definition), methods)
+    return make_function(fun, definition, on_values(fun, definition), methods, lambda: pjit(fun, **options))
 
 
 def _one_of(old_name: str, old: PyTree, new_name: str, new: PyTree) -> tuple[str, PyTree]:

@@ -8,7 +8,6 @@ what the executable expects without looking at its layout, so a call with a misp
 import collections
 import dataclasses
 import functools
-import pickle
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +35,7 @@ from partjit.compile import Program, lower
 from partjit.host_objects import given
 from partjit.infer import Definition, forget, infer_program
 from partjit.mesh import auto_twin, has_explicit_axes, is_tracing_program
+from partjit.pickling import Recipe, reducer
 from partjit.placement import Misplaced, misplaced, reshard
 from partjit.plan.ir.calls import is_program_with_calls
 from partjit.plan.run.link import Run
@@ -137,7 +137,11 @@ _letting_in = _LettingIn()
 
 
 def make_function(
-    fun: Function, definition: Definition, on_values: Function, methods: Mapping[str, Callable[..., object]]
+    fun: Function,
+    definition: Definition,
+    on_values: Function,
+    methods: Mapping[str, Callable[..., object]],
+    recipe: Recipe,
 ) -> Any:
     """The C++ function that dispatches calls, with attributes like those of `fun` and methods of its own.
 
@@ -146,6 +150,7 @@ def make_function(
         definition: what `pjit` was given with it.
         on_values: called under `jax.disable_jit()`.
         methods: its methods besides `clear_cache`, by name.
+        recipe: makes such a function anew, where it is unpickled.
     """
     name, static, donate, key = definition.name, definition.static, definition.donate, definition.dispatch_key
     cache_miss = CacheMiss(fun, definition)
@@ -167,13 +172,7 @@ def make_function(
         cache_miss.recent.clear()
         forget(fun)
 
-    def by_name(_protocol: int) -> str:
-        qualname = getattr(function, "__qualname__", None)
-        if qualname is None:  # that of a functools.partial, for example
-            raise pickle.PicklingError(f"{name} cannot be pickled: it wraps {fun!r}, which has no qualified name")
-        return qualname  # it is pickled as functions are
-
-    own = {**methods, "clear_cache": clear_cache, "__reduce_ex__": by_name}
+    own = {**methods, "clear_cache": clear_cache, "__reduce_ex__": reducer(function, recipe), "_recipe": recipe}
     function.__dict__ = _Attributes(function.__dict__, own)
     return function
 

@@ -230,11 +230,10 @@ def _handle_class(cls: type, concurrent: bool, state: tuple[str, str] | None, op
             f"{cls.__name__} is, or inherits from, a colocated class: derive it from the plain class instead"
         )
 
+    # A class of `__main__` is pickled with the functions and globals that it uses: this one uses nothing of a process.
     @functools.wraps(cls.__init__)
     def __init__(self: _Handle, *args: object, **kwargs: object) -> None:
-        self._colocated_instance = Instance(cls, args, kwargs, concurrent, state)
-        self._colocated_methods = {}
-        _handles[self._colocated_instance.number] = self
+        _construct(self, cls, args, kwargs, concurrent, state)
 
     members = {
         name: _Method(name, member, options)
@@ -243,6 +242,19 @@ def _handle_class(cls: type, concurrent: bool, state: tuple[str, str] | None, op
     }
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     return type(cls.__name__, (_Handle,), {**members, **names, "__init__": __init__})
+
+
+def _construct(
+    handle: _Handle,
+    cls: type,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    concurrent: bool,
+    state: tuple[str, str] | None,
+) -> None:
+    handle._colocated_instance = Instance(cls, args, kwargs, concurrent, state)
+    handle._colocated_methods = {}
+    _handles[handle._colocated_instance.number] = handle
 
 
 def _is_exposed(name: str) -> bool:

@@ -29,10 +29,10 @@ from partjit._jax.arrays import shareable
 from partjit._jax.dispatch import PjitFunction
 from partjit._jax.processes import DistributedRuntimeClient, distributed_client
 from partjit._jax.shardings import DeviceList
-from partjit._jax.types import Device
 from partjit.checks import require, require_flag
 from partjit.colocated.uncopyable import uncopyable_parts
 from partjit.mesh import Mesh
+from partjit.pickling import device_of
 
 try:
     import cloudpickle as _cloudpickle
@@ -141,7 +141,7 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(file)
         self._readers = {
             "entry": table.__getitem__,
-            "device": _device,
+            "device": lambda what: device_of(*what),
             "variable": _variable,
             "compiled": _compiled_function,
         }
@@ -259,14 +259,6 @@ def _compiled_function(reference: tuple[str, int, str]) -> PjitFunction | jax.st
     if process != _process or number not in _compiled:
         raise ValueError(f"the compiled function {name} belongs to another process, or is gone: hold it in a module")
     return _compiled[number]
-
-
-def _device(reference: tuple[str, int]) -> Device:
-    platform, number = reference
-    devices = {device.id: device for device in jax.devices(platform)}
-    if number not in devices:
-        raise ValueError(f"Invalid device ID {number}: the {platform} devices here are {[*devices]}")
-    return devices[number]
 
 
 _own_key = secrets.token_bytes(_CODE_BYTES)
