@@ -32,7 +32,6 @@ __all__ = [
     "capsule_of",
     "copies_of",
     "copy_of",
-    "device_of",
     "device_put",
     "is_computed",
     "is_on_one_host_device",
@@ -100,11 +99,6 @@ def capsule_of(buffer: Any) -> object:
 def array_of_capsule(capsule: object, device: Device) -> ArrayImpl:
     """The memory of a DLPack capsule as an array on a CPU device; the public way knows no device but the first."""
     return _jax.dlpack_managed_tensor_to_buffer(capsule, device, None)
-
-
-def device_of(buffer: jax.Array) -> Device:
-    """The device of an array on one, which may be deleted."""
-    return next(iter(buffer.sharding.device_set))
 
 
 def is_computed(array: Any) -> bool:

@@ -1,5 +1,6 @@
 """Shardings as jax and XLA have them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from jax._src import config
@@ -18,6 +19,7 @@ __all__ = [
     "MaybeSharding",
     "OpSharding",
     "UnspecifiedValue",
+    "addressable_devices",
     "default_device",
     "device_list",
     "or_none",
@@ -51,6 +53,11 @@ def to_proto(sharding: Any) -> OpSharding | None:
 def device_list(sharding: Sharding) -> DeviceList:
     """The devices of a sharding in their order, as one hashable value."""
     return sharding._internal_device_list
+
+
+def addressable_devices(sharding: Sharding) -> Sequence[Device]:
+    """The devices of a sharding in this process, in the order in which arrays list their buffers."""
+    return sharding._internal_device_list.addressable_device_list
 
 
 def default_device() -> Device | str | None:

@@ -4,10 +4,8 @@ A call runs in its caller, with as little overhead as possible; in its caller, o
 thread, with pending results.
 """
 
-import contextvars
 import functools
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -16,22 +14,22 @@ from jax.sharding import Sharding
 
 from partjit import events
 from partjit._jax.arrays import ArrayImpl, device_put, moved
-from partjit._jax.threads import ThreadSettings
 from partjit._jax.types import Device, PyTree
 from partjit.colocated.definition import Definition
 from partjit.colocated.devices import colocated_sharding
+from partjit.colocated.on_thread import OnThread
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call, Lane, failure_here
 from partjit.colocated.runtime.failures import Site, call_site, without_stop
 from partjit.colocated.runtime.host_values import HostArgument, put_host_arguments, with_numpy_arguments
 from partjit.colocated.runtime.interrupts import is_interrupt
-from partjit.colocated.runtime.observation import Observer, observe_call, profiled
+from partjit.colocated.runtime.observation import observe_call, profiled
 from partjit.colocated.runtime.pending import PendingArray, values_of
-from partjit.colocated.runtime.pins import Take, distinct, pin, unpinned
+from partjit.colocated.runtime.pins import Pins, Take, distinct, pin, unpinned
 from partjit.colocated.runtime.run_ahead import Prepared
 from partjit.colocated.runtime.shards import Shards, on_each_shard, per_shard
 from partjit.colocated.runtime.specs import InSpecs, OutSpec, OutSpecs, argument_paths, struct_of
-from partjit.colocated.runtime.streams import Stream, current_stream, inside
+from partjit.colocated.runtime.streams import Stream, current_stream
 from partjit.colocated.unspecified import UnspecifiedResults
 from partjit.host_objects import with_objects
 
@@ -43,6 +41,24 @@ _CHEAP_SECONDS = 200e-6
 """Handing a call and its arguments to a thread takes about as long."""
 _CHEAP_IN_A_ROW = 10
 """How many calls must have been cheap, one after another, before the next one runs in its caller."""
+
+
+class _Cheapness:
+    """Whether calls of a function are so cheap that handing them to a thread costs more."""
+
+    __slots__ = ("_in_a_row",)
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+
+    def measured(self, seconds: float) -> None:
+        """Takes note of how long the function took."""
+        self._in_a_row = self._in_a_row + 1 if seconds < _CHEAP_SECONDS else 0
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether it was cheap often enough."""
+        return self._in_a_row >= _CHEAP_IN_A_ROW
 
 
 class Specialization:
@@ -86,15 +102,17 @@ class Specialization:
             self._name, shardings, self._uncommitted, devices, are_devices_given=bool(self._options.devices)
         )
         self._is_prepared = False
+        self._pins = Pins(len(leaves))
         self._preparation = Lane()  # not a lock: `out_specs_fn` may make calls and wait for them
-        self._target: Callable[..., PyTree]  # set by `prepare`
+        self._target: Callable[..., PyTree]  # set by `prepare`, as is the next
+        self._on_thread: OnThread
         self._shards = shards
         self._shardings_of_shards = shardings_of_shards
         self._takes_numpy = definition.options.arrays == "numpy" and definition.options.layout != "per_shard"
         self._is_here = any(device.process_index == jax.process_index() for device in devices)
         host = [colocated_sharding(sharding) for sharding in shardings]
         self._host_shardings = None if host == shardings else host
-        self._cheap_in_a_row = 0
+        self._cheapness = _Cheapness()
 
     def __call__(
         self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], leaves: Sequence[jax.Array], are_plain: bool
@@ -109,7 +127,7 @@ class Specialization:
             if is_ready and not stream.calls and stream.is_private and not events.listeners:
                 if self._mode == "inline":
                     run = self._run_inline
-                elif self._mode == "auto" and self._cheap_in_a_row >= _CHEAP_IN_A_ROW and self._ahead is None:
+                elif self._mode == "auto" and self._cheapness.is_shown and self._ahead is None:
                     run = self._run_cheap
                 else:
                     return self._run_in_order(leaves, stream)
@@ -203,6 +221,8 @@ class Specialization:
                 self._target = on_each_shard(self._target, self._name, self._shards, self.out_specs)
             elif options.layout == "per_shard":
                 self._target = per_shard(self._target, self._name, self.out_specs, self._shardings_of_shards)
+            measured = self._cheapness.measured if self._mode == "auto" else None
+            self._on_thread = OnThread(self._name, self._target, self.in_specs.tree, measured)
         elif self.out_specs is None:
             raise ValueError(
                 f"{self._name} runs on the hosts of {[*map(str, self._devices)]}, none of which belongs to process "
@@ -231,7 +251,7 @@ class Specialization:
             failure = failure_here(error, self._name, call_site(), stream)
             failed = [PendingArray.failed(failure, s.aval, s.sharding, s.committed) for s in self.out_specs.leaves]
             return self.out_specs.tree.unflatten(failed)
-        self._measured(_perf_counter() - started)
+        self._cheapness.measured(_perf_counter() - started)
         return result
 
     def _without_arguments(self, result: PyTree, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> PyTree:
@@ -257,7 +277,7 @@ class Specialization:
         if self._ahead is not None:
             results = self._ahead.take(out_specs, lambda: self._prepared([], lanes, stream, out_specs, call_site()))
             return out_specs.tree.unflatten(results)
-        is_cheap = self._cheap_in_a_row >= _CHEAP_IN_A_ROW and self._mode == "auto" and self._stream is None
+        is_cheap = self._cheapness.is_shown and self._mode == "auto" and self._stream is None
         is_ahead = self._history is not None and self._history.is_ahead
         if is_cheap and not is_ahead and all(map(_has_value, leaves)) and not any(lane.calls for lane in lanes):
             args, kwargs = self.in_specs.tree.unflatten(self._on_host(values_of(leaves)))
@@ -287,7 +307,7 @@ class Specialization:
                     flat, tree = jax.tree.flatten(result)
                     out_specs = [OutSpec(x.aval, x.sharding, x.committed) for x in values_of(flat)]
                     self.out_specs = OutSpecs(out_specs, tree)
-                    self._measured(_perf_counter() - started)
+                    self._cheapness.measured(_perf_counter() - started)
                     result = self._without_arguments(result, args, kwargs)
             return result
 
@@ -302,47 +322,25 @@ class Specialization:
 
     def _call(self, site: Site, stream: Stream, lanes: Sequence[Lane], body: Callable[[], PyTree]) -> Call:
         call = Call(self._name, site, stream, lanes, body)
-        if self._history is not None and self._lane in lanes:
-            self._history.order(call, shows_state=self._shows_state)
+        self._order(call)
         return call
+
+    def _order(self, call: Call) -> None:
+        if self._history is not None and self._lane in call.lanes:
+            self._history.order(call, shows_state=self._shows_state)
 
     def _prepared(
         self, takes: list[Take], lanes: Sequence[Lane], stream: Stream, out_specs: OutSpecs, site: Site
     ) -> Prepared:
-        context, settings = contextvars.copy_context(), ThreadSettings()
-
-        def body() -> Sequence[jax.Array]:
-            with settings:
-                return context.run(self._run_pinned, takes, stream, out_specs, observe)
-
-        observe = observe_call(self._name, stream)
-        # What the calls that run ahead see is up to `RunAhead`.
-        make = self._call if self._ahead is None else functools.partial(Call, self._name)
-        call = make(site, stream, lanes, body)
-        results = [PendingArray(call, spec.aval, spec.sharding, spec.committed) for spec in out_specs.leaves]
-        references = [weakref.ref(result) for result in results]
-        call.receivers = lambda: [reference() for reference in references]
-        return Prepared(call, results, out_specs)
-
-    def _run_pinned(
-        self, takes: list[Take], stream: Stream, out_specs: OutSpecs, observe: Observer
-    ) -> Sequence[jax.Array]:
-        inside(stream)
-        args, kwargs = self.in_specs.tree.unflatten([take() for take in takes])
-        takes.clear()
-        started = _perf_counter()
-        with profiled(self._name):
-            result = observe(self._target)(*args, **kwargs)
-        self._measured(_perf_counter() - started)
-        results = out_specs.fit_flat(result, self._name)
-        if any(result.is_deleted() for result in results):
-            results = out_specs.fit_leaves(result, self._name)  # which names it
-        return results
+        prepared = self._on_thread.prepared(takes, lanes, stream, out_specs, site)
+        if self._ahead is None:  # what the calls that run ahead see is up to `RunAhead`
+            self._order(prepared.call)
+        return prepared
 
     def _pinned(self, i: int, leaf: jax.Array) -> Take:
         """What returns an argument, as it is now, on the host when the function runs."""
         if self._host_shardings is None or leaf.sharding == self._host_shardings[i]:
-            return pin(leaf)
+            return self._pins.pin(i, leaf)
         target = self._host_shardings[i]
         if type(leaf) is PendingArray:
             take = pin(leaf)
@@ -359,9 +357,6 @@ class Specialization:
     def _on_host(self, leaves: Sequence[jax.Array]) -> Sequence[jax.Array]:
         """The arguments, copied to the CPU devices of the hosts where they are elsewhere."""
         return leaves if self._host_shardings is None else moved(leaves, self._host_shardings)
-
-    def _measured(self, seconds: float) -> None:
-        self._cheap_in_a_row = self._cheap_in_a_row + 1 if seconds < _CHEAP_SECONDS else 0
 
 
 def _has_value(leaf: jax.Array) -> bool:

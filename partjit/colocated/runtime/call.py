@@ -9,8 +9,6 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import jax
-
 from partjit._jax.types import PyTree
 from partjit.colocated.runtime.failures import Failure, PoisonedError, Site
 from partjit.colocated.runtime.interrupts import Flag, Presence, is_interrupt
@@ -60,8 +58,12 @@ class Wait(Presence):
 class _Receiver(Protocol):
     """A pending result."""
 
-    def receive(self, value: jax.Array) -> None: ...
+    def receive(self, value: Any) -> None: ...
     def receive_failure(self, failure: Failure) -> None: ...
+
+
+Receivers = Sequence[Callable[[], _Receiver | None]]
+"""For each result, what returns the array that is to receive it; None if that is no longer referenced."""
 
 
 class Call:
@@ -72,7 +74,7 @@ class Call:
         site: where the call was made.
         stream: the stream on which it was made.
         lanes: its lanes: that stream, unless the call is made by one in it, and the lane of its object.
-        receivers: returns the pending results that are still referenced, None for each of the others.
+        receivers: of its results; empty if nobody receives them.
         entering: called at the moment it enters its lanes; if it returns False, the call does not enter them.
         turn: set when the call is first in all its lanes, if its caller waits to run it.
         ended: set when the results, or the failure, have been handed over.
@@ -80,12 +82,29 @@ class Call:
         root: the number of the outermost call that it is part of.
     """
 
+    __slots__ = (
+        "__weakref__",
+        "_claims",
+        "_parent",
+        "body",
+        "ended",
+        "entering",
+        "lanes",
+        "name",
+        "receivers",
+        "root",
+        "site",
+        "stream",
+        "turn",
+        "waits",
+    )
+
     def __init__(self, name: str, site: Site, stream: Any, lanes: Sequence[Lane], body: Callable[[], PyTree]) -> None:
         self.name = name
         self.site = site
         self.stream = stream
         self.lanes = lanes
-        self.receivers: Callable[[], Sequence[_Receiver | None]] = tuple
+        self.receivers: Receivers = ()
         self.entering: Callable[[], bool] | None = None
         self.turn: Flag | None = None
         self.ended = Flag()
@@ -94,6 +113,7 @@ class Call:
         self._parent = running[-1] if running else None
         self.root = running[-1].root if running else next(_roots)
         self.body: Callable[[], PyTree] | None = body
+        self._claims: list[object] = []  # the first one counts: appending is atomic
 
     @property
     def parent(self) -> "Call | None":
@@ -131,7 +151,8 @@ class Call:
         try:
             values = body()
             # Looked up after the function has run: results that are no longer referenced are dropped at once.
-            for receiver, value in zip(self.receivers(), values, strict=True):
+            for reference, value in zip(self.receivers, values, strict=True):
+                receiver = reference()
                 if receiver is not None:
                     receiver.receive(value)
         except PoisonedError as error:
@@ -145,19 +166,21 @@ class Call:
 
     def claim(self, claimant: object) -> bool:
         """Whether the claimant is the one that runs the call, or gives it up. Idempotent."""
-        return vars(self).setdefault("_claimed_by", claimant) is claimant
+        self._claims.append(claimant)
+        return self._claims[0] is claimant
 
     @property
     def claimant(self) -> object:
         """What runs it or gave it up; None so far."""
-        return vars(self).get("_claimed_by")
+        return self._claims[0] if self._claims else None
 
     def fail(self, error: BaseException) -> None:
         """Hands over an exception in place of the results."""
         self._hand_over(Failure(error, self.name, self.site, self.stream, self.parent))
 
     def _hand_over(self, failure: Failure) -> None:
-        for receiver in self.receivers():
+        for reference in self.receivers:
+            receiver = reference()
             if receiver is not None:
                 receiver.receive_failure(failure)
 

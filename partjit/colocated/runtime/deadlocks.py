@@ -21,6 +21,8 @@ def wait_for(target: Call, flag: Flag, deadline: float | None = None) -> bool:
     """
     if flag.is_set:
         return True
+    if not current_calls():  # no call waits for this thread
+        return flag.wait(deadline)
     wait = Wait(target)
     return wait.of(_wait, wait, flag, deadline)()
 

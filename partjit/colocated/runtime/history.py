@@ -103,7 +103,7 @@ class Made:
         return self._claims.setdefault("report", reporter) is reporter
 
     def _nothing(self) -> Sequence[jax.Array]:
-        self.call.receivers = tuple
+        self.call.receivers = ()
         return ()
 
 

@@ -22,6 +22,10 @@ Observer = Callable[[Callable[..., PyTree]], Callable[..., PyTree]]
 """Wraps a function so that it emits events when it starts and ends."""
 
 
+def _unobserved(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    return function
+
+
 @contextlib.contextmanager
 def node_of_program(program: str, execution: int, node: str) -> Iterator[None]:
     """Attributes the call made in the block to a node of a program."""
@@ -46,7 +50,7 @@ def observe_call(name: str, stream: Stream, node: str | None = None) -> Observer
         node: which node of its program it is, if not the one that the context names.
     """
     if not events.listeners:
-        return lambda function: function
+        return _unobserved
     number, where = next(_numbers), stream.name or ("caller" if stream.is_private else "without a name")
     program, execution, around = _node.get() or (None, None, None)
     own = around if program is None else node or around

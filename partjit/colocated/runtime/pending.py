@@ -20,7 +20,17 @@ from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call
 from partjit.colocated.runtime.failures import Failure, PoisonedError
 
-__all__ = ["PendingArray", "values_of", "when_received"]
+__all__ = ["OnDemand", "PendingArray", "values_of", "when_received"]
+
+
+class OnDemand:
+    """A value that is made when it is first used; it is computed."""
+
+    __slots__ = ("__weakref__",)
+
+    def __call__(self) -> jax.Array:
+        """The value; several threads may call this, the values of all but one of which are dropped."""
+        raise NotImplementedError
 
 
 class PendingArray(jax.Array):
@@ -36,6 +46,7 @@ class PendingArray(jax.Array):
         "_failure",
         "_is_committed",
         "_is_deleted",
+        "_on_demand",
         "_own_sharding",
         "_received",
         "_then",
@@ -47,6 +58,7 @@ class PendingArray(jax.Array):
         self._own_sharding = sharding
         self._is_committed = committed
         self._received: Any = None
+        self._on_demand: OnDemand | None = None
         self._is_deleted = False
         self._failure: Failure | None = None
         self._then: list[Callable[[jax.Array], None]] = []
@@ -58,25 +70,35 @@ class PendingArray(jax.Array):
         array._failure = failure
         return array
 
-    def receive(self, value: jax.Array) -> None:
+    def receive(self, value: jax.Array | OnDemand) -> None:
         """Sets the value and runs the actions that wait for it."""
-        shareable(value)
         # This order takes the place of a lock, which an interrupt could leave locked: an action added once the value is
         # visible is run by the thread that adds it, one added before is run here, and only then is the call dropped.
-        self._received = value
+        if isinstance(value, OnDemand):
+            self._on_demand = value
+        else:
+            self._received = shareable(value)
         while self._then:
             try:
                 action = self._then.pop(0)
             except IndexError:  # the thread that added it has taken it back
                 break
-            action(value)
+            action(self._present())
         self._call = None
 
     def receive_failure(self, failure: Failure) -> None:
         """Sets the failure, unless the value or a failure was set before."""
         if self._call is not None:
-            self._received, self._failure, self._then = None, failure, []
+            self._received, self._on_demand, self._failure, self._then = None, None, failure, []
             self._call = None
+
+    def _present(self) -> Any:
+        """The value, if it is there."""
+        on_demand = self._on_demand
+        if on_demand is not None:
+            self._received = shareable(on_demand())
+            self._on_demand = None
+        return self._received
 
     def value(self) -> jax.Array:
         """The array; waits until the call has ended.
@@ -87,7 +109,7 @@ class PendingArray(jax.Array):
         self._join()
         if self._failure is not None:
             self._failure.raise_()
-        return self._received
+        return self._present()
 
     def value_for_call(self) -> jax.Array:
         """As `value`, for a call that has this array as an argument: its failure is passed on, not raised.
@@ -98,7 +120,7 @@ class PendingArray(jax.Array):
         self._join()
         if self._failure is not None:
             raise PoisonedError(self._failure)
-        return self._received
+        return self._present()
 
     def _join(self) -> None:
         call = self._call
@@ -117,7 +139,8 @@ class PendingArray(jax.Array):
     @property
     def committed(self) -> bool:
         """Whether it is committed to its devices."""
-        return self._is_committed if self._received is None else self._received.committed
+        value = self._present()
+        return self._is_committed if value is None else value.committed
 
     @property
     def _committed(self) -> bool:  # the name that jax reads
@@ -126,7 +149,8 @@ class PendingArray(jax.Array):
     @property
     def format(self) -> Format:
         """Its sharding and, once the value is there, its layout in memory."""
-        return Format(None, self._own_sharding) if self._received is None else self._received.format
+        value = self._present()
+        return Format(None, self._own_sharding) if value is None else value.format
 
     def devices(self) -> set[Device]:
         """Its devices."""
@@ -154,6 +178,11 @@ class PendingArray(jax.Array):
         """Whether it was deleted or donated."""
         return self._is_deleted or (self._received is not None and self._received.is_deleted())
 
+    def block_until_ready(self) -> jax.Array:
+        """The array, once it is computed."""
+        self._join()
+        return self if self._on_demand is not None else self.value().block_until_ready()
+
     def copy_to_host_async(self) -> None:
         """Starts the copy as soon as the value is there."""
         when_received(self, lambda value: None if value.is_deleted() else value.copy_to_host_async())
@@ -164,8 +193,9 @@ class PendingArray(jax.Array):
         when_received(self, lambda value: value.delete())
 
     def __repr__(self) -> str:
-        if self._received is not None and not self._received.is_deleted() and is_computed(self._received):
-            return repr(self._received)
+        value = self._present()
+        if value is not None and not value.is_deleted() and is_computed(value):
+            return repr(value)
         state = "deleted" if self.is_deleted() else "pending"
         if self._failure is not None:
             state = f"failed: {self._failure}"
@@ -194,13 +224,14 @@ def values_of(arrays: Sequence[jax.Array]) -> list[jax.Array]:
 def when_received(array: PendingArray, action: Callable[[jax.Array], None]) -> None:
     """Runs an action on the value as soon as it is there, before any other use; never if the call fails."""
     array._then.append(action)
-    if array._call is None or array._received is not None:
+    if array._call is None or array._received is not None or array._on_demand is not None:
         try:
             array._then.remove(action)
         except ValueError:  # it is already running
             return
-        if array._received is not None:
-            action(array._received)
+        value = array._present()
+        if value is not None:
+            action(value)
 
 
 def _forwarding(name: str, attribute: object) -> object:

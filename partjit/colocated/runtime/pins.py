@@ -6,8 +6,10 @@ ready, but would wait for an array that is still being computed; such an array i
 """
 
 import functools
+import sys
+import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax
 
@@ -19,15 +21,15 @@ from partjit._jax.arrays import (
     buffers_of,
     capsule_of,
     copy_of,
-    device_of,
     is_computed,
     shareable,
     with_key_data,
 )
+from partjit._jax.shardings import addressable_devices
 from partjit.colocated.runtime.failures import PoisonedError
-from partjit.colocated.runtime.pending import PendingArray, when_received
+from partjit.colocated.runtime.pending import OnDemand, PendingArray, when_received
 
-__all__ = ["Take", "distinct", "pin", "unpinned"]
+__all__ = ["Pins", "Take", "borrowed", "distinct", "given_back", "pin", "unpinned"]
 
 _OWN_KINDS = (None, "device")
 
@@ -67,18 +69,125 @@ def unpinned(array: jax.Array) -> Take:
 
 
 def _pin_ready(array: ArrayImpl) -> Take:
-    buffers = buffers_of(array)
     try:
-        capsules = [*map(capsule_of, buffers)]
+        return Pin(array)
     except (jax.errors.JaxRuntimeError, BufferError, TypeError):  # DLPack does not support the dtype
         return _copied(array)
 
-    def take() -> jax.Array:
-        devices = [device_of(buffer) for buffer in buffers]
-        aliases = [*map(array_of_capsule, capsules, devices)]
-        return array_of_buffers(array, aliases)
 
-    return take
+class Pin(OnDemand):
+    """The pin of an array that is computed.
+
+    Making an array of the pinned memory takes far longer than pinning it. So calls that run one after another borrow
+    the same one, unless somebody keeps it.
+
+    Attributes:
+        array: the array.
+    """
+
+    __slots__ = ("_capsules", "_free", "_source", "array")
+
+    def __init__(self, array: ArrayImpl) -> None:
+        self.array = array
+        self._capsules = [*map(capsule_of, buffers_of(array))]
+        self._source: list[ArrayImpl] | None = None
+        self._free: list[jax.Array] = []
+
+    def share(self) -> None:
+        """Lets several calls have it; the array must not be deleted yet."""
+        if self._source is None:
+            self._source = self._of([*map(capsule_of, buffers_of(self.array))])
+
+    def __call__(self) -> jax.Array:
+        """Another array that shares the memory; unless calls share the pin, to be called once."""
+        source = self._source  # a capsule makes one array
+        capsules = self._capsules if source is None else [*map(capsule_of, source)]
+        return array_of_buffers(self.array, self._of(capsules))
+
+    def _of(self, capsules: Iterable[object]) -> list[ArrayImpl]:
+        return [*map(array_of_capsule, capsules, addressable_devices(self.array.sharding))]
+
+    def borrow(self) -> jax.Array:
+        """An array that shares the memory, and that nobody else has until it is given back."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            return self()
+
+    def give_back(self, array: jax.Array) -> None:
+        """Takes an array back."""
+        if not array.is_deleted():
+            self._free.append(array)
+
+    def returned(self, array: jax.Array) -> OnDemand:
+        """What takes the place of a borrowed array that the function returns."""
+        return _Returned(self, array) if self._source is None else self
+
+
+class _Returned(OnDemand):
+    """A borrowed array that is a result; until that is used, it keeps the pin for other calls."""
+
+    __slots__ = ("_array", "_pin")
+
+    def __init__(self, pin: Pin, array: jax.Array) -> None:
+        self._pin = pin
+        self._array = array
+
+    def __call__(self) -> jax.Array:
+        return self._array
+
+
+class Pins:
+    """The pins of the arguments of calls: one that a call in flight has pinned is not pinned again."""
+
+    __slots__ = ("_latest",)
+
+    def __init__(self, count: int) -> None:
+        self._latest: list[Callable[[], Pin | None]] = [_nothing] * count
+
+    def pin(self, position: int, array: jax.Array) -> Take:
+        """Keeps the argument at a position as it is now, as `pin` does."""
+        latest = self._latest[position]()
+        if latest is not None and latest.array is array and not array.is_deleted():
+            latest.share()
+            return latest
+        take = pin(array)
+        if isinstance(take, Pin):
+            self._latest[position] = weakref.ref(take)
+        return take
+
+
+def _nothing() -> None:
+    return None
+
+
+def borrowed(takes: Iterable[Take]) -> list[jax.Array]:
+    """The pinned arrays, to be given back after the call."""
+    return [take.borrow() if isinstance(take, Pin) else take() for take in takes]
+
+
+def given_back(takes: Sequence[Take], arrays: list[jax.Array], results: list[Any]) -> list[Any]:
+    """Takes back what nobody has kept of the borrowed arrays; in the results, pins take the place of their arrays.
+
+    Args:
+        takes, arrays: the pins, and what was borrowed of them.
+        results: what the function returned; only these lists may still refer to the arrays.
+    """
+    pins = {id(array): take for take, array in zip(takes, arrays, strict=True) if isinstance(take, Pin)}
+    if pins:
+        results[:] = [pins[id(result)].returned(result) if id(result) in pins else result for result in results]
+        for take, array, count in zip(takes, arrays, _references(arrays), strict=True):
+            if count == _OF_A_LIST and isinstance(take, Pin):
+                take.give_back(array)
+    return results
+
+
+def _references(values: Sequence[object]) -> list[int]:
+    return [sys.getrefcount(value) for value in values]
+
+
+_OF_A_LIST = _references([object()])[0]
+"""The count of what only a list refers to, which depends on the version of Python."""
 
 
 def _copied(array: ArrayImpl) -> Take:

@@ -219,12 +219,12 @@ def _drive(driver: _Driver) -> None:
     try:
         while call is not None and call.claim(driver):
             call.execute()
-            following = _end(call)
-            own = next((follower for follower in following if follower.turn is None), None)
-            if own is not None:
-                driver.calls = (call, own)
-            for follower in following:
-                if follower is not own:
+            own = None
+            for follower in _end(call):
+                if own is None and follower.turn is None:
+                    own = follower
+                    driver.calls = (call, own)
+                else:
                     _start(follower)
             call = own
     except BaseException:  # thrown into this thread from outside; the calls behind must not be blocked
@@ -265,7 +265,8 @@ def _end(call: Call) -> list[Call]:
     following = _order.run(_remove, call)
     call.ended.set()
     for lane in call.lanes:
-        lane.room.set()
+        if not lane.room.is_set:  # else nobody waits for it: who would, replaces it before looking for room again
+            lane.room.set()
     return following
 
 

@@ -236,11 +236,11 @@ class OutSpecs:
         fitted, is_same = self._fitted(result, name)
         return result if is_same else self.tree.unflatten(fitted)
 
-    def fit_flat(self, result: PyTree, name: str) -> Sequence[jax.Array]:
+    def fit_flat(self, result: PyTree, name: str) -> list[jax.Array]:
         """As `fit`, flat."""
         return self._fitted(result, name)[0]
 
-    def _fitted(self, result: PyTree, name: str) -> tuple[Sequence[jax.Array], bool]:
+    def _fitted(self, result: PyTree, name: str) -> tuple[list[jax.Array], bool]:
         """The flat arrays, and whether they are those returned by the function."""
         try:
             values = self.tree.flatten_up_to(result)

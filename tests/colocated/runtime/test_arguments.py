@@ -1,5 +1,8 @@
 """Arguments of a call that has not ended stay as they were, whatever the caller does with them meanwhile."""
 
+import concurrent.futures
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -204,3 +207,98 @@ def test_arguments_keep_the_kind_of_their_memory(mesh, mode, kind):
     result = call(x)
     np.testing.assert_array_equal(result, np.arange(8))
     assert result.sharding == sharding
+
+
+# Arrays that several calls in flight have
+
+
+def act(action, x):
+    """Does something with its argument, and returns its value or the argument itself."""
+    value = np.asarray(x).copy()
+    match int(action):
+        case 0:
+            return value
+        case 1:
+            return x
+        case 2:
+            rendezvous.logs["kept"].append((x, value))
+        case 3:
+            x.delete()
+        case 4:
+            donating(x)
+    return value
+
+
+acting = colocated_python(act, mode="stream", out_specs_fn=lambda _, x: x)
+
+
+@sees("two streams", "a kept array", "an array its function deletes", "an argument as a result", "a deleted result")
+@given(st.data())
+def test_what_becomes_of_an_array_in_one_call_no_other_call_sees(mesh, data):
+    rendezvous.clear()
+    steps = st.tuples(
+        st.integers(0, 4),
+        st.integers(0, 1),
+        st.sampled_from(["go on", "wait", "donate", "delete", "donate a result", "delete a result"]),
+    )
+    steps = data.draw(st.lists(steps, min_size=1, max_size=12))
+    saw("two streams", when=len({caller for _, caller, _ in steps}) == 2)
+    x, base, results = None, 0, []
+    with contextlib.ExitStack() as stack:
+        callers = [stack.enter_context(concurrent.futures.ThreadPoolExecutor(1)) for _ in range(2)]
+        for action, caller, then in steps:
+            if x is None:
+                base += 100
+                x = jax.block_until_ready(jax.device_put(jnp.arange(16.0) + base, NamedSharding(mesh, P("x"))))
+            result = callers[caller].submit(acting, action, x).result()
+            results.append((result, base))
+            saw("a kept array", when=action == 2)
+            saw("an array its function deletes", when=action == 3)
+            saw("an argument as a result", when=action == 1)
+            saw("a deleted result", when=action == 1 and then == "delete a result")
+            if then == "wait":
+                jax.block_until_ready([result for result, _ in results])
+            elif then in ("donate", "delete"):
+                donating(x) if then == "donate" else x.delete()
+                x = None
+            elif then in ("donate a result", "delete a result"):
+                result, before = results.pop()
+                np.testing.assert_array_equal(result, np.arange(16.0) + before)
+                donating(result) if then == "donate a result" else result.delete()
+    for result, before in results:
+        np.testing.assert_array_equal(result, np.arange(16.0) + before)
+    for array, value in rendezvous.logs["kept"]:
+        np.testing.assert_array_equal(array, value)
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_call_borrows_what_the_one_before_has_not_kept(is_kept):
+    def note(x):
+        rendezvous.hear("caller is done")
+        rendezvous.logs["ids"].append(id(x))
+        if is_kept:
+            rendezvous.logs["kept"].append(x)
+
+    f = colocated_python(note, mode="stream", out_specs_fn=lambda x: None)
+    x = jax.block_until_ready(jnp.arange(8.0) + 1)
+    for _ in range(3):
+        f(x)
+    caller_is_done()
+    colocated.wait()
+    assert len({*rendezvous.logs["ids"]}) == (3 if is_kept else 1)
+
+
+def test_a_result_that_is_an_argument_becomes_an_array_when_its_value_is_used():
+    f = colocated_python(lambda x: x, mode="stream", out_specs_fn=lambda x: x)
+    x = jax.block_until_ready(jnp.arange(8.0) + 1)
+    first, second = f(x), f(x)
+    colocated.wait()
+    assert first.block_until_ready() is first
+    assert first.is_ready()
+    assert not first.is_deleted()
+    assert first.unsafe_buffer_pointer() == x.unsafe_buffer_pointer() == second.unsafe_buffer_pointer()
+    first.delete()
+    x.delete()
+    assert first.is_deleted()
+    assert not second.is_deleted()
+    np.testing.assert_array_equal(second, np.arange(8.0) + 1)
