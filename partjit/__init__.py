@@ -22,6 +22,7 @@ from partjit.errors import MissingMeshError as MissingMeshError
 from partjit.errors import ReshardWarning as ReshardWarning
 from partjit.errors import ShardingError as ShardingError
 from partjit.errors import UnrepresentableShardingError as UnrepresentableShardingError
+from partjit.errors import WorkerDiedError as WorkerDiedError
 from partjit.mesh import Mesh as Mesh
 from partjit.mesh import set_mesh as set_mesh
 from partjit.opsharding import parse_op_sharding as parse_op_sharding

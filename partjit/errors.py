@@ -10,6 +10,7 @@ __all__ = [
     "ReshardWarning",
     "ShardingError",
     "UnrepresentableShardingError",
+    "WorkerDiedError",
 ]
 
 
@@ -44,6 +45,13 @@ class UnrepresentableShardingError(ValueError, NotImplementedError):
     """No `PartitionSpec` on the mesh expresses an XLA sharding; the message says why.
 
     It is a `NotImplementedError` as well, as it was in the first `pjit`. See `partjit.opsharding.parse_op_sharding`.
+    """
+
+
+class WorkerDiedError(RuntimeError):
+    """The worker process of a colocated function or object, with `isolate="process"`, ended before the call returned.
+
+    The next call of a function starts another worker. The state of an object is lost.
     """
 
 

@@ -494,8 +494,8 @@ def _targets() -> Iterator[Target]:
     yield Target(
         "partjit.colocated.colocated_python",
         colocated.colocated_python,
-        lambda: {"fun": same, **dict.fromkeys(_ITEMS_TAKE)},
-        {"fun": "callable none", **_ITEMS_TAKE},
+        lambda: {"fun": same, "isolate": None, **dict.fromkeys(_ITEMS_TAKE)},
+        {"fun": "callable none", "isolate": "none", **_ITEMS_TAKE},
     )
     yield Target(
         "partjit.colocated.ColocatedFunction.specialize",
@@ -550,6 +550,7 @@ def _targets() -> Iterator[Target]:
             "concurrent": False,
             "state": None,
             "devices": None,
+            "isolate": None,
             "arrays": None,
             "mode": None,
             "stream": None,
@@ -559,6 +560,7 @@ def _targets() -> Iterator[Target]:
             "concurrent": "bool",
             "state": "none",
             "devices": "none mesh device devices",
+            "isolate": "none",
             "arrays": "none",
             "mode": "none",
             "stream": "none str stream",

@@ -19,6 +19,7 @@ from partjit.colocated.definition import Definition, HostFunction
 from partjit.colocated.ir.custom_derivatives import Derivatives
 from partjit.colocated.ir.eager import body
 from partjit.colocated.ir.tracing import TracedCalls
+from partjit.colocated.isolation.functions import IsolatedFunction
 from partjit.colocated.options import OptionArguments, Options, takes_options
 from partjit.colocated.runtime.host_values import is_host_value, is_object, put_arguments
 from partjit.colocated.runtime.run_ahead import RunAhead
@@ -173,13 +174,15 @@ def colocated_python(
     Args:
         fun: the function; without one, a decorator is returned.
         **options: `out_specs`, `out_specs_fn`, `in_specs`, `devices`, `mode`, `stream`, `pure`, `layout`, `run_ahead`
-            and `vmap_method`, as in `ColocatedFunction.specialize`.
+            and `vmap_method`, as in `ColocatedFunction.specialize`; `isolate="process"` runs the function in a worker
+            process without jax, with NumPy arrays as arguments: docs/isolation.md.
 
     Returns:
         The colocated function, with `specialize` and `cache_info`.
 
     Raises:
         TypeError: `fun` is not callable.
+        WorkerDiedError: on a call: its worker process died.
         ValueError: on a call: a result is not an array, or an argument is the type of one; the arguments are on
             different devices, no devices are known, or a result contradicts its specs.
 
@@ -204,6 +207,11 @@ def _rebuilt(fun: Callable[..., PyTree], options: Options) -> ColocatedFunction:
     require_callable("colocated_python", "fun", fun)
     name = name_of(fun)
     require_synchronous("colocated_python: fun", name, fun)
-    return ColocatedFunction(
-        fun, HostFunction(name, signature_of(fun), lambda: copied(fun, f"{name} and what it captures")), options
-    )
+    signature = signature_of(fun)
+
+    def load() -> Callable[..., PyTree]:
+        if options.isolate is not None:
+            return IsolatedFunction(fun, name, signature)
+        return copied(fun, f"{name} and what it captures")
+
+    return ColocatedFunction(fun, HostFunction(name, signature, load), options)

@@ -13,7 +13,7 @@ from partjit.colocated.base import Colocated
 from partjit.colocated.definition import HostFunction
 from partjit.colocated.function import ColocatedFunction
 from partjit.colocated.ir.custom_derivatives import Derivatives
-from partjit.colocated.options import Devices, ObjectOptions, Options, takes_options
+from partjit.colocated.options import Devices, Isolate, ObjectOptions, Options, takes_options
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.failures import call_site
 from partjit.colocated.runtime.instances import Instance, instances
@@ -135,6 +135,7 @@ def colocated_python_class(
     concurrent: bool = ...,
     state: tuple[str, str] | None = ...,
     devices: Devices | None = ...,
+    isolate: Isolate | None = ...,
     **options: Unpack[ObjectOptions],
 ) -> type[Any]: ...
 @overload
@@ -144,6 +145,7 @@ def colocated_python_class(
     concurrent: bool = ...,
     state: tuple[str, str] | None = ...,
     devices: Devices | None = ...,
+    isolate: Isolate | None = ...,
     **options: Unpack[ObjectOptions],
 ) -> Callable[[type], type[Any]]: ...
 
@@ -155,6 +157,7 @@ def colocated_python_class(
     concurrent: bool = False,
     state: tuple[str, str] | None = None,
     devices: Devices | None = None,
+    isolate: Isolate | None = None,
     **options: Unpack[ObjectOptions],
 ) -> type[Any] | Callable[[type], type[Any]]:
     """Makes the objects of a class live on the hosts of devices; their methods become colocated functions.
@@ -173,6 +176,7 @@ def colocated_python_class(
             takes it and sets it. Then methods with `run_ahead` do not show: another method sees the state that the
             program has consumed. Without `state` it raises RuntimeError where that is another than the object's.
         devices: of every method, as in `ColocatedFunction.specialize`.
+        isolate: "process" makes each object live in a worker process of its own, without jax: docs/isolation.md.
         **options: `arrays`, `mode` and `stream` of every method, as in `ColocatedFunction.specialize`.
 
     Returns:
@@ -182,6 +186,7 @@ def colocated_python_class(
         TypeError: `cls` is not a class, or `state` not two names.
         ValueError: `cls` has no method of a name in `state`, or methods may overlap, so that there is no state to save.
         Exception: on a call: what the constructor raised; it is attempted once.
+        WorkerDiedError: on a call: the worker process of the object has died, and its state is lost.
 
     Example:
         >>> import jax.numpy as jnp
@@ -202,7 +207,9 @@ def colocated_python_class(
     concurrent = require_flag("colocated_python_class", "concurrent", concurrent)
     if state is not None:
         state = _require_names(state, concurrent)
-    given = Options().adding("colocated_python_class", devices=devices, **options)
+    given = Options().adding("colocated_python_class", devices=devices, isolate=isolate, **options)
+    if concurrent and isolate is not None:
+        raise ValueError("colocated_python_class: the methods of an object in a worker process cannot be concurrent")
 
     def handle_class(cls: type) -> type[_Handle]:
         return _handle_class(cls, concurrent, state, given)
@@ -230,10 +237,12 @@ def _handle_class(cls: type, concurrent: bool, state: tuple[str, str] | None, op
             f"{cls.__name__} is, or inherits from, a colocated class: derive it from the plain class instead"
         )
 
+    is_isolated = options.isolate is not None
+
     # A class of `__main__` is pickled with the functions and globals that it uses: this one uses nothing of a process.
     @functools.wraps(cls.__init__)
     def __init__(self: _Handle, *args: object, **kwargs: object) -> None:
-        _construct(self, cls, args, kwargs, concurrent, state)
+        _construct(self, cls, args, kwargs, concurrent, state, is_isolated)
 
     members = {
         name: _Method(name, member, options)
@@ -251,8 +260,9 @@ def _construct(
     kwargs: dict[str, object],
     concurrent: bool,
     state: tuple[str, str] | None,
+    is_isolated: bool,
 ) -> None:
-    handle._colocated_instance = Instance(cls, args, kwargs, concurrent, state)
+    handle._colocated_instance = Instance(cls, args, kwargs, concurrent, state, is_isolated)
     handle._colocated_methods = {}
     _handles[handle._colocated_instance.number] = handle
 

@@ -23,6 +23,7 @@ __all__ = [
     "Arrays",
     "CallOptions",
     "Devices",
+    "Isolate",
     "Layout",
     "Mode",
     "ObjectOptions",
@@ -45,6 +46,9 @@ get an axis of size 1 or are repeated."""
 
 Arrays = Literal["jax", "numpy"]
 """As what the function gets its arguments."""
+
+Isolate = Literal["process"]
+"""In what the function is isolated."""
 
 Devices = Device | Mesh | Iterable[Device]
 """Devices as users pass them."""
@@ -74,6 +78,7 @@ class OptionArguments(CallOptions, total=False):
     in_specs: PyTree
     out_specs_fn: Callable[..., PyTree] | None
     devices: Devices | None
+    isolate: Isolate | None
 
 
 _SPECS_FN = "a function of the specs of the arguments"
@@ -109,6 +114,7 @@ class Options:
         layout: what the function is called with.
         run_ahead: how many calls without arguments are made before their results are requested.
         vmap_method: how `jax.vmap` makes a call.
+        isolate: where the function runs, if not in this process.
     """
 
     in_specs: Annotated[InSpecs | None, lambda _where, _name, specs: InSpecs.of_user(specs)] = None
@@ -122,6 +128,7 @@ class Options:
     layout: Annotated[Layout | None, partial(require_choice, choices=get_args(Layout))] = None
     run_ahead: Annotated[int | None, partial(require_integer, least=0, most=_MOST_AHEAD)] = None
     vmap_method: Annotated[VmapMethod | None, partial(require_choice, choices=get_args(VmapMethod))] = None
+    isolate: Annotated[Isolate | None, partial(require_choice, choices=get_args(Isolate))] = None
 
     def adding(self, where: str, **options: object) -> "Options":
         """These options and more.
@@ -142,6 +149,10 @@ class Options:
             raise ValueError("out_specs and out_specs_fn say the same: give one of them")
         checked = {name: check(where, name, given[name]) for name, check in _checks().items() if name in given}
         new = dataclasses.replace(self, **checked)
+        if new.isolate is not None:
+            if new.arrays == "jax":
+                raise ValueError(f"{where}: isolate='process' and arrays='jax' exclude each other: a worker has no jax")
+            new = dataclasses.replace(new, arrays=None if new.layout == "per_shard" else "numpy")
         if new.arrays == "numpy" and new.layout == "per_shard":
             raise ValueError(
                 f"{where}: arrays='numpy' and layout='per_shard' exclude each other: a function that is called per "

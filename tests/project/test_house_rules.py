@@ -191,6 +191,7 @@ def test_the_public_names_are_these():
         "parse_op_sharding",
         "to_op_sharding",
         "UNSPECIFIED",
+        "WorkerDiedError",
         "pjit",
         "progress",
         "record",

@@ -227,6 +227,7 @@ def _show(params: Params) -> Params:
         **({"pure": True} if callee.is_pure else {}),
         **({"layout": options.layout} if options.layout not in (None, "global") else {}),
         **({"arrays": options.arrays} if options.arrays not in (None, "jax") else {}),
+        **({"isolate": options.isolate} if options.isolate else {}),
         **({"run_ahead": options.run_ahead} if options.run_ahead else {}),
         **({"batch": callee.batch} if callee.batch else {}),
     }

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from partjit._jax.types import PyTree
+from partjit.colocated.isolation.objects import IsolatedObject
 from partjit.colocated.runtime import scheduler, threads
 from partjit.colocated.runtime.call import Lane
 from partjit.colocated.runtime.failures import call_site
@@ -40,13 +41,16 @@ class Instance:
         kwargs: Mapping[str, object],
         concurrent: bool,
         state: tuple[str, str] | None,
+        is_isolated: bool,
     ) -> None:
         self.lane = None if concurrent else Lane()
         self.history = None if concurrent else History(*map(self._hook, state or ()))
         self._shows_state = state and state[0]
         self.name = cls.__name__
         self.number = next(_numbers)
+        self._cls = cls
         self._recipe = functools.partial(cls, *args, **kwargs)
+        self._is_isolated = is_isolated
         self._box: list[object] = []  # holds the only reference to the object, so that it can be dropped from elsewhere
         self._error: Exception | None = None
         self._is_closed = False
@@ -79,12 +83,17 @@ class Instance:
             raise self._error
         if not self._box:
             try:
-                self._box.append(copied(self._recipe, f"{self.name} and the arguments of its constructor")())
+                self._box.append(self._constructed())
             except Exception as error:
                 if not is_interrupt(error):  # not an error of the constructor
                     self._error = error
                 raise
         return self._box[0]
+
+    def _constructed(self) -> Any:
+        if self._is_isolated:
+            return IsolatedObject(self._recipe, self._cls)
+        return copied(self._recipe, f"{self.name} and the arguments of its constructor")()
 
     def method(self, name: str) -> Callable[..., PyTree]:
         """A method of the object, looked up when it is called, so that it does not keep the object alive."""

@@ -5,6 +5,7 @@ import math
 import os
 import sys
 
+from partjit.colocated.isolation import functions, process
 from partjit.colocated.runtime import failures, scheduler, streams, threads
 from partjit.colocated.runtime.instances import destroy_all
 
@@ -23,6 +24,8 @@ def watch() -> None:
 def _forget_after_fork() -> None:
     streams.forget_after_fork()
     scheduler.forget_after_fork()
+    functions.forget_after_fork()
+    process.forget_after_fork()
 
 
 def _finish() -> None:
@@ -40,6 +43,7 @@ def _finish() -> None:
             )
     finally:  # after an interrupt too: no thread should be inside jax when the interpreter finalizes
         destroy_all()
+        process.end_all()
         threads.stop(_STOP_SECONDS)
         failures.report_unseen()
 

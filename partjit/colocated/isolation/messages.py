@@ -1,0 +1,256 @@
+"""The messages between a worker process and its parent.
+
+A message is one packet of a socket, so that it is sent and received as a whole or not at all. What does not fit, and
+large arrays, are in memory that both processes map: a `Segment` for each direction, which the parent makes. Arrays are
+views of it there. Whoever reads a segment reports when arrays have outlived the call; the next message then uses a new
+one, and the old one lives as long as they do.
+
+A worker loads this module without its package, which imports jax: it may import nothing but the standard library, NumPy
+and cloudpickle.
+"""
+
+import io
+import mmap
+import os
+import pickle
+import sys
+import types
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+try:
+    import cloudpickle as _cloudpickle
+except ImportError:  # needed to make a call, not to import
+    _cloudpickle = None
+
+__all__ = [
+    "PACKET_BYTES",
+    "Content",
+    "Failed",
+    "Reply",
+    "Request",
+    "Segment",
+    "definition_of",
+    "dumps",
+    "pack",
+    "size_of",
+    "unpack",
+]
+
+PACKET_BYTES = 65_536
+"""The longest packet."""
+_BODY_BYTES = 32_768
+"""A longer body does not travel in the packet."""
+_LARGE = 16_384
+"""In bytes: larger arrays do not travel in the body."""
+_ALIGNMENT = 64
+
+
+Content = tuple[bytes | None, Sequence[tuple[int, int]]]
+"""A pickled value: its pickle, None if that is the first piece in the segment; offset and size of each piece there."""
+
+
+class Request(NamedTuple):
+    """What a parent asks for.
+
+    Attributes:
+        number: counts the requests; the reply has the same number.
+        action: "call" a function; "construct" the object, or call a "method" of it; "end"; "memory", for a result that
+            waits for it; "synchronize" after a request of which the reply was not awaited.
+        key: the function.
+        method: the name of the method.
+        definition: with the first call of a function, and to construct: whether it comes with the arguments.
+        arguments: the arguments, after the definition and the import path if they come with them.
+        forget: functions that are not called any more; None for all.
+        has_inbox, has_outbox: whether descriptors of new segments come with the packet: of that in which the arguments
+            are, and of that for results.
+        drops_outbox: whether the parent still uses the previous result.
+    """
+
+    number: int
+    action: str
+    key: int = 0
+    method: str | None = None
+    definition: bool = False
+    arguments: Content | None = None
+    forget: Sequence[int] | None = ()
+    has_inbox: bool = False
+    has_outbox: bool = False
+    drops_outbox: bool = False
+
+
+class Reply(NamedTuple):
+    """What a worker answers.
+
+    Attributes:
+        number: that of the request.
+        content: the result, or a `Failed`.
+        has_failed: whether it is a failure.
+        needed: how many bytes of memory the result needs that waits for it; the content is then missing.
+        keeps_inbox: whether something in the worker still uses the arguments.
+    """
+
+    number: int
+    content: Content | None = None
+    has_failed: bool = False
+    needed: int = 0
+    keeps_inbox: bool = False
+
+
+class Failed(NamedTuple):
+    """An exception, in a form that can be read everywhere.
+
+    Attributes:
+        pickled: the exception; None if it cannot be pickled and read again.
+        text: its type and message.
+        traceback: its traceback, with its causes.
+    """
+
+    pickled: bytes | None
+    text: str
+    traceback: str
+
+
+class Segment:
+    """Memory that two processes map.
+
+    Args:
+        size: in bytes.
+        descriptor: of the file in memory, which belongs to the segment from then on; without one, a file is made.
+
+    Attributes:
+        size: in bytes.
+        descriptor: the open file.
+    """
+
+    def __init__(self, size: int, descriptor: int | None = None) -> None:
+        # A file without a name: no process can leave it behind, and it is not limited by the size of /dev/shm, which is
+        # small in containers.
+        self.descriptor = os.memfd_create("partjit") if descriptor is None else descriptor
+        if descriptor is None:
+            os.ftruncate(self.descriptor, size)
+        self.size = size
+        self._memory = mmap.mmap(self.descriptor, size)
+        self._read: list[weakref.ref[np.ndarray]] = []
+
+    @staticmethod
+    def of(descriptor: int) -> "Segment":
+        """That of an open file, of its size."""
+        return Segment(os.fstat(descriptor).st_size, descriptor)
+
+    def __del__(self) -> None:
+        if hasattr(self, "descriptor"):
+            os.close(self.descriptor)
+
+    def write(self, pieces: Sequence[bytes | memoryview]) -> Sequence[tuple[int, int]]:
+        """Copies pieces to it, without holding the interpreter; returns their offsets and sizes."""
+        places, offset, memory = [], 0, np.frombuffer(self._memory, np.uint8)
+        for piece in pieces:
+            source = np.frombuffer(piece, np.uint8)
+            np.copyto(memory[offset : offset + source.size], source)
+            places.append((offset, source.size))
+            offset += _aligned(source.size)
+        return places
+
+    def read(self, places: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Views of the pieces at these places."""
+        # A view of an array refers to the array in which the chain of arrays begins, so each piece is the first of one.
+        pieces = [np.frombuffer(self._memory, np.uint8, size, offset) for offset, size in places]
+        self._read += map(weakref.ref, pieces)
+        return [piece.data for piece in pieces]
+
+    def is_unused(self) -> bool:
+        """Whether nothing refers to what was read, so that it may be overwritten."""
+        while self._read and self._read[-1]() is None:
+            self._read.pop()
+        return not self._read
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def size_of(pieces: Sequence[bytes | memoryview]) -> int:
+    """How many bytes a segment needs for these pieces."""
+    return sum(_aligned(len(piece)) for piece in pieces)
+
+
+_Base: Any = pickle.Pickler if _cloudpickle is None else _cloudpickle.Pickler
+
+
+class _Pickler(_Base):
+    """Cloudpickle's, for a reader without jax: its arrays are written as NumPy arrays."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is np.ndarray:
+            return self._of_user_dtype(obj) if obj.dtype.isbuiltin == 2 else NotImplemented
+        jax: Any = sys.modules.get("jax")
+        if jax is not None and isinstance(obj, getattr(jax, "Array", ())):
+            value = np.asarray(obj)
+            return self._of_user_dtype(value) if value.dtype.isbuiltin == 2 else value.__reduce_ex__(5)
+        if jax is not None and isinstance(obj, getattr(jax, "Shard", ())):
+            of_device = ("id", "platform", "process_index")
+            device = types.SimpleNamespace(**{name: getattr(obj.device, name) for name in of_device})
+            shard = {"data": obj.data, "index": obj.index, "device": device, "replica_id": obj.replica_id}
+            return types.SimpleNamespace, (), shard
+        return super().reducer_override(obj) if _cloudpickle is not None else NotImplemented
+
+    def _of_user_dtype(self, array: np.ndarray) -> Any:
+        # NumPy copies such arrays, those of ml_dtypes for example, into the pickle, and they become writable.
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        flat.flags.writeable = array.flags.writeable
+        return np.ndarray, (array.shape, array.dtype, pickle.PickleBuffer(flat.data))
+
+
+def definition_of(value: object) -> bytes:
+    """The pickle of a function or an object to be constructed: it owns its arrays."""
+    if _cloudpickle is None:
+        raise ModuleNotFoundError("isolate='process' needs cloudpickle: pip install cloudpickle", name="cloudpickle")
+    file = io.BytesIO()
+    _Pickler(file, 5).dump(value)
+    return file.getvalue()
+
+
+def dumps(value: object) -> tuple[bytes, list[memoryview]]:
+    """A pickle, and the large arrays that are not in it; arrays that cannot be written to remain so."""
+    large: list[memoryview] = []
+
+    def is_in_pickle(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes > _LARGE:
+            large.append(raw)
+        return raw.nbytes <= _LARGE
+
+    if _is_plain(value):  # half the time
+        return pickle.dumps(value, 5, buffer_callback=is_in_pickle), large
+    file = io.BytesIO()
+    _Pickler(file, 5, buffer_callback=is_in_pickle).dump(value)
+    return file.getvalue(), large
+
+
+_PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether every reader knows the types in it."""
+    kind = type(value)
+    if kind is np.ndarray:
+        return value.dtype.kind in "biufc" and value.dtype.isbuiltin != 2
+    if kind is dict:
+        return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
+    return kind in _PLAIN or (kind in (tuple, list) and all(map(_is_plain, value)))
+
+
+def pack(body: bytes, large: Sequence[memoryview]) -> tuple[bytes | None, Sequence[bytes | memoryview]]:
+    """The body, if it fits into a packet, and the pieces for a segment."""
+    return (None, [body, *large]) if len(body) > _BODY_BYTES else (body, large)
+
+
+def unpack(content: Content, segment: Segment | None) -> Any:
+    """The value of a content, whose pieces are in the segment."""
+    body, places = content
+    pieces = segment.read(places) if segment is not None and places else []
+    return pickle.loads(pieces[0], buffers=pieces[1:]) if body is None else pickle.loads(body, buffers=pieces)
