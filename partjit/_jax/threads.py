@@ -7,6 +7,11 @@ from jaxlib._jax.config import Config, unset
 from partjit._jax.meshes import SET_MESH_STATES, EnteredMeshes
 
 
+def has_64_bits() -> bool:
+    """Whether `jax_enable_x64` is set here; the types of the public configuration do not have it."""
+    return config.enable_x64.value
+
+
 class ThreadSettings:
     """What jax keeps per thread, taken from one thread to be applied in another.
 

@@ -12,6 +12,7 @@ from partjit._jax.caches import CacheGroup
 from partjit._jax.shardings import default_device, device_list
 from partjit._jax.types import Device, PyTree, PyTreeDef
 from partjit.colocated.definition import Definition
+from partjit.colocated.runtime.host_arguments import KnownHostArguments
 from partjit.colocated.runtime.specs import InSpecs, OutSpecs, argument_paths, require_array, struct_of
 from partjit.colocated.runtime.streams import Stream
 from partjit.colocated.specialization import Specialization
@@ -46,6 +47,7 @@ class SpecializationCache:
 
     Attributes:
         last: the specialization found last, which most callers need again.
+        last_with_host_values: that of the last call with NumPy arrays or numbers, and what became of these.
         hits: the number of look-ups that found one.
         misses: the number of those that did not.
     """
@@ -57,6 +59,7 @@ class SpecializationCache:
         self._by_equality: dict[Hashable, Specialization] = {}
         self._lock = threading.RLock()
         self.last: Specialization | None = None
+        self.last_with_host_values: tuple[KnownHostArguments, Specialization] | None = None
         self.hits = 0
         self.misses = 0
         _caches.add(self)
@@ -151,7 +154,7 @@ class SpecializationCache:
         with self._lock:
             self._by_identity.clear()
             self._by_equality.clear()
-            self.last = None
+            self.last = self.last_with_host_values = None
             self.hits = self.misses = 0
 
 

@@ -21,6 +21,7 @@ from partjit.colocated.ir.eager import body
 from partjit.colocated.ir.tracing import TracedCalls
 from partjit.colocated.isolation.functions import IsolatedFunction
 from partjit.colocated.options import OptionArguments, Options, takes_options
+from partjit.colocated.runtime.host_arguments import KnownHostArguments
 from partjit.colocated.runtime.host_values import is_host_value, is_object, put_arguments
 from partjit.colocated.runtime.run_ahead import RunAhead
 from partjit.colocated.runtime.specs import argument_paths
@@ -80,6 +81,12 @@ class ColocatedFunction(Colocated):
             if leaves is not None:
                 cache.hits += 1
                 return specialization(args, kwargs, leaves, True)
+        if cache.last_with_host_values is not None:
+            known, specialization = cache.last_with_host_values
+            leaves = known.leaves_of(args, kwargs)
+            if leaves is not None:
+                cache.hits += 1
+                return specialization.call_with_host_arguments(leaves)
         try:
             leaves, tree = _flatten((args, kwargs))
         except ValueError as error:
@@ -92,8 +99,12 @@ class ColocatedFunction(Colocated):
             options = self.options
             specs = options.in_specs and options.in_specs.leaves
             with self._traced.naming_overflows(leaves, args, kwargs):
-                leaves = put_arguments(leaves, specs, options.devices)
-            args, kwargs = tree.unflatten(leaves)
+                arrays = put_arguments(leaves, specs, options.devices)
+            args, kwargs = tree.unflatten(arrays)
+            specialization = cache.find(self._definition, args, kwargs)
+            known = KnownHostArguments.of(tree, leaves, arrays)
+            cache.last_with_host_values = known and (known, specialization)
+            return specialization(args, kwargs, arrays, False)
         return cache.find(self._definition, args, kwargs)(args, kwargs, leaves, False)
 
     def _call_with_objects(

@@ -142,6 +142,18 @@ class Specialization:
         except StopIteration as error:
             raise without_stop(error, self._name) from error
 
+    def call_with_host_arguments(self, leaves: Sequence[Any]) -> PyTree:
+        """Calls the function with flat arguments, `HostArgument`s among them; the others are plain arrays."""
+        is_cheap = self._mode == "auto" and self._cheapness.is_shown
+        if not self._is_prepared or self._mode == "inline" or is_cheap:
+            leaves = put_host_arguments(leaves)
+            args, kwargs = self.in_specs.tree.unflatten(leaves)
+            return self(args, kwargs, leaves, True)
+        try:
+            return self._run_in_order(leaves, self._stream or current_stream())
+        except StopIteration as error:
+            raise without_stop(error, self._name) from error
+
     def run_for_program(self, leaves: Sequence[Any], which: Sequence[int], site: Site) -> Sequence[jax.Array]:
         """Calls the function in this thread, for a program, and returns the flat results.
 
@@ -273,14 +285,14 @@ class Specialization:
             if made is not None:
                 return out_specs.tree.unflatten(made)
         if self._mode == "inline" or out_specs is None or is_nested:
-            return self._run_here(leaves, lanes, stream, call_site())
+            return self._run_here(put_host_arguments(leaves), lanes, stream, call_site())
         if self._ahead is not None:
             results = self._ahead.take(out_specs, lambda: self._prepared([], lanes, stream, out_specs, call_site()))
             return out_specs.tree.unflatten(results)
         is_cheap = self._cheapness.is_shown and self._mode == "auto" and self._stream is None
         is_ahead = self._history is not None and self._history.is_ahead
         if is_cheap and not is_ahead and all(map(_has_value, leaves)) and not any(lane.calls for lane in lanes):
-            args, kwargs = self.in_specs.tree.unflatten(self._on_host(values_of(leaves)))
+            args, kwargs = self.in_specs.tree.unflatten(self._on_host(values_of(put_host_arguments(leaves))))
             result = self._run_if_free(functools.partial(self._run_cheap, args, kwargs, stream), lanes, stream)
             if result is not scheduler.NOT_FREE:
                 return result
@@ -337,8 +349,11 @@ class Specialization:
             self._order(prepared.call)
         return prepared
 
-    def _pinned(self, i: int, leaf: jax.Array) -> Take:
+    def _pinned(self, i: int, leaf: Any) -> Take:
         """What returns an argument, as it is now, on the host when the function runs."""
+        if type(leaf) is HostArgument:
+            target = None if self._host_shardings is None else self._host_shardings[i]
+            return self._taken(leaf if target is None else leaf.moved(target), is_pinned=False)
         if self._host_shardings is None or leaf.sharding == self._host_shardings[i]:
             return self._pins.pin(i, leaf)
         target = self._host_shardings[i]

@@ -1,0 +1,85 @@
+"""Calls with NumPy arrays and numbers that are like an earlier one, recognized quickly."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import ShapedArray
+
+from partjit._jax.arrays import numpy_putter, type_sharding_and_commitment
+from partjit._jax.threads import has_64_bits
+from partjit._jax.types import PyTree, PyTreeDef
+from partjit.colocated.runtime.host_values import HostArgument, is_host_value
+
+__all__ = ["KnownHostArguments"]
+
+
+class KnownHostArguments:
+    """How the NumPy arrays and numbers among the arguments of an earlier call became arrays.
+
+    Those of a call whose arguments are of the same kinds become such arrays as well. They stay NumPy arrays until the
+    function runs, so they need no pins, and where it runs on a thread, that thread puts them on devices.
+    """
+
+    __slots__ = ("_kinds", "_of_arrays", "_puts", "_tree", "_x64")
+
+    def __init__(self, tree: PyTreeDef, leaves: Sequence[Any], arrays: Sequence[jax.Array]) -> None:
+        """Of a call.
+
+        Args:
+            tree: the structure of the arguments.
+            leaves: the arguments.
+            arrays: what they became; other arguments are as they were.
+        """
+        self._tree = tree
+        self._kinds = [_kind(leaf) if is_host_value(leaf) else None for leaf in leaves]
+        self._of_arrays = [
+            type_sharding_and_commitment(leaf) if kind is None else None
+            for leaf, kind in zip(leaves, self._kinds, strict=True)
+        ]
+        self._puts: list[tuple[ShapedArray, Callable[[np.ndarray], jax.Array]]] = [
+            (array.aval, numpy_putter(array.aval, array.sharding, array.committed)) for array in arrays
+        ]
+        self._x64 = has_64_bits()
+
+    @staticmethod
+    def of(tree: PyTreeDef, leaves: Sequence[Any], arrays: Sequence[jax.Array]) -> "KnownHostArguments | None":
+        """As the constructor; None if the devices depend on anything but the arguments, or one is no plain array."""
+        try:
+            known = KnownHostArguments(tree, leaves, arrays)
+        except AttributeError:  # pending, or an array of keys
+            return None
+        return known if None in known._kinds else None
+
+    def leaves_of(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> list[Any] | None:
+        """The flat arguments, with `HostArgument`s, if they are of the known kinds; else None."""
+        if self._x64 != has_64_bits():
+            return None
+        try:
+            leaves = self._tree.flatten_up_to((args, kwargs))
+            for i, kind in enumerate(self._kinds):
+                leaf = leaves[i]
+                if kind is None:
+                    if type_sharding_and_commitment(leaf) != self._of_arrays[i]:
+                        return None
+                elif kind == _kind(leaf):
+                    leaves[i] = HostArgument.of(leaf, *self._puts[i])
+                else:
+                    return None
+        except (
+            ValueError,
+            AttributeError,
+            OverflowError,
+        ):  # another structure, no plain array, too large
+            return None
+        return leaves
+
+
+def _kind(leaf: Any) -> object:
+    """What the type of the array follows from, of numbers and NumPy arrays."""
+    own = type(leaf)
+    return own if own in _NUMBERS else (own, leaf.dtype, leaf.shape)
+
+
+_NUMBERS = frozenset({bool, int, float, complex})
