@@ -1,13 +1,15 @@
 """`pjit`: its signature, and how the stages are tied together."""
 
+import enum
 import functools
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
-from partjit._jax.types import PyTree
+from partjit._jax.types import Device, PyTree
 from partjit.arguments import (
     Function,
     argument_numbers,
@@ -19,7 +21,7 @@ from partjit.arguments import (
     signature_of,
     source_of,
 )
-from partjit.checks import require, require_flag
+from partjit.checks import require, require_flag, wrong_value
 from partjit.compile import Traced
 from partjit.dispatch import make_function
 from partjit.eager import on_values
@@ -75,6 +77,9 @@ def pjit(
     host_argnums: int | Sequence[int] = (),
     host_argnames: str | Iterable[str] | None = None,
     keep_unused: bool = False,
+    device: Device | None = None,
+    backend: str | None = None,
+    inline: bool | enum.Enum = False,
     name: str | None = None,
 ) -> Any:
     """Compiles `fun` into one program partitioned over a mesh.
@@ -103,6 +108,10 @@ def pjit(
             compiles anything anew; but their values are not known while `fun` is traced.
         static_argnames, donate_argnames, host_argnames: the same as the numbers, by name.
         keep_unused: pass arguments that `fun` does not read to the executable all the same.
+        device: deprecated, as in `jax.jit`: the device that arguments are moved to, and that results are on.
+        backend: deprecated: the name of a platform, for its first device: "cpu".
+        inline: whether a call in a function that is traced becomes the equations of `fun`, not one equation with all of
+            them, where its specs are UNSPECIFIED throughout. A `jax.Inline` is accepted where jax has it.
         name: what the program is called, `fun.__name__` by default.
 
     Returns:
@@ -138,6 +147,9 @@ def pjit(
     host_argnums = check_numbers("pjit", "host_argnums", host_argnums)
     host_argnames = check_names("pjit", "host_argnames", host_argnames)
     keep_unused = require_flag("pjit", "keep_unused", keep_unused)
+    require("pjit", "device", device, jax.Device | None, "a device, as in jax.devices(), or None")
+    require("pjit", "backend", backend, str | None, "the name of a platform, a str, or None")
+    is_inlined = _is_inlined(inline)
     require("pjit", "name", name, str | None, "the name of the program, a str, or None")
     options = {
         "in_axis_resources": in_axis_resources,
@@ -151,6 +163,9 @@ def pjit(
         "host_argnums": host_argnums,
         "host_argnames": host_argnames,
         "keep_unused": keep_unused,
+        "device": device,
+        "backend": backend,
+        "inline": inline,
         "name": name,
     }
     if fun is None:
@@ -158,6 +173,8 @@ def pjit(
     check_callable(fun)
     in_name, in_tree = _one_of("in_axis_resources", in_axis_resources, "in_shardings", in_shardings)
     out_name, out_tree = _one_of("out_axis_resources", out_axis_resources, "out_shardings", out_shardings)
+    if device is not None or backend is not None:
+        _check_device(device, backend, {in_name: in_tree, out_name: out_tree})
     signature = signature_of(fun)
     static, donate = argument_numbers(
         fun, signature, (static_argnums, static_argnames), (donate_argnums, donate_argnames)
@@ -177,6 +194,8 @@ def pjit(
         donate,
         keep_unused,
         host,
+        backend if device is None else device,
+        is_inlined,
     )
     stages = _Stages(fun, definition)
     methods = {"trace": stages.trace, "plan": stages.plan, "lower": stages.lower, "eval_shape": stages.eval_shape}
@@ -189,3 +208,27 @@ def _one_of(old_name: str, old: PyTree, new_name: str, new: PyTree) -> tuple[str
     if isinstance(old, UnspecifiedValue):
         return new_name, new
     raise ValueError(f"pjit got both {old_name} and {new_name}, which are two names of the same thing: give one")
+
+
+def _check_device(device: Device | None, backend: str | None, specs: Mapping[str, PyTree]) -> None:
+    warnings.warn(
+        "backend and device argument on pjit is deprecated, as on jax.jit. You can use "
+        '`jax.device_put(..., jax.local_devices(backend="cpu")[0])` on the inputs to the function to get the same '
+        "behavior.",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    if device is not None and backend is not None:
+        raise ValueError(f"can't specify both a device and a backend for pjit, got {device=} and {backend=}")
+    for name, tree in specs.items():
+        if tree is not None and not isinstance(tree, UnspecifiedValue):
+            raise ValueError(f"If backend or device is specified on pjit, then {name} should not be specified.")
+
+
+def _is_inlined(inline: bool | enum.Enum) -> bool:
+    kinds = getattr(jax, "Inline", ())  # jax 0.10 has flags only
+    if not isinstance(inline, enum.Enum) or not isinstance(inline, kinds):
+        return require_flag("pjit", "inline", inline)
+    if inline.name.startswith("XLA"):
+        raise wrong_value("pjit", "inline", inline, "a flag, Inline.JAX_EARLY, Inline.JAX_LATE or Inline.AUTO")
+    return inline.name != "AUTO"

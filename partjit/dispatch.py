@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import jax
+import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.typing import ArrayLike
@@ -28,7 +29,7 @@ from partjit._jax.dispatch import (
     recheck_for_nans,
 )
 from partjit._jax.shardings import UnspecifiedValue
-from partjit._jax.tracing import abstractify, trace_state_clean
+from partjit._jax.tracing import abstractify, is_staged, trace_state_clean
 from partjit._jax.types import PyTree
 from partjit.arguments import Function, Numbered, positions, require_values
 from partjit.compile import Program, lower
@@ -88,14 +89,15 @@ class CacheMiss:
         program, leaves = infer_program(self._fun, self._definition, args, kwargs)
         values = [*program.consts, *leaves]
         if not trace_state_clean() or any(isinstance(value, Tracer) for value in values):
-            outs = _bind(program, values)
+            outs = (_inlined if self._is_inlined(program) else _bind)(program, values)
             return jax.tree.unflatten(program.out_tree, outs), None, False
         require_values(leaves, program.arg_paths, program.name)
         shardings = shardings_of(program.in_specs, program.mesh)
         moved = misplaced(values, shardings)
         if moved:
             own = len(program.consts)
-            self._misplacement.report(values[own:], shardings[own:], program.arg_paths, [i - own for i in moved])
+            if self._definition.device is None:
+                self._misplacement.report(values[own:], shardings[own:], program.arg_paths, [i - own for i in moved])
             values = reshard(values, shardings, moved)
         if is_program_with_calls(program.jaxpr):
             self._let_others_in(args, kwargs)
@@ -112,6 +114,16 @@ class CacheMiss:
         if not moved and not program.consts:
             fast_path = fast_path_data(executable, program.out_tree, leaves, outs, program.jaxpr, consts)
         return jax.tree.unflatten(program.out_tree, outs), fast_path, False
+
+    def _is_inlined(self, program: Program) -> bool:
+        """Whether the equations of a program take the place of an equation that is one, as those of `jax.jit` do."""
+        return (
+            self._definition.inline
+            and is_staged()
+            and all(isinstance(spec, UnspecifiedValue) for spec in (*program.in_specs, *program.out_specs))
+            # Their types are those under the Auto twin of the mesh.
+            and (is_tracing_program() or not has_explicit_axes(program.mesh))
+        )
 
     def _let_others_in(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> None:
         """Lets further calls with this signature in while the first one still runs.
@@ -235,6 +247,13 @@ def _bind(program: Program, values: Sequence[object]) -> Sequence[object]:
         out_specs = (replicated if isinstance(spec, UnspecifiedValue) else spec for spec in program.out_specs)
         program = dataclasses.replace(program, out_specs=tuple(out_specs))
     return pjit_p.bind(*values, **program.params)
+
+
+def _inlined(program: Program, values: Sequence[object]) -> Sequence[object]:
+    """Evaluates the equations of a program in the current trace."""
+    numbers = bool | int | float | complex | np.ndarray | np.generic  # a result that is an argument is none of them
+    arrays = [jax.numpy.asarray(value) if isinstance(value, numbers) else value for value in values]
+    return jaxpr_as_fun(program.jaxpr)(*arrays)
 
 
 def _prepare_plan(values: Sequence[object], **params: Any) -> tuple[Placing, Run]:

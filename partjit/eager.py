@@ -61,7 +61,8 @@ class OnValues:
         known = infer(self._definition, args, kwargs)
         arguments, mesh, name = known.arguments, known.mesh, self._definition.name
         mismatches = check_specs("pjit arguments", arguments.paths, known.avals, known.in_specs, mesh)
-        mismatches += check_devices(arguments.paths, arguments.leaves, known.in_specs, mesh)
+        if self._definition.device is None:
+            mismatches += check_devices(arguments.paths, arguments.leaves, known.in_specs, mesh)
         raise_mismatches(mismatches, name, mesh)
         inside = auto_twin(mesh)
         default = default_sharding(inside, map(own_sharding, arguments.leaves))

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Hashable, Sequence
 
 import jax
+import numpy as np
 from jax.core import AbstractValue, Tracer
 from jax.sharding import Mesh
 
@@ -17,12 +18,12 @@ from partjit import rules
 from partjit._jax.caches import weakref_cache
 from partjit._jax.dispatch import results_are_checked
 from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
-from partjit._jax.types import PyTree, PyTreeDef
+from partjit._jax.types import Device, PyTree, PyTreeDef
 from partjit.arguments import Arguments, Function, Numbered, Statics, abstract_argument, check_call, flatten_arguments
 from partjit.compile import Program
 from partjit.errors import ShardingError
 from partjit.host_objects import HostReference, referenced
-from partjit.mesh import ambient_mesh, program_mesh
+from partjit.mesh import ambient_mesh, describe_mesh, program_mesh
 from partjit.spec import FROM_ARRAY, ParsedPartitionSpec, Spec
 from partjit.structs import is_abstract, on_devices, require_devices
 from partjit.trace import trace
@@ -49,6 +50,8 @@ class Definition:
         static, donate: (numbers, names) of static and donated arguments in the user's numbering.
         keep_unused: see `Program`.
         host: (numbers, names) of host arguments.
+        device: the device that arguments are moved to and that results are on, or the name of its platform; None for
+            that of the mesh or of the arguments.
     """
 
     name: str
@@ -62,11 +65,22 @@ class Definition:
     donate: Numbered
     keep_unused: bool
     host: Numbered = ((), ())
+    device: Device | str | None = None
+    inline: bool = False
 
     @functools.cached_property
     def untraced(self) -> Numbered:
         """(numbers, names) of the arguments that are not traced: static and host arguments."""
         return self.static[0] + self.host[0], self.static[1] + self.host[1]
+
+    def specs_of(self, given: PyTree) -> PyTree:
+        """The spec tree that the user gave, or the spec of all values on the device that the user named."""
+        if self.device is None:
+            return given
+        # What a platform is for is asked here, since asking when a function is defined would start the backend.
+        is_name = isinstance(self.device, str)
+        device = jax.local_devices(backend=self.device)[0] if is_name else self.device
+        return ParsedPartitionSpec(None, (), mesh=Mesh(np.array([device]), ("device",)))
 
     def referenced(
         self, args: Sequence[PyTree], kwargs: dict[str, PyTree]
@@ -88,7 +102,8 @@ class Definition:
         leaves = [*in_leaves, *out_leaves]
         ranks = tuple(len(leaf) if isinstance(leaf, ParsedPartitionSpec) else -1 for leaf in leaves)
         names = (self.name, self.in_name, self.out_name)
-        return (tuple(leaves), in_tree, out_tree, ranks, names, self.static, self.donate, self.keep_unused, self.host)
+        numbers = (self.static, self.donate, self.host)
+        return (tuple(leaves), in_tree, out_tree, ranks, names, numbers, self.keep_unused, self.device, self.inline)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,8 +134,14 @@ def infer(definition: Definition, args: Sequence[PyTree], kwargs: dict[str, PyTr
         abstract_argument(leaf, path, definition.name)
         for leaf, path in zip(arguments.leaves, arguments.paths, strict=True)
     )
+    if definition.device is not None and not ambient_mesh().empty:
+        raise ValueError(
+            "Mesh context manager should not be used with pjit when backend or device is also specified: "
+            f"{definition.name} runs on {definition.device}, but the mesh ({describe_mesh(ambient_mesh())}) is set. "
+            "Call it outside of the mesh, or leave device and backend out"
+        )
     in_specs = _in_specs(definition, arguments)
-    out_leaves = jax.tree.leaves(definition.out_specs)
+    out_leaves = jax.tree.leaves(definition.specs_of(definition.out_specs))
     parsed = [spec for spec in (*in_specs, *out_leaves) if isinstance(spec, ParsedPartitionSpec)]
     mesh = program_mesh(
         [spec.mesh for spec in parsed if spec.mesh is not None] if parsed else _meshes_of_arrays(arguments.leaves),
@@ -143,16 +164,16 @@ def infer_program(
         fun, definition, arguments.tree, known.avals, arguments.static, arguments.paths, in_specs, donated, mesh
     )
     mismatches = [] if isinstance(outcome, Program) else outcome
-    raise_mismatches(
-        [*mismatches, *check_devices(arguments.paths, arguments.leaves, in_specs, mesh)], definition.name, mesh
-    )
+    if definition.device is None:  # to which arguments are moved from anywhere
+        mismatches = [*mismatches, *check_devices(arguments.paths, arguments.leaves, in_specs, mesh)]
+    raise_mismatches(mismatches, definition.name, mesh)
     assert isinstance(outcome, Program)  # mismatches have been raised
     return outcome, arguments.leaves
 
 
 def out_specs_of(definition: Definition, out_tree: PyTreeDef, out_avals: Sequence[AbstractValue]) -> tuple[Spec, ...]:
     """One spec per flat result of a function, from the structure of its result and their types."""
-    specs = definition.out_specs
+    specs = definition.specs_of(definition.out_specs)
     if isinstance(specs, UnspecifiedValue):
         return (specs,) * len(out_avals)
     return tuple(broadcast_specs(specs, jax.tree.unflatten(out_tree, out_avals), definition.out_name))
@@ -217,8 +238,8 @@ def _host_arguments(static: Statics) -> tuple[tuple[int | str, HostReference], .
 
 def _in_specs(definition: Definition, arguments: Arguments) -> tuple[Spec, ...]:
     """One spec per flat argument; FROM_ARRAY is replaced by the array's."""
-    specs = definition.in_specs
-    if isinstance(specs, UnspecifiedValue) or specs is FROM_ARRAY:
+    specs = definition.specs_of(definition.in_specs)
+    if isinstance(specs, UnspecifiedValue | ParsedPartitionSpec) or specs is FROM_ARRAY:
         flat = [specs] * len(arguments.leaves)
     else:
         positional, _ = jax.tree.unflatten(arguments.tree, arguments.leaves)

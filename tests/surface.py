@@ -258,6 +258,9 @@ _PJIT_TAKES = {
     "host_argnums": "zero minus_one ints none empty_seq",
     "host_argnames": "none x empty_seq",
     "keep_unused": "bool",
+    "device": "none device",
+    "backend": "none str",
+    "inline": "bool",
     "name": "none str",
 }
 _OUT_STRUCTS = (
@@ -298,6 +301,9 @@ def _targets() -> Iterator[Target]:
             "host_argnums": (),
             "host_argnames": None,
             "keep_unused": False,
+            "device": None,
+            "backend": None,
+            "inline": False,
             "name": "same",
         },
         _PJIT_TAKES,

@@ -53,12 +53,12 @@ OUT_SPECS = st.sampled_from([UNSPECIFIED, None, P("x"), (P("x"), None), (UNSPECI
 def test_a_function_that_went_through_bytes_is_lowered_as_before(mesh, data):
     bias = np.float32(data.draw(st.integers(0, 9)))
 
-    def fun(a, times, b):
+    def fun(a, times, b, unused):
         return a * times + bias, (a + b).sum(0)
 
     in_spec = data.draw(SPECS)
     options = {
-        data.draw(st.sampled_from(["in_shardings", "in_axis_resources"])): (in_spec, data.draw(SPECS)),
+        data.draw(st.sampled_from(["in_shardings", "in_axis_resources"])): (in_spec, data.draw(SPECS), None),
         data.draw(st.sampled_from(["out_shardings", "out_axis_resources"])): data.draw(OUT_SPECS),
         **data.draw(st.sampled_from([{"static_argnums": 1}, {"static_argnames": "times"}])),
         **data.draw(st.sampled_from([{}, {"donate_argnums": (0,)}, {"donate_argnames": ("a",)}])),
@@ -72,7 +72,7 @@ def test_a_function_that_went_through_bytes_is_lowered_as_before(mesh, data):
 
     def lowered(function):
         try:
-            return function.lower(x, 3, x).as_text()
+            return function.lower(x, 3, x, x).as_text()
         except ShardingError as error:
             return str(error)
 
