@@ -46,6 +46,8 @@ _BODY_BYTES = 32_768
 """A longer body does not travel in the packet."""
 _LARGE = 16_384
 """In bytes: larger arrays do not travel in the body."""
+_MOST_PIECES = 1000
+"""More arrays travel in the body: the places of the pieces have to fit into a packet."""
 _ALIGNMENT = 64
 
 
@@ -220,9 +222,10 @@ def dumps(value: object) -> tuple[bytes, list[memoryview]]:
 
     def is_in_pickle(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
-        if raw.nbytes > _LARGE:
-            large.append(raw)
-        return raw.nbytes <= _LARGE
+        if raw.nbytes <= _LARGE or len(large) >= _MOST_PIECES:
+            return True
+        large.append(raw)
+        return False
 
     if _is_plain(value):  # half the time
         return pickle.dumps(value, 5, buffer_callback=is_in_pickle), large

@@ -176,7 +176,10 @@ class WorkerProcess:
         )
         if reply.needed:
             self._outbox = _segment_for(reply.needed)
-            reply = self._exchange("memory", [self._outbox.descriptor], has_outbox=True)
+            try:
+                reply = self._exchange("memory", [self._outbox.descriptor], has_outbox=True)
+            except Died as died:
+                raise Died(died.how, was_asked=True) from None
         if reply.keeps_inbox:
             self._inbox = None
         if definition:

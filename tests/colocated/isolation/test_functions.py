@@ -9,6 +9,7 @@ import threading
 import time
 from typing import Any
 
+import cloudpickle
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -188,6 +189,21 @@ def test_a_loop_whose_calls_return_nothing_makes_each_call_once(tmp_path):
     colocated.wait()
     with open(path, encoding="utf-8") as file:
         assert [*map(int, file)] == [*range(20)]
+
+
+def test_a_call_made_in_another_function_and_a_pickled_function_use_the_worker_of_the_stream():
+    f = pid().specialize(out_specs=jax.ShapeDtypeStruct((), np.int32))
+    outer: Any = colocated_python(lambda x: f() + 0 * x, mode="stream", out_specs_fn=lambda x: f.options.out_specs)
+    again = cloudpickle.loads(cloudpickle.dumps(f))
+    assert {int(f()), int(again()), int(outer(jnp.int32(1)))} == {int(f())}
+    with partjit.record() as timeline:
+        f()
+    assert "1 call" in str(timeline)
+
+
+def test_more_arrays_than_pieces_of_a_message():
+    f = isolated(lambda *xs: np.float32([x.sum() for x in xs]))
+    assert f(*[np.ones(4200, np.float32)] * 1100).tolist() == [4200] * 1100
 
 
 def test_per_shard_it_gets_shards_with_numpy_arrays(mesh):

@@ -166,3 +166,64 @@ def test_a_call_costs_less_than_starting_a_process():
     assert time.monotonic() - start < 5
     assert os.getpid() != worker.pid
     worker.end()
+
+
+@pytest.mark.system
+def test_interrupts_anywhere_leave_nothing_out_of_step():
+    code, out, err = run(
+        """
+import random, signal, numpy as np
+
+class Alarm(Exception):
+    pass
+
+def handle(*_):
+    raise Alarm
+
+def interrupted(call, *args):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, chance.random() * chance.choice([0.0005, 0.005, 0.02]) + 1e-6)
+        return call(*args)
+    except Alarm:
+        return None
+    finally:
+        while signal.getitimer(signal.ITIMER_REAL)[0]:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except Alarm:
+                pass
+
+class Log:
+    def __init__(self):
+        self.seen = []
+    def add(self, i, x):
+        self.seen.append(int(i))
+        return np.int32(i), x + 1
+    def all(self, x):
+        return np.int32(self.seen)
+
+chance = random.Random(0)
+signal.signal(signal.SIGALRM, handle)
+options = {"isolate": "process", "mode": "inline"}
+double = colocated.colocated_python(lambda i, x: (i, 2 * x), out_specs_fn=lambda i, x: (i, x), **options)
+log = colocated.colocated_python_class(Log, **options)()
+xs = [jnp.ones(4), jnp.ones(100_000)]
+begun, ended = [-1], [-1]
+log.add(np.int32(-1), xs[0])
+for i in range(150):
+    begun.append(i)
+    for call, expected in ((double, 2), (log.add, 2)):
+        result = interrupted(call, np.int32(i), chance.choice(xs))
+        if result is not None:
+            number, value = result
+            assert int(number) == i and float(value[-1]) == expected, (result, i)
+            if call is not double:
+                ended.append(i)
+seen = log.all(1).tolist()
+assert seen == sorted({*seen}) and {*ended} <= {*seen} <= {*begun}, (seen, ended)
+assert float(double(np.int32(0), xs[1])[1][-1]) == 2
+print(len(ended) < len(begun))
+"""
+    )
+    assert code == 0, err
+    assert out.split() == ["True"]
