@@ -2,8 +2,8 @@
 
 import jax
 from jax.core import AbstractValue
+from jax.sharding import AxisType, Mesh
 
-from partjit._jax.shardings import UnspecifiedValue
 from partjit._jax.tracing import abstractify, trace_state_clean
 from partjit._jax.types import PyTree
 from partjit.checks import flattened, wrong_type
@@ -12,6 +12,7 @@ from partjit.mesh import ambient_mesh
 from partjit.primitive import device_witness, sharding_constraint_p
 from partjit.spec import ParsedPartitionSpec, parse_spec_tree
 from partjit.trees import broadcast_specs
+from partjit.typed import requested_type, resharded
 from partjit.validate import check_specs, raise_mismatches, require_mesh
 
 __all__ = ["with_sharding_constraint"]
@@ -52,11 +53,13 @@ def with_sharding_constraint(x: PyTree, specs: PyTree) -> PyTree:
     leaves = [leaf for _, leaf in with_paths]
     paths = [f"x{jax.tree_util.keystr(path)}" for path, _ in with_paths]
     parsed = parse_spec_tree(specs, "shardings", allow_unconstrained_dims=True)
-    flat_specs = broadcast_specs(parsed, x, "with_sharding_constraint shardings")
+    requested = broadcast_specs(parsed, x, "with_sharding_constraint shardings")
     mesh = ambient_mesh()
-    for path, spec in zip(paths, flat_specs, strict=True):
+    flat_specs: list[ParsedPartitionSpec] = []
+    for path, spec in zip(paths, requested, strict=True):
         if not isinstance(spec, ParsedPartitionSpec):
             raise TypeError(f"with_sharding_constraint shardings: {path} needs a spec, but got {spec!r}")
+        flat_specs.append(spec)
         if mesh.empty and spec.mesh is None:
             require_mesh(mesh, [spec], "with_sharding_constraint", path)
             raise MissingMeshError(
@@ -64,15 +67,22 @@ def with_sharding_constraint(x: PyTree, specs: PyTree) -> PyTree:
                 "thread: enter one with `with partjit.Mesh(devices, axis_names):`"
             )
     avals = [*map(_type_of, leaves, paths)]
-    eager = trace_state_clean()
+    eager = trace_state_clean() and not any(spec.reductions for spec in flat_specs)
     mismatches = check_specs(_WHAT, paths, avals, flat_specs, mesh, allow_uneven=not eager)
     raise_mismatches(mismatches, "with_sharding_constraint", mesh)
-    constrained = [
-        sharding_constraint_p.bind(leaf, spec=spec, mesh=mesh, witness=device_witness(spec.mesh or mesh))
-        for leaf, spec in zip(leaves, flat_specs, strict=True)
-        if not isinstance(spec, UnspecifiedValue)
-    ]
-    return jax.tree.unflatten(tree, constrained)
+    constrain = _constrain_at_once if eager else _constrain
+    return jax.tree.unflatten(tree, [constrain(x, spec, mesh) for x, spec in zip(leaves, flat_specs, strict=True)])
+
+
+def _constrain_at_once(x: object, spec: ParsedPartitionSpec, mesh: Mesh) -> object:
+    return sharding_constraint_p.bind(x, spec=spec, mesh=mesh, witness=device_witness(spec.mesh or mesh))
+
+
+def _constrain(x: object, spec: ParsedPartitionSpec, mesh: Mesh) -> object:
+    """Reshards a value over Explicit axes, which changes its type, and constrains it over the others."""
+    own = spec.mesh or mesh
+    x = resharded(x, requested_type(jax.typeof(x), spec, mesh), own)
+    return _constrain_at_once(x, spec, mesh) if AxisType.Auto in own.axis_types else x
 
 
 def _type_of(leaf: object, path: str) -> AbstractValue:

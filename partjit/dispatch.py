@@ -6,7 +6,6 @@ what the executable expects without looking at its layout, so a call with a misp
 """
 
 import collections
-import dataclasses
 import functools
 import threading
 import weakref
@@ -35,15 +34,15 @@ from partjit.arguments import Function, Numbered, positions, require_values
 from partjit.compile import Program, lower
 from partjit.host_objects import given
 from partjit.infer import Definition, forget, infer_program
-from partjit.mesh import auto_twin, has_explicit_axes, is_tracing_program
+from partjit.mesh import has_explicit_axes
 from partjit.pickling import Recipe, reducer
 from partjit.placement import Misplaced, misplaced, reshard
 from partjit.plan.ir.calls import is_program_with_calls
 from partjit.plan.run.link import Run
 from partjit.plan.run.program import Placing, placing_of, plan_of, runnable_of
 from partjit.plan.run.recent import UNKNOWN, Recent
-from partjit.primitive import pjit_p, sharding_constraint_p, shardings_of, with_type_of
-from partjit.spec import ParsedPartitionSpec
+from partjit.primitive import pjit_p, sharding_constraint_p, shardings_of
+from partjit.typed import check_types, resharded
 from partjit.unconstrained import with_free_dimensions_settled
 from partjit.validate import check_specs, raise_mismatches
 
@@ -121,8 +120,6 @@ class CacheMiss:
             self._definition.inline
             and is_staged()
             and all(isinstance(spec, UnspecifiedValue) for spec in (*program.in_specs, *program.out_specs))
-            # Their types are those under the Auto twin of the mesh.
-            and (is_tracing_program() or not has_explicit_axes(program.mesh))
         )
 
     def _let_others_in(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> None:
@@ -233,20 +230,12 @@ def _retiring(function: Function, donate: Numbered) -> Function:
 
 
 def _bind(program: Program, values: Sequence[object]) -> Sequence[object]:
-    """Binds the program as an equation of the current trace.
-
-    On a mesh with Explicit axes the sharding is part of every type. There an argument is first given the type of its
-    spec, and a result whose spec is UNSPECIFIED is replicated, because its type needs a sharding.
-    """
-    mesh = program.mesh
-    if is_tracing_program():  # under an Auto twin, where types have no sharding
-        program = dataclasses.replace(program, mesh=auto_twin(mesh))
-    elif has_explicit_axes(mesh):
-        values = [with_type_of(spec, value, mesh) for spec, value in zip(program.in_specs, values, strict=True)]
-        replicated = ParsedPartitionSpec(None, ())
-        out_specs = (replicated if isinstance(spec, UnspecifiedValue) else spec for spec in program.out_specs)
-        program = dataclasses.replace(program, out_specs=tuple(out_specs))
-    return pjit_p.bind(*values, **program.params)
+    """Binds the program as an equation of the current trace, with arguments of the types that it has inside."""
+    own = len(program.consts)
+    avals = program.jaxpr.in_avals
+    check_types(values[own:], avals[own:], program.arg_paths, program.name)
+    arguments = (resharded(x, aval, program.mesh) for x, aval in zip(values, avals, strict=True))
+    return pjit_p.bind(*arguments, **program.params)
 
 
 def _inlined(program: Program, values: Sequence[object]) -> Sequence[object]:

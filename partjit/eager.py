@@ -5,7 +5,6 @@ say, the mesh is ambient, colocated calls are made. Nothing is donated. Tracers,
 alone.
 """
 
-import dataclasses
 import inspect
 import weakref
 from collections.abc import Hashable
@@ -64,10 +63,9 @@ class OnValues:
         if self._definition.device is None:
             mismatches += check_devices(arguments.paths, arguments.leaves, known.in_specs, mesh)
         raise_mismatches(mismatches, name, mesh)
-        inside = auto_twin(mesh)
-        default = default_sharding(inside, map(own_sharding, arguments.leaves))
-        shardings = shardings_of(known.in_specs, inside)
-        leaves = [_placed(leaf, s, default, inside) for leaf, s in zip(arguments.leaves, shardings, strict=True)]
+        default = default_sharding(mesh, map(own_sharding, arguments.leaves))
+        shardings = shardings_of(known.in_specs, mesh)
+        leaves = [_placed(leaf, s, default, mesh) for leaf, s in zip(arguments.leaves, shardings, strict=True)]
         positional, named = with_static(arguments.tree, leaves, arguments.static)
         with evaluated_with(default), tracing_under(mesh):
             result = fun(*positional, **named)
@@ -77,7 +75,6 @@ class OnValues:
         avals = [*map(abstractify, results)]
         out_specs = out_specs_of(self._definition, out_tree, avals)
         raise_mismatches(check_specs("pjit outputs", paths, avals, out_specs, mesh), name, mesh)
-        default = dataclasses.replace(default, sharding=_on(mesh, default.sharding))
         shardings = shardings_of(out_specs, mesh)
         return out_tree.unflatten(
             [_placed(leaf, sharding, default, mesh) for leaf, sharding in zip(results, shardings, strict=True)]

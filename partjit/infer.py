@@ -28,6 +28,7 @@ from partjit.spec import FROM_ARRAY, ParsedPartitionSpec, Spec
 from partjit.structs import is_abstract, on_devices, require_devices
 from partjit.trace import trace
 from partjit.trees import broadcast_specs
+from partjit.typed import own_type, requested_type, with_result_types
 from partjit.validate import Mismatch, check_devices, check_specs, raise_mismatches, require_mesh
 
 __all__ = ["Definition", "Inferred", "forget", "infer", "infer_program", "out_specs_of"]
@@ -150,6 +151,10 @@ def infer(definition: Definition, args: Sequence[PyTree], kwargs: dict[str, PyTr
     require_mesh(mesh, parsed, "pjit", definition.name)
     arguments = on_devices(arguments, mesh)
     require_devices(arguments, in_specs, definition.name, mesh)
+    avals = tuple(
+        own_type(aval, leaf, mesh) if isinstance(spec, UnspecifiedValue) else aval
+        for aval, leaf, spec in zip(avals, arguments.leaves, in_specs, strict=True)
+    )
     return Inferred(arguments, avals, in_specs, mesh)
 
 
@@ -199,6 +204,8 @@ def _program(
 ) -> Program | list[Mismatch]:
     """The program of a call, or every mismatch of its specs."""
     mismatches = check_specs("pjit arguments", paths, avals, in_specs, mesh)
+    if not mismatches:
+        avals = tuple(requested_type(aval, spec, mesh) for aval, spec in zip(avals, in_specs, strict=True))
     try:
         traced = trace(fun, in_tree, avals, static, paths, definition.source, mesh)
     except Exception:
@@ -211,7 +218,7 @@ def _program(
         return mismatches
     consts = len(traced.consts)
     return Program(
-        traced.jaxpr,
+        with_result_types(traced.jaxpr, out_specs, mesh),
         traced.consts,
         (*[UNSPECIFIED] * consts, *in_specs),
         out_specs,

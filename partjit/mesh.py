@@ -3,8 +3,7 @@
 A mesh is ambient in a thread, never in a function: `with mesh:` (a `partjit.Mesh` or a jax one), `partjit.set_mesh`
 and `jax.set_mesh` all set it, the innermost `with` wins, and other threads start with none.
 
-Programs are partitioned automatically, so axes of type Explicit are read as Auto (`auto_twin`); the outputs still come
-back on the mesh the user gave.
+Axes of type Explicit stay so in programs: the types of values say how they are sharded over them (see `typed`).
 """
 
 import contextlib
@@ -16,6 +15,7 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
+from jax.sharding import AxisType
 
 from partjit._jax.meshes import (
     EMPTY_MESH,
@@ -38,8 +38,8 @@ __all__ = [
     "auto_twin",
     "describe_mesh",
     "device_ids",
+    "explicit_axes",
     "has_explicit_axes",
-    "is_tracing_program",
     "picture",
     "program_mesh",
     "set_mesh",
@@ -56,7 +56,7 @@ class Mesh(jax.sharding.Mesh):
     Args:
         devices: an array or (nested) list of devices, one array dimension per name.
         axis_names: the names of the axes: a sequence, or one bare name.
-        axis_types: the `jax.sharding.AxisType` of each axis, Auto if not given. Explicit is accepted and read as Auto.
+        axis_types: the `jax.sharding.AxisType` of each axis, Auto if not given.
 
     Raises:
         TypeError: `devices` are no devices, or the names cannot be names.
@@ -231,8 +231,14 @@ def auto_twin(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh:
 
 
 def has_explicit_axes(mesh: jax.sharding.Mesh) -> bool:
-    """Whether `auto_twin` is another mesh."""
-    return not (mesh.empty or mesh.are_all_axes_auto)
+    """Whether types of values say how they are sharded over an axis of the mesh."""
+    return AxisType.Explicit in mesh.axis_types
+
+
+def explicit_axes(mesh: jax.sharding.Mesh) -> frozenset[str]:
+    """The axes of type Explicit."""
+    types = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return frozenset(name for name, kind in types if kind is AxisType.Explicit)
 
 
 _tracing = threading.local()
@@ -240,7 +246,7 @@ _tracing = threading.local()
 
 @contextlib.contextmanager
 def tracing_under(mesh: jax.sharding.Mesh) -> Iterator[None]:
-    """Makes `mesh` (its Auto twin) ambient while a program's function is traced, for partjit's and for jax's code.
+    """Makes `mesh` ambient while a program's function is traced, for partjit's and for jax's code.
 
     Inside a `shard_map` jax's own context stays: it knows which axes are manual.
     """
@@ -250,7 +256,7 @@ def tracing_under(mesh: jax.sharding.Mesh) -> Iterator[None]:
     outer = getattr(_tracing, "mesh", None)
     _tracing.mesh = mesh
     try:
-        with under_mesh(auto_twin(mesh)):
+        with under_mesh(mesh):
             yield
     finally:
         _tracing.mesh = outer
@@ -272,11 +278,6 @@ class Outside:
                 yield
         finally:
             _tracing.mesh = outer
-
-
-def is_tracing_program() -> bool:
-    """Whether this thread traces the function of a program, under an Auto twin."""
-    return getattr(_tracing, "mesh", None) is not None
 
 
 def program_mesh(own_meshes: Sequence[jax.sharding.Mesh], *, has_bare_specs: bool) -> jax.sharding.Mesh:

@@ -17,12 +17,12 @@ from collections.abc import Iterator, Sequence, Set
 from typing import Any, TypeVar
 
 import jax
-from jax.core import AbstractValue, ShapedArray
+from jax.core import AbstractValue
 from jax.extend.core import ClosedJaxpr, Effect, Jaxpr, Primitive
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 from jax.interpreters.mlir import LoweringRuleContext
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from partjit._jax.effects import positional_effects
@@ -31,18 +31,15 @@ from partjit._jax.meshes import under_mesh
 from partjit._jax.rules import register_printing
 from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
 from partjit._jax.tracing import low_jaxpr, register_to_low
-from partjit.mesh import auto_twin, describe_mesh, has_explicit_axes, is_tracing_program
-from partjit.spec import ParsedPartitionSpec, Partition, Spec
+from partjit.mesh import auto_twin, describe_mesh
+from partjit.spec import ParsedPartitionSpec, Spec
 
 __all__ = [
     "device_witness",
     "keep_where",
     "pjit_p",
-    "result_types",
     "sharding_constraint_p",
     "shardings_of",
-    "spec_of_type",
-    "with_type_of",
 ]
 
 T = TypeVar("T")
@@ -53,7 +50,10 @@ pjit_p.multiple_results = True
 pjit_p.is_effectful = lambda params: bool(params["jaxpr"].effects)  # type: ignore[method-assign, assignment]
 
 sharding_constraint_p = Primitive("sharding_constraint")
-"""Parameters: `spec` (a `ParsedPartitionSpec`, possibly with UNCONSTRAINED dimensions), `mesh` and `witness`."""
+"""Parameters: `spec` (a `ParsedPartitionSpec`, possibly with UNCONSTRAINED dimensions), `mesh` and `witness`.
+
+It changes no type: what the type of a value says of Explicit axes is what the spec says of them.
+"""
 
 
 def shardings_of(specs: Sequence[Spec], mesh: Mesh) -> tuple[NamedSharding | UnspecifiedValue, ...]:
@@ -79,11 +79,13 @@ def device_witness(mesh: Mesh) -> "_Witness | None":
     """
     if mesh.empty:
         return None
-    replicated = NamedSharding(auto_twin(mesh), P())
-    with under_mesh(auto_twin(mesh)):  # the result is cached, so it must not depend on the ambient mesh
-        constrain = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, replicated))
-        jaxpr = constrain(jax.ShapeDtypeStruct((), "bool"))
-    return _Witness([jaxpr.jaxpr])
+    twin = auto_twin(mesh)
+    with under_mesh(twin):  # the result is cached, so it must not depend on the ambient mesh
+        constrain = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(twin, P())))
+        jaxpr = constrain(jax.ShapeDtypeStruct((), "bool")).jaxpr
+    # jax makes no equation of a constraint on Explicit axes, and returns results on the mesh that it finds here.
+    eqns = [eqn.replace(params={**eqn.params, "sharding": NamedSharding(mesh, P())}) for eqn in jaxpr.eqns]
+    return _Witness([jaxpr.replace(eqns=eqns)])
 
 
 class _Witness(tuple[Jaxpr, ...]):
@@ -100,67 +102,14 @@ def keep_where(values: Sequence[T], flags: Sequence[bool]) -> tuple[T, ...]:
     return tuple(value for value, flag in zip(values, flags, strict=True) if flag)
 
 
-def result_types(avals: Sequence[AbstractValue], specs: Sequence[Spec], mesh: Mesh) -> list[AbstractValue]:
-    """The types of values with these specs, seen from outside of a program on `mesh`.
-
-    On a mesh with Explicit axes the sharding is part of a type, and replicated where the partitioner chooses. Inside a
-    program no type has one: it is traced under the Auto twin of its mesh.
-    """
-    if not has_explicit_axes(mesh) or is_tracing_program():
-        return list(avals)
-    return [
-        _with_sharding(aval, spec.partitions if isinstance(spec, ParsedPartitionSpec) else (), mesh)
-        if isinstance(aval, ShapedArray)
-        else aval
-        for aval, spec in zip(avals, specs, strict=True)
-    ]
-
-
-def spec_of_type(aval: AbstractValue) -> Spec:
-    """The spec in the type of a value on a mesh with Explicit axes; UNSPECIFIED for any other type."""
-    sharding = getattr(aval, "sharding", None)
-    if sharding is None or not has_explicit_axes(sharding.mesh):
-        return UNSPECIFIED
-    return ParsedPartitionSpec.from_user_input(sharding.spec, "a type")
-
-
-def with_type_of(spec: Spec, value: T, mesh: Mesh) -> T:
-    """`value` constrained to `spec` if its type has a sharding, and another one."""
-    aval = jax.typeof(value)
-    (wanted,) = result_types([aval], [spec], mesh)
-    if isinstance(spec, UnspecifiedValue) or spec_of_type(aval) in (UNSPECIFIED, spec_of_type(wanted)):
-        return value
-    return sharding_constraint_p.bind(value, spec=spec, mesh=mesh, witness=device_witness(mesh))
-
-
-def _with_sharding(aval: ShapedArray, partitions: Sequence[Partition], mesh: Mesh) -> ShapedArray:
-    """The type `aval` with the Explicit axes among `partitions`; an UNCONSTRAINED dimension keeps its own."""
-    own = spec_of_type(aval)
-    kept = own.partitions if isinstance(own, ParsedPartitionSpec) else ()
-    explicit = {name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind is AxisType.Explicit}
-    taken = {axis for axes in partitions if axes is not P.UNCONSTRAINED for axis in axes}
-    entries = []
-    for dim in range(aval.ndim):
-        axes = partitions[dim] if dim < len(partitions) else ()
-        if axes is P.UNCONSTRAINED:
-            axes = [axis for axis in (kept[dim] if dim < len(kept) else ()) if axis not in taken]
-        entries.append(tuple(axis for axis in axes if axis in explicit) or None)
-    return aval.update(sharding=NamedSharding(mesh.abstract_mesh, P(*entries)))
-
-
 @pjit_p.def_effectful_abstract_eval
-def _abstract_eval(
-    *_: object, jaxpr: ClosedJaxpr, out_specs: Sequence[Spec], mesh: Mesh, **__: object
-) -> tuple[list[AbstractValue], Set[Effect]]:
-    return result_types(jaxpr.out_avals, out_specs, mesh), positional_effects(jaxpr)
+def _abstract_eval(*_: object, jaxpr: ClosedJaxpr, **__: object) -> tuple[list[AbstractValue], Set[Effect]]:
+    return [*jaxpr.out_avals], positional_effects(jaxpr)
 
 
 @sharding_constraint_p.def_abstract_eval
-def _constraint_abstract_eval(
-    aval: AbstractValue, *, spec: ParsedPartitionSpec, mesh: Mesh, **_: object
-) -> AbstractValue:
-    (constrained,) = result_types([aval], [spec], spec.mesh or mesh)
-    return constrained
+def _constraint_abstract_eval(aval: AbstractValue, **_: object) -> AbstractValue:
+    return aval
 
 
 def _lower(

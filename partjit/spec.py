@@ -102,6 +102,7 @@ class ParsedPartitionSpec:
         sync: whether the partitions still are what the user wrote.
         mesh: the spec's own mesh (it came from a `NamedSharding`), or None for the program's mesh.
         memory_kind: the memory of its shards, or None for the default.
+        reductions: what the `PartitionSpec` says of unreduced and reduced axes, by keyword; empty if it says nothing.
 
     Example:
         >>> spec = ParsedPartitionSpec.from_user_input(P("x", None, ("y", "z")), "in_axis_resources")
@@ -120,6 +121,7 @@ class ParsedPartitionSpec:
     sync: SpecSync = SpecSync.IN_SYNC
     mesh: Mesh | None = None
     memory_kind: str | None = None
+    reductions: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         what = "ParsedPartitionSpec"
@@ -146,8 +148,7 @@ class ParsedPartitionSpec:
 
         Raises:
             TypeError: `entry` is none of these.
-            ValueError: a mesh axis is used twice, a dimension is unconstrained where it may not be, or the spec has
-                unreduced axes.
+            ValueError: a mesh axis is used twice, or a dimension is unconstrained where it may not be.
         """
         require_text("ParsedPartitionSpec.from_user_input", "arg_name", arg_name, "what the specs are called")
         require_flag("ParsedPartitionSpec.from_user_input", "allow_unconstrained_dims", allow_unconstrained_dims)
@@ -164,12 +165,7 @@ class ParsedPartitionSpec:
                 f"{shown(entry)}"
                 f"{_did_you_mean(entry)}"
             )
-        if entry.unreduced or entry.reduced:  # jax does not even let one iterate over such a spec
-            raise ValueError(
-                f"{arg_name} cannot have unreduced or reduced axes, but got {entry}: they are for meshes with Explicit "
-                "axes, and pjit partitions automatically"
-            )
-        partitions = tuple(_parse_partition(partition) for partition in entry)
+        partitions = tuple(_parse_partition(partition) for partition in entry.partitions)
         for dim, partition in enumerate(partitions):
             _check_partition(arg_name, f"{arg_name} entry {dim}", partition)
         if UNCONSTRAINED in partitions and not allow_unconstrained_dims:
@@ -185,7 +181,7 @@ class ParsedPartitionSpec:
                 f"A single {arg_name} specification can map every mesh axis to at most one positional dimension, but "
                 f"{entry} has duplicate entries for {', '.join(f'`{axis}`' for axis in duplicates)}"
             )
-        return cls(entry, partitions)
+        return cls(entry, partitions, reductions=_reductions(entry))
 
     @property
     def user_spec(self) -> P | None:
@@ -227,12 +223,19 @@ class ParsedPartitionSpec:
     @property
     def partition_spec(self) -> P:
         """The partitions as a `PartitionSpec` jax understands."""
-        return P(*(p if p is UNCONSTRAINED else p[0] if len(p) == 1 else p or None for p in self.partitions))
+        entries = (p if p is UNCONSTRAINED else p[0] if len(p) == 1 else p or None for p in self.partitions)
+        return P(*entries, **dict(self.reductions))
 
     @property
     def mesh_axes(self) -> tuple[str, ...]:
         """All mesh axes the spec names, in order of the dimensions."""
         return tuple(axis for partition in self.partitions if partition is not UNCONSTRAINED for axis in partition)
+
+    @property
+    def reduction_axes(self) -> tuple[Hashable, ...]:
+        """The mesh axes that the spec calls unreduced or reduced."""
+        both = dict(self.reductions)
+        return tuple(axis for which in ("unreduced", "reduced") for axis in both.get(which, ()))
 
     @property
     def unconstrained_dims(self) -> frozenset[int]:
@@ -254,7 +257,7 @@ class ParsedPartitionSpec:
         partitions = self.partitions
         while partitions and partitions[-1] == ():
             partitions = partitions[:-1]
-        return partitions, self.sync, self.mesh, self.memory_kind
+        return partitions, self.sync, self.mesh, self.memory_kind, self.reductions
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ParsedPartitionSpec) and self._meaning == other._meaning
@@ -334,6 +337,13 @@ def _parse_partition(entry: object) -> Partition:
     if entry is UNCONSTRAINED:
         return entry
     return tuple(entry) if isinstance(entry, list | tuple) else (entry,)
+
+
+def _reductions(spec: Any) -> tuple[tuple[str, Any], ...]:
+    """What a spec says of unreduced and reduced axes: how `pickle` makes it again, which knows of every keyword."""
+    if not (spec.unreduced or spec.reduced):
+        return ()
+    return tuple(spec.__getnewargs_ex__()[1].items())
 
 
 def _check_partition(where: str, name: str, partition: Partition) -> None:

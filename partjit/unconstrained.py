@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from partjit._jax.caches import weakref_cache
 from partjit._jax.shardings import UNSPECIFIED
-from partjit._jax.tracing import trace_to_jaxpr
+from partjit._jax.tracing import retraced
 from partjit.mesh import tracing_under
 from partjit.primitive import device_witness, sharding_constraint_p
 from partjit.spec import UNCONSTRAINED, ParsedPartitionSpec, Spec
@@ -69,7 +69,5 @@ def _constraining_results(jaxpr: ClosedJaxpr, out_specs: tuple[Spec, ...], mesh:
             for result, spec in zip(jaxpr_as_fun(jaxpr)(*args), out_specs, strict=True)
         ]
 
-    info = jaxpr.jaxpr.debug_info
-    names = tuple(info.arg_names or ("",) * len(jaxpr.in_avals))
     with tracing_under(mesh):
-        return trace_to_jaxpr(constrained, jaxpr.in_avals, source=info.func_src_info, arg_names=names)
+        return retraced(jaxpr, constrained)

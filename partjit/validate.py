@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import jax
 from jax.core import AbstractValue, Tracer
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, Sharding
 
 from partjit._jax.meshes import manual_axes
 from partjit._jax.shardings import device_list
@@ -121,7 +121,7 @@ def _check_spec(
             f"{given}, which implies that it has a rank of at least {len(spec)}, but it is {len(shape)}",
             f"give {path} a spec with at most {len(shape)} entr{'y' if len(shape) == 1 else 'ies'}",
         )
-    undefined = [axis for axis in spec.mesh_axes if axis not in mesh.shape]
+    undefined = [axis for axis in (*spec.mesh_axes, *spec.reduction_axes) if axis not in mesh.shape]
     for axis in undefined:
         spellings = {str(name).casefold(): name for name in mesh.axis_names}
         close = difflib.get_close_matches(str(axis).casefold(), spellings, cutoff=0.5)
@@ -132,6 +132,14 @@ def _check_spec(
             if close
             else "name one of its axes, or declare the axis in the mesh",
         )
+    types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    for axis in spec.reduction_axes:
+        if types.get(axis) is AxisType.Auto:
+            yield Mismatch(
+                f"{given}, but resource axis {axis} is Auto: how far a value is reduced over it is up to the "
+                "partitioner",
+                f"leave {axis!r} out of unreduced and reduced, or make it an axis of type Explicit",
+            )
     manual = [axis for axis in spec.mesh_axes if axis in manual_axes()]
     for axis in manual:
         yield Mismatch(

@@ -24,8 +24,14 @@ def make_mesh(types):
     return partjit.Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"), axis_types=types)
 
 
+def matmul(x, w):
+    """The product, sharded over Explicit axes as its first factor: jax has that said where factors share an axis."""
+    explicit = any(axes is not None for axes in jax.typeof(x).sharding.spec)
+    return jnp.matmul(x, w, out_sharding=jax.typeof(x).sharding if explicit else None)
+
+
 def mlp(w, x):
-    return jnp.sin(x @ w) + jnp.cos(x)
+    return jnp.sin(matmul(x, w)) + jnp.cos(x)
 
 
 pjit_mlp = pjit(mlp, in_axis_resources=(P("y"), P("x", "y")), out_axis_resources=P("x", "y"))
@@ -74,7 +80,7 @@ CALLS = {
     "jvp of grad": lambda w, x: jax.jvp(lambda x: jax.grad(total(pjit_mlp), 1)(w, x), (x,), (x,)),
     "vmap": lambda w, x: jax.vmap(pjit_mlp, (None, 0))(w, stacked(x)),
     "vmap of grad": lambda w, x: jax.vmap(jax.grad(total(pjit_mlp), 1), (None, 0))(w, stacked(x)),
-    "vmap along the last axis": lambda w, x: jax.vmap(pjit_sin, -1, -1)(x),
+    "vmap along the last axis": lambda w, x: jax.vmap(pjit_sin, -1, -1)(with_sharding_constraint(x, P("y"))),
     "spmd": lambda w, x: jax.vmap(pjit_sin, spmd_axis_name="x")(stacked(x)),
     "grad of spmd": lambda w, x: jax.grad(lambda x: jax.vmap(pjit_sin, spmd_axis_name="x")(x).sum())(stacked(x)),
     "spmd of grad": lambda w, x: jax.vmap(jax.grad(total(pjit_sin)), spmd_axis_name="x")(stacked(pjit_sin(x))),
@@ -152,7 +158,7 @@ def test_the_type_of_a_result_says_its_spec_where_types_say_so(context):
 
     with context(mesh):
         outer(jax.device_put(X, NamedSharding(mesh, P("x"))))
-    assert seen == [P("x", None), P(None, None)]  # of the Auto axis a type says nothing
+    assert seen == [P("x", None), P("x", None)]  # of the Auto axis a type says nothing
 
 
 def test_a_batch_stays_where_its_type_says():
@@ -163,6 +169,14 @@ def test_a_batch_stays_where_its_type_says():
             result = vmap(batch)
             np.testing.assert_allclose(result, np.sin(stacked(X)), rtol=1e-6)
             assert result.sharding.is_equivalent_to(NamedSharding(mesh, P("x", "y")), 3)
+
+
+@pytest.mark.parametrize("place", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_a_batch_over_an_axis_that_a_spec_names_is_refused(place):
+    mesh = make_mesh((EXPLICIT, EXPLICIT))
+    batch = jax.device_put(X, NamedSharding(mesh, P(None, "y")))
+    with mesh, pytest.raises(partjit.ShardingError, match=r"sharded over P\('y',?\).*another dimension.*jax.vmap"):
+        place(jax.vmap(pjit_sin, 1, 1))(batch)
 
 
 def test_a_mesh_that_was_first_seen_while_ambient_is_known_outside_as_well():

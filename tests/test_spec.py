@@ -16,7 +16,19 @@ from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, SingleDeviceSharding
 
 import partjit
-from partjit import FROM_ARRAY, FROM_GDA, UNSPECIFIED, Mesh, P, ParsedPartitionSpec, SpecSync, pjit
+from partjit import (
+    FROM_ARRAY,
+    FROM_GDA,
+    UNSPECIFIED,
+    Mesh,
+    P,
+    ParsedPartitionSpec,
+    ShardingError,
+    SpecSync,
+    UnrepresentableShardingError,
+    pjit,
+    to_op_sharding,
+)
 from partjit.spec import parse_spec_tree
 from tests.census import is_partitioned, saw, sees
 
@@ -499,9 +511,18 @@ def test_parsing_an_unconstrained_dimension_keeps_it_apart_from_a_whole_one():
     assert free.insert_axis_partitions(0, ()).unconstrained_dims == {1}
 
 
-def test_reduced_and_unreduced_axes_are_refused():
-    with pytest.raises(ValueError, match="unreduced"):
-        pjit(identity, out_axis_resources=P(None, unreduced={"x"}))
+def test_unreduced_axes_are_kept_and_refused_where_the_axes_are_auto(mesh):
+    spec = P(None, "y", unreduced={"x"})
+    parsed = parse(spec)
+    assert parsed.partition_spec == spec
+    assert (parsed.mesh_axes, parsed.reduction_axes) == (("y",), ("x",))
+    assert parsed != parse(P(None, "y"))
+    for axes, reason in (({"x"}, "resource axis x is Auto"), ({"z"}, "resource axis z is undefined")):
+        function = pjit(identity, out_axis_resources=P(None, unreduced=axes))
+        with mesh, pytest.raises(ShardingError, match=reason):
+            function(np.ones((8, 8), np.float32))
+    with pytest.raises(UnrepresentableShardingError, match="unreduced"):
+        to_op_sharding(spec, mesh, 2)
 
 
 @pytest.mark.parametrize(

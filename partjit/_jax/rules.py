@@ -1,7 +1,7 @@
 """Rules of primitives, for transformations whose rules differ between versions, and what these rules call."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence, Set
 from typing import Any
 
 from jax._src import checkify, core, tree_util
@@ -42,6 +42,7 @@ __all__ = [
     "register_linearization",
     "register_printing",
     "transpose_jaxpr",
+    "with_explicit_batch",
 ]
 
 _pe: Any = partial_eval  # the types of both differ from version to version
@@ -116,6 +117,15 @@ def batch_jaxpr(
 ) -> tuple[ClosedJaxpr, Sequence[bool]]:
     """The jaxpr of the function batched at dimension 0, and which outputs are batched."""
     return batching.batch_jaxpr(jaxpr, axis_data, tuple(batched_in), instantiate=False)
+
+
+def with_explicit_batch(axis_data: AxisData, explicit: Set[Hashable]) -> AxisData:
+    """A batch whose axes of `spmd_axis_name` are in the types of its values, as far as they are Explicit ones."""
+    names = axis_data.spmd_name
+    if not names or axis_data.explicit_mesh_axis or explicit.isdisjoint(names):
+        return axis_data
+    others = tuple(name for name in names if name not in explicit)
+    return AxisData(axis_data.name, axis_data.size, others or None, tuple(name for name in names if name in explicit))
 
 
 def transpose_jaxpr(

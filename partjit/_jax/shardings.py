@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jax._src import config
+from jax._src.named_sharding import DuplicateSpecError
 from jax._src.sharding_impls import UNSPECIFIED, UnspecifiedValue
 from jax.extend.sharding import GSPMDSharding
 from jax.sharding import Sharding
@@ -15,6 +16,7 @@ from partjit._jax.types import Device
 __all__ = [
     "UNSPECIFIED",
     "DeviceList",
+    "DuplicateSpecError",
     "HloSharding",
     "MaybeSharding",
     "OpSharding",

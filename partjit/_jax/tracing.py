@@ -10,6 +10,7 @@ from jax._src import mesh as mesh_lib
 from jax._src.interpreters import partial_eval
 from jax.core import AbstractValue, ShapedArray, Tracer
 from jax.extend.core import ClosedJaxpr, DebugInfo, Primitive
+from jax.sharding import AxisType
 
 from partjit._jax.jaxprs import MERGED_JAXPR
 from partjit._jax.meshes import manual_axes
@@ -23,11 +24,14 @@ __all__ = [
     "name_results",
     "register_to_low",
     "resolve_argnums",
+    "retraced",
     "separate_consts",
     "trace_context",
     "trace_state_clean",
     "trace_to_jaxpr",
     "tree_prefix_errors",
+    "type_in_program",
+    "typed_like",
 ]
 
 _pe: Any = partial_eval  # its types differ from version to version
@@ -67,6 +71,20 @@ def abstractify(x: object) -> Any:
     return aval
 
 
+def type_in_program(x: object) -> Any:
+    """The type of a value of the function that is traced: with its sharding over Explicit axes."""
+    aval = core.shaped_abstractify(x)
+    is_typed = isinstance(aval, ShapedArray) and AxisType.Explicit in aval.sharding.mesh.axis_types
+    return aval if is_typed else abstractify(aval)
+
+
+def typed_like(aval: Any, like: AbstractValue) -> Any:
+    """The abstract value with the sharding that is part of the type `like`."""
+    if isinstance(aval, ShapedArray) and isinstance(like, ShapedArray):
+        return aval.update(sharding=like.sharding)
+    return aval
+
+
 def resolve_argnums(fun: Callable, signature: inspect.Signature | None, donate: tuple, static: tuple) -> tuple:
     """Completes (numbers, names) pairs of donated and of static arguments from the signature, and checks them."""
     return api_util.resolve_argnums(fun, signature, *donate, *static)
@@ -89,6 +107,16 @@ def trace_to_jaxpr(
     debug_info = DebugInfo("pjit", source, arg_names, result_paths)
     jaxpr, _, consts = _pe.trace_to_jaxpr_dynamic(lu.wrap_init(fun, debug_info=debug_info), list(avals))
     return jaxpr.with_consts(consts) if MERGED_JAXPR else ClosedJaxpr(jaxpr, consts)
+
+
+def retraced(jaxpr: ClosedJaxpr, fun: Callable) -> ClosedJaxpr:
+    """The jaxpr of a function of the arguments of `jaxpr` that evaluates it, with the names that its arguments have."""
+    info = jaxpr.jaxpr.debug_info
+    names = tuple(info.arg_names or ("",) * len(jaxpr.in_avals))
+    paths = info.result_paths if isinstance(info.result_paths, tuple) else ()
+    return trace_to_jaxpr(
+        fun, jaxpr.in_avals, source=info.func_src_info, arg_names=names, result_paths=lambda: tuple(paths)
+    )
 
 
 def name_results(jaxpr: ClosedJaxpr, paths: tuple[str, ...]) -> None:

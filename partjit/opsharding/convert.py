@@ -100,7 +100,7 @@ def to_op_sharding(
         An `OpSharding` proto.
 
     Raises:
-        UnrepresentableShardingError: the spec leaves a dimension unconstrained.
+        UnrepresentableShardingError: the spec leaves a dimension unconstrained, or has unreduced or reduced axes.
         ValueError: the spec is longer than `ndim`, or names an axis twice or one that the mesh does not have.
         TypeError: an argument is of a wrong type.
 
@@ -119,6 +119,8 @@ def to_op_sharding(
     parsed = spec if isinstance(spec, ParsedPartitionSpec) else ParsedPartitionSpec.from_user_input(spec, "spec")
     if len(parsed) > ndim:
         raise ValueError(f"the spec {parsed} needs a rank of at least {len(parsed)}, but ndim is {ndim}")
+    if parsed.reductions:
+        raise UnrepresentableShardingError(f"the spec {parsed} has unreduced or reduced axes, which a tiling has not")
     if UNCONSTRAINED in parsed.partitions:
         raise UnrepresentableShardingError(
             f"the spec {parsed} leaves a dimension to the partitioner, which no sharding expresses"

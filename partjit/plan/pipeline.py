@@ -17,7 +17,6 @@ from partjit._jax.jaxprs import Atom
 from partjit._jax.shardings import MaybeSharding, or_unspecified
 from partjit.arguments import known_paths
 from partjit.colocated.runtime.streams import Stream
-from partjit.mesh import auto_twin
 from partjit.plan.ir.legality import check_stage
 from partjit.plan.ir.names import Names
 from partjit.plan.ir.nodes import (
@@ -32,6 +31,7 @@ from partjit.plan.ir.nodes import (
     variables,
     with_blocks,
 )
+from partjit.plan.ir.untyped import over_auto_axes
 from partjit.plan.ir.verify import verify
 from partjit.plan.passes.bind import bind
 from partjit.plan.passes.control_flow import control_flow
@@ -187,7 +187,7 @@ def make_plan(
         ValueError: a call is where the host cannot make it.
         ShardingError: a call's specs are on other devices than the program.
     """
-    mesh = auto_twin(mesh)
+    jaxpr, out_shardings, mesh = over_auto_axes(jaxpr, out_shardings, mesh)
     if mesh.empty:  # the arguments may bring one along
         mesh = next((cast(Mesh, s.mesh) for s in in_shardings if isinstance(s, NamedSharding)), mesh)
     if mesh.empty:

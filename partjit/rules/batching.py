@@ -11,11 +11,12 @@ from jax.extend.core import ClosedJaxpr
 from jax.interpreters import batching
 from jax.sharding import Mesh
 
-from partjit._jax.rules import AxisData, batch_jaxpr, moveaxis
+from partjit._jax.rules import AxisData, batch_jaxpr, moveaxis, with_explicit_batch
 from partjit.errors import ShardingError
-from partjit.mesh import describe_mesh, tracing_under
-from partjit.primitive import pjit_p, sharding_constraint_p, with_type_of
-from partjit.spec import UNCONSTRAINED, ParsedPartitionSpec, Spec
+from partjit.mesh import describe_mesh, explicit_axes, tracing_under
+from partjit.primitive import pjit_p, sharding_constraint_p
+from partjit.spec import UNCONSTRAINED, ParsedPartitionSpec, Partition, Spec
+from partjit.typed import resharded
 
 
 def _batch(
@@ -31,8 +32,6 @@ def _batch(
 ) -> tuple[list[object], list[int | None]]:
     batched_in = [dim is not None for dim in dims]
     args = [x if dim is None else moveaxis(x, dim, 0) for x, dim in zip(args, dims, strict=True)]
-    with tracing_under(mesh):  # custom rules in the jaxpr are traced now
-        batched_jaxpr, batched_out = batch_jaxpr(jaxpr, axis_data, batched_in)
 
     def insert(spec: Spec, batched: bool, what: str) -> Spec:
         if not batched or not isinstance(spec, ParsedPartitionSpec):
@@ -40,8 +39,10 @@ def _batch(
         return insert_batch_axis(spec, 0, axis_data, mesh, what)
 
     batched_in_specs = tuple(insert(s, b, "pjit arguments") for s, b in zip(in_specs, batched_in, strict=True))
+    with tracing_under(mesh):  # custom rules in the jaxpr are traced now
+        batched_jaxpr, batched_out = batch_jaxpr(jaxpr, with_explicit_batch(axis_data, explicit_axes(mesh)), batched_in)
     outs = pjit_p.bind(
-        *(with_type_of(spec, x, mesh) for spec, x in zip(batched_in_specs, args, strict=True)),
+        *(resharded(x, aval, mesh) for x, aval in zip(args, batched_jaxpr.in_avals, strict=True)),
         jaxpr=batched_jaxpr,
         in_specs=batched_in_specs,
         out_specs=tuple(insert(s, b, "pjit outputs") for s, b in zip(out_specs, batched_out, strict=True)),
@@ -67,9 +68,14 @@ def _batch_constraint(
 
 
 def insert_batch_axis(
-    spec: ParsedPartitionSpec, dim: int, axis_data: AxisData, mesh: Mesh, what: str
+    spec: ParsedPartitionSpec,
+    dim: int,
+    axis_data: AxisData,
+    mesh: Mesh,
+    what: str,
+    otherwise: Partition = UNCONSTRAINED,
 ) -> ParsedPartitionSpec:
-    """The spec of a batched value: the batch is left to the partitioner, or sharded over the axes of `spmd_axis_name`.
+    """The spec of a batched value: the batch is sharded over the axes of `spmd_axis_name`, or as `otherwise` says.
 
     Raises:
         ShardingError: `spmd_axis_name` names an axis the spec already uses or the mesh does not have, or does not
@@ -77,16 +83,13 @@ def insert_batch_axis(
     """
     mesh = spec.mesh or mesh
     if not axis_data.spmd_name:
-        # On a mesh with Explicit axes the batch has a sharding in its type; it is kept unless the spec uses these axes.
-        own = [axis for axis in axis_data.explicit_mesh_axis or () if axis not in spec.mesh_axes]
-        return spec.insert_axis_partitions(dim, tuple(own) or UNCONSTRAINED)
+        own = tuple(axis_data.explicit_mesh_axis or ())  # on Explicit axes the type of the batch says it
+        if any(axis in spec.mesh_axes for axis in own):
+            raise _clash(f"the axes {own} over which the batch is sharded in its type", own, spec, what)
+        return spec.insert_axis_partitions(dim, own or otherwise)
     axes = tuple(axis_data.spmd_name)
-    clash = [axis for axis in axes if axis in spec.mesh_axes]
-    if clash:
-        raise ShardingError(
-            f"vmap spmd_axis_name {axes} cannot appear in the specs of what is batched, but one of {what} has the spec "
-            f"{spec}, which already uses {', '.join(map(repr, clash))}: a mesh axis shards at most one dimension"
-        )
+    if any(axis in spec.mesh_axes for axis in axes):
+        raise _clash(f"vmap spmd_axis_name {axes}", axes, spec, what)
     unknown = [axis for axis in axes if axis not in mesh.shape]
     if unknown:
         raise ShardingError(
@@ -102,6 +105,14 @@ def insert_batch_axis(
             f"equal to {axis_data.size}"
         )
     return spec.insert_axis_partitions(dim, axes)
+
+
+def _clash(batch: str, axes: Sequence[str], spec: ParsedPartitionSpec, what: str) -> ShardingError:
+    used = ", ".join(repr(axis) for axis in axes if axis in spec.mesh_axes)
+    return ShardingError(
+        f"{batch} cannot appear in the specs of what is batched, but one of {what} has the spec {spec}, which already "
+        f"uses {used}: a mesh axis shards at most one dimension"
+    )
 
 
 batching.fancy_primitive_batchers[pjit_p] = _batch

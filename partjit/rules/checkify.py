@@ -5,7 +5,7 @@ from jax.extend.core import ClosedJaxpr
 
 from partjit._jax.rules import checkify_jaxpr, register_checkify
 from partjit._jax.shardings import UNSPECIFIED
-from partjit._jax.tracing import abstractify
+from partjit._jax.tracing import abstractify, typed_like
 from partjit._jax.types import PyTree
 from partjit.primitive import pjit_p
 from partjit.spec import Spec
@@ -24,7 +24,10 @@ def _check(
 ) -> PyTree:
     error_values, error_tree = jax.tree.flatten(error)
     checked_args = (*error_values, *args)
-    in_avals = tuple(map(abstractify, checked_args))
+    in_avals = (
+        *map(abstractify, error_values),
+        *(typed_like(abstractify(x), aval) for x, aval in zip(args, jaxpr.in_avals, strict=True)),
+    )
     checked, out_tree = checkify_jaxpr(ctx, jaxpr, enabled_errors, error_tree, in_avals)
     outs = pjit_p.bind(
         *checked_args,

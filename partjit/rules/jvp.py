@@ -5,13 +5,11 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr
 from jax.interpreters import ad
-from jax.sharding import Mesh
 
 from partjit._jax.rules import jvp_jaxpr
-from partjit._jax.shardings import UnspecifiedValue
 from partjit.mesh import tracing_under
-from partjit.primitive import keep_where, pjit_p, result_types, sharding_constraint_p, spec_of_type
-from partjit.spec import ParsedPartitionSpec, Spec
+from partjit.primitive import keep_where, pjit_p, sharding_constraint_p
+from partjit.spec import Spec
 
 
 def _jvp(
@@ -36,18 +34,11 @@ def _jvp(
     )
     outs = pjit_p.bind(*primals, *keep_where(tangents, nonzero_in), **params)
     primals_out, nonzero_tangents = outs[: len(out_specs)], iter(outs[len(out_specs) :])
-    out_types = result_types(jaxpr.out_avals, out_specs, params["mesh"])
     return primals_out, [
         next(nonzero_tangents) if nonzero else ad.Zero(aval.to_tangent_aval())
-        for nonzero, aval in zip(nonzero_out, out_types, strict=True)
+        for nonzero, aval in zip(nonzero_out, jaxpr.out_avals, strict=True)
     ]
 
 
-def _transpose_constraint(ct: Any, x: Any, *, spec: ParsedPartitionSpec, mesh: Mesh, **params: Any) -> tuple[Any]:
-    own = spec_of_type(x.aval)  # a cotangent has the type of its primal
-    own = spec if isinstance(own, UnspecifiedValue) else own
-    return (sharding_constraint_p.bind(ct, spec=own, mesh=mesh, **params),)
-
-
 ad.primitive_jvps[pjit_p] = _jvp
-ad.deflinear2(sharding_constraint_p, _transpose_constraint)
+ad.deflinear2(sharding_constraint_p, lambda ct, _, **params: (sharding_constraint_p.bind(ct, **params),))

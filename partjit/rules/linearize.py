@@ -24,7 +24,7 @@ from partjit._jax.rules import (
 )
 from partjit._jax.shardings import UNSPECIFIED
 from partjit.mesh import tracing_under
-from partjit.primitive import keep_where, pjit_p, result_types
+from partjit.primitive import keep_where, pjit_p
 from partjit.spec import Spec
 
 
@@ -47,7 +47,6 @@ def _linearize(
     own = iter(zip(computed, specs_of_computed, strict=True))
     residuals = [next(own) if index is None else sources[index] for index in linear.forwarded]
     structured = [*own]
-    out_types = result_types(jaxpr.out_avals, out_specs, params["mesh"])
 
     def tangents(residuals: Sequence[Any], structured: Sequence[Any], *tangents_in: Any) -> list[Any]:
         args = (*residuals, *keep_where(tangents_in, nonzero), *structured)
@@ -65,7 +64,7 @@ def _linearize(
         )
         return [
             next(outs) if flag else ad.Zero(aval.to_tangent_aval())
-            for flag, aval in zip(linear.nonzero_out, out_types, strict=True)
+            for flag, aval in zip(linear.nonzero_out, jaxpr.out_avals, strict=True)
         ]
 
     specs = [spec for _, spec in residuals], [spec for _, spec in structured]

@@ -25,7 +25,7 @@ from partjit._jax.rules import (
     prune_closed_jaxpr_outputs,
 )
 from partjit._jax.shardings import UNSPECIFIED
-from partjit.primitive import keep_where, pjit_p, result_types
+from partjit.primitive import keep_where, pjit_p
 from partjit.spec import Spec
 
 
@@ -80,8 +80,7 @@ def _partial_eval(
         *(trace.new_instantiated_const(value) for value, _ in residuals),
     ]
     unknown_out_specs = keep_where(out_specs, unknown_outs)
-    unknown_types = result_types(unknown_jaxpr.out_avals, unknown_out_specs, params["mesh"])
-    unknown_results = [pe.JaxprTracer(trace, pe.PartialVal.unknown(aval), None) for aval in unknown_types]
+    unknown_results = [pe.JaxprTracer(trace, pe.PartialVal.unknown(aval), None) for aval in unknown_jaxpr.out_avals]
     eqn = new_eqn_recipe(
         trace,
         args,

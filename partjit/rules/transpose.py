@@ -12,10 +12,9 @@ from jax.interpreters import ad
 
 from partjit._jax.caches import weakref_cache
 from partjit._jax.rules import transpose_jaxpr
-from partjit._jax.shardings import UnspecifiedValue
-from partjit._jax.tracing import abstractify
+from partjit._jax.tracing import abstractify, typed_like
 from partjit.mesh import tracing_under
-from partjit.primitive import pjit_p, spec_of_type
+from partjit.primitive import pjit_p
 from partjit.spec import Spec
 
 _transposed_jaxpr = weakref_cache(transpose_jaxpr)
@@ -29,14 +28,17 @@ def _transpose(
     out_specs: tuple[Spec, ...],
     **params: Any,
 ) -> list[Any]:
-    # Inside the program types are those of its jaxpr: the type of an argument outside may have a sharding.
+    # Types inside are those of the jaxpr: outside of a program on Auto axes a type may have a sharding.
     linear = [
         ad.UndefinedPrimal(aval) if ad.is_undefined_primal(primal) else primal
         for aval, primal in zip(jaxpr.in_avals, primals, strict=True)
     ]
     args, in_tree = jax.tree.flatten((linear, list(cts_in)))
+    typed = [aval for aval, primal in zip(jaxpr.in_avals, primals, strict=True) if not ad.is_undefined_primal(primal)]
+    typed += [a.to_ct_aval() for a, ct in zip(jaxpr.out_avals, cts_in, strict=True) if type(ct) is not ad.Zero]
+    avals = tuple(typed_like(abstractify(x), aval) for x, aval in zip(args, typed, strict=True))
     with tracing_under(params["mesh"]):  # custom rules in the jaxpr are traced now
-        transposed, out_tree = _transposed_jaxpr(jaxpr, in_tree, tuple(map(abstractify, args)))
+        transposed, out_tree = _transposed_jaxpr(jaxpr, in_tree, avals)
     # Undefined primals and zero cotangents have no leaves, so they take no part in the program.
     transposed_in_specs = (
         *(spec for spec, primal in zip(in_specs, primals, strict=True) if not ad.is_undefined_primal(primal)),
@@ -44,9 +46,7 @@ def _transpose(
     )
     positions = out_tree.unflatten(range(out_tree.num_leaves))
     transposed_out_specs = tuple(
-        spec_of_type(primal.aval) if isinstance(spec, UnspecifiedValue) else spec
-        for spec, primal, position in zip(in_specs, primals, positions, strict=True)
-        if isinstance(position, int)
+        spec for spec, position in zip(in_specs, positions, strict=True) if isinstance(position, int)
     )
     params |= {
         "jaxpr": transposed,

@@ -27,6 +27,7 @@ from partjit.colocated.runtime.specs import InSpecs, flat_values, struct_of
 from partjit.colocated.runtime.streams import Stream
 from partjit.rules.batching import insert_batch_axis
 from partjit.spec import ParsedPartitionSpec
+from partjit.typed import typed_by
 
 
 def _batch(
@@ -94,7 +95,7 @@ def _make(callee: Callee, in_avals: tuple[ShapedArray, ...], batched: Sequence[b
         spec = ParsedPartitionSpec.from_user_input(sharding, what)
         if is_batched:
             owner = f"{what} of the colocated function {callee.name}"
-            spec = insert_batch_axis(spec, 0, axis_data, sharding.mesh, owner)
+            spec = insert_batch_axis(spec, 0, axis_data, sharding.mesh, owner, ())
         else:
             spec = spec.insert_axis_partitions(0, ())
         return spec.named_sharding(sharding.mesh)
@@ -108,6 +109,7 @@ def _make(callee: Callee, in_avals: tuple[ShapedArray, ...], batched: Sequence[b
     )
     # Shardings of results known from an earlier call do not apply to a batch of them.
     out_shardings = tuple(insert(s if options.has_out_specs else None, True, "out_specs") for s in callee.out_shardings)
+    out_avals = tuple(typed_by(aval, sharding) for aval, sharding in zip(out_avals, out_shardings, strict=True))
     in_specs = InSpecs([*map(struct_of, in_avals, in_shardings)], callee.in_tree)
     out_specs = jax.tree.unflatten(callee.out_tree, [*map(struct_of, out_avals, out_shardings)])
     function = callee.definition.function

@@ -24,7 +24,7 @@ from partjit.colocated.runtime.pending import values_of
 from partjit.colocated.runtime.specs import OutSpec
 from partjit.colocated.runtime.streams import Stream
 from partjit.colocated.specialization import Specialization
-from partjit.mesh import Outside, auto_twin
+from partjit.mesh import Outside
 
 __all__ = ["DefaultSharding", "as_array", "body", "call_in_body", "evaluated_with"]
 
@@ -89,11 +89,11 @@ def call_in_body(
 
     def required(array: jax.Array, own: NamedSharding | None) -> Sharding:
         if own is not None:
-            return _on_auto_twin(own)
+            return own
         return array.sharding if device_list(array.sharding) == devices else default.sharding
 
     shardings = [*map(required, arrays, callee.in_shardings)]
-    results = [default.sharding if own is None else _on_auto_twin(own) for own in callee.out_shardings]
+    results = [default.sharding if own is None else own for own in callee.out_shardings]
     on_hosts = tuple(map(colocated_sharding, shardings))
 
     def make() -> Specialization:
@@ -113,8 +113,3 @@ def call_in_body(
         with body.outside.again(), evaluated_with(None):  # the function is outside of the program
             made = specialization.run_for_program(values, range(len(results)), call_site())
     return moved(values_of(made), results)
-
-
-def _on_auto_twin(sharding: NamedSharding) -> NamedSharding:
-    """The sharding as values of a program have it, on the Auto twin of its mesh."""
-    return sharding.update(mesh=auto_twin(sharding.mesh))

@@ -16,7 +16,6 @@ from partjit.colocated.ir.eager import DefaultSharding, body, call_in_body, eval
 from partjit.colocated.ir.primitive import Callee, colocated_call_p
 from partjit.colocated.runtime.shards import Shards
 from partjit.colocated.runtime.streams import Stream
-from partjit.mesh import auto_twin
 
 __all__ = ["called_for_each_shard", "check_is_over_all_axes"]
 
@@ -101,7 +100,6 @@ def _check(callee: Callee) -> None:
 def _evaluate(mesh: Mesh, *values: Any, axes: Sequence[str], callee: Callee, stream: Stream | None) -> list[jax.Array]:
     """Makes a call in a `shard_map` that is evaluated operation by operation."""
     check_is_over_all_axes(f"a shard_map calls {callee.name}", mesh, axes)
-    mesh = auto_twin(mesh)
     arguments = [
         (type_over_mesh(aval, value.shape), NamedSharding(mesh, P(*value.sharding.spec[:1])))
         for aval, value in zip(callee.in_avals, values, strict=True)

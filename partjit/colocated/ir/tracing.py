@@ -13,7 +13,7 @@ from jax.core import ShapedArray, Tracer
 from jax.sharding import NamedSharding, Sharding
 
 from partjit._jax.arrays import aval_of_struct
-from partjit._jax.tracing import abstractify
+from partjit._jax.tracing import abstractify, type_in_program
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import check_results
 from partjit.checks import flattened
@@ -27,6 +27,7 @@ from partjit.colocated.runtime.host_values import is_object
 from partjit.colocated.runtime.specs import argument_paths, require_array, spec_structs, struct_of
 from partjit.colocated.runtime.streams import Stream, traced_stream
 from partjit.host_objects import HostConstant, has_objects
+from partjit.typed import sharding_of_type, typed_by
 
 __all__ = ["TracedCalls"]
 
@@ -81,21 +82,27 @@ class TracedCalls:
         install_patches()
         leaves, tree = jax.tree.flatten((tuple(args), kwargs))
         paths = argument_paths(self._definition.function.signature, args, kwargs)
-        avals = tuple(map(abstractify, leaves))
-        key = tree, avals
+        avals, types = tuple(map(abstractify, leaves)), tuple(map(type_in_program, leaves))
+        key = tree, types
         if len(self._callees) >= _MOST_CALLEES:  # there may be an object of its own in every call
             self._callees.clear()
         callee = self._callees.get(key)
         if callee is None:
-            callee = self._callees[key] = self._make(tree, avals, paths)
+            callee = self._callees[key] = self._make(tree, avals, types, paths)
         elif not callee.options.has_out_specs:  # the results of eager calls may have changed
-            anew = self._make(tree, avals, paths)
+            anew = self._make(tree, avals, types, paths)
             if callee.results != anew.results:
                 callee = self._callees[key] = anew
         stream = self._definition.options.stream or traced_stream()
         return jax.tree.unflatten(callee.out_tree, colocated_call_p.bind(*leaves, callee=callee, stream=stream))
 
-    def _make(self, tree: PyTreeDef, avals: tuple[ShapedArray, ...], paths: tuple[str, ...]) -> Callee:
+    def _make(
+        self,
+        tree: PyTreeDef,
+        avals: tuple[ShapedArray, ...],
+        types: tuple[ShapedArray, ...],
+        paths: tuple[str, ...],
+    ) -> Callee:
         definition, options, name = self._definition, self._definition.options, self._definition.name
         if options.run_ahead and (avals or has_objects(tree)):
             raise ValueError(
@@ -119,9 +126,12 @@ class TracedCalls:
             results = [(spec.aval, _named(spec.sharding)) for spec in seen.leaves]
             out_tree = seen.tree
         else:
-            out_specs = options.out_specs_for(tree, [*map(struct_of, avals, in_shardings)])
+            own = [sharding or sharding_of_type(aval) for aval, sharding in zip(types, in_shardings, strict=True)]
+            out_specs = options.out_specs_for(tree, [*map(struct_of, avals, own)])
             structs, out_tree = spec_structs(out_specs, f"{name}: out_specs")
-            results = [(aval_of_struct(struct), _named(struct.sharding)) for struct in structs]
+            results = [
+                (typed_by(aval_of_struct(struct), struct.sharding), _named(struct.sharding)) for struct in structs
+            ]
         out_avals, out_shardings = zip(*results, strict=True) if results else ((), ())
         return Callee(definition, tree, avals, in_shardings, out_tree, out_avals, out_shardings, paths, self._cache)
 

@@ -1,0 +1,248 @@
+"""Typed sharding: on meshes with Explicit axes a pjit has the types, jaxprs, results and refusals of `jax.jit`."""
+
+import collections
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, reshard
+
+import partjit
+from partjit import P, ShardingError, pjit, with_sharding_constraint
+from partjit.colocated import colocated_python
+
+EXPLICIT, AUTO = AxisType.Explicit, AxisType.Auto
+AXIS_TYPES = [*itertools.product((EXPLICIT, AUTO), repeat=2)]
+X = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
+SPECS = [P(), P("x"), P("y"), P(None, "x"), P("x", "y"), P("y", "x"), P(("x", "y")), P(None, ("y", "x"))]
+
+
+def make_mesh(types):
+    return partjit.Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"), axis_types=types)
+
+
+def put(mesh, spec, x=X):
+    return jax.device_put(x, NamedSharding(mesh, spec))
+
+
+def explicit_part(spec, mesh):
+    """What a type says of a value with this spec: its Explicit axes."""
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    entries = [entry if isinstance(entry, tuple) else (entry,) for entry in spec]
+    kept = [tuple(axis for axis in axes if kinds.get(axis) is EXPLICIT) or None for axes in entries]
+    return P(*kept, *[None] * (2 - len(kept)))
+
+
+# Programs in which types decide: some are refused with some types.
+PROGRAMS = {
+    "elementwise": lambda x: jnp.sin(x) * 2,
+    "transpose": lambda x: x.T + 1,
+    "sum": lambda x: x.sum(0),
+    "product": lambda x: x @ x,
+    "product with its transpose": lambda x: x @ x.T,
+    "reshape": lambda x: x.reshape(64),
+    "concatenate": lambda x: jnp.concatenate([x, x], 1),
+    "slice": lambda x: x[:4],
+    "scan": lambda x: lax.scan(lambda c, s: (jnp.cos(c) * s, c.sum()), x, jnp.arange(3, dtype=jnp.float32)),
+    "cond": lambda x: lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x),
+    "nested": lambda x: jax.jit(lambda x: x * 2)(jnp.exp(x)),
+    "custom": lambda x: jax.nn.relu(x) + jax.nn.softmax(x),
+}
+USES = {
+    "call": lambda f: f,
+    "grad": lambda f: jax.grad(lambda x: sum(jnp.sum(y) for y in jax.tree.leaves(f(x)))),
+    "jvp": lambda f: lambda x: jax.jvp(f, (x,), (x,)),
+    "vmap": lambda f: jax.vmap(lambda row: f(jnp.outer(row, row))),
+    "checkpoint": lambda f: jax.grad(lambda x: sum(jnp.sum(y) for y in jax.tree.leaves(jax.checkpoint(f)(x)))),
+    "in jit": lambda f: jax.jit(lambda x: jax.tree.map(lambda y: y * 2, f(x))),
+}
+
+
+def outcome(function, x):
+    """The types and values of results, or how it was refused."""
+    try:
+        results = jax.tree.leaves(function(x))
+    except Exception as error:
+        return type(error).__name__, None
+    return [(str(jax.typeof(y)), y.sharding.mesh) for y in results], results
+
+
+def same(ours, theirs):
+    (what, values), (expected, others) = ours, theirs
+    assert what == expected
+    for value, other in zip(values or (), others or (), strict=True):
+        np.testing.assert_allclose(value, other, rtol=1e-5, atol=1e-5)
+        assert value.sharding.is_equivalent_to(other.sharding, value.ndim) or AUTO in value.sharding.mesh.axis_types
+
+
+def test_a_program_has_the_types_results_and_refusals_of_jit():
+    seen = collections.Counter()
+
+    @settings(max_examples=40, deadline=None)
+    @given(
+        st.sampled_from(AXIS_TYPES[:3]), st.sampled_from(SPECS), st.sampled_from([*PROGRAMS]), st.sampled_from([*USES])
+    )
+    def check(types, spec, program, use):
+        mesh = make_mesh(types)
+        fun, x = PROGRAMS[program], put(mesh, spec)
+        with jax.set_mesh(mesh):
+            ours, theirs = (outcome(USES[use](wrap(fun)), x) for wrap in (pjit, jax.jit))
+        same(ours, theirs)
+        seen.update([program, use, "refused" if ours[1] is None else "types", *types])
+        seen.update(["sharded type"] * ("@" in str(ours[0])))
+
+    check()
+    assert seen["refused"]
+    assert seen["sharded type"] > 5
+    assert {*USES, EXPLICIT, AUTO} <= {*seen}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_jaxpr_is_that_of_jit(program):
+    mesh, fun = make_mesh((EXPLICIT, EXPLICIT)), PROGRAMS[program]
+    compared = 0
+    with jax.set_mesh(mesh):
+        for spec in SPECS:
+            found = []
+            for wrap in (pjit, jax.jit):
+                try:
+                    found.append(str(wrap(fun).trace(put(mesh, spec)).jaxpr))
+                except Exception as error:
+                    found.append(type(error).__name__)
+            assert found[0] == found[1]
+            compared += "@" in found[0]
+    assert compared or program == "product with its transpose"  # refused, but for replicated arguments
+
+
+def test_inside_types_are_those_of_the_specs_and_outside_those_of_the_out_specs():
+    seen = collections.Counter()
+    for types, first, second, given_as in itertools.product(AXIS_TYPES, SPECS[:5], SPECS[2:6], SPECS[:3]):
+        if (SPECS.index(first) + 2 * SPECS.index(second) + 3 * SPECS.index(given_as)) % 7:
+            continue  # one in seven
+        mesh, inside, outside = make_mesh(types), [], []
+
+        def fun(x, inside=inside):
+            inside.append(jax.typeof(x))
+            return x * 2
+
+        function = pjit(fun, in_shardings=first, out_shardings=second)
+
+        def outer(x, function=function, outside=outside):
+            y = function(x)
+            outside.append(jax.typeof(y))
+            return y
+
+        with jax.set_mesh(mesh), partjit.reshard_policy("allow"):
+            x = put(mesh, given_as)
+            for result in (function(x), jax.jit(outer)(x)):
+                np.testing.assert_allclose(result, 2 * X)
+                assert result.sharding.is_equivalent_to(NamedSharding(mesh, second), 2)
+        for type_, spec in ((inside[0], first), (outside[0], second)):
+            if EXPLICIT in types:
+                assert type_.sharding.spec == explicit_part(spec, mesh)
+                seen["with an axis"] += type_.sharding.spec != P(None, None)
+        seen["resharded"] += first != given_as
+    assert seen["with an axis"] > 15
+    assert seen["resharded"] > 10
+
+
+def test_under_the_policy_error_every_argument_of_another_type_is_named():
+    mesh = make_mesh((EXPLICIT, EXPLICIT))
+    inner = pjit(lambda a, b, c: (a, 2 * b, c), in_shardings=(P("x"), P("y"), P(None, "x")))
+    with jax.set_mesh(mesh):
+        args = put(mesh, P("x")), put(mesh, P("x")), put(mesh, P("y"))
+        with partjit.reshard_policy("error"), pytest.raises(ShardingError) as caught:
+            jax.jit(lambda *args: inner(*args))(*args)
+        for policy in ("warn", "allow"):
+            with partjit.reshard_policy(policy):
+                np.testing.assert_allclose(jax.jit(lambda *args: inner(*args))(*args)[1], 2 * X)
+    assert "b (float32[8@x,8]) has the sharding P('x', None) in its type, and its spec says P('y', None)" in str(
+        caught.value
+    )
+    assert "c (float32[8@y,8])" in str(caught.value)
+    assert "a (" not in str(caught.value)
+
+
+@pytest.mark.parametrize("types", AXIS_TYPES, ids=lambda types: "-".join(kind.name for kind in types))
+def test_our_constraint_reshards_over_explicit_axes_and_constrains_over_the_others(types):
+    mesh = make_mesh(types)
+
+    def fun(x, spec):
+        y = with_sharding_constraint(jnp.sin(x), spec)
+        assert EXPLICIT not in types or jax.typeof(y).sharding.spec == explicit_part(spec, mesh)
+        return y
+
+    with jax.set_mesh(mesh):
+        for given_as, spec in [*itertools.product(SPECS[:4], SPECS)][AXIS_TYPES.index(types) :: 5]:
+            x = put(mesh, given_as)
+            for call in (fun, jax.jit(fun, static_argnums=1), pjit(fun, static_argnums=1)):
+                result = call(x, spec)
+                np.testing.assert_allclose(result, np.sin(X), rtol=1e-6)
+                assert result.sharding.is_equivalent_to(NamedSharding(mesh, spec), 2)
+            gradient = jax.grad(lambda x, spec=spec: pjit(lambda x: fun(x, spec))(x).sum())(x)
+            np.testing.assert_allclose(gradient, np.cos(X), rtol=1e-5)
+            assert jax.typeof(gradient) == jax.typeof(x)
+
+
+@pytest.mark.parametrize("types", AXIS_TYPES[:3], ids=lambda types: "-".join(kind.name for kind in types))
+def test_calls_take_and_give_the_types_of_their_arguments(types):
+    mesh = make_mesh(types)
+    colocated = colocated_python(lambda x: 2 * x, out_specs_fn=lambda x: x, mode="inline")
+    inside = []
+
+    def fun(x):
+        x = reshard(x, explicit_part(P("y", "x"), mesh))
+        y = colocated(jnp.sin(x))
+        inside.extend([jax.typeof(x), jax.typeof(y)])
+        return lax.scan(lambda c, _: (colocated(c), None), y, None, 2)[0]
+
+    with jax.set_mesh(mesh):
+        x = put(mesh, P("x"))
+        result = pjit(fun)(x)
+        np.testing.assert_allclose(result, 8 * np.sin(X), rtol=1e-5)
+        assert inside[0].sharding == inside[1].sharding
+        assert jax.typeof(result).sharding == inside[1].sharding
+        with jax.disable_jit():
+            np.testing.assert_allclose(pjit(fun)(x), result, rtol=1e-6)
+
+
+def test_a_call_with_specs_gives_the_type_of_its_spec():
+    mesh = make_mesh((EXPLICIT, EXPLICIT))
+    struct = jax.ShapeDtypeStruct((8, 8), np.float32, sharding=NamedSharding(mesh, P("y")))
+    load = colocated_python(lambda: jnp.asarray(X), out_specs=struct)
+
+    def fun(x):
+        loaded = load()
+        assert jax.typeof(loaded).sharding.spec == P("y", None)
+        return reshard(x, P("y")) + loaded
+
+    with jax.set_mesh(mesh):
+        result = pjit(fun)(put(mesh, P("x")))
+    np.testing.assert_allclose(result, 2 * X)
+    assert result.sharding.is_equivalent_to(NamedSharding(mesh, P("y")), 2)
+
+
+def test_requests_of_a_program_with_calls_are_kept():
+    """Products with `out_sharding=`, unreduced ones, and what jax makes on a mesh, beside a call."""
+    mesh = make_mesh((EXPLICIT, EXPLICIT))
+
+    def fun(identity, x, w):
+        y = jnp.dot(x, w, out_sharding=P("x", None))
+        z = reshard(jnp.dot(x, w, out_sharding=P("x", None, unreduced={"y"})), P("x"))
+        zeros = jnp.zeros((8, 8), np.float32, out_sharding=P("x", "y"))
+        wide = jax.sharding.auto_axes(lambda x: x @ x, out_sharding=P("x", None))(y)
+        return identity(y + z) + zeros, wide
+
+    called = colocated_python(lambda x: x, out_specs_fn=lambda x: x)
+    with jax.set_mesh(mesh):
+        x, w = put(mesh, P("x", "y")), put(mesh, P("y"))
+        ours, theirs = pjit(functools.partial(fun, called))(x, w), jax.jit(functools.partial(fun, lambda x: x))(x, w)
+    for result, expected in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+        assert jax.typeof(result) == jax.typeof(expected)
