@@ -34,6 +34,7 @@ __all__ = [
     "copy_of",
     "device_put",
     "is_computed",
+    "is_laid_out_as_numpy",
     "is_on_one_host_device",
     "moved",
     "numpy_putter",
@@ -104,6 +105,15 @@ def array_of_capsule(capsule: object, device: Device) -> ArrayImpl:
 def is_computed(array: Any) -> bool:
     """Whether an array is there; arrays of keys have no `is_ready`, their data has."""
     return getattr(array, "_base_array", array).is_ready()
+
+
+def is_laid_out_as_numpy(dtype: Any) -> bool:
+    """Whether NumPy arrays of a dtype are laid out in memory as those of the devices."""
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        return False
+    if jax.numpy.issubdtype(dtype, jax.numpy.floating):
+        return jax.numpy.finfo(dtype).bits >= 8
+    return not jax.numpy.issubdtype(dtype, jax.numpy.integer) or jax.numpy.iinfo(dtype).bits >= 8
 
 
 def is_on_one_host_device(array: ArrayImpl) -> bool:

@@ -1,20 +1,31 @@
 """Lowering equations to MLIR."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from jax._src import core, pjit
+from jax._src import callback, core, pjit
 from jax._src.interpreters import mlir
 from jax._src.lib.mlir.dialects import func, hlo
+from jax._src.sharding_impls import ShardingContext, SPMDAxisContext
 from jax.core import AbstractValue, ShapedArray
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, Effect
 from jax.extend.mlir import ir
 from jax.interpreters.mlir import LoweringRuleContext
 from jax.sharding import PartitionSpec, Sharding
 
 from partjit._jax.jaxprs import MERGED_JAXPR
 
-__all__ = ["add_manual_axes", "custom_call", "lower_call", "lower_constraint", "lower_constraint_to", "lower_opaque"]
+__all__ = [
+    "add_manual_axes",
+    "custom_call",
+    "lower_call",
+    "lower_constraint",
+    "lower_constraint_to",
+    "lower_opaque",
+    "lower_to_callback",
+    "mesh_of_shards",
+    "number_of_devices",
+]
 
 add_manual_axes = mlir.add_manual_axes
 custom_call = mlir.custom_call
@@ -87,7 +98,56 @@ def lower_opaque(ctx: LoweringRuleContext, name: str, args: Sequence[ir.Value]) 
         if like is not None:
             free.remove(like)
             (results[k],) = hlo.OptimizationBarrierOp([like]).results
+    ctx.set_tokens_out(ctx.tokens_in)
     return results
+
+
+def mesh_of_shards(ctx: LoweringRuleContext) -> Mapping[str, int] | None:
+    """The axes of the mesh in whose `shard_map` an equation is, and their sizes; None outside of any.
+
+    Raises:
+        NotImplementedError: axes of the mesh are left to the partitioner.
+    """
+    context = ctx.module_context.axis_context
+    if isinstance(context, ShardingContext):
+        return None
+    if not isinstance(context, SPMDAxisContext) or context.manual_axes != {*context.mesh.axis_names}:
+        raise NotImplementedError
+    return context.mesh.shape
+
+
+def number_of_devices(ctx: LoweringRuleContext) -> int:
+    """How many devices a program is compiled for."""
+    context = ctx.module_context.axis_context
+    return context.num_devices if isinstance(context, ShardingContext) else context.mesh.size
+
+
+def lower_to_callback(
+    ctx: LoweringRuleContext, function: Callable[..., tuple[()]], args: Sequence[ir.Value], effect: Effect
+) -> None:
+    """Lowers an equation without results to a call of a Python function, in the order of an effect.
+
+    In a `shard_map` each device calls it, with the number of the device and its shards. Elsewhere the first device
+    does, with the arguments gathered there.
+
+    Source: `io_callback_lowering` of jax.
+    """
+    avals = [*ctx.avals_in]
+    if mesh_of_shards(ctx) is not None:
+        avals, args = [ShapedArray((), "uint32"), *avals], [hlo.partition_id(), *args]
+    sharding: Any = callback._callback_op_sharding(ctx.module_context.axis_context, None, ctx.avals_out)
+    _, token, _ = callback.emit_python_callback(
+        ctx.replace(avals_in=avals),
+        function,
+        ctx.tokens_in.get(effect),
+        [*args],
+        cast(Sequence[ShapedArray], avals),
+        [],
+        has_side_effect=True,
+        returns_token=True,
+        sharding=sharding,
+    )
+    ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({effect: token})))
 
 
 def lower_constraint(

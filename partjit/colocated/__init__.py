@@ -15,6 +15,7 @@ from partjit.colocated.function import ColocatedFunction as ColocatedFunction
 from partjit.colocated.function import colocated_python as colocated_python
 from partjit.colocated.ir import autodiff as autodiff
 from partjit.colocated.ir import batching as batching
+from partjit.colocated.ir import lowering as lowering
 from partjit.colocated.ir import shard_map as shard_map
 from partjit.colocated.object import colocated_python_class as colocated_python_class
 from partjit.colocated.runtime.lifetime import watch as _watch

@@ -10,7 +10,7 @@ from jax.extend.mlir import ir
 from jax.sharding import Mesh
 
 from partjit._jax.shardings import MaybeSharding
-from partjit.colocated.ir.primitive import opaque_calls
+from partjit.colocated.ir.lowering import opaque_calls
 from partjit.compile import lower_jaxpr_anew
 from partjit.inspect.annotated import AnnotatedJaxpr, AnnotatedValue
 from partjit.inspect.inlining import MARK, InlinedProgram, inline_program

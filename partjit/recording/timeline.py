@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from partjit import events
 from partjit.checks import items_of, require, require_flag, require_path
+from partjit.colocated.runtime.arrivals import settle
 from partjit.colocated.runtime.call import roots_so_far
 from partjit.colocated.runtime.streams import join
 from partjit.events import Event
@@ -283,6 +284,7 @@ def record(*, wait: bool = True) -> Iterator[Timeline]:
     with events.subscribe(timeline._recorded.append):
         yield timeline
         if wait:
+            settle(None)
             join(None, since=since)
             wait_for_fragments()
 

@@ -433,12 +433,12 @@ def test_a_call_under_another_wrapper_is_refused_with_its_name_and_both_lines(me
     if in_program and wrapper == "jax.vmap":
         pytest.skip("the program makes the calls")
     inner = pjit(f) if in_program else f
-    refusal = f"<lambda> is called in a program of {wrapper}, which cannot call Python on the hosts"
+    refusal = f"<lambda> is called in a program of {wrapper}, which cannot wait for what a call returns"
     remedy = f"wrap the outermost function with partjit.pjit instead of {wrapper}"
     if wrapper in AROUND:
         remedy = f"call {wrapper} in a function that is wrapped with partjit.pjit"
     for wrap in INSTEAD.get(wrapper) or [AROUND[wrapper]]:
-        with mesh, refused(f"{refusal} beside its devices: {remedy}. The call of <lambda> is at ") as caught:
+        with mesh, refused(f"{refusal}: {remedy}. The call of <lambda> is at ") as caught:
             wrap(inner)(X)
         message = str(caught.value)
         assert f"{__file__}:{f.__code__.co_firstlineno + 1} in f, the program is called at {__file__}:" in message
@@ -446,7 +446,7 @@ def test_a_call_under_another_wrapper_is_refused_with_its_name_and_both_lines(me
 
 def test_a_call_is_refused_under_what_was_wrapped_elsewhere(mesh, double):
     step = jax.jit(double)
-    with mesh, refused("in a program of jax.jit, which cannot call") as caught:
+    with mesh, refused("in a program of jax.jit, which cannot wait") as caught:
         step(X)
     here = test_a_call_is_refused_under_what_was_wrapped_elsewhere.__code__.co_firstlineno + 3
     where = f"{__file__}:{here} in test_a_call_is_refused_under_what_was_wrapped_elsewhere"

@@ -11,7 +11,8 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive, jaxprs_in_params
 from partjit._jax import patches
 from partjit._jax.sources import at_site
 from partjit._jax.types import Params
-from partjit.colocated.ir.primitive import ColocatedEffect, calls_in, colocated_call_p
+from partjit.colocated.ir.primitive import calls_in, colocated_call_p
+from partjit.colocated.runtime.arrivals import ColocatedEffect
 
 
 def install_patches() -> None:

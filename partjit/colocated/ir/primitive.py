@@ -5,61 +5,38 @@ Parameters:
 * `callee`: the function, and the types and shardings of its arguments and results.
 * `stream`: the stream on which the traced function itself put the call; None for that of the program's caller.
 
-Unless its function is pure, an equation has an effect, so that it is never eliminated or duplicated. It is not one of
-jax's ordered effects, which support a single device only: calls of a stream run in the order of the equations, which
-the plan keeps.
+Unless its function is pure, an equation has an effect, so that it is never eliminated or duplicated. Calls of a stream,
+and of an object, run in the order of the equations. In programs of the package the plan keeps it; for those that other
+wrappers compile the effect is one of jax's ordered effects, the same for all streams.
 """
 
-import contextlib
-import contextvars
 import dataclasses
-import functools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from jax.core import AbstractValue, ShapedArray
 from jax.extend.core import ClosedJaxpr, Effect, Jaxpr, JaxprEqn, Primitive, jaxprs_in_params
-from jax.extend.mlir import ir
-from jax.interpreters import mlir
-from jax.interpreters.mlir import LoweringRuleContext
 from jax.sharding import NamedSharding, Sharding
 
-from partjit._jax.compiled_by import compiled_by
-from partjit._jax.effects import register_effect
-from partjit._jax.lowering import lower_constraint_to, lower_opaque
 from partjit._jax.rules import register_printing
 from partjit._jax.shard_maps import varying_type
-from partjit._jax.sources import at_site
 from partjit._jax.types import Device, Params, PyTreeDef
 from partjit.colocated.cache import SpecializationCache
 from partjit.colocated.definition import Definition
 from partjit.colocated.devices import colocated_sharding
 from partjit.colocated.options import Options
+from partjit.colocated.runtime.arrivals import effect
 from partjit.colocated.runtime.shards import Shards
 from partjit.colocated.runtime.specs import InSpecs, OutSpec, OutSpecs, struct_of
 from partjit.colocated.runtime.streams import Stream
 from partjit.colocated.specialization import Specialization
 
-__all__ = ["Callee", "ColocatedEffect", "SpecializationOfKind", "calls_in", "colocated_call_p", "opaque_calls"]
+__all__ = ["Callee", "SpecializationOfKind", "calls_in", "colocated_call_p"]
 
 SpecializationOfKind = TypeVar("SpecializationOfKind", bound=Specialization)
 
 colocated_call_p = Primitive("colocated_call")
 colocated_call_p.multiple_results = True
-
-
-@dataclasses.dataclass(frozen=True)
-class ColocatedEffect(Effect):  # type: ignore[misc]  # jax gives the base class no types
-    """The effect of running Python on hosts.
-
-    Attributes:
-        stream: the name of the stream it runs on.
-    """
-
-    stream: str
-
-    def __str__(self) -> str:
-        return f"Colocated<{self.stream}>"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -163,9 +140,9 @@ def stream_name(stream: Stream | None) -> str:
 
 
 @colocated_call_p.def_effectful_abstract_eval
-def _abstract_eval(*_: AbstractValue, callee: Callee, stream: Stream | None) -> tuple[list[AbstractValue], set[Effect]]:
+def _abstract_eval(*_: AbstractValue, callee: Callee, **__: object) -> tuple[list[AbstractValue], set[Effect]]:
     # In a shard_map the function is called per shard, and its results may differ between shards.
-    return [*map(varying_type, callee.out_avals)], set() if callee.is_pure else {ColocatedEffect(stream_name(stream))}
+    return [*map(varying_type, callee.out_avals)], set() if callee.is_pure else {effect}
 
 
 def calls_in(jaxprs: Iterable[ClosedJaxpr | Jaxpr]) -> Iterator[JaxprEqn]:
@@ -175,45 +152,6 @@ def calls_in(jaxprs: Iterable[ClosedJaxpr | Jaxpr]) -> Iterator[JaxprEqn]:
             if eqn.primitive is colocated_call_p:
                 yield eqn
             yield from calls_in(jaxprs_in_params(eqn.params))
-
-
-_are_opaque = contextvars.ContextVar("partjit_opaque_calls", default=False)
-
-
-@contextlib.contextmanager
-def opaque_calls() -> Iterator[None]:
-    """Allows programs with calls to be lowered in the block, for analysis; they cannot run."""
-    outer = _are_opaque.set(True)
-    try:
-        yield
-    finally:
-        _are_opaque.reset(outer)
-
-
-def _lower(ctx: LoweringRuleContext, *args: ir.Value, callee: Callee, **_: object) -> list[ir.Value]:
-    if not _are_opaque.get():
-        if ctx.module_context.lowering_parameters.for_export:
-            raise ValueError(
-                f"the colocated function {callee.name} cannot be part of an exported program, which cannot contain a "
-                "Python function: export the functions between the calls, each by itself"
-            )
-        raise _not_ours(ctx, callee)
-    constrained = map(functools.partial(lower_constraint_to, ctx), args, ctx.avals_in, callee.in_shardings)
-    results = lower_opaque(ctx, "colocated_call", [*constrained])
-    return [*map(functools.partial(lower_constraint_to, ctx), results, ctx.avals_out, callee.out_shardings)]
-
-
-def _not_ours(ctx: LoweringRuleContext, callee: Callee) -> ValueError:
-    wrapper, where = compiled_by()
-    if wrapper.startswith(("jax.lax.", "jax.scipy.", "jax.vmap")):
-        remedy = f"call {wrapper} in a function that is wrapped with partjit.pjit"
-    else:
-        remedy = f"wrap the outermost function with partjit.pjit instead of {wrapper}"
-    return ValueError(
-        f"the colocated function {callee.name} is called in a program of {wrapper}, which cannot call Python on the "
-        f"hosts beside its devices: {remedy}. The call of {callee.name} is{at_site(ctx) or ' in an unknown place'}, "
-        f"the program is called at {where or 'an unknown place'}"
-    )
 
 
 def _show(params: Params) -> Params:
@@ -238,6 +176,4 @@ def _show_shardings(shardings: Sequence[Sharding | None]) -> str:
     return f"({', '.join(shown)})"
 
 
-register_effect(ColocatedEffect)
 register_printing(colocated_call_p, _show)
-mlir.register_lowering(colocated_call_p, _lower, cacheable=False)

@@ -17,7 +17,7 @@ from partjit.colocated.ir.primitive import Callee, colocated_call_p
 from partjit.colocated.runtime.shards import Shards
 from partjit.colocated.runtime.streams import Stream
 
-__all__ = ["called_for_each_shard", "check_is_over_all_axes"]
+__all__ = ["called_for_each_shard", "check_for_each_shard", "check_is_over_all_axes"]
 
 Array = tuple[ShapedArray, NamedSharding]
 """The type of an array and its sharding over the mesh."""
@@ -34,7 +34,7 @@ def called_for_each_shard(callee: Callee, mesh: Mesh, arguments: Sequence[Array]
     Raises:
         ValueError: it has options that do not apply in a `shard_map`.
     """
-    _check(callee)
+    check_for_each_shard(callee)
     in_avals, in_shardings = _unzipped(arguments)
     out_avals, out_shardings = _unzipped(results)
 
@@ -73,7 +73,8 @@ def check_is_over_all_axes(what: str, mesh: Mesh, axes: Sequence[str]) -> None:
         )
 
 
-def _check(callee: Callee) -> None:
+def check_for_each_shard(callee: Callee) -> None:
+    """Raises ValueError if a function has options that do not apply in a `shard_map`."""
     options = callee.options
     if options.run_ahead:
         raise ValueError(

@@ -177,6 +177,11 @@ class BackgroundThread:
         self._start_thread = start_thread
         self._only = _thread.allocate_lock()
         self._has_ended = Flag()
+        self._ident: int | None = None
+
+    def is_current(self) -> bool:
+        """Whether this is the thread."""
+        return _thread.get_ident() == self._ident
 
     def start(self) -> None:
         """Starts the thread unless it was started; if the system has no more threads, the next call tries again."""
@@ -198,6 +203,7 @@ class BackgroundThread:
     def _work(self) -> None:
         if not self._only.acquire(blocking=False):  # two threads called `start`
             return
+        self._ident = _thread.get_ident()
         while (job := self.left.get()) is not None:
             run_reporting(job)
             del job

@@ -6,8 +6,9 @@ import os
 import sys
 
 from partjit.colocated.isolation import functions, process
-from partjit.colocated.runtime import failures, scheduler, streams, threads
+from partjit.colocated.runtime import arrivals, failures, scheduler, streams, threads
 from partjit.colocated.runtime.instances import destroy_all
+from partjit.colocated.runtime.interrupts import deadline_of
 
 __all__ = ["watch"]
 
@@ -31,9 +32,11 @@ def _forget_after_fork() -> None:
 def _finish() -> None:
     """Waits for calls in flight, not for ever; then reports those that did not end, and failures nobody has seen."""
     timeout = _exit_timeout()
+    deadline = deadline_of(timeout)
+    arrivals.settle(deadline)  # before the thread for that does other things
     threads.close()
     try:
-        unfinished = streams.join(None, timeout)
+        unfinished = streams.join(None, deadline)
         if unfinished:
             which = streams.still_there(unfinished, timeout)
             print(

@@ -24,7 +24,7 @@ from partjit.colocated.runtime.pending import values_of
 from partjit.colocated.runtime.pins import distinct
 from partjit.colocated.runtime.specs import OutSpec, OutSpecs, flat_values
 
-__all__ = ["Shards", "mesh_coordinates", "on_each_shard", "per_shard"]
+__all__ = ["Shards", "mesh_coordinates", "on_each", "on_each_shard", "per_shard"]
 
 _Result = TypeVar("_Result")
 
@@ -65,7 +65,7 @@ def mesh_coordinates() -> dict[str, int]:
     return dict(found)
 
 
-def _on_each(call: Callable[[int], _Result], positions: Sequence[dict[str, int] | None]) -> list[_Result]:
+def on_each(call: Callable[[int], _Result], positions: Sequence[dict[str, int] | None]) -> list[_Result]:
     """Calls a function with the number of each shard, at its coordinates, which are noted on its exceptions."""
     results = []
     token = _coordinates.set(None)
@@ -128,7 +128,7 @@ def per_shard(
             own_args, own_kwargs = jax.tree.unflatten(tree, [of_leaf[devices[k]] for of_leaf in shards])
             return _flat(target(*own_args, **own_kwargs), name, waits=False)
 
-        flat = dict(zip(devices, _on_each(on, [where.get(device) for device in devices]), strict=True))
+        flat = dict(zip(devices, on_each(on, [where.get(device) for device in devices]), strict=True))
         if out_specs is None and not any(values for values, _ in flat.values()):
             return flat[devices[0]][1].unflatten([])
         if out_specs is None:
@@ -244,7 +244,7 @@ def on_each_shard(
             fitting = _fitting(target(*own_args, **own_kwargs), name, shards.out_avals, out_specs.tree)
             return distinct(fitting, own)
 
-        results = _on_each(on, where.positions)
+        results = on_each(on, where.positions)
         arrays = map(where.assembled, zip(*results, strict=True), out_specs.leaves, shards.out_shardings)
         return out_specs.tree.unflatten([*arrays])
 

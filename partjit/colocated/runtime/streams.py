@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from partjit._jax.tracing import is_eager
 from partjit.checks import require, require_flag, require_integer, require_number, wrong_type
-from partjit.colocated.runtime import failures, scheduler
+from partjit.colocated.runtime import arrivals, failures, scheduler
 from partjit.colocated.runtime.call import Call, Lane, current_calls, descends_from, roots_so_far
 from partjit.colocated.runtime.interrupts import Exclusive, deadline_of
 
@@ -266,6 +266,7 @@ def _leave(scope: _Scope, entry: _Entry, error: type[BaseException] | None, *det
     if error is None:
         wait(entered)
     else:
+        arrivals.settle(None)
         join(entered)
 
 
@@ -295,7 +296,10 @@ def wait(stream: str | Stream | None = None, *, timeout: float | None = None) ->
     waited_for = None if stream is None else as_stream(stream, "colocated.wait")
     if timeout is not None:
         require_number("colocated.wait", "timeout", timeout, "a number of seconds, or None")
-    unfinished = join(waited_for, timeout)
+    deadline = deadline_of(timeout)
+    if not arrivals.settle(deadline):
+        raise TimeoutError(f"colocated.wait: after {timeout} s programs still run that make calls")
+    unfinished = join(waited_for, deadline)
     if unfinished:
         raise TimeoutError(f"colocated.wait: {still_there(unfinished, timeout)}")
     running = current_calls()
@@ -307,12 +311,11 @@ def wait(stream: str | Stream | None = None, *, timeout: float | None = None) ->
     )
 
 
-def join(stream: Stream | None, timeout: float | None = None, *, since: int = 0) -> list[Call]:
+def join(stream: Stream | None, deadline: float | None = None, *, since: int = 0) -> list[Call]:
     """Waits as `wait` does, without raising failures; returns the calls that did not end in time.
 
     With `since`, which `roots_so_far` gave, calls made before are not waited for.
     """
-    deadline = deadline_of(timeout)
     running, later = current_calls(), roots_so_far()
     while True:  # the calls waited for may have made others
         waited_for = [

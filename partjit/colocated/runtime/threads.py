@@ -14,6 +14,7 @@ __all__ = [
     "close",
     "forget_after_fork",
     "has_no_threads",
+    "is_for_deferred",
     "is_one_of_them",
     "run_later",
     "start",
@@ -139,6 +140,11 @@ def has_no_threads() -> bool:
 def is_one_of_them() -> bool:
     """Whether the current thread is one of those that run calls."""
     return threading.current_thread() in _pool._threads
+
+
+def is_for_deferred() -> bool:
+    """Whether the current thread is the one for `run_later`."""
+    return _deferred.is_current()
 
 
 def start_deferred() -> None:

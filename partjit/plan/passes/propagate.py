@@ -21,7 +21,7 @@ from partjit._jax.meshes import under_mesh
 from partjit._jax.shardings import UNSPECIFIED, MaybeSharding, UnspecifiedValue, default_device, or_none
 from partjit.colocated.devices import colocated_sharding
 from partjit.colocated.ir.eager import DefaultSharding
-from partjit.colocated.ir.primitive import opaque_calls
+from partjit.colocated.ir.lowering import opaque_calls
 from partjit.devices import incompatible_devices
 from partjit.plan.ir.build import jaxpr_of
 from partjit.plan.ir.nodes import Block, ColocatedCall, Loop, VarBlock, variables
@@ -144,10 +144,10 @@ def _chosen(
     shardy.propagate_interface(module)
     shardings = shardy.Shardings(module)
     arguments, found = shardings.of_arguments(), shardings.of_results()
-    own = len(arguments) - len(in_shardings)  # constants come first
+    own, last = len(arguments) - len(in_shardings), len(found) - len(cut)  # tokens and constants come first
     return (
         [_sharding(layout, type_of(var), mesh) for layout, var in zip(arguments[own:], block.inputs, strict=True)],
-        [_sharding(layout, type_of(var), mesh) for layout, var in zip(found[len(out_shardings) :], cut, strict=True)],
+        [_sharding(layout, type_of(var), mesh) for layout, var in zip(found[last:], cut, strict=True)],
     )
 
 

@@ -1,0 +1,108 @@
+"""Calls that the executables of other wrappers make, such as those of `jax.jit`: how they run.
+
+Such a call belongs to no execution that anyone here has started. So it runs on a thread, in a context of its own; what
+it raises is kept as the failure of an asynchronous call without results. The executable keeps what it calls alive.
+"""
+
+import contextvars
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from partjit._jax.threads import ThreadSettings
+from partjit.colocated.emitted import SpecializationForExecutables
+from partjit.colocated.runtime.arrivals import Arrival
+from partjit.colocated.runtime.call import Call, Lane
+from partjit.colocated.runtime.failures import Site
+from partjit.colocated.runtime.interrupts import is_interrupt
+from partjit.colocated.runtime.shards import on_each
+from partjit.colocated.runtime.streams import Stream, inside
+
+__all__ = ["STREAM", "CallUnderJit", "SpecializationUnderJit"]
+
+STREAM = Stream()
+"""That of calls on no other: which thread has started the program, its executable does not know."""
+
+
+class SpecializationUnderJit(SpecializationForExecutables):
+    """A function specialized for calls of other wrappers' executables; what `in_specs` put nowhere is uncommitted."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._uncommitted = [sharding for sharding in self._shardings if isinstance(sharding, SingleDeviceSharding)]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CallUnderJit:
+    """What an executable calls to make a call: takes the position of the shard in a `shard_map`, and the arguments.
+
+    Attributes:
+        specialization: the function.
+        site: where the user's code makes the call.
+        shape: the axes of the mesh in whose `shard_map` it is made and their sizes; None outside of any.
+        settings: those of the thread that compiled the program.
+    """
+
+    specialization: SpecializationUnderJit
+    site: Site
+    shape: Mapping[str, int] | None
+    settings: ThreadSettings = dataclasses.field(default_factory=ThreadSettings)
+
+    def __call__(self, *values: Any) -> tuple[()]:
+        """Hands over a call; raises nothing but what a signal handler has raised meanwhile."""
+        arrival: Arrival | None = None
+        interrupt: BaseException | None = None
+        while True:
+            try:
+                if arrival is None:
+                    arrival = Arrival(_Made(self, *self._taken(values)))
+                arrival.announce()
+                break
+            except BaseException as error:
+                if not is_interrupt(error):
+                    raise
+                interrupt = error  # ends the program, not the call
+        if interrupt is not None:
+            raise interrupt
+        return ()
+
+    def _taken(self, values: Sequence[Any]) -> tuple[list[np.ndarray], dict[str, int] | None]:
+        """Copies of the arguments, whose memory is the executable's, and the coordinates of the shard."""
+        coordinates = None
+        if self.shape is not None:
+            position, *values = values
+            indices = np.unravel_index(int(position), tuple(self.shape.values()))
+            coordinates = dict(zip(self.shape, map(int, indices), strict=True))
+        arrays = [*map(np.array, values)]
+        for array in arrays:
+            array.flags.writeable = False
+        return arrays, coordinates
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Made:
+    """A call that an executable has made."""
+
+    made_by: CallUnderJit
+    arrays: Sequence[np.ndarray]
+    coordinates: dict[str, int] | None
+
+    def lanes(self) -> Sequence[Lane]:
+        return self.made_by.specialization.lanes()
+
+    def in_place_of(self, lanes: Sequence[Lane], body: Callable[[], Sequence[jax.Array]]) -> Call:
+        return self.made_by.specialization.in_place_of_all(self.made_by.site, lanes, body)
+
+    def run(self) -> None:
+        with self.made_by.settings:
+            contextvars.Context().run(self._run)
+
+    def _run(self) -> None:
+        specialization, site = self.made_by.specialization, self.made_by.site
+        stream = specialization.own_stream()
+        inside(stream)
+        on_each(lambda _: specialization.run_emitted(self.arrays, stream, site, ""), [self.coordinates])
