@@ -55,20 +55,25 @@ class Arrival:
 
     def announce(self) -> None:
         """Lets the call enter its lanes, soon; a second time changes nothing."""
-        global _are_expected
-        _are_expected = True
+        _entering[self] = None
         threads.run_later(self._enter)
 
     def _enter(self) -> None:
-        global _last
-        if self._has_entered:
-            return
-        self._has_entered = True
-        arrived, lanes, row = self._arrived, self._arrived.lanes(), None if _last is None else _last()
-        if row is None or not row.append(arrived, lanes):
-            row = _Row(arrived, lanes)
-            _last = weakref.ref(row)
-            scheduler.submit(row.call)
+        try:
+            if not self._has_entered:
+                self._has_entered = True
+                _enter_lanes(self._arrived)
+        finally:
+            _entering.pop(self, None)
+
+
+def _enter_lanes(arrived: Arrived) -> None:
+    global _last
+    lanes, row = arrived.lanes(), None if _last is None else _last()
+    if row is None or not row.append(arrived, lanes):
+        row = _Row(arrived, lanes)
+        _last = weakref.ref(row)
+        scheduler.submit(row.call)
 
 
 class _Row:
@@ -110,7 +115,7 @@ class _Row:
             return None
 
 
-_are_expected = False
+_entering: dict[Arrival, None] = {}
 _last: weakref.ref[_Row] | None = None
 
 
@@ -125,7 +130,7 @@ def settle(deadline: float | None) -> bool:
     """
     if not wait_for_effect(effect, deadline):
         return False
-    if not _are_expected or threads.is_for_deferred():
+    if not _entering or threads.is_for_deferred():
         return True
     threads.start_deferred()  # a thread of XLA, which called `announce`, starts none
     have_entered = Flag()

@@ -33,9 +33,9 @@ def _finish() -> None:
     """Waits for calls in flight, not for ever; then reports those that did not end, and failures nobody has seen."""
     timeout = _exit_timeout()
     deadline = deadline_of(timeout)
-    arrivals.settle(deadline)  # before the thread for that does other things
-    threads.close()
     try:
+        arrivals.settle(deadline)  # before the thread for that does other things
+        threads.close()
         unfinished = streams.join(None, deadline)
         if unfinished:
             which = streams.still_there(unfinished, timeout)
