@@ -125,15 +125,19 @@ class ParsedPartitionSpec:
 
     def __post_init__(self) -> None:
         what = "ParsedPartitionSpec"
-        expected = "a tuple with, per dimension, a tuple of mesh axes or PartitionSpec.UNCONSTRAINED"
-        object.__setattr__(self, "partitions", items_of(what, "partitions", self.partitions, expected))
+        if type(self.partitions) is not tuple:
+            expected = "a tuple with, per dimension, a tuple of mesh axes or PartitionSpec.UNCONSTRAINED"
+            object.__setattr__(self, "partitions", items_of(what, "partitions", self.partitions, expected))
         for dim, partition in enumerate(self.partitions):
-            _check_partition(what, f"partitions[{dim}]", partition)
-        require(what, "unsafe_user_spec", self.unsafe_user_spec, P | None, "a PartitionSpec or None")
+            if type(partition) is not tuple or not _STR.issuperset(map(type, partition)):
+                _check_partition(what, f"partitions[{dim}]", partition)
+        if type(self.unsafe_user_spec) is not P:
+            require(what, "unsafe_user_spec", self.unsafe_user_spec, P | None, "a PartitionSpec or None")
         require(what, "sync", self.sync, SpecSync, "a SpecSync")
         if self.mesh is not None:
             require_mesh_type(what, "mesh", self.mesh)
-        require(what, "memory_kind", self.memory_kind, str | None, "the name of a memory, or None")
+        if self.memory_kind is not None:
+            require(what, "memory_kind", self.memory_kind, str, "the name of a memory, or None")
 
     @classmethod
     def from_user_input(
@@ -344,6 +348,9 @@ def _reductions(spec: Any) -> tuple[tuple[str, Any], ...]:
     if not (spec.unreduced or spec.reduced):
         return ()
     return tuple(spec.__getnewargs_ex__()[1].items())
+
+
+_STR = frozenset({str})
 
 
 def _check_partition(where: str, name: str, partition: Partition) -> None:

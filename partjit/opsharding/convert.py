@@ -23,7 +23,7 @@ from partjit._jax.shardings import OpSharding, to_proto
 from partjit.checks import require_flag, require_integer, require_mesh_type
 from partjit.errors import UnrepresentableShardingError
 from partjit.mesh import describe_mesh
-from partjit.opsharding.superdims import Digit, axes_by_top, axes_of_shape, digits_of
+from partjit.opsharding.superdims import Digit, axes_by_top, axes_of_shape, digits_of, digits_of_array
 from partjit.opsharding.text import from_text
 from partjit.opsharding.tiling import Kind, Tiling
 from partjit.opsharding.wire import from_bytes, from_proto
@@ -201,6 +201,9 @@ def _spec_of(tiling: Tiling, mesh: Mesh | AbstractMesh) -> ParsedPartitionSpec |
     return ParsedPartitionSpec(P(*[names or None for names in partitions]), tuple(partitions))
 
 
+_MANY = 64
+"""From how many devices on NumPy is faster."""
+
 _NO_AXIS = ("", sys.maxsize)  # of a size that divides nothing
 
 _MEANINGS = {
@@ -231,11 +234,15 @@ def _iota_digits(tiling: Tiling) -> list[Digit]:
 
 def _listed_digits(tiling: Tiling, rank: int, mesh: Mesh | AbstractMesh) -> list[Digit]:
     """The digits of a list of devices. The order of those that share a tile does not matter, so they are sorted."""
-    devices = tiling.assignment.ravel().tolist() if tiling.devices is None else tiling.devices
     copies = math.prod(tiling.grid[rank:])
-    if copies > 1:
-        devices = [device for k in range(0, len(devices), copies) for device in sorted(devices[k : k + copies])]
-    digits = digits_of(devices)
+    if tiling.devices is not None and len(tiling.devices) < _MANY:
+        devices = tiling.devices
+        if copies > 1:
+            devices = [device for k in range(0, len(devices), copies) for device in sorted(devices[k : k + copies])]
+        digits = digits_of(devices)
+    else:
+        assignment = tiling.assignment
+        digits = digits_of_array(np.sort(assignment.reshape(-1, copies)).ravel() if copies > 1 else assignment.ravel())
     if digits is None:
         raise _no_transposition(tiling, mesh)
     return digits[::-1]

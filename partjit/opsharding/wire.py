@@ -56,14 +56,15 @@ def from_proto(proto: Any) -> Tiling:
     """Parses an `OpSharding`. Raises UnrepresentableShardingError if its fields are inconsistent."""
     if proto.type.value != Kind.TILED:
         return from_bytes(proto.SerializeToString())  # it may be a named one
-    subgroups = tuple(_kind(kind.value) for kind in proto.last_tile_dims)
-    return tiled(
+    subgroups = (*[_kind(kind.value) for kind in proto.last_tile_dims],)
+    tiling = tiled(
         proto.tile_assignment_dimensions,
         subgroups or (Kind.REPLICATED,) * proto.replicate_on_last_tile_dim,
         proto.tile_assignment_devices,
         proto.iota_reshape_dims,
         proto.iota_transpose_perm,
-    )._replace(shard_group=proto.is_shard_group)
+    )
+    return tiling._replace(shard_group=True) if proto.is_shard_group else tiling
 
 
 def _kind(number: int) -> Kind:

@@ -19,9 +19,10 @@ from jax.sharding import AbstractMesh, NamedSharding
 import partjit
 from partjit import P, ParsedPartitionSpec, UnrepresentableShardingError, parse_op_sharding, to_op_sharding
 from partjit.opsharding import explode_superdims, strides_for_sizes, unflatten_array, unflatten_superdims
+from partjit.opsharding.superdims import digits_of, digits_of_array
 from partjit.opsharding.text import from_text
 from partjit.opsharding.wire import from_bytes
-from tests.census import sees
+from tests.census import saw, sees
 from tests.effort import sample
 
 OpSharding = type(to_op_sharding(None, AbstractMesh((2,), ("x",)), 0))
@@ -130,7 +131,7 @@ def test_of_all_orders_of_eight_devices_exactly_those_a_spec_gives_are_converted
     assert converted == len(truth) * math.factorial(copies) ** (8 // copies)
 
 
-def digits_of(number):
+def divisors_of(number):
     return [factor for factor in range(2, number + 1) if number % factor == 0]
 
 
@@ -142,7 +143,7 @@ def iota_forms(draw):
     def factors():
         sizes, rest = [], count
         while rest > 1 and len(sizes) < 3:
-            sizes.append(draw(st.sampled_from(digits_of(rest))))
+            sizes.append(draw(st.sampled_from(divisors_of(rest))))
             rest //= sizes[-1]
         return [*sizes, *([rest] if rest > 1 else [])]
 
@@ -344,7 +345,7 @@ def test_an_axis_is_split_into_axes_whose_product_it_is():
     advised = set()
     for shape in mesh_shapes(12, 2, smallest=2):
         mesh = AbstractMesh(shape, tuple(NAMES[: len(shape)]))
-        for rows in digits_of(mesh.size):
+        for rows in divisors_of(mesh.size):
             columns = mesh.size // rows
             for order in (f"[{rows},{columns}]<=[{mesh.size}]", f"[{columns},{rows}]<=[{rows},{columns}]T(1,0)"):
                 try:
@@ -577,6 +578,46 @@ def test_the_pieces_find_every_transposition(sizes, data):
     assert explode_superdims(sizes, digits) == [(sizes[i], strides[i]) for i in perm]
     named = {f"axis {i}": size for i, size in enumerate(sizes)} | {"one": 1}
     assert unflatten_array(named, assignment) == [f"axis {i}" for i in perm]
+
+
+@sees("a transposition", "none")
+@given(st.lists(st.integers(2, 4), min_size=1, max_size=5), st.data())
+def test_long_and_short_lists_are_read_alike(sizes, data):
+    count = math.prod(sizes)
+    perm = data.draw(st.permutations(range(len(sizes))))
+    assignment = np.arange(count).reshape(sizes).transpose(perm).ravel()
+    for i, device in data.draw(st.lists(st.tuples(st.integers(0, count - 1), st.integers(-1, count)), max_size=2)):
+        j = int(np.flatnonzero(assignment == device)[0]) if data.draw(st.booleans()) and device in assignment else None
+        if j is not None:
+            assignment[j] = assignment[i]
+        assignment[i] = device
+    digits = digits_of(assignment.tolist())
+    saw("a transposition", when=digits is not None)
+    saw("none", when=digits is None)
+    assert digits_of_array(assignment) == digits
+
+
+@pytest.mark.parametrize("assignment", [[0], [1], [0, 2**63 - 1, -2, 3], [-(2**63), 0]])
+def test_long_lists_of_nonsense_are_none(assignment):
+    assert digits_of_array(np.array(assignment)) == digits_of(assignment)
+
+
+@pytest.mark.parametrize("axes", [(32, 4), (4, 32), (8, 4, 2, 2)])
+def test_long_lists_are_parsed_as_the_iota_form_is(axes):
+    mesh = AbstractMesh(axes, tuple("xyzw"[: len(axes)]))
+    for partitions in itertools.islice(all_partitions(mesh.axis_names, 2), 60):
+        spec = P(*[names or None for names in partitions])
+        listed, iota = (to_op_sharding(spec, mesh, 2, as_list=as_list) for as_list in (True, False))
+        devices = listed.tile_assignment_devices
+        assert parse_op_sharding(listed, mesh).partitions == parse_op_sharding(iota, mesh).partitions
+        if not devices:
+            continue
+        listed.tile_assignment_devices = [devices[1], devices[0], *devices[2:]]
+        if listed.replicate_on_last_tile_dim:  # the order of copies does not matter
+            assert parse_op_sharding(listed, mesh).partitions == parse_op_sharding(iota, mesh).partitions
+        else:
+            with pytest.raises(UnrepresentableShardingError, match="no transposition of the mesh"):
+                parse_op_sharding(listed, mesh)
 
 
 @sees("different examples", "several elements")
