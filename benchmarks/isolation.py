@@ -3,7 +3,8 @@
 * beside: how many steps of a jitted program the main thread makes while a colocated function of pure Python runs, on a
   thread and in a worker, and with none. The three take turns; the ratio is that of their medians.
 * round trip: a call with an array and one like it as the result, inline, beside `concurrent.futures` with one spawned
-  process, which gets NumPy arrays and whose results are put on the device. Medians; the two take turns.
+  process, which gets NumPy arrays and whose results are put on the device. Medians; the two take turns. `cpu us` is what
+  our processes compute for a call: on a busy machine the rest is waiting for a processor.
 * deaths: calls whose worker kills itself, and how long after it each error was raised.
 """
 
@@ -104,6 +105,14 @@ def round_trips(repeats: int) -> list[Row]:
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
         ours = colocated.colocated_python(lambda x: x * 2, isolate="process", mode="inline", out_specs_fn=lambda x: x)
 
+        used = colocated.colocated_python(
+            lambda: (time.process_time(),), isolate="process", mode="inline", devices=jax.devices()
+        )
+
+        def computed() -> float:
+            """Seconds of processors that the parent and the worker have used."""
+            return time.process_time() + float(used()[0])
+
         def theirs(x: Any) -> Any:
             return jax.device_put(pool.submit(double, np.asarray(x)).result())
 
@@ -117,11 +126,16 @@ def round_trips(repeats: int) -> list[Row]:
                     jax.block_until_ready(call())
                     if i >= 10:
                         found.append(time.perf_counter() - start)
+            before = computed()
+            for _ in range(repeats):
+                jax.block_until_ready(ours(x))
+            cpu = (computed() - before) / repeats
             own, other = (statistics.median(found) * 1e6 for found in times)
             rows.append(
                 {
                     "array": size,
                     "partjit us": own,
+                    "cpu us": cpu * 1e6,
                     "ProcessPoolExecutor us": other,
                     "ratio": own / other,
                     "verdict": report.verdict(own, MOST_US if size == "1 kB" else other),

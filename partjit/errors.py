@@ -51,7 +51,20 @@ class UnrepresentableShardingError(ValueError, NotImplementedError):
 class WorkerDiedError(RuntimeError):
     """The worker process of a colocated function or object, with `isolate="process"`, ended before the call returned.
 
-    The next call of a function starts another worker. The state of an object is lost.
+    The message says how the process ended, and where the call was made. The next call of a function starts another
+    worker. The state of an object is lost: its next calls raise this as well.
+
+    Example:
+        >>> import os
+        >>> from partjit import WorkerDiedError, colocated
+        >>> f = colocated.colocated_python(lambda x: x if x > 0 else os._exit(3), isolate="process", mode="inline")
+        >>> try:
+        ...     f(-1.0)
+        ... except WorkerDiedError as error:
+        ...     print(error)
+        the worker process of <lambda> (pid ...) exited with code 3 in the call made at ...
+        >>> float(f(1.0))
+        1.0
     """
 
 

@@ -144,6 +144,23 @@ def test_the_calls_of_a_stream_run_in_order_in_one_process_and_those_of_others_a
     assert time.monotonic() - start < 5
 
 
+def test_threads_call_at_the_same_time_each_in_its_worker():
+    f = isolated(lambda x: (x + 1, np.int32(os.getpid())), mode="inline")
+    found = {}
+
+    def call(i):
+        found[i] = [f(np.float32(i)) for _ in range(20)]
+
+    threads = [threading.Thread(target=call, args=[i]) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [{float(x) for x, _ in found[i]} for i in range(4)] == [{1.0}, {2.0}, {3.0}, {4.0}]
+    assert [len({int(worker) for _, worker in found[i]}) for i in range(4)] == [1] * 4
+    assert len({int(worker) for results in found.values() for _, worker in results}) == 4
+
+
 def test_a_new_stream_finds_nothing_that_an_earlier_one_left():
     seen = []
 

@@ -77,6 +77,22 @@ slow(one)
 
 
 @pytest.mark.system
+def test_at_exit_a_call_without_end_does_not_keep_the_process():
+    code, out, err = run(
+        PROGRAM
+        + """
+f(one)
+options = {"isolate": "process", "mode": "stream", "out_specs_fn": lambda x: None}
+colocated.colocated_python(lambda x: time.sleep(1000), **options)(one)
+""",
+        PARTJIT_EXIT_TIMEOUT="0.5",
+    )
+    assert code == 0
+    assert "after 0.5 s there still run or wait '<lambda>'" in err
+    eventually(lambda: not any(map(is_alive, pids(out))))
+
+
+@pytest.mark.system
 def test_what_a_worker_writes_goes_where_its_parent_writes():
     code, out, err = run(
         """
