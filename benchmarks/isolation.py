@@ -3,8 +3,8 @@
 * beside: how many steps of a jitted program the main thread makes while a colocated function of pure Python runs, on a
   thread and in a worker, and with none. The three take turns; the ratio is that of their medians.
 * round trip: a call with an array and one like it as the result, inline, beside `concurrent.futures` with one spawned
-  process, which gets NumPy arrays and whose results are put on the device. Medians; the two take turns. `cpu us` is what
-  our processes compute for a call: on a busy machine the rest is waiting for a processor.
+  process, which gets NumPy arrays and whose results are put on the device. Medians; the two take turns. `cpu us` is the
+  computing of our two processes: on a busy machine the rest is waiting for a processor.
 * deaths: calls whose worker kills itself, and how long after it each error was raised.
 """
 
@@ -33,6 +33,8 @@ MOST_US = 150.0
 """For the round trip of 1 kB."""
 MOST_SECONDS = 1.0
 """From the death of a worker to the error of its call."""
+TURN = 20
+"""Calls that one way makes after another."""
 SIZES = {"1 kB": 256, "128 kB": 32_768, "8 MB": 2_097_152}
 
 
@@ -120,12 +122,13 @@ def round_trips(repeats: int) -> list[Row]:
             x = jax.block_until_ready(jnp.ones(count, jnp.float32))
             calls = [functools.partial(ours, x), functools.partial(theirs, x)]
             times: list[list[float]] = [[], []]
-            for i in range(repeats + 10):
+            for _ in range(repeats // TURN + 1):
                 for call, found in zip(calls, times, strict=True):
-                    start = time.perf_counter()
-                    jax.block_until_ready(call())
-                    if i >= 10:
-                        found.append(time.perf_counter() - start)
+                    for i in range(TURN + 3):
+                        start = time.perf_counter()
+                        jax.block_until_ready(call())
+                        if i >= 3:  # threads of the other way may still have been running
+                            found.append(time.perf_counter() - start)
             before = computed()
             for _ in range(repeats):
                 jax.block_until_ready(ours(x))

@@ -219,6 +219,10 @@ def definition_of(value: object) -> bytes:
 def dumps(value: object) -> tuple[bytes, list[memoryview]]:
     """A pickle, and the large arrays that are not in it; arrays that cannot be written to remain so."""
     large: list[memoryview] = []
+    try:
+        return pickle.dumps((True, _encoded(value, large)), 5), large
+    except _NotPlainError:
+        large.clear()
 
     def is_in_pickle(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
@@ -227,24 +231,61 @@ def dumps(value: object) -> tuple[bytes, list[memoryview]]:
         large.append(raw)
         return False
 
-    if _is_plain(value):  # half the time
-        return pickle.dumps(value, 5, buffer_callback=is_in_pickle), large
     file = io.BytesIO()
-    _Pickler(file, 5, buffer_callback=is_in_pickle).dump(value)
+    _Pickler(file, 5, buffer_callback=is_in_pickle).dump((False, value))
     return file.getvalue(), large
 
 
+# Pickling an array takes several times as long as copying a small one. So values of nothing but arrays, numbers and
+# texts in containers are written in another form: a tuple is (_TUPLE, *items), an array (_ARRAY, dtype, shape, whether
+# it can be written to, its bytes or the number of its piece).
+
+_TUPLE, _ARRAY = 0, 1
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether every reader knows the types in it."""
+class _NotPlainError(Exception):
+    """A value has types that the other form does not have."""
+
+
+def _encoded(value: Any, large: list[memoryview]) -> Any:
     kind = type(value)
     if kind is np.ndarray:
-        return value.dtype.kind in "biufc" and value.dtype.isbuiltin != 2
+        dtype, flags = value.dtype, value.flags
+        if dtype.kind not in "biufc" or dtype.isbuiltin == 2 or not flags.c_contiguous:
+            raise _NotPlainError
+        data: bytes | int
+        if value.nbytes <= _LARGE or len(large) >= _MOST_PIECES:
+            data = value.tobytes()
+        else:
+            data = len(large)
+            large.append(value.data.cast("B"))
+        return _ARRAY, dtype.str, value.shape, flags.writeable, data
+    if kind in _PLAIN:
+        return value
+    if kind is tuple:
+        return _TUPLE, *[_encoded(item, large) for item in value]
+    if kind is list:
+        return [_encoded(item, large) for item in value]
+    if kind is dict and _PLAIN.issuperset(map(type, value)):
+        return {key: _encoded(item, large) for key, item in value.items()}
+    raise _NotPlainError
+
+
+def _decoded(value: Any, pieces: Sequence[memoryview]) -> Any:
+    kind = type(value)
+    if kind is tuple:
+        if value[0] == _TUPLE:
+            return tuple([_decoded(item, pieces) for item in value[1:]])
+        _, dtype, shape, is_writable, data = value
+        if type(data) is int:
+            return np.ndarray(shape, dtype, pieces[data] if is_writable else pieces[data].toreadonly())
+        return np.ndarray(shape, dtype, bytearray(data) if is_writable else data)
+    if kind is list:
+        return [_decoded(item, pieces) for item in value]
     if kind is dict:
-        return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
-    return kind in _PLAIN or (kind in (tuple, list) and all(map(_is_plain, value)))
+        return {key: _decoded(item, pieces) for key, item in value.items()}
+    return value
 
 
 def pack(body: bytes, large: Sequence[memoryview]) -> tuple[bytes | None, Sequence[bytes | memoryview]]:
@@ -256,4 +297,7 @@ def unpack(content: Content, segment: Segment | None) -> Any:
     """The value of a content, whose pieces are in the segment."""
     body, places = content
     pieces = segment.read(places) if segment is not None and places else []
-    return pickle.loads(pieces[0], buffers=pieces[1:]) if body is None else pickle.loads(body, buffers=pieces)
+    if body is None:
+        body, pieces = pieces[0], pieces[1:]
+    is_plain, value = pickle.loads(body, buffers=pieces)
+    return _decoded(value, pieces) if is_plain else value
