@@ -15,7 +15,7 @@ from jax.sharding import SingleDeviceSharding
 
 from partjit._jax.threads import ThreadSettings
 from partjit.colocated.emitted import SpecializationForExecutables
-from partjit.colocated.runtime.arrivals import Arrival
+from partjit.colocated.runtime.arrivals import Arrival, wait_for_room
 from partjit.colocated.runtime.call import Call, Lane
 from partjit.colocated.runtime.failures import Site
 from partjit.colocated.runtime.interrupts import is_interrupt
@@ -59,8 +59,11 @@ class CallUnderJit:
         while True:
             try:
                 if arrival is None:
-                    arrival = Arrival(_Made(self, *self._taken(values)))
+                    arrays, coordinates = self._taken(values)
+                    size = sum(array.nbytes for array in arrays)
+                    arrival = Arrival(_Made(self, arrays, coordinates), size)
                 arrival.announce()
+                wait_for_room()
                 break
             except BaseException as error:
                 if not is_interrupt(error):

@@ -8,6 +8,7 @@ starts one after another.
 
 import collections
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -18,11 +19,18 @@ from jax.extend.core import Effect
 from partjit._jax.effects import register_ordered_effect, wait_for_effect
 from partjit.colocated.runtime import scheduler, threads
 from partjit.colocated.runtime.call import Call, Lane
-from partjit.colocated.runtime.interrupts import Flag
+from partjit.colocated.runtime.interrupts import Exclusive, Flag
 
-__all__ = ["Arrival", "ColocatedEffect", "effect", "settle"]
+__all__ = ["MOST_BYTES_WAITING", "Arrival", "ColocatedEffect", "effect", "settle", "wait_for_room"]
+
+MOST_BYTES_WAITING = 64 * 2**20
+"""Of arguments that may wait for their calls before the devices wait as well."""
 
 _MOST_IN_A_ROW = 128
+_PATIENCE = 1.0
+"""How many seconds the devices wait while no call ends: it may wait for them."""
+_MOST_SECONDS = 10.0
+"""How many they wait in all: XLA ends the process when a device does not come to a collective operation."""
 
 
 class ColocatedEffect(Effect):  # type: ignore[misc]  # jax gives the base class no types
@@ -47,33 +55,48 @@ class Arrived(Protocol):
 
 
 class Arrival:
-    """The arrival of a call."""
+    """The arrival of a call.
 
-    def __init__(self, arrived: Arrived) -> None:
+    Args:
+        arrived: the call.
+        size: that of its arguments, in bytes.
+    """
+
+    def __init__(self, arrived: Arrived, size: int) -> None:
         self._arrived = arrived
+        self._size = size
         self._has_entered = False
 
     def announce(self) -> None:
         """Lets the call enter its lanes, soon; a second time changes nothing."""
+        _backlog.add(self, self._size)
         _entering[self] = None
         threads.run_later(self._enter)
 
     def _enter(self) -> None:
         try:
-            if not self._has_entered:
+            if self._has_entered:  # announced twice
+                _backlog.remove(self)
+            else:
                 self._has_entered = True
-                _enter_lanes(self._arrived)
+                self._enter_lanes()
         finally:
             _entering.pop(self, None)
 
+    def _enter_lanes(self) -> None:
+        global _last
+        lanes, row = self._arrived.lanes(), None if _last is None else _last()
+        if row is None or not row.append(self, lanes):
+            row = _Row(self, self._arrived, lanes)
+            _last = weakref.ref(row)
+            scheduler.submit(row.call)
 
-def _enter_lanes(arrived: Arrived) -> None:
-    global _last
-    lanes, row = arrived.lanes(), None if _last is None else _last()
-    if row is None or not row.append(arrived, lanes):
-        row = _Row(arrived, lanes)
-        _last = weakref.ref(row)
-        scheduler.submit(row.call)
+    def run(self) -> None:
+        """Runs the function."""
+        try:
+            self._arrived.run()
+        finally:
+            _backlog.remove(self)
 
 
 class _Row:
@@ -83,15 +106,15 @@ class _Row:
         call: the call.
     """
 
-    def __init__(self, first: Arrived, lanes: Sequence[Lane]) -> None:
+    def __init__(self, first: Arrival, arrived: Arrived, lanes: Sequence[Lane]) -> None:
         self._waiting = collections.deque([first])
         self._lanes = lanes
         self._room = _MOST_IN_A_ROW
         self._changes = threading.Lock()  # neither thread handles signals
         # The first lane is that whose size counts. What the devices have done already does not wait for room.
-        self.call = first.in_place_of([Lane(), *lanes], self._run)
+        self.call = arrived.in_place_of([Lane(), *lanes], self._run)
 
-    def append(self, arrived: Arrived, lanes: Sequence[Lane]) -> bool:
+    def append(self, arrival: Arrival, lanes: Sequence[Lane]) -> bool:
         """Appends a call, unless the last one has ended or others have come in between."""
         if lanes != self._lanes or any(not lane.calls or lane.calls[-1] is not self.call for lane in lanes):
             return False
@@ -99,21 +122,68 @@ class _Row:
             if not self._room:
                 return False
             self._room -= 1
-            self._waiting.append(arrived)
+            self._waiting.append(arrival)
             return True
 
     def _run(self) -> Sequence[jax.Array]:
-        while (arrived := self._next()) is not None:
-            arrived.run()
+        while (arrival := self._next()) is not None:
+            arrival.run()
         return ()
 
-    def _next(self) -> Arrived | None:
+    def _next(self) -> Arrival | None:
         with self._changes:
             if self._waiting:
                 return self._waiting.popleft()
             self._room = 0
             return None
 
+
+class _Backlog:
+    """The arguments that wait for their calls."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[Arrival, int] = {}
+        self._total = self._ended = 0
+        self._next_end = Flag()
+        self._changes = Exclusive()
+
+    def add(self, arrival: Arrival, size: int) -> None:
+        self._changes.run(self._add, arrival, size)
+
+    def _add(self, arrival: Arrival, size: int) -> None:
+        if arrival not in self._sizes:
+            self._sizes[arrival] = size
+            self._total += size
+
+    def remove(self, arrival: Arrival) -> None:
+        was_full = self._is_full()
+        self._changes.run(self._remove, arrival)
+        if was_full:
+            ended, self._next_end = self._next_end, Flag()
+            ended.set()
+
+    def _remove(self, arrival: Arrival) -> None:
+        self._total -= self._sizes.pop(arrival, 0)
+        self._ended += 1
+        if not self._sizes:  # an interrupt may have come in the middle of a change
+            self._total = 0
+
+    def wait_for_room(self) -> None:
+        latest = time.monotonic() + _MOST_SECONDS
+        while self._is_full() and time.monotonic() < latest:
+            next_end, so_far = self._next_end, self._ended
+            if self._is_full():
+                next_end.wait(time.monotonic() + _PATIENCE)
+            if self._ended == so_far:
+                return
+
+    def _is_full(self) -> bool:
+        return self._total > MOST_BYTES_WAITING
+
+
+_backlog = _Backlog()
+wait_for_room = _backlog.wait_for_room
+"""Waits while too much waits for calls, but not for one that waits for the devices itself."""
 
 _entering: dict[Arrival, None] = {}
 _last: weakref.ref[_Row] | None = None
