@@ -36,7 +36,7 @@ help:
 	@echo "make soak   run the random tests ten times as long, on other examples each time"
 	@echo "make check  run the linter, the formatter's check, the house rules and the type checker"
 	@echo "make bench  compare partjit with jax.jit (ARGS='...' are passed on)"
-	@echo "make docs   run what the tables in docs/transformations.md and docs/meshes.md show, and write them"
+	@echo "make docs   run what the tables in docs/transformations.md, meshes.md and features.md show, and write them"
 	@echo "make notebooks  write the notebooks from their texts, and run them"
 	@echo "make mutants  change the package a little, time and again, and see whether the tests notice (SAMPLE=4 mutants of each"
 	@echo "            module, SEED=0 says which, MINUTES=60 bounds the time, ONLY='partjit/opsharding/*' picks modules)"
@@ -77,6 +77,7 @@ bench: $(INSTALLED)-base
 docs: $(INSTALLED)-base
 	$(BIN)/python docs/transformations.py $(ARGS)
 	$(BIN)/python docs/meshes.py $(ARGS)
+	$(BIN)/python docs/features.py $(ARGS)
 
 notebooks: $(INSTALLED)-testing $(INSTALLED)-notebooks
 	$(BIN)/python notebooks/write_pairs.py

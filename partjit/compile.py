@@ -33,6 +33,7 @@ from partjit.mesh import describe_mesh, has_explicit_axes
 from partjit.primitive import device_witness, shardings_of
 from partjit.render.numbers import counted
 from partjit.spec import Spec
+from partjit.typed import sharding_in_type
 
 __all__ = ["Program", "Traced", "in_shardings_of", "lower", "lower_jaxpr", "lower_jaxpr_anew", "own_sharding"]
 
@@ -233,11 +234,15 @@ class Traced:
 
     @property
     def out_info(self) -> PyTree:
-        """A tree like the result of `jax.ShapeDtypeStruct`, with the shardings the out specs promise."""
-        shardings = shardings_of(self.program.out_specs, self.program.mesh)
+        """A tree like the result of `jax.ShapeDtypeStruct`, with the shardings that out specs and types promise."""
+        mesh = self.program.mesh
         structs = [
-            jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=or_none(sharding), weak_type=aval.weak_type)
-            for aval, sharding in zip(map(type_of, self.jaxpr.jaxpr.outvars), shardings, strict=True)
+            jax.ShapeDtypeStruct(
+                aval.shape, aval.dtype, sharding=or_none(own) or sharding_in_type(aval, mesh), weak_type=aval.weak_type
+            )
+            for aval, own in zip(
+                map(type_of, self.jaxpr.jaxpr.outvars), shardings_of(self.program.out_specs, mesh), strict=True
+            )
         ]
         return jax.tree.unflatten(self.out_tree, structs)
 

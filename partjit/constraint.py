@@ -8,7 +8,7 @@ from partjit._jax.tracing import abstractify, trace_state_clean
 from partjit._jax.types import PyTree
 from partjit.checks import flattened, wrong_type
 from partjit.errors import MissingMeshError
-from partjit.mesh import ambient_mesh
+from partjit.mesh import ambient_or_abstract_mesh
 from partjit.primitive import device_witness, sharding_constraint_p
 from partjit.spec import ParsedPartitionSpec, parse_spec_tree
 from partjit.trees import broadcast_specs
@@ -54,7 +54,7 @@ def with_sharding_constraint(x: PyTree, specs: PyTree) -> PyTree:
     paths = [f"x{jax.tree_util.keystr(path)}" for path, _ in with_paths]
     parsed = parse_spec_tree(specs, "shardings", allow_unconstrained_dims=True)
     requested = broadcast_specs(parsed, x, "with_sharding_constraint shardings")
-    mesh = ambient_mesh()
+    mesh = ambient_or_abstract_mesh()
     flat_specs: list[ParsedPartitionSpec] = []
     for path, spec in zip(paths, requested, strict=True):
         if not isinstance(spec, ParsedPartitionSpec):

@@ -6,6 +6,7 @@ what the executable expects without looking at its layout, so a call with a misp
 """
 
 import collections
+import contextlib
 import functools
 import threading
 import weakref
@@ -27,8 +28,9 @@ from partjit._jax.dispatch import (
     make_cpp_function,
     recheck_for_nans,
 )
-from partjit._jax.shardings import UnspecifiedValue
-from partjit._jax.tracing import abstractify, is_staged, trace_state_clean
+from partjit._jax.meshes import under_mesh
+from partjit._jax.shardings import MaybeSharding, UnspecifiedValue
+from partjit._jax.tracing import abstractify, has_high_types, is_staged, trace_state_clean
 from partjit._jax.types import PyTree
 from partjit.arguments import Function, Numbered, positions, require_values
 from partjit.compile import Program, lower
@@ -44,7 +46,7 @@ from partjit.plan.run.recent import UNKNOWN, Recent
 from partjit.primitive import pjit_p, sharding_constraint_p, shardings_of
 from partjit.typed import check_types, resharded
 from partjit.unconstrained import with_free_dimensions_settled
-from partjit.validate import check_specs, raise_mismatches
+from partjit.validate import check_specs, raise_mismatches, require_devices_of_mesh
 
 __all__ = ["CacheMiss", "make_function"]
 
@@ -87,10 +89,13 @@ class CacheMiss:
             return result, None, False
         program, leaves = infer_program(self._fun, self._definition, args, kwargs)
         values = [*program.consts, *leaves]
+        if has_high_types(program.jaxpr):
+            return jax.tree.unflatten(program.out_tree, _by_jax(program, values)), None, False
         if not trace_state_clean() or any(isinstance(value, Tracer) for value in values):
             outs = (_inlined if self._is_inlined(program) else _bind)(program, values)
             return jax.tree.unflatten(program.out_tree, outs), None, False
         require_values(leaves, program.arg_paths, program.name)
+        require_devices_of_mesh(program.mesh, program.name)
         shardings = shardings_of(program.in_specs, program.mesh)
         moved = misplaced(values, shardings)
         if moved:
@@ -243,6 +248,21 @@ def _inlined(program: Program, values: Sequence[object]) -> Sequence[object]:
     numbers = bool | int | float | complex | np.ndarray | np.generic  # a result that is an argument is none of them
     arrays = [jax.numpy.asarray(value) if isinstance(value, numbers) else value for value in values]
     return jaxpr_as_fun(program.jaxpr)(*arrays)
+
+
+def _by_jax(program: Program, values: Sequence[object]) -> Sequence[object]:
+    """Calls a program with values of types that users define: jax makes arrays of them as it evaluates `jax.jit`."""
+    specs = [shardings_of(specs, program.mesh) for specs in (program.in_specs, program.out_specs)]
+    with contextlib.nullcontext() if program.mesh.empty else under_mesh(program.mesh):
+        return _jitted(program.jaxpr, *map(tuple, specs))(*values)
+
+
+@weakref_cache
+def _jitted(
+    jaxpr: ClosedJaxpr, in_shardings: tuple[MaybeSharding, ...], out_shardings: tuple[MaybeSharding, ...]
+) -> Function:
+    fun = _function_of(jaxpr)
+    return jax.jit(lambda *args: tuple(fun(*args)), in_shardings=in_shardings, out_shardings=out_shardings)
 
 
 def _prepare_plan(values: Sequence[object], **params: Any) -> tuple[Placing, Run]:

@@ -7,7 +7,7 @@ Plain functions of a definition (what `pjit` was given) and the arguments of a c
 import dataclasses
 import functools
 import inspect
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -23,7 +23,7 @@ from partjit.arguments import Arguments, Function, Numbered, Statics, abstract_a
 from partjit.compile import Program
 from partjit.errors import ShardingError
 from partjit.host_objects import HostReference, referenced
-from partjit.mesh import ambient_mesh, describe_mesh, program_mesh
+from partjit.mesh import ambient_mesh, ambient_or_abstract_mesh, describe_mesh, is_abstract_mesh, program_mesh
 from partjit.spec import FROM_ARRAY, ParsedPartitionSpec, Spec
 from partjit.structs import is_abstract, on_devices, require_devices
 from partjit.trace import trace
@@ -130,7 +130,7 @@ def infer(definition: Definition, args: Sequence[PyTree], kwargs: dict[str, PyTr
     check_call(definition.name, definition.signature, definition.static, definition.donate, args, kwargs)
     _check_keywords(definition, kwargs)
     arguments = flatten_arguments(definition.signature, args, kwargs, definition.untraced, definition.donate)
-    arguments = on_devices(arguments, ambient_mesh())
+    arguments = on_devices(arguments, ambient_or_abstract_mesh())
     avals = tuple(
         abstract_argument(leaf, path, definition.name)
         for leaf, path in zip(arguments.leaves, arguments.paths, strict=True)
@@ -149,6 +149,8 @@ def infer(definition: Definition, args: Sequence[PyTree], kwargs: dict[str, PyTr
         has_bare_specs=any(spec.mesh is None for spec in parsed),
     )
     require_mesh(mesh, parsed, "pjit", definition.name)
+    if is_abstract_mesh(mesh):
+        mesh = next(_meshes_of_shape(mesh, arguments.leaves), mesh)
     arguments = on_devices(arguments, mesh)
     require_devices(arguments, in_specs, definition.name, mesh)
     avals = tuple(
@@ -255,6 +257,14 @@ def _in_specs(definition: Definition, arguments: Arguments) -> tuple[Spec, ...]:
         _spec_of_array(leaf, path, definition.in_name) if spec is FROM_ARRAY else spec
         for spec, leaf, path in zip(flat, arguments.leaves, arguments.paths, strict=True)
     )
+
+
+def _meshes_of_shape(mesh: Mesh, leaves: Sequence[object]) -> Iterator[Mesh]:
+    """The meshes of arrays that have the axes of an abstract one: in a call, they say on which devices it runs."""
+    for leaf in leaves:
+        own = getattr(getattr(leaf, "sharding", None), "mesh", None) if isinstance(leaf, jax.Array) else None
+        if isinstance(own, Mesh) and (own.shape_tuple, own.axis_types) == (mesh.shape_tuple, mesh.axis_types):
+            yield own
 
 
 def _meshes_of_arrays(leaves: Sequence[object]) -> list[Mesh]:

@@ -11,7 +11,7 @@ import functools
 import threading
 from collections.abc import Hashable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import jax
 import numpy as np
@@ -20,6 +20,7 @@ from jax.sharding import AxisType
 from partjit._jax.meshes import (
     EMPTY_MESH,
     AmbientMeshes,
+    abstract_mesh,
     entered_mesh,
     innermost_mesh,
     manual_axes,
@@ -35,11 +36,13 @@ __all__ = [
     "Mesh",
     "Outside",
     "ambient_mesh",
+    "ambient_or_abstract_mesh",
     "auto_twin",
     "describe_mesh",
     "device_ids",
     "explicit_axes",
     "has_explicit_axes",
+    "is_abstract_mesh",
     "picture",
     "program_mesh",
     "set_mesh",
@@ -222,11 +225,26 @@ def ambient_mesh() -> jax.sharding.Mesh:
     return innermost_mesh()
 
 
+def ambient_or_abstract_mesh() -> jax.sharding.Mesh:
+    """The ambient mesh; where there is none, that of `jax.sharding.use_abstract_mesh`, on which a program is lowered.
+
+    An abstract mesh is passed wherever a mesh is: it only has no devices.
+    """
+    return cast(jax.sharding.Mesh, abstract_mesh()) or ambient_mesh()
+
+
+def is_abstract_mesh(mesh: object) -> bool:
+    """Whether a mesh has no devices, but axes."""
+    return isinstance(mesh, jax.sharding.AbstractMesh)
+
+
 @functools.lru_cache(maxsize=256)
 def auto_twin(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh:
     """The mesh of the same devices and names whose axes are all Auto; `mesh` itself if they are already."""
     if mesh.empty or mesh.are_all_axes_auto:
         return mesh
+    if is_abstract_mesh(mesh):
+        return mesh.update(axis_types=(AxisType.Auto,) * len(mesh.axis_names))
     return jax.sharding.Mesh(mesh.devices, mesh.axis_names)
 
 
@@ -290,13 +308,13 @@ def program_mesh(own_meshes: Sequence[jax.sharding.Mesh], *, has_bare_specs: boo
     Raises:
         MeshChangedError: the program is part of one on another mesh.
     """
-    mesh = ambient_mesh()
+    mesh = ambient_or_abstract_mesh()
     outer = getattr(_tracing, "mesh", None)
     if outer is not None and not mesh.empty and auto_twin(mesh) != auto_twin(outer):
         raise _mesh_changed(outer, mesh)
     if own_meshes and (mesh.empty or not has_bare_specs):
         own = own_meshes[0]
-        if outer is not None and [*own.devices.flat] != [*outer.devices.flat]:
+        if outer is not None and not is_abstract_mesh(outer) and [*own.devices.flat] != [*outer.devices.flat]:
             raise _mesh_changed(outer, own)
         return own
     return mesh

@@ -43,7 +43,9 @@ def require_devices(arguments: Arguments, specs: Sequence[Spec], name: str, mesh
     problems = [
         f"{path} has the sharding {leaf.sharding.spec} on the abstract mesh ({describe_mesh(leaf.sharding.mesh)})"
         for path, leaf, spec in zip(arguments.paths, arguments.leaves, specs, strict=True)
-        if is_abstract(leaf) and (isinstance(spec, UnspecifiedValue) or (mesh.empty and spec.mesh is None))
+        if is_abstract(leaf)
+        and leaf.sharding.mesh != mesh  # a program on an abstract mesh is lowered for devices that are not known yet
+        and (isinstance(spec, UnspecifiedValue) or (mesh.empty and spec.mesh is None))
     ]
     if problems:
         given = "no mesh is set" if mesh.empty else f"the mesh of the program is ({describe_mesh(mesh)})"

@@ -4,9 +4,10 @@ Tracing is cached on the function, the types, the static arguments and the mesh,
 function with other specs share one trace, because specs do not change what the function computes.
 """
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 from jax.core import AbstractValue
@@ -14,11 +15,11 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh
 
 from partjit._jax.caches import weakref_cache
-from partjit._jax.tracing import name_results, separate_consts, trace_to_jaxpr
+from partjit._jax.tracing import ShardingTypeError, name_results, separate_consts, trace_to_jaxpr
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import Function, Statics, flattened_results, name_of
 from partjit.host_objects import check_returned
-from partjit.mesh import tracing_under
+from partjit.mesh import explicit_axes, tracing_under
 
 __all__ = ["TRACE_EVENT", "Trace", "trace", "with_static"]
 
@@ -56,6 +57,23 @@ def with_static(
     return args, kwargs
 
 
+@contextlib.contextmanager
+def _explaining_refusals(name: str, mesh: Mesh) -> Iterator[None]:
+    """Adds what to do to jax's error about types that do not determine the sharding of a result."""
+    try:
+        yield
+    except ShardingTypeError as error:
+        axes = ", ".join(name for name in mesh.axis_names if name in explicit_axes(mesh))
+        if axes and not any("are Explicit" in note for note in getattr(error, "__notes__", ())):
+            error.add_note(
+                f"{name} is traced on a mesh whose axes {axes} are Explicit, as jax.make_mesh makes them: there the "
+                "types of values have to determine how each result is sharded. To leave that to the partitioner, give "
+                "the mesh Auto axes: partjit.Mesh(mesh.devices, mesh.axis_names), or axis_types= of jax.make_mesh; for "
+                "a part of the program, wrap it with jax.sharding.auto_axes"
+            )
+        raise
+
+
 @weakref_cache
 def trace(
     fun: Function,
@@ -79,7 +97,7 @@ def trace(
         return results
 
     start = time.perf_counter()
-    with tracing_under(mesh):
+    with tracing_under(mesh), _explaining_refusals(name_of(fun), mesh):
         jaxpr = trace_to_jaxpr(flat_fun, in_avals, source=source, arg_names=arg_names, result_paths=lambda: out_paths)
     # As jax does, so that listeners who count traces count ours.
     jax.monitoring.record_event_duration_secs(TRACE_EVENT, time.perf_counter() - start)

@@ -28,6 +28,7 @@ __all__ = [
     "own_type",
     "requested_type",
     "resharded",
+    "sharding_in_type",
     "sharding_of_type",
     "typed_by",
     "with_result_types",
@@ -76,10 +77,14 @@ def typed_by(aval: ShapedArray, sharding: Sharding | None) -> ShapedArray:
 
 def sharding_of_type(aval: AbstractValue) -> NamedSharding | None:
     """What the type of a value of the function that is traced says, on the devices of the mesh; None for nothing."""
-    mesh = ambient_mesh()
+    return sharding_in_type(aval, ambient_mesh())
+
+
+def sharding_in_type(aval: AbstractValue, mesh: Mesh) -> NamedSharding | None:
+    """What the type of a value in a program on `mesh` says, on the devices of the mesh; None for nothing."""
     if not isinstance(aval, ShapedArray) or not has_explicit_axes(mesh) or aval.sharding.mesh != mesh.abstract_mesh:
         return None
-    return NamedSharding(mesh, P(*aval.sharding.spec.partitions))
+    return NamedSharding(mesh, aval.sharding.spec)
 
 
 def own_type(aval: AbstractValue, leaf: object, mesh: Mesh) -> AbstractValue:

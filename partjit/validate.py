@@ -19,10 +19,18 @@ from partjit._jax.tracing import abstractify
 from partjit._jax.types import PyTreeDef
 from partjit.devices import ids_of
 from partjit.errors import MissingMeshError, ShardingError
-from partjit.mesh import describe_mesh, device_ids
+from partjit.mesh import describe_mesh, device_ids, is_abstract_mesh
 from partjit.spec import UNCONSTRAINED, ParsedPartitionSpec, Spec
 
-__all__ = ["Mismatch", "check_devices", "check_specs", "raise_mismatches", "require_mesh", "spec_prefix_message"]
+__all__ = [
+    "Mismatch",
+    "check_devices",
+    "check_specs",
+    "raise_mismatches",
+    "require_devices_of_mesh",
+    "require_mesh",
+    "spec_prefix_message",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +78,15 @@ def require_mesh(mesh: Mesh, specs: Iterable[Spec], caller: str, name: str) -> N
             )
 
 
+def require_devices_of_mesh(mesh: Mesh, name: str) -> None:
+    """Raises `MissingMeshError` for a call on an abstract mesh."""
+    if is_abstract_mesh(mesh):
+        raise MissingMeshError(
+            f"{name} is called under the abstract mesh ({describe_mesh(mesh)}), which has no devices: trace and lower "
+            "it there, and call it under a mesh of devices"
+        )
+
+
 def check_specs(
     what: str,
     paths: Sequence[str],
@@ -103,7 +120,7 @@ def _check_spec(
     what: str, path: str, aval: AbstractValue, spec: ParsedPartitionSpec, program_mesh: Mesh, allow_uneven: bool
 ) -> Iterable[Mismatch]:
     mesh = spec.mesh or program_mesh
-    if not program_mesh.empty and [*mesh.devices.flat] != [*program_mesh.devices.flat]:
+    if mesh is not program_mesh and not program_mesh.empty and [*mesh.devices.flat] != [*program_mesh.devices.flat]:
         yield Mismatch(
             f"One of {what}, {path} ({aval.str_short()}), has a NamedSharding over the incompatible devices "
             f"{device_ids(mesh)}, but the program runs on the devices {device_ids(program_mesh)}",
@@ -212,6 +229,8 @@ def check_devices(paths: Sequence[str], args: Sequence[object], specs: Sequence[
     """
     if mesh.empty:
         return _check_same_devices(paths, args)
+    if is_abstract_mesh(mesh):
+        return []
     devices = set(mesh.devices.flat)
     mismatches = []
     for path, arg, spec in zip(paths, args, specs, strict=True):

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, SingleDeviceSharding
 
 import partjit
-from partjit import FROM_ARRAY, P, ShardingError, pjit
+from partjit import FROM_ARRAY, MissingMeshError, P, ShardingError, pjit
 from partjit.colocated import colocated_python
 from partjit.inspect import explain
 
@@ -170,3 +170,30 @@ def test_a_struct_on_one_device_runs_there():
     device = jax.devices()[3]
     compiled = pjit(add).lower(*[struct(SingleDeviceSharding(device))] * 2).compile()
     assert {sharding.device_set.pop() for sharding in compiled.input_shardings[0]} == {device}
+
+
+# Abstract meshes, on which programs are lowered for devices that are not there
+
+
+@pytest.mark.parametrize("abstract", [ABSTRACT, EXPLICIT], ids=["Auto", "Explicit"])
+def test_under_an_abstract_mesh_programs_are_traced_and_lowered_as_on_devices(mesh, abstract):
+    @pjit(in_axis_resources=(P("x"), None), out_axis_resources=P("y"))
+    def function(x, y):
+        inner = pjit(jnp.sin, in_axis_resources=P("x"), out_axis_resources=P("x"))
+        return inner(x) + partjit.with_sharding_constraint(y, P("x"))
+
+    def lowered():
+        return function.trace(struct(), struct()).lower(lowering_platforms=("tpu",)).as_text()
+
+    with jax.sharding.use_abstract_mesh(abstract):
+        text = lowered()
+        with pytest.raises(ShardingError, match="divisible by 4"):
+            function.trace(jax.ShapeDtypeStruct((6, 4), DTYPE), struct())
+        with pytest.raises(MissingMeshError, match=r"called under the abstract mesh \(x=4, y=2\)"):
+            function(np.ones(SHAPE, DTYPE), np.ones(SHAPE, DTYPE))
+        # Arrays over such axes say on which devices a call runs.
+        x = array(NamedSharding(explicit_twin(mesh) if abstract is EXPLICIT else mesh, P("x")))
+        y = np.ones(SHAPE, DTYPE)
+        np.testing.assert_allclose(function(x, y), np.sin(x) + y, rtol=1e-6)
+    with explicit_twin(mesh) if abstract is EXPLICIT else mesh:
+        assert text == lowered()

@@ -120,6 +120,17 @@ def test_the_jaxpr_is_that_of_jit(program):
     assert compared or program == "product with its transpose"  # refused, but for replicated arguments
 
 
+def test_what_jax_refuses_comes_with_what_to_do():
+    mesh = make_mesh((EXPLICIT, AUTO))
+    product = pjit(lambda x, w: x @ w, in_shardings=(P(None, "x"), P("x")), name="product")
+    with jax.set_mesh(mesh), pytest.raises(Exception, match="ambiguous") as caught:
+        product(X, X)
+    (note,) = [note for note in caught.value.__notes__ if "Explicit" in note]
+    assert "whose axes x are Explicit" in note
+    with make_mesh((AUTO, AUTO)):
+        np.testing.assert_allclose(product(X, X), X @ X, rtol=1e-5, atol=1e-5)
+
+
 def test_inside_types_are_those_of_the_specs_and_outside_those_of_the_out_specs():
     seen = collections.Counter()
     for types, first, second, given_as in itertools.product(AXIS_TYPES, SPECS[:5], SPECS[2:6], SPECS[:3]):

@@ -8,7 +8,7 @@ from typing import Any
 from jax._src import config
 from jax._src import mesh as mesh_lib
 from jax._src.mesh import ResourceEnv
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 from jaxlib._jax.config import Config
 
 # jax 0.12 moved the states of `jax.set_mesh` from config to mesh.
@@ -83,10 +83,17 @@ def _set_meshes(values: Iterable[object]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def under_mesh(mesh: Mesh) -> Iterator[None]:
+def under_mesh(mesh: Mesh | AbstractMesh) -> Iterator[None]:
     """Makes `mesh` the answer to every way of asking: `with mesh:`, `jax.set_mesh` and the abstract mesh."""
-    with _set_meshes((mesh, mesh.abstract_mesh)), entered_mesh(mesh):
+    devices = mesh if isinstance(mesh, Mesh) else EMPTY_MESH
+    with _set_meshes((devices, mesh.abstract_mesh)), entered_mesh(devices):
         yield
+
+
+def abstract_mesh() -> AbstractMesh | None:
+    """The mesh of `jax.sharding.use_abstract_mesh`, where no mesh of devices is ambient and no axis is manual."""
+    mesh = mesh_lib.get_abstract_mesh()
+    return None if mesh.empty or mesh.manual_axes or not innermost_mesh().empty else mesh
 
 
 @contextlib.contextmanager

@@ -17,7 +17,9 @@ from partjit._jax.meshes import manual_axes
 from partjit._jax.types import PyTree
 
 __all__ = [
+    "ShardingTypeError",
     "abstractify",
+    "has_high_types",
     "is_eager",
     "is_staged",
     "low_jaxpr",
@@ -37,6 +39,7 @@ __all__ = [
 _pe: Any = partial_eval  # its types differ from version to version
 
 trace_state_clean: Callable[[], bool] = core.trace_state_clean
+ShardingTypeError = core.ShardingTypeError
 _current_trace, _eager_trace = core.trace_state_strong_ref, core.eval_trace
 
 
@@ -139,6 +142,16 @@ def low_jaxpr(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     those that they are made of when all transformations are done.
     """
     return _pe.lower_jaxpr2(jaxpr) if MERGED_JAXPR and jaxpr.is_high else jaxpr
+
+
+def has_high_types(jaxpr: ClosedJaxpr) -> bool:
+    """Whether a jaxpr can only be lowered with its values: arguments or results are of types that users define.
+
+    jax 0.10 lowers no equation of theirs by itself either.
+    """
+    if not MERGED_JAXPR:
+        return bool(jaxpr.jaxpr.is_high)
+    return any(aval.is_high for aval in (*jaxpr.in_avals, *jaxpr.out_avals))
 
 
 def register_to_low(primitive: Primitive, rule: Callable) -> None:

@@ -33,7 +33,7 @@ def over_auto_axes(
         return jaxpr, tuple(out_shardings), mesh
     twin = auto_twin(mesh)
     shardings = [
-        (sharding_in_type(aval, twin) or sharding) if isinstance(sharding, UnspecifiedValue) else sharding
+        (_sharding_in_type(aval, twin) or sharding) if isinstance(sharding, UnspecifiedValue) else sharding
         for aval, sharding in zip(jaxpr.out_avals, out_shardings, strict=True)
     ]
 
@@ -54,7 +54,7 @@ def over_auto_axes(
     def call(eqn: JaxprEqn, made: JaxprEqn) -> Sequence[JaxprEqn]:
         callee: Callee = eqn.params["callee"]
         given = tuple(
-            own or sharding_in_type(x.aval, twin) for x, own in zip(eqn.invars, callee.in_shardings, strict=True)
+            own or _sharding_in_type(x.aval, twin) for x, own in zip(eqn.invars, callee.in_shardings, strict=True)
         )
         avals = tuple(map(type_of, made.outvars))
         own = callee.derived((given, avals), lambda: dataclasses.replace(callee, in_shardings=given, out_avals=avals))
@@ -73,7 +73,7 @@ def over_auto_axes(
     return untyped(jaxpr, rewrites, requested), tuple(shardings), twin
 
 
-def sharding_in_type(aval: object, mesh: Mesh) -> NamedSharding | None:
+def _sharding_in_type(aval: object, mesh: Mesh) -> NamedSharding | None:
     """What a type says of all axes of a mesh; None where it says nothing of some."""
     spec = _spec_in_type(aval)
     return None if spec is None or spec.unconstrained_dims else NamedSharding(mesh, spec.partition_spec)
