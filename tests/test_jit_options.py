@@ -219,3 +219,14 @@ def test_policies_of_inlining():
             names = [e.primitive.name for e in jax.make_jaxpr(pjit(lambda x: x + 1, inline=kind))(X).eqns]
             assert names == (["pjit"] if kind.name == "AUTO" else ["add"])
     assert bool(kinds) == (RELEASE >= (0, 12))
+
+
+def test_on_explicit_axes_inlined_equations_have_the_types_of_their_arguments():
+    with set_mesh(jax.make_mesh((4, 2), ("x", "y"), (jax.sharding.AxisType.Explicit,) * 2)):
+        x = jax.device_put(np.ones((4, 4), np.float32), P("x", "y"))
+        y = jax.device_put(np.ones((4, 4), np.float32), P(None, "y"))
+        for fun in (summed, of_results, lambda x, y: jnp.tanh(x) + 1, lambda x, y: jax.sharding.reshard(x, P("y")) * 2):
+            for outer in OUTER[:5]:
+                assert traced(outer(pjit(fun, inline=True)), x, y) == traced(outer(fun), x, y)
+        for ours, theirs in zip(pjit(summed, inline=True)(x, y), summed(x, y), strict=True):
+            assert ours.sharding == theirs.sharding
