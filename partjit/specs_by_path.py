@@ -22,7 +22,7 @@ from jax.tree_util import KeyPath
 from partjit._jax.shardings import UnspecifiedValue
 from partjit._jax.tracing import abstractify
 from partjit._jax.types import PyTree, PyTreeDef
-from partjit.arguments import name_of
+from partjit.arguments import name_of, signature_of
 from partjit.checks import flattened, items_of, require, require_mesh_type, wrong_type, wrong_value
 from partjit.errors import ShardingError
 from partjit.render import html, text
@@ -221,15 +221,17 @@ def _matched(
 
 def _matcher(where: str, rules: Rules) -> tuple[Callable[[str, Any], list[_Match]], list[str]]:
     """What finds the rules that match a leaf, and the patterns of all rules."""
+    expected = "a mapping or a sequence of pairs of a regular expression and a spec, or a function (path, leaf) -> spec"
     if callable(rules) and not isinstance(rules, Mapping):
         function, function_name = rules, name_of(rules)
+        if isinstance(rules, type) or not _takes_two(rules):  # a mesh is callable too
+            raise wrong_type(where, "rules", rules, expected)
 
         def call(path: str, leaf: Any) -> list[_Match]:
             spec = function(path, leaf)
             return [] if spec is None else [(function_name, _require_spec(where, f"rules({path!r}, leaf)", spec))]
 
         return call, []
-    expected = "a mapping or a sequence of pairs of a regular expression and a spec, or a function (path, leaf) -> spec"
     pairs = items_of(where, "rules", rules.items() if isinstance(rules, Mapping) else rules, expected)
     compiled = []
     for i, pair in enumerate(pairs):
@@ -249,6 +251,16 @@ def _matcher(where: str, rules: Rules) -> tuple[Callable[[str, Any], list[_Match
         return [(regex.pattern, spec) for regex, spec in compiled if regex.search(path)]
 
     return search, [regex.pattern for regex, _ in compiled]
+
+
+def _takes_two(function: Callable[..., object]) -> bool:
+    signature = signature_of(function)
+    if signature is not None:
+        try:
+            signature.bind("path", "leaf")
+        except TypeError:
+            return False
+    return True
 
 
 def _require_spec(where: str, name: str, spec: object) -> AnySpec:

@@ -247,6 +247,7 @@ _OF_STRATEGIES = ("__repr__ returned non-string", "Array has been deleted")
 _OF_COSTS = ("takes no arg", "int() arg", "takes 0 pos", "not a valid JAX type", "only supports jax.Array")
 """What a callable says that is no function of a node."""
 _OF_SPECS = ("One of pjit arguments", "One of pjit outputs", "One of with_sharding_constraint arguments")
+_OF_HOST = ("host argument",)
 _PJIT_TAKES = {
     "fun": "callable none",
     "in_axis_resources": IN_SPEC_TREE,
@@ -345,7 +346,12 @@ def _targets() -> Iterator[Target]:
             "name": None,
         },
         {**_PJIT_TAKES, "x": f"{VALUES} huge huge_inside"},
-        named={"in_axis_resources": _OF_SPECS, "out_axis_resources": _OF_SPECS},
+        named={
+            "in_axis_resources": _OF_SPECS,
+            "out_axis_resources": _OF_SPECS,
+            "host_argnums": _OF_HOST,
+            "host_argnames": _OF_HOST,
+        },
         lets_pass=_OF_ARRAYS,
     )
     for stage in ("trace", "lower", "plan", "eval_shape"):
@@ -378,18 +384,25 @@ def _targets() -> Iterator[Target]:
         lambda: {"devices": jax.devices()[:2], "axis_names": ("a",), "axis_types": None},
         {"devices": "devices same_devices", "axis_names": "str one_hashable", "axis_types": "none"},
     )
+    rules = "callable empty empty_seq spec_inside unconstrained_pspec_inside unspecified_inside from_array_inside"
     for by_path in (partjit.specs_like, partjit.spec_table):
         yield Target(
             f"partjit.{by_path.__name__}",
             by_path,
             lambda: {"tree": {"w": ones()}, "rules": {"w": P("x")}, "default": P()},
-            {"tree": "everything", "rules": "callable empty empty_seq", "default": "none spec unspecified from_array"},
+            {
+                "tree": "everything",
+                "rules": rules,
+                "default": "none spec unconstrained_pspec unspecified from_array",
+            },
+            lets_pass=("not a valid JAX type",),  # what a function of pjit says of a path
         )
     yield Target(
         "partjit.spec_table (on a mesh)",
         partjit.spec_table,
         lambda: {"tree": {"w": ones()}, "rules": {"w": P("x")}, "mesh": mesh()},
-        {"tree": "everything", "rules": "callable empty empty_seq", "mesh": "none mesh"},
+        {"tree": "everything", "rules": rules, "mesh": "none mesh empty_mesh"},
+        lets_pass=("not a valid JAX type",),
     )
     yield Target("partjit.set_mesh", _set_and_unset, lambda: {"mesh": mesh()}, {"mesh": "none mesh empty_mesh"})
     yield Target("partjit.reshard_policy", _policy_kept, lambda: {"policy": "allow"}, {"policy": ""})

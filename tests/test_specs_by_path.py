@@ -128,6 +128,8 @@ def test_one_leaf_is_a_tree():
         (P("x"), TypeError, r"rules\[0\] must be a pair of a regular expression and a spec"),
         ("w", TypeError, "rules must be a mapping or a sequence of pairs of a regular expression"),
         ({"w": P("x", "x")}, ValueError, r"rules\['w'\] specification can map every mesh axis to at most one"),
+        (lambda path: P(), TypeError, "rules must be a mapping .*, or a function"),
+        (str, TypeError, "rules must be a mapping .*, or a function"),
         (lambda path, leaf: 3, TypeError, r"rules\('w', leaf\) must be a PartitionSpec"),
     ],
 )

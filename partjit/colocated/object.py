@@ -125,7 +125,8 @@ def _method_of(number: int, name: str, method: str, fun: Callable[..., PyTree], 
 def _present(found: _Found | None, name: str) -> _Found:
     if found is None:
         raise ValueError(
-            f"this colocated {name} object is not one of this process, or is gone: send its class, and construct it there"
+            f"this colocated {name} object is not one of this process, or is gone: send its class, and construct an "
+            "object here"
         )
     return found
 
