@@ -117,11 +117,15 @@ class EnteredMeshes:
     def __init__(self) -> None:
         self._stack, self._records = mesh_lib.thread_resources.stack[1:], [*_entered.records]
 
+    def differ_here(self) -> bool:
+        """Whether this thread may have entered others."""
+        return bool(self._stack) or len(mesh_lib.thread_resources.stack) > 1
+
     def enter(self) -> tuple[list[ResourceEnv], _Records] | None:
         """Replaces the meshes this thread has entered; returns what `leave` puts back."""
-        stack = mesh_lib.thread_resources.stack
-        if not self._stack and len(stack) == 1:
+        if not self.differ_here():
             return None
+        stack = mesh_lib.thread_resources.stack
         outer = stack[1:], _entered.records
         self.leave((self._stack, [*self._records]))
         return outer

@@ -1,10 +1,16 @@
 """jax's settings of one thread, applied in another."""
 
+import operator
+from collections.abc import Callable
+from typing import TypeVar
+
 import jax
 from jax._src import config
 from jaxlib._jax.config import Config, unset
 
 from partjit._jax.meshes import SET_MESH_STATES, EnteredMeshes
+
+_Result = TypeVar("_Result")
 
 
 def has_64_bits() -> bool:
@@ -25,9 +31,16 @@ class ThreadSettings:
         # This runs with every call, and asking all settings one by one would be half of what a call costs its caller.
         # Most of them are in a tuple that jax keeps for its caches.
         self._context = config.trace_context()
-        others = [get_local() for get_local in _get_local_of_others]
+        others = [*map(operator.call, _get_local_of_others)]
         self._others = others if others.count(unset) < len(others) else None
         self._meshes = EnteredMeshes()
+
+    def run(self, function: Callable[..., _Result], *args: object) -> _Result:
+        """Calls a function under them."""
+        if not self._missing_here() and not self._meshes.differ_here():
+            return function(*args)
+        with self:
+            return function(*args)
 
     # A generator would turn a StopIteration of the user's into another exception.
     def __enter__(self) -> None:

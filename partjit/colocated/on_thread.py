@@ -5,7 +5,6 @@ import functools
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 
@@ -57,15 +56,11 @@ class OnThread:
             site: where it is made.
         """
         settings, context, observe = ThreadSettings(), contextvars.copy_context(), observe_call(self._name, stream)
-        body = functools.partial(self._run_as_caller, settings, context, takes, stream, out_specs, observe)
+        body = functools.partial(settings.run, context.run, self._run, takes, stream, out_specs, observe)
         call = Call(self._name, site, stream, lanes, body)
         results = [PendingArray(call, spec.aval, spec.sharding, spec.committed) for spec in out_specs.leaves]
         call.receivers = [*map(weakref.ref, results)]
         return Prepared(call, results, out_specs)
-
-    def _run_as_caller(self, settings: ThreadSettings, context: contextvars.Context, *args: Any) -> Sequence[jax.Array]:
-        with settings:
-            return context.run(self._run, *args)
 
     def _run(self, takes: list[Take], stream: Stream, out_specs: OutSpecs, observe: Observer) -> Sequence[jax.Array]:
         inside(stream)

@@ -289,7 +289,7 @@ class Specialization:
         if self._ahead is not None:
             results = self._ahead.take(out_specs, lambda: self._prepared([], lanes, stream, out_specs, call_site()))
             return out_specs.tree.unflatten(results)
-        is_cheap = self._cheapness.is_shown and self._mode == "auto" and self._stream is None
+        is_cheap = self._mode == "auto" and self._stream is None and self._cheapness.is_shown
         is_ahead = self._history is not None and self._history.is_ahead
         if is_cheap and not is_ahead and all(map(_has_value, leaves)) and not any(lane.calls for lane in lanes):
             args, kwargs = self.in_specs.tree.unflatten(self._on_host(values_of(put_host_arguments(leaves))))

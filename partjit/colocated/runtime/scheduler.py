@@ -94,6 +94,8 @@ def submit(call: Call) -> None:
         threads.run_later(functools.partial(submit, call))
         return
     threads.start_deferred()
+    if _order.run(_append_behind, call):
+        return
     submission = Presence()
     submission.of(_submit, call, submission, otherwise=functools.partial(_give_up, call, None))()
 
@@ -184,6 +186,21 @@ def _append(call: Call) -> bool | Flag:
         lane.calls.append(call)
         is_first = is_first and lane.calls[0] is call
     return is_first
+
+
+def _append_behind(call: Call) -> bool:
+    """Appends a call to its lane if it has only one, which has room, and is not first; returns whether.
+
+    An interrupt leaves nothing undone: as soon as the call is in the lane, the one before will start it.
+    """
+    if len(call.lanes) != 1 or call.entering is not None:
+        return False
+    lane = call.lanes[0]
+    if not 0 < len(lane.calls) < lane.size:
+        return False
+    lane.calls.append(call)
+    _unfinished[call] = None
+    return True
 
 
 def _append_if_free(call: Call) -> bool:
