@@ -227,3 +227,67 @@ def test_what_does_not_fit_is_named_by_its_path(make, path, mesh):
     with mesh, pytest.raises(ShardingError) as caught:
         pjit(lambda tree: tree, in_shardings=(specs,))(tree)
     assert f"One of pjit arguments, {path} (float32[" in str(caught.value)
+
+
+def arrays(model):
+    return eqx.filter(model, eqx.is_array)
+
+
+AROUND = {
+    "filter_jit": lambda program, model, x: eqx.filter_jit(lambda model, x: program(arrays(model), x))(model, x),
+    "filter_vmap": lambda program, model, x: eqx.filter_vmap(
+        lambda model, x: program(arrays(model), x), in_axes=(None, 0)
+    )(model, np.stack([x, x])),
+    "filter_grad": lambda program, model, x: arrays(
+        eqx.filter_grad(lambda model, x: program(arrays(model), x).sum())(model, x)
+    ),
+    "filter_jit of filter_value_and_grad": lambda program, model, x: eqx.filter_jit(
+        eqx.filter_value_and_grad(lambda model, x: program(arrays(model), x).sum())
+    )(model, x)[0],
+    "filter_checkpoint": lambda program, model, x: jax.grad(
+        lambda x: eqx.filter_checkpoint(lambda model, x: program(arrays(model), x))(model, x).sum()
+    )(x),
+}
+INSIDE = {
+    "filter_jit": lambda model, x: eqx.filter_jit(lambda model, x: jax.vmap(model)(x))(model, x),
+    "filter_vmap": lambda model, x: eqx.filter_vmap(model)(x),
+    "filter_grad": lambda model, x: arrays(eqx.filter_grad(lambda model: jax.vmap(model)(x).sum())(model)),
+    "filter_checkpoint": lambda model, x: eqx.filter_checkpoint(lambda model, x: jax.vmap(model)(x))(model, x),
+}
+
+
+@pytest.mark.parametrize(("where", "wrapper"), [*(("around", w) for w in AROUND), *(("inside", w) for w in INSIDE)])
+def test_filtered_wrappers_go_around_a_program_and_inside_of_one(where, wrapper, mesh):
+    model = OfEquinox(jax.random.key(0))
+    specs = specs_like(model, RULES)
+    params, static = eqx.partition(model, eqx.is_array)
+    inner = INSIDE[wrapper] if where == "inside" else lambda model, x: jax.vmap(model)(x)
+
+    def bare(params, x):
+        return inner(eqx.combine(params, static), x)
+
+    program = pjit(bare, in_shardings=(specs, P("x")))
+    with mesh:
+        called = [AROUND[wrapper](f, model, X) if where == "around" else f(params, X) for f in (program, bare)]
+    for ours, theirs in zip(*map(jax.tree.leaves, called), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_transformations_of_nnx_go_around_a_program(mesh):
+    model = OfNNX(nnx.Rngs(0))
+    model.eval()
+    definition, state = nnx.split(model)
+    program = pjit(lambda state, x: nnx.merge(definition, state)(x), in_shardings=(specs_like(state, RULES), P("x")))
+
+    def call(program):
+        def apply(model, x):
+            return program(nnx.state(model), x)
+
+        grads = nnx.jit(nnx.grad(lambda model, x: apply(model, x).sum()))(model, X)
+        batched = nnx.vmap(apply, in_axes=(None, 0))(model, np.stack([X, X]))
+        return nnx.jit(apply)(model, X), batched, nnx.remat(apply)(model, X), nnx.to_pure_dict(grads)
+
+    with mesh:
+        called = call(program), call(lambda state, x: nnx.merge(definition, state)(x))
+    for ours, theirs in zip(*map(jax.tree.leaves, called), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
