@@ -130,7 +130,7 @@ def specs_like(tree: PyTree, rules: Rules, *, default: AnySpec | None = None) ->
             matches are replicated.
 
     Returns:
-        A tree like `tree`, with a spec for each array and None for all else (functions and strings in a module of
+        A tree like `tree`, with a spec for each array and None for other leaves (functions and strings in a module of
         Equinox), which `pjit` takes as the specs of `tree` and of its arrays alone.
 
     Raises:
@@ -200,7 +200,7 @@ _Match: TypeAlias = tuple[str, AnySpec]
 def _matched(
     where: str, tree: PyTree, rules: Rules, default: AnySpec | None, mesh: Mesh | None
 ) -> tuple[list[SpecRow | None], PyTreeDef, list[str]]:
-    """A row for each leaf (None for what is no array), the structure of the tree, and the patterns of the rules."""
+    """A row for each leaf (None where it is not an array), the structure of the tree, and the patterns of the rules."""
     if default is not None:
         _require_spec(where, "default", default)
     match, patterns = _matcher(where, rules)
@@ -238,12 +238,12 @@ def _matcher(where: str, rules: Rules) -> tuple[Callable[[str, Any], list[_Match
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise wrong_type(where, f"rules[{i}]", pair, "a pair of a regular expression and a spec")
         pattern, spec = pair
-        require(where, f"a pattern in rules, that of number {i},", pattern, str | re.Pattern, "a regular expression")
+        name = f"the pattern of rules[{i}]"
+        require(where, name, pattern, str | re.Pattern, "a regular expression")
         try:
             regex = re.compile(pattern)
-            regex.search("")  # which a pattern for bytes does not
+            regex.search("")  # a pattern for bytes raises TypeError
         except (re.error, TypeError) as error:
-            name = f"a pattern in rules, that of number {i},"
             raise wrong_value(where, name, pattern, "a regular expression for str", str(error)) from None
         compiled.append((regex, _require_spec(where, f"rules[{regex.pattern!r}]", spec)))
 

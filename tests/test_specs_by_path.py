@@ -120,9 +120,9 @@ def test_one_leaf_is_a_tree():
         (
             {"(": P()},
             ValueError,
-            r"that of number 0, must be a regular expression for str, but is '\(', a str: missing",
+            r"the pattern of rules\[0\] must be a regular expression for str, but is '\(', a str: missing",
         ),
-        ({b"w": P()}, TypeError, "a pattern in rules, that of number 0, must be a regular expression, but is b'w'"),
+        ({b"w": P()}, TypeError, r"the pattern of rules\[0\] must be a regular expression, but is b'w'"),
         ({re.compile(b"w"): P()}, ValueError, "must be a regular expression for str"),
         ([("w", P(), 3)], TypeError, r"rules\[0\] must be a pair"),
         (P("x"), TypeError, r"rules\[0\] must be a pair of a regular expression and a spec"),
