@@ -144,7 +144,7 @@ class Specialization:
 
     def call_with_host_arguments(self, leaves: Sequence[Any]) -> PyTree:
         """Calls the function with flat arguments, `HostArgument`s among them; the others are plain arrays."""
-        is_cheap = self._mode == "auto" and self._cheapness.is_shown
+        is_cheap = self._mode == "auto" and self._stream is None and self._cheapness.is_shown
         if not self._is_prepared or self._mode == "inline" or is_cheap:
             leaves = put_host_arguments(leaves)
             args, kwargs = self.in_specs.tree.unflatten(leaves)
@@ -233,7 +233,8 @@ class Specialization:
                 self._target = on_each_shard(self._target, self._name, self._shards, self.out_specs)
             elif options.layout == "per_shard":
                 self._target = per_shard(self._target, self._name, self.out_specs, self._shardings_of_shards)
-            measured = self._cheapness.measured if self._mode == "auto" else None
+            may_run_here = self._mode == "auto" and self._stream is None
+            measured = self._cheapness.measured if may_run_here else None
             self._on_thread = OnThread(self._name, self._target, self.in_specs.tree, measured)
         elif self.out_specs is None:
             raise ValueError(
@@ -296,7 +297,7 @@ class Specialization:
             result = self._run_if_free(functools.partial(self._run_cheap, args, kwargs, stream), lanes, stream)
             if result is not scheduler.NOT_FREE:
                 return result
-        takes = [self._pinned(i, leaf) for i, leaf in enumerate(leaves)]
+        takes = [*map(self._pinned, range(len(leaves)), leaves)]
         prepared = self._prepared(takes, lanes, stream, out_specs, call_site())
         return out_specs.tree.unflatten(prepared.submit())
 

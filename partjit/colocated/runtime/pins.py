@@ -93,6 +93,11 @@ class Pin(OnDemand):
         self._source: list[ArrayImpl] | None = None
         self._free: list[jax.Array] = []
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether several calls have it."""
+        return self._source is not None
+
     def share(self) -> None:
         """Lets several calls have it; the array must not be deleted yet."""
         if self._source is None:
@@ -121,7 +126,7 @@ class Pin(OnDemand):
 
     def returned(self, array: jax.Array) -> OnDemand:
         """What takes the place of a borrowed array that the function returns."""
-        return _Returned(self, array) if self._source is None else self
+        return self if self.is_shared else _Returned(self, array)
 
 
 class _Returned(OnDemand):
@@ -173,20 +178,23 @@ def given_back(takes: Sequence[Take], arrays: list[jax.Array], results: list[Any
         takes, arrays: the pins, and what was borrowed of them.
         results: what the function returned; only these lists may still refer to the arrays.
     """
-    pins = {id(array): take for take, array in zip(takes, arrays, strict=True) if isinstance(take, Pin)}
-    if pins:
-        results[:] = [pins[id(result)].returned(result) if id(result) in pins else result for result in results]
-        for take, array, count in zip(takes, arrays, _references(arrays), strict=True):
-            if count == _OF_A_LIST and isinstance(take, Pin):
-                take.give_back(array)
+    positions = dict(zip(map(id, results), range(len(results)), strict=True))
+    for i, take in enumerate(takes):
+        if isinstance(take, Pin):
+            position = positions.get(id(arrays[i]))
+            if position is not None:
+                results[position] = take.returned(arrays[i])
+            if take.is_shared and _references(arrays, i) == _OF_A_LIST:
+                take.give_back(arrays[i])
     return results
 
 
-def _references(values: Sequence[object]) -> list[int]:
-    return [sys.getrefcount(value) for value in values]
+def _references(values: Sequence[object], i: int) -> int:
+    value = values[i]
+    return sys.getrefcount(value)
 
 
-_OF_A_LIST = _references([object()])[0]
+_OF_A_LIST = _references([object()], 0)
 """The count of what only a list refers to, which depends on the version of Python."""
 
 

@@ -94,7 +94,7 @@ def submit(call: Call) -> None:
         threads.run_later(functools.partial(submit, call))
         return
     threads.start_deferred()
-    if _order.run(_append_behind, call):
+    if len(call.lanes) == 1 and call.lanes[0].calls and call.entering is None and _order.run(_append_behind, call):
         return
     submission = Presence()
     submission.of(_submit, call, submission, otherwise=functools.partial(_give_up, call, None))()
@@ -189,12 +189,10 @@ def _append(call: Call) -> bool | Flag:
 
 
 def _append_behind(call: Call) -> bool:
-    """Appends a call to its lane if it has only one, which has room, and is not first; returns whether.
+    """Appends a call to its only lane if that has room, and the call is not first; returns whether.
 
     An interrupt leaves nothing undone: as soon as the call is in the lane, the one before will start it.
     """
-    if len(call.lanes) != 1 or call.entering is not None:
-        return False
     lane = call.lanes[0]
     if not 0 < len(lane.calls) < lane.size:
         return False
