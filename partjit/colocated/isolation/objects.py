@@ -1,6 +1,7 @@
 """Objects that live in worker processes: constructed there, used there, destroyed with their worker."""
 
 import inspect
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,7 @@ class IsolatedObject:
         self.__cls = cls
         self.__loss: str | None = None
         self.__worker = WorkerProcess(is_disposable=False)
+        weakref.finalize(self, self.__worker.end).atexit = False
         definition = pickled(recipe, f"{cls.__name__} and the arguments of its constructor")
         name = f"{cls.__name__}.__init__"
         try:
@@ -37,9 +39,6 @@ class IsolatedObject:
         except BaseException:
             self.__worker.kill()
             raise
-
-    def __del__(self) -> None:
-        self.__worker.end()
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         member = getattr(self.__cls, name)  # raises if there is none

@@ -239,7 +239,7 @@ class WorkerProcess:
         self.kill()
         if code >= 0:
             return f"exited with code {code}"
-        return f"was killed by signal {-code} ({signal.Signals(-code).name})"
+        return f"was killed by signal {-code} ({signal.strsignal(-code)})"
 
     def forget(self, key: int) -> None:
         """Drops a function that is not called any more; a finalizer may call this."""

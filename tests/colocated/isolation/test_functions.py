@@ -100,6 +100,14 @@ def test_it_may_import_jax_and_return_its_arrays_which_are_on_cpu_devices():
     assert np.allclose(isolated(compute)(jnp.ones(3)), np.sin(1))
 
 
+def test_it_may_use_partjit_and_workers_of_its_own():
+    inner = isolated(lambda x: (x * 2, np.int32(os.getpid())), mode="inline")
+    outer = isolated(lambda x: (*inner(x), np.int32(os.getpid())), mode="inline")
+    doubled, *workers = outer(one)
+    assert float(doubled) == 2
+    assert len({os.getpid(), *map(int, workers)}) == 3
+
+
 def test_what_it_captures_is_copied_once_for_each_kind_of_arguments():
     array = jnp.arange(3.0)
     table, seen = np.zeros(3), []
@@ -343,7 +351,7 @@ def test_an_exception_that_cannot_be_pickled_is_described():
     ("end", "text"),
     [
         (lambda: os._exit(3), "exited with code 3"),
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), r"was killed by signal 9 \(SIGKILL\)"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), r"was killed by signal 9 \(Killed\)"),
     ],
 )
 def test_the_death_of_a_worker_is_the_failure_of_its_call(mode, end, text):

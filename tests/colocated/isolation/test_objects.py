@@ -93,7 +93,7 @@ def test_the_state_is_lost_with_the_worker_and_another_object_works():
     Counter = counter()
     lost = Counter()
     assert int(lost.add(1)) == 1
-    text = r"the worker process of Counter.die \(pid \d+\) was killed by signal 9 \(SIGKILL\) in the call made at "
+    text = r"the worker process of Counter.die \(pid \d+\) was killed by signal 9 \(Killed\) in the call made at "
     with pytest.raises(WorkerDiedError, match=text + re.escape(__file__)):
         lost.die()
     for _ in range(2):
