@@ -1,12 +1,8 @@
 """Effects of equations: jax's own, and the registries that say where an effect is allowed."""
 
-import contextlib
-import time
 from collections.abc import Iterable
-from typing import Any
 
-import jax
-from jax._src import core, dispatch, effects
+from jax._src import core, effects
 from jax.extend.core import ClosedJaxpr, Effect
 
 __all__ = [
@@ -14,7 +10,6 @@ __all__ = [
     "positional_effects",
     "register_effect",
     "register_ordered_effect",
-    "wait_for_effect",
     "without_axes",
 ]
 
@@ -47,32 +42,6 @@ def register_ordered_effect(effect_type: type[Effect]) -> None:
     register_effect(effect_type)
     effects.ordered_effects.add_type(effect_type)
     effects.shardable_ordered_effects.add_type(effect_type)
-
-
-def wait_for_effect(effect: Effect, deadline: float | None) -> bool:
-    """Waits for what has an ordered effect in the programs that this thread has started, whether it failed or not.
-
-    Args:
-        effect: the effect.
-        deadline: in seconds of `time.monotonic`, or None.
-
-    Returns:
-        Whether it ended by then.
-    """
-    token = dispatch.runtime_tokens.current_tokens.get(effect)
-    if token is None:
-        return True
-    array: Any = token._buf
-    while deadline is not None and not array.is_ready():  # jax can only wait without a deadline
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(_PAUSE)
-    with contextlib.suppress(jax.errors.JaxRuntimeError):  # the caller gets it with the results
-        token.block_until_ready()
-    return True
-
-
-_PAUSE = 0.5e-3
 
 
 def without_axes(effects: Iterable[Effect]) -> set[Effect]:

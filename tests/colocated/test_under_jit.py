@@ -331,16 +331,85 @@ def test_waiting_waits_for_programs_that_still_run():
     assert rendezvous.logs["calls"] == [(0,)] * 2
 
 
+def test_a_caller_does_not_wait_for_the_programs_before():
+    slow = jax.jit(lambda x: lax.fori_loop(0, 300, lambda _, x: jnp.tanh(x @ x), x))
+    program = jax.jit(logger(lambda k, x: note(k)))
+    x = jnp.ones((300, 300))
+    program(0, slow(x))
+    calls().clear()
+    for k in range(5):
+        program(k, slow(x))
+    assert len(rendezvous.logs["calls"]) < 3
+    assert calls() == [(k,) for k in range(5)]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_program_that_fails_does_not_fail_others(is_late):
+    log = logger()
+    program = jax.jit(lambda k: (log(k), k + 1)[1])
+    slow = jax.jit(lambda k: lax.fori_loop(0, 300, lambda _, x: jnp.tanh(x @ x), jnp.zeros((300, 300)))[0, 0] + k)
+
+    def fail(_):
+        raise ValueError("of a callback")
+
+    rendezvous.programs["fail"] = fail
+
+    @jax.jit
+    def failing(k):
+        jax.debug.callback(rendezvous.programs["fail"], k)
+        log(-1)
+        return k + 1
+
+    for k in range(3):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="of a callback"):
+            failing(slow(k) if is_late else k).block_until_ready()
+        assert program(k) == k + 1
+    with contextlib.suppress(jax.errors.JaxRuntimeError, ExceptionGroup):
+        jax.effects_barrier()
+    assert [call for call in calls() if call != (-1,)] == [(0,), (1,), (2,)]
+
+
+def test_programs_on_other_devices_take_turns():
+    log = logger()
+    program = jax.jit(lambda k: log(jnp.max(k)))
+    places = [*jax.devices()[:3], over_8_devices()]
+    for k in range(20):
+        program(jax.device_put(np.full(8, k), places[k % 4]))
+    assert calls() == [(k,) for k in range(20)]
+
+
 def test_devices_do_not_wait_for_calls_even_if_their_stream_is_full():
     log = logger(lambda i: rendezvous.hear("the end") or note(i), stream="small")
+    other = logger(lambda: rendezvous.logs["other"].append(1), stream="other")
     with colocated.stream("small", size=1):
         pass
     program = jax.jit(lambda x: lax.scan(lambda c, i: (c + 1, log(i)), x, jnp.arange(300))[0])
     log(-1)
     assert program(0) == 300
+    jax.jit(other)()
+    colocated.wait("other")
+    assert rendezvous.logs["other"] == [1]
     assert not rendezvous.logs["calls"]
     rendezvous.say("the end")
     assert calls() == [(i,) for i in range(-1, 300)]
+
+
+def test_calls_on_different_streams_overlap():
+    first = logger(lambda: rendezvous.meet("both", 2), stream="first")
+    second = logger(lambda: rendezvous.meet("both", 2), stream="second")
+    jax.jit(lambda: (first(), second(), None)[2])()
+    colocated.wait()
+
+
+def test_a_call_between_two_programs_runs_between_theirs():
+    log = logger(lambda i: rendezvous.hear("the start") or note(i), stream="shared")
+    program = jax.jit(lambda x: lax.scan(lambda c, i: (c, log(c + i)), x, jnp.arange(3))[0])
+    for k in (0, 10, 20):
+        program(k)
+        arrivals.settle(None)
+        log(k + 5)
+    rendezvous.say("the start")
+    assert calls() == [(k + i,) for k in (0, 10, 20) for i in (0, 1, 2, 5)]
 
 
 def test_devices_wait_for_calls_that_end_while_too_much_waits_for_them(monkeypatch):
@@ -455,9 +524,6 @@ def test_an_interrupt_loses_and_repeats_no_call(kind):
             assert made == [(i,) for i in range(len(made))]
     finally:
         signal.signal(signal.SIGALRM, before)
-    with contextlib.suppress(jax.errors.JaxRuntimeError):  # the token of the failed program
-        program(0)
-    colocated.wait()
     rendezvous.clear()
     program(0)
     assert calls() == [(i,) for i in range(3000)]

@@ -27,6 +27,7 @@ from partjit._jax.lowering import (
     number_of_devices,
 )
 from partjit._jax.sources import at_site, source_site
+from partjit._jax.tokens import pass_tokens_on
 from partjit.colocated.devices import colocated_cpu_devices, colocated_sharding
 from partjit.colocated.ir.emission import PLATFORMS
 from partjit.colocated.ir.primitive import Callee, colocated_call_p
@@ -68,6 +69,7 @@ def _lower(ctx: LoweringRuleContext, *args: ir.Value, callee: Callee, stream: St
         specialization = _specialized(callee, stream)
         specialization.prepare()
         threads.start_deferred()
+        pass_tokens_on(effect)
         site = source_site(ctx) or ("<unknown>", 0, callee.name)
         lower_to_callback(ctx, CallUnderJit(specialization, site, mesh_of_shards(ctx)), args, effect)
     return []

@@ -16,7 +16,8 @@ from typing import Protocol
 import jax
 from jax.extend.core import Effect
 
-from partjit._jax.effects import register_ordered_effect, wait_for_effect
+from partjit._jax.effects import register_ordered_effect
+from partjit._jax.tokens import wait_for_effect
 from partjit.colocated.runtime import scheduler, threads
 from partjit.colocated.runtime.call import Call, Lane
 from partjit.colocated.runtime.interrupts import Exclusive, Flag
@@ -100,7 +101,7 @@ class Arrival:
 
 
 class _Row:
-    """Calls that arrive one after another and are in the same lanes, as one call: a thread runs as many as there are.
+    """Calls that arrive one after another, in lanes of the first, as one call: a thread runs as many as there are.
 
     Attributes:
         call: the call.
@@ -108,7 +109,6 @@ class _Row:
 
     def __init__(self, first: Arrival, arrived: Arrived, lanes: Sequence[Lane]) -> None:
         self._waiting = collections.deque([first])
-        self._lanes = lanes
         self._room = _MOST_IN_A_ROW
         self._changes = threading.Lock()  # neither thread handles signals
         # The first lane is that whose size counts. What the devices have done already does not wait for room.
@@ -116,7 +116,7 @@ class _Row:
 
     def append(self, arrival: Arrival, lanes: Sequence[Lane]) -> bool:
         """Appends a call, unless the last one has ended or others have come in between."""
-        if lanes != self._lanes or any(not lane.calls or lane.calls[-1] is not self.call for lane in lanes):
+        if any(not lane.calls or lane.calls[-1] is not self.call for lane in lanes):
             return False
         with self._changes:
             if not self._room:
