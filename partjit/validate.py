@@ -104,7 +104,8 @@ def check_specs(
         avals: the abstract value of each.
         specs: the spec of each.
         mesh: the program's mesh.
-        allow_uneven: whether a dimension need not be divisible: the partitioner pads constrained intermediates.
+        allow_uneven: whether a dimension need not be divisible over Auto axes: the partitioner pads constrained
+            intermediates.
 
     Returns:
         Every mismatch: too small ranks, axes that are manual or not in the mesh, and dimensions that are not divisible.
@@ -164,8 +165,10 @@ def _check_spec(
             f"leave {axis!r} out of the spec, or out of the axis_names of the shard_map",
         )
     for dim, (axes, size) in enumerate(zip(spec, shape, strict=False)):
-        if allow_uneven or axes is UNCONSTRAINED or not set(axes).isdisjoint([*undefined, *manual]):
+        if axes is UNCONSTRAINED or not set(axes).isdisjoint([*undefined, *manual]):
             continue
+        if allow_uneven:  # over axes that are not in the type of the value
+            axes = tuple(axis for axis in axes if types[axis] is AxisType.Explicit)
         divisor = math.prod(mesh.shape[axis] for axis in axes)
         if size % divisor:
             product = " * ".join(f"{axis}={mesh.shape[axis]}" for axis in axes)

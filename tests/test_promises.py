@@ -296,14 +296,35 @@ def has_checked_specs(specs, explicit):
     return specs is not None and not (explicit and specs in (ins, ins_twice, ins_of_batch))
 
 
+def refusal_of_jit(case, use, n, cotangents):
+    """What `jax.jit` raises for the function with arguments of the types that their specs say; None for nothing."""
+    specs = [spec or P() for spec in case.in_specs]
+
+    def typed(*args):
+        return case.program(*map(partjit.with_sharding_constraint, args, specs))
+
+    try:
+        with jax.set_mesh(case.mesh):
+            use(jax.jit(typed), ours.placed_args(case), n, cotangents)
+    except Exception as error:
+        return type(error)
+    return None
+
+
 def hold(case, use, plain_use, specs, *, derived, is_batch=False):
     """Asserts that both uses of a case give the same, and that the results of the first are as `specs` says."""
     n = len(case.program.shapes)
     args = ours.numpy_args(case)
     cotangents = tangents([np.empty(shape) for shape in case.program.result_shapes])
     expected = jitted(plain_use)(case.program.plain, args, n, cotangents)
-    with ours.enter(case):
-        results = use(ours.to_pjit(case), ours.placed_args(case), n, cotangents)
+    try:
+        with ours.enter(case):
+            results = use(ours.to_pjit(case), ours.placed_args(case), n, cotangents)
+    except Exception as error:
+        if AxisType.Explicit in case.mesh.axis_types and type(error) is refusal_of_jit(case, use, n, cotangents):
+            saw("a refusal")
+            return
+        raise
     close(results, expected)
     leaves = jax.tree.leaves(results)
     saw("a derivative that is not zero", when=derived and any(np.any(leaf) for leaf in leaves))

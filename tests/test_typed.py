@@ -257,3 +257,33 @@ def test_requests_of_a_program_with_calls_are_kept():
     for result, expected in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
         assert jax.typeof(result) == jax.typeof(expected)
+
+
+@pytest.mark.parametrize("types", AXIS_TYPES, ids=lambda types: "-".join(kind.name for kind in types))
+def test_a_constraint_that_does_not_divide_is_padded_over_auto_axes_only(types):
+    mesh = make_mesh(types)
+    x = np.arange(6, dtype=np.float32)
+    for axis, kind in zip("xy", types, strict=True):
+        function = pjit(lambda x, axis=axis: with_sharding_constraint(x[:5], P(axis)))
+        with jax.set_mesh(mesh):
+            if kind is AUTO:
+                np.testing.assert_array_equal(function(x), x[:5])
+            else:
+                with pytest.raises(ShardingError, match=rf"divisible by {mesh.shape[axis]}, but it is equal to 5"):
+                    function(x)
+
+
+@pytest.mark.parametrize("types", AXIS_TYPES, ids=lambda types: "-".join(kind.name for kind in types))
+def test_batches_over_all_axis_types(types):
+    """Nested programs and constraints in a batch: left to the partitioner where there is one, typed where not."""
+    mesh = make_mesh(types)
+    inner = pjit(lambda x: with_sharding_constraint(jnp.sin(x), P("x")), in_shardings=P("x"), out_shardings=P("x"))
+    with jax.set_mesh(mesh):
+        for spec in (P(), P("y"), P(None, "x"), P("y", "x")):
+            batch = put(mesh, spec)
+            for call in (jax.vmap(inner), jax.jit(jax.vmap(inner)), pjit(jax.vmap(inner))):
+                result = call(batch)
+                np.testing.assert_allclose(result, np.sin(X), rtol=1e-6)
+                assert result.sharding.spec[1] == "x"
+            spmd = jax.vmap(inner, spmd_axis_name="y")(batch if spec in (P("y"), P("y", "x")) else X)
+            assert spmd.sharding.is_equivalent_to(NamedSharding(mesh, P("y", "x")), 2)

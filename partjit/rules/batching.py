@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from jax.extend.core import ClosedJaxpr
 from jax.interpreters import batching
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 
 from partjit._jax.rules import AxisData, batch_jaxpr, moveaxis, with_explicit_batch
 from partjit.errors import ShardingError
@@ -86,6 +86,8 @@ def insert_batch_axis(
         own = tuple(axis_data.explicit_mesh_axis or ())  # on Explicit axes the type of the batch says it
         if any(axis in spec.mesh_axes for axis in own):
             raise _clash(f"the axes {own} over which the batch is sharded in its type", own, spec, what)
+        if not own and AxisType.Auto not in mesh.axis_types:
+            otherwise = ()  # nothing is left to the partitioner
         return spec.insert_axis_partitions(dim, own or otherwise)
     axes = tuple(axis_data.spmd_name)
     if any(axis in spec.mesh_axes for axis in axes):
