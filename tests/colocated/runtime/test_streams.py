@@ -485,6 +485,52 @@ def test_transfer_guards_travel():
     jax.block_until_ready(f(one))
 
 
+# Calls behind others
+
+
+@colocated.colocated_python_class
+class Recorder:
+    def record(self, x):
+        return record(x)
+
+
+def record(x):
+    rendezvous.logs["behind"].append(int(x))
+    if int(x) % 3 == 2:
+        raise LookupError(int(x))
+    return x
+
+
+@pytest.mark.parametrize("kinds", ["f", "m", "fm", "mf", "ffm", "mmf"])
+@pytest.mark.parametrize("are_behind", [False, True])
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_calls_behind_others_are_in_order_and_fail_as_any(kinds, are_behind, is_watched, monkeypatch):
+    """Functions are in one lane, methods in two; `is_watched` takes the way of those that may be first."""
+    if is_watched:
+        monkeypatch.setattr(scheduler, "_append_behind", lambda call: False)
+    options = {"mode": "stream", "out_specs_fn": lambda x: x}
+    calls = {"f": colocated_python(record, **options), "m": Recorder().record.specialize(**options)}
+    with colocated.stream(size=4):
+        first = blocked(mode="stream")
+        if are_behind:
+            first(one)
+        else:
+            rendezvous.say("go")
+        results = []
+        for i in range(9):
+            results.append(calls[kinds[i % len(kinds)]](jnp.int32(i)))
+            if i == 2:
+                rendezvous.say("go")  # before the stream is full
+        for i, result in enumerate(results):
+            if i % 3 == 2:
+                with pytest.raises(LookupError, match=str(i)):
+                    result.block_until_ready()
+            else:
+                assert int(result) == i
+    assert rendezvous.logs["behind"] == [*range(9)]
+    assert not scheduler.unfinished()
+
+
 # Laws
 
 
