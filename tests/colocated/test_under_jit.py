@@ -14,6 +14,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import io_callback
 from jax.sharding import NamedSharding
 
 from partjit import P, colocated, pjit
@@ -367,6 +368,25 @@ def test_a_program_that_fails_does_not_fail_others(is_late):
     with contextlib.suppress(jax.errors.JaxRuntimeError, ExceptionGroup):
         jax.effects_barrier()
     assert [call for call in calls() if call != (-1,)] == [(0,), (1,), (2,)]
+
+
+def test_effects_of_jax_keep_their_own_order():
+    log = logger()
+    logs = rendezvous.logs
+
+    def iteration(c, i):
+        log(i)
+        io_callback(lambda i: logs["io"].append(int(i)), None, i, ordered=True)
+        even = functools.partial(jax.debug.callback, lambda i: logs["even"].append(int(i)), i, ordered=True)
+        lax.cond(i % 2 == 0, even, lambda: log(i + 100))
+        return c, None
+
+    program = jax.jit(lambda x: lax.scan(iteration, x, jnp.arange(4))[0])
+    for _ in range(2):
+        program(0)
+    assert calls() == [(0,), (1,), (101,), (2,), (3,), (103,)] * 2
+    jax.effects_barrier()
+    assert (logs["io"], logs["even"]) == ([0, 1, 2, 3] * 2, [0, 2] * 2)
 
 
 def test_programs_on_other_devices_take_turns():
