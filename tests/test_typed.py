@@ -16,6 +16,8 @@ from jax.sharding import AxisType, NamedSharding, reshard
 import partjit
 from partjit import P, ShardingError, pjit, with_sharding_constraint
 from partjit.colocated import colocated_python
+from partjit.primitive import sharding_constraint_p
+from tests.colocated import rendezvous
 
 EXPLICIT, AUTO = AxisType.Explicit, AxisType.Auto
 AXIS_TYPES = [*itertools.product((EXPLICIT, AUTO), repeat=2)]
@@ -287,3 +289,38 @@ def test_batches_over_all_axis_types(types):
                 assert result.sharding.spec[1] == "x"
             spmd = jax.vmap(inner, spmd_axis_name="y")(batch if spec in (P("y"), P("y", "x")) else X)
             assert spmd.sharding.is_equivalent_to(NamedSharding(mesh, P("y", "x")), 2)
+
+
+def test_a_call_gets_arrays_of_the_types_of_its_arguments_whatever_others_need(meeting):
+    mesh = make_mesh((EXPLICIT, EXPLICIT))
+
+    def note(x):
+        rendezvous.logs["shardings"].append(x.sharding)
+
+    colocated = colocated_python(note, out_specs_fn=lambda x: None)
+
+    def fun(x):
+        y = jnp.tanh(jnp.ones((8, 8), np.float32, out_sharding=P()))
+        colocated(y)
+        return x * reshard(y, P("x"))
+
+    with jax.set_mesh(mesh):
+        pjit(fun)(put(mesh, P("x")))
+        partjit.colocated.wait()
+    (seen,) = rendezvous.logs["shardings"]
+    assert seen.is_fully_replicated
+    assert len(seen.device_set) == 8
+
+
+def test_what_a_program_with_calls_requests_is_a_constraint_in_its_fragments():
+    mesh = make_mesh((EXPLICIT, EXPLICIT))
+    identity = colocated_python(lambda x: x, out_specs_fn=lambda x: x)
+
+    def fun(x, w):
+        return identity(jnp.sin(jnp.dot(x, w, out_sharding=P("x", None))))
+
+    with jax.set_mesh(mesh):
+        plan = pjit(fun).plan(put(mesh, P("x", "y")), put(mesh, P("y")))
+    fragment = next(node for node in plan.nodes if hasattr(node, "jaxpr"))
+    (found,) = [eqn.params["spec"] for eqn in fragment.jaxpr.jaxpr.eqns if eqn.primitive is sharding_constraint_p]
+    assert found.partition_spec == P("x", None)
