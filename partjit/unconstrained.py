@@ -5,7 +5,7 @@ an argument keeps what it has in such a dimension, and the partitioner chooses f
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
@@ -24,23 +24,23 @@ __all__ = ["with_free_dimensions_settled"]
 def with_free_dimensions_settled(values: Sequence[object], params: dict[str, Any]) -> dict[str, Any]:
     """The parameters of an equation, with specs that an executable for these arguments can have."""
     in_specs, out_specs, mesh = params["in_specs"], params["out_specs"], params["mesh"]
-    if not any(map(_free_dims, (*in_specs, *out_specs))):
+    if not any(map(_has_free_dimensions, (*in_specs, *out_specs))):
         return params
     in_specs = tuple(_kept(spec, value, mesh) for spec, value in zip(in_specs, values, strict=True))
     return params | {
         "jaxpr": _constraining_results(params["jaxpr"], out_specs, mesh),
         "in_specs": in_specs,
-        "out_specs": tuple(UNSPECIFIED if _free_dims(spec) else spec for spec in out_specs),
+        "out_specs": tuple(UNSPECIFIED if _has_free_dimensions(spec) else spec for spec in out_specs),
     }
 
 
-def _free_dims(spec: Spec) -> frozenset[int]:
-    return spec.unconstrained_dims if isinstance(spec, ParsedPartitionSpec) else frozenset()
+def _has_free_dimensions(spec: Spec) -> TypeGuard[ParsedPartitionSpec]:
+    return isinstance(spec, ParsedPartitionSpec) and UNCONSTRAINED in spec.partitions
 
 
 def _kept(spec: Spec, value: object, mesh: Mesh) -> Spec:
     """A spec in whose free dimensions an array stays sharded as it is, as far as the others leave axes for that."""
-    if not isinstance(spec, ParsedPartitionSpec) or not spec.unconstrained_dims:
+    if not _has_free_dimensions(spec):
         return spec
     own: tuple[Any, ...] = ()
     if isinstance(value, jax.Array) and isinstance(value.sharding, NamedSharding):
@@ -64,7 +64,7 @@ def _constraining_results(jaxpr: ClosedJaxpr, out_specs: tuple[Spec, ...], mesh:
     def constrained(*args: object) -> list[object]:
         return [
             sharding_constraint_p.bind(result, spec=spec, mesh=mesh, witness=device_witness(spec.mesh or mesh))
-            if isinstance(spec, ParsedPartitionSpec) and spec.unconstrained_dims
+            if _has_free_dimensions(spec)
             else result
             for result, spec in zip(jaxpr_as_fun(jaxpr)(*args), out_specs, strict=True)
         ]
