@@ -655,6 +655,19 @@ def test_calls_made_ahead_are_refused():
         jax.jit(call)()
 
 
+def test_programs_of_several_processes_are_refused(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    x = jax.device_put(jnp.ones(8), over_8_devices())
+    text = "which is compiled for 8 devices of 2 processes, all of which would make the call: wrap the outermost"
+    with pytest.raises(ValueError, match=text):
+        jax.jit(noted(logger()))(x)
+
+
+def test_other_platforms_are_refused():
+    with pytest.raises(ValueError, match="which is compiled for tpu, where it cannot call Python: wrap the outermost"):
+        jax.jit(noted(logger())).trace(1.0).lower(lowering_platforms=("tpu",))
+
+
 def test_an_exported_program_has_no_calls():
     with pytest.raises(ValueError, match="cannot be part of an exported program"):
         jax.export.export(jax.jit(noted(logger())))(1.0)

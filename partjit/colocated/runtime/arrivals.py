@@ -142,7 +142,8 @@ class _Backlog:
     """The arguments that wait for their calls."""
 
     def __init__(self) -> None:
-        self._sizes: dict[Arrival, int] = {}
+        # Weak, since a call that is given up is never removed.
+        self._sizes: weakref.WeakKeyDictionary[Arrival, int] = weakref.WeakKeyDictionary()
         self._total = self._ended = 0
         self._next_end = Flag()
         self._changes = Exclusive()
@@ -165,7 +166,7 @@ class _Backlog:
     def _remove(self, arrival: Arrival) -> None:
         self._total -= self._sizes.pop(arrival, 0)
         self._ended += 1
-        if not self._sizes:  # an interrupt may have come in the middle of a change
+        if not self._sizes:  # an interrupt may have come in the middle of a change, or a call have been given up
             self._total = 0
 
     def wait_for_room(self) -> None:
