@@ -212,7 +212,12 @@ class _Driver(Presence):
     """A thread that runs a call and then those that follow it."""
 
     def __init__(self, *calls: Call) -> None:
-        self.calls = calls
+        self.calls: tuple[Call, ...] = calls
+
+    def leave(self) -> None:
+        """Declares that it is complete; calls and streams are freed when they are not used any more."""
+        super().leave()
+        self.calls = ()  # which refer to it
 
     def clean_up(self) -> None:
         """Does what it left undone."""

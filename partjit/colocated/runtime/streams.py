@@ -45,10 +45,9 @@ class Stream(Lane):
         name: its name, or None.
         size: how many calls it holds; a caller that adds another waits.
         is_private: whether only one thread can add to it.
-        root: the stream of the outermost call that makes calls on it; itself unless it is nested.
     """
 
-    __slots__ = ("_nested", "is_private", "name", "root")
+    __slots__ = ("_nested", "_root", "is_private", "name")
 
     def __init__(
         self, name: str | None = None, size: int = _SIZE, is_private: bool = False, root: "Stream | None" = None
@@ -58,8 +57,13 @@ class Stream(Lane):
         super().__init__(require_integer("Stream", "size", size, 1))
         self.name = name
         self.is_private = require_flag("Stream", "is_private", is_private)
-        self.root: Stream = self if root is None else root
+        self._root = root
         self._nested: weakref.ref[Stream] | None = None
+
+    @property
+    def root(self) -> "Stream":
+        """The stream of the outermost call that makes calls on it; itself unless it is nested."""
+        return self if self._root is None else self._root  # without a cycle it is freed when it is not used any more
 
     @property
     def nested(self) -> "Stream":

@@ -174,14 +174,16 @@ def test_a_new_stream_finds_nothing_that_an_earlier_one_left():
 
     def count():
         seen.append(0)
-        return np.int32(len(seen))
+        return np.int32([len(seen), os.getpid()])
 
     f = isolated(count, devices=jax.devices()[0])
-    counts = []
-    for _ in range(3):
-        with colocated.stream():
-            counts.append([int(f()), int(f())])
-    assert counts == [[1, 2]] * 3
+    for g in (f, f.specialize(out_specs=jax.ShapeDtypeStruct((2,), np.int32), mode="stream")):
+        found = []
+        for _ in range(3):
+            with colocated.stream():
+                found.append([g().tolist(), g().tolist()])
+        assert [[count for count, _ in calls] for calls in found] == [[1, 2]] * 3
+        assert len({worker for calls in found for _, worker in calls}) == 1  # it is used again
 
 
 def test_in_programs_loops_and_transformations(mesh):
