@@ -324,3 +324,27 @@ def test_what_a_program_with_calls_requests_is_a_constraint_in_its_fragments():
     fragment = next(node for node in plan.nodes if hasattr(node, "jaxpr"))
     (found,) = [eqn.params["spec"] for eqn in fragment.jaxpr.jaxpr.eqns if eqn.primitive is sharding_constraint_p]
     assert found.partition_spec == P("x", None)
+
+
+@pytest.mark.parametrize("types", AXIS_TYPES, ids=lambda types: "-".join(kind.name for kind in types))
+def test_programs_and_constraints_where_one_axis_is_manual(types):
+    mesh, seen = make_mesh(types), []
+    inner = pjit(lambda x: jnp.sin(x) * 2, in_shardings=P(None, "y"), out_shardings=P("y"))
+
+    def each(x):
+        y = inner(x)
+        z = with_sharding_constraint(y, P(None, "y"))
+        seen.append([jax.typeof(value).sharding.spec for value in (y, z)])
+        return z
+
+    def fun(x):
+        return jax.shard_map(each, in_specs=P("x"), out_specs=P("x"), axis_names={"x"})(x)
+
+    with jax.set_mesh(mesh):
+        x = put(mesh, P("x"))
+        for wrap in (jax.jit, pjit):
+            np.testing.assert_allclose(wrap(fun)(x), 2 * np.sin(X), rtol=1e-5)
+        np.testing.assert_allclose(jax.grad(lambda x: pjit(fun)(x).sum())(x), 2 * np.cos(X), rtol=1e-5, atol=1e-5)
+    expected = [P("y", None), P(None, "y")] if types[1] is EXPLICIT else [P(None, None)] * 2
+    assert seen
+    assert all(specs == expected for specs in seen)
