@@ -74,16 +74,14 @@ class CallUnderJit:
         return ()
 
     def _taken(self, values: Sequence[Any]) -> tuple[list[np.ndarray], dict[str, int] | None]:
-        """Copies of the arguments, whose memory is the executable's, and the coordinates of the shard."""
+        """The arguments, in memory of their own, and the coordinates of the shard."""
         coordinates = None
         if self.shape is not None:
             position, *values = values
             indices = np.unravel_index(int(position), tuple(self.shape.values()))
             coordinates = dict(zip(self.shape, map(int, indices), strict=True))
-        arrays = [*map(np.array, values)]
-        for array in arrays:
-            array.flags.writeable = False
-        return arrays, coordinates
+        # XLA has copied them already, unless it changes.
+        return [value if value.flags.owndata else np.array(value) for value in values], coordinates
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
