@@ -118,6 +118,15 @@ def move_outputs(executable: MeshExecutable, mesh: Mesh) -> None:
         executable._unsafe_call = None  # built from these when next asked for
 
 
+def without_tokens(executable: MeshExecutable) -> None:
+    """Lets an executable that calls Python run as one that does not; for callers that wait for its results.
+
+    jax would keep a token of each execution, to wait for at exit, where it raises the errors of failed ones again; and
+    it would not dispatch the executable from C++.
+    """
+    executable.unsafe_call.has_host_callbacks = False
+
+
 @contextlib.contextmanager
 def no_compilation_cache() -> Iterator[None]:
     """Has XLA compile what is compiled in the block, also where users keep compiled programs in files.

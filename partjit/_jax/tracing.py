@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from jax._src import api_util, config, core, tree_util
@@ -19,6 +20,7 @@ from partjit._jax.types import PyTree
 __all__ = [
     "ShardingTypeError",
     "abstractify",
+    "eagerly",
     "has_high_types",
     "is_eager",
     "is_staged",
@@ -46,6 +48,11 @@ _current_trace, _eager_trace = core.trace_state_strong_ref, core.eval_trace
 def is_eager() -> bool:
     """Whether nothing is traced here; as `trace_state_clean`, for calls that take microseconds."""
     return _current_trace.value is _eager_trace or trace_state_clean()
+
+
+def eagerly() -> AbstractContextManager[object]:
+    """A context in which operations are computed, whatever transformation is under way."""
+    return core.set_current_trace(_eager_trace)
 
 
 def is_staged() -> bool:

@@ -9,7 +9,7 @@ import jax
 from jax.core import Tracer
 
 from partjit._jax.meshes import manual_axes
-from partjit._jax.tracing import is_eager, is_staged
+from partjit._jax.tracing import eagerly, is_eager, is_staged
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import name_of, signature_of
 from partjit.checks import require, require_callable, require_synchronous, unsorted
@@ -72,11 +72,12 @@ class ColocatedFunction(Colocated):
 
     def __call__(self, /, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """Calls the function, here or on a thread; while a function is traced, binds the call as an equation."""
-        if (not is_eager() and (is_staged() or manual_axes())) or body.default is not None:
+        eager = is_eager()
+        if (not eager and (is_staged() or manual_axes())) or body.default is not None:
             return self._traced.bind(args, kwargs)
         cache = self._cache
         specialization = cache.last
-        if specialization is not None:
+        if specialization is not None and eager:
             leaves = specialization.in_specs.leaves_of(args, kwargs)
             if leaves is not None:
                 cache.hits += 1
@@ -93,6 +94,9 @@ class ColocatedFunction(Colocated):
             raise unsorted(error, f"An argument of {self._name}") from None
         if any(isinstance(leaf, Tracer) for leaf in leaves):
             return self._traced.bind(args, kwargs)
+        if not eager:  # what a function computes is no part of the transformation around its call
+            with eagerly():
+                return self(*args, **kwargs)
         if any(map(is_object, leaves)):
             return self._call_with_objects(args, kwargs, leaves, tree)
         if any(map(is_host_value, leaves)):

@@ -58,6 +58,7 @@ class ObjectOptions(TypedDict, total=False):
     """Keyword options of all methods of a colocated class."""
 
     arrays: Arrays | None
+    uses_jax: bool | None
     mode: Mode | None
     stream: str | Stream | None
 
@@ -108,6 +109,7 @@ class Options:
         out_specs_fn: computes `out_specs` from the ShapeDtypeStructs of the arguments.
         devices: those on whose hosts the function runs.
         arrays: as what the function gets its arguments.
+        uses_jax: whether the function may run jax.
         mode: where a call runs.
         stream: the stream of the calls.
         pure: whether a call has no effect but its results.
@@ -122,6 +124,7 @@ class Options:
     out_specs_fn: Annotated[Callable[..., PyTree] | None, partial(require_callable, expected=_SPECS_FN)] = None
     devices: Annotated[tuple[Device, ...] | None, _devices] = None
     arrays: Annotated[Arrays | None, partial(require_choice, choices=get_args(Arrays))] = None
+    uses_jax: Annotated[bool | None, require_flag] = None
     mode: Annotated[Mode | None, partial(require_choice, choices=get_args(Mode))] = None
     stream: Annotated[Stream | None, lambda where, _, stream: as_stream(stream, where)] = None
     pure: Annotated[bool | None, require_flag] = None
@@ -153,6 +156,12 @@ class Options:
             if new.arrays == "jax":
                 raise ValueError(f"{where}: isolate='process' and arrays='jax' exclude each other: a worker has no jax")
             new = dataclasses.replace(new, arrays=None if new.layout == "per_shard" else "numpy")
+        if new.uses_jax is False and (new.arrays == "jax" or new.layout == "per_shard"):
+            option = "arrays='jax'" if new.arrays == "jax" else "layout='per_shard'"
+            raise ValueError(
+                f"{where}: uses_jax=False and {option} exclude each other: a function that does not use jax is called "
+                "with NumPy arrays"
+            )
         if new.arrays == "numpy" and new.layout == "per_shard":
             raise ValueError(
                 f"{where}: arrays='numpy' and layout='per_shard' exclude each other: a function that is called per "
@@ -166,6 +175,11 @@ class Options:
             return self.out_specs
         args, kwargs = jax.tree.unflatten(tree, inputs)
         return self.out_specs_fn(*args, **kwargs)
+
+    @property
+    def takes_numpy(self) -> bool:
+        """Whether the function is called with NumPy arrays."""
+        return self.arrays == "numpy" or self.uses_jax is False
 
     @property
     def has_out_specs(self) -> bool:

@@ -21,7 +21,12 @@ from partjit.colocated.on_thread import OnThread
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call, Lane, failure_here
 from partjit.colocated.runtime.failures import Site, call_site, without_stop
-from partjit.colocated.runtime.host_values import HostArgument, put_host_arguments, with_numpy_arguments
+from partjit.colocated.runtime.host_values import (
+    HostArgument,
+    put_host_arguments,
+    with_numpy_arguments,
+    without_jax,
+)
 from partjit.colocated.runtime.interrupts import is_interrupt
 from partjit.colocated.runtime.observation import observe_call, profiled
 from partjit.colocated.runtime.pending import PendingArray, values_of
@@ -108,7 +113,7 @@ class Specialization:
         self._on_thread: OnThread
         self._shards = shards
         self._shardings_of_shards = shardings_of_shards
-        self._takes_numpy = definition.options.arrays == "numpy" and definition.options.layout != "per_shard"
+        self._takes_numpy = definition.options.takes_numpy
         self._is_here = any(device.process_index == jax.process_index() for device in devices)
         host = [colocated_sharding(sharding) for sharding in shardings]
         self._host_shardings = None if host == shardings else host
@@ -226,7 +231,9 @@ class Specialization:
             self.out_specs = OutSpecs.of_user(out_specs, self._unspecified.sharding, self._uncommitted)
         if self._is_here:
             self._target = with_objects(self._function.load(), self.in_specs.tree)
-            if options.arrays == "numpy":
+            if options.uses_jax is False:
+                self._target = without_jax(self._target, self._name)
+            if self._takes_numpy:
                 paths = argument_paths(self._function.signature, *self.in_specs.tree.unflatten(self.in_specs.leaves))
                 self._target = with_numpy_arguments(self._target, self._name, paths)
             if self._shards is not None and self.out_specs is not None:

@@ -34,10 +34,11 @@ from partjit.plan.ir.nodes import (
 from partjit.plan.ir.untyped import over_auto_axes
 from partjit.plan.ir.verify import verify
 from partjit.plan.passes.bind import bind
+from partjit.plan.passes.choose_emitted import Executables, can_be_answered, choose_emitted
 from partjit.plan.passes.control_flow import control_flow
 from partjit.plan.passes.cut import cut
 from partjit.plan.passes.donate import donations, may_release, shared_by_branches
-from partjit.plan.passes.emit import can_emit, choose_emitted, emit
+from partjit.plan.passes.emit import emit
 from partjit.plan.passes.explicit import check_devices, explicit
 from partjit.plan.passes.forward import Kind, forward
 from partjit.plan.passes.fragments import fragments, replicated
@@ -56,14 +57,16 @@ from partjit.primitive import keep_where
 __all__ = ["make_plan", "structured"]
 
 
-def structured(jaxpr: ClosedJaxpr, mesh: Mesh, caller: Stream | None = None, emits: bool = False) -> VarBlock:
+def structured(
+    jaxpr: ClosedJaxpr, mesh: Mesh, caller: Stream | None = None, executables: Executables | None = None
+) -> VarBlock:
     """The program of a closed jaxpr, with its calls, loops and branches as nodes.
 
     Args:
         jaxpr: the closed jaxpr.
         mesh: the mesh of the program, maybe empty.
         caller: the stream of the caller, if the program names it as well, so that both are one order.
-        emits: whether its executables can make calls.
+        executables: what its executables can do; None if no call is to be a part of them.
 
     Raises:
         ValueError: a call is where the host cannot make it.
@@ -78,10 +81,14 @@ def structured(jaxpr: ClosedJaxpr, mesh: Mesh, caller: Stream | None = None, emi
         (prune, "inlined"),
         (partial(shard_maps, mesh=mesh, inlined=inlined), "unmapped"),
         (
-            partial(control_flow, mesh=mesh, structured=partial(structured, mesh=mesh, caller=caller, emits=emits)),
+            partial(
+                control_flow,
+                mesh=mesh,
+                structured=partial(structured, mesh=mesh, caller=caller, executables=executables),
+            ),
             "structured",
         ),
-        *([(choose_emitted, "structured")] if emits else []),
+        *([] if executables is None else [(partial(choose_emitted, executables=executables), "structured")]),
         (rotate, "structured"),
         (run_to_calls, "structured"),
         (merge, "structured"),
@@ -117,13 +124,18 @@ class _Edges:
 
 
 def _partitioned(
-    block: VarBlock, edges: _Edges, mesh: Mesh, default: Sharding | None, shardings: dict[Var, Sharding | None]
+    block: VarBlock,
+    edges: _Edges,
+    executables: Executables,
+    default: Sharding | None,
+    shardings: dict[Var, Sharding | None],
 ) -> VarBlock:
     """A block, and those inside of it, made of fragments; `shardings` gets those of the variables between them."""
+    mesh = executables.mesh
     block, ins = explicit(block, edges.in_shardings, edges.out_shardings, mesh)
     block, direct = forward(block, ins, edges.out_shardings, edges.kind)
     donated = {*keep_where(block.inputs, edges.donated)}
-    groups = cut(block, edges.awaited, donated)
+    groups = cut(block, edges.awaited, donated, partial(can_be_answered, executables=executables))
     check_stage(groups, "cut")
     crossing = [var for node in groups.nodes for var in variables(node.inputs) if var not in block.consts]
     shardings.update(propagate(block, crossing, direct, ins, edges.out_shardings, mesh, default))
@@ -150,7 +162,7 @@ def _partitioned(
             )
             donated = [k >= len(node.captured) for k in range(len(given))]
             inside = _Edges("iteration" if is_loop else "branch", ins, outs, donated, awaited)
-            blocks.append(_partitioned(inner, inside, mesh, default, shardings))
+            blocks.append(_partitioned(inner, inside, executables, default, shardings))
         return with_blocks(node, blocks)
 
     return dataclasses.replace(made, nodes=tuple(map(nested, made.nodes)))
@@ -193,11 +205,12 @@ def make_plan(
     if mesh.empty:
         mesh = next(meshes_of_shard_maps(jaxpr.jaxpr), mesh)
     default = default_without_mesh(mesh, in_shardings)
-    program = structured(jaxpr, mesh, caller, can_emit(mesh, default))
+    executables = Executables.of(mesh, default)
+    program = structured(jaxpr, mesh, caller, executables)
     check_devices(program, mesh)
     shardings: dict[Var, Sharding | None] = {}
     edges = _Edges("program", in_shardings, out_shardings, donated)
-    partitioned = _partitioned(program, edges, mesh, default, shardings)
+    partitioned = _partitioned(program, edges, executables, default, shardings)
     # Which the plan's source means something else by.
     names = Names("wait", "release", "read", "range", "_")
     info = jaxpr.jaxpr.debug_info

@@ -2,10 +2,10 @@
 
 import pytest
 
-from partjit.plan.passes import emit
+from partjit.plan.passes import choose_emitted
 
 
 @pytest.fixture
 def by_the_host(monkeypatch):
     """The host drives all loops and branches with calls: no executable makes a call."""
-    monkeypatch.setattr(emit, "MOST_BYTES_WAITING", -1)
+    monkeypatch.setattr(choose_emitted, "MOST_BYTES_WAITING", -1)

@@ -97,8 +97,8 @@ def choice(x: Any, count: int) -> Any:
 # On the hosts
 
 
-def host(step: Call, args: tuple, turn: int = 0) -> tuple:
-    """What a call does: its trace, its work and its results."""
+def host(step: Call, args: tuple, turn: int = 0, xp: Any = jnp) -> tuple:
+    """What a call does: its trace, its work and its results, arrays of NumPy or of jax."""
     values = [np.asarray(arg) for arg in args]
     _record(step, step.number, values, turn)
     if step.does == "sleep":
@@ -110,7 +110,7 @@ def host(step: Call, args: tuple, turn: int = 0) -> tuple:
     matrix = np.tanh(matrix)
     if step.does in ("jit", "pjit") and not batch:
         matrix = np.asarray(_on_all_devices(step.does, matrix))
-    return results_of(step, matrix, matrix.mean((-2, -1)), jnp)
+    return results_of(step, matrix, matrix.mean((-2, -1)), xp)
 
 
 def _rank(value: Any) -> int:

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
@@ -143,7 +144,7 @@ class Traced:
             function.defvjp(lambda *args: (function(*args), args), lambda args, given: backward(step, args, given, jnp))
         elif step.rule == "vjp on hosts":
             forward = colocated.colocated_python(
-                lambda *args: (host(step, args), args),
+                lambda *args: (host(step, args, xp=self._arrays), args),
                 **{**self._said(step), "out_specs_fn": lambda *args: (self._results(step), args)},
             )
             pull = colocated.colocated_python(
@@ -156,10 +157,15 @@ class Traced:
 
     def _plain(self, step, objects):
         if step.of is None:
-            return colocated.colocated_python(lambda *xs: host(step, xs), **self._said(step))
+            return colocated.colocated_python(lambda *xs: host(step, xs, xp=self._arrays), **self._said(step))
         if step.of not in objects:
-            objects[step.of] = _object([call for call in calls_of(self.program.steps) if call.of == step.of])
+            calls = [call for call in calls_of(self.program.steps) if call.of == step.of]
+            objects[step.of] = _object(calls, self._arrays)
         return getattr(objects[step.of], f"m{step.number}").specialize(**self._said(step))
+
+    @property
+    def _arrays(self):
+        return np if self.program.without_jax else jnp
 
     def _results(self, step):
         kinds = {"matrix": "m", "scalar": "s", "none": "", "both": "ms"}[step.result]
@@ -180,6 +186,8 @@ class Traced:
         said = {"stream": step.stream, "mode": step.mode, "out_specs_fn": lambda *_: self._results(step)}
         if step.vmap_method is not None:
             said["vmap_method"] = step.vmap_method
+        if self.program.without_jax:
+            said["uses_jax"] = False
         if step.pure:
             said["pure"] = True
         if self.is_eager and not step.args:
@@ -194,13 +202,13 @@ class Traced:
         return said
 
 
-def _object(calls):
+def _object(calls, xp):
     """A colocated object with a method for each of these calls."""
     members: dict = {"__init__": lambda self: setattr(self, "counter", Counter())}
     for step in calls:
 
         def method(self, *xs, step=step):
-            return host(step, xs, self.counter.turn())
+            return host(step, xs, self.counter.turn(), xp)
 
         members[f"m{step.number}"] = method
     return colocated.colocated_python_class(type("Object", (), members))()

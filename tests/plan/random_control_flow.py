@@ -165,7 +165,11 @@ class Vmap:
 
 @dataclasses.dataclass(frozen=True)
 class RandomProgram:
-    """Steps over an integer, two matrices and a scalar; `results` are the values that it returns."""
+    """Steps over an integer, two matrices and a scalar; `results` are the values that it returns.
+
+    If it is `without_jax` the functions are of NumPy, and those of one stream as a rule, so that executables wait for
+    them.
+    """
 
     steps: tuple
     kinds: tuple[str, ...]
@@ -174,6 +178,7 @@ class RandomProgram:
     donated: bool
     worth_a_dispatch: float
     emits: bool
+    without_jax: bool
     turns: tuple[int, int]
     devices: int
 
@@ -195,10 +200,15 @@ class _Place:
 class _Steps:
     """Draws steps, which extend `kinds` as they go."""
 
-    def __init__(self, draw: Any, without: tuple[str, ...]) -> None:
+    def __init__(self, draw: Any, without: tuple[str, ...], without_jax: bool = False) -> None:
         self.draw = draw
+        self.without_jax = without_jax
         self.numbers = itertools.count()
         self.without = without
+
+    @property
+    def _with_jax(self) -> list[str]:
+        return [] if self.without_jax else ["jit", "pjit"]
 
     def one_of(self, *options: Any) -> Any:
         return self.draw(st.sampled_from(options))
@@ -215,7 +225,7 @@ class _Steps:
         made = []
         if place.calls_first:
             place = dataclasses.replace(place, calls_first=False)
-            made.append(self._call(kinds, place, stream="b", pure=False))
+            made.append(self._call(kinds, place, stream=None if self.without_jax else "b", pure=False))
         for _ in range(self.draw(st.integers(max(least - len(made), 0), most - len(made)))):
             options = ["device", "device", "call", "call"]
             if place.depth:
@@ -252,10 +262,11 @@ class _Steps:
         """
         effect = {"of": None, "pure": False}
         late = len(kinds)
-        first = self._call(kinds, place, "matrix", stream="a", **effect)
-        second = self._call(kinds, place, stream="b", args=(late,), arg_kinds=("m",), **effect)
+        streams = (None, None) if self.without_jax else ("a", "b")
+        first = self._call(kinds, place, "matrix", stream=streams[0], **effect)
+        second = self._call(kinds, place, stream=streams[1], args=(late,), arg_kinds=("m",), **effect)
         one = getattr(self, f"_{what}")(kinds, dataclasses.replace(place, calls_first=True))
-        last = self._call(kinds, place, "none", stream="b", args=(1,), arg_kinds=("m",), **effect)
+        last = self._call(kinds, place, "none", stream=streams[1], args=(1,), arg_kinds=("m",), **effect)
         return (first, second, one, last, *self.steps(kinds, place, most, 0))
 
     def _call(self, kinds: list[str], place: _Place, result: str | None = None, **given: Any) -> Call:
@@ -265,17 +276,17 @@ class _Steps:
         rule = None if "rule" in self.without else rule
         floats = ("m", "m", "s") if place.is_batched or rule else ("m", "m", "s", "i")
         args = self.picks(kinds, *floats, least=1 if place.is_batched or rule else 0, most=2)
-        of = None if rule else self.one_of(None, None, 0, 1)
+        of = None if rule else self.one_of(None, None, 0, int(not self.without_jax))
         made = Call(
             number=next(self.numbers),
             args=args,
             arg_kinds=tuple(kinds[i] for i in args),
             result=result,
-            stream=self.one_of(None, None, "a", "b"),
+            stream=self.one_of(None, *(("a", "b", None) if not self.without_jax else ())),
             of=of,
             pure=of is None and self.one_of(False, False, False, True),
-            does=self.one_of("nothing", "nothing", "nothing", "nothing", "sleep", "jit", "pjit"),
-            mode=self.one_of(None, None, None, "stream", "inline"),
+            does=self.one_of("nothing", "nothing", "nothing", "nothing", "sleep", *self._with_jax),
+            mode=self.one_of(None, None, None, *([] if self.without_jax else ["stream"]), "inline"),
             in_spec=self.one_of(None, None, *SPECS) if self._says(kinds, args[:1], place) else None,
             out_spec=self.one_of(None, None, *SPECS) if result in ("matrix", "both") and not place.is_batched else None,
             rule=rule,
@@ -369,7 +380,12 @@ class _Steps:
 
 @st.composite
 def random_programs(
-    draw: Any, most: int = 4, depth: int = 3, without: tuple[str, ...] = (), about: str | None = None
+    draw: Any,
+    most: int = 4,
+    depth: int = 3,
+    without: tuple[str, ...] = (),
+    about: str | None = None,
+    without_jax: bool | None = None,
 ) -> RandomProgram:
     """Programs as data, without some kinds of steps; "zero" are scans of no iterations, "rule" those of calls.
 
@@ -377,7 +393,9 @@ def random_programs(
     there is a step of that kind with a call in it, between calls on two streams.
     """
     kinds = ["i", "m", "m", "s"]
-    drawing, place = _Steps(draw, without), _Place(depth)
+    if without_jax is None:
+        without_jax = draw(st.sampled_from([False, False, True]))
+    drawing, place = _Steps(draw, without, without_jax), _Place(depth)
     steps = drawing.about(about, kinds, place, most) if about else drawing.steps(kinds, place, most)
     later = [i for i in range(len(kinds)) if i >= 4] or [1]
     results = tuple(draw(st.lists(st.sampled_from([*later, *range(len(kinds))]), min_size=1, max_size=4)))
@@ -393,16 +411,18 @@ def random_programs(
         results,
         tuple(specs),
         draw(st.sampled_from([True, False])),
-        draw(st.sampled_from([0.0, 100.0, 1e6])),
+        draw(st.sampled_from([1e6, 1e6, 100.0, 0.0] if without_jax else [0.0, 100.0, 1e6])),
         draw(st.sampled_from([True, True, False])),
+        without_jax,
         (draw(st.integers(0, 3)), draw(st.integers(0, 3))),
         draw(st.sampled_from([8, 8, 1])),
     )
 
 
-def straight_programs(most: int = 8) -> Any:
+def straight_programs(most: int = 8, without_jax: bool | None = None) -> Any:
     """Programs without loops, branches, derivatives and batches, but longer ones."""
-    return random_programs(most, 2, ("scan", "fori", "while", "branch", "derivative", "vmap"), "nested")
+    without = ("scan", "fori", "while", "branch", "derivative", "vmap")
+    return random_programs(most, 2, without, "nested", without_jax)
 
 
 def is_straight(steps: tuple) -> bool:

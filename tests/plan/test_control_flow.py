@@ -15,6 +15,7 @@ from partjit.colocated import colocated_python
 from partjit.plan.ir.legality import PlanError
 from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, walk
 from partjit.plan.ir.verify import verify
+from partjit.plan.passes.choose_emitted import Executables
 from partjit.plan.pipeline import structured
 from tests.colocated import rendezvous
 from tests.effort import EVERYTHING
@@ -620,7 +621,7 @@ def test_broken_loops_and_branches_are_found(name, mesh):
     f = pjit(lambda x: programs[name](c, x), in_axis_resources=P("x"), out_axis_resources=None)
     with mesh:
         plan = f.plan(start())
-        flat = structured(f.trace(start()).jaxpr, plan.mesh, emits=True)
+        flat = structured(f.trace(start()).jaxpr, plan.mesh, executables=Executables.of(plan.mesh, None))
     verify(plan, flat)
     for k, node in enumerate(plan.nodes):
         if isinstance(node, Loop | Branch):

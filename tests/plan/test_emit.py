@@ -18,7 +18,7 @@ from partjit.colocated import colocated_python, colocated_python_class
 from partjit.colocated.runtime import emission
 from partjit.inspect import explain
 from partjit.plan.ir.nodes import Branch, Fragment, Loop
-from partjit.plan.passes import emit
+from partjit.plan.passes import choose_emitted
 from tests.colocated import rendezvous
 from tests.effort import sample
 
@@ -112,7 +112,7 @@ def test_what_is_handed_over_is_the_argument(mesh, arrays):
 
 @pytest.mark.parametrize("by", ["devices", "host"])
 def test_on_a_mesh_with_explicit_axes_functions_get_arrays_of_that_mesh(by, monkeypatch):
-    monkeypatch.setattr(emit, "MOST_BYTES_WAITING", 2**26 if by == "devices" else -1)
+    monkeypatch.setattr(choose_emitted, "MOST_BYTES_WAITING", 2**26 if by == "devices" else -1)
     explicit = (jax.sharding.AxisType.Explicit,) * 2
     mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=explicit)
     x = jax.device_put(np.arange(32, dtype=np.float32).reshape(8, 4), NamedSharding(mesh, P("x", "y")))
@@ -398,6 +398,6 @@ def test_the_bound_of_what_may_wait_counts_iterations():
     def plan(n):
         return pjit(lambda x: lax.fori_loop(0, n, lambda i, x: (log(x), x)[1], x)).plan(jnp.ones(1024))
 
-    most = emit.MOST_BYTES_WAITING // 4096
+    most = choose_emitted.MOST_BYTES_WAITING // 4096
     assert emits(plan(most))
     assert not emits(plan(most + 1))

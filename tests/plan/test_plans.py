@@ -20,6 +20,7 @@ from partjit.plan.ir.legality import PlanError
 from partjit.plan.ir.nodes import ColocatedCall, Fragment, Transfer, walk
 from partjit.plan.ir.verify import verify
 from partjit.plan.passes import cost
+from partjit.plan.passes.choose_emitted import Executables
 from partjit.plan.pipeline import structured
 from tests.census import saw, sees
 from tests.plan import random_control_flow as rc
@@ -187,7 +188,7 @@ def test_the_critical_path_is_the_longest_chain():
 def flat_of(fun, args):
     traced = fun.trace(*args)
     plan = fun.plan(*args)
-    return plan, structured(traced.jaxpr, plan.mesh, emits=True)
+    return plan, structured(traced.jaxpr, plan.mesh, executables=Executables.of(plan.mesh, None))
 
 
 def replaced(plan, k, **changes):

@@ -15,7 +15,7 @@ import partjit
 from partjit import P, colocated, pjit
 from partjit.colocated import colocated_python
 from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, walk
-from partjit.plan.passes import emit
+from partjit.plan.passes import choose_emitted
 from tests.colocated import rendezvous
 from tests.effort import sample
 
@@ -198,7 +198,7 @@ def test_the_calls_and_the_values_are_those_of_the_loop_in_python(spec, mesh, mo
     for loop, way, n, donates, mode in sample(CASES, 10):
         expected, calls = run_by_hand(loop, way, n, x, outside)
         rendezvous.clear()
-        monkeypatch.setattr(emit, "MOST_BYTES_WAITING", -1 if mode == "driven" else 2**26)
+        monkeypatch.setattr(choose_emitted, "MOST_BYTES_WAITING", -1 if mode == "driven" else 2**26)
         c = colocated_calls("auto" if mode == "driven" else mode)
         shardings = partjit.UNSPECIFIED if spec is None else (NamedSharding(mesh, spec), None)
         fun = functools.partial(loop, c, way, n)

@@ -21,6 +21,7 @@ from partjit.errors import ShardingError
 from partjit.plan.ir.legality import PlanError
 from partjit.plan.ir.nodes import ColocatedCall
 from partjit.plan.ir.verify import verify
+from partjit.plan.passes.choose_emitted import Executables
 from partjit.plan.pipeline import structured
 from tests.colocated import rendezvous
 from tests.effort import EVERYTHING, sample
@@ -328,7 +329,7 @@ def test_a_plan_in_which_a_call_has_other_shardings_than_its_specs_is_broken(mes
     program = pjit(lambda x: call(x + 1) + 1)
     with mesh:
         plan = program.plan(X)
-        flat = structured(program.trace(X).jaxpr, plan.mesh, emits=True)
+        flat = structured(program.trace(X).jaxpr, plan.mesh, executables=Executables.of(plan.mesh, None))
     verify(plan, flat)
     (k,) = [k for k, node in enumerate(plan.nodes) if isinstance(node, ColocatedCall)]
     for what in ("inputs", "outputs"):

@@ -1,11 +1,16 @@
 """`emission_p`: a call that an executable makes as it runs, as an equation of what one device does.
 
 Its operands are the numbers of the execution and of the call in it, the position of the device, and its shards of the
-arguments. The parameter `which` is the position of the call among those of the executable, or `END`.
+arguments. Its results, if the devices wait for the call, are the number of the next one and the shards of the results.
+
+Parameters:
+
+* `which`: the position of the call among those of the executable, or `END`.
+* `results`: the types of its results; None if the devices do not wait for the call.
 """
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,14 +22,19 @@ from jax.interpreters import mlir
 from jax.interpreters.mlir import LoweringRuleContext
 from jax.sharding import Mesh, PartitionSpec
 
+from partjit._jax.callbacks import lower_callback
 from partjit._jax.effects import register_effect
+from partjit.colocated.runtime.answering import answer
 from partjit.colocated.runtime.emission import END, hand_over
-from partjit.colocated.runtime.handed_over import HandedOver
+from partjit.colocated.runtime.handed_over import HandedOver, Returned
 
-__all__ = ["PLATFORMS", "emission_p", "emit_call", "emit_end"]
+__all__ = ["ANSWERED", "PLATFORMS", "emission_p", "emit_answered", "emit_call", "emit_end"]
 
 PLATFORMS = frozenset({"cpu", "gpu"})
 """Those whose executables can call the hosts without stopping the devices of others."""
+
+ANSWERED = frozenset({"cpu"})
+"""Those whose executables wait for a call in less time than it takes to end one and begin another."""
 
 emission_p = Primitive("emission")
 emission_p.multiple_results = True
@@ -41,17 +51,29 @@ _effect = EmissionEffect()
 
 
 @emission_p.def_effectful_abstract_eval
-def _abstract_eval(*_: AbstractValue, which: int) -> tuple[list[AbstractValue], set[Effect]]:
+def _abstract_eval(
+    *_: AbstractValue, which: int, results: tuple[ShapedArray, ...] | None
+) -> tuple[list[AbstractValue], set[Effect]]:
     del which
-    return [], {_effect}
+    # The numbers that they give each other keep calls that are waited for; and where an executable with an effect fails,
+    # jax raises its error once more when it waits for all effects, at exit at the latest.
+    return ([], {_effect}) if results is None else ([*results], set())
 
 
-def _lower(ctx: LoweringRuleContext, *args: ir.Value, which: int) -> Sequence[ir.Value]:
-    avals = cast(Sequence[ShapedArray], ctx.avals_in)
-    mlir.emit_python_callback(
-        ctx, hand_over(which), None, [*args], avals, [], has_side_effect=True, returns_token=False
+def _callback(which: int, results: tuple[ShapedArray, ...] | None) -> Callable[..., Sequence[np.ndarray]]:
+    return hand_over(which) if results is None else answer(which)
+
+
+def _lower(ctx: LoweringRuleContext, *args: ir.Value, which: int, results: Any) -> Sequence[ir.Value]:
+    given, returned = cast(Sequence[ShapedArray], ctx.avals_in), cast(Sequence[ShapedArray], ctx.avals_out)
+    values, _, _ = mlir.emit_python_callback(
+        ctx, _callback(which, results), None, [*args], given, returned, has_side_effect=True, returns_token=False
     )
-    return []
+    return values
+
+
+def _lower_on_cpu(ctx: LoweringRuleContext, *args: ir.Value, which: int, results: Any) -> Sequence[ir.Value]:
+    return lower_callback(ctx, _callback(which, results), args)
 
 
 def emit_call(
@@ -71,14 +93,14 @@ def emit_call(
     """
     mesh, holders = handed_over.mesh, handed_over.positions
     if mesh is None:
-        emission_p.bind(execution, number, jnp.int32(0), *arrays, which=which)
+        emission_p.bind(execution, number, jnp.int32(0), *arrays, which=which, results=None)
         return
 
     def on_each_device(execution: jax.Array, number: jax.Array, *shards: jax.Array) -> None:
         position = jax.lax.axis_index(mesh.axis_names)
 
         def emit() -> None:
-            emission_p.bind(execution, number, position, *shards, which=which)
+            emission_p.bind(execution, number, position, *shards, which=which, results=None)
 
         if len(holders) == mesh.size:
             emit()
@@ -93,11 +115,55 @@ def emit_call(
     )
 
 
+def emit_answered(
+    execution: jax.Array,
+    number: jax.Array,
+    arrays: Sequence[jax.Array],
+    handed_over: HandedOver,
+    returned: Returned,
+    avals: Sequence[ShapedArray],
+    which: int,
+) -> tuple[jax.Array, Sequence[jax.Array]]:
+    """Emits a call whose results the devices wait for, in a function being traced.
+
+    Args:
+        execution, number: the numbers of the execution and of the call in it.
+        arrays: its arguments.
+        handed_over: which devices hand over what of them.
+        returned: which devices get what of the results.
+        avals: the types of the results.
+        which: the position of the call among those of the executable.
+
+    Returns:
+        The number of the next call, and the results.
+    """
+    mesh = handed_over.mesh
+    following = ShapedArray((), jnp.dtype(jnp.int32))
+
+    if mesh is None:
+        results = (following, *avals)
+        number, *values = emission_p.bind(execution, number, jnp.int32(0), *arrays, which=which, results=results)
+        return number, values
+    parts = [aval.update(shape=s.shard_shape(aval.shape)) for aval, s in zip(avals, returned.shardings, strict=True)]
+
+    def on_each_device(execution: jax.Array, number: jax.Array, *shards: jax.Array) -> Any:
+        position = jax.lax.axis_index(mesh.axis_names)
+        return emission_p.bind(execution, number, position, *shards, which=which, results=(following, *parts))
+
+    replicated = PartitionSpec()
+    in_specs = (replicated, replicated, *(sharding.spec for sharding in handed_over.shardings))
+    out_specs = [replicated, *(sharding.spec for sharding in returned.shardings)]
+    number, *values = jax.shard_map(
+        on_each_device, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+    )(execution, number, *arrays)
+    return number, values
+
+
 def emit_end(execution: jax.Array, number: jax.Array, mesh: Mesh) -> None:
     """Emits how many calls there were, in a function being traced."""
     emit_call(execution, number, [], HandedOver.of([], [], mesh), END)
 
 
 register_effect(EmissionEffect)
-for _platform in PLATFORMS:
-    mlir.register_lowering(emission_p, _lower, platform=_platform, cacheable=False)
+mlir.register_lowering(emission_p, _lower_on_cpu, platform="cpu", cacheable=False)
+mlir.register_lowering(emission_p, _lower, platform="gpu", cacheable=False)

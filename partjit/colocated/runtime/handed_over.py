@@ -1,15 +1,15 @@
-"""Which devices hand over which shards of the arguments of a call that their executable makes."""
+"""Which devices hand over which shards of the arguments of a call that their executable makes, and get which results."""
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias, cast
 
 import numpy as np
 from jax.core import ShapedArray
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-__all__ = ["HandedOver"]
+__all__ = ["HandedOver", "Returned"]
 
 _Shard: TypeAlias = tuple[int, tuple[slice, ...]]
 """The position of the device that hands it over, and the part of the array that it is."""
@@ -37,8 +37,7 @@ class HandedOver:
         if mesh.size <= 1:
             here = tuple(((0, (slice(None),) * len(aval.shape)),) for aval in avals)
             return HandedOver(None, tuple(avals), (), here)
-        replicated = NamedSharding(mesh, PartitionSpec())
-        named = tuple(sharding if isinstance(sharding, NamedSharding) else replicated for sharding in shardings)
+        named = tuple(map(functools.partial(_on_mesh, mesh), shardings))
         return HandedOver(mesh, tuple(avals), named, tuple(map(_shards, avals, named)))
 
     @functools.cached_property
@@ -52,6 +51,49 @@ class HandedOver:
             _assembled(aval, [(index, handed_over[position][k]) for position, index in shards])
             for k, (aval, shards) in enumerate(zip(self.avals, self.shards, strict=True))
         ]
+
+    def copies(self, handed_over: Mapping[int, Sequence[np.ndarray]]) -> list[np.ndarray]:
+        """As `arrays`, in memory of their own."""
+        arrays = self.arrays(handed_over)
+        for k, shards in enumerate(self.shards):
+            if len(shards) == 1:
+                arrays[k] = arrays[k].copy()
+                arrays[k].flags.writeable = False
+        return arrays
+
+
+@dataclasses.dataclass(frozen=True)
+class Returned:
+    """Which devices get which parts of the results of a call.
+
+    Attributes:
+        shardings: those of the results, on the mesh; none for a program on one device.
+        parts: for each device, in the order of the mesh, its part of each result.
+    """
+
+    shardings: tuple[NamedSharding, ...]
+    parts: tuple[tuple[tuple[slice, ...], ...], ...]
+
+    @staticmethod
+    def of(avals: Sequence[ShapedArray], shardings: Sequence[Sharding | None], mesh: Mesh) -> "Returned":
+        """For results with these shardings, on one device or on a mesh; None is replicated."""
+        if mesh.size <= 1:
+            return Returned((), (tuple((slice(None),) * len(aval.shape) for aval in avals),))
+        named = tuple(map(functools.partial(_on_mesh, mesh), shardings))
+        maps = [s.devices_indices_map(aval.shape) for aval, s in zip(avals, named, strict=True)]
+        return Returned(named, tuple(tuple(found[device] for found in maps) for device in mesh.devices.flat))
+
+    def answers(self, results: Sequence[np.ndarray]) -> Callable[[int], Sequence[np.ndarray]]:
+        """From the position of a device to its parts of the results."""
+        if not self.shardings:
+            return lambda _: results
+        # A device takes its part when it goes on, maybe after the function has been called again.
+        own = [*map(np.array, results)]
+        return lambda position: [result[part] for result, part in zip(own, self.parts[position], strict=True)]
+
+
+def _on_mesh(mesh: Mesh, sharding: Sharding | None) -> NamedSharding:
+    return sharding if isinstance(sharding, NamedSharding) else NamedSharding(mesh, PartitionSpec())
 
 
 def _shards(aval: ShapedArray, sharding: NamedSharding) -> tuple[_Shard, ...]:

@@ -14,6 +14,7 @@ from jax.core import AbstractValue, ShapedArray
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from partjit._jax.arrays import PRNGKeyArray, numpy_putter, shareable
+from partjit._jax.refusal import refusing
 from partjit._jax.types import Device, PyTree
 from partjit.colocated.devices import replicated_over
 
@@ -27,6 +28,7 @@ __all__ = [
     "put_arguments",
     "put_host_arguments",
     "with_numpy_arguments",
+    "without_jax",
 ]
 
 _NUMBERS: dict[type, type] = {bool: np.bool_, int: np.int64, float: np.float64, complex: np.complex128}
@@ -254,7 +256,8 @@ def _put(
 def with_numpy_arguments(target: Callable[..., PyTree], name: str, paths: Sequence[str]) -> Callable[..., PyTree]:
     """A function of arrays that calls `target` with NumPy arrays, which are read-only.
 
-    A NumPy array is a view where one buffer holds the array, else a copy made of its shards.
+    A NumPy array is a view where one buffer holds the array, else a copy made of its shards. `__wrapped__` of the
+    function is `target`.
 
     Args:
         target: takes NumPy arrays.
@@ -275,7 +278,16 @@ def with_numpy_arguments(target: Callable[..., PyTree], name: str, paths: Sequen
         args, kwargs = tree.unflatten([*map(as_numpy, leaves)])
         return target(*args, **kwargs)
 
-    return call
+    return functools.update_wrapper(call, target, assigned=(), updated=())
+
+
+def without_jax(target: Callable[..., PyTree], name: str) -> Callable[..., PyTree]:
+    """A function that calls `target`, in which jax raises a RuntimeError that says what to do."""
+    message = (
+        f"{name} has uses_jax=False, but runs jax: an executable may call it while the devices wait for it, and what it "
+        "runs might wait for them. Compute with NumPy, or leave uses_jax out"
+    )
+    return refusing(target, message)
 
 
 def as_numpy(array: jax.Array) -> np.ndarray:

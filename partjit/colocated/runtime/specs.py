@@ -263,9 +263,9 @@ class OutSpecs:
 
     def fit_leaves(self, result: PyTree, name: str) -> list[jax.Array]:
         """As `fit_flat`, without the quick test."""
-        made = self._of_host_values(result)
-        if made is not None:
-            return made
+        found = self._numpy_of(result, owned)
+        if found is not None:
+            return [spec.put_numpy(value) for value, spec in zip(found, self.leaves, strict=True)]
         values, tree = flat_values(result, name)
         wrong = [] if tree == self.tree else self._wrong_structure(result)
         if not wrong:
@@ -287,8 +287,13 @@ class OutSpecs:
             )
         return [spec.fit(value) for value, spec in zip(values, self.leaves, strict=True)]
 
-    def _of_host_values(self, result: PyTree) -> list[jax.Array] | None:
-        """The arrays made of NumPy arrays and numbers that fit; None if there is anything else."""
+    def fit_numpy(self, result: PyTree, name: str) -> Sequence[np.ndarray]:
+        """The flat NumPy arrays and numbers of the result of the function, as specified; raises as `fit`."""
+        found = self._numpy_of(result, lambda value: value)
+        return [*map(np.asarray, self.fit_leaves(result, name))] if found is None else found
+
+    def _numpy_of(self, result: PyTree, taken: Callable[[np.ndarray], np.ndarray]) -> list[np.ndarray] | None:
+        """The arrays of NumPy arrays, as they are `taken`, and numbers that fit; None if there is anything else."""
         try:
             values = self.tree.flatten_up_to(result)
         except ValueError:  # another structure
@@ -296,13 +301,13 @@ class OutSpecs:
         found: list[np.ndarray] = []
         for value, spec in zip(values, self.leaves, strict=True):
             if type(value) is np.ndarray and value.dtype == spec.dtype and value.shape == spec.shape:
-                found.append(owned(value))
+                found.append(taken(value))
                 continue
             host = HostValue(value) if is_host_value(value) else None
             if host is None or host.shape != spec.shape or not host.has_dtype(spec.dtype):
                 return None
             found.append(host.as_numpy(spec.dtype))
-        return [spec.put_numpy(value) for value, spec in zip(found, self.leaves, strict=True)]
+        return found
 
     def _wrong_structure(self, result: PyTree) -> list[str]:
         expected = {*_leaf_paths(jax.tree.unflatten(self.tree, self.leaves))}

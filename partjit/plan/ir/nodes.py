@@ -158,6 +158,11 @@ class Fragment(Generic[R, D]):
         return tuple(node for node in walk(self.nodes) if isinstance(node, ColocatedCall))
 
     @property
+    def waits_for_calls(self) -> bool:
+        """Whether its executable waits for the calls that it makes."""
+        return any(call.is_answered for call in self.calls)
+
+    @property
     def numbers(self) -> int:
         """How many arguments and results of its jaxpr precede its inputs and outputs: one each if it makes calls."""
         return int(bool(self.nodes))
@@ -179,6 +184,7 @@ class ColocatedCall(Generic[R, D]):
         stream: the stream that the program put it on; None where that of the caller is meant.
         is_inline: whether the calling thread runs it itself, because nothing could overlap with it.
         is_emitted: whether an executable makes it as it runs.
+        is_answered: whether that executable waits for it, so that the thread of a device runs it.
         pinned: for each input whether it is kept intact against its owner, who may donate it while the call runs.
         distinct: the positions of results of an inline call that have to be arrays of their own, whatever it returns.
         site: file, line and function of the call in the user's code.
@@ -192,6 +198,7 @@ class ColocatedCall(Generic[R, D]):
     stream: Stream | None
     is_inline: bool = False
     is_emitted: bool = False
+    is_answered: bool = False
     pinned: tuple[bool, ...] = ()
     distinct: tuple[int, ...] = ()
     site: tuple[str, int, str] = ("<unknown>", 0, "")
@@ -201,6 +208,8 @@ class ColocatedCall(Generic[R, D]):
     def where(self) -> str:
         """Where it runs, in words."""
         stream = "the caller's stream" if self.stream is None else f"stream {self.stream.name or 'without a name'}"
+        if self.is_answered:
+            return f"in its executable, {stream}"
         if self.is_emitted:
             return f"as its executable runs, {stream}"
         return f"inline, {stream}" if self.is_inline else f"on a thread, {stream}"

@@ -9,7 +9,8 @@ nothing: their arguments are results of whatever fragment computes them.
 
 import dataclasses
 import heapq
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from typing import Any
 
 from jax.extend.core import Var
 
@@ -83,17 +84,23 @@ class _Graph:
         return awaited
 
 
-def cut(block: VarBlock, afterwards: Container[Var], donated: Collection[Var]) -> VarBlock:
+def cut(
+    block: VarBlock,
+    afterwards: Container[Var],
+    donated: Collection[Var],
+    can_be_answered: Callable[[ColocatedCall[Any, Any]], bool],
+) -> VarBlock:
     """Cuts a block into groups of equations and calls, in the order in which they are taken up.
 
     Args:
         block: a block whose results are computed, or forwarded.
         afterwards: variables that are awaited as soon as it has ended.
         donated: its inputs that its groups may donate.
+        can_be_answered: whether an executable can wait for a call.
     """
     graph = _Graph(block.nodes)
     awaited = graph.awaited(afterwards)
-    cutting = _Cutting(graph, block.consts)
+    cutting = _Cutting(graph, block.consts, can_be_answered)
     left: list[int] = []
     for level in _by_level(graph):
         left = cutting.add_level(left, level, awaited)
@@ -170,9 +177,12 @@ class _Cutting:
         position: for each call, loop or branch which node of the block it was.
     """
 
-    def __init__(self, graph: _Graph, consts: Container[Var]) -> None:
+    def __init__(
+        self, graph: _Graph, consts: Container[Var], can_be_answered: Callable[[ColocatedCall[Any, Any]], bool]
+    ) -> None:
         self._graph = graph
         self._consts = consts
+        self._can_be_answered = can_be_answered
         self._done: set[int] = set()
         self.nodes: list[VarNode] = []
         self.position: dict[VarNode, int] = {}
@@ -231,7 +241,7 @@ class _Cutting:
             is_inline, i = heapq.heappop(ready)
             node = graph.nodes[i]
             if isinstance(node, ColocatedCall) and is_inline:
-                node = dataclasses.replace(node, is_inline=True)
+                node = dataclasses.replace(node, is_inline=True, is_emitted=i in inline and self._can_be_answered(node))
             self.nodes.append(node)
             self.position[node] = i
             done.add(i)

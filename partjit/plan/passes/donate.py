@@ -105,7 +105,7 @@ def _given_as_it_is(block: ValueBlock, output: Value) -> Iterator[Value]:
 
 
 def _with_donated(fragment: Fragment[Value, Value], dying: Collection[Value]) -> Fragment[Value, Value]:
-    free = [*fragment.outputs]
+    free = [] if fragment.waits_for_calls else [*fragment.outputs]  # what it is given remains, should a call fail
     flags = []
     for value in fragment.inputs:
         result = next((result for result in free if _fits(value, result)), None)

@@ -1,13 +1,11 @@
-"""Loops and branches whose calls give nothing to the devices become executables that make these calls.
+"""Loops, branches and calls that were chosen for it become executables that make these calls.
 
-A logger in a loop needs no cut: the devices hand over its arguments and go on. What is around such a loop or branch is
-compiled together with it.
+What is around them is compiled together with them.
 """
 
 import dataclasses
-import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +13,12 @@ from jax.extend.core import Var, jaxpr_as_fun
 from jax.sharding import Mesh, Sharding
 from jax.typing import ArrayLike
 
-from partjit._jax.jaxprs import Atom
+from partjit._jax.arrays import with_weak_type
 from partjit._jax.meshes import without_mesh
-from partjit.colocated.ir.emission import PLATFORMS, emit_call, emit_end
-from partjit.colocated.runtime.handed_over import HandedOver
-from partjit.plan.ir.calls import orders_of
+from partjit.colocated.ir.emission import emit_answered, emit_call, emit_end
+from partjit.colocated.runtime.call import Lane
+from partjit.colocated.runtime.handed_over import HandedOver, Returned
+from partjit.colocated.runtime.streams import Stream
 from partjit.plan.ir.nodes import (
     AnyNode,
     Branch,
@@ -40,120 +39,98 @@ from partjit.plan.ir.nodes import (
     with_blocks,
 )
 from partjit.plan.passes.bind import Bound
+from partjit.plan.passes.choose_emitted import MOST_BYTES_KEPT, has_answered, nbytes
+from partjit.plan.passes.cost import amortizes_a_dispatch
 
-__all__ = ["can_emit", "choose_emitted", "emit", "handed_over"]
+__all__ = ["emit", "handed_over", "returned"]
 
-MOST_BYTES_WAITING = 64 * 2**20
-"""Of arguments that may wait for their calls: nothing slows the devices down when the calls take longer than they."""
-
-_ITERATIONS_OF_WHILE = 1000
+_Kind: TypeAlias = tuple[bool, Stream | None, Lane | None]
+"""Whether an executable waits for its calls, their stream, and the lane of their object: the same for all of one."""
 
 _State: TypeAlias = tuple[jax.Array, Sequence[jax.Array]]
 """How many calls there were, and values."""
 
 
-def can_emit(mesh: Mesh, default: Sharding | None) -> bool:
-    """Whether the executables of a program can make calls.
-
-    Args:
-        mesh: its mesh, maybe empty.
-        default: the sharding of everything in a program without a mesh; None if its arguments leave it open.
-    """
-    if mesh.empty:
-        devices = jax.devices()[:1] if default is None else [*default.device_set]
-        return len(devices) == 1 and devices[0].platform in PLATFORMS
-    here = jax.process_index()
-    return all(device.platform in PLATFORMS and device.process_index == here for device in mesh.devices.flat)
-
-
-def choose_emitted(block: VarBlock) -> VarBlock:
-    """Marks the loops and branches of a block whose calls their executables can make."""
-
-    def chosen(node: VarNode) -> VarNode:
-        if isinstance(node, Loop | Branch) and not node.on_devices and _can_be_emitted(node):
-            return dataclasses.replace(node, on_devices=True)
-        return node
-
-    if not any(isinstance(node, Loop | Branch) for node in block.nodes):
-        return block
-    return dataclasses.replace(block, nodes=tuple(map(chosen, block.nodes)))
-
-
-def _can_be_emitted(node: VarLoop | VarBranch) -> bool:
-    inside = [*walk(inner for block in node.blocks for inner in block.nodes)]
-    calls = [inner for inner in inside if isinstance(inner, ColocatedCall)]
-    blocks = [block for inner in (node, *inside) for block in blocks_of(inner)]
-    read = {*variables(a for inner in inside for a in inner.inputs), *variables(a for b in blocks for a in b.outputs)}
-    return (
-        len({call.stream for call in calls}) == 1
-        and len({lane for call in calls if (lane := call.callee.definition.function.lane) is not None}) <= 1
-        and all(_can_be_handed_over(call) and read.isdisjoint(call.outputs) for call in calls)
-        and not any(orders_of(inner) for inner in inside if isinstance(inner, Equation))
-        and _bytes_of_arguments(node) <= MOST_BYTES_WAITING
-    )
-
-
-def _can_be_handed_over(call: ColocatedCall[Atom, Var]) -> bool:
-    options = call.callee.options
-    return (
-        options.mode != "inline"
-        and not options.run_ahead
-        and not call.callee.is_pure
-        and all(_is_of_numpy(aval.dtype) for aval in call.callee.in_avals)
-    )
-
-
-def _is_of_numpy(dtype: Any) -> bool:
-    """Whether NumPy arrays of it are laid out in memory as those of the devices."""
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
-        return False
-    if jnp.issubdtype(dtype, jnp.floating):
-        return jnp.finfo(dtype).bits >= 8
-    return not jnp.issubdtype(dtype, jnp.integer) or jnp.iinfo(dtype).bits >= 8
-
-
-def _bytes_of_arguments(node: AnyNode) -> float:
-    """What the calls in a node get, in all."""
-    if isinstance(node, ColocatedCall):
-        return sum(aval.size * aval.dtype.itemsize for aval in node.callee.in_avals)
-    times = 1
-    if isinstance(node, Loop):
-        times = _ITERATIONS_OF_WHILE if node.trip_count is None else node.trip_count
-    return times * sum(_bytes_of_arguments(inner) for block in blocks_of(node) for inner in block.nodes)
-
-
 def emit(bound: Bound, mesh: Mesh) -> Bound:
-    """Makes fragments of the marked loops and branches of a program, and of the fragments next to them.
+    """Makes fragments of what was chosen in a program, and of the fragments next to it.
 
     Args:
         bound: the program.
         mesh: its mesh, maybe empty.
     """
-    if not any(isinstance(node, Loop | Branch) and node.on_devices for node in walk(bound.block.nodes)):
+    if not any(_is_chosen(node) for node in walk(bound.block.nodes)):
         return bound
     return dataclasses.replace(bound, block=_emitted(bound.block, bound.constants, mesh))
+
+
+def _is_chosen(node: Node) -> bool:
+    """Whether a node is to be a part of an executable."""
+    return node.is_emitted if isinstance(node, ColocatedCall) else isinstance(node, Loop | Branch) and node.on_devices
+
+
+def _kind(node: Node) -> _Kind | None:
+    """What calls there are in a node that is to be a part of an executable; None for a fragment."""
+    calls = [inner for inner in walk([node]) if isinstance(inner, ColocatedCall)]
+    if not calls:
+        return None
+    lanes = {call.callee.definition.function.lane for call in calls} - {None}
+    return isinstance(node, ColocatedCall) or has_answered(node), calls[0].stream, next(iter(lanes), None)
 
 
 def _emitted(block: ValueBlock, constants: Mapping[Value, ArrayLike], mesh: Mesh) -> ValueBlock:
     nodes: list[Node] = []
     names: dict[str, str] = {}
-    for together, found in itertools.groupby(block.nodes, _runs_on_devices):
-        run = [*found]
-        if together and any(not isinstance(node, Fragment) for node in run):
-            after = block.nodes[block.nodes.index(run[-1]) + 1 :]
-            needed = {*block.outputs, *(value for node in after for value in node.inputs)}
-            made = _fragment(run, needed, constants, mesh)
-            names.update((node.name, made.name) for node in run)
-            nodes.append(made)
-        else:
+    position = {node: i for i, node in enumerate(block.nodes)}
+    for kind, run in _runs(block.nodes):
+        if kind is None:
             nodes += (_with_emitted(node, constants, mesh) for node in run)
+            continue
+        after = block.nodes[position[run[-1]] + 1 :]
+        needed = {*block.outputs, *(value for node in after for value in node.inputs)}
+        made = _fragment(run, needed, constants, mesh, kind[0])
+        names.update((node.name, made.name) for node in run)
+        nodes.append(made)
     pairs = ((names.get(a, a), names.get(b, b)) for a, b in block.order)
     order = tuple(dict.fromkeys((a, b) for a, b in pairs if a != b))
     return dataclasses.replace(block, nodes=tuple(nodes), order=order)
 
 
-def _runs_on_devices(node: Node) -> bool:
-    return isinstance(node, Fragment) or (isinstance(node, Loop | Branch) and node.on_devices)
+def _runs(nodes: Sequence[Node]) -> Iterator[tuple[_Kind | None, Sequence[Node]]]:
+    """Pieces of nodes, each with the kind of the executable that is made of it; None if none makes calls."""
+    kind: _Kind | None = None
+    run: list[Node] = []
+    for node in nodes:
+        joins = isinstance(node, Fragment) or _is_chosen(node)
+        own = _kind(node) if joins else None
+        if run and (not joins or (own is not None and kind is not None and own != kind)):
+            yield from _settled(kind, run)
+            kind, run = None, []
+        if joins:
+            kind = own or kind
+            run.append(node)
+        else:
+            yield None, [node]
+    if run:
+        yield from _settled(kind, run)
+
+
+def _settled(kind: _Kind | None, run: Sequence[Node]) -> Iterator[tuple[_Kind | None, Sequence[Node]]]:
+    """A piece of nodes that follow each other; single calls in it are the host's after all if the rest is expensive.
+
+    It then does something else while the devices work, and they reuse the memory of large arrays.
+    """
+    if any(isinstance(node, ColocatedCall) for node in run):
+        own = {value for node in run for value in node.outputs}
+        given = {value for node in run for value in node.inputs} - own
+        is_expensive = amortizes_a_dispatch(sum(node.cost for node in run if isinstance(node, Fragment)))
+        if is_expensive or nbytes(value.aval for value in given) > MOST_BYTES_KEPT:
+            yield from _runs([_by_the_host(node) for node in run])
+            return
+    yield kind, run
+
+
+def _by_the_host(node: Node) -> Node:
+    return dataclasses.replace(node, is_emitted=False) if isinstance(node, ColocatedCall) else node
 
 
 def _with_emitted(node: Node, constants: Mapping[Value, ArrayLike], mesh: Mesh) -> Node:
@@ -163,10 +140,18 @@ def _with_emitted(node: Node, constants: Mapping[Value, ArrayLike], mesh: Mesh) 
 
 
 def _fragment(
-    nodes: Sequence[Node], needed: Collection[Value], constants: Mapping[Value, ArrayLike], mesh: Mesh
+    nodes: Sequence[Node], needed: Collection[Value], constants: Mapping[Value, ArrayLike], mesh: Mesh, waits: bool
 ) -> Fragment[Value, Value]:
-    """The fragment that nodes become which follow each other; `needed` is what is read after them."""
-    nodes = [*map(_with_emitted_calls, nodes)]
+    """The fragment that nodes become which follow each other.
+
+    Args:
+        nodes: the nodes.
+        needed: what is read after them.
+        constants: the values that never change.
+        mesh: the mesh, maybe empty.
+        waits: whether it waits for its calls.
+    """
+    nodes = [_with_emitted_calls(node, waits) for node in nodes]
     own = {value for node in nodes for value in node.outputs}
     inputs = dict.fromkeys(value for node in nodes for value in node.inputs if value not in own | constants.keys())
     outputs = tuple(value for node in nodes for value in node.outputs if value in needed)
@@ -177,7 +162,8 @@ def _fragment(
         env = {value: jnp.asarray(constant, value.aval.dtype) for value, constant in constants.items()}
         env.update(zip(inputs, arrays, strict=True))
         number = writer.run(nodes, env, jnp.int32(0))
-        emit_end(execution, number, mesh)
+        if not waits:
+            emit_end(execution, number, mesh)
         return [number, *(env[value] for value in outputs)]
 
     with without_mesh():
@@ -187,11 +173,13 @@ def _fragment(
     return Fragment(jaxpr, tuple(inputs), outputs, cost, (False,) * len(inputs), tuple(nodes), name)
 
 
-def _with_emitted_calls(node: Node) -> Node:
-    if isinstance(node, Loop | Branch):
-        blocks = [dataclasses.replace(b, nodes=tuple(map(_with_emitted_calls, b.nodes))) for b in node.blocks]
-        return with_blocks(node, blocks)
-    return dataclasses.replace(node, is_emitted=True) if isinstance(node, ColocatedCall) else node
+def _with_emitted_calls(node: Node, waits: bool) -> Node:
+    if isinstance(node, ColocatedCall):
+        return dataclasses.replace(node, is_emitted=True, is_answered=waits)
+    if not isinstance(node, Loop | Branch):
+        return node
+    nodes = [[_with_emitted_calls(inner, waits) for inner in block.nodes] for block in node.blocks]
+    return with_blocks(node, [dataclasses.replace(b, nodes=tuple(n)) for b, n in zip(node.blocks, nodes, strict=True)])
 
 
 def _struct_of(value: Value) -> jax.ShapeDtypeStruct:
@@ -208,6 +196,11 @@ def _cost(node: Node) -> float:
 def handed_over(call: ColocatedCall[Value, Value], mesh: Mesh) -> HandedOver:
     """Which devices hand over what of the arguments of a call."""
     return HandedOver.of([value.aval for value in call.inputs], [value.sharding for value in call.inputs], mesh)
+
+
+def returned(call: ColocatedCall[Value, Value], mesh: Mesh) -> Returned:
+    """Which devices get what of the results of a call."""
+    return Returned.of([value.aval for value in call.outputs], [value.sharding for value in call.outputs], mesh)
 
 
 class _Writer:
@@ -239,18 +232,24 @@ class _Writer:
             if isinstance(node, Fragment):
                 results: Sequence[jax.Array] = jaxpr_as_fun(node.jaxpr)(*(env[value] for value in node.inputs))
             elif isinstance(node, ColocatedCall):
-                self._emit(node, [env[value] for value in node.inputs], number)
-                number, results = number + jnp.int32(1), ()
+                number, results = self._call(node, [env[value] for value in node.inputs], number)
             elif isinstance(node, Loop):
                 number, results = self._loop(node, env, number)
             else:
                 assert isinstance(node, Branch)  # transfers are made later
                 number, results = self._branch(node, env, number)
-            env.update(zip(node.outputs, results, strict=False))  # nobody reads those of calls
+            env.update(zip(node.outputs, results, strict=False))
         return number
 
-    def _emit(self, call: ColocatedCall[Value, Value], arrays: Sequence[jax.Array], number: jax.Array) -> None:
-        emit_call(self._execution, number, arrays, handed_over(call, self._mesh), self._position[call])
+    def _call(self, call: ColocatedCall[Value, Value], arrays: Sequence[jax.Array], number: jax.Array) -> _State:
+        given, which = handed_over(call, self._mesh), self._position[call]
+        if not call.is_answered:
+            emit_call(self._execution, number, arrays, given, which)
+            return number + jnp.int32(1), ()  # nobody reads its results
+        avals = [value.aval for value in call.outputs]
+        back = returned(call, self._mesh)
+        number, results = emit_answered(self._execution, number, arrays, given, back, avals, which)
+        return number, [with_weak_type(x, a.weak_type) for x, a in zip(results, avals, strict=True)]
 
     def _block(self, block: ValueBlock, env: Mapping[Value, jax.Array], number: jax.Array) -> _State:
         inside = {**env}

@@ -10,12 +10,12 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 
 from partjit import events
 from partjit._jax.arrays import device_put
-from partjit._jax.compiling import MeshComputation, MeshExecutable, move_outputs, shard_constants
+from partjit._jax.compiling import MeshComputation, MeshExecutable, move_outputs, shard_constants, without_tokens
 from partjit._jax.dispatch import InternalFloatingPointError, fast_path_data, make_cpp_function, recheck_for_nans
 from partjit._jax.shardings import device_list
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.colocated.devices import colocated_sharding
-from partjit.colocated.emitted import EmittedCall, SpecializationForExecutables, run_emitting
+from partjit.colocated.emitted import EmittedCall, SpecializationForExecutables, run_answering, run_emitting
 from partjit.colocated.ir.eager import DefaultSharding
 from partjit.colocated.ir.primitive import SpecializationOfKind
 from partjit.colocated.runtime.host_values import HostArgument
@@ -25,7 +25,7 @@ from partjit.colocated.specialization import Specialization
 from partjit.compile import lower_jaxpr
 from partjit.mesh import has_explicit_axes
 from partjit.plan.ir.nodes import ColocatedCall, Fragment, Transfer, Value, blocks_of, walk
-from partjit.plan.passes.emit import handed_over
+from partjit.plan.passes.emit import handed_over, returned
 from partjit.plan.passes.fragments import shardings_of_fragment
 from partjit.plan.plan import Plan
 from partjit.plan.run.observe import observed
@@ -99,12 +99,14 @@ def link(
             EmittedCall(
                 _specialized(call, default, results, mesh, SpecializationForExecutables),
                 handed_over(call, plan.mesh),
+                returned(call, plan.mesh),
                 call.site,
                 call.name,
             )
             for call in lowered.fragment.calls
         ]
-        namespace[lowered.fragment.name] = _emitting(emitted, dispatch) if emitted else dispatch
+        run = run_answering if lowered.fragment.waits_for_calls else run_emitting
+        namespace[lowered.fragment.name] = _with_calls(run, emitted, dispatch) if emitted else dispatch
     for call in walk(plan.nodes):
         if isinstance(call, ColocatedCall):
             namespace[call.name] = _caller(call, _specialized(call, default, results, mesh, Specialization))
@@ -130,6 +132,8 @@ def link(
 
 def _dispatcher(plan: Plan, lowered: LoweredFragment, executable: MeshExecutable) -> Callable[..., Sequence[jax.Array]]:
     """A function that dispatches a fragment, without a Python frame once it has run."""
+    if lowered.fragment.waits_for_calls:
+        without_tokens(executable)
     consts = shard_constants(lowered.lowering, executable)
     out_tree = jax.tree.structure((0,) * len(lowered.fragment.jaxpr.out_avals))
     jaxpr = lowered.fragment.jaxpr
@@ -187,15 +191,11 @@ def _caller(call: ColocatedCall[Value, Value], specialization: Specialization) -
     return run if call.is_inline else submit
 
 
-def _emitting(
-    calls: Sequence[EmittedCall], dispatch: Callable[..., Sequence[jax.Array]]
+def _with_calls(
+    run: Callable[..., Sequence[jax.Array]], calls: Sequence[EmittedCall], dispatch: Callable[..., Sequence[jax.Array]]
 ) -> Callable[..., Sequence[jax.Array]]:
     """A function that dispatches a fragment that makes calls."""
-
-    def run(*args: jax.Array) -> Sequence[jax.Array]:
-        return run_emitting(calls, lambda execution: dispatch(execution, *args))
-
-    return run
+    return lambda *args: run(calls, lambda execution: dispatch(execution, *args))
 
 
 def _mover(transfer: Transfer) -> Callable[..., Sequence[jax.Array]]:

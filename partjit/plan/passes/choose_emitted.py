@@ -1,0 +1,230 @@
+"""Which loops, branches and calls become a part of executables.
+
+A logger in a loop needs no cut: the devices hand over its arguments and go on. A function that does not use jax needs
+none either: a thread of the devices runs it, and they go on with its results. The host makes a call where its thread has
+something else to do meanwhile: where device work that amortizes a dispatch could run beside it.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import networkx as nx
+from jax.extend.core import Literal, Var
+from jax.sharding import Mesh, NamedSharding, Sharding
+
+from partjit._jax.jaxprs import Atom
+from partjit.colocated.ir.emission import ANSWERED, PLATFORMS
+from partjit.plan.ir.calls import orders_of
+from partjit.plan.ir.nodes import (
+    AnyNode,
+    Block,
+    Branch,
+    ColocatedCall,
+    Equation,
+    Loop,
+    VarBlock,
+    VarBranch,
+    VarLoop,
+    VarNode,
+    blocks_of,
+    is_host,
+    variables,
+    walk,
+)
+from partjit.plan.passes.cost import amortizes_a_dispatch, cost_of
+
+__all__ = ["MOST_BYTES_KEPT", "Executables", "can_be_answered", "choose_emitted", "has_answered", "nbytes"]
+
+MOST_BYTES_WAITING = 64 * 2**20
+"""Of arguments that may wait for their calls: nothing slows the devices down when the calls take longer than they."""
+
+MOST_BYTES_KEPT = 64 * 2**20
+"""Of what a fragment is given and does not reuse, so that it is still there if a call fails."""
+
+MOST_BYTES_COPIED = 2**20
+"""Of arguments and results of a call that an executable waits for. The host gives and takes them without a copy."""
+
+_ITERATIONS_OF_WHILE = 1000
+
+
+class Executables(NamedTuple):
+    """What the executables of a program can do.
+
+    Attributes:
+        mesh: that of the program, maybe empty.
+        make_calls: whether they can make calls whose results nobody reads.
+        wait_for_calls: whether they can make others.
+    """
+
+    mesh: Mesh
+    make_calls: bool
+    wait_for_calls: bool
+
+    @staticmethod
+    def of(mesh: Mesh, default: Sharding | None) -> "Executables":
+        """Those of a program.
+
+        Args:
+            mesh: its mesh, maybe empty.
+            default: the sharding of everything in a program without a mesh; None if its arguments leave it open.
+        """
+        if not mesh.empty:
+            devices = [*mesh.devices.flat]
+        else:
+            devices = jax.devices()[:1] if default is None else [*default.device_set]
+        platforms = {device.platform for device in devices}
+        here = jax.process_index()
+        is_here = all(device.process_index == here for device in devices) and not (mesh.empty and len(devices) > 1)
+        return Executables(mesh, is_here and platforms <= PLATFORMS, is_here and platforms <= ANSWERED)
+
+
+def choose_emitted(block: VarBlock, executables: Executables) -> VarBlock:
+    """Marks the loops and branches of a block whose calls their executables can make."""
+
+    def chosen(node: VarNode) -> VarNode:
+        if isinstance(node, Loop | Branch) and not node.on_devices and _can_be_emitted(node, executables):
+            return dataclasses.replace(node, on_devices=True)
+        return node
+
+    if not executables.make_calls or not any(isinstance(node, Loop | Branch) for node in block.nodes):
+        return block
+    return dataclasses.replace(block, nodes=tuple(map(chosen, block.nodes)))
+
+
+def _can_be_emitted(node: VarLoop | VarBranch, executables: Executables) -> bool:
+    inside = [*_walk(node)]
+    calls = [inner for inner in inside if isinstance(inner, ColocatedCall)]
+    if (
+        len({call.stream for call in calls}) != 1
+        or len({lane for call in calls if (lane := call.callee.definition.function.lane) is not None}) > 1
+        or any(orders_of(inner) for inner in inside if isinstance(inner, Equation))
+    ):
+        return False
+    if has_answered(node):
+        return (
+            all(can_be_answered(call, executables) for call in calls)
+            and nbytes(atom.aval for atom in node.inputs) <= MOST_BYTES_KEPT
+            and not any(_could_overlap(inner) for inner in inside if isinstance(inner, Loop | Branch))
+        )
+    return all(map(_can_be_handed_over, calls)) and _bytes_of_arguments(node) <= MOST_BYTES_WAITING
+
+
+def _walk(node: AnyNode) -> Iterator[AnyNode]:
+    return walk([node])
+
+
+def has_answered(node: AnyNode) -> bool:
+    """Whether there are calls in a loop or branch that its executable would have to wait for."""
+    inside = [*_walk(node)]
+    read = [*(a for inner in inside for a in inner.inputs), *(a for i in inside for b in blocks_of(i) for a in b.outputs)]
+    known = {atom for atom in read if not isinstance(atom, Literal)}
+    calls = [inner for inner in inside if isinstance(inner, ColocatedCall)]
+    return any(call.callee.options.mode == "inline" or not known.isdisjoint(call.outputs) for call in calls)
+
+
+def _can_be_handed_over(call: ColocatedCall[Atom, Var]) -> bool:
+    options = call.callee.options
+    return (
+        options.mode != "inline"
+        and not options.run_ahead
+        and not call.callee.is_pure
+        and all(_is_of_numpy(aval.dtype) for aval in call.callee.in_avals)
+    )
+
+
+def can_be_answered(call: ColocatedCall[Any, Any], executables: Executables) -> bool:
+    """Whether an executable can wait for a call."""
+    callee = call.callee
+    options = callee.options
+    avals = (*callee.in_avals, *callee.out_avals)
+    shardings = (*callee.in_shardings, *callee.out_shardings)
+    return (
+        executables.wait_for_calls
+        and options.uses_jax is False
+        and options.mode != "stream"
+        and not options.run_ahead
+        and callee.shards is None
+        and all(_is_of_numpy(aval.dtype) for aval in avals)
+        and nbytes(avals) <= MOST_BYTES_COPIED
+        and all(sharding is None or _is_on(sharding, executables.mesh) for sharding in shardings)
+    )
+
+
+def _is_on(sharding: NamedSharding, mesh: Mesh) -> bool:
+    return mesh.size <= 1 or sharding.mesh == mesh
+
+
+def _is_of_numpy(dtype: Any) -> bool:
+    """Whether NumPy arrays of it are laid out in memory as those of the devices."""
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        return False
+    if jnp.issubdtype(dtype, jnp.floating):
+        return jnp.finfo(dtype).bits >= 8
+    return not jnp.issubdtype(dtype, jnp.integer) or jnp.iinfo(dtype).bits >= 8
+
+
+def nbytes(avals: Iterable[Any]) -> int:
+    """Bytes of arrays of these types, over all devices."""
+    return sum(aval.size * aval.dtype.itemsize for aval in avals)
+
+
+def _bytes_of_arguments(node: AnyNode) -> float:
+    """What the calls in a node get, in all."""
+    if isinstance(node, ColocatedCall):
+        return nbytes(node.callee.in_avals)
+    times = 1
+    if isinstance(node, Loop):
+        times = _ITERATIONS_OF_WHILE if node.trip_count is None else node.trip_count
+    return times * sum(_bytes_of_arguments(inner) for block in blocks_of(node) for inner in block.nodes)
+
+
+def _could_overlap(node: VarLoop | VarBranch) -> bool:
+    """Whether work that amortizes a dispatch could run on the devices beside a call in a loop or branch.
+
+    That is what neither depends on the call nor the other way round, in an iteration. What in the long run does only one
+    of these could run beside that call of another iteration.
+    """
+    return any(_has_work_beside(block, node if isinstance(node, Loop) else None) for block in node.blocks)
+
+
+def _has_work_beside(block: VarBlock, loop: VarLoop | None) -> bool:
+    calls = [i for i, inner in enumerate(block.nodes) if is_host(inner)]
+    costs = [cost_of(inner.eqn) if isinstance(inner, Equation) else 0.0 for inner in block.nodes]
+    if not calls or not amortizes_a_dispatch(sum(costs)):
+        return False
+    graph = _dependences(block, calls)
+    near = [{call} | nx.ancestors(graph, call) | nx.descendants(graph, call) for call in calls]
+    if loop is not None:
+        graph.add_edges_from(_between_iterations(block, loop, calls))
+        component = {i: found for found in nx.strongly_connected_components(graph) for i in found}
+        near = [found & component[call] for found, call in zip(near, calls, strict=True)]
+    return any(amortizes_a_dispatch(sum(c for i, c in enumerate(costs) if i not in found)) for found in near)
+
+
+def _dependences(block: VarBlock, calls: Sequence[int]) -> nx.DiGraph:
+    producer = {var: i for i, node in enumerate(block.nodes) for var in node.outputs}
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(len(block.nodes)))
+    graph.add_edges_from(zip(calls, calls[1:], strict=False))
+    graph.add_edges_from(
+        (producer[var], i) for i, node in enumerate(block.nodes) for var in variables(node.inputs) if var in producer
+    )
+    return graph
+
+
+def _between_iterations(block: VarBlock, loop: VarLoop, calls: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """From what gives a carried value to what reads it in the next iteration; the predicate is read by all."""
+    producer = {var: i for i, node in enumerate(block.nodes) for var in node.outputs}
+    readers: dict[Var, list[int]] = {}
+    for i, node in enumerate(block.nodes):
+        for var in variables(node.inputs):
+            readers.setdefault(var, []).append(i)
+    yield calls[-1], calls[0]
+    for k, (var, out) in enumerate(zip(loop.carried, block.outputs, strict=True)):
+        if isinstance(out, Var) and out in producer:
+            is_predicate = loop.trip_count is None and not k
+            for reader in range(len(block.nodes)) if is_predicate else readers.get(var, ()):
+                yield producer[out], reader
