@@ -47,7 +47,7 @@ def rare_call(place: Place, rounds: int, every: int = 100) -> Situation:
     """A controller that corrects the state after every hundredth iteration."""
     iterations = rounds * every
     x = begin(place)
-    damping = colocated.colocated_python(host.damping, arrays="numpy", out_specs=scalar())
+    damping = colocated.colocated_python(host.damping, uses_jax=False, out_specs=scalar())
 
     def loop(call: Any) -> Any:
         def step(x: Any, i: Any) -> Any:
@@ -135,7 +135,7 @@ def rare_log(place: Place, rounds: int, every: int = 100) -> Situation:
     def with_callback(way: str) -> Run:
         return within(jax.jit(loop(functools.partial(callback, way, host.log, None))), finished)
 
-    log = colocated.colocated_python(host.log, stream="rare log", out_specs_fn=nothing)
+    log = colocated.colocated_python(host.log, stream="rare log", uses_jax=False, out_specs_fn=nothing)
     return Situation(
         iterations,
         {
@@ -169,7 +169,7 @@ def predicate(place: Place, iterations: int) -> Situation:
     def loop(condition: Any) -> Any:
         return lambda x: lax.while_loop(lambda state: condition(state[1]), step, (x, jnp.float32(1)))
 
-    improves = colocated.colocated_python(is_above, arrays="numpy", out_specs=scalar(bool))
+    improves = colocated.colocated_python(is_above, uses_jax=False, out_specs=scalar(bool))
     jitted = jax.jit(step, donate_argnums=0)
 
     def by_hand(condition: Any) -> Run:
@@ -218,7 +218,7 @@ def early_stopping(place: Place, rate: float) -> Situation:
 
         return lambda x: lax.while_loop(lambda state: state[1], body, (x, jnp.bool_(True), jnp.int32(0)))[::2]
 
-    goes_on = colocated.colocated_python(host.goes_on, arrays="numpy", out_specs=scalar(bool))
+    goes_on = colocated.colocated_python(host.goes_on, uses_jax=False, out_specs=scalar(bool))
     jitted = jax.jit(epoch, donate_argnums=0)
 
     def by_hand(goes_on: Any) -> Run:
@@ -285,7 +285,7 @@ def progress(place: Place, iterations: int) -> Situation:
         return within(jax.jit(loop(lambda i: callback(way, host.progress, None, i))), finished)
 
     def with_ours(**options: Any) -> Run:
-        shown = colocated.colocated_python(host.progress, out_specs_fn=lambda i: None, **options)
+        shown = colocated.colocated_python(host.progress, out_specs_fn=lambda i: None, uses_jax=False, **options)
         return within(pjit(loop(shown)), ended)
 
     return Situation(
@@ -305,7 +305,7 @@ def progress(place: Place, iterations: int) -> Situation:
 
 def loader(place: Place, iterations: int) -> Situation:
     """A loop that takes a batch of 4 kB in each iteration."""
-    batches: Any = colocated.colocated_python_class(host.Batches)(iterations, (SIZE,))
+    batches: Any = colocated.colocated_python_class(host.Batches, uses_jax=False)(iterations, (SIZE,))
     return _without_arguments(
         place, iterations, lambda: host.Batches(iterations, (SIZE,)).next, batches.next, place.spec(SIZE)
     )
@@ -313,7 +313,7 @@ def loader(place: Place, iterations: int) -> Situation:
 
 def clock(place: Place, iterations: int) -> Situation:
     """A loop that reads a clock in each iteration."""
-    ticking: Any = colocated.colocated_python_class(host.Clock)(iterations)
+    ticking: Any = colocated.colocated_python_class(host.Clock, uses_jax=False)(iterations)
     return _without_arguments(place, iterations, lambda: host.Clock(iterations).read, ticking.read, scalar())
 
 

@@ -96,7 +96,7 @@ def environment(place: Place, iterations: int) -> Situation:
         {
             BY_HAND: by_hand,
             JAX: with_jax,
-            OURS: with_ours(host.env_step, arrays="numpy"),
+            OURS: with_ours(host.env_step, uses_jax=False),
             f"{OURS}, jax arrays": with_ours(placing(jnp.asarray)),
             IO: with_callback(IO),
             PURE: with_callback(PURE),
@@ -190,7 +190,7 @@ def _between(
         {
             BY_HAND: by_hand(lambda x: quickest(fun(np.asarray(x)))),
             JAX: by_hand(made_by_jax(lambda x: to_rows(fun(np.asarray(x))))),
-            OURS: with_ours(fun, arrays="numpy"),
+            OURS: with_ours(fun, uses_jax=False),
             f"{OURS}, jax arrays": with_ours(lambda x: jnp.asarray(fun(np.asarray(x)))),
             IO: with_callback(IO),
             PURE: with_callback(PURE),

@@ -1,28 +1,33 @@
-"""Calls that an executable makes as it runs: how they run, and take their place in the order of calls."""
+"""Calls that an executable makes as it runs: what they call, with what the devices hand over."""
 
 import contextvars
 import dataclasses
+import functools
 import inspect
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
 
 from partjit._jax.arrays import aval_of_struct, numpy_putter
-from partjit._jax.threads import ThreadSettings
 from partjit._jax.types import PyTree
 from partjit.colocated.runtime import scheduler
-from partjit.colocated.runtime.answering import Answering, Answers
-from partjit.colocated.runtime.call import Call, Lane, current_calls, failure_here
-from partjit.colocated.runtime.emission import Execution
+from partjit.colocated.runtime.answering import Answers
+from partjit.colocated.runtime.call import Call, Lane, failure_here
 from partjit.colocated.runtime.failures import Failure, Site
 from partjit.colocated.runtime.handed_over import HandedOver, Returned
 from partjit.colocated.runtime.interrupts import is_interrupt
 from partjit.colocated.runtime.observation import observe_call, profiled
-from partjit.colocated.runtime.streams import Stream, current_stream, inside
+from partjit.colocated.runtime.streams import Stream, current_stream
 from partjit.colocated.specialization import Specialization
 
-__all__ = ["EmittedCall", "SpecializationForExecutables", "run_answering", "run_emitting"]
+__all__ = ["EmittedCall", "SpecializationForExecutables"]
+
+_QUICK_SECONDS = 50e-6
+"""Handing arguments to another thread, which has to get hold of the interpreter, takes about as long."""
+_QUICK_IN_A_ROW = 20
+"""How many calls must have been quick, one after another, before threads of the devices run the next ones."""
 
 
 class SpecializationForExecutables(Specialization):
@@ -30,6 +35,7 @@ class SpecializationForExecutables(Specialization):
 
     _putters: Sequence[Callable[[np.ndarray], jax.Array]] | None = None
     _of_numpy: Callable[..., PyTree]
+    _quick_in_a_row = 0
 
     def prepare(self) -> None:
         """Copies the function for its host, once."""
@@ -58,7 +64,14 @@ class SpecializationForExecutables(Specialization):
         """A call in the place of all that an executable makes."""
         return self._call(site, self.own_stream(), lanes, body)
 
-    def run_emitted(self, arrays: Sequence[np.ndarray], stream: Stream, site: Site, node: str) -> None:
+    @property
+    def is_quick(self) -> bool:
+        """Whether a thread of the devices may run it, because that costs less than handing it to another."""
+        return self._quick_in_a_row >= _QUICK_IN_A_ROW and self._options.uses_jax is False and self._mode == "auto"
+
+    def run_emitted(
+        self, arrays: Sequence[np.ndarray], stream: Stream, site: Site, node: str, parent: Call | None
+    ) -> None:
         """Runs the function; a failure is kept as that of an asynchronous call without results.
 
         Args:
@@ -66,8 +79,10 @@ class SpecializationForExecutables(Specialization):
             stream: the stream of the call.
             site: where the user's code makes it.
             node: its name in the plan.
+            parent: the call that the program is a part of.
         """
         assert self.out_specs is not None
+        started = time.perf_counter()
         try:
             observe = observe_call(self._name, stream, node)
             args, kwargs = self.in_specs.tree.unflatten(self._as_taken(arrays))
@@ -75,10 +90,11 @@ class SpecializationForExecutables(Specialization):
                 result = observe(self._target)(*args, **kwargs)
             self.out_specs.fit_flat(result, self._name)
         except BaseException as error:
-            running = current_calls()
-            Failure(error, self._name, site, stream, running[-1].parent if running else None)
+            Failure(error, self._name, site, stream, parent)
             if is_interrupt(error):
                 raise
+        is_quick = time.perf_counter() - started < _QUICK_SECONDS
+        self._quick_in_a_row = self._quick_in_a_row + 1 if is_quick else 0
 
     def answer(self, arrays: Sequence[np.ndarray], stream: Stream, node: str) -> Sequence[np.ndarray]:
         """Runs the function for an executable that waits for its flat results.
@@ -137,111 +153,24 @@ class EmittedCall:
         """The positions of the devices, in the order of the mesh, that hand something over for it."""
         return self.handed_over.positions
 
+    @functools.cached_property
+    def is_replicated(self) -> bool:
+        """Whether each device has all arguments."""
+        return all(sharding.is_fully_replicated for sharding in self.handed_over.shardings)
+
     @property
     def devices(self) -> int:
         """How many devices make it."""
         return len(self.returned.parts)
 
-    def run(self, stream: Stream, handed_over: Mapping[int, Sequence[np.ndarray]]) -> None:
+    def run(self, stream: Stream, parent: Call | None, handed_over: Mapping[int, Sequence[np.ndarray]]) -> None:
         """Runs the function, with what each device has handed over."""
         arrays = self.handed_over.arrays(handed_over)
-        contextvars.copy_context().run(self.specialization.run_emitted, arrays, stream, self.site, self.node)
+        run = self.specialization.run_emitted
+        contextvars.copy_context().run(run, arrays, stream, self.site, self.node, parent)
 
     def answer(self, handed_over: Mapping[int, Sequence[np.ndarray]]) -> Answers:
         """Runs the function, with what each device has handed over, for what each is to get."""
         arrays = self.handed_over.copies(handed_over)  # which the function may keep
         stream = self.specialization.own_stream()
         return self.returned.answers(self.specialization.answer(arrays, stream, self.node))
-
-
-def run_emitting(
-    calls: Sequence[EmittedCall], dispatch: Callable[[np.int32], Sequence[jax.Array]]
-) -> Sequence[jax.Array]:
-    """Dispatches an executable that makes calls; they run on a thread, in the place of one call.
-
-    Args:
-        calls: its calls, which are on one stream, and of one object at most.
-        dispatch: dispatches it, given the number of the execution; the first result is the number of calls made.
-
-    Returns:
-        The other results.
-    """
-    for call in calls:
-        call.specialization.prepare()
-    stream = calls[0].specialization.own_stream()
-    lanes = [*dict.fromkeys(lane for call in calls for lane in call.specialization.lanes())]
-    entered = scheduler.entered_lanes()
-    free = [lane for lane in lanes if lane not in entered]
-    execution = Execution(calls, stream)
-    is_nested = len(free) < len(lanes)  # made by a call of its own stream, they are a part of that call
-    if not is_nested:
-        context, settings = contextvars.copy_context(), ThreadSettings()
-
-        def body() -> Sequence[jax.Array]:
-            with settings:
-                context.run(inside, stream)
-                context.run(execution.run_calls)
-            return ()
-
-        first = max(calls, key=lambda call: len(call.specialization.lanes()))  # a method, if there is one
-        scheduler.submit(first.specialization.in_place_of_all(first.site, free, body))
-    try:
-        made, *results = dispatch(np.int32(execution.number))
-        execution.dispatched(made)
-    except BaseException as error:
-        execution.abandon()
-        if execution.interrupt is not None:
-            raise execution.interrupt from None
-        if _quotes_ctrl_c(error):
-            raise KeyboardInterrupt from error
-        raise
-    finally:
-        if is_nested:
-            execution.run_calls()
-    if execution.interrupt is not None:
-        raise execution.interrupt
-    return results
-
-
-def _quotes_ctrl_c(error: BaseException) -> bool:
-    """Whether Ctrl-C came while XLA was calling Python in this thread, as XLA:CPU does."""
-    is_of_xla = isinstance(error, jax.errors.JaxRuntimeError)
-    return is_of_xla and str(error).rstrip().rpartition("\n")[2].startswith("KeyboardInterrupt")
-
-
-def run_answering(
-    calls: Sequence[EmittedCall], dispatch: Callable[[np.int32], Sequence[jax.Array]]
-) -> Sequence[jax.Array]:
-    """Dispatches an executable that waits for the calls that it makes, and waits for its end.
-
-    Args:
-        calls: its calls, which are on one stream, and of one object at most.
-        dispatch: as for `run_emitting`.
-
-    Returns:
-        The other results.
-
-    Raises:
-        Exception: what a function raised, with a note that names the call.
-    """
-    for call in calls:
-        call.specialization.prepare()
-
-    def body() -> Sequence[jax.Array]:
-        execution = Answering(calls)
-        try:
-            made, *results = dispatch(np.int32(execution.number))
-            made.block_until_ready()
-        except BaseException as error:
-            if execution.failure is not None:
-                call, cause = execution.failure
-                if isinstance(cause, Exception):
-                    call.specialization.failure(cause, call.site).raise_()
-                raise cause from None
-            if _quotes_ctrl_c(error):
-                raise KeyboardInterrupt from error
-            raise
-        return results
-
-    first = max(calls, key=lambda call: len(call.specialization.lanes()))  # a method, if there is one
-    return first.specialization.run_in_place_of_all(first.site, body)

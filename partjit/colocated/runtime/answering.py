@@ -2,20 +2,19 @@
 
 Such a function must not use jax, which could wait for these very devices. An execution has a number, which the
 executable gets as an argument. Each call gives the number of the next one, so that the devices make them in their order.
-On several devices all of them come to a call, each in a thread of its own: the last one that brings a shard runs the
-function, the others wait for it, as they wait for each other in a collective.
+On several devices all of them come to a call, each in a thread of its own: the first one that has all arguments or the
+last one that brings a shard runs the function, the others wait for it, as they wait for each other in a collective.
 """
 
-import _thread
-import contextvars
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from partjit.colocated.runtime.call import current_calls
+from partjit.colocated.runtime.caller import Caller
 
 __all__ = ["Answered", "Answering", "Answers", "answer"]
 
@@ -35,11 +34,14 @@ class Answered(Protocol):
 
     Attributes:
         positions: those of the devices, in the order of the mesh, whose shards it needs.
+        is_replicated: whether any other device has all of these as well.
         devices: how many devices make it.
     """
 
     @property
     def positions(self) -> frozenset[int]: ...
+    @property
+    def is_replicated(self) -> bool: ...
     @property
     def devices(self) -> int: ...
     def answer(self, handed_over: Mapping[int, Sequence[np.ndarray]]) -> Answers: ...
@@ -57,9 +59,7 @@ class Answering:
         self.number = next(_numbers) % _MOST_EXECUTIONS
         self.failure: tuple[Answered, BaseException] | None = None
         self._calls = calls
-        self._context = contextvars.copy_context()
-        self._thread = _thread.get_ident()
-        self._outer = [*current_calls()]
+        self._caller = Caller()
         self._meetings: dict[int, _Meeting] = {}
         _executions[self.number] = self
 
@@ -78,20 +78,13 @@ class Answering:
     def _run(self, call: Answered, found: Mapping[int, Sequence[np.ndarray]]) -> Answers:
         if self.failure is not None:
             raise RuntimeError("an earlier call failed")
-        if _thread.get_ident() == self._thread:
-            return call.answer(found)
-        here = current_calls()
-        here += self._outer
-        try:
-            return self._context.copy().run(call.answer, found)
-        finally:
-            del here[len(here) - len(self._outer) :]
+        return self._caller.run(call.answer, found)
 
     def _meet(self, call: Answered, number: int, position: int, shards: Sequence[Any]) -> Answers:
         meeting = self._meetings.get(number)
         if meeting is None:
             meeting = self._meetings.setdefault(number, _Meeting())  # atomic: all devices get the same one
-        if meeting.is_last(call, position, shards):
+        if meeting.has_all(call, position, shards):
             try:
                 meeting.answers = self._run(call, meeting.found)
             finally:
@@ -119,18 +112,22 @@ class _Meeting:
         self.answers: Answers | None = None
         self.left = itertools.count()
         self._arrived = itertools.count(1)
-        self._running = _thread.allocate_lock()  # the quickest there is
+        self._running = threading.Lock()
         self._running.acquire()
 
-    def is_last(self, call: Answered, position: int, shards: Sequence[Any]) -> bool:
-        """Takes what a device hands over; whether it is the last one that is needed."""
-        if position not in call.positions:
+    def has_all(self, call: Answered, position: int, shards: Sequence[Any]) -> bool:
+        """Takes what a device hands over; whether that was what was missing."""
+        if call.is_replicated:
+            position = next(iter(call.positions))
+        elif position not in call.positions:
             return False
-        self.found[position] = shards
+        self.found.setdefault(position, shards)
         return next(self._arrived) == len(call.positions)
 
     def wait(self, is_in_vain: Callable[[], bool]) -> None:
         """Waits until the function has returned or failed; `is_in_vain` says that it will not."""
+        if self.answers is not None:  # as a rule where the first one runs it, which keeps the interpreter to itself
+            return
         while not self._running.acquire(timeout=_PATIENCE):
             if is_in_vain():
                 return

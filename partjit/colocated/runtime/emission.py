@@ -2,12 +2,15 @@
 
 An execution has a number, which the executable gets as an argument, and so has each call in it. The devices hand over
 shards in any order; a call runs once all of its own are there and the calls before it have run. All calls of an
-execution run in the place of one call in the lanes, which ends when the executable has said how many there were. No
-thread of the devices ever waits for Python, other than for the lock of the interpreter.
+execution run in the place of one call in the lanes, which ends when the executable has said how many there were. They
+run on a thread of their own, so that no thread of the devices waits for Python, other than for the lock of the
+interpreter; or, where that costs more than they take, in the thread of the device that hands over what was missing.
 """
 
+import contextlib
 import itertools
 import queue
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -16,6 +19,8 @@ import jax
 import numpy as np
 
 from partjit._jax.arrays import is_computed
+from partjit.colocated.runtime.call import Call
+from partjit.colocated.runtime.caller import Caller
 from partjit.colocated.runtime.interrupts import is_interrupt
 from partjit.colocated.runtime.streams import Stream
 
@@ -42,29 +47,48 @@ class Emitted(Protocol):
 
     @property
     def positions(self) -> frozenset[int]: ...
-    def run(self, stream: Stream, handed_over: Mapping[int, Sequence[np.ndarray]]) -> None: ...
+    def run(self, stream: Stream, parent: Call | None, handed_over: Mapping[int, Sequence[np.ndarray]]) -> None: ...
 
 
 class Execution:
     """One execution of an executable that makes calls.
+
+    Args:
+        calls: the calls of the executable.
+        stream: the stream of their place.
+        parent: the call that the program is a part of.
+        caller: the thread that threads of the devices run the calls for; None if `run_calls` runs them.
 
     Attributes:
         number: what the executable gets to know it by.
         interrupt: what a signal handler raised in a thread that handed something over.
     """
 
-    def __init__(self, calls: Sequence[Emitted], stream: Stream) -> None:
+    def __init__(
+        self, calls: Sequence[Emitted], stream: Stream, parent: Call | None, caller: Caller | None = None
+    ) -> None:
         self.number = next(_numbers) % _MOST_EXECUTIONS
         self.interrupt: BaseException | None = None
         self._calls = calls
         self._stream = stream
+        self._parent = parent
+        self._caller = caller
         self._arrived: queue.SimpleQueue[tuple[int, int, int, Sequence[np.ndarray]]] = queue.SimpleQueue()
+        self._waiting: dict[int, tuple[int, dict[int, Sequence[np.ndarray]]]] = {}
+        self._following, self._total = 0, float("inf")
+        self._turn = threading.Lock()
         self._result: jax.Array | None = None
         _executions[self.number] = self
 
     def dispatched(self, result: jax.Array) -> None:
         """Says which array exists when the executable has run, or holds its failure."""
         self._result = result
+
+    def join(self) -> None:
+        """Waits until the executable has run, or failed, which its other results show."""
+        if self._result is not None:
+            with contextlib.suppress(Exception):
+                self._result.block_until_ready()
 
     def abandon(self) -> None:
         """Says that the executable hands over nothing more, because it has failed."""
@@ -73,31 +97,40 @@ class Execution:
     def receive(self, which: int, number: int, position: int, shards: Sequence[np.ndarray]) -> None:
         """Takes what a device hands over; a second time changes nothing."""
         self._arrived.put((which, number, position, shards))
+        if self._caller is not None:
+            self._caller.run(self._run_arrived)
+
+    def _run_arrived(self) -> None:
+        """Runs the calls that have all they need, unless another thread does; it takes what comes meanwhile."""
+        while not self._arrived.empty() and self._turn.acquire(blocking=False):
+            try:
+                while not self._arrived.empty():
+                    self._take(*self._arrived.get())
+            finally:
+                self._turn.release()
 
     def run_calls(self) -> None:
         """Runs the calls as they come, in their order, until the executable has made all of them."""
-        waiting: dict[int, tuple[int, dict[int, Sequence[np.ndarray]]]] = {}
-        following, total = 0, float("inf")
-        while following < total:
+        while self._following < self._total:
             try:
-                which, number, position, shards = self._arrived.get(timeout=_PATIENCE)
+                self._take(*self._arrived.get(timeout=_PATIENCE))
             except queue.Empty:
                 if self._has_failed():
                     return
-                continue
-            if which == END:
-                if number == _FAILED:
-                    return
-                total = number
-            elif number >= following:
-                waiting.setdefault(number, (which, {}))[1][position] = shards
-            while following in waiting:
-                which, found = waiting[following]
-                if not self._calls[which].positions <= found.keys():
-                    break
-                del waiting[following]
-                following += 1
-                self._calls[which].run(self._stream, found)
+
+    def _take(self, which: int, number: int, position: int, shards: Sequence[np.ndarray]) -> None:
+        """Takes what has arrived, and runs the calls that it was missing for."""
+        if which == END:
+            self._total = number
+        elif number >= self._following:
+            self._waiting.setdefault(number, (which, {}))[1][position] = shards
+        while self._following in self._waiting:
+            which, found = self._waiting[self._following]
+            if not self._calls[which].positions <= found.keys():
+                break
+            del self._waiting[self._following]
+            self._following += 1
+            self._calls[which].run(self._stream, self._parent, found)
 
     def _has_failed(self) -> bool:
         """Whether the executable has ended without saying so, which it does if it fails."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 import jax
@@ -15,8 +16,10 @@ from partjit._jax.dispatch import InternalFloatingPointError, fast_path_data, ma
 from partjit._jax.shardings import device_list
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.colocated.devices import colocated_sharding
-from partjit.colocated.emitted import EmittedCall, SpecializationForExecutables, run_answering, run_emitting
+from partjit.colocated.emitted import EmittedCall, SpecializationForExecutables
+from partjit.colocated.executions import run_answering, run_emitting
 from partjit.colocated.ir.eager import DefaultSharding
+from partjit.colocated.ir.emission import ANSWERED
 from partjit.colocated.ir.primitive import SpecializationOfKind
 from partjit.colocated.runtime.host_values import HostArgument
 from partjit.colocated.runtime.pending import PendingArray
@@ -92,6 +95,7 @@ def link(
     namespace: dict[str, Any] = {"wait": _wait, "read": _read, "release": _release}
     for value, constant in plan.constants:
         namespace[value.name] = jax.device_put(constant, value.sharding or default.sharding)
+    may_wait = ANSWERED.issuperset(device.platform for device in device_list(default.sharding))
     results = {*plan.outputs, *(v for node in walk(plan.nodes) for block in blocks_of(node) for v in block.outputs)}
     for lowered, executable in zip(fragments, executables, strict=True):
         dispatch = _dispatcher(plan, lowered, executable)
@@ -105,7 +109,7 @@ def link(
             )
             for call in lowered.fragment.calls
         ]
-        run = run_answering if lowered.fragment.waits_for_calls else run_emitting
+        run = run_answering if lowered.fragment.waits_for_calls else partial(run_emitting, may_wait=may_wait)
         namespace[lowered.fragment.name] = _with_calls(run, emitted, dispatch) if emitted else dispatch
     for call in walk(plan.nodes):
         if isinstance(call, ColocatedCall):

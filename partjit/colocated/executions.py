@@ -1,0 +1,144 @@
+"""Executions of executables that make calls: how these take their place in the order of calls."""
+
+import contextvars
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import jax
+import numpy as np
+
+from partjit._jax.threads import ThreadSettings
+from partjit.colocated.emitted import EmittedCall
+from partjit.colocated.runtime import scheduler
+from partjit.colocated.runtime.answering import Answering
+from partjit.colocated.runtime.call import Lane, current_calls
+from partjit.colocated.runtime.caller import Caller
+from partjit.colocated.runtime.emission import Execution
+from partjit.colocated.runtime.streams import inside
+
+__all__ = ["run_answering", "run_emitting"]
+
+Dispatch: TypeAlias = Callable[[np.int32], Sequence[jax.Array]]
+"""Dispatches an executable, given the number of the execution; the first result is the number of calls made."""
+
+
+def run_emitting(calls: Sequence[EmittedCall], dispatch: Dispatch, *, may_wait: bool) -> Sequence[jax.Array]:
+    """Dispatches an executable that makes calls; they run in the place of one call.
+
+    Args:
+        calls: its calls, which are on one stream, and of one object at most.
+        dispatch: dispatches it.
+        may_wait: whether the devices may run calls themselves, if that is quicker. Otherwise a thread does.
+
+    Returns:
+        The other results.
+    """
+    lanes = _prepared(calls)
+    free = [*scheduler.not_entered(lanes)]
+    if len(free) < len(lanes):  # made by a call of its own stream, they are a part of that call
+        execution = _execution(calls)
+        try:
+            return _dispatched(execution, dispatch)
+        finally:
+            execution.run_calls()
+    if may_wait and all(call.specialization.is_quick for call in calls) and not any(lane.calls for lane in lanes):
+        return _run_beside_devices(calls, dispatch)
+    execution = _execution(calls)
+    context, settings = contextvars.copy_context(), ThreadSettings()
+
+    def body() -> Sequence[jax.Array]:
+        with settings:
+            context.run(inside, calls[0].specialization.own_stream())
+            context.run(execution.run_calls)
+        return ()
+
+    first = _first(calls)
+    scheduler.submit(first.specialization.in_place_of_all(first.site, free, body))
+    return _dispatched(execution, dispatch)
+
+
+def run_answering(calls: Sequence[EmittedCall], dispatch: Dispatch) -> Sequence[jax.Array]:
+    """Dispatches an executable that waits for the calls that it makes, and waits for its end.
+
+    Args:
+        calls: its calls, which are on one stream, and of one object at most.
+        dispatch: dispatches it.
+
+    Returns:
+        The other results.
+
+    Raises:
+        Exception: what a function raised, with a note that names the call.
+    """
+    _prepared(calls)
+
+    def body() -> Sequence[jax.Array]:
+        execution = Answering(calls)
+        try:
+            made, *results = dispatch(np.int32(execution.number))
+            made.block_until_ready()
+        except BaseException as error:
+            if execution.failure is not None:
+                call, cause = execution.failure
+                if isinstance(cause, Exception):
+                    call.specialization.failure(cause, call.site).raise_()
+                raise cause from None
+            if _quotes_ctrl_c(error):
+                raise KeyboardInterrupt from error
+            raise
+        return results
+
+    first = _first(calls)
+    return first.specialization.run_in_place_of_all(first.site, body)
+
+
+def _prepared(calls: Sequence[EmittedCall]) -> list[Lane]:
+    """Prepares functions to be called; the lanes of their calls."""
+    for call in calls:
+        call.specialization.prepare()
+    return [*dict.fromkeys(lane for call in calls for lane in call.specialization.lanes())]
+
+
+def _first(calls: Sequence[EmittedCall]) -> EmittedCall:
+    """The call that all are in the place of: a method, if there is one."""
+    return max(calls, key=lambda call: len(call.specialization.lanes()))
+
+
+def _execution(calls: Sequence[EmittedCall], caller: Caller | None = None) -> Execution:
+    running = current_calls()
+    return Execution(calls, calls[0].specialization.own_stream(), running[-1] if running else None, caller)
+
+
+def _run_beside_devices(calls: Sequence[EmittedCall], dispatch: Dispatch) -> Sequence[jax.Array]:
+    """Dispatches an executable whose calls threads of the devices run, and waits for its end."""
+    first = _first(calls)
+    execution = _execution(calls, Caller(calls[0].specialization.own_stream()))
+
+    def body() -> Sequence[jax.Array]:
+        results = _dispatched(execution, dispatch)
+        execution.join()
+        return results
+
+    return first.specialization.run_in_place_of_all(first.site, body)
+
+
+def _dispatched(execution: Execution, dispatch: Dispatch) -> Sequence[jax.Array]:
+    try:
+        made, *results = dispatch(np.int32(execution.number))
+        execution.dispatched(made)
+    except BaseException as error:
+        execution.abandon()
+        if execution.interrupt is not None:
+            raise execution.interrupt from None
+        if _quotes_ctrl_c(error):
+            raise KeyboardInterrupt from error
+        raise
+    if execution.interrupt is not None:
+        raise execution.interrupt
+    return results
+
+
+def _quotes_ctrl_c(error: BaseException) -> bool:
+    """Whether Ctrl-C came while XLA was calling Python in this thread, as XLA:CPU does."""
+    is_of_xla = isinstance(error, jax.errors.JaxRuntimeError)
+    return is_of_xla and str(error).rstrip().rpartition("\n")[2].startswith("KeyboardInterrupt")
