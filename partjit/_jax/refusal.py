@@ -14,7 +14,7 @@ def refusing(target: Callable[..., PyTree], message: str) -> Callable[..., PyTre
     """A function that calls `target` so that every operation of jax in it raises a RuntimeError.
 
     Functions of `jax.jit` that were called before raise it as well, because jax looks for a trace before it takes its
-    path for known arguments. What is not an operation goes on: reading an array, and executables compiled ahead of time.
+    path for known arguments. What is not an operation goes on: reading an array, executables compiled ahead of time.
 
     Args:
         target: the function.

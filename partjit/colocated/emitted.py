@@ -13,7 +13,6 @@ import numpy as np
 from partjit._jax.arrays import aval_of_struct, numpy_putter
 from partjit._jax.types import PyTree
 from partjit.colocated.runtime import scheduler
-from partjit.colocated.runtime.answering import Answers
 from partjit.colocated.runtime.call import Call, Lane, failure_here
 from partjit.colocated.runtime.failures import Failure, Site
 from partjit.colocated.runtime.handed_over import HandedOver, Returned
@@ -87,8 +86,9 @@ class SpecializationForExecutables(Specialization):
             observe = observe_call(self._name, stream, node)
             args, kwargs = self.in_specs.tree.unflatten(self._as_taken(arrays))
             with profiled(self._name):
-                result = observe(self._target)(*args, **kwargs)
-            self.out_specs.fit_flat(result, self._name)
+                result = observe(self._of_numpy if self._takes_numpy else self._target)(*args, **kwargs)
+            if result is not None or self.out_specs.leaves:
+                self.out_specs.fit_flat(result, self._name)
         except BaseException as error:
             Failure(error, self._name, site, stream, parent)
             if is_interrupt(error):
@@ -169,8 +169,10 @@ class EmittedCall:
         run = self.specialization.run_emitted
         contextvars.copy_context().run(run, arrays, stream, self.site, self.node, parent)
 
-    def answer(self, handed_over: Mapping[int, Sequence[np.ndarray]]) -> Answers:
-        """Runs the function, with what each device has handed over, for what each is to get."""
+    def answer(
+        self, handed_over: Mapping[int, Sequence[np.ndarray]], following: np.int32
+    ) -> Sequence[Sequence[PyTree]]:
+        """Runs the function, with what each device has handed over; gives what each gets, after what is `following`."""
         arrays = self.handed_over.copies(handed_over)  # which the function may keep
         stream = self.specialization.own_stream()
-        return self.returned.answers(self.specialization.answer(arrays, stream, self.node))
+        return self.returned.answers(self.specialization.answer(arrays, stream, self.node), following)

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import jax
-import numpy as np
 
 from partjit._jax.threads import ThreadSettings
 from partjit.colocated.emitted import EmittedCall
@@ -14,20 +13,24 @@ from partjit.colocated.runtime.answering import Answering
 from partjit.colocated.runtime.call import Lane, current_calls
 from partjit.colocated.runtime.caller import Caller
 from partjit.colocated.runtime.emission import Execution
+from partjit.colocated.runtime.numbers import Number, Numbers
 from partjit.colocated.runtime.streams import inside
 
 __all__ = ["run_answering", "run_emitting"]
 
-Dispatch: TypeAlias = Callable[[np.int32], Sequence[jax.Array]]
+Dispatch: TypeAlias = Callable[[jax.Array], Sequence[jax.Array]]
 """Dispatches an executable, given the number of the execution; the first result is the number of calls made."""
 
 
-def run_emitting(calls: Sequence[EmittedCall], dispatch: Dispatch, *, may_wait: bool) -> Sequence[jax.Array]:
+def run_emitting(
+    calls: Sequence[EmittedCall], dispatch: Dispatch, numbers: Numbers, *, may_wait: bool
+) -> Sequence[jax.Array]:
     """Dispatches an executable that makes calls; they run in the place of one call.
 
     Args:
         calls: its calls, which are on one stream, and of one object at most.
         dispatch: dispatches it.
+        numbers: those of its executions.
         may_wait: whether the devices may run calls themselves, if that is quicker. Otherwise a thread does.
 
     Returns:
@@ -35,34 +38,42 @@ def run_emitting(calls: Sequence[EmittedCall], dispatch: Dispatch, *, may_wait: 
     """
     lanes = _prepared(calls)
     free = [*scheduler.not_entered(lanes)]
+    number = numbers.take()
+
+    def run_calls() -> None:
+        execution.run_calls()
+        if execution.is_complete:
+            numbers.give_back(number)
+
     if len(free) < len(lanes):  # made by a call of its own stream, they are a part of that call
-        execution = _execution(calls)
+        execution = _execution(calls, number)
         try:
-            return _dispatched(execution, dispatch)
+            return _dispatched(execution, dispatch, number)
         finally:
-            execution.run_calls()
+            run_calls()
     if may_wait and all(call.specialization.is_quick for call in calls) and not any(lane.calls for lane in lanes):
-        return _run_beside_devices(calls, dispatch)
-    execution = _execution(calls)
+        return _run_beside_devices(calls, dispatch, numbers, number)
+    execution = _execution(calls, number)
     context, settings = contextvars.copy_context(), ThreadSettings()
 
     def body() -> Sequence[jax.Array]:
         with settings:
             context.run(inside, calls[0].specialization.own_stream())
-            context.run(execution.run_calls)
+            context.run(run_calls)
         return ()
 
     first = _first(calls)
     scheduler.submit(first.specialization.in_place_of_all(first.site, free, body))
-    return _dispatched(execution, dispatch)
+    return _dispatched(execution, dispatch, number)
 
 
-def run_answering(calls: Sequence[EmittedCall], dispatch: Dispatch) -> Sequence[jax.Array]:
+def run_answering(calls: Sequence[EmittedCall], dispatch: Dispatch, numbers: Numbers) -> Sequence[jax.Array]:
     """Dispatches an executable that waits for the calls that it makes, and waits for its end.
 
     Args:
         calls: its calls, which are on one stream, and of one object at most.
         dispatch: dispatches it.
+        numbers: those of its executions.
 
     Returns:
         The other results.
@@ -73,19 +84,21 @@ def run_answering(calls: Sequence[EmittedCall], dispatch: Dispatch) -> Sequence[
     _prepared(calls)
 
     def body() -> Sequence[jax.Array]:
-        execution = Answering(calls)
-        try:
-            made, *results = dispatch(np.int32(execution.number))
-            made.block_until_ready()
-        except BaseException as error:
-            if execution.failure is not None:
-                call, cause = execution.failure
-                if isinstance(cause, Exception):
-                    call.specialization.failure(cause, call.site).raise_()
-                raise cause from None
-            if _quotes_ctrl_c(error):
-                raise KeyboardInterrupt from error
-            raise
+        number = numbers.take()
+        with Answering(calls, number.value) as execution:
+            try:
+                made, *results = dispatch(number.array)
+                made.block_until_ready()
+            except BaseException as error:
+                if execution.failure is not None:
+                    call, cause = execution.failure
+                    if isinstance(cause, Exception):
+                        call.specialization.failure(cause, call.site).raise_()
+                    raise cause from None
+                if _quotes_ctrl_c(error):
+                    raise KeyboardInterrupt from error
+                raise
+        numbers.give_back(number)
         return results
 
     first = _first(calls)
@@ -104,27 +117,31 @@ def _first(calls: Sequence[EmittedCall]) -> EmittedCall:
     return max(calls, key=lambda call: len(call.specialization.lanes()))
 
 
-def _execution(calls: Sequence[EmittedCall], caller: Caller | None = None) -> Execution:
-    running = current_calls()
-    return Execution(calls, calls[0].specialization.own_stream(), running[-1] if running else None, caller)
+def _execution(calls: Sequence[EmittedCall], number: Number, caller: Caller | None = None) -> Execution:
+    running, stream = current_calls(), calls[0].specialization.own_stream()
+    return Execution(calls, number.value, stream, running[-1] if running else None, caller)
 
 
-def _run_beside_devices(calls: Sequence[EmittedCall], dispatch: Dispatch) -> Sequence[jax.Array]:
+def _run_beside_devices(
+    calls: Sequence[EmittedCall], dispatch: Dispatch, numbers: Numbers, number: Number
+) -> Sequence[jax.Array]:
     """Dispatches an executable whose calls threads of the devices run, and waits for its end."""
     first = _first(calls)
-    execution = _execution(calls, Caller(calls[0].specialization.own_stream()))
+    execution = _execution(calls, number, Caller(calls[0].specialization.own_stream()))
 
     def body() -> Sequence[jax.Array]:
-        results = _dispatched(execution, dispatch)
+        results = _dispatched(execution, dispatch, number)
         execution.join()
+        if execution.is_complete:
+            numbers.give_back(number)
         return results
 
     return first.specialization.run_in_place_of_all(first.site, body)
 
 
-def _dispatched(execution: Execution, dispatch: Dispatch) -> Sequence[jax.Array]:
+def _dispatched(execution: Execution, dispatch: Dispatch, number: Number) -> Sequence[jax.Array]:
     try:
-        made, *results = dispatch(np.int32(execution.number))
+        made, *results = dispatch(number.array)
         execution.dispatched(made)
     except BaseException as error:
         execution.abandon()

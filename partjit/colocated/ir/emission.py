@@ -55,7 +55,7 @@ def _abstract_eval(
     *_: AbstractValue, which: int, results: tuple[ShapedArray, ...] | None
 ) -> tuple[list[AbstractValue], set[Effect]]:
     del which
-    # The numbers that they give each other keep calls that are waited for; and where an executable with an effect fails,
+    # The numbers that they give each other keep calls that are waited for. Where an executable with an effect fails,
     # jax raises its error once more when it waits for all effects, at exit at the latest.
     return ([], {_effect}) if results is None else ([*results], set())
 
@@ -153,9 +153,9 @@ def emit_answered(
     replicated = PartitionSpec()
     in_specs = (replicated, replicated, *(sharding.spec for sharding in handed_over.shardings))
     out_specs = [replicated, *(sharding.spec for sharding in returned.shardings)]
-    number, *values = jax.shard_map(
-        on_each_device, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
-    )(execution, number, *arrays)
+    number, *values = jax.shard_map(on_each_device, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)(
+        execution, number, *arrays
+    )
     return number, values
 
 

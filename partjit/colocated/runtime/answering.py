@@ -1,32 +1,27 @@
 """Calls that executables make and wait for: the function runs in a thread of the devices, which go on with its results.
 
 Such a function must not use jax, which could wait for these very devices. An execution has a number, which the
-executable gets as an argument. Each call gives the number of the next one, so that the devices make them in their order.
+executable gets as an argument. Each call gives the number of the next one, so that the devices keep their order.
 On several devices all of them come to a call, each in a thread of its own: the first one that has all arguments or the
 last one that brings a shard runs the function, the others wait for it, as they wait for each other in a collective.
 """
 
 import itertools
 import threading
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, Self
 
 import numpy as np
 
+from partjit._jax.types import PyTree
 from partjit.colocated.runtime.caller import Caller
 
-__all__ = ["Answered", "Answering", "Answers", "answer"]
+__all__ = ["Answered", "Answering", "answer"]
 
-_MOST_EXECUTIONS = 2**31
 _PATIENCE = 1.0
 """Seconds after which a device that waits for others looks whether their execution has failed."""
 
-_numbers = itertools.count()
-_executions: "weakref.WeakValueDictionary[int, Answering]" = weakref.WeakValueDictionary()
-
-Answers: TypeAlias = Callable[[int], Sequence[np.ndarray]]
-"""From the position of a device to what it gets."""
+_executions: "dict[int, Answering]" = {}
 
 
 class Answered(Protocol):
@@ -39,60 +34,92 @@ class Answered(Protocol):
     """
 
     @property
-    def positions(self) -> frozenset[int]: ...
+    def positions(self) -> frozenset[int]:
+        """See above."""
+
     @property
-    def is_replicated(self) -> bool: ...
+    def is_replicated(self) -> bool:
+        """See above."""
+
     @property
-    def devices(self) -> int: ...
-    def answer(self, handed_over: Mapping[int, Sequence[np.ndarray]]) -> Answers: ...
+    def devices(self) -> int:
+        """See above."""
+
+    def answer(
+        self, handed_over: Mapping[int, Sequence[np.ndarray]], following: np.int32
+    ) -> Sequence[Sequence[PyTree]]:
+        """Runs the function; gives what each device gets: the number of the `following` call, and its results."""
 
 
 class Answering:
-    """One execution of an executable that waits for its calls; made by the thread in which these take their turn.
+    """One execution of an executable that waits for its calls, in a `with` block.
+
+    It is made by the thread in which the calls take their turn.
+
+    Args:
+        calls: the calls of the executable.
+        number: what that gets to know the execution by.
 
     Attributes:
-        number: what the executable gets to know it by.
         failure: the call that ended it, and its exception.
     """
 
-    def __init__(self, calls: Sequence[Answered]) -> None:
-        self.number = next(_numbers) % _MOST_EXECUTIONS
+    def __init__(self, calls: Sequence[Answered], number: int) -> None:
         self.failure: tuple[Answered, BaseException] | None = None
         self._calls = calls
+        self._number = number
         self._caller = Caller()
         self._meetings: dict[int, _Meeting] = {}
-        _executions[self.number] = self
 
-    def answer(self, which: int, number: int, position: int, shards: Sequence[Any]) -> Sequence[np.ndarray]:
-        """What a device gets for the shards that it hands over, which are valid until it goes on."""
+    def __enter__(self) -> Self:
+        _executions[self._number] = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del _executions[self._number]
+
+    def answer(self, which: int, number: int, position: int, shards: Sequence[Any]) -> Sequence[PyTree]:
+        """What a device gets: the number of the next call, and its shards of the results.
+
+        Args:
+            which: the position of the call among those of the executable.
+            number: that of the call in the execution.
+            position: that of the device in the mesh.
+            shards: what it hands over, which is valid until it goes on.
+        """
         call = self._calls[which]
         try:
             if call.devices == 1:
-                return self._run(call, {position: shards})(position)
-            return self._meet(call, number, position, shards)(position)
+                return self._run(call, number, {position: shards})[position]
+            meeting = self._meetings.get(number)
+            if meeting is None:
+                meeting = self._meetings.setdefault(number, _Meeting())  # atomic: all devices get the same one
+            answers = meeting.answers or self._meet(meeting, call, number, position, shards)
+            if next(meeting.left) == call.devices - 1:
+                del self._meetings[number]
+            return answers[position]
         except BaseException as error:
             if self.failure is None:
                 self.failure = call, error
             raise
 
-    def _run(self, call: Answered, found: Mapping[int, Sequence[np.ndarray]]) -> Answers:
+    def _run(
+        self, call: Answered, number: int, found: Mapping[int, Sequence[np.ndarray]]
+    ) -> Sequence[Sequence[PyTree]]:
         if self.failure is not None:
             raise RuntimeError("an earlier call failed")
-        return self._caller.run(call.answer, found)
+        return self._caller.run(call.answer, found, np.int32(number + 1))
 
-    def _meet(self, call: Answered, number: int, position: int, shards: Sequence[Any]) -> Answers:
-        meeting = self._meetings.get(number)
-        if meeting is None:
-            meeting = self._meetings.setdefault(number, _Meeting())  # atomic: all devices get the same one
+    def _meet(
+        self, meeting: "_Meeting", call: Answered, number: int, position: int, shards: Sequence[Any]
+    ) -> Sequence[Sequence[PyTree]]:
         if meeting.has_all(call, position, shards):
             try:
-                meeting.answers = self._run(call, meeting.found)
+                meeting.answers = self._run(call, number, meeting.found)
             finally:
                 meeting.end()
         else:
             meeting.wait(lambda: self.failure is not None)
-        if next(meeting.left) == call.devices - 1:
-            del self._meetings[number]
         if meeting.answers is None:
             raise RuntimeError("the call failed")
         return meeting.answers
@@ -103,13 +130,13 @@ class _Meeting:
 
     Attributes:
         found: what they have handed over.
-        answers: what they get; None as long as the function has not returned.
+        answers: what each of them gets; None as long as the function has not returned.
         left: counts those that go on.
     """
 
     def __init__(self) -> None:
         self.found: dict[int, Sequence[Any]] = {}
-        self.answers: Answers | None = None
+        self.answers: Sequence[Sequence[PyTree]] | None = None
         self.left = itertools.count()
         self._arrived = itertools.count(1)
         self._running = threading.Lock()
@@ -118,7 +145,7 @@ class _Meeting:
     def has_all(self, call: Answered, position: int, shards: Sequence[Any]) -> bool:
         """Takes what a device hands over; whether that was what was missing."""
         if call.is_replicated:
-            position = next(iter(call.positions))
+            (position,) = call.positions
         elif position not in call.positions:
             return False
         self.found.setdefault(position, shards)
@@ -126,8 +153,6 @@ class _Meeting:
 
     def wait(self, is_in_vain: Callable[[], bool]) -> None:
         """Waits until the function has returned or failed; `is_in_vain` says that it will not."""
-        if self.answers is not None:  # as a rule where the first one runs it, which keeps the interpreter to itself
-            return
         while not self._running.acquire(timeout=_PATIENCE):
             if is_in_vain():
                 return
@@ -138,7 +163,7 @@ class _Meeting:
         self._running.release()
 
 
-def answer(which: int) -> Callable[..., Sequence[np.ndarray]]:
+def answer(which: int) -> Callable[..., Sequence[PyTree]]:
     """What the devices call, for the results of a call.
 
     Args:
@@ -149,10 +174,7 @@ def answer(which: int) -> Callable[..., Sequence[np.ndarray]]:
         the arguments. It returns the number of the next call and the shards of the results.
     """
 
-    def receive(execution: Any, number: Any, position: Any, *shards: Any) -> Sequence[np.ndarray]:
-        found = _executions.get(int(execution))
-        if found is None:
-            raise RuntimeError("the execution has ended")
-        return (number + np.int32(1), *found.answer(which, int(number), int(position), shards))
+    def receive(execution: Any, number: Any, position: Any, *shards: Any) -> Sequence[PyTree]:
+        return _executions[int(execution)].answer(which, int(number), int(position), shards)
 
     return receive

@@ -8,7 +8,6 @@ interpreter; or, where that costs more than they take, in the thread of the devi
 """
 
 import contextlib
-import itertools
 import queue
 import threading
 import weakref
@@ -29,12 +28,10 @@ __all__ = ["END", "Execution", "hand_over"]
 END = -1
 """In the place of a call's number among those of an executable: the number in the execution is how many were made."""
 
-_MOST_EXECUTIONS = 2**31
 _FAILED = -1
 _PATIENCE = 1.0
 """Seconds without anything new after which the executable may have failed."""
 
-_numbers = itertools.count()
 _executions: "weakref.WeakValueDictionary[int, Execution]" = weakref.WeakValueDictionary()
 
 
@@ -55,19 +52,23 @@ class Execution:
 
     Args:
         calls: the calls of the executable.
+        number: what that gets to know the execution by.
         stream: the stream of their place.
         parent: the call that the program is a part of.
         caller: the thread that threads of the devices run the calls for; None if `run_calls` runs them.
 
     Attributes:
-        number: what the executable gets to know it by.
         interrupt: what a signal handler raised in a thread that handed something over.
     """
 
     def __init__(
-        self, calls: Sequence[Emitted], stream: Stream, parent: Call | None, caller: Caller | None = None
+        self,
+        calls: Sequence[Emitted],
+        number: int,
+        stream: Stream,
+        parent: Call | None,
+        caller: Caller | None = None,
     ) -> None:
-        self.number = next(_numbers) % _MOST_EXECUTIONS
         self.interrupt: BaseException | None = None
         self._calls = calls
         self._stream = stream
@@ -78,11 +79,16 @@ class Execution:
         self._following, self._total = 0, float("inf")
         self._turn = threading.Lock()
         self._result: jax.Array | None = None
-        _executions[self.number] = self
+        _executions[number] = self
 
     def dispatched(self, result: jax.Array) -> None:
         """Says which array exists when the executable has run, or holds its failure."""
         self._result = result
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the executable has made all of its calls, and they have run."""
+        return self._following == self._total
 
     def join(self) -> None:
         """Waits until the executable has run, or failed, which its other results show."""

@@ -1,13 +1,15 @@
-"""Which devices hand over which shards of the arguments of a call that their executable makes, and get which results."""
+"""Which devices hand over which shards of the arguments of a call that their executable makes, and what they get."""
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias, cast
 
 import numpy as np
 from jax.core import ShapedArray
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+
+from partjit._jax.types import PyTree
 
 __all__ = ["HandedOver", "Returned"]
 
@@ -83,13 +85,13 @@ class Returned:
         maps = [s.devices_indices_map(aval.shape) for aval, s in zip(avals, named, strict=True)]
         return Returned(named, tuple(tuple(found[device] for found in maps) for device in mesh.devices.flat))
 
-    def answers(self, results: Sequence[np.ndarray]) -> Callable[[int], Sequence[np.ndarray]]:
-        """From the position of a device to its parts of the results."""
+    def answers(self, results: Sequence[np.ndarray], *others: PyTree) -> Sequence[Sequence[PyTree]]:
+        """For each device, in the order of the mesh, others and its parts of the results."""
         if not self.shardings:
-            return lambda _: results
+            return [(*others, *results)] * len(self.parts)
         # A device takes its part when it goes on, maybe after the function has been called again.
         own = [*map(np.array, results)]
-        return lambda position: [result[part] for result, part in zip(own, self.parts[position], strict=True)]
+        return [(*others, *(result[part] for result, part in zip(own, parts, strict=True))) for parts in self.parts]
 
 
 def _on_mesh(mesh: Mesh, sharding: Sharding | None) -> NamedSharding:

@@ -284,8 +284,8 @@ def with_numpy_arguments(target: Callable[..., PyTree], name: str, paths: Sequen
 def without_jax(target: Callable[..., PyTree], name: str) -> Callable[..., PyTree]:
     """A function that calls `target`, in which jax raises a RuntimeError that says what to do."""
     message = (
-        f"{name} has uses_jax=False, but runs jax: an executable may call it while the devices wait for it, and what it "
-        "runs might wait for them. Compute with NumPy, or leave uses_jax out"
+        f"{name} has uses_jax=False, but runs jax: executables call it while the devices wait for it, and what it runs "
+        "might wait for them. Compute with NumPy, or leave uses_jax out"
     )
     return refusing(target, message)
 

@@ -1,11 +1,12 @@
 """Which loops, branches and calls become a part of executables.
 
 A logger in a loop needs no cut: the devices hand over its arguments and go on. A function that does not use jax needs
-none either: a thread of the devices runs it, and they go on with its results. The host makes a call where its thread has
-something else to do meanwhile: where device work that amortizes a dispatch could run beside it.
+none either: a thread of the devices runs it, and they go on with its results. The host still makes a call where device
+work that amortizes a dispatch could run beside it.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +21,6 @@ from partjit.colocated.ir.emission import ANSWERED, PLATFORMS
 from partjit.plan.ir.calls import orders_of
 from partjit.plan.ir.nodes import (
     AnyNode,
-    Block,
     Branch,
     ColocatedCall,
     Equation,
@@ -119,10 +119,10 @@ def _walk(node: AnyNode) -> Iterator[AnyNode]:
 def has_answered(node: AnyNode) -> bool:
     """Whether there are calls in a loop or branch that its executable would have to wait for."""
     inside = [*_walk(node)]
-    read = [*(a for inner in inside for a in inner.inputs), *(a for i in inside for b in blocks_of(i) for a in b.outputs)]
-    known = {atom for atom in read if not isinstance(atom, Literal)}
+    given = [block.outputs for inner in inside for block in blocks_of(inner)]
+    read = {a for atoms in (*given, *(i.inputs for i in inside)) for a in atoms if not isinstance(a, Literal)}
     calls = [inner for inner in inside if isinstance(inner, ColocatedCall)]
-    return any(call.callee.options.mode == "inline" or not known.isdisjoint(call.outputs) for call in calls)
+    return any(call.callee.options.mode == "inline" or not read.isdisjoint(call.outputs) for call in calls)
 
 
 def _can_be_handed_over(call: ColocatedCall[Atom, Var]) -> bool:
@@ -184,8 +184,8 @@ def _bytes_of_arguments(node: AnyNode) -> float:
 def _could_overlap(node: VarLoop | VarBranch) -> bool:
     """Whether work that amortizes a dispatch could run on the devices beside a call in a loop or branch.
 
-    That is what neither depends on the call nor the other way round, in an iteration. What in the long run does only one
-    of these could run beside that call of another iteration.
+    That is what neither depends on the call nor the other way round, in an iteration. In a loop it is also what does
+    one of these but in no later iteration the other: it could run beside the call of another iteration.
     """
     return any(_has_work_beside(block, node if isinstance(node, Loop) else None) for block in node.blocks)
 
@@ -208,7 +208,7 @@ def _dependences(block: VarBlock, calls: Sequence[int]) -> nx.DiGraph:
     producer = {var: i for i, node in enumerate(block.nodes) for var in node.outputs}
     graph = nx.DiGraph()
     graph.add_nodes_from(range(len(block.nodes)))
-    graph.add_edges_from(zip(calls, calls[1:], strict=False))
+    graph.add_edges_from(itertools.pairwise(calls))
     graph.add_edges_from(
         (producer[var], i) for i, node in enumerate(block.nodes) for var in variables(node.inputs) if var in producer
     )

@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Var, jaxpr_as_fun
-from jax.sharding import Mesh, Sharding
+from jax.extend.core import jaxpr_as_fun
+from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
 from partjit._jax.arrays import with_weak_type
@@ -20,21 +20,14 @@ from partjit.colocated.runtime.call import Lane
 from partjit.colocated.runtime.handed_over import HandedOver, Returned
 from partjit.colocated.runtime.streams import Stream
 from partjit.plan.ir.nodes import (
-    AnyNode,
     Branch,
     ColocatedCall,
-    Equation,
     Fragment,
     Loop,
     Node,
     Value,
     ValueBlock,
-    VarBlock,
-    VarBranch,
-    VarLoop,
-    VarNode,
     blocks_of,
-    variables,
     walk,
     with_blocks,
 )

@@ -6,11 +6,13 @@ from functools import partial
 from typing import Any, TypeAlias, cast
 
 import jax
+import numpy as np
+from jax.core import ShapedArray
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from partjit import events
-from partjit._jax.arrays import device_put
+from partjit._jax.arrays import device_put, numpy_putter
 from partjit._jax.compiling import MeshComputation, MeshExecutable, move_outputs, shard_constants, without_tokens
 from partjit._jax.dispatch import InternalFloatingPointError, fast_path_data, make_cpp_function, recheck_for_nans
 from partjit._jax.shardings import device_list
@@ -22,6 +24,7 @@ from partjit.colocated.ir.eager import DefaultSharding
 from partjit.colocated.ir.emission import ANSWERED
 from partjit.colocated.ir.primitive import SpecializationOfKind
 from partjit.colocated.runtime.host_values import HostArgument
+from partjit.colocated.runtime.numbers import Numbers
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.specs import OutSpec
 from partjit.colocated.specialization import Specialization
@@ -95,6 +98,7 @@ def link(
     namespace: dict[str, Any] = {"wait": _wait, "read": _read, "release": _release}
     for value, constant in plan.constants:
         namespace[value.name] = jax.device_put(constant, value.sharding or default.sharding)
+    put = numpy_putter(ShapedArray((), np.dtype(np.int32)), default.sharding, default.committed)
     may_wait = ANSWERED.issuperset(device.platform for device in device_list(default.sharding))
     results = {*plan.outputs, *(v for node in walk(plan.nodes) for block in blocks_of(node) for v in block.outputs)}
     for lowered, executable in zip(fragments, executables, strict=True):
@@ -110,7 +114,7 @@ def link(
             for call in lowered.fragment.calls
         ]
         run = run_answering if lowered.fragment.waits_for_calls else partial(run_emitting, may_wait=may_wait)
-        namespace[lowered.fragment.name] = _with_calls(run, emitted, dispatch) if emitted else dispatch
+        namespace[lowered.fragment.name] = _with_calls(run, emitted, dispatch, put) if emitted else dispatch
     for call in walk(plan.nodes):
         if isinstance(call, ColocatedCall):
             namespace[call.name] = _caller(call, _specialized(call, default, results, mesh, Specialization))
@@ -196,10 +200,14 @@ def _caller(call: ColocatedCall[Value, Value], specialization: Specialization) -
 
 
 def _with_calls(
-    run: Callable[..., Sequence[jax.Array]], calls: Sequence[EmittedCall], dispatch: Callable[..., Sequence[jax.Array]]
+    run: Callable[..., Sequence[jax.Array]],
+    calls: Sequence[EmittedCall],
+    dispatch: Callable[..., Sequence[jax.Array]],
+    put: Callable[[np.ndarray], jax.Array],
 ) -> Callable[..., Sequence[jax.Array]]:
     """A function that dispatches a fragment that makes calls."""
-    return lambda *args: run(calls, lambda execution: dispatch(execution, *args))
+    numbers = Numbers(put)
+    return lambda *args: run(calls, lambda number: dispatch(number, *args), numbers)
 
 
 def _mover(transfer: Transfer) -> Callable[..., Sequence[jax.Array]]:
