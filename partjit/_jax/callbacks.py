@@ -1,6 +1,7 @@
 """Python functions that executables call."""
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import jax
 import numpy as np
@@ -27,4 +28,4 @@ def lower_callback(
     ctx.module_context.add_host_callback(callback)  # which also keeps it alive
     index = np.uint64(len(ctx.module_context.host_callbacks) - 1)
     lower = jax.ffi.ffi_lowering("xla_ffi_python_cpu_callback", has_side_effect=True)
-    return lower(ctx, *operands, index=index)
+    return cast(Sequence[ir.Value], lower(ctx, *operands, index=index))

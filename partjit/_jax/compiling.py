@@ -124,7 +124,8 @@ def without_tokens(executable: MeshExecutable) -> None:
     jax would keep a token of each execution, to wait for at exit, where it raises the errors of failed ones again; and
     it would not dispatch the executable from C++.
     """
-    executable.unsafe_call.has_host_callbacks = False
+    unsafe_call: Any = executable.unsafe_call
+    unsafe_call.has_host_callbacks = False
 
 
 @contextlib.contextmanager

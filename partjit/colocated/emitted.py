@@ -2,7 +2,6 @@
 
 import contextvars
 import dataclasses
-import functools
 import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -153,10 +152,10 @@ class EmittedCall:
         """The positions of the devices, in the order of the mesh, that hand something over for it."""
         return self.handed_over.positions
 
-    @functools.cached_property
+    @property
     def is_replicated(self) -> bool:
         """Whether each device has all arguments."""
-        return all(sharding.is_fully_replicated for sharding in self.handed_over.shardings)
+        return self.handed_over.is_replicated
 
     @property
     def devices(self) -> int:

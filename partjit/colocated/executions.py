@@ -91,9 +91,9 @@ def run_answering(calls: Sequence[EmittedCall], dispatch: Dispatch, numbers: Num
                 made.block_until_ready()
             except BaseException as error:
                 if execution.failure is not None:
-                    call, cause = execution.failure
+                    which, cause = execution.failure
                     if isinstance(cause, Exception):
-                        call.specialization.failure(cause, call.site).raise_()
+                        calls[which].specialization.failure(cause, calls[which].site).raise_()
                     raise cause from None
                 if _quotes_ctrl_c(error):
                     raise KeyboardInterrupt from error

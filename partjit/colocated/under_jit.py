@@ -16,7 +16,7 @@ from jax.sharding import SingleDeviceSharding
 from partjit._jax.threads import ThreadSettings
 from partjit.colocated.emitted import SpecializationForExecutables
 from partjit.colocated.runtime.arrivals import Arrival, wait_for_room
-from partjit.colocated.runtime.call import Call, Lane
+from partjit.colocated.runtime.call import Call, Lane, current_calls
 from partjit.colocated.runtime.failures import Site
 from partjit.colocated.runtime.interrupts import is_interrupt
 from partjit.colocated.runtime.shards import on_each
@@ -106,4 +106,5 @@ class _Made:
         specialization, site = self.made_by.specialization, self.made_by.site
         stream = specialization.own_stream()
         inside(stream)
-        on_each(lambda _: specialization.run_emitted(self.arrays, stream, site, ""), [self.coordinates])
+        parent = current_calls()[-1].parent
+        on_each(lambda _: specialization.run_emitted(self.arrays, stream, site, "", parent), [self.coordinates])

@@ -69,7 +69,7 @@ def _lower(ctx: LoweringRuleContext, *args: ir.Value, which: int, results: Any) 
     values, _, _ = mlir.emit_python_callback(
         ctx, _callback(which, results), None, [*args], given, returned, has_side_effect=True, returns_token=False
     )
-    return values
+    return cast(Sequence[ir.Value], values)
 
 
 def _lower_on_cpu(ctx: LoweringRuleContext, *args: ir.Value, which: int, results: Any) -> Sequence[ir.Value]:

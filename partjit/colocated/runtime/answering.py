@@ -36,19 +36,23 @@ class Answered(Protocol):
     @property
     def positions(self) -> frozenset[int]:
         """See above."""
+        ...
 
     @property
     def is_replicated(self) -> bool:
         """See above."""
+        ...
 
     @property
     def devices(self) -> int:
         """See above."""
+        ...
 
     def answer(
         self, handed_over: Mapping[int, Sequence[np.ndarray]], following: np.int32
     ) -> Sequence[Sequence[PyTree]]:
         """Runs the function; gives what each device gets: the number of the `following` call, and its results."""
+        ...
 
 
 class Answering:
@@ -61,11 +65,11 @@ class Answering:
         number: what that gets to know the execution by.
 
     Attributes:
-        failure: the call that ended it, and its exception.
+        failure: the position of the call that ended it among those of the executable, and its exception.
     """
 
     def __init__(self, calls: Sequence[Answered], number: int) -> None:
-        self.failure: tuple[Answered, BaseException] | None = None
+        self.failure: tuple[int, BaseException] | None = None
         self._calls = calls
         self._number = number
         self._caller = Caller()
@@ -100,7 +104,7 @@ class Answering:
             return answers[position]
         except BaseException as error:
             if self.failure is None:
-                self.failure = call, error
+                self.failure = which, error
             raise
 
     def _run(

@@ -47,6 +47,11 @@ class HandedOver:
         """The positions, in the order of the mesh, of the devices that hand something over."""
         return frozenset({0, *(position for shards in self.shards for position, _ in shards)})
 
+    @functools.cached_property
+    def is_replicated(self) -> bool:
+        """Whether each device has all of them."""
+        return all(sharding.is_fully_replicated for sharding in self.shardings)
+
     def arrays(self, handed_over: Mapping[int, Sequence[np.ndarray]]) -> list[np.ndarray]:
         """The arguments, put together of what each device has handed over; read-only."""
         return [

@@ -16,7 +16,6 @@ import networkx as nx
 from jax.extend.core import Literal, Var
 from jax.sharding import Mesh, NamedSharding, Sharding
 
-from partjit._jax.jaxprs import Atom
 from partjit.colocated.ir.emission import ANSWERED, PLATFORMS
 from partjit.plan.ir.calls import orders_of
 from partjit.plan.ir.nodes import (
@@ -125,7 +124,7 @@ def has_answered(node: AnyNode) -> bool:
     return any(call.callee.options.mode == "inline" or not read.isdisjoint(call.outputs) for call in calls)
 
 
-def _can_be_handed_over(call: ColocatedCall[Atom, Var]) -> bool:
+def _can_be_handed_over(call: ColocatedCall[Any, Any]) -> bool:
     options = call.callee.options
     return (
         options.mode != "inline"
@@ -181,7 +180,7 @@ def _bytes_of_arguments(node: AnyNode) -> float:
     return times * sum(_bytes_of_arguments(inner) for block in blocks_of(node) for inner in block.nodes)
 
 
-def _could_overlap(node: VarLoop | VarBranch) -> bool:
+def _could_overlap(node: Loop[Any, Any] | Branch[Any, Any]) -> bool:
     """Whether work that amortizes a dispatch could run on the devices beside a call in a loop or branch.
 
     That is what neither depends on the call nor the other way round, in an iteration. In a loop it is also what does
@@ -190,7 +189,7 @@ def _could_overlap(node: VarLoop | VarBranch) -> bool:
     return any(_has_work_beside(block, node if isinstance(node, Loop) else None) for block in node.blocks)
 
 
-def _has_work_beside(block: VarBlock, loop: VarLoop | None) -> bool:
+def _has_work_beside(block: VarBlock, loop: Loop[Any, Any] | None) -> bool:
     calls = [i for i, inner in enumerate(block.nodes) if is_host(inner)]
     costs = [cost_of(inner.eqn) if isinstance(inner, Equation) else 0.0 for inner in block.nodes]
     if not calls or not amortizes_a_dispatch(sum(costs)):
@@ -215,7 +214,7 @@ def _dependences(block: VarBlock, calls: Sequence[int]) -> nx.DiGraph:
     return graph
 
 
-def _between_iterations(block: VarBlock, loop: VarLoop, calls: Sequence[int]) -> Iterator[tuple[int, int]]:
+def _between_iterations(block: VarBlock, loop: Loop[Any, Any], calls: Sequence[int]) -> Iterator[tuple[int, int]]:
     """From what gives a carried value to what reads it in the next iteration; the predicate is read by all."""
     producer = {var: i for i, node in enumerate(block.nodes) for var in node.outputs}
     readers: dict[Var, list[int]] = {}

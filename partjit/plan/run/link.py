@@ -113,8 +113,8 @@ def link(
             )
             for call in lowered.fragment.calls
         ]
-        run = run_answering if lowered.fragment.waits_for_calls else partial(run_emitting, may_wait=may_wait)
-        namespace[lowered.fragment.name] = _with_calls(run, emitted, dispatch, put) if emitted else dispatch
+        makes = run_answering if lowered.fragment.waits_for_calls else partial(run_emitting, may_wait=may_wait)
+        namespace[lowered.fragment.name] = _with_calls(makes, emitted, dispatch, put) if emitted else dispatch
     for call in walk(plan.nodes):
         if isinstance(call, ColocatedCall):
             namespace[call.name] = _caller(call, _specialized(call, default, results, mesh, Specialization))
