@@ -1,13 +1,16 @@
 """Functions in which nothing of jax runs: a trace refuses every operation."""
 
+import contextvars
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from jax._src import core
 
 from partjit._jax.types import PyTree
 
-__all__ = ["refusing"]
+__all__ = ["leave_refusal", "refusing"]
+
+_refused: "contextvars.ContextVar[_Refusal | None]" = contextvars.ContextVar("partjit_refused", default=None)
 
 
 def refusing(target: Callable[..., PyTree], message: str) -> Callable[..., PyTree]:
@@ -22,22 +25,40 @@ def refusing(target: Callable[..., PyTree], message: str) -> Callable[..., PyTre
     """
     trace = _Refusal(message)
 
-    def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
+    def refused(*args: PyTree, **kwargs: PyTree) -> PyTree:
+        _refused.set(trace)
         with core.set_current_trace(trace):
             return target(*args, **kwargs)
 
+    def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
+        return contextvars.copy_context().run(refused, *args, **kwargs)
+
     return call
+
+
+def leave_refusal() -> None:
+    """Makes jax run in this thread again, where a signal handler raised while such a function was being left."""
+    if isinstance(core.trace_ctx.trace, _Refusal):
+        core.trace_ctx.set_trace(core.eval_trace)
+
+
+def _refusing(name: str) -> Callable[..., Any]:
+    def method(self: "_Refusal", *args: Any, **kwargs: Any) -> Any:
+        if _refused.get() is self:
+            raise RuntimeError(self.message)
+        # A signal handler raised while the trace was being left. The context was left all the same, by C.
+        with core.set_current_trace(core.eval_trace):
+            return getattr(core.eval_trace, name)(*args, **kwargs)
+
+    return method
 
 
 class _Refusal(core.Trace):  # type: ignore[misc]  # jax gives the class no types
     def __init__(self, message: str) -> None:
         super().__init__()
-        self._message = message
+        self.message = message
 
-    def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise RuntimeError(self._message)
-
-    process_primitive: Any = _refuse
-    process_custom_jvp_call: Any = _refuse
-    process_custom_vjp_call: Any = _refuse
-    stage_value: Any = _refuse
+    process_primitive: Any = _refusing("process_primitive")
+    process_custom_jvp_call: Any = _refusing("process_custom_jvp_call")
+    process_custom_vjp_call: Any = _refusing("process_custom_vjp_call")
+    stage_value: Any = _refusing("stage_value")

@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 import jax
 
+from partjit._jax.refusal import leave_refusal
 from partjit._jax.threads import ThreadSettings
 from partjit.colocated.emitted import EmittedCall
 from partjit.colocated.runtime import scheduler
@@ -90,6 +91,7 @@ def run_answering(calls: Sequence[EmittedCall], dispatch: Dispatch, numbers: Num
                 made, *results = dispatch(number.array)
                 made.block_until_ready()
             except BaseException as error:
+                leave_refusal()
                 if execution.failure is not None:
                     which, cause = execution.failure
                     if isinstance(cause, Exception):

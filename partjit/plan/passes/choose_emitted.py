@@ -35,7 +35,7 @@ from partjit.plan.ir.nodes import (
 )
 from partjit.plan.passes.cost import amortizes_a_dispatch, cost_of
 
-__all__ = ["MOST_BYTES_KEPT", "Executables", "can_be_answered", "choose_emitted", "has_answered", "nbytes"]
+__all__ = ["Executables", "can_be_answered", "can_be_kept", "choose_emitted", "has_answered"]
 
 MOST_BYTES_WAITING = 64 * 2**20
 """Of arguments that may wait for their calls: nothing slows the devices down when the calls take longer than they."""
@@ -105,7 +105,7 @@ def _can_be_emitted(node: VarLoop | VarBranch, executables: Executables) -> bool
     if has_answered(node):
         return (
             all(can_be_answered(call, executables) for call in calls)
-            and nbytes(atom.aval for atom in node.inputs) <= MOST_BYTES_KEPT
+            and can_be_kept(atom.aval for atom in node.inputs)
             and not any(_could_overlap(inner) for inner in inside if isinstance(inner, Loop | Branch))
         )
     return all(map(_can_be_handed_over, calls)) and _bytes_of_arguments(node) <= MOST_BYTES_WAITING
@@ -147,7 +147,7 @@ def can_be_answered(call: ColocatedCall[Any, Any], executables: Executables) -> 
         and not options.run_ahead
         and callee.shards is None
         and all(_is_of_numpy(aval.dtype) for aval in avals)
-        and nbytes(avals) <= MOST_BYTES_COPIED
+        and _nbytes(avals) <= MOST_BYTES_COPIED
         and all(sharding is None or _is_on(sharding, executables.mesh) for sharding in shardings)
     )
 
@@ -165,7 +165,12 @@ def _is_of_numpy(dtype: Any) -> bool:
     return not jnp.issubdtype(dtype, jnp.integer) or jnp.iinfo(dtype).bits >= 8
 
 
-def nbytes(avals: Iterable[Any]) -> int:
+def can_be_kept(avals: Iterable[Any]) -> bool:
+    """Whether an executable may be given arrays of these types without reusing their memory."""
+    return _nbytes(avals) <= MOST_BYTES_KEPT
+
+
+def _nbytes(avals: Iterable[Any]) -> int:
     """Bytes of arrays of these types, over all devices."""
     return sum(aval.size * aval.dtype.itemsize for aval in avals)
 
@@ -173,7 +178,7 @@ def nbytes(avals: Iterable[Any]) -> int:
 def _bytes_of_arguments(node: AnyNode) -> float:
     """What the calls in a node get, in all."""
     if isinstance(node, ColocatedCall):
-        return nbytes(node.callee.in_avals)
+        return _nbytes(node.callee.in_avals)
     times = 1
     if isinstance(node, Loop):
         times = _ITERATIONS_OF_WHILE if node.trip_count is None else node.trip_count

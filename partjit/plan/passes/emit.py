@@ -32,7 +32,7 @@ from partjit.plan.ir.nodes import (
     with_blocks,
 )
 from partjit.plan.passes.bind import Bound
-from partjit.plan.passes.choose_emitted import MOST_BYTES_KEPT, has_answered, nbytes
+from partjit.plan.passes.choose_emitted import can_be_kept, has_answered
 from partjit.plan.passes.cost import amortizes_a_dispatch
 
 __all__ = ["emit", "handed_over", "returned"]
@@ -116,7 +116,7 @@ def _settled(kind: _Kind | None, run: Sequence[Node]) -> Iterator[tuple[_Kind | 
         own = {value for node in run for value in node.outputs}
         given = {value for node in run for value in node.inputs} - own
         is_expensive = amortizes_a_dispatch(sum(node.cost for node in run if isinstance(node, Fragment)))
-        if is_expensive or nbytes(value.aval for value in given) > MOST_BYTES_KEPT:
+        if is_expensive or not can_be_kept(value.aval for value in given):
             yield from _runs([_by_the_host(node) for node in run])
             return
     yield kind, run

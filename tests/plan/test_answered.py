@@ -1,0 +1,453 @@
+"""Calls that executables wait for: same values and calls as by hand, in order, once, whatever happens."""
+
+import collections
+import itertools
+import signal
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+
+import partjit
+from partjit import P, colocated, pjit
+from partjit.colocated import colocated_python, colocated_python_class, emitted
+from partjit.plan.ir.nodes import Fragment
+from partjit.plan.passes import choose_emitted
+from tests.colocated import rendezvous
+from tests.effort import sample
+
+lax = jax.lax
+
+pytestmark = pytest.mark.usefixtures("meeting")
+
+SPECS = [P(), P("x"), P("y"), P(("x", "y")), P(("y", "x")), P("x", "y"), P("y", "x"), P(None, "x"), P(None, ("x", "y"))]
+DTYPES = [np.float32, np.int8, np.bool_, jnp.bfloat16, np.uint32, np.complex64]
+
+
+def waits(plan):
+    """Whether a plan is a single executable that waits for its calls."""
+    return [type(node) for node in plan.nodes] == [Fragment] and all(call.is_answered for call in plan.calls)
+
+
+def of_numpy(function, **options):
+    return colocated_python(function, **{"uses_jax": False, "out_specs_fn": lambda *xs: xs[0], **options})
+
+
+def note(*values):
+    rendezvous.logs["calls"].append(tuple(np.asarray(value).tolist() for value in values))
+
+
+def calls():
+    colocated.wait(timeout=60)
+    return rendezvous.logs["calls"]
+
+
+def flipped(i, x, y):
+    """Three results: one like each array, and a number."""
+    assert type(x) is np.ndarray
+    assert not x.flags.writeable
+    note(i, y.sum())
+    return x[::-1], y.T + np.float32(i), float(i)
+
+
+@pytest.mark.parametrize("how", ["in a loop", "in a row"])
+def test_the_results_are_those_by_hand(mesh, how):
+    """Whatever the specs of arguments and results, the dtype and what is donated, on eight devices and on one."""
+    seen = collections.Counter()
+    cases = itertools.product(SPECS, SPECS, SPECS, DTYPES, (0, 1), (8, 1))
+    for first, second, result, dtype, donates, devices in sample([*cases], 571):
+        rendezvous.clear()
+        on = mesh if devices == 8 else partjit.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("x", "y"))
+        x = np.arange(64).reshape(8, 8).astype(dtype)
+        y = np.arange(64, dtype=np.float32).reshape(8, 8)
+
+        def specs(_, x, y, on=on, result=result):
+            sharding = NamedSharding(on, result)
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), y, jax.ShapeDtypeStruct((), jnp.float32)
+
+        call = of_numpy(flipped, out_specs_fn=specs)
+
+        def iteration(i, state, call=call):
+            x, y = state
+            x, y, number = call(i, x, y)
+            return x, y + number
+
+        def fun(x, y, iteration=iteration):
+            if how == "in a loop":
+                return lax.fori_loop(0, 3, iteration, (x, y))
+            return iteration(jnp.int32(1), iteration(jnp.int32(0), (x, y)))
+
+        given = [jax.device_put(v, NamedSharding(on, spec)) for v, spec in ((x, first), (y, second))]
+        program = pjit(fun, in_shardings=tuple(v.sharding for v in given), donate_argnums=(1,) if donates else ())
+        assert waits(program.plan(*given))
+        results = program(*given)
+        sums = []
+        for i in range(3 if how == "in a loop" else 2):
+            sums.append((i, float(y.sum())))
+            x, y = x[::-1], y.T + np.float32(2 * i)
+        np.testing.assert_array_equal(results[0], x)
+        np.testing.assert_array_equal(results[1], y)
+        assert calls() == sums
+        assert given[1].is_deleted() == bool(donates)
+        assert not given[0].is_deleted()
+        seen["sharded"] += devices == 8 and first != P() and result != P()
+        seen["donated"] += donates
+        seen["one"] += devices == 1
+    assert min(seen.values()) > 1
+    assert len(seen) == 3
+
+
+def test_a_call_may_keep_its_arguments_and_return_the_same_memory_again(mesh):
+    """What the devices hand over is theirs, and so is what they have taken."""
+    memory = np.zeros(8, np.float32)
+
+    def fill(i, x):
+        rendezvous.logs["kept"].append((int(i), x))
+        memory[:] = x + np.float32(1)
+        return memory
+
+    x = jax.device_put(np.arange(8, dtype=np.float32), NamedSharding(mesh, P("x")))
+    for spec in (P(), P("x"), P(("y", "x"))):
+        sharding = NamedSharding(mesh, spec)
+        call = of_numpy(fill, out_specs_fn=lambda i, x, s=sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s))
+        program = pjit(lambda x, call=call: lax.scan(lambda x, i: (call(i, x),) * 2, x, jnp.arange(20)))
+        rendezvous.clear()
+        last, stacked = program(x)
+        np.testing.assert_array_equal(last, np.arange(8) + 20)
+        np.testing.assert_array_equal(stacked, np.arange(8) + np.arange(1, 21)[:, None])
+        for i, kept in rendezvous.logs["kept"]:
+            np.testing.assert_array_equal(kept, np.arange(8) + i)
+
+
+def fail_at_three(i, x):
+    note(i)
+    if i == 3:
+        raise ValueError("three")
+    return x
+
+
+@pytest.mark.parametrize("spec", [None, P(), P("x")])
+def test_a_call_that_fails_ends_the_program_and_leaves_its_arguments(mesh, spec):
+    call = of_numpy(fail_at_three, out_specs_fn=lambda i, x: x)
+    program = pjit(lambda x, n: lax.fori_loop(0, n, lambda i, x: call(i, x) + 1, x), donate_argnums=0)
+    for _ in range(2):
+        x = jnp.zeros(8) if spec is None else jax.device_put(np.zeros(8, np.float32), NamedSharding(mesh, spec))
+        assert waits(program.plan(x, jnp.int32(6)))
+        rendezvous.clear()
+        with pytest.raises(ValueError, match="three") as failure:
+            program(x, jnp.int32(6))
+        assert any("test_answered.py" in text and "'fail_at_three'" in text for text in failure.value.__notes__)
+        assert calls() == [(i,) for i in range(4)], "none after it"
+        assert not np.asarray(x).any(), "though it was donated"
+        np.testing.assert_array_equal(program(x, jnp.int32(3)), np.full(8, 3))
+        assert x.is_deleted()
+    jax.effects_barrier()  # which does not raise it again
+
+
+def test_what_was_not_said_to_be_returned_is_an_error_that_names_it():
+    call = of_numpy(lambda x: x[:4])
+    program = pjit(lambda x: call(x + 1) * 2)
+    assert waits(program.plan(jnp.ones(8)))
+    with pytest.raises(ValueError, match=r"result is float32\[4\], but its spec says float32\[8\]"):
+        program(jnp.ones(8))
+
+
+class Interrupt(Exception):
+    """What a signal handler raises."""
+
+
+@pytest.mark.parametrize("kind", [Interrupt, KeyboardInterrupt])
+def test_an_interrupt_reaches_the_caller(kind):
+    call = of_numpy(lambda i, x: (note(i), x)[1], out_specs_fn=lambda i, x: x)
+    program = pjit(lambda x: lax.fori_loop(0, 100_000, call, x))
+    assert waits(program.plan(jnp.ones(8)))
+
+    def interrupt(*_):
+        raise kind
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(5):
+            rendezvous.clear()
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            # XLA:CPU calls Python in this thread; between two calls the handler runs in the next one.
+            with pytest.raises((kind, jax.errors.JaxRuntimeError)):
+                program(jnp.ones(8))
+            made = calls()
+            assert made == [(i,) for i in range(len(made))]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("spec", [None, P("x")])
+def test_threads_have_their_own_executions(mesh, spec):
+    """On streams of their own, on a shared one, and on that of one object."""
+
+    class Object:
+        def add(self, i, who, x):
+            rendezvous.logs[int(who)].append(int(i))
+            return x + np.float32(1)
+
+    def add(i, who, x):
+        return Object().add(i, who, x)
+
+    like = {"out_specs_fn": lambda i, who, x: x}
+    methods = colocated_python_class(Object, uses_jax=False)()
+    for call in (of_numpy(add, **like), of_numpy(add, stream="shared", **like), methods.add.specialize(**like)):
+        program = pjit(lambda x, who, call=call: lax.fori_loop(0, 20, lambda i, x: call(i, who, x), x))
+        rendezvous.clear()
+        found = []
+
+        def run(who, program=program, found=found):
+            x = jnp.zeros(8) if spec is None else jax.device_put(np.zeros(8, np.float32), NamedSharding(mesh, spec))
+            found.extend(float(program(x, jnp.int32(who))[0]) for _ in range(3))
+
+        threads = [threading.Thread(target=run, args=(who,)) for who in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [20.0] * 9
+        assert [rendezvous.logs[who] for who in range(3)] == [[*range(20)] * 3] * 3
+
+
+def test_calls_before_in_and_after_it_keep_their_order():
+    """On the caller's stream and on a named one, with calls on a thread before and after."""
+    for stream in (None, "kept"):
+        slow = colocated_python(lambda i: rendezvous.hear("go") or note(i), out_specs_fn=lambda i: None, stream=stream)
+        call = of_numpy(lambda i, x: (note(i), x)[1], out_specs_fn=lambda i, x: x, stream=stream)
+        tell = of_numpy(lambda i: note(10 + i), out_specs_fn=lambda i: None, stream=stream)
+
+        def fun(x, call=call, tell=tell):
+            def iteration(k, x):
+                tell(k)
+                x = call(k, x) * 2
+                tell(k + 100)
+                return x
+
+            return lax.fori_loop(0, 3, iteration, x)
+
+        program = pjit(fun)
+        assert waits(program.plan(jnp.ones(8)))
+        rendezvous.clear()
+        slow(jnp.int32(-1))
+        threading.Timer(0.1, rendezvous.say, ["go"]).start()
+        np.testing.assert_array_equal(program(jnp.ones(8)), np.full(8, 8))
+        slow(jnp.int32(-2))
+        assert [i for (i,) in calls()] == [-1, *(n for i in range(3) for n in (10 + i, i, 110 + i)), -2]
+
+
+def test_a_program_in_a_call_makes_its_calls_there():
+    inner = pjit(lambda x: lax.fori_loop(0, 3, of_numpy(lambda i, x: (note(i), x)[1], out_specs_fn=lambda i, x: x), x))
+
+    def outer(x):
+        note(-1)
+        return inner(x)
+
+    for stream in (None, "shared"):
+        rendezvous.clear()
+        colocated_python(outer, out_specs_fn=lambda x: x, stream=stream)(jnp.ones(8)).block_until_ready()
+        assert [i for (i,) in calls()] == [-1, 0, 1, 2]
+
+
+def test_functions_see_the_context_of_the_caller(mesh):
+    """In the threads of eight devices too: its host arguments and its stream."""
+    x = jax.device_put(np.zeros(8, np.float32), NamedSharding(mesh, P("x")))
+    call = of_numpy(lambda what, x: (rendezvous.logs[what].append(1), x)[1], out_specs_fn=lambda what, x: x)
+    program = pjit(lambda what, x: lax.fori_loop(0, 3, lambda _, x: call(what, x), x), host_argnums=0)
+    for what in ("some", "other"):
+        program(what, x)
+        assert rendezvous.logs[what] == [1] * 3
+
+
+def uses_jax_at(x):
+    return np.asarray(jnp.sin(x))
+
+
+REFUSED = "uses_jax_at has uses_jax=False, but runs jax"
+
+
+def test_jax_in_a_function_that_does_not_use_it_is_refused_wherever_it_runs(mesh):
+    x = jax.device_put(np.ones(8, np.float32), NamedSharding(mesh, P("x")))
+    jnp.sin(x)  # known to jax's quick path
+    call = of_numpy(uses_jax_at)
+    for run in (
+        call,
+        lambda x: call.specialize(mode="stream")(x).block_until_ready(),
+        call.specialize(mode="inline"),
+        pjit(lambda x: call(x) + 1),
+        pjit(lambda x: lax.fori_loop(0, 3, lambda _, x: call(x), x)),
+        pjit(lambda x: lax.fori_loop(0, 3, lambda _, x: call.specialize(mode="stream")(x), x)),
+    ):
+        with pytest.raises(RuntimeError, match=REFUSED):
+            jax.block_until_ready(run(x))
+    np.testing.assert_array_equal(np.asarray(x), 1)
+
+
+def test_options_that_exclude_each_other():
+    for options, text in (
+        ({"arrays": "jax"}, "uses_jax=False and arrays='jax' exclude each other: a function that does not use jax"),
+        ({"layout": "per_shard"}, "uses_jax=False and layout='per_shard' exclude each other"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            colocated_python(note, uses_jax=False, **options)
+    with pytest.raises(TypeError, match="uses_jax"):
+        colocated_python(note, uses_jax="no")
+
+
+def scan(call, n=3):
+    return lambda x: lax.fori_loop(0, n, lambda _, x: call(x), x)
+
+
+REASONS = {
+    "it may use jax": ({"uses_jax": None, "arrays": "numpy"}, scan),
+    "it runs on a thread": ({"mode": "stream"}, scan),
+    "keys": ({"out_specs_fn": lambda k: jax.eval_shape(lambda: jax.random.key(0))}, None),
+    "too many bytes": ({}, None),
+    "work beside it": ({}, None),
+    "work beside that of another iteration": ({}, None),
+}
+
+
+@pytest.mark.parametrize("why", REASONS)
+def test_what_executables_do_not_wait_for(why):
+    options, fun = REASONS[why]
+    call = of_numpy(lambda *xs: xs[0], **options)
+    x = jnp.ones((64, 64))
+    if why == "keys":
+        fun, x = scan, jax.random.key(0)
+    elif why == "too many bytes":
+        fun, x = scan, jnp.ones(choose_emitted.MOST_BYTES_COPIED // 8 + 1)
+    elif why == "work beside it":
+
+        def fun(call):
+            return lambda x: lax.fori_loop(0, 3, lambda _, x: (x @ x) @ (x @ x) / 64 + call(x), x)
+
+    elif why == "work beside that of another iteration":
+
+        def fun(call):  # which can be called ahead, while the devices do the former iteration
+            return lambda x: lax.fori_loop(0, 3, lambda i, x: (x @ x) @ (x @ x) / 64 + call(x[0, 0] * 0 + i), x)
+
+    plan = pjit(fun(call)).plan(x)
+    assert plan.calls
+    assert not any(node.is_answered for node in plan.calls)
+
+
+def test_work_before_and_after_it_does_not_matter():
+    call = of_numpy(lambda x: x)
+    program = pjit(lambda x: lax.fori_loop(0, 3, lambda _, x: call(x @ x) @ x / 64, x))
+    assert waits(program.plan(jnp.ones((128, 128))))
+
+
+def test_in_a_row_the_caller_goes_on_while_the_devices_work():
+    """Unless they have little to do: then one dispatch is less than two."""
+    call = of_numpy(lambda x: x)
+    program = pjit(lambda x: call(x + 1) @ x)
+    assert waits(program.plan(jnp.ones((8, 8))))
+    assert not waits(program.plan(jnp.ones((128, 128))))
+
+
+def test_large_arguments_of_a_row_are_donated(monkeypatch):
+    monkeypatch.setattr(choose_emitted, "MOST_BYTES_KEPT", 0)
+    call = of_numpy(lambda x: x)
+    for fun in (lambda x, y: (call(y) + 1, x * 2), lambda x, y: (scan(call)(y), x * 2)):
+        program = pjit(fun, donate_argnums=0)
+        assert not any(node.is_answered for node in program.plan(jnp.ones(8), jnp.ones(8)).calls)
+
+
+def test_a_recording_has_every_call_and_where_it_comes_from():
+    call = of_numpy(lambda x: x)
+    program = pjit(scan(call, 5))
+    plan = program.plan(jnp.ones(8))
+    assert "calls <lambda> as it runs" in plan.source
+    assert "in its executable, the caller" in plan._repr_html_()
+    seen = []
+    with partjit.events.subscribe(seen.append):
+        program(jnp.ones(8))
+    queued = [event for event in seen if isinstance(event, partjit.events.CallQueued)]
+    assert [(event.program, event.node) for event in queued] == [(plan.name, plan.calls[0].name)] * 5
+    with partjit.record() as timeline:
+        program(jnp.ones(8))
+    spans = [span for span in timeline.spans if span.name == "<lambda>"]
+    assert len(spans) == 5
+    assert all(span.end is not None for span in spans)
+
+
+# Calls without results that are quick
+
+
+@pytest.mark.parametrize("spec", [None, P(), P("x")])
+def test_quick_calls_run_in_threads_of_the_devices(mesh, spec, monkeypatch):
+    """In their order, and with failures as those of other calls without results; of two calls in an iteration too."""
+    monkeypatch.setattr(emitted, "_QUICK_IN_A_ROW", 5)
+    monkeypatch.setattr(emitted, "_QUICK_SECONDS", 1.0)
+
+    def look(i, x):
+        rendezvous.logs["threads"].append(threading.get_ident())
+        note(i, x.sum())
+        if i in rendezvous.logs["failing"]:
+            raise ValueError(f"{i} fails")
+
+    log = of_numpy(look, out_specs_fn=lambda *_: None)
+    more = of_numpy(lambda i: note(i), out_specs_fn=lambda *_: None)
+
+    def iteration(i, x):
+        log(i, x)
+        x = x + 1
+        more(i)
+        return x
+
+    x = np.zeros(8, np.float32)
+    x = jnp.asarray(x) if spec is None else jax.device_put(x, NamedSharding(mesh, spec))
+    program = pjit(lambda x: lax.fori_loop(0, 6, iteration, x))
+    expected = [call for i in range(6) for call in ((i, 8.0 * i), (i,))]
+    for quick in range(3):
+        rendezvous.clear()
+        np.testing.assert_array_equal(program(x), np.full(8, 6))
+        if quick and spec is None:
+            assert {*rendezvous.logs["threads"]} == {threading.get_ident()}, "XLA:CPU calls Python in this thread"
+        assert calls() == expected
+    rendezvous.clear()
+    rendezvous.logs["failing"] = [2]
+    np.testing.assert_array_equal(program(x), np.full(8, 6))
+    with pytest.raises(ValueError, match="2 fails"):
+        colocated.wait(timeout=60)
+    assert calls() == expected
+
+
+def test_calls_that_are_no_longer_quick_go_to_a_thread(monkeypatch):
+    monkeypatch.setattr(emitted, "_QUICK_IN_A_ROW", 3)
+    monkeypatch.setattr(emitted, "_QUICK_SECONDS", 0.05)
+
+    def look(i, waits):
+        rendezvous.logs["threads"].append(threading.get_ident())
+        if waits:
+            threading.Event().wait(0.06)
+
+    log = of_numpy(look, out_specs_fn=lambda *_: None)
+    program = pjit(lambda x, waits: lax.fori_loop(0, 3, lambda i, x: (log(i, waits), x)[1], x))
+    here = []
+    for slow in (False, False, True, False, False):
+        rendezvous.clear()
+        program(jnp.ones(8), slow)
+        colocated.wait(timeout=60)
+        here.append({*rendezvous.logs["threads"]} == {threading.get_ident()})
+    assert here == [False, True, True, False, True]
+
+
+def test_two_loops_with_loggers_on_two_streams_are_two_executables():
+    one, other = (of_numpy(note, out_specs_fn=lambda *_: None, stream=name) for name in ("one", "other"))
+
+    def fun(x):
+        for log in (one, other):
+            x = lax.fori_loop(0, 3, lambda i, x, log=log: (log(i), x + 1)[1], x)
+        return x
+
+    plan = pjit(fun).plan(jnp.ones(8))
+    assert [type(node) for node in plan.nodes] == [Fragment] * 2
+    pjit(fun)(jnp.ones(8))
+    assert sorted(calls()) == [(i,) for i in range(3) for _ in range(2)]
