@@ -172,6 +172,6 @@ class EmittedCall:
         self, handed_over: Mapping[int, Sequence[np.ndarray]], following: np.int32
     ) -> Sequence[Sequence[PyTree]]:
         """Runs the function, with what each device has handed over; gives what each gets, after what is `following`."""
-        arrays = self.handed_over.copies(handed_over)  # which the function may keep
+        arrays = self.handed_over.owned(handed_over)  # which the function may keep
         stream = self.specialization.own_stream()
         return self.returned.answers(self.specialization.answer(arrays, stream, self.node), following)

@@ -20,6 +20,7 @@ import numpy as np
 from partjit._jax.arrays import is_computed
 from partjit.colocated.runtime.call import Call
 from partjit.colocated.runtime.caller import Caller
+from partjit.colocated.runtime.handed_over import read_only_copy
 from partjit.colocated.runtime.interrupts import is_interrupt
 from partjit.colocated.runtime.streams import Stream
 
@@ -179,9 +180,8 @@ def hand_over(which: int) -> Callable[..., tuple[()]]:
 
 
 def _copy(shard: Any) -> np.ndarray:
-    copy = np.array(shard)
-    copy.flags.writeable = False
-    return copy
+    """The shard in memory of its own, as XLA:CPU hands it over."""
+    return shard if shard.flags.owndata else read_only_copy(shard)
 
 
 def _interrupted(number: int, error: BaseException) -> None:

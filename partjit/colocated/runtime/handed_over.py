@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from partjit._jax.types import PyTree
 
-__all__ = ["HandedOver", "Returned"]
+__all__ = ["HandedOver", "Returned", "read_only_copy"]
 
 _Shard: TypeAlias = tuple[int, tuple[slice, ...]]
 """The position of the device that hands it over, and the part of the array that it is."""
@@ -59,14 +59,9 @@ class HandedOver:
             for k, (aval, shards) in enumerate(zip(self.avals, self.shards, strict=True))
         ]
 
-    def copies(self, handed_over: Mapping[int, Sequence[np.ndarray]]) -> list[np.ndarray]:
+    def owned(self, handed_over: Mapping[int, Sequence[np.ndarray]]) -> list[np.ndarray]:
         """As `arrays`, in memory of their own."""
-        arrays = self.arrays(handed_over)
-        for k, shards in enumerate(self.shards):
-            if len(shards) == 1:
-                arrays[k] = arrays[k].copy()
-                arrays[k].flags.writeable = False
-        return arrays
+        return [array if array.flags.owndata else read_only_copy(array) for array in self.arrays(handed_over)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +92,13 @@ class Returned:
         # A device takes its part when it goes on, maybe after the function has been called again.
         own = [*map(np.array, results)]
         return [(*others, *(result[part] for result, part in zip(own, parts, strict=True))) for parts in self.parts]
+
+
+def read_only_copy(array: np.ndarray) -> np.ndarray:
+    """A copy that nobody changes."""
+    copy = np.array(array)
+    copy.flags.writeable = False
+    return copy
 
 
 def _on_mesh(mesh: Mesh, sharding: Sharding | None) -> NamedSharding:
