@@ -325,4 +325,5 @@ def _constrain(x: ArrayLike, **params: Any) -> jax.Array:
     raise_mismatches(mismatches, "with_sharding_constraint", params["mesh"])
     if not params["spec"].unconstrained_dims:
         return jax.device_put(x, params["spec"].named_sharding(params["mesh"]))
-    return jax.jit(lambda x: sharding_constraint_p.bind(x, **params))(x)
+    with jax.disable_jit(False):  # under which this would call itself
+        return jax.jit(lambda x: sharding_constraint_p.bind(x, **params))(x)

@@ -97,7 +97,7 @@ OPTIONS = {field.name for field in dataclasses.fields(Options)}
         (
             colocated.colocated_python_class,
             {"cls", "concurrent", "state"},
-            {"arrays", "devices", "isolate", "mode", "stream"},
+            {"arrays", "devices", "isolate", "mode", "stream", "uses_jax"},
         ),
     ],
 )

@@ -514,3 +514,11 @@ def test_donation_under_vmap_and_keyword_arguments(mesh):
     out = jax.vmap(lambda a, s: function(a, s=s))(a, np.arange(8, dtype=np.float32))
     np.testing.assert_array_equal(out, np.arange(8)[:, None] * np.ones((8, 8)))
     laid_out(out, mesh, P(None, "x"))
+
+
+def test_a_constraint_with_a_batch_that_is_left_open_under_disable_jit(mesh):
+    x = np.arange(128, dtype=np.float32).reshape(2, 8, 8)
+    with mesh, jax.disable_jit():
+        found = jax.vmap(lambda x: with_sharding_constraint(x, P("x", "y")))(x)
+    np.testing.assert_array_equal(found, x)
+    assert found.sharding.is_equivalent_to(NamedSharding(mesh, P(None, "x", "y")), 3)
