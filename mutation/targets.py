@@ -19,7 +19,7 @@ MODULES = (
     "partjit/shardy.py",
     *(
         f"partjit/plan/passes/{name}.py"
-        for name in ("cut", "donate", "transfers", "control_flow", "rotate", "propagate", "emit")
+        for name in ("cut", "donate", "transfers", "control_flow", "rotate", "propagate", "emit", "choose_emitted")
     ),
     *(f"partjit/inspect/{name}.py" for name in ("collectives", "predicted")),
     *(f"partjit/inspect/hlo/{name}.py" for name in ("device_groups", "optimized", "text", "trip_counts")),
@@ -27,7 +27,7 @@ MODULES = (
         f"partjit/colocated/runtime/{name}.py"
         for name in (
             *("streams", "call", "scheduler", "deadlocks", "interrupts", "run_ahead", "history", "pending", "pins"),
-            *("emission", "handed_over"),
+            *("emission", "handed_over", "answering", "numbers"),
         )
     ),
     *(f"partjit/colocated/ir/{name}.py" for name in ("autodiff", "batching", "primitive", "emission")),

@@ -49,6 +49,9 @@ class Colocated(abc.ABC):
                 returns None, pass `out_specs_fn=lambda *args: None`.
             arrays: "jax", the default, calls the function with arrays, "numpy" with NumPy arrays, which are read-only:
                 views where one buffer holds the array, else copies made of its shards.
+            uses_jax: False promises that the function neither runs jax nor waits for arrays. It is called with NumPy
+                arrays, returns NumPy arrays and numbers, and jax raises an error in it. On CPUs executables then call
+                it as they run: a program, or a loop in one, is not cut where the devices need what it returns.
             mode: "inline" runs calls in the caller, "stream" on a thread, and "auto", the default, on a thread until
                 ten calls in a row have taken less time than that costs. A function that waits for something its caller
                 does after the call needs "stream".

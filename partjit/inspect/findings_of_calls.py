@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from partjit.colocated.ir.emission import ANSWERED
 from partjit.colocated.ir.primitive import colocated_call_p
 from partjit.inspect.findings import Finding
 from partjit.plan.ir.nodes import ColocatedCall, Fragment, Loop, Node, Value, blocks_of
@@ -23,7 +24,7 @@ def _in_block(nodes: Sequence[Node], outputs: Sequence[Value], loop: Loop[Value,
     captured = set() if loop is None else {*loop.block.inputs[: len(loop.captured)]}
     for node in nodes:
         if isinstance(node, Fragment):
-            yield from (_unused(call) for call in node.calls if call.outputs)  # an executable gets no results of calls
+            yield from (_unused(call) for call in node.calls if call.outputs and not call.is_answered)
         if isinstance(node, ColocatedCall):
             if loop is not None and node.callee.is_pure and captured.issuperset(node.inputs):
                 yield _invariant(node, loop)
@@ -33,6 +34,8 @@ def _in_block(nodes: Sequence[Node], outputs: Sequence[Value], loop: Loop[Value,
                 yield _unused(node)
             elif _could_run_ahead(node) and not on_devices.isdisjoint(node.outputs):
                 yield _waited_for(node)
+            elif loop is not None and node.is_inline and _may_not_use_jax(node):
+                yield _taking_turns(node, loop)
         for block in blocks_of(node):
             yield from _in_block(block.nodes, block.outputs, node if isinstance(node, Loop) else None)
 
@@ -66,6 +69,21 @@ def _waited_for(call: _Call) -> Finding:
         call,
         f"the devices wait for {call.callee.name}, which has no arguments and could be called earlier",
         "let it run ahead: specialize(run_ahead=2)",
+    )
+
+
+def _may_not_use_jax(call: _Call) -> bool:
+    options = call.callee.options
+    on_cpus = all(device.platform in ANSWERED for v in call.outputs if v.sharding for device in v.sharding.device_set)
+    return on_cpus and options.arrays == "numpy" and options.uses_jax is None and options.isolate is None
+
+
+def _taking_turns(call: _Call, loop: Loop[Value, Value]) -> Finding:
+    return _finding(
+        "taking turns",
+        call,
+        f"the host calls {call.callee.name} in every iteration{_times(loop)}, and the devices wait meanwhile",
+        "say uses_jax=False if it neither runs jax nor waits for arrays: then the loop is one executable",
     )
 
 

@@ -37,6 +37,10 @@ both = colocated_python(lambda a, b: a, pure=True, out_specs_fn=lambda a, b: a)
 at_once = colocated_python(table, vmap_method="expand_dims", **like)
 
 
+of_numpy = colocated_python(table, arrays="numpy", **like)
+without_jax = colocated_python(table, uses_jax=False, **like)
+
+
 def repeated(body):
     return lambda x: jax.lax.fori_loop(0, 10, lambda _, c: body(c, x), x)
 
@@ -67,6 +71,11 @@ WITH = {
         "table is called for one slice after the other (8 times), and the loop does nothing else",
         "call it once with all slices: vmap_method='expand_dims' under jax.vmap, or without the loop",
     ),
+    "taking turns": (
+        repeated(lambda c, x: of_numpy(c) + x),
+        "the host calls table in every iteration (10 times), and the devices wait meanwhile",
+        "say uses_jax=False if it neither runs jax nor waits for arrays: then the loop is one executable",
+    ),
 }
 
 WITHOUT = {
@@ -82,6 +91,9 @@ WITHOUT = {
     "a loader that has to be inline": lambda x: colocated_python(batch, mode="inline", **batches)() + x,
     "a loader that the devices do not wait for": lambda x: (load(), x + 1),
     "a call with arguments": lambda x: effect(x) + 1,
+    "a function that may use jax": repeated(lambda c, _: effect(c)),
+    "a function that does not use jax": repeated(lambda c, _: without_jax(c)),
+    "a call that is not in a loop": lambda x: of_numpy(x) + 1,
     "a batch at once": lambda x: jax.vmap(at_once)(x) + 1,
     "a loop that does something else too": lambda x: jax.lax.map(lambda s: effect(s) + 1, x),
     "a predicate": lambda x: jax.lax.while_loop(lambda c: effect(c.sum()) < 100, lambda c: c + 1, x),
