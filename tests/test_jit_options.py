@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from partjit import P, pjit, set_mesh
 from partjit._jax.versions import RELEASE
+from tests.census import saw, sees
 
 X = np.arange(8, dtype=np.float32)
 
@@ -165,11 +166,13 @@ def traced(fun, x, y):
     return equations(jax.make_jaxpr(fun)(x, y))
 
 
+@sees("different examples", "equations of an inner jaxpr", "equations that are not nested")
 @given(st.sampled_from(FUNCTIONS), st.sampled_from(OUTER))
 def test_an_inlined_function_is_its_equations(fun, outer):
     x, y = jnp.ones((4, 4), jnp.float32), jnp.ones((4, 4), jnp.float32)
     inlined = outer(pjit(fun, inline=True))
     bare = traced(outer(fun), x, y)
+    saw("equations of an inner jaxpr" if any(inner for _, _, inner in bare) else "equations that are not nested")
     assert traced(inlined, x, y) == bare
     assert traced(outer(pjit(fun)), x, y) != bare
     if RELEASE < (0, 12):  # later ones inline when they lower

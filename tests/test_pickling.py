@@ -23,6 +23,7 @@ from jax.sharding import NamedSharding
 
 import partjit
 from partjit import FROM_ARRAY, UNSPECIFIED, P, ShardingError, colocated, pjit
+from tests.census import saw, sees
 
 ROOT = pathlib.Path(__file__).parents[1]
 X = np.arange(16, dtype=np.float32).reshape(8, 2)
@@ -48,6 +49,7 @@ SPECS = st.sampled_from([UNSPECIFIED, None, P("x"), P(None, "y"), FROM_ARRAY])
 OUT_SPECS = st.sampled_from([UNSPECIFIED, None, P("x"), (P("x"), None), (UNSPECIFIED, P("y"))])
 
 
+@sees("different examples", "a partitioned value", "a lowered program")
 @settings(max_examples=15)
 @given(st.data())
 def test_a_function_that_went_through_bytes_is_lowered_as_before(mesh, data):
@@ -72,9 +74,11 @@ def test_a_function_that_went_through_bytes_is_lowered_as_before(mesh, data):
 
     def lowered(function):
         try:
-            return function.lower(x, 3, x, x).as_text()
+            text = function.lower(x, 3, x, x).as_text()
         except ShardingError as error:
             return str(error)
+        saw("a lowered program")
+        return text
 
     with mesh, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Some donated buffers were not usable")

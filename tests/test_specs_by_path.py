@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 
 from partjit import FROM_ARRAY, UNSPECIFIED, P, ShardingError, pjit, spec_table, specs_like
+from tests.census import saw, sees
 
 KEYS = ("w", "b", "up", "down", "0", "layers")
 SPECS = (P(), P("x"), P(None, "y"), P(("x", "y")), UNSPECIFIED, FROM_ARRAY)
@@ -54,10 +55,13 @@ def by_hand(path, rank, rules, default):
     return spec if not isinstance(spec, P) or len(spec) <= rank else None
 
 
+@sees("a value of several dimensions", "an axis name", "several elements", "failures", "a spec for each array")
 @given(trees, pairs, defaults)
 def test_every_array_gets_the_spec_of_its_only_rule_or_all_failures_are_listed(tree, rules, default):
     wanted = [(path, by_hand(path, rank, rules, default)) for path, rank in arrays_of(tree)]
     failing = [path or "the tree itself" for path, spec in wanted if spec is None]
+    saw("failures", when=failing)
+    saw("a spec for each array", when=wanted and not failing)
     table = spec_table(tree, rules, default=default)
     assert [(row.path, row.spec) for row in table.rows] == wanted
     assert [row.path or "the tree itself" for row in table.rows if row.problem] == failing
@@ -78,6 +82,7 @@ def array_or_none(leaf):
     return None if any(leaf is static for static in STATIC) else leaf
 
 
+@sees("a value of several dimensions", "an axis name", "several elements", "a spec of the function")
 @given(trees, pairs, defaults)
 def test_a_function_is_asked_for_the_spec_of_each_array(tree, rules, default):
     def first(path):
@@ -87,6 +92,7 @@ def test_a_function_is_asked_for_the_spec_of_each_array(tree, rules, default):
         tree, lambda path, leaf: dict(first(path)).popitem()[1] if first(path) else None, default=default
     )
     wanted = [(path, by_hand(path, rank, first(path), default)) for path, rank in arrays_of(tree)]
+    saw("a spec of the function", when=any(first(path) and spec is not None for path, spec in wanted))
     assert [(row.path, row.spec) for row in table.rows] == wanted
     assert table.unused == ()
 

@@ -17,6 +17,7 @@ import partjit
 from partjit import P, ShardingError, pjit, with_sharding_constraint
 from partjit.colocated import colocated_python
 from partjit.primitive import sharding_constraint_p
+from tests.census import saw, sees
 from tests.colocated import rendezvous
 
 EXPLICIT, AUTO = AxisType.Explicit, AxisType.Auto
@@ -84,8 +85,7 @@ def same(ours, theirs):
 
 
 def test_a_program_has_the_types_results_and_refusals_of_jit():
-    seen = collections.Counter()
-
+    @sees("refused", "sharded type", "Explicit", "Auto", *USES)
     @settings(max_examples=40, deadline=None)
     @given(
         st.sampled_from(AXIS_TYPES[:3]), st.sampled_from(SPECS), st.sampled_from([*PROGRAMS]), st.sampled_from([*USES])
@@ -96,13 +96,13 @@ def test_a_program_has_the_types_results_and_refusals_of_jit():
         with jax.set_mesh(mesh):
             ours, theirs = (outcome(USES[use](wrap(fun)), x) for wrap in (pjit, jax.jit))
         same(ours, theirs)
-        seen.update([program, use, "refused" if ours[1] is None else "types", *types])
-        seen.update(["sharded type"] * ("@" in str(ours[0])))
+        for feature in (use, *(kind.name for kind in types)):
+            saw(feature)
+        saw("refused", when=ours[1] is None)
+        saw("sharded type", when="@" in str(ours[0]))
 
     check()
-    assert seen["refused"]
-    assert seen["sharded type"] > 5
-    assert {*USES, EXPLICIT, AUTO} <= {*seen}
+    assert check.census.counts["sharded type"] > 5
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

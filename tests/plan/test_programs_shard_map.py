@@ -564,13 +564,33 @@ def test_under_jit_it_says_to_use_pjit(mesh, over):
 def test_the_mesh_may_be_that_of_the_shard_map_or_the_ambient_one(mesh, over, meeting):
     call = noting(lambda place, a: a + 1, **like)
     np.testing.assert_array_equal(pjit(over(call))(X), X + 1)
-    ambient_one = jax.shard_map(call, in_specs=P("x", "y"), out_specs=P("x", "y"))
     for other in (jax.sharding.Mesh(mesh.devices, mesh.axis_names), jax.make_mesh((4, 2), ("x", "y"))):
+        ambient_one = jax.shard_map(call, in_specs=XY, out_specs=XY)
         with jax.set_mesh(other):
-            y = pjit(ambient_one)(X)
-        np.testing.assert_array_equal(y, X + 1)
-        assert y.sharding.mesh.shape == mesh.shape
-    assert len(seen()) == 3 * 8
+            for function, x in ((pjit(ambient_one), jax.device_put(X, XY)), (pjit(ambient_one, in_shardings=XY), X)):
+                y = function(x)
+                np.testing.assert_array_equal(y, X + 1)
+                assert y.sharding == NamedSharding(other, XY)
+    assert len(seen()) == 5 * 8
+
+
+def test_a_shard_map_over_ambient_explicit_axes_is_refused_where_jit_refuses_it(mesh):
+    auto, explicit = jax.sharding.Mesh(mesh.devices, mesh.axis_names), jax.make_mesh((4, 2), ("x", "y"))
+
+    def refusals(wrap, body):
+        mapped, used = (jax.shard_map(body, in_specs=XY, out_specs=XY) for _ in range(2))
+        with jax.set_mesh(auto):
+            np.testing.assert_array_equal(wrap(used)(X), X + 1)  # jax lets it keep the mesh of its first use
+        with jax.set_mesh(explicit):
+            for function in (mapped, used):
+                with pytest.raises(ValueError) as caught:  # noqa: PT011
+                    wrap(function)(X)
+                yield str(caught.value)
+
+    types, meshes = refusals(pjit, colocated_python(lambda a: a + 1, **like))
+    assert "does not match the specs of the input" in types
+    assert "should match the mesh passed to shard_map" in meshes
+    assert (types, meshes) == tuple(refusals(jax.jit, lambda a: a + 1))
 
 
 def test_other_devices_are_refused(mesh):

@@ -72,8 +72,10 @@ DIFFERENTIATED = re.compile(
 
 def is_refused(row, kind):
     """Whether a kind of call cannot be made there."""
-    if row in (*IN_A_JIT, "`jax.export`"):
-        return True  # only a pjit can be decomposed at its calls
+    if row == "`jax.export`":
+        return True  # its bytes have no place for a Python function
+    if row in IN_A_JIT:
+        return kind != "call without results"  # only a pjit can be decomposed at its calls and wait for their results
     if row == "`vmap`":
         return kind == "pure call"  # nothing says whether one call or several are meant, and no order decides
     if row == "`vmap` of a `cond` with a batched predicate":

@@ -23,6 +23,7 @@ from jax.sharding import NamedSharding
 import partjit
 from partjit import P, WorkerDiedError, colocated
 from partjit.colocated import colocated_python
+from tests.census import saw, sees
 from tests.effort import EVERYTHING
 
 pytestmark = pytest.mark.usefixtures("meeting")
@@ -54,6 +55,7 @@ def trees(draw):
     return draw(inner)
 
 
+@sees("a value of several dimensions", "several elements", "a large array", "mode inline", "mode stream")
 @settings(max_examples=200 if EVERYTHING else 25, deadline=None)
 @given(trees(), st.sampled_from(["inline", "stream"]))
 def test_the_values_are_those_of_a_thread(tree, mode):
@@ -71,6 +73,8 @@ def test_the_values_are_those_of_a_thread(tree, mode):
     def described(result):
         return jax.tree.map(lambda x: (x.aval.str_short(), x.sharding, x.committed, np.asarray(x).tobytes()), result)
 
+    saw(f"mode {mode}")
+    saw("a large array", when=any(leaf.nbytes > 50_000 for leaf in jax.tree.leaves(tree)))
     thread: Any = colocated_python(seen, arrays="numpy", mode=mode)
     process = isolated(seen, mode=mode)
     tree = [tree, one]

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partjit.colocated.isolation import messages
+from tests.census import saw, sees
 
 SIZES = [0, 3, 5_000, 50_000]
 DTYPES = [np.float32, np.int8, np.complex128, bool, ml_dtypes.bfloat16, ml_dtypes.int4, "S3", "M8[s]", object]
@@ -30,6 +31,7 @@ def sent(value):
     return messages.unpack((body, places), segment)
 
 
+@sees("several elements", "an array in a segment", "a view", "a read-only array")
 @given(
     st.lists(
         st.tuples(st.sampled_from(DTYPES), st.sampled_from(SIZES), st.booleans(), st.sampled_from("CFN")), max_size=4
@@ -42,6 +44,9 @@ def test_arrays_arrive_as_they_were(kinds):
         array = {"C": array, "F": np.asfortranarray(array), "N": array[:, ::-1]}[order]
         array.flags.writeable = is_writable
         values.append(array)
+        saw("a read-only array", when=not is_writable)
+        saw("a view", when=order == "N" and size)
+    saw("an array in a segment", when=messages.pack(*messages.dumps(values))[1])
     for array, value in zip(sent(values), values, strict=True):
         assert (array.dtype, array.shape) == (value.dtype, value.shape)
         assert array.tolist() == value.tolist()
