@@ -50,6 +50,9 @@ def run_emitting(
         execution = _execution(calls, number)
         try:
             return _dispatched(execution, dispatch, number)
+        except BaseException:  # also where a signal handler raises on the way there
+            execution.abandon()
+            raise
         finally:
             run_calls()
     if may_wait and all(call.specialization.is_quick for call in calls) and not any(lane.calls for lane in lanes):
@@ -64,8 +67,12 @@ def run_emitting(
         return ()
 
     first = _first(calls)
-    scheduler.submit(first.specialization.in_place_of_all(first.site, free, body))
-    return _dispatched(execution, dispatch, number)
+    try:
+        scheduler.submit(first.specialization.in_place_of_all(first.site, free, body))
+        return _dispatched(execution, dispatch, number)
+    except BaseException:
+        execution.abandon()
+        raise
 
 
 def run_answering(calls: Sequence[EmittedCall], dispatch: Dispatch, numbers: Numbers) -> Sequence[jax.Array]:
@@ -99,6 +106,8 @@ def run_answering(calls: Sequence[EmittedCall], dispatch: Dispatch, numbers: Num
                     raise cause from None
                 if _quotes_ctrl_c(error):
                     raise KeyboardInterrupt from error
+                if type(error) is ValueError and str(error).startswith("INTERNAL: "):  # as C++ raises what XLA says
+                    raise jax.errors.JaxRuntimeError(str(error)) from None
                 raise
         numbers.give_back(number)
         return results
@@ -146,7 +155,6 @@ def _dispatched(execution: Execution, dispatch: Dispatch, number: Number) -> Seq
         made, *results = dispatch(number.array)
         execution.dispatched(made)
     except BaseException as error:
-        execution.abandon()
         if execution.interrupt is not None:
             raise execution.interrupt from None
         if _quotes_ctrl_c(error):
@@ -159,5 +167,5 @@ def _dispatched(execution: Execution, dispatch: Dispatch, number: Number) -> Seq
 
 def _quotes_ctrl_c(error: BaseException) -> bool:
     """Whether Ctrl-C came while XLA was calling Python in this thread, as XLA:CPU does."""
-    is_of_xla = isinstance(error, jax.errors.JaxRuntimeError)
+    is_of_xla = isinstance(error, jax.errors.JaxRuntimeError | ValueError)
     return is_of_xla and str(error).rstrip().rpartition("\n")[2].startswith("KeyboardInterrupt")

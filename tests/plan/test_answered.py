@@ -163,21 +163,25 @@ class Interrupt(Exception):
 @pytest.mark.parametrize("kind", [Interrupt, KeyboardInterrupt])
 def test_an_interrupt_reaches_the_caller(kind):
     call = of_numpy(lambda i, x: (note(i), x)[1], out_specs_fn=lambda i, x: x)
-    program = pjit(lambda x: lax.fori_loop(0, 100_000, call, x))
-    assert waits(program.plan(jnp.ones(8)))
+    program = pjit(lambda x, n: lax.fori_loop(0, n, call, x))
+    assert waits(program.plan(jnp.ones(8), jnp.int32(1)))
+    program(jnp.ones(8), jnp.int32(1))
 
     def interrupt(*_):
         raise kind
+
+    def run_for_a_while():
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        program(jnp.ones(8), jnp.int32(100_000))
 
     before = signal.signal(signal.SIGALRM, interrupt)
     gc.disable()  # jax is called back by the collector, where an exception is lost
     try:
         for _ in range(5):
             rendezvous.clear()
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
             # XLA:CPU calls Python in this thread; between two calls the handler runs in the next one.
             with pytest.raises((kind, jax.errors.JaxRuntimeError)):
-                program(jnp.ones(8))
+                run_for_a_while()
             made = calls()
             assert made == [(i,) for i in range(len(made))]
     finally:
