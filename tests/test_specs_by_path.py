@@ -30,7 +30,8 @@ trees = st.recursive(
     lambda inner: st.one_of(st.dictionaries(st.sampled_from(KEYS), inner, max_size=3), st.lists(inner, max_size=3)),
     max_leaves=12,
 )
-pairs = st.lists(st.tuples(st.sampled_from(PATTERNS), st.sampled_from(SPECS)), max_size=4)
+often_found = st.sampled_from((".", "w", "0"))
+pairs = st.lists(st.tuples(often_found | st.sampled_from(PATTERNS), st.sampled_from(SPECS)), max_size=4)
 defaults = st.sampled_from([None, P(), P("y")])
 
 
