@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 import jax
+from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import Mesh, NamedSharding
 
@@ -27,6 +28,11 @@ def with_free_dimensions_settled(values: Sequence[object], params: dict[str, Any
     if not any(map(_has_free_dimensions, (*in_specs, *out_specs))):
         return params
     in_specs = tuple(_kept(spec, value, mesh) for spec, value in zip(in_specs, values, strict=True))
+    # The partitioner replicates a result without elements, whatever a constraint says of its other dimensions.
+    out_specs = tuple(
+        _kept(spec, None, mesh) if isinstance(aval, ShapedArray) and not aval.size else spec
+        for spec, aval in zip(out_specs, params["jaxpr"].out_avals, strict=True)
+    )
     return params | {
         "jaxpr": _constraining_results(params["jaxpr"], out_specs, mesh),
         "in_specs": in_specs,

@@ -340,6 +340,24 @@ def test_a_nested_program_leaves_a_batch_sharded_as_it_is(mesh):
     assert constraints(jax.vmap(inner, spmd_axis_name="y"), batch) == ['[{"y"}, {"x"}]'] * 2
 
 
+@pytest.mark.parametrize("shape", [(2, 0, 8), (0, 4, 8)])
+def test_a_batch_without_elements_is_sharded_as_specs_request(mesh, shape):
+    spec = NamedSharding(mesh, P(None, "x"))
+    for inner in (jax.jit(jnp.sin, out_shardings=spec), pjit(jnp.sin, out_shardings=spec)):
+        laid_out(jax.vmap(inner)(np.ones(shape, np.float32)), mesh, P(None, None, "x"))
+
+
+def test_a_batch_without_elements_stays_sharded_over_explicit_axes():
+    mesh = jax.make_mesh((4, 2), ("x", "y"))
+    with jax.set_mesh(mesh):
+        batch = jax.device_put(np.ones((4, 0, 8), np.float32), P("x"))
+        for inner in (jax.jit(jnp.sin), pjit(jnp.sin), pjit(jnp.sin, out_shardings=P(None, "y"))):
+            result = jax.vmap(inner)(batch)
+            assert jax.typeof(result).sharding.spec == result.sharding.spec
+            assert result.sharding.spec[0] == "x"
+    assert result.sharding.spec[2] == "y"
+
+
 def total(f):
     return lambda x: f(x).sum()
 
