@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 import numpy as np
 
+from partjit import events
 from partjit._jax.arrays import aval_of_struct, numpy_putter
+from partjit._jax.dispatch import is_profiled
 from partjit._jax.types import PyTree
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call, Lane, failure_here
@@ -95,23 +97,28 @@ class SpecializationForExecutables(Specialization):
         is_quick = time.perf_counter() - started < _QUICK_SECONDS
         self._quick_in_a_row = self._quick_in_a_row + 1 if is_quick else 0
 
-    def answer(self, arrays: Sequence[np.ndarray], stream: Stream, node: str) -> Sequence[np.ndarray]:
+    def answer(self, arrays: Sequence[np.ndarray], node: str) -> Sequence[np.ndarray]:
         """Runs the function for an executable that waits for its flat results.
 
         Args:
             arrays: the flat arguments.
-            stream: the stream of the call.
-            node: its name in the plan.
+            node: the name of the call in the plan.
 
         Raises:
             Exception: what the function raised.
         """
         assert self.out_specs is not None
-        observe = observe_call(self._name, stream, node)
         args, kwargs = self.in_specs.tree.unflatten(arrays)
-        with profiled(self._name):
-            result = observe(self._of_numpy)(*args, **kwargs)
+        if events.listeners or is_profiled():
+            result = contextvars.copy_context().run(self._observed, args, kwargs, node)
+        else:
+            result = self._of_numpy(*args, **kwargs)
         return self.out_specs.fit_numpy(result, self._name)
+
+    def _observed(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], node: str) -> PyTree:
+        observe = observe_call(self._name, self.own_stream(), node)
+        with profiled(self._name):
+            return observe(self._of_numpy)(*args, **kwargs)
 
     def failure(self, error: BaseException, site: Site) -> Failure:
         """The failure of a call in this thread, made at `site`."""
@@ -173,5 +180,4 @@ class EmittedCall:
     ) -> Sequence[Sequence[PyTree]]:
         """Runs the function, with what each device has handed over; gives what each gets, after what is `following`."""
         arrays = self.handed_over.owned(handed_over)  # which the function may keep
-        stream = self.specialization.own_stream()
-        return self.returned.answers(self.specialization.answer(arrays, stream, self.node), following)
+        return self.returned.answers(self.specialization.answer(arrays, self.node), following)

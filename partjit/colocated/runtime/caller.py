@@ -24,13 +24,14 @@ class Caller:
         self._context = contextvars.copy_context()
         if stream is not None:
             self._context.run(inside, stream)
+        self._is_plain = stream is None
         self._thread = threading.get_ident()
         self._calls = [*current_calls()]
 
     def run(self, function: Callable[..., _Result], *args: object) -> _Result:
         """Calls a function as if this thread did; in any thread, in several at a time."""
         if threading.get_ident() == self._thread:
-            return self._context.copy().run(function, *args)
+            return function(*args) if self._is_plain else self._context.copy().run(function, *args)
         here = current_calls()
         here += self._calls
         try:

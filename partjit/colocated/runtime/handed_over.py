@@ -61,7 +61,8 @@ class HandedOver:
 
     def owned(self, handed_over: Mapping[int, Sequence[np.ndarray]]) -> list[np.ndarray]:
         """As `arrays`, in memory of their own."""
-        return [array if array.flags.owndata else read_only_copy(array) for array in self.arrays(handed_over)]
+        arrays = self.arrays(handed_over) if self.mesh is not None else handed_over[0]
+        return [array if array.flags.owndata else read_only_copy(array) for array in arrays]
 
 
 @dataclasses.dataclass(frozen=True)
