@@ -101,6 +101,24 @@ def test_the_results_are_those_by_hand(mesh, how):
     assert len(seen) == 3
 
 
+def test_on_a_mesh_with_explicit_axes_types_say_how_results_are_sharded():
+    explicit = (jax.sharding.AxisType.Explicit,) * 2
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=explicit)
+    call = of_numpy(lambda x: x * np.float32(2))
+    x = jax.device_put(np.arange(64, dtype=np.float32).reshape(8, 8), NamedSharding(mesh, P("x", "y")))
+    with jax.set_mesh(mesh):
+        for program, result in (
+            (pjit(lambda x: call(x) + 1), 2 * np.asarray(x) + 1),
+            (pjit(lambda x: lax.fori_loop(0, 3, lambda _, x: call(x), x)), 8 * np.asarray(x)),
+            (pjit(lambda x: lax.scan(lambda x, _: (call(x), x + 1), x, None, 3)[1][2]), 4 * np.asarray(x) + 1),
+            (pjit(jax.vmap(lambda x: call(x) + 1)), 2 * np.asarray(x) + 1),
+        ):
+            assert waits(program.plan(x))
+            found = program(x)
+            np.testing.assert_array_equal(np.asarray(found), result)
+            assert jax.typeof(found).sharding.mesh.axis_types == explicit
+
+
 def test_a_call_may_keep_its_arguments_and_return_the_same_memory_again(mesh):
     """What the devices hand over is theirs, and so is what they have taken."""
     memory = np.zeros(8, np.float32)

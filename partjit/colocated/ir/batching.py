@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.extend import source_info_util
 from jax.interpreters import batching
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from partjit._jax.arrays import aval_of_struct
 from partjit._jax.rules import AxisData, moveaxis
@@ -73,13 +73,21 @@ def _one_by_one(
             with traced_at(site):
                 return None, call(example)
 
-        _, results = jax.lax.scan(iteration, None, stacked)
+        _, results = jax.lax.scan(iteration, None, [*map(_unsharded_in_front, stacked)])
         return [*results]
     if not size:
         return [jnp.zeros((0, *aval.shape), aval.dtype) for aval in callee.out_avals]
     # Not traced: no plan splits a loop, and XLA cannot run one with a call in it.
     each = [call([x[i] for x in stacked]) for i in range(size)]
     return [jnp.stack(results) for results in zip(*each, strict=True)]
+
+
+def _unsharded_in_front(x: jax.Array) -> jax.Array:
+    """An array that a loop can take slices of: over Explicit axes jax does not gather it by itself."""
+    spec = jax.typeof(x).sharding.spec
+    if not spec or spec[0] is None:
+        return x
+    return jax.sharding.reshard(x, PartitionSpec(None, *spec[1:]))
 
 
 def _batched(callee: Callee, args: Sequence[jax.Array], batched: Sequence[bool], axis_data: AxisData) -> Callee:

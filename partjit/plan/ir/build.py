@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
 from partjit._jax.jaxprs import Atom, closed_jaxpr, new_var, type_of
+from partjit._jax.meshes import without_mesh
 from partjit._jax.sources import nested_source_info
 from partjit.mesh import auto_twin
 from partjit.plan.ir.calls import orders_of
@@ -136,7 +137,9 @@ class Builder:
         """The results, flat, of a function of jax on these atoms."""
         avals = map(type_of, atoms)
         structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in avals]
-        return self.inline(Block.of_jaxpr(jax.make_jaxpr(fun)(*structs)), atoms)
+        with without_mesh():  # a mesh with Explicit axes would be in the types of its results
+            jaxpr = jax.make_jaxpr(fun)(*structs)
+        return self.inline(Block.of_jaxpr(jaxpr), atoms)
 
     def inline(self, block: VarBlock, atoms: Sequence[Atom]) -> list[Atom]:
         """The results of a block on these atoms."""

@@ -17,6 +17,7 @@ from jax.extend.core import Literal, Var
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from partjit.colocated.ir.emission import ANSWERED, PLATFORMS
+from partjit.mesh import auto_twin
 from partjit.plan.ir.calls import orders_of
 from partjit.plan.ir.nodes import (
     AnyNode,
@@ -153,7 +154,7 @@ def can_be_answered(call: ColocatedCall[Any, Any], executables: Executables) -> 
 
 
 def _is_on(sharding: NamedSharding, mesh: Mesh) -> bool:
-    return mesh.size <= 1 or sharding.mesh == mesh
+    return mesh.size <= 1 or (isinstance(sharding.mesh, Mesh) and auto_twin(sharding.mesh) == mesh)
 
 
 def _is_of_numpy(dtype: Any) -> bool:
