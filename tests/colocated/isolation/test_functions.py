@@ -407,7 +407,7 @@ def test_a_worker_whose_own_child_keeps_the_connection_open_is_found_dead():
         isolated(fork_and_die, mode="inline")(one)
 
 
-def test_ctrl_c_ends_the_function_that_its_caller_waits_for():
+def test_ctrl_c_ends_the_function_that_its_caller_waits_for(ctrl_c):
     f = isolated(lambda x: time.sleep(60) or x, mode="inline")
     g = pid()
     before = int(g())

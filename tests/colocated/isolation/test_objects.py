@@ -178,7 +178,7 @@ def test_calls_made_ahead_with_a_state():
     assert int(following()) == 3
 
 
-def test_ctrl_c_ends_the_wait_and_the_method_goes_on():
+def test_ctrl_c_ends_the_wait_and_the_method_goes_on(ctrl_c):
     @isolated(mode="inline")
     class Slow:
         def __init__(self):
