@@ -17,7 +17,7 @@ from typing import Any
 
 # XLA's CPU client reads it when it is created: with fewer threads, collectives of virtual devices may wait for ever.
 os.environ.setdefault("NPROC", "32")
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 
 import jax
 import jax.export
