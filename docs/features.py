@@ -215,7 +215,10 @@ def _(wrap: Wrap) -> Any:
             return y * 2
     else:
         space = jax.memory.Space.Device
-        fun = lambda x: 2 * compute_on(jnp.sin, compute_type="device_host", out_memory_spaces=space)(x)  # noqa: E731
+
+        def fun(x: Any) -> Any:
+            return 2 * compute_on(jnp.sin, compute_type="device_host", out_memory_spaces=space)(x)
+
     text = on_mesh(lambda x: wrap(fun).lower(x).as_text(), P("x"))
     return on_mesh(wrap(fun), P("x")), f"host computation: {'host' in text}"
 

@@ -11,7 +11,7 @@ from partjit._jax.threads import ThreadSettings
 from partjit.colocated.emitted import EmittedCall
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.answering import Answering
-from partjit.colocated.runtime.call import Lane, current_calls
+from partjit.colocated.runtime.call import current_calls
 from partjit.colocated.runtime.caller import Caller
 from partjit.colocated.runtime.emission import Execution
 from partjit.colocated.runtime.numbers import Number, Numbers
@@ -37,7 +37,8 @@ def run_emitting(
     Returns:
         The other results.
     """
-    lanes = _prepared(calls)
+    _prepare(calls)
+    lanes = [*dict.fromkeys(lane for call in calls for lane in call.specialization.lanes())]
     free = [*scheduler.not_entered(lanes)]
     number = numbers.take()
 
@@ -89,7 +90,7 @@ def run_answering(calls: Sequence[EmittedCall], dispatch: Dispatch, numbers: Num
     Raises:
         Exception: what a function raised, with a note that names the call.
     """
-    _prepared(calls)
+    _prepare(calls)
 
     def body() -> Sequence[jax.Array]:
         number = numbers.take()
@@ -116,11 +117,10 @@ def run_answering(calls: Sequence[EmittedCall], dispatch: Dispatch, numbers: Num
     return first.specialization.run_in_place_of_all(first.site, body)
 
 
-def _prepared(calls: Sequence[EmittedCall]) -> list[Lane]:
-    """Prepares functions to be called; the lanes of their calls."""
+def _prepare(calls: Sequence[EmittedCall]) -> None:
+    """Prepares functions to be called."""
     for call in calls:
         call.specialization.prepare()
-    return [*dict.fromkeys(lane for call in calls for lane in call.specialization.lanes())]
 
 
 def _first(calls: Sequence[EmittedCall]) -> EmittedCall:

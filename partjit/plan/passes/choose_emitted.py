@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import networkx as nx
 from jax.extend.core import Literal, Var
 from jax.sharding import Mesh, NamedSharding, Sharding
 
+from partjit._jax.arrays import is_laid_out_as_numpy
 from partjit.colocated.ir.emission import ANSWERED, PLATFORMS
 from partjit.mesh import auto_twin
 from partjit.plan.ir.calls import orders_of
@@ -131,7 +131,7 @@ def _can_be_handed_over(call: ColocatedCall[Any, Any]) -> bool:
         options.mode != "inline"
         and not options.run_ahead
         and not call.callee.is_pure
-        and all(_is_of_numpy(aval.dtype) for aval in call.callee.in_avals)
+        and all(is_laid_out_as_numpy(aval.dtype) for aval in call.callee.in_avals)
     )
 
 
@@ -147,7 +147,7 @@ def can_be_answered(call: ColocatedCall[Any, Any], executables: Executables) -> 
         and options.mode != "stream"
         and not options.run_ahead
         and callee.shards is None
-        and all(_is_of_numpy(aval.dtype) for aval in avals)
+        and all(is_laid_out_as_numpy(aval.dtype) for aval in avals)
         and _nbytes(avals) <= MOST_BYTES_COPIED
         and all(sharding is None or _is_on(sharding, executables.mesh) for sharding in shardings)
     )
@@ -155,15 +155,6 @@ def can_be_answered(call: ColocatedCall[Any, Any], executables: Executables) -> 
 
 def _is_on(sharding: NamedSharding, mesh: Mesh) -> bool:
     return mesh.size <= 1 or (isinstance(sharding.mesh, Mesh) and auto_twin(sharding.mesh) == mesh)
-
-
-def _is_of_numpy(dtype: Any) -> bool:
-    """Whether NumPy arrays of it are laid out in memory as those of the devices."""
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
-        return False
-    if jnp.issubdtype(dtype, jnp.floating):
-        return jnp.finfo(dtype).bits >= 8
-    return not jnp.issubdtype(dtype, jnp.integer) or jnp.iinfo(dtype).bits >= 8
 
 
 def can_be_kept(avals: Iterable[Any]) -> bool:
