@@ -139,7 +139,7 @@ def test_a_random_program_obeys_all_laws(meshes, monkeypatch, about):
 
     @sees(*real, KINDS.get(about, "a nested function"), "a program without jit", "a call that fails", *fails)
     @of_its_own(about + no_jax)
-    @settings(drawn, max_examples=drawn.max_examples + 2 * (no_jax and about == "while"))
+    @settings(drawn, max_examples=drawn.max_examples + 2 * (no_jax != "" and about == "while"))
     @given(kind, which, turn)
     def holds(program, which, turn):
         obeys_all_laws(meshes, monkeypatch, program, which, turn)
