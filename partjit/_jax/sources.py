@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from jax._src import source_info_util
 from jax.extend.source_info_util import SourceInfo, register_exclusion, user_context
@@ -19,6 +19,15 @@ def source_site(source_info: SourceInfo | LoweringRuleContext) -> tuple[str, int
     """File, line and function of the user's code that an equation comes from, if that is known."""
     frame = source_info_util.user_frame(source_info.traceback)
     return None if frame is None else (frame.file_name, frame.start_line, frame.function_name.rpartition(".")[2])
+
+
+def source_sites(source_info: SourceInfo) -> Iterator[tuple[str, int, str]]:
+    """The frames outside of jax and this package that an equation comes from, innermost first.
+
+    jax notes what called an equation only up to the nested jaxpr that it is in.
+    """
+    frames = source_info_util.user_frames(source_info.traceback)
+    return ((frame.file_name, frame.start_line, frame.function_name.rpartition(".")[2]) for frame in frames)
 
 
 def at_site(source_info: SourceInfo | LoweringRuleContext) -> str:

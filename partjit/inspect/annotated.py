@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,8 +12,8 @@ from jax.extend.source_info_util import SourceInfo
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from partjit._jax.sources import source_site
-from partjit.inspect.user_lines import Site
+from partjit._jax.sources import source_sites
+from partjit.inspect.user_lines import Site, nearest_lines
 from partjit.shardy import TensorSharding
 
 __all__ = ["AnnotatedEquation", "AnnotatedJaxpr", "AnnotatedValue", "shown_spec"]
@@ -122,6 +123,7 @@ class AnnotatedEquation:
         sources: jax's source info of the equation and of those that it is nested in, innermost first.
         bodies: the jaxprs in it, by the names of parameters.
         trip_count: how often those run in one execution of the equation; None if that is not known.
+        modules: the module paths of all equations of the program, by their numbers.
         constants, carried: of a loop, how many arguments of its body are loop-invariant, and how many are carried from
             one iteration to the next; those of a scan that come after these are slices.
     """
@@ -133,16 +135,33 @@ class AnnotatedEquation:
     params: Mapping[str, Any]
     sources: tuple[SourceInfo, ...] = dataclasses.field(repr=False)
     bodies: "Mapping[str, AnnotatedJaxpr]"
+    modules: Mapping[int, str] = dataclasses.field(default_factory=dict, repr=False)
     trip_count: int | None = 1
     constants: int = 0
     carried: int = 0
 
     @functools.cached_property
     def site(self) -> Site | None:
-        """The user's line it comes from: its own, that of an equation around it, or that of one nested in it."""
-        known = filter(None, map(source_site, self.sources))
+        """The user's line it comes from: its own, that of an equation around it, or that of one nested in it.
+
+        It is the nearest one outside of installed packages.
+        """
         within = (inner.site for body in self.bodies.values() for inner in body.walk())
-        return next(known, None) or next(filter(None, within), None)
+        return self._lines[0] or next(filter(None, within), None)
+
+    @property
+    def library(self) -> Site | None:
+        """The innermost line, if that is in an installed package which the user's line calls."""
+        return self._lines[1]
+
+    @functools.cached_property
+    def _lines(self) -> tuple[Site | None, Site | None]:
+        return nearest_lines(itertools.chain.from_iterable(map(source_sites, self.sources)))
+
+    @property
+    def module(self) -> str:
+        """The path of the module that it belongs to, "Block_3/Dense_0"; see `partjit.inspect.modules`."""
+        return self.modules.get(self.number, "")
 
     @property
     def scope(self) -> str:

@@ -82,6 +82,8 @@ class Member:
         site: the user's line that it comes from, or None.
         tags: the numbers of the equations that it comes from, outermost first.
         op_name: its name stack.
+        library: the line in an installed package that the user's line calls, or None.
+        module: the path of the module that it comes from, "Block_3/Dense_0"; empty if there is none.
     """
 
     operand: str
@@ -91,6 +93,8 @@ class Member:
     site: Site | None = None
     tags: tuple[int, ...] = ()
     op_name: str = ""
+    library: Site | None = None
+    module: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,6 +118,8 @@ class Collective:
         site: the user's line that it comes from, or None.
         tags: the numbers of the equations that it comes from, outermost first, as the `eqn:` parts of `op_name` say.
         op_name: its name stack.
+        library: the line in an installed package that the user's line calls, or None.
+        module: the path of the module that it comes from, "Block_3/Dense_0"; empty if there is none.
         name: of the instruction.
         program: the name of the program, or of the fragment of a plan.
         members: its arrays if there are several, each with its source.
@@ -141,6 +147,8 @@ class Collective:
     site: Site | None = None
     tags: tuple[int, ...] = ()
     op_name: str = ""
+    library: Site | None = None
+    module: str = ""
     name: str = ""
     program: str = ""
     members: tuple[Member, ...] = ()

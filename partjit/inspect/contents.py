@@ -15,8 +15,9 @@ from partjit.inspect.findings import Finding, grouped
 from partjit.inspect.flops import Flops
 from partjit.inspect.listing import Listing, lines_of
 from partjit.inspect.memory import Memory
+from partjit.inspect.modules import folded, pattern_of
 from partjit.inspect.propagation import Partitioned
-from partjit.inspect.user_lines import shown_line, shown_site
+from partjit.inspect.user_lines import shown_lines
 from partjit.mesh import describe_mesh
 from partjit.plan.plan import Plan
 from partjit.render.numbers import counted, shown_bytes, shown_flops
@@ -57,35 +58,34 @@ class Collectives(tuple[Collective, ...]):
 
     def rows(self) -> Iterator[tuple[Collective, int]]:
         """Groups of equal collectives: the first of each and their number; the most expensive group first."""
+        return ((group[0], len(group)) for group in self.groups())
+
+    def groups(self) -> list[list[Collective]]:
+        """Groups of equal collectives, those of modules whose paths differ in numbers only included.
+
+        The most expensive group comes first.
+        """
         alike: dict[tuple[object, ...], list[Collective]] = {}
         for c in self:
-            alike.setdefault((c.kind, c.axes, c.site, c.result, c.times, c.program), []).append(c)
+            key = c.kind, c.axes, c.site, c.library, c.result, c.times, c.program, pattern_of(c.module)
+            alike.setdefault(key, []).append(c)
 
         def cost(group: list[Collective]) -> float:
             return sum(c.bytes_per_step or c.bytes_moved for c in group)
 
-        return ((group[0], len(group)) for group in sorted(alike.values(), key=cost, reverse=True))
+        return sorted(alike.values(), key=cost, reverse=True)
 
     def to_text(self, most: int | None = None) -> str:
         """The table, of at most so many lines. Raises TypeError or ValueError if `most` is no number of lines."""
         most = None if most is None else require_integer("Collectives.to_text", "most", most, 0)
         if not self:
             return f"no collectives ({self.source})"
-        columns = ("kind", "axes", "result", "count", "times", "sent per step", "line", "program")
         total = shown_bytes(self.bytes_per_step)
-        rows = [
-            (
-                c.kind,
-                ", ".join(c.axes) or "-",
-                c.result if len(c.result) <= 40 else f"{c.combined} arrays",
-                count,
-                "?" if c.times is None else c.times,
-                shown_bytes(count * (c.bytes_moved if c.bytes_per_step is None else c.bytes_per_step)),
-                "-" if c.site is None else f"{shown_line(c.site)} {c.site[2]}",
-                c.program,
-            )
-            for c, count in self.rows()
-        ]
+        rows = [_row(group) for group in self.groups()]
+        # Nothing is said by a column of module paths without any, or of programs that are all one.
+        said = (any(c.module for c in self), len({c.program for c in self}) > 1)
+        kept = [*range(6), *([6] if said[0] else []), 7, *([8] if said[1] else [])]
+        columns, rows = [_COLUMNS[k] for k in kept], [[row[k] for k in kept] for row in rows]
         title = f"{counted(len(self), 'collective')} ({self.source}); a device sends {total} per step"
         return f"{title}\n{table(columns, rows, most)}"
 
@@ -93,6 +93,24 @@ class Collectives(tuple[Collective, ...]):
         return self.to_text()
 
     __repr__ = __str__
+
+
+_COLUMNS = ("kind", "axes", "result", "count", "times", "sent per step", "module", "line", "program")
+
+
+def _row(group: Sequence[Collective]) -> tuple[str | int, ...]:
+    c, count = group[0], len(group)
+    return (
+        c.kind,
+        ", ".join(c.axes) or "-",
+        c.result if len(c.result) <= 40 else f"{c.combined} arrays",
+        count,
+        "?" if c.times is None else c.times,
+        shown_bytes(count * (c.bytes_moved if c.bytes_per_step is None else c.bytes_per_step)),
+        folded(c.module for c in group),
+        shown_lines(c.site, c.library),
+        c.program,
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -202,7 +220,6 @@ def _lines_of(findings: Sequence[Finding]) -> Iterator[str]:
     for (kind, suggestion), group in grouped(findings).items():
         yield f"  {kind}: {suggestion}" if suggestion else f"  {kind}"
         for finding in group[:_LISTED]:
-            where = "" if finding.site is None else f", at {shown_site(finding.site)}"
-            yield f"    {finding.text}{where}"
+            yield f"    {finding.text}{finding.where}"
         if group[_LISTED:]:
             yield f"    ... and {len(group) - _LISTED} more"

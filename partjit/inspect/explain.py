@@ -76,7 +76,7 @@ def explain(
         for finding in findings_of(program, collectives, large)
     ]
     warnings = [
-        Finding("rematerialization", found.total_bytes or 0, found.suggestion, "", found.site)
+        Finding("rematerialization", found.total_bytes or 0, found.suggestion, "", found.site, "", found.module)
         for unit in units
         for found in unit.rematerializations
     ]

@@ -30,6 +30,7 @@ class Finding:
         suggestion: a remedy.
         site: the line of the user's code.
         value: the name of the value, if it is about one.
+        module: the path of its module, "Block_3/Dense_0"; empty if there is none.
     """
 
     kind: str
@@ -38,9 +39,16 @@ class Finding:
     suggestion: str
     site: Site | None = None
     value: str = ""
+    module: str = ""
+
+    @property
+    def where(self) -> str:
+        """The module and the line, ", in Block_3/Dense_0, at model.py:12 in loss"; empty if both are unknown."""
+        module = f", in {self.module}" if self.module else ""
+        return module + ("" if self.site is None else f", at {shown_site(self.site)}")
 
     def __str__(self) -> str:
-        where = "" if self.site is None else f"\n  at {shown_site(self.site)}"
+        where = f"\n  {self.where[2:]}" if self.where else ""
         return f"{self.kind}: {self.text}{where}\n  {self.suggestion}"
 
 
@@ -107,6 +115,7 @@ def _replicated(partitioned: Partitioned, large: int) -> Iterator[Finding]:
                 "constrain it with with_sharding_constraint, or shard the values that it is computed from",
                 equation.site,
                 value.name,
+                equation.module,
             )
 
 
@@ -130,6 +139,7 @@ def _fights(constraints: Mapping[int, AnnotatedEquation]) -> Iterator[Finding]:
                 "keep one of the two",
                 equation.site,
                 result.name,
+                equation.module,
             )
         of_value[value.number] = of_value[result.number] = equation
 
@@ -164,6 +174,7 @@ def _not_kept(constraints: Iterable[AnnotatedEquation]) -> Iterator[Finding]:
                 "constrain it to a spec that can be kept: an axis shards one dimension of a value",
                 equation.site,
                 value.name,
+                equation.module,
             )
 
 
@@ -195,6 +206,7 @@ def _parts_of_axes(partitioned: Partitioned) -> Iterator[Finding]:
                 "constrain the value",
                 equation.site,
                 value.name,
+                equation.module,
             )
 
 
@@ -224,6 +236,7 @@ def _in_loops(partitioned: Partitioned, collectives: Sequence[Collective]) -> It
                 "constrain it before the loop to the spec it is used with, unless that takes too much memory",
                 collective.site,
                 value.name,
+                collective.module,
             )
 
 

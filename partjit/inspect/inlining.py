@@ -35,6 +35,7 @@ from partjit._jax.shard_maps import shard_map_p
 from partjit._jax.shardings import UnspecifiedValue
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
 from partjit.inspect.loop_counts import loop_counts, trip_count_of
+from partjit.inspect.modules import module_paths
 from partjit.plan.ir.build import constraint
 from partjit.plan.passes.inline import specs_of_nested
 from partjit.primitive import pjit_p
@@ -103,6 +104,7 @@ def inline_program(
     of_results = {var: path for var, path in zip(inner.outvars, result_paths, strict=True) if isinstance(var, Var)}
     named = {**of_results, **dict(zip(inner.invars, paths, strict=True))}
     closed, tree = inliner.body(inner, jaxpr.consts, named)
+    inliner.modules.update(module_paths(tree, [*zip(result_paths, tree.outputs, strict=True)]))
     return InlinedProgram(closed, tree, inliner.shardings, inliner.equations, inliner.numbers)
 
 
@@ -135,6 +137,7 @@ class _Inliner:
     def __init__(self, mesh: Mesh) -> None:
         self.shardings: dict[int, TensorSharding] = {}
         self.equations: list[AnnotatedEquation] = []
+        self.modules: dict[int, str] = {}  # filled in when the tree is complete
         self._mesh = mesh
         self._names = _names()
         self._sources: tuple[SourceInfo, ...] = ()
@@ -201,6 +204,7 @@ class _Inliner:
             eqn.params,
             self._sources,
             bodies,
+            self.modules,
             trip_count,
             *loop_counts(eqn),
         )

@@ -23,6 +23,7 @@ class Line:
         text: how they are computed, or their role.
         site: the line of the user's code.
         number: of its equation; None for arguments and headers.
+        module: the path of its module.
     """
 
     depth: int
@@ -33,6 +34,7 @@ class Line:
     text: str
     site: Site | None = None
     number: int | None = None
+    module: str = ""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -93,6 +95,7 @@ def _defining(
         text,
         None if equation is None else equation.site,
         None if equation is None else equation.number,
+        "" if equation is None else equation.module,
     )
 
 
@@ -139,7 +142,7 @@ def _shown(lines: tuple[Line, ...]) -> Iterator[str]:
             (f"{indent}{name}:{type_}", spec, shown_bytes(size) if spec else "") for name, type_, spec, size in many
         ]
         first = named[0] if named else (indent + line.text, "", "")
-        where = "" if line.site is None else f"# {shown_line(line.site)}"
+        where = "" if line.site is None else f"# {shown_line(line.site)} {line.module}".rstrip()
         rows.append((*first, line.text if named else "", where))
         rows += [(*more, "", "") for more in named[1:]]
     defining = [row for row in rows if row[1] or row[3]]

@@ -115,12 +115,15 @@ class _Reading:
 
     def read(self, op: ir.Operation, number: int | None, times: int | None) -> Iterator[Collective]:
         """The collectives, one in most cases, that an operation stands for in one of its equations."""
+        equation = None if number is None else self._inlined.equations[number]
         common: _Fields = {
             "times": times,
             "is_exact": times is not None,
-            "site": None if number is None else self._inlined.equations[number].site,
-            "tags": () if number is None else (number,),
-            "op_name": "" if number is None else self._inlined.equations[number].scope,
+            "site": None if equation is None else equation.site,
+            "library": None if equation is None else equation.library,
+            "module": "" if equation is None else equation.module,
+            "tags": () if equation is None else (equation.number,),
+            "op_name": "" if equation is None else equation.scope,
             "name": op.name,
             "program": self._unit.name,
         }

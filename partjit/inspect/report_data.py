@@ -41,10 +41,11 @@ def as_data(report: Contents) -> Data:
           shard it, major to minor), `shard_shape` (of the largest shard), `nbytes` and `nbytes_per_device`.
         * `collectives`: `source` ("predicted" or "compiled"), `bytes_per_step`; `predicted` and `compiled`, None if
           nothing was compiled: lists of `kind`, `axes`, `group_size`, `operand`, `result`, `arrays`, `bytes_moved`,
-          `times`, `is_exact`, `bytes_per_step`, `site`, `sites`, `program` and `name`; `comparison`: for each kind and
+          `times`, `is_exact`, `bytes_per_step`, `module`, `site`, `library` (the line of an installed package that the
+          site calls), `sites`, `program` and `name`; `comparison`: for each kind and
           axes the `instructions`, `arrays`, `executions` and `bytes_per_step`, `predicted` and `compiled`, and the
           `reason` why they differ.
-        * `findings`: `kind`, `nbytes`, `text`, `suggestion`, `site` and `value`, those of most bytes first.
+        * `findings`: `kind`, `nbytes`, `text`, `suggestion`, `module`, `site` and `value`, those of most bytes first.
         * `memory`: for each program `program`, `arguments`, `results`, `donated`, `peak` and `is_estimate`.
         * `flops`: `total`, `per_device` and `is_exact`.
         * `programs`: those that are compiled: `name`, `turns` (how often it runs in a step), `equations`, and
@@ -115,7 +116,7 @@ def _collectives(report: Contents) -> Data:
     }
 
 
-_OF_COLLECTIVE = ("kind", "group_size", "operand", "result", "times", "is_exact", "program", "name")
+_OF_COLLECTIVE = ("kind", "group_size", "operand", "result", "times", "is_exact", "module", "program", "name")
 
 
 def _collective(collective: Collective) -> Data:
@@ -126,6 +127,7 @@ def _collective(collective: Collective) -> Data:
         "bytes_moved": _number(collective.bytes_moved),
         "bytes_per_step": _number(collective.bytes_per_step),
         "site": _site(collective.site),
+        "library": _site(collective.library),
         "sites": [*map(_site, collective.sites)],
     }
 

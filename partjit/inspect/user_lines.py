@@ -1,12 +1,57 @@
 """Source lines of the user's code, and how they are shown."""
 
+import functools
 import os
 import sys
+import sysconfig
+from collections.abc import Iterable
 
-__all__ = ["Site", "shown_file", "shown_line", "shown_site"]
+__all__ = ["Site", "is_installed", "nearest_lines", "shown_file", "shown_line", "shown_lines", "shown_site"]
 
 Site = tuple[str, int, str]
 """File, line and function of the user's code."""
+
+_INSTALLED = ("/site-packages/", "/dist-packages/")
+
+
+@functools.cache
+def is_installed(file: str) -> bool:
+    """Whether a file belongs to an installed package or to the standard library.
+
+    Example:
+        >>> is_installed("/home/me/.venv/lib/python3.12/site-packages/flax/linen/linear.py")
+        True
+        >>> is_installed("/home/me/model.py")
+        False
+    """
+    path = file.replace("\\", "/")
+    return path.startswith(("<frozen ", *_standard_library())) or any(part in path for part in _INSTALLED)
+
+
+@functools.cache
+def _standard_library() -> tuple[str, ...]:
+    paths = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
+    return tuple(f"{path.replace(os.sep, '/')}/" for path in paths if path)
+
+
+def nearest_lines(frames: Iterable[Site]) -> tuple[Site | None, Site | None]:
+    """The user's line among frames, innermost first, and the line of the library that it calls, if it calls one.
+
+    The user's line is the nearest one outside of installed packages. Where there is none, it is the innermost frame.
+
+    Example:
+        >>> dense = "/home/me/.venv/lib/python3.12/site-packages/flax/linen/linear.py", 287, "__call__"
+        >>> nearest_lines([dense, ("/home/me/model.py", 12, "loss")]) == (("/home/me/model.py", 12, "loss"), dense)
+        True
+        >>> nearest_lines([dense]) == (dense, None)
+        True
+    """
+    innermost: Site | None = None
+    for frame in frames:
+        if not is_installed(frame[0]):
+            return frame, innermost
+        innermost = innermost or frame
+    return innermost, None
 
 
 def shown_file(file: str) -> str:
@@ -33,6 +78,18 @@ def shown_line(site: Site | None) -> str:
         'model.py:12'
     """
     return "an unknown line" if site is None else f"{shown_file(site[0])}:{site[1]}"
+
+
+def shown_lines(site: Site | None, library: Site | None) -> str:
+    """A line of the user's code, with that of the library that it calls.
+
+    Example:
+        >>> shown_lines(("/home/me/model.py", 12, "loss"), ("/lib/flax/linen/linear.py", 287, "__call__"))
+        'model.py:12 loss (linear.py:287)'
+    """
+    if site is None:
+        return "-"
+    return f"{shown_line(site)} {site[2]}".rstrip() + ("" if library is None else f" ({shown_line(library)})")
 
 
 def shown_site(site: Site | None) -> str:

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from partjit.inspect.hlo.source_lines import tags_of
 from partjit.inspect.hlo.text import Computation, Instruction, Module
-from partjit.inspect.user_lines import Site
+from partjit.inspect.modules import module_of
+from partjit.inspect.user_lines import Site, is_installed
 
 __all__ = ["InstructionSource", "InstructionSources"]
 
@@ -24,11 +25,15 @@ class InstructionSource:
         site: the user's line, or None.
         tags: the numbers of the equations, outermost first.
         op_name: its name stack.
+        library: the line in an installed package that the user's line calls, or None.
+        module: the path of the module, "Block_3/Dense_0"; empty if there is none.
     """
 
     site: Site | None = None
     tags: tuple[int, ...] = ()
     op_name: str = ""
+    library: Site | None = None
+    module: str = ""
 
     @property
     def is_known(self) -> bool:
@@ -44,7 +49,21 @@ class InstructionSources:
         self._nearest: dict[str, Mapping[str, InstructionSource]] = {}
 
     def of(self, instructions: Sequence[Instruction], computation: Computation) -> InstructionSource:
-        """The source of the first of these instructions that has one, or else of the one nearest to them."""
+        """The source of the first of these instructions that has one, or else of the one nearest to them.
+
+        The line of an instruction in a loop is known up to the loop: where that is a library's, the user's line is that
+        of the loop.
+        """
+        source = self._nearest_to(instructions, computation)
+        if source.site is None or not is_installed(source.site[0]) or computation.name not in self._callers:
+            return source
+        instruction, around = self._callers[computation.name]
+        outer = self.of([instruction], around).site
+        if outer is None or is_installed(outer[0]):
+            return source
+        return dataclasses.replace(source, site=outer, library=source.site)
+
+    def _nearest_to(self, instructions: Sequence[Instruction], computation: Computation) -> InstructionSource:
         op_name = ""
         for instruction in instructions:
             source = self._own(instruction)
@@ -64,7 +83,8 @@ class InstructionSources:
     def _own(self, instruction: Instruction) -> InstructionSource:
         metadata = instruction.metadata
         op_name = metadata.get("op_name", "")
-        return InstructionSource(self.module.lines.site(metadata), tags_of(op_name), op_name)
+        site, library = self.module.lines.lines(metadata)
+        return InstructionSource(site, tags_of(op_name), op_name, library, _module(op_name))
 
     def _nearest_in(self, computation: Computation) -> Mapping[str, InstructionSource]:
         """The source nearest to each instruction of a computation, all in one breadth-first search."""
@@ -92,3 +112,8 @@ class InstructionSources:
             for instruction in computation.instructions.values()
             for name in instruction.computations
         }
+
+
+def _module(op_name: str) -> str:
+    """The module path in the `op_name` of an instruction, whose last part is the primitive."""
+    return module_of(op_name.rpartition("/")[0])

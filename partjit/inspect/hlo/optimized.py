@@ -154,6 +154,8 @@ def _collective(
         site=traced.site,
         tags=traced.tags,
         op_name=traced.op_name,
+        library=traced.library,
+        module=traced.module,
         name=instruction.name,
         program=program,
         members=members,

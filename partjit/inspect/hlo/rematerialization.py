@@ -20,6 +20,7 @@ from partjit.inspect.hlo.captured_stderr import take_lines
 from partjit.inspect.hlo.resharding import resharding_path
 from partjit.inspect.hlo.source_lines import tags_of
 from partjit.inspect.hlo.text import parse_instruction, parse_module, type_bytes
+from partjit.inspect.modules import module_of
 from partjit.inspect.user_lines import Site
 from partjit.opsharding import parse_op_sharding
 from partjit.spec import ParsedPartitionSpec
@@ -65,6 +66,11 @@ class Rematerialization:
     site: Site | None
     frame_id: int | None
     message: str
+
+    @property
+    def module(self) -> str:
+        """The path of the module that it comes from."""
+        return module_of(self.op_name.rpartition("/")[0])
 
     @property
     def suggestion(self) -> str:
@@ -160,7 +166,7 @@ def with_sites(found: Sequence[Rematerialization], hlo_text: str) -> list[Remate
     return [
         one
         if one.frame_id is None
-        else dataclasses.replace(one, site=lines.site({"stack_frame_id": str(one.frame_id)}) or one.site)
+        else dataclasses.replace(one, site=lines.lines({"stack_frame_id": str(one.frame_id)})[0] or one.site)
         for one in found
     ]
 

@@ -1,10 +1,10 @@
 """The user's lines that instructions come from, by the tables in the text of a compiled program."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from partjit._jax.sources import is_user_file
-from partjit.inspect.user_lines import Site
+from partjit.inspect.user_lines import Site, nearest_lines
 
 __all__ = ["SourceLines", "tags_of", "unescape"]
 
@@ -60,26 +60,28 @@ class SourceLines:
             fields = re.findall(r"(\w+)=(\d+)", entry)
             self._numbers[table][int(number)] = {key: int(value) for key, value in fields}
 
-    def site(self, metadata: Mapping[str, str]) -> Site | None:
-        """The innermost line of user code, outside of jax and this package, for the metadata of an instruction."""
-        if "stack_frame_id" in metadata:
-            return self._site_of_frame(int(metadata["stack_frame_id"]))
-        if "source_file" in metadata:
-            return (metadata["source_file"], int(metadata.get("source_line", 0)), "")
-        return None
+    def lines(self, metadata: Mapping[str, str]) -> tuple[Site | None, Site | None]:
+        """The user's line for the metadata of an instruction, and that of the library it calls: see `nearest_lines`."""
+        return nearest_lines(self.frames(metadata))
 
-    def _site_of_frame(self, frame_id: int) -> Site | None:
+    def frames(self, metadata: Mapping[str, str]) -> Iterator[Site]:
+        """The lines outside of jax and this package for the metadata of an instruction, innermost first."""
+        if "stack_frame_id" in metadata:
+            yield from self._frames_from(int(metadata["stack_frame_id"]))
+        elif "source_file" in metadata:
+            yield metadata["source_file"], int(metadata.get("source_line", 0)), ""
+
+    def _frames_from(self, frame_id: int) -> Iterator[Site]:
         seen: set[int] = set()
         while frame_id not in seen:
             seen.add(frame_id)
             frame = self._numbers["StackFrames"].get(frame_id)
             if frame is None:
-                return None
+                return
             location = self._numbers["FileLocations"].get(frame.get("file_location_id", 0), {})
             file = self._strings["FileNames"].get(location.get("file_name_id", 0), "")
             if file and is_user_file(file):
                 function = self._strings["FunctionNames"].get(location.get("function_name_id", 0), "")
-                return (file, location.get("line", 0), function.rpartition(".")[2])
+                yield file, location.get("line", 0), function.rpartition(".")[2]
             # XLA writes the number of the parent plus one; 1 means none.
             frame_id = frame.get("parent_frame_id", 1) - 1
-        return None

@@ -3,7 +3,7 @@
 import linecache
 from collections.abc import Iterator
 
-from partjit.inspect.user_lines import Site, shown_line
+from partjit.inspect.user_lines import Site, shown_file, shown_line, shown_site
 from partjit.render.markup import Markup, element, join
 
 __all__ = ["AROUND", "Excerpts"]
@@ -38,12 +38,11 @@ class Excerpts:
         known = self._links.get(site)
         if known is not None:
             return known
-        file, line, function = site
+        file, line, _ = site
         self._files.setdefault(file, set()).add(line)
         number = self._numbers.setdefault(file, len(self._numbers))
-        where = f" in {function}" if function else ""
         self._links[site] = link = element(
-            "a", shown_line(site), href=f"#{self._prefix}-f{number}-{line}", title=f"{file}:{line}{where}"
+            "a", shown_line(site), href=f"#{self._prefix}-f{number}-{line}", title=shown_site(site)
         )
         return link
 
@@ -54,7 +53,8 @@ class Excerpts:
     def _file(self, file: str, wanted: set[int]) -> Markup:
         linecache.checkcache(file)
         lines = linecache.getlines(file)
-        head = element("h3", file, class_="pj-mono")
+        shown = shown_file(file)
+        head = element("h3", shown if shown.startswith("In[") else file, class_="pj-mono")
         prefix = f"{self._prefix}-f{self._numbers[file]}"
         if not lines:
             anchors = (element("span", id=f"{prefix}-{line}") for line in sorted(wanted))

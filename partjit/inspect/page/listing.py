@@ -83,6 +83,8 @@ class _Drawing:
         # A program has thousands of these, so they are formatted directly instead of built from elements.
         depth = f' style="--d:{line.depth}"' if line.depth else ""
         text, link = self._text(line), self.excerpts.link(line.site)
+        if line.module:
+            link = Markup(f'{link}<small title="{escape(line.module)}">{escape(line.module)}</small>')
         if not line.values:
             return Markup(f'<div class="pj-l"{depth}>{text}{link}</div>')
         first, *more = (

@@ -6,6 +6,7 @@ from partjit.inspect.collectives import total_bytes
 from partjit.inspect.contents import Collectives, Contents
 from partjit.inspect.findings import grouped
 from partjit.inspect.memory import Memory
+from partjit.inspect.modules import folded
 from partjit.inspect.page.comparison import Tally, compare
 from partjit.inspect.page.excerpts import Excerpts
 from partjit.inspect.page.table import Amount, Cell, amount, chip, nbytes, rows_table
@@ -83,7 +84,7 @@ def findings(report: Contents, excerpts: Excerpts) -> Markup:
         rows = [
             element(
                 "li",
-                element("span", finding.text),
+                element("span", finding.text, *([" ", _module(finding.module)] if finding.module else [])),
                 element("span", shown_bytes(finding.nbytes), class_="pj-r"),
                 excerpts.link(finding.site),
                 # Fragments have names of values of their own.
@@ -103,8 +104,11 @@ def collectives(found: Collectives, axes: Sequence[str], excerpts: Excerpts) -> 
     """A table of collectives, with equal ones in one row."""
     columns = ("kind", "axes", "devices", "result per device", "count", "times", "sent once", "sent in a step")
     rows = []
-    for c, count in found.rows():
+    for group in found.groups():
+        c, count = group[0], len(group)
         links = [excerpts.link(site) for site in c.sites[:_SHOWN]]
+        if c.library is not None:
+            links.append(element("small", "in ", excerpts.link(c.library)))
         if len(c.sites) > _SHOWN:
             links.append(element("small", f"and {len(c.sites) - _SHOWN} more"))
         times = amount(c.times) if c.is_exact or c.times is None else Amount(f"up to {c.times:,}", c.times)
@@ -120,14 +124,19 @@ def collectives(found: Collectives, axes: Sequence[str], excerpts: Excerpts) -> 
                 nbytes(None if c.bytes_per_step is None else count * c.bytes_per_step),
                 join(Markup(f"{link} ") for link in links) if links else "unknown",
                 c.site[2] if c.site else "",
+                _module(folded(one.module for one in group)),
                 c.program,
             )
         )
     if not rows:
         return element("p", f"There are no collectives ({found.source}).", class_="pj-muted-text")
-    return rows_table(
-        f"{found.source} collectives", (*columns, "line", "function", "program"), rows, filters=(0, 1), total=7
-    )
+    columns = (*columns, "line", "function", "module", "program")
+    return rows_table(f"{found.source} collectives", columns, rows, filters=(0, 1), total=7)
+
+
+def _module(path: str) -> Markup:
+    """The path of a module."""
+    return element("span", path, class_="pj-mono pj-module", title=path) if path else Markup("")
 
 
 def _axes(own: Iterable[str], axes: Sequence[str]) -> Markup:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
 
-__all__ = ["Dataflow", "DataflowEdge", "reachable"]
+__all__ = ["Dataflow", "DataflowEdge", "crossings", "reachable"]
 
 T = TypeVar("T")
 
@@ -128,7 +128,7 @@ def _edges(equation: AnnotatedEquation) -> Iterator[DataflowEdge]:
     if not equation.bodies:
         yield DataflowEdge(equation, _numbers(equation.inputs), _numbers(equation.outputs))
         return
-    for source, target in _crossings(equation):
+    for source, target in crossings(equation):
         if source.number != target.number and source.number >= 0 and target.number >= 0:
             yield DataflowEdge(equation, (source.number,), (target.number,), crosses=True)
 
@@ -137,7 +137,7 @@ def _numbers(values: Sequence[AnnotatedValue]) -> tuple[int, ...]:
     return tuple(value.number for value in values if value.number >= 0)  # those of literals are negative
 
 
-def _crossings(equation: AnnotatedEquation) -> Iterator[tuple[AnnotatedValue, AnnotatedValue]]:
+def crossings(equation: AnnotatedEquation) -> Iterator[tuple[AnnotatedValue, AnnotatedValue]]:
     """Pairs of values that are one value on both sides of the boundary of a nested jaxpr."""
     inputs, outputs, bodies = equation.inputs, equation.outputs, equation.bodies
     match equation.primitive:

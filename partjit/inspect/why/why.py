@@ -90,7 +90,8 @@ class Why:
 
     def _where(self) -> str:
         if self.equation is not None:
-            return shown_site(self.equation.site)
+            within = f", in {self.equation.module}" if self.equation.module else ""
+            return f"{shown_site(self.equation.site)}{within}"
         return f"argument {self.value.path}" if self.value.path else "a constant, or an argument of a nested program"
 
 

@@ -1,0 +1,174 @@
+"""The module that an equation belongs to: `Block_3/Dense_0/kernel`.
+
+Libraries of modules enter a scope of names for each module, and jax keeps it in the name stacks of equations. An
+equation that reads a parameter, or computes its gradient, has the name of the parameter at the end. A model without
+scopes has the paths of its parameters instead: `layers/3/w1`.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
+from partjit.inspect.why.dataflow import crossings
+from partjit.inspect.why.key_paths import common_end, keys_of
+
+__all__ = ["folded", "is_within", "module_of", "module_paths", "pattern_of"]
+
+_CALL = re.compile(r"\b[\w.]+\(")
+# What jax and XLA add to the scopes of the user when they lower control flow and nested functions.
+# fmt: off
+_LOWERED = frozenset((
+    "checkpoint", "closed_call", "custom_jvp_call", "custom_vjp_call", "eval_jaxpr", "rematted_computation", "remat",
+    "shard_map",
+))
+# fmt: on
+_PAIRS = re.compile(r"(?:^|/)(?:while/(?:body|body_pred|cond)|cond/branch_\d+_fun|scan/body)(?=/|$)")
+_FUNCTION = re.compile(r"^p?jit\(.*\)$")
+
+
+def module_of(scope: str) -> str:
+    """The module path in a name stack, or in the `op_name` of HLO without its last part.
+
+    Example:
+        >>> module_of("jit(step)/transpose(jvp(LanguageModel))/Block_3/while/body/Dense_0")
+        'LanguageModel/Block_3/Dense_0'
+        >>> module_of("jit(step)/jvp()/bqhd,bkhd->bhqk")
+        ''
+    """
+    parts = (part for part in _PAIRS.sub("", scope).split("/") if not _FUNCTION.match(part))
+    names = (_CALL.sub("", part).rstrip(")") for part in parts)
+    return "/".join(name for name in names if name and name not in _LOWERED and not _is_jaxs(name))
+
+
+def _is_jaxs(name: str) -> bool:
+    return "->" in name or name.startswith("eqn:")  # jnp.einsum enters a scope named after its subscripts
+
+
+def is_within(module: str, searched: str) -> bool:
+    """Whether consecutive parts of a module path are those that are searched; `*` stands for any characters of one.
+
+    Example:
+        >>> is_within("LanguageModel/Block_3/Dense_0/kernel", "Block_3/Dense_0")
+        True
+        >>> is_within("LanguageModel/Block_3/Dense_0", "Block_*/Dense_0"), is_within("Block_31", "Block_3")
+        (True, False)
+    """
+    own = module.split("/")
+    patterns = [re.escape(part).replace(r"\*", ".*") for part in searched.strip("/").split("/")]
+    return any(
+        all(re.fullmatch(pattern, part) for pattern, part in zip(patterns, own[k:], strict=False))
+        for k in range(len(own) - len(patterns) + 1)
+    )
+
+
+def folded(modules: Iterable[str]) -> str:
+    """One text for the paths of modules that differ in numbers only.
+
+    Example:
+        >>> folded(["Block_0/Dense_1", "Block_1/Dense_1", "Block_2/Dense_1"])
+        'Block_{0-2}/Dense_1'
+        >>> folded(["layers/0/w", "layers/2/w"])
+        'layers/{0,2}/w'
+    """
+    distinct = [*dict.fromkeys(modules)]
+    split = [re.split(r"(\d+)", module) for module in distinct]
+    if len({len(parts) for parts in split}) != 1:
+        return ", ".join(distinct)
+    return "".join(_range([*dict.fromkeys(parts)]) for parts in zip(*split, strict=True))
+
+
+def pattern_of(module: str) -> str:
+    """A module path without its numbers; those of equal layers are equal."""
+    return re.sub(r"\d+", "*", module)
+
+
+def _range(parts: Sequence[str]) -> str:
+    if len(parts) == 1 or not all(part.isdigit() for part in parts):
+        return parts[0] if len(parts) == 1 else f"{{{','.join(parts)}}}"
+    numbers = sorted(map(int, parts))
+    if numbers == [*range(numbers[0], numbers[-1] + 1)]:
+        return f"{{{numbers[0]}-{numbers[-1]}}}"
+    return f"{{{','.join(map(str, numbers))}}}"
+
+
+def module_paths(tree: AnnotatedJaxpr, results: Sequence[tuple[str | None, AnnotatedValue]]) -> Mapping[int, str]:
+    """The module paths of the equations of a program with these results and their paths, by equation number."""
+    of_values = _parameters(tree)
+    gradients = _gradients(tree, results, of_values)
+    found = {}
+    for equation in tree.walk():
+        read = next((of_values[value.number] for value in equation.inputs if value.number in of_values), None)
+        made = next((gradients[value.number] for value in equation.outputs if value.number in gradients), None)
+        module, keys = module_of(equation.scope), (read or made) if not equation.bodies else None
+        if keys is not None:
+            module = f"{module}/{keys[-1]}" if module and keys[-1] not in module.split("/") else module
+            module = module or "/".join(keys[1:])
+        found[equation.number] = module
+    return found
+
+
+_Keys = tuple[str, ...]
+
+# fmt: off
+_MOVES = frozenset((
+    "convert_element_type", "transpose", "reshape", "squeeze", "broadcast_in_dim", "sharding_constraint", "slice",
+    "dynamic_slice", "copy", "copy_p", "reduce_precision", "expand_dims", "optimization_barrier",
+))
+# fmt: on
+
+
+def _parameters(tree: AnnotatedJaxpr) -> dict[int, _Keys]:
+    """The keys of the parameters that values are, by the numbers of values: arguments inside of a tree of arguments."""
+    found: dict[int, _Keys] = {}
+    for value in tree.inputs:
+        keys = keys_of(value.path or "") or ()
+        keys = tuple(key for k, key in enumerate(keys) if not k or key != "params")  # Flax names a collection so
+        if len(keys) > 1:
+            found[value.number] = keys
+    for equation in tree.walk():
+        for source, target in _same(equation):
+            if source.number in found:
+                found.setdefault(target.number, found[source.number])
+    return found
+
+
+def _same(equation: AnnotatedEquation) -> Iterator[tuple[AnnotatedValue, AnnotatedValue]]:
+    """Pairs of values that are one parameter before and after an equation, or outside and inside of a nested jaxpr."""
+    if equation.bodies:
+        inside = {value.number for body in equation.bodies.values() for value in body.inputs}
+        yield from ((source, target) for source, target in crossings(equation) if target.number in inside)
+    elif equation.primitive in _MOVES:
+        yield from zip(equation.inputs, equation.outputs, strict=False)
+
+
+def _gradients(
+    tree: AnnotatedJaxpr, results: Sequence[tuple[str | None, AnnotatedValue]], of_values: Mapping[int, _Keys]
+) -> Mapping[int, _Keys]:
+    """The keys of the parameters that values are gradients of, by the numbers of values.
+
+    A result with the keys of a parameter at the end of its path, new parameters or gradients, is computed from the
+    gradient through values of its shape.
+    """
+    found: dict[int, _Keys] = {}
+    by_end: dict[tuple[str, tuple[int, ...]], list[_Keys]] = {}
+    for value in tree.inputs:
+        if (keys := of_values.get(value.number)) is not None:
+            by_end.setdefault((keys[-1], value.aval.shape), []).append(keys)
+    for path, value in results:
+        keys = keys_of(path or "") or ()
+        alike = by_end.get((keys[-1], value.aval.shape), []) if keys and value.is_array else []
+        if alike:
+            found.setdefault(value.number, max(alike, key=lambda other, own=keys: common_end(other, own)))
+    for equation in reversed([*tree.walk()]):
+        known = next(((found[v.number], v.aval.shape) for v in equation.outputs if v.number in found), None)
+        if equation.bodies:
+            for source, target in crossings(equation):
+                if target.number in found:
+                    found.setdefault(source.number, found[target.number])
+        elif known is not None:
+            keys, shape = known
+            is_move = equation.primitive in _MOVES
+            for value in () if "transpose(" in equation.scope and not is_move else equation.inputs:
+                if value.number >= 0 and value.is_array and (is_move or value.aval.shape == shape):
+                    found.setdefault(value.number, keys)
+    return found
