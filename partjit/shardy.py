@@ -12,7 +12,19 @@ from typing import Any
 from jax.extend.mlir import ir, passmanager
 from jax.extend.mlir.dialects import sdy, stablehlo
 
-__all__ = ["Shardings", "TensorSharding", "axis_name", "insert_collectives", "main_of", "nested", "propagate"]
+from partjit.xla_rewrites import rewrite_broadcast
+
+__all__ = [
+    "Shardings",
+    "TensorSharding",
+    "axis_name",
+    "insert_collectives",
+    "main_of",
+    "nested",
+    "propagate",
+    "propagate_interface",
+    "rewrite_as_xla",
+]
 
 
 stablehlo.register_stablehlo_passes()
@@ -44,17 +56,24 @@ class TensorSharding:
         return cls(((),) * ndim, ((),) * ndim)
 
 
-# XLA propagates when `chlo` operations (square, erf, top_k, ...) are expanded: no sharding goes through them.
-_PROPAGATION = "builtin.module(func.func(chlo-legalize-to-stablehlo),sdy-propagation-pipeline)"
+_PROPAGATION = "builtin.module(sdy-propagation-pipeline)"
+
+
+def rewrite_as_xla(module: ir.Module) -> None:
+    """Brings a lowered module into the form in which XLA propagates shardings."""
+    # XLA propagates when `chlo` operations (square, erf, top_k, ...) are expanded: no sharding goes through them.
+    _run(module, "builtin.module(func.func(chlo-legalize-to-stablehlo))")
+    for op in [op.operation for op in nested(module.operation) if op.operation.name == "stablehlo.broadcast_in_dim"]:
+        rewrite_broadcast(op)
 
 
 def propagate(module: ir.Module) -> None:
-    """Runs Shardy's propagation, which decides the sharding of every value of a module."""
+    """Runs Shardy's propagation, which decides the sharding of every value of a rewritten module."""
     _run(module, _PROPAGATION)
 
 
 def propagate_interface(module: ir.Module) -> None:
-    """As `propagate`, for the shardings of arguments and results only: what is done after those are settled is not."""
+    """As `propagate`, but it stops when the shardings of arguments and results are settled."""
     with module.context:
         expanded = str(passmanager.PassManager.parse(_PROPAGATION))
     settling, later, _ = expanded.replace(",sdy-save-module", "").partition(",func.func(sdy-insert-explicit-reshards")

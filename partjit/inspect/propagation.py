@@ -14,7 +14,7 @@ from partjit.colocated.ir.lowering import opaque_calls
 from partjit.compile import lower_jaxpr_anew
 from partjit.inspect.annotated import AnnotatedJaxpr, AnnotatedValue
 from partjit.inspect.inlining import MARK, InlinedProgram, inline_program
-from partjit.shardy import Shardings, TensorSharding, nested, propagate
+from partjit.shardy import Shardings, TensorSharding, nested, propagate, rewrite_as_xla
 
 __all__ = ["Partitioned", "Unit", "partition"]
 
@@ -97,6 +97,7 @@ def partition(unit: Unit, keep_text: bool = False) -> Partitioned:
             keep_unused=True,
         )
     module = lowering.stablehlo()
+    rewrite_as_xla(module)
     text = str(module.operation.get_asm(enable_debug_info=True)) if keep_text else ""
     propagate(module)
     shardings = Shardings(module)

@@ -97,6 +97,29 @@ def test_nested_programs_are_told_as_they_were_written(kind, data_model):
     assert count > 1
 
 
+def normed(params, x):
+    centered = x - x.mean(-1, keepdims=True)
+    return centered * jax.lax.rsqrt(jnp.mean(centered**2, -1, keepdims=True) + 1e-6) * params["g"][None, None]
+
+
+def attended(params, x):
+    q, k, v = jnp.einsum("bld,dck->cblk", normed(params, x @ params["e"]), params["qkv"])
+    scores = jnp.where(jnp.tril(jnp.ones((5, 5), bool))[None], jnp.einsum("bld,bmd->blm", q, k), -1e9)
+    return jnp.mean(normed(params, jax.nn.softmax(scores) @ v)[:, 0] ** 2)
+
+
+def test_steps_with_parameters_sharded_over_all_axes_are_annotated_as_compiled(data_model):
+    params = {"e": matrix(16, 16), "g": matrix(16), "qkv": matrix(16, 3, 16)}
+    everywhere = P(("data", "model"))
+    specs = dict.fromkeys(params, everywhere)
+    step = pjit(jax.grad(attended), in_shardings=(specs, everywhere), out_shardings=specs)
+    partitioned = read(step, params, matrix(16, 5, 16), mesh=data_model)
+    computed = computed_from_arguments(partitioned.tree)
+    otherwise, count = values_that_lie_otherwise(partitioned)
+    assert [str(value) for value, _ in otherwise if value.number in computed] == []
+    assert count > 80
+
+
 def test_each_call_of_a_nested_program_is_told_by_itself(data_model):
     double = jax.jit(lambda x: x * 2)
 

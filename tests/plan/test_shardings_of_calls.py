@@ -365,6 +365,7 @@ def test_the_planner_runs_as_much_of_the_propagation_as_decides_arguments_and_re
         found = []
         for propagate in (shardy.propagate, shardy.propagate_interface):
             module = ir.Module.parse(str(lowered.compiler_ir()), context=lowered.compiler_ir().context)
+            shardy.rewrite_as_xla(module)
             propagate(module)
             interface = shardy.Shardings(module)
             found.append((interface.of_arguments(), interface.of_results()))

@@ -141,6 +141,7 @@ def _chosen(
         except DeviceAssignmentMismatchError as error:
             raise incompatible_devices(error, name, jaxpr, in_shardings, results) from None
     module = computation.stablehlo()
+    shardy.rewrite_as_xla(module)
     shardy.propagate_interface(module)
     shardings = shardy.Shardings(module)
     arguments, found = shardings.of_arguments(), shardings.of_results()
