@@ -174,6 +174,11 @@ class Collective:
         found = [self.site, *(member.site for member in self.members)]
         return tuple(dict.fromkeys(site for site in found if site is not None))
 
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The distinct modules that it and its members come from."""
+        return tuple(dict.fromkeys(filter(None, (self.module, *(member.module for member in self.members)))))
+
 
 def repeated(collective: Collective, runs: int | None) -> Collective:
     """A collective of a program that runs so often in a step; None if that is unknown."""

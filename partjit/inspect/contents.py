@@ -107,7 +107,7 @@ def _row(group: Sequence[Collective]) -> tuple[str | int, ...]:
         count,
         "?" if c.times is None else c.times,
         shown_bytes(count * (c.bytes_moved if c.bytes_per_step is None else c.bytes_per_step)),
-        folded(c.module for c in group),
+        folded(module for c in group for module in c.modules),
         shown_lines(c.site, c.library),
         c.program,
     )

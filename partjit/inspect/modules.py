@@ -62,7 +62,7 @@ def is_within(module: str, searched: str) -> bool:
 
 
 def folded(modules: Iterable[str]) -> str:
-    """One text for the paths of modules that differ in numbers only.
+    """A text for the paths of modules, in which those that differ in numbers only are one.
 
     Example:
         >>> folded(["Block_0/Dense_1", "Block_1/Dense_1", "Block_2/Dense_1"])
@@ -70,11 +70,14 @@ def folded(modules: Iterable[str]) -> str:
         >>> folded(["layers/0/w", "layers/2/w"])
         'layers/{0,2}/w'
     """
-    distinct = [*dict.fromkeys(modules)]
-    split = [re.split(r"(\d+)", module) for module in distinct]
-    if len({len(parts) for parts in split}) != 1:
-        return ", ".join(distinct)
-    return "".join(_range([*dict.fromkeys(parts)]) for parts in zip(*split, strict=True))
+    alike: dict[str, list[list[str]]] = {}
+    for module in dict.fromkeys(modules):
+        alike.setdefault(pattern_of(module), []).append(re.split(r"(\d+)", module))
+    texts = ["".join(_range([*dict.fromkeys(parts)]) for parts in zip(*split, strict=True)) for split in alike.values()]
+    return ", ".join(texts[:_LISTED]) + (f" and {len(texts) - _LISTED} more" if texts[_LISTED:] else "")
+
+
+_LISTED = 2
 
 
 def pattern_of(module: str) -> str:
@@ -83,8 +86,8 @@ def pattern_of(module: str) -> str:
 
 
 def _range(parts: Sequence[str]) -> str:
-    if len(parts) == 1 or not all(part.isdigit() for part in parts):
-        return parts[0] if len(parts) == 1 else f"{{{','.join(parts)}}}"
+    if len(parts) == 1:
+        return parts[0]
     numbers = sorted(map(int, parts))
     if numbers == [*range(numbers[0], numbers[-1] + 1)]:
         return f"{{{numbers[0]}-{numbers[-1]}}}"

@@ -79,7 +79,7 @@ def test_the_line_is_the_users_with_that_of_the_library_beside_it(report, librar
 @pytest.mark.parametrize("source", ["predicted", "compiled"])
 def test_layers_have_rows_of_their_modules(report, source):
     found = report.predicted if source == "predicted" else report.collectives
-    modules = {one.module.removesuffix(f"/{k}") for one in found for k in (0, 1)}
+    modules = {module.removesuffix(f"/{k}") for one in found for module in one.modules for k in (0, 1)}
     assert modules >= {"Block_0/Dense_0", "Block_1/Dense_0", "Tail/Dense"}
     assert "Block_{0-1}/Dense_0" in found.to_text(None)
 
@@ -150,6 +150,7 @@ def test_a_module_is_what_is_left_of_a_scope_without_what_jax_adds(scope, module
 def test_paths_that_differ_in_numbers_are_folded_and_others_listed():
     assert folded(["a/3", "a/1", "a/1", "a/2"]) == "a/{1-3}"
     assert folded(["a/1", "b"]) == "a/1, b"
+    assert folded(["a/1", "b", "a/2", "c", "d"]) == "a/{1-2}, b and 2 more"
     assert folded([]) == ""
     assert [is_within(path, searched) for path, searched in [("a/b/c", "b"), ("a/b/c", "c/b"), ("", "a")]] == [
         True,

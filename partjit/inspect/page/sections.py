@@ -124,7 +124,7 @@ def collectives(found: Collectives, axes: Sequence[str], excerpts: Excerpts) -> 
                 nbytes(None if c.bytes_per_step is None else count * c.bytes_per_step),
                 join(Markup(f"{link} ") for link in links) if links else "unknown",
                 c.site[2] if c.site else "",
-                _module(folded(one.module for one in group)),
+                _module(folded(module for one in group for module in one.modules)),
                 c.program,
             )
         )
