@@ -411,7 +411,10 @@ def make_mesh(data, model):
         problem = f"model={model} does not divide the {HEADS} attention heads; use a power of two up to {HEADS}"
     if problem:
         raise argparse.ArgumentTypeError(problem)
-    return Mesh(np.array(devices[: data * model]).reshape(data, model), ("data", "model"))
+    # Auto: the partitioner adds the two sums of a block. Over Explicit axes, which jax.make_mesh makes, the products
+    # before them would need an out_sharding.
+    types = (jax.sharding.AxisType.Auto,) * 2
+    return Mesh(np.array(devices[: data * model]).reshape(data, model), ("data", "model"), types)
 
 
 def default_mesh():

@@ -237,7 +237,7 @@ print(function.replace("}, %", "},\n           %").replace(" -> (tensor<8x4xf32>
 # %%
 import re
 
-by_rows = pjit(lambda x, w: jnp.tanh(x @ w), in_shardings=(P("data", "model"), P("model", None)))
+by_rows = pjit(lambda x, w: jnp.tanh(x @ w), in_shardings=(P("data"), P("model", None)))
 
 with mesh:
     other = by_rows.lower(x, w).compile()

@@ -12,8 +12,9 @@
 # # Reading a partitioned transformer
 #
 # Specs are the shardings of arguments and results. The shardings of everything in between, and the collectives that
-# they require, are chosen by XLA's partitioner. It never fails: whatever the specs are, the step runs and is correct.
-# It may be slow, and nothing says why.
+# they require, are chosen by XLA's partitioner, if the axes of the mesh are of type Auto. It never fails: whatever the
+# specs are, the step runs and is correct. It may be slow, and nothing says why. (Over axes of type Explicit, those of
+# `jax.make_mesh`, the program itself has to say what types leave open: `docs/meshes.md`.)
 #
 # `partjit.inspect.explain` does, without compiling or running anything. In this notebook we take a small transformer
 # with specs that look reasonable, read their consequences, and improve them step by step.
@@ -36,7 +37,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 from partjit import Mesh, P, pjit
 from partjit.inspect import draw_array, explain
 
-mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model"))
+mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model"), (jax.sharding.AxisType.Auto,) * 2)
 
 # %% [markdown]
 # ## The model

@@ -110,7 +110,7 @@ def loss_fn(params, batch):
     return jnp.mean((hidden @ params["down"] - batch) ** 2)
 
 
-specs = {"up": P(None, "model"), "down": P("model", None)}
+specs = {"up": P(None, "model"), "down": P(None, "model")}
 
 
 @pjit(in_shardings=(specs, None), out_shardings=(specs, None), donate_argnums=0)

@@ -50,10 +50,11 @@ from partjit import testing as laws
 # shapes.
 #
 # The settings below make a notebook that is quick and shows the same each time: few examples, chosen without chance,
-# no limits of time. The phase that is left out looks for the lines that only failing examples run.
+# no limits of time. The phase that is left out looks for the lines that only failing examples run. The axes of the mesh
+# are Auto: random specs and programs leave open what types would have to say over Explicit ones.
 
 # %%
-mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"), (jax.sharding.AxisType.Auto,) * 2)
 
 quick = settings(
     max_examples=8,

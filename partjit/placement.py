@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, get_args
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, Sharding
+from jax.sharding import AxisType, NamedSharding, Sharding
 
 from partjit._jax.arrays import device_put
 from partjit._jax.shardings import MaybeSharding, UnspecifiedValue
@@ -93,6 +93,8 @@ class Misplaced:
         Raises:
             ShardingError: the policy is `"error"`.
         """
+        if reshard_policy.current == "warn":
+            indices = [i for i in indices if not _is_replicated_by_jax(args[i])]
         if not indices or reshard_policy.current == "allow":
             return
         moves = "; ".join(
@@ -125,6 +127,16 @@ def reshard(args: Sequence[object], shardings: Sequence[MaybeSharding], indices:
     for i in indices:
         moved[i] = device_put(moved[i], shardings[i])
     return moved
+
+
+def _is_replicated_by_jax(array: object) -> bool:
+    """Whether it is sharded as `jnp.ones` and others shard under a mesh with Explicit axes: nobody chose it."""
+    sharding = getattr(array, "sharding", None)
+    return (
+        isinstance(sharding, NamedSharding)
+        and sharding.is_fully_replicated
+        and (AxisType.Explicit in sharding.mesh.axis_types)
+    )
 
 
 def _describe_move(old: Sharding, new: Sharding) -> str:

@@ -348,3 +348,35 @@ def test_programs_and_constraints_where_one_axis_is_manual(types):
     expected = [P("y", None), P(None, "y")] if types[1] is EXPLICIT else [P(None, None)] * 2
     assert seen
     assert all(specs == expected for specs in seen)
+
+
+def test_a_plan_names_arguments_and_keeps_constants_as_on_auto_axes():
+    """jax forgets both where a jaxpr gets other variables."""
+    call = colocated_python(lambda x: x, out_specs_fn=lambda x: x)
+    plans = []
+    for kind in (AUTO, EXPLICIT):
+        mesh = make_mesh((kind, kind))
+        constant = put(mesh, P())
+
+        @pjit(in_shardings=(P("x"), P()), out_shardings=P("x"))
+        def step(w, y, constant=constant):
+            return call(w + 1) + lax.scan(lambda c, _: (c + constant, None), y, None, 2)[0]
+
+        with jax.set_mesh(mesh):
+            plans.append(str(step.plan(X, X)))
+            np.testing.assert_allclose(step(X, X), 4 * X + 1, rtol=1e-6)
+    assert plans[0] == plans[1]
+    assert plans[0].startswith("def step(w, y):")
+
+
+def test_what_jax_replicates_by_itself_is_resharded_without_a_warning():
+    mesh = make_mesh((EXPLICIT, AUTO))
+    double = pjit(lambda x: 2 * x, in_shardings=P("x"))
+    with jax.set_mesh(mesh):
+        ones = jnp.ones((8, 8))
+        assert ones.committed
+        np.testing.assert_array_equal(double(ones), 2 * ones)  # a ReshardWarning would be an error here
+        with pytest.warns(partjit.ReshardWarning, match="moving 384 bytes"):
+            double(put(mesh, P(None, "x")))
+        with partjit.reshard_policy("error"), pytest.raises(ShardingError, match="moving 0 bytes"):
+            double(ones)

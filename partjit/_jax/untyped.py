@@ -55,7 +55,16 @@ class _Untyped:
             invars, constvars = self._bound(jaxpr.invars, env), self._bound(jaxpr.constvars, env)
             eqns = [made for eqn in jaxpr.eqns for made in self._equations(eqn, env)]
             outvars = [self._read(atom, env) for atom in jaxpr.outvars]
-            made = jaxpr.replace(invars=invars, constvars=constvars, eqns=eqns, outvars=outvars)
+            kept = {"consts": jaxpr.consts} if MERGED_JAXPR else {}
+            # jax takes new variables for others, whose names and values it does not know.
+            made = jaxpr.replace(
+                invars=invars,
+                constvars=constvars,
+                eqns=eqns,
+                outvars=outvars,
+                debug_info=jaxpr.debug_info,
+                **kept,
+            )
             self._done[id(jaxpr)] = jaxpr, made
         return self._done[id(jaxpr)][1]
 
