@@ -26,7 +26,7 @@ PYVERSION := $(shell $(PYTHON) $(TELL_VERSION) </dev/null 2>/dev/null)
 ENV := $(VENV)/.python-$(PYVERSION)
 INSTALLED := $(VENV)/.installed-$(PYVERSION)
 
-.PHONY: help demo test system soak check bench docs notebooks mutants clean
+.PHONY: help demo test system soak check bench truth docs notebooks mutants clean
 .DELETE_ON_ERROR:
 
 help:
@@ -36,6 +36,7 @@ help:
 	@echo "make soak   run the random tests ten times as long, on other examples each time"
 	@echo "make check  run the linter, the formatter's check, the house rules and the type checker"
 	@echo "make bench  compare partjit with jax.jit (ARGS='...' are passed on)"
+	@echo "make truth  compare reports on third-party models with what XLA compiles (ARGS='...' are passed on)"
 	@echo "make docs   run what the tables in docs/transformations.md, meshes.md and features.md show, and write them"
 	@echo "make notebooks  write the notebooks from their texts, and run them"
 	@echo "make mutants  change the package a little, time and again, and see whether the tests notice (SAMPLE=4 mutants of each"
@@ -73,6 +74,9 @@ bench: $(INSTALLED)-base
 	$(BIN)/python benchmarks/loops.py
 	$(BIN)/python benchmarks/everyday.py
 	$(BIN)/python benchmarks/explain.py
+
+truth: $(INSTALLED)-truth
+	$(BIN)/python benchmarks/truth.py $(ARGS)
 
 docs: $(INSTALLED)-base
 	$(BIN)/python docs/transformations.py $(ARGS)
