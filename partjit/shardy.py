@@ -83,8 +83,12 @@ def propagate_interface(module: ir.Module) -> None:
 def insert_collectives(module: ir.Module) -> None:
     """Inserts the collectives that the shardings of a propagated module need, as operations of the `sdy` dialect."""
     passes = "sdy-insert-explicit-reshards{enable-full-version=true},sdy-reshard-to-collectives"
-    # XLA eliminates common subexpressions before it partitions.
     _run(module, f"builtin.module(cse,func.func({passes}))")
+
+
+def merge_equal(module: ir.Module) -> None:
+    """Eliminates common subexpressions, as XLA does before it partitions."""
+    _run(module, "builtin.module(cse)")
 
 
 def _run(module: ir.Module, pipeline: str) -> None:

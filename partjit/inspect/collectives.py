@@ -21,11 +21,11 @@ device, not those it forwards on a ring.
 
 import dataclasses
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from partjit.inspect.user_lines import Site
 
-__all__ = ["KINDS", "Collective", "Member", "Total", "bytes_moved", "repeated", "total_bytes"]
+__all__ = ["KINDS", "Collective", "Member", "Total", "UnknownMove", "bytes_moved", "repeated", "total_bytes"]
 
 KINDS = (
     "all-gather",
@@ -180,10 +180,33 @@ class Collective:
         return tuple(dict.fromkeys(filter(None, (self.module, *(member.module for member in self.members)))))
 
 
-def repeated(collective: Collective, runs: int | None) -> Collective:
-    """A collective of a program that runs so often in a step; None if that is unknown."""
-    times = None if runs is None or collective.times is None else collective.times * runs
-    return dataclasses.replace(collective, times=times, is_exact=collective.is_exact and times is not None)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UnknownMove:
+    """An operation on sharded dimensions for which XLA's partitioner may move data, in a way that is not predicted.
+
+    Attributes:
+        operation: its name in the lowered program: `stablehlo.scatter`.
+        bytes_at_most: bytes that a device sends at most in one execution.
+        times, is_exact, site, tags, op_name, program: as those of a `Collective`.
+    """
+
+    operation: str
+    bytes_at_most: int
+    times: int | None = 1
+    is_exact: bool = True
+    site: Site | None = None
+    tags: tuple[int, ...] = ()
+    op_name: str = ""
+    program: str = ""
+
+
+_Repeated = TypeVar("_Repeated", Collective, UnknownMove)
+
+
+def repeated(one: _Repeated, runs: int | None) -> _Repeated:
+    """A collective, or a move, of a program that runs so often in a step; None if that is unknown."""
+    times = None if runs is None or one.times is None else one.times * runs
+    return dataclasses.replace(one, times=times, is_exact=one.is_exact and times is not None)
 
 
 class Total(NamedTuple):

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from partjit.checks import require_integer
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue
-from partjit.inspect.collectives import Collective, total_bytes
+from partjit.inspect.collectives import Collective, UnknownMove, total_bytes
 from partjit.inspect.compiled import CompiledUnit
 from partjit.inspect.findings import Finding, grouped
 from partjit.inspect.flops import Flops
@@ -33,14 +33,19 @@ class Collectives(tuple[Collective, ...]):
 
     Attributes:
         source: "predicted" from the shardings, or "compiled": read from the optimized program.
+        unknown: the operations for which XLA may move data in a way that is not predicted; empty if compiled.
     """
 
     source: str
+    unknown: tuple[UnknownMove, ...]
 
-    def __new__(cls, collectives: Iterable[Collective], source: str) -> "Collectives":
-        """Those of a program or several, and where they are from."""
+    def __new__(
+        cls, collectives: Iterable[Collective], source: str, unknown: Iterable[UnknownMove] = ()
+    ) -> "Collectives":
+        """Those of a program or several, where they are from, and the moves that are not predicted."""
         made = super().__new__(cls, collectives)
         made.source = source
+        made.unknown = tuple(unknown)
         return made
 
     @property
@@ -53,8 +58,16 @@ class Collectives(tuple[Collective, ...]):
 
     @property
     def bytes_per_step(self) -> float:
-        """Bytes that a device sends in one step; a loop of unknown trip count counts as one iteration."""
+        """Bytes that a device sends in one step; a loop of unknown trip count counts as one iteration.
+
+        A lower bound if there are `unknown` moves.
+        """
         return total_bytes(self).bytes
+
+    @property
+    def bytes_per_step_at_most(self) -> float:
+        """The same with the upper bounds of `unknown` moves."""
+        return self.bytes_per_step + sum((1 if m.times is None else m.times) * m.bytes_at_most for m in self.unknown)
 
     def rows(self) -> Iterator[tuple[Collective, int]]:
         """Groups of equal collectives: the first of each and their number; the most expensive group first."""
@@ -78,16 +91,40 @@ class Collectives(tuple[Collective, ...]):
     def to_text(self, most: int | None = None) -> str:
         """The table, of at most so many lines. Raises TypeError or ValueError if `most` is no number of lines."""
         most = None if most is None else require_integer("Collectives.to_text", "most", most, 0)
+        marks = "".join(f"\n{line}" for line in self._marks(most))
         if not self:
-            return f"no collectives ({self.source})"
+            known = "no collectives" if not self.unknown else "no collectives that can be predicted exactly"
+            return f"{known} ({self.source}){marks}"
         total = shown_bytes(self.bytes_per_step)
+        if self.unknown:
+            total = f"between {total} and {shown_bytes(self.bytes_per_step_at_most)}"
         rows = [_row(group) for group in self.groups()]
         # Nothing is said by a column of module paths without any, or of programs that are all one.
         said = (any(c.module for c in self), len({c.program for c in self}) > 1)
         kept = [*range(6), *([6] if said[0] else []), 7, *([8] if said[1] else [])]
         columns, rows = [_COLUMNS[k] for k in kept], [[row[k] for k in kept] for row in rows]
         title = f"{counted(len(self), 'collective')} ({self.source}); a device sends {total} per step"
-        return f"{title}\n{table(columns, rows, most)}"
+        return f"{title}\n{table(columns, rows, most)}{marks}"
+
+    def _marks(self, most: int | None) -> Iterator[str]:
+        """The moves that are not predicted, those that may send the most first."""
+        alike: dict[tuple[object, ...], list[UnknownMove]] = {}
+        for move in self.unknown:
+            alike.setdefault((move.operation, move.site, move.program), []).append(move)
+
+        def cost(group: list[UnknownMove]) -> int:
+            return sum((1 if move.times is None else move.times) * move.bytes_at_most for move in group)
+
+        groups = sorted(alike.values(), key=cost, reverse=True)
+        if groups:
+            yield "XLA may move data here, which is predicted only within bounds:"
+        for group in groups[:most]:
+            one = group[0]
+            where = "" if one.site is None else f", {shown_line(one.site)} {one.site[2]}"
+            several = f"{len(group)} x " if len(group) > 1 else ""
+            yield f"  {several}{one.operation.partition('.')[2]}: at most {shown_bytes(cost(group))} per step{where}"
+        if most is not None and groups[most:]:
+            yield f"  ... and {len(groups) - most} more"
 
     def __str__(self) -> str:
         return self.to_text()

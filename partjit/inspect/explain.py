@@ -68,7 +68,16 @@ def explain(
     else:
         programs = tuple(map(partition, fragments_of(traced.plan)))
         donated = tuple(fragment.donated_arguments for fragment in traced.plan.fragments)
-    predicted = [[repeated(c, program.unit.times) for c in predict(program)] for program in programs]
+    predictions = [predict(program) for program in programs]
+    predicted = [
+        [repeated(c, program.unit.times) for c in prediction.collectives]
+        for program, prediction in zip(programs, predictions, strict=True)
+    ]
+    unknown = [
+        repeated(move, program.unit.times)
+        for program, prediction in zip(programs, predictions, strict=True)
+        for move in prediction.unknown
+    ]
     units = [compile_unit(program.unit, flags) for program, flags in zip(programs, donated, strict=True) if compiled]
     findings = [
         finding
@@ -86,7 +95,7 @@ def explain(
         whole,
         programs,
         traced.plan,
-        Collectives([c for collectives in predicted for c in collectives], "predicted"),
+        Collectives([c for collectives in predicted for c in collectives], "predicted", unknown),
         tuple(units),
         (*warnings, *(() if traced.plan is None else findings_of_calls(traced.plan)), *findings),
         tuple(estimates),

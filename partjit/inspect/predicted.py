@@ -9,19 +9,21 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from jax.extend.mlir import ir
 from jax.sharding import Mesh
 
-from partjit.inspect.collectives import KINDS, Collective
+from partjit.inspect.collectives import KINDS, Collective, UnknownMove
 from partjit.inspect.hlo.device_groups import Groups, axes_of_groups, axes_of_pairs, device_ids, parse_groups
 from partjit.inspect.inlining import TAG
+from partjit.inspect.moves.model import Tensor, Transfer, element_type, elements
+from partjit.inspect.moves.rewriting import Moved, moved_by, write_out
 from partjit.inspect.propagation import Partitioned
 from partjit.inspect.why.dataflow import reachable
-from partjit.shardy import Shardings, TensorSharding, insert_collectives, nested
+from partjit.shardy import Shardings, TensorSharding, insert_collectives, merge_equal, nested
 
-__all__ = ["predict"]
+__all__ = ["Prediction", "predict"]
 
 _SDY = {
     "sdy.all_gather": ("all-gather", "gathering_axes"),
@@ -39,17 +41,32 @@ _Operation: TypeAlias = ir.Operation | ir.OpView
 _TAG = re.compile(rf"{TAG}(\d+)")
 
 
-def predict(partitioned: Partitioned) -> tuple[Collective, ...]:
+class Prediction(NamedTuple):
+    """The collectives of a unit, and the operations for which XLA's partitioner moves data in a way not predicted."""
+
+    collectives: tuple[Collective, ...]
+    unknown: tuple[UnknownMove, ...]
+
+
+def predict(partitioned: Partitioned) -> Prediction:
     """The collectives that the shardings of a unit require, in the order of the program. Changes its module."""
-    if partitioned.module is None or partitioned.shardings is None:
-        return ()
-    insert_collectives(partitioned.module)
-    reading = _Reading(partitioned, partitioned.module, partitioned.shardings)
-    return tuple(
-        collective
-        for function, op in _collectives(partitioned.module)
+    module = partitioned.module
+    if module is None or partitioned.shardings is None:
+        return Prediction((), ())
+    merge_equal(module)
+    equations = partitioned.inlined.equations
+    moved = write_out(module, partitioned.shardings, lambda op: equations[t[-1]].primitive if (t := _tags(op)) else "")
+    insert_collectives(module)
+    reading = _Reading(partitioned, module, partitioned.shardings, moved)
+    found = [
+        one
+        for function, op in _collectives(module)
         for number, times in reading.instances(function, op)
-        for collective in reading.read(op, number, times)
+        for one in reading.read(op, number, times)
+    ]
+    return Prediction(
+        tuple(one for one in found if isinstance(one, Collective)),
+        tuple(one for one in found if isinstance(one, UnknownMove)),
     )
 
 
@@ -68,7 +85,7 @@ def _collectives(module: ir.Module) -> Iterator[tuple[str, ir.Operation]]:
         seen = set()
         for op in nested(function):
             name = op.operation.name
-            if name in _STABLEHLO:
+            if name in _STABLEHLO or moved_by(op.operation) is not None:
                 yield caller, op.operation
             elif name in _SDY:
                 same = name, op.operands[0], op.attributes["out_sharding"], op.operation.block
@@ -78,7 +95,10 @@ def _collectives(module: ir.Module) -> Iterator[tuple[str, ir.Operation]]:
 
 
 class _Reading:
-    def __init__(self, partitioned: Partitioned, module: ir.Module, shardings: Shardings) -> None:
+    def __init__(
+        self, partitioned: Partitioned, module: ir.Module, shardings: Shardings, moved: Sequence[Moved]
+    ) -> None:
+        self._moved = moved
         self._unit = partitioned.unit
         self._inlined = partitioned.inlined
         self._shardings = shardings
@@ -113,7 +133,7 @@ class _Reading:
             outer = outer.parent
         return trips
 
-    def read(self, op: ir.Operation, number: int | None, times: int | None) -> Iterator[Collective]:
+    def read(self, op: ir.Operation, number: int | None, times: int | None) -> Iterator[Collective | UnknownMove]:
         """The collectives, one in most cases, that an operation stands for in one of its equations."""
         equation = None if number is None else self._inlined.equations[number]
         common: _Fields = {
@@ -124,17 +144,89 @@ class _Reading:
             "module": "" if equation is None else equation.module,
             "tags": () if equation is None else (equation.number,),
             "op_name": "" if equation is None else equation.scope,
-            "name": op.name,
             "program": self._unit.name,
         }
+        if (k := moved_by(op)) is not None:
+            yield from self._of_operation(self._moved[k], common)
+            return
+        common["name"] = op.name
         if op.name in _STABLEHLO:
             yield self._of_shard_map(op, common)
         elif op.name == "sdy.collective_permute":
             yield from self._permuted(op, common)
         else:
-            refs = [*dict.fromkeys(_AXIS.findall(str(op.attributes[_SDY[op.name][1]])))]
+            text = str(op.attributes[_SDY[op.name][1]])
+            if op.name == "sdy.all_gather":
+                yield from self._gathered(op, [_AXIS.findall(dim) for dim in re.findall(r"{(.*?)}", text)], common)
+                return
+            refs = [*dict.fromkeys(_AXIS.findall(text))]
             for together in self._by_dimension(op, refs) if op.name == "sdy.all_reduce" else [refs]:
                 yield from self._of_axes(op, together, common)
+
+    def _of_operation(self, moved: Moved, common: _Fields) -> Iterator[Collective | UnknownMove]:
+        """What XLA moves for an operation besides resharding its operands and results."""
+        if moved.model is None:
+            yield UnknownMove(operation=moved.name, bytes_at_most=moved.bound, **common)
+            return
+        for transfer in moved.model.transfers:
+            yield self._of_transfer(transfer, {**common, "name": moved.name})
+
+    def _of_transfer(self, transfer: Transfer, common: _Fields) -> Collective:
+        mesh, tensor = self._unit.mesh, transfer.tensor
+        groups = _groups(_references(transfer.axes), mesh)
+        axes, size, sent = axes_of_groups(groups, mesh), len(groups[0]), 1.0
+        if transfer.pairs:
+            groups = tuple((group[a], group[b]) for group in groups for a, b in transfer.pairs)
+            axes, sent = axes_of_pairs(groups, mesh), sum(a != b for a, b in groups) / mesh.size
+            size = math.prod(mesh.shape[axis] for axis in axes)
+        return Collective(
+            kind=transfer.kind,
+            axes=axes,
+            group_size=size,
+            operand=_shown(tensor.dtype, transfer.operand),
+            result=_shown(tensor.dtype, transfer.result),
+            operand_bytes=math.prod(transfer.operand) * tensor.itemsize,
+            result_bytes=math.prod(transfer.result) * tensor.itemsize,
+            groups=device_ids(groups, mesh),
+            sent=sent,
+            **common,
+        )
+
+    def _gathered(self, op: ir.Operation, dims: Sequence[list[_AxisRef]], common: _Fields) -> Iterator[Collective]:
+        """The gathers of one dimension after the other, from the last: XLA adds up what has fewer elements than shards.
+
+        Source: `PartitionedHlo::ReplicatePartial` of XLA's `spmd_partitioner.cc`.
+        """
+        before, _ = self._shardings_of(op)
+        shape, itemsize, dtype = element_type(op.results[0])
+        tensor = Tensor(shape, dtype, itemsize, before)
+        counts = [self._size(refs) for refs in dims]
+        axes = [tuple(name + (f":({pre}){part}" if part else "") for name, pre, part in refs) for refs in dims]
+        local = [*tensor.local]
+        parts = {dim: count for dim, count in enumerate(counts) if count > 1}
+        copies = [dim for dim in parts if shape[dim] == local[dim]]
+        sums = [dim for dim in parts if dim not in copies and shape[dim] <= parts[dim] // 2]
+        gathers = [dim for dim in reversed(parts) if dim not in copies and dim not in sums]
+        for kind, dim in [
+            *(("all-reduce", d) for d in copies),
+            *(("all-gather", d) for d in gathers),
+            *(("all-reduce", d) for d in sums),
+        ]:
+            sent = tuple(local)
+            if kind == "all-gather":
+                local[dim] *= parts[dim]
+            else:
+                local = (
+                    [shape[d] if d in sums or d in gathers else n for d, n in enumerate(local)]
+                    if dim in sums
+                    else local
+                )
+                sent = tuple(local)
+            transfer = Transfer(kind=kind, axes=axes[dim], tensor=tensor, operand=sent, result=tuple(local))
+            yield self._of_transfer(transfer, common)
+
+    def _size(self, refs: Sequence[_AxisRef]) -> int:
+        return math.prod(int(part) if part else self._unit.mesh.shape[name] for name, _, part in refs)
 
     def _by_dimension(self, op: ir.Operation, refs: list[_AxisRef]) -> list[list[_AxisRef]]:
         """The axes of an all-reduce in the groups that XLA reduces over: one for each dimension that was contracted."""
@@ -150,8 +242,7 @@ class _Reading:
     def _of_axes(self, op: ir.Operation, refs: list[_AxisRef], common: _Fields) -> Iterator[Collective]:
         """The collective over these axes."""
         mesh, kind = self._unit.mesh, _SDY[op.name][0]
-        size = math.prod(int(part) if part else mesh.shape[name] for name, _, part in refs)
-        if size > 1:
+        if (size := self._size(refs)) > 1:
             groups = _groups(refs, mesh)
             names = {name for name, _, _ in refs}
             axes = tuple(name for name in mesh.axis_names if name in names and mesh.shape[name] > 1)
@@ -170,16 +261,14 @@ class _Reading:
     def _of_shards(self, op: ir.Operation, kind: str, size: int, **fields: Any) -> Collective:
         """A collective on shards of the operand of an operation, which gives shards of its result."""
         before, after = self._shardings_of(op)
-        shape, itemsize, dtype = _type_of(op.results[0])
+        shape, itemsize, dtype = element_type(op.results[0])
         result_bytes = math.prod(_local(shape, after)) * itemsize
         return Collective(
             kind=kind,
             group_size=size,
             operand=_shown(dtype, _local(shape, after if kind == "all-reduce" else before)),
             result=_shown(dtype, _local(shape, after)),
-            operand_bytes={"all-gather": result_bytes // size, "reduce-scatter": result_bytes * size}.get(
-                kind, result_bytes
-            ),
+            operand_bytes=result_bytes * size if kind == "reduce-scatter" else result_bytes,
             result_bytes=result_bytes,
             **fields,
         )
@@ -195,11 +284,11 @@ class _Reading:
         """A collective that the user wrote in the body of a `shard_map`."""
         mesh = self._unit.mesh
         kind = _STABLEHLO[op.name]
-        operands, results = ([_type_of(value) for value in values] for values in (op.operands, op.results))
+        operands, results = ([element_type(value) for value in values] for values in (op.operands, op.results))
         in_bytes, out_bytes = (sum(math.prod(s) * n for s, n, _ in types) for types in (operands, results))
         sent = 1.0
         if kind == "collective-permute":
-            pairs = tuple((int(a), int(b)) for a, b in _numbers(op.attributes["source_target_pairs"]))
+            pairs = tuple((int(a), int(b)) for a, b in elements(op.attributes["source_target_pairs"]))
             moving = tuple((a, b) for a, b in pairs if a != b)
             axes, groups, sent = axes_of_pairs(moving, mesh), moving, len(moving) / mesh.size
             size = math.prod(mesh.shape[axis] for axis in axes)
@@ -240,28 +329,17 @@ def _adjacent(op: _Operation) -> Iterator[_Operation]:
     return (getattr(other, "operation", other) for other in (*users, *makers))
 
 
-def _type_of(value: ir.Value) -> tuple[tuple[int, ...], int, str]:
-    """Shape, bytes of an element and name of the dtype of a value."""
-    element = str(value.type.element_type)
-    bits = re.findall(r"\d+", element)
-    width = int(bits[0]) if bits else 8
-    width = 2 * width if element.startswith("complex") else width
-    return tuple(value.type.shape), max(1, width // 8), _SHORT.get(element, element.replace("i", "s", 1))
-
-
-_SHORT = (
-    {"i1": "pred", "ui8": "u8", "ui16": "u16", "ui32": "u32", "ui64": "u64"}
-    | {f"f{n}": f"f{n}" for n in (16, 32, 64)}
-    | {"bf16": "bf16", "complex<f32>": "c64", "complex<f64>": "c128"}
-)
-
-
 def _local(shape: Sequence[int], sharding: TensorSharding) -> tuple[int, ...]:
     return tuple(-(-n // math.prod(parts)) for n, parts in zip(shape, sharding.parts, strict=True))
 
 
 def _shown(dtype: str, shape: Sequence[int]) -> str:
     return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def _references(axes: Sequence[str]) -> list[_AxisRef]:
+    split = [re.fullmatch(r"(.*?)(?::\((\d+)\)(\d+))?", axis) for axis in axes]
+    return [(found[1], found[2] or "", found[3] or "") for found in split if found is not None]
 
 
 def _groups(refs: Sequence[_AxisRef], mesh: Mesh) -> Groups:
@@ -302,17 +380,8 @@ def _index(sharding: TensorSharding, at: Mapping[str, int], sizes: Mapping[str, 
     return tuple(index)
 
 
-def _numbers(attribute: Any) -> list[list[int]]:
-    """The rows of a dense attribute of numbers."""
-    rows, columns = attribute.type.shape
-    if attribute.is_splat:
-        return [[int(attribute.get_splat_value().value)] * columns] * rows
-    flat = [int(number) for number in attribute]
-    return [flat[i : i + columns] for i in range(0, rows * columns, columns)]
-
-
 def _replica_groups(attribute: ir.Attribute, mesh: Mesh) -> Groups:
     text = str(attribute)
     if "replica_group_mesh_axes" in text:
         return _groups([(name, "", "") for name in re.findall(r'axis_ref<name = "([^"]+)"', text)], mesh)
-    return tuple(map(tuple, _numbers(attribute)))
+    return tuple(map(tuple, elements(attribute)))

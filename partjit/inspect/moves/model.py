@@ -1,0 +1,238 @@
+"""What models are written in: operations on sharded arrays, and what XLA's partitioner does with them."""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from jax.extend.mlir import ir
+
+from partjit.shardy import TensorSharding
+
+__all__ = [
+    "Model",
+    "Operation",
+    "Tensor",
+    "Transfer",
+    "Unmodelled",
+    "constant_index",
+    "definition",
+    "element_type",
+    "elements",
+    "merged",
+    "numbers",
+    "without",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """An operand or a result.
+
+    Attributes:
+        shape: its shape.
+        dtype: the short name of its dtype, as in `f32[8,16]`.
+        itemsize: bytes of an element.
+        sharding: how it is sharded.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    itemsize: int
+    sharding: TensorSharding
+
+    @functools.cached_property
+    def shards(self) -> tuple[int, ...]:
+        """The number of shards of each dimension."""
+        return tuple(math.prod(parts) for parts in self.sharding.parts)
+
+    @property
+    def local(self) -> tuple[int, ...]:
+        """The shape of the largest shard."""
+        return tuple(-(-n // count) for n, count in zip(self.shape, self.shards, strict=True))
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether it has several shards."""
+        return any(count > 1 for count in self.shards)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of it, with the padding of uneven shards."""
+        return math.prod(n * count for n, count in zip(self.local, self.shards, strict=True)) * self.itemsize
+
+    def sharded(self, sharding: TensorSharding) -> "Tensor":
+        """The same array with another sharding."""
+        return dataclasses.replace(self, sharding=sharding)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """A collective that XLA's partitioner adds for an operation.
+
+    Attributes:
+        kind: its kind.
+        axes: the axes, or parts of axes, whose devices communicate, major to minor.
+        tensor: what it is about: gives the dtype.
+        operand, result: shapes on a device.
+        pairs: which of the devices along the axes sends to which, for a collective-permute.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    tensor: Tensor
+    operand: tuple[int, ...]
+    result: tuple[int, ...]
+    pairs: tuple[tuple[int, int], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Model:
+    """How XLA computes an operation: it reshards operands, moves parts of shards, computes locally, reshards results.
+
+    Attributes:
+        operands: for each operand the shardings that it gets, one after the other; none if it stays as it is.
+        results: the sharding in which each result is computed; None if it is that of the result.
+        transfers: what is moved besides.
+        absorbs: whether the operations that compute the operands are part of it: it is given their first operands.
+    """
+
+    operands: tuple[tuple[TensorSharding, ...], ...]
+    results: tuple[TensorSharding | None, ...]
+    transfers: tuple[Transfer, ...] = ()
+    absorbs: bool = False
+
+
+class Unmodelled(Exception):
+    """XLA partitions an operation in a way that is not modelled."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Operation:
+    """An operation of the lowered program.
+
+    Attributes:
+        op: the operation itself.
+        operands, results: its arrays.
+        primitive: the name of the primitive that it was lowered from, if known.
+    """
+
+    op: ir.Operation
+    operands: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
+    primitive: str = ""
+
+    def numbers(self, name: str, default: Sequence[int] = ()) -> list[int]:
+        """An attribute that is a list of numbers."""
+        return numbers(self.op.attributes[name]) if name in self.op.attributes else [*default]
+
+    def number(self, name: str) -> int:
+        """An attribute that is a number."""
+        return int(ir.IntegerAttr(self.op.attributes[name]).value)
+
+    def model(
+        self,
+        operands: Mapping[int, Sequence[TensorSharding]] | None = None,
+        results: Sequence[TensorSharding | None] | None = None,
+        transfers: Sequence[Transfer] = (),
+    ) -> Model:
+        """A model, from the operands that are resharded."""
+        chains = tuple(tuple((operands or {}).get(k, ())) for k in range(len(self.operands)))
+        return Model(
+            operands=chains,
+            results=(None,) * len(self.results) if results is None else tuple(results),
+            transfers=tuple(transfers),
+        )
+
+    def replicated(self, which: Collection[int] | None = None) -> Model:
+        """XLA's last resort: every device computes all of it, from these operands."""
+        used = range(len(self.operands)) if which is None else which
+        whole = {k: [_replicated(self.operands[k])] for k in used if self.operands[k].is_sharded}
+        return self.model(whole, [_replicated(tensor) for tensor in self.results])
+
+
+def _replicated(tensor: Tensor) -> TensorSharding:
+    ndim = len(tensor.shape)
+    return dataclasses.replace(tensor.sharding, axes=((),) * ndim, parts=((),) * ndim)
+
+
+def without(sharding: TensorSharding, dims: Collection[int]) -> TensorSharding:
+    """A sharding with some dimensions replicated.
+
+    Example:
+        >>> without(TensorSharding((("x",), ("y",)), ((4,), (2,))), [0]).axes
+        ((), ('y',))
+    """
+    axes = tuple(() if dim in dims else names for dim, names in enumerate(sharding.axes))
+    parts = tuple(() if dim in dims else sizes for dim, sizes in enumerate(sharding.parts))
+    return dataclasses.replace(sharding, axes=axes, parts=parts)
+
+
+def merged(shape: Sequence[int], sharding: TensorSharding, dim: int, fixed: Collection[int]) -> TensorSharding:
+    """A sharding whose axes of a dimension are moved to the first other one that they divide; dropped if none is.
+
+    Args:
+        shape: the shape of the array.
+        sharding: its sharding.
+        dim: the dimension.
+        fixed: the dimensions that they are not moved to.
+
+    Example:
+        >>> merged((16, 16), TensorSharding((("x",), ("y",)), ((4,), (2,))), 0, [0]).axes
+        ((), ('y', 'x'))
+    """
+    moved = math.prod(sharding.parts[dim])
+    for target, n in enumerate(shape):
+        if moved > 1 and target != dim and target not in fixed and n % (moved * math.prod(sharding.parts[target])) == 0:
+            axes, parts = [*sharding.axes], [*sharding.parts]
+            axes[target] += axes[dim]
+            parts[target] += parts[dim]
+            axes[dim], parts[dim] = (), ()
+            return dataclasses.replace(sharding, axes=tuple(axes), parts=tuple(parts))
+    return without(sharding, [dim])
+
+
+def definition(value: ir.Value, *names: str) -> ir.Operation | None:
+    """The operation that computes a value, if it is one of these."""
+    owner: Any = value.owner
+    return None if isinstance(owner, ir.Block) or owner.operation.name not in names else owner.operation
+
+
+def constant_index(value: ir.Value) -> int | None:
+    """The number that a scalar operand is, if it is a constant."""
+    owner = definition(value, "stablehlo.constant", "sdy.constant")
+    found = None if owner is None else re.search(r"dense<(-?\d+)>", str(owner.attributes["value"]))
+    return None if found is None else int(found[1])
+
+
+def elements(attribute: Any) -> list[list[int]]:
+    """The rows of a dense attribute of numbers."""
+    rows, columns = attribute.type.shape
+    if attribute.is_splat:
+        return [[int(attribute.get_splat_value().value)] * columns] * rows
+    flat = [int(number) for number in attribute]
+    return [flat[i : i + columns] for i in range(0, rows * columns, columns)]
+
+
+def numbers(attribute: ir.Attribute) -> list[int]:
+    """The numbers of a list in an attribute."""
+    text = str(attribute)
+    return [int(number) for number in re.findall(r"-?\d+", text[text.index(":") + 1 :] if ":" in text else "")]
+
+
+def element_type(value: ir.Value) -> tuple[tuple[int, ...], int, str]:
+    """Shape, bytes of an element and name of the dtype of a value."""
+    element = str(value.type.element_type)
+    bits = re.findall(r"\d+", element)
+    width = int(bits[0]) if bits else 8
+    width = 2 * width if element.startswith("complex") else width
+    return tuple(value.type.shape), max(1, width // 8), _SHORT.get(element, element.replace("i", "s", 1))
+
+
+_SHORT = (
+    {"i1": "pred", "ui8": "u8", "ui16": "u16", "ui32": "u32", "ui64": "u64"}
+    | {f"f{n}": f"f{n}" for n in (16, 32, 64)}
+    | {"bf16": "bf16", "complex<f32>": "c64", "complex<f64>": "c128"}
+)

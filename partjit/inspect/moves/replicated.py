@@ -1,0 +1,226 @@
+"""Operations on whole dimensions: where these are sharded, XLA moves their axes to another dimension, or gathers them.
+
+Source: `HandleElementwiseWithDimsToReplicate`, `HandleSort`, `HandleDynamicSlice`, `HandleDynamicUpdateSlice`,
+`HandleReduce` and `DefaultAction` of XLA's `spmd_partitioner.cc`.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jax.extend.mlir import ir
+
+from partjit.inspect.moves.model import (
+    Model,
+    Operation,
+    Transfer,
+    Unmodelled,
+    constant_index,
+    definition,
+    merged,
+    numbers,
+    without,
+)
+from partjit.shardy import TensorSharding
+
+__all__ = [
+    "concatenate",
+    "custom_call",
+    "dynamic_slice",
+    "dynamic_update_slice",
+    "factorization",
+    "fft",
+    "reduce",
+    "sort",
+]
+
+
+def concatenate(op: Operation) -> Model:
+    """Arrays one after the other; what `jnp.roll` makes of two slices is recognized."""
+    dim = op.number("dimension")
+    amount = _rotated(op, dim)
+    if amount is None or op.results[0].shards[dim] == 1:
+        return _along(op, [dim])
+    return _rotation(op, dim, amount)
+
+
+def _rotated(op: Operation, dim: int) -> int | None:
+    """By how much the concatenation of two slices of an array rotates it; None if it does not."""
+    parts = [part for value in op.op.operands if (part := definition(value, "stablehlo.slice")) is not None]
+    if len(parts) != 2 or len(op.operands) != 2:
+        return None
+    (last, first), result, n = map(_Bounds.of, parts), op.results[0], op.results[0].shape[dim]
+    sources = [part.operands[0] for part in parts]
+    if sources[0] != sources[1] or tuple(sources[0].type.shape) != result.shape:
+        return None
+    if {*last.strides, *first.strides} != {1} or first.starts[dim] != 0 or last.limits[dim] != n:
+        return None
+    return n - last.starts[dim] if last.starts[dim] == first.limits[dim] else None
+
+
+class _Bounds(NamedTuple):
+    starts: list[int]
+    limits: list[int]
+    strides: list[int]
+
+    @classmethod
+    def of(cls, op: ir.Operation) -> "_Bounds":
+        return cls(*(numbers(op.attributes[name]) for name in ("start_indices", "limit_indices", "strides")))
+
+
+def _rotation(op: Operation, dim: int, amount: int) -> Model:
+    """Each shard is put together of parts of the two that are so far away."""
+    result = op.results[0]
+    if result.shape[dim] % result.shards[dim]:
+        raise Unmodelled
+    count, own = result.shards[dim], result.local[dim]
+    far, rest = divmod(amount, own)
+    transfers = []
+    for distance, size in ((far + 1, rest), (far, own - rest)):
+        if size and distance % count:
+            shape = (*result.local[:dim], size, *result.local[dim + 1 :])
+            pairs = tuple((k, (k + distance) % count) for k in range(count))
+            transfers.append(
+                Transfer(
+                    kind="collective-permute",
+                    axes=result.sharding.axes[dim],
+                    tensor=result,
+                    operand=shape,
+                    result=shape,
+                    pairs=pairs,
+                )
+            )
+    return dataclasses.replace(op.model(None, None, transfers), absorbs=True)
+
+
+def factorization(op: Operation) -> Model:
+    """Operations on the matrices of a batch."""
+    ndim = len(op.results[0].shape)
+    return _along(op, [ndim - 2, ndim - 1])
+
+
+def _along(op: Operation, dims: Sequence[int]) -> Model:
+    result = op.results[0]
+    if not result.is_sharded:
+        return op.replicated()
+    target = result.sharding
+    for dim in dims:
+        target = merged(result.shape, target, dim, dims)
+    return op.model(_to(op, target), [target])
+
+
+def _to(op: Operation, target: TensorSharding) -> dict[int, list[TensorSharding]]:
+    """All operands of the rank of a sharding get it."""
+    ndim = len(target.axes)
+    return {
+        k: [target]
+        for k, tensor in enumerate(op.operands)
+        if len(tensor.shape) == ndim and tensor.sharding != target and tensor.shape
+    }
+
+
+def sort(op: Operation) -> Model:
+    """A sort of one array or several along a dimension."""
+    first, dim = op.results[0], op.number("dimension")
+    # `top_k` is an operation of its own in XLA, which it does not partition; here it is a sort and slices.
+    if op.primitive == "top_k":
+        return op.replicated([0])
+    if any(result.sharding != first.sharding for result in op.results):
+        return op.replicated()
+    if not first.is_sharded:
+        return op.replicated()
+    if first.shards[dim] == 1:
+        return op.model(_to(op, first.sharding))
+    if len(first.shape) == 1:
+        return op.replicated()
+    target = merged(first.shape, first.sharding, dim, ())
+    return op.model(_to(op, target), [target] * len(op.results))
+
+
+def fft(op: Operation) -> Model | None:
+    """A Fourier transform of the last dimensions."""
+    operand, last = op.operands[0], len(op.numbers("fft_length"))
+    dims = range(len(operand.shape) - last, len(operand.shape))
+    if all(tensor.shards[dim] == 1 for tensor in (operand, op.results[0]) for dim in dims):
+        return None
+    if len(operand.shape) >= 3:
+        raise Unmodelled
+    return op.replicated()
+
+
+def dynamic_slice(op: Operation) -> Model:
+    """A slice whose start is computed."""
+    operand, result = op.operands[0], op.results[0]
+    sliced = [dim for dim, (n, size) in enumerate(zip(operand.shape, result.shape, strict=True)) if n != size]
+    if not result.is_sharded or any(result.shards[dim] > 1 for dim in sliced):
+        return op.replicated()
+    return op.model({0: [result.sharding]} if operand.sharding != result.sharding else {})
+
+
+def dynamic_update_slice(op: Operation) -> Model:
+    """An update of a part whose start is computed: of a cache, for instance."""
+    (operand, update), result = op.operands[:2], op.results[0]
+    if not result.is_sharded:
+        return op.replicated()
+    sliced = [dim for dim, (n, size) in enumerate(zip(result.shape, update.shape, strict=True)) if n != size]
+    sharded = [dim for dim in sliced if result.shards[dim] > 1]
+
+    def in_one_shard(dim: int) -> bool:
+        size, own = update.shape[dim], result.local[dim]
+        start = constant_index(op.op.operands[2 + dim])
+        return size == 1 or (start is not None and start // own == (start + size - 1) // own)
+
+    kept, base = without(result.sharding, sliced), result.sharding
+    if not sharded or not all(map(in_one_shard, sharded)):
+        more = math.prod(operand.shards) > math.prod(result.shards)
+        base = kept = without(operand.sharding if more else result.sharding, sliced)
+    chains = {0: [base]} if operand.sharding != base else {}
+    return op.model(chains | ({1: [kept]} if update.sharding != kept else {}), [base])
+
+
+def reduce(op: Operation) -> Model | None:
+    """A reduction of several arrays at once, such as `argmax`: partial results are gathered and reduced again."""
+    if len(op.results) == 1:
+        return None
+    dims, operands = op.numbers("dimensions"), op.operands[: len(op.results)]
+    first = operands[0]
+    sharding = without(first.sharding, dims)
+    kept = [dim for dim in range(len(first.shape)) if dim not in dims]
+    names, parts = tuple(sharding.axes[dim] for dim in kept), tuple(sharding.parts[dim] for dim in kept)
+    result = TensorSharding(names, parts, first.sharding.mesh)
+    transfers = []
+    for tensor in operands:
+        shape = [1 if dim in dims else n for dim, n in enumerate(first.local)]
+        for dim in reversed(dims):
+            if first.shards[dim] > 1:
+                before = tuple(shape)
+                shape[dim] = first.shards[dim]
+                transfers.append(
+                    Transfer(
+                        kind="all-gather",
+                        axes=first.sharding.axes[dim],
+                        tensor=tensor,
+                        operand=before,
+                        result=tuple(shape),
+                    )
+                )
+    chains = {k: [first.sharding] for k, tensor in enumerate(operands) if tensor.sharding != first.sharding}
+    return op.model(chains, [result] * len(op.results), transfers)
+
+
+def custom_call(op: Operation) -> Model | None:
+    """A call of a library such as LAPACK. Those that say how many dimensions are a batch can be partitioned."""
+    name, attributes = ir.StringAttr(op.op.attributes["call_target_name"]).value, "mhlo.frontend_attributes"
+    batch = (
+        re.search(r'num_batch_dims = "(\d+)"', str(op.op.attributes[attributes]))
+        if attributes in op.op.attributes
+        else None
+    )
+    if not name.startswith(_LIBRARIES) or (batch is not None and int(batch[1]) > 0):
+        return None
+    return op.replicated()
+
+
+_LIBRARIES = ("lapack_", "cusolver_", "hipsolver_", "magma_")

@@ -1,0 +1,161 @@
+"""Operations with windows: slices, padding, reversal, reductions over windows, convolutions.
+
+Source: `HandleSlice`, `HandlePad`, `HandleReverse`, `HandleReduceWindow` of XLA's `spmd_partitioner.cc`, and its
+`convolution_handler.cc`.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+
+from partjit.inspect.moves.halo import Window, exchange
+from partjit.inspect.moves.model import Model, Operation, Tensor, Transfer, Unmodelled, elements, without
+from partjit.shardy import TensorSharding
+
+__all__ = ["convolution", "pad", "reduce_window", "reverse", "slice_"]
+
+
+def slice_(op: Operation) -> Model:
+    """A slice of static bounds."""
+    operand, result = op.operands[0], op.results[0]
+    starts, limits, strides = (op.numbers(name) for name in ("start_indices", "limit_indices", "strides"))
+    if op.primitive == "top_k":
+        return op.model()
+    windows = [
+        Window(stride=stride, low=-start, high=limit - n)
+        for n, start, limit, stride in zip(operand.shape, starts, limits, strides, strict=True)
+    ]
+    if math.prod(operand.shards) > math.prod(result.shards):
+        chain, transfers = _windowed(operand, operand.sharding, windows)
+        return op.model({0: chain}, [operand.sharding], transfers)
+    if not result.is_sharded:
+        return op.replicated()
+    chain, transfers = _windowed(operand, result.sharding, windows)
+    return op.model({0: chain}, None, transfers)
+
+
+def pad(op: Operation) -> Model:
+    """Padding on both sides and between the elements."""
+    operand, result = op.operands[0], op.results[0]
+    if not result.is_sharded:
+        return op.replicated()
+    lows, highs, interiors = (
+        op.numbers(name) for name in ("edge_padding_low", "edge_padding_high", "interior_padding")
+    )
+    windows = [
+        Window(low=low, high=high, base_dilation=1 + interior)
+        for low, high, interior in zip(lows, highs, interiors, strict=True)
+    ]
+    chain, transfers = _windowed(operand, result.sharding, windows)
+    return op.model({0: chain}, None, transfers)
+
+
+def reverse(op: Operation) -> Model:
+    """The order of the shards is reversed, and that in each shard; uneven shards are shifted as well."""
+    (operand,), result, dims = op.operands, op.results[0], op.numbers("dimensions")
+    if not result.is_sharded:
+        return op.replicated()
+    sharded = [dim for dim in dims if result.shards[dim] > 1]
+    if any(result.shape[dim] % result.shards[dim] for dim in sharded):
+        raise Unmodelled
+    chain = [] if operand.sharding == result.sharding else [result.sharding]
+    if not sharded:
+        return op.model({0: chain})
+    counts, names = zip(*[(result.shards[dim], result.sharding.axes[dim]) for dim in sharded], strict=True)
+    number = math.prod(counts)
+    # All digits of a number are reversed at once.
+    pairs = tuple((k, number - 1 - k) for k in range(number))
+    axes = tuple(name for several in names for name in several)
+    moved = Transfer(
+        kind="collective-permute", axes=axes, tensor=operand, operand=result.local, result=result.local, pairs=pairs
+    )
+    return op.model({0: chain}, None, [moved])
+
+
+def reduce_window(op: Operation) -> Model:
+    """A reduction over windows: pooling, or cumulative sums."""
+    result = op.results[0]
+    if not result.is_sharded:
+        return op.replicated()
+    if len(op.results) > 1:
+        raise Unmodelled
+    windows = _windows(op, len(result.shape), "window_dimensions")
+    chain, transfers = _windowed(op.operands[0], result.sharding, windows)
+    return op.model({0: chain}, None, transfers)
+
+
+def convolution(op: Operation) -> Model | None:
+    """A convolution whose result is sharded along spatial dimensions like its input, and its kernel replicated."""
+    image, kernel, result = op.operands[0], op.operands[1], op.results[0]
+    inputs, kernels, results = _dimension_numbers(op)
+    spatial = [*range(len(inputs) - 2)]
+    at = [inputs[str(k)] for k in spatial]
+    if (
+        all(image.shards[dim] == 1 for dim in at)
+        and all(kernel.shards[kernels[str(k)]] == 1 for k in spatial)
+        and all(result.shards[results[str(k)]] == 1 for k in spatial)
+    ):
+        return None
+    axes, parts = list(image.sharding.axes), list(image.sharding.parts)
+    for here, there in (("b", "b"), ("f", "f"), *((str(k), str(k)) for k in spatial)):
+        axes[inputs[here]] = result.sharding.axes[results[there]]
+        parts[inputs[here]] = result.sharding.parts[results[there]]
+    target = TensorSharding(tuple(axes), tuple(parts), image.sharding.mesh)
+    groups = op.number("feature_group_count"), op.number("batch_group_count")
+    of_features = result.shards[results["f"]] > 1 or image.shards[inputs["f"]] > 1
+    if kernel.is_sharded or of_features or groups != (1, 1) or not image.is_sharded:
+        raise Unmodelled
+    sizes = [kernel.shape[kernels[str(k)]] for k in spatial]
+    windows = [Window()] * len(image.shape)
+    for k, window in enumerate(_windows(op, len(spatial), sizes)):
+        windows[at[k]] = window
+    chain, transfers = _windowed(image, target, windows)
+    return op.model({0: chain}, None, transfers)
+
+
+def _dimension_numbers(op: Operation) -> list[dict[str, int]]:
+    """Where batch (b), features (f) and the spatial dimensions (0, 1, ...) are in input, kernel and result."""
+    text = str(op.op.attributes["dimension_numbers"])
+    layouts = re.findall(r"\[([^\]]*)\]", text)
+    return [{name.strip(): k for k, name in enumerate(layout.split(","))} for layout in layouts]
+
+
+def _windows(op: Operation, ndim: int, sizes: str | Sequence[int]) -> list[Window]:
+    ones = (1,) * ndim
+    size = op.numbers(sizes) if isinstance(sizes, str) else sizes
+    names = ("base_dilations", "window_dilations") if isinstance(sizes, str) else ("lhs_dilation", "rhs_dilation")
+    base, dilation = (op.numbers(name, ones) for name in names)
+    padding = elements(op.op.attributes["padding"]) if "padding" in op.op.attributes else [[0, 0]] * ndim
+    strides = op.numbers("window_strides", ones)
+    return [
+        Window(size=n, stride=stride, low=low, high=high, base_dilation=dilated, dilation=spread)
+        for n, stride, (low, high), dilated, spread in zip(size, strides, padding, base, dilation, strict=True)
+    ]
+
+
+def _windowed(
+    operand: Tensor, target: TensorSharding, windows: Sequence[Window]
+) -> tuple[list[TensorSharding], list[Transfer]]:
+    """The shardings that an operand gets, and its halo exchanges, for windows over shards of a sharding."""
+    kept = without(target, [dim for dim, window in enumerate(windows) if not window.is_trivial])
+    if not operand.is_sharded or operand.sharding == kept:
+        return [], []
+    chain = [] if operand.sharding == target else [target]
+    there = operand.sharded(target)
+    try:
+        shifts = exchange(operand.shape, there.shards, windows)
+    except NotImplementedError:
+        raise Unmodelled from None
+    if shifts is None:
+        return [*chain, kept], []
+    return chain, [
+        Transfer(
+            kind="collective-permute",
+            axes=target.axes[shift.dim],
+            tensor=operand,
+            operand=shift.shape,
+            result=shift.shape,
+            pairs=shift.pairs,
+        )
+        for shift in shifts
+    ]
