@@ -187,7 +187,7 @@ class UnknownMove:
     Attributes:
         operation: its name in the lowered program: `stablehlo.scatter`.
         bytes_at_most: bytes that a device sends at most in one execution.
-        times, is_exact, site, tags, op_name, program: as those of a `Collective`.
+        times, is_exact, site, library, module, tags, op_name, program: as those of a `Collective`.
     """
 
     operation: str
@@ -195,6 +195,8 @@ class UnknownMove:
     times: int | None = 1
     is_exact: bool = True
     site: Site | None = None
+    library: Site | None = None
+    module: str = ""
     tags: tuple[int, ...] = ()
     op_name: str = ""
     program: str = ""

@@ -122,7 +122,8 @@ class Collectives(tuple[Collective, ...]):
             one = group[0]
             where = "" if one.site is None else f", {shown_line(one.site)} {one.site[2]}"
             several = f"{len(group)} x " if len(group) > 1 else ""
-            yield f"  {several}{one.operation.partition('.')[2]}: at most {shown_bytes(cost(group))} per step{where}"
+            name = one.operation.partition(".")[2]
+            yield f"  {several}{name}: at most {shown_bytes(cost(group))} per step{where}"
         if most is not None and groups[most:]:
             yield f"  ... and {len(groups) - most} more"
 
