@@ -120,7 +120,7 @@ class Collectives(tuple[Collective, ...]):
             yield "XLA may move data here, which is predicted only within bounds:"
         for group in groups[:most]:
             one = group[0]
-            where = "" if one.site is None else f", {shown_line(one.site)} {one.site[2]}"
+            where = "" if one.site is None else f", {shown_lines(one.site, one.library)}"
             several = f"{len(group)} x " if len(group) > 1 else ""
             name = one.operation.partition(".")[2]
             yield f"  {several}{name}: at most {shown_bytes(cost(group))} per step{where}"

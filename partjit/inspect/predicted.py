@@ -202,28 +202,25 @@ class _Reading:
         tensor = Tensor(shape, dtype, itemsize, before)
         counts = [self._size(refs) for refs in dims]
         axes = [tuple(name + (f":({pre}){part}" if part else "") for name, pre, part in refs) for refs in dims]
-        local = [*tensor.local]
         parts = {dim: count for dim, count in enumerate(counts) if count > 1}
-        copies = [dim for dim in parts if shape[dim] == local[dim]]
+        copies = [dim for dim in parts if shape[dim] == tensor.local[dim]]
         sums = [dim for dim in parts if dim not in copies and shape[dim] <= parts[dim] // 2]
         gathers = [dim for dim in reversed(parts) if dim not in copies and dim not in sums]
-        for kind, dim in [
-            *(("all-reduce", d) for d in copies),
-            *(("all-gather", d) for d in gathers),
-            *(("all-reduce", d) for d in sums),
-        ]:
-            sent = tuple(local)
-            if kind == "all-gather":
-                local[dim] *= parts[dim]
-            else:
-                local = (
-                    [shape[d] if d in sums or d in gathers else n for d, n in enumerate(local)]
-                    if dim in sums
-                    else local
-                )
-                sent = tuple(local)
-            transfer = Transfer(kind=kind, axes=axes[dim], tensor=tensor, operand=sent, result=tuple(local))
-            yield self._of_transfer(transfer, common)
+        local = tensor.local
+
+        def moved(kind: str, dims: Sequence[int], operand: tuple[int, ...], result: tuple[int, ...]) -> Collective:
+            over = tuple(name for dim in dims for name in axes[dim])
+            transfer = Transfer(kind=kind, axes=over, tensor=tensor, operand=operand, result=result)
+            return self._of_transfer(transfer, common)
+
+        if copies:
+            yield moved("all-reduce", copies, local, local)
+        for dim in gathers:
+            before, local = local, (*local[:dim], local[dim] * parts[dim], *local[dim + 1 :])
+            yield moved("all-gather", [dim], before, local)
+        full = tuple(shape[dim] if dim in parts else n for dim, n in enumerate(local))
+        for dim in sums:
+            yield moved("all-reduce", [dim], full, full)
 
     def _size(self, refs: Sequence[_AxisRef]) -> int:
         return math.prod(int(part) if part else self._unit.mesh.shape[name] for name, _, part in refs)

@@ -56,11 +56,10 @@ def reverse(op: Operation) -> Model:
     if not result.is_sharded:
         return op.replicated()
     sharded = [dim for dim in dims if result.shards[dim] > 1]
-    if any(result.shape[dim] % result.shards[dim] for dim in sharded):
-        raise Unmodelled
-    chain = [] if operand.sharding == result.sharding else [result.sharding]
     if not sharded:
-        return op.model({0: chain})
+        return op.model({0: [] if operand.sharding == result.sharding else [result.sharding]})
+    if operand.sharding != result.sharding or any(result.shape[dim] % result.shards[dim] for dim in sharded):
+        raise Unmodelled
     counts, names = zip(*[(result.shards[dim], result.sharding.axes[dim]) for dim in sharded], strict=True)
     number = math.prod(counts)
     # All digits of a number are reversed at once.
@@ -69,7 +68,7 @@ def reverse(op: Operation) -> Model:
     moved = Transfer(
         kind="collective-permute", axes=axes, tensor=operand, operand=result.local, result=result.local, pairs=pairs
     )
-    return op.model({0: chain}, None, [moved])
+    return op.model(None, None, [moved])
 
 
 def reduce_window(op: Operation) -> Model:
