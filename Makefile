@@ -66,6 +66,7 @@ check: $(INSTALLED)-dev
 bench: $(INSTALLED)-base
 	$(BIN)/python benchmarks/dispatch.py $(ARGS)
 	$(BIN)/python benchmarks/cold.py $(ARGS)
+	$(BIN)/python benchmarks/imports.py
 	$(BIN)/python benchmarks/opsharding.py
 	$(BIN)/python benchmarks/colocated.py
 	$(BIN)/python benchmarks/isolation.py

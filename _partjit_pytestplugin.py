@@ -1,7 +1,7 @@
 """The pytest plugin of partjit: virtual devices before JAX starts, and hypothesis profiles.
 
 It is not in the package because pytest imports it at the start of every run in an environment where partjit is
-installed, and importing the package imports JAX. It does nothing unless its options are used. See `docs/testing.md`.
+installed. It does nothing unless its options are used. See `docs/testing.md`.
 """
 
 import os

@@ -4,10 +4,11 @@ import enum
 import functools
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
+from partjit import lazy
 from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
 from partjit._jax.types import Device, PyTree
 from partjit.arguments import (
@@ -21,15 +22,19 @@ from partjit.arguments import (
     signature_of,
     source_of,
 )
+from partjit.calls import is_program_with_calls
 from partjit.checks import require, require_flag, wrong_value
 from partjit.compile import Traced
 from partjit.dispatch import make_function
 from partjit.eager import on_values
 from partjit.infer import Definition, infer_program
-from partjit.plan.ir.calls import is_program_with_calls
-from partjit.plan.plan import Plan
-from partjit.plan.run.stages import PlannedTraced
 from partjit.spec import parse_spec_tree
+
+if TYPE_CHECKING:
+    from partjit.plan.plan import Plan
+    from partjit.plan.run import stages
+else:  # a program without calls does without
+    stages = lazy.module("partjit.plan.run.stages")
 
 __all__ = ["pjit"]
 
@@ -45,14 +50,14 @@ class _Stages:
         """Traces and validates a call with these arguments (`jax.ShapeDtypeStruct` will do) without executing it."""
         program, leaves = infer_program(self._fun, self._definition, args, kwargs)
         is_planned = program.host or is_program_with_calls(program.jaxpr)
-        return (PlannedTraced if is_planned else Traced)(program, leaves)
+        return (stages.PlannedTraced if is_planned else Traced)(program, leaves)
 
-    def plan(self, *args: PyTree, **kwargs: PyTree) -> Plan:
+    def plan(self, *args: PyTree, **kwargs: PyTree) -> "Plan":
         """The plan of a call with these arguments: the fragments to dispatch and the colocated calls to make, in order.
 
         Nothing is compiled or executed.
         """
-        return PlannedTraced(*infer_program(self._fun, self._definition, args, kwargs)).plan
+        return stages.PlannedTraced(*infer_program(self._fun, self._definition, args, kwargs)).plan
 
     def lower(self, *args: PyTree, **kwargs: PyTree) -> jax.stages.Lowered:
         """Traces and lowers a call with these arguments; `.compile()` of the result gives a `jax.stages.Compiled`."""

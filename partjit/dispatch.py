@@ -11,7 +11,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import jax
 import numpy as np
@@ -19,6 +19,7 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.typing import ArrayLike
 
+from partjit import lazy
 from partjit._jax.caches import weakref_cache
 from partjit._jax.compiling import MeshExecutable, move_outputs, shard_constants
 from partjit._jax.dispatch import (
@@ -33,20 +34,24 @@ from partjit._jax.shardings import MaybeSharding, UnspecifiedValue
 from partjit._jax.tracing import abstractify, has_high_types, is_staged, trace_state_clean
 from partjit._jax.types import PyTree
 from partjit.arguments import Function, Numbered, positions, require_values
+from partjit.calls import is_program_with_calls
 from partjit.compile import Program, lower
 from partjit.host_objects import given
 from partjit.infer import Definition, forget, infer_program
 from partjit.mesh import has_explicit_axes
 from partjit.pickling import Recipe, reducer
 from partjit.placement import Misplaced, misplaced, reshard
-from partjit.plan.ir.calls import is_program_with_calls
-from partjit.plan.run.link import Run
-from partjit.plan.run.program import Placing, placing_of, plan_of, runnable_of
-from partjit.plan.run.recent import UNKNOWN, Recent
 from partjit.primitive import pjit_p, sharding_constraint_p, shardings_of
 from partjit.typed import check_types, resharded
 from partjit.unconstrained import with_free_dimensions_settled
 from partjit.validate import check_specs, raise_mismatches, require_devices_of_mesh
+
+if TYPE_CHECKING:
+    from partjit.plan.run import program as plans
+    from partjit.plan.run import recent as recent_calls
+    from partjit.plan.run.link import Run
+else:  # a program without calls does without
+    plans, recent_calls = lazy.module("partjit.plan.run.program"), lazy.module("partjit.plan.run.recent")
 
 __all__ = ["CacheMiss", "make_function"]
 
@@ -62,7 +67,7 @@ class CacheMiss:
         definition: what `pjit` was given with it.
 
     Attributes:
-        recent: the last calls of programs that a plan runs.
+        recent: the last calls of programs that a plan runs; None before the first.
         functions: the C++ functions that call this; `_let_others_in` replaces their entries.
     """
 
@@ -70,7 +75,7 @@ class CacheMiss:
         self._fun = fun
         self._definition = definition
         self._misplacement = Misplaced(definition.name)
-        self.recent = Recent(definition.static, definition.host)
+        self.recent: recent_calls.Recent | None = None
         self.functions: tuple[Any, ...] = ()
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> Outcome:
@@ -84,9 +89,10 @@ class CacheMiss:
             return self._outcome(args, kwargs)[0], None, False
 
     def _outcome(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> Outcome:
-        result = self.recent.call(args, kwargs)
-        if result is not UNKNOWN:
-            return result, None, False
+        if self.recent is not None:
+            result = self.recent.call(args, kwargs)
+            if result is not recent_calls.UNKNOWN:
+                return result, None, False
         program, leaves = infer_program(self._fun, self._definition, args, kwargs)
         values = [*program.consts, *leaves]
         if has_high_types(program.jaxpr):
@@ -107,6 +113,7 @@ class CacheMiss:
             self._let_others_in(args, kwargs)
             placing, run = _prepare_plan(values, **program.params)
             if not moved and not program.consts:
+                self.recent = self.recent or recent_calls.Recent(self._definition.static, self._definition.host)
                 self.recent.remember(args, kwargs, program.in_tree, leaves, placing, run, program.out_tree)
             return run(placing.apply(values), program.out_tree), None, False
         try:
@@ -183,7 +190,8 @@ def make_function(
     def clear_cache() -> None:
         """Forgets all that was traced and compiled for this function."""
         cpp_function._clear_cache()
-        cache_miss.recent.clear()
+        if cache_miss.recent is not None:
+            cache_miss.recent.clear()
         forget(fun)
 
     own = {**methods, "clear_cache": clear_cache, "__reduce_ex__": reducer(function, recipe), "_recipe": recipe}
@@ -265,9 +273,9 @@ def _jitted(
     return jax.jit(lambda *args: tuple(fun(*args)), in_shardings=in_shardings, out_shardings=out_shardings)
 
 
-def _prepare_plan(values: Sequence[object], **params: Any) -> tuple[Placing, Run]:
-    plan = plan_of(values, **params)
-    return placing_of(plan, values), runnable_of(plan, values, params["mesh"])
+def _prepare_plan(values: Sequence[object], **params: Any) -> "tuple[plans.Placing, Run]":
+    plan = plans.plan_of(values, **params)
+    return plans.placing_of(plan, values), plans.runnable_of(plan, values, params["mesh"])
 
 
 def _run(values: Sequence[object], **params: Any) -> tuple[list[jax.Array], MeshExecutable, list[jax.Array]]:

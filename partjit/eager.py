@@ -8,26 +8,31 @@ alone.
 import inspect
 import weakref
 from collections.abc import Hashable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, Sharding
 
+from partjit import lazy
 from partjit._jax.arrays import device_put
 from partjit._jax.shardings import MaybeSharding, UnspecifiedValue
 from partjit._jax.tracing import abstractify
 from partjit._jax.types import PyTree
 from partjit.arguments import Function, flattened_results
-from partjit.colocated.ir.eager import DefaultSharding, as_array, evaluated_with
 from partjit.compile import own_sharding
 from partjit.host_objects import check_returned, given
 from partjit.infer import Definition, infer, out_specs_of
 from partjit.mesh import auto_twin, tracing_under
-from partjit.plan.passes.propagate import default_sharding
 from partjit.primitive import shardings_of
 from partjit.trace import with_static
 from partjit.validate import check_devices, check_specs, raise_mismatches
+
+if TYPE_CHECKING:
+    from partjit.colocated.ir import eager
+    from partjit.plan.passes import propagate
+else:
+    eager, propagate = lazy.module("partjit.colocated.ir.eager"), lazy.module("partjit.plan.passes.propagate")
 
 __all__ = ["OnValues", "on_values"]
 
@@ -63,15 +68,15 @@ class OnValues:
         if self._definition.device is None:
             mismatches += check_devices(arguments.paths, arguments.leaves, known.in_specs, mesh)
         raise_mismatches(mismatches, name, mesh)
-        default = default_sharding(mesh, map(own_sharding, arguments.leaves))
+        default = propagate.default_sharding(mesh, map(own_sharding, arguments.leaves))
         shardings = shardings_of(known.in_specs, mesh)
         leaves = [_placed(leaf, s, default, mesh) for leaf, s in zip(arguments.leaves, shardings, strict=True)]
         positional, named = with_static(arguments.tree, leaves, arguments.static)
-        with evaluated_with(default), tracing_under(mesh):
+        with eager.evaluated_with(default), tracing_under(mesh):
             result = fun(*positional, **named)
             check_returned(result, name)
             returned, paths, out_tree = flattened_results(result, name)
-        results = [*map(as_array, returned)]
+        results = [*map(eager.as_array, returned)]
         avals = [*map(abstractify, results)]
         out_specs = out_specs_of(self._definition, out_tree, avals)
         raise_mismatches(check_specs("pjit outputs", paths, avals, out_specs, mesh), name, mesh)
@@ -97,11 +102,11 @@ def on_values(fun: Function, definition: Definition) -> OnValues:
     return of_fun.get(key) or of_fun.setdefault(key, OnValues(weakref.ref(fun), definition))
 
 
-def _placed(value: object, sharding: MaybeSharding, default: DefaultSharding, mesh: Mesh) -> object:
+def _placed(value: object, sharding: MaybeSharding, default: "eager.DefaultSharding", mesh: Mesh) -> object:
     """A value with its sharding on `mesh`; with an UNSPECIFIED one a committed array keeps its own."""
     if isinstance(value, Tracer):
         return value
-    value = as_array(value)
+    value = eager.as_array(value)
     if not isinstance(value, jax.Array):  # a ref
         return value
     if isinstance(sharding, UnspecifiedValue):

@@ -11,12 +11,13 @@ import functools
 import threading
 from collections.abc import Hashable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import jax
 import numpy as np
 from jax.sharding import AxisType
 
+from partjit import lazy
 from partjit._jax.meshes import (
     EMPTY_MESH,
     AmbientMeshes,
@@ -29,8 +30,12 @@ from partjit._jax.meshes import (
 )
 from partjit.checks import items_of, require, require_mesh_type, shown, wrong_type, wrong_value
 from partjit.errors import MeshChangedError
-from partjit.render.picture import Picture
-from partjit.render.piece_grid import Dimension, Piece, PieceGrid
+
+if TYPE_CHECKING:
+    from partjit.render import picture as pictures
+    from partjit.render import piece_grid
+else:
+    pictures, piece_grid = lazy.module("partjit.render.picture"), lazy.module("partjit.render.piece_grid")
 
 __all__ = [
     "Mesh",
@@ -325,21 +330,24 @@ def describe_mesh(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> str:
     return ", ".join(f"{name}={size}" for name, size in mesh.shape.items()) or "no axes"
 
 
-def picture(mesh: jax.sharding.Mesh) -> Picture:
+def picture(mesh: jax.sharding.Mesh) -> "pictures.Picture":
     """The devices along the axes, as text or SVG."""
     devices = mesh.devices
     remote = frozenset(d.id for d in devices.flat if d.process_index != d.client.process_index())
     axes = zip(mesh.axis_names, mesh.axis_types, devices.shape, strict=True)
-    grid = PieceGrid(
+    grid = piece_grid.PieceGrid(
         f"mesh ({describe_mesh(mesh)}) of {devices.size} {next((d.platform for d in devices.flat), 'no')} devices",
         (),
-        tuple(Dimension(name, f"{size} ({kind.name})", tuple(map(str, range(size)))) for name, kind, size in axes),
+        tuple(
+            piece_grid.Dimension(name, f"{size} ({kind.name})", tuple(map(str, range(size))))
+            for name, kind, size in axes
+        ),
         "",
-        tuple(Piece(at, (device.id,), k) for k, (at, device) in enumerate(np.ndenumerate(devices))),
+        tuple(piece_grid.Piece(at, (device.id,), k) for k, (at, device) in enumerate(np.ndenumerate(devices))),
         remote,
         noun="device",
     )
-    return Picture(grid)
+    return pictures.Picture(grid)
 
 
 def _mesh_changed(outer: jax.sharding.Mesh, mesh: jax.sharding.Mesh) -> MeshChangedError:

@@ -35,6 +35,7 @@ from partjit.mesh import auto_twin, describe_mesh
 from partjit.spec import ParsedPartitionSpec, Spec
 
 __all__ = [
+    "colocated_call_p",
     "device_witness",
     "keep_where",
     "pjit_p",
@@ -54,6 +55,10 @@ sharding_constraint_p = Primitive("sharding_constraint")
 
 It changes no type: what the type of a value says of Explicit axes is what the spec says of them.
 """
+
+colocated_call_p = Primitive("colocated_call")
+"""A colocated call, see `partjit.colocated.ir.primitive`: a program is searched for calls without importing that."""
+colocated_call_p.multiple_results = True
 
 
 def shardings_of(specs: Sequence[Spec], mesh: Mesh) -> tuple[NamedSharding | UnspecifiedValue, ...]:

@@ -10,13 +10,14 @@ This is the first stage: nothing here depends on a mesh or on a value.
 import dataclasses
 import enum
 from collections.abc import Hashable, Iterator
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.tree_util import KeyPath
 
+from partjit import lazy
 from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
 from partjit._jax.types import PyTree
 from partjit.checks import (
@@ -31,7 +32,11 @@ from partjit.checks import (
     shown,
     wrong_type,
 )
-from partjit.render.html import fragment, table
+
+if TYPE_CHECKING:
+    from partjit.render import html
+else:
+    html = lazy.module("partjit.render.html")
 
 __all__ = [
     "FROM_ARRAY",
@@ -285,7 +290,7 @@ class ParsedPartitionSpec:
         over = ["left to the partitioner" if p is UNCONSTRAINED else ", ".join(p) or "unsharded" for p in self]
         sync = "" if self.sync is SpecSync.IN_SYNC else f" ({self.sync.name})"
         rows = [[f"dim {dim}", axes] for dim, axes in enumerate(over)]
-        return fragment(table(f"{self}{sync}", ["", "sharded over"], rows))
+        return html.fragment(html.table(f"{self}{sync}", ["", "sharded over"], rows))
 
     def __repr__(self) -> str:
         mesh = "" if self.mesh is None else f", mesh={self.mesh}"

@@ -11,11 +11,16 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from partjit.checks import items_of, require
-from partjit.command import explain, parse
+from partjit import lazy
+from partjit.command import diff, explain, parse
 from partjit.command.mistakes import Mistake
+
+if TYPE_CHECKING:
+    from partjit import checks
+else:
+    checks = lazy.module("partjit.checks")
 
 __all__ = ["main"]
 
@@ -33,7 +38,7 @@ class Subcommand(Protocol):
         ...
 
 
-_SUBCOMMANDS: Mapping[str, Subcommand] = {"explain": explain, "parse": parse}
+_SUBCOMMANDS: Mapping[str, Subcommand] = {"explain": explain, "diff": diff, "parse": parse}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments, without the name of the program; those of the process by default.
 
     Returns:
-        The exit code: 0 for success, 1 for what cannot be done, 2 for malformed arguments.
+        The exit code: 0 for success, 1 for what cannot be done, 2 for malformed arguments, 3 for an exceeded limit.
 
     Raises:
         TypeError: `argv` is no list of str.
@@ -60,8 +65,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         0
     """
     if argv is not None:
-        given = items_of("main", "argv", argv, "the arguments, a list of str, or None for those of the process")
-        argv = [require("main", f"argv[{i}]", argument, str, "an argument, a str") for i, argument in enumerate(given)]
+        given = checks.items_of("main", "argv", argv, "the arguments, a list of str, or None for those of the process")
+        argv = [
+            checks.require("main", f"argv[{i}]", argument, str, "an argument, a str")
+            for i, argument in enumerate(given)
+        ]
     try:
         args = _parser().parse_args(argv)
     except SystemExit as end:  # argparse has printed why

@@ -4,7 +4,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-__all__ = ["CANNOT", "USAGE", "Mistake", "did_you_mean", "mesh_of", "shape_of"]
+__all__ = ["CANNOT", "EXCEEDED", "USAGE", "Mistake", "did_you_mean", "mesh_of", "shape_of"]
 
 _CONTEXT = 40  # characters around the error
 
@@ -12,6 +12,8 @@ CANNOT = 1
 """The exit code of what cannot be done."""
 USAGE = 2
 """The exit code of malformed arguments."""
+EXCEEDED = 3
+"""The exit code of a report that does not keep the limits of `--max-bytes` and `--fail-on`."""
 
 
 class Mistake(Exception):

@@ -12,7 +12,13 @@ from partjit.inspect.why.requests import axes_in, spec_in
 from partjit.primitive import sharding_constraint_p
 from partjit.render.numbers import shown_bytes
 
-__all__ = ["Finding", "findings_of", "grouped"]
+__all__ = ["KINDS", "Finding", "findings_of", "grouped"]
+
+KINDS = (
+    *("replicated", "fight", "moved", "not kept", "parts of axes", "in loop", "rematerialization"),
+    *("invariant call", "unused result", "waited for", "one by one", "taking turns"),
+)
+"""The kinds of findings, of partitioned values and of colocated calls; docs/inspect.md says what they mean."""
 
 
 @dataclasses.dataclass(frozen=True)

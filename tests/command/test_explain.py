@@ -1,15 +1,19 @@
 """`partjit explain`: what it prints and writes, what it says of mistakes, and on which devices it works."""
 
+import ast
 import json
 import os
+import pathlib
 import subprocess
 import sys
 
 import pytest
 
+import partjit
 from partjit.command import main
 from partjit.command.mistakes import Mistake
 from partjit.command.target import find, users_code
+from partjit.inspect.findings import KINDS
 
 MESH = ["--mesh", "data=4,model=2"]
 
@@ -81,6 +85,11 @@ def leave():
     sys.exit(3)
 
 
+@partial(pjit, in_axis_resources=P("data"), out_axis_resources=P())
+def gathered(x):
+    return jnp.sin(x)
+
+
 number = 3
 """
 
@@ -143,7 +152,11 @@ def test_functions_and_arguments_may_be_named_in_many_ways(run, function, make_a
 
 def test_a_file_sees_what_is_beside_it_and_needs_no_arguments_and_no_mesh(run):
     code, out, err = run("inner/deep.py:double")
-    assert (code, err) == (0, "")
+    assert code == 0
+    assert err == (
+        "partjit explain: there is no mesh, so nothing is partitioned: say its axes and their sizes, like --mesh "
+        "data=4,model=2\n"
+    )
     assert out.startswith("double without a mesh: ")
 
 
@@ -198,6 +211,10 @@ def test_a_page_is_written(run, model):
             "make_single should return a tuple of arguments, but returned ArrayImpl: for a single argument, return (",
             None,
         ),
+        (["shown_model:layer", "--max-bytes", "20XB"], 2, "a number of bytes is written as 4096, 20MB", (2, 4)),
+        (["shown_model:layer", "--max-bytes", "much"], 2, "a number of bytes is written as 4096, 20MB", (0, 4)),
+        (["shown_model:layer", "--fail-on", "moved,replicate"], 2, "did you mean 'replicated'?", (6, 15)),
+        (["shown_model:layer", "--fail-on", "x"], 2, "'x' is no kind of finding; there are replicated, fight", (0, 1)),
         (["shown_model:layer", "--html", "no/out.html"], 1, "--html: there is no directory 'no'", (0, 11)),
         (["shown_model:layer", "--html", "inner"], 1, "--html: 'inner' is a directory: name a file in it", (0, 5)),
         (
@@ -335,7 +352,61 @@ def test_devices_that_were_asked_for_before_are_kept(model):
 def test_what_takes_arguments_says_how_to_give_them(run, function, names):
     code, out, err = run(f"shown_model:{function}")
     assert (code, out) == (2, "")
-    assert err.splitlines()[-1] == (
-        f"partjit explain: error: shown_model:{function} takes {names}: say with --args which function returns the "
-        "arguments, like --args make_args"
+    assert err == (
+        f"imported\npartjit explain: error: shown_model:{function} takes {names}: say with --args which function "
+        "returns the arguments, like --args make_args with\n  def make_args():\n"
+        f"      return ({names},)  # arrays, or such as jax.ShapeDtypeStruct((8, 16), jnp.float32)\n"
     )
+
+
+def test_specs_without_a_mesh_say_how_to_give_one(run):
+    code, out, err = run("shown_model:layer", "--args", "make_odd")
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].startswith(
+        "partjit explain: error: shown_model:layer needs a mesh: say its axes and their sizes, like --mesh "
+        "data=4,model=2. Without, "
+    )
+
+
+# What it may not exceed
+
+
+@pytest.mark.parametrize(
+    ("limits", "code", "messages"),
+    [
+        ("--max-bytes 1kB", 0, []),
+        ("--max-bytes 20", 3, ["--max-bytes: a device sends 24 B per step, more than 20 B; most in", "all-gather"]),
+        ("--fail-on fight", 0, []),
+        ("--fail-on fight,moved", 3, ["--fail-on: moved:"]),
+        ("--fail-on any --max-bytes 0", 3, ["--max-bytes: a device sends 24 B", "--fail-on: moved:"]),
+    ],
+)
+def test_limits_that_are_not_kept_are_an_exit_code_and_said_on_the_standard_error(run, limits, code, messages):
+    arguments = ["shown_model:gathered", *MESH, "--args", "make_one", *limits.split()]
+    found, out, err = run(*arguments)
+    assert found == code, (out, err)
+    assert "a device sends 24 B per step" in out
+    assert err.count("partjit explain: error: ") == len([m for m in messages if m.startswith("--")])
+    place = -1
+    for message in messages:
+        assert err.find(message, place + 1) > place, err
+        place = err.find(message, place + 1)
+    found, out, _ = run(*arguments, "--json")
+    assert found == code
+    assert len(json.loads(out)["failed"]) == err.count("partjit explain: error: ")
+
+
+def test_every_kind_of_finding_can_be_named_and_is_documented():
+    root = pathlib.Path(partjit.__file__).parents[1]
+    text = (root / "docs" / "inspect.md").read_text(encoding="utf-8")
+    section = text.partition("## Findings")[2].partition("\n## ")[0]
+    documented = {line.split("|")[1].strip() for line in section.splitlines() if line.startswith("| ")}
+    assert documented - {"kind"} == {*KINDS}
+    made = {
+        ast.literal_eval(node.args[0])
+        for path in (root / "partjit" / "inspect").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Finding" and isinstance(node.args[0], ast.Constant)
+    }
+    assert len(made) >= 7
+    assert made <= {*KINDS}

@@ -397,6 +397,13 @@ def test_arguments_that_are_missing_or_too_many_are_a_mistake_of_usage(run, argu
     assert err.startswith("usage: partjit")
 
 
+def test_help_and_mistakes_of_usage_import_no_jax():
+    code = "import sys; from partjit.command import main; main(); assert 'jax' not in sys.modules"
+    for arguments in (["--help"], ["explain", "--help"], ["explain"]):
+        ran = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr
+
+
 def test_the_version_is_told(run):
     code, out, _ = run("--version")
     assert code == 0

@@ -164,14 +164,19 @@ def _dotted(node: ast.expr) -> str:
 
 def _imports(tree: ast.Module) -> Iterator[tuple[int, str, bool]]:
     """The line, the imported name, and whether it is at the top of the module, of each import."""
-    # What may be missing is imported in a `try`.
-    top = {id(node) for outer in tree.body for node in (outer.body if isinstance(outer, ast.Try) else [outer])}
+    # What may be missing is imported in a `try`; what `partjit.lazy` stands for, for type checkers.
+    top = {id(node) for outer in tree.body for node in (outer.body if _is_transparent(outer) else [outer])}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name, id(node) in top) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             prefix = "." * node.level + (node.module or "")
             yield from ((node.lineno, f"{prefix}.{alias.name}", id(node) in top) for alias in node.names)
+
+
+def _is_transparent(node: ast.stmt) -> bool:
+    """Whether imports in the body of a statement are at the top of the module."""
+    return isinstance(node, ast.Try) or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
 
 
 def _dependencies(module: Module, names: set[str]) -> dict[str, int]:

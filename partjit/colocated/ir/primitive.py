@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from jax.core import AbstractValue, ShapedArray
-from jax.extend.core import ClosedJaxpr, Effect, Jaxpr, JaxprEqn, Primitive, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Effect, Jaxpr, JaxprEqn, jaxprs_in_params
 from jax.sharding import NamedSharding, Sharding
 
 from partjit._jax.rules import register_printing
@@ -30,13 +30,11 @@ from partjit.colocated.runtime.shards import Shards
 from partjit.colocated.runtime.specs import InSpecs, OutSpec, OutSpecs, struct_of
 from partjit.colocated.runtime.streams import Stream
 from partjit.colocated.specialization import Specialization
+from partjit.primitive import colocated_call_p
 
 __all__ = ["Callee", "SpecializationOfKind", "calls_in", "colocated_call_p"]
 
 SpecializationOfKind = TypeVar("SpecializationOfKind", bound=Specialization)
-
-colocated_call_p = Primitive("colocated_call")
-colocated_call_p.multiple_results = True
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

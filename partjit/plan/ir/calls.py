@@ -1,77 +1,12 @@
-"""Where the colocated calls in jaxprs are, and in which order calls run."""
+"""In which order nodes run."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
-
-from partjit._jax.caches import weakref_cache
 from partjit._jax.effects import without_axes
-from partjit._jax.tracing import low_jaxpr
-from partjit.colocated.ir.primitive import colocated_call_p
-from partjit.colocated.runtime.streams import Stream
 from partjit.plan.ir.nodes import AnyNode, ColocatedCall, Equation, blocks_of
 
-__all__ = [
-    "Order",
-    "has_calls",
-    "inner_jaxprs",
-    "is_program_with_calls",
-    "makes_calls",
-    "names_of_calls",
-    "orders_of",
-    "streams_of",
-]
-
-_WITHOUT_JAXPRS = frozenset({bool, int, float, str, type(None)})
-
-
-def inner_jaxprs(eqn: JaxprEqn) -> Sequence[Jaxpr]:
-    """The jaxprs among the parameters of an equation. Most have none, and this is asked of every equation."""
-    for value in eqn.params.values():
-        if type(value) not in _WITHOUT_JAXPRS:
-            return [*jaxprs_in_params(eqn.params)]
-    return ()
-
-
-@weakref_cache
-def _calls(jaxpr: Jaxpr) -> Sequence[tuple[str, Stream | None]]:
-    """The name and the stream of each colocated call in a jaxpr, at any depth."""
-    found: list[tuple[str, Stream | None]] = []
-    for eqn in jaxpr.eqns:
-        if eqn.primitive is colocated_call_p:
-            found.append((eqn.params["callee"].name, eqn.params["stream"]))
-        else:
-            for inner in inner_jaxprs(eqn):
-                found += _calls(inner)
-    return found
-
-
-def has_calls(jaxpr: Jaxpr) -> bool:
-    """Whether there is a colocated call in a jaxpr, at any depth."""
-    return bool(_calls(jaxpr))
-
-
-def is_program_with_calls(jaxpr: ClosedJaxpr) -> bool:
-    """Whether a program makes colocated calls, also in equations that hide what they are made of."""
-    return has_calls(low_jaxpr(jaxpr).jaxpr)
-
-
-def makes_calls(eqn: JaxprEqn) -> bool:
-    """Whether there is a colocated call inside of an equation, at any depth."""
-    inner = inner_jaxprs(eqn)
-    return bool(inner) and any(map(has_calls, inner))
-
-
-def streams_of(jaxpr: Jaxpr) -> set[Stream]:
-    """The streams that a jaxpr itself puts calls on, at any depth."""
-    return {stream for _, stream in _calls(jaxpr) if stream is not None}
-
-
-def names_of_calls(jaxprs: Iterable[Jaxpr]) -> list[str]:
-    """The names of the colocated functions that jaxprs call, at any depth."""
-    return sorted({name for jaxpr in jaxprs for name, _ in _calls(jaxpr)})
-
+__all__ = ["Order", "orders_of"]
 
 Order: TypeAlias = tuple[str, object]
 """What calls have in common that run one after the other: a stream, an object, or effects of jax's own."""

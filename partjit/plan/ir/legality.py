@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from jax.extend.core import Var
 
 from partjit._jax.jaxprs import Atom
-from partjit.plan.ir.calls import makes_calls
+from partjit.calls import makes_calls
 from partjit.plan.ir.nodes import (
     AnyNode,
     Block,

@@ -19,8 +19,8 @@ from jax.typing import ArrayLike
 
 from partjit._jax.arrays import with_weak_type
 from partjit._jax.jaxprs import Atom, control_flow_kind, new_var, scan_counts, type_of
+from partjit.calls import makes_calls
 from partjit.plan.ir.build import Builder, expanded, live, read, reading, rebuilt
-from partjit.plan.ir.calls import makes_calls
 from partjit.plan.ir.nodes import Block, Branch, Loop, VarBlock, VarLoop, variables
 from partjit.primitive import keep_where
 from partjit.spec import ParsedPartitionSpec

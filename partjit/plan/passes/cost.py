@@ -7,7 +7,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from partjit._jax.caches import weakref_cache
 from partjit._jax.jaxprs import type_of
-from partjit.plan.ir.calls import inner_jaxprs
+from partjit.calls import inner_jaxprs
 
 __all__ = ["amortizes_a_dispatch", "cost_of"]
 

@@ -15,10 +15,10 @@ from partjit._jax.jaxprs import Atom, called_jaxpr, control_flow_kind, nested_sh
 from partjit._jax.shard_maps import shard_map_p
 from partjit._jax.shardings import MaybeSharding, UnspecifiedValue
 from partjit._jax.sources import at_site, nested_source_info
+from partjit.calls import inner_jaxprs, makes_calls, names_of_calls
 from partjit.colocated.ir.primitive import colocated_call_p
 from partjit.colocated.runtime.streams import Stream
 from partjit.plan.ir.build import constraint, read
-from partjit.plan.ir.calls import inner_jaxprs, makes_calls, names_of_calls
 from partjit.plan.ir.nodes import Block, ColocatedCall, Equation, VarBlock, VarNode
 from partjit.primitive import pjit_p
 from partjit.spec import ParsedPartitionSpec

@@ -8,11 +8,11 @@ from jax.sharding import Mesh
 from partjit._jax.jaxprs import Atom
 from partjit._jax.shard_maps import shard_map_body, shard_map_p
 from partjit._jax.sources import at_site
+from partjit.calls import has_calls, inner_jaxprs, makes_calls, names_of_calls
 from partjit.colocated.ir.shard_map import check_is_over_all_axes
 from partjit.errors import ShardingError
 from partjit.mesh import auto_twin, device_ids
 from partjit.plan.ir.build import Builder, expanded, live
-from partjit.plan.ir.calls import has_calls, inner_jaxprs, makes_calls, names_of_calls
 from partjit.plan.ir.nodes import Equation, VarBlock, VarNode, variables
 from partjit.plan.passes.cost import amortizes_a_dispatch, cost_of
 from partjit.plan.passes.forms import REPLICATED, Form

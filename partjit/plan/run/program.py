@@ -16,13 +16,13 @@ from jax.sharding import Mesh, Sharding
 from partjit._jax.arrays import device_put, numpy_putter
 from partjit._jax.compiling import MeshExecutable
 from partjit._jax.tracing import low_jaxpr, trace_context
+from partjit.calls import streams_of
 from partjit.colocated.ir.eager import DefaultSharding
 from partjit.colocated.runtime.host_values import HostArgument, is_host_value
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.streams import current_stream
 from partjit.compile import in_shardings_of, own_sharding
 from partjit.placement import is_placed
-from partjit.plan.ir.calls import streams_of
 from partjit.plan.ir.nodes import Branch, Fragment, Loop, Node, Value, blocks_of, walk
 from partjit.plan.passes.propagate import default_sharding
 from partjit.plan.pipeline import make_plan

@@ -17,11 +17,11 @@ from partjit._jax.shardings import UnspecifiedValue, or_none
 from partjit._jax.tracing import abstractify
 from partjit._jax.types import PyTree
 from partjit.arguments import abstract_argument, require_values
+from partjit.calls import names_of_calls, streams_of
 from partjit.colocated.ir.eager import DefaultSharding
 from partjit.colocated.runtime.streams import current_stream
 from partjit.compile import Program, Traced, own_sharding
 from partjit.host_objects import HostReference, given
-from partjit.plan.ir.calls import names_of_calls, streams_of
 from partjit.plan.plan import Plan
 from partjit.plan.run.link import Run, compile_fragment, link
 from partjit.plan.run.program import default_sharding_for, lower_plan, placing_of, plan_of, runnable_of
