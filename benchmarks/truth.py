@@ -47,7 +47,7 @@ BYTES_BOUND = 0.05
 MEMORY_BOUND = 0.15
 LIBRARIES_BOUND = 8
 
-OPERATION = "operation"
+OPERATION = "operation:"
 """What stands for the library of a single operation."""
 
 QUICK = ("stencil", "attention mask, bf16", "loop of unknown length", "shard_map over one axis")
@@ -305,7 +305,7 @@ def tables_of(names: Sequence[str], operations: Sequence[Operation], folder: pat
     """The tables, without the empty ones; what a model raises is an entry among those skipped."""
     looks = [
         *((name, MODELS[name].partition(":")[0], functools.partial(make_model, name)) for name in names),
-        *((one.name, OPERATION, functools.partial(make_operation, one)) for one in operations),
+        *((f"{OPERATION} {one.name}", OPERATION, functools.partial(make_operation, one)) for one in operations),
     ]
     founds, skipped = [], []
     for name, library, make in looks:

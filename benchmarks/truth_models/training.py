@@ -102,7 +102,8 @@ def training_step(
 
     of_params, of_state = by_path(params, spec_of), by_path(state, spec_of)
     of_batch = {
-        name: P() if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else batch_spec for name, x in batch.items()
+        name: P() if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else batch_spec or P("data")
+        for name, x in batch.items()
     }
     made = pjit(
         step,
