@@ -24,5 +24,9 @@ def variational() -> Model:
     start = svi.init(jax.random.PRNGKey(0), jnp.zeros((64, 32)), jnp.zeros(64))
     state = jax.eval_shape(lambda: start)
     specs = by_path(state, lambda path, shape: P(None, "model") if shape == (32, 16) else P())
-    made = pjit(svi.update, in_shardings=(specs, P("data"), P("data")), out_shardings=(specs, None), donate_argnums=0)
+
+    def step(state, x, y):
+        return svi.update(state, x, y)
+
+    made = pjit(step, in_shardings=(specs, P("data"), P("data")), out_shardings=(specs, None), donate_argnums=0)
     return Model(made, (state, floats(64, 32), floats(64)), two_axes())
