@@ -46,12 +46,19 @@ def _of_bodies(equation: AnnotatedEquation, devices: int) -> Flops:
     if equation.primitive == "cond":
         return max(bodies, key=lambda flops: flops.per_device)._replace(is_exact=False)
     iterations = 1 if equation.trip_count is None else equation.trip_count
-    instances = devices if equation.primitive == "shard_map" else 1
+    instances = _instances(equation, devices) if equation.primitive == "shard_map" else 1
     return Flops(
         sum(body.total for body in bodies) * iterations * instances,
         sum(body.per_device for body in bodies) * iterations,
         equation.trip_count is not None and all(body.is_exact for body in bodies),
     )
+
+
+def _instances(equation: AnnotatedEquation, devices: int) -> int:
+    """How many instances of its body a `shard_map` has: one for each position along its manual axes."""
+    manual = equation.params.get("newly_manual_axes", equation.params.get("manual_axes"))
+    sizes = equation.params["mesh"].shape
+    return devices if manual is None else math.prod(sizes[axis] for axis in manual)
 
 
 def _own(equation: AnnotatedEquation) -> Flops:

@@ -151,7 +151,7 @@ class _Reading:
             return
         common["name"] = op.name
         if op.name in _STABLEHLO:
-            yield self._of_shard_map(op, common)
+            yield from self._of_shard_map(op, common)
         elif op.name == "sdy.collective_permute":
             yield from self._permuted(op, common)
         else:
@@ -277,11 +277,23 @@ class _Reading:
         before, after = (sharding or TensorSharding.replicated(ndim) for sharding in found)
         return before, after
 
-    def _of_shard_map(self, op: ir.Operation, common: _Fields) -> Collective:
-        """A collective that the user wrote in the body of a `shard_map`."""
+    def _of_shard_map(self, op: ir.Operation, common: _Fields) -> Iterator[Collective]:
+        """A collective that the user wrote in the body of a `shard_map`.
+
+        Over axes that are not manual its operands may be sharded further. XLA leaves them so where it combines elements
+        of equal positions, and gathers them before other collectives.
+        """
         mesh = self._unit.mesh
         kind = _STABLEHLO[op.name]
         operands, results = ([element_type(value) for value in values] for values in (op.operands, op.results))
+        if kind in ("all-reduce", "collective-permute"):
+            operands, results = (
+                [(self._local_shape(value, shape), *rest) for value, (shape, *rest) in zip(values, types, strict=True)]
+                for values, types in ((op.operands, operands), (op.results, results))
+            )
+        else:
+            for value in op.operands:
+                yield from self._gathered(value, common)
         in_bytes, out_bytes = (sum(math.prod(s) * n for s, n, _ in types) for types in (operands, results))
         sent = 1.0
         if kind == "collective-permute":
@@ -292,7 +304,7 @@ class _Reading:
         else:
             groups = _replica_groups(op.attributes["replica_groups"], mesh)
             axes, size = axes_of_groups(groups, mesh), max(map(len, groups), default=1)
-        return Collective(
+        yield Collective(
             kind=kind,
             axes=axes,
             group_size=size,
@@ -304,6 +316,33 @@ class _Reading:
             sent=sent,
             **common,
         )
+
+    def _local_shape(self, value: ir.Value, shape: Sequence[int]) -> tuple[int, ...]:
+        sharding = self._shardings.of(value)
+        return tuple(shape) if sharding is None else _local(shape, sharding)
+
+    def _gathered(self, value: ir.Value, common: _Fields) -> Iterator[Collective]:
+        """The all-gathers that replicate a value: one for each dimension that is sharded."""
+        mesh, sharding, (shape, itemsize, dtype) = self._unit.mesh, self._shardings.of(value), element_type(value)
+        if sharding is None:
+            return
+        before = [*_local(shape, sharding)]
+        for k, (axes, parts) in enumerate(zip(sharding.axes, sharding.parts, strict=True)):
+            if (size := math.prod(parts)) > 1:
+                after = [*before[:k], shape[k], *before[k + 1 :]]
+                groups = _groups(_references(axes), mesh)
+                yield Collective(
+                    kind="all-gather",
+                    axes=axes_of_groups(groups, mesh),
+                    group_size=size,
+                    operand=_shown(dtype, before),
+                    result=_shown(dtype, after),
+                    operand_bytes=math.prod(before) * itemsize,
+                    result_bytes=math.prod(after) * itemsize,
+                    groups=device_ids(groups, mesh),
+                    **common,
+                )
+                before = after
 
 
 def _product(one: int | None, other: int | None) -> int | None:

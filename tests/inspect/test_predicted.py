@@ -167,6 +167,26 @@ def test_what_a_shard_map_says_is_told(name, mesh):
     assert told(report.predicted) == told(report.collectives)
 
 
+@pytest.mark.parametrize("name", ["psum", "ppermute", "all_gather", "psum_scatter"])
+def test_a_shard_map_over_some_axes_communicates_shards_over_the_others(name, mesh):
+    bodies = {
+        "psum": lambda x: jax.lax.psum(x, "data"),
+        "ppermute": lambda x: jax.lax.ppermute(x, "data", [(0, 1), (1, 2), (2, 3), (3, 0)]),
+        "all_gather": lambda x: jax.lax.all_gather(x, "data", tiled=True),
+        "psum_scatter": lambda x: jax.lax.psum_scatter(x, "data", tiled=True),
+    }
+
+    def fun(x, w):
+        own = functools.partial(jax.shard_map, in_specs=(P("data"), P()), out_specs=P("data"), check_vma=False)
+        return own(lambda x, w: bodies[name](x @ w), mesh=mesh, axis_names={"data"})(x, w)
+
+    specs = P("data"), P(None, "model")
+    report = explain(pjit(fun, in_shardings=specs), matrix(32, 8), matrix(8, 16), mesh=mesh, compiled=True)
+    assert told(report.predicted) == told(report.collectives)
+    # One instance of the body for each position along `data`.
+    assert 1 <= report.flops.total / (2 * 32 * 8 * 16) < 1.1
+
+
 @pytest.mark.parametrize("dtype", ["float16", "complex64", "int8", "uint16", "bool", "int4"])
 def test_arrays_of_every_type_have_their_names_and_bytes(dtype, mesh):
     struct = jax.ShapeDtypeStruct((16, 8), dtype)
