@@ -99,5 +99,5 @@ def explain(
         tuple(units),
         (*warnings, *(() if traced.plan is None else findings_of_calls(traced.plan)), *findings),
         tuple(estimates),
-        flops_of(whole.tree, max(1, whole.unit.mesh.size)),
+        flops_of(whole.tree),
     )

@@ -23,8 +23,8 @@ class Flops(NamedTuple):
     is_exact: bool
 
 
-def flops_of(program: AnnotatedJaxpr, devices: int = 1) -> Flops:
-    """FLOPs of an annotated program on a mesh of so many devices.
+def flops_of(program: AnnotatedJaxpr) -> Flops:
+    """FLOPs of an annotated program.
 
     A matrix product or a convolution takes a multiplication and an addition per term of its sums; any other computation
     takes one operation per element of its result or, for a reduction, of its operand. Of a conditional the most
@@ -34,19 +34,19 @@ def flops_of(program: AnnotatedJaxpr, devices: int = 1) -> Flops:
     total = per_device = 0.0
     is_exact = True
     for equation in program.equations:
-        found = _of_bodies(equation, devices) if equation.bodies else _own(equation)
+        found = _of_bodies(equation) if equation.bodies else _own(equation)
         total += found.total
         per_device += found.per_device
         is_exact &= found.is_exact
     return Flops(total, per_device, is_exact)
 
 
-def _of_bodies(equation: AnnotatedEquation, devices: int) -> Flops:
-    bodies = [flops_of(body, devices) for body in equation.bodies.values()]
+def _of_bodies(equation: AnnotatedEquation) -> Flops:
+    bodies = [flops_of(body) for body in equation.bodies.values()]
     if equation.primitive == "cond":
         return max(bodies, key=lambda flops: flops.per_device)._replace(is_exact=False)
     iterations = 1 if equation.trip_count is None else equation.trip_count
-    instances = _instances(equation, devices) if equation.primitive == "shard_map" else 1
+    instances = _instances(equation) if equation.primitive == "shard_map" else 1
     return Flops(
         sum(body.total for body in bodies) * iterations * instances,
         sum(body.per_device for body in bodies) * iterations,
@@ -54,11 +54,10 @@ def _of_bodies(equation: AnnotatedEquation, devices: int) -> Flops:
     )
 
 
-def _instances(equation: AnnotatedEquation, devices: int) -> int:
+def _instances(equation: AnnotatedEquation) -> int:
     """How many instances of its body a `shard_map` has: one for each position along its manual axes."""
-    manual = equation.params.get("newly_manual_axes", equation.params.get("manual_axes"))
     sizes = equation.params["mesh"].shape
-    return devices if manual is None else math.prod(sizes[axis] for axis in manual)
+    return math.prod(sizes[axis] for axis in equation.params["newly_manual_axes"])
 
 
 def _own(equation: AnnotatedEquation) -> Flops:

@@ -100,7 +100,8 @@ def module_paths(tree: AnnotatedJaxpr, results: Sequence[tuple[str | None, Annot
     gradients = _gradients(tree, results, of_values)
     found = {}
     for equation in tree.walk():
-        read = next((of_values[value.number] for value in equation.inputs if value.number in of_values), None)
+        # Of a parameter and its optimizer state, which has a longer path, it is the parameter.
+        read = min((of_values[v.number] for v in equation.inputs if v.number in of_values), key=len, default=None)
         made = next((gradients[value.number] for value in equation.outputs if value.number in gradients), None)
         module, keys = module_of(equation.scope), (read or made) if not equation.bodies else None
         if keys is not None:

@@ -251,6 +251,38 @@ def test_an_end_that_an_argument_and_a_result_have_means_the_argument_and_says_s
     assert found.note == "result[0]['table'] has this suffix as well"
 
 
+def test_an_end_that_parameters_and_optimizer_state_have_means_the_parameter_and_says_so():
+    def step(params, state, x):
+        grads = jax.grad(lambda params: jnp.sum((x @ params["w"]) ** 2))(params)
+        state = jax.tree.map(lambda m, g: 0.9 * m + g, state, ({"w": grads["w"]}, {"w": grads["w"]}))
+        return jax.tree.map(lambda p, m: p - m, params, state[0]), state
+
+    of_array = inspected.f32(8, 8)
+    tree = partitioned(pjit(step), {"w": of_array}, ({"w": of_array}, {"w": of_array}), inspected.f32(4, 8)).tree
+    found = look_up(tree, "w")
+    assert found.value.path == "params['w']"
+    assert found.note.startswith("state[0]['w'], state[1]['w'], ")
+    assert found.note.endswith(" have this suffix as well")
+    assert find_value(tree, "w gradient") is find_value(tree, "params['w'] gradient")
+
+
+def test_a_module_means_its_parameter_or_the_last_value_there():
+    found = look_up(program().tree, "layers/1/w1")
+    assert (found.value.path, found.note) == ("params['layers'][1]['w1']", "")
+    assert find_value(program().tree, "layers/1/w1 gradient") is find_value(program().tree, "layers[1].w1 gradient")
+
+    def fun(x):
+        with jax.named_scope("Block_0"), jax.named_scope("Norm"):
+            return jnp.sin(jnp.cos(x)) + 1
+
+    of = partitioned(pjit(fun, P("data"), None), inspected.f32(8))
+    found = look_up(of.tree, "Block_0/Norm")
+    assert found.value is of.tree.equations[-1].outputs[0]
+    assert found.note == "3 equations are in Block_0/Norm; this is the result of the last one there"
+    with pytest.raises(ValueNotFoundError, match="there is no value 'Block_0/Dense'"):
+        look_up(of.tree, "Block_0/Dense")
+
+
 def test_an_argument_without_a_gradient_is_told():
     assert message("gradient of x").startswith(
         "no gradient of x was recognized: no value of a backward pass has the shape (8, 12) and belongs to it"

@@ -294,6 +294,30 @@ def test_unsharded_dimensions_are_explained():
     assert lines(why(of, of.tree.outputs[0]))[1:] == ["  it has no dimensions to shard"]
 
 
+def test_what_jax_fills_in_is_no_constraint():
+    of = partitioned(pjit(lambda x: x + jax.nn.one_hot(jnp.arange(8), 16), P("data"), None), f32(8, 16))
+    (filled,) = {e for e in of.tree.walk() if e.primitive == "iota" and e.params["sharding"] is not None}
+    reasons = why(of, filled.outputs[0]).unsharded.values()
+    assert not any("constraint" in reason for reason in reasons)
+
+
+def test_values_in_a_shard_map_are_local():
+    def fun(axes):
+        own = functools.partial(jax.shard_map, mesh=of.unit.mesh, in_specs=P("data"), out_specs=P("data"))
+        return lambda x: own(lambda x: jnp.sin(x), axis_names=axes)(x)  # mapped
+
+    of = partitioned(pjit(jnp.sin), f32(4, 3))
+    line = f"in the shard_map at {os.path.basename(__file__)}:{line_of('# mapped')}"
+    for axes, along in ((frozenset(), "'data' and 'model' are"), ({"data"}, "'data' is")):
+        of = partitioned(pjit(fun(axes)), f32(8, 4))
+        inside = next(e for e in of.tree.walk() if e.primitive == "sin")
+        reasons = why(of, inside.outputs[0]).unsharded
+        if axes:
+            assert reasons[1] == f"no spec propagates 'model' to it; {along} manual {line}"
+        else:
+            assert reasons == dict.fromkeys((0, 1), f"it is local to each device: {along} manual {line}")
+
+
 def test_what_lies_otherwise_is_told_with_who_wants_it():
     def fun(x, y):
         return constrained(jnp.sin(x), "data") + constrained(jnp.cos(y), None, "data")  # they meet

@@ -35,10 +35,13 @@ class Dataflow:
 
     Attributes:
         values: for each number the outermost value that has it.
+        shard_maps: for each value in the bodies of `shard_map`s these equations, outermost first.
     """
 
     def __init__(self, tree: AnnotatedJaxpr) -> None:
         self.values: dict[int, AnnotatedValue] = {}
+        self.shard_maps: dict[int, tuple[AnnotatedEquation, ...]] = {}
+        self._note_shard_maps(tree, ())
         touching, made, used = (collections.defaultdict[int, list[DataflowEdge]](list) for _ in range(3))
         for value in _outermost_first(tree):
             self.values.setdefault(value.number, value)
@@ -49,6 +52,16 @@ class Dataflow:
                     for number in dict.fromkeys(numbers):
                         edges[number].append(edge)
         self._touching, self._made, self._used = touching, made, used
+
+    def _note_shard_maps(self, tree: AnnotatedJaxpr, around: tuple[AnnotatedEquation, ...]) -> None:
+        if around:
+            self.shard_maps.update((value.number, around) for value in (*tree.constants, *tree.inputs))
+        for equation in tree.equations:
+            inside = (*around, equation) if equation.primitive == "shard_map" else around
+            for body in equation.bodies.values():
+                self._note_shard_maps(body, inside)
+            if around:
+                self.shard_maps.update((value.number, around) for value in equation.outputs)
 
     def made_by(self, number: int) -> Sequence[DataflowEdge]:
         """The edges to a value."""

@@ -4,9 +4,11 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from partjit.checks import abridged
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
+from partjit.inspect.modules import is_within
 from partjit.inspect.user_lines import shown_file
 from partjit.inspect.why.dataflow import Dataflow
 from partjit.inspect.why.gradients import gradient_of, is_backward
@@ -18,7 +20,8 @@ _GRADIENT = re.compile(r"(?i)^\s*(?:(?:the\s+)?grad(?:ient)?\s+(?:of\s+)?(.+?)|(
 _LINE = re.compile(r"^\s*(.+):(\d+)\s*$")
 _HOW = (
     "A value is named by its name in the printed program, by the path of an argument or result such as params['w'] or "
-    "result[0]['w'] or a unique suffix of one, as 'gradient of params['w']', or by a line such as model.py:12"
+    "result[0]['w'] or a unique suffix of one, as 'gradient of params['w']', by a module such as Block_3/Dense_0, or "
+    "by a line such as model.py:12"
 )
 
 
@@ -40,7 +43,7 @@ def look_up(tree: AnnotatedJaxpr, text: str, result_paths: Sequence[str] = (), f
     Args:
         tree: the program.
         text: the name of the value in the printed program; the path of an argument or result, or a unique suffix of
-            one; "gradient of" such a path; or a line, "model.py:12".
+            one; "gradient of" such a path; a module or a parameter of one, "Block_3/Dense_0"; or a line, "model.py:12".
         result_paths: the paths of the results; needed for those that are arguments or other results as well.
         flow: the dataflow of the program, if it is known.
 
@@ -53,6 +56,7 @@ def look_up(tree: AnnotatedJaxpr, text: str, result_paths: Sequence[str] = (), f
     found = finding.by_path(text) or finding.by_name(text) or finding.by_end(text)
     if found is None and (match := _GRADIENT.match(text)) is not None:
         found = finding.gradient(match[1] or match[2])
+    found = found or finding.by_module(text)
     if found is None and (match := _LINE.match(text)) is not None:
         found = finding.by_line(match[1], int(match[2]))
     if found is None:
@@ -95,14 +99,35 @@ class _Finding:
         keys = keys_of(text.strip())
         if not keys:
             return None
-        fitting = [(path, value) for own, path, value in self._keys if own is not None and own[-len(keys) :] == keys]
-        arguments = [entry for entry in fitting if entry[1] in self._tree.inputs]
-        one = arguments if len({value.number for _, value in arguments}) == 1 else fitting
-        if len({value.number for _, value in one}) > 1:
-            several = ", ".join(dict.fromkeys(path for path, _ in fitting))
+        fitting = [entry for entry in self._keys if entry[0] is not None and entry[0][-len(keys) :] == keys]
+        one = _parameters([entry for entry in fitting if entry[2] in self._tree.inputs]) or fitting
+        if len({value.number for _, _, value in one}) > 1:
+            several = ", ".join(dict.fromkeys(path for _, path, _ in one))
             raise ValueNotFoundError(f"{text.strip()!r} may mean any of {several}: write more of the path")
-        others = dict.fromkeys(path for path, value in fitting if one and value.number != one[0][1].number)
-        return Found(one[0][1], f"{', '.join(others)} has this suffix as well" if others else "") if one else None
+        if not one:
+            return None
+        found = one[0][2]
+        others = [*dict.fromkeys(path for _, path, value in fitting if value.number != found.number)]
+        more = f" and {len(others) - _LISTED} more" if others[_LISTED:] else ""
+        have = "has" if len(others) == 1 else "have"
+        return Found(found, f"{', '.join(others[:_LISTED])}{more} {have} this suffix as well" if others else "")
+
+    def by_module(self, text: str) -> Found | None:
+        """The parameter with these keys, or the last value that is computed in a module."""
+        searched = text.strip().strip("/")
+        if "/" not in searched:
+            return None
+        keys = tuple(searched.split("/"))
+        of_parameters = [entry for entry in self._keys if entry[0] is not None and entry[0][-len(keys) :] == keys]
+        found = _parameters([entry for entry in of_parameters if entry[2] in self._tree.inputs])
+        if len(found) == 1:
+            return Found(found[0][2])
+        there = [equation for equation in self._tree.walk() if is_within(equation.module, searched)]
+        made = [equation for equation in there if not equation.bodies] or there
+        value = _last_array([equation for equation in made if not is_backward(equation)]) or _last_array(made)
+        if value is None:
+            return None
+        return Found(value, f"{len(made)} equations are in {searched}; this is the result of the last one there")
 
     def by_line(self, file: str, line: int) -> Found | None:
         there = [
@@ -133,9 +158,10 @@ class _Finding:
         flow = self._flow or Dataflow(self._tree)
         arguments = [(keys, path, value) for keys, path, value in self._keys if value in self._tree.inputs and keys]
         keys = keys_of(text.strip()) or ()
-        fitting = [entry for entry in arguments if entry[0] == keys] or [
-            entry for entry in arguments if keys and (entry[0] or ())[-len(keys) :] == keys
-        ]
+        keys = tuple(text.strip().split("/")) if "/" in text and not keys else keys
+        fitting = [entry for entry in arguments if entry[0] == keys] or _parameters(
+            [entry for entry in arguments if keys and (entry[0] or ())[-len(keys) :] == keys]
+        )
         paths = [path for _, path, _ in arguments]
         if not fitting:
             close = difflib.get_close_matches(text.strip(), paths, n=3, cutoff=0.5)
@@ -151,6 +177,24 @@ class _Finding:
                 f"{argument.aval.shape} and belongs to it. Name the value itself, for instance by its line"
             )
         return Found(found)
+
+
+_Named: TypeAlias = tuple[tuple[str, ...] | None, str, AnnotatedValue]
+
+_LISTED = 3
+
+
+def _parameters(fitting: Sequence[_Named]) -> list[_Named]:
+    """Of arguments with equal ends of their paths, those that are parameters.
+
+    An optimizer keeps trees of their shape at deeper paths: state[0].mu['w'].
+    """
+    fewest = min((len(keys or ()) for keys, _, _ in fitting), default=0)
+    shortest = [entry for entry in fitting if len(entry[0] or ()) == fewest]
+    return [entry for entry in shortest if (entry[0] or ("",))[0] in _PARAMETERS] or shortest
+
+
+_PARAMETERS = ("params", "parameters", "variables", "weights", "model")
 
 
 def _is_file(path: str, text: str) -> bool:

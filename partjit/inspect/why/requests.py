@@ -3,12 +3,13 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue, shown_spec
 from partjit.inspect.propagation import Partitioned
 from partjit.inspect.user_lines import Site, shown_line
+from partjit.primitive import sharding_constraint_p
 from partjit.spec import ParsedPartitionSpec
 
 __all__ = ["Request", "axes_in", "requests_of", "spec_in"]
@@ -88,7 +89,16 @@ def _of_equation(equation: AnnotatedEquation) -> Iterator[Request]:
     # A constraint: the primitive of this package has a spec, jax's has a sharding, and some others have one as well.
     if len(equation.outputs) == 1 and not equation.bodies:
         spec = params.get("spec", params.get("sharding"))
-        yield from _each("constraint", [""], [spec], equation.outputs, equation)
+        if equation.primitive in _CONSTRAINTS or _is_of_explicit_axes(spec):
+            yield from _each("constraint", [""], [spec], equation.outputs, equation)
+
+
+_CONSTRAINTS = ("sharding_constraint", sharding_constraint_p.name)
+
+
+def _is_of_explicit_axes(sharding: object) -> bool:
+    """Whether a sharding in another equation can be the user's; over Auto axes jax fills it in."""
+    return isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types
 
 
 def _each(

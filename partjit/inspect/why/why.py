@@ -117,10 +117,18 @@ def why(partitioned: Partitioned, value: str | AnnotatedValue) -> Why:
         notes.append("the partitioner did not report every origin: 'probably' marks the nearest spec with that axis")
     makers = [edge.equation for edge in of_program.flow.made_by(value.number)]
     equation = next((made for made in reversed(makers) if not made.bodies), makers[-1] if makers else None)
-    requests = of_program.requests.get(value.number, ())
     ordered = {axis: of_value[axis] for axis, _ in _dimensions(value) if axis in of_value}
     return Why(
-        value, equation, ordered, dict(_unsharded(value, requests)), tuple(_conflicts(of_program, value)), tuple(notes)
+        value,
+        equation,
+        ordered,
+        dict(
+            _unsharded(
+                value, of_program.requests.get(value.number, ()), of_program.flow.shard_maps.get(value.number, ())
+            )
+        ),
+        tuple(_conflicts(of_program, value)),
+        tuple(notes),
     )
 
 
@@ -131,23 +139,32 @@ def _dimensions(value: AnnotatedValue) -> Iterator[tuple[str, int]]:
             yield from ((axis, dimension) for axis in axes)
 
 
-def _unsharded(value: AnnotatedValue, requests: Sequence[Request]) -> Iterator[tuple[int, str]]:
-    """Each unsharded dimension of a value, and why."""
+def _unsharded(
+    value: AnnotatedValue, requests: Sequence[Request], around: Sequence[AnnotatedEquation]
+) -> Iterator[tuple[int, str]]:
+    """Each unsharded dimension of a value in these `shard_map`s, and why."""
     sharding, sizes = value.sharding, {axis: size for axis, size in value.mesh.shape.items() if size > 1}
     if sharding is None:
         return
     used = {axis.partition(":")[0] for axis, _ in _dimensions(value)}
+    manual = [axis for axis in sizes if any(axis in equation.params["newly_manual_axes"] for equation in around)]
+    local = ""
+    if manual:
+        where = f"in the shard_map at {shown_line(around[-1].site)}"
+        local = f"{_several(manual)} {'is' if len(manual) == 1 else 'are'} manual {where}"
     for dimension, size in enumerate(value.aval.shape):
         if sharding.axes[dimension]:
             continue
         request = next((r for r in requests if r.kind not in ("result", "shard_map argument")), None)
-        free = [axis for axis in sizes if axis not in used]
+        free = [axis for axis in sizes if axis not in used and axis not in manual]
         uneven = [axis for axis in free if size % sizes[axis]]
         if request is not None and not _leaves_open(request, dimension):
             is_own = request.kind == "argument"
             yield dimension, f"its spec is {shown_spec(request.spec)}" if is_own else f"{request} requires it"
         elif size == 1:
             yield dimension, "its size is 1"
+        elif not free and local:
+            yield dimension, f"it is local to each device: {local}"
         elif not free:
             yield dimension, f"{_several(sorted(used))} {'shards' if len(used) == 1 else 'shard'} other dimensions"
         elif len(uneven) == len(free):
@@ -155,7 +172,7 @@ def _unsharded(value: AnnotatedValue, requests: Sequence[Request]) -> Iterator[t
             yield dimension, f"its size {size} is not divisible by {axes}"
         else:
             axes = _several([axis for axis in free if axis not in uneven], last="or")
-            yield dimension, f"no spec propagates {axes} to it"
+            yield dimension, f"no spec propagates {axes} to it" + (f"; {local}" if local else "")
 
 
 def _leaves_open(request: Request, dimension: int) -> bool:
