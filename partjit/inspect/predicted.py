@@ -157,7 +157,8 @@ class _Reading:
         else:
             text = str(op.attributes[_SDY[op.name][1]])
             if op.name == "sdy.all_gather":
-                yield from self._gathered(op, [_AXIS.findall(dim) for dim in re.findall(r"{(.*?)}", text)], common)
+                dims = [_AXIS.findall(dim) for dim in re.findall(r"{(.*?)}", text)]
+                yield from self._gathered(op.operands[0], dims, common)
                 return
             refs = [*dict.fromkeys(_AXIS.findall(text))]
             for together in self._by_dimension(op, refs) if op.name == "sdy.all_reduce" else [refs]:
@@ -192,14 +193,13 @@ class _Reading:
             **common,
         )
 
-    def _gathered(self, op: ir.Operation, dims: Sequence[list[_AxisRef]], common: _Fields) -> Iterator[Collective]:
+    def _gathered(self, value: ir.Value, dims: Sequence[list[_AxisRef]], common: _Fields) -> Iterator[Collective]:
         """The gathers of one dimension after the other, from the last: XLA adds up what has fewer elements than shards.
 
         Source: `PartitionedHlo::ReplicatePartial` of XLA's `spmd_partitioner.cc`.
         """
-        before, _ = self._shardings_of(op)
-        shape, itemsize, dtype = element_type(op.results[0])
-        tensor = Tensor(shape, dtype, itemsize, before)
+        tensor = self._tensor(value)
+        shape = tensor.shape
         counts = [self._size(refs) for refs in dims]
         axes = [tuple(name + (f":({pre}){part}" if part else "") for name, pre, part in refs) for refs in dims]
         parts = {dim: count for dim, count in enumerate(counts) if count > 1}
@@ -277,6 +277,10 @@ class _Reading:
         before, after = (sharding or TensorSharding.replicated(ndim) for sharding in found)
         return before, after
 
+    def _tensor(self, value: ir.Value) -> Tensor:
+        shape, itemsize, dtype = element_type(value)
+        return Tensor(shape, dtype, itemsize, self._shardings.of(value) or TensorSharding.replicated(len(shape)))
+
     def _of_shard_map(self, op: ir.Operation, common: _Fields) -> Iterator[Collective]:
         """A collective that the user wrote in the body of a `shard_map`.
 
@@ -285,16 +289,14 @@ class _Reading:
         """
         mesh = self._unit.mesh
         kind = _STABLEHLO[op.name]
-        operands, results = ([element_type(value) for value in values] for values in (op.operands, op.results))
+        tensors = [[self._tensor(value) for value in values] for values in (op.operands, op.results)]
         if kind in ("all-reduce", "collective-permute"):
-            operands, results = (
-                [(self._local_shape(value, shape), *rest) for value, (shape, *rest) in zip(values, types, strict=True)]
-                for values, types in ((op.operands, operands), (op.results, results))
-            )
+            operands, results = ([(t, t.local) for t in each] for each in tensors)
         else:
-            for value in op.operands:
-                yield from self._gathered(value, common)
-        in_bytes, out_bytes = (sum(math.prod(s) * n for s, n, _ in types) for types in (operands, results))
+            for value, tensor in zip(op.operands, tensors[0], strict=True):
+                yield from self._gathered(value, [*map(_references, tensor.sharding.axes)], common)
+            operands, results = ([(t, t.shape) for t in each] for each in tensors)
+        in_bytes, out_bytes = (sum(math.prod(shape) * t.itemsize for t, shape in each) for each in (operands, results))
         sent = 1.0
         if kind == "collective-permute":
             pairs = tuple((int(a), int(b)) for a, b in elements(op.attributes["source_target_pairs"]))
@@ -308,41 +310,14 @@ class _Reading:
             kind=kind,
             axes=axes,
             group_size=size,
-            operand=", ".join(_shown(name, shape) for shape, _, name in operands),
-            result=", ".join(_shown(name, shape) for shape, _, name in results),
+            operand=", ".join(_shown(t.dtype, shape) for t, shape in operands),
+            result=", ".join(_shown(t.dtype, shape) for t, shape in results),
             operand_bytes=in_bytes,
             result_bytes=out_bytes,
             groups=device_ids(groups, mesh),
             sent=sent,
             **common,
         )
-
-    def _local_shape(self, value: ir.Value, shape: Sequence[int]) -> tuple[int, ...]:
-        sharding = self._shardings.of(value)
-        return tuple(shape) if sharding is None else _local(shape, sharding)
-
-    def _gathered(self, value: ir.Value, common: _Fields) -> Iterator[Collective]:
-        """The all-gathers that replicate a value: one for each dimension that is sharded."""
-        mesh, sharding, (shape, itemsize, dtype) = self._unit.mesh, self._shardings.of(value), element_type(value)
-        if sharding is None:
-            return
-        before = [*_local(shape, sharding)]
-        for k, (axes, parts) in enumerate(zip(sharding.axes, sharding.parts, strict=True)):
-            if (size := math.prod(parts)) > 1:
-                after = [*before[:k], shape[k], *before[k + 1 :]]
-                groups = _groups(_references(axes), mesh)
-                yield Collective(
-                    kind="all-gather",
-                    axes=axes_of_groups(groups, mesh),
-                    group_size=size,
-                    operand=_shown(dtype, before),
-                    result=_shown(dtype, after),
-                    operand_bytes=math.prod(before) * itemsize,
-                    result_bytes=math.prod(after) * itemsize,
-                    groups=device_ids(groups, mesh),
-                    **common,
-                )
-                before = after
 
 
 def _product(one: int | None, other: int | None) -> int | None:

@@ -117,16 +117,13 @@ def why(partitioned: Partitioned, value: str | AnnotatedValue) -> Why:
         notes.append("the partitioner did not report every origin: 'probably' marks the nearest spec with that axis")
     makers = [edge.equation for edge in of_program.flow.made_by(value.number)]
     equation = next((made for made in reversed(makers) if not made.bodies), makers[-1] if makers else None)
+    requests = of_program.requests.get(value.number, ())
     ordered = {axis: of_value[axis] for axis, _ in _dimensions(value) if axis in of_value}
     return Why(
         value,
         equation,
         ordered,
-        dict(
-            _unsharded(
-                value, of_program.requests.get(value.number, ()), of_program.flow.shard_maps.get(value.number, ())
-            )
-        ),
+        dict(_unsharded(value, requests, of_program.flow.shard_maps.get(value.number, ()))),
         tuple(_conflicts(of_program, value)),
         tuple(notes),
     )
