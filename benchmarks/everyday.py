@@ -202,9 +202,8 @@ def typical(times: Sequence[float]) -> float:
     return statistics.median(times) if times else math.inf
 
 
-def measure(name: str, count: int, effort: Effort, without: Mapping[str, str]) -> None:
+def measure(entry: Entry, count: int, effort: Effort, without: Mapping[str, str]) -> None:
     """Prints the seconds per iteration of each way, and why others have none."""
-    entry = SITUATIONS[name]
     iterations, ways = entry.make(Place(count), entry.full if effort.is_full else entry.quick)
     left_out, runs = {}, {}
     for way, run, why in agreeing(ways, without, watch):
@@ -220,14 +219,13 @@ def measure(name: str, count: int, effort: Effort, without: Mapping[str, str]) -
 # All of them
 
 
-def measured(name: str, effort: Effort) -> Iterator[Row]:
-    """The rows of a situation, from processes that may hang or abort."""
-    entry = SITUATIONS[name]
+def measured(name: str, entry: Entry, effort: Effort, script: str) -> Iterator[Row]:
+    """The rows of a situation, from processes of a script that may hang or abort."""
     without: dict[str, str] = {}
     remaining = [*entry.counts]
     while remaining:
         request = json.dumps([name, remaining, effort, without])
-        command = [sys.executable, __file__, "--situation", request]
+        command = [sys.executable, script, "--situation", request]
         try:
             ran = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_A_PROCESS, check=False)
             out, why = ran.stdout, "hangs" if "Timeout (" in ran.stderr else f"the process ends (code {ran.returncode})"
@@ -318,12 +316,23 @@ def counted(rows: Sequence[Row]) -> str:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer turns and iterations, in less than four minutes")
+def rows_of_all(description: str | None, situations: Mapping[str, Entry], script: str) -> tuple[list[Row], bool]:
+    """The rows of those situations that the command line names, and whether they are to be printed as JSON.
+
+    Args:
+        description: what `--help` says.
+        situations: all of them, by name.
+        script: the path of the script whose command line it is, which runs itself for each of them.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer turns and iterations, in a few minutes")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument(
-        "--only", action="append", choices=[*SITUATIONS], help="only this one; may be given several times"
+        "--only",
+        action="append",
+        metavar="NAME",
+        choices=[*situations],
+        help="only this one; may be given several times",
     )
     parser.add_argument("--situation", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -331,17 +340,21 @@ def main() -> None:
     if options.situation:
         name, counts, effort, without = json.loads(options.situation)
         for i, count in enumerate(counts):
-            measure(name, count, Effort(*effort), {} if i else without)
+            measure(situations[name], count, Effort(*effort), {} if i else without)
         os._exit(0)  # what counts is what calls do, not what is left of them at exit
-    effort = QUICK if options.quick else FULL
     rows = []
-    for name in options.only or SITUATIONS:
-        for row in measured(name, effort):
+    for name in options.only or situations:
+        for row in measured(name, situations[name], QUICK if options.quick else FULL, script):
             rows.append(row)
             if not options.json:
                 cells = (report.show(row[key]) for key in ("situation", "devices", "spelling", "ratio", "verdict"))
                 print(*cells, sep="  ", file=sys.stderr, flush=True)
-    if options.json:
+    return rows, options.json
+
+
+def main() -> None:
+    rows, as_json = rows_of_all(__doc__, SITUATIONS, __file__)
+    if as_json:
         report.report({"everyday": rows}, as_json=True)
         return
     ways = [{key: row[key] for key in ("situation", "devices", "others")} for row in rows if row["spelling"] == OURS]

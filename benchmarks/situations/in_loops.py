@@ -1,6 +1,8 @@
 """Calls in loops: now and then, in the condition, for progress, without arguments, and between epochs."""
 
 import functools
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -30,9 +32,12 @@ from situations.ways import (
 SIZE = 1024
 """Floats of the state: 4 kB."""
 
+Spellings = Mapping[str, Mapping[str, Any]]
+"""Options that a function of ours is given, for each further spelling."""
 
-def begin(place: Place) -> jax.Array:
-    return place.put(np.linspace(0, 1, SIZE, dtype=np.float32))
+
+def begin(place: Place, size: int = SIZE) -> jax.Array:
+    return place.put(np.linspace(0, 1, size, dtype=np.float32))
 
 
 def work(x: jax.Array) -> jax.Array:
@@ -43,11 +48,14 @@ def work(x: jax.Array) -> jax.Array:
 # Now and then
 
 
-def rare_call(place: Place, rounds: int, every: int = 100) -> Situation:
-    """A controller that corrects the state after every hundredth iteration."""
+def rare_call(
+    place: Place, rounds: int, every: int = 100, size: int = SIZE, spellings: Spellings = MappingProxyType({})
+) -> Situation:
+    """A controller that corrects the state after every hundredth iteration, or another."""
     iterations = rounds * every
-    x = begin(place)
+    x = begin(place, size)
     damping = colocated.colocated_python(host.damping, uses_jax=False, out_specs=scalar())
+    others = {name: colocated.colocated_python(host.damping, out_specs=scalar(), **o) for name, o in spellings.items()}
 
     def loop(call: Any) -> Any:
         def step(x: Any, i: Any) -> Any:
@@ -98,16 +106,19 @@ def rare_call(place: Place, rounds: int, every: int = 100) -> Situation:
             ),
             OURS: with_ours(loop(damping)),
             f"{OURS}, a nested loop": with_ours(nested),
+            **{f"{OURS}, {name}": with_ours(loop(call)) for name, call in others.items()},
             IO: with_callback(IO),
             PURE: with_callback(PURE),
         },
     )
 
 
-def rare_log(place: Place, rounds: int, every: int = 100) -> Situation:
-    """The mean of the state is logged after every hundredth iteration."""
+def rare_log(
+    place: Place, rounds: int, every: int = 100, size: int = SIZE, spellings: Spellings = MappingProxyType({})
+) -> Situation:
+    """The mean of the state is logged after every hundredth iteration, or another."""
     iterations = rounds * every
-    x = begin(place)
+    x = begin(place, size)
 
     def loop(call: Any) -> Any:
         def step(x: Any, i: Any) -> Any:
@@ -135,12 +146,16 @@ def rare_log(place: Place, rounds: int, every: int = 100) -> Situation:
     def with_callback(way: str) -> Run:
         return within(jax.jit(loop(functools.partial(callback, way, host.log, None))), finished)
 
-    log = colocated.colocated_python(host.log, stream="rare log", uses_jax=False, out_specs_fn=nothing)
+    def with_ours(**options: Any) -> Run:
+        log = colocated.colocated_python(host.log, stream="rare log", out_specs_fn=nothing, **options)
+        return within(pjit(loop(log)), ended)
+
     return Situation(
         iterations,
         {
             BY_HAND: by_hand,
-            OURS: within(pjit(loop(log)), ended),
+            OURS: with_ours(uses_jax=False),
+            **{f"{OURS}, {name}": with_ours(**options) for name, options in spellings.items()},
             IO: with_callback(IO),
             DEBUG: with_callback(DEBUG),
         },
