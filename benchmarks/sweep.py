@@ -1,9 +1,9 @@
 """Calls in every k-th iteration of a loop, over k, iterations and sizes of the state: is there a cliff?
 
-Each case is a loop with a call in a `cond`: a controller whose result corrects the state, or a log of its mean. Compared
-are all ways of today, as in `everyday.py`, and our own ways among each other: what the planner chooses, and what it can
-be forced to. `choice` is the time of what it chooses to that of the best of its own ways, once for functions that
-promise `uses_jax=False` and once for those that do not.
+Each case is a loop with a call in a `cond`: a controller whose result corrects the state, or a log of its mean. All
+ways of today are compared, as in `everyday.py`, and our own ways among each other: what the planner chooses, and what
+it can be forced to. `choice` is the time of what it chooses to that of the best of its own ways, once for functions
+that promise `uses_jax=False` and once for those that do not.
 
     python benchmarks/sweep.py --quick --only "corrects, every 10 of 100, 4 kB"
 """

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+import numpy as np
 from jax._src import callback, core, pjit
 from jax._src.interpreters import mlir
 from jax._src.lib.mlir.dialects import func, hlo
@@ -123,12 +124,15 @@ def number_of_devices(ctx: LoweringRuleContext) -> int:
 
 
 def lower_to_callback(
-    ctx: LoweringRuleContext, function: Callable[..., tuple[()]], args: Sequence[ir.Value], effect: Effect
-) -> None:
-    """Lowers an equation without results to a call of a Python function, in the order of an effect.
+    ctx: LoweringRuleContext,
+    function: Callable[..., Sequence[np.ndarray]],
+    args: Sequence[ir.Value],
+    effect: Effect | None,
+) -> Sequence[ir.Value]:
+    """The results of a call of a Python function, in the order of an effect, if it has one, in a lowering rule.
 
     In a `shard_map` each device calls it, with the number of the device and its shards. Elsewhere the first device
-    does, with the arguments gathered there.
+    does, with the arguments gathered there, and the results are there.
 
     Source: `io_callback_lowering` of jax.
     """
@@ -136,18 +140,20 @@ def lower_to_callback(
     if mesh_of_shards(ctx) is not None:
         avals, args = [ShapedArray((), "uint32"), *avals], [hlo.partition_id(), *args]
     sharding: Any = callback._callback_op_sharding(ctx.module_context.axis_context, None, ctx.avals_out)
-    _, token, _ = callback.emit_python_callback(
+    results, token, _ = callback.emit_python_callback(
         ctx.replace(avals_in=avals),
         function,
-        ctx.tokens_in.get(effect),
+        None if effect is None else ctx.tokens_in.get(effect),
         [*args],
         cast(Sequence[ShapedArray], avals),
-        [],
+        cast(Sequence[ShapedArray], ctx.avals_out),
         has_side_effect=True,
-        returns_token=True,
+        returns_token=effect is not None,
         sharding=sharding,
     )
-    ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({effect: token})))
+    if effect is not None:
+        ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({effect: token})))
+    return cast(Sequence[ir.Value], results)
 
 
 def lower_constraint(

@@ -55,16 +55,15 @@ def pass_tokens_on(effect: Effect) -> None:
 
 def _token_input(tokens: Any, effect: Effect, devices: Sequence[Device]) -> Any:
     token = tokens.current_tokens.get(effect) if effect in _passed_on else None
-    if token is not None and [*device_list(token._buf.sharding)] == [*devices]:
-        if not _has_failed(token._buf):
-            return token
+    if token is not None:
+        is_on_them = [*device_list(token._buf.sharding)] == [*devices]
+        if (is_on_them and not is_computed(token._buf)) or not _has_failed(token._buf):
+            return token if is_on_them else _rule_of_jax(tokens, effect, devices)
         del tokens.current_tokens[effect]
     return _rule_of_jax(tokens, effect, devices)
 
 
 def _has_failed(array: jax.Array) -> bool:
-    if not is_computed(array):
-        return False
     try:
         array.block_until_ready()
     except jax.errors.JaxRuntimeError:  # its caller gets it with the results

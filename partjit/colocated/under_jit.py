@@ -1,11 +1,13 @@
 """Calls that the executables of other wrappers make, such as those of `jax.jit`: how they run.
 
-Such a call belongs to no execution that anyone here has started. So it runs on a thread, in a context of its own; what
-it raises is kept as the failure of an asynchronous call without results. The executable keeps what it calls alive.
+Such a call belongs to no execution that anyone here has started, and runs in a context of its own. Without results it
+runs on a thread, and what it raises is kept as the failure of an asynchronous call. If the executable waits for its
+results, it runs in the thread that waits. The executable keeps what it calls alive.
 """
 
 import contextvars
 import dataclasses
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,17 +17,21 @@ from jax.sharding import SingleDeviceSharding
 
 from partjit._jax.threads import ThreadSettings
 from partjit.colocated.emitted import SpecializationForExecutables
-from partjit.colocated.runtime.arrivals import Arrival, wait_for_room
+from partjit.colocated.runtime import scheduler
+from partjit.colocated.runtime.arrivals import Arrival, have_entered, wait_for_room
 from partjit.colocated.runtime.call import Call, Lane, current_calls
 from partjit.colocated.runtime.failures import Site
 from partjit.colocated.runtime.interrupts import is_interrupt
 from partjit.colocated.runtime.shards import on_each
 from partjit.colocated.runtime.streams import Stream, inside
 
-__all__ = ["STREAM", "CallUnderJit", "SpecializationUnderJit"]
+__all__ = ["STREAM", "AnsweredUnderJit", "CallUnderJit", "SpecializationUnderJit"]
 
 STREAM = Stream()
 """That of calls on no other: which thread has started the program, its executable does not know."""
+
+_MOST_SECONDS = 10.0
+"""How long the devices wait for the calls before: XLA ends the process when one does not come to a collective."""
 
 
 class SpecializationUnderJit(SpecializationForExecutables):
@@ -52,7 +58,7 @@ class CallUnderJit:
     shape: Mapping[str, int] | None
     settings: ThreadSettings = dataclasses.field(default_factory=ThreadSettings)
 
-    def __call__(self, *values: Any) -> tuple[()]:
+    def __call__(self, *values: Any) -> Sequence[np.ndarray]:
         """Hands over a call; raises nothing but what a signal handler has raised meanwhile."""
         arrival: Arrival | None = None
         interrupt: BaseException | None = None
@@ -82,6 +88,37 @@ class CallUnderJit:
             coordinates = dict(zip(self.shape, map(int, indices), strict=True))
         # XLA has copied them already, unless it changes.
         return [value if value.flags.owndata else np.array(value) for value in values], coordinates
+
+
+class AnsweredUnderJit(CallUnderJit):
+    """What an executable calls for the results of a call."""
+
+    def __call__(self, *values: Any) -> Sequence[np.ndarray]:
+        """Runs the function in this thread, when its turn comes.
+
+        Raises:
+            RuntimeError: the function has, or calls before it on its stream or of its object do not end.
+        """
+        return contextvars.Context().run(self._answer, *self._taken(values))
+
+    def _answer(self, arrays: Sequence[np.ndarray], coordinates: dict[str, int] | None) -> Sequence[np.ndarray]:
+        inside(self.specialization.own_stream())
+        deadline = time.monotonic() + _MOST_SECONDS
+        try:
+            if not have_entered(deadline):
+                raise TimeoutError("calls before it have not entered their streams")
+            lanes = scheduler.not_entered(self.specialization.lanes())
+            call = self.specialization.in_place_of_all(self.site, lanes, lambda: self._run(arrays, coordinates))
+            return scheduler.run_here(call, deadline=deadline)
+        except Exception as error:  # of which XLA quotes the text, and no notes
+            failure = self.specialization.failure(error, self.site)
+            text = f"the colocated call of {failure.name!r} made at {failure.site_text} failed: {error!r}"
+            failure.take()
+            raise RuntimeError(text).with_traceback(error.__traceback__) from None
+
+    def _run(self, arrays: Sequence[np.ndarray], coordinates: dict[str, int] | None) -> Sequence[np.ndarray]:
+        ((*results,),) = on_each(lambda _: self.specialization.answer(arrays, ""), [coordinates])
+        return results
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -626,7 +626,12 @@ def refusals():
     )
     hand_over = r"cannot hand x over to Python, which is of the type "
     return {
-        "results": ({"out_specs_fn": lambda x: x}, plain, 1.0, "cannot wait for what a call returns"),
+        "results": (
+            {"out_specs_fn": lambda x: x},
+            plain,
+            1.0,
+            "cannot wait for what a call returns unless the function promises uses_jax=False",
+        ),
         "inline": ({"mode": "inline"}, plain, 1.0, "cannot make a call with mode='inline' in its caller"),
         "keys": ({}, plain, key, hand_over + r"key<fry>\[\]"),
         "int4": ({}, plain, jnp.zeros(2, "int4"), hand_over + r"int4\[2\]"),

@@ -22,7 +22,7 @@ from partjit.colocated.runtime import scheduler, threads
 from partjit.colocated.runtime.call import Call, Lane
 from partjit.colocated.runtime.interrupts import Exclusive, Flag
 
-__all__ = ["MOST_BYTES_WAITING", "Arrival", "ColocatedEffect", "effect", "settle", "wait_for_room"]
+__all__ = ["MOST_BYTES_WAITING", "Arrival", "ColocatedEffect", "effect", "have_entered", "settle", "wait_for_room"]
 
 MOST_BYTES_WAITING = 64 * 2**20
 """Of arguments that may wait for their calls before the devices wait as well."""
@@ -201,12 +201,25 @@ def settle(deadline: float | None) -> bool:
     """
     if not wait_for_effect(effect, deadline):
         return False
+    if _entering:
+        threads.start_deferred()  # a thread of XLA, which called `announce`, starts none
+    return have_entered(deadline)
+
+
+def have_entered(deadline: float | None) -> bool:
+    """Waits until the calls that have arrived so far have entered their lanes.
+
+    Args:
+        deadline: in seconds of `time.monotonic`, or None.
+
+    Returns:
+        Whether they did by then.
+    """
     if not _entering or threads.is_for_deferred():
         return True
-    threads.start_deferred()  # a thread of XLA, which called `announce`, starts none
-    have_entered = Flag()
-    threads.run_later(have_entered.set)
-    return have_entered.wait(deadline)
+    all_of_them = Flag()
+    threads.run_later(all_of_them.set)
+    return all_of_them.wait(deadline)
 
 
 register_ordered_effect(ColocatedEffect)

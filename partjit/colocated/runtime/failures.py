@@ -112,6 +112,10 @@ class Failure:
         self._seen = True  # last: after an earlier interrupt, another use still raises it
         raise error
 
+    def take(self) -> None:
+        """Counts the exception as seen, which the caller raises in its own way."""
+        self._seen = True
+
     def log(self, what_next: str) -> None:
         """Logs the failure, unless it has been seen."""
         if self._seen:

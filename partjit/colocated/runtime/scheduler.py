@@ -114,14 +114,16 @@ NOT_FREE = object()
 """What `run_here` returns where the call would have had to wait."""
 
 
-def run_here(call: Call, *, only_if_free: bool = False) -> Any:
+def run_here(call: Call, *, only_if_free: bool = False, deadline: float | None = None) -> Any:
     """Runs a call in this thread when its turn comes, and returns what its body returns.
 
     Args:
         call: a call without receivers.
         only_if_free: return `NOT_FREE` at once if it would have to wait for its turn.
+        deadline: in seconds of `time.monotonic`; by then its turn must have come.
 
     Raises:
+        TimeoutError: it has not; the call is not made.
         RuntimeError: it is made by a finalizer or a signal handler that interrupts the submission of another call.
         BaseException: what the body raises.
     """
@@ -130,7 +132,7 @@ def run_here(call: Call, *, only_if_free: bool = False) -> Any:
     driver = _Driver(call)
     call.turn = Flag()
     call.claim(driver)
-    return driver.of(_run_here, call, driver, only_if_free, otherwise=driver.clean_up)()
+    return driver.of(_run_here, call, driver, only_if_free, deadline, otherwise=driver.clean_up)()
 
 
 def run_in_lanes(
@@ -141,7 +143,7 @@ def run_in_lanes(
     return run_here(Call(name, site, stream, free, body)) if free else body()
 
 
-def _run_here(call: Call, driver: "_Driver", only_if_free: bool) -> Any:
+def _run_here(call: Call, driver: "_Driver", only_if_free: bool, deadline: float | None) -> Any:
     if only_if_free and not _order.run(_append_if_free, call):
         driver.leave()
         return NOT_FREE
@@ -149,7 +151,8 @@ def _run_here(call: Call, driver: "_Driver", only_if_free: bool) -> Any:
     try:
         if not only_if_free and not _enter(call):
             assert call.turn is not None
-            wait_for(call, call.turn)
+            if not wait_for(call, call.turn, deadline):
+                raise TimeoutError(f"the colocated call of {call.name!r} waits for calls before it, which do not end")
         here.append(call)
         assert call.body is not None
         return call.body()
