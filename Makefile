@@ -74,6 +74,7 @@ bench: $(INSTALLED)-base
 	$(BIN)/python benchmarks/programs.py
 	$(BIN)/python benchmarks/loops.py
 	$(BIN)/python benchmarks/everyday.py
+	$(BIN)/python benchmarks/sweep.py
 	$(BIN)/python benchmarks/explain.py
 
 truth: $(INSTALLED)-truth

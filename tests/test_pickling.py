@@ -33,7 +33,7 @@ def through_bytes(value):
     return pickle.loads(cloudpickle.dumps(value))
 
 
-@pytest.mark.parametrize("how", ["spawn", "pipe"])
+@pytest.mark.parametrize("how", [pytest.param("spawn", marks=pytest.mark.system), "pipe"])
 def test_workers_compute_what_their_program_does(how):
     env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "NPROC": "32"}
     program = [sys.executable, "-P", "-W", "error", str(ROOT / "tests" / "pickling_main.py"), how]

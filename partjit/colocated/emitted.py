@@ -60,7 +60,7 @@ class SpecializationForExecutables(Specialization):
         lanes, _ = self._lanes(stream)
         return scheduler.run_here(self._call(site, stream, lanes, body)) if lanes else body()
 
-    def in_place_of_all(self, site: Site, lanes: Sequence[Lane], body: Callable[[], Sequence[jax.Array]]) -> Call:
+    def in_place_of_all(self, site: Site, lanes: Sequence[Lane], body: Callable[[], PyTree]) -> Call:
         """A call in the place of all that an executable makes."""
         return self._call(site, self.own_stream(), lanes, body)
 

@@ -92,7 +92,7 @@ def seen_of(steps, name):
 
 @sees("refused", *names_of_patches())
 @given(programs(), st.sampled_from(sorted(TRANSFORMED)))
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_programs_without_calls_are_what_jax_makes_of_them(steps, name):
     with replaced(reporting), contextlib.suppress(ValueError):
         jax.make_jaxpr(TRANSFORMED[name](function_of(steps)))(X)

@@ -12,6 +12,7 @@ import partjit
 from partjit import P, colocated, pjit
 from partjit.colocated import colocated_python
 from tests.colocated import rendezvous
+from tests.effort import sample
 
 like = {"out_specs_fn": lambda *xs: xs[0]}
 nothing = {"out_specs_fn": lambda *xs: None}
@@ -374,7 +375,7 @@ def test_what_a_branch_gives_as_it_is_may_be_read_after_it(mode, mesh):
     cases = [(b, u) for b in branches(call) for u in later_uses(call)]
     start = np.arange(1.0, 9.0, dtype=np.float32)
     count = 0
-    for k, ((branch, use), (by_hand, use_by_hand)) in enumerate(zip(cases, plain, strict=True)):
+    for k, ((branch, use), (by_hand, use_by_hand)) in sample([*enumerate(zip(cases, plain, strict=True))], 3):
         own = k % 2  # whether the program computes the value, or its caller donates it
 
         def program(x, p, branch=branch, use=use, own=own):
@@ -393,4 +394,4 @@ def test_what_a_branch_gives_as_it_is_may_be_read_after_it(mode, mesh):
             for found, wanted in zip(jax.tree.leaves(result), jax.tree.leaves(expected(start, p)), strict=True):
                 np.testing.assert_allclose(found, wanted, rtol=1e-5, err_msg=f"case {k}, {p}")
                 count += 1
-    assert count > 100
+    assert count > 25

@@ -195,7 +195,7 @@ def test_the_calls_and_the_values_are_those_of_the_loop_in_python(spec, mesh, mo
     """Calls are made by the executable, where it can, by the thread that drives the loop, or on a thread from there."""
     fewest, seen = collections.Counter(), collections.Counter()
     x, outside = np.linspace(0, 1, 8, dtype=np.float32), np.float32(0.25)
-    for loop, way, n, donates, mode in sample(CASES, 10):
+    for loop, way, n, donates, mode in sample(CASES, 23):
         expected, calls = run_by_hand(loop, way, n, x, outside)
         rendezvous.clear()
         monkeypatch.setattr(choose_emitted, "MOST_BYTES_WAITING", -1 if mode == "driven" else 2**26)
@@ -221,7 +221,7 @@ def test_the_calls_and_the_values_are_those_of_the_loop_in_python(spec, mesh, mo
             assert dispatched.count("FragmentDispatched") <= stops + inside + 4, what
             fewest[stops] += 1
         seen[bool(calls)] += 1
-    assert min(seen.values()) > 5
+    assert min(seen.values()) > 3
     assert len(fewest) > 3
 
 
