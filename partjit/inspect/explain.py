@@ -6,8 +6,9 @@ from partjit.checks import require_flag, require_mesh_type, require_number
 from partjit.inspect.collectives import repeated
 from partjit.inspect.compiled import compile_unit
 from partjit.inspect.contents import Collectives
-from partjit.inspect.findings import Finding, findings_of
+from partjit.inspect.findings import findings_of
 from partjit.inspect.findings_of_calls import findings_of_calls
+from partjit.inspect.findings_of_xla import findings_of_xla
 from partjit.inspect.flops import flops_of
 from partjit.inspect.memory import estimate_memory
 from partjit.inspect.predicted import predict
@@ -85,9 +86,9 @@ def explain(
         for finding in findings_of(program, collectives, large)
     ]
     warnings = [
-        Finding("rematerialization", found.total_bytes or 0, found.suggestion, "", found.site, "", found.module)
-        for unit in units
-        for found in unit.rematerializations
+        finding
+        for program, unit in zip(programs, units, strict=False)  # nothing is compiled unless requested
+        for finding in findings_of_xla(program, unit.rematerializations)
     ]
     estimates = [estimate_memory(program, flags) for program, flags in zip(programs, donated, strict=True)]
     return Report(

@@ -43,8 +43,8 @@ def as_data(report: Contents) -> Data:
           nothing was compiled: lists of `kind`, `axes`, `group_size`, `operand`, `result`, `arrays`, `bytes_moved`,
           `times`, `is_exact`, `bytes_per_step`, `module`, `site`, `library` (the line of an installed package that the
           site calls), `sites`, `program` and `name`; `comparison`: for each kind and
-          axes the `instructions`, `arrays`, `executions` and `bytes_per_step`, `predicted` and `compiled`, and the
-          `reason` why they differ.
+          axes the `instructions`, `arrays`, `executions`, `bytes_per_step` and element `types`, `predicted` and
+          `compiled`, and the `reason` why they differ.
         * `findings`: `kind`, `nbytes`, `text`, `suggestion`, `module`, `site` and `value`, those of most bytes first.
         * `memory`: for each program `program`, `arguments`, `results`, `donated`, `peak` and `is_estimate`.
         * `flops`: `total`, `per_device` and `is_exact`.
@@ -144,7 +144,7 @@ def _comparison(found: Comparison) -> Data:
 def _tally(tally: Tally) -> Data:
     counts = dataclasses.asdict(tally)
     nbytes = counts.pop("nbytes")
-    return {**counts, "bytes_per_step": _number(nbytes)}
+    return {**counts, "types": [*tally.types], "bytes_per_step": _number(nbytes)}
 
 
 def _plan(plan: Plan) -> Data:

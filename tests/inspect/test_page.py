@@ -353,13 +353,13 @@ def test_the_documentation_of_the_data_names_all_of_it(report, planned):
 # ---- why predicted and compiled collectives differ
 
 
-def collective(kind="all-gather", times=1, members=1, nbytes=32):
+def collective(kind="all-gather", times=1, members=1, nbytes=32, dtype="f32"):
     return Collective(
         kind=kind,
         axes=("model",),
         group_size=2,
         operand="",
-        result="",
+        result=f"{dtype}[8]",
         operand_bytes=nbytes // 2,
         result_bytes=nbytes,
         times=times,
@@ -371,14 +371,20 @@ def collective(kind="all-gather", times=1, members=1, nbytes=32):
     ("before", "after", "reason"),
     [
         ([collective()], [collective()], ""),
-        ([collective()] * 3, [collective(members=3, nbytes=96)], "XLA combined 3 arrays into 1 instruction"),
-        ([collective()] * 3, [collective()] * 2, "1 fewer: XLA merges equal values"),
-        ([collective()], [collective()] * 2, "1 more: XLA's partitioner reshards in other steps"),
-        ([collective(times=8)], [collective()], "XLA hoisted it out of a loop"),
-        ([collective()], [collective(times=8)], "XLA executes it in more iterations of a loop"),
-        ([collective()], [collective(nbytes=64)], "XLA moves other shapes or types"),
-        ([collective()], [], "XLA needs none"),
-        ([], [collective()], "XLA's partitioner uses it in place of a predicted collective"),
+        ([collective()] * 3, [collective(members=3, nbytes=96)], "3 arrays in 1 instruction"),
+        ([collective()] * 3, [collective()] * 2, "1 array fewer: XLA may have merged equal values"),
+        ([collective()], [collective()] * 2, "1 array more: XLA may reshard in other steps"),
+        ([collective(times=8)], [collective()], "1 in a step instead of 8: XLA may have moved it out"),
+        ([collective()], [collective(times=8)], "8 in a step instead of 1: XLA may execute it"),
+        ([collective()], [collective(nbytes=64)], "other shapes than predicted"),
+        ([collective(dtype="bf16")], [collective(nbytes=64)], "f32 instead of bf16: XLA may compute in a wider type"),
+        (
+            [collective(dtype="bf16")] * 2,
+            [collective(nbytes=128, members=2)],
+            "2 arrays in 1 instruction; f32 instead of bf16: XLA may compute in a wider type",
+        ),
+        ([collective()], [], "none is compiled: XLA may move"),
+        ([], [collective()], "none was predicted: XLA may use it in place"),
     ],
 )
 def test_the_reason_of_a_difference(before, after, reason):

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, NamedSharding
 
 import partjit
-from partjit import P
+from partjit import P, pjit, with_sharding_constraint
+from partjit.inspect import explain
 from partjit.inspect.hlo.captured_stderr import take_lines
 from partjit.inspect.hlo.rematerialization import catch_rematerializations, parse_rematerialization, with_sites
 from partjit.inspect.hlo.resharding import resharding_path
@@ -381,3 +382,23 @@ def test_warnings_that_are_on_stay_on():
 def test_it_works_where_there_is_no_standard_error():
     out, _ = in_a_process("close")
     assert out == ["1", "closed"]
+
+
+@pytest.mark.parametrize("of", ["an argument", "a result"])
+def test_a_finding_has_a_line_also_where_xla_names_none(of):
+    mesh = mesh_of((2, 4))
+    hard, easy = P(("b", "a")), P(None, "b")
+
+    def reads(x):
+        return with_sharding_constraint(x, easy) * 2  # reads
+
+    def makes(x):
+        return with_sharding_constraint(jnp.sin(x), hard)  # makes
+
+    made = pjit(reads, in_shardings=hard) if of == "an argument" else pjit(makes, P("a"), out_shardings=easy)
+    report = explain(made, jax.ShapeDtypeStruct(SHAPE, "float32"), mesh=mesh, compiled=True)
+    (finding,) = (found for found in report.findings if found.kind == "rematerialization")
+    fun = reads if of == "an argument" else makes
+    assert finding.site == (__file__, fun.__code__.co_firstlineno + 1, fun.__name__)
+    assert finding.text.startswith("x is replicated" if of == "an argument" else "result is replicated")
+    assert str(report.why(finding.value)).startswith(f"{finding.value}:f32[16,8] P(('b', 'a'), None)")

@@ -19,12 +19,14 @@ class Tally:
         executions: the number of arrays that are moved in a step, those in loops once per iteration; a loop of unknown
             trip count counts as one iteration.
         nbytes: that a device sends for them in a step.
+        types: their element types.
     """
 
     instructions: int = 0
     arrays: int = 0
     executions: int = 0
     nbytes: float = 0.0
+    types: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Comparison:
         axes: the axes of the mesh.
         predicted: those that the shardings require.
         compiled: those in the optimized programs; None if nothing was compiled.
-        reason: why the two differ; empty if they are equal.
+        reason: how the two differ, and what XLA may have done; empty if they are equal.
     """
 
     kind: str
@@ -58,7 +60,7 @@ def compare(predicted: Sequence[Collective], compiled: Sequence[Collective] | No
         >>> found.predicted.nbytes, found.compiled.nbytes
         (160.0, 16.0)
         >>> found.reason
-        'XLA hoisted it out of a loop (loop-invariant code motion)'
+        '1 in a step instead of 10: XLA may have moved it out of a loop, as loop-invariant'
     """
     before, after = _tallied(predicted), None if compiled is None else _tallied(compiled)
     keys = {*before, *(after or {})}
@@ -84,27 +86,40 @@ def _tallied(collectives: Iterable[Collective]) -> dict[tuple[str, tuple[str, ..
             tally.arrays + collective.combined,
             tally.executions + collective.combined * times,
             tally.nbytes + collective.bytes_moved * times,
+            tuple(sorted({*tally.types, *_types(collective)})),
         )
     return tallies
 
 
 def _reason(before: Tally, after: Tally) -> str:
-    reasons = []
+    """What differs, which is counted, and what XLA may have done, which is not known."""
     if not after.instructions:
-        return "XLA needs none: it moves the data in another way, or eliminated the value"
+        return "none is compiled: XLA may move the data in another way, or have eliminated the value"
     if not before.instructions:
-        return "XLA's partitioner uses it in place of a predicted collective of another kind"
+        return "none was predicted: XLA may use it in place of a collective of another kind"
+    reasons = []
     fewer = before.arrays - after.arrays
     if fewer > 0:
-        reasons.append(f"{fewer} fewer: XLA merges equal values (common subexpressions), and eliminates unused ones")
+        reasons.append(f"{counted(fewer, 'array')} fewer: XLA may have merged equal values, or eliminated unused ones")
     elif fewer < 0:
-        reasons.append(f"{-fewer} more: XLA's partitioner reshards in other steps than predicted")
+        reasons.append(f"{counted(-fewer, 'array')} more: XLA may reshard in other steps")
     elif before.executions > after.executions:
-        reasons.append("XLA hoisted it out of a loop (loop-invariant code motion)")
+        reasons.append(f"{_runs(before, after)}: XLA may have moved it out of a loop, as loop-invariant")
     elif before.executions < after.executions:
-        reasons.append("XLA executes it in more iterations of a loop")
+        reasons.append(f"{_runs(before, after)}: XLA may execute it in more iterations of a loop")
     if after.instructions < after.arrays:
-        reasons.append(f"XLA combined {after.arrays} arrays into {counted(after.instructions, 'instruction')}")
-    if not reasons and abs(before.nbytes - after.nbytes) >= 1:
-        reasons.append("XLA moves other shapes or types")
+        reasons.append(f"{after.arrays} arrays in {counted(after.instructions, 'instruction')}")
+    types = [sorted({*one.types} - {*other.types}) for one, other in ((after, before), (before, after))]
+    if all(types):
+        reasons.append(f"{', '.join(types[0])} instead of {', '.join(types[1])}: XLA may compute in a wider type")
+    elif before.executions == after.executions and abs(before.nbytes - after.nbytes) >= 1:
+        reasons.append("other shapes than predicted")
     return "; ".join(reasons)
+
+
+def _runs(before: Tally, after: Tally) -> str:
+    return f"{after.executions:,} in a step instead of {before.executions:,}"
+
+
+def _types(collective: Collective) -> set[str]:
+    return {array.partition("[")[0] for array in collective.result.split(", ")}
