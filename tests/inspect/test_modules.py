@@ -4,6 +4,8 @@ import functools
 import importlib.util
 import inspect
 import json
+import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ import pytest
 from partjit import P, pjit
 from partjit.inspect import explain
 from partjit.inspect.modules import folded, is_within, module_of
+from partjit.inspect.page.excerpts import Excerpts
 from partjit.inspect.user_lines import is_installed, nearest_lines
 from tests.inspect.inspected import f32, mesh
 
@@ -118,6 +121,27 @@ def test_the_module_is_said_everywhere(report):
     page = report.to_html()
     assert "Block_{0-1}/Dense_0" in page
     assert "in <a" in page
+
+
+def test_the_page_begins_with_what_sends_most_and_has_a_tree_of_modules(report):
+    page = report.to_html()
+    assert page.index("Sends most") < page.index(">Findings</h2>") < page.index("By module (compiled)")
+    assert "<b>Tail/Dense</b>" in page
+    assert "The tree of arguments" in page
+
+
+def test_lines_of_cells_are_shown_as_in_tracebacks(monkeypatch):
+    class Shell:
+        class compile:  # noqa: N801  # as IPython names it
+            @staticmethod
+            def format_code_name(name):
+                return ("Cell", "In[3]") if name == "/tmp/ipykernel_1/2.py" else None
+
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=Shell))
+    excerpts = Excerpts("p")
+    link = excerpts.link(("/tmp/ipykernel_1/2.py", 7, "loss"))
+    assert "ipykernel" not in f"{link}{excerpts.shown()}"
+    assert 'title="In[3]:7 in loss"' in link
 
 
 def test_lines_of_installed_packages_and_python_are_not_the_users():

@@ -121,7 +121,7 @@ def test_every_collective_argument_result_and_line_has_its_row(report):
     assert rows_of(page, "arguments and results") == len(placed)
     assert page.count('class="pj-l"') == len(report.jaxpr.lines)
     assert page.count('class="pj-l pj-more"') == sum(len(line.values) - 1 for line in report.jaxpr.lines if line.values)
-    assert Read(page).tags.count("li") == len(report.findings) > 0
+    assert page.partition('class="pj-findings"')[2].count("<li") == len(report.findings) > 0
     assert rows_of(page, "predicted collectives") == len([*report.predicted.rows()])
     for value in placed:
         assert value.path.replace("'", "&#39;") in page

@@ -7,6 +7,8 @@ from partjit.inspect.annotated import AnnotatedValue
 from partjit.inspect.arrays import draw_array
 from partjit.inspect.contents import Contents
 from partjit.inspect.page.table import colored_spec, nbytes, rows_table
+from partjit.inspect.page.trees import Leaf, drawn_tree
+from partjit.inspect.why.key_paths import keys_of
 from partjit.render.markup import Markup, element, join
 from partjit.render.numbers import counted
 from partjit.render.theme import STYLESHEET
@@ -42,7 +44,17 @@ def arrays(report: Contents, prefix: str) -> Markup:
     ]
     columns = ("what", "path", "type", "spec", "shard", "bytes", "per device")
     table = rows_table("arguments and results", columns, rows, filters=(0,), total=6)
-    return join([table, pictures.shown()])
+    leaves = [
+        Leaf(keys_of(value.path or "") or (value.path or value.name,), value.nbytes_per_device, _leaf(value))
+        for what, value in listed
+        if what == "argument"
+    ]
+    tree = element("details", element("summary", "The tree of arguments"), drawn_tree("arguments", "array", leaves))
+    return join([table, element("div", tree, class_="pj-fold") if leaves else "", pictures.shown()])
+
+
+def _leaf(value: AnnotatedValue) -> str:
+    return f"{value.shown_type} {value.shown_spec}{', replicated' if value.is_replicated and value.aval.shape else ''}"
 
 
 class _Pictures:
@@ -68,8 +80,8 @@ class _Pictures:
         """The path of an array, which opens its picture."""
         path, found = value.path or value.name, self._drawn.get(_key(value))
         if found is None:
-            return element("span", path, class_="pj-mono")
-        return element("a", path, href=f"#{found[0]}", class_="pj-mono")
+            return element("span", path, class_="pj-mono pj-wrap")
+        return element("a", path, href=f"#{found[0]}", class_="pj-mono pj-wrap")
 
     def shown(self) -> Markup:
         """All pictures."""

@@ -68,6 +68,7 @@ def page_of(report: Contents, is_whole: bool = True) -> str:
 
 def _body(report: Contents, prefix: str) -> list[Markup]:
     axes, excerpts = report.mesh.axis_names, Excerpts(prefix)
+    costs = sections.costs(report, excerpts)
     lines = drawn_lines(report.jaxpr.lines, axes, excerpts, *_marks(report))
     listed = [
         ("Findings", "findings", sections.findings(report, excerpts)),
@@ -93,7 +94,7 @@ def _body(report: Contents, prefix: str) -> list[Markup]:
         element("section", element("h2", title), content, id=f"{prefix}-{name}", class_=f"pj-section pj-is-{name}")
         for title, name, content in listed
     ]
-    return [header, sections.summary(report), *parts]
+    return [header, sections.summary(report), costs, *parts]
 
 
 def _marks(report: Contents) -> tuple[dict[int, str], dict[str, str]]:
@@ -123,7 +124,8 @@ def _devices(report: Contents) -> Markup:
 
 def _collectives(report: Contents, excerpts: Excerpts) -> Markup:
     axes = report.mesh.axis_names
-    parts = [sections.comparison(report), sections.collectives(report.collectives, axes, excerpts)]
+    found = report.collectives
+    parts = [sections.comparison(report), sections.collectives(found, axes, excerpts), sections.modules(found)]
     if report.compiled and report.predicted:
         head = element("summary", f"The {len(report.predicted):,} predicted collectives")
         before = sections.collectives(report.predicted, axes, excerpts)

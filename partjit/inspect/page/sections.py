@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from partjit.inspect.collectives import total_bytes
+from partjit.inspect.collectives import Collective, total_bytes
 from partjit.inspect.contents import Collectives, Contents
 from partjit.inspect.findings import grouped
 from partjit.inspect.memory import Memory
@@ -10,15 +10,17 @@ from partjit.inspect.modules import folded
 from partjit.inspect.page.comparison import Tally, compare
 from partjit.inspect.page.excerpts import Excerpts
 from partjit.inspect.page.table import Amount, Cell, amount, chip, nbytes, rows_table
+from partjit.inspect.page.trees import Leaf, drawn_tree
 from partjit.plan.ir.nodes import ColocatedCall, Fragment
 from partjit.plan.plan import Plan
 from partjit.render.html import code
 from partjit.render.markup import Markup, element, join
 from partjit.render.numbers import shown_bytes, shown_flops
 
-__all__ = ["collectives", "comparison", "findings", "memory", "plan", "summary"]
+__all__ = ["collectives", "comparison", "costs", "findings", "memory", "modules", "plan", "summary"]
 
 _MEMORY_PARTS = ("arguments", "results that are not donated arguments", "temporaries")
+_COSTS = 5
 _SHOWN = 4  # findings of one kind, and lines of one collective, that are not folded
 
 
@@ -102,36 +104,69 @@ def findings(report: Contents, excerpts: Excerpts) -> Markup:
 
 def collectives(found: Collectives, axes: Sequence[str], excerpts: Excerpts) -> Markup:
     """A table of collectives, with equal ones in one row."""
-    columns = ("kind", "axes", "devices", "result per device", "count", "times", "sent once", "sent in a step")
+    if not found:
+        return element("p", f"There are no collectives ({found.source}).", class_="pj-muted-text")
+    several = len({c.program for c in found}) > 1
     rows = []
     for group in found.groups():
         c, count = group[0], len(group)
-        links = [excerpts.link(site) for site in c.sites[:_SHOWN]]
-        if c.library is not None:
-            links.append(element("small", "in ", excerpts.link(c.library)))
-        if len(c.sites) > _SHOWN:
-            links.append(element("small", f"and {len(c.sites) - _SHOWN} more"))
-        times = amount(c.times) if c.is_exact or c.times is None else Amount(f"up to {c.times:,}", c.times)
-        rows.append(
-            (
-                c.kind,
-                _axes(c.axes, axes),
-                amount(c.group_size),
-                c.result if c.combined == 1 else f"{c.combined} arrays",
-                amount(count),
-                times,
-                nbytes(count * c.bytes_moved),
-                nbytes(None if c.bytes_per_step is None else count * c.bytes_per_step),
-                join(Markup(f"{link} ") for link in links) if links else "unknown",
-                c.site[2] if c.site else "",
-                _module(folded(module for one in group for module in one.modules)),
-                c.program,
-            )
-        )
-    if not rows:
-        return element("p", f"There are no collectives ({found.source}).", class_="pj-muted-text")
-    columns = (*columns, "line", "function", "module", "program")
-    return rows_table(f"{found.source} collectives", columns, rows, filters=(0, 1), total=7)
+        row: list[Cell] = [
+            c.kind,
+            _axes(c.axes, axes),
+            c.result if c.combined == 1 else f"{c.combined} arrays",
+            amount(count),
+            amount(c.times) if c.is_exact or c.times is None else Amount(f"up to {c.times:,}", c.times),
+            nbytes(None if c.bytes_per_step is None else count * c.bytes_per_step),
+            _module(folded(module for one in group for module in one.modules)),
+            _lines(c, excerpts),
+        ]
+        rows.append([*row, c.program] if several else row)
+    columns = ("kind", "axes", "result per device", "count", "times", "sent in a step", "module", "line")
+    columns = (*columns, "program") if several else columns
+    return rows_table(f"{found.source} collectives", columns, rows, filters=(0, 1), total=5)
+
+
+def _lines(c: Collective, excerpts: Excerpts) -> Markup:
+    """The lines that a collective comes from, and that of the library."""
+    links = [excerpts.link(site) for site in c.sites[:_SHOWN]]
+    if len(c.sites) > _SHOWN:
+        links.append(element("small", f"and {len(c.sites) - _SHOWN} more"))
+    if c.library is not None:
+        links.append(element("small", "in ", excerpts.link(c.library)))
+    return element("span", *(Markup(f"{link} ") for link in links), class_="pj-wrap") if links else Markup("unknown")
+
+
+def costs(report: Contents, excerpts: Excerpts) -> Markup:
+    """The collectives that send the most, with their shares."""
+    moved, total = report.collectives, report.collectives.bytes_per_step
+    if not total:
+        return Markup("")
+    rows = []
+    for group in moved.groups()[:_COSTS]:
+        c, sent = group[0], sum(one.bytes_per_step or one.bytes_moved for one in group)
+        share = element("span", f"{sent / total:.0%}", class_="pj-b", style=f"--w:{100 * sent / total:.0f}%")
+        module = _module(folded(module for one in group for module in one.modules))
+        what = element("span", f"{c.kind} ", _axes(c.axes, report.mesh.axis_names), " ", module)
+        rows.append(element("li", share, what, element("span", shown_bytes(sent), class_="pj-r"), _lines(c, excerpts)))
+    return element("section", element("h3", "Sends most"), element("ol", join(rows)), class_="pj-costs")
+
+
+def modules(found: Collectives) -> Markup:
+    """What each module sends in a step, as a tree that folds."""
+    leaves = []
+    for c in found:
+        if not c.modules:
+            continue
+        members = c.members or (c,)
+        whole = sum(member.operand_bytes for member in members) or 1
+        sent = c.bytes_moved if c.bytes_per_step is None else c.bytes_per_step
+        for member in members:
+            path = tuple((member.module or c.module or "(none)").split("/"))
+            leaves.append(Leaf(path, sent * member.operand_bytes / whole, f"{c.kind} {', '.join(c.axes)}"))
+    if not leaves:
+        return Markup("")
+    head = element("summary", f"By module ({found.source})")
+    return element("details", head, drawn_tree("sent by module", "array", leaves), class_="pj-fold", open="")
 
 
 def _module(path: str) -> Markup:

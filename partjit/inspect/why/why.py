@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue, shown_spec
 from partjit.inspect.propagation import Partitioned
@@ -11,6 +10,7 @@ from partjit.inspect.user_lines import shown_line, shown_site
 from partjit.inspect.why.lookup import look_up
 from partjit.inspect.why.origins import Origin, Origins, origins
 from partjit.inspect.why.requests import Request
+from partjit.render.html import code, fragment
 
 __all__ = ["Conflict", "Why", "why"]
 
@@ -67,7 +67,7 @@ class Why:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return f'<pre style="white-space: pre-wrap">{escape(str(self))}</pre>'
+        return fragment(code(str(self)))
 
     def _lines(self) -> Iterator[str]:
         yield f"{self.value}   {self._where()}"
