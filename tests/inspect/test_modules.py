@@ -131,13 +131,9 @@ def test_the_page_begins_with_what_sends_most_and_has_a_tree_of_modules(report):
 
 
 def test_lines_of_cells_are_shown_as_in_tracebacks(monkeypatch):
-    class Shell:
-        class compile:  # noqa: N801  # as IPython names it
-            @staticmethod
-            def format_code_name(name):
-                return ("Cell", "In[3]") if name == "/tmp/ipykernel_1/2.py" else None
-
-    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=Shell))
+    names = {"/tmp/ipykernel_1/2.py": ("Cell", "In[3]")}
+    shell = types.SimpleNamespace(compile=types.SimpleNamespace(format_code_name=names.get))
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
     excerpts = Excerpts("p")
     link = excerpts.link(("/tmp/ipykernel_1/2.py", 7, "loss"))
     assert "ipykernel" not in f"{link}{excerpts.shown()}"
