@@ -1,4 +1,4 @@
-"""Shardy's passes on a lowered program, and their results: shardings, and the collectives that these need.
+"""Shardy's passes on a lowered program, and their results: shardings, and the reshards that these need.
 
 Nothing is compiled here. The passes change the module, so it must not be used for anything else afterwards.
 
@@ -18,7 +18,7 @@ __all__ = [
     "Shardings",
     "TensorSharding",
     "axis_name",
-    "insert_collectives",
+    "insert_reshards",
     "main_of",
     "nested",
     "propagate",
@@ -80,10 +80,9 @@ def propagate_interface(module: ir.Module) -> None:
     _run(module, f"{settling})" if later else settling)
 
 
-def insert_collectives(module: ir.Module) -> None:
-    """Inserts the collectives that the shardings of a propagated module need, as operations of the `sdy` dialect."""
-    passes = "sdy-insert-explicit-reshards{enable-full-version=true},sdy-reshard-to-collectives"
-    _run(module, f"builtin.module(cse,func.func({passes}))")
+def insert_reshards(module: ir.Module) -> None:
+    """Inserts reshards and all-reduces where the shardings of a propagated module need them."""
+    _run(module, "builtin.module(func.func(sdy-insert-explicit-reshards{enable-full-version=true}))")
 
 
 def merge_equal(module: ir.Module) -> None:

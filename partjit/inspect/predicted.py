@@ -1,14 +1,15 @@
 """The collectives that the shardings of a program require, before it is compiled.
 
-Shardy inserts them into the propagated module as operations of its own; those in the body of a `shard_map` are there
-already. XLA may do better afterwards: it combines several of one kind, turns an all-reduce of which each device needs a
-shard into a reduce-scatter, and moves loop-invariant ones out of loops.
+Shardy inserts all-reduces and reshards into the propagated module; `partjit.inspect.moves` models how XLA reshards, and
+what else it moves; collectives in the body of a `shard_map` are there already. XLA may do better afterwards: it
+combines several of one kind, turns an all-reduce of which each device needs a shard into a reduce-scatter, and moves
+loop-invariant ones out of loops.
 """
 
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from jax.extend.mlir import ir
@@ -17,20 +18,19 @@ from jax.sharding import Mesh
 from partjit.inspect.collectives import KINDS, Collective, UnknownMove
 from partjit.inspect.hlo.device_groups import Groups, axes_of_groups, axes_of_pairs, device_ids, parse_groups
 from partjit.inspect.inlining import TAG
-from partjit.inspect.moves.model import Tensor, Transfer, element_type, elements
-from partjit.inspect.moves.rewriting import Moved, moved_by, write_out
+from partjit.inspect.moves.model import Tensor, element_type, elements
+from partjit.inspect.moves.resharding import reshard
+from partjit.inspect.moves.rewriting import Moved, Writing, moved_by
+from partjit.inspect.moves.tiles import Step, tiles_of
 from partjit.inspect.propagation import Partitioned
 from partjit.inspect.why.dataflow import reachable
-from partjit.shardy import Shardings, TensorSharding, insert_collectives, merge_equal, nested
+from partjit.shardy import Shardings, TensorSharding, insert_reshards, merge_equal, nested
 
 __all__ = ["Prediction", "predict"]
 
 _SDY = {
-    "sdy.all_gather": ("all-gather", "gathering_axes"),
     "sdy.all_reduce": ("all-reduce", "reduction_axes"),
     "sdy.reduce_scatter": ("reduce-scatter", "reduce_scatter_axes"),
-    "sdy.all_to_all": ("all-to-all", "params"),
-    "sdy.collective_permute": ("collective-permute", ""),
 }
 _STABLEHLO = {f"stablehlo.{kind.replace('-', '_')}": kind for kind in KINDS}
 _AXIS = re.compile(r'"([^"]+)"(?::\((\d+)\)(\d+))?')
@@ -55,9 +55,15 @@ def predict(partitioned: Partitioned) -> Prediction:
         return Prediction((), ())
     merge_equal(module)
     equations = partitioned.inlined.equations
-    moved = write_out(module, partitioned.shardings, lambda op: equations[t[-1]].primitive if (t := _tags(op)) else "")
-    insert_collectives(module)
-    reading = _Reading(partitioned, module, partitioned.shardings, moved)
+
+    def primitive_of(op: ir.Operation) -> str:
+        return equations[tags[-1]].primitive if (tags := _tags(op)) else ""
+
+    writing = Writing(module, partitioned.shardings, partitioned.unit.mesh, primitive_of)
+    writing.operations()
+    insert_reshards(module)
+    writing.reshards()
+    reading = _Reading(partitioned, module, partitioned.shardings, writing.moved)
     found = [
         one
         for function, op in _collectives(module)
@@ -152,78 +158,37 @@ class _Reading:
         common["name"] = op.name
         if op.name in _STABLEHLO:
             yield from self._of_shard_map(op, common)
-        elif op.name == "sdy.collective_permute":
-            yield from self._permuted(op, common)
         else:
-            text = str(op.attributes[_SDY[op.name][1]])
-            if op.name == "sdy.all_gather":
-                dims = [_AXIS.findall(dim) for dim in re.findall(r"{(.*?)}", text)]
-                yield from self._gathered(op.operands[0], dims, common)
-                return
-            refs = [*dict.fromkeys(_AXIS.findall(text))]
+            refs = [*dict.fromkeys(_AXIS.findall(str(op.attributes[_SDY[op.name][1]])))]
             for together in self._by_dimension(op, refs) if op.name == "sdy.all_reduce" else [refs]:
                 yield from self._of_axes(op, together, common)
 
     def _of_operation(self, moved: Moved, common: _Fields) -> Iterator[Collective | UnknownMove]:
-        """What XLA moves for an operation besides resharding its operands and results."""
-        if moved.model is None:
+        """What XLA moves for an operation, or a reshard."""
+        if moved.transfers is None:
             yield UnknownMove(operation=moved.name, bytes_at_most=moved.bound, **common)
             return
-        for transfer in moved.model.transfers:
-            yield self._of_transfer(transfer, {**common, "name": moved.name})
+        for step, tensor in moved.transfers:
+            yield self._of_step(step, tensor, {**common, "name": moved.name})
 
-    def _of_transfer(self, transfer: Transfer, common: _Fields) -> Collective:
-        mesh, tensor = self._unit.mesh, transfer.tensor
-        groups = _groups(_references(transfer.axes), mesh)
-        axes, size, sent = axes_of_groups(groups, mesh), len(groups[0]), 1.0
-        if transfer.pairs:
-            groups = tuple((group[a], group[b]) for group in groups for a, b in transfer.pairs)
+    def _of_step(self, step: Step, tensor: Tensor, common: _Fields) -> Collective:
+        mesh, groups, sent = self._unit.mesh, step.groups, 1.0
+        axes, size = axes_of_groups(groups, mesh), len(groups[0])
+        if step.kind == "collective-permute":
             axes, sent = axes_of_pairs(groups, mesh), sum(a != b for a, b in groups) / mesh.size
             size = math.prod(mesh.shape[axis] for axis in axes)
         return Collective(
-            kind=transfer.kind,
+            kind=step.kind,
             axes=axes,
             group_size=size,
-            operand=_shown(tensor.dtype, transfer.operand),
-            result=_shown(tensor.dtype, transfer.result),
-            operand_bytes=math.prod(transfer.operand) * tensor.itemsize,
-            result_bytes=math.prod(transfer.result) * tensor.itemsize,
+            operand=_shown(tensor.dtype, step.operand),
+            result=_shown(tensor.dtype, step.result),
+            operand_bytes=math.prod(step.operand) * tensor.itemsize,
+            result_bytes=math.prod(step.result) * tensor.itemsize,
             groups=device_ids(groups, mesh),
             sent=sent,
             **common,
         )
-
-    def _gathered(self, value: ir.Value, dims: Sequence[list[_AxisRef]], common: _Fields) -> Iterator[Collective]:
-        """The gathers of one dimension after the other, from the last: XLA adds up what has fewer elements than shards.
-
-        Source: `PartitionedHlo::ReplicatePartial` of XLA's `spmd_partitioner.cc`.
-        """
-        tensor = self._tensor(value)
-        shape = tensor.shape
-        counts = [self._size(refs) for refs in dims]
-        axes = [tuple(name + (f":({pre}){part}" if part else "") for name, pre, part in refs) for refs in dims]
-        parts = {dim: count for dim, count in enumerate(counts) if count > 1}
-        copies = [dim for dim in parts if shape[dim] == tensor.local[dim]]
-        sums = [dim for dim in parts if dim not in copies and shape[dim] <= parts[dim] // 2]
-        gathers = [dim for dim in reversed(parts) if dim not in copies and dim not in sums]
-        local = tensor.local
-
-        def moved(kind: str, dims: Sequence[int], operand: tuple[int, ...], result: tuple[int, ...]) -> Collective:
-            over = tuple(name for dim in dims for name in axes[dim])
-            transfer = Transfer(kind=kind, axes=over, tensor=tensor, operand=operand, result=result)
-            return self._of_transfer(transfer, common)
-
-        if copies:
-            yield moved("all-reduce", copies, local, local)
-        for dim in gathers:
-            before, local = local, (*local[:dim], local[dim] * parts[dim], *local[dim + 1 :])
-            yield moved("all-gather", [dim], before, local)
-        full = tuple(shape[dim] if dim in parts else n for dim, n in enumerate(local))
-        for dim in sums:
-            yield moved("all-reduce", [dim], full, full)
-
-    def _size(self, refs: Sequence[_AxisRef]) -> int:
-        return math.prod(int(part) if part else self._unit.mesh.shape[name] for name, _, part in refs)
 
     def _by_dimension(self, op: ir.Operation, refs: list[_AxisRef]) -> list[list[_AxisRef]]:
         """The axes of an all-reduce in the groups that XLA reduces over: one for each dimension that was contracted."""
@@ -239,21 +204,13 @@ class _Reading:
     def _of_axes(self, op: ir.Operation, refs: list[_AxisRef], common: _Fields) -> Iterator[Collective]:
         """The collective over these axes."""
         mesh, kind = self._unit.mesh, _SDY[op.name][0]
-        if (size := self._size(refs)) > 1:
+        if (size := math.prod(int(part) if part else mesh.shape[name] for name, _, part in refs)) > 1:
             groups = _groups(refs, mesh)
             names = {name for name, _, _ in refs}
             axes = tuple(name for name in mesh.axis_names if name in names and mesh.shape[name] > 1)
             if any(part for _, _, part in refs):
                 axes = axes_of_groups(groups, mesh)
             yield self._of_shards(op, kind, size, axes=axes, groups=device_ids(groups, mesh), **common)
-
-    def _permuted(self, op: ir.Operation, common: _Fields) -> Iterator[Collective]:
-        mesh = self._unit.mesh
-        pairs, sent = _moves(*self._shardings_of(op), mesh)
-        if pairs:
-            axes = axes_of_pairs(pairs, mesh)
-            size, groups = math.prod(mesh.shape[axis] for axis in axes), device_ids(pairs, mesh)
-            yield self._of_shards(op, "collective-permute", size, axes=axes, groups=groups, sent=sent, **common)
 
     def _of_shards(self, op: ir.Operation, kind: str, size: int, **fields: Any) -> Collective:
         """A collective on shards of the operand of an operation, which gives shards of its result."""
@@ -293,8 +250,10 @@ class _Reading:
         if kind in ("all-reduce", "collective-permute"):
             operands, results = ([(t, t.local) for t in each] for each in tensors)
         else:
-            for value, tensor in zip(op.operands, tensors[0], strict=True):
-                yield from self._gathered(value, [*map(_references, tensor.sharding.axes)], common)
+            for tensor in tensors[0]:
+                sizes, whole = dict(mesh.shape), TensorSharding.replicated(len(tensor.shape))
+                steps = reshard(tiles_of(tensor.sharding, sizes), tiles_of(whole, sizes), tensor.shape)
+                yield from (self._of_step(step, tensor, common) for step in steps)
             operands, results = ([(t, t.shape) for t in each] for each in tensors)
         in_bytes, out_bytes = (sum(math.prod(shape) * t.itemsize for t, shape in each) for each in (operands, results))
         sent = 1.0
@@ -348,47 +307,11 @@ def _shown(dtype: str, shape: Sequence[int]) -> str:
     return f"{dtype}[{','.join(map(str, shape))}]"
 
 
-def _references(axes: Sequence[str]) -> list[_AxisRef]:
-    split = [re.fullmatch(r"(.*?)(?::\((\d+)\)(\d+))?", axis) for axis in axes]
-    return [(found[1], found[2] or "", found[3] or "") for found in split if found is not None]
-
-
 def _groups(refs: Sequence[_AxisRef], mesh: Mesh) -> Groups:
     """Groups of positions in the mesh that differ along these axes, or parts of axes, only."""
     sizes = ",".join(f"'{name}'={size}" for name, size in mesh.shape.items())
     axes = ",".join(f"'{name}'" + (f":({pre}){part}" if part else "") for name, pre, part in refs)
     return parse_groups(f"mesh[{sizes}] {{{axes}}}")
-
-
-def _moves(before: TensorSharding, after: TensorSharding, mesh: Mesh) -> tuple[Groups, float]:
-    """Which position in the mesh sends its shard to which, and the fraction of positions that do."""
-    positions = itertools.product(*map(range, mesh.devices.shape))
-    coordinates = [dict(zip(mesh.axis_names, at, strict=True)) for at in positions]
-    held = [_index(before, at, mesh.shape) for at in coordinates]
-    wanted = [_index(after, at, mesh.shape) for at in coordinates]
-    holders: dict[tuple[int, ...], list[int]] = {}
-    for position, index in enumerate(held):
-        holders.setdefault(index, []).append(position)
-    pairs = []
-    for position, index in enumerate(wanted):
-        if held[position] != index and index in holders:
-            there = coordinates[position]
-            nearest = min(holders[index], key=lambda k: sum(coordinates[k][axis] != there[axis] for axis in there))
-            pairs.append((nearest, position))
-    return tuple(pairs), len(pairs) / len(coordinates)
-
-
-def _index(sharding: TensorSharding, at: Mapping[str, int], sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """Which shard of each dimension a device has."""
-    index = []
-    for axes, parts in zip(sharding.axes, sharding.parts, strict=True):
-        number = 0
-        for axis, part in zip(axes, parts, strict=True):
-            name, _, which = axis.partition(":(")
-            pre = int(which.partition(")")[0]) if which else 1  # as many parts of the axis are major to this one
-            number = number * part + at[name] // (sizes[name] // (pre * part)) % part
-        index.append(number)
-    return tuple(index)
 
 
 def _replica_groups(attribute: ir.Attribute, mesh: Mesh) -> Groups:

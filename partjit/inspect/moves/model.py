@@ -5,10 +5,11 @@ import functools
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.extend.mlir import ir
 
+from partjit.inspect.moves.tiles import Step, Tiles, tiles_of
 from partjit.shardy import TensorSharding
 
 __all__ = [
@@ -16,7 +17,6 @@ __all__ = [
     "Operation",
     "Tensor",
     "Transfer",
-    "Unmodelled",
     "constant_index",
     "definition",
     "element_type",
@@ -68,24 +68,11 @@ class Tensor:
         return dataclasses.replace(self, sharding=sharding)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Transfer:
-    """A collective that XLA's partitioner adds for an operation.
+class Transfer(NamedTuple):
+    """A collective that XLA's partitioner adds for an operation, and what it is about, which gives the dtype."""
 
-    Attributes:
-        kind: its kind.
-        axes: the axes, or parts of axes, whose devices communicate, major to minor.
-        tensor: what it is about: gives the dtype.
-        operand, result: shapes on a device.
-        pairs: which of the devices along the axes sends to which, for a collective-permute.
-    """
-
-    kind: str
-    axes: tuple[str, ...]
+    step: Step
     tensor: Tensor
-    operand: tuple[int, ...]
-    result: tuple[int, ...]
-    pairs: tuple[tuple[int, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,10 +92,6 @@ class Model:
     absorbs: bool = False
 
 
-class Unmodelled(Exception):
-    """XLA partitions an operation in a way that is not modelled."""
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Operation:
     """An operation of the lowered program.
@@ -116,13 +99,19 @@ class Operation:
     Attributes:
         op: the operation itself.
         operands, results: its arrays.
+        sizes: of the axes of the mesh, those that are manual left out.
         primitive: the name of the primitive that it was lowered from, if known.
     """
 
     op: ir.Operation
     operands: tuple[Tensor, ...]
     results: tuple[Tensor, ...]
+    sizes: Mapping[str, int]
     primitive: str = ""
+
+    def tiles(self, sharding: TensorSharding) -> Tiles:
+        """The devices of the shards of a sharding."""
+        return tiles_of(sharding, self.sizes)
 
     def numbers(self, name: str, default: Sequence[int] = ()) -> list[int]:
         """An attribute that is a list of numbers."""

@@ -16,13 +16,13 @@ from partjit.inspect.moves.model import (
     Model,
     Operation,
     Transfer,
-    Unmodelled,
     constant_index,
     definition,
     merged,
     numbers,
     without,
 )
+from partjit.inspect.moves.tiles import Step, Unmodelled
 from partjit.shardy import TensorSharding
 
 __all__ = [
@@ -30,10 +30,12 @@ __all__ = [
     "custom_call",
     "dynamic_slice",
     "dynamic_update_slice",
+    "elementwise",
     "factorization",
     "fft",
     "reduce",
     "sort",
+    "transpose",
 ]
 
 
@@ -77,21 +79,13 @@ def _rotation(op: Operation, dim: int, amount: int) -> Model:
         raise Unmodelled
     count, own = result.shards[dim], result.local[dim]
     far, rest = divmod(amount, own)
+    groups = op.tiles(result.sharding).groups([n if k == dim else 1 for k, n in enumerate(result.shards)])
     transfers = []
     for distance, size in ((far + 1, rest), (far, own - rest)):
         if size and distance % count:
             shape = (*result.local[:dim], size, *result.local[dim + 1 :])
-            pairs = tuple((k, (k + distance) % count) for k in range(count))
-            transfers.append(
-                Transfer(
-                    kind="collective-permute",
-                    axes=result.sharding.axes[dim],
-                    tensor=result,
-                    operand=shape,
-                    result=shape,
-                    pairs=pairs,
-                )
-            )
+            pairs = tuple((group[k], group[(k + distance) % count]) for group in groups for k in range(count))
+            transfers.append(Transfer(Step("collective-permute", pairs, shape, shape), result))
     return dataclasses.replace(op.model(None, None, transfers), absorbs=True)
 
 
@@ -150,6 +144,27 @@ def fft(op: Operation) -> Model | None:
     return op.replicated()
 
 
+def elementwise(op: Operation) -> Model | None:
+    """An operation on elements: operands are resharded, or the result if these are all sharded alike."""
+    result = op.results[0]
+    arrays = {k: tensor for k, tensor in enumerate(op.operands) if tensor.shape}
+    shardings = {tensor.sharding for tensor in arrays.values()}
+    if shardings == {result.sharding}:
+        return None
+    if len(shardings) == 1 < len(op.operands):
+        return op.model(None, [*shardings])
+    return op.model({k: [result.sharding] for k, tensor in arrays.items() if tensor.sharding != result.sharding})
+
+
+def transpose(op: Operation) -> Model | None:
+    """A permutation of dimensions: the operand is resharded."""
+    (operand,), result, order = op.operands, op.results[0], op.numbers("permutation")
+    places = [order.index(dim) for dim in range(len(order))]
+    axes, parts = ([of[k] for k in places] for of in (result.sharding.axes, result.sharding.parts))
+    wanted = dataclasses.replace(operand.sharding, axes=tuple(axes), parts=tuple(parts))
+    return None if wanted == operand.sharding else op.model({0: [wanted]})
+
+
 def dynamic_slice(op: Operation) -> Model:
     """A slice whose start is computed."""
     operand, result = op.operands[0], op.results[0]
@@ -192,20 +207,12 @@ def reduce(op: Operation) -> Model | None:
     result = TensorSharding(names, parts, first.sharding.mesh)
     transfers = []
     for tensor in operands:
-        shape = [1 if dim in dims else n for dim, n in enumerate(first.local)]
+        shape = tuple(1 if dim in dims else n for dim, n in enumerate(first.local))
         for dim in reversed(dims):
-            if first.shards[dim] > 1:
-                before = tuple(shape)
-                shape[dim] = first.shards[dim]
-                transfers.append(
-                    Transfer(
-                        kind="all-gather",
-                        axes=first.sharding.axes[dim],
-                        tensor=tensor,
-                        operand=before,
-                        result=tuple(shape),
-                    )
-                )
+            if (count := first.shards[dim]) > 1:
+                groups = op.tiles(first.sharding).groups([count if k == dim else 1 for k in range(len(shape))])
+                before, shape = shape, (*shape[:dim], count, *shape[dim + 1 :])
+                transfers.append(Transfer(Step("all-gather", groups, before, shape), tensor))
     chains = {k: [first.sharding] for k, tensor in enumerate(operands) if tensor.sharding != first.sharding}
     return op.model(chains, [result] * len(op.results), transfers)
 

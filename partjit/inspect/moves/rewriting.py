@@ -1,152 +1,233 @@
-"""The lowered program, with what XLA's partitioner does for an operation written out.
+"""The lowered program, with what XLA's partitioner does for its operations written out.
 
-Each operation that has a model becomes an opaque call between reshards; Shardy makes collectives of the reshards, as it
-does of all others, and leaves the call alone. What XLA moves besides is found by the number of the call.
+Each operation that has a model becomes an opaque call between reshards, which Shardy leaves alone; it adds the reshards
+that the other operations need. Then each reshard becomes a call as well. The number of a call says what XLA moves.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import sdy
+from jax.sharding import Mesh
 
-from partjit.inspect.moves.model import Model, Operation, Tensor, Unmodelled, element_type
+from partjit.inspect.moves.model import Model, Operation, Tensor, Transfer, definition, element_type
+from partjit.inspect.moves.resharding import reshard
 from partjit.inspect.moves.table import MODELS
+from partjit.inspect.moves.tiles import Step, Unmodelled, tiles_of
 from partjit.shardy import Shardings, TensorSharding, nested
 
-__all__ = ["Moved", "moved_by", "write_out"]
+__all__ = ["Moved", "Writing", "moved_by"]
 
 _CALL = "partjit.moves"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Moved:
-    """An operation that XLA's partitioner moves data for.
+    """An operation that XLA's partitioner moves data for, or a reshard.
 
     Attributes:
         name: of the operation: `stablehlo.slice`.
-        model: how; None if that is not modelled.
-        bound: bytes that a device sends at most if there is no model.
+        transfers: what is moved, besides the reshards of operands and results; None if that is not modelled.
+        bound: bytes that a device sends at most if it is not.
     """
 
     name: str
-    model: Model | None
-    bound: int
-
-
-def write_out(module: ir.Module, shardings: Shardings, primitive_of: Callable[[ir.Operation], str]) -> list[Moved]:
-    """Replaces the operations of a propagated module that have a model.
-
-    Args:
-        module: the module.
-        shardings: its shardings.
-        primitive_of: the primitive that an operation was lowered from, or the empty string.
-
-    Returns:
-        What was replaced; `moved_by` gives the number of each call in it.
-    """
-    candidates = [op.operation for op in nested(module.operation) if op.operation.name in MODELS]
-    # All models first: some look at the operations that compute their operands.
-    modelled = [(op, found) for op in candidates if (found := _modelled(op, shardings, primitive_of)) is not None]
-    reshards: list[sdy.ReshardOp] = []
-    for number, (op, (operation, moved)) in reversed([*enumerate(modelled)]):
-        if _is_used(op):
-            _replace(op, operation, moved, number, reshards)
-        else:
-            op.erase()
-    _fold(reshards, shardings)
-    return [moved for _, (_, moved) in modelled]
-
-
-def _is_used(op: ir.Operation) -> bool:
-    return any(next(iter(result.uses), None) for result in op.results)
-
-
-def _fold(reshards: Sequence[sdy.ReshardOp], shardings: Shardings) -> None:
-    """XLA remembers what it has resharded: there and back is nothing."""
-    made: dict[ir.Value, sdy.ReshardOp] = {reshard.result: reshard for reshard in reshards}
-    for reshard in reshards:
-        before = made.get(reshard.input)
-        if before is not None and shardings.of(before.input) == shardings.of(reshard.result):
-            reshard.result.replace_all_uses_with(before.input)
-    for reshard in reshards:
-        if not _is_used(reshard.operation):
-            reshard.operation.erase()
+    transfers: tuple[Transfer, ...] | None
+    bound: int = 0
 
 
 def moved_by(op: ir.Operation) -> int | None:
-    """The number of what an operation stands for, if it is a call that `write_out` made."""
+    """The number of what an operation stands for, if it is a call that a `Writing` made."""
     if op.name != "stablehlo.custom_call" or ir.StringAttr(op.attributes["call_target_name"]).value != _CALL:
         return None
     return int(ir.StringAttr(op.attributes["backend_config"]).value)
 
 
-def _modelled(
-    op: ir.Operation, shardings: Shardings, primitive_of: Callable[[ir.Operation], str]
-) -> tuple[Operation, Moved] | None:
-    operands, results = (tuple(_tensors(values, shardings)) for values in (op.operands, op.results))
-    if not any(tensor.is_sharded for tensor in (*operands, *results)) or not all(r.nbytes for r in results):
-        return None
-    if any(tensor.sharding.mesh != "mesh" for tensor in (*operands, *results) if tensor.is_sharded):
-        return None
-    operation = Operation(op, operands, results, primitive_of(op))
-    try:
-        model = MODELS[op.name](operation)
-    except Unmodelled:
-        return operation, Moved(op.name, None, _bound(operation))
-    return None if model is None else (operation, Moved(op.name, model, 0))
+class Writing:
+    """The writing out of a propagated module.
 
+    Args:
+        module: the module, which is changed.
+        shardings: the shardings in it.
+        mesh: the mesh of the program.
+        primitive_of: the primitive that an operation was lowered from, or the empty string.
 
-def _bound(op: Operation) -> int:
-    """Every operand gathered on all devices, and every result reduced over them."""
-    return sum(tensor.nbytes for tensor in op.operands if tensor.is_sharded) + 2 * sum(t.nbytes for t in op.results)
+    Attributes:
+        moved: what is moved, by the numbers of the calls.
+    """
 
+    def __init__(
+        self, module: ir.Module, shardings: Shardings, mesh: Mesh, primitive_of: Callable[[ir.Operation], str]
+    ) -> None:
+        self.moved: list[Moved] = []
+        self._module, self._shardings, self._mesh, self._primitive_of = module, shardings, mesh, primitive_of
+        self._attributes: dict[TensorSharding, ir.Attribute] = {}
 
-def _tensors(values: ir.OpOperandList | ir.OpResultList, shardings: Shardings) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value.type, ir.RankedTensorType):
-            shape, itemsize, dtype = element_type(value)
-            yield Tensor(shape, dtype, itemsize, shardings.of(value) or TensorSharding.replicated(len(shape)))
+    def operations(self) -> None:
+        """Replaces the operations that have models, and adds the reshards that XLA makes for them."""
+        candidates = [op.operation for op in nested(self._module.operation) if op.operation.name in MODELS]
+        # All models first: some look at the operations that compute their operands.
+        modelled = [(op, found) for op in candidates if (found := self._modelled(op)) is not None]
+        for op, (operation, model) in reversed(modelled):
+            if _is_used(op):
+                self._replace(op, operation, model)
+            else:
+                op.erase()
 
+    def reshards(self) -> None:
+        """Replaces all reshards by calls."""
+        made: dict[Any, ir.Value] = {}
+        reshards = [op.operation for op in nested(self._module.operation) if op.operation.name == "sdy.reshard"]
+        for op in reshards:
+            value, result = op.operands[0], op.results[0]
+            before = definition(value, "sdy.reshard")
+            # XLA remembers what it has resharded: there and back is nothing, and twice is once.
+            if before is not None and self._of(before.operands[0]) == self._of(result):
+                result.replace_all_uses_with(before.operands[0])
+                continue
+            key = value, op.attributes["sharding"], op.block
+            if key in made:
+                result.replace_all_uses_with(made[key])
+            made.setdefault(key, result)
+        for op in reversed(reshards):
+            if _is_used(op):
+                self._reshard(op)
+            else:
+                op.erase()
 
-def _replace(op: ir.Operation, operation: Operation, moved: Moved, number: int, reshards: list[sdy.ReshardOp]) -> None:
-    """Replaces an operation, and adds the reshards that this takes."""
-    model = moved.model or operation.model()
-    with op.context, op.location, ir.InsertionPoint(op):
+    def _of(self, value: ir.Value) -> TensorSharding:
+        return self._shardings.of(value) or TensorSharding.replicated(len(value.type.shape))
 
-        def reshard(value: ir.Value, sharding: TensorSharding) -> ir.Value:
-            reshards.append(sdy.ReshardOp(value, _attribute(sharding)))
-            return reshards[-1].result
-
-        absorbed: list[Any] = [value.owner for value in op.operands] if model.absorbs else []
-        operands = [owner.operands[0] for owner in absorbed] or [*op.operands]
-        operands = [
-            functools.reduce(reshard, chain, value) for value, chain in zip(operands, model.operands, strict=True)
-        ]
-        local = [
-            tensor.sharding if sharding is None else sharding
-            for tensor, sharding in zip(operation.results, model.results, strict=True)
-        ]
-        call = ir.Operation.create(
-            "stablehlo.custom_call",
-            results=[result.type for result in op.results],
-            operands=operands,
-            attributes={
-                "call_target_name": ir.StringAttr.get(_CALL),
-                "backend_config": ir.StringAttr.get(str(number)),
-                "sdy.sharding": sdy.TensorShardingPerValueAttr.get([*map(_attribute, local)]),
-            },
+    def _tensors(self, values: Any) -> tuple[Tensor, ...]:
+        arrays = (value for value in values if isinstance(value.type, ir.RankedTensorType))
+        return tuple(
+            Tensor(shape, dtype, itemsize, self._of(value))
+            for value in arrays
+            for shape, itemsize, dtype in [element_type(value)]
         )
-        for old, new, tensor, sharding in zip(op.results, call.results, operation.results, local, strict=True):
-            old.replace_all_uses_with(new if sharding == tensor.sharding else reshard(new, tensor.sharding))
-    op.erase()
+
+    def _modelled(self, op: ir.Operation) -> tuple[Operation, Model | None] | None:
+        if not any(
+            value.type.shape for value in (*op.operands, *op.results) if isinstance(value.type, ir.RankedTensorType)
+        ):
+            return None  # in the body of a reduction
+        operands, results = self._tensors(op.operands), self._tensors(op.results)
+        sharded = [tensor for tensor in (*operands, *results) if tensor.is_sharded]
+        if not sharded or not all(tensor.nbytes for tensor in results):
+            return None
+        if any(tensor.sharding.mesh != "mesh" for tensor in sharded):
+            return None
+        operation = Operation(op, operands, results, self._automatic(op), self._primitive_of(op))
+        try:
+            model = MODELS[op.name](operation)
+        except Unmodelled:
+            return operation, None
+        return None if model is None else (operation, model)
+
+    def _automatic(self, op: ir.Operation) -> dict[str, int]:
+        """The sizes of the axes that are not manual around an operation."""
+        manual: set[str] = set()
+        outer = op.parent
+        while outer is not None and outer.name != "func.func":
+            if outer.name == "sdy.manual_computation":
+                manual |= {*sdy.ManualAxesAttr(outer.attributes["manual_axes"])}
+            outer = outer.parent
+        return {name: size for name, size in self._mesh.shape.items() if name not in manual}
+
+    def _replace(self, op: ir.Operation, operation: Operation, model: Model | None) -> None:
+        """Replaces an operation by a call between reshards."""
+        arrays = (*operation.operands, *operation.results)
+        bound = sum(tensor.nbytes for tensor in arrays) + sum(tensor.nbytes for tensor in operation.results)
+        written = model or operation.model()
+        with op.context, op.location, ir.InsertionPoint(op):
+
+            def resharded(value: ir.Value, sharding: TensorSharding) -> ir.Value:
+                return sdy.ReshardOp(value, self._attribute(sharding)).result
+
+            absorbed: list[Any] = [value.owner for value in op.operands] if written.absorbs else []
+            operands = [owner.operands[0] for owner in absorbed] or [*op.operands]
+            chains = (*written.operands, *[()] * (len(operands) - len(written.operands)))
+            chained = zip(chains, operands, strict=True)
+            operands = [functools.reduce(resharded, chain, value) for chain, value in chained]
+            local = [
+                tensor.sharding if sharding is None else sharding
+                for tensor, sharding in zip(operation.results, written.results, strict=True)
+            ]
+            results = self._call(op, operands, local, Moved(op.name, model and model.transfers, bound))
+            for old, new, tensor, sharding in zip(op.results, results, operation.results, local, strict=True):
+                old.replace_all_uses_with(new if sharding == tensor.sharding else resharded(new, tensor.sharding))
+        op.erase()
+
+    def _reshard(self, op: ir.Operation) -> None:
+        (before,), (after,) = self._tensors(op.operands), self._tensors(op.results)
+        try:
+            transfers = self._steps_between(op, before, after)
+        except Unmodelled:
+            transfers = None
+        # At worst it is replicated, or sent as it is a few times.
+        moved = Moved(op.name, transfers, 3 * max(before.nbytes, after.nbytes))
+        with op.context, op.location, ir.InsertionPoint(op):
+            (result,) = self._call(op, [*op.operands], [after.sharding], moved)
+            op.results[0].replace_all_uses_with(result)
+        op.erase()
+
+    def _steps_between(self, op: ir.Operation, before: Tensor, after: Tensor) -> tuple[Transfer, ...]:
+        broadcast = definition(op.operands[0], "stablehlo.broadcast_in_dim")
+        if broadcast is not None and not broadcast.operands[0].type.shape:
+            return ()
+        sizes = self._automatic(op)
+        steps = _steps(before.sharding, after.sharding, before.shape, tuple(sizes.items()))
+        return tuple(Transfer(step, before) for step in steps)
+
+    def _call(
+        self, op: ir.Operation, operands: list[ir.Value], shardings: list[TensorSharding], moved: Moved
+    ) -> list[ir.Value]:
+        sizes = self._automatic(op)
+        if moved.transfers and len(sizes) < len(self._mesh.shape):
+            expanded = (Transfer(self._expanded(step, sizes), tensor) for step, tensor in moved.transfers)
+            moved = dataclasses.replace(moved, transfers=tuple(expanded))
+        self.moved.append(moved)
+        attributes = {
+            "call_target_name": ir.StringAttr.get(_CALL),
+            "backend_config": ir.StringAttr.get(str(len(self.moved) - 1)),
+            "sdy.sharding": sdy.TensorShardingPerValueAttr.get([*map(self._attribute, shardings)]),
+        }
+        types = [result.type for result in op.results]
+        call = ir.Operation.create("stablehlo.custom_call", results=types, operands=operands, attributes=attributes)
+        return [*call.results]
+
+    def _expanded(self, step: Step, sizes: Mapping[str, int]) -> Step:
+        """A step among the devices of each coordinate of the manual axes, in positions of the whole mesh."""
+        names = [*self._mesh.shape]
+        manual = [names.index(name) for name in names if name not in sizes]
+        others = [names.index(name) for name in sizes]
+        positions = np.arange(self._mesh.size).reshape([*self._mesh.shape.values()])
+        rows = positions.transpose([*manual, *others]).reshape([-1, math.prod(sizes.values())]).tolist()
+        groups = (tuple(row[k] for k in group) for row, group in itertools.product(rows, step.groups))
+        return dataclasses.replace(step, groups=tuple(groups))
+
+    def _attribute(self, sharding: TensorSharding) -> ir.Attribute:
+        if sharding not in self._attributes:
+            dims = ["{" + ", ".join(map(_reference, axes)) + "}" for axes in sharding.axes]
+            self._attributes[sharding] = ir.Attribute.parse(f"#sdy.sharding<@mesh, [{', '.join(dims)}]>")
+        return self._attributes[sharding]
 
 
-def _attribute(sharding: TensorSharding) -> ir.Attribute:
-    dims = ["{" + ", ".join(map(_reference, axes)) + "}" for axes in sharding.axes]
-    return ir.Attribute.parse(f"#sdy.sharding<@mesh, [{', '.join(dims)}]>")
+@functools.lru_cache(maxsize=4096)
+def _steps(
+    before: TensorSharding, after: TensorSharding, shape: tuple[int, ...], sizes: tuple[tuple[str, int], ...]
+) -> tuple[Step, ...]:
+    return tuple(reshard(tiles_of(before, dict(sizes)), tiles_of(after, dict(sizes)), shape))
+
+
+def _is_used(op: ir.Operation) -> bool:
+    return any(next(iter(result.uses), None) for result in op.results)
 
 
 def _reference(axis: str) -> str:

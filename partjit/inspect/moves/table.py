@@ -7,6 +7,13 @@ from partjit.inspect.moves.model import Model, Operation
 
 __all__ = ["MODELS"]
 
+_ELEMENTWISE = """
+    abs add and atan2 cbrt ceil clamp compare complex convert cosine count_leading_zeros divide exponential
+    exponential_minus_one floor imag is_finite log log_plus_one logistic maximum minimum multiply negate not or popcnt
+    power real remainder round_nearest_afz round_nearest_even rsqrt select shift_left shift_right_arithmetic
+    shift_right_logical sign sine sqrt subtract tan tanh xor
+"""
+
 MODELS: Mapping[str, Callable[[Operation], Model | None]] = {
     "stablehlo.cholesky": replicated.factorization,
     "stablehlo.concatenate": replicated.concatenate,
@@ -21,6 +28,7 @@ MODELS: Mapping[str, Callable[[Operation], Model | None]] = {
     "stablehlo.reverse": windows.reverse,
     "stablehlo.slice": windows.slice_,
     "stablehlo.sort": replicated.sort,
+    "stablehlo.transpose": replicated.transpose,
     "stablehlo.triangular_solve": replicated.factorization,
-}
+} | {f"stablehlo.{name}": replicated.elementwise for name in _ELEMENTWISE.split()}
 """The models of the operations that XLA partitions by itself; None where the sharding of values says all."""

@@ -9,7 +9,8 @@ import re
 from collections.abc import Sequence
 
 from partjit.inspect.moves.halo import Window, exchange
-from partjit.inspect.moves.model import Model, Operation, Tensor, Transfer, Unmodelled, elements, without
+from partjit.inspect.moves.model import Model, Operation, Tensor, Transfer, elements, without
+from partjit.inspect.moves.tiles import Step, Unmodelled
 from partjit.shardy import TensorSharding
 
 __all__ = ["convolution", "pad", "reduce_window", "reverse", "slice_"]
@@ -26,11 +27,11 @@ def slice_(op: Operation) -> Model:
         for n, start, limit, stride in zip(operand.shape, starts, limits, strides, strict=True)
     ]
     if math.prod(operand.shards) > math.prod(result.shards):
-        chain, transfers = _windowed(operand, operand.sharding, windows)
+        chain, transfers = _windowed(op, operand, operand.sharding, windows)
         return op.model({0: chain}, [operand.sharding], transfers)
     if not result.is_sharded:
         return op.replicated()
-    chain, transfers = _windowed(operand, result.sharding, windows)
+    chain, transfers = _windowed(op, operand, result.sharding, windows)
     return op.model({0: chain}, None, transfers)
 
 
@@ -46,7 +47,7 @@ def pad(op: Operation) -> Model:
         Window(low=low, high=high, base_dilation=1 + interior)
         for low, high, interior in zip(lows, highs, interiors, strict=True)
     ]
-    chain, transfers = _windowed(operand, result.sharding, windows)
+    chain, transfers = _windowed(op, operand, result.sharding, windows)
     return op.model({0: chain}, None, transfers)
 
 
@@ -60,15 +61,10 @@ def reverse(op: Operation) -> Model:
         return op.model({0: [] if operand.sharding == result.sharding else [result.sharding]})
     if operand.sharding != result.sharding or any(result.shape[dim] % result.shards[dim] for dim in sharded):
         raise Unmodelled
-    counts, names = zip(*[(result.shards[dim], result.sharding.axes[dim]) for dim in sharded], strict=True)
-    number = math.prod(counts)
-    # All digits of a number are reversed at once.
-    pairs = tuple((k, number - 1 - k) for k in range(number))
-    axes = tuple(name for several in names for name in several)
-    moved = Transfer(
-        kind="collective-permute", axes=axes, tensor=operand, operand=result.local, result=result.local, pairs=pairs
-    )
-    return op.model(None, None, [moved])
+    factors = [count if dim in sharded else 1 for dim, count in enumerate(result.shards)]
+    groups = op.tiles(result.sharding).groups(factors)
+    pairs = tuple(pair for group in groups for pair in zip(group, reversed(group), strict=True))
+    return op.model(None, None, [Transfer(Step("collective-permute", pairs, result.local, result.local), operand)])
 
 
 def reduce_window(op: Operation) -> Model:
@@ -79,7 +75,7 @@ def reduce_window(op: Operation) -> Model:
     if len(op.results) > 1:
         raise Unmodelled
     windows = _windows(op, len(result.shape), "window_dimensions")
-    chain, transfers = _windowed(op.operands[0], result.sharding, windows)
+    chain, transfers = _windowed(op, op.operands[0], result.sharding, windows)
     return op.model({0: chain}, None, transfers)
 
 
@@ -108,7 +104,7 @@ def convolution(op: Operation) -> Model | None:
     windows = [Window()] * len(image.shape)
     for k, window in enumerate(_windows(op, len(spatial), sizes)):
         windows[at[k]] = window
-    chain, transfers = _windowed(image, target, windows)
+    chain, transfers = _windowed(op, image, target, windows)
     return op.model({0: chain}, None, transfers)
 
 
@@ -133,7 +129,7 @@ def _windows(op: Operation, ndim: int, sizes: str | Sequence[int]) -> list[Windo
 
 
 def _windowed(
-    operand: Tensor, target: TensorSharding, windows: Sequence[Window]
+    op: Operation, operand: Tensor, target: TensorSharding, windows: Sequence[Window]
 ) -> tuple[list[TensorSharding], list[Transfer]]:
     """The shardings that an operand gets, and its halo exchanges, for windows over shards of a sharding."""
     kept = without(target, [dim for dim, window in enumerate(windows) if not window.is_trivial])
@@ -147,14 +143,10 @@ def _windowed(
         raise Unmodelled from None
     if shifts is None:
         return [*chain, kept], []
-    return chain, [
-        Transfer(
-            kind="collective-permute",
-            axes=target.axes[shift.dim],
-            tensor=operand,
-            operand=shift.shape,
-            result=shift.shape,
-            pairs=shift.pairs,
-        )
-        for shift in shifts
-    ]
+    transfers = []
+    for shift in shifts:
+        factors = [count if dim == shift.dim else 1 for dim, count in enumerate(there.shards)]
+        groups = op.tiles(target).groups(factors)
+        pairs = tuple((group[a], group[b]) for group in groups for a, b in shift.pairs)
+        transfers.append(Transfer(Step("collective-permute", pairs, shift.shape, shift.shape), operand))
+    return chain, transfers
