@@ -9,7 +9,9 @@ Each model is explained, and then compiled by jax. The compiled text is read by 
 * bytes: those predicted, as a ratio to the compiled ones.
 * memory: the estimate, as a ratio to XLA's own figure.
 * lines: the percentage of predicted collectives whose line is not one of an installed package.
-* time: `explain`, as a ratio to tracing, lowering and compiling.
+* time: `explain`, from the function on, as a ratio to tracing, lowering and compiling.
+* after trace: `explain` of a traced function, as a ratio to lowering and compiling it. The trace is jax's own, is made
+  once for both, and takes more than the bound by itself for some models.
 
 Single operations on sharded dimensions, of `truth_operations.py`, are looked at in the same way. Models of libraries
 that are not installed are listed as skipped. Nothing is executed.
@@ -105,41 +107,59 @@ def of_text(text: str, mesh: truth_hlo.Axes) -> Tallies:
 
 
 @dataclasses.dataclass(frozen=True)
+class Seconds:
+    """Time that passes, and time of all threads, which a busy machine disturbs less."""
+
+    wall: float
+    cpu: float
+
+    def __add__(self, other: "Seconds") -> "Seconds":
+        return Seconds(self.wall + other.wall, self.cpu + other.cpu)
+
+
+@dataclasses.dataclass(frozen=True)
 class Truth:
-    """A model as XLA compiles it: the text of the program, its memory, and the seconds it took to get there."""
+    """A model as XLA compiles it: the text of the program, its memory, and what lowering and compiling it took."""
 
     text: str
     memory: float
-    seconds: float
-    cpu_seconds: float
+    seconds: Seconds
 
 
-def timed(fun: Callable[[], Any]) -> tuple[Any, float, float]:
+def timed(fun: Callable[[], Any]) -> tuple[Any, Seconds]:
     wall, cpu = time.perf_counter(), time.process_time()
     result = fun()
-    return result, time.perf_counter() - wall, time.process_time() - cpu
+    return result, Seconds(time.perf_counter() - wall, time.process_time() - cpu)
 
 
-def compile_model(model: Model) -> Truth:
-    with model.mesh:
-        compiled, wall, cpu = timed(lambda: model.step.trace(*model.args).lower().compile())
+def compile_traced(traced: Any) -> Truth:
+    compiled, seconds = timed(lambda: traced.lower().compile())
     stats = compiled.memory_analysis()
     memory = (
         stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes + stats.temp_size_in_bytes
     )
-    return Truth(compiled.as_text(), memory, wall, cpu)
+    return Truth(compiled.as_text(), memory, seconds)
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What is known of one model."""
+    """What is known of one model.
+
+    Attributes:
+        name: of the model.
+        library: the file that it is made in.
+        truth: as XLA compiles it.
+        told: the report.
+        trace, explain: what the trace takes, and the report on it.
+        mesh: the sizes of the axes.
+    """
 
     name: str
     library: str
     truth: Truth
     told: Report
-    seconds: float
-    cpu_seconds: float
+    trace: Seconds
+    explain: Seconds
     mesh: truth_hlo.Axes
 
     @property
@@ -159,9 +179,9 @@ def is_said(found: Found, one: Tally, other: Tally) -> bool:
     """Whether the report says that more may be moved than it predicts, and as much as is moved."""
     told = found.told.predicted
     is_more = (one.arrays, one.executions) <= (other.arrays, other.executions) and one.nbytes <= other.nbytes + 1
-    most = getattr(told, "bytes_per_step_at_most", 0.0) * (1 + BYTES_BOUND)
+    most = told.bytes_per_step_at_most * (1 + BYTES_BOUND)
     return (
-        bool(getattr(told, "unknown", ()))
+        bool(told.unknown)
         and is_more
         and truth_hlo.sent_in_a_step(found.truth.text, found.mesh) <= most
     )
@@ -207,6 +227,7 @@ def ratio(one: float, other: float) -> float:
 def row_of(found: Found) -> report.Row:
     actual = truth_hlo.sent_in_a_step(found.truth.text, found.mesh)
     (estimate,) = found.told.estimates
+    whole = found.trace + found.explain
     return {
         "model": found.name,
         "library": found.library,
@@ -215,10 +236,13 @@ def row_of(found: Found) -> report.Row:
         "bytes": ratio(found.told.predicted.bytes_per_step, actual),
         "memory": ratio(estimate.peak, found.truth.memory),
         "lines": 100 * of_user(found.told.predicted),
-        "explain s": found.seconds,
-        "compile s": found.truth.seconds,
-        "time": found.seconds / found.truth.seconds,
-        "cpu time": found.cpu_seconds / found.truth.cpu_seconds,
+        "trace s": found.trace.wall,
+        "explain s": found.explain.wall,
+        "compile s": found.truth.seconds.wall,
+        "time": whole.wall / (found.trace + found.truth.seconds).wall,
+        "cpu time": whole.cpu / (found.trace + found.truth.seconds).cpu,
+        "after trace": found.explain.wall / found.truth.seconds.wall,
+        "cpu after trace": found.explain.cpu / found.truth.seconds.cpu,
     }
 
 
@@ -239,11 +263,9 @@ def checks_of_models(rows: list[report.Row]) -> Iterator[Check]:
     yield "collectives read from compiled text are equal", each(lambda row: row["read"] == "WRONG"), 0.0
     yield "memory within 15 %", each(lambda row: abs(row["memory"] - 1)), MEMORY_BOUND
     yield "all lines are the user's", each(lambda row: 100 - row["lines"]), 0.0
-    yield (
-        "time at most 0.2, of 24 layers 0.15",
-        each(lambda row: row["time"] - FASTER.get(row["model"], TIME_BOUND)),
-        0.0,
-    )
+    for key, what in (("time", "time"), ("after trace", "time after the trace")):
+        late = each(lambda row, key=key: row[key] - FASTER.get(row["model"], TIME_BOUND))
+        yield f"{what} at most 0.2, of 24 layers 0.15", late, 0.0
 
 
 def checks_of_operations(founds: list[Found]) -> Iterator[Check]:
@@ -272,7 +294,8 @@ def kept(folder: pathlib.Path | None, name: str, make: Callable[[], Truth]) -> T
         return make()
     file = folder / "{}-{}.json".format(re.sub(r"\W+", "-", name), jax.__version__)
     if file.exists():
-        return Truth(**json.loads(file.read_text()))
+        fields = json.loads(file.read_text())
+        return Truth(fields["text"], fields["memory"], Seconds(**fields["seconds"]))
     truth = make()
     folder.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(dataclasses.asdict(truth)))
@@ -282,10 +305,11 @@ def kept(folder: pathlib.Path | None, name: str, make: Callable[[], Truth]) -> T
 def look_at(name: str, library: str, make: Callable[[], Model], folder: pathlib.Path | None) -> Found:
     jax.clear_caches()
     model = make()
-    told, wall, cpu = timed(lambda: explain(model.step, *model.args, mesh=model.mesh))
-    # A new step, which explaining the other has not traced.
-    truth = kept(folder, name, lambda: compile_model(make()))
-    return Found(name, library, truth, told, wall, cpu, {str(k): int(v) for k, v in model.mesh.shape.items()})
+    with model.mesh:
+        traced, trace = timed(lambda: model.step.trace(*model.args))
+    told, explained = timed(lambda: explain(traced, mesh=model.mesh))
+    truth = kept(folder, name, lambda: compile_traced(traced))
+    return Found(name, library, truth, told, trace, explained, {str(k): int(v) for k, v in model.mesh.shape.items()})
 
 
 def make_model(name: str) -> Model:
