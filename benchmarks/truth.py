@@ -180,11 +180,7 @@ def is_said(found: Found, one: Tally, other: Tally) -> bool:
     told = found.told.predicted
     is_more = (one.arrays, one.executions) <= (other.arrays, other.executions) and one.nbytes <= other.nbytes + 1
     most = told.bytes_per_step_at_most * (1 + BYTES_BOUND)
-    return (
-        bool(told.unknown)
-        and is_more
-        and truth_hlo.sent_in_a_step(found.truth.text, found.mesh) <= most
-    )
+    return bool(told.unknown) and is_more and truth_hlo.sent_in_a_step(found.truth.text, found.mesh) <= most
 
 
 def differences(found: Found) -> Iterator[report.Row]:

@@ -5,12 +5,13 @@ equation that reads a parameter, or computes its gradient, has the name of the p
 scopes has the paths of its parameters instead: `layers/3/w1`.
 """
 
+import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
 from partjit.inspect.why.dataflow import crossings
-from partjit.inspect.why.key_paths import common_end, keys_of
+from partjit.inspect.why.key_paths import keys_of
 
 __all__ = ["folded", "is_within", "module_of", "module_paths", "pattern_of"]
 
@@ -26,6 +27,7 @@ _PAIRS = re.compile(r"(?:^|/)(?:while/(?:body|body_pred|cond)|cond/branch_\d+_fu
 _FUNCTION = re.compile(r"^p?jit\(.*\)$")
 
 
+@functools.lru_cache(maxsize=4096)  # the equations of a module have one scope
 def module_of(scope: str) -> str:
     """The module path in a name stack, or in the `op_name` of HLO without its last part.
 
@@ -154,15 +156,16 @@ def _gradients(
     gradient through values of its shape.
     """
     found: dict[int, _Keys] = {}
-    by_end: dict[tuple[str, tuple[int, ...]], list[_Keys]] = {}
+    by_end: dict[tuple[_Keys, tuple[int, ...]], _Keys] = {}  # the first parameter of each last keys and shape
     for value in tree.inputs:
         if (keys := of_values.get(value.number)) is not None:
-            by_end.setdefault((keys[-1], value.aval.shape), []).append(keys)
+            for k in range(len(keys)):
+                by_end.setdefault((keys[k:], value.aval.shape), keys)
     for path, value in results:
-        keys = keys_of(path or "") or ()
-        alike = by_end.get((keys[-1], value.aval.shape), []) if keys and value.is_array else []
-        if alike:
-            found.setdefault(value.number, max(alike, key=lambda other, own=keys: common_end(other, own)))
+        own = (keys_of(path or "") or ()) if value.is_array else ()
+        alike = next((by_end[end] for k in range(len(own)) if (end := (own[k:], value.aval.shape)) in by_end), None)
+        if alike is not None:
+            found.setdefault(value.number, alike)
     for equation in reversed([*tree.walk()]):
         known = next(((found[v.number], v.aval.shape) for v in equation.outputs if v.number in found), None)
         if equation.bodies:

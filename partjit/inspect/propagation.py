@@ -52,7 +52,7 @@ class Partitioned:
         result_shardings: the shardings in which the results are returned; a value with another one is resharded.
         module: the propagated module, without marks; None without a mesh of several devices.
         shardings: the shardings in it.
-        text: the module before the propagation, with locations, if it was kept.
+        lowered: the module before the propagation, if it was kept.
     """
 
     unit: Unit
@@ -60,7 +60,12 @@ class Partitioned:
     result_shardings: tuple[TensorSharding, ...]
     module: ir.Module | None
     shardings: Shardings | None
-    text: str
+    lowered: ir.Operation | ir.OpView | None
+
+    @functools.cached_property
+    def text(self) -> str:
+        """The module before the propagation, with locations, if it was kept."""
+        return "" if self.lowered is None else str(self.lowered.get_asm(enable_debug_info=True))
 
     @property
     def tree(self) -> AnnotatedJaxpr:
@@ -79,13 +84,13 @@ class Partitioned:
 
 
 def partition(unit: Unit, keep_text: bool = False) -> Partitioned:
-    """Annotates a unit; `keep_text` keeps the text of the lowered module, which `origins` needs."""
+    """Annotates a unit; `keep_text` keeps the lowered module, whose text `origins` needs."""
     inlined = inline_program(unit.jaxpr, unit.mesh, unit.paths, unit.result_paths)
     replicated = tuple(TensorSharding.replicated(getattr(aval, "ndim", 0)) for aval in unit.jaxpr.out_avals)
     if unit.mesh.size <= 1:
         arrays = (value for value in inlined.tree.values if value.is_array)
         inlined.shardings.update((v.number, TensorSharding.replicated(len(v.aval.shape))) for v in arrays)
-        return Partitioned(unit, inlined, replicated, None, None, "")
+        return Partitioned(unit, inlined, replicated, None, None, None)
     with opaque_calls():
         lowering = lower_jaxpr_anew(
             inlined.jaxpr,
@@ -98,7 +103,7 @@ def partition(unit: Unit, keep_text: bool = False) -> Partitioned:
         )
     module = lowering.stablehlo()
     rewrite_as_xla(module)
-    text = str(module.operation.get_asm(enable_debug_info=True)) if keep_text else ""
+    lowered = module.operation.clone() if keep_text else None  # its text takes longer than a copy
     propagate(module)
     shardings = Shardings(module)
     operations = [op.operation for op in nested(module.operation)]
@@ -111,7 +116,7 @@ def partition(unit: Unit, keep_text: bool = False) -> Partitioned:
     _remove_marks(operations)
     found = shardings.of_results()[-len(unit.out_shardings) :]  # after those of tokens
     results = tuple(sharding or default for sharding, default in zip(found, replicated, strict=True))
-    return Partitioned(unit, inlined, results, module, shardings, text)
+    return Partitioned(unit, inlined, results, module, shardings, lowered)
 
 
 def _is_mark(op: ir.Operation) -> bool:

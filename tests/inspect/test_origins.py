@@ -347,7 +347,7 @@ def test_what_is_no_array_has_no_reasons():
 
 
 def test_origins_need_the_text_of_the_program():
-    of = dataclasses.replace(PROGRAMS["forward"](), text="")
+    of = dataclasses.replace(PROGRAMS["forward"](), lowered=None)
     with pytest.raises(ValueError, match=r"origins need the text of the program: partition\(unit, keep_text=True\)"):
         origins(of)
 

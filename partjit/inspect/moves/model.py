@@ -213,11 +213,16 @@ def numbers(attribute: ir.Attribute) -> list[int]:
 
 def element_type(value: ir.Value) -> tuple[tuple[int, ...], int, str]:
     """Shape, bytes of an element and name of the dtype of a value."""
-    element = str(value.type.element_type)
+    return tuple(value.type.shape), *_dtype(str(value.type.element_type))
+
+
+@functools.lru_cache(maxsize=64)
+def _dtype(element: str) -> tuple[int, str]:
+    """Bytes of an element, and name of the dtype in HLO, of an element type of MLIR."""
     bits = re.findall(r"\d+", element)
     width = int(bits[0]) if bits else 8
     width = 2 * width if element.startswith("complex") else width
-    return tuple(value.type.shape), max(1, width // 8), _SHORT.get(element, element.replace("i", "s", 1))
+    return max(1, width // 8), _SHORT.get(element, element.replace("i", "s", 1))
 
 
 _SHORT = (
