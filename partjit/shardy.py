@@ -12,8 +12,6 @@ from typing import Any
 from jax.extend.mlir import ir, passmanager
 from jax.extend.mlir.dialects import sdy, stablehlo
 
-from partjit.xla_rewrites import rewrite_broadcast
-
 __all__ = [
     "Shardings",
     "TensorSharding",
@@ -23,7 +21,7 @@ __all__ = [
     "nested",
     "propagate",
     "propagate_interface",
-    "rewrite_as_xla",
+    "run_passes",
 ]
 
 
@@ -59,17 +57,9 @@ class TensorSharding:
 _PROPAGATION = "builtin.module(sdy-propagation-pipeline)"
 
 
-def rewrite_as_xla(module: ir.Module) -> None:
-    """Brings a lowered module into the form in which XLA propagates shardings."""
-    # XLA propagates when `chlo` operations (square, erf, top_k, ...) are expanded: no sharding goes through them.
-    _run(module, "builtin.module(func.func(chlo-legalize-to-stablehlo))")
-    for op in [op.operation for op in nested(module.operation) if op.operation.name == "stablehlo.broadcast_in_dim"]:
-        rewrite_broadcast(op)
-
-
 def propagate(module: ir.Module) -> None:
     """Runs Shardy's propagation, which decides the sharding of every value of a rewritten module."""
-    _run(module, _PROPAGATION)
+    run_passes(module, _PROPAGATION)
 
 
 def propagate_interface(module: ir.Module) -> None:
@@ -77,20 +67,21 @@ def propagate_interface(module: ir.Module) -> None:
     with module.context:
         expanded = str(passmanager.PassManager.parse(_PROPAGATION))
     settling, later, _ = expanded.replace(",sdy-save-module", "").partition(",func.func(sdy-insert-explicit-reshards")
-    _run(module, f"{settling})" if later else settling)
+    run_passes(module, f"{settling})" if later else settling)
 
 
 def insert_reshards(module: ir.Module) -> None:
     """Inserts reshards and all-reduces where the shardings of a propagated module need them."""
-    _run(module, "builtin.module(func.func(sdy-insert-explicit-reshards{enable-full-version=true}))")
+    run_passes(module, "builtin.module(func.func(sdy-insert-explicit-reshards{enable-full-version=true}))")
 
 
 def merge_equal(module: ir.Module) -> None:
     """Eliminates common subexpressions, as XLA does before it partitions."""
-    _run(module, "builtin.module(cse)")
+    run_passes(module, "builtin.module(cse)")
 
 
-def _run(module: ir.Module, pipeline: str) -> None:
+def run_passes(module: ir.Module, pipeline: str) -> None:
+    """Runs a pipeline of passes on a module."""
     with module.context:
         manager = passmanager.PassManager.parse(pipeline)
         manager.enable_verifier(False)  # it takes twice as long as the passes

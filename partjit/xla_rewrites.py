@@ -1,19 +1,53 @@
 """The rewrites of a lowered program that XLA makes before it propagates shardings.
 
-HLO has no broadcast that also expands dimensions of size 1 or permutes dimensions, and one that only adds dimensions of
-size 1 is a reshape there. Shardy propagates through reshapes and transposes before it does through broadcasts, so a
-program that is not rewritten may get other shardings than the one that is compiled.
+* HLO has no broadcast that also expands dimensions of size 1 or permutes dimensions, and one that only adds dimensions
+  of size 1 is a reshape there. Shardy propagates through reshapes and transposes before it does through broadcasts.
+* What a loop passes on unchanged is captured by its body instead. So it has one sharding, but for what the user has
+  sharded: that may be sharded further in the body.
 
-Source: `XlaBuilder::BroadcastInDim`, `stablehlo_prepare_for_hlo_export.cpp` and `hlo_function_importer.cc` of XLA.
+A program that is not rewritten may get other shardings than the one that is compiled.
+
+Source: `XlaBuilder::BroadcastInDim`, `hlo_function_importer.cc`, and of the StableHLO passes of XLA
+`stablehlo_prepare_for_hlo_export.cpp`, `stablehlo_canonicalize_from_hlo_import.cpp` and
+`open_while_free_vars_sharding.cc`.
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from jax.extend.mlir import ir
-from jax.extend.mlir.dialects import stablehlo
+from jax.extend.mlir.dialects import sdy, stablehlo
 
-__all__ = ["rewrite_broadcast"]
+from partjit.shardy import Shardings, run_passes
+
+__all__ = ["rewrite", "rewrite_broadcast"]
+
+
+def rewrite(module: ir.Module) -> None:
+    """Brings a lowered module into the form in which XLA propagates shardings."""
+    # XLA propagates when `chlo` operations (square, erf, top_k, ...) are expanded: no sharding goes through them.
+    run_passes(module, "builtin.module(func.func(chlo-legalize-to-stablehlo))")
+    of_name: dict[str, list[Any]] = {"stablehlo.broadcast_in_dim": [], "stablehlo.while": []}
+    for op in _in_order(module.operation):
+        of_name.get(op.name, []).append(op)
+    broadcasts, loops = of_name.values()
+    for broadcast in broadcasts:
+        rewrite_broadcast(broadcast)
+    captured = [*map(_capture_invariants, loops)]  # what they capture is not replaced any more
+    shardings = Shardings(module)
+    for loop, values in reversed(captured):
+        for value in values:
+            _open(value, loop, shardings)
+
+
+def _in_order(op: Any) -> Iterator[Any]:
+    """The operations in the regions of an operation, at any depth, each before those in it."""
+    for region in op.regions:
+        for block in region:
+            for inner in block:
+                yield inner.operation
+                yield from _in_order(inner.operation)
 
 
 def rewrite_broadcast(op: Any) -> None:
@@ -42,3 +76,53 @@ def _reshaped(value: Any, shape: list[int]) -> Any:
     if value.type.shape == shape:
         return value
     return stablehlo.ReshapeOp(ir.RankedTensorType.get(shape, value.type.element_type), value).result
+
+
+def _capture_invariants(loop: Any) -> tuple[Any, list[Any]]:
+    """A loop whose body captures what it is passed and passes on unchanged; and the captured values."""
+    cond, body = (region.blocks[0] for region in loop.regions)
+    end = body.operations[len(body.operations) - 1]
+    operands, returned = [*loop.operands], [*end.operands]
+    carried, invariant = [], []
+    for k, (value, after) in enumerate(zip(operands, returned, strict=True)):
+        (invariant if after in (value, body.arguments[k]) else carried).append(k)
+    if not invariant:
+        return loop, []
+    for k in invariant:
+        for passed in (cond.arguments[k], body.arguments[k], loop.results[k]):
+            passed.replace_all_uses_with(operands[k])
+    with ir.InsertionPoint(end), end.location:
+        stablehlo.ReturnOp([returned[k] for k in carried])
+    end.operation.erase()
+    for block in (cond, body):
+        for k in reversed(invariant):
+            block.erase_argument(k)
+    with ir.InsertionPoint(loop), loop.location:
+        types = [operands[k].type for k in carried]
+        new = stablehlo.WhileOp(types, [operands[k] for k in carried]).operation
+    for k, result in zip(carried, new.results, strict=True):
+        loop.results[k].replace_all_uses_with(result)
+    for region, block in zip(new.regions, (cond, body), strict=True):
+        block.append_to(region)
+    loop.erase()
+    return new, [operands[k] for k in invariant]
+
+
+def _open(value: Any, loop: Any, shardings: Shardings) -> None:
+    """Lets a value be sharded further in a loop that captures it, if it has a sharding."""
+    sharding = shardings.of(value)
+    if sharding is None or not sharding.axes:
+        return
+    inside = [use for use in value.uses if _is_in(use.owner, loop)]
+    with ir.InsertionPoint(loop), loop.location:
+        dims = [sdy.DimensionShardingAttr.get([], is_closed=False) for _ in sharding.axes]
+        opened = sdy.ShardingConstraintOp(value, sdy.TensorShardingAttr.get(sharding.mesh, dims))
+    for use in inside:
+        use.owner.operands[use.operand_number] = opened.result
+
+
+def _is_in(op: Any, loop: Any) -> bool:
+    parent = op.operation.parent
+    while parent is not None and parent.operation != loop:
+        parent = parent.operation.parent
+    return parent is not None

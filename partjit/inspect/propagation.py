@@ -14,7 +14,8 @@ from partjit.colocated.ir.lowering import opaque_calls
 from partjit.compile import lower_jaxpr_anew
 from partjit.inspect.annotated import AnnotatedJaxpr, AnnotatedValue
 from partjit.inspect.inlining import MARK, InlinedProgram, inline_program
-from partjit.shardy import Shardings, TensorSharding, nested, propagate, rewrite_as_xla
+from partjit.shardy import Shardings, TensorSharding, nested, propagate
+from partjit.xla_rewrites import rewrite
 
 __all__ = ["Partitioned", "Unit", "partition"]
 
@@ -102,7 +103,7 @@ def partition(unit: Unit, keep_text: bool = False) -> Partitioned:
             keep_unused=True,
         )
     module = lowering.stablehlo()
-    rewrite_as_xla(module)
+    rewrite(module)
     lowered = module.operation.clone() if keep_text else None  # its text takes longer than a copy
     propagate(module)
     shardings = Shardings(module)

@@ -120,6 +120,22 @@ def test_steps_with_parameters_sharded_over_all_axes_are_annotated_as_compiled(d
     assert count > 80
 
 
+def test_what_a_loop_passes_on_is_sharded_as_compiled(data_model):
+    def loss(params, x):
+        w, u, v = params
+        step = lambda c, row: (jax.nn.softplus(c @ u + row), c)  # noqa: E731
+        y = jax.lax.scan(step, jnp.zeros((16, 16)), jnp.tanh(x @ w).transpose(1, 0, 2))[1].transpose(1, 0, 2)
+        return jnp.mean((y + y[:, 0][:, None] @ v) ** 2)
+
+    specs = P("model", "data"), P("model"), P(None, ("data", "model"))
+    step = pjit(jax.grad(loss), in_shardings=(specs, P("data", None, "model")), out_shardings=specs)
+    partitioned = read(step, (matrix(16, 16),) * 3, matrix(16, 4, 16), mesh=data_model)
+    computed = computed_from_arguments(partitioned.tree)
+    otherwise, count = values_that_lie_otherwise(partitioned)
+    assert [str(value) for value, _ in otherwise if value.number in computed] == []
+    assert count > 80
+
+
 def test_each_call_of_a_nested_program_is_told_by_itself(data_model):
     double = jax.jit(lambda x: x * 2)
 

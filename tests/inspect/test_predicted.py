@@ -226,3 +226,14 @@ def test_every_collective_comes_from_its_equation(mesh):
     assert sorted((c.axes, c.site[1] - first) for c in report.collectives) == [(DATA, 1), (MODEL, 2)]
     for collective in report.predicted:
         assert report.equations[collective.tags[-1]].primitive in ("dot_general", "reduce_sum")
+
+
+def test_constants_that_a_loop_needs_are_not_gathered(mesh):
+    def loss(w, x):
+        step = lambda c, row: (jax.nn.softplus(c @ w + row), None)  # noqa: E731
+        return jax.lax.scan(step, jnp.zeros((16, 32)), x)[0].sum()
+
+    specs = P(None, "model"), P(None, "data")
+    report = report_of(jax.grad(loss), specs, matrix(32, 32), matrix(10, 16, 32), mesh=mesh, out_specs=specs[0])
+    assert told(report.predicted) == told(report.collectives)
+    assert report.predicted.bytes_per_step < 50_000

@@ -23,6 +23,7 @@ from partjit.plan.ir.nodes import ColocatedCall
 from partjit.plan.ir.verify import verify
 from partjit.plan.passes.choose_emitted import Executables
 from partjit.plan.pipeline import structured
+from partjit.xla_rewrites import rewrite
 from tests.colocated import rendezvous
 from tests.effort import EVERYTHING, sample
 
@@ -365,7 +366,7 @@ def test_the_planner_runs_as_much_of_the_propagation_as_decides_arguments_and_re
         found = []
         for propagate in (shardy.propagate, shardy.propagate_interface):
             module = ir.Module.parse(str(lowered.compiler_ir()), context=lowered.compiler_ir().context)
-            shardy.rewrite_as_xla(module)
+            rewrite(module)
             propagate(module)
             interface = shardy.Shardings(module)
             found.append((interface.of_arguments(), interface.of_results()))

@@ -68,9 +68,16 @@ def _main() -> None:
         propagation = next(i for i, name in enumerate(passes) if "propagate{" in name) + 1
         _run(passmanager, passes[:propagation], module)
         # Later passes drop constraints that are satisfied, and their names with them.
-        names = _names(_Reader(ir, request, module), module)
+        reader = _Reader(ir, request, module)
+        names, opened = _names(reader, module), dict(reader.opened(module))
         _run(passmanager, passes[propagation:], module)
         values = dict(_Reader(ir, request, module).values(module))
+        for origins in values.values():
+            for axis in origins:
+                seen = set()
+                while origins[axis] in opened and origins[axis] not in seen:
+                    seen.add(origins[axis])
+                    origins[axis] = opened[origins[axis]].get(axis, origins[axis])
         output.write(json.dumps({"values": values, "names": names}))
     output.close()
 
@@ -140,6 +147,22 @@ class _Reader:
             if op.name == "stablehlo.custom_call" and op.attributes["call_target_name"].value == self._mark:
                 numbers = map(int, re.findall(r"\d+", op.attributes["backend_config"].value))
                 yield from zip(numbers, op.operands, strict=True)
+
+    def opened(self, module: Module) -> Iterator[tuple[str, dict[str, str]]]:
+        """The names of constraints that leave all dimensions open, and the origins of what is constrained.
+
+        They request nothing, but Shardy reports them as the origins of the shardings that pass through them, even of
+        those of arguments.
+        """
+        for op in _nested(module.operation):
+            if op.name == "sdy.sharding_constraint" and _NAME in op.attributes:
+                dims = self._sdy.TensorShardingAttr(op.attributes["sharding"]).dimension_shardings
+                if not any(self._sdy.DimensionShardingAttr(dim).is_closed for dim in dims):
+                    name, value = op.attributes[_NAME].value, op.operands[0]
+                    origins = self.of(value)
+                    if self.is_argument(value) and value.owner.owner.operation.name == "func.func":
+                        origins = dict.fromkeys(origins, f"input: {self._ir.BlockArgument(value).arg_number}")
+                    yield name, origins
 
     def values(self, module: Module) -> Iterator[tuple[int, dict[str, str]]]:
         """For each number the origins of its value."""

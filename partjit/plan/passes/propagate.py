@@ -26,6 +26,7 @@ from partjit.devices import incompatible_devices
 from partjit.plan.ir.build import jaxpr_of
 from partjit.plan.ir.nodes import Block, ColocatedCall, Loop, VarBlock, variables
 from partjit.plan.passes.explicit import results_of_hosts
+from partjit.xla_rewrites import rewrite
 
 __all__ = ["default_sharding", "default_without_mesh", "propagate"]
 
@@ -141,7 +142,7 @@ def _chosen(
         except DeviceAssignmentMismatchError as error:
             raise incompatible_devices(error, name, jaxpr, in_shardings, results) from None
     module = computation.stablehlo()
-    shardy.rewrite_as_xla(module)
+    rewrite(module)
     shardy.propagate_interface(module)
     shardings = shardy.Shardings(module)
     arguments, found = shardings.of_arguments(), shardings.of_results()
