@@ -106,5 +106,8 @@ def _load_profile() -> None:
             derandomize=profile == "deterministic",
             max_examples=1000 if profile == "soak" else 100,
             print_blob=True,
+            # Explaining which parts of a failing example matter runs it often, and most examples compile: it takes ten
+            # times as long as finding and shrinking the example.
+            phases=[phase for phase in hypothesis.Phase if phase is not hypothesis.Phase.explain],
         )
     hypothesis.settings.load_profile(f"partjit-{name}")  # `--hypothesis-profile` comes later, and takes precedence

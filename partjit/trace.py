@@ -100,7 +100,7 @@ def trace(
     with tracing_under(mesh), _explaining_refusals(name_of(fun), mesh):
         jaxpr = trace_to_jaxpr(flat_fun, in_avals, source=source, arg_names=arg_names, result_paths=lambda: out_paths)
     # As jax does, so that listeners who count traces count ours.
-    jax.monitoring.record_event_duration_secs(TRACE_EVENT, time.perf_counter() - start)
+    jax.monitoring.record_event_duration_secs(TRACE_EVENT, time.perf_counter() - start, fun_name=name_of(fun))
     name_results(jaxpr, out_paths)
     jaxpr, consts = separate_consts(jaxpr)
     return Trace(jaxpr, consts, out_tree, out_paths)

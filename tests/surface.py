@@ -786,6 +786,7 @@ def _testing_targets() -> Iterator[Target]:
             "vmap": False,
             "reference": None,
             "tolerance": None,
+            "custom_derivatives": True,
         },
         {
             "fun": "function callable",
@@ -796,6 +797,7 @@ def _testing_targets() -> Iterator[Target]:
             "vmap": "bool",
             "reference": "none function callable",
             "tolerance": "none number",
+            "custom_derivatives": "bool",
         },
         (AssertionError,),
         named=named,

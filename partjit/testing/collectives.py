@@ -3,16 +3,21 @@
 import collections
 import contextlib
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import Mesh as JaxMesh
 
+from partjit._jax.reads import observed_reads
 from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
 from partjit.api import pjit
 from partjit.checks import abridged, require, require_callable, require_flag, require_integer, require_mesh_type
 from partjit.inspect.collectives import KINDS
+from partjit.inspect.hlo.optimized import read_collectives
+from partjit.inspect.user_lines import shown_lines
 from partjit.mesh import Mesh
 from partjit.spec import parse_spec_tree
 
@@ -46,7 +51,7 @@ def assert_collectives(
         in_specs, out_specs: the specs of a plain function, as for `pjit`.
 
     Raises:
-        AssertionError: the program has others; the message shows their instructions.
+        AssertionError: the program has others; the message shows their axes, results and lines.
         ValueError: a kind is not known, or a number is negative.
         TypeError: an argument is of a wrong type.
 
@@ -66,19 +71,15 @@ def assert_collectives(
         )
     for kind, count in expected.items():
         require_integer("assert_collectives", f"expected[{kind!r}]", count, 0)
-    text = _compiled_text(fun, args, mesh, in_specs, out_specs)
-    instructions = collections.defaultdict(list)
-    for match in _INSTRUCTION.finditer(text):
-        instructions[match[1]].append(match[0].strip())
-    found = {kind: len(lines) for kind, lines in instructions.items()}
+    compiled = _compiled(fun, args, mesh, in_specs, out_specs)
+    text = compiled.as_text() or ""
+    found = collections.Counter(match[1] for match in _INSTRUCTION.finditer(text))
     wanted = {kind: count for kind, count in expected.items() if count}
     if found == wanted:
         return
     lines = [f"expected {_show(wanted)}, but the compiled program has {_show(found)}"]
-    for kind in sorted({*found, *wanted}):
-        if found.get(kind, 0) != wanted.get(kind, 0):
-            lines += [f"  {line[:300]}" for line in instructions[kind]]
-    raise AssertionError("\n".join(lines))
+    differing = [kind for kind in sorted({*found, *wanted}) if found.get(kind, 0) != wanted.get(kind, 0)]
+    raise AssertionError("\n".join([*lines, *_described(text, differing, _mesh_of(compiled, mesh))]))
 
 
 def assert_no_collectives(
@@ -104,14 +105,17 @@ def assert_no_transfers(*, allow_explicit: bool = False) -> Iterator[None]:
     """Asserts that there are no transfers between host and devices, or between devices, while the block runs.
 
     Passing a NumPy array or scalar to a compiled function is a transfer, and so is a constant of an operation outside
-    of one. Collectives in a compiled program are not: see `assert_collectives`. On the CPU, reading an array on a
-    single device copies nothing, so it is no transfer there.
+    of one. Collectives in a compiled program are not: see `assert_collectives`.
+
+    Reading an array, as `float(loss)`, `print(loss)` and `if loss > 1:` do, is a transfer on the CPU as well, where it
+    copies nothing: on an accelerator it would wait for the device. Only `np.asarray` of an array on a single CPU device
+    is not seen there, for which NumPy calls no Python.
 
     Args:
         allow_explicit: allow `jax.device_put` and `jax.device_get`.
 
     Raises:
-        AssertionError: there is a transfer; `__cause__` is jax's own error.
+        AssertionError: there is a transfer, or an array is read; for a transfer, `__cause__` is jax's own error.
         TypeError: `allow_explicit` is neither True nor False.
 
     Example:
@@ -123,22 +127,59 @@ def assert_no_transfers(*, allow_explicit: bool = False) -> Iterator[None]:
     Source: `jax.transfer_guard`.
     """
     allow_explicit = require_flag("assert_no_transfers", "allow_explicit", allow_explicit)
+    thread = threading.get_ident()
+
+    def on_read(array: jax.Array, is_explicit: bool) -> None:
+        if threading.get_ident() == thread and not (is_explicit and allow_explicit):
+            raise AssertionError(
+                f"a transfer in a block that should have none: an array {array.aval.str_short()} is read by Python, as "
+                "float(x), bool(x), x.item() and print(x) do, which waits for the device; keep it on the device, or "
+                "read it after the loop"
+            )
+
     try:
-        with jax.transfer_guard("disallow" if allow_explicit else "disallow_explicit"):
+        with jax.transfer_guard("disallow" if allow_explicit else "disallow_explicit"), observed_reads(on_read):
             yield
+    except AssertionError:
+        raise
     except Exception as error:
         if "isallowed" not in str(error) or "transfer" not in str(error):
             raise
         raise AssertionError(f"a transfer in a block that should have none: {error}") from error
 
 
-def _compiled_text(fun: Any, args: Sequence[object], mesh: JaxMesh | None, in_specs: object, out_specs: object) -> str:
+def _described(text: str, kinds: Sequence[str], mesh: JaxMesh | AbstractMesh | None) -> list[str]:
+    """The collectives of some kinds in a compiled program: their axes, results, lines and modules."""
+    try:
+        if mesh is None:
+            raise ValueError("the axes have no names")
+        collectives = read_collectives(text, mesh)
+    except ValueError:  # as HLO: of several programs, or for a mesh that is not known
+        return [f"  {m[0].strip()[:300]}" for m in _INSTRUCTION.finditer(text) if m[1] in kinds]
+    lines = []
+    for found in {c.name: c for c in collectives if c.kind in kinds}.values():
+        axes = ", ".join(found.axes) or f"groups of {found.group_size} devices"
+        sites = [shown_lines(site, found.library) for site in found.sites] or ["an unknown line"]
+        module = f", in {', '.join(found.modules)}" if found.modules else ""
+        lines.append(f"  {found.kind} over {axes} to {found.result}, at {', '.join(sites)}{module}")
+    return lines
+
+
+def _mesh_of(compiled: Any, mesh: JaxMesh | None) -> JaxMesh | AbstractMesh | None:
+    """The mesh whose axes name groups of devices: the one that was given, or that of an argument or a result."""
+    if mesh is not None:
+        return mesh
+    shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    return next((s.mesh for s in shardings if isinstance(s, NamedSharding)), None)
+
+
+def _compiled(fun: Any, args: Sequence[object], mesh: JaxMesh | None, in_specs: object, out_specs: object) -> Any:
     if mesh is not None:
         require_mesh_type("assert_collectives", "mesh", mesh)
     for name, specs in (("in_specs", in_specs), ("out_specs", out_specs)):
         parse_spec_tree(specs, name)
     if isinstance(fun, jax.stages.Compiled):
-        return fun.as_text() or ""
+        return fun
     own = None if mesh is None else Mesh(mesh.devices, mesh.axis_names, mesh.axis_types)  # jax's own warns
     with own or contextlib.nullcontext():
         if not isinstance(fun, jax.stages.Lowered):
@@ -147,7 +188,7 @@ def _compiled_text(fun: Any, args: Sequence[object], mesh: JaxMesh | None, in_sp
             # The functions of jax.numpy can be lowered as well: with specs they are partitioned instead.
             partitioned = pjit(fun, in_specs, out_specs) if has_specs or not hasattr(fun, "lower") else fun
             fun = partitioned.lower(*args)
-        return fun.compile().as_text() or ""
+        return fun.compile()
 
 
 def _show(counts: Mapping[str, int]) -> str:

@@ -22,6 +22,8 @@ from partjit.opsharding import parse_op_sharding, to_op_sharding
 from partjit.placement import reshard_policy
 from partjit.spec import MAX_RANK, ParsedPartitionSpec, parse_spec_tree
 from partjit.testing.argument_checks import parsed_spec
+from partjit.testing.derivatives import custom_calls, wrong_derivative
+from partjit.testing.donation import reads_of_donated_values
 from partjit.testing.expected_shards import assert_laid_out
 from partjit.testing.reproduction import canonical, describe, reproduction
 from partjit.trees import broadcast_specs
@@ -41,12 +43,14 @@ def assert_same_meaning(
     vmap: bool = True,
     reference: Callable[..., object] | None = None,
     tolerance: float | None = None,
+    custom_derivatives: bool = True,
 ) -> None:
     """Asserts that `pjit(fun, in_specs, out_specs)` computes what `fun` computes, with the requested output shardings.
 
-    It checks the values, then the gradients with respect to all float arguments, then the batched form: `jax.vmap` over
-    a batch of the arguments and of variations of them gives the same results as single calls. A batch is also sharded
-    over a mesh axis that no spec uses, with `spmd_axis_name`, if there is one.
+    It checks that the function reads nothing after it donated it to a nested program; the values; the gradients with
+    respect to all float arguments; then the batched form: `jax.vmap` over a batch of the arguments and of variations of
+    them gives the same results as single calls. A batch is also sharded over a mesh axis that no spec uses, with
+    `spmd_axis_name`, if there is one.
 
     Args:
         fun: a function of pytrees of arrays. One that `pjit` or `jax.jit` returned is compared with the one it wraps.
@@ -60,6 +64,9 @@ def assert_same_meaning(
             nested partitioned functions that are to be checked.
         tolerance: the maximal difference relative to the greatest absolute value of an array; by default that of the
             shortest float among the arguments and the result, 1e-4 for float32 and 2e-2 for shorter ones.
+        custom_derivatives: whether the derivatives that a `jax.custom_vjp` or `jax.custom_jvp` in `fun` defines are
+            compared with numerical ones, as part of the gradients; not where they differ on purpose, as those of
+            straight-through estimators do.
 
     Raises:
         TypeError, ValueError: an argument is of a wrong type, or a spec does not fit.
@@ -77,6 +84,7 @@ def assert_same_meaning(
     check_callable(fun)
     require_mesh_type(where, "mesh", mesh)
     grad, vmap = require_flag(where, "grad", grad), require_flag(where, "vmap", vmap)
+    custom_derivatives = require_flag(where, "custom_derivatives", custom_derivatives)
     for name, specs in (("in_specs", in_specs), ("out_specs", out_specs)):
         parse_spec_tree(specs, name)
     if reference is not None:
@@ -88,7 +96,7 @@ def assert_same_meaning(
         require_values([leaf], [name], where)
     # A function that is partitioned or compiled already is compared with the one it wraps.
     plain = reference or (fun.__wrapped__ if isinstance(fun, jax.stages.Wrapped) else fun)  # type: ignore[attr-defined]
-    case = _Case(fun, args, mesh, in_specs, out_specs, grad, vmap, plain, tolerance)
+    case = _Case(fun, args, mesh, in_specs, out_specs, grad, vmap, plain, tolerance, custom_derivatives)
     problem = case.problem()
     if problem is None:
         return
@@ -96,6 +104,8 @@ def assert_same_meaning(
     options = {"in_specs": case.in_specs, "out_specs": case.out_specs, "grad": case.grad, "vmap": case.vmap}
     if tolerance is not None:
         options["tolerance"] = tolerance
+    if not custom_derivatives:
+        options["custom_derivatives"] = custom_derivatives
     types = (
         f"{name}: {jnp.result_type(leaf)}{list(np.shape(leaf))}" for name, leaf in _named_leaves("args", case.args)
     )
@@ -153,17 +163,28 @@ class _Case:
     vmap: bool
     reference: Callable[..., object]
     tolerance: float | None
+    custom_derivatives: bool
 
     def problem(self) -> str | None:
         """What differs, or None."""
         # jax's own mesh warns when it is entered.
         mesh = Mesh(self.mesh.devices, self.mesh.axis_names, self.mesh.axis_types)
         with mesh, reshard_policy("allow"), jax.numpy_dtype_promotion("standard"):
-            checks = [self._values(), self._gradients() if self.grad else (), self._batches() if self.vmap else ()]
+            checks = [
+                self._donations(),
+                self._values(),
+                self._gradients() if self.grad else (),
+                self._custom_derivatives() if self.grad and self.custom_derivatives else (),
+                self._batches() if self.vmap else (),
+            ]
             return next((problem for check in checks for problem in check), None)
 
     def _partitioned(self) -> Callable[..., object]:
         return pjit(self.fun, self.in_specs, self.out_specs)
+
+    def _donations(self) -> Iterator[str]:
+        names = [name for name, _ in _named_leaves("args", self.args)]
+        yield from reads_of_donated_values(jax.make_jaxpr(self.reference)(*self.args), names)
 
     def _values(self) -> Iterator[str]:
         expected = self.reference(*jax.tree.map(jnp.asarray, self.args))  # NumPy would compute in 64 bits
@@ -205,6 +226,22 @@ class _Case:
                 specs = _flat_specs(self.in_specs, self.args)
                 for i, name, f in zip(floats, names, found, strict=True):
                     yield from _laid_out(f"the gradient of {name}", f, self.mesh, specs[i])
+
+    def _custom_derivatives(self) -> Iterator[str]:
+        text = str(jax.make_jaxpr(self.reference)(*self.args))
+        if "custom_vjp_call" not in text and "custom_jvp_call" not in text:
+            return
+        remedy = "; where that is meant, pass custom_derivatives=False"
+        args = jax.tree.map(jnp.asarray, self.args)
+        for call in custom_calls(self.reference, args):
+            with contextlib.suppress(TypeError):  # it cannot be differentiated by all arguments
+                if (found := wrong_derivative(call.fun, call.args)) is not None:
+                    yield f"the derivative of {call} is wrong: {found}{remedy}"
+        # Those in shard_maps run nowhere else; jax.lax.stop_gradient changes derivatives on purpose.
+        if "custom_vjp_call" in text and "stop_gradient" not in text:
+            found = wrong_derivative(jax.jit(self.reference), args)
+            if found is not None:
+                yield f"the derivative of a jax.custom_vjp in the function is wrong: {found}{remedy}"
 
     def _batches(self) -> Iterator[str]:
         args = jax.tree.map(jnp.asarray, self.args)

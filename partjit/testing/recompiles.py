@@ -1,8 +1,11 @@
 """Asserting that nothing is traced or compiled, and finding the argument that caused it."""
 
+import collections
 import contextlib
 import functools
+import os
 import threading
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +18,8 @@ from partjit.trace import TRACE_EVENT
 
 __all__ = ["assert_no_recompile"]
 
+_MOST = 5  # functions that a message names
+_ANEW = ": another function each time; make it once, outside of the loop"
 _EVENTS = {
     TRACE_EVENT: "traced",
     "/jax/core/compile/backend_compile_duration": "compiled",
@@ -54,11 +59,11 @@ def assert_no_recompile(*functions: Callable[..., object], warmup: int = 0) -> I
     warmup = require_integer("assert_no_recompile", "warmup", warmup, 0)
     failures: list[str] = []
     thread = threading.get_ident()
-    seen: list[str] = []
+    seen: list[tuple[str, str]] = []
 
-    def listen(event: str, *_: object, **__: object) -> None:
+    def listen(event: str, *_: object, **details: object) -> None:
         if event in _EVENTS and threading.get_ident() == thread:
-            seen.append(_EVENTS[event])
+            seen.append((_EVENTS[event], str(details.get("fun_name", ""))))
 
     def watch(function: Callable[..., object]) -> Callable[..., object]:
         calls = 0
@@ -73,7 +78,7 @@ def assert_no_recompile(*functions: Callable[..., object], warmup: int = 0) -> I
             seen.clear()
             result = function(*args, **kwargs)
             if seen and calls > warmup:
-                failures.append(f"call {calls} of {name} {_show(seen)}: {_difference(previous, signature)}")
+                failures.append(f"call {calls} of {name} {_show(seen)}: {_difference(previous, signature, seen)}")
             seen.clear()
             previous = signature
             return result
@@ -87,13 +92,24 @@ def assert_no_recompile(*functions: Callable[..., object], warmup: int = 0) -> I
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     if not functions and seen:
-        failures.append(f"the block {_show(seen)} {len(seen)} times; name the functions to see which argument it was")
+        failures.append(
+            f"the block {_show(seen)} {len(seen)} times ({_names(seen)}); name the functions to see which argument it "
+            "was"
+        )
     if failures:
         raise AssertionError("\n".join(failures))
 
 
-def _show(events: list[str]) -> str:
-    return " and ".join(word for word in _EVENTS.values() if word in events)
+def _show(seen: Sequence[tuple[str, str]]) -> str:
+    return " and ".join(word for word in _EVENTS.values() if word in dict(seen))
+
+
+def _names(seen: Sequence[tuple[str, str]]) -> str:
+    """The names of the functions that were traced, or else compiled, in short."""
+    names = [name for word, name in seen if word == "traced"] or [name for _, name in seen]
+    counts = collections.Counter(name or "a function" for name in names)
+    shown = [name if count == 1 else f"{name} {count} times" for name, count in counts.most_common(_MOST)]
+    return ", ".join([*shown, *(["..."] if len(counts) > _MOST else [])])
 
 
 def _signature(args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, tuple[str, str]]:
@@ -114,12 +130,18 @@ def _describe(leaf: object) -> tuple[str, str]:
         text = f"{leaf.dtype}[{','.join(map(str, leaf.shape))}] of NumPy"
     elif isinstance(leaf, bool | int | float | complex):  # whose value matters in static arguments only
         return f"a Python {type(leaf).__name__}", f"the {type(leaf).__name__} {leaf!r}"
+    elif isinstance(leaf, types.FunctionType):  # which is another one, however equal, where its line runs again
+        code = leaf.__code__
+        text = f"the function {leaf.__name__} of {os.path.basename(code.co_filename)}:{code.co_firstlineno}"
+        return text, f"{text} ({id(leaf):#x})"
     else:
         text = f"the {type(leaf).__name__} {leaf!r}"
     return text, text
 
 
-def _difference(before: dict[str, tuple[str, str]] | None, after: dict[str, tuple[str, str]]) -> str:
+def _difference(
+    before: dict[str, tuple[str, str]] | None, after: dict[str, tuple[str, str]], seen: Sequence[tuple[str, str]]
+) -> str:
     if before is None:
         return "it is the first call here, so there is none to compare it with (see warmup=)"
     missing = ("not there", "not there")
@@ -130,5 +152,13 @@ def _difference(before: dict[str, tuple[str, str]] | None, after: dict[str, tupl
             if before.get(path, missing)[part] != after.get(path, missing)[part]
         ]
         if changes:
-            return "; ".join(changes)
-    return "with the same arguments as the call before, so a cache was cleared or missed"
+            return "; ".join(changes) + (_ANEW if part and any("the function" in change for change in changes) else "")
+    traced = [name for word, name in seen if word == "traced" and name]
+    if not traced:
+        return "with the same arguments as the call before, so a cache was cleared or missed"
+    # What is traced inside of a function ends before it.
+    return (
+        f"with the same arguments as the call before, {traced[-1]} is traced again: it is another function in each "
+        "call, as a lambda, a nested function, or jax.jit or pjit in the body of the step are; make it once, outside "
+        "of the step. Or a cache was cleared"
+    )

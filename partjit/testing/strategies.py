@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from hypothesis import reject
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from jax.sharding import AxisType, NamedSharding
@@ -207,13 +208,14 @@ def shapes(
         draw: given by hypothesis.
         spec: the spec of the array.
         mesh: the mesh of the spec.
-        divisible: whether the axes divide every dimension, or not some dimension.
+        divisible: whether the axes divide every dimension, or not some dimension. Where the spec names axes of size 1
+            only, which divide any dimension, the example is rejected.
         min_ndim, max_ndim: of the rank; a spec may require more.
         max_size: the maximal number of elements.
 
     Raises:
         TypeError: `spec` is given without `mesh`, or an argument is of a wrong type.
-        ValueError: not `divisible`, and the spec shards nothing.
+        ValueError: not `divisible`, and the spec names no axis.
 
     Example:
         >>> from hypothesis import given
@@ -243,8 +245,10 @@ def shapes(
     shape = [divisor * draw(st.integers(1, 2)) for divisor in divisors]
     if not divisible:
         sharded = [dim for dim, divisor in enumerate(divisors) if divisor > 1]
-        if not sharded:
+        if not any(entries):
             raise ValueError(f"shapes: {spec} shards no dimension, so every shape is divisible")
+        if not sharded:
+            reject()
         dim = draw(st.sampled_from(sharded))
         shape[dim] += draw(st.integers(1, divisors[dim] - 1))
     return tuple(shape)
@@ -369,7 +373,7 @@ def spec_trees(tree: object, *, mesh: JaxMesh, prefix: bool = True) -> SearchStr
         >>> @given(spec_trees(params, mesh=mesh))
         ... def test(specs):
         ...     with mesh:
-        ...         pjit(lambda p: p, in_axis_resources=(specs,))(params)
+        ...         pjit(lambda p: p, in_axis_resources=(specs,)).eval_shape(params)
         >>> test()
     """
     require_mesh_type("spec_trees", "mesh", mesh, or_abstract=True)

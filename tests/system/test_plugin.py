@@ -90,16 +90,16 @@ PROFILES = """
 from hypothesis import settings
 def test_profile():
     default = settings()
-    print("profile:", default.derandomize, default.max_examples, default.deadline)
+    print("profile:", default.derandomize, default.max_examples, default.deadline, "explain" in str(default.phases))
 """
 
 
 @pytest.mark.parametrize(
     ("environment", "options", "expected"),
     [
-        ({}, ["--partjit-devices=1"], "profile: True 100 None"),
-        ({"PARTJIT_PROFILE": "random"}, [], "profile: False 100 None"),
-        ({"PARTJIT_PROFILE": "soak"}, [], "profile: False 1000 None"),
+        ({}, ["--partjit-devices=1"], "profile: True 100 None False"),
+        ({"PARTJIT_PROFILE": "random"}, [], "profile: False 100 None False"),
+        ({"PARTJIT_PROFILE": "soak"}, [], "profile: False 1000 None False"),
         ({"PARTJIT_PROFILE": "soak"}, ["--hypothesis-profile=default"], "profile: False 100 0:00:00.2"),
     ],
 )
