@@ -49,6 +49,8 @@ BYTES_BOUND = 0.05
 MEMORY_BOUND = 0.15
 LIBRARIES_BOUND = 8
 
+WITHOUT_LIBRARY = {"own", "plain"}
+
 OPERATION = "operation:"
 """What stands for the library of a single operation."""
 
@@ -108,13 +110,10 @@ def of_text(text: str, mesh: truth_hlo.Axes) -> Tallies:
 
 @dataclasses.dataclass(frozen=True)
 class Seconds:
-    """Time that passes, and time of all threads, which a busy machine disturbs less."""
+    """Time that passes, and that of all threads, which a busy machine disturbs less."""
 
     wall: float
     cpu: float
-
-    def __add__(self, other: "Seconds") -> "Seconds":
-        return Seconds(self.wall + other.wall, self.cpu + other.cpu)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,10 +219,10 @@ def ratio(one: float, other: float) -> float:
     return one / other if other else 1.0 if not one else math.inf
 
 
-def row_of(found: Found) -> report.Row:
+def row_of(found: Found, clock: str) -> report.Row:
     actual = truth_hlo.sent_in_a_step(found.truth.text, found.mesh)
     (estimate,) = found.told.estimates
-    whole = found.trace + found.explain
+    trace, explained, compiled = (getattr(x, clock) for x in (found.trace, found.explain, found.truth.seconds))
     return {
         "model": found.name,
         "library": found.library,
@@ -232,13 +231,11 @@ def row_of(found: Found) -> report.Row:
         "bytes": ratio(found.told.predicted.bytes_per_step, actual),
         "memory": ratio(estimate.peak, found.truth.memory),
         "lines": 100 * of_user(found.told.predicted),
-        "trace s": found.trace.wall,
-        "explain s": found.explain.wall,
-        "compile s": found.truth.seconds.wall,
-        "time": whole.wall / (found.trace + found.truth.seconds).wall,
-        "cpu time": whole.cpu / (found.trace + found.truth.seconds).cpu,
-        "after trace": found.explain.wall / found.truth.seconds.wall,
-        "cpu after trace": found.explain.cpu / found.truth.seconds.cpu,
+        "trace s": trace,
+        "explain s": explained,
+        "compile s": compiled,
+        "time": (trace + explained) / (trace + compiled),
+        "after trace": explained / compiled,
     }
 
 
@@ -321,7 +318,9 @@ def make_operation(operation: Operation) -> Model:
 Tables = dict[str, list[report.Row]]
 
 
-def tables_of(names: Sequence[str], operations: Sequence[Operation], folder: pathlib.Path | None) -> Tables:
+def tables_of(
+    names: Sequence[str], operations: Sequence[Operation], folder: pathlib.Path | None, clock: str = "wall"
+) -> Tables:
     """The tables, without the empty ones; what a model raises is an entry among those skipped."""
     looks = [
         *((name, MODELS[name].partition(":")[0], functools.partial(make_model, name)) for name in names),
@@ -337,11 +336,11 @@ def tables_of(names: Sequence[str], operations: Sequence[Operation], folder: pat
             traceback.print_exc()
             skipped.append({"of": name, "why": f"{type(error).__name__}: {' '.join(str(error).split())}"[:100]})
     models = [found for found in founds if found.library != OPERATION]
-    rows, others = [*map(row_of, models)], [found for found in founds if found.library == OPERATION]
+    rows, others = [row_of(found, clock) for found in models], [found for found in founds if found.library == OPERATION]
     checks = [*(checks_of_models(rows) if rows else ()), *(checks_of_operations(others) if others else ())]
     if names == [*MODELS]:
-        libraries = len({found.library for found in models})
-        checks.append(("at least eight libraries", [(f"{libraries} libraries", 0.0)], libraries - LIBRARIES_BOUND))
+        missing = LIBRARIES_BOUND - len({found.library for found in models} - WITHOUT_LIBRARY)
+        checks.append(("models of at least eight libraries", [("libraries", missing)], 0))
     tables = {
         "models": rows,
         "differences": [row for found in founds for row in differences(found)],
@@ -362,6 +361,7 @@ def main() -> None:
         type=pathlib.Path,
         help="a folder for what is compiled, to be read by later runs: compile once, look at the reports many times",
     )
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="what to measure, as for explain.py")
     options = parser.parse_args()
     report.set_up_devices(8)
     words = options.only.split(",")
@@ -369,7 +369,7 @@ def main() -> None:
     chosen = [] if options.quick or options.models else OPERATIONS
     operations = [one for one in chosen if any(word in one.name for word in words)]
     tables_of([QUICK[0]], [], options.keep)  # what is imported and set up once counts for none
-    report.report(tables_of(names, operations, options.keep), as_json=options.json)
+    report.report(tables_of(names, operations, options.keep, options.clock), as_json=options.json)
 
 
 if __name__ == "__main__":

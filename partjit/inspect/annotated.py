@@ -163,7 +163,7 @@ class AnnotatedEquation:
         """The path of the module that it belongs to, "Block_3/Dense_0"; see `partjit.inspect.modules`."""
         return self.modules.get(self.number, "")
 
-    @property
+    @functools.cached_property
     def scope(self) -> str:
         """Its name stack: nested functions, `jvp(..)` and `transpose(..)`."""
         return "/".join(filter(None, (str(source.name_stack) for source in reversed(self.sources))))
