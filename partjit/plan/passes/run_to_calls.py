@@ -9,7 +9,7 @@ A logger in a `cond` is needed once in a hundred iterations. So the device work 
 
 Where the devices need what the call returns, the loop is rotated before, so that the call comes first; the `while` then
 takes the ways without calls of its later iterations itself. The iterations in between cost neither a dispatch nor a
-look at the predicate.
+look at the predicate. What a call gets is computed where the `while` ends.
 """
 
 import dataclasses
@@ -23,7 +23,8 @@ from jax.extend.core import Var, jaxpr_as_fun
 from partjit._jax.jaxprs import Atom, new_var, type_of
 from partjit.plan.ir.build import Builder, jaxpr_of, reading, with_loops
 from partjit.plan.ir.nodes import Block, Branch, Equation, VarBlock, VarBranch, VarLoop, is_host, variables
-from partjit.plan.passes.counting import counted
+from partjit.plan.passes.branch_heads import Heads, heads_of
+from partjit.plan.passes.counting import carrying, counted
 
 __all__ = ["run_to_calls", "runs_from_calls"]
 
@@ -96,24 +97,29 @@ def _run_to_calls(loop: VarLoop, before: Builder) -> VarLoop:
     passed = [var for var in dict.fromkeys(passed) if var not in variables(block.outputs)]
     work = tuple(node for node in block.nodes if not isinstance(node, Branch))
     run = jaxpr_as_fun(jaxpr_of(Block(block.inputs, work, (*block.outputs, *passed), block.consts)))
+    heads = [*map(heads_of, branches)]
 
     def run_on(*atoms: jax.Array) -> list[jax.Array]:
         captured, initial = atoms[:number], [*atoms[number:]]
 
+        def known(results: Sequence[jax.Array]) -> dict[Atom, Any]:
+            own = [*block.inputs[:number], *block.outputs, *passed]
+            return {**block.consts, **_by_variable(own, [*captured, *results])}
+
         def iteration(state: _State) -> _State:
             results = run(*captured, *state[1])
-            values = _by_variable([*block.inputs[:number], *block.outputs, *passed], [*captured, *results])
             carried, seen = results[: len(initial)], results[len(initial) :]
-            return _has_more(loop, carried) & ~_needs_call(branches, {**block.consts, **values}), carried, seen
+            return _has_more(loop, carried) & ~_needs_call(branches, known(results)), carried, seen
 
         state = (jnp.ones((), bool), initial, _nothing(passed))
         _, carried, seen = jax.lax.while_loop(lambda state: state[0], iteration, state)
-        return [_has_more(loop, carried), *carried, *seen]
+        values = known([*carried, *seen])
+        return [_has_more(loop, carried), *carried, *seen, *(x for own in heads for x in _computed(own, values))]
 
     inside = Builder(loop.eqn, dict(block.consts))
     again, *results = inside.add(run_on, *block.inputs)
-    env = _by_variable([*block.outputs, *passed], results)
-    nodes = (*inside.nodes, *(reading(branch, env) for branch in branches))
+    env = _by_variable([*block.outputs, *passed, *(var for own in heads for var in own.results)], results)
+    nodes = (*inside.nodes, *(reading(own.branch, env) for own in heads))
     return _as_long_as(
         again, loop, Block(block.inputs, nodes, tuple(results[: len(block.outputs)]), inside.consts), before
     )
@@ -129,29 +135,34 @@ def _run_from_call(loop: VarLoop, branch: VarBranch, before: Builder) -> VarLoop
         (lambda *_: _nothing(branch.outputs)) if _calls(inner) else jaxpr_as_fun(jaxpr_of(inner))
         for inner in branch.blocks
     ]
+    heads = heads_of(branch)
+
+    def known(atoms: Sequence[jax.Array]) -> dict[Atom, Any]:
+        return {**block.consts, **_by_variable(block.inputs, atoms)}
 
     def run_on(*atoms: jax.Array) -> list[jax.Array]:
         captured, initial, given = atoms[:number], [*atoms[number:end]], [*atoms[end:]]
 
-        def known(carried: Sequence[jax.Array]) -> dict[Atom, Any]:
-            return {**block.consts, **_by_variable(block.inputs, [*captured, *carried])}
-
         def iteration(state: Any) -> Any:
             _, is_first, (carried, given) = state
-            values = known(carried)
+            values = known([*captured, *carried])
             way = jnp.where(is_first, len(ways), values[branch.inputs[0]])
             given = jax.lax.switch(way, [*ways, lambda *_: given], *(values[var] for var in branch.captured))
             carried = run(*captured, *carried, *given)
-            goes_on = _has_more(loop, carried) & ~_needs_call([branch], known(carried))
+            goes_on = _has_more(loop, carried) & ~_needs_call([branch], known([*captured, *carried]))
             return goes_on, jnp.zeros((), bool), (carried, given)
 
         state = (jnp.ones((), bool), jnp.ones((), bool), (initial, given))
         *_, (carried, _) = jax.lax.while_loop(lambda state: state[0], iteration, state)
-        return [_has_more(loop, carried), *carried]
+        return [_has_more(loop, carried), *carried, *_computed(heads, known([*captured, *carried]))]
 
     inside = Builder(loop.eqn, dict(block.consts))
     again, *results = inside.add(run_on, *block.inputs, *branch.outputs)
-    return _as_long_as(again, loop, Block(block.inputs, (branch, *inside.nodes), tuple(results), inside.consts), before)
+    initial = before.add(lambda *atoms: _computed(heads, known(atoms)), *loop.captured, *loop.initial)
+    loop = carrying(loop, initial, [new_var(var.aval) for var in heads.results])
+    inputs = (*block.inputs, *heads.results)
+    block = Block(inputs, (heads.branch, *inside.nodes), tuple(results), inside.consts)
+    return _as_long_as(again, loop, block, before)
 
 
 def _with_counter(loop: VarLoop, before: Builder) -> VarLoop:
@@ -161,6 +172,11 @@ def _with_counter(loop: VarLoop, before: Builder) -> VarLoop:
 def _has_more(loop: VarLoop, carried: Sequence[jax.Array]) -> jax.Array:
     """Whether there is an iteration that begins with these carried values."""
     return carried[0] if loop.trip_count is None else carried[loop.counter or 0] < loop.trip_count
+
+
+def _computed(heads: Heads, values: Mapping[Any, Any]) -> list[jax.Array]:
+    """What heads compute; what their branch captures is among these values."""
+    return heads.compute(*(values[var] for var in heads.branch.captured[: -len(heads.results) or None]))
 
 
 def _nothing(variables: Iterable[Var]) -> list[jax.Array]:
