@@ -395,3 +395,23 @@ def test_what_a_branch_gives_as_it_is_may_be_read_after_it(mode, mesh):
                 np.testing.assert_allclose(found, wanted, rtol=1e-5, err_msg=f"case {k}, {p}")
                 count += 1
     assert count > 25
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("without_jit", [False, True])
+def test_a_function_is_outside_of_all_programs_around_its_call(depth, without_jit, mesh):
+    """It may run a program on another mesh, however many programs its call is nested in, compiled or not."""
+    rendezvous.programs["on all"] = pjit(lambda x: x * 2, in_shardings=P("x"), out_shardings=P())
+    rendezvous.programs["mesh"] = mesh
+
+    def doubled(x):
+        with rendezvous.programs["mesh"]:
+            return jax.device_put(rendezvous.programs["on all"](np.asarray(x)), x.sharding)
+
+    call = colocated_python(doubled, **like)
+    program = call
+    for _ in range(depth):
+        program = pjit(lambda x, inner=program: inner(x) + 1)
+    small = partjit.Mesh(np.array(jax.devices()[:1]), ("one",))
+    with small, jax.disable_jit(without_jit):
+        np.testing.assert_array_equal(program(jnp.ones(8)), np.full(8, 2.0 + depth))

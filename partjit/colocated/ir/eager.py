@@ -57,7 +57,8 @@ what was ambient where it was called."""
 def evaluated_with(default: DefaultSharding | None) -> Iterator[None]:
     """Makes the calls of the block those of a program with this default sharding; None makes them those of none."""
     outer = body.default, body.outside
-    body.default, body.outside = default, None if default is None else Outside()
+    # What is outside of a nested program is outside of all of them.
+    body.default, body.outside = default, None if default is None else outer[1] or Outside()
     try:
         yield
     finally:
