@@ -256,6 +256,40 @@ def test_a_thousand_iterations_take_as_many_dispatches_as_calls(every, mesh, by_
     assert calls <= dispatched.count("FragmentDispatched") <= calls + 2
 
 
+@pytest.mark.parametrize("gives", [False, True])
+@pytest.mark.parametrize("size", [8, 2**20])
+def test_what_a_call_gets_takes_a_dispatch_only_where_that_is_cheaper(gives, size, by_the_host):
+    """It is computed in the branch of the call, and in vain where the loop ends without a call."""
+
+    def mean_of(x):
+        return jnp.mean(jnp.sin(x))
+
+    total = colocated_python(lambda m: m * 2, out_specs_fn=lambda m: m)
+    log = colocated_python(by_hand.log, out_specs_fn=lambda *_: None)
+
+    @pjit
+    def program(x):
+        def iteration(x, i):
+            x = x * 0.5
+            if gives:
+                return x + lax.cond(i % 5 == 1, lambda: total(mean_of(x)), lambda: jnp.float32(0)), None
+            return lax.cond(i % 5 == 1, lambda: (log(mean_of(x)), x)[1], lambda: x), None
+
+        return lax.scan(iteration, x, jnp.arange(24))[0]
+
+    expected = np.full(size, 1.0, np.float32)
+    for i in range(24):
+        expected = expected * np.float32(0.5)
+        expected = expected + 2 * np.sin(expected[:1]) * (gives and i % 5 == 1)
+    dispatched = []
+    with partjit.events.subscribe(lambda event: dispatched.append(type(event).__name__)):
+        result = program(jnp.ones(size))
+        colocated.wait()
+    np.testing.assert_allclose(result, expected, rtol=1e-5)
+    count = dispatched.count("FragmentDispatched")
+    assert 5 < count <= 8 if size == 8 else count > 10
+
+
 def test_what_an_iteration_cannot_do_without_stays_in_it(by_the_host):
     """A call in every branch, one beside the branch, and two branches of which the devices need what they give."""
     c = colocated_calls("auto")
