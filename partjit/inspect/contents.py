@@ -17,6 +17,7 @@ from partjit.inspect.listing import Listing, lines_of
 from partjit.inspect.memory import Memory
 from partjit.inspect.modules import folded, pattern_of
 from partjit.inspect.propagation import Partitioned
+from partjit.inspect.suggestions import tried_out
 from partjit.inspect.user_lines import shown_lines
 from partjit.mesh import describe_mesh
 from partjit.plan.plan import Plan
@@ -162,9 +163,12 @@ class Contents:
         plan: its plan, if it makes colocated calls.
         predicted: the collectives that the shardings require.
         compiled: the compiled programs; empty if nothing was compiled.
-        findings: what to look at first.
+        noted: findings about calls, and about what XLA did.
+        candidates: findings about shardings, whose suggestions are not tried out.
         estimates: the memory of each program, computed from its equations.
         flops: of one execution, counted in the equations.
+        donated: which arguments are, if there is no plan.
+        large: the number of bytes from which a replicated value is a finding.
     """
 
     name: str
@@ -173,9 +177,21 @@ class Contents:
     plan: Plan | None
     predicted: Collectives
     compiled: tuple[CompiledUnit, ...]
-    findings: tuple[Finding, ...]
+    noted: tuple[Finding, ...]
+    candidates: tuple[Finding, ...]
     estimates: tuple[Memory, ...]
     flops: Flops
+    donated: tuple[bool, ...]
+    large: float
+
+    @functools.cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """What to look at first, the most costly kind first; suggestions are tried out when this is first read."""
+        if self.plan is not None:
+            return (*self.noted, *self.candidates)
+        (program,), peak = self.programs, self.estimates[0].peak
+        tried = tried_out(self.candidates, program, self.donated, self.predicted, peak, self.large)
+        return (*self.noted, *tried)
 
     @property
     def memory(self) -> tuple[Memory, ...]:
@@ -261,3 +277,5 @@ def _lines_of(findings: Sequence[Finding]) -> Iterator[str]:
             yield f"    {finding.text}{finding.where}"
         if group[_LISTED:]:
             yield f"    ... and {len(group) - _LISTED} more"
+        if group[0].effect:
+            yield f"    {group[0].effect}"

@@ -18,9 +18,16 @@ from partjit.inspect.tracing import fragments_of, trace_function
 
 __all__ = ["explain"]
 
+_LARGE = 1 << 16
+
 
 def explain(
-    fun: object, *args: object, mesh: Mesh | None = None, compiled: bool = False, large: int = 1 << 20, **kwargs: object
+    fun: object,
+    *args: object,
+    mesh: Mesh | None = None,
+    compiled: bool = False,
+    large: int | None = None,
+    **kwargs: object,
 ) -> Report:
     """Reports how a function is partitioned: the sharding of each value and why, the collectives, memory and FLOPs.
 
@@ -33,7 +40,8 @@ def explain(
             would be committed to one.
         mesh: the ambient mesh of the call, or None for the one that is set.
         compiled: whether to compile it as well, and to read collectives, memory and XLA's warnings from the result.
-        large: the number of bytes from which a replicated value is a finding.
+        large: the number of bytes from which a replicated value is a finding; by default 1 % of the memory of the
+            program, but at least 64 kB.
 
     Returns:
         The report. At a prompt it shows tables, in a notebook a page.
@@ -61,7 +69,8 @@ def explain(
     if mesh is not None:
         require_mesh_type("explain", "mesh", mesh)
     compiled = require_flag("explain", "compiled", compiled)
-    require_number("explain", "large", large, "a number of bytes")
+    if large is not None:
+        require_number("explain", "large", large, "a number of bytes")
     traced = trace_function(fun, args, kwargs, mesh)
     whole = partition(traced.whole, keep_text=True)
     if traced.plan is None:
@@ -79,6 +88,9 @@ def explain(
         for program, prediction in zip(programs, predictions, strict=True)
         for move in prediction.unknown
     ]
+    estimates = [estimate_memory(program, flags) for program, flags in zip(programs, donated, strict=True)]
+    if large is None:
+        large = max(_LARGE, max(estimate.peak for estimate in estimates) // 100)
     units = [compile_unit(program.unit, flags) for program, flags in zip(programs, donated, strict=True) if compiled]
     findings = [
         finding
@@ -90,7 +102,6 @@ def explain(
         for program, unit in zip(programs, units, strict=False)  # nothing is compiled unless requested
         for finding in findings_of_xla(program, unit.rematerializations)
     ]
-    estimates = [estimate_memory(program, flags) for program, flags in zip(programs, donated, strict=True)]
     return Report(
         traced.whole.name,
         whole,
@@ -98,7 +109,10 @@ def explain(
         traced.plan,
         Collectives([c for collectives in predicted for c in collectives], "predicted", unknown),
         tuple(units),
-        (*warnings, *(() if traced.plan is None else findings_of_calls(traced.plan)), *findings),
+        (*warnings, *(() if traced.plan is None else findings_of_calls(traced.plan))),
+        tuple(findings),
         tuple(estimates),
         flops_of(whole.tree),
+        donated[0] if traced.plan is None else (),
+        large,
     )

@@ -8,6 +8,7 @@ from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue
 from partjit.inspect.collectives import Collective
 from partjit.inspect.propagation import Partitioned
 from partjit.inspect.user_lines import Site, shown_site
+from partjit.inspect.why.dataflow import Dataflow, reachable
 from partjit.inspect.why.requests import axes_in, spec_in
 from partjit.primitive import sharding_constraint_p
 from partjit.render.numbers import shown_bytes
@@ -16,6 +17,7 @@ __all__ = ["KINDS", "Finding", "findings_of", "grouped"]
 
 KINDS = (
     *("replicated", "fight", "moved", "not kept", "parts of axes", "in loop", "rematerialization"),
+    *("reduced in loop", "optimizer state", "gathered elementwise", "back and forth"),
     *("invariant call", "unused result", "waited for", "one by one", "taking turns"),
 )
 """The kinds of findings, of partitioned values and of colocated calls; docs/inspect.md says what they mean."""
@@ -29,14 +31,18 @@ class Finding:
         kind: "replicated": a large replicated value. "fight": a value constrained in two ways. "moved": a result that
             is resharded after it is computed. "not kept": a constraint that the partitioner changed. "parts of axes": a
             sharding that no spec describes. "in loop": a loop-invariant value that is gathered in each iteration.
-            "rematerialization": an array that is replicated in full to be resharded. Of calls, "invariant call",
-            "unused result", "waited for" and "one by one": see `findings_of_calls`.
+            "reduced in loop": sums over devices in each iteration that are added up. "optimizer state": a replicated
+            argument of the shape of a parameter. "gathered elementwise": a value gathered for an elementwise equation.
+            "back and forth": a value resharded, and resharded back. "rematerialization": an array that is replicated in
+            full to be resharded. Of calls, "invariant call", "unused result", "waited for", "one by one" and "taking
+            turns": see `findings_of_calls`.
         nbytes: the bytes per device that are concerned.
         text: the finding.
         suggestion: a remedy.
         site: the line of the user's code.
         value: the name of the value, if it is about one.
         module: the path of its module, "Block_3/Dense_0"; empty if there is none.
+        effect: what the suggestion would change, if it was tried out on the partitioner: see `partjit.inspect.what_if`.
     """
 
     kind: str
@@ -46,6 +52,7 @@ class Finding:
     site: Site | None = None
     value: str = ""
     module: str = ""
+    effect: str = ""
 
     @property
     def where(self) -> str:
@@ -55,7 +62,8 @@ class Finding:
 
     def __str__(self) -> str:
         where = f"\n  {self.where[2:]}" if self.where else ""
-        return f"{self.kind}: {self.text}{where}\n  {self.suggestion}"
+        effect = f"\n  {self.effect}" if self.effect else ""
+        return f"{self.kind}: {self.text}{where}\n  {self.suggestion}{effect}"
 
 
 def findings_of(partitioned: Partitioned, collectives: Sequence[Collective], large: int) -> tuple[Finding, ...]:
@@ -77,6 +85,7 @@ def findings_of(partitioned: Partitioned, collectives: Sequence[Collective], lar
         *_not_kept(constraints.values()),
         *_parts_of_axes(partitioned),
         *_in_loops(partitioned, collectives),
+        *_reduced_in_loops(partitioned, collectives),
     ]
     return tuple(sorted(found, key=lambda finding: -finding.nbytes))
 
@@ -244,6 +253,61 @@ def _in_loops(partitioned: Partitioned, collectives: Sequence[Collective]) -> It
                 value.name,
                 collective.module,
             )
+
+
+# fmt: off
+_LINEAR = frozenset((
+    "convert_element_type", "transpose", "reshape", "squeeze", "broadcast_in_dim", "mul", "div", "neg", "add",
+    "add_any", "sharding_constraint", "copy",
+))
+# fmt: on
+
+
+def _reduced_in_loops(partitioned: Partitioned, collectives: Sequence[Collective]) -> Iterator[Finding]:
+    """All-reduces in loops whose results are only added to a carried value: one at the end would do."""
+    carried: dict[int, int] = {}  # from the number of a carried argument of a body to that of its new value
+    for equation in partitioned.tree.walk():
+        body = equation.bodies.get("jaxpr") or equation.bodies.get("body_jaxpr")
+        if equation.primitive in ("scan", "while") and body is not None:
+            arguments = body.inputs[equation.constants : equation.constants + equation.carried]
+            carried.update((a.number, b.number) for a, b in zip(arguments, body.outputs, strict=False))
+    sums = [c for c in collectives if c.kind == "all-reduce" and c.tags and (c.times or 2) > 1]
+    flow = Dataflow(partitioned.tree) if sums and carried else None
+    for c in sums:
+        equation = partitioned.inlined.equations[c.tags[-1]]
+        value = next((v for v in equation.outputs if v.is_array), None)
+        if flow is None or value is None or not value.aval.shape or not _is_added_up(flow, value.number, carried):
+            continue
+        times = "" if c.times is None else f", {c.times:,} times"
+        yield Finding(
+            "reduced in loop",
+            int(c.bytes_per_step or c.bytes_moved),
+            f"{value.name}, {_type(value)}, is reduced over {', '.join(map(repr, c.axes))} in every iteration{times}, "
+            "and the sums are added up",
+            "add up what each device has, in a shard_map over these axes around the loop, and reduce once after it",
+            c.site,
+            value.name,
+            c.module,
+            f"counted: once it sends {shown_bytes(c.bytes_moved)}"
+            + ("" if c.bytes_per_step is None else f" instead of {shown_bytes(c.bytes_per_step)}"),
+        )
+
+
+def _is_added_up(flow: Dataflow, number: int, carried: Mapping[int, int]) -> bool:
+    """Whether all that is computed from a value in a loop is its sum with a carried value."""
+    new = {after: before for before, after in carried.items()}
+    found = False
+    for at in reachable([number], lambda at: _computed(flow, at) if at not in new else ()):
+        edges = [edge for edge in flow.used_by(at) if not edge.crosses]
+        if at in new:
+            found |= any(new[at] in edge.sources for edge in flow.made_by(at))
+        elif not edges or any(edge.equation.primitive not in _LINEAR for edge in edges):
+            return False
+    return found
+
+
+def _computed(flow: Dataflow, at: int) -> Iterator[int]:
+    return (target for edge in flow.used_by(at) if not edge.crosses for target in edge.targets)
 
 
 def _type(value: AnnotatedValue) -> str:

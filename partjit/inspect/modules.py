@@ -166,16 +166,30 @@ def _gradients(
         alike = next((by_end[end] for k in range(len(own)) if (end := (own[k:], value.aval.shape)) in by_end), None)
         if alike is not None:
             found.setdefault(value.number, alike)
-    for equation in reversed([*tree.walk()]):
-        known = next(((found[v.number], v.aval.shape) for v in equation.outputs if v.number in found), None)
-        if equation.bodies:
-            for source, target in crossings(equation):
-                if target.number in found:
-                    found.setdefault(source.number, found[target.number])
-        elif known is not None:
-            keys, shape = known
-            is_move = equation.primitive in _MOVES
-            for value in () if "transpose(" in equation.scope and not is_move else equation.inputs:
-                if value.number >= 0 and value.is_array and (is_move or value.aval.shape == shape):
-                    found.setdefault(value.number, keys)
+
+    def note(number: int, keys: _Keys) -> None:
+        if number not in found or len(keys) < len(found[number]):  # rather the parameter than its optimizer state
+            found[number] = keys
+
+    def visit(jaxpr: AnnotatedJaxpr) -> None:
+        for equation in reversed(jaxpr.equations):
+            known = next(((found[v.number], v.aval.shape) for v in equation.outputs if v.number in found), None)
+            if equation.bodies:
+                pass_on(equation)
+                for body in equation.bodies.values():
+                    visit(body)
+                pass_on(equation)
+            elif known is not None:
+                keys, shape = known
+                is_move = equation.primitive in _MOVES
+                for value in () if "transpose(" in equation.scope and not is_move else equation.inputs:
+                    if value.number >= 0 and value.is_array and (is_move or value.aval.shape == shape):
+                        note(value.number, keys)
+
+    def pass_on(equation: AnnotatedEquation) -> None:
+        for source, target in crossings(equation):
+            if target.number in found:
+                note(source.number, found[target.number])
+
+    visit(tree)
     return found

@@ -17,7 +17,7 @@ from partjit.inspect.inlining import MARK, InlinedProgram, inline_program
 from partjit.shardy import Shardings, TensorSharding, nested, propagate
 from partjit.xla_rewrites import rewrite
 
-__all__ = ["Partitioned", "Unit", "partition"]
+__all__ = ["Partitioned", "Unit", "is_mark", "partition", "propagated"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -105,29 +105,43 @@ def partition(unit: Unit, keep_text: bool = False) -> Partitioned:
     module = lowering.stablehlo()
     rewrite(module)
     lowered = module.operation.clone() if keep_text else None  # its text takes longer than a copy
+    return dataclasses.replace(propagated(module, unit, inlined), lowered=lowered)
+
+
+def propagated(module: ir.Module, unit: Unit, inlined: InlinedProgram) -> Partitioned:
+    """A unit whose inlined program was lowered to a rewritten module, after the propagation; without `lowered`.
+
+    If the program has shardings already, its values keep them, and the result has those of this module by number.
+    """
     propagate(module)
-    shardings = Shardings(module)
+    shardings, of_values = Shardings(module), dict[int, TensorSharding]()
     operations = [op.operation for op in nested(module.operation)]
     for op in operations:
-        if _is_mark(op):
+        if is_mark(op):
             numbers = map(int, re.findall(r"\d+", op.attributes["backend_config"].value))
             for number, operand in zip(numbers, op.operands, strict=True):
                 sharding = shardings.of(operand) or TensorSharding.replicated(len(operand.type.shape))
-                inlined.shardings[number] = sharding
+                of_values[number] = sharding
     _remove_marks(operations)
+    if any(number in inlined.shardings for number in of_values):
+        inlined = dataclasses.replace(inlined, shardings={**inlined.shardings, **of_values})
+    else:
+        inlined.shardings.update(of_values)
+    replicated = (TensorSharding.replicated(getattr(aval, "ndim", 0)) for aval in unit.jaxpr.out_avals)
     found = shardings.of_results()[-len(unit.out_shardings) :]  # after those of tokens
     results = tuple(sharding or default for sharding, default in zip(found, replicated, strict=True))
-    return Partitioned(unit, inlined, results, module, shardings, lowered)
+    return Partitioned(unit, inlined, results, module, shardings, None)
 
 
-def _is_mark(op: ir.Operation) -> bool:
+def is_mark(op: ir.Operation) -> bool:
+    """Whether an operation is a mark, whose operands are values with numbers."""
     return op.name == "stablehlo.custom_call" and ir.StringAttr(op.attributes["call_target_name"]).value == MARK
 
 
 def _remove_marks(operations: Sequence[ir.Operation]) -> None:
     """Removes the marks, and the operations that only they used."""
     for op in reversed(operations):
-        if _is_mark(op) or (
+        if is_mark(op) or (
             op.results
             and not op.regions
             and op.name not in ("stablehlo.custom_call", "func.call")

@@ -45,7 +45,8 @@ def as_data(report: Contents) -> Data:
           site calls), `sites`, `program` and `name`; `comparison`: for each kind and
           axes the `instructions`, `arrays`, `executions`, `bytes_per_step` and element `types`, `predicted` and
           `compiled`, and the `reason` why they differ.
-        * `findings`: `kind`, `nbytes`, `text`, `suggestion`, `module`, `site` and `value`, those of most bytes first.
+        * `findings`: `kind`, `nbytes`, `text`, `suggestion`, `effect`, `module`, `site` and `value`, the most costly
+          kind first.
         * `memory`: for each program `program`, `arguments`, `results`, `donated`, `peak` and `is_estimate`.
         * `flops`: `total`, `per_device` and `is_exact`.
         * `programs`: those that are compiled: `name`, `turns` (how often it runs in a step), `equations`, and

@@ -98,6 +98,8 @@ def findings(report: Contents, excerpts: Excerpts) -> Markup:
         if rows[_SHOWN:]:
             more = element("summary", f"{len(rows) - _SHOWN:,} more")
             listed.append(element("details", more, element("ul", join(rows[_SHOWN:]))))
+        if group[0].effect:
+            listed.append(element("p", group[0].effect, class_="pj-effect"))
         parts.append(element("article", element("header", *head), *listed))
     return element("div", *parts, class_="pj-findings")
 

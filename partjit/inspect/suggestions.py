@@ -1,0 +1,75 @@
+"""The findings of a report in the order of their costs, their suggestions tried out on the partitioner."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from partjit.inspect.collectives import Collective, total_bytes
+from partjit.inspect.findings import Finding, grouped
+from partjit.inspect.propagation import Partitioned
+from partjit.inspect.proposals import Proposal, proposals
+from partjit.inspect.what_if import Effect, what_if
+from partjit.render.numbers import shown_bytes
+
+__all__ = ["tried_out"]
+
+_MOST_TRIES = 6
+_EQUATIONS = 20_000  # that are propagated again for a report
+_SHARE = 0.01  # of what is sent, or of the memory: findings about less in all are left out
+_GAIN = 0.01  # as a share of either; a change for less is not proposed
+_OF_MEMORY = ("replicated", "optimizer state")
+
+
+def tried_out(
+    found: Sequence[Finding],
+    partitioned: Partitioned,
+    donated: Sequence[bool],
+    collectives: Sequence[Collective],
+    peak: int,
+    large: float,
+) -> tuple[Finding, ...]:
+    """These findings and those of `proposals` for a unit, the most costly kind first, with effects of changes.
+
+    The changes of the most costly ones are made, and propagated. New findings whose change gains nothing are left out,
+    as are all about a small share.
+    """
+    before = Effect(total_bytes(collectives).bytes, peak)
+    candidates = sorted(proposals(partitioned, collectives, found, large), key=lambda one: -_cost(one.findings, before))
+    tries = max(1, min(_MOST_TRIES, _EQUATIONS // max(1, len(partitioned.inlined.equations))))
+    changed: dict[Finding, Finding] = {}
+    for proposal in candidates[:tries]:
+        changed.update(_tried(proposal, partitioned, donated, before))
+    everything = [*(changed.pop(finding, finding) for finding in found), *changed.values()]
+    groups = [group for group in grouped(everything).values() if _cost(group, before) >= _SHARE]
+    return tuple(finding for group in sorted(groups, key=lambda group: -_cost(group, before)) for finding in group)
+
+
+def _cost(findings: Sequence[Finding], before: Effect) -> float:
+    """The share of findings of one kind in all that is sent, or in the memory."""
+    if not findings:
+        return 0.0
+    whole = before.peak if findings[0].kind in _OF_MEMORY else before.sent
+    return sum(finding.nbytes for finding in findings) / max(whole, 1.0)
+
+
+def _tried(
+    proposal: Proposal, partitioned: Partitioned, donated: Sequence[bool], before: Effect
+) -> Iterator[tuple[Finding, Finding]]:
+    after = what_if(partitioned, donated, proposal.change)
+    is_gain = after is not None and (
+        (after.sent < (1 - _GAIN) * before.sent and after.peak <= 1.1 * before.peak)
+        or (after.peak < (1 - _GAIN) * before.peak and after.sent <= 1.5 * before.sent)
+    )
+    if after is None or (proposal.is_required and not is_gain):
+        return
+    effect = _effect(before, after)
+    for finding in proposal.findings:
+        yield finding, dataclasses.replace(finding, effect=effect)
+
+
+def _effect(before: Effect, after: Effect) -> str:
+    parts = [
+        f"{what} {shown_bytes(new)} instead of {shown_bytes(old)}"
+        for what, old, new in (("sends", before.sent, after.sent), ("needs about", before.peak, after.peak))
+        if shown_bytes(new) != shown_bytes(old)
+    ]
+    return f"tried: a device {' and '.join(parts)}" if parts else "tried: it sends and needs as much"

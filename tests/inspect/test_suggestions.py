@@ -1,0 +1,138 @@
+"""Findings that an expert would write, each with the effect of its suggestion: what the changed program has as well."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from partjit import P, pjit, with_sharding_constraint
+from partjit.inspect import explain
+from partjit.inspect.what_if import Change, what_if
+from partjit.render.numbers import shown_bytes
+from tests.inspect.inspected import f32, mesh
+
+
+def loss(w, x):
+    return jnp.mean(jnp.tanh(x @ w["a"]) @ w["b"])
+
+
+def accumulated(w, xs):
+    def body(total, x):
+        return jax.tree.map(jnp.add, total, jax.grad(loss)(w, x)), None
+
+    grads, _ = jax.lax.scan(body, jax.tree.map(jnp.zeros_like, w), xs)
+    return jax.tree.map(lambda p, g: p - g / 16, w, grads)
+
+
+def momentum(w, state, x):
+    state = jax.tree.map(lambda m, g: 0.9 * m + g, state, {"mu": jax.grad(loss)(w, x)})
+    return jax.tree.map(lambda p, m: p - m, w, state["mu"]), state
+
+
+def elementwise(x, y, spec=None):
+    y = jnp.tanh(x) + y
+    return with_sharding_constraint(y, P() if spec is None else spec) * 2
+
+
+def there_and_back(x, spec=None):
+    y = with_sharding_constraint(jnp.sin(x), P(None, "data") if spec is None else spec)
+    return with_sharding_constraint(jnp.tanh(y) * 2, P("data")) + 1
+
+
+def reported(fun, *args, specs, out=None, **options):
+    return explain(pjit(fun, in_shardings=specs, out_shardings=out), *args, mesh=mesh(), **options)
+
+
+def of_kind(report, kind):
+    return [finding for finding in report.findings if finding.kind == kind]
+
+
+W = {"a": f32(256, 128), "b": f32(128, 256)}
+
+
+def test_sums_that_a_loop_adds_up_need_one_reduction():
+    report = reported(accumulated, W, f32(16, 32, 256), specs=(P(), P(None, "data")), out=P())
+    found = of_kind(report, "reduced in loop")
+    assert {finding.module for finding in found} == {"a", "b"}
+    each = 2 * 3 / 4 * 256 * 128 * 4
+    assert {finding.effect for finding in found} == {
+        f"counted: once it sends {shown_bytes(each)} instead of {shown_bytes(16 * each)}"
+    }
+    assert found[0].nbytes == 16 * each
+
+    def used(w, x):  # the sum of each iteration is used in it
+        return jax.lax.scan(lambda t, x: (t + jnp.tanh(w.T @ x).sum(0), None), jnp.zeros(8), x)[0]
+
+    report = reported(used, f32(32, 8), f32(4, 32, 8), specs=(P("data"), P(None, "data")))
+    assert of_kind(report, "reduced in loop") == []
+
+
+def test_replicated_optimizer_state_is_sharded_with_the_effect_that_the_change_has():
+    args = W, {"mu": W}, f32(32, 256)
+    report = reported(momentum, *args, specs=(P(), P(), P("data")), out=(P(), P()))
+    found = of_kind(report, "optimizer state")
+    assert [finding.value for finding in found] == [
+        value.name for value in report.whole.tree.inputs if value.path.startswith("state")
+    ]
+    sharded = {"mu": {"a": P("data"), "b": P(None, "data")}}
+    changed = reported(momentum, *args, specs=(P(), sharded, P("data")), out=(P(), sharded))
+    assert {finding.effect for finding in found} == {effect(report, changed)}
+
+
+def effect(before, after):
+    sent = [shown_bytes(one.collectives.bytes_per_step) for one in (after, before)]
+    peak = [shown_bytes(one.memory[0].peak) for one in (after, before)]
+    parts = [f"sends {sent[0]} instead of {sent[1]}"] if sent[0] != sent[1] else []
+    return " and ".join([f"tried: a device {parts[0]}", f"needs about {peak[0]} instead of {peak[1]}"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "fun", "specs", "changed"),
+    [
+        ("gathered elementwise", elementwise, (P("data"), None), P("data")),
+        ("back and forth", there_and_back, P("data"), P("data")),
+    ],
+)
+def test_needless_moves_are_found_with_the_effect_of_leaving_them_out(kind, fun, specs, changed):
+    args = [f32(64, 256)] * (2 if fun is elementwise else 1)
+    report = reported(fun, *args, specs=specs, out=P("data"))
+    (finding,) = of_kind(report, kind)
+    better = reported(lambda *args: fun(*args, changed), *args, specs=specs, out=P("data"))
+    assert better.collectives.bytes_per_step == 0
+    assert finding.effect.startswith(f"tried: a device sends 0 B instead of {shown_bytes(finding.nbytes)}")
+    assert finding.effect in str(finding)
+    assert finding.effect in str(report)
+    assert finding.effect in report.to_html()
+    for one in (kind, finding.kind):
+        assert of_kind(better, one) == []
+
+
+def test_what_gains_nothing_is_not_suggested_and_what_is_small_is_left_out():
+    def fun(x, y):
+        return with_sharding_constraint(x, P()).sum(), y.T @ y
+
+    report = reported(fun, f32(8), f32(512, 512), specs=(P("data"), P("data")), large=1 << 30)
+    assert [finding.kind for finding in report.findings] == []
+    assert len(report.collectives) > 1
+
+
+def test_a_change_has_the_effect_of_other_specs():
+    def fun(x, w):
+        return jnp.sin(x @ w).sum(0), jnp.cos(w)
+
+    args = f32(64, 64), f32(64, 64)
+    report = reported(fun, *args, specs=(P("data"), P()))
+    values = {equation.primitive: equation.outputs[0].number for equation in report.equations}
+    cases = [
+        (Change(), {}),
+        (Change(arguments={1: ((), ("model",))}), {"specs": (P("data"), P(None, "model"))}),
+        (Change(results={1: (("data",), ())}), {"out": (None, P("data"))}),
+    ]
+    for change, specs in cases:
+        other = reported(fun, *args, **{"specs": (P("data"), P()), **specs})
+        found = what_if(report.whole, (False, False), change)
+        assert (found.sent, found.peak) == (other.collectives.bytes_per_step, other.memory[0].peak)
+    found = what_if(report.whole, (False, False), Change(values={values["sin"]: ((), ("model",))}))
+    assert found.sent > report.collectives.bytes_per_step
+    # The report itself stays what it was.
+    assert report.whole.tree.inputs[1].shown_spec == "P(None, None)"
+    assert what_if(explain(jnp.sin, f32(8)).whole, (False,), Change()) is None
