@@ -237,3 +237,13 @@ def test_constants_that_a_loop_needs_are_not_gathered(mesh):
     report = report_of(jax.grad(loss), specs, matrix(32, 32), matrix(10, 16, 32), mesh=mesh, out_specs=specs[0])
     assert told(report.predicted) == told(report.collectives)
     assert report.predicted.bytes_per_step < 50_000
+
+
+def test_what_one_device_gets_from_a_callback_is_marked(mesh):
+    def fun(x):
+        return x + jax.pure_callback(lambda: np.ones((8, 8), np.float32), matrix(8, 8))
+
+    report = report_of(fun, P("data"), matrix(8, 8), mesh=mesh, out_specs=P("data"))
+    assert not report.predicted
+    (marked,) = report.predicted.unknown
+    assert report.collectives.bytes_per_step <= marked.bytes_at_most

@@ -102,7 +102,12 @@ class Writing:
                 op.erase()
 
     def _of(self, value: ir.Value) -> TensorSharding:
-        return self._shardings.of(value) or TensorSharding.replicated(len(value.type.shape))
+        ndim = len(value.type.shape)
+        found = self._shardings.of(value) or TensorSharding.replicated(ndim)
+        # That of a callback's result names one device, and has no dimensions.
+        return (
+            found if len(found.axes) >= ndim else dataclasses.replace(TensorSharding.replicated(ndim), mesh=found.mesh)
+        )
 
     def _tensors(self, values: Any) -> tuple[Tensor, ...]:
         arrays = (value for value in values if isinstance(value.type, ir.RankedTensorType))
@@ -182,6 +187,8 @@ class Writing:
         if broadcast is not None and not broadcast.operands[0].type.shape:
             return ()
         sizes = self._automatic(op)
+        if before.sharding.mesh.startswith("maximal_mesh"):
+            raise Unmodelled  # one device has the result of a callback, and sends it if it is used
         steps = _steps(before.sharding, after.sharding, before.shape, tuple(sizes.items()))
         return tuple(Transfer(step, before) for step in steps)
 
