@@ -88,7 +88,10 @@ def explain(
         for program, prediction in zip(programs, predictions, strict=True)
         for move in prediction.unknown
     ]
-    estimates = [estimate_memory(program, flags) for program, flags in zip(programs, donated, strict=True)]
+    estimates = [
+        estimate_memory(program, flags, prediction.collectives)
+        for program, flags, prediction in zip(programs, donated, predictions, strict=True)
+    ]
     if large is None:
         large = max(_LARGE, max(estimate.peak for estimate in estimates) // 100)
     units = [compile_unit(program.unit, flags) for program, flags in zip(programs, donated, strict=True) if compiled]

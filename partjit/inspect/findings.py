@@ -1,7 +1,7 @@
 """Findings: what to look at first in a partitioned program."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from partjit._jax.shardings import UNSPECIFIED
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue
@@ -109,8 +109,9 @@ def _replicated(partitioned: Partitioned, large: int) -> Iterator[Finding]:
     for equation in partitioned.tree.walk():
         reported.update(v.number for body in equation.bodies.values() for v in body.inputs if _is_large(v, large))
         if equation.bodies:
+            from_literals.update(_passed_on(equation, from_literals))
             continue
-        if all(value.literal or value.number in from_literals for value in equation.inputs):
+        if all(value.number < 0 or value.number in from_literals for value in equation.inputs):
             from_literals.update(value.number for value in equation.outputs)
             continue
         sharded = next((v for v in equation.inputs if v.is_array and not v.literal and not v.is_replicated), None)
@@ -132,6 +133,16 @@ def _replicated(partitioned: Partitioned, large: int) -> Iterator[Finding]:
                 value.name,
                 equation.module,
             )
+
+
+def _passed_on(equation: AnnotatedEquation, numbers: Container[int]) -> Iterator[int]:
+    """The arguments of a body, but for carried ones, that stand for values with these numbers, or for literals."""
+    for body in equation.bodies.values():
+        if len(body.inputs) == len(equation.inputs):
+            for k, (value, inner) in enumerate(zip(equation.inputs, body.inputs, strict=True)):
+                is_carried = equation.constants <= k < equation.constants + equation.carried
+                if not is_carried and (value.number < 0 or value.number in numbers):
+                    yield inner.number
 
 
 def _is_large(value: AnnotatedValue, large: int) -> bool:

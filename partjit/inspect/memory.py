@@ -1,14 +1,18 @@
 """Device memory of a program: estimated from its annotated jaxpr, or as XLA reports it for the compiled program."""
 
+import collections
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 
 from jax.core import ShapedArray
-from jax.extend.core import Jaxpr, Var, jaxprs_in_params
+from jax.extend.core import JaxprEqn, Var
 
 from partjit._jax.compiling import MeshExecutable
-from partjit.inspect.inlining import mark_p
+from partjit.inspect.buffers import temporaries
+from partjit.inspect.collectives import Collective
+from partjit.inspect.inlining import TAG
 from partjit.inspect.propagation import Partitioned
 from partjit.render.numbers import shown_bytes
 
@@ -24,8 +28,10 @@ class Memory:
         arguments, results: of its arguments and results.
         donated: of the arguments whose memory it may reuse.
         peak: the most that is live at once, arguments and results included.
-        is_estimate: whether the peak was computed from the order of the equations, with each value live until its last
-            use. XLA fuses equations and may need less, or pads and needs more.
+        is_estimate: whether the peak was computed from the order of the equations; see `partjit.inspect.buffers`.
+        saved: of what the forward pass computes for the backward pass, at the peak; None if that is not known.
+        temporaries: of everything else that is neither argument nor result, at the peak.
+        unknown: what the estimate leaves out, so that the peak is at least as large.
     """
 
     program: str
@@ -34,17 +40,31 @@ class Memory:
     donated: int
     peak: int
     is_estimate: bool
+    saved: int | None = None
+    temporaries: int = 0
+    unknown: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         about = "about " if self.is_estimate else ""
+        least = f" or more, without {', '.join(self.unknown)}" if self.unknown else " at most"
+        saved = f", saved for the backward pass {shown_bytes(self.saved)}" if self.saved else ""
         return (
-            f"{self.program}: {about}{shown_bytes(self.peak)} at most; arguments {shown_bytes(self.arguments)} "
-            f"({shown_bytes(self.donated)} donated), results {shown_bytes(self.results)}"
+            f"{self.program}: {about}{shown_bytes(self.peak)}{least}; arguments {shown_bytes(self.arguments)} "
+            f"({shown_bytes(self.donated)} donated), results {shown_bytes(self.results)}{saved}, temporaries "
+            f"{shown_bytes(self.temporaries)}"
         )
 
 
-def estimate_memory(partitioned: Partitioned, donated: Sequence[bool]) -> Memory:
-    """The memory of a unit whose arguments are donated as these flags say, without compiling it."""
+def estimate_memory(
+    partitioned: Partitioned, donated: Sequence[bool], collectives: Iterable[Collective] = ()
+) -> Memory:
+    """The memory of a unit whose arguments are donated as these flags say, without compiling it.
+
+    Args:
+        partitioned: the unit.
+        donated: for each argument whether it is donated.
+        collectives: those that are predicted.
+    """
     inlined, shardings = partitioned.inlined, partitioned.inlined.shardings
 
     def size(var: Var) -> int:
@@ -54,43 +74,56 @@ def estimate_memory(partitioned: Partitioned, donated: Sequence[bool]) -> Memory
         parts = (math.prod(sizes) for sizes in sharding.parts)
         return math.prod(-(-n // k) for n, k in zip(aval.shape, parts, strict=False)) * aval.dtype.itemsize
 
+    moved: collections.Counter[int] = collections.Counter()
+    for collective in collectives:
+        if collective.tags:
+            equation = inlined.equations[collective.tags[-1]]
+            # An all-reduce writes the result of its equation.
+            own = sum(value.nbytes_per_device for value in equation.outputs if collective.kind == "all-reduce")
+            moved[equation.number] += max(0, collective.result_bytes - own)
     inner = inlined.jaxpr.jaxpr
-    kept = {var for var, is_donated in zip(inner.invars, donated, strict=True) if not is_donated} | {*inner.constvars}
-    arguments = [*map(size, inner.invars)]
+    found = temporaries(inner, size, moved, _number)
+    in_bytes = [*map(size, inner.invars)]
+    arguments = sum(in_bytes) + sum(map(size, inner.constvars))
+    results = sum(size(var) for var in inner.outvars if isinstance(var, Var))
+    free = sum(nbytes for nbytes, is_donated in zip(in_bytes, donated, strict=True) if is_donated)
+    peak = arguments + results - min(free, results) + found.total
     return Memory(
         partitioned.unit.name,
-        sum(arguments) + sum(map(size, inner.constvars)),
-        sum(size(var) for var in inner.outvars if isinstance(var, Var)),
-        sum(nbytes for nbytes, is_donated in zip(arguments, donated, strict=True) if is_donated),
-        _peak(inner, kept, size),
+        arguments,
+        results,
+        free,
+        peak,
         True,
+        found.saved,
+        found.others,
+        tuple(_unknown(partitioned, sum(moved.values()) > _LARGE_PART * peak)),
     )
 
 
-def _peak(jaxpr: Jaxpr, kept: set[Var], size: Callable[[Var], int]) -> int:
-    """The most bytes that are live while the equations run in their order; those kept are live to the end."""
-    last: dict[Var, int] = {}
-    eqns = [eqn for eqn in jaxpr.eqns if eqn.primitive is not mark_p]
-    for k, eqn in enumerate(eqns):
-        last.update((atom, k) for atom in eqn.invars if isinstance(atom, Var))
-    last.update((atom, len(eqns)) for atom in jaxpr.outvars if isinstance(atom, Var))
-    dying: dict[int, set[Var]] = {}
-    for var, k in last.items():
-        if var not in kept:
-            dying.setdefault(k, set()).add(var)
-    live = sum(map(size, (*jaxpr.constvars, *jaxpr.invars)))
-    peak = live
-    for k, eqn in enumerate(eqns):
-        within = 0
-        for inner in jaxprs_in_params(eqn.params):
-            own = getattr(inner, "jaxpr", inner)
-            outside = sum(map(size, (*own.constvars, *own.invars)))
-            within = max(within, _peak(own, {*own.constvars, *own.invars}, size) - outside)
-        live += sum(map(size, eqn.outvars))
-        peak = max(peak, live + max(0, within))
-        live -= sum(size(var) for var in dying.get(k, ()))
-        live -= sum(size(var) for var in eqn.outvars if var not in last)
-    return peak
+_LARGE_PART = 0.1
+_WITH_WORKSPACE = ("reduce_window", "select_and", "sort", "top_k", "fft", "cholesky", "lu", "qr", "eig", "svd")
+
+
+def _unknown(partitioned: Partitioned, moves_much: bool) -> Iterator[str]:
+    """What is not in an estimate."""
+    equations = partitioned.inlined.equations
+    if moves_much:
+        yield "the lifetime of what collectives gather"
+    workspace = sorted({e.primitive for e in equations if e.primitive.startswith(_WITH_WORKSPACE)})
+    if workspace:
+        yield f"the workspace of {', '.join(workspace)}"
+    mesh = partitioned.unit.mesh
+    narrow = any(
+        equation.primitive == "dot_general" and equation.outputs[0].aval.dtype.itemsize < 4 for equation in equations
+    )
+    if narrow and (mesh.empty or mesh.devices.flat[0].platform == "cpu"):
+        yield "the matrix products that the CPU computes in 32 bits"
+
+
+def _number(eqn: JaxprEqn) -> int:
+    found = re.findall(rf"{TAG}(\d+)", str(eqn.source_info.name_stack))
+    return int(found[-1]) if found else -1
 
 
 def read_memory(name: str, compiled: MeshExecutable) -> Memory | None:
@@ -102,4 +135,4 @@ def read_memory(name: str, compiled: MeshExecutable) -> Memory | None:
     aliased, temporary = int(stats.alias_size_in_bytes), int(stats.temp_size_in_bytes)
     # The peak that XLA reports leaves out temporaries on some platforms.
     peak = max(int(getattr(stats, "peak_memory_in_bytes", 0)), arguments + results - aliased + temporary)
-    return Memory(name, arguments, results, aliased, peak, False)
+    return Memory(name, arguments, results, aliased, peak, False, None, temporary)

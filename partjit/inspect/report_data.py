@@ -47,7 +47,8 @@ def as_data(report: Contents) -> Data:
           `compiled`, and the `reason` why they differ.
         * `findings`: `kind`, `nbytes`, `text`, `suggestion`, `effect`, `module`, `site` and `value`, the most costly
           kind first.
-        * `memory`: for each program `program`, `arguments`, `results`, `donated`, `peak` and `is_estimate`.
+        * `memory`: for each program `program`, `arguments`, `results`, `donated`, `peak`, `is_estimate`,
+          `saved` for the backward pass, other `temporaries`, and `unknown`: what the estimate leaves out.
         * `flops`: `total`, `per_device` and `is_exact`.
         * `programs`: those that are compiled: `name`, `turns` (how often it runs in a step), `equations`, and
           `xla_flops`, as XLA counts them per device, if it was compiled.
@@ -75,7 +76,7 @@ def as_data(report: Contents) -> Data:
         "results": [*map(_value, (v for v in report.whole.results if v.is_array))],
         "collectives": _collectives(report),
         "findings": [{**fields, "site": _site(site), "value": value or None} for fields, site, value in findings],
-        "memory": [dataclasses.asdict(memory) for memory in report.memory],
+        "memory": [{**vars(memory), "unknown": [*memory.unknown]} for memory in report.memory],
         "flops": {**report.flops._asdict(), **{key: _number(getattr(report.flops, key)) for key in _FLOPS}},
         "programs": [
             {

@@ -177,16 +177,17 @@ def test_the_dearest_branch_counts(mesh):
 
 
 def test_memory_is_what_is_alive_at_once(mesh):
-    def fun(x):
-        y = jnp.sin(x)
-        z = jnp.cos(y)
-        return z.sum()
+    def products(x, w):
+        return ((x @ w) @ w) @ w
 
-    (kept,) = explain(pjit(fun, in_shardings=P("data")), matrix(64, 64), mesh=mesh).memory
-    assert (kept.arguments, kept.results, kept.donated) == (4096, 4, 0)
-    assert kept.peak == 3 * 4096  # x, y and z
-    (given,) = explain(pjit(fun, in_shardings=P("data"), donate_argnums=0), matrix(64, 64), mesh=mesh).memory
-    assert (given.donated, given.peak) == (4096, 2 * 4096)
+    def fused(x):
+        return jnp.cos(jnp.sin(x)).sum()
+
+    (memory,) = explain(pjit(products, in_shardings=(P("data"), P())), *[matrix(64, 64)] * 2, mesh=mesh).memory
+    assert (memory.arguments, memory.results, memory.donated) == (5 * 4096, 4096, 0)
+    assert (memory.saved, memory.temporaries) == (0, 2 * 4096 + 16384)  # two products, and a transposed operand
+    (memory,) = explain(pjit(fused, in_shardings=P("data")), matrix(64, 64), mesh=mesh).memory
+    assert (memory.peak, memory.temporaries) == (4096 + 4, 0)
 
 
 def test_memory_in_a_loop_is_counted_once(mesh):
