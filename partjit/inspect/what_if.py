@@ -66,8 +66,8 @@ def what_if(partitioned: Partitioned, donated: Sequence[bool], change: Change) -
             return None
         _apply(module, partitioned, change)
         changed = propagated(module, partitioned.unit, partitioned.inlined)
-        sent = total_bytes(predict(changed).collectives).bytes
-    return Effect(sent, estimate_memory(changed, donated).peak)
+        collectives = predict(changed).collectives
+    return Effect(total_bytes(collectives).bytes, estimate_memory(changed, donated, collectives).peak)
 
 
 def _is(op: ir.Operation | ir.OpView, name: str) -> bool:
