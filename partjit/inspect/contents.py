@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from jax.sharding import Mesh
 
@@ -21,7 +21,7 @@ from partjit.inspect.suggestions import tried_out
 from partjit.inspect.user_lines import shown_lines
 from partjit.mesh import describe_mesh
 from partjit.plan.plan import Plan
-from partjit.render.numbers import counted, shown_bytes, shown_flops
+from partjit.render.numbers import counted, shown_bytes, shown_duration, shown_flops
 from partjit.render.text import table
 
 __all__ = ["Collectives", "Contents"]
@@ -169,6 +169,7 @@ class Contents:
         flops: of one execution, counted in the equations.
         donated: which arguments are, if there is no plan.
         large: the number of bytes from which a replicated value is a finding.
+        bandwidth: the bytes per second that a device sends, or those of each axis by name; None if that is not stated.
     """
 
     name: str
@@ -183,6 +184,7 @@ class Contents:
     flops: Flops
     donated: tuple[bool, ...]
     large: float
+    bandwidth: float | Mapping[str, float] | None
 
     @functools.cached_property
     def findings(self) -> tuple[Finding, ...]:
@@ -192,6 +194,21 @@ class Contents:
         (program,), peak = self.programs, self.estimates[0].peak
         tried = tried_out(self.candidates, program, self.donated, self.predicted, peak, self.large)
         return (*self.noted, *tried)
+
+    @property
+    def seconds(self) -> Mapping[tuple[str, ...], float]:
+        """How long the collectives over axes take in a step at the stated bandwidth, the longest first.
+
+        Those over several axes take as long as over the slowest of them. Empty if no bandwidth is stated.
+        """
+        found: dict[tuple[str, ...], float] = {}
+        for c in self.collectives if self.bandwidth is not None else ():
+            rates = self.bandwidth
+            known = [rates[axis] for axis in c.axes if axis in rates] if isinstance(rates, Mapping) else [rates]
+            if known:
+                sent = c.bytes_moved if c.bytes_per_step is None else c.bytes_per_step
+                found[c.axes] = found.get(c.axes, 0.0) + sent / min(known)
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     @property
     def memory(self) -> tuple[Memory, ...]:
@@ -251,6 +268,7 @@ class Contents:
                 f"{self.name} {where}: {counted(len(self.equations), 'equation')}",
                 f"  compute: {about}{shown_flops(self.flops.total)}, {shown_flops(self.flops.per_device)} per device",
                 *(f"  memory per device, {memory}" for memory in self.memory),
+                *([f"  network: {_shown_seconds(self.seconds)} in a step"] if self.seconds else []),
             ]
         )
 
@@ -267,6 +285,10 @@ class Contents:
         return self.to_text()
 
     __repr__ = __str__
+
+
+def _shown_seconds(seconds: Mapping[tuple[str, ...], float]) -> str:
+    return ", ".join(f"{' x '.join(axes) or 'other groups'} {shown_duration(t)}" for axes, t in seconds.items())
 
 
 def _lines_of(findings: Sequence[Finding]) -> Iterator[str]:

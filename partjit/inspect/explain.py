@@ -1,8 +1,10 @@
 """`explain`: from a function and its arguments to a report."""
 
+from collections.abc import Mapping
+
 from jax.sharding import Mesh
 
-from partjit.checks import require_flag, require_mesh_type, require_number
+from partjit.checks import require_flag, require_mesh_type, require_number, wrong_value
 from partjit.inspect.collectives import repeated
 from partjit.inspect.compiled import compile_unit
 from partjit.inspect.contents import Collectives
@@ -27,6 +29,7 @@ def explain(
     mesh: Mesh | None = None,
     compiled: bool = False,
     large: int | None = None,
+    bandwidth: float | Mapping[str, float] | None = None,
     **kwargs: object,
 ) -> Report:
     """Reports how a function is partitioned: the sharding of each value and why, the collectives, memory and FLOPs.
@@ -42,6 +45,8 @@ def explain(
         compiled: whether to compile it as well, and to read collectives, memory and XLA's warnings from the result.
         large: the number of bytes from which a replicated value is a finding; by default 1 % of the memory of the
             program, but at least 64 kB.
+        bandwidth: the bytes per second that a device sends, or those of each axis of the mesh by name. The report then
+            says how long the collectives over each axis take, one after the other.
 
     Returns:
         The report. At a prompt it shows tables, in a notebook a page.
@@ -71,6 +76,7 @@ def explain(
     compiled = require_flag("explain", "compiled", compiled)
     if large is not None:
         require_number("explain", "large", large, "a number of bytes")
+    _check_bandwidth(bandwidth)
     traced = trace_function(fun, args, kwargs, mesh)
     whole = partition(traced.whole, keep_text=True)
     if traced.plan is None:
@@ -118,4 +124,12 @@ def explain(
         flops_of(whole.tree),
         donated[0] if traced.plan is None else (),
         large,
+        bandwidth,
     )
+
+
+def _check_bandwidth(bandwidth: object) -> None:
+    expected = "a number of bytes per second above 0, or one for each axis of the mesh by name"
+    for value in bandwidth.values() if isinstance(bandwidth, Mapping) else [bandwidth]:
+        if bandwidth is not None and require_number("explain", "bandwidth", value, expected) <= 0:
+            raise wrong_value("explain", "bandwidth", value, expected)

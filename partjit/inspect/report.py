@@ -4,12 +4,13 @@ import dataclasses
 import json
 import os
 
-from partjit.checks import require, require_integer, require_path
+from partjit.checks import require, require_integer, require_path, require_text
 from partjit.inspect.annotated import AnnotatedValue
 from partjit.inspect.contents import Contents
 from partjit.inspect.difference import Difference, difference
 from partjit.inspect.page.page import page_of
 from partjit.inspect.report_data import Data, as_data
+from partjit.inspect.scope_report import ScopeReport, find_scope
 from partjit.inspect.why.why import Why, why
 
 __all__ = ["Report"]
@@ -48,6 +49,29 @@ class Report(Contents):
         """
         require("Report.why", "value", value, str | AnnotatedValue, "the name, path or line of a value, or a value")
         return why(self.whole, value)
+
+    def find(self, module: str) -> ScopeReport:
+        """What belongs to a module: its parameters, values, collectives and findings.
+
+        Args:
+            module: a path of scopes or of keys of parameters, or consecutive parts of one, as `Block_3/Dense_0`; `*`
+                stands for any characters of a part.
+
+        Raises:
+            ValueNotFoundError: there is no such module; the message lists similar ones. It is a LookupError.
+            TypeError: `module` is no text.
+
+        Example:
+            >>> import jax, jax.numpy as jnp
+            >>> from partjit.inspect import explain
+            >>> def fun(params, x):
+            ...     with jax.named_scope("Block_0"):
+            ...         return jnp.tanh(x @ params["Block_0"]["w"])
+            >>> found = explain(fun, {"Block_0": {"w": jnp.ones((4, 4))}}, jnp.ones((2, 4))).find("Block_0")
+            >>> [value.path for value in found.parameters], [one.primitive for one in found.equations]
+            (["params['Block_0']['w']"], ['dot_general', 'tanh'])
+        """
+        return find_scope(self, require_text("Report.find", "module", module, "the path of a module"))
 
     def diff(self, other: "Report") -> Difference:
         """The difference to another report, of the same function with other specs or on another mesh.

@@ -50,6 +50,7 @@ def as_data(report: Contents) -> Data:
         * `memory`: for each program `program`, `arguments`, `results`, `donated`, `peak`, `is_estimate`,
           `saved` for the backward pass, other `temporaries`, and `unknown`: what the estimate leaves out.
         * `flops`: `total`, `per_device` and `is_exact`.
+        * `network`: how many `seconds` the collectives over `axes` take at the stated bandwidth; empty without one.
         * `programs`: those that are compiled: `name`, `turns` (how often it runs in a step), `equations`, and
           `xla_flops`, as XLA counts them per device, if it was compiled.
         * `plan`: None if the program makes no colocated calls; otherwise its `source`, `fragments` (`name`,
@@ -78,6 +79,7 @@ def as_data(report: Contents) -> Data:
         "findings": [{**fields, "site": _site(site), "value": value or None} for fields, site, value in findings],
         "memory": [{**vars(memory), "unknown": [*memory.unknown]} for memory in report.memory],
         "flops": {**report.flops._asdict(), **{key: _number(getattr(report.flops, key)) for key in _FLOPS}},
+        "network": [{"axes": [*axes], "seconds": float(time)} for axes, time in report.seconds.items()],
         "programs": [
             {
                 "name": program.unit.name,

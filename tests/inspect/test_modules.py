@@ -1,5 +1,6 @@
 """Every report says which of the user's lines and which module a thing comes from, also where a library computes it."""
 
+import dataclasses
 import functools
 import importlib.util
 import inspect
@@ -16,6 +17,7 @@ from partjit.inspect import explain
 from partjit.inspect.modules import folded, is_within, module_of
 from partjit.inspect.page.excerpts import Excerpts
 from partjit.inspect.user_lines import is_installed, nearest_lines
+from partjit.render.numbers import shown_duration
 from tests.inspect.inspected import f32, mesh
 
 LIBRARY = """
@@ -122,6 +124,40 @@ def test_the_module_is_said_everywhere(report):
     page = report.to_html()
     assert "Block_{0-1}/Dense_0" in page
     assert "in <a" in page
+
+
+def test_what_belongs_to_a_module_is_found(report):
+    found = report.find("Block_0/Dense_0")
+    assert found.equations
+    assert all("Block_0/Dense_0" in equation.module for equation in found.equations)
+    assert all("Block_0/Dense_0" in " ".join(c.modules) for c in found.collectives)
+    assert [value.path for value in report.find("first/0").parameters] == ["params['first'][0]"]
+    everything = report.find("Block_*")
+    assert len(everything.equations) > 2 * len(found.equations) - 2
+    text = str(everything)
+    assert text.startswith(f"Block_*: {len(everything.equations)} equations, 0 parameters; a device sends ")
+    assert "Block_{0-1}/Dense_0" in text
+    assert "Block_*" in everything._repr_html_()
+    with pytest.raises(LookupError, match="there is no module 'Block_2' in the program; there are .*Block_"):
+        report.find("Block_2")
+    with pytest.raises(TypeError, match="module must be the path of a module"):
+        report.find(2)
+
+
+def test_the_seconds_over_each_axis_are_those_of_the_stated_bandwidth(report):
+    assert report.seconds == {}
+    for bandwidth, data in ((1e3, 1e3), ({"data": 5e2, "model": 1e3}, 5e2)):
+        stated = dataclasses.replace(report, bandwidth=bandwidth)
+        sent = {
+            axis: sum(c.bytes_per_step for c in report.collectives if c.axes == (axis,)) for axis in ("data", "model")
+        }
+        assert stated.seconds == pytest.approx({("data",): sent["data"] / data, ("model",): sent["model"] / 1e3})
+        assert f"network: data {shown_duration(sent['data'] / data)}, model " in str(stated)
+        assert "over data" in stated.to_html()
+        assert {one["axes"][0] for one in stated.as_data()["network"]} == {"data", "model"}
+    for wrong in (0, -1.0, {"data": 0}):
+        with pytest.raises(ValueError, match="bandwidth must be a number of bytes per second above 0"):
+            explain(jnp.sin, f32(8), bandwidth=wrong)
 
 
 def test_the_page_begins_with_what_sends_most_and_has_a_tree_of_modules(report):

@@ -15,7 +15,7 @@ from partjit.plan.ir.nodes import ColocatedCall, Fragment
 from partjit.plan.plan import Plan
 from partjit.render.html import code
 from partjit.render.markup import Markup, element, join
-from partjit.render.numbers import shown_bytes, shown_flops
+from partjit.render.numbers import shown_bytes, shown_duration, shown_flops
 
 __all__ = ["collectives", "comparison", "costs", "findings", "memory", "modules", "plan", "summary"]
 
@@ -38,6 +38,9 @@ def summary(report: Contents) -> Markup:
         ("sent in a step", ("" if sent.is_exact else "about ") + shown_bytes(sent.bytes), f"by a device, {predicted}"),
         ("collectives", f"{len(moved):,}", moved.source),
         ("findings", f"{count:,}", "to look at"),
+    ]
+    tiles += [
+        (f"over {' x '.join(axes)}", shown_duration(t), "in a step, as stated") for axes, t in report.seconds.items()
     ]
     if peak is not None:
         most = f"{'about ' if peak.is_estimate else ''}{shown_bytes(peak.peak)}"
