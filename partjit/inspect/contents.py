@@ -202,8 +202,10 @@ class Contents:
         Those over several axes take as long as over the slowest of them. Empty if no bandwidth is stated.
         """
         found: dict[tuple[str, ...], float] = {}
-        for c in self.collectives if self.bandwidth is not None else ():
-            rates = self.bandwidth
+        rates = self.bandwidth
+        if rates is None:
+            return found
+        for c in self.collectives:
             known = [rates[axis] for axis in c.axes if axis in rates] if isinstance(rates, Mapping) else [rates]
             if known:
                 sent = c.bytes_moved if c.bytes_per_step is None else c.bytes_per_step

@@ -39,10 +39,8 @@ class ScopeReport:
 
     def __str__(self) -> str:
         sent = shown_bytes(self.collectives.bytes_per_step)
-        parts = [
-            f"{self.name}: {counted(len(self.equations), 'equation')}, {counted(len(self.parameters), 'parameter')}; a "
-            f"device sends {sent} per step"
-        ]
+        equations, parameters = counted(len(self.equations), "equation"), counted(len(self.parameters), "parameter")
+        parts = [f"{self.name}: {equations}, {parameters}; a device sends {sent} per step"]
         arrays = [
             (value.path or value.name, value.shown_type, value.shown_spec, shown_bytes(value.nbytes_per_device))
             for value in self.parameters

@@ -138,7 +138,7 @@ def test_what_belongs_to_a_module_is_found(report):
     assert text.startswith(f"Block_*: {len(everything.equations)} equations, 0 parameters; a device sends ")
     assert "Block_{0-1}/Dense_0" in text
     assert "Block_*" in everything._repr_html_()
-    with pytest.raises(LookupError, match="there is no module 'Block_2' in the program; there are .*Block_"):
+    with pytest.raises(LookupError, match=r"there is no module 'Block_2' in the program; there are .*Block_"):
         report.find("Block_2")
     with pytest.raises(TypeError, match="module must be the path of a module"):
         report.find(2)
