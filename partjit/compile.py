@@ -182,13 +182,13 @@ lower_jaxpr = weakref_cache(lower_jaxpr_anew)
 class _LoweredOnExplicitMesh(jax.stages.Lowered):
     """Compiles to a program whose outputs come back on the user's mesh."""
 
-    def __init__(self, lowering: MeshComputation, args_info: PyTree, out_tree: PyTreeDef, mesh: Mesh) -> None:
-        super().__init__(lowering, args_info, out_tree)
-        self._mesh = mesh
+    def __init__(self, lowering: MeshComputation, args_info: PyTree, program: Program) -> None:
+        super().__init__(lowering, args_info, program.out_tree)
+        self._mesh, self._avals = program.mesh, program.jaxpr.out_avals
 
     def compile(self, *args: Any, **kwargs: Any) -> jax.stages.Compiled:
         compiled = super().compile(*args, **kwargs)
-        move_outputs(cast(MeshExecutable, compiled._executable), self._mesh)
+        move_outputs(cast(MeshExecutable, compiled._executable), self._mesh, self._avals)
         return compiled
 
 
@@ -262,7 +262,7 @@ class Traced:
             self.leaves, **self.program.params, platforms=lowering_platforms, parameters=_private_parameters
         )
         if has_explicit_axes(self.program.mesh):
-            return _LoweredOnExplicitMesh(lowering, self.args_info, self.out_tree, self.program.mesh)
+            return _LoweredOnExplicitMesh(lowering, self.args_info, self.program)
         return jax.stages.Lowered(lowering, self.args_info, self.out_tree)
 
     def __repr__(self) -> str:

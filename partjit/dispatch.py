@@ -282,7 +282,7 @@ def _run(values: Sequence[object], **params: Any) -> tuple[list[jax.Array], Mesh
     lowering = lower(values, **params)
     executable = lowering.compile()
     if has_explicit_axes(params["mesh"]):
-        move_outputs(executable, params["mesh"])
+        move_outputs(executable, params["mesh"], params["jaxpr"].out_avals)
     consts = shard_constants(lowering, executable)
     return executable.unsafe_call(*consts, *values), executable, consts
 

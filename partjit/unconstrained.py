@@ -19,7 +19,7 @@ from partjit.mesh import tracing_under
 from partjit.primitive import device_witness, sharding_constraint_p
 from partjit.spec import UNCONSTRAINED, ParsedPartitionSpec, Spec
 
-__all__ = ["with_free_dimensions_settled"]
+__all__ = ["constraining_results", "with_free_dimensions_settled"]
 
 
 def with_free_dimensions_settled(values: Sequence[object], params: dict[str, Any]) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def with_free_dimensions_settled(values: Sequence[object], params: dict[str, Any
         for spec, aval in zip(out_specs, params["jaxpr"].out_avals, strict=True)
     )
     return params | {
-        "jaxpr": _constraining_results(params["jaxpr"], out_specs, mesh),
+        "jaxpr": constraining_results(params["jaxpr"], out_specs, mesh),
         "in_specs": in_specs,
         "out_specs": tuple(UNSPECIFIED if _has_free_dimensions(spec) else spec for spec in out_specs),
     }
@@ -64,7 +64,7 @@ def _kept(spec: Spec, value: object, mesh: Mesh) -> Spec:
 
 
 @weakref_cache
-def _constraining_results(jaxpr: ClosedJaxpr, out_specs: tuple[Spec, ...], mesh: Mesh) -> ClosedJaxpr:
+def constraining_results(jaxpr: ClosedJaxpr, out_specs: tuple[Spec, ...], mesh: Mesh) -> ClosedJaxpr:
     """A jaxpr that constrains those of its results whose specs have free dimensions."""
 
     def constrained(*args: object) -> list[object]:

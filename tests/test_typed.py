@@ -19,6 +19,7 @@ from partjit.colocated import colocated_python
 from partjit.primitive import sharding_constraint_p
 from tests.census import saw, sees
 from tests.colocated import rendezvous
+from tests.effort import EVERYTHING
 
 EXPLICIT, AUTO = AxisType.Explicit, AxisType.Auto
 AXIS_TYPES = [*itertools.product((EXPLICIT, AUTO), repeat=2)]
@@ -380,3 +381,66 @@ def test_what_jax_replicates_by_itself_is_resharded_without_a_warning():
             double(put(mesh, P(None, "x")))
         with partjit.reshard_policy("error"), pytest.raises(ShardingError, match="moving 0 bytes"):
             double(ones)
+
+
+def stacked_rows(call, x):
+    """Rows that a loop in a loop stacks, in another sharding than that in which the loop writes them."""
+
+    def iteration(x, _):
+        rows = lax.scan(lambda _, row: (None, call(row)), None, with_sharding_constraint(x, P()))[1]
+        return with_sharding_constraint(rows, P("x")), None
+
+    return lax.scan(iteration, with_sharding_constraint(x, P("x")), None, 2)[0]
+
+
+def in_vmap_of_scan(call, x):
+    return jax.vmap(lambda row: lax.scan(lambda c, _: (call(jnp.cos(c)), None), row, None, 2)[0])(x)
+
+
+WITH_CALLS = {
+    "of a constant": lambda call, x: x + call(jnp.asarray(X)) + call(X),
+    "of a call": lambda call, x: (call(call(x)), call(jnp.sin(call(x)))),
+    "into a sum": lambda call, x: call(jnp.sin(x)) + x,
+    "in a branch": lambda call, x: lax.cond(x.sum() > -99, call, lambda x: x * 3, x),
+    "while": lambda call, x: lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, call(jnp.cos(s[1]))), (0, x)),
+    "stacked": lambda call, x: lax.scan(lambda c, _: (jnp.cos(c), call(c)), x, None, 3),
+    "stacked in a loop": stacked_rows,
+    "vmap": lambda call, x: jax.vmap(lambda row: call(jnp.sin(row)) * 2)(x),
+    "vmap of vmap": lambda call, x: jax.vmap(jax.vmap(lambda x: call(jnp.sin(x))))(x),
+    "vmap of scan": in_vmap_of_scan,
+    "grad of vmap": lambda call, x: jax.grad(lambda x: jax.vmap(call)(jnp.sin(x)).sum())(x),
+    "grad of vmap of scan": lambda call, x: jax.grad(lambda x: in_vmap_of_scan(call, x).sum())(x),
+}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("program", WITH_CALLS)
+def test_a_program_with_calls_has_the_types_and_results_of_jit_without_them(program):
+    """On all types of axes. The function computes with what it gets, so these are arrays of the mesh that is set."""
+    call = colocated_python(lambda x: x * 1, out_specs_fn=lambda x: x)
+    call.defvjp(lambda x: (call(x), None), lambda _, ct: (call(ct),))
+    k = [*WITH_CALLS].index(program)
+    cases = [*zip(AXIS_TYPES, [P(("x", "y")), P("y", "x"), P(("x", "y")), P("x")], strict=True)]
+    for types, spec in cases if EVERYTHING else [cases[k % 3]]:
+        mesh = make_mesh(types)
+        with jax.set_mesh(mesh):
+            ours, theirs = (
+                outcome(wrap(functools.partial(WITH_CALLS[program], f)), put(mesh, spec))
+                for wrap, f in ((pjit, call), (jax.jit, lambda x: x))
+            )
+        assert ours[1] is not None, ours
+        assert ours[0] == theirs[0]
+        for value, other in zip(ours[1], theirs[1], strict=True):
+            np.testing.assert_allclose(value, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("wrap", [pjit, jax.jit])
+def test_second_derivatives_through_a_part_over_auto_axes(wrap):
+    """Their residuals are values of that part, with its types."""
+    mesh = make_mesh((EXPLICIT, EXPLICIT))
+    square = wrap(lambda x: jax.sharding.auto_axes(lambda x: (x @ x.T) ** 2, out_sharding=P("x"))(x).sum())
+    with jax.set_mesh(mesh):
+        second = jax.grad(lambda x: (jax.grad(square)(x) ** 2).sum())(put(mesh, P("x")))
+        expected = jax.grad(lambda x: (jax.grad(lambda x: ((x @ x.T) ** 2).sum())(x) ** 2).sum())(X)
+    np.testing.assert_allclose(second, expected, rtol=1e-3, atol=1e-2)
+    assert jax.typeof(second).sharding.spec == P("x", None)

@@ -11,9 +11,10 @@ from jax._src.interpreters import mlir, pxla
 from jax._src.interpreters.pxla import MeshComputation, MeshExecutable
 from jax._src.lib import utils as xla_utils
 from jax._src.stages import DeviceAssignmentMismatchError
+from jax.core import AbstractValue, ShapedArray
 from jax.extend.core import ClosedJaxpr
 from jax.interpreters.mlir import LoweringParameters
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, Sharding
 
 from partjit._jax.shardings import MaybeSharding
 
@@ -98,24 +99,33 @@ def output_shardings(executable: MeshExecutable) -> Sequence[Sharding]:
     return executable._out_shardings
 
 
-def move_outputs(executable: MeshExecutable, mesh: Mesh) -> None:
+def move_outputs(executable: MeshExecutable, mesh: Mesh, avals: Sequence[AbstractValue] | None = None) -> None:
     """Lets an executable return its outputs on `mesh`, which has the devices and names of theirs but other axis types.
 
     Where the partitioner chose the sharding of an output, jax has no way to know that the user's mesh is meant. Only
-    the Python objects are changed; the same bytes come out.
+    the Python objects are changed; the same bytes come out. Given the types of the outputs, one with other axis types
+    is on a mesh with these: a residual of what `jax.sharding.auto_axes` wraps.
     """
+    own = executable._out_shardings
     shardings = tuple(
-        sharding.update(mesh=mesh)
+        sharding.update(mesh=_with_types_of(aval, mesh))
         if isinstance(sharding, NamedSharding) and sharding.mesh.shape == mesh.shape
         else sharding
-        for sharding in executable._out_shardings
+        for sharding, aval in zip(own, avals or [None] * len(own), strict=True)
     )
-    if shardings != tuple(executable._out_shardings):
+    if shardings != tuple(own):
         avals = [core.update_aval_with_sharding(a, s) for a, s in zip(executable.out_avals, shardings, strict=True)]
         unloaded: Any = executable._unloaded_executable
         executable._out_shardings = unloaded.output_shardings = shardings
         executable.out_avals = unloaded.output_avals = avals
         executable._unsafe_call = None  # built from these when next asked for
+
+
+def _with_types_of(aval: AbstractValue | None, mesh: Mesh) -> Mesh:
+    """The mesh with the axis types that the type of a value has."""
+    own: Any = aval.sharding.mesh if isinstance(aval, ShapedArray) else mesh
+    differs = own.shape == mesh.shape and own.axis_types != mesh.axis_types and AxisType.Manual not in own.axis_types
+    return Mesh(mesh.devices, mesh.axis_names, own.axis_types) if differs else mesh
 
 
 def without_tokens(executable: MeshExecutable) -> None:

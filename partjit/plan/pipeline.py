@@ -13,7 +13,7 @@ from jax.extend.core import ClosedJaxpr, Var
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from partjit._jax.caches import weakref_cache
-from partjit._jax.jaxprs import Atom
+from partjit._jax.jaxprs import Atom, type_of
 from partjit._jax.shardings import MaybeSharding, or_unspecified
 from partjit.arguments import known_paths
 from partjit.colocated.runtime.streams import Stream
@@ -43,7 +43,7 @@ from partjit.plan.passes.explicit import check_devices, explicit
 from partjit.plan.passes.forward import Kind, forward
 from partjit.plan.passes.fragments import fragments, replicated
 from partjit.plan.passes.inline import inline
-from partjit.plan.passes.own_initial import own_initial_values
+from partjit.plan.passes.own_initial import own_initial_values, reshard_initial_values
 from partjit.plan.passes.pin import pin
 from partjit.plan.passes.propagate import default_without_mesh, propagate
 from partjit.plan.passes.prune import merge, prune
@@ -131,14 +131,24 @@ def _partitioned(
     shardings: dict[Var, Sharding | None],
 ) -> VarBlock:
     """A block, and those inside of it, made of fragments; `shardings` gets those of the variables between them."""
-    mesh = executables.mesh
+    mesh, given = executables.mesh, block
     block, ins = explicit(block, edges.in_shardings, edges.out_shardings, mesh)
     block, direct = forward(block, ins, edges.out_shardings, edges.kind)
     donated = {*keep_where(block.inputs, edges.donated)}
     groups = cut(block, edges.awaited, donated, partial(can_be_answered, executables=executables))
     check_stage(groups, "cut")
     crossing = [var for node in groups.nodes for var in variables(node.inputs) if var not in block.consts]
-    shardings.update(propagate(block, crossing, direct, ins, edges.out_shardings, mesh, default))
+    found = propagate(block, crossing, direct, ins, edges.out_shardings, mesh, default)
+    # A loop may start from what the iteration around it carries: its sharding is known, the loop may need another.
+    others = {
+        var: other
+        for var, own in zip(block.inputs, ins, strict=True)
+        if isinstance(own, Sharding) and isinstance(other := found[var], NamedSharding)
+        if not other.is_equivalent_to(own, type_of(var).ndim)
+    }
+    if others:
+        return _partitioned(reshard_initial_values(given, others, mesh), edges, executables, default, shardings)
+    shardings.update(found)
     made = fragments(groups, shardings, edges.out_shardings, donated, mesh, default)
     check_stage(made, "fragments")
     on_devices = {var for node in groups.nodes if isinstance(node, Group) for var in node.inputs}.union(edges.awaited)

@@ -46,7 +46,9 @@ def _batch(
         )
     args = [x if dim is None else moveaxis(x, dim, 0) for x, dim in zip(args, dims, strict=True)]
     if method == "sequential":
-        results = _one_by_one(axis_data.size, args, batched, callee, stream)
+        each = _one_by_one(axis_data.size, args, batched, callee, stream)
+        axes = tuple(axis_data.explicit_mesh_axis or ())
+        results = [_sharded_in_front(x, axes) for x in each] if axes else each
     else:
         size = 1 if method == "expand_dims" else axis_data.size
         args = [
@@ -88,6 +90,12 @@ def _unsharded_in_front(x: jax.Array) -> jax.Array:
     if not spec or spec[0] is None:
         return x
     return jax.sharding.reshard(x, PartitionSpec(None, *spec[1:]))
+
+
+def _sharded_in_front(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """A stack whose type says that the batch is sharded over Explicit axes, as it says of the arguments."""
+    spec = jax.typeof(x).sharding.spec
+    return jax.sharding.reshard(x, PartitionSpec(axes, *spec[1:]))
 
 
 def _batched(callee: Callee, args: Sequence[jax.Array], batched: Sequence[bool], axis_data: AxisData) -> Callee:

@@ -14,13 +14,14 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from partjit._jax.jaxprs import new_var, type_of
-from partjit._jax.shardings import MaybeSharding, UnspecifiedValue
+from partjit._jax.shardings import UNSPECIFIED, MaybeSharding, UnspecifiedValue
 from partjit._jax.untyped import reshard_p, untyped
 from partjit.colocated.ir.primitive import Callee, colocated_call_p
 from partjit.mesh import auto_twin, has_explicit_axes
 from partjit.plan.ir.build import constraint
 from partjit.primitive import device_witness, pjit_p, sharding_constraint_p
 from partjit.spec import ParsedPartitionSpec, Spec
+from partjit.unconstrained import constraining_results
 
 __all__ = ["over_auto_axes"]
 
@@ -32,6 +33,12 @@ def over_auto_axes(
     if not has_explicit_axes(mesh):
         return jaxpr, tuple(out_shardings), mesh
     twin = auto_twin(mesh)
+    partly_typed = tuple(
+        (isinstance(sharding, UnspecifiedValue) and _part_in_type(aval)) or UNSPECIFIED
+        for aval, sharding in zip(jaxpr.out_avals, out_shardings, strict=True)
+    )
+    if any(spec is not UNSPECIFIED for spec in partly_typed):
+        jaxpr = constraining_results(jaxpr, partly_typed, mesh)
     shardings = [
         (_sharding_in_type(aval, twin) or sharding) if isinstance(sharding, UnspecifiedValue) else sharding
         for aval, sharding in zip(jaxpr.out_avals, out_shardings, strict=True)
@@ -77,6 +84,12 @@ def _sharding_in_type(aval: object, mesh: Mesh) -> NamedSharding | None:
     """What a type says of all axes of a mesh; None where it says nothing of some."""
     spec = _spec_in_type(aval)
     return None if spec is None or spec.unconstrained_dims else NamedSharding(mesh, spec.partition_spec)
+
+
+def _part_in_type(aval: object) -> ParsedPartitionSpec | None:
+    """What a type says of the Explicit axes of a mesh that has Auto ones as well; None if nothing."""
+    spec = _spec_in_type(aval)
+    return spec if spec is not None and spec.unconstrained_dims and spec.mesh_axes else None
 
 
 def _spec_in_type(aval: object) -> ParsedPartitionSpec | None:

@@ -1,15 +1,18 @@
-"""Copies of what loops of the host start from, where something else has it as well: iterations donate it."""
+"""What loops of the host start from: copied where something else has it as well, since iterations donate it."""
 
 import collections
 import dataclasses
+from collections.abc import Mapping
 
 import jax.numpy as jnp
 from jax.extend.core import Var
+from jax.sharding import Mesh, NamedSharding
 
 from partjit.plan.ir.build import Builder, with_loops
 from partjit.plan.ir.nodes import Loop, VarBlock, VarLoop, is_host, variables
+from partjit.spec import ParsedPartitionSpec
 
-__all__ = ["own_initial_values"]
+__all__ = ["own_initial_values", "reshard_initial_values"]
 
 
 def own_initial_values(block: VarBlock) -> VarBlock:
@@ -28,3 +31,18 @@ def own_initial_values(block: VarBlock) -> VarBlock:
         return dataclasses.replace(loop, inputs=(*loop.captured, *initial))
 
     return with_loops(block, copy)
+
+
+def reshard_initial_values(block: VarBlock, shardings: Mapping[Var, NamedSharding], mesh: Mesh) -> VarBlock:
+    """Constrains those initial values of loops that need another sharding than they have to these shardings."""
+
+    def constrain(loop: VarLoop, before: Builder) -> VarLoop:
+        initial = [
+            before.constrain(atom, ParsedPartitionSpec.from_user_input(shardings[atom], "a loop"), mesh)
+            if isinstance(atom, Var) and atom in shardings
+            else atom
+            for atom in loop.initial
+        ]
+        return dataclasses.replace(loop, inputs=(*loop.captured, *initial))
+
+    return with_loops(block, constrain)

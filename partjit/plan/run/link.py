@@ -30,7 +30,7 @@ from partjit.colocated.runtime.specs import OutSpec
 from partjit.colocated.specialization import Specialization
 from partjit.compile import lower_jaxpr
 from partjit.mesh import has_explicit_axes
-from partjit.plan.ir.nodes import ColocatedCall, Fragment, Transfer, Value, blocks_of, walk
+from partjit.plan.ir.nodes import ColocatedCall, Fragment, Transfer, Value, walk
 from partjit.plan.passes.emit import handed_over, returned
 from partjit.plan.passes.fragments import shardings_of_fragment
 from partjit.plan.plan import Plan
@@ -97,15 +97,14 @@ def link(
     """
     namespace: dict[str, Any] = {"wait": _wait, "read": _read, "release": _release}
     for value, constant in plan.constants:
-        namespace[value.name] = jax.device_put(constant, value.sharding or default.sharding)
+        namespace[value.name] = jax.device_put(constant, _on(mesh, value.sharding or default.sharding))
     put = numpy_putter(ShapedArray((), np.dtype(np.int32)), default.sharding, default.committed)
     may_wait = ANSWERED.issuperset(device.platform for device in device_list(default.sharding))
-    results = {*plan.outputs, *(v for node in walk(plan.nodes) for block in blocks_of(node) for v in block.outputs)}
     for lowered, executable in zip(fragments, executables, strict=True):
         dispatch = _dispatcher(plan, lowered, executable)
         emitted = [
             EmittedCall(
-                _specialized(call, default, results, mesh, SpecializationForExecutables),
+                _specialized(call, default, mesh, SpecializationForExecutables),
                 handed_over(call, plan.mesh),
                 returned(call, plan.mesh),
                 call.site,
@@ -117,7 +116,7 @@ def link(
         namespace[lowered.fragment.name] = _with_calls(makes, emitted, dispatch, put) if emitted else dispatch
     for call in walk(plan.nodes):
         if isinstance(call, ColocatedCall):
-            namespace[call.name] = _caller(call, _specialized(call, default, results, mesh, Specialization))
+            namespace[call.name] = _caller(call, _specialized(call, default, mesh, Specialization))
     for transfer in plan.transfers:
         namespace[transfer.name] = _mover(transfer)
     source = plan.source
@@ -163,19 +162,13 @@ def _dispatcher(plan: Plan, lowered: LoweredFragment, executable: MeshExecutable
 def _specialized(
     call: ColocatedCall[Value, Value],
     default: DefaultSharding,
-    results: set[Value],
     mesh: Mesh,
     kind: type[SpecializationOfKind],
 ) -> SpecializationOfKind:
     """The function of a call for its arguments and results."""
 
     def sharding_of(value: Value) -> Sharding:
-        sharding = default.sharding if value.sharding is None else value.sharding
-        # What fragments give has the user's mesh, and so has what an executable hands over.
-        is_of_user = (call.is_emitted or value in results) and has_explicit_axes(mesh)
-        if is_of_user and isinstance(sharding, NamedSharding) and sharding.mesh.shape == mesh.shape:
-            return sharding.update(mesh=mesh)
-        return sharding
+        return _on(mesh, default.sharding if value.sharding is None else value.sharding)
 
     outputs = [
         OutSpec(value.aval, sharding_of(value), value.sharding is not None or default.committed)
@@ -184,6 +177,13 @@ def _specialized(
     in_shardings = [colocated_sharding(sharding_of(value)) for value in call.inputs]
     shardings = [*in_shardings, *(spec.sharding for spec in outputs), default.sharding]
     return call.callee.specialized(call.stream, in_shardings, outputs, (*device_list(shardings[0]),), kind)
+
+
+def _on(mesh: Mesh, sharding: Sharding) -> Sharding:
+    """The sharding on the user's mesh, on which fragments give their results, and functions want what they compute."""
+    if has_explicit_axes(mesh) and isinstance(sharding, NamedSharding) and sharding.mesh.shape == mesh.shape:
+        return sharding.update(mesh=mesh)
+    return sharding
 
 
 def _caller(call: ColocatedCall[Value, Value], specialization: Specialization) -> Callable[..., Sequence[jax.Array]]:
