@@ -84,12 +84,14 @@ class Model:
         results: the sharding in which each result is computed; None if it is that of the result.
         transfers: what is moved besides.
         absorbs: whether the operations that compute the operands are part of it: it is given their first operands.
+        keeps: whether the operation stays, with the operands resharded.
     """
 
     operands: tuple[tuple[TensorSharding, ...], ...]
     results: tuple[TensorSharding | None, ...]
     transfers: tuple[Transfer, ...] = ()
     absorbs: bool = False
+    keeps: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -126,6 +128,7 @@ class Operation:
         operands: Mapping[int, Sequence[TensorSharding]] | None = None,
         results: Sequence[TensorSharding | None] | None = None,
         transfers: Sequence[Transfer] = (),
+        keeps: bool = False,
     ) -> Model:
         """A model, from the operands that are resharded."""
         chains = tuple(tuple((operands or {}).get(k, ())) for k in range(len(self.operands)))
@@ -133,6 +136,7 @@ class Operation:
             operands=chains,
             results=(None,) * len(self.results) if results is None else tuple(results),
             transfers=tuple(transfers),
+            keeps=keeps,
         )
 
     def replicated(self, which: Collection[int] | None = None) -> Model:

@@ -12,9 +12,11 @@ from typing import NamedTuple
 
 from jax.extend.mlir import ir
 
+from partjit._jax import RELEASE
 from partjit.inspect.moves.model import (
     Model,
     Operation,
+    Tensor,
     Transfer,
     constant_index,
     definition,
@@ -136,12 +138,13 @@ def sort(op: Operation) -> Model:
 def fft(op: Operation) -> Model | None:
     """A Fourier transform of the last dimensions."""
     operand, last = op.operands[0], len(op.numbers("fft_length"))
-    dims = range(len(operand.shape) - last, len(operand.shape))
-    if all(tensor.shards[dim] == 1 for tensor in (operand, op.results[0]) for dim in dims):
-        return None
-    if len(operand.shape) >= 3:
+    dims, result = range(len(operand.shape) - last, len(operand.shape)), op.results[0]
+    if any(result.shards[dim] > 1 for dim in dims) and len(operand.shape) >= 3:
         raise Unmodelled
-    return op.replicated()
+    # Before that release XLA partitioned no transform.
+    if RELEASE < (0, 11) or not result.is_sharded or any(result.shards[dim] > 1 for dim in dims):
+        return op.replicated()
+    return op.model({0: [result.sharding]} if operand.sharding != result.sharding else {})
 
 
 def elementwise(op: Operation) -> Model | None:
@@ -177,9 +180,9 @@ def dynamic_slice(op: Operation) -> Model:
 def dynamic_update_slice(op: Operation) -> Model:
     """An update of a part whose start is computed: of a cache, for instance."""
     (operand, update), result = op.operands[:2], op.results[0]
-    if not result.is_sharded:
-        return op.replicated()
     sliced = [dim for dim, (n, size) in enumerate(zip(result.shape, update.shape, strict=True)) if n != size]
+    if sliced and not result.is_sharded:
+        return op.replicated()
     sharded = [dim for dim in sliced if result.shards[dim] > 1]
 
     def in_one_shard(dim: int) -> bool:
@@ -187,6 +190,8 @@ def dynamic_update_slice(op: Operation) -> Model:
         start = constant_index(op.op.operands[2 + dim])
         return size == 1 or (start is not None and start // own == (start + size - 1) // own)
 
+    if not sliced:
+        return op.model({1: [result.sharding]} if update.sharding != result.sharding else {})
     kept, base = without(result.sharding, sliced), result.sharding
     if not sharded or not all(map(in_one_shard, sharded)):
         more = math.prod(operand.shards) > math.prod(result.shards)
@@ -225,9 +230,21 @@ def custom_call(op: Operation) -> Model | None:
         if attributes in op.op.attributes
         else None
     )
-    if not name.startswith(_LIBRARIES) or (batch is not None and int(batch[1]) > 0):
+    if not name.startswith(_LIBRARIES):
         return None
-    return op.replicated()
+    count = 0 if batch is None else int(batch[1])
+    found = (tensor.sharding for tensor in (op.operands[0], op.results[0]) if any(tensor.sharding.axes[:count]))
+    first = next(found, None)
+    if first is None:
+        return op.replicated()
+    axes, parts = first.axes[:count], first.parts[:count]
+
+    def batched(tensor: Tensor) -> TensorSharding:
+        rest = ((),) * (len(tensor.shape) - count)
+        return dataclasses.replace(first, axes=(*axes, *rest), parts=(*parts, *rest))
+
+    chains = {k: [batched(tensor)] for k, tensor in enumerate(op.operands) if tensor.sharding != batched(tensor)}
+    return op.model(chains, [*map(batched, op.results)])
 
 
-_LIBRARIES = ("lapack_", "cusolver_", "hipsolver_", "magma_")
+_LIBRARIES = ("blas_", "lapack_", "cusolver_", "hipsolver_", "magma_")

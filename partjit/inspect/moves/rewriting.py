@@ -160,6 +160,10 @@ class Writing:
             chains = (*written.operands, *[()] * (len(operands) - len(written.operands)))
             chained = zip(chains, operands, strict=True)
             operands = [functools.reduce(resharded, chain, value) for chain, value in chained]
+            if written.keeps:
+                for k, value in enumerate(operands):
+                    op.operands[k] = value
+                return
             local = [
                 tensor.sharding if sharding is None else sharding
                 for tensor, sharding in zip(operation.results, written.results, strict=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from partjit.inspect.moves import replicated, windows
+from partjit.inspect.moves import indices, products, replicated, windows
 from partjit.inspect.moves.model import Model, Operation
 
 __all__ = ["MODELS"]
@@ -19,13 +19,16 @@ MODELS: Mapping[str, Callable[[Operation], Model | None]] = {
     "stablehlo.concatenate": replicated.concatenate,
     "stablehlo.convolution": windows.convolution,
     "stablehlo.custom_call": replicated.custom_call,
+    "stablehlo.dot_general": products.dot,
     "stablehlo.dynamic_slice": replicated.dynamic_slice,
     "stablehlo.dynamic_update_slice": replicated.dynamic_update_slice,
     "stablehlo.fft": replicated.fft,
+    "stablehlo.gather": indices.gather,
     "stablehlo.pad": windows.pad,
     "stablehlo.reduce": replicated.reduce,
     "stablehlo.reduce_window": windows.reduce_window,
     "stablehlo.reverse": windows.reverse,
+    "stablehlo.scatter": indices.scatter,
     "stablehlo.slice": windows.slice_,
     "stablehlo.sort": replicated.sort,
     "stablehlo.transpose": replicated.transpose,

@@ -21,7 +21,7 @@ def slice_(op: Operation) -> Model:
     operand, result = op.operands[0], op.results[0]
     starts, limits, strides = (op.numbers(name) for name in ("start_indices", "limit_indices", "strides"))
     if op.primitive == "top_k":
-        return op.model()
+        return op.replicated()
     windows = [
         Window(stride=stride, low=-start, high=limit - n)
         for n, start, limit, stride in zip(operand.shape, starts, limits, strides, strict=True)

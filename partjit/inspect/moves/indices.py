@@ -1,0 +1,66 @@
+"""Operations with computed indices: which of them XLA partitions as their shardings say.
+
+XLA weighs several ways of partitioning a gather or a scatter, by which operand is sharded along which dimension. There
+is only one if they are sharded over different axes; other cases are not modelled.
+
+Source: `gather_scatter_handler.cc` of XLA.
+"""
+
+import re
+from collections.abc import Iterable
+
+from partjit.inspect.moves.model import Operation, without
+from partjit.inspect.moves.tiles import Unmodelled
+
+__all__ = ["gather", "scatter"]
+
+_Axes = tuple[tuple[str, ...], ...]
+
+
+def gather(op: Operation) -> None:
+    """A gather, such as `x[indices]`."""
+    operand, indices, result = *op.operands[:2], op.results[0]
+    batches = _dimensions(op, "operand_batching_dims"), _dimensions(op, "start_indices_batching_dims")
+    left, right = without(operand.sharding, batches[0]).axes, without(indices.sharding, batches[1]).axes
+    if any(operand.sharding.axes[a] != indices.sharding.axes[b] for a, b in zip(*batches, strict=True)):
+        raise Unmodelled
+    windows = _dimensions(op, "offset_dims")
+    along = [axes for dim, axes in enumerate(result.sharding.axes) if dim not in windows]
+    if _used(left) & _used(right) or (_used(right) and not _used(along) <= _used(indices.sharding.axes)):
+        raise Unmodelled
+
+
+def scatter(op: Operation) -> None:
+    """A scatter, such as `x.at[indices].add(updates)`."""
+    count = (len(op.operands) - 1) // 2
+    operand, indices, updates = op.operands[0], op.operands[count], op.operands[count + 1]
+    if any(tensor.sharding != operand.sharding for tensor in op.operands[:count]):
+        raise Unmodelled
+    windows = _dimensions(op, "update_window_dims")
+    hidden = {*_dimensions(op, "inserted_window_dims"), *_dimensions(op, "input_batching_dims")}
+    there = [updates.sharding.axes[dim] for dim in windows]
+    here = [axes for dim, axes in enumerate(operand.sharding.axes) if dim not in hidden]
+    along = _used(without(updates.sharding, windows).axes)
+    if any(tensor.sharding != updates.sharding for tensor in op.operands[count + 1 :]):
+        raise Unmodelled
+    if _used(there) and here != there:
+        raise Unmodelled
+    batches = _dimensions(op, "input_batching_dims"), _dimensions(op, "scatter_indices_batching_dims")
+    if any(operand.sharding.axes[a] != indices.sharding.axes[b] for a, b in zip(*batches, strict=True)):
+        raise Unmodelled
+    others = _used(without(operand.sharding, batches[0]).axes)
+    if along != _used(indices.sharding.axes) or along & others:
+        raise Unmodelled
+
+
+def _used(axes: Iterable[tuple[str, ...]]) -> set[str]:
+    return {axis for names in axes for axis in names}
+
+
+def _dimensions(op: Operation, name: str) -> list[int]:
+    """A list of dimensions in the dimension numbers of an operation."""
+    for attribute in ("dimension_numbers", "scatter_dimension_numbers"):
+        if attribute in op.op.attributes:
+            found = re.search(rf"{name} = \[([^\]]*)\]", str(op.op.attributes[attribute]))
+            return [int(number) for number in found[1].split(",")] if found is not None and found[1] else []
+    return []
