@@ -32,11 +32,16 @@ from partjit.testing import (
 from tests.census import sees
 
 
-def smallest(strategy, condition=lambda _: True, seed=0):
+def smallest(strategy, condition=lambda _: True, seed=0, phases=(*hypothesis.Phase,)):
     """What a failure of `condition` shrinks to."""
     # All phases, whatever profile a test of the plugin has loaded in this process.
-    settings = hypothesis.settings(max_examples=500, database=None, phases=[*hypothesis.Phase])
+    settings = hypothesis.settings(max_examples=500, database=None, phases=phases)
     return hypothesis.find(strategy, condition, settings=settings, random=random.Random(seed))
+
+
+def some(strategy, condition):
+    """Any example that has a property."""
+    return smallest(strategy, condition, phases=[hypothesis.Phase.generate])
 
 
 @sees("two mesh axes", "a partitioned value", "several elements")
@@ -135,17 +140,17 @@ def test_spec_trees_fit_the_tree(prefix):
 def test_everything_is_drawn_sometime():
     mesh = partjit.Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
     specs = partition_specs(mesh=mesh, ndim=2, unconstrained=True)
-    assert smallest(specs, lambda spec: spec is None) is None
+    assert some(specs, lambda spec: spec is None) is None
     for condition in (
         lambda spec: spec is not None and P.UNCONSTRAINED in tuple(spec),
         lambda spec: spec is not None and ("y", "x") in tuple(spec),
         lambda spec: spec is not None and len(spec) == 1,
         lambda spec: spec is not None and len(spec) == 2 and spec[1] is None,
     ):
-        smallest(specs, condition)
-    smallest(meshes(), lambda mesh: 1 in mesh.devices.shape and mesh.devices.ndim == 3)
-    smallest(meshes(), lambda mesh: [d.id for d in mesh.devices.flat] != sorted(d.id for d in mesh.devices.flat))
-    smallest(meshes(explicit=True), lambda mesh: set(mesh.axis_types) == {AxisType.Explicit, AxisType.Auto})
+        some(specs, condition)
+    some(meshes(), lambda mesh: 1 in mesh.devices.shape and mesh.devices.ndim == 3)
+    some(meshes(), lambda mesh: [d.id for d in mesh.devices.flat] != sorted(d.id for d in mesh.devices.flat))
+    some(meshes(explicit=True), lambda mesh: set(mesh.axis_types) == {AxisType.Explicit, AxisType.Auto})
 
 
 @pytest.mark.system
@@ -179,7 +184,7 @@ def test_programs_run_and_mean_what_the_plain_ones_do(data):
 
 def test_a_program_prints_as_code_that_makes_it():
     mesh = partjit.Mesh(jax.devices(), "x")
-    program = smallest(sharded_programs(mesh=mesh), lambda program: "constraint" in repr(program))
+    program = some(sharded_programs(mesh=mesh), lambda program: "constraint" in repr(program))
     assert eval(repr(program), {"ShardedProgram": ShardedProgram, "PartitionSpec": P, "P": P}) == program
 
 
