@@ -75,9 +75,11 @@ class Picture:
         # Only rich calls this, so it is installed.
         rich = importlib.import_module("rich.text")
         for line in lines(self.grid, options.max_width):
-            yield rich.Text.assemble(*((part, _style(color)) for part, color in line), no_wrap=True)
+            yield rich.Text.assemble(
+                *((part, _style(color, len(self.grid.pieces))) for part, color in line), no_wrap=True
+            )
 
 
-def _style(color: int | None) -> str:
-    paper = "" if color is None else PALETTE[shade(color)]
+def _style(color: int | None, count: int) -> str:
+    paper = "" if color is None else PALETTE[shade(color, count)]
     return f"{ink_on(paper)} on {paper}" if paper else ""

@@ -25,17 +25,19 @@ _MOST_IN_TABLE = 1024
 _NAME = 18  # characters
 
 
-def shade(number: int) -> int:
-    """The color of a piece in the theme.
+def shade(number: int, count: int) -> int:
+    """The color in the theme of one of so many pieces.
 
-    Neighbours in a grid have numbers that differ by 1 or by the length of a row, which may be a multiple of the number
-    of colors; so each round through the colors starts one later.
+    Where there are more pieces than colors, groups of pieces that follow each other have one color, and no two groups
+    the same.
 
     Example:
-        >>> shade(0), shade(11), shade(12), shade(24)
-        (0, 11, 1, 2)
+        >>> [shade(number, 4) for number in range(4)]
+        [0, 1, 2, 3]
+        >>> shade(0, 4096), shade(341, 4096), shade(342, 4096), shade(4095, 4096)
+        (0, 0, 1, 11)
     """
-    return (number + number // COLORS) % COLORS
+    return number if count <= COLORS else number * COLORS // count
 
 
 def svg(grid: PieceGrid) -> Markup:
@@ -50,6 +52,9 @@ def svg(grid: PieceGrid) -> Markup:
     panels = [_Grid(panel, grid, found, cell) for panel in found.panels]
     left_out = len(grid.pieces) - len(found.pieces)
     words = [(grid.title, True), *((text, False) for text in [*grid.notes, *_beside(grid, found)])]
+    if len(grid.pieces) > COLORS:
+        most = counted(math.ceil(len(grid.pieces) / COLORS), grid.noun)
+        words.append((f"a color is a group of up to {most}, in the order of devices", False))
     if left_out:
         words.append((f"{left_out} of {len(grid.pieces)} {grid.noun}s are left out", False))
     needed = max(text_width(text, 13 if is_title else 12, mono=is_title) for text, is_title in words)
@@ -219,7 +224,8 @@ class _Grid:
         return drawn
 
     def _piece(self, piece: Piece, x: float, y: float, width: float, height: float) -> Markup:
-        grid, color = self.grid, shade(piece.color)
+        grid = self.grid
+        color = shade(piece.color, len(grid.pieces))
         name = name_devices(piece.devices, grid.remote, _NAME)
         is_plain = piece.is_empty or grid.remote.issuperset(piece.devices)
         parts = [f"{dim.name} = {dim.labels[part]}" for dim, part in zip(grid.dimensions, piece.position, strict=True)]

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import math
 import re
 import xml.etree.ElementTree as ET
 
@@ -169,6 +170,17 @@ def test_what_does_not_fit_is_counted(sizes, spec, ndim, width):
 def test_512_devices_are_all_in_the_svg_of_a_row():
     mesh = AbstractMesh((512,), ("x",))
     assert len(cells_in_svg(draw_array((1024,), P("x"), mesh).to_svg())) == 512
+
+
+def test_many_pieces_have_colors_in_groups_of_neighbours_none_of_which_comes_again():
+    for sizes in ((8, 4), (64, 8), (512, 8)):
+        drawn = draw_array((8192, 4096), P("x", "y"), AbstractMesh(sizes, ("x", "y"))).to_svg()
+        cells = re.findall(r'class="pj-c(\d+)" data-devices="(\d+)"', drawn)
+        colors = [int(color) for color, _ in sorted(cells, key=lambda cell: int(cell[1]))]
+        assert colors == sorted(colors)
+        assert 6 < len({*colors}) <= 12
+        assert f"a color is a group of up to {-(-math.prod(sizes) // 12)} pieces" in drawn
+    assert "a color is" not in draw_array((8, 8), P("x"), AbstractMesh((8,), ("x",))).to_svg()
 
 
 def test_devices_that_hold_the_same_have_the_same_color_in_every_picture():
