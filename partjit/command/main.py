@@ -38,6 +38,12 @@ class Subcommand(Protocol):
         ...
 
 
+_EPILOG = """\
+start with:
+  partjit explain model.py:train_step --mesh data=4,model=2 --args make_args
+
+`partjit COMMAND --help` has examples, the exit codes, and the keys of JSON.
+"""
 _SUBCOMMANDS: Mapping[str, Subcommand] = {"explain": explain, "diff": diff, "parse": parse}
 
 
@@ -94,6 +100,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="partjit",
         description="Explains partitioned programs, without running them.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"partjit {version('partjit')}, jax {version('jax')}")

@@ -4,16 +4,21 @@ import collections
 import dataclasses
 import threading
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import networkx as nx
-
+from partjit import lazy
 from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Transfer, walk
 from partjit.plan.ir.plan import PlanData
-from partjit.plan.show.graph import Costs, as_graph, critical_path, to_mermaid
-from partjit.plan.show.pictures import to_html, to_svg
 from partjit.plan.show.source import emit
 from partjit.render.numbers import counted
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+    from partjit.plan.show import graph, pictures
+    from partjit.plan.show.graph import Costs
+else:  # a program runs without a picture of it, and these import networkx
+    graph, pictures = lazy.module("partjit.plan.show.graph"), lazy.module("partjit.plan.show.pictures")
 
 __all__ = ["Plan"]
 
@@ -69,13 +74,13 @@ class Plan(PlanData):
         return emit(self)
 
     @property
-    def graph(self) -> nx.DiGraph:
+    def graph(self) -> "nx.DiGraph":
         """The graph: nodes by name with their `node`, and edges with their `kind` ("data" or "order"), `values` and
         `nbytes`. The program's arguments and results are the nodes "arguments" and "results".
         """
-        return as_graph(self)
+        return graph.as_graph(self)
 
-    def critical_path(self, costs: Costs | None = None) -> tuple[tuple[str, ...], float]:
+    def critical_path(self, costs: "Costs | None" = None) -> tuple[tuple[str, ...], float]:
         """The chain of nodes that takes longest, and how long it takes: no schedule can be quicker.
 
         Args:
@@ -88,13 +93,13 @@ class Plan(PlanData):
         Raises:
             TypeError: `costs` are neither, or one of them is no number.
         """
-        return critical_path(self, costs)
+        return graph.critical_path(self, costs)
 
     def to_mermaid(self) -> str:
         """The graph as a Mermaid flowchart: fragments as boxes, calls rounded, order as dotted lines."""
-        return to_mermaid(self)
+        return graph.to_mermaid(self)
 
-    def to_svg(self, costs: Costs | None = None) -> str:
+    def to_svg(self, costs: "Costs | None" = None) -> str:
         """The graph as a picture: boxes in rows, what loops and branches hold in them, and edges that go down.
 
         Edges say how many bytes go along them; dotted ones are an order without data. In a loop, "carried in" stands
@@ -117,10 +122,10 @@ class Plan(PlanData):
             >>> pjit(lambda x: x + 1).plan(jnp.ones(8)).to_svg()[:4]
             '<svg'
         """
-        return to_svg(self, costs)
+        return pictures.to_svg(self, costs)
 
     def _repr_html_(self) -> str:
-        return to_html(self)
+        return pictures.to_html(self)
 
     def __str__(self) -> str:
         return emit(self, most_names=4).rstrip()

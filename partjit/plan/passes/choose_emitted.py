@@ -8,13 +8,13 @@ work that amortizes a dispatch could run beside it.
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
-import networkx as nx
 from jax.extend.core import Literal, Var
 from jax.sharding import Mesh, NamedSharding, Sharding
 
+from partjit import lazy
 from partjit._jax.arrays import is_laid_out_as_numpy
 from partjit.colocated.ir.emission import ANSWERED, PLATFORMS
 from partjit.mesh import auto_twin
@@ -35,6 +35,11 @@ from partjit.plan.ir.nodes import (
     walk,
 )
 from partjit.plan.passes.cost import amortizes_a_dispatch, cost_of
+
+if TYPE_CHECKING:
+    import networkx as nx
+else:  # only loops with calls and device work that may run beside them need it
+    nx = lazy.module("networkx")
 
 __all__ = ["Executables", "can_be_answered", "can_be_kept", "choose_emitted", "has_answered"]
 
@@ -200,7 +205,7 @@ def _has_work_beside(block: VarBlock, loop: Loop[Any, Any] | None) -> bool:
     return any(amortizes_a_dispatch(sum(c for i, c in enumerate(costs) if i not in found)) for found in near)
 
 
-def _dependences(block: VarBlock, calls: Sequence[int]) -> nx.DiGraph:
+def _dependences(block: VarBlock, calls: Sequence[int]) -> "nx.DiGraph":
     producer = {var: i for i, node in enumerate(block.nodes) for var in node.outputs}
     graph = nx.DiGraph()
     graph.add_nodes_from(range(len(block.nodes)))
