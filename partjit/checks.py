@@ -28,6 +28,7 @@ __all__ = [
     "devices_in",
     "flattened",
     "items_of",
+    "leaves_of",
     "require",
     "require_callable",
     "require_choice",
@@ -246,6 +247,18 @@ def flattened(
         return jax.tree_util.tree_flatten_with_path(tree, is_leaf)
     except ValueError as error:
         raise unsorted(error, what) from None
+
+
+def leaves_of(tree: PyTreeDef, value: PyTree) -> list[Any] | None:
+    """The leaves of a value with exactly this structure; None if it has another.
+
+    `tree.flatten_up_to` is a little faster, but where it fails it reads all arrays from their devices, for its message.
+    """
+    try:
+        leaves, found = jax.tree_util.tree_flatten(value)
+    except ValueError:  # keys of a dictionary that do not compare
+        return None
+    return leaves if found == tree else None
 
 
 def unsorted(error: ValueError, what: str) -> ValueError:

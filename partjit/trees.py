@@ -25,7 +25,7 @@ def broadcast_specs(specs: PyTree, values: PyTree, arg_name: str) -> list[Spec]:
     spec_leaves, spec_tree = jax.tree.flatten(specs)
     try:
         subtrees = spec_tree.flatten_up_to(values)
-    except ValueError:
+    except (ValueError, RuntimeError):  # of which the latter is about an array that jax wanted to show, and was deleted
         errors = [str(error(arg_name)) for error in tree_prefix_errors(specs, values)]
         raise ShardingError(spec_prefix_message(arg_name, spec_tree, jax.tree.structure(values), errors)) from None
     return [

@@ -16,7 +16,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 import partjit
-from partjit import FROM_ARRAY, Mesh, P, pjit
+from partjit import FROM_ARRAY, Mesh, P, colocated, pjit
 from partjit.testing import assert_no_recompile
 
 
@@ -926,3 +926,41 @@ def test_attributes_can_be_set_and_weak_references_taken():
     assert function.note == "mine"
     assert not hasattr(pjit(_module_level), "note")
     assert weakref.ref(function)() is function
+
+
+def alternating():
+    """Ways of calling, each with the structures of arguments that calls alternate between."""
+    x = jnp.arange(8.0)
+    structures = [(x,), (x, 2), (x, x), ([x, x],), ([x],), ({"a": x},), ({"b": x},), (((x,), {"c": x}),)]
+    nothing = {"out_specs_fn": lambda *_: None}
+    seen = colocated.colocated_python(lambda *_: None, stream="alternating", **nothing)
+    inline = colocated.colocated_python(lambda *_: None, mode="inline", **nothing)
+    cheap = colocated.colocated_python(lambda *_: None, **nothing)
+    same = colocated.colocated_python(lambda *xs: xs, out_specs_fn=lambda *xs: xs)
+
+    def program(*xs):
+        cheap(*xs)
+        return jax.tree.map(lambda x: x + 1, xs)
+
+    calls = {"a program": pjit(lambda *xs: jax.tree.map(lambda x: x + 1, xs)), "a program with a call": pjit(program)}
+    calls |= {"on a stream": seen, "inline": inline, "cheap": cheap, "results": same}
+    return {name: (call, structures) for name, call in calls.items()}
+
+
+@pytest.mark.parametrize("name", alternating())
+def test_arguments_of_another_structure_are_not_read(name, monkeypatch):
+    """What tells calls apart reads no array: neither its values, nor for the text of an error that nobody sees."""
+    call, structures = alternating()[name]
+    for args in structures * 3:  # until all is compiled, and cheap calls are known
+        jax.block_until_ready(call(*args))
+    colocated.wait()
+    shown = []
+    kind = type(jnp.ones(()))
+    own = kind.__repr__
+    monkeypatch.setattr(kind, "__repr__", lambda array: shown.append(array.shape) or own(array))
+    assert repr(jnp.ones(2))
+    assert shown == [(2,)]
+    for args in structures * 2:
+        jax.block_until_ready(call(*args))
+    colocated.wait()
+    assert shown == [(2,)]

@@ -491,6 +491,13 @@ def test_an_unwrapped_container_of_specs_for_the_only_argument(mesh):
     assert out.b.sharding.spec == P("y")
 
 
+def test_in_specs_that_are_no_prefix_are_reported_for_deleted_arrays_too(mesh):
+    x = jnp.ones(4)
+    x.delete()
+    with mesh, pytest.raises(ShardingError, match="pjit in_shardings specification must be a tree prefix"):
+        pjit(lambda xs: xs, in_shardings=([P(), P(), P()],))([x, x])
+
+
 def test_out_specs_that_are_no_prefix_say_where(mesh):
     message = failure(
         lambda a: {"y": a, "z": a}, np.zeros(8), mesh=mesh, error=ValueError, out_axis_resources={"y": None, "q": None}

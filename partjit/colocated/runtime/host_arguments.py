@@ -10,6 +10,7 @@ from jax.core import ShapedArray
 from partjit._jax.arrays import numpy_putter, type_sharding_and_commitment
 from partjit._jax.threads import has_64_bits
 from partjit._jax.types import PyTree, PyTreeDef
+from partjit.checks import leaves_of
 from partjit.colocated.runtime.host_values import HostArgument, is_host_value
 
 __all__ = ["KnownHostArguments"]
@@ -57,7 +58,9 @@ class KnownHostArguments:
         if self._x64 != has_64_bits():
             return None
         try:
-            leaves = self._tree.flatten_up_to((args, kwargs))
+            leaves = leaves_of(self._tree, (args, kwargs))
+            if leaves is None:
+                return None
             for i, kind in enumerate(self._kinds):
                 leaf = leaves[i]
                 if kind is None:
@@ -67,11 +70,7 @@ class KnownHostArguments:
                     leaves[i] = HostArgument.of(leaf, *self._puts[i])
                 else:
                     return None
-        except (
-            ValueError,
-            AttributeError,
-            OverflowError,
-        ):  # another structure, no plain array, too large
+        except (AttributeError, OverflowError):  # no plain array, too large
             return None
         return leaves
 

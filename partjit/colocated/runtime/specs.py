@@ -25,7 +25,7 @@ from partjit._jax.arrays import (
 from partjit._jax.shardings import device_list
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import flatten_arguments
-from partjit.checks import flattened, shown, unsorted
+from partjit.checks import flattened, leaves_of, shown, unsorted
 from partjit.colocated.runtime.host_values import KINDS_OF_NUMPY, HostValue, is_host_value, owned
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.host_objects import without_objects
@@ -102,14 +102,16 @@ class InSpecs:
     def leaves_of(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> list[jax.Array] | None:
         """The flat arguments if they are plain arrays of the types and shardings remembered, else None.
 
-        A quick test with false negatives. Flattening up to a known structure is faster than comparing two structures,
-        and lists compare the identities of their items first, which suffices for repeated calls.
+        A quick test with false negatives. Lists compare the identities of their items first, which suffices for
+        repeated calls.
         """
+        leaves = leaves_of(self.tree, (args, kwargs))
         try:
-            leaves = self.tree.flatten_up_to((args, kwargs))
-            return leaves if [*map(type_sharding_and_commitment, leaves)] == self._seen else None
-        except (ValueError, AttributeError):  # another structure, or a leaf that is not a plain array
-            return None
+            if leaves is not None and [*map(type_sharding_and_commitment, leaves)] == self._seen:
+                return leaves
+        except AttributeError:  # a leaf that is not a plain array
+            pass
+        return None
 
     def remember(self, leaves: Sequence[jax.Array]) -> None:
         """Remembers arguments that fit, so that `leaves_of` recognizes others like them."""
@@ -242,15 +244,16 @@ class OutSpecs:
 
     def _fitted(self, result: PyTree, name: str) -> tuple[list[jax.Array], bool]:
         """The flat arrays, and whether they are those returned by the function."""
+        values = leaves_of(self.tree, result)
         try:
-            values = self.tree.flatten_up_to(result)
-            glances = [*map(self._glance, values)]
+            glances = None if values is None else [*map(self._glance, values)]
+        except AttributeError:  # a leaf that is not a plain array
+            glances = None
+        if values is not None and glances is not None:
             if glances == self._seen:
                 return values, True
             if glances == self._seen_elsewhere and not any(value.is_deleted() for value in values):
                 return [spec.put(value) for spec, value in zip(self.leaves, values, strict=True)], False
-        except (ValueError, AttributeError):  # another structure, or a leaf that is not a plain array
-            pass
         fitted = self.fit_leaves(result, name)
         values = self.tree.flatten_up_to(result)
         if _PLAIN.issuperset(map(type, values)):  # remember results that fit, or that all have to be moved
@@ -294,9 +297,8 @@ class OutSpecs:
 
     def _numpy_of(self, result: PyTree, taken: Callable[[np.ndarray], np.ndarray]) -> list[np.ndarray] | None:
         """The arrays of NumPy arrays, as they are `taken`, and numbers that fit; None if there is anything else."""
-        try:
-            values = self.tree.flatten_up_to(result)
-        except ValueError:  # another structure
+        values = leaves_of(self.tree, result)
+        if values is None:
             return None
         found: list[np.ndarray] = []
         for value, spec in zip(values, self.leaves, strict=True):

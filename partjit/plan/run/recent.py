@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+from jax.tree_util import tree_flatten
 
 from partjit._jax.arrays import ArrayImpl, type_sharding_and_commitment
 from partjit._jax.caches import CacheGroup
@@ -60,15 +61,14 @@ class Recent:
         statics: _Typed = ()
         if any((*self._static, *self._host)):
             args, kwargs, statics = self._separated(args, kwargs)
-        for known in self._calls:
-            context, tree, kinds, static_values, placing, run, out_tree = known
-            try:
-                leaves = tree.flatten_up_to((args, kwargs))
-                if [_KINDS[type(leaf)](leaf) for leaf in leaves] != kinds:
-                    continue
-            except (ValueError, KeyError, AttributeError):
-                continue
-            if statics == static_values and _context() == context:
+        try:
+            leaves, own_tree = tree_flatten((args, kwargs))
+            found = [_KINDS[type(leaf)](leaf) for leaf in leaves]
+        except (ValueError, KeyError, AttributeError):  # keys that do not compare, or a leaf that is no plain array
+            return UNKNOWN
+        for context, tree, kinds, static_values, placing, run, out_tree in self._calls:
+            if found == kinds and own_tree == tree and statics == static_values and _context() == context:
+                kinds[:] = found  # the next call, with results of this one, is compared with these by identity
                 try:
                     placed = placing.apply(leaves)
                 except OverflowError:  # whoever does not know the call says which integer has too many bits
