@@ -121,9 +121,12 @@ class _Buffers:
         made = {var: k for k, eqn in enumerate(self._eqns) for var in eqn.outvars if self._roots[var] == {var}}
         for var in made:
             dying[last.get(var, made[var])].append(var)
+        backward = ["transpose(" in str(eqn.source_info.name_stack) for eqn in self._eqns]
+        # What the forward pass computes and the backward pass uses last.
+        is_saved = {var for var, k in made.items() if backward[last.get(var, k)] and not backward[k]}
         alive: dict[Var, int] = {}
         peak = Temporaries()
-        total = 0
+        total = saved = 0
         for k, eqn in enumerate(self._eqns):
             new = {var: self._temporary(var) for var in eqn.outvars if made.get(var) == k}
             within = self._within(eqn)
@@ -133,14 +136,14 @@ class _Buffers:
                 reused = sum(min(nbytes, max((alive[v] for v in ending), default=0)) for nbytes in new.values())
             alive.update(new)
             total += sum(new.values())
+            saved += sum(nbytes for var, nbytes in new.items() if var in is_saved)
             now = total + within - reused
             if now > peak.total:
-                saved = sum(
-                    nbytes for var, nbytes in alive.items() if self._is_saved(made[var], last.get(var, made[var]))
-                )
                 peak = Temporaries(saved, now - saved)
             for var in dying[k]:
-                total -= alive.pop(var, 0)
+                nbytes = alive.pop(var, 0)
+                total -= nbytes
+                saved -= nbytes if var in is_saved else 0
         return peak
 
     def _temporary(self, var: Var) -> int:
@@ -155,8 +158,3 @@ class _Buffers:
         inside = (_Buffers(body, self._size, self._moved, self._number).peak().total for body in bodies)
         copies = _COPIES.get(eqn.primitive.name, _no_copies)(map(self._size_of, eqn.invars))
         return max(inside, default=0) + self._moved.get(self._number(eqn), 0) + copies
-
-    def _is_saved(self, made: int, used: int) -> bool:
-        """Whether what an equation computes is used in the backward pass only later."""
-        forward, backward = (str(self._eqns[k].source_info.name_stack) for k in (made, used))
-        return "transpose(" in backward and "transpose(" not in forward
