@@ -125,12 +125,15 @@ print(before.to_text(5))
 # * **compute**: the FLOPs of one step in total, and per device. With eight devices an eighth is optimal; more means
 #   that computations are replicated.
 # * **memory**: an estimate of the peak memory of a device.
+# * **look at**: findings, the most costly kind first. Where a suggestion is another sharding, it was tried out, and the
+#   finding says what a device then sends and needs.
 # * **arrays**: the arguments and results with their specs, and their bytes per device.
 # * **collectives**: `count` is the number of equal ones, `times` is how often each runs in a step: those with 4 are
-#   in the loop over layers. The bytes are those that one device sends, for all of them together.
+#   in the loop over layers. The bytes are those that one device sends, for all of them together. `module` is the
+#   scope that a library of modules enters for each layer or, without one, the parameter that is read there.
 #
-# Eighteen megabytes per step, where a device has 1.3 megabytes of parameters. The first line of the last table is a
-# third of it: all logits are all-reduced. How are they sharded, and why?
+# A device sends many times what it has of the parameters. The first line of the last table is the largest part: all
+# logits are all-reduced. How are they sharded, and why?
 
 
 # %%
@@ -169,11 +172,12 @@ draw_array(logits.aval.shape, logits.spec, mesh)
 print(better.collectives.to_text(6))
 
 # %% [markdown]
-# A third is gone. The collectives at the top now run four times: they are in the loop. The all-reduces are the cost
-# of tensor parallelism: one after attention and one after the feed-forward part, forward and backward. But there are
-# all-gathers as well, in `normalize`, where none should be needed.
+# That all-reduce is gone. The collectives at the top now run four times: they are in the loop. The all-reduces are the
+# cost of tensor parallelism: one after attention and one after the feed-forward part, forward and backward. But there
+# are all-gathers as well, where none should be needed.
 #
-# So the input of `normalize` is sharded over `model`, and its result has to be replicated. Why is it sharded?
+# The vectors between the layers, which `normalize` reads first, are sharded over `model`, and the matrices need them
+# replicated. Why are they sharded?
 
 
 # %%

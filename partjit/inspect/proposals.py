@@ -73,15 +73,14 @@ def _of_findings(partitioned: Partitioned, found: Sequence[Finding]) -> Iterator
             change = Change(results=own)
         elif kind == "in loop":
             inside = {v.number for _, v in group}
-            change = Change(
-                values={
-                    outer.number: ((),) * len(outer.aval.shape)
-                    for equation in tree.walk()
-                    for body in equation.bodies.values()
-                    for outer, inner in zip(equation.inputs, body.inputs, strict=False)
-                    if inner.number in inside and equation.primitive == "scan"
-                }
-            )
+            outer = {
+                outer.number: outer
+                for equation in tree.walk()
+                if equation.primitive == "scan"
+                for outer, inner in zip(equation.inputs, equation.bodies["jaxpr"].inputs, strict=True)
+                if {inner.number, outer.number} & inside
+            }
+            change = Change(values={number: ((),) * len(value.aval.shape) for number, value in outer.items()})
         if change != Change():
             yield Proposal(tuple(finding for finding, _ in group), change, is_required=False)
 

