@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jax.extend.mlir import ir
@@ -109,7 +109,12 @@ class Operation:
     operands: tuple[Tensor, ...]
     results: tuple[Tensor, ...]
     sizes: Mapping[str, int]
-    primitive: str = ""
+    primitive_of: Callable[[ir.Operation], str]
+
+    @property
+    def primitive(self) -> str:
+        """The primitive that it was lowered from, or the empty string; to read it takes longer than most models."""
+        return self.primitive_of(self.op)
 
     def tiles(self, sharding: TensorSharding) -> Tiles:
         """The devices of the shards of a sharding."""

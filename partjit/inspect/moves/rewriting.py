@@ -124,11 +124,11 @@ class Writing:
             return None  # in the body of a reduction
         operands, results = self._tensors(op.operands), self._tensors(op.results)
         sharded = [tensor for tensor in (*operands, *results) if tensor.is_sharded]
-        if not sharded or not all(tensor.nbytes for tensor in results):
+        if not sharded or any(0 in tensor.shape for tensor in results):
             return None
         if any(tensor.sharding.mesh != "mesh" for tensor in sharded):
             return None
-        operation = Operation(op, operands, results, self._automatic(op), self._primitive_of(op))
+        operation = Operation(op, operands, results, self._automatic(op), self._primitive_of)
         try:
             model = MODELS[op.name](operation)
         except Unmodelled:
