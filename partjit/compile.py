@@ -25,7 +25,7 @@ from partjit._jax.jaxprs import type_of
 from partjit._jax.meshes import EMPTY_MESH, under_mesh
 from partjit._jax.shardings import UNSPECIFIED, MaybeSharding, UnspecifiedValue, or_none
 from partjit._jax.stages import make_args_info
-from partjit._jax.tracing import low_jaxpr
+from partjit._jax.tracing import low_jaxpr, refuse_high_types
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.devices import incompatible_devices
 from partjit.host_objects import HostReference
@@ -271,6 +271,7 @@ class Traced:
         return f"<traced {program.name}: {counted(len(self.jaxpr.eqns), 'equation')}, {mesh}>"
 
     def _check_closed(self) -> None:
+        refuse_high_types(self.jaxpr, self.fun_name, "lowered ahead of time")
         if self.program.consts:
             raise ValueError(
                 f"{self.fun_name} cannot be lowered ahead of time: it closes over {len(self.program.consts)} value(s) "

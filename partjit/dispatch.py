@@ -262,7 +262,12 @@ def _by_jax(program: Program, values: Sequence[object]) -> Sequence[object]:
     """Calls a program with values of types that users define: jax makes arrays of them as it evaluates `jax.jit`."""
     specs = [shardings_of(specs, program.mesh) for specs in (program.in_specs, program.out_specs)]
     with contextlib.nullcontext() if program.mesh.empty else under_mesh(program.mesh):
-        return _jitted(program.jaxpr, *map(tuple, specs))(*values)
+        try:
+            return _jitted(program.jaxpr, *map(tuple, specs))(*values)
+        except ValueError as error:
+            if is_program_with_calls(program.jaxpr):
+                error.add_note(f"{program.name} is run by jax.jit, for it takes or returns values of hijax types")
+            raise
 
 
 @weakref_cache

@@ -161,6 +161,24 @@ def has_high_types(jaxpr: ClosedJaxpr) -> bool:
     return any(aval.is_high for aval in (*jaxpr.in_avals, *jaxpr.out_avals))
 
 
+def refuse_high_types(jaxpr: ClosedJaxpr, name: str, what: str) -> None:
+    """Raises TypeError for a program whose arguments or results have types that users define.
+
+    Args:
+        jaxpr: the program.
+        name: its name.
+        what: what cannot be done with it, such as `"lowered"`.
+    """
+    if not has_high_types(jaxpr):
+        return
+    types = (aval for aval in (*jaxpr.in_avals, *jaxpr.out_avals) if not isinstance(aval, ShapedArray))
+    kinds = ", ".join(dict.fromkeys(type(aval).__name__ for aval in types)) or "a hijax primitive"
+    raise TypeError(
+        f"{name} cannot be {what}: jax expands values of hijax types ({kinds}) when a program is called. Call it, "
+        f"lower jax.jit({name}), or give it the arrays of these values"
+    )
+
+
 def register_to_low(primitive: Primitive, rule: Callable) -> None:
     """Registers what an equation becomes whose jaxpr has equations that `low_jaxpr` is for."""
     if MERGED_JAXPR:

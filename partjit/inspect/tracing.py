@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from partjit._jax.meshes import EMPTY_MESH
 from partjit._jax.shardings import MaybeSharding
 from partjit._jax.stages import jit_parts
-from partjit._jax.tracing import low_jaxpr
+from partjit._jax.tracing import low_jaxpr, refuse_high_types
 from partjit.api import pjit
 from partjit.checks import shown
 from partjit.compile import Traced, in_shardings_of
@@ -72,6 +72,7 @@ def trace_function(
 
 def _of_pjit(traced: Traced) -> TracedFunction:
     program = traced.program
+    refuse_high_types(program.jaxpr, program.name, "explained")
     in_shardings = in_shardings_of(traced.leaves, program.in_specs, program.mesh)
     out_shardings = shardings_of(program.out_specs, program.mesh)
     hidden = len(program.jaxpr.in_avals) - len(program.arg_paths)
@@ -91,6 +92,7 @@ def _of_pjit(traced: Traced) -> TracedFunction:
 
 
 def _of_jit(traced: jax.stages.Traced, mesh: Mesh | None) -> TracedFunction:
+    refuse_high_types(traced.jaxpr, traced.fun_name, "explained")
     parts = jit_parts(traced)
     whole = Unit(
         traced.fun_name,

@@ -104,6 +104,12 @@ class TracedCalls:
         paths: tuple[str, ...],
     ) -> Callee:
         definition, options, name = self._definition, self._definition.options, self._definition.name
+        for aval, path in zip(avals, paths, strict=True):
+            if not hasattr(aval, "dtype"):
+                raise TypeError(
+                    f"{path} of the colocated function {name} has the hijax type {type(aval).__name__}, and a function "
+                    "is called with arrays in a program: give it the arrays of the value"
+                )
         if options.run_ahead and (avals or has_objects(tree)):
             raise ValueError(
                 f"run_ahead={options.run_ahead} lets calls of {name} be made before their results are requested, "

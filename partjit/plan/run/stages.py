@@ -14,7 +14,7 @@ from jax.interpreters.mlir import LoweringParameters
 
 from partjit._jax.compiling import output_shardings
 from partjit._jax.shardings import UnspecifiedValue, or_none
-from partjit._jax.tracing import abstractify
+from partjit._jax.tracing import abstractify, refuse_high_types
 from partjit._jax.types import PyTree
 from partjit.arguments import abstract_argument, require_values
 from partjit.calls import names_of_calls, streams_of
@@ -36,6 +36,7 @@ class PlannedTraced(Traced):
     @property
     def plan(self) -> Plan:
         """What the program does when it is called from the current stream."""
+        refuse_high_types(self.jaxpr, self.fun_name, "planned")
         return plan_of(self.leaves, **self.program.params)
 
     def _repr_html_(self) -> str:
