@@ -82,15 +82,16 @@ def _capture_invariants(loop: Any) -> tuple[Any, list[Any]]:
     """A loop whose body captures what it is passed and passes on unchanged; and the captured values."""
     cond, body = (region.blocks[0] for region in loop.regions)
     end = body.operations[len(body.operations) - 1]
-    operands, returned = [*loop.operands], [*end.operands]
+    operands = [*loop.operands]
     carried, invariant = [], []
-    for k, (value, after) in enumerate(zip(operands, returned, strict=True)):
+    for k, (value, after) in enumerate(zip(operands, [*end.operands], strict=True)):
         (invariant if after in (value, body.arguments[k]) else carried).append(k)
     if not invariant:
         return loop, []
     for k in invariant:
         for passed in (cond.arguments[k], body.arguments[k], loop.results[k]):
             passed.replace_all_uses_with(operands[k])
+    returned = [*end.operands]  # what is carried may be what was passed on
     with ir.InsertionPoint(end), end.location:
         stablehlo.ReturnOp([returned[k] for k in carried])
     end.operation.erase()

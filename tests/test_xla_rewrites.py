@@ -1,16 +1,17 @@
-"""What stands for a broadcast in HLO: it computes the same, by operations that HLO has."""
+"""Rewrites of a lowered program compute the same, by operations that HLO has."""
 
 import functools
 import math
 
 import jax
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
 
 from partjit.shardy import main_of, nested
-from partjit.xla_rewrites import rewrite_broadcast
+from partjit.xla_rewrites import rewrite, rewrite_broadcast
 from tests.census import saw, sees
 
 
@@ -75,3 +76,58 @@ def test_what_stands_for_a_broadcast_computes_the_same(broadcast):
     np.testing.assert_array_equal(found, np.broadcast_to(placed, out), strict=True)
     if not made:
         saw("nothing")
+
+
+# Loops
+
+
+@st.composite
+def random_loops(draw, depth=2):
+    """What each carried value becomes: one of them as it is, the sum of two, or what an inner loop makes of it."""
+    count = draw(st.integers(1, 4))
+    ways = st.tuples(st.sampled_from(["kept", "kept", "sum"]), st.integers(0, count - 1), st.integers(0, count - 1))
+    inner = draw(random_loops(depth - 1)) if depth and draw(st.booleans()) else None
+    return [draw(ways) for _ in range(count)], inner
+
+
+def run_loop(loop, values):
+    """Runs it twice, in jax; there is one value more than it changes, which counts."""
+    ways, inner = loop
+
+    def body(state):
+        count, *xs = state
+        if inner is not None:
+            ys = run_loop(inner, [xs[k % len(xs)] for k in range(len(inner[0]))])
+            xs = [xs[0], *ys[: len(xs) - 1], *xs[1 + len(ys) :]][: len(xs)]
+        return (count + 1, *(xs[a] if way == "kept" else xs[a] + xs[b] for way, a, b in ways))
+
+    return jax.lax.while_loop(lambda state: state[0] < 2, body, (jax.numpy.int32(0), *values))[1:]
+
+
+@sees("one captures", "nested", "a value carried as another one that is kept")
+@settings(max_examples=30, deadline=None)
+@given(random_loops())
+def test_loops_that_capture_compute_the_same(loop):
+    values = [np.float32(10.0**k) for k in range(len(loop[0]))]
+
+    def program(*xs):
+        return run_loop(loop, xs)
+
+    module = jax.jit(program, keep_unused=True).lower(*values).compiler_ir()
+    carried = str(module).count("%iterArg")
+    rewrite(module)
+    assert module.operation.verify()
+    text = str(module)
+    with module.context:
+        attributes = [ir.DenseElementsAttr.get(np.asarray(value)) for value in values]
+        found = stablehlo.eval_module(ir.Module.parse(text), attributes)
+    for own, expected in zip(found, program(*values), strict=True):
+        np.testing.assert_allclose(np.array(ir.DenseFPElementsAttr(own)), expected)
+    saw("one captures", when=text.count("%iterArg") < carried)
+    saw("nested", when=loop[1] is not None)
+    ways = loop[0]
+    kept = {k for k, (way, a, _) in enumerate(ways) if way == "kept" and a == k}
+    saw(
+        "a value carried as another one that is kept",
+        when=any(way == "kept" and a in kept and a != k for k, (way, a, _) in enumerate(ways)),
+    )
