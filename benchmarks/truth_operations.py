@@ -62,9 +62,11 @@ def _decode(cache: jax.Array, new: jax.Array) -> jax.Array:
     return lax.scan(step, cache, jnp.arange(3))[0]
 
 
-def _convolve(x: jax.Array, w: jax.Array, stride: int = 1, padding: Any = "SAME", **options: int) -> jax.Array:
-    options = {name: (value, 1) for name, value in options.items()}
-    return lax.conv_general_dilated(x, w, (stride, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"), **options)
+def _convolve(
+    x: jax.Array, w: jax.Array, stride: int = 1, padding: Any = "SAME", lhs_dilation: int = 1, rhs_dilation: int = 1
+) -> jax.Array:
+    layouts = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(x, w, (stride, 1), padding, (lhs_dilation, 1), (rhs_dilation, 1), layouts)
 
 
 def _pooled(x: jax.Array, window: int = 3, stride: int = 1, padding: str = "SAME") -> jax.Array:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 from partjit.inspect.annotated import AnnotatedValue
-from partjit.inspect.collectives import Collective, total_bytes
+from partjit.inspect.collectives import Collective, UnknownMove, total_bytes
 from partjit.inspect.contents import Contents
 from partjit.inspect.page.comparison import Comparison, Tally, compare
 from partjit.inspect.user_lines import Site
@@ -39,7 +39,8 @@ def as_data(report: Contents) -> Data:
         * `equations`: their number, nested ones included.
         * `arguments`, `results`: for each array its `path`, `shape`, `dtype`, `spec` (for each dimension the axes that
           shard it, major to minor), `shard_shape` (of the largest shard), `nbytes` and `nbytes_per_device`.
-        * `collectives`: `source` ("predicted" or "compiled"), `bytes_per_step`; `predicted` and `compiled`, None if
+        * `collectives`: `source` ("predicted" or "compiled"), `bytes_per_step`, `bytes_per_step_at_most`; `unknown`,
+          the moves that are predicted only within bounds; `predicted` and `compiled`, None if
           nothing was compiled: lists of `kind`, `axes`, `group_size`, `operand`, `result`, `arrays`, `bytes_moved`,
           `times`, `is_exact`, `bytes_per_step`, `module`, `site`, `library` (the line of an installed package that the
           site calls), `sites`, `program` and `name`; `comparison`: for each kind and
@@ -114,6 +115,8 @@ def _collectives(report: Contents) -> Data:
     return {
         "source": report.collectives.source,
         "bytes_per_step": _number(total_bytes(report.collectives).bytes),
+        "bytes_per_step_at_most": _number(report.collectives.bytes_per_step_at_most),
+        "unknown": [*map(_unknown, report.predicted.unknown)],
         "predicted": [*map(_collective, report.predicted)],
         "compiled": None if compiled is None else [*map(_collective, compiled)],
         "comparison": [*map(_comparison, compare(report.predicted, compiled))],
@@ -134,6 +137,11 @@ def _collective(collective: Collective) -> Data:
         "library": _site(collective.library),
         "sites": [*map(_site, collective.sites)],
     }
+
+
+def _unknown(move: UnknownMove) -> Data:
+    names = ("operation", "bytes_at_most", "times", "module", "program")
+    return {**{name: getattr(move, name) for name in names}, "site": _site(move.site)}
 
 
 def _comparison(found: Comparison) -> Data:

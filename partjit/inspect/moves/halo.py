@@ -46,11 +46,13 @@ class Shift:
         dim: the dimension.
         shape: of what a device sends.
         pairs: the numbers of the shards that send, and of those that receive.
+        among: the shards of each dimension that take part: XLA leaves out those whose results are all padding.
     """
 
     dim: int
     shape: tuple[int, ...]
     pairs: tuple[tuple[int, int], ...]
+    among: tuple[tuple[int, ...], ...] = ()
 
 
 def exchange(shape: Sequence[int], shards: Sequence[int], windows: Sequence[Window]) -> list[Shift] | None:
@@ -73,17 +75,21 @@ def exchange(shape: Sequence[int], shards: Sequence[int], windows: Sequence[Wind
     plans = []
     for dim, (n, count, window) in enumerate(zip(shape, shards, windows, strict=True)):
         plan = _plan(n, local[dim], count, window) if count > 1 and not window.is_trivial else None
-        if plan is not None:
+        if plan is not None and plan is not _IN_ONE:
             local[dim] = plan.input_shard
         plans.append(plan)
+    among = tuple(
+        (0,) if plan is _IN_ONE else tuple(map(plan.at, range(plan.count))) if plan is not None else tuple(range(count))
+        for plan, count in zip(plans, shards, strict=True)
+    )
     for dim, plan in enumerate(plans):
-        if plan is not None:
+        if plan is not None and plan is not _IN_ONE:
             halos = plan.halos()
             if halos is None:
                 return None
             for size, pairs in halos:
                 sent = (*local[:dim], size, *local[dim + 1 :])
-                found.append(Shift(dim, sent, tuple((plan.at(a), plan.at(b)) for a, b in pairs)))
+                found.append(Shift(dim, sent, tuple((plan.at(a), plan.at(b)) for a, b in pairs), among))
             local[dim] = plan.shard
     return found
 
@@ -194,8 +200,12 @@ class _Plan:
 _Halo = tuple[int, tuple[tuple[int, int], ...]]
 
 
-def _plan(n: int, own: int, count: int, window: Window) -> _Plan | None:
-    """The exchange along a dimension; None if nothing is needed, as all that is used is in one shard."""
+_IN_ONE = _Plan(0, 1, 0, 0, 0, (-1, 0), int, int)
+"""No exchange, as all that is used is in the first shard."""
+
+
+def _plan(n: int, own: int, count: int, window: Window) -> _Plan:
+    """The exchange along a dimension."""
     dilated = 1 + (window.size - 1) * window.dilation
     full = 1 + (n - 1) * window.base_dilation + window.low + window.high
     windows = _truncated(full - dilated, window.stride) + 1
@@ -207,7 +217,7 @@ def _plan(n: int, own: int, count: int, window: Window) -> _Plan | None:
         if useful < count:
             count = max(useful, windows)
             if count == 1:
-                return None
+                return _IN_ONE
             base = own * count
             if not (base > n and window.high > 0) and window.high < 0 and full - window.low < own:
                 own = full - window.low

@@ -102,13 +102,15 @@ class Operation:
         op: the operation itself.
         operands, results: its arrays.
         sizes: of the axes of the mesh, those that are manual left out.
-        primitive: the name of the primitive that it was lowered from, if known.
+        sharding_of: gives the sharding of any value.
+        primitive_of: gives the primitive that an operation was lowered from, or the empty string.
     """
 
     op: ir.Operation
     operands: tuple[Tensor, ...]
     results: tuple[Tensor, ...]
     sizes: Mapping[str, int]
+    sharding_of: Callable[[ir.Value], TensorSharding]
     primitive_of: Callable[[ir.Operation], str]
 
     @property

@@ -36,6 +36,7 @@ __all__ = [
     "factorization",
     "fft",
     "reduce",
+    "reshape",
     "sort",
     "transpose",
 ]
@@ -47,6 +48,12 @@ def concatenate(op: Operation) -> Model:
     amount = _rotated(op, dim)
     if amount is None or op.results[0].shards[dim] == 1:
         return _along(op, [dim])
+    (part, *_), result = (definition(value, "stablehlo.slice") for value in op.op.operands), op.results[0]
+    source = result.sharding if part is None else op.sharding_of(part.operands[0])
+    if not any(source.axes):
+        return _along(op, [dim])
+    if source != result.sharding:
+        raise Unmodelled
     return _rotation(op, dim, amount)
 
 
@@ -166,6 +173,11 @@ def transpose(op: Operation) -> Model | None:
     axes, parts = ([of[k] for k in places] for of in (result.sharding.axes, result.sharding.parts))
     wanted = dataclasses.replace(operand.sharding, axes=tuple(axes), parts=tuple(parts))
     return None if wanted == operand.sharding else op.model({0: [wanted]})
+
+
+def reshape(op: Operation) -> Model | None:
+    """Another shape: what is not sharded then is computed from all of it."""
+    return op.replicated() if op.operands[0].is_sharded and not op.results[0].is_sharded else None
 
 
 def dynamic_slice(op: Operation) -> Model:

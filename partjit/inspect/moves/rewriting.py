@@ -128,7 +128,7 @@ class Writing:
             return None
         if any(tensor.sharding.mesh != "mesh" for tensor in sharded):
             return None
-        operation = Operation(op, operands, results, self._automatic(op), self._primitive_of)
+        operation = Operation(op, operands, results, self._automatic(op), self._of, self._primitive_of)
         try:
             model = MODELS[op.name](operation)
         except Unmodelled:

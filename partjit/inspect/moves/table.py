@@ -27,6 +27,7 @@ MODELS: Mapping[str, Callable[[Operation], Model | None]] = {
     "stablehlo.pad": windows.pad,
     "stablehlo.reduce": replicated.reduce,
     "stablehlo.reduce_window": windows.reduce_window,
+    "stablehlo.reshape": replicated.reshape,
     "stablehlo.reverse": windows.reverse,
     "stablehlo.scatter": indices.scatter,
     "stablehlo.slice": windows.slice_,

@@ -75,6 +75,9 @@ def reduce_window(op: Operation) -> Model:
     if len(op.results) > 1:
         raise Unmodelled
     windows = _windows(op, len(result.shape), "window_dimensions")
+    shards = op.operands[0].shards
+    if any(shards[dim] > 1 == result.shards[dim] for dim, window in enumerate(windows) if not window.is_trivial):
+        raise Unmodelled
     chain, transfers = _windowed(op, op.operands[0], result.sharding, windows)
     return op.model({0: chain}, None, transfers)
 
@@ -145,8 +148,13 @@ def _windowed(
         return [*chain, kept], []
     transfers = []
     for shift in shifts:
-        factors = [count if dim == shift.dim else 1 for dim, count in enumerate(there.shards)]
-        groups = op.tiles(target).groups(factors)
-        pairs = tuple((group[a], group[b]) for group in groups for a, b in shift.pairs)
+        devices = op.tiles(target).devices
+        for dim, shards in enumerate(shift.among):
+            devices = devices if dim == shift.dim else devices.take(shards, dim)
+        pairs = tuple(
+            pair
+            for ends in shift.pairs
+            for pair in zip(*(devices.take(end, shift.dim).ravel().tolist() for end in ends), strict=True)
+        )
         transfers.append(Transfer(Step("collective-permute", pairs, shift.shape, shift.shape), operand))
     return chain, transfers

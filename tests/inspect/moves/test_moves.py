@@ -1,0 +1,156 @@
+"""What XLA's partitioner moves by itself is predicted as it is compiled, or marked."""
+
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import NamedSharding
+
+import partjit
+from benchmarks.truth_operations import OPERATIONS, make_mesh, report_on, verdict
+from partjit import P, pjit
+from partjit.inspect import explain
+
+
+@pytest.fixture(autouse=True)
+def lenient():
+    """The operations are those of users, who may let jax promote."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+# One of each kind; compiled as one program, which takes about as long as three of them.
+TOGETHER = """
+    cumsum | cummax | roll by more than a shard | rev of both | pad, uneven | pad, interior | slice, half
+    slice, strided | slice of the first | stencil | reduce_window, strided and wide | convolution over space, strided
+    sort of both | top_k of both | argmin of both | take | take from columns | segment_sum | dynamic_slice
+    dynamic_update_slice | dynamic_update_slice of the other dimension | concatenate | split
+    reshape, splitting unevenly | repeat | dot, contracted | dot, one contracted | dot, gathered | gradient of dot
+    add, other axes | fft2 | qr | pad to 19
+"""
+
+
+def test_operations_are_predicted_as_they_are_compiled():
+    by_name = {operation.name: operation for operation in OPERATIONS}
+    chosen = [by_name[name.strip()] for line in TOGETHER.strip().splitlines() for name in line.split("|")]
+
+    def fun(*arguments):
+        return [operation.function(*args) for operation, args in zip(chosen, arguments, strict=True)]
+
+    specs = tuple(operation.specs for operation in chosen)
+    report = explain(
+        pjit(fun, in_shardings=specs), *[tuple(one.structs) for one in chosen], mesh=make_mesh(), compiled=True
+    )
+    assert report.predicted.unknown == ()
+    assert report.predicted.counts == report.collectives.counts
+    assert report.predicted.bytes_per_step == pytest.approx(report.collectives.bytes_per_step)
+
+
+def test_what_is_not_modelled_is_marked():
+    (operation,) = [one for one in OPERATIONS if one.name == "gradient of a convolution over space"]
+    report = report_on(operation, make_mesh())
+    assert verdict(report) == "marked"
+    predicted = report.predicted
+    assert [move.operation for move in predicted.unknown] == ["stablehlo.convolution"]
+    assert predicted.bytes_per_step < report.collectives.bytes_per_step < predicted.bytes_per_step_at_most
+    text = predicted.to_text()
+    assert "a device sends between 6.1 kB and" in text.splitlines()[0]
+    assert "XLA may move data here, which is predicted only within bounds:" in text
+    assert "  convolution: at most " in text.splitlines()[-1]
+    assert "truth_operations.py:" in text.splitlines()[-1]
+    data = report.as_data()["collectives"]
+    assert data["unknown"][0]["operation"] == "stablehlo.convolution"
+    assert data["bytes_per_step_at_most"] == data["bytes_per_step"] == report.collectives.bytes_per_step
+
+
+def test_a_program_without_predicted_collectives_is_not_said_to_have_none():
+    fun = pjit(lambda x, i: x.at[i].set(x[:4]), in_shardings=(P("x"), P("x")))
+    report = explain(fun, jnp.ones((16, 8)), jnp.arange(4), mesh=make_mesh())
+    assert report.predicted.unknown
+    assert not str(report.predicted).startswith("no collectives (")
+
+
+def random_spec(draw, mesh, shape):
+    dims = [[] for _ in shape]
+    for axis in draw.sample(mesh.axis_names, len(mesh.axis_names)):
+        dim = draw.randrange(len(shape))
+        size = np.prod([mesh.shape[name] for name in (*dims[dim], axis)])
+        if draw.random() < 0.7 and shape[dim] % size == 0:
+            dims[dim].append(axis)
+    return P(*[tuple(dim) or None for dim in dims])
+
+
+def a_slice(draw, shape):
+    bounds = tuple(slice((a := draw.randrange(n)), draw.randrange(a, n) + 1, draw.choice([1, 1, 2])) for n in shape)
+    return lambda x: x[bounds]
+
+
+def padding(draw, shape):
+    amounts = [(draw.randrange(-2, 5), draw.randrange(-2, 5), draw.choice([0, 0, 1])) for _ in shape]
+    return lambda x: lax.pad(x, jnp.float32(0), amounts)
+
+
+def a_rotation(draw, shape):
+    dim = draw.randrange(len(shape))
+    amount = draw.randrange(1, shape[dim])
+    return lambda x: jnp.roll(x, amount, dim)
+
+
+def pooling(draw, shape):
+    dim, width, stride = draw.randrange(len(shape)), draw.choice([2, 3]), draw.choice([1, 2])
+    sizes, strides = ([n if k == dim else 1 for k in range(len(shape))] for n in (width, stride))
+    padding = draw.choice(["SAME", "VALID"])
+    return lambda x: lax.reduce_window(x, -jnp.inf, lax.max, sizes, strides, padding)
+
+
+def an_order(draw, shape):
+    dim = draw.randrange(len(shape))
+    return draw.choice([lambda x: jnp.sort(x, dim), lambda x: jnp.argmax(x, dim), lambda x: jnp.cumsum(x, dim)])
+
+
+KINDS = (a_slice, padding, a_rotation, pooling, an_order, lambda draw, shape: lambda x: x)
+
+
+@pytest.mark.parametrize("sizes", [(4, 2), (2, 2, 2)])
+def test_random_operations_and_reshards_are_predicted_or_marked(sizes):
+    """In one program for each mesh; what is resharded is one of them."""
+    draw = random.Random(sum(sizes))
+    mesh = partjit.Mesh(np.array(jax.devices()).reshape(sizes), ("x", "y", "z")[: len(sizes)])
+    shapes = [tuple(draw.choice([8, 16]) for _ in range(draw.choice([1, 2, 2, 3]))) for _ in range(24)]
+    functions = [KINDS[k % len(KINDS)](draw, shape) for k, shape in enumerate(shapes)]
+    structs = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    specs = tuple(random_spec(draw, mesh, shape) for shape in shapes)
+    results = [jax.eval_shape(function, struct).shape for function, struct in zip(functions, structs, strict=True)]
+    out = tuple(random_spec(draw, mesh, shape) if shape and draw.random() < 0.5 else None for shape in results)
+
+    def fun(*arrays):
+        return tuple(function(array) for function, array in zip(functions, arrays, strict=True))
+
+    report = explain(pjit(fun, in_shardings=specs, out_shardings=out), *structs, mesh=mesh, compiled=True)
+    predicted = report.predicted
+    if not predicted.unknown:
+        assert predicted.counts == report.collectives.counts
+        assert predicted.bytes_per_step == pytest.approx(report.collectives.bytes_per_step)
+    assert predicted.bytes_per_step - 1 <= report.collectives.bytes_per_step <= predicted.bytes_per_step_at_most + 1
+    assert len(predicted.unknown) <= 4
+    assert len(predicted) >= 20
+
+
+def test_reshards_among_the_devices_of_manual_axes():
+    """In the body of a `shard_map` over some of the axes, the others reshard among themselves."""
+    mesh = partjit.Mesh(np.array(jax.devices()).reshape(2, 4), ("x", "y"))
+
+    def body(x):
+        return lax.with_sharding_constraint(jnp.sin(x), NamedSharding(mesh, P(None, "y")).spec)
+
+    def fun(x):
+        return jax.shard_map(body, in_specs=P("x"), out_specs=P("x"), axis_names={"x"})(x)
+
+    with jax.set_mesh(jax.make_mesh((2, 4), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)):
+        report = explain(
+            jax.jit(fun, in_shardings=P(("x", "y")), out_shardings=P("x", "y")), jnp.ones((16, 8)), compiled=True
+        )
+    assert report.predicted.counts == report.collectives.counts
