@@ -250,10 +250,14 @@ def _in_loops(partitioned: Partitioned, collectives: Sequence[Collective]) -> It
             continue
         equation = equations[collective.tags[-1]]
         if equation.constants:  # gathered on the way into the body
-            read = equation.inputs[: len(equation.inputs) - equation.carried]
+            is_scan = equation.primitive == "scan"  # whose constants come first; those of a while come before its carry
+            count = equation.constants if is_scan else len(equation.inputs) - equation.carried
+            read = equation.inputs[:count]
         else:
             read = tuple(v for v in equation.inputs if v.number in invariant)
-        value = next((v for v in read if v.is_array and not v.is_replicated), None)
+        # Another operand may be what is gathered.
+        sharded = (v for v in read if v.is_array and not v.is_replicated)
+        value = next((v for v in sharded if v.nbytes_per_device == collective.operand_bytes), None)
         if value is not None:
             yield Finding(
                 "in loop",

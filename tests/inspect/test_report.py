@@ -116,6 +116,16 @@ def test_what_a_loop_gathers_again_and_again_is_found(mesh):
     assert finding.text.endswith("f32[8,8] P('data', None), is loop-invariant, but gathered in every iteration")
 
 
+def test_a_carried_value_that_is_gathered_is_not_loop_invariant(mesh):
+    def fun(c, w):
+        return jax.lax.scan(lambda c, _: (jnp.sin(c @ w), None), c, None, length=7)[0]
+
+    fun = pjit(fun, in_shardings=(P("data", "model"), P(None, "model")), out_shardings=P("data", "model"))
+    report = explain(fun, matrix(16, 8), matrix(8, 8), mesh=mesh)
+    assert [(c.kind, c.times) for c in report.collectives] == [("all-gather", 7)]
+    assert "in loop" not in kinds(report)
+
+
 def test_values_that_no_spec_can_describe_are_found(mesh):
     def fun(x):
         return jnp.sin(x.reshape(2, 4, 8)).sum()
