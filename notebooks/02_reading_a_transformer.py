@@ -125,8 +125,8 @@ print(before.to_text(5))
 # * **compute**: the FLOPs of one step in total, and per device. With eight devices an eighth is optimal; more means
 #   that computations are replicated.
 # * **memory**: an estimate of the peak memory of a device.
-# * **look at**: findings, if there are any, the most costly kind first. A suggestion of another sharding is tried out, and
-#   the finding says what a device then sends and needs.
+# * **look at**: findings, if there are any, the most costly kind first. A suggestion of another sharding is tried out,
+#   and the finding says what a device then sends and needs.
 # * **arrays**: the arguments and results with their specs, and their bytes per device.
 # * **collectives**: `count` is the number of equal ones, `times` is how often each runs in a step: those with 4 are
 #   in the loop over layers. The bytes are those that one device sends, for all of them together. `module` is the

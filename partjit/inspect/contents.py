@@ -19,6 +19,7 @@ from partjit.inspect.modules import folded, pattern_of
 from partjit.inspect.propagation import Partitioned
 from partjit.inspect.suggestions import tried_out
 from partjit.inspect.user_lines import shown_lines
+from partjit.inspect.what_if import Effect
 from partjit.mesh import describe_mesh
 from partjit.plan.plan import Plan
 from partjit.render.numbers import counted, shown_bytes, shown_duration, shown_flops
@@ -191,8 +192,9 @@ class Contents:
         """What to look at first, the most costly kind first; suggestions are tried out when this is first read."""
         if self.plan is not None:
             return (*self.noted, *self.candidates)
-        (program,), peak = self.programs, self.estimates[0].peak
-        tried = tried_out(self.candidates, program, self.donated, self.predicted, peak, self.large)
+        (program,), moved = self.programs, self.predicted
+        costs = Effect(moved.bytes_per_step, moved.bytes_per_step_at_most, self.estimates[0].peak)
+        tried = tried_out(self.candidates, program, self.donated, moved, costs, self.large)
         return (*self.noted, *tried)
 
     @property

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from partjit.inspect.collectives import Collective, total_bytes
+from partjit.inspect.collectives import Collective
 from partjit.inspect.findings import Finding, grouped
 from partjit.inspect.propagation import Partitioned
 from partjit.inspect.proposals import Proposal, proposals
@@ -24,15 +24,14 @@ def tried_out(
     partitioned: Partitioned,
     donated: Sequence[bool],
     collectives: Sequence[Collective],
-    peak: int,
+    before: Effect,
     large: float,
 ) -> tuple[Finding, ...]:
-    """These findings and those of `proposals` for a unit, the most costly kind first, with effects of changes.
+    """These findings and those of `proposals` for a unit with such costs, the most costly kind first, with effects.
 
     The changes of the most costly ones are made, and propagated. New findings whose change gains nothing are left out,
     as are all about a small share.
     """
-    before = Effect(total_bytes(collectives).bytes, peak)
     candidates = sorted(proposals(partitioned, collectives, found, large), key=lambda one: -_cost(one.findings, before))
     tries = max(1, min(_MOST_TRIES, _EQUATIONS // max(1, len(partitioned.inlined.equations))))
     changed: dict[Finding, Finding] = {}
@@ -47,7 +46,7 @@ def _cost(findings: Sequence[Finding], before: Effect) -> float:
     """The share of findings of one kind in all that is sent, or in the memory."""
     if not findings:
         return 0.0
-    whole = before.peak if findings[0].kind in _OF_MEMORY else before.sent
+    whole = before.peak if findings[0].kind in _OF_MEMORY else before.at_most
     return sum(finding.nbytes for finding in findings) / max(whole, 1.0)
 
 
@@ -55,21 +54,33 @@ def _tried(
     proposal: Proposal, partitioned: Partitioned, donated: Sequence[bool], before: Effect
 ) -> Iterator[tuple[Finding, Finding]]:
     after = what_if(partitioned, donated, proposal.change)
-    is_gain = after is not None and (
-        (after.sent < (1 - _GAIN) * before.sent and after.peak <= 1.1 * before.peak)
-        or (after.peak < (1 - _GAIN) * before.peak and after.sent <= 1.5 * before.sent)
-    )
-    if after is None or (proposal.is_required and not is_gain):
+    if after is None or (proposal.is_required and not _is_gain(before, after)):
         return
     effect = _effect(before, after)
     for finding in proposal.findings:
         yield finding, dataclasses.replace(finding, effect=effect)
 
 
+def _is_gain(before: Effect, after: Effect) -> bool:
+    sends_no_more = after.sent <= before.sent and after.at_most <= before.at_most
+    sends_less = sends_no_more and after.sent + after.at_most < (1 - _GAIN) * (before.sent + before.at_most)
+    if sends_less and after.peak <= 1.1 * before.peak:
+        return True
+    return after.peak < (1 - _GAIN) * before.peak and after.at_most <= 1.5 * before.at_most
+
+
+def _shown_sent(effect: Effect) -> str:
+    sent, most = shown_bytes(effect.sent), shown_bytes(effect.at_most)
+    return sent if sent == most else f"between {sent} and {most}"
+
+
 def _effect(before: Effect, after: Effect) -> str:
     parts = [
-        f"{what} {shown_bytes(new)} instead of {shown_bytes(old)}"
-        for what, old, new in (("sends", before.sent, after.sent), ("needs about", before.peak, after.peak))
-        if shown_bytes(new) != shown_bytes(old)
+        f"{what} {new} instead of {old}"
+        for what, old, new in (
+            ("sends", _shown_sent(before), _shown_sent(after)),
+            ("needs about", shown_bytes(before.peak), shown_bytes(after.peak)),
+        )
+        if new != old
     ]
     return f"tried: a device {' and '.join(parts)}" if parts else "tried: it sends and needs as much"

@@ -47,11 +47,13 @@ class Effect:
     """What a program sends and needs.
 
     Attributes:
-        sent: bytes that a device sends in a step.
+        sent: bytes that a device sends in a step, as far as they are predicted exactly.
+        at_most: the same with the upper bounds of what is not.
         peak: bytes on a device at most, estimated.
     """
 
     sent: float
+    at_most: float
     peak: int
 
 
@@ -66,8 +68,10 @@ def what_if(partitioned: Partitioned, donated: Sequence[bool], change: Change) -
             return None
         _apply(module, partitioned, change)
         changed = propagated(module, partitioned.unit, partitioned.inlined)
-        collectives = predict(changed).collectives
-    return Effect(total_bytes(collectives).bytes, estimate_memory(changed, donated, collectives).peak)
+        collectives, unknown = predict(changed)
+    sent = total_bytes(collectives).bytes
+    bounds = sum((1 if move.times is None else move.times) * move.bytes_at_most for move in unknown)
+    return Effect(sent, sent + bounds, estimate_memory(changed, donated, collectives).peak)
 
 
 def _is(op: ir.Operation | ir.OpView, name: str) -> bool:
