@@ -23,9 +23,20 @@ import dataclasses
 from collections.abc import Iterable
 from typing import NamedTuple, TypeVar
 
+from partjit.inspect.times import Times
 from partjit.inspect.user_lines import Site
 
-__all__ = ["KINDS", "Collective", "Member", "Total", "UnknownMove", "bytes_moved", "repeated", "total_bytes"]
+__all__ = [
+    "KINDS",
+    "Collective",
+    "Member",
+    "Total",
+    "UnknownMove",
+    "bytes_moved",
+    "executions",
+    "repeated",
+    "total_bytes",
+]
 
 KINDS = (
     "all-gather",
@@ -113,6 +124,7 @@ class Collective:
         sent: the fraction of devices that send; below 1 for a collective-permute that leaves some out.
         times: how often a step executes it, the product of the trip counts of the loops around it; None if one of them
             is unknown.
+        per: the same, per iteration of the loops of unknown trip count; None if there are none.
         is_exact: whether `times` is exact: it is not in a branch, which may not be taken.
         branch: the branches it is in, outermost first: the name of the conditional and the number of the branch.
         site: the user's line that it comes from, or None.
@@ -142,6 +154,7 @@ class Collective:
     groups: tuple[tuple[int, ...], ...] | None = None
     sent: float = 1.0
     times: int | None = 1
+    per: Times | None = None
     is_exact: bool = True
     branch: tuple[tuple[str, int], ...] = ()
     site: Site | None = None
@@ -152,6 +165,16 @@ class Collective:
     name: str = ""
     program: str = ""
     members: tuple[Member, ...] = ()
+
+    @property
+    def executions(self) -> int:
+        """`times`, where a loop of unknown trip count counts as one iteration."""
+        return executions(self)
+
+    @property
+    def shown_times(self) -> str:
+        """`times` in words: "10 per iteration at model.py:12"."""
+        return str(self.per or ("?" if self.times is None else self.times))
 
     @property
     def combined(self) -> int:
@@ -187,12 +210,13 @@ class UnknownMove:
     Attributes:
         operation: its name in the lowered program: `stablehlo.scatter`.
         bytes_at_most: bytes that a device sends at most in one execution.
-        times, is_exact, site, library, module, tags, op_name, program: as those of a `Collective`.
+        times, per, is_exact, site, library, module, tags, op_name, program: as those of a `Collective`.
     """
 
     operation: str
     bytes_at_most: int
     times: int | None = 1
+    per: Times | None = None
     is_exact: bool = True
     site: Site | None = None
     library: Site | None = None
@@ -208,7 +232,15 @@ _Repeated = TypeVar("_Repeated", Collective, UnknownMove)
 def repeated(one: _Repeated, runs: int | None) -> _Repeated:
     """A collective, or a move, of a program that runs so often in a step; None if that is unknown."""
     times = None if runs is None or one.times is None else one.times * runs
-    return dataclasses.replace(one, times=times, is_exact=one.is_exact and times is not None)
+    per = None if one.per is None else one.per * Times(1 if runs is None else runs)
+    return dataclasses.replace(one, times=times, per=per, is_exact=one.is_exact and times is not None)
+
+
+def executions(one: Collective | UnknownMove) -> int:
+    """How often a step executes a collective or a move; a loop of unknown trip count counts as one iteration."""
+    if one.times is not None:
+        return one.times
+    return 1 if one.per is None else one.per.known
 
 
 class Total(NamedTuple):
@@ -245,7 +277,7 @@ def total_bytes(collectives: Iterable[Collective]) -> Total:
             branches = inner.setdefault(path, {}).setdefault(f"{collective.program}/{conditional}", {})
             path = branches.setdefault(number, (*path, (collective.program, conditional, number)))
             own.setdefault(path, 0.0)
-        own[path] += collective.bytes_moved * (1 if collective.times is None else collective.times)
+        own[path] += collective.bytes_moved * collective.executions
 
     def total(path: tuple) -> float:
         conditionals = inner.get(path, {}).values()

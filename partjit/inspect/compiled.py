@@ -44,7 +44,7 @@ def compile_unit(unit: Unit, donated: Sequence[bool]) -> CompiledUnit:
     with no_compilation_cache() if unit.mesh.empty else catch_rematerializations(unit.mesh) as caught:
         executable = lowering.compile()
     text = executable.as_text() or ""
-    collectives = [] if unit.mesh.empty else read_collectives(text, unit.mesh, unit.name)
+    collectives = [] if unit.mesh.empty else read_collectives(text, unit.mesh, unit.name, unit.iterations)
     costs = executable.cost_analysis()
     costs = costs[0] if isinstance(costs, list) else costs
     return CompiledUnit(

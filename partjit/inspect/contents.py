@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from partjit.checks import require_integer
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue
-from partjit.inspect.collectives import Collective, UnknownMove, total_bytes
+from partjit.inspect.collectives import Collective, UnknownMove, executions, total_bytes
 from partjit.inspect.compiled import CompiledUnit
 from partjit.inspect.findings import Finding, grouped
 from partjit.inspect.flops import Flops
@@ -69,7 +69,7 @@ class Collectives(tuple[Collective, ...]):
     @property
     def bytes_per_step_at_most(self) -> float:
         """The same with the upper bounds of `unknown` moves."""
-        return self.bytes_per_step + sum((1 if m.times is None else m.times) * m.bytes_at_most for m in self.unknown)
+        return self.bytes_per_step + sum(executions(m) * m.bytes_at_most for m in self.unknown)
 
     def rows(self) -> Iterator[tuple[Collective, int]]:
         """Groups of equal collectives: the first of each and their number; the most expensive group first."""
@@ -82,11 +82,11 @@ class Collectives(tuple[Collective, ...]):
         """
         alike: dict[tuple[object, ...], list[Collective]] = {}
         for c in self:
-            key = c.kind, c.axes, c.site, c.library, c.result, c.times, c.program, pattern_of(c.module)
+            key = c.kind, c.axes, c.site, c.library, c.result, c.times, c.per, c.program, pattern_of(c.module)
             alike.setdefault(key, []).append(c)
 
         def cost(group: list[Collective]) -> float:
-            return sum(c.bytes_per_step or c.bytes_moved for c in group)
+            return sum(c.executions * c.bytes_moved for c in group)
 
         return sorted(alike.values(), key=cost, reverse=True)
 
@@ -115,7 +115,7 @@ class Collectives(tuple[Collective, ...]):
             alike.setdefault((move.operation, move.site, move.program), []).append(move)
 
         def cost(group: list[UnknownMove]) -> int:
-            return sum((1 if move.times is None else move.times) * move.bytes_at_most for move in group)
+            return sum(executions(move) * move.bytes_at_most for move in group)
 
         groups = sorted(alike.values(), key=cost, reverse=True)
         if groups:
@@ -145,8 +145,8 @@ def _row(group: Sequence[Collective]) -> tuple[str | int, ...]:
         ", ".join(c.axes) or "-",
         c.result if len(c.result) <= 40 else f"{c.combined} arrays",
         count,
-        "?" if c.times is None else c.times,
-        shown_bytes(count * (c.bytes_moved if c.bytes_per_step is None else c.bytes_per_step)),
+        c.shown_times if c.times is None else c.times,
+        shown_bytes(count * c.executions * c.bytes_moved),
         folded(module for c in group for module in c.modules),
         shown_lines(c.site, c.library),
         c.program,

@@ -1,10 +1,12 @@
 """`explain`: from a function and its arguments to a report."""
 
+import dataclasses
 from collections.abc import Mapping
+from typing import cast
 
 from jax.sharding import Mesh
 
-from partjit.checks import require_flag, require_mesh_type, require_number, wrong_value
+from partjit.checks import require, require_flag, require_mesh_type, require_number, wrong_value
 from partjit.inspect.collectives import repeated
 from partjit.inspect.compiled import compile_unit
 from partjit.inspect.contents import Collectives
@@ -14,9 +16,11 @@ from partjit.inspect.findings_of_xla import findings_of_xla
 from partjit.inspect.flops import flops_of
 from partjit.inspect.memory import estimate_memory
 from partjit.inspect.predicted import predict
-from partjit.inspect.propagation import partition
+from partjit.inspect.propagation import Partitioned, partition
 from partjit.inspect.report import Report
+from partjit.inspect.times import given_trip_count
 from partjit.inspect.tracing import fragments_of, trace_function
+from partjit.inspect.user_lines import shown_line
 
 __all__ = ["explain"]
 
@@ -30,6 +34,7 @@ def explain(
     compiled: bool = False,
     large: int | None = None,
     bandwidth: float | Mapping[str, float] | None = None,
+    iterations: Mapping[str, int] | None = None,
     **kwargs: object,
 ) -> Report:
     """Reports how a function is partitioned: the sharding of each value and why, the collectives, memory and FLOPs.
@@ -47,6 +52,8 @@ def explain(
             program, but at least 64 kB.
         bandwidth: the bytes per second that a device sends, or those of each axis of the mesh by name. The report then
             says how long the collectives over each axis take, one after the other.
+        iterations: the trip counts of `while_loop`s that the program does not say, by the line of the loop:
+            `{"model.py:12": 100}`. Without it, what such a loop does counts per iteration.
 
     Returns:
         The report. At a prompt it shows tables, in a notebook a page.
@@ -77,12 +84,15 @@ def explain(
     if large is not None:
         require_number("explain", "large", large, "a number of bytes")
     _check_bandwidth(bandwidth)
+    given = {} if iterations is None else _checked(iterations)
     traced = trace_function(fun, args, kwargs, mesh)
-    whole = partition(traced.whole, keep_text=True)
+    whole = partition(dataclasses.replace(traced.whole, iterations=given), keep_text=True)
+    _require_loops(given, whole)
     if traced.plan is None:
         programs, donated = (whole,), (traced.donated,)
     else:
-        programs = tuple(map(partition, fragments_of(traced.plan)))
+        units_of_plan = (dataclasses.replace(unit, iterations=given) for unit in fragments_of(traced.plan))
+        programs = tuple(map(partition, units_of_plan))
         donated = tuple(fragment.donated_arguments for fragment in traced.plan.fragments)
     predictions = [predict(program) for program in programs]
     predicted = [
@@ -126,6 +136,25 @@ def explain(
         large,
         bandwidth,
     )
+
+
+def _checked(iterations: object) -> dict[str, int]:
+    expected = "a dict from lines of loops, such as 'model.py:12', to numbers of iterations"
+    require("explain", "iterations", iterations, Mapping, expected)
+    given = dict(cast(Mapping[object, object], iterations))
+    for line, count in given.items():
+        if not isinstance(line, str) or not isinstance(count, int) or isinstance(count, bool) or count < 0:
+            raise wrong_value("explain", "iterations", iterations, expected)
+    return cast(dict[str, int], given)
+
+
+def _require_loops(iterations: Mapping[str, int], program: Partitioned) -> None:
+    """Refuses lines where there is no loop."""
+    loops = {equation.site for equation in program.tree.walk() if equation.primitive == "while"} - {None}
+    wrong = [line for line in iterations if not any(given_trip_count(site, {line: 0}) == 0 for site in loops)]
+    if wrong:
+        there = ", ".join(sorted(map(shown_line, loops))) or "none"
+        raise ValueError(f"explain: iterations names {', '.join(wrong)}, where no while_loop is; there are {there}")
 
 
 def _check_bandwidth(bandwidth: object) -> None:

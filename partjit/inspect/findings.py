@@ -16,7 +16,7 @@ from partjit.render.numbers import shown_bytes
 __all__ = ["KINDS", "Finding", "findings_of", "grouped"]
 
 KINDS = (
-    *("replicated", "fight", "moved", "not kept", "parts of axes", "in loop", "rematerialization"),
+    *("replicated", "fight", "moved", "not kept", "parts of axes", "rematerialization"),
     *("reduced in loop", "optimizer state", "gathered elementwise", "back and forth"),
     *("invariant call", "unused result", "waited for", "one by one", "taking turns"),
 )
@@ -30,7 +30,7 @@ class Finding:
     Attributes:
         kind: "replicated": a large replicated value. "fight": a value constrained in two ways. "moved": a result that
             is resharded after it is computed. "not kept": a constraint that the partitioner changed. "parts of axes": a
-            sharding that no spec describes. "in loop": a loop-invariant value that is gathered in each iteration.
+            sharding that no spec describes.
             "reduced in loop": sums over devices in each iteration that are added up. "optimizer state": a replicated
             argument of the shape of a parameter. "gathered elementwise": a value gathered for an elementwise equation.
             "back and forth": a value resharded, and resharded back. "rematerialization": an array that is replicated in
@@ -84,7 +84,6 @@ def findings_of(partitioned: Partitioned, collectives: Sequence[Collective], lar
         *_moved(partitioned),
         *_not_kept(constraints.values()),
         *_parts_of_axes(partitioned),
-        *_in_loops(partitioned, collectives),
         *_reduced_in_loops(partitioned, collectives),
     ]
     return tuple(sorted(found, key=lambda finding: -finding.nbytes))
@@ -233,40 +232,6 @@ def _parts_of_axes(partitioned: Partitioned) -> Iterator[Finding]:
                 equation.site,
                 value.name,
                 equation.module,
-            )
-
-
-def _in_loops(partitioned: Partitioned, collectives: Sequence[Collective]) -> Iterator[Finding]:
-    """All-gathers of loop-invariant values in a loop."""
-    invariant: dict[int, AnnotatedValue] = {}
-    for equation in partitioned.tree.walk():
-        if equation.primitive in ("scan", "while"):
-            body = equation.bodies.get("jaxpr") or equation.bodies.get("body_jaxpr")
-            if body is not None:
-                invariant.update((value.number, value) for value in body.inputs[: equation.constants])
-    equations = partitioned.inlined.equations
-    for collective in collectives:
-        if not collective.tags or collective.kind != "all-gather" or (collective.times or 2) <= 1:
-            continue
-        equation = equations[collective.tags[-1]]
-        if equation.constants:  # gathered on the way into the body
-            is_scan = equation.primitive == "scan"  # whose constants come first; those of a while come before its carry
-            count = equation.constants if is_scan else len(equation.inputs) - equation.carried
-            read = equation.inputs[:count]
-        else:
-            read = tuple(v for v in equation.inputs if v.number in invariant)
-        # Another operand may be what is gathered.
-        sharded = (v for v in read if v.is_array and not v.is_replicated)
-        value = next((v for v in sharded if v.nbytes_per_device == collective.operand_bytes), None)
-        if value is not None:
-            yield Finding(
-                "in loop",
-                int(collective.bytes_moved),
-                f"{value.name}, {_type(value)}, is loop-invariant, but gathered in every iteration",
-                "constrain it before the loop to the spec it is used with, unless that takes too much memory",
-                collective.site,
-                value.name,
-                collective.module,
             )
 
 

@@ -36,6 +36,7 @@ from partjit._jax.shardings import UnspecifiedValue
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
 from partjit.inspect.loop_counts import loop_counts, trip_count_of
 from partjit.inspect.modules import module_paths
+from partjit.inspect.times import given_trip_count
 from partjit.plan.ir.build import constraint
 from partjit.plan.passes.inline import specs_of_nested
 from partjit.primitive import pjit_p
@@ -97,10 +98,17 @@ class InlinedProgram:
 
 
 def inline_program(
-    jaxpr: ClosedJaxpr, mesh: Mesh, paths: Sequence[str | None], result_paths: Sequence[str | None]
+    jaxpr: ClosedJaxpr,
+    mesh: Mesh,
+    paths: Sequence[str | None],
+    result_paths: Sequence[str | None],
+    iterations: Mapping[str, int],
 ) -> InlinedProgram:
-    """Inlines the nested programs of a jaxpr whose arguments and results have these key paths."""
-    inliner, inner = _Inliner(mesh), jaxpr.jaxpr
+    """Inlines the nested programs of a jaxpr whose arguments and results have these key paths.
+
+    Trip counts that the jaxpr does not say are those that were given for the lines of the loops.
+    """
+    inliner, inner = _Inliner(mesh, iterations), jaxpr.jaxpr
     of_results = {var: path for var, path in zip(inner.outvars, result_paths, strict=True) if isinstance(var, Var)}
     named = {**of_results, **dict(zip(inner.invars, paths, strict=True))}
     closed, tree = inliner.body(inner, jaxpr.consts, named)
@@ -134,7 +142,8 @@ class _Scope:
 
 
 class _Inliner:
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: Mesh, iterations: Mapping[str, int]) -> None:
+        self._iterations = iterations
         self.shardings: dict[int, TensorSharding] = {}
         self.equations: list[AnnotatedEquation] = []
         self.modules: dict[int, str] = {}  # filled in when the tree is complete
@@ -209,6 +218,11 @@ class _Inliner:
             *loop_counts(eqn),
         )
         self._sources = outer_sources
+        if (
+            trip_count is None
+            and (given := given_trip_count(self.equations[number].site, self._iterations)) is not None
+        ):
+            self.equations[number] = dataclasses.replace(self.equations[number], trip_count=given)
         return self.equations[number]
 
     def _bodies(self, eqn: JaxprEqn) -> tuple[dict[str, Any], dict[str, AnnotatedJaxpr]]:

@@ -18,11 +18,13 @@ from jax.sharding import Mesh
 from partjit.inspect.collectives import KINDS, Collective, UnknownMove
 from partjit.inspect.hlo.device_groups import Groups, axes_of_groups, axes_of_pairs, device_ids, parse_groups
 from partjit.inspect.inlining import TAG
+from partjit.inspect.loop_invariance import varying
 from partjit.inspect.moves.model import Tensor, element_type, elements
 from partjit.inspect.moves.resharding import reshard
 from partjit.inspect.moves.rewriting import Moved, Writing, moved_by
 from partjit.inspect.moves.tiles import Step, tiles_of
 from partjit.inspect.propagation import Partitioned
+from partjit.inspect.times import ONCE, Times
 from partjit.inspect.why.dataflow import reachable
 from partjit.shardy import Shardings, TensorSharding, insert_reshards, merge_equal, nested
 
@@ -108,43 +110,60 @@ class _Reading:
         self._unit = partitioned.unit
         self._inlined = partitioned.inlined
         self._shardings = shardings
+        self._varying: dict[ir.Operation, set[ir.Operation]] = {}
+        self._functions = dict(_functions(module))
         self._calls: dict[str, list[tuple[str, ir.Operation]]] = {}
         for caller, function in _functions(module):
             for op in nested(function):
                 if op.operation.name == "func.call":
                     self._calls.setdefault(op.attributes["callee"].value, []).append((caller, op.operation))
 
-    def instances(self, function: str, op: ir.Operation) -> list[tuple[int | None, int | None]]:
+    def instances(self, function: str, op: ir.Operation) -> list[tuple[int | None, Times]]:
         """The equations that an operation belongs to, and how often it runs for each.
 
-        There are several if its function is called by several.
+        There are several if its function is called by several. XLA moves an operation out of loops in which it computes
+        the same in every iteration.
         """
-        calls = self._calls.get(function, ())
-        of_callers = [instance for outer, call in calls for instance in self.instances(outer, call)]
-        trips, own = self._trips_around(op), _tags(op)
-        if len(calls) > 1 or (of_callers and not own):
-            return [(number, _product(times, trips)) for number, times in of_callers]
-        number = own[-1] if own else _nearest_tag(op)
-        return [(number, _product(of_callers[0][1] if of_callers else 1, trips))]
+        return self._instances(function, op, op, True)
 
-    def _trips_around(self, op: ir.Operation) -> int | None:
-        """The product of the trip counts of the loops around an operation."""
-        trips: int | None = 1
-        outer = op.parent
+    def _instances(
+        self, function: str, op: ir.Operation, of: ir.Operation, may_move: bool
+    ) -> list[tuple[int | None, Times]]:
+        """Those of an operation, or of a call on the way to the operation that they are `of`."""
+        trips, outer, own = ONCE, op.parent, _tags(op)
         while outer is not None and outer.name != "func.func":
             if outer.name == "stablehlo.while":
-                tags = _tags(outer)
-                loop = self._inlined.equations[tags[-1]] if tags else None
-                trips = _product(trips, loop.trip_count if loop is not None and loop.bodies else None)
+                may_move = may_move and self._is_invariant(of, outer)
+                if not may_move:
+                    trips = self._trips_of(outer) * trips
+            elif outer.name != "sdy.manual_computation":
+                may_move = False
             outer = outer.parent
-        return trips
+        calls = self._calls.get(function, ())
+        of_callers = [instance for caller, call in calls for instance in self._instances(caller, call, of, may_move)]
+        if len(calls) > 1 or (of_callers and not own):
+            return [(number, times * trips) for number, times in of_callers]
+        number = own[-1] if own else _nearest_tag(op)
+        return [(number, of_callers[0][1] * trips if of_callers else trips)]
 
-    def read(self, op: ir.Operation, number: int | None, times: int | None) -> Iterator[Collective | UnknownMove]:
+    def _trips_of(self, loop: ir.Operation) -> Times:
+        tags = _tags(loop)
+        equation = self._inlined.equations[tags[-1]] if tags else None
+        count = equation.trip_count if equation is not None and equation.bodies else None
+        return Times(1, (None if equation is None else equation.site,)) if count is None else Times(count)
+
+    def _is_invariant(self, op: ir.Operation, loop: ir.Operation) -> bool:
+        if loop not in self._varying:
+            self._varying[loop] = varying(loop, self._functions, self._calls)
+        return op not in self._varying[loop]
+
+    def read(self, op: ir.Operation, number: int | None, times: Times) -> Iterator[Collective | UnknownMove]:
         """The collectives, one in most cases, that an operation stands for in one of its equations."""
         equation = None if number is None else self._inlined.equations[number]
         common: _Fields = {
-            "times": times,
-            "is_exact": times is not None,
+            "times": times.exact,
+            "per": times if times.loops else None,
+            "is_exact": not times.loops,
             "site": None if equation is None else equation.site,
             "library": None if equation is None else equation.library,
             "module": "" if equation is None else equation.module,
@@ -277,10 +296,6 @@ class _Reading:
             sent=sent,
             **common,
         )
-
-
-def _product(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one * other
 
 
 def _tags(op: _Operation) -> list[int]:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from jax.extend.core import ClosedJaxpr
 from jax.extend.mlir import ir
@@ -31,6 +31,7 @@ class Unit:
         mesh: its mesh; empty if it has none.
         paths, result_paths: the key paths of arguments and results, or their names.
         times: how often it runs in one execution of the function; None if that is not known.
+        iterations: the trip counts of loops that the caller gave, by their lines; see `given_trip_count`.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Unit:
     paths: tuple[str, ...]
     result_paths: tuple[str, ...]
     times: int | None = 1
+    iterations: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -86,7 +88,7 @@ class Partitioned:
 
 def partition(unit: Unit, keep_text: bool = False) -> Partitioned:
     """Annotates a unit; `keep_text` keeps the lowered module, whose text `origins` needs."""
-    inlined = inline_program(unit.jaxpr, unit.mesh, unit.paths, unit.result_paths)
+    inlined = inline_program(unit.jaxpr, unit.mesh, unit.paths, unit.result_paths, unit.iterations)
     replicated = tuple(TensorSharding.replicated(getattr(aval, "ndim", 0)) for aval in unit.jaxpr.out_avals)
     if unit.mesh.size <= 1:
         arrays = (value for value in inlined.tree.values if value.is_array)

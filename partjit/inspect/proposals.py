@@ -71,16 +71,6 @@ def _of_findings(partitioned: Partitioned, found: Sequence[Finding]) -> Iterator
                 if value.number in moved and value.sharding is not None and value.sharding.is_of_whole_axes
             }
             change = Change(results=own)
-        elif kind == "in loop":
-            inside = {v.number for _, v in group}
-            outer = {
-                outer.number: outer
-                for equation in tree.walk()
-                if equation.primitive == "scan"
-                for outer, inner in zip(equation.inputs, equation.bodies["jaxpr"].inputs, strict=True)
-                if {inner.number, outer.number} & inside
-            }
-            change = Change(values={number: ((),) * len(value.aval.shape) for number, value in outer.items()})
         if change != Change():
             yield Proposal(tuple(finding for finding, _ in group), change, is_required=False)
 

@@ -9,6 +9,7 @@ from partjit.inspect.annotated import AnnotatedValue
 from partjit.inspect.collectives import Collective, UnknownMove, total_bytes
 from partjit.inspect.contents import Contents
 from partjit.inspect.page.comparison import Comparison, Tally, compare
+from partjit.inspect.times import Times
 from partjit.inspect.user_lines import Site
 from partjit.plan.ir.nodes import ColocatedCall, Fragment, Value
 from partjit.plan.plan import Plan
@@ -42,8 +43,9 @@ def as_data(report: Contents) -> Data:
         * `collectives`: `source` ("predicted" or "compiled"), `bytes_per_step`, `bytes_per_step_at_most`; `unknown`,
           the moves that are predicted only within bounds; `predicted` and `compiled`, None if
           nothing was compiled: lists of `kind`, `axes`, `group_size`, `operand`, `result`, `arrays`, `bytes_moved`,
-          `times`, `is_exact`, `bytes_per_step`, `module`, `site`, `library` (the line of an installed package that the
-          site calls), `sites`, `program` and `name`; `comparison`: for each kind and
+          `times`, `per` (where that is unknown: `times` per iteration of `loops`), `is_exact`,
+          `bytes_per_step`, `module`, `site`, `library` (the line of an installed package that the site calls),
+          `sites`, `program` and `name`; `comparison`: for each kind and
           axes the `instructions`, `arrays`, `executions`, `bytes_per_step` and element `types`, `predicted` and
           `compiled`, and the `reason` why they differ.
         * `findings`: `kind`, `nbytes`, `text`, `suggestion`, `effect`, `module`, `site` and `value`, the most costly
@@ -132,6 +134,7 @@ def _collective(collective: Collective) -> Data:
         "axes": [*collective.axes],
         "arrays": collective.combined,
         "bytes_moved": _number(collective.bytes_moved),
+        "per": None if collective.per is None else _per(collective.per),
         "bytes_per_step": _number(collective.bytes_per_step),
         "site": _site(collective.site),
         "library": _site(collective.library),
@@ -142,6 +145,10 @@ def _collective(collective: Collective) -> Data:
 def _unknown(move: UnknownMove) -> Data:
     names = ("operation", "bytes_at_most", "times", "module", "program")
     return {**{name: getattr(move, name) for name in names}, "site": _site(move.site)}
+
+
+def _per(times: Times) -> Data:
+    return {"times": times.known, "loops": [*map(_site, times.loops)]}
 
 
 def _comparison(found: Comparison) -> Data:

@@ -247,3 +247,50 @@ def test_what_one_device_gets_from_a_callback_is_marked(mesh):
     assert not report.predicted
     (marked,) = report.predicted.unknown
     assert report.collectives.bytes_per_step <= marked.bytes_at_most
+
+
+def in_while(x):
+    def body(c):
+        step = lambda c, _: (jnp.sin(with_sharding_constraint(c @ c.T, P("data"))), None)  # noqa: E731
+        return jax.lax.scan(step, c, None, length=10)[0]
+
+    return jax.lax.while_loop(lambda c: c.sum() < 1, body, x)
+
+
+def test_loops_in_a_loop_of_unknown_trip_count_count_per_iteration(mesh):
+    report = report_of(in_while, P("data"), matrix(8, 8), mesh=mesh, out_specs=P("data"))
+    line = f"test_predicted.py:{in_while.__code__.co_firstlineno + 5}"
+    for collectives in (report.predicted, report.collectives):
+        (gather,) = [c for c in collectives if c.kind == "all-gather"]
+        assert (gather.times, gather.is_exact, gather.executions) == (None, False, 10)
+        assert gather.shown_times == f"10 per iteration at {line}"
+        assert collectives.bytes_per_step >= 10 * gather.bytes_moved
+        assert f"10 per iteration at {line}" in str(collectives)
+    per = report.as_data()["collectives"]["predicted"][0]["per"]
+    assert (per["times"] in (1, 10), per["loops"][0]["line"]) == (True, in_while.__code__.co_firstlineno + 5)
+
+
+def test_unknown_trip_counts_can_be_given(mesh):
+    fun = pjit(in_while, in_shardings=P("data"), out_shardings=P("data"))
+    line = f"test_predicted.py:{in_while.__code__.co_firstlineno + 5}"
+    report = explain(fun, matrix(8, 8), mesh=mesh, compiled=True, iterations={line: 7})
+    for collectives in (report.predicted, report.collectives):
+        assert [c.times for c in collectives if c.kind == "all-gather"] == [70]
+    with pytest.raises(ValueError, match=rf"iterations names a\.py:1, where no while_loop is; there are {line}"):
+        explain(fun, matrix(8, 8), mesh=mesh, iterations={"a.py:1": 7})
+    with pytest.raises(TypeError, match="iterations must be a dict from lines of loops"):
+        explain(fun, matrix(8, 8), mesh=mesh, iterations=7)
+
+
+@pytest.mark.parametrize("spec", [P("data"), P(None, "model")])
+def test_what_is_the_same_in_every_iteration_moves_once(spec, mesh):
+    def fun(w, x):
+        def inner(c, _):
+            return jnp.tanh(c @ with_sharding_constraint(jnp.sin(w), P())), None
+
+        return jax.lax.scan(lambda c, _: (jax.lax.scan(inner, c, None, length=3)[0], None), x, None, length=5)[0]
+
+    report = report_of(fun, (spec, P("data")), *[matrix(16, 16)] * 2, mesh=mesh, out_specs=P("data"))
+    (axes,) = {c.axes for c in report.predicted}
+    for collectives in (report.predicted, report.collectives):
+        assert [(c.kind, c.axes, c.times) for c in collectives] == [("all-gather", axes, 1)]

@@ -19,8 +19,9 @@ from partjit.inspect.hlo.device_groups import (
     parse_pairs,
 )
 from partjit.inspect.hlo.instruction_sources import InstructionSources
-from partjit.inspect.hlo.text import Computation, Instruction, Module, leaf_types, parse_module, type_bytes
+from partjit.inspect.hlo.text import Computation, Instruction, leaf_types, parse_module, type_bytes
 from partjit.inspect.hlo.trip_counts import trip_count
+from partjit.inspect.times import ONCE, Times, given_trip_count
 
 __all__ = ["read_collectives"]
 
@@ -29,7 +30,12 @@ _OF_PARTITIONS = ("all-to-all", "collective-broadcast", "collective-permute", "r
 _OPCODES = {kind + suffix: kind for kind in KINDS for suffix in ("", "-start")}
 
 
-def read_collectives(hlo_text: str, mesh: Mesh | AbstractMesh, program: str | None = None) -> list[Collective]:
+def read_collectives(
+    hlo_text: str,
+    mesh: Mesh | AbstractMesh,
+    program: str | None = None,
+    iterations: Mapping[str, int] | None = None,
+) -> list[Collective]:
     """The collectives of a compiled program, in the order of its text.
 
     An instruction in a computation with several callers counts for all of them; with callers in different branches,
@@ -40,6 +46,7 @@ def read_collectives(hlo_text: str, mesh: Mesh | AbstractMesh, program: str | No
         hlo_text: `compiled.as_text()`.
         mesh: the mesh it was compiled for, whose axes name the device groups.
         program: its name; by default the one in the text.
+        iterations: trip counts of loops by their lines, `model.py:12`, for those that the text does not say.
 
     Raises:
         ValueError: the text is not that of a compiled program, or of one for another number of devices than the mesh
@@ -57,7 +64,8 @@ def read_collectives(hlo_text: str, mesh: Mesh | AbstractMesh, program: str | No
     """
     module = parse_module(hlo_text)
     found = []
-    contexts, sources = _contexts(module), InstructionSources(module)
+    sources = InstructionSources(module)
+    contexts = _contexts(sources, iterations or {})
     for computation in module.computations.values():
         for instruction in computation.instructions.values():
             if instruction.opcode not in _OPCODES or not contexts[computation.name]:
@@ -69,7 +77,13 @@ def read_collectives(hlo_text: str, mesh: Mesh | AbstractMesh, program: str | No
                 )
             one = _collective(instruction, computation, sources, mesh, program or module.name)
             found += [
-                dataclasses.replace(one, times=times, is_exact=times is not None and not branch, branch=branch)
+                dataclasses.replace(
+                    one,
+                    times=times.exact,
+                    per=times if times.loops else None,
+                    is_exact=not times.loops and not branch,
+                    branch=branch,
+                )
                 for branch, times in contexts[computation.name].items()
             ]
     return found
@@ -78,40 +92,45 @@ def read_collectives(hlo_text: str, mesh: Mesh | AbstractMesh, program: str | No
 _Branch = tuple[tuple[str, int], ...]
 
 
-def _contexts(module: Module) -> Mapping[str, dict[_Branch, int | None]]:
-    """The branches in which each computation runs, and how often in a step; None where that is unknown."""
-    found: dict[str, dict[_Branch, int | None]] = collections.defaultdict(dict)
-    for computation in reversed(module.computations.values()):  # callers before what they call
+def _contexts(sources: InstructionSources, iterations: Mapping[str, int]) -> Mapping[str, dict[_Branch, Times]]:
+    """The branches in which each computation runs, and how often in a step."""
+    found: dict[str, dict[_Branch, Times]] = collections.defaultdict(dict)
+    for computation in reversed(sources.module.computations.values()):  # callers before what they call
         if computation.is_entry:
-            found[computation.name][()] = 1
+            found[computation.name][()] = ONCE
         for branch, times in found[computation.name].items():
-            for name, factor, inner in _calls(computation, module):
-                already = found[name].get((*branch, *inner), 0)
-                more = None if times is None or factor is None else times * factor
-                found[name][*branch, *inner] = None if already is None or more is None else already + more
+            for name, factor, inner in _calls(computation, sources, iterations):
+                already, more = found[name].get((*branch, *inner)), times * factor
+                found[name][*branch, *inner] = more if already is None else already + more
     return found
 
 
-def _calls(computation: Computation, module: Module) -> Iterator[tuple[str, int | None, _Branch]]:
+def _calls(
+    computation: Computation, sources: InstructionSources, iterations: Mapping[str, int]
+) -> Iterator[tuple[str, Times, _Branch]]:
     """(computation, how often, in which branch) of the callees of a computation, without reductions and the like."""
     for instruction in computation.instructions.values():
         match instruction.opcode:
             case "while":
-                count = trip_count(instruction, computation, module)
-                yield from ((name, count, ()) for name in instruction.names_in("body"))
-                more = None if count is None else count + 1
-                yield from ((name, more, ()) for name in instruction.names_in("condition"))
+                count = trip_count(instruction, computation, sources.module)
+                site = None
+                if count is None:
+                    site = sources.of([instruction], computation).site
+                    count = given_trip_count(site, iterations)
+                body, condition = (Times(count), Times(count + 1)) if count is not None else (Times(1, (site,)),) * 2
+                yield from ((name, body, ()) for name in instruction.names_in("body"))
+                yield from ((name, condition, ()) for name in instruction.names_in("condition"))
             case "conditional":
                 names = instruction.names_in("branch_computations")
                 names = names or [
                     name for key in ("true_computation", "false_computation") for name in instruction.names_in(key)
                 ]
-                yield from ((name, 1, ((instruction.name, number),)) for number, name in enumerate(names))
+                yield from ((name, ONCE, ((instruction.name, number),)) for number, name in enumerate(names))
             case "call":
-                yield from ((name, 1, ()) for name in instruction.names_in("to_apply"))
+                yield from ((name, ONCE, ()) for name in instruction.names_in("to_apply"))
             case "fusion" | "async-start" | "custom-call":
                 for key in ("calls", "called_computations"):
-                    yield from ((name, 1, ()) for name in instruction.names_in(key))
+                    yield from ((name, ONCE, ()) for name in instruction.names_in(key))
 
 
 def _collective(

@@ -80,7 +80,7 @@ def _tallied(collectives: Iterable[Collective]) -> dict[tuple[str, tuple[str, ..
     tallies: dict[tuple[str, tuple[str, ...]], Tally] = {}
     for collective in collectives:
         key = collective.kind, collective.axes
-        tally, times = tallies.get(key, Tally()), 1 if collective.times is None else collective.times
+        tally, times = tallies.get(key, Tally()), collective.executions
         tallies[key] = Tally(
             tally.instructions + 1,
             tally.arrays + collective.combined,

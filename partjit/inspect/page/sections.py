@@ -120,8 +120,8 @@ def collectives(found: Collectives, axes: Sequence[str], excerpts: Excerpts) -> 
             _axes(c.axes, axes),
             c.result if c.combined == 1 else f"{c.combined} arrays",
             amount(count),
-            amount(c.times) if c.is_exact or c.times is None else Amount(f"up to {c.times:,}", c.times),
-            nbytes(None if c.bytes_per_step is None else count * c.bytes_per_step),
+            _times(c),
+            nbytes(count * c.executions * c.bytes_moved),
             _module(folded(module for one in group for module in one.modules)),
             _lines(c, excerpts),
         ]
@@ -129,6 +129,12 @@ def collectives(found: Collectives, axes: Sequence[str], excerpts: Excerpts) -> 
     columns = ("kind", "axes", "result per device", "count", "times", "sent in a step", "module", "line")
     columns = (*columns, "program") if several else columns
     return rows_table(f"{found.source} collectives", columns, rows, filters=(0, 1), total=5)
+
+
+def _times(c: Collective) -> Amount:
+    if c.times is None:
+        return Amount(c.shown_times, c.executions)
+    return amount(c.times) if c.is_exact else Amount(f"up to {c.times:,}", c.times)
 
 
 def _lines(c: Collective, excerpts: Excerpts) -> Markup:
