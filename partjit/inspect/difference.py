@@ -106,8 +106,10 @@ def difference(one: Contents, other: Contents) -> Difference:
     )
     before, after = one.collectives.counts, other.collectives.counts
     counts = tuple((*key, before[key], after[key]) for key in sorted({*before, *after}) if before[key] != after[key])
+    most = one.collectives.bytes_per_step_at_most, other.collectives.bytes_per_step_at_most
     totals = (
         ("sent per step", one.collectives.bytes_per_step, other.collectives.bytes_per_step),
+        *([("sent at most", *most)] if (one.collectives.unknown or other.collectives.unknown) else []),
         ("memory at most", _peak(one), _peak(other)),
     )
     return Difference(changes, counts, totals, unmatched)
