@@ -444,3 +444,14 @@ def test_second_derivatives_through_a_part_over_auto_axes(wrap):
         expected = jax.grad(lambda x: (jax.grad(lambda x: ((x @ x.T) ** 2).sum())(x) ** 2).sum())(X)
     np.testing.assert_allclose(second, expected, rtol=1e-3, atol=1e-2)
     assert jax.typeof(second).sharding.spec == P("x", None)
+
+
+@pytest.mark.parametrize("types", [(EXPLICIT, EXPLICIT), (AUTO, AUTO)], ids=["Explicit", "Auto"])
+def test_an_eager_batch_that_is_sharded_is_called_row_by_row_with_numbers_beside_it(types):
+    x = put(make_mesh(types), P("x"))
+    scale = colocated_python(lambda a, x: a * x, out_specs_fn=lambda a, x: x)
+    np.testing.assert_array_equal(jax.vmap(lambda row: scale(6, row))(x), 6 * X)  # no mesh is set
+    with jax.set_mesh(x.sharding.mesh):
+        result = jax.vmap(lambda row: scale(6, row))(x)
+    np.testing.assert_array_equal(result, 6 * X)
+    assert types[0] is AUTO or jax.typeof(result) == jax.typeof(x)

@@ -12,7 +12,7 @@ from partjit._jax.shardings import device_list
 from partjit._jax.types import Device
 from partjit.checks import devices_in
 
-__all__ = ["colocated_cpu_devices", "colocated_sharding", "replicated_over"]
+__all__ = ["colocated_cpu_devices", "colocated_sharding", "replicated_beside", "replicated_over"]
 
 
 @overload
@@ -60,6 +60,14 @@ def replicated_over(devices: Sequence[Device]) -> Sharding:
     if len(devices) == 1:
         return SingleDeviceSharding(devices[0])
     return NamedSharding(Mesh([*devices], ("devices",)), PartitionSpec())
+
+
+@functools.lru_cache(maxsize=4096)
+def replicated_beside(sharding: Sharding) -> Sharding:
+    """The sharding of arrays of which every device of a sharding has a full copy; on its mesh, if it has one."""
+    if isinstance(sharding, NamedSharding):
+        return sharding.update(spec=PartitionSpec())
+    return replicated_over(tuple(device_list(sharding)))
 
 
 @functools.lru_cache(maxsize=4096)

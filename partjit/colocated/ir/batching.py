@@ -67,7 +67,7 @@ def _one_by_one(
         example = [next(own) if is_batched else x for x, is_batched in zip(args, batched, strict=True)]
         return colocated_call_p.bind(*example, callee=callee, stream=stream)
 
-    stacked = [x for x, is_batched in zip(args, batched, strict=True) if is_batched]
+    stacked = [_unsharded_in_front(x) for x, is_batched in zip(args, batched, strict=True) if is_batched]
     if is_staged():
         site = source_info_util.current()
 
@@ -75,7 +75,7 @@ def _one_by_one(
             with traced_at(site):
                 return None, call(example)
 
-        _, results = jax.lax.scan(iteration, None, [*map(_unsharded_in_front, stacked)])
+        _, results = jax.lax.scan(iteration, None, stacked)
         return [*results]
     if not size:
         return [jnp.zeros((0, *aval.shape), aval.dtype) for aval in callee.out_avals]
@@ -86,16 +86,16 @@ def _one_by_one(
 
 def _unsharded_in_front(x: jax.Array) -> jax.Array:
     """An array that a loop can take slices of: over Explicit axes jax does not gather it by itself."""
-    spec = jax.typeof(x).sharding.spec
-    if not spec or spec[0] is None:
+    own = jax.typeof(x).sharding
+    if not own.spec or own.spec[0] is None:
         return x
-    return jax.sharding.reshard(x, PartitionSpec(None, *spec[1:]))
+    return jax.sharding.reshard(x, own.update(spec=PartitionSpec(None, *own.spec[1:])))
 
 
 def _sharded_in_front(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
     """A stack whose type says that the batch is sharded over Explicit axes, as it says of the arguments."""
-    spec = jax.typeof(x).sharding.spec
-    return jax.sharding.reshard(x, PartitionSpec(axes, *spec[1:]))
+    own = jax.typeof(x).sharding
+    return jax.sharding.reshard(x, own.update(spec=PartitionSpec(axes, *own.spec[1:])))
 
 
 def _batched(callee: Callee, args: Sequence[jax.Array], batched: Sequence[bool], axis_data: AxisData) -> Callee:

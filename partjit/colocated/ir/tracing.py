@@ -19,6 +19,7 @@ from partjit.arguments import check_results
 from partjit.checks import flattened
 from partjit.colocated.cache import SpecializationCache
 from partjit.colocated.definition import Definition, HostFunction
+from partjit.colocated.devices import replicated_beside
 from partjit.colocated.ir.control_flow import install_patches
 from partjit.colocated.ir.custom_derivatives import Derivatives
 from partjit.colocated.ir.eager import as_array, body, call_in_body
@@ -158,6 +159,15 @@ def _unknown_results(function: HostFunction, avals: Sequence[ShapedArray], paths
     )
 
 
+def _beside_committed(leaves: list[jax.Array]) -> list[jax.Array]:
+    """Arguments of which those that are committed nowhere, such as what a number becomes, are put beside the others."""
+    committed = [leaf.sharding for leaf in leaves if leaf.committed]
+    if not committed or len(committed) == len(leaves):
+        return leaves
+    there = replicated_beside(committed[0])
+    return [leaf if leaf.committed else jax.device_put(leaf, there) for leaf in leaves]
+
+
 @colocated_call_p.def_impl
 def _evaluate(*given: jax.Array | np.ndarray, callee: Callee, stream: Stream | None) -> list[jax.Array]:
     """Evaluates an equation on arrays, as an eager `jax.grad` of a function with a call does."""
@@ -165,6 +175,7 @@ def _evaluate(*given: jax.Array | np.ndarray, callee: Callee, stream: Stream | N
     leaves = [leaf if isinstance(leaf, jax.Array) else jax.numpy.asarray(leaf) for leaf in given]
     if body.default is not None:
         return call_in_body(body.default, callee, stream, leaves)
+    leaves = _beside_committed(leaves)
     args, kwargs = jax.tree.unflatten(callee.in_tree, leaves)
     specialization = callee.cache.find(callee.definition, args, kwargs, stream)
     return jax.tree.leaves(specialization(args, kwargs, leaves, False))
