@@ -177,7 +177,11 @@ def transpose(op: Operation) -> Model | None:
 
 def reshape(op: Operation) -> Model | None:
     """Another shape: what is not sharded then is computed from all of it."""
-    return op.replicated() if op.operands[0].is_sharded and not op.results[0].is_sharded else None
+    (operand,), (result,) = op.operands, op.results
+    several = any(len(axes) > 1 for axes in operand.sharding.axes)
+    if several and result.is_sharded and math.prod(operand.shards) != math.prod(result.shards):
+        raise Unmodelled
+    return op.replicated() if operand.is_sharded and not result.is_sharded else None
 
 
 def dynamic_slice(op: Operation) -> Model:
@@ -245,7 +249,7 @@ def custom_call(op: Operation) -> Model | None:
     if not name.startswith(_LIBRARIES):
         return None
     count = 0 if batch is None else int(batch[1])
-    found = (tensor.sharding for tensor in (op.operands[0], op.results[0]) if any(tensor.sharding.axes[:count]))
+    found = (tensor.sharding for tensor in op.operands if any(tensor.sharding.axes[:count]))
     first = next(found, None)
     if first is None:
         return op.replicated()

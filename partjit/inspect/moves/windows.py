@@ -93,6 +93,8 @@ def convolution(op: Operation) -> Model | None:
         and all(kernel.shards[kernels[str(k)]] == 1 for k in spatial)
         and all(result.shards[results[str(k)]] == 1 for k in spatial)
     ):
+        if image.sharding.axes[inputs["f"]] != kernel.sharding.axes[kernels["i"]]:
+            raise Unmodelled
         return None
     axes, parts = list(image.sharding.axes), list(image.sharding.parts)
     for here, there in (("b", "b"), ("f", "f"), *((str(k), str(k)) for k in spatial)):
