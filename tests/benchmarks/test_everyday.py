@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import everyday
+import sweep
 from situations.ways import CALLBACKS, OURS, Place
 from tests.effort import sample
 
@@ -79,7 +80,7 @@ def test_a_situation_is_measured_again_without_a_way_that_hangs(monkeypatch):
         return types.SimpleNamespace(stdout="\n".join(map(json.dumps, lines)), stderr=stderr, returncode=1)
 
     monkeypatch.setattr(subprocess, "run", run)
-    rows = [*everyday.measured("clock", everyday.QUICK)]
+    rows = [*everyday.measured("clock", everyday.SITUATIONS["clock"], everyday.QUICK, "a script")]
     assert [(row["devices"], row["others"]) for row in rows] == [
         (1, "by hand 1,000,000, io_callback: hangs"),
         (8, "by hand 1,000,000, io_callback: hangs"),
@@ -90,8 +91,21 @@ def test_a_situation_is_measured_again_without_a_way_that_hangs(monkeypatch):
 def test_a_situation_in_which_ours_ends_the_process_is_reported(monkeypatch):
     dead = types.SimpleNamespace(stdout=json.dumps({"runs": OURS}), stderr="", returncode=-6)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: dead)
-    rows = [*everyday.measured("clock", everyday.QUICK)]
+    rows = [*everyday.measured("clock", everyday.SITUATIONS["clock"], everyday.QUICK, "a script")]
     assert [(row["devices"], row["verdict"]) for row in rows] == [
         (1, "the process ends (code -6)"),
         (8, "the process ends (code -6)"),
     ]
+
+
+def test_the_sweep_compares_what_the_planner_chooses_with_the_best_of_our_own_ways():
+    names = [name for name, _ in sweep.cases()]
+    assert len(names) == len({*names}) > 40
+    chosen, forced = sweep.FAMILIES[0][0], sweep.FAMILIES[0][1]
+    rows = [
+        {"situation": names[0], "devices": count, "spelling": spelling, "us": us}
+        for count, ours, other in ((1, 3.0, 2.0), (8, 1.0, 2.0))
+        for spelling, us in ((chosen, ours), (forced, other), ("another", 0.5))
+    ]
+    found = [(row["devices"], row["best"], row["choice"], row["verdict"]) for row in sweep.chosen(rows)]
+    assert found == [(1, forced, 1.5, "ABOVE"), (8, chosen, 1.0, "ok")]
