@@ -32,10 +32,11 @@ def summary(report: Contents) -> Markup:
     sent = total_bytes(moved)
     predicted = f"predicted {shown_bytes(report.predicted.bytes_per_step)}" if report.compiled else moved.source
     count = len(report.findings)
+    bound = "at least " if moved.unknown else "" if sent.is_exact else "about "
     tiles = [
         ("equations", f"{len(report.equations):,}", "including nested ones"),
         ("compute", about + shown_flops(flops.per_device), f"per device, of {shown_flops(flops.total)}"),
-        ("sent in a step", ("" if sent.is_exact else "about ") + shown_bytes(sent.bytes), f"by a device, {predicted}"),
+        ("sent in a step", bound + shown_bytes(sent.bytes), f"by a device, {predicted}"),
         ("collectives", f"{len(moved):,}", moved.source),
         ("findings", f"{count:,}", "to look at"),
     ]
