@@ -43,8 +43,9 @@ def shown_difference(before: Data, after: Data, most: int | None = None) -> str:
         <lambda> without a mesh, predicted
         <BLANKLINE>
         totals
-                           before   after  change
-        FLOPs per device   8 flop  16 flop   x2.00
+                          before    after  change
+        memory at most      64 B    128 B  x2.00
+        FLOPs per device  8 flop  16 flop  x2.00
         ...
     """
     heads = [_head(data) for data in (before, after)]

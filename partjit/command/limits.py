@@ -80,8 +80,8 @@ def kinds_of(text: str) -> tuple[str, ...]:
         Mistake: there is no such kind.
 
     Example:
-        >>> kinds_of("replicated,in-loop")
-        ('replicated', 'in loop')
+        >>> kinds_of("replicated,reduced-in-loop")
+        ('replicated', 'reduced in loop')
     """
     kinds, start = [], 0
     for part in text.split(","):

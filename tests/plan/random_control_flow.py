@@ -404,6 +404,8 @@ def random_programs(
         spec = (
             draw(st.sampled_from([*SPECS[1:], SPECS[0]])) if kinds[i][0] == "m" else draw(st.sampled_from([None, P()]))
         )
+        if kinds[i] == "m*0":  # of which jax.jit of 0.10 makes arrays whose shards are not those of their sharding
+            spec = P()
         specs.append(P(None, *spec) if kinds[i].startswith("m*") else spec)
     return RandomProgram(
         steps,

@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 import partjit
 from partjit import P, colocated, pjit
 from partjit.colocated import colocated_python, colocated_python_class, emitted
+from partjit.colocated.runtime import answering
 from partjit.plan.ir.nodes import Fragment
 from partjit.plan.passes import choose_emitted
 from tests.colocated import rendezvous
@@ -311,6 +312,26 @@ def test_jax_in_a_function_that_does_not_use_it_is_refused_wherever_it_runs(mesh
         with pytest.raises(RuntimeError, match=REFUSED):
             jax.block_until_ready(run(x))
     np.testing.assert_array_equal(np.asarray(x), 1)
+
+
+def test_a_failure_is_known_before_the_other_devices_go_on(mesh, monkeypatch):
+    """Or one of them would fail first, of which the caller learns nothing but that a call failed."""
+    known = []
+    end = answering._Meeting.end
+
+    def looking(meeting):
+        known.extend(execution.failure for execution in answering._executions.values() if meeting.answers is None)
+        end(meeting)
+
+    monkeypatch.setattr(answering._Meeting, "end", looking)
+
+    def fails(x):
+        raise ValueError("it failed")
+
+    x = jax.device_put(np.ones(8, np.float32), NamedSharding(mesh, P("x")))
+    with pytest.raises(ValueError, match="it failed"):
+        pjit(lambda x: of_numpy(fails)(x) + 1)(x)
+    assert [str(failure[1]) for failure in known] == ["it failed"]
 
 
 def test_options_that_exclude_each_other():

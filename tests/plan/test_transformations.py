@@ -435,7 +435,10 @@ def test_a_call_under_another_wrapper_is_refused_with_its_name_and_both_lines(me
     if in_program and wrapper == "jax.vmap":
         pytest.skip("the program makes the calls")
     inner = pjit(f) if in_program else f
-    refusal = f"<lambda> is called in a program of {wrapper}, which cannot wait for what a call returns"
+    refusal = (
+        f"<lambda> is called in a program of {wrapper}, which cannot wait for what a call returns unless the function "
+    )
+    refusal += "promises uses_jax=False"
     remedy = f"wrap the outermost function with partjit.pjit instead of {wrapper}"
     if wrapper in AROUND:
         remedy = f"call {wrapper} in a function that is wrapped with partjit.pjit"

@@ -98,14 +98,17 @@ class Answering:
             meeting = self._meetings.get(number)
             if meeting is None:
                 meeting = self._meetings.setdefault(number, _Meeting())  # atomic: all devices get the same one
-            answers = meeting.answers or self._meet(meeting, call, number, position, shards)
+            answers = meeting.answers or self._meet(meeting, which, number, position, shards)
             if next(meeting.left) == call.devices - 1:
                 del self._meetings[number]
             return answers[position]
         except BaseException as error:
-            if self.failure is None:
-                self.failure = which, error
+            self._fail(which, error)
             raise
+
+    def _fail(self, which: int, error: BaseException) -> None:
+        if self.failure is None:
+            self.failure = which, error
 
     def _run(
         self, call: Answered, number: int, found: Mapping[int, Sequence[np.ndarray]]
@@ -115,11 +118,15 @@ class Answering:
         return self._caller.run(call.answer, found, np.int32(number + 1))
 
     def _meet(
-        self, meeting: "_Meeting", call: Answered, number: int, position: int, shards: Sequence[Any]
+        self, meeting: "_Meeting", which: int, number: int, position: int, shards: Sequence[Any]
     ) -> Sequence[Sequence[PyTree]]:
+        call = self._calls[which]
         if meeting.has_all(call, position, shards):
             try:
                 meeting.answers = self._run(call, number, meeting.found)
+            except BaseException as error:
+                self._fail(which, error)  # before the other devices go on, and fail as well
+                raise
             finally:
                 meeting.end()
         else:
