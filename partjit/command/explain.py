@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fail-on",
         metavar="KIND,...",
-        help="fail if there is a finding of such a kind: replicated, reduced-in-loop, ... (all are in docs/inspect.md), or any",
+        help="fail if there is a finding of a kind: replicated, reduced-in-loop, ... (see docs/inspect.md), or any",
     )
 
 

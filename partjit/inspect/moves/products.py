@@ -1,6 +1,8 @@
 """Products of matrices: which of them XLA partitions as their shardings say.
 
-A dimension that is contracted and sharded in one operand only is gathered, or the other operand is sliced. Where an
+A dimension that is contracted and sharded in one operand only is gathered, or the other operand is sliced. A sum over
+an axis along which the result is sharded, as of the gradient of a parameter that is sharded as the batch is, is made
+on all devices, each of which takes its part. Where an
 axis is wanted for two dimensions, XLA weighs several ways, which are not modelled.
 
 Source: `dot_handler.cc` of XLA.
@@ -66,6 +68,13 @@ def dot(op: Operation) -> Model | None:
         elif k == 1 and ratio <= 2:
             raise Unmodelled
         # Otherwise the other operand is sliced, and the results are summed, which moves less.
+    sliced = [
+        count + k
+        for k, (here, there) in enumerate(zip((*own[0], *own[1]), (*sides[0], *sides[1]), strict=True))
+        if there and not here
+    ]
+    if sliced:  # of the whole sum
+        return op.model(chains, [without(op.results[0].sharding, sliced)], keeps=True)
     return op.model(chains, keeps=True) if chains else None
 
 

@@ -163,6 +163,9 @@ class Writing:
             if written.keeps:
                 for k, value in enumerate(operands):
                     op.operands[k] = value
+                for old, tensor, sharding in zip(op.results, operation.results, written.results, strict=True):
+                    if sharding is not None:
+                        self._compute_as(op, old, sharding, tensor.sharding)
                 return
             local = [
                 tensor.sharding if sharding is None else sharding
@@ -172,6 +175,15 @@ class Writing:
             for old, new, tensor, sharding in zip(op.results, results, operation.results, local, strict=True):
                 old.replace_all_uses_with(new if sharding == tensor.sharding else resharded(new, tensor.sharding))
         op.erase()
+
+    def _compute_as(self, op: ir.Operation, result: ir.Value, sharding: TensorSharding, wanted: TensorSharding) -> None:
+        """Gives the only result of an operation that stays a sharding, and reshards it."""
+        uses = [(use.owner, use.operand_number) for use in result.uses]
+        op.attributes["sdy.sharding"] = sdy.TensorShardingPerValueAttr.get([self._attribute(sharding)])
+        with ir.InsertionPoint.after(op):
+            resharded = sdy.ReshardOp(result, self._attribute(wanted)).result
+        for owner, number in uses:
+            owner.operands[number] = resharded
 
     def _reshard(self, op: ir.Operation) -> None:
         (before,), (after,) = self._tensors(op.operands), self._tensors(op.results)

@@ -49,6 +49,20 @@ def test_operations_are_predicted_as_they_are_compiled():
     assert report.predicted.bytes_per_step == pytest.approx(report.collectives.bytes_per_step)
 
 
+@pytest.mark.parametrize("wanted", [P("x"), P(None, "x"), P(("y", "x")), P("y", "x"), P("x", "y")])
+def test_the_gradient_of_a_parameter_that_is_sharded_as_the_batch_is_summed_whole(wanted):
+    """As XLA does it on CPUs, each device then takes its part; or it is marked."""
+    structs = [jax.ShapeDtypeStruct((16, 16), "float32")] * 2
+    grad = pjit(lambda x, y: x.T @ y, in_shardings=(P("x"), P("x")), out_shardings=wanted)
+    report = explain(grad, *structs, mesh=make_mesh(), compiled=True)
+    predicted, compiled = report.predicted, report.collectives
+    if not predicted.unknown:
+        assert predicted.counts == compiled.counts
+        assert predicted.bytes_per_step == pytest.approx(compiled.bytes_per_step)
+    assert predicted.bytes_per_step <= compiled.bytes_per_step <= predicted.bytes_per_step_at_most
+    assert not predicted.unknown or wanted not in (P("x"), P(None, "x"))
+
+
 def test_what_is_not_modelled_is_marked():
     (operation,) = [one for one in OPERATIONS if one.name == "gradient of a convolution over space"]
     report = report_on(operation, make_mesh())
