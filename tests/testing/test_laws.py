@@ -1,6 +1,7 @@
 """The laws of the kit: they hold where they should, and where they do not the message is enough to go on."""
 
 import contextlib
+import itertools
 import typing
 from concurrent.futures import ThreadPoolExecutor
 
@@ -395,3 +396,28 @@ def test_specs_and_meshes_are_written_as_code(mesh):
     ):
         assert eval(describe(value), names) == value
     assert eval(describe(UNSPECIFIED), names) is UNSPECIFIED
+
+
+AXIS_TYPES = [*itertools.product([jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit], repeat=2)]
+
+
+@pytest.mark.parametrize("types", AXIS_TYPES[1:], ids=lambda types: " ".join(kind.name for kind in types))
+def test_the_law_is_checked_over_all_types_of_axes(types):
+    """What obeys it passes, what does not is found, and what jax.jit refuses on such a mesh is refused."""
+    mesh = partjit.Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"), axis_types=types)
+    w, x = np.arange(32, dtype=np.float32).reshape(4, 8) / 32, np.ones((8, 4), np.float32)
+
+    def affine(w, x):
+        return jnp.tanh(x @ w)
+
+    for in_specs in ((P(None, "y"), P("x")), (P(None, "x"), P()), (P("y"), P("x"))):
+        assert_same_meaning(affine, w, x, mesh=mesh, in_specs=in_specs, vmap=False)
+    wrong = {"mesh": mesh, "in_specs": (P("y"), P("x")), "reference": affine, "grad": False, "vmap": False}
+    with pytest.raises(AssertionError, match="differ"):
+        assert_same_meaning(lambda w, x: affine(w, x) * 1.01, w, x, **wrong)
+    contracted = {"mesh": mesh, "in_specs": (P("x"), P(None, "x"))}
+    if types[0] is jax.sharding.AxisType.Explicit:
+        with pytest.raises(Exception, match="ambiguous"):
+            assert_same_meaning(affine, w, x, **contracted)
+    else:
+        assert_same_meaning(affine, w, x, **contracted)
