@@ -113,7 +113,7 @@ def mesh_of_shards(ctx: LoweringRuleContext) -> Mapping[str, int] | None:
     if isinstance(context, ShardingContext):
         return None
     if not isinstance(context, SPMDAxisContext) or context.manual_axes != {*context.mesh.axis_names}:
-        raise NotImplementedError
+        raise NotImplementedError("axes of the mesh are left to the partitioner")
     return context.mesh.shape
 
 

@@ -18,7 +18,7 @@ from jax.sharding import SingleDeviceSharding
 from partjit._jax.threads import ThreadSettings
 from partjit.colocated.emitted import SpecializationForExecutables
 from partjit.colocated.runtime import scheduler
-from partjit.colocated.runtime.arrivals import Arrival, have_entered, wait_for_room
+from partjit.colocated.runtime.arrivals import MOST_SECONDS, Arrival, have_entered, wait_for_room
 from partjit.colocated.runtime.call import Call, Lane, current_calls
 from partjit.colocated.runtime.failures import Site
 from partjit.colocated.runtime.interrupts import is_interrupt
@@ -29,9 +29,6 @@ __all__ = ["STREAM", "AnsweredUnderJit", "CallUnderJit", "SpecializationUnderJit
 
 STREAM = Stream()
 """That of calls on no other: which thread has started the program, its executable does not know."""
-
-_MOST_SECONDS = 10.0
-"""How long the devices wait for the calls before: XLA ends the process when one does not come to a collective."""
 
 
 class SpecializationUnderJit(SpecializationForExecutables):
@@ -103,7 +100,7 @@ class AnsweredUnderJit(CallUnderJit):
 
     def _answer(self, arrays: Sequence[np.ndarray], coordinates: dict[str, int] | None) -> Sequence[np.ndarray]:
         inside(self.specialization.own_stream())
-        deadline = time.monotonic() + _MOST_SECONDS
+        deadline = time.monotonic() + MOST_SECONDS
         try:
             if not have_entered(deadline):
                 raise TimeoutError("calls before it have not entered their streams")

@@ -22,7 +22,16 @@ from partjit.colocated.runtime import scheduler, threads
 from partjit.colocated.runtime.call import Call, Lane
 from partjit.colocated.runtime.interrupts import Exclusive, Flag
 
-__all__ = ["MOST_BYTES_WAITING", "Arrival", "ColocatedEffect", "effect", "have_entered", "settle", "wait_for_room"]
+__all__ = [
+    "MOST_BYTES_WAITING",
+    "MOST_SECONDS",
+    "Arrival",
+    "ColocatedEffect",
+    "effect",
+    "have_entered",
+    "settle",
+    "wait_for_room",
+]
 
 MOST_BYTES_WAITING = 64 * 2**20
 """Of arguments that may wait for their calls before the devices wait as well."""
@@ -30,7 +39,7 @@ MOST_BYTES_WAITING = 64 * 2**20
 _MOST_IN_A_ROW = 128
 _PATIENCE = 1.0
 """How many seconds the devices wait while no call ends: it may wait for them."""
-_MOST_SECONDS = 10.0
+MOST_SECONDS = 10.0
 """How many they wait in all: XLA ends the process when a device does not come to a collective operation."""
 
 
@@ -170,7 +179,7 @@ class _Backlog:
             self._total = 0
 
     def wait_for_room(self) -> None:
-        latest = time.monotonic() + _MOST_SECONDS
+        latest = time.monotonic() + MOST_SECONDS
         while self._is_full() and time.monotonic() < latest:
             next_end, so_far = self._next_end, self._ended
             if self._is_full():

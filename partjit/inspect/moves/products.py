@@ -40,7 +40,7 @@ def dot(op: Operation) -> Model | None:
         if not axes[0][a] == axes[1][b] == result[k]:
             raise Unmodelled
     sides = result[count : count + len(own[0])], result[count + len(own[0]) :]
-    kept = zip((*own[0], *own[1]), (*sides[0], *sides[1]), strict=True)
+    kept = [*zip((*own[0], *own[1]), (*sides[0], *sides[1]), strict=True)]
     # The sum over what is sharded alike is replicated over those axes, and may be sliced along them.
     summed = {axis for dims in zip(*contracted, strict=True) for axis in axes[0][dims[0]] if axes[1][dims[1]]}
     if any(there not in ((), here) and not (not here and {*there} <= summed) for here, there in kept):
@@ -68,11 +68,7 @@ def dot(op: Operation) -> Model | None:
         elif k == 1 and ratio <= 2:
             raise Unmodelled
         # Otherwise the other operand is sliced, and the results are summed, which moves less.
-    sliced = [
-        count + k
-        for k, (here, there) in enumerate(zip((*own[0], *own[1]), (*sides[0], *sides[1]), strict=True))
-        if there and not here
-    ]
+    sliced = [count + k for k, (here, there) in enumerate(kept) if there and not here]
     if sliced:  # of the whole sum
         return op.model(chains, [without(op.results[0].sharding, sliced)], keeps=True)
     return op.model(chains, keeps=True) if chains else None
