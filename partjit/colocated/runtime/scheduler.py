@@ -10,6 +10,7 @@ thread claims it first, which succeeds once.
 """
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -194,13 +195,14 @@ def _append(call: Call) -> bool | Flag:
 def _append_behind(call: Call) -> bool:
     """Appends a call to its only lane if that has room, and the call is not first; returns whether.
 
-    An interrupt leaves nothing undone: as soon as the call is in the lane, the one before will start it.
+    An interrupt leaves nothing undone: C makes both steps, so no signal handler runs in between, and then the call
+    before will start this one.
     """
     lane = call.lanes[0]
     if not 0 < len(lane.calls) < lane.size:
         return False
-    lane.calls.append(call)
-    _unfinished[call] = None
+    steps = functools.partial(_unfinished.setdefault, call), functools.partial(lane.calls.append, call)
+    any(map(operator.call, steps))
     return True
 
 

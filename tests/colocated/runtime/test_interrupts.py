@@ -156,6 +156,14 @@ def a_call_on_a_thread(make):
     make(on_stream)
 
 
+def a_call_behind_another(make):
+    make(blocking)
+    try:
+        make(on_stream)
+    finally:
+        assert {*streams.as_stream("S").calls} <= {*scheduler.unfinished()}
+
+
 def a_result_that_is_waited_for(make):
     soon()
     y = make(blocking)
@@ -222,6 +230,7 @@ SCENARIOS = {  # and at how many places it has to be interrupted at least
     an_inline_call: 100,
     an_inline_call_that_waits_for_its_turn: 140,
     a_call_on_a_thread: 90,
+    a_call_behind_another: 90,
     a_result_that_is_waited_for: 130,
     a_full_stream: 120,
     the_scope_of_a_stream: 200,
