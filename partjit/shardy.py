@@ -6,7 +6,8 @@ Source: `sdy-propagation-pipeline` and `sdy-insert-explicit-reshards` of https:/
 """
 
 import dataclasses
-from collections.abc import Iterator
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jax.extend.mlir import ir, passmanager
@@ -48,7 +49,14 @@ class TensorSharding:
         """Whether a spec over the mesh of the program can express it."""
         return self.mesh == "mesh" and not any(":" in axis for dim in self.axes for axis in dim)
 
+    @functools.cached_property
+    def sizes(self) -> Mapping[str, int]:
+        """The axes of all dimensions, with their sizes."""
+        dims = zip(self.axes, self.parts, strict=True)
+        return {axis: size for axes, parts in dims for axis, size in zip(axes, parts, strict=True)}
+
     @classmethod
+    @functools.cache
     def replicated(cls, ndim: int) -> "TensorSharding":
         """The sharding of a value of which every device has a copy."""
         return cls(((),) * ndim, ((),) * ndim)
@@ -93,13 +101,17 @@ def main_of(module: ir.Module) -> Any:
     return next(op for op in module.body.operations if "sym_name" in op.attributes and _symbol(op) == "main")
 
 
-def nested(op: ir.OpView | ir.Operation) -> Iterator[Any]:
-    """The operations in the regions of an operation, at any depth, each after those in it."""
-    for region in op.regions:
-        for block in region:
-            for inner in block:
-                yield from nested(inner)
-                yield inner
+def nested(op: ir.OpView | ir.Operation, order: ir.WalkOrder = ir.WalkOrder.POST_ORDER) -> list[ir.Operation]:
+    """The operations in the regions of an operation, at any depth, each after those in it or before them."""
+    found: list[ir.Operation] = []
+
+    def visit(inner: ir.Operation) -> ir.WalkResult:
+        found.append(inner)
+        return ir.WalkResult.ADVANCE
+
+    op.operation.walk(visit, order)  # a recursion over regions in Python takes three times as long
+    found.remove(op.operation)
+    return found
 
 
 class Shardings:
@@ -117,6 +129,7 @@ class Shardings:
             if op.operation.name == "sdy.mesh"
         }
         self._known: dict[ir.Attribute, TensorSharding] = {}
+        self._of_several: dict[ir.Attribute, Sequence[TensorSharding]] = {}
 
     def of_arguments(self) -> list[TensorSharding | None]:
         """The shardings of the arguments of the program; None for one without an annotation."""
@@ -172,11 +185,16 @@ class Shardings:
         attributes = op.attributes
         for name in ("sdy.sharding", "out_shardings"):
             if name in attributes:
-                return self.read(sdy.TensorShardingPerValueAttr(attributes[name]).shardings[k])
-        for name in ("sharding", "out_sharding"):
-            if name in attributes and op.name.startswith("sdy."):
+                return self._several(attributes[name])[k]
+        for name in ("sharding", "out_sharding") if op.name.startswith("sdy.") else ():
+            if name in attributes:
                 return self.read(attributes[name])
         return None
+
+    def _several(self, attribute: ir.Attribute) -> Sequence[TensorSharding]:
+        if attribute not in self._of_several:
+            self._of_several[attribute] = [*map(self.read, sdy.TensorShardingPerValueAttr(attribute).shardings)]
+        return self._of_several[attribute]
 
 
 def _without(sharding: TensorSharding, manual: set[str]) -> TensorSharding:

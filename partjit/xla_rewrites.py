@@ -13,13 +13,12 @@ Source: `XlaBuilder::BroadcastInDim`, `hlo_function_importer.cc`, and of the Sta
 """
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import sdy, stablehlo
 
-from partjit.shardy import Shardings, run_passes
+from partjit.shardy import Shardings, nested, run_passes
 
 __all__ = ["rewrite", "rewrite_broadcast"]
 
@@ -29,7 +28,7 @@ def rewrite(module: ir.Module) -> None:
     # XLA propagates when `chlo` operations (square, erf, top_k, ...) are expanded: no sharding goes through them.
     run_passes(module, "builtin.module(func.func(chlo-legalize-to-stablehlo))")
     of_name: dict[str, list[Any]] = {"stablehlo.broadcast_in_dim": [], "stablehlo.while": []}
-    for op in _in_order(module.operation):
+    for op in nested(module.operation, ir.WalkOrder.PRE_ORDER):
         of_name.get(op.name, []).append(op)
     broadcasts, loops = of_name.values()
     for broadcast in broadcasts:
@@ -39,15 +38,6 @@ def rewrite(module: ir.Module) -> None:
     for loop, values in reversed(captured):
         for value in values:
             _open(value, loop, shardings)
-
-
-def _in_order(op: Any) -> Iterator[Any]:
-    """The operations in the regions of an operation, at any depth, each before those in it."""
-    for region in op.regions:
-        for block in region:
-            for inner in block:
-                yield inner.operation
-                yield from _in_order(inner.operation)
 
 
 def rewrite_broadcast(op: Any) -> None:

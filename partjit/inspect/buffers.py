@@ -10,13 +10,17 @@ Source: `CpuInstructionFusion`, `InstructionFusion` and `BufferAssignment` of XL
 import collections
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
 
 from jax.extend.core import Jaxpr, JaxprEqn, Var, jaxprs_in_params
 
 from partjit._jax.jaxprs import Atom
+from partjit.inspect.annotated import AnnotatedEquation
 from partjit.inspect.inlining import mark_p
 
 __all__ = ["Temporaries", "temporaries"]
+
+_EquationOf: TypeAlias = Callable[[JaxprEqn], AnnotatedEquation | None]
 
 _VIEWS = {"reshape", "squeeze", "expand_dims", "copy", "sharding_constraint", "optimization_barrier", "name"}
 _SHAPED = {"broadcast_in_dim", "iota", "convert_element_type", "select_n", "slice", "rev", "pad", "transpose"}
@@ -60,7 +64,7 @@ class Temporaries:
 
 
 def temporaries(
-    jaxpr: Jaxpr, size: Callable[[Var], int], moved: Mapping[int, int], number: Callable[[JaxprEqn], int]
+    jaxpr: Jaxpr, size: Callable[[Var], int], moved: Mapping[int, int], equation_of: _EquationOf
 ) -> Temporaries:
     """The most that is alive at once while the equations of an inlined program run in their order.
 
@@ -68,9 +72,9 @@ def temporaries(
         jaxpr: the program, whose marks do not count.
         size: the bytes of a variable on a device.
         moved: by the number of an equation, the bytes that the results of its collectives need.
-        number: the number of an equation.
+        equation_of: the annotated equation that one of the jaxpr stands for.
     """
-    return _Buffers(jaxpr, size, moved, number).peak()
+    return _Buffers(jaxpr, size, moved, equation_of).peak()
 
 
 class _Buffers:
@@ -79,10 +83,11 @@ class _Buffers:
         jaxpr: Jaxpr,
         size: Callable[[Var], int],
         moved: Mapping[int, int],
-        number: Callable[[JaxprEqn], int],
+        equation_of: _EquationOf,
     ) -> None:
-        self._size, self._moved, self._number = size, moved, number
+        self._size, self._moved, self._equation_of = size, moved, equation_of
         self._eqns = [eqn for eqn in jaxpr.eqns if eqn.primitive is not mark_p]
+        self._equations = [*map(equation_of, self._eqns)]
         self._outside = {*jaxpr.constvars, *jaxpr.invars}
         self._results = {var for var in jaxpr.outvars if isinstance(var, Var)}
         self._users: dict[Var, list[JaxprEqn]] = collections.defaultdict(list)
@@ -121,7 +126,7 @@ class _Buffers:
         made = {var: k for k, eqn in enumerate(self._eqns) for var in eqn.outvars if self._roots[var] == {var}}
         for var in made:
             dying[last.get(var, made[var])].append(var)
-        backward = ["transpose(" in str(eqn.source_info.name_stack) for eqn in self._eqns]
+        backward = [equation is not None and "transpose(" in equation.scope for equation in self._equations]
         # What the forward pass computes and the backward pass uses last.
         is_saved = {var for var, k in made.items() if backward[last.get(var, k)] and not backward[k]}
         alive: dict[Var, int] = {}
@@ -129,7 +134,7 @@ class _Buffers:
         total = saved = 0
         for k, eqn in enumerate(self._eqns):
             new = {var: self._temporary(var) for var in eqn.outvars if made.get(var) == k}
-            within = self._within(eqn)
+            within = self._within(eqn, self._equations[k])
             ending = [var for var in dying[k] if var in alive]
             reused = 0
             if eqn.primitive.name in _ELEMENTWISE:
@@ -152,9 +157,13 @@ class _Buffers:
     def _size_of(self, atom: Atom) -> int:
         return self._size(atom) if isinstance(atom, Var) else 0
 
-    def _within(self, eqn: JaxprEqn) -> int:
+    def _within(self, eqn: JaxprEqn, equation: AnnotatedEquation | None) -> int:
         """Bytes that an equation needs besides its operands and results."""
-        bodies = [getattr(inner, "jaxpr", inner) for inner in jaxprs_in_params(eqn.params)]
-        inside = (_Buffers(body, self._size, self._moved, self._number).peak().total for body in bodies)
-        copies = _COPIES.get(eqn.primitive.name, _no_copies)(map(self._size_of, eqn.invars))
-        return max(inside, default=0) + self._moved.get(self._number(eqn), 0) + copies
+        inside = moved = 0
+        if equation is None or equation.bodies:
+            bodies = [getattr(inner, "jaxpr", inner) for inner in jaxprs_in_params(eqn.params)]
+            peaks = (_Buffers(body, self._size, self._moved, self._equation_of).peak() for body in bodies)
+            inside = max((peak.total for peak in peaks), default=0)
+        if equation is not None:
+            moved = self._moved.get(equation.number, 0)
+        return inside + moved + _COPIES.get(eqn.primitive.name, _no_copies)(map(self._size_of, eqn.invars))

@@ -77,8 +77,8 @@ def _shards(equation: AnnotatedEquation) -> int:
     """The number of devices that share a computation: along every axis that shards one of its values."""
     axes: dict[str, int] = {}
     for value in (*equation.inputs, *equation.outputs):
-        for dim, parts in zip(value.sharding.axes, value.sharding.parts, strict=True) if value.sharding else ():
-            axes.update(zip(dim, parts, strict=True))
+        if (sharding := value.sharding) is not None:
+            axes.update(sharding.sizes)
     return math.prod(axes.values())
 
 

@@ -88,6 +88,7 @@ class InlinedProgram:
         shardings: the sharding of each value, by its number; filled in after the propagation.
         equations: the equations of the tree, by their numbers.
         numbers: the numbers of the variables of `jaxpr`, at any depth.
+        makers: the numbers of the equations of the tree that these are computed by.
     """
 
     jaxpr: ClosedJaxpr
@@ -95,6 +96,11 @@ class InlinedProgram:
     shardings: dict[int, TensorSharding]
     equations: list[AnnotatedEquation]
     numbers: dict[Var, int]
+    makers: dict[Var, int]
+
+    def equation_of(self, eqn: JaxprEqn) -> AnnotatedEquation | None:
+        """The equation of the tree that one of `jaxpr` stands for, if it has results."""
+        return self.equations[self.makers[eqn.outvars[0]]] if eqn.outvars else None
 
 
 def inline_program(
@@ -113,7 +119,7 @@ def inline_program(
     named = {**of_results, **dict(zip(inner.invars, paths, strict=True))}
     closed, tree = inliner.body(inner, jaxpr.consts, named)
     inliner.modules.update(module_paths(tree, [*zip(result_paths, tree.outputs, strict=True)]))
-    return InlinedProgram(closed, tree, inliner.shardings, inliner.equations, inliner.numbers)
+    return InlinedProgram(closed, tree, inliner.shardings, inliner.equations, inliner.numbers, inliner.makers)
 
 
 class _Scope:
@@ -151,6 +157,7 @@ class _Inliner:
         self._names = _names()
         self._sources: tuple[SourceInfo, ...] = ()
         self.numbers: dict[Var, int] = {}
+        self.makers: dict[Var, int] = {}
         self._values: dict[Atom, AnnotatedValue] = {}
 
     def body(
@@ -189,20 +196,21 @@ class _Inliner:
         inputs = tuple(map(self._value, eqn.invars))
         info = eqn.source_info
         outer_sources, self._sources = self._sources, (info, *self._sources)
-        tagged = eqn.replace(source_info=info.replace(name_stack=info.name_stack.extend(f"{TAG}{number}")))
+        tagged = info.replace(name_stack=info.name_stack.extend(f"{TAG}{number}"))
         trip_count: int | None = 1
         if (called := _called(eqn)) is not None:
-            bodies = {"jaxpr": self._inlined(eqn, tagged, called, scope)}
+            bodies = {"jaxpr": self._inlined(number, eqn.replace(source_info=tagged), called, scope)}
         else:
             trip_count = trip_count_of(eqn)
             params, bodies = self._bodies(eqn)
             invars = [*map(scope.read, eqn.invars)]
             outvars = [scope.fresh(var) for var in eqn.outvars]
-            new = tagged.replace(invars=invars, outvars=outvars, params=params)
+            effects = {*eqn.effects, _mark} if bodies else eqn.effects
+            new = eqn.replace(invars=invars, outvars=outvars, params=params, effects=effects, source_info=tagged)
             # Shardy refuses a `shard_map` without arguments and results, which jax leaves out if nothing marks it.
             if eqn.invars or eqn.outvars or eqn.effects:
-                scope.eqns.append(new.replace(effects={*new.effects, _mark}) if bodies else new)
-            self._mark(scope, outvars)
+                scope.eqns.append(new)
+            self._mark(scope, outvars, number)
         for var in eqn.outvars:
             self._values[var] = self._named(var, scope.env[var], paths.get(var))
         self.equations[number] = AnnotatedEquation(
@@ -215,21 +223,19 @@ class _Inliner:
             bodies,
             self.modules,
             trip_count,
-            *loop_counts(eqn),
+            *(loop_counts(eqn) if bodies else ()),
         )
         self._sources = outer_sources
-        if (
-            trip_count is None
-            and (given := given_trip_count(self.equations[number].site, self._iterations)) is not None
-        ):
+        given = None if trip_count is not None else given_trip_count(self.equations[number].site, self._iterations)
+        if given is not None:
             self.equations[number] = dataclasses.replace(self.equations[number], trip_count=given)
         return self.equations[number]
 
     def _bodies(self, eqn: JaxprEqn) -> tuple[dict[str, Any], dict[str, AnnotatedJaxpr]]:
         """The parameters of an equation with the jaxprs of a loop, branch or shard_map inlined; these, annotated."""
-        params, bodies = {**eqn.params}, {}
         if control_flow_kind(eqn) is None and eqn.primitive is not shard_map_p:
-            return params, bodies
+            return eqn.params, {}
+        params, bodies = {**eqn.params}, {}
         for name, param in eqn.params.items():
             several = param if isinstance(param, tuple) else (param,)
             made = []
@@ -242,40 +248,43 @@ class _Inliner:
                 params[name] = tuple(made) if isinstance(param, tuple) else made[0]
         return params, bodies
 
-    def _inlined(self, eqn: JaxprEqn, tagged: JaxprEqn, called: "_Called", scope: _Scope) -> AnnotatedJaxpr:
+    def _inlined(self, number: int, eqn: JaxprEqn, called: "_Called", scope: _Scope) -> AnnotatedJaxpr:
         """The body of an equation that calls it once, in the scope of the equation."""
         (jaxpr, values), in_specs, out_specs = called
         inner = _Scope()
         operands = [*map(scope.read, eqn.invars)]
         if is_rematerialized(eqn):  # what it computes again must not be merged with the first computation
             behind = {atom: new_var(atom.aval) for atom in operands if isinstance(atom, Var)}
-            scope.eqns.append(barrier([*behind], [*behind.values()], tagged))
-            self._mark(scope, [*behind.values()])
+            scope.eqns.append(barrier([*behind], [*behind.values()], eqn))
+            self._mark(scope, [*behind.values()], number)
             operands = [behind.get(atom, atom) if isinstance(atom, Var) else atom for atom in operands]
         inner.eqns, inner.consts, inner.marked = scope.eqns, scope.consts, scope.marked
         constvars = [inner.fresh(var) for var in jaxpr.constvars]
         scope.consts.update(zip(constvars, values, strict=True))
         self._mark(scope, constvars)
         for var, atom, spec in zip(jaxpr.invars, operands, in_specs, strict=True):
-            inner.env[var] = self._constrained(atom, var, spec, tagged, scope)
+            inner.env[var] = self._constrained(atom, var, spec, (number, eqn), scope)
         tree = self._inside(jaxpr, inner, {})
         for var, atom, spec in zip(eqn.outvars, map(inner.read, jaxpr.outvars), out_specs, strict=True):
-            scope.env[var] = self._constrained(atom, var, spec, tagged, scope)
+            scope.env[var] = self._constrained(atom, var, spec, (number, eqn), scope)
         return tree
 
-    def _constrained(self, atom: Atom, var: Var, spec: _Spec, tagged: JaxprEqn, scope: _Scope) -> Atom:
+    def _constrained(self, atom: Atom, var: Var, spec: _Spec, of: tuple[int, JaxprEqn], scope: _Scope) -> Atom:
         if spec is None or not getattr(var.aval, "ndim", 0):
             return atom
         fresh = new_var(var.aval)
         requested, mesh = spec
-        scope.eqns.append(constraint(atom, fresh, requested, mesh, tagged))
-        self._mark(scope, [fresh])
+        number, eqn = of
+        scope.eqns.append(constraint(atom, fresh, requested, mesh, eqn))
+        self._mark(scope, [fresh], number)
         return fresh
 
-    def _mark(self, scope: _Scope, variables: Sequence[Var]) -> None:
-        """Numbers variables, and makes the arrays among them operands of the scope's mark."""
+    def _mark(self, scope: _Scope, variables: Sequence[Var], maker: int | None = None) -> None:
+        """Numbers variables, those of an equation, and makes the arrays among them operands of the scope's mark."""
         for var in variables:
             self.numbers[var] = len(self.numbers)
+            if maker is not None:
+                self.makers[var] = maker
             if isinstance(var.aval, ShapedArray):
                 scope.marked.append(var)
 

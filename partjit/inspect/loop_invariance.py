@@ -56,6 +56,6 @@ def _arguments(op: ir.Operation) -> Iterator[ir.Value]:
 
 def _with_callees(op: ir.Operation, functions: Mapping[str, ir.Operation]) -> Iterator[ir.Operation]:
     for inner in nested(op):
-        yield inner.operation
-        if inner.operation.name == "func.call":
-            yield from _with_callees(functions[inner.operation.attributes["callee"].value], functions)
+        yield inner
+        if inner.name == "func.call":
+            yield from _with_callees(functions[ir.FlatSymbolRefAttr(inner.attributes["callee"]).value], functions)

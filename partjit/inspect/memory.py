@@ -3,16 +3,14 @@
 import collections
 import dataclasses
 import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from jax.core import ShapedArray
-from jax.extend.core import JaxprEqn, Var
+from jax.extend.core import Var
 
 from partjit._jax.compiling import MeshExecutable
 from partjit.inspect.buffers import temporaries
 from partjit.inspect.collectives import Collective
-from partjit.inspect.inlining import TAG
 from partjit.inspect.propagation import Partitioned
 from partjit.render.numbers import shown_bytes
 
@@ -82,7 +80,7 @@ def estimate_memory(
             own = sum(value.nbytes_per_device for value in equation.outputs if collective.kind == "all-reduce")
             moved[equation.number] += max(0, collective.result_bytes - own)
     inner = inlined.jaxpr.jaxpr
-    found = temporaries(inner, size, moved, _number)
+    found = temporaries(inner, size, moved, inlined.equation_of)
     in_bytes = [*map(size, inner.invars)]
     arguments = sum(in_bytes) + sum(map(size, inner.constvars))
     results = sum(size(var) for var in inner.outvars if isinstance(var, Var))
@@ -119,11 +117,6 @@ def _unknown(partitioned: Partitioned, moves_much: bool) -> Iterator[str]:
     )
     if narrow and (mesh.empty or mesh.devices.flat[0].platform == "cpu"):
         yield "the matrix products that the CPU computes in 32 bits"
-
-
-def _number(eqn: JaxprEqn) -> int:
-    found = re.findall(rf"{TAG}(\d+)", str(eqn.source_info.name_stack))
-    return int(found[-1]) if found else -1
 
 
 def read_memory(name: str, compiled: MeshExecutable) -> Memory | None:

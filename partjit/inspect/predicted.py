@@ -92,13 +92,13 @@ def _collectives(module: ir.Module) -> Iterator[tuple[str, ir.Operation]]:
     for caller, function in _functions(module):
         seen = set()
         for op in nested(function):
-            name = op.operation.name
-            if name in _STABLEHLO or moved_by(op.operation) is not None:
-                yield caller, op.operation
+            name = op.name
+            if name in _STABLEHLO or moved_by(op) is not None:
+                yield caller, op
             elif name in _SDY:
-                same = name, op.operands[0], op.attributes["out_sharding"], op.operation.block
+                same = name, op.operands[0], op.attributes["out_sharding"], op.block
                 if same not in seen:
-                    yield caller, op.operation
+                    yield caller, op
                 seen.add(same)
 
 
@@ -115,8 +115,9 @@ class _Reading:
         self._calls: dict[str, list[tuple[str, ir.Operation]]] = {}
         for caller, function in _functions(module):
             for op in nested(function):
-                if op.operation.name == "func.call":
-                    self._calls.setdefault(op.attributes["callee"].value, []).append((caller, op.operation))
+                if op.name == "func.call":
+                    callee = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
+                    self._calls.setdefault(callee, []).append((caller, op))
 
     def instances(self, function: str, op: ir.Operation) -> list[tuple[int | None, Times]]:
         """The equations that an operation belongs to, and how often it runs for each.

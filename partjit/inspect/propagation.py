@@ -117,7 +117,7 @@ def propagated(module: ir.Module, unit: Unit, inlined: InlinedProgram) -> Partit
     """
     propagate(module)
     shardings, of_values = Shardings(module), dict[int, TensorSharding]()
-    operations = [op.operation for op in nested(module.operation)]
+    operations = nested(module.operation)
     for op in operations:
         if is_mark(op):
             numbers = map(int, re.findall(r"\d+", op.attributes["backend_config"].value))

@@ -93,14 +93,14 @@ def _apply(module: ir.Module, partitioned: Partitioned, change: Change) -> None:
             dicts[k] = ir.DictAttr.get({**known, "sdy.sharding": _written(axes)})
         if specs:
             attributes[which] = ir.ArrayAttr.get(dicts)
-    operations = [op.operation for op in nested(module.operation)]
+    operations = nested(module.operation)
     for op in operations if change.dropped else ():
         tags = _TAG.findall(str(op.location)) if op.name == _CONSTRAINT else ()
         if tags and int(tags[-1]) in change.dropped:
             op.results[0].replace_all_uses_with(op.operands[0])
             op.erase()
     if change.values:
-        for number, value in [*_marked([op.operation for op in nested(module.operation)])]:
+        for number, value in [*_marked(nested(module.operation))]:
             if number in change.values:
                 _constrain(value, change.values[number])
 

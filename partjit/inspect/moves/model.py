@@ -53,7 +53,7 @@ class Tensor:
         """The shape of the largest shard."""
         return tuple(-(-n // count) for n, count in zip(self.shape, self.shards, strict=True))
 
-    @property
+    @functools.cached_property
     def is_sharded(self) -> bool:
         """Whether it has several shards."""
         return any(count > 1 for count in self.shards)

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -68,12 +68,14 @@ class Writing:
         self.moved: list[Moved] = []
         self._module, self._shardings, self._mesh, self._primitive_of = module, shardings, mesh, primitive_of
         self._attributes: dict[TensorSharding, ir.Attribute] = {}
+        self._sizes = dict(mesh.shape)
 
     def operations(self) -> None:
         """Replaces the operations that have models, and adds the reshards that XLA makes for them."""
-        candidates = [op.operation for op in nested(self._module.operation) if op.operation.name in MODELS]
+        candidates = [op for op in nested(self._module.operation) if op.name in MODELS]
         # All models first: some look at the operations that compute their operands.
-        modelled = [(op, found) for op in candidates if (found := self._modelled(op)) is not None]
+        tensors = _Tensors(self._of)
+        modelled = [(op, found) for op in candidates if (found := self._modelled(op, tensors)) is not None]
         for op, (operation, model) in reversed(modelled):
             if _is_used(op):
                 self._replace(op, operation, model)
@@ -83,7 +85,7 @@ class Writing:
     def reshards(self) -> None:
         """Replaces all reshards by calls."""
         made: dict[Any, ir.Value] = {}
-        reshards = [op.operation for op in nested(self._module.operation) if op.operation.name == "sdy.reshard"]
+        reshards = [op for op in nested(self._module.operation) if op.name == "sdy.reshard"]
         for op in reshards:
             value, result = op.operands[0], op.results[0]
             before = definition(value, "sdy.reshard")
@@ -109,20 +111,8 @@ class Writing:
             found if len(found.axes) >= ndim else dataclasses.replace(TensorSharding.replicated(ndim), mesh=found.mesh)
         )
 
-    def _tensors(self, values: Any) -> tuple[Tensor, ...]:
-        arrays = (value for value in values if isinstance(value.type, ir.RankedTensorType))
-        return tuple(
-            Tensor(shape, dtype, itemsize, self._of(value))
-            for value in arrays
-            for shape, itemsize, dtype in [element_type(value)]
-        )
-
-    def _modelled(self, op: ir.Operation) -> tuple[Operation, Model | None] | None:
-        if not any(
-            value.type.shape for value in (*op.operands, *op.results) if isinstance(value.type, ir.RankedTensorType)
-        ):
-            return None  # in the body of a reduction
-        operands, results = self._tensors(op.operands), self._tensors(op.results)
+    def _modelled(self, op: ir.Operation, tensors: "_Tensors") -> tuple[Operation, Model | None] | None:
+        operands, results = tensors.of(op.operands), tensors.of(op.results)
         sharded = [tensor for tensor in (*operands, *results) if tensor.is_sharded]
         if not sharded or any(0 in tensor.shape for tensor in results):
             return None
@@ -143,7 +133,7 @@ class Writing:
             if outer.name == "sdy.manual_computation":
                 manual |= {*sdy.ManualAxesAttr(outer.attributes["manual_axes"])}
             outer = outer.parent
-        return {name: size for name, size in self._mesh.shape.items() if name not in manual}
+        return {name: size for name, size in self._sizes.items() if name not in manual}
 
     def _replace(self, op: ir.Operation, operation: Operation, model: Model | None) -> None:
         """Replaces an operation by a call between reshards."""
@@ -186,7 +176,8 @@ class Writing:
             owner.operands[number] = resharded
 
     def _reshard(self, op: ir.Operation) -> None:
-        (before,), (after,) = self._tensors(op.operands), self._tensors(op.results)
+        tensors = _Tensors(self._of)
+        (before,), (after,) = tensors.of(op.operands), tensors.of(op.results)
         try:
             transfers = self._steps_between(op, before, after)
         except Unmodelled:
@@ -240,6 +231,43 @@ class Writing:
             dims = ["{" + ", ".join(map(_reference, axes)) + "}" for axes in sharding.axes]
             self._attributes[sharding] = ir.Attribute.parse(f"#sdy.sharding<@mesh, [{', '.join(dims)}]>")
         return self._attributes[sharding]
+
+
+class _Tensors:
+    """The arrays among the operands and results of operations, of a module that is not changed meanwhile.
+
+    Values of one type and sharding are one tensor, and each value is read once: a program has few of the former.
+    """
+
+    def __init__(self, sharding_of: Callable[[ir.Value], TensorSharding]) -> None:
+        self._sharding_of = sharding_of
+        self._of_values: dict[ir.Value, Tensor | None] = {}
+        self._alike: dict[tuple[ir.Type, TensorSharding], Tensor] = {}
+
+    def of(self, values: Iterable[ir.Value]) -> tuple[Tensor, ...]:
+        """The tensors of those that are arrays."""
+        found = []
+        for value in values:
+            if value not in self._of_values:
+                self._of_values[value] = self._read(value)
+            if (tensor := self._of_values[value]) is not None:
+                found.append(tensor)
+        return tuple(found)
+
+    def _read(self, value: Any) -> Tensor | None:
+        type_ = value.type
+        if not isinstance(type_, ir.RankedTensorType):
+            return None
+        # Scalars are not sharded, and those in the body of a reduction have no sharding to be read.
+        sharding = self._sharding_of(value) if type_.rank else _SCALAR
+        key = type_, sharding
+        if key not in self._alike:
+            shape, itemsize, dtype = element_type(value)
+            self._alike[key] = Tensor(shape, dtype, itemsize, sharding)
+        return self._alike[key]
+
+
+_SCALAR = TensorSharding.replicated(0)
 
 
 @functools.lru_cache(maxsize=4096)
