@@ -4,7 +4,9 @@ The program is the training step of a transformer, that of `cold.py`, on a mesh 
 
 * annotation and collectives: the propagation of the lowered step, every value with its spec, and the collectives that
   follow, against compiling the same step. What both need, the trace, is there already.
-* report: `explain` as a whole, against tracing, lowering and compiling; and its page.
+* report: `explain` of a traced step, against lowering and compiling it, and from the function on, against tracing it
+  as well: the trace is jax's own, and takes as long for both. Then what is computed when it is first read: memory
+  and FLOPs, the text with the findings whose suggestions are tried out, and the page.
 * growth: the same per equation for several depths, which must not grow with the depth.
 * why: the first question to a report, which follows every value to where it comes from, and later ones.
 
@@ -30,6 +32,7 @@ from partjit.inspect.propagation import partition
 from partjit.inspect.tracing import trace_function
 
 ANNOTATION_BOUND = 0.30
+EXPLAIN_BOUND = 0.15
 GROWTH_BOUND = 1.30
 
 Clock = Callable[[], float]
@@ -93,19 +96,26 @@ def compile_step(subject: Subject, mesh: Mesh, clock: Clock) -> dict[str, float]
         lowered.compile()
         marks.append(clock())
     times = dict(zip(cold.STAGES, (b - a for a, b in itertools.pairwise(marks)), strict=True))
-    return times | {"the three stages": marks[-1] - marks[0]}
+    return times | {"lower and compile": marks[-1] - marks[1], "the three stages": marks[-1] - marks[0]}
 
 
 def read(subject: Subject, mesh: Mesh, clock: Clock) -> dict[str, float]:
     """What a reader waits for, from a function to a page and to answers."""
-    told, seconds = timed(clock, lambda: explain(subject.step, subject.state, subject.tokens, mesh=mesh))
+    with mesh:
+        traced, trace = timed(clock, lambda: subject.step.trace(subject.state, subject.tokens))
+    told, seconds = timed(clock, lambda: explain(traced, mesh=mesh))
+    _, costs = timed(clock, lambda: (told.estimates, told.flops))
+    _, text = timed(clock, told.to_text)
     page, page_seconds = timed(clock, told.to_html)
     values = [value for value in told.values if value.is_array]
     _, first = timed(clock, lambda: told.why(values[0]))
     asked = values[:: max(1, len(values) // 50)]
     _, later = timed(clock, lambda: [told.why(value) for value in asked])
     return {
-        "explain": seconds,
+        "after the trace": seconds,
+        "explain": trace + seconds,
+        "costs": costs,
+        "text": text,
         "page": page_seconds,
         "first why": first,
         "later why": later / len(asked),
@@ -136,7 +146,10 @@ def against_compilation(taken: Taken) -> Iterator[report.Row]:
         ("annotation", annotated["annotation"], "compile", None),
         ("predicted collectives", annotated["collectives"], "compile", None),
         ("both", annotated["both"], "compile", ANNOTATION_BOUND),
+        ("explain, after the trace", reading["after the trace"], "lower and compile", EXPLAIN_BOUND),
         ("explain, from the function on", reading["explain"], "the three stages", None),
+        ("memory and FLOPs, when first read", reading["costs"], "the three stages", None),
+        ("text, with findings tried out", reading["text"], "the three stages", None),
         ("page", reading["page"], "the three stages", None),
     ]
     for what, seconds, stage, bound in parts:

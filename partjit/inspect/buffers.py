@@ -159,11 +159,10 @@ class _Buffers:
 
     def _within(self, eqn: JaxprEqn, equation: AnnotatedEquation | None) -> int:
         """Bytes that an equation needs besides its operands and results."""
-        inside = moved = 0
+        bodies: Iterable[Jaxpr] = ()
         if equation is None or equation.bodies:
-            bodies = [getattr(inner, "jaxpr", inner) for inner in jaxprs_in_params(eqn.params)]
-            peaks = (_Buffers(body, self._size, self._moved, self._equation_of).peak() for body in bodies)
-            inside = max((peak.total for peak in peaks), default=0)
-        if equation is not None:
-            moved = self._moved.get(equation.number, 0)
-        return inside + moved + _COPIES.get(eqn.primitive.name, _no_copies)(map(self._size_of, eqn.invars))
+            bodies = (getattr(inner, "jaxpr", inner) for inner in jaxprs_in_params(eqn.params))
+        inside = (_Buffers(body, self._size, self._moved, self._equation_of).peak().total for body in bodies)
+        moved = 0 if equation is None else self._moved.get(equation.number, 0)
+        copies = _COPIES.get(eqn.primitive.name, _no_copies)(map(self._size_of, eqn.invars))
+        return max(inside, default=0) + moved + copies

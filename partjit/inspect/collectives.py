@@ -231,6 +231,8 @@ _Repeated = TypeVar("_Repeated", Collective, UnknownMove)
 
 def repeated(one: _Repeated, runs: int | None) -> _Repeated:
     """A collective, or a move, of a program that runs so often in a step; None if that is unknown."""
+    if runs == 1:
+        return one
     times = None if runs is None or one.times is None else one.times * runs
     per = None if one.per is None else one.per * Times(1 if runs is None else runs)
     return dataclasses.replace(one, times=times, per=per, is_exact=one.is_exact and times is not None)

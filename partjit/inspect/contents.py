@@ -9,13 +9,14 @@ from jax.sharding import Mesh
 
 from partjit.checks import require_integer
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue
-from partjit.inspect.collectives import Collective, UnknownMove, executions, total_bytes
+from partjit.inspect.collectives import Collective, UnknownMove, executions, repeated, total_bytes
 from partjit.inspect.compiled import CompiledUnit
-from partjit.inspect.findings import Finding, grouped
-from partjit.inspect.flops import Flops
+from partjit.inspect.findings import Finding, findings_of, grouped
+from partjit.inspect.flops import Flops, flops_of
 from partjit.inspect.listing import Listing, lines_of
-from partjit.inspect.memory import Memory
+from partjit.inspect.memory import Memory, estimate_memory
 from partjit.inspect.modules import folded, pattern_of
+from partjit.inspect.predicted import Prediction
 from partjit.inspect.propagation import Partitioned
 from partjit.inspect.suggestions import tried_out
 from partjit.inspect.user_lines import shown_lines
@@ -28,6 +29,7 @@ from partjit.render.text import table
 __all__ = ["Collectives", "Contents"]
 
 _LISTED = 3
+_LARGE = 1 << 16
 
 
 class Collectives(tuple[Collective, ...]):
@@ -162,40 +164,67 @@ class Contents:
         whole: the function as one program, annotated.
         programs: the programs that are compiled, annotated: the function itself, or the fragments of its plan.
         plan: its plan, if it makes colocated calls.
-        predicted: the collectives that the shardings require.
+        donated: which arguments of each program are.
+        predictions: of each program, the collectives that its shardings require.
         compiled: the compiled programs; empty if nothing was compiled.
         noted: findings about calls, and about what XLA did.
-        candidates: findings about shardings, whose suggestions are not tried out.
-        estimates: the memory of each program, computed from its equations.
-        flops: of one execution, counted in the equations.
-        donated: which arguments are, if there is no plan.
-        large: the number of bytes from which a replicated value is a finding.
+        requested_large: the number of bytes from which a replicated value is a finding; None for the default.
         bandwidth: the bytes per second that a device sends, or those of each axis by name; None if that is not stated.
+
+    What is computed from these alone, such as memory, FLOPs and findings, is computed when it is first read.
     """
 
     name: str
     whole: Partitioned
     programs: tuple[Partitioned, ...]
     plan: Plan | None
-    predicted: Collectives
+    donated: tuple[tuple[bool, ...], ...]
+    predictions: tuple[Prediction, ...]
     compiled: tuple[CompiledUnit, ...]
     noted: tuple[Finding, ...]
-    candidates: tuple[Finding, ...]
-    estimates: tuple[Memory, ...]
-    flops: Flops
-    donated: tuple[bool, ...]
-    large: float
+    requested_large: float | None
     bandwidth: float | Mapping[str, float] | None
+
+    @functools.cached_property
+    def predicted(self) -> Collectives:
+        """The collectives that the shardings require, those of a fragment as often as it runs."""
+        each = [*zip(self.programs, self.predictions, strict=True)]
+        return Collectives(
+            [repeated(c, program.unit.times) for program, prediction in each for c in prediction.collectives],
+            "predicted",
+            [repeated(move, program.unit.times) for program, prediction in each for move in prediction.unknown],
+        )
+
+    @functools.cached_property
+    def flops(self) -> Flops:
+        """FLOPs of one execution, counted in the equations."""
+        return flops_of(self.whole.tree)
+
+    @functools.cached_property
+    def estimates(self) -> tuple[Memory, ...]:
+        """The memory of each program, computed from its equations."""
+        each = zip(self.programs, self.donated, self.predictions, strict=True)
+        return tuple(estimate_memory(program, flags, found.collectives) for program, flags, found in each)
+
+    @property
+    def large(self) -> float:
+        """The number of bytes from which a replicated value is a finding."""
+        if self.requested_large is not None:
+            return self.requested_large
+        return max(_LARGE, max((estimate.peak for estimate in self.estimates), default=0) // 100)
 
     @functools.cached_property
     def findings(self) -> tuple[Finding, ...]:
         """What to look at first, the most costly kind first; suggestions are tried out when this is first read."""
+        large, found = self.large, list[Finding]()
+        for program, prediction in zip(self.programs, self.predictions, strict=True):
+            collectives = [repeated(c, program.unit.times) for c in prediction.collectives]
+            found += findings_of(program, collectives, large)
         if self.plan is not None:
-            return (*self.noted, *self.candidates)
-        (program,), moved = self.programs, self.predicted
+            return (*self.noted, *found)
+        (program,), (donated,), moved = self.programs, self.donated, self.predicted
         costs = Effect(moved.bytes_per_step, moved.bytes_per_step_at_most, self.estimates[0].peak)
-        tried = tried_out(self.candidates, program, self.donated, moved, costs, self.large)
-        return (*self.noted, *tried)
+        return (*self.noted, *tried_out(found, program, donated, moved, costs, large))
 
     @property
     def seconds(self) -> Mapping[tuple[str, ...], float]:

@@ -7,14 +7,9 @@ from typing import cast
 from jax.sharding import Mesh
 
 from partjit.checks import require, require_flag, require_mesh_type, require_number, wrong_value
-from partjit.inspect.collectives import repeated
 from partjit.inspect.compiled import compile_unit
-from partjit.inspect.contents import Collectives
-from partjit.inspect.findings import findings_of
 from partjit.inspect.findings_of_calls import findings_of_calls
 from partjit.inspect.findings_of_xla import findings_of_xla
-from partjit.inspect.flops import flops_of
-from partjit.inspect.memory import estimate_memory
 from partjit.inspect.predicted import predict
 from partjit.inspect.propagation import Partitioned, partition
 from partjit.inspect.report import Report
@@ -23,8 +18,6 @@ from partjit.inspect.tracing import fragments_of, trace_function
 from partjit.inspect.user_lines import shown_line
 
 __all__ = ["explain"]
-
-_LARGE = 1 << 16
 
 
 def explain(
@@ -94,28 +87,8 @@ def explain(
         units_of_plan = (dataclasses.replace(unit, iterations=given) for unit in fragments_of(traced.plan))
         programs = tuple(map(partition, units_of_plan))
         donated = tuple(fragment.donated_arguments for fragment in traced.plan.fragments)
-    predictions = [predict(program) for program in programs]
-    predicted = [
-        [repeated(c, program.unit.times) for c in prediction.collectives]
-        for program, prediction in zip(programs, predictions, strict=True)
-    ]
-    unknown = [
-        repeated(move, program.unit.times)
-        for program, prediction in zip(programs, predictions, strict=True)
-        for move in prediction.unknown
-    ]
-    estimates = [
-        estimate_memory(program, flags, prediction.collectives)
-        for program, flags, prediction in zip(programs, donated, predictions, strict=True)
-    ]
-    if large is None:
-        large = max(_LARGE, max(estimate.peak for estimate in estimates) // 100)
+    predictions = tuple(map(predict, programs))
     units = [compile_unit(program.unit, flags) for program, flags in zip(programs, donated, strict=True) if compiled]
-    findings = [
-        finding
-        for program, collectives in zip(programs, predicted, strict=True)
-        for finding in findings_of(program, collectives, large)
-    ]
     warnings = [
         finding
         for program, unit in zip(programs, units, strict=False)  # nothing is compiled unless requested
@@ -126,13 +99,10 @@ def explain(
         whole,
         programs,
         traced.plan,
-        Collectives([c for collectives in predicted for c in collectives], "predicted", unknown),
+        donated,
+        predictions,
         tuple(units),
         (*warnings, *(() if traced.plan is None else findings_of_calls(traced.plan))),
-        tuple(findings),
-        tuple(estimates),
-        flops_of(whole.tree),
-        donated[0] if traced.plan is None else (),
         large,
         bandwidth,
     )

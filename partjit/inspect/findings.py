@@ -66,7 +66,7 @@ class Finding:
         return f"{self.kind}: {self.text}{where}\n  {self.suggestion}{effect}"
 
 
-def findings_of(partitioned: Partitioned, collectives: Sequence[Collective], large: int) -> tuple[Finding, ...]:
+def findings_of(partitioned: Partitioned, collectives: Sequence[Collective], large: float) -> tuple[Finding, ...]:
     """The findings in a unit with these collectives, those of most bytes first.
 
     A replicated value of at least `large` bytes is a finding.
@@ -89,7 +89,7 @@ def findings_of(partitioned: Partitioned, collectives: Sequence[Collective], lar
     return tuple(sorted(found, key=lambda finding: -finding.nbytes))
 
 
-def _replicated(partitioned: Partitioned, large: int) -> Iterator[Finding]:
+def _replicated(partitioned: Partitioned, large: float) -> Iterator[Finding]:
     shardings = dict(zip(partitioned.tree.inputs, partitioned.unit.in_shardings, strict=True))
     for value in partitioned.tree.inputs:
         if _is_large(value, large) and shardings[value] is UNSPECIFIED:
@@ -144,7 +144,7 @@ def _passed_on(equation: AnnotatedEquation, numbers: Container[int]) -> Iterator
                     yield inner.number
 
 
-def _is_large(value: AnnotatedValue, large: int) -> bool:
+def _is_large(value: AnnotatedValue, large: float) -> bool:
     """Whether it is a replicated value of so many bytes."""
     return value.is_array and not value.literal and value.is_replicated and value.nbytes >= large
 

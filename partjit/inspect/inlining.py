@@ -100,7 +100,8 @@ class InlinedProgram:
 
     def equation_of(self, eqn: JaxprEqn) -> AnnotatedEquation | None:
         """The equation of the tree that one of `jaxpr` stands for, if it has results."""
-        return self.equations[self.makers[eqn.outvars[0]]] if eqn.outvars else None
+        number = self.makers.get(eqn.outvars[0]) if eqn.outvars else None
+        return None if number is None else self.equations[number]
 
 
 def inline_program(

@@ -120,7 +120,7 @@ def propagated(module: ir.Module, unit: Unit, inlined: InlinedProgram) -> Partit
     operations = nested(module.operation)
     for op in operations:
         if is_mark(op):
-            numbers = map(int, re.findall(r"\d+", op.attributes["backend_config"].value))
+            numbers = map(int, re.findall(r"\d+", ir.StringAttr(op.attributes["backend_config"]).value))
             for number, operand in zip(numbers, op.operands, strict=True):
                 sharding = shardings.of(operand) or TensorSharding.replicated(len(operand.type.shape))
                 of_values[number] = sharding
