@@ -99,7 +99,7 @@ def tallied(entries: Iterable[tuple[Key, int, int, float]]) -> Tallies:
 
 
 def of_report(collectives: Iterable[Collective]) -> Tallies:
-    return tallied(((c.kind, c.axes or ("?",)), c.combined, c.times or 1, c.bytes_moved) for c in collectives)
+    return tallied(((c.kind, c.axes or ("?",)), c.combined, c.executions, c.bytes_moved) for c in collectives)
 
 
 def of_text(text: str, mesh: truth_hlo.Axes) -> Tallies:

@@ -19,6 +19,7 @@ from partjit.inspect.collectives import KINDS, Collective, UnknownMove
 from partjit.inspect.hlo.device_groups import Groups, axes_of_groups, axes_of_pairs, device_ids, parse_groups
 from partjit.inspect.inlining import TAG
 from partjit.inspect.loop_invariance import varying
+from partjit.inspect.moves.merging import merge
 from partjit.inspect.moves.model import Tensor, element_type, elements
 from partjit.inspect.moves.resharding import reshard
 from partjit.inspect.moves.rewriting import Moved, Writing, moved_by
@@ -26,7 +27,7 @@ from partjit.inspect.moves.tiles import Step, tiles_of
 from partjit.inspect.propagation import Partitioned
 from partjit.inspect.times import ONCE, Times
 from partjit.inspect.why.dataflow import reachable
-from partjit.shardy import Shardings, TensorSharding, insert_reshards, merge_equal, nested
+from partjit.shardy import Shardings, TensorSharding, insert_reshards, nested
 
 __all__ = ["Prediction", "predict"]
 
@@ -55,7 +56,7 @@ def predict(partitioned: Partitioned) -> Prediction:
     module = partitioned.module
     if module is None or partitioned.shardings is None:
         return Prediction((), ())
-    merge_equal(module)
+    merge(module, partitioned.shardings)
     equations = partitioned.inlined.equations
 
     def primitive_of(op: ir.Operation) -> str:

@@ -85,6 +85,7 @@ class Model:
         transfers: what is moved besides.
         absorbs: whether the operations that compute the operands are part of it: it is given their first operands.
         keeps: whether the operation stays, with the operands resharded.
+        distinct: the operands whose reshards XLA does not merge with equal ones of other operations.
     """
 
     operands: tuple[tuple[TensorSharding, ...], ...]
@@ -92,6 +93,7 @@ class Model:
     transfers: tuple[Transfer, ...] = ()
     absorbs: bool = False
     keeps: bool = False
+    distinct: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -136,6 +138,7 @@ class Operation:
         results: Sequence[TensorSharding | None] | None = None,
         transfers: Sequence[Transfer] = (),
         keeps: bool = False,
+        distinct: Sequence[int] = (),
     ) -> Model:
         """A model, from the operands that are resharded."""
         chains = tuple(tuple((operands or {}).get(k, ())) for k in range(len(self.operands)))
@@ -144,6 +147,7 @@ class Operation:
             results=(None,) * len(self.results) if results is None else tuple(results),
             transfers=tuple(transfers),
             keeps=keeps,
+            distinct=tuple(distinct),
         )
 
     def replicated(self, which: Collection[int] | None = None) -> Model:

@@ -25,6 +25,7 @@ from partjit.shardy import Shardings, TensorSharding, nested
 __all__ = ["Moved", "Writing", "moved_by"]
 
 _CALL = "partjit.moves"
+_DISTINCT = "partjit.distinct"  # an attribute of reshards
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -93,7 +94,7 @@ class Writing:
             if before is not None and self._of(before.operands[0]) == self._of(result):
                 result.replace_all_uses_with(before.operands[0])
                 continue
-            key = value, op.attributes["sharding"], op.block
+            key = value, op.attributes["sharding"], op.block, _DISTINCT in op.attributes
             if key in made:
                 result.replace_all_uses_with(made[key])
             made.setdefault(key, result)
@@ -142,14 +143,19 @@ class Writing:
         written = model or operation.model()
         with op.context, op.location, ir.InsertionPoint(op):
 
-            def resharded(value: ir.Value, sharding: TensorSharding) -> ir.Value:
-                return sdy.ReshardOp(value, self._attribute(sharding)).result
+            def resharded(value: ir.Value, sharding: TensorSharding, distinct: bool = False) -> ir.Value:
+                made = sdy.ReshardOp(value, self._attribute(sharding))
+                if distinct:
+                    made.operation.attributes[_DISTINCT] = ir.UnitAttr.get()
+                return made.result
 
             absorbed: list[Any] = [value.owner for value in op.operands] if written.absorbs else []
             operands = [owner.operands[0] for owner in absorbed] or [*op.operands]
             chains = (*written.operands, *[()] * (len(operands) - len(written.operands)))
-            chained = zip(chains, operands, strict=True)
-            operands = [functools.reduce(resharded, chain, value) for chain, value in chained]
+            operands = [
+                functools.reduce(functools.partial(resharded, distinct=k in written.distinct), chain, value)
+                for k, (chain, value) in enumerate(zip(chains, operands, strict=True))
+            ]
             if written.keeps:
                 for k, value in enumerate(operands):
                     op.operands[k] = value

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from partjit.inspect.moves.halo import Window, exchange
 from partjit.inspect.moves.model import Model, Operation, Tensor, Transfer, elements, without
+from partjit.inspect.moves.products import product
 from partjit.inspect.moves.tiles import Step, Unmodelled
 from partjit.shardy import TensorSharding
 
@@ -83,7 +84,10 @@ def reduce_window(op: Operation) -> Model:
 
 
 def convolution(op: Operation) -> Model | None:
-    """A convolution whose result is sharded along spatial dimensions like its input, and its kernel replicated."""
+    """A convolution: a product of features where no spatial dimension is sharded.
+
+    Where the result is sharded along spatial dimensions like its input, and the kernel replicated, halos are exchanged.
+    """
     image, kernel, result = op.operands[0], op.operands[1], op.results[0]
     inputs, kernels, results = _dimension_numbers(op)
     spatial = [*range(len(inputs) - 2)]
@@ -93,9 +97,12 @@ def convolution(op: Operation) -> Model | None:
         and all(kernel.shards[kernels[str(k)]] == 1 for k in spatial)
         and all(result.shards[results[str(k)]] == 1 for k in spatial)
     ):
-        if image.sharding.axes[inputs["f"]] != kernel.sharding.axes[kernels["i"]]:
-            raise Unmodelled
-        return None
+        if (op.number("feature_group_count"), op.number("batch_group_count")) != (1, 1):
+            if image.sharding.axes[inputs["f"]] != kernel.sharding.axes[kernels["i"]]:
+                raise Unmodelled
+            return None
+        own = {inputs[key]: there for key, there in results.items() if key != "f"}, {kernels["o"]: results["f"]}
+        return product(op, [(inputs["f"], kernels["i"])], [], own)
     axes, parts = list(image.sharding.axes), list(image.sharding.parts)
     for here, there in (("b", "b"), ("f", "f"), *((str(k), str(k)) for k in spatial)):
         axes[inputs[here]] = result.sharding.axes[results[there]]

@@ -49,18 +49,76 @@ def test_operations_are_predicted_as_they_are_compiled():
     assert report.predicted.bytes_per_step == pytest.approx(report.collectives.bytes_per_step)
 
 
-@pytest.mark.parametrize("wanted", [P("x"), P(None, "x"), P(("y", "x")), P("y", "x"), P("x", "y")])
-def test_the_gradient_of_a_parameter_that_is_sharded_as_the_batch_is_summed_whole(wanted):
-    """As XLA does it on CPUs, each device then takes its part; or it is marked."""
+def images(x, kernel):
+    return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def of_parameters(fun):
+    """The value, and its gradient for the second argument."""
+
+    def both(x, w):
+        value, back = jax.vjp(lambda w: jnp.sin(fun(x, w)), w)
+        return value, back(jnp.cos(value))[0]
+
+    return both
+
+
+# What is computed, shapes, and the axes of the operands and of the gradient, for the mesh (("x", 4), ("y", 2)).
+PRODUCTS = {
+    "a gather in groups is not merged with one among all": (jnp.matmul, (512, 16), (16, 16), P("x", "y"), P(None, "y")),
+    "equal gathers are merged": (jnp.matmul, (16, 32), (32, 32), P("x", "y"), P(None, "y")),
+    "parameters gathered over the batch's axis": (jnp.matmul, (32, 16), (16, 64), P("x"), P("x", "y")),
+    "summed over one axis, then a slice over the other": (jnp.matmul, (64, 16), (16, 8), P(("x", "y")), P(None, "y")),
+    "features of 3 x 3": (images, (8, 4, 4, 16), (3, 3, 16, 8), P("x", None, None, "y"), P(None, None, None, "y")),
+    "features of 1 x 1": (images, (8, 8, 8, 16), (1, 1, 16, 32), P("x", None, None, "y"), P(None, None, None, "y")),
+}
+
+
+def test_products_and_convolutions_with_their_gradients_are_predicted_as_they_are_compiled():
+    """Sums are never merged, gathers are if XLA writes their groups in the same form."""
+
+    def fun(*pairs):
+        sums = [(jnp.sin(x.sum(0)), jnp.cos(x.sum(0))) for x, _ in pairs[:1]]
+        return sums, [of_parameters(case[0])(*pair) for case, pair in zip(PRODUCTS.values(), pairs, strict=True)]
+
+    structs = [tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in case[1:3]) for case in PRODUCTS.values()]
+    specs = tuple(case[3:] for case in PRODUCTS.values())
+    out = (None, [(None, parameter) for _, parameter in specs])
+    step = pjit(fun, in_shardings=specs, out_shardings=out)
+    report = explain(step, *structs, mesh=make_mesh(), compiled=True)
+    assert report.predicted.unknown == ()
+    assert report.predicted.counts == report.collectives.counts
+    assert report.predicted.bytes_per_step == pytest.approx(report.collectives.bytes_per_step)
+
+
+BOTH = P(("x", "y"))
+
+
+@pytest.mark.parametrize(
+    ("batch", "wanted"),
+    [(P("x"), [P("x"), P(None, "x")]), (BOTH, [P("x"), P("y"), P(None, "y"), P("x", "y"), BOTH, P(("y", "x"))])],
+)
+def test_the_gradient_of_a_parameter_that_is_sharded_as_the_batch_is_summed_whole(batch, wanted):
+    """As XLA does it, each device then takes its part; the sum over other axes is one of that part."""
+    structs = [jax.ShapeDtypeStruct((16, 16 * (k + 1)), "float32") for k in range(len(wanted))]
+    grad = pjit(lambda ys, x: [x.T @ y for y in ys], in_shardings=batch, out_shardings=wanted)
+    report = explain(grad, structs, structs[0], mesh=make_mesh(), compiled=True)
+    assert report.predicted.unknown == ()
+    assert report.predicted.counts == report.collectives.counts
+    assert report.predicted.bytes_per_step == pytest.approx(report.collectives.bytes_per_step)
+
+
+def test_gradients_that_are_sharded_further_than_the_batch_are_marked():
     structs = [jax.ShapeDtypeStruct((16, 16), "float32")] * 2
-    grad = pjit(lambda x, y: x.T @ y, in_shardings=(P("x"), P("x")), out_shardings=wanted)
-    report = explain(grad, *structs, mesh=make_mesh(), compiled=True)
-    predicted, compiled = report.predicted, report.collectives
-    if not predicted.unknown:
-        assert predicted.counts == compiled.counts
-        assert predicted.bytes_per_step == pytest.approx(compiled.bytes_per_step)
-    assert predicted.bytes_per_step <= compiled.bytes_per_step <= predicted.bytes_per_step_at_most
-    assert not predicted.unknown or wanted not in (P("x"), P(None, "x"))
+    grads = pjit(
+        lambda x, y: (x.T @ y, x.T @ jnp.sin(y), x.T @ jnp.cos(y)),
+        in_shardings=P("x"),
+        out_shardings=(P(("y", "x")), P("y", "x"), P("x", "y")),
+    )
+    report = explain(grads, *structs, mesh=make_mesh(), compiled=True)
+    predicted = report.predicted
+    assert predicted.unknown
+    assert predicted.bytes_per_step <= report.collectives.bytes_per_step <= predicted.bytes_per_step_at_most
 
 
 def test_what_is_not_modelled_is_marked():
