@@ -45,6 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--args", metavar="MAKE_ARGS", help="a function that returns the arguments; by default none")
     parser.add_argument("--devices", type=int, metavar="N", help="how many virtual devices; by default as the mesh has")
     parser.add_argument("--compiled", action="store_true", help="compile it too, and report on the optimized program")
+    parser.add_argument(
+        "--iterations",
+        metavar="LINE=COUNT,...",
+        help="the trip counts of while loops that the program does not say: model.py:12=100",
+    )
     parser.add_argument("--why", metavar="VALUE", help="why a value is sharded so: params['w'], model.py:12, a name")
     parser.add_argument("--jaxpr", action="store_true", help="print the jaxpr, each value with its spec")
     parser.add_argument("--html", metavar="FILE", help="write the report as a page")

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from partjit.command.limits import Limits, kinds_of, size_of
-from partjit.command.mistakes import CANNOT, EXCEEDED, USAGE, Mistake, mesh_of
+from partjit.command.mistakes import CANNOT, EXCEEDED, USAGE, Mistake, iterations_of, mesh_of
 from partjit.command.target import find, users_code
 from partjit.errors import MissingMeshError
 from partjit.inspect.collectives import total_bytes
@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
         None if args.max_bytes is None else size_of(args.max_bytes),
         () if args.fail_on is None else kinds_of(args.fail_on),
     )
+    iterations = None if args.iterations is None else iterations_of(args.iterations)
     function = find(args.function, "FUNCTION")
     make_args = None
     if args.args is not None:
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         _check_needs_none(function, args.function)
     with users_code(f"explaining {args.function}"):
         try:
-            report = explain(function, *positional, mesh=mesh, compiled=args.compiled, **named)
+            report = explain(function, *positional, mesh=mesh, compiled=args.compiled, iterations=iterations, **named)
         except MissingMeshError as error:
             if mesh is not None:
                 raise

@@ -4,7 +4,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-__all__ = ["CANNOT", "EXCEEDED", "USAGE", "Mistake", "did_you_mean", "mesh_of", "shape_of"]
+__all__ = ["CANNOT", "EXCEEDED", "USAGE", "Mistake", "did_you_mean", "iterations_of", "mesh_of", "shape_of"]
 
 _CONTEXT = 40  # characters around the error
 
@@ -95,6 +95,25 @@ def mesh_of(text: str) -> dict[str, int]:
             raise Mistake(f"the axis {name!r} is used twice", "--mesh", text, span)
         axes[name] = int(size)
     return axes
+
+
+def iterations_of(text: str) -> dict[str, int]:
+    """Reads `--iterations`, lines of loops with their trip counts: `model.py:12=100`.
+
+    Raises:
+        Mistake: the text is malformed.
+
+    Example:
+        >>> iterations_of("model.py:12=100, solve.py:7=20")
+        {'model.py:12': 100, 'solve.py:7': 20}
+    """
+    counts: dict[str, int] = {}
+    for part in re.finditer(r"[^,]+", text):
+        found = re.fullmatch(r"\s*(.+:[0-9]+)\s*=\s*([0-9]{1,18})\s*", part[0])
+        if found is None:
+            raise Mistake("the trip count of a loop is written as model.py:12=100", "--iterations", text, part.span())
+        counts[found[1]] = int(found[2])
+    return counts
 
 
 def shape_of(text: str) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from partjit import lazy
 from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Transfer, walk
 from partjit.plan.ir.plan import PlanData
+from partjit.plan.show.folding import shortened
 from partjit.plan.show.source import emit
 from partjit.render.numbers import counted
 
@@ -47,7 +48,7 @@ class Plan(PlanData):
     Attributes:
         made: besides those of `PlanData`, its fragments lowered and compiled, and the functions that run it.
 
-    `print(plan)` shows the Python function that runs.
+    `print(plan)` shows the Python function that runs, what repeats in a long one once; `source` is all of it.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -128,7 +129,7 @@ class Plan(PlanData):
         return pictures.to_html(self)
 
     def __str__(self) -> str:
-        return emit(self, most_names=4).rstrip()
+        return shortened(emit(self, most_names=4).rstrip())
 
     def __repr__(self) -> str:
         counts = collections.Counter(type(node) for node in walk(self.nodes))

@@ -16,6 +16,7 @@ KINDS: Mapping[str, tuple[str, float, str]] = {
     "call": ("orange", 13.0, "call of Python"),
     "transfer": ("teal", 0.0, "transfer"),
     "group": ("grey", 8.0, "loop or branch, driven by the host"),
+    "alike": ("grey", 4.0, "several that are alike, drawn once"),
     "end": ("grey", 15.0, "arguments and results"),
 }
 """Accent, corner radius and legend of each kind of vertex."""

@@ -52,6 +52,11 @@ def broken(x, w):
     return x @ w.T
 
 
+@partial(pjit, in_shardings=P("data"))
+def halved(x):
+    return jax.lax.while_loop(lambda x: x.sum() > 1, lambda x: x / 2, x)
+
+
 def make_args():
     assert not ambient_mesh().empty
     return jax.ShapeDtypeStruct((8, 16), jnp.float32), jnp.ones((16, 4))
@@ -213,6 +218,8 @@ def test_a_page_is_written(run, model):
         ),
         (["shown_model:layer", "--max-bytes", "20XB"], 2, "a number of bytes is written as 4096, 20MB", (2, 4)),
         (["shown_model:layer", "--max-bytes", "much"], 2, "a number of bytes is written as 4096, 20MB", (0, 4)),
+        (["shown_model:layer", "--iterations", "model.py=3"], 2, "is written as model.py:12=100", (0, 10)),
+        (["shown_model:layer", "--iterations", "m.py:1=3,m.py:2"], 2, "is written as model.py:12=100", (9, 15)),
         (["shown_model:layer", "--fail-on", "moved,replicate"], 2, "did you mean 'replicated'?", (6, 15)),
         (["shown_model:layer", "--fail-on", "x"], 2, "'x' is no kind of finding; there are replicated, fight", (0, 1)),
         (["shown_model:layer", "--html", "no/out.html"], 1, "--html: there is no directory 'no'", (0, 11)),
@@ -357,6 +364,20 @@ def test_what_takes_arguments_says_how_to_give_them(run, function, names):
         "returns the arguments, like --args make_args with\n  def make_args():\n"
         f"      return ({names},)  # arrays, or such as jax.ShapeDtypeStruct((8, 16), jnp.float32)\n"
     )
+
+
+def test_trip_counts_can_be_given(run):
+    line = next(k for k, text in enumerate(MODEL.splitlines(), 1) if "while_loop" in text)
+    arguments = ["shown_model:halved", *MESH, "--args", "make_one"]
+    code, out, _ = run(*arguments)
+    assert code == 0
+    assert f"1 per iteration at shown_model.py:{line}" in out
+    code, out, _ = run(*arguments, "--iterations", f"shown_model.py:{line}=7", "--json")
+    assert code == 0
+    assert {found["times"] for found in json.loads(out)["collectives"]["predicted"]} == {7}
+    code, _, err = run(*arguments, "--iterations", "shown_model.py:1=7")
+    assert code == 1
+    assert f"where no while_loop is; there are shown_model.py:{line}" in err
 
 
 def test_specs_without_a_mesh_say_how_to_give_one(run):

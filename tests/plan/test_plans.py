@@ -143,6 +143,35 @@ def test_long_lists_are_cut_short_for_readers_only():
     compile(plan.source, "plan", "exec")
 
 
+def test_what_repeats_in_a_plan_is_shown_once():
+    log = colocated_python(lambda x: None, out_specs_fn=lambda x: None, stream="log")
+
+    def calls(count):
+        def fun(x):
+            for k in range(count):
+                x = keep(jnp.sin(x))
+                if k % 2:
+                    log(x)
+            return x
+
+        return pjit(fun).plan(x)
+
+    few, many = calls(50), calls(200)
+    compile(many.source, "plan", "exec")
+    assert len(many.source.splitlines()) > 800
+    for plan in (few, many):
+        assert len(str(plan).splitlines()) < 45
+        assert re.search(r"# \.\.\. \d+ times alike, \d+ lines each \.\.\.", str(plan))
+        assert str(plan).splitlines()[1] == plan.source.splitlines()[1]
+        assert str(plan).splitlines()[-1] == plan.source.splitlines()[-1]
+    drawn = many.to_svg()
+    assert drawn == many.to_svg()
+    assert re.search(r"\d+ times alike", drawn)
+    assert len(drawn) < 1.1 * len(few.to_svg())
+    # Each node has its cost, if that is given.
+    assert "times alike" not in few.to_svg({"nothing": 1.0})
+
+
 @pytest.mark.parametrize("name", ["lambda", "class", "wait", "release", "fragment_0", "print", "é", "None"])
 def test_any_name_gives_a_plan_that_runs(name):
     def fun(**given):

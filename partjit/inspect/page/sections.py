@@ -13,6 +13,7 @@ from partjit.inspect.page.table import Amount, Cell, amount, chip, nbytes, rows_
 from partjit.inspect.page.trees import Leaf, drawn_tree
 from partjit.plan.ir.nodes import ColocatedCall, Fragment
 from partjit.plan.plan import Plan
+from partjit.plan.show.folding import shortened
 from partjit.render.html import code
 from partjit.render.markup import Markup, element, join
 from partjit.render.numbers import shown_bytes, shown_duration, shown_flops
@@ -239,7 +240,7 @@ def plan(of: Plan, excerpts: Excerpts) -> Markup:
             fragments.append((node.name, amount(len(node.jaxpr.eqns)), *sizes, ", ".join(donated)))
         elif isinstance(node, ColocatedCall):
             calls.append((node.name, node.callee.name, node.where, *sizes, excerpts.link(node.site)))
-    parts = [element("div", Markup(of.to_svg()), class_="pj-wide"), code(of.source)]
+    parts = [element("div", Markup(of.to_svg()), class_="pj-wide"), code(shortened(of.source))]
     if fragments:
         columns = ("fragment", "equations", "in", "out", "donated")
         parts.append(rows_table("fragments", columns, fragments, is_searched=len(fragments) > _SHOWN))

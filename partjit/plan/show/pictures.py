@@ -1,12 +1,13 @@
 """A plan as a picture, and as a page: what is drawn, and what the tables list."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 import networkx as nx
 
 from partjit.plan.ir.nodes import ColocatedCall, Fragment, Loop, Node, Transfer, Value
 from partjit.plan.ir.plan import PlanData
+from partjit.plan.show.folding import LONG, repeats, shortened
 from partjit.plan.show.graph import Costs, cost_of, critical_path, graph_of, said_of
 from partjit.plan.show.source import emit
 from partjit.primitive import keep_where
@@ -42,15 +43,44 @@ class _Drawing:
 
     def graph(self, graph: nx.DiGraph, title: str, critical: Sequence[str] = ()) -> Graph:
         """Nodes beside each other; `critical` is the chain of them that is emphasized."""
-        steps = {*itertools.pairwise(critical)}
+        steps, alike = {*itertools.pairwise(critical)}, dict[str, Vertex]()
+        if self._costs is None and len(graph) > LONG:
+            graph, alike = self._folded(graph)
         vertices = []
         for name in graph.nodes:
             node: Node | None = graph.nodes[name]["node"]
-            if node is not None:
+            if name in alike:
+                vertices.append(alike[name])
+            elif node is not None:
                 vertices.append(self._vertex(node, is_strong=name in critical))
             elif graph.degree(name):
                 vertices.append(Vertex(name, name, kind="end"))
         return Graph(tuple(vertices) or (Vertex(_NOTHING, _NOTHING, kind="end"),), tuple(_edges(graph, steps)), title)
+
+    def _folded(self, graph: nx.DiGraph) -> tuple[nx.DiGraph, dict[str, Vertex]]:
+        """The graph with nodes that repeat as one, named after the first of them; what is drawn for these."""
+        names, alike, one_of = [*graph.nodes], dict[str, Vertex](), dict[str, str]()
+        for repeat in repeats([_kind_of(name, graph.nodes[name]["node"]) for name in names]):
+            all_of, shown = names[repeat.start : repeat.stop], names[repeat.start : repeat.start + repeat.period]
+            one_of.update(dict.fromkeys(all_of, shown[0]))
+            first = nx.DiGraph()
+            first.add_nodes_from((name, graph.nodes[name]) for name in shown)  # a subgraph of networkx has no order
+            first.add_edges_from((a, b, data) for a, b, data in graph.edges(shown, data=True) if b in first)
+            inside = self.graph(first, "")
+            tooltip = f"{shown[0]} to {all_of[-1]}: {repeat.times} times alike"
+            alike[shown[0]] = Vertex(shown[0], f"{repeat.times} times alike", (), "alike", (inside,), tooltip)
+        folded = nx.DiGraph()
+        folded.add_nodes_from((name, graph.nodes[name]) for name in names if one_of.get(name, name) == name)
+        for before, after, data in graph.edges(data=True):
+            ends = one_of.get(before, before), one_of.get(after, after)
+            if ends[0] == ends[1]:
+                continue
+            known = folded.edges[ends] if folded.has_edge(*ends) else {"kind": "order", "values": (), "nbytes": 0}
+            new = tuple(value for value in data["values"] if value not in known["values"])
+            kind = "data" if "data" in (known["kind"], data["kind"]) else "order"
+            nbytes = known["nbytes"] + _nbytes(new)
+            folded.add_edge(*ends, kind=kind, values=(*known["values"], *new), nbytes=nbytes)
+        return folded, alike
 
     def _vertex(self, node: Node, *, is_strong: bool) -> Vertex:
         said = said_of(node)
@@ -69,6 +99,14 @@ class _Drawing:
     def _cost(self, node: Node) -> Iterator[str]:
         if self._costs is not None and (callable(self._costs) or node.name in self._costs):
             yield shown_duration(cost_of(node, self._costs))
+
+
+def _kind_of(name: str, node: Node | None) -> Hashable:
+    """What is equal for nodes that look alike but for their names: fragments and calls of equal types."""
+    if not isinstance(node, Fragment | ColocatedCall):
+        return name
+    what = len(node.jaxpr.eqns) if isinstance(node, Fragment) else (node.callee.name, node.where)
+    return type(node), what, *(str(value) for value in (*node.inputs, *node.outputs))
 
 
 def _tooltip(node: Node, said: str) -> str:
@@ -114,7 +152,7 @@ def to_html(plan: PlanData) -> str:
             fragments.append((node.name, len(node.jaxpr.eqns), *sizes, ", ".join(donated)))
         elif isinstance(node, ColocatedCall):
             calls.append((node.name, node.callee.name, node.where, *sizes, _site(node)))
-    parts = [_picture(plan, None), code(emit(plan))]
+    parts = [_picture(plan, None), code(shortened(emit(plan, most_names=_MOST_LISTED)))]
     if fragments:
         columns = ("fragment", "equations", "in", "out", "donated")
         parts.append(table("Fragments", columns, fragments, {2: shown_bytes, 3: shown_bytes}))
