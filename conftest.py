@@ -19,6 +19,12 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 # Most of the time of a run is XLA's. How programs are partitioned does not depend on how well their loops are compiled.
 jax.config.update("jax_disable_most_optimizations", True)
 
+# XLA reads it with the first program. Up to jax 0.10 it emits loops through MLIR, with several pipelines of passes for
+# each fused operation, which takes more than half of the time that a small program compiles; from jax 0.11 on there is
+# no other way, and the option is ignored.
+CODEGEN = "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters=true"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {CODEGEN}".strip()
+
 # What one worker, one interpreter or the last run compiled, the next one reads. The key holds the program, the options
 # and the version of jaxlib, so that nothing is read which is not what would be compiled. Child processes have none.
 CACHE = os.environ.get("PARTJIT_TEST_CACHE", str(pathlib.Path(__file__).parent / ".jax_cache"))
