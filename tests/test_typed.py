@@ -19,7 +19,7 @@ from partjit.colocated import colocated_python
 from partjit.primitive import sharding_constraint_p
 from tests.census import saw, sees
 from tests.colocated import rendezvous
-from tests.effort import EVERYTHING
+from tests.effort import EVERYTHING, sample
 
 EXPLICIT, AUTO = AxisType.Explicit, AxisType.Auto
 AXIS_TYPES = [*itertools.product((EXPLICIT, AUTO), repeat=2)]
@@ -87,7 +87,7 @@ def same(ours, theirs):
 
 def test_a_program_has_the_types_results_and_refusals_of_jit():
     @sees("refused", "sharded type", "Explicit", "Auto", *USES)
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40 if EVERYTHING else 20, deadline=None)
     @given(
         st.sampled_from(AXIS_TYPES[:3]), st.sampled_from(SPECS), st.sampled_from([*PROGRAMS]), st.sampled_from([*USES])
     )
@@ -136,9 +136,13 @@ def test_what_jax_refuses_comes_with_what_to_do():
 
 def test_inside_types_are_those_of_the_specs_and_outside_those_of_the_out_specs():
     seen = collections.Counter()
-    for types, first, second, given_as in itertools.product(AXIS_TYPES, SPECS[:5], SPECS[2:6], SPECS[:3]):
-        if (SPECS.index(first) + 2 * SPECS.index(second) + 3 * SPECS.index(given_as)) % 7:
-            continue  # one in seven
+    cases = [
+        (types, first, second, given_as)
+        for types, first, second, given_as in itertools.product(AXIS_TYPES, SPECS[:5], SPECS[2:6], SPECS[:3])
+        if (SPECS.index(first) + 2 * SPECS.index(second) + 3 * SPECS.index(given_as)) % 7 == 0
+    ]
+    run = sample(range(len(cases)), 3)
+    for number, (types, first, second, given_as) in enumerate(cases):
         mesh, inside, outside = make_mesh(types), [], []
 
         def fun(x, inside=inside):
@@ -154,7 +158,8 @@ def test_inside_types_are_those_of_the_specs_and_outside_those_of_the_out_specs(
 
         with jax.set_mesh(mesh), partjit.reshard_policy("allow"):
             x = put(mesh, given_as)
-            for result in (function(x), jax.jit(outer)(x)):
+            jax.jit(outer).trace(x)  # which is enough to see types
+            for result in (function(x), jax.jit(outer)(x)) if number in run else ():
                 np.testing.assert_allclose(result, 2 * X)
                 assert result.sharding.is_equivalent_to(NamedSharding(mesh, second), 2)
         for type_, spec in ((inside[0], first), (outside[0], second)):
@@ -193,13 +198,15 @@ def test_our_constraint_reshards_over_explicit_axes_and_constrains_over_the_othe
         return y
 
     with jax.set_mesh(mesh):
-        for given_as, spec in [*itertools.product(SPECS[:4], SPECS)][AXIS_TYPES.index(types) :: 5]:
+        for given_as, spec in [*itertools.product(SPECS[:4], SPECS)][
+            AXIS_TYPES.index(types) :: 5 if EVERYTHING else 10
+        ]:
             x = put(mesh, given_as)
             for call in (fun, jax.jit(fun, static_argnums=1), pjit(fun, static_argnums=1)):
                 result = call(x, spec)
                 np.testing.assert_allclose(result, np.sin(X), rtol=1e-6)
                 assert result.sharding.is_equivalent_to(NamedSharding(mesh, spec), 2)
-            gradient = jax.grad(lambda x, spec=spec: pjit(lambda x: fun(x, spec))(x).sum())(x)
+            gradient = jax.grad(pjit(lambda x, spec=spec: fun(x, spec).sum()))(x)
             np.testing.assert_allclose(gradient, np.cos(X), rtol=1e-5)
             assert jax.typeof(gradient) == jax.typeof(x)
 
@@ -282,7 +289,7 @@ def test_batches_over_all_axis_types(types):
     mesh = make_mesh(types)
     inner = pjit(lambda x: with_sharding_constraint(jnp.sin(x), P("x")), in_shardings=P("x"), out_shardings=P("x"))
     with jax.set_mesh(mesh):
-        for spec in (P(), P("y"), P(None, "x"), P("y", "x")):
+        for spec in [(P(), P("y", "x")), (P("y"), P(None, "x"))][AXIS_TYPES.index(types) % 2]:
             batch = put(mesh, spec)
             for call in (jax.vmap(inner), jax.jit(jax.vmap(inner)), pjit(jax.vmap(inner))):
                 result = call(batch)
@@ -441,7 +448,7 @@ def test_second_derivatives_through_a_part_over_auto_axes(wrap):
     square = wrap(lambda x: jax.sharding.auto_axes(lambda x: (x @ x.T) ** 2, out_sharding=P("x"))(x).sum())
     with jax.set_mesh(mesh):
         second = jax.grad(lambda x: (jax.grad(square)(x) ** 2).sum())(put(mesh, P("x")))
-        expected = jax.grad(lambda x: (jax.grad(lambda x: ((x @ x.T) ** 2).sum())(x) ** 2).sum())(X)
+    expected = jax.jit(jax.grad(lambda x: (jax.grad(lambda x: ((x @ x.T) ** 2).sum())(x) ** 2).sum()))(X)
     np.testing.assert_allclose(second, expected, rtol=1e-3, atol=1e-2)
     assert jax.typeof(second).sharding.spec == P("x", None)
 
