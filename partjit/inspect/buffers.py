@@ -52,10 +52,14 @@ class Temporaries:
     Attributes:
         saved: of what the forward pass computes and the backward pass uses.
         others: of everything else.
+        alive: the bytes of each variable that is alive then, and whether it is saved.
+        during: the equation that needs the rest.
     """
 
     saved: int = 0
     others: int = 0
+    alive: Mapping[Var, tuple[int, bool]] = dataclasses.field(default_factory=dict)
+    during: JaxprEqn | None = None
 
     @property
     def total(self) -> int:
@@ -130,7 +134,7 @@ class _Buffers:
         # What the forward pass computes and the backward pass uses last.
         is_saved = {var for var, k in made.items() if backward[last.get(var, k)] and not backward[k]}
         alive: dict[Var, int] = {}
-        peak = Temporaries()
+        most = at = most_saved = 0
         total = saved = 0
         for k, eqn in enumerate(self._eqns):
             new = {var: self._temporary(var) for var in eqn.outvars if made.get(var) == k}
@@ -143,13 +147,20 @@ class _Buffers:
             total += sum(new.values())
             saved += sum(nbytes for var, nbytes in new.items() if var in is_saved)
             now = total + within - reused
-            if now > peak.total:
-                peak = Temporaries(saved, now - saved)
+            if now > most:
+                most, at, most_saved = now, k, saved
             for var in dying[k]:
                 nbytes = alive.pop(var, 0)
                 total -= nbytes
                 saved -= nbytes if var in is_saved else 0
-        return peak
+        if not most:
+            return Temporaries()
+        held = {
+            var: (nbytes, var in is_saved)
+            for var, k in made.items()
+            if k <= at <= last.get(var, k) and (nbytes := self._temporary(var))
+        }
+        return Temporaries(most_saved, most - most_saved, held, self._eqns[at])
 
     def _temporary(self, var: Var) -> int:
         return 0 if var in self._results else self._size(var)

@@ -24,6 +24,7 @@ class Line:
         site: the line of the user's code.
         number: of its equation; None for arguments and headers.
         module: the path of its module.
+        is_local: whether it is in the body of a `shard_map`, where each device has values of its own.
     """
 
     depth: int
@@ -35,6 +36,7 @@ class Line:
     site: Site | None = None
     number: int | None = None
     module: str = ""
+    is_local: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,23 +53,26 @@ class Listing:
 
 
 def lines_of(
-    program: AnnotatedJaxpr, depth: int = 0, roles: Iterable[str] = itertools.repeat("an argument")
+    program: AnnotatedJaxpr,
+    depth: int = 0,
+    roles: Iterable[str] = itertools.repeat("an argument"),
+    is_local: bool = False,
 ) -> Iterator[Line]:
     """The lines of a program: its arguments with their roles, its equations with those nested in them, its results."""
     for value in program.constants:
-        yield _defining(depth, (value,), "a constant")
+        yield _defining(depth, (value,), "a constant", is_local)
     for value, role in zip(program.inputs, roles, strict=False):
-        yield _defining(depth, (value,), value.path or role)
+        yield _defining(depth, (value,), value.path or role, is_local)
     for equation in program.equations:
-        yield from _of_equation(equation, depth)
+        yield from _of_equation(equation, depth, is_local)
     names = " ".join(value.name for value in program.outputs)
     yield Line(depth, (), (), (), (), f"return {names}".rstrip())
 
 
-def _of_equation(equation: AnnotatedEquation, depth: int) -> Iterator[Line]:
+def _of_equation(equation: AnnotatedEquation, depth: int, is_local: bool) -> Iterator[Line]:
     inputs = " ".join(value.name for value in equation.inputs)
     params = _shown_params(equation)
-    yield _defining(depth, equation.outputs, f"= {equation.primitive}{params} {inputs}".rstrip(), equation)
+    yield _defining(depth, equation.outputs, f"= {equation.primitive}{params} {inputs}".rstrip(), is_local, equation)
     for name, body in equation.bodies.items():
         times = {1: "", None: ", unknown trip count"}.get(equation.trip_count, f", {equation.trip_count} times")
         if len(equation.bodies) > 1 or times:
@@ -75,7 +80,8 @@ def _of_equation(equation: AnnotatedEquation, depth: int) -> Iterator[Line]:
         constants = len(body.inputs) - equation.carried if name == "cond_jaxpr" else equation.constants
         roles = ["loop-invariant"] * constants + ["carried"] * equation.carried
         others = itertools.repeat("a slice" if roles else "an argument")
-        yield from lines_of(body, depth + 1, itertools.chain(roles, others))
+        inside = is_local or equation.primitive == "shard_map"
+        yield from lines_of(body, depth + 1, itertools.chain(roles, others), inside)
 
 
 _BODIES = {"jaxpr": "body", "body_jaxpr": "body", "cond_jaxpr": "condition", "branches[0]": "branch 0 (false)"} | {
@@ -84,7 +90,11 @@ _BODIES = {"jaxpr": "body", "body_jaxpr": "body", "cond_jaxpr": "condition", "br
 
 
 def _defining(
-    depth: int, values: tuple[AnnotatedValue, ...], text: str, equation: AnnotatedEquation | None = None
+    depth: int,
+    values: tuple[AnnotatedValue, ...],
+    text: str,
+    is_local: bool,
+    equation: AnnotatedEquation | None = None,
 ) -> Line:
     return Line(
         depth,
@@ -96,6 +106,7 @@ def _defining(
         None if equation is None else equation.site,
         None if equation is None else equation.number,
         "" if equation is None else equation.module,
+        is_local,
     )
 
 

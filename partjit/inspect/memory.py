@@ -4,17 +4,35 @@ import collections
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from jax.core import ShapedArray
 from jax.extend.core import Var
 
 from partjit._jax.compiling import MeshExecutable
-from partjit.inspect.buffers import temporaries
+from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue
+from partjit.inspect.buffers import Temporaries, temporaries
 from partjit.inspect.collectives import Collective
 from partjit.inspect.propagation import Partitioned
 from partjit.render.numbers import shown_bytes
 
-__all__ = ["Memory", "estimate_memory", "read_memory"]
+__all__ = ["Buffer", "Memory", "estimate_memory", "read_memory"]
+
+
+class Buffer(NamedTuple):
+    """What is alive at the peak, besides arguments and results.
+
+    Attributes:
+        nbytes: its bytes on a device.
+        is_saved: whether the forward pass computes it for the backward pass.
+        equation: the equation that computes it.
+        value: the value; None for what an equation needs besides its operands and results.
+    """
+
+    nbytes: int
+    is_saved: bool
+    equation: AnnotatedEquation
+    value: AnnotatedValue | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +48,7 @@ class Memory:
         saved: of what the forward pass computes for the backward pass, at the peak; None if that is not known.
         temporaries: of everything else that is neither argument nor result, at the peak.
         unknown: what the estimate leaves out, so that the peak is at least as large.
+        buffers: the temporaries at the peak, the largest first; none if XLA reports the memory.
     """
 
     program: str
@@ -41,6 +60,7 @@ class Memory:
     saved: int | None = None
     temporaries: int = 0
     unknown: tuple[str, ...] = ()
+    buffers: tuple[Buffer, ...] = dataclasses.field(default=(), repr=False)
 
     def __str__(self) -> str:
         about = "about " if self.is_estimate else ""
@@ -96,7 +116,20 @@ def estimate_memory(
         found.saved,
         found.others,
         tuple(_unknown(partitioned, sum(moved.values()) > _LARGE_PART * peak)),
+        tuple(sorted(_buffers(partitioned, found), key=lambda one: -one.nbytes)),
     )
+
+
+def _buffers(partitioned: Partitioned, found: Temporaries) -> Iterator[Buffer]:
+    inlined = partitioned.inlined
+    rest = found.total
+    for var, (nbytes, is_saved) in found.alive.items():
+        rest -= nbytes
+        equation, number = inlined.equations[inlined.makers[var]], inlined.numbers[var]
+        yield Buffer(nbytes, is_saved, equation, next((v for v in equation.outputs if v.number == number), None))
+    during = None if found.during is None else inlined.equation_of(found.during)
+    if rest > 0 and during is not None:
+        yield Buffer(rest, False, during)
 
 
 _LARGE_PART = 0.1

@@ -95,13 +95,15 @@ class Report(Contents):
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
         """The report as a self-contained page, which is written to `path` if that is given.
 
+        It says why each value is sharded as it is, for which the partitioner is asked once, as by `why`.
+
         Raises:
             TypeError: `path` is no path.
             OSError: it cannot be written.
         """
         if path is not None:
             require_path("Report.to_html", "path", path)
-        page = page_of(self)
+        page = page_of(self, has_reasons=True)
         if path is not None:
             with open(path, "w", encoding="utf-8") as file:
                 file.write(page)

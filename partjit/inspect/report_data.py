@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from partjit.inspect.annotated import AnnotatedValue
 from partjit.inspect.collectives import Collective, UnknownMove, total_bytes
 from partjit.inspect.contents import Contents
+from partjit.inspect.memory import Memory
 from partjit.inspect.page.comparison import Comparison, Tally, compare
 from partjit.inspect.times import Times
 from partjit.inspect.user_lines import Site
@@ -51,7 +52,9 @@ def as_data(report: Contents) -> Data:
         * `findings`: `kind`, `nbytes`, `text`, `suggestion`, `effect`, `module`, `site` and `value`, the most costly
           kind first.
         * `memory`: for each program `program`, `arguments`, `results`, `donated`, `peak`, `is_estimate`,
-          `saved` for the backward pass, other `temporaries`, and `unknown`: what the estimate leaves out.
+          `saved` for the backward pass, other `temporaries`, `unknown`: what the estimate leaves out, and `buffers`,
+          the temporaries at the estimated peak, the largest first: `value` (None for what an equation needs besides its
+          operands and results), `primitive`, `nbytes`, `is_saved`, `module` and `site`.
         * `flops`: `total`, `per_device` and `is_exact`.
         * `network`: how many `seconds` the collectives over `axes` take at the stated bandwidth; empty without one.
         * `programs`: those that are compiled: `name`, `turns` (how often it runs in a step), `equations`, and
@@ -80,7 +83,7 @@ def as_data(report: Contents) -> Data:
         "results": [*map(_value, (v for v in report.whole.results if v.is_array))],
         "collectives": _collectives(report),
         "findings": [{**fields, "site": _site(site), "value": value or None} for fields, site, value in findings],
-        "memory": [{**vars(memory), "unknown": [*memory.unknown]} for memory in report.memory],
+        "memory": [*map(_memory, report.memory)],
         "flops": {**report.flops._asdict(), **{key: _number(getattr(report.flops, key)) for key in _FLOPS}},
         "network": [{"axes": [*axes], "seconds": float(time)} for axes, time in report.seconds.items()],
         "programs": [
@@ -97,6 +100,21 @@ def as_data(report: Contents) -> Data:
 
 
 _FLOPS = ("total", "per_device")
+
+
+def _memory(memory: Memory) -> Data:
+    buffers = [
+        {
+            "value": None if buffer.value is None else buffer.value.name,
+            "primitive": buffer.equation.primitive,
+            "nbytes": int(buffer.nbytes),
+            "is_saved": buffer.is_saved,
+            "module": buffer.equation.module,
+            "site": _site(buffer.equation.site),
+        }
+        for buffer in memory.buffers
+    ]
+    return {**vars(memory), "unknown": [*memory.unknown], "buffers": buffers}
 
 
 def _value(value: AnnotatedValue) -> Data:

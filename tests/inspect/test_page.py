@@ -127,6 +127,44 @@ def test_every_collective_argument_result_and_line_has_its_row(report):
         assert value.path.replace("'", "&#39;") in page
 
 
+def test_rows_say_why_values_are_sharded_so():
+    mesh = partjit.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("data", "model"))
+
+    @pjit(in_shardings=(P("data"), P(None, "model")))
+    def fun(x, w):
+        local = jax.shard_map(jnp.sin, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+        return local(x) @ w
+
+    report = explain(fun, SDS((8, 16), jnp.float32), SDS((16, 4), jnp.float32), mesh=mesh)
+    classes = {value for _, name, value in Read(page_of(report)).attributes if name == "class"}
+    assert "pj-badge" in classes
+    assert "pj-y" not in classes
+    page = page_of(report, has_reasons=True)
+    arguments = page[page.index('aria-label="arguments and results"') : page.index("The tree of arguments")]
+    (of_x, of_w) = re.findall(r'href="#([\w-]+-y\d+)"', arguments)
+    for number, axis, name in ((of_x, "data", "x"), (of_w, "model", "w")):
+        reason = html.unescape(re.search(rf'<p id="{number}"[^>]*>(.*?)</p>', page, re.S)[1])
+        assert re.match(rf"'{axis}' shards dimension \d: from argument {name} with spec P\(", reason)
+        assert "is unsharded: its spec is" in reason
+    # What a device has of a value in a shard_map is its own.
+    local, rest = re.split(r"</details>", page[page.index("<b>shard_map</b>") :], maxsplit=1)
+    assert local.count(">local</small>") == 2
+    assert ">local</small>" not in rest
+    # They are there as soon as the report was asked.
+    assert page_of(report) == page
+
+
+def test_what_is_alive_at_the_peak_is_listed(report):
+    (estimate,) = report.estimates
+    sizes = [buffer.nbytes for buffer in estimate.buffers]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sum(sizes) >= estimate.saved + estimate.temporaries
+    assert sum(buffer.nbytes for buffer in estimate.buffers if buffer.is_saved) == estimate.saved > 0
+    assert rows_of(page_of(report), "buffers at the peak") == len(sizes)
+    (data,) = as_data(explained(2))["memory"]
+    assert [buffer["nbytes"] for buffer in data["buffers"]] == sizes
+
+
 def test_predicted_and_compiled_collectives_stand_beside_each_other(report):
     page = page_of(report)
     assert "why they differ" in page
@@ -527,6 +565,8 @@ def test_an_argument_shows_where_it_is(page):
     assert page.evaluate("document.querySelectorAll('.pj-detail figure svg rect').length") > 1
     assert page.evaluate("document.querySelectorAll('.pj-detail [id]').length") == 0
     assert page.evaluate("document.querySelector('.pj-detail svg').getBoundingClientRect().width") > 100
+    page.click('table[aria-label="arguments and results"] tbody .pj-y')
+    assert "from argument params" in page.evaluate("document.querySelector('.pj-detail').innerText")
 
 
 SEEN = "[...document.querySelectorAll('.pj-listing .pj-l:not(.pj-more)')].filter((l) => l.checkVisibility())"

@@ -6,6 +6,7 @@ from typing import TypeAlias
 from partjit.inspect.annotated import AnnotatedValue
 from partjit.inspect.arrays import draw_array
 from partjit.inspect.contents import Contents
+from partjit.inspect.page.reasons import Reasons
 from partjit.inspect.page.table import colored_spec, nbytes, rows_table
 from partjit.inspect.page.trees import Leaf, drawn_tree
 from partjit.inspect.why.key_paths import keys_of
@@ -21,7 +22,7 @@ _Key: TypeAlias = tuple[tuple[int, ...], TensorSharding | None]
 _PICTURES = 400_000  # characters of pictures in a page; the largest arrays come first
 
 
-def arrays(report: Contents, prefix: str) -> Markup:
+def arrays(report: Contents, prefix: str, reasons: Reasons) -> Markup:
     """The arguments and results, with pictures of their shardings."""
     listed = [
         (what, value)
@@ -35,7 +36,13 @@ def arrays(report: Contents, prefix: str) -> Markup:
             what,
             pictures.link(value),
             element("span", value.shown_type, class_="pj-mono"),
-            element("span", colored_spec(value.shown_spec, report.mesh.axis_names), class_="pj-mono"),
+            element(
+                "span",
+                colored_spec(value.shown_spec, report.mesh.axis_names),
+                # A result may be returned in another sharding than the value that it is.
+                reasons.badge(value.name if what == "argument" else "", value.shown_spec, False),
+                class_="pj-mono",
+            ),
             element("span", f"[{','.join(map(str, value.shard_shape))}]", class_="pj-mono"),
             nbytes(value.nbytes),
             nbytes(value.nbytes_per_device),

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from partjit.inspect.listing import Line
 from partjit.inspect.page.excerpts import Excerpts
@@ -16,6 +16,7 @@ _LONG = 500  # lines that a browser lays out at once
 _CHUNK = 60  # lines of a longer program that it lays out together when they scroll into view
 _FOLDED = 16  # bodies with fewer lines are folded
 _WIDEST = (44, 30)  # columns, in characters
+_BADGE = 9  # characters
 _LITERAL = re.compile(r"\bLiteral\(([^()]*)\)")
 
 
@@ -25,6 +26,7 @@ def drawn_lines(
     excerpts: Excerpts,
     moved: Mapping[int, str],
     flagged: Mapping[str, str],
+    badge: Callable[[str, str, bool], str] = lambda *_: "",
 ) -> Markup:
     """The lines of `Report.jaxpr`.
 
@@ -34,8 +36,10 @@ def drawn_lines(
         excerpts: where links to the user's code lead.
         moved: by the number of an equation, the collectives that it needs.
         flagged: by the name of a value, the findings about it.
+        badge: what is beside a spec, from the name of the value, its spec, and whether it is one of a `shard_map`.
     """
-    drawing = _Drawing(axes, excerpts, moved, flagged, max((n for line in lines for n in line.nbytes), default=0) or 1)
+    largest = max((n for line in lines for n in line.nbytes), default=0) or 1
+    drawing = _Drawing(axes, excerpts, moved, flagged, badge, largest)
     top = [*drawing.nested(lines, 0, len(lines), 0)]
     chunks = [
         element("div", join(top[k : k + _CHUNK]), class_="pj-chunk", style=f"--n:{min(_CHUNK, len(top) - k)}")
@@ -48,6 +52,10 @@ def drawn_lines(
     ]
     widths = (max((sizes[k] for sizes in named), default=0) + 3 for k in range(2))
     first, second = (min(width, most) for width, most in zip(widths, _WIDEST, strict=True))
+    beside = (
+        badge(name, spec, line.is_local) for line in lines for name, spec in zip(line.values, line.specs, strict=True)
+    )
+    second += _BADGE if any(beside) else 0
     long = " pj-long" if len(lines) > _LONG else ""
     return element("div", *chunks, class_=f"pj-listing pj-mono{long}", style=f"--c1:{first}ch;--c2:{second}ch")
 
@@ -60,8 +68,9 @@ class _Drawing:
     excerpts: Excerpts
     moved: Mapping[int, str]
     flagged: Mapping[str, str]
+    badge: Callable[[str, str, bool], str]
     largest: int
-    typed: dict[tuple[str, str, int], tuple[Markup, Markup]] = dataclasses.field(default_factory=dict)
+    typed: dict[tuple[str, str, int], tuple[Markup, Markup, Markup]] = dataclasses.field(default_factory=dict)
 
     def nested(self, lines: Sequence[Line], start: int, stop: int, depth: int) -> Iterator[Markup]:
         """The lines from `start` to `stop` at this depth; deeper ones fold into the line before them."""
@@ -88,12 +97,13 @@ class _Drawing:
         if not line.values:
             return Markup(f'<div class="pj-l"{depth}>{text}{link}</div>')
         first, *more = (
-            self._value(*value) for value in zip(line.values, line.types, line.specs, line.nbytes, strict=True)
+            self._value(*value, line.is_local)
+            for value in zip(line.values, line.types, line.specs, line.nbytes, strict=True)
         )
         rest = "".join(f'<div class="pj-l pj-more"{depth}>{cells}</div>' for cells in more)
         return Markup(f'<div class="pj-l"{depth}>{first}{text}{link}</div>{rest}')
 
-    def _value(self, name: str, type_: str, spec: str, nbytes: int) -> str:
+    def _value(self, name: str, type_: str, spec: str, nbytes: int, is_local: bool) -> str:
         typed = self.typed.get((type_, spec, nbytes))
         if typed is None:
             size = Markup("<span></span>")
@@ -101,11 +111,11 @@ class _Drawing:
                 part = round(100 * nbytes / self.largest)
                 style = f"--w:{part}%" if part else None
                 size = element("span", shown_bytes(nbytes), class_="pj-b", style=style)
-            colored = element("span", colored_spec(spec, self.axes))
-            typed = self.typed[type_, spec, nbytes] = element("i", type_), join([colored, size])
+            typed = self.typed[type_, spec, nbytes] = element("i", type_), colored_spec(spec, self.axes), size
         found = self.flagged.get(name)
         mark = "" if found is None else element("em", "!", title=found)
-        return f"<span><b>{escape(name)}</b>{typed[0]}{mark}</span>{typed[1]}"
+        beside = self.badge(name, spec, is_local) if spec else ""
+        return f"<span><b>{escape(name)}</b>{typed[0]}{mark}</span><span>{typed[1]}{beside}</span>{typed[2]}"
 
     def _text(self, line: Line) -> str:
         text, class_ = _LITERAL.sub(r"\1", line.text), "pj-t" if line.values else "pj-t pj-alone"

@@ -28,7 +28,7 @@
   function detailOf(root, link) {
     const target = root.querySelector(`#${CSS.escape(link.hash.slice(1))}`);
     if (!target) return null;
-    if (target.matches("figure")) return copyOf(target);
+    if (target.matches("figure, .pj-reason")) return copyOf(target);
     const file = target.closest(".pj-file");
     const shown = make("section", { class: "pj-file" }, make("h3", { class: "pj-mono" }, link.title));
     if (!target.matches(".pj-line")) {
@@ -75,14 +75,15 @@
 
   // Rows open by a click or the enter key, and the arrow keys go from one to the next: a table is one stop for the tab key.
   function opens(root, container, rowSelector, around) {
-    const links = () => [...container.querySelectorAll(`${rowSelector} a[href^="#"]`)];
+    const own = 'a[href^="#"]:not(.pj-y)'; // a click opens the source of a row rather than the reasons for its sharding
+    const links = () => [...container.querySelectorAll(`${rowSelector} ${own}`)];
     links().forEach((link, k) => link.setAttribute("tabindex", k ? "-1" : "0"));
     container.addEventListener("click", (event) => {
       if (event.target.closest("summary .pj-detail")) event.preventDefault(); // is no click on what folds
       const link = event.target.closest('a[href^="#"]');
       const row = event.target.closest(rowSelector);
       if (!row || event.target.closest(".pj-detail, button")) return;
-      const first = link ?? row.querySelector('a[href^="#"]');
+      const first = link ?? row.querySelector(own) ?? row.querySelector('a[href^="#"]');
       if (link) event.preventDefault();
       else if ((!first && !around) || !getSelection().isCollapsed) return;
       if (!link && row.parentElement.matches("summary")) return; // which folds

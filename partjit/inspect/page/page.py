@@ -14,6 +14,7 @@ from partjit.inspect.page import sections
 from partjit.inspect.page.arrays import arrays
 from partjit.inspect.page.excerpts import Excerpts
 from partjit.inspect.page.listing import drawn_lines
+from partjit.inspect.page.reasons import Reasons
 from partjit.inspect.page.table import chip
 from partjit.render.markup import Markup, element, join
 from partjit.render.numbers import counted, shown_bytes
@@ -22,12 +23,14 @@ from partjit.render.theme import PALETTE, STYLESHEET, ink_on
 __all__ = ["page_of"]
 
 
-def page_of(report: Contents, is_whole: bool = True) -> str:
+def page_of(report: Contents, is_whole: bool = True, has_reasons: bool = False) -> str:
     """Writes a report as HTML.
 
     Args:
         report: a `partjit.inspect.report.Report`.
         is_whole: whether it is a page; otherwise it is a fragment, as for the output of a notebook's cell.
+        has_reasons: whether it says why each value is sharded so, which takes longer than the rest unless a question
+            to the report was answered before.
 
     Returns:
         The HTML. Its content security policy forbids the network and any script but its own.
@@ -42,7 +45,9 @@ def page_of(report: Contents, is_whole: bool = True) -> str:
     # Several reports may be in one page, so the ids of each need a prefix of their own.
     prefix = f"pj-{hashlib.sha256(report.to_text(None).encode('utf-8', 'replace')).hexdigest()[:8]}"
     style, script = _style(), _file("page.js")
-    root = element("div", join(_body(report, prefix)), class_="pj pj-report", data_whole="" if is_whole else None)
+    root = element(
+        "div", join(_body(report, prefix, has_reasons)), class_="pj pj-report", data_whole="" if is_whole else None
+    )
     # Neither text contains an end tag or text of the user's.
     own_style, own_script = Markup(f"<style>{style}</style>"), Markup(f"<script>{script}</script>")
     if not is_whole:
@@ -66,16 +71,16 @@ def page_of(report: Contents, is_whole: bool = True) -> str:
     return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
 
 
-def _body(report: Contents, prefix: str) -> list[Markup]:
-    axes, excerpts = report.mesh.axis_names, Excerpts(prefix)
+def _body(report: Contents, prefix: str, has_reasons: bool) -> list[Markup]:
+    axes, excerpts, reasons = report.mesh.axis_names, Excerpts(prefix), Reasons(report, prefix, has_reasons)
     costs = sections.costs(report, excerpts)
-    lines = drawn_lines(report.jaxpr.lines, axes, excerpts, *_marks(report))
+    lines = drawn_lines(report.jaxpr.lines, axes, excerpts, *_marks(report), reasons.badge)
     listed = [
         ("Findings", "findings", sections.findings(report, excerpts)),
         ("Collectives", "collectives", _collectives(report, excerpts)),
-        ("Arguments and results", "arrays", arrays(report, prefix)),
-        ("Program", "program", lines),
-        ("Memory and FLOPs", "memory", sections.memory(report)),
+        ("Arguments and results", "arrays", arrays(report, prefix, reasons)),
+        ("Program", "program", join([lines, reasons.shown()])),
+        ("Memory and FLOPs", "memory", sections.memory(report, excerpts)),
     ]
     if report.plan is not None:
         listed.append(("Plan", "plan", sections.plan(report.plan, excerpts)))

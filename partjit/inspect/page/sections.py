@@ -16,12 +16,13 @@ from partjit.plan.plan import Plan
 from partjit.plan.show.folding import shortened
 from partjit.render.html import code
 from partjit.render.markup import Markup, element, join
-from partjit.render.numbers import shown_bytes, shown_duration, shown_flops
+from partjit.render.numbers import counted, shown_bytes, shown_duration, shown_flops
 
 __all__ = ["collectives", "comparison", "costs", "findings", "memory", "modules", "plan", "summary"]
 
 _MEMORY_PARTS = ("arguments", "results that are not donated arguments", "temporaries")
 _COSTS = 5
+_BUFFERS = 200
 _SHOWN = 4  # findings of one kind, and lines of one collective, that are not folded
 
 
@@ -48,10 +49,16 @@ def summary(report: Contents) -> Markup:
         most = f"{'about ' if peak.is_estimate else ''}{shown_bytes(peak.peak)}"
         tiles.insert(2, ("memory", most, f"at most per device, {'estimated' if peak.is_estimate else 'compiled'}"))
     drawn = (
-        element("div", element("span", name), element("strong", value), element("span", below))
+        element("div", element("span", name), element("strong", _large(value)), element("span", below))
         for name, value, below in tiles
     )
     return element("div", *drawn, class_="pj-tiles")
+
+
+def _large(text: str) -> Markup:
+    """A number with its unit, and in small type what bounds it."""
+    bound = next((word for word in ("about ", "at least ") if text.startswith(word)), "")
+    return join([element("small", bound) if bound else "", text.removeprefix(bound)])
 
 
 def comparison(report: Contents) -> Markup:
@@ -192,8 +199,8 @@ def _axes(own: Iterable[str], axes: Sequence[str]) -> Markup:
     return Markup(", ".join(chip(axis, axes) for axis in own) or "-")
 
 
-def memory(report: Contents) -> Markup:
-    """The memory and FLOPs of each program on a device."""
+def memory(report: Contents, excerpts: Excerpts) -> Markup:
+    """The memory and FLOPs of each program on a device, and what is alive at the highest peak."""
     of_program = {memory.program: memory for memory in report.memory}
     units = {unit.unit.name: unit for unit in report.compiled}
     most = max((memory.peak for memory in report.memory), default=0)
@@ -214,7 +221,36 @@ def memory(report: Contents) -> Markup:
     is_searched = len(rows) > _SHOWN
     table = rows_table("memory and FLOPs of each program, per device", columns, rows, is_searched=is_searched)
     legend = (element("span", element("i", class_=f"pj-bar{k}"), f" {name}") for k, name in enumerate(_MEMORY_PARTS))
-    return join([table, element("p", *legend, class_="pj-legend")])
+    return join([table, element("p", *legend, class_="pj-legend"), _buffers(report, excerpts)])
+
+
+def _buffers(report: Contents, excerpts: Excerpts) -> Markup:
+    """The temporaries at the highest peak, as they are estimated."""
+    highest = max(report.estimates, key=lambda held: held.peak)
+    if not highest.buffers:
+        return Markup("")
+    rows: list[list[Cell]] = []
+    for buffer in highest.buffers[:_BUFFERS]:
+        value, equation = buffer.value, buffer.equation
+        what = "saved for the backward pass" if buffer.is_saved else "temporary"
+        rows.append(
+            [
+                element("b", "" if value is None else value.name, class_="pj-mono"),
+                element("span", "" if value is None else value.shown_type, class_="pj-mono"),
+                nbytes(buffer.nbytes),
+                f"within {equation.primitive}" if value is None else what,
+                equation.primitive,
+                _module(equation.module),
+                excerpts.link(equation.site),
+            ]
+        )
+    count, all_of = len(highest.buffers), shown_bytes(sum(buffer.nbytes for buffer in highest.buffers))
+    least = f", the {_BUFFERS} largest" if count > _BUFFERS else ""
+    of = f" of {highest.program}" if len(report.programs) > 1 else ""
+    head = f"Alive at the peak{of}, besides arguments and results: {counted(count, 'buffer')}, {all_of}{least}"
+    columns = ("value", "type", "per device", "what", "computed by", "module", "line")
+    table = rows_table("buffers at the peak", columns, rows, filters=(3,), total=2)
+    return element("details", element("summary", head), table, class_="pj-fold")
 
 
 def _bar(held: Memory, most: int) -> Markup:

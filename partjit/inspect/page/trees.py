@@ -57,7 +57,7 @@ def _branches(noun: str, leaves: Sequence[Leaf], depth: int, total: float, level
             continue
         parts = [element("div", _line("", leaf.text, leaf.nbytes, total), class_="pj-leaf") for leaf in here]
         parts += _branches(noun, inner, below, total, level + 1)
-        is_open = "" if nbytes / total >= _OPEN and level < _DEPTH and len(by_name) > 1 else None
+        is_open = "" if nbytes / total >= _OPEN and level < _DEPTH and (len(by_name) > 1 or not level) else None
         head = element("summary", _line(path, counted(len(own), noun), nbytes, total))
         yield element("details", head, *parts, open=is_open)
 

@@ -20,7 +20,7 @@ from partjit.inspect.why.dataflow import Dataflow
 from partjit.inspect.why.requests import Request, requests_of
 from partjit.inspect.why.script_process import ScriptFailedError, run_script
 
-__all__ = ["Origin", "Origins", "OriginsUnavailableError", "ask_partitioner", "origins"]
+__all__ = ["Origin", "Origins", "OriginsUnavailableError", "ask_partitioner", "known_origins", "origins"]
 
 _SCRIPT = "partjit.inspect.why.origins_script"
 _GROUP = "sdy.sharding_group"
@@ -124,10 +124,15 @@ def origins(partitioned: Partitioned) -> Origins:
     Raises:
         ValueError: the text of the program was not kept.
     """
-    found = _known.get(partitioned)
+    found = known_origins(partitioned)
     if found is None:
         found = _known[partitioned] = _origins(partitioned)
     return found
+
+
+def known_origins(partitioned: Partitioned) -> Origins | None:
+    """The same if they were computed before; None otherwise."""
+    return _known.get(partitioned)
 
 
 def ask_partitioner(partitioned: Partitioned, without: Sequence[str] = ()) -> Reported:

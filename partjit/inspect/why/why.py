@@ -69,18 +69,29 @@ class Why:
     def _repr_html_(self) -> str:
         return fragment(code(str(self)))
 
-    def _lines(self) -> Iterator[str]:
-        yield f"{self.value}   {self._where()}"
+    def reasons(self) -> Iterator[str]:
+        """A line for each axis that shards the value, and one for each unsharded dimension."""
+        yield from self._origins()
+        yield from self._unsharded()
+
+    def _origins(self) -> Iterator[str]:
         dimensions = dict(_dimensions(self.value))
         width = max((len(repr(axis)) for axis in self.origins), default=0)
-        indent = " " * (width + 3)
         for axis, origin in self.origins.items():
             sure = "" if origin.is_certain else "probably "
-            yield f"  {axis!r:{width}} shards dimension {dimensions[axis]}: {sure}from {origin}"
+            yield f"{axis!r:{width}} shards dimension {dimensions[axis]}: {sure}from {origin}"
+
+    def _unsharded(self) -> Iterator[str]:
+        return (f"dimension {dimension} is unsharded: {reason}" for dimension, reason in self.unsharded.items())
+
+    def _lines(self) -> Iterator[str]:
+        yield f"{self.value}   {self._where()}"
+        indent = " " * (max((len(repr(axis)) for axis in self.origins), default=0) + 3)
+        for line, origin in zip(self._origins(), self.origins.values(), strict=True):
+            yield f"  {line}"
             if (steps := _shown_way(origin.way)) != "":
                 yield f"{indent}through {steps}"
-        for dimension, reason in self.unsharded.items():
-            yield f"  dimension {dimension} is unsharded: {reason}"
+        yield from (f"  {line}" for line in self._unsharded())
         if not self.value.aval.shape:
             yield "  it has no dimensions to shard"
         for conflict in self.conflicts:
