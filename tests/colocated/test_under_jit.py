@@ -135,7 +135,7 @@ def run_by_jax(steps, x, log):
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("devices", [1, 8])
-@pytest.mark.parametrize("seed", sample(range(20), 10))
+@pytest.mark.parametrize("seed", sample(range(20), 20))
 def test_random_programs_make_the_calls_of_the_same_program_by_hand(wrapper, devices, seed):
     """Of three functions: on no stream, on a named one, and of an object whose calls are on two streams."""
     rng = random.Random(f"{wrapper} {devices} {seed}")
@@ -154,7 +154,7 @@ def test_random_programs_make_the_calls_of_the_same_program_by_hand(wrapper, dev
     given = jax.device_put(x, over_8_devices() if devices == 8 else jax.devices()[-1])
     program = WRAPPERS[wrapper](functools.partial(run_by_jax, steps, log=log))
     expected = []
-    for _ in range(3):
+    for _ in range(2):
         y = run_by_hand(steps, x, lambda k, x: expected.append((k, x.tolist())))
         assert program(given).tolist() == y.tolist()
     colocated.wait()
@@ -192,23 +192,19 @@ TRANSFORMATIONS = {
 
 
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
-@pytest.mark.parametrize("outside", [False, True])
-def test_transformations_make_the_calls_that_they_make_in_a_program_of_pjit(name, outside):
+def test_transformations_make_the_calls_that_they_make_in_a_program_of_pjit(name):
     """`grad(jit(f))` and `jit(grad(f))`; what is computed is as without a call."""
     transform, x = TRANSFORMATIONS[name]
-    x = jnp.asarray(x)
-
-    def run(jit, log):
-        return jit(transform(noted(log)))(x) if outside else transform(jit(noted(log)))(x)
-
-    run(pjit, logger())
+    x = np.asarray(x, np.float32)
+    pjit(transform(noted(logger())))(x)
     expected = [*calls()]
     assert len(expected) == (3 if name == "grad of scan" else x.size)
-    for _ in range(2):
-        rendezvous.logs.clear()
-        result = run(jax.jit, logger())
-        assert jax.tree.all(jax.tree.map(jnp.array_equal, result, run(jax.jit, nothing)))
-        assert calls() == expected
+    result = jax.device_get(jax.jit(transform(noted(nothing)))(x))
+    for program in (jax.jit(transform(noted(logger()))), transform(jax.jit(noted(logger())))):
+        for _ in range(2):
+            rendezvous.logs.clear()
+            jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), program(x), result)
+            assert calls() == expected
 
 
 def test_a_batch_can_be_one_call():
@@ -327,7 +323,7 @@ def test_a_failure_is_raised_by_wait_and_names_the_call(wrapper, stream):
 
 
 def test_waiting_waits_for_programs_that_still_run():
-    slow = jax.jit(lambda x: lax.fori_loop(0, 300, lambda _, x: jnp.tanh(x @ x), x))
+    slow = jax.jit(lambda x: lax.fori_loop(0, 100, lambda _, x: jnp.tanh(x @ x), x))
     log = logger(stream="of program")
     program = jax.jit(lambda x: log(x[0, 0] * 0))
     x = jnp.ones((300, 300))
@@ -353,7 +349,7 @@ def test_waiting_waits_for_programs_that_still_run():
 
 
 def test_a_caller_does_not_wait_for_the_programs_before():
-    slow = jax.jit(lambda x: lax.fori_loop(0, 300, lambda _, x: jnp.tanh(x @ x), x))
+    slow = jax.jit(lambda x: lax.fori_loop(0, 100, lambda _, x: jnp.tanh(x @ x), x))
     program = jax.jit(logger(lambda k, x: note(k)))
     x = jnp.ones((300, 300))
     program(0, slow(x))
@@ -368,7 +364,7 @@ def test_a_caller_does_not_wait_for_the_programs_before():
 def test_a_program_that_fails_does_not_fail_others(is_late):
     log = logger()
     program = jax.jit(lambda k: (log(k), k + 1)[1])
-    slow = jax.jit(lambda k: lax.fori_loop(0, 300, lambda _, x: jnp.tanh(x @ x), jnp.zeros((300, 300)))[0, 0] + k)
+    slow = jax.jit(lambda k: lax.fori_loop(0, 100, lambda _, x: jnp.tanh(x @ x), jnp.zeros((300, 300)))[0, 0] + k)
 
     def fail(_):
         raise ValueError("of a callback")
@@ -478,6 +474,7 @@ def test_devices_wait_for_calls_that_end_while_too_much_waits_for_them(monkeypat
 
 def test_devices_do_not_wait_for_a_call_that_waits_for_them(monkeypatch):
     monkeypatch.setattr(arrivals, "MOST_BYTES_WAITING", 0)
+    monkeypatch.setattr(arrivals, "_PATIENCE", 0.1)
     log = logger(lambda i: rendezvous.hear("the end") or note(i))
     program = jax.jit(lambda x: lax.scan(lambda c, i: (c + 1, log(i)), x, jnp.arange(3))[0])
     assert program(0) == 3
