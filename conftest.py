@@ -4,6 +4,7 @@ It lies in the root because pytest applies a `conftest.py` to what lies below it
 the same settings. The eight devices are those of the package's own plugin: see `partjit_devices` in `pyproject.toml`.
 """
 
+import gc
 import os
 import pathlib
 
@@ -36,6 +37,12 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 # see other examples when it runs alone, or when a number changes somewhere in the package.
 if os.environ.get("PARTJIT_PROFILE", "deterministic") == "deterministic" and hasattr(providers, "_get_local_constants"):
     providers._get_local_constants = providers.Constants
+
+
+def pytest_collection_finish():
+    """Frees collections of garbage, which tests request by the hundred, from looking at jax and at all tests each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
