@@ -1,5 +1,6 @@
 """Fixtures that several files of tests share; programs are verified after each pass of the planner."""
 
+import gc
 import os
 
 import jax
@@ -17,6 +18,13 @@ os.environ.setdefault("PARTJIT_VERIFY_PASSES", "1")
 def mesh():
     """Eight devices as 4 x 2, called `x` and `y`."""
     return partjit.Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
+
+
+@pytest.fixture(scope="module")
+def garbage_of_this_file():
+    """Collections of garbage, which the tests of the file make by the hundred, look only at what these tests make."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -41,7 +41,6 @@ def at_allocation(number, action):
                 action()
 
     thresholds = gc.get_threshold()
-    gc.freeze()  # what there is already need not be looked at each time
     gc.callbacks.append(collecting)
     gc.set_threshold(1)
     try:
@@ -49,7 +48,6 @@ def at_allocation(number, action):
     finally:
         gc.set_threshold(*thresholds)
         gc.callbacks.remove(collecting)
-        gc.unfreeze()
 
 
 @contextlib.contextmanager

@@ -16,6 +16,8 @@ from partjit import colocated
 from partjit.colocated import colocated_python, colocated_python_class
 from partjit.colocated.runtime import scheduler
 
+pytestmark = pytest.mark.usefixtures("garbage_of_this_file")
+
 CALLS = 100_000 if os.environ.get("PARTJIT_PROFILE") == "soak" else 200
 one = jnp.float32(1)
 
