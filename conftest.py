@@ -40,7 +40,7 @@ if os.environ.get("PARTJIT_PROFILE", "deterministic") == "deterministic" and has
 
 
 def pytest_collection_finish():
-    """Frees collections of garbage, which tests request by the hundred, from looking at jax and at all tests each time."""
+    """Keeps collections of garbage, which tests request by the hundred, from looking at jax and all tests each time."""
     gc.collect()
     gc.freeze()
 

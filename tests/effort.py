@@ -3,6 +3,8 @@
 import os
 from collections.abc import Sequence
 
+from hypothesis import settings
+
 EVERYTHING = os.environ.get("PARTJIT_PROFILE") == "soak"
 
 
@@ -14,3 +16,8 @@ def sample(cases: Sequence, every: int) -> Sequence:
         every: best a prime, so that the sample does not keep step with how the cases were enumerated.
     """
     return cases if EVERYTHING else cases[::every]
+
+
+def examples(count: int) -> settings:
+    """Settings of a law whose census is complete after a few examples; in `make soak` it draws as many as any law."""
+    return settings() if EVERYTHING else settings(max_examples=count)

@@ -15,6 +15,7 @@ from partjit import P, colocated, pjit
 from partjit.colocated import colocated_python
 from tests.census import saw, sees
 from tests.colocated import rendezvous
+from tests.effort import examples
 
 pytestmark = [
     pytest.mark.usefixtures("meeting"),
@@ -22,6 +23,7 @@ pytestmark = [
 ]
 
 donating = jax.jit(lambda x: x * 0, donate_argnums=0)
+donating_over_x = pjit(lambda x: x * 0, in_axis_resources=P("x"), out_axis_resources=P("x"), donate_argnums=0)
 
 
 @colocated_python(stream="arguments", out_specs_fn=lambda x: x)
@@ -34,14 +36,10 @@ def caller_is_done():
     rendezvous.say("caller is done")
 
 
-def donate_with_pjit(x):
-    return pjit(lambda x: x * 0, in_axis_resources=P("x"), out_axis_resources=P("x"), donate_argnums=0)(x)
-
-
 WAYS = {
     "donated": donating,
     "donated twice over": lambda x: [donating(x), jnp.zeros(x.shape)],
-    "donated by pjit": donate_with_pjit,
+    "donated by pjit": donating_over_x,
     "deleted": lambda x: x.delete(),
     "dropped": lambda x: None,
 }
@@ -64,10 +62,15 @@ def test_an_argument_stays_intact(mesh, way, dtype):
             np.testing.assert_array_equal(np.asarray(y).astype(np.complex64), value.astype(np.complex64))
 
 
+@pytest.fixture(scope="module")
+def slow():
+    """A product of matrices that takes a while."""
+    return jax.jit(lambda x: jax.lax.fori_loop(0, 10, lambda _, y: y @ y / jnp.linalg.norm(y), x))
+
+
 @pytest.mark.parametrize("way", WAYS)
-def test_an_argument_that_is_still_computed_stays_intact_and_is_not_waited_for(mesh, way):
-    slow = jax.jit(lambda x: jax.lax.fori_loop(0, 10, lambda _, y: y @ y / jnp.linalg.norm(y), x))
-    x = jax.device_put(np.eye(800, dtype=np.float32), NamedSharding(mesh, P("x")))
+def test_an_argument_that_is_still_computed_stays_intact_and_is_not_waited_for(mesh, slow, way):
+    x = jax.device_put(np.eye(500, dtype=np.float32), NamedSharding(mesh, P("x")))
     expected = np.asarray(slow(x))
     computed = slow(x)
     y = later(computed)
@@ -128,7 +131,11 @@ def test_the_memory_of_an_argument_is_free_after_the_call():
     assert y.unsafe_buffer_pointer() == pointer  # nobody holds it, so it was given away
 
 
+step_once = jax.jit(lambda x: x * 2 + 1, donate_argnums=0)
+
+
 @sees("two streams", "a donated argument")
+@examples(30)
 @given(st.data())
 def test_calls_see_the_values_at_their_calls(data):
     """A state that every step consumes; calls on several streams look at it at random times."""
@@ -144,8 +151,7 @@ def test_calls_see_the_values_at_their_calls(data):
         )
         for i in range(3)
     ]
-    step_once = jax.jit(lambda x: x * 2 + 1, donate_argnums=0)
-    x, values = jnp.arange(3.0), []
+    x, values = jnp.asarray(np.arange(3, dtype=np.float32)), []
     steps = data.draw(st.lists(st.lists(st.integers(0, 2), max_size=3), min_size=1, max_size=5))
     saw("two streams", when=any(len({*looks}) > 1 for looks in steps))
     saw("a donated argument", when=any(steps))
@@ -162,7 +168,7 @@ def test_calls_see_the_values_at_their_calls(data):
 @pytest.mark.parametrize("mode", ["stream", "auto"])
 def test_a_result_that_is_an_argument_is_another_array(mode):
     f = colocated_python(lambda x: (x, x + 1), mode=mode)
-    for _ in range(30):
+    for _ in range(10):
         x = jax.block_until_ready(jnp.arange(8.0) + 1)
         same, _ = f(x)
         jax.block_until_ready(same)
@@ -170,12 +176,12 @@ def test_a_result_that_is_an_argument_is_another_array(mode):
         np.testing.assert_array_equal(same, np.arange(8.0) + 1)
 
 
-def test_copies_and_aliases_are_committed_as_the_argument_was():
-    slow = jax.jit(lambda x: jax.lax.fori_loop(0, 20, lambda _, y: y @ y / jnp.linalg.norm(y), x))
+def test_copies_and_aliases_are_committed_as_the_argument_was(slow):
     f = colocated_python(
         lambda x: rendezvous.logs["committed"].append(x.committed), mode="stream", out_specs_fn=lambda x: None
     )
-    for x in (jnp.eye(600), jax.device_put(jnp.eye(600), jax.devices()[0])):
+    eye = np.eye(500, dtype=np.float32)
+    for x in (jnp.asarray(eye), jax.device_put(eye, jax.devices()[0])):
         for argument in (slow(x), jax.block_until_ready(slow(x))):
             f(argument)
     colocated.wait()
@@ -190,7 +196,7 @@ def test_copies_and_aliases_are_as_weakly_typed_as_the_argument(is_ready):
         mode="stream",
         out_specs_fn=lambda x: None,
     )
-    weak = slow(jnp.eye(600))
+    weak = slow(np.eye(500, dtype=np.float32))
     f(jax.block_until_ready(weak) if is_ready else weak)
     f(jnp.float32(2))
     colocated.wait()
@@ -233,6 +239,7 @@ acting = colocated_python(act, mode="stream", out_specs_fn=lambda _, x: x)
 
 
 @sees("two streams", "a kept array", "an array its function deletes", "an argument as a result", "a deleted result")
+@examples(40)
 @given(st.data())
 def test_what_becomes_of_an_array_in_one_call_no_other_call_sees(mesh, data):
     rendezvous.clear()
@@ -249,7 +256,7 @@ def test_what_becomes_of_an_array_in_one_call_no_other_call_sees(mesh, data):
         for action, caller, then in steps:
             if x is None:
                 base += 100
-                x = jax.block_until_ready(jax.device_put(jnp.arange(16.0) + base, NamedSharding(mesh, P("x"))))
+                x = jax.block_until_ready(jax.device_put(np.float32(np.arange(16) + base), NamedSharding(mesh, P("x"))))
             result = callers[caller].submit(acting, action, x).result()
             results.append((result, base))
             saw("a kept array", when=action == 2)

@@ -22,6 +22,7 @@ from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.streams import current_stream
 from tests.census import saw, sees
 from tests.colocated import rendezvous
+from tests.effort import examples
 
 pytestmark = pytest.mark.usefixtures("meeting")
 
@@ -535,6 +536,7 @@ def test_calls_behind_others_are_in_order_and_fail_as_any(kinds, are_behind, is_
 
 
 @sees("several threads", "two streams", "a nested call")
+@examples(30)
 @given(st.data())
 def test_each_stream_runs_its_calls_once_in_order(data):
     """Random programs: threads that make calls on streams, in any mode, some of which make calls themselves."""
@@ -562,7 +564,7 @@ def test_each_stream_runs_its_calls_once_in_order(data):
                 log.append(("end", int(x[0]), int(x[1])))
 
             f = colocated_python(body, out_specs_fn=lambda x: None, mode=mode, stream=stream)
-            f(jnp.asarray([thread, i]))
+            f(np.asarray([thread, i]))
 
     run_threads(*[lambda k=k, p=p: run(k, p) for k, p in enumerate(programs)])
     colocated.wait(timeout=60)
