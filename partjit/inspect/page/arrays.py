@@ -41,7 +41,7 @@ def arrays(report: Contents, prefix: str, reasons: Reasons) -> Markup:
                 colored_spec(value.shown_spec, report.mesh.axis_names),
                 # A result may be returned in another sharding than the value that it is.
                 reasons.badge(value.name if what == "argument" else "", value.shown_spec, False),
-                class_="pj-mono",
+                class_="pj-mono pj-spec",
             ),
             element("span", f"[{','.join(map(str, value.shard_shape))}]", class_="pj-mono"),
             nbytes(value.nbytes),
