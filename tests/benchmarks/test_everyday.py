@@ -17,7 +17,8 @@ TINY = {int: 2, float: 0.5}
 CASES = [(name, count) for name, entry in everyday.SITUATIONS.items() for count in entry.counts]
 
 
-@pytest.mark.parametrize(("name", "count"), sample(CASES, 3))
+@pytest.mark.soak
+@pytest.mark.parametrize(("name", "count"), sample(CASES, 5))
 def test_all_ways_of_a_situation_do_the_same(name, count):
     entry = everyday.SITUATIONS[name]
     _, ways = entry.make(Place(count), TINY[type(entry.quick)])

@@ -15,6 +15,7 @@ from partjit import colocated
 from partjit.colocated import colocated_python, colocated_python_class
 from tests.census import saw, sees
 from tests.colocated import rendezvous
+from tests.effort import examples
 
 pytestmark = pytest.mark.usefixtures("meeting")
 
@@ -250,6 +251,7 @@ def test_close_calls_the_objects_own_close():
         file.close()
 
 
+@pytest.mark.system
 def test_objects_left_at_exit_are_destroyed():
     from tests.colocated.runtime.test_errors import run
 
@@ -519,6 +521,7 @@ def test_methods_may_call_methods_of_other_objects_and_of_their_own():
 
 
 @sees("several threads", "two modes")
+@examples(30)
 @given(st.data())
 def test_an_object_is_a_sequential_one_to_every_thread(data):
     """Each thread adds its own digit; what it reads back always has exactly its own additions so far, and is final."""

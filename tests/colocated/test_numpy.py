@@ -129,11 +129,11 @@ def test_a_number_takes_the_dtype_that_is_specified(mesh):
         counts[fits] += 1
         if fits:
             assert f(x).dtype == dtype
-            assert f(x) == jnp.asarray(value, dtype)
+            assert np.asarray(f(x)).item() == value
         else:
             with pytest.raises(
                 ValueError,
-                match=rf"result is \S+, but its spec says {re.escape(jnp.zeros((), dtype).aval.str_short())}",
+                match=rf"result is \S+, but its spec says {re.escape(spec(dtype).dtype.name)}\[\]",
             ):
                 f(x)
     assert min(counts.values()) > 5
@@ -258,7 +258,7 @@ def test_a_function_may_be_called_with_numpy_arrays_everywhere(mesh):
     seen = rendezvous.logs["seen"]
     host = np.arange(32, dtype=np.float32).reshape(8, 4)
     f = colocated_python(look, arrays="numpy", out_specs_fn=lambda x, *more: x)
-    where = [NamedSharding(mesh, spec) for spec in (P(), P("x"), P("y", "x"), P(None, "x"))]
+    where = [NamedSharding(mesh, spec) for spec in (P(), P("y", "x"))]
     runs = {
         "eager": f,
         "inline": colocated_python(look, arrays="numpy", out_specs_fn=lambda x, *more: x, mode="inline"),

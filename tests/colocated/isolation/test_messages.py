@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from partjit.colocated.isolation import messages
 from tests.census import saw, sees
+from tests.effort import examples
 
 SIZES = [0, 3, 5_000, 50_000]
 DTYPES = [np.float32, np.int8, np.complex128, bool, ml_dtypes.bfloat16, ml_dtypes.int4, "S3", "M8[s]", object]
@@ -32,6 +33,7 @@ def sent(value):
 
 
 @sees("several elements", "an array in a segment", "a view", "a read-only array")
+@examples(40)
 @given(
     st.lists(
         st.tuples(st.sampled_from(DTYPES), st.sampled_from(SIZES), st.booleans(), st.sampled_from("CFN")), max_size=4

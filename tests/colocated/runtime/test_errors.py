@@ -25,6 +25,7 @@ from partjit.colocated import colocated_python
 from partjit.colocated.runtime import failures, scheduler
 from tests.census import saw, sees
 from tests.colocated import rendezvous
+from tests.effort import examples
 
 pytestmark = pytest.mark.usefixtures("meeting")
 
@@ -502,6 +503,7 @@ def test_an_exception_thrown_into_a_thread_from_outside_does_not_stop_its_stream
 
 
 @sees("a call that fails", "a result of a failed call", "a good result")
+@examples(40)
 @given(st.lists(st.tuples(st.sampled_from(["good", "bad"]), st.lists(st.integers(0, 6), max_size=2)), max_size=8))
 def test_a_result_fails_exactly_if_a_call_before_it_in_its_data_failed(program):
     def body(is_bad, *xs):

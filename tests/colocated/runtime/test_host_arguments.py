@@ -15,6 +15,7 @@ from partjit import P, colocated
 from partjit.colocated import colocated_python
 from tests.census import saw, sees
 from tests.colocated import rendezvous
+from tests.effort import examples
 
 pytestmark = pytest.mark.usefixtures("meeting")
 
@@ -33,6 +34,7 @@ def look(value, other):
 
 
 @sees("kinds that are known", "a number that is too large", "another layout", "64 bits")
+@examples(40)
 @given(st.data())
 def test_known_kinds_of_arguments_change_nothing(mesh, data):
     rendezvous.clear()

@@ -18,6 +18,7 @@ from partjit.colocated import colocated_python, colocated_python_class
 from partjit.colocated.runtime import streams
 from tests.census import saw, sees
 from tests.colocated import rendezvous
+from tests.effort import examples
 
 pytestmark = pytest.mark.usefixtures("meeting")
 
@@ -120,6 +121,7 @@ def test_an_object_with_a_state_is_as_if_nothing_were_made_ahead(operations, run
 
 
 @sees("several threads", "another method in between")
+@examples(40)
 @given(st.integers(1, 3), st.sampled_from([1, 2, 5]), st.lists(st.sampled_from(["where", "save"]), max_size=8))
 def test_several_threads_get_every_item_once_and_each_its_own_in_order(count, run_ahead, others):
     rendezvous.clear()
