@@ -208,7 +208,7 @@ class UnknownMove:
     """An operation on sharded dimensions for which XLA's partitioner may move data, in a way that is not predicted.
 
     Attributes:
-        operation: its name in the lowered program: `stablehlo.scatter`.
+        operation: its name in the lowered program: `stablehlo.scatter`; or, after `cpu.`, what CPUs send otherwise.
         bytes_at_most: bytes that a device sends at most in one execution.
         times, per, is_exact, site, library, module, tags, op_name, program: as those of a `Collective`.
     """

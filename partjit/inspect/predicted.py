@@ -24,6 +24,7 @@ from partjit.inspect.moves.model import Tensor, element_type, elements
 from partjit.inspect.moves.resharding import reshard
 from partjit.inspect.moves.rewriting import Moved, Writing, moved_by
 from partjit.inspect.moves.tiles import Step, tiles_of
+from partjit.inspect.moves.unused import remove_unused
 from partjit.inspect.propagation import Partitioned
 from partjit.inspect.times import ONCE, Times
 from partjit.inspect.why.dataflow import reachable
@@ -56,6 +57,7 @@ def predict(partitioned: Partitioned) -> Prediction:
     module = partitioned.module
     if module is None or partitioned.shardings is None:
         return Prediction((), ())
+    remove_unused(module)
     merge(module, partitioned.shardings)
     equations = partitioned.inlined.equations
 
@@ -73,10 +75,26 @@ def predict(partitioned: Partitioned) -> Prediction:
         for number, times in reading.instances(function, op)
         for one in reading.read(op, number, times)
     ]
-    return Prediction(
-        tuple(one for one in found if isinstance(one, Collective)),
-        tuple(one for one in found if isinstance(one, UnknownMove)),
-    )
+    collectives = tuple(one for one in found if isinstance(one, Collective))
+    moves = (one for one in found if isinstance(one, UnknownMove))
+    return Prediction(collectives, (*moves, *_widened(collectives, partitioned.unit.mesh)))
+
+
+def _widened(collectives: Sequence[Collective], mesh: Mesh) -> Iterator[UnknownMove]:
+    """What XLA's CPU backend may send besides: it computes in wider types than bf16 and f8, and sends these."""
+    if mesh.empty or mesh.devices.flat[0].platform != "cpu":
+        return
+    for one in collectives:
+        dtype = one.result.partition("[")[0]
+        if dtype == "bf16" or dtype.startswith("f8"):
+            yield UnknownMove(
+                operation=f"cpu.{one.kind} of {dtype}, which CPUs send in a type twice as wide",
+                bytes_at_most=math.ceil(one.bytes_moved),
+                times=one.times,
+                per=one.per,
+                is_exact=one.is_exact,
+                program=one.program,
+            )
 
 
 def _functions(module: ir.Module) -> Iterator[tuple[str, ir.Operation]]:

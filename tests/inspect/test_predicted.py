@@ -208,8 +208,8 @@ def test_what_is_recomputed_is_moved_again(mesh):
 
     specs = P("model"), P("data", "model")
     args = matrix(8, 8), matrix(16, 8)
-    report = report_of(jax.grad(loss), specs, *args, mesh=mesh, out_specs=P("model"))
-    kept = report_of(jax.grad(functools.partial(loss, checkpoint=lambda fun: fun)), specs, *args, mesh=mesh)
+    without = functools.partial(loss, checkpoint=lambda fun: fun)
+    report, kept = (report_of(jax.value_and_grad(each), specs, *args, mesh=mesh) for each in (loss, without))
     # What XLA does on the CPU is not asked: there it takes the barrier for nothing when it looks for equal collectives.
     assert [each.predicted.counts["all-reduce", MODEL] for each in (report, kept)] == [2, 1]
 
@@ -247,6 +247,16 @@ def test_what_one_device_gets_from_a_callback_is_marked(mesh):
     assert not report.predicted
     (marked,) = report.predicted.unknown
     assert report.collectives.bytes_per_step <= marked.bytes_at_most
+
+
+def test_what_cpus_send_in_a_wider_type_is_marked(mesh):
+    narrow = [jax.ShapeDtypeStruct((16, 16), jnp.bfloat16)] * 2
+    specs = P(None, "data"), P("data")
+    report = report_of(lambda x, w: (x @ w, x[::2] @ w), specs, *narrow, mesh=mesh)
+    assert report.predicted.counts == report.collectives.counts
+    assert report.predicted.bytes_per_step_at_most == report.collectives.bytes_per_step
+    expected = "  2 x all-reduce of bf16, which CPUs send in a type twice as wide: at most "
+    assert report.predicted.to_text().splitlines()[-1].startswith(expected)
 
 
 def in_while(x):

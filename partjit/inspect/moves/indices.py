@@ -9,10 +9,12 @@ Source: `gather_scatter_handler.cc` of XLA.
 import re
 from collections.abc import Iterable
 
+from jax.extend.mlir import ir
+
 from partjit.inspect.moves.model import Operation, without
 from partjit.inspect.moves.tiles import Unmodelled
 
-__all__ = ["gather", "scatter"]
+__all__ = ["dimension_numbers", "gather", "scatter"]
 
 _Axes = tuple[tuple[str, ...], ...]
 
@@ -58,9 +60,13 @@ def _used(axes: Iterable[tuple[str, ...]]) -> set[str]:
 
 
 def _dimensions(op: Operation, name: str) -> list[int]:
-    """A list of dimensions in the dimension numbers of an operation."""
+    return dimension_numbers(op.op, name)
+
+
+def dimension_numbers(op: ir.Operation, name: str) -> list[int]:
+    """A list of dimensions in the dimension numbers of a gather or a scatter."""
     for attribute in ("dimension_numbers", "scatter_dimension_numbers"):
-        if attribute in op.op.attributes:
-            found = re.search(rf"{name} = \[([^\]]*)\]", str(op.op.attributes[attribute]))
+        if attribute in op.attributes:
+            found = re.search(rf"{name} = \[([^\]]*)\]", str(op.attributes[attribute]))
             return [int(number) for number in found[1].split(",")] if found is not None and found[1] else []
     return []

@@ -75,20 +75,40 @@ PRODUCTS = {
 
 
 def test_products_and_convolutions_with_their_gradients_are_predicted_as_they_are_compiled():
-    """Sums are never merged, gathers are if XLA writes their groups in the same form."""
+    """Equal gathers are one if XLA writes their groups in the same form."""
 
     def fun(*pairs):
-        sums = [(jnp.sin(x.sum(0)), jnp.cos(x.sum(0))) for x, _ in pairs[:1]]
-        return sums, [of_parameters(case[0])(*pair) for case, pair in zip(PRODUCTS.values(), pairs, strict=True)]
+        return [of_parameters(case[0])(*pair) for case, pair in zip(PRODUCTS.values(), pairs, strict=True)]
 
     structs = [tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in case[1:3]) for case in PRODUCTS.values()]
     specs = tuple(case[3:] for case in PRODUCTS.values())
-    out = (None, [(None, parameter) for _, parameter in specs])
+    out = [(None, parameter) for _, parameter in specs]
     step = pjit(fun, in_shardings=specs, out_shardings=out)
     report = explain(step, *structs, mesh=make_mesh(), compiled=True)
     assert report.predicted.unknown == ()
     assert report.predicted.counts == report.collectives.counts
     assert report.predicted.bytes_per_step == pytest.approx(report.collectives.bytes_per_step)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x: x.sum(1),
+        lambda x: jnp.concatenate([x, x], 1),
+        lambda x: jnp.roll(x, 1, 1),
+        lambda x: jnp.sort(x, 1),
+        lambda x: x[:, jnp.arange(8) * 2],
+        lambda x: (x[:, 3:15], jnp.flip(x, 1), jnp.pad(x, 3)),
+    ],
+    ids=["sum", "concatenate", "roll", "sort", "gather", "merged"],
+)
+def test_equal_operations_are_merged_where_xla_merges_them(operation):
+    def fun(x):
+        return jax.tree.map(jnp.sin, operation(x)), jax.tree.map(jnp.cos, operation(x))
+
+    struct = jax.ShapeDtypeStruct((16, 32), jnp.float32)
+    report = explain(pjit(fun, in_shardings=P("x", "y")), struct, mesh=make_mesh(), compiled=True)
+    assert report.predicted.counts == report.collectives.counts
 
 
 BOTH = P(("x", "y"))

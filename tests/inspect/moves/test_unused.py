@@ -1,0 +1,70 @@
+"""What a program computes for nothing is not predicted, as XLA removes it."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from benchmarks.truth_operations import make_mesh
+from partjit import P, pjit
+from partjit._jax import RELEASE
+from partjit.inspect import explain
+from partjit.inspect.moves import unused
+from partjit.shardy import nested
+
+
+def loops(x):
+    """A sum that is carried through two loops and not used in the end."""
+
+    def body(_, carried):
+        total, y = carried
+        return total + jnp.sin(y).sum(), jnp.cos(y)
+
+    def outer(_, carried):
+        return lax.fori_loop(0, 3, body, carried)
+
+    total, y = lax.fori_loop(0, 2, outer, (jnp.float32(0), x))
+    jnp.isnan(total)
+    return y
+
+
+def branches(x):
+    lax.cond(x[0, 0] > 0, lambda x: x.sum(), lambda x: x.max(), x)
+    return x * 2
+
+
+def calls(x):
+    jax.jit(lambda x: x.sum())(x)
+    return x * 2
+
+
+def kept(x):
+    """A loop whose condition is what it sums up, and a value that it returns."""
+    total = lax.while_loop(lambda c: c[0] < 100, lambda c: (c[0] + jnp.sin(c[1]).sum(), jnp.cos(c[1])), (0.0, x))
+    return total[1]
+
+
+# Before that release jax lowers the body of a loop to a function of its own, all of whose results count as used.
+of_newer = pytest.mark.skipif(RELEASE < (0, 11), reason="loop bodies are functions")
+
+
+@pytest.mark.parametrize("fun", [pytest.param(loops, marks=of_newer), branches, calls, kept])
+def test_what_is_computed_for_nothing_is_not_predicted(fun):
+    struct = jax.ShapeDtypeStruct((16, 32), jnp.float32)
+    report = explain(pjit(fun, in_shardings=P("x")), struct, mesh=make_mesh(), compiled=True)
+    assert report.predicted.counts == report.collectives.counts
+    assert bool(report.predicted) == (fun is kept)
+
+
+def test_effects_stay():
+    def fun(x):
+        jax.debug.callback(lambda x: None, x.max())
+        jax.jit(lambda x: x.min())(x)
+        return x
+
+    module = jax.jit(fun).lower(jnp.ones(4)).compiler_ir()
+    unused.remove_unused(module)
+    names = [op.operation.name for op in nested(module.operation)]
+    assert names.count("stablehlo.custom_call") == 1
+    assert "func.call" not in names
+    assert module.operation.verify()
