@@ -48,6 +48,7 @@ def total(f):
     return lambda *args: f(*args).sum()
 
 
+@jax.jit
 def stacked(x):
     return jnp.stack([x, 2 * x, x, x])
 
@@ -121,10 +122,11 @@ CASES = [
 @pytest.mark.parametrize(("name", "types", "compiled"), CASES)
 def test_results_are_those_of_the_auto_twin_on_the_mesh_of_the_user(name, types, compiled):
     mesh = make_mesh(types)
-    # Both types have the same place, so that they share a twin; eager and compiled calls have different ones.
-    first = ([*CALLS].index(name) + compiled) % len(PLACES)
-    for place in PLACES if EVERYTHING else [[*PLACES][first]]:
-        twin = results(name, (AUTO, AUTO), place, compiled)
+    # Eager and compiled calls have arguments in different places, and one compiled twin, which is one program.
+    first = [*CALLS].index(name)
+    for k in range(len(PLACES)) if EVERYTHING else [(first + compiled) % len(PLACES)]:
+        place = [*PLACES][k]
+        twin = results(name, (AUTO, AUTO), [*PLACES][first % len(PLACES)], True)
         for result, expected in zip(results(name, types, place, compiled), twin, strict=True):
             np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
             assert result.sharding.mesh == mesh

@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding
 
 from partjit import Mesh, P, pjit, set_mesh
 from partjit.primitive import pjit_p
+from tests.effort import sample
 
 X = np.arange(32.0, dtype=np.float32).reshape(8, 4) / 32
 
@@ -95,10 +96,11 @@ def test_scan_while_cond_fori(mesh, sine):
 
     with mesh:
         for wrap in (lambda f: f, jax.jit, lambda f: pjit(f, out_axis_resources=None)):
-            np.testing.assert_allclose(wrap(scanned)(X)[0], np.sin(np.sin(np.sin(X))), rtol=1e-5)
-            np.testing.assert_allclose(wrap(looped)(X), expected_loop(X), rtol=1e-5)
-            np.testing.assert_allclose(wrap(chosen)(X), np.sin(X), rtol=1e-5)
-            np.testing.assert_allclose(wrap(counted)(X), np.sin(np.sin(X)), rtol=1e-5)
+            thrice, loop, one, two = wrap(lambda x: (scanned(x)[0], looped(x), chosen(x), counted(x)))(X)
+            np.testing.assert_allclose(thrice, np.sin(np.sin(np.sin(X))), rtol=1e-5)
+            np.testing.assert_allclose(loop, expected_loop(X), rtol=1e-5)
+            np.testing.assert_allclose(one, np.sin(X), rtol=1e-5)
+            np.testing.assert_allclose(two, np.sin(np.sin(X)), rtol=1e-5)
         grad = jax.grad(lambda x: scanned(x)[0].sum())(X)
     np.testing.assert_allclose(grad, np.cos(X) * np.cos(np.sin(X)) * np.cos(np.sin(np.sin(X))), rtol=1e-4)
 
@@ -378,15 +380,6 @@ def test_parameters_a_reader_wants(mesh, sine):
 # Kinds of values
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8", "uint32", "bool", "complex64"])
-def test_dtypes(mesh, dtype):
-    value = jnp.asarray(np.arange(16) % 2, dtype)
-    with mesh:
-        out = pjit(lambda x: x, in_axis_resources=P("x"), out_axis_resources=P("y"))(value)
-    assert out.dtype == dtype
-    assert (out == value).all()
-
-
 def test_sixty_four_bits(mesh):
     function = pjit(lambda x: x * 2, in_axis_resources=P("x"), out_axis_resources=P("x"))
     with mesh:
@@ -501,8 +494,7 @@ AROUND = {
 def test_the_value_is_the_same_whatever_is_around(mesh, around):
     function = around(pjit(body, in_axis_resources=P("x"), out_axis_resources=P("x")))
     with mesh:
-        for value in (X, jnp.asarray(X)):
-            np.testing.assert_allclose(function(jnp.asarray(value)), expected_body(X), rtol=1e-5)
+        np.testing.assert_allclose(function(jnp.asarray(X)), expected_body(X), rtol=1e-5)
 
 
 @pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
@@ -554,30 +546,28 @@ def test_three_levels_with_other_specs_at_each(mesh):
     middle = pjit(lambda x: inner(x) * inner(x + 1), in_axis_resources=P("y", "x"), out_axis_resources=None)
     outer = pjit(lambda x: middle(x) + inner(x), in_axis_resources=P("x"), out_axis_resources=P("x", "y"))
 
-    def plain(x):
-        return (x + 1) * (x + 2) + x + 1
-
+    # (x + 1) (x + 2) + x + 1
+    value, slope = X**2 + 4 * X + 3, 2 * X + 4
     with mesh:
-        for transform in (
-            lambda f: f,
-            jax.jit,
-            lambda f: lambda x: jax.vmap(f)(jnp.stack([x, x]))[1],
-            lambda f: jax.grad(lambda x: f(x).sum()),
-            lambda f: lambda x: jax.jvp(f, (x,), (x,))[1],
+        for transformed, expected in (
+            (outer, value),
+            (jax.jit(outer), value),
+            (lambda x: jax.vmap(outer)(np.stack([x, x]))[1], value),
+            (lambda x: jax.vjp(outer, x)[1](np.ones_like(x))[0], slope),
+            (lambda x: jax.jvp(outer, (x,), (x,))[1], slope * X),
         ):
-            np.testing.assert_allclose(transform(outer)(jnp.asarray(X)), transform(plain)(jnp.asarray(X)), rtol=1e-5)
+            np.testing.assert_allclose(transformed(X), expected, rtol=1e-5)
         laid_out(outer(X), mesh, P("x", "y"))
 
 
 def test_what_the_rules_make_passes_jaxs_own_checks(mesh):
     function = pjit(
-        lambda w, x: (jnp.tanh(x @ w), w.sum()), in_axis_resources=(P("y"), P("x")), out_axis_resources=(P("x"), None)
+        lambda w, x: jnp.tanh(x @ w).sum() + w.sum(), in_axis_resources=(P("y"), P("x")), out_axis_resources=None
     )
-    w = jnp.ones((4, 4))
+    w = np.ones((4, 4), np.float32)
 
     def loss(w, x):
-        out, total = function(w, x)
-        return out.sum() + total
+        return function(w, x)
 
     with mesh, jax.enable_checks(True):
         jax.grad(loss)(w, X)
@@ -627,6 +617,7 @@ def test_dead_code_keeps_effects_and_their_inputs(mesh):
     np.testing.assert_allclose(seen, [X.sum()] * 2, rtol=1e-6)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("speaks", [False, True])
 def test_dead_code_elimination_keeps_what_is_read(mesh, speaks):
     heard = []
@@ -645,7 +636,9 @@ def test_dead_code_elimination_keeps_what_is_read(mesh, speaks):
         jaxpr = jax.make_jaxpr(function)(*values)
         whole = function(*values)
         jax.effects_barrier()
-        for used in itertools.product([False, True], repeat=4):
+        cases = [*itertools.product([False, True], repeat=4)]
+        run = sample(cases, 3)
+        for used in cases:
             live, kept = jax.interpreters.partial_eval.dce_jaxpr(jaxpr.jaxpr, list(used))[:2]
             assert tuple(kept) == tuple(needs[list(used)].any(axis=0) | [speaks, False, False])
             eqns = [eqn for eqn in live.eqns if eqn.primitive is pjit_p]
@@ -662,6 +655,8 @@ def test_dead_code_elimination_keeps_what_is_read(mesh, speaks):
                 assert len(eqn.outvars) == len(outs)
                 if all(kept) and all(used):
                     assert eqn.params["jaxpr"] is jaxpr.eqns[0].params["jaxpr"]  # what was compiled for it is kept
+            if used not in run:
+                continue
             before = len(heard)
             results = jax.core.eval_jaxpr(live, (), *(v for v, k in zip(values, kept, strict=True) if k))
             jax.effects_barrier()
@@ -764,8 +759,11 @@ CHECKS = {
 }
 
 
-@pytest.mark.parametrize("what", CHECKS)
-@pytest.mark.parametrize("where", ["outside", "inside", "vmap", "scan", "nested"])
+WHERE_CHECKED = ["outside", "inside", "vmap", "scan", "nested"]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("what", "where"), sample([*itertools.product(CHECKS, WHERE_CHECKED)], 3))
 def test_failing_checks_are_found(mesh, what, where):
     fun, value, message = CHECKS[what]
     function = pjit(fun, in_axis_resources=P("x"))
@@ -901,13 +899,13 @@ def test_scalars_have_the_types_jit_gives_them(mesh, value):
     def fun(x):
         return x, x + x
 
-    function = pjit(fun, in_axis_resources=P(), out_axis_resources=P())
+    function, plain = pjit(fun, in_axis_resources=P(), out_axis_resources=P()), jax.jit(fun)
     with mesh:
         for _ in range(2):
-            ours, theirs = function(value), jax.jit(fun)(value)
+            ours, theirs = function(value), plain(value)
             for a, b in zip(ours, theirs, strict=True):
                 assert (a.dtype, a.weak_type, a.shape) == (b.dtype, b.weak_type, b.shape)
-                assert a == b
+                assert np.asarray(a) == np.asarray(b)
                 assert len(a.sharding.device_set) == 8
 
 
@@ -921,39 +919,51 @@ def test_an_integer_that_does_not_fit_overflows_as_in_jit(mesh):
             assert pjit(lambda x: x, in_axis_resources=None)(2**40) == 2**40
 
 
-@pytest.mark.parametrize("dtype", ["float64", "int64", "uint64", "complex128"])
-def test_sixty_four_bit_inputs_are_narrowed_as_in_jit(mesh, dtype):
-    function = pjit(lambda x: x + x, in_axis_resources=P("x"), out_axis_resources=P("x"))
-    value = np.arange(8, dtype=dtype)
+def test_sixty_four_bit_inputs_are_narrowed_as_in_jit(mesh):
+    def double(values):
+        return {dtype: value + value for dtype, value in values.items()}
+
+    function = pjit(double, in_axis_resources=P("x"), out_axis_resources=P("x"))
+    theirs = jax.jit(double)
+    values = {dtype: np.arange(8, dtype=dtype) for dtype in ("float64", "int64", "uint64", "complex128")}
     with mesh:
         for enabled in (False, True, False):
             with jax.enable_x64(enabled):
+                expected = theirs(values)
                 for _ in range(2):
-                    out = function(value)
-                    assert out.dtype == jax.jit(lambda x: x + x)(value).dtype
-                    assert (out.dtype == dtype) is enabled
-                    np.testing.assert_array_equal(out, 2 * value)
+                    for dtype, out in function(values).items():
+                        assert out.dtype == expected[dtype].dtype
+                        assert (out.dtype == dtype) is enabled
+                        np.testing.assert_array_equal(out, 2 * values[dtype])
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn", "int4", "uint8", "int16", "bool"])
-def test_narrow_types_stay_and_compute(mesh, dtype):
-    value = jnp.asarray(np.arange(8) % 2, dtype)
-    function = pjit(lambda x: (x, jnp.flip(x)), in_axis_resources=P("x"), out_axis_resources=(P("y"), None))
+NARROW = ["bfloat16", "float16", "float8_e4m3fn", "int4", "int8", "uint8", "int16", "uint32", "bool", "complex64"]
+
+
+def test_narrow_types_stay_and_compute(mesh):
+    numbers = np.arange(8) % 2
+    values = {dtype: numbers.astype(jnp.dtype(dtype)) for dtype in NARROW}
+    function = pjit(
+        lambda values: (values, jax.tree.map(jnp.flip, values)),
+        in_axis_resources=P("x"),
+        out_axis_resources=(P("y"), None),
+    )
     with mesh:
         for _ in range(2):
-            same, flipped = function(value)
-            assert same.dtype == flipped.dtype == dtype
-            np.testing.assert_array_equal(same.astype(float), np.arange(8) % 2)
-            np.testing.assert_array_equal(flipped.astype(float), (np.arange(8) % 2)[::-1])
+            same, flipped = function(values)
+            for dtype in NARROW:
+                assert same[dtype].dtype == flipped[dtype].dtype == dtype
+                np.testing.assert_array_equal(np.asarray(same[dtype]).astype(complex), numbers)
+                np.testing.assert_array_equal(np.asarray(flipped[dtype]).astype(complex), numbers[::-1])
 
 
 def test_bfloat16_gradients_are_bfloat16(mesh):
     function = pjit(lambda x: (x * x).sum(), in_axis_resources=P("x"), out_axis_resources=None)
-    value = jnp.arange(8, dtype=jnp.bfloat16)
+    value = np.arange(8).astype(jnp.bfloat16)
     with mesh:
         grad = jax.grad(function)(value)
     assert grad.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(grad.astype(float), 2 * np.arange(8))
+    np.testing.assert_array_equal(np.asarray(grad).astype(float), 2 * np.arange(8))
 
 
 def test_typed_keys_with_specs_inside_and_under_transformations(mesh):
@@ -964,14 +974,17 @@ def test_typed_keys_with_specs_inside_and_under_transformations(mesh):
         return noise * x.sum(), jax.random.wrap_key_data(jax.random.key_data(k))
 
     function = pjit(fun, in_axis_resources=(P("x", "y"), P("x")), out_axis_resources=(P("x"), P("y", None)))
+    expected, _ = jax.jit(fun)(keys, X)
     with mesh:
         out, again = function(keys, X)
-        np.testing.assert_allclose(out, fun(keys, X)[0], rtol=1e-5)
+        np.testing.assert_allclose(out, expected, rtol=1e-5)
         assert again.dtype == keys.dtype
         laid_out(again, mesh, P("y"))
-        jax.grad(lambda x: function(keys, x)[0].sum())(X)
-        np.testing.assert_allclose(jax.jit(function)(keys, X)[0], out, rtol=1e-5)
-        np.testing.assert_allclose(jax.vmap(function, in_axes=(None, 0))(keys, np.stack([X, X]))[0][1], out, rtol=1e-5)
+        _, pull = jax.vjp(lambda x: function(keys, x)[0], X)
+        np.testing.assert_allclose(pull(np.ones_like(expected))[0][0, 0], (expected / X.sum()).sum(), rtol=1e-4)
+        np.testing.assert_allclose(jax.jit(function)(keys, X)[0], expected, rtol=1e-5)
+        batch, _ = jax.vmap(function, in_axes=(None, 0))(keys, np.stack([X, X]))
+        np.testing.assert_allclose(np.asarray(batch)[1], expected, rtol=1e-5)
     scalar = jax.random.key(0)
     with mesh:
         same = pjit(lambda k: jax.random.split(k, 8), in_axis_resources=P(), out_axis_resources=P("x"))(scalar)

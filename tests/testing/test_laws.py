@@ -23,6 +23,7 @@ from partjit.testing import (
     assert_same_meaning,
 )
 from partjit.testing.reproduction import describe
+from tests.effort import EVERYTHING
 
 X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(8, 4)
 W = np.linspace(0.5, -0.7, 16, dtype=np.float32).reshape(4, 4)
@@ -78,7 +79,7 @@ def test_a_wrong_dtype_is_found_where_the_values_agree(mesh):
 
 
 def test_short_floats_have_their_tolerance_everywhere(mesh):
-    x = jnp.linspace(-1, 1, 64, dtype=jnp.bfloat16).reshape(8, 8)
+    x = np.linspace(-1, 1, 64).reshape(8, 8).astype(jnp.bfloat16)
     assert_same_meaning(lambda x, s: x * s.astype(x.dtype), x, np.float32(1.5), mesh=mesh, in_specs=(P("x"), None))
 
 
@@ -401,6 +402,7 @@ def test_specs_and_meshes_are_written_as_code(mesh):
 AXIS_TYPES = [*itertools.product([jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit], repeat=2)]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("types", AXIS_TYPES[1:], ids=lambda types: " ".join(kind.name for kind in types))
 def test_the_law_is_checked_over_all_types_of_axes(types):
     """What obeys it passes, what does not is found, and what jax.jit refuses on such a mesh is refused."""
@@ -410,7 +412,8 @@ def test_the_law_is_checked_over_all_types_of_axes(types):
     def affine(w, x):
         return jnp.tanh(x @ w)
 
-    for in_specs in ((P(None, "y"), P("x")), (P(None, "x"), P()), (P("y"), P("x"))):
+    obeyed = [(P(None, "y"), P("x")), (P(None, "x"), P()), (P("y"), P("x"))]
+    for in_specs in obeyed if EVERYTHING else [obeyed[AXIS_TYPES.index(types) - 1]]:
         assert_same_meaning(affine, w, x, mesh=mesh, in_specs=in_specs, vmap=False)
     wrong = {"mesh": mesh, "in_specs": (P("y"), P("x")), "reference": affine, "grad": False, "vmap": False}
     with pytest.raises(AssertionError, match="differ"):
