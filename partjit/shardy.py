@@ -49,6 +49,13 @@ class TensorSharding:
         """Whether a spec over the mesh of the program can express it."""
         return self.mesh == "mesh" and not any(":" in axis for dim in self.axes for axis in dim)
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:  # shardings are keys, thousands of times a report
+        return hash((self.axes, self.parts, self.mesh))
+
     @functools.cached_property
     def sizes(self) -> Mapping[str, int]:
         """The axes of all dimensions, with their sizes."""

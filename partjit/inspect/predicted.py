@@ -6,6 +6,7 @@ combines several of one kind, turns an all-reduce of which each device needs a s
 loop-invariant ones out of loops.
 """
 
+import functools
 import itertools
 import math
 import re
@@ -244,12 +245,8 @@ class _Reading:
         """The collective over these axes."""
         mesh, kind = self._unit.mesh, _SDY[op.name][0]
         if (size := math.prod(int(part) if part else mesh.shape[name] for name, _, part in refs)) > 1:
-            groups = _groups(refs, mesh)
-            names = {name for name, _, _ in refs}
-            axes = tuple(name for name in mesh.axis_names if name in names and mesh.shape[name] > 1)
-            if any(part for _, _, part in refs):
-                axes = axes_of_groups(groups, mesh)
-            yield self._of_shards(op, kind, size, axes=axes, groups=device_ids(groups, mesh), **common)
+            axes, groups = _axes_and_groups(tuple(refs), mesh)
+            yield self._of_shards(op, kind, size, axes=axes, groups=groups, **common)
 
     def _of_shards(self, op: ir.Operation, kind: str, size: int, **fields: Any) -> Collective:
         """A collective on shards of the operand of an operation, which gives shards of its result."""
@@ -340,6 +337,16 @@ def _local(shape: Sequence[int], sharding: TensorSharding) -> tuple[int, ...]:
 
 def _shown(dtype: str, shape: Sequence[int]) -> str:
     return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+@functools.lru_cache(maxsize=256)
+def _axes_and_groups(refs: tuple[_AxisRef, ...], mesh: Mesh) -> tuple[tuple[str, ...], Groups]:
+    """The axes of several devices among these, and the devices that differ along them, in groups."""
+    groups, names = _groups(refs, mesh), {name for name, _, _ in refs}
+    axes = tuple(name for name in mesh.axis_names if name in names and mesh.shape[name] > 1)
+    if any(part for _, _, part in refs):
+        axes = axes_of_groups(groups, mesh)
+    return axes, device_ids(groups, mesh)
 
 
 def _groups(refs: Sequence[_AxisRef], mesh: Mesh) -> Groups:
