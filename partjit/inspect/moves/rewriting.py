@@ -17,6 +17,7 @@ from jax.extend.mlir.dialects import sdy
 from jax.sharding import Mesh
 
 from partjit.inspect.moves.model import Model, Operation, Tensor, Transfer, definition, element_type
+from partjit.inspect.moves.replicated import elementwise
 from partjit.inspect.moves.resharding import reshard
 from partjit.inspect.moves.table import MODELS
 from partjit.inspect.moves.tiles import Step, Unmodelled, tiles_of
@@ -114,6 +115,9 @@ class Writing:
 
     def _modelled(self, op: ir.Operation, tensors: "_Tensors") -> tuple[Operation, Model | None] | None:
         operands, results = tensors.of(op.operands), tensors.of(op.results)
+        find = MODELS[op.name]
+        if find is elementwise and len({id(one.sharding) for one in (*operands, *results) if one.shape}) < 2:
+            return None  # most operations: all that they read and compute is sharded alike
         sharded = [tensor for tensor in (*operands, *results) if tensor.is_sharded]
         if not sharded or any(0 in tensor.shape for tensor in results):
             return None
@@ -121,7 +125,7 @@ class Writing:
             return None
         operation = Operation(op, operands, results, self._automatic(op), self._of, self._primitive_of)
         try:
-            model = MODELS[op.name](operation)
+            model = find(operation)
         except Unmodelled:
             return operation, None
         return None if model is None else (operation, model)
