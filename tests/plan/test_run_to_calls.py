@@ -187,15 +187,24 @@ def run_by_hand(loop, way, n, x, outside):
     return jax.tree.map(np.asarray, expected), rendezvous.logs["calls"][:]
 
 
-CASES = [*itertools.product(LOOPS, WAYS, (0, 1, 7), (False, True), ("auto", "inline", "driven"))]
+SPECS = [None, P(), P(("x", "y"))]
+MODES = ["auto", "inline", "driven"]
+CASES = [*itertools.product((0, 1, 7), SPECS, MODES, (False, True), LOOPS, WAYS)]
+EVERY = 53
+"""Among one case in so many, there is each pair of what a case is made of."""
 
 
-@pytest.mark.parametrize("spec", [None, P(), P(("x", "y"))], ids=str)
-def test_the_calls_and_the_values_are_those_of_the_loop_in_python(spec, mesh, monkeypatch):
+def test_each_two_parts_of_a_case_are_tried_together():
+    pairs = [*itertools.combinations(range(len(CASES[0])), 2)]
+    tried, meant = ({(i, j, str(c[i]), str(c[j])) for c in cases for i, j in pairs} for cases in (CASES[::EVERY], CASES))
+    assert tried == meant
+
+
+def test_the_calls_and_the_values_are_those_of_the_loop_in_python(mesh, monkeypatch):
     """Calls are made by the executable, where it can, by the thread that drives the loop, or on a thread from there."""
     fewest, seen = collections.Counter(), collections.Counter()
     x, outside = np.linspace(0, 1, 8, dtype=np.float32), np.float32(0.25)
-    for loop, way, n, donates, mode in sample(CASES, 23):
+    for n, spec, mode, donates, loop, way in sample(CASES, EVERY):
         expected, calls = run_by_hand(loop, way, n, x, outside)
         rendezvous.clear()
         monkeypatch.setattr(choose_emitted, "MOST_BYTES_WAITING", -1 if mode == "driven" else 2**26)
@@ -208,7 +217,7 @@ def test_the_calls_and_the_values_are_those_of_the_loop_in_python(spec, mesh, mo
         with partjit.events.subscribe(lambda event: dispatched.append(type(event).__name__)):  # noqa: B023
             result = program(given, outside)
             colocated.wait()
-        what = f"{loop.__name__} {way.__name__} {n} {mode}"
+        what = f"{loop.__name__} {way.__name__} {n} {mode} {spec}"
         for found, wanted in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(found, wanted, rtol=1e-5, err_msg=what)
         assert close(rendezvous.logs["calls"], calls), what
@@ -234,7 +243,7 @@ def close(calls, others):
 
 
 @pytest.mark.parametrize("every", [1, 10, 1000])
-def test_a_thousand_iterations_take_as_many_dispatches_as_calls(every, mesh, by_the_host):
+def test_many_iterations_take_as_many_dispatches_as_calls(every, mesh, by_the_host):
     log = colocated_python(by_hand.log, out_specs_fn=lambda *_: None)
 
     @pjit
@@ -244,15 +253,15 @@ def test_a_thousand_iterations_take_as_many_dispatches_as_calls(every, mesh, by_
             lax.cond(i % every == 0, lambda: log(i), lambda: None)
             return x, None
 
-        return lax.scan(iteration, x, jnp.arange(1000))[0]
+        return lax.scan(iteration, x, jnp.arange(100))[0]
 
     x = jax.device_put(np.ones(8, np.float32), NamedSharding(mesh, P("x")))
     dispatched = []
     with mesh, partjit.events.subscribe(lambda event: dispatched.append(type(event).__name__)):
         program(x)
         colocated.wait()
-    calls = len(range(0, 1000, every))
-    assert rendezvous.logs["calls"] == [("log", i) for i in range(0, 1000, every)]
+    calls = len(range(0, 100, every))
+    assert rendezvous.logs["calls"] == [("log", i) for i in range(0, 100, every)]
     assert calls <= dispatched.count("FragmentDispatched") <= calls + 2
 
 
