@@ -317,7 +317,7 @@ def captured_values(c, x):
 
 
 def start():
-    return jnp.arange(8, dtype=jnp.float32) / 3
+    return np.arange(8, dtype=np.float32) / np.float32(3)
 
 
 def by_python(fun):
@@ -459,7 +459,7 @@ def test_a_dear_head_is_not_computed_after_the_last_turn():
 
         return lax.scan(turn, x, None, length=3)[0]
 
-    x = jnp.ones((128, 128))
+    x = np.ones((128, 128), np.float32)
     plan = pjit(fun).plan(x)
     (loop,) = (node for node in plan.nodes if isinstance(node, Loop))
     (fragment,) = (node for node in loop.block.nodes if isinstance(node, Fragment))
@@ -471,7 +471,7 @@ def test_a_dear_head_is_not_computed_after_the_last_turn():
 @pytest.mark.parametrize("first", [None, 0, -1])
 def test_a_dear_head_is_computed_before_each_turn(first, turns):
     c = Calls()
-    x = jnp.ones((128, 128))
+    x = np.ones((128, 128), np.float32)
 
     def turn(v):
         return c.twice(jnp.sin(v @ v) * 1e-3) + 1
@@ -513,7 +513,7 @@ def test_the_size_of_a_plan_and_its_memory_do_not_grow_with_the_turns():
         return lax.scan(turn, x, jnp.arange(length))[0]
 
     sizes = {}
-    for length in (10, 500):
+    for length in (10, 60):
         f = pjit(lambda x, length=length: fun(x, length))
         plan = f.plan(start())
         sizes[length] = len([*walk(plan.nodes)]), len(plan.source.splitlines())
@@ -525,7 +525,7 @@ def test_the_size_of_a_plan_and_its_memory_do_not_grow_with_the_turns():
         colocated.wait()
         gc.collect()
         assert len(jax.live_arrays()) <= before
-    assert sizes[10] == sizes[500]
+    assert sizes[10] == sizes[60]
 
 
 def test_stacks_are_whole_in_the_loop_and_leave_as_asked(mesh):
@@ -709,6 +709,8 @@ def test_events_tell_every_turn_and_keep_nothing():
         return lax.scan(lambda v, i: (c.twice(v + i) - 1, None), x, jnp.arange(12.0))[0]
 
     fun(start())
+    colocated.wait()
+    gc.freeze()  # the collector looks at what is made from here on only
     seen, alive = [], []
 
     def listen(event):
@@ -717,8 +719,11 @@ def test_events_tell_every_turn_and_keep_nothing():
             gc.collect()
             alive.append(len(jax.live_arrays()))
 
-    with partjit.events.subscribe(listen):
-        fun(start()).block_until_ready()
+    try:
+        with partjit.events.subscribe(listen):
+            fun(start()).block_until_ready()
+    finally:
+        gc.unfreeze()
     assert seen.count("CallStarted") == 12
     assert seen.count("FragmentDispatched") == 13
     assert max(alive[-3:]) <= max(alive[:3]) + 2
@@ -762,10 +767,15 @@ def weak_loops(call):
 
 def test_results_are_as_weakly_typed_as_without_calls():
     host = colocated_python(log, out_specs_fn=lambda x: None)
+
+    def all_of(call):
+        return lambda x: [fun(x) for fun in weak_loops(call)]
+
     kinds = set()
-    for with_calls, without in zip(weak_loops(host), weak_loops(lambda x: None), strict=True):
-        for x in (1.0, np.float32(1)):
-            expected, found = jax.tree.leaves(jax.jit(without)(x)), jax.tree.leaves(pjit(with_calls)(x))
-            assert [leaf.weak_type for leaf in found] == [leaf.weak_type for leaf in expected]
-            kinds.add(tuple(leaf.weak_type for leaf in found))
+    for x in (1.0, np.float32(1)):
+        expected, found = jax.eval_shape(all_of(lambda x: None), x), pjit(all_of(host))(x)
+        for one, wanted in zip(found, expected, strict=True):
+            types = [[leaf.weak_type for leaf in jax.tree.leaves(tree)] for tree in (one, wanted)]
+            assert types[0] == types[1]
+            kinds.add(tuple(types[0]))
     assert len(kinds) > 5
