@@ -34,7 +34,7 @@ S = np.float32(0.75)
 drawn = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
     deadline=None,
-    max_examples=3 if settings().max_examples <= 100 else settings().max_examples // 5,
+    max_examples=2 if settings().max_examples <= 100 else settings().max_examples // 5,
 )
 
 
@@ -126,7 +126,7 @@ REAL = (
 
 @pytest.mark.parametrize("about", ["a row", *KINDS, "a row, no jax", "scan, no jax", "while, no jax", "branch, no jax"])
 def test_a_random_program_obeys_all_laws(meshes, monkeypatch, about):
-    """One example is the simplest program of its kind, which is a real case; the others are any of it."""
+    """One example is the simplest program of its kind, which is a real case; the other is any of it."""
     about, _, no_jax = about.partition(", ")
     given_jax = {"without_jax": True if no_jax else None}
     kind = rc.straight_programs(**given_jax) if about == "a row" else rc.random_programs(3, about=about, **given_jax)
@@ -156,7 +156,8 @@ def obeys_all_laws(meshes, monkeypatch, program, which, turn):
     means_what_it_means_by_hand(function, program, mesh, hand)
     if calls := [step.number for step in rc.calls_of(program.steps)]:
         survives_a_failure(function, program, mesh, hand[0], calls[which % len(calls)], turn)
-    if not rc.has(program.steps, "zero", "checkpoint"):  # which are no Python there
+    # Every other one, for each of its operations is compiled by itself; scans of nothing and checkpoints are no Python.
+    if which % 2 == 0 and not rc.has(program.steps, "zero", "checkpoint"):
         makes_its_calls_without_jit(program, meshes, hand[0])
 
 
