@@ -34,31 +34,27 @@ def f32(*shape):
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
-def evaluated(program, *args):
-    """The values of a program outside of its loops, by their numbers."""
-    values = {}
-
-    def record(*operands, numbers):
-        values.update(zip(numbers, operands, strict=True))
-        return []
-
-    before = mark_p.impl
-    mark_p.def_impl(record)
-    try:
-        with mesh():
-            jaxpr_as_fun(inside_without_marks(program.inlined.jaxpr))(*jax.tree.leaves(args))
-    finally:
-        mark_p.impl = before
-    return values
+def evaluated(program, values, *args):
+    """What some values of a program outside of its loops are, as results of one program."""
+    marked = {
+        number: var
+        for eqn in program.inlined.jaxpr.eqns
+        if eqn.primitive is mark_p
+        for number, var in zip(eqn.params["numbers"], eqn.invars, strict=True)
+    }
+    plain = without_marks(program.inlined.jaxpr)
+    computing = plain.replace(jaxpr=plain.jaxpr.replace(outvars=[marked[value.number] for value in values]))
+    with mesh():
+        return jax.jit(jaxpr_as_fun(computing))(*jax.tree.leaves(args))
 
 
-def inside_without_marks(jaxpr, keep=True):
-    """A jaxpr without the marks in the bodies of its loops, for which there is nothing to run."""
+def without_marks(jaxpr):
+    """A jaxpr without marks, for which there is nothing to run."""
     if not hasattr(jaxpr, "eqns") or (hasattr(jaxpr, "jaxpr") and jaxpr.jaxpr is not jaxpr):
-        return jaxpr.replace(jaxpr=inside_without_marks(jaxpr.jaxpr, keep))
+        return jaxpr.replace(jaxpr=without_marks(jaxpr.jaxpr))
     eqns = []
     for eqn in jaxpr.eqns:
-        if keep or eqn.primitive is not mark_p:
+        if eqn.primitive is not mark_p:
             params = {name: stripped(param) for name, param in eqn.params.items()}
             eqns.append(eqn.replace(params=params))
     return jaxpr.replace(eqns=eqns)
@@ -68,7 +64,7 @@ def stripped(param):
     """A parameter of an equation without the marks in it."""
     if isinstance(param, tuple):
         return tuple(stripped(each) for each in param)
-    return inside_without_marks(param, keep=False) if hasattr(param, "eqns") else param
+    return without_marks(param) if hasattr(param, "eqns") else param
 
 
 def layer(params, x):

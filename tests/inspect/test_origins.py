@@ -24,12 +24,14 @@ from partjit.inspect.why.script_process import ScriptFailedError, run_script
 from partjit.inspect.why.why import why
 from tests import strategies
 from tests.census import saw, sees
+from tests.effort import EVERYTHING
 from tests.inspect import inspected
 from tests.inspect.inspected import BATCH, axes_of, f32, partitioned, sgd
 
 GROUPS_CRASH = importlib.util.find_spec("jax.experimental.shard_alike") is not None
 PROGRAMS = {}
-few = settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+# Each starts processes, so there are fewer than of other things.
+few = settings(max_examples=10 if EVERYTHING else 5, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 
 
 def program(ins, outs, *args):

@@ -55,12 +55,14 @@ def flipped(i, x, y):
     return x[::-1], y.T + np.float32(i), float(i)
 
 
-@pytest.mark.parametrize("how", ["in a loop", "in a row"])
-def test_the_results_are_those_by_hand(mesh, how):
-    """Whatever the specs of arguments and results, the dtype and what is donated, on eight devices and on one."""
+def test_the_results_are_those_by_hand(mesh):
+    """Whatever the specs of arguments and results, the dtype and what is donated, on eight devices and on one.
+
+    In a loop and in a row.
+    """
     seen = collections.Counter()
-    cases = itertools.product(SPECS, SPECS, SPECS, DTYPES, (0, 1), (8, 1))
-    for first, second, result, dtype, donates, devices in sample([*cases], 571):
+    cases = itertools.product(SPECS, SPECS, SPECS, DTYPES, (0, 1), (8, 1), ("in a loop", "in a row"))
+    for first, second, result, dtype, donates, devices, how in sample([*cases], 1051):
         rendezvous.clear()
         on = mesh if devices == 8 else partjit.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("x", "y"))
         x = np.arange(64).reshape(8, 8).astype(dtype)
@@ -77,7 +79,7 @@ def test_the_results_are_those_by_hand(mesh, how):
             x, y, number = call(i, x, y)
             return x, y + number
 
-        def fun(x, y, iteration=iteration):
+        def fun(x, y, iteration=iteration, how=how):
             if how == "in a loop":
                 return lax.fori_loop(0, 3, iteration, (x, y))
             return iteration(jnp.int32(1), iteration(jnp.int32(0), (x, y)))
@@ -98,8 +100,10 @@ def test_the_results_are_those_by_hand(mesh, how):
         seen["sharded"] += devices == 8 and first != P() and result != P()
         seen["donated"] += donates
         seen["one"] += devices == 1
+        seen["loop"] += how == "in a loop"
+        seen["row"] += how == "in a row"
     assert min(seen.values()) > 1
-    assert len(seen) == 3
+    assert len(seen) == 5
 
 
 def test_on_a_mesh_with_explicit_axes_types_say_how_results_are_sharded():

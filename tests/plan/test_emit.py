@@ -73,11 +73,12 @@ SPECS = [P(), P("x"), P("y"), P(("x", "y")), P(("y", "x")), P("x", "y"), P("y", 
 DTYPES = [np.float32, np.int8, np.bool_, jnp.bfloat16, np.uint32, np.complex64]
 
 
-@pytest.mark.parametrize("arrays", ["jax", "numpy"])
-def test_what_is_handed_over_is_the_argument(mesh, arrays):
-    """Whatever its spec, dtype and donation; two arguments of different specs, and one that no spec is about."""
+def test_what_is_handed_over_is_the_argument(mesh):
+    """Whatever its spec, dtype and donation, as an array of jax or of NumPy; two arguments of different specs, and one
+    that no spec is about."""
     seen = collections.Counter()
-    for first, second, dtype, donates in sample([*itertools.product(SPECS, SPECS, DTYPES, (0, 1))], 29):
+    cases = itertools.product(SPECS, SPECS, DTYPES, (0, 1), ("jax", "numpy"))
+    for first, second, dtype, donates, arrays in sample([*cases], 53):
         rendezvous.clear()
 
         def look(i, x, y):
@@ -106,8 +107,8 @@ def test_what_is_handed_over_is_the_argument(mesh, arrays):
             assert arrays == "numpy" or sharding.is_equivalent_to(specs[0], 2)
         seen["partitioned"] += first != P()
         seen["donated"] += donates
-    assert seen["partitioned"] > 3
-    assert seen["donated"] > 3
+        seen[arrays] += 1
+    assert min(seen.values()) > 3
 
 
 @pytest.mark.parametrize("by", ["devices", "host"])

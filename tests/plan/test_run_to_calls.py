@@ -196,7 +196,9 @@ EVERY = 53
 
 def test_each_two_parts_of_a_case_are_tried_together():
     pairs = [*itertools.combinations(range(len(CASES[0])), 2)]
-    tried, meant = ({(i, j, str(c[i]), str(c[j])) for c in cases for i, j in pairs} for cases in (CASES[::EVERY], CASES))
+    tried, meant = (
+        {(i, j, str(c[i]), str(c[j])) for c in cases for i, j in pairs} for cases in (CASES[::EVERY], CASES)
+    )
     assert tried == meant
 
 
