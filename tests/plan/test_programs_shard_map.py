@@ -48,11 +48,14 @@ def seen():
 
 
 def noting(fun, **kwargs):
-    """A colocated function that notes for which shard it is called, and with what, and returns `fun(place, *args)`."""
+    """A colocated function that notes for which shard it is called, and with what, and returns `fun(place, *args)`.
+
+    `fun` gets arrays of NumPy, for XLA would compile each of its operations anew for each device.
+    """
 
     def run(*args):
-        place = tuple(colocated.mesh_coordinates().values())
-        rendezvous.logs["seen"].append((place, *(np.asarray(arg).tolist() for arg in args)))
+        place, args = tuple(colocated.mesh_coordinates().values()), [*map(np.asarray, args)]
+        rendezvous.logs["seen"].append((place, *(arg.tolist() for arg in args)))
         return fun(place, *args)
 
     return colocated_python(run, **kwargs)
@@ -121,7 +124,7 @@ def _shards(x, spec):
 
 @both
 def test_no_collective_and_no_fragment_is_added(mesh, over, check_vma):
-    double = colocated_python(lambda a: 2 * a, **like)
+    double = colocated_python(lambda a: 2 * np.asarray(a), **like)
 
     def body(call, a):
         k = jax.lax.psum(jax.lax.axis_index("x").astype(a.dtype), "y")  # is computed once, though of nothing
@@ -147,7 +150,7 @@ def test_no_collective_and_no_fragment_is_added(mesh, over, check_vma):
 @both
 def test_values_come_and_go_as_they_lie(mesh, over, check_vma):
     """A call whose arguments are those of the shard_map, and whose results are its results, is all there is."""
-    call = colocated_python(lambda a, b: (a + b, b), out_specs_fn=lambda a, b: (a, b))
+    call = colocated_python(lambda a, b: (np.add(a, b), b), out_specs_fn=lambda a, b: (a, b))
     same = colocated_python(lambda a, b: (a, b), out_specs_fn=lambda a, b: (a, b))
     specs = P("x", "y"), P(None, ("y", "x"))
 
@@ -295,7 +298,7 @@ def test_methods_of_an_object_share_its_state_over_shards_and_calls(mesh, over, 
 
         def next(self, a):
             self.count += 1
-            return a * 0 + self.count
+            return np.full(a.shape, self.count, np.float32)
 
     Counter.next = Counter.next.specialize(out_specs_fn=lambda a: a)
     counter = Counter(100)
@@ -414,7 +417,7 @@ def test_a_scan_calls_for_each_shard_in_each_turn(mesh, over, meeting, check_vma
 
 
 def test_loops_carry_arrays_as_they_come_and_go(mesh, over):
-    call = colocated_python(lambda a: a + 1, **like)
+    call = colocated_python(lambda a: np.asarray(a) + 1, **like)
     with mesh:
         f = pjit(
             over(
@@ -748,7 +751,7 @@ def test_on_accelerators_the_hosts_have_the_shards(accelerators, monkeypatch, me
     def look(a, s):
         where = tuple(colocated.mesh_coordinates().values())
         rendezvous.logs["seen"].append((where, a.tolist(), float(s), [d.id for d in a.devices()]))
-        return a + where[0], s + 1
+        return np.asarray(a) + where[0], np.asarray(s) + 1
 
     mesh = partjit.Mesh(np.array(accelerators).reshape(2, 2), ("x", "y"))
     call = colocated_python(look, out_specs_fn=lambda a, s: (a, s))

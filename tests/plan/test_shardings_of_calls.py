@@ -49,10 +49,15 @@ def struct(mesh, spec):
     return jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=NamedSharding(mesh, spec))
 
 
+def doubled(array):
+    """Computed by NumPy, for XLA would compile each operation anew for each device and sharding."""
+    return jax.device_put(2 * np.asarray(array) + 1, array.sharding)
+
+
 def per_shard(mesh, spec, **options):
     stated = struct(mesh, spec)
     return colocated_python(
-        lambda shard: 2 * shard.data + 1, layout="per_shard", in_specs=((stated,), {}), out_specs=stated, **options
+        lambda shard: doubled(shard.data), layout="per_shard", in_specs=((stated,), {}), out_specs=stated, **options
     )
 
 
@@ -61,7 +66,7 @@ def on_arrays(mesh, spec, **options):
 
     def fun(x):
         assert x.sharding.is_equivalent_to(stated.sharding, 1), f"it asked for {spec} and got {x.sharding}"
-        return 2 * x + 1
+        return doubled(x)
 
     return colocated_python(fun, in_specs=((stated,), {}), out_specs=stated, **options)
 
@@ -85,10 +90,10 @@ def each(fun):
 
 
 def shard_maps(f, g, x, mesh):
-    def doubled(value):
+    def mapped(value):
         return jax.shard_map(lambda shard: shard * 2 + 1, mesh=mesh, in_specs=P("model"), out_specs=P("model"))(value)
 
-    return [doubled(call(own)) for call, own in zip(f, x, strict=True)]
+    return [mapped(call(own)) for call, own in zip(f, x, strict=True)]
 
 
 def called(calls, values):
@@ -228,7 +233,7 @@ def test_shards_of_arguments_whose_specs_are_left_open(mesh, place, is_open):
 
     def made(spec):
         said = {"out_specs_fn": lambda x: x} if is_open else {"out_specs": struct(mesh, spec)}
-        return colocated_python(lambda shard: 2 * shard.data + 1, layout="per_shard", **said)
+        return colocated_python(lambda shard: doubled(shard.data), layout="per_shard", **said)
 
     calls = [*map(made, first)]
     program = pjit(lambda x: tuple(called(calls, x)), in_axis_resources=(first,), out_axis_resources=second)
