@@ -1,5 +1,6 @@
 """`device`, `backend` and `inline` mean what they mean for `jax.jit`."""
 
+import functools
 import pickle
 import warnings
 
@@ -8,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from partjit import P, pjit, set_mesh
 from partjit._jax.versions import RELEASE
 from tests.census import saw, sees
+from tests.effort import EVERYTHING
 
 X = np.arange(8, dtype=np.float32)
 
@@ -43,20 +45,26 @@ def sources(mesh):
     }
 
 
+@functools.cache
+def products(option):
+    """A function of partjit and one of jax, which all sources share."""
+    options = {"device": jax.devices()[3]} if option == "device" else {"backend": "cpu"}
+    return on_device(lambda x, *, by=2: x * by, **options), jit_on_device(lambda x, *, by=2: x * by, **options)
+
+
 @pytest.mark.parametrize("where", ["NumPy", "uncommitted", "on another device", "there", "sharded"])
 @pytest.mark.parametrize("option", ["device", "backend"])
 def test_arguments_are_moved_to_the_device_and_results_are_committed_to_it(mesh, where, option):
-    options = {"device": jax.devices()[3]} if option == "device" else {"backend": "cpu"}
     expected = {jax.devices()[3 if option == "device" else 0]}
     x = sources(mesh)[where]
-    ours, theirs = on_device(lambda x, *, by=2: x * by, **options), jit_on_device(lambda x, *, by=2: x * by, **options)
+    ours, theirs = products(option)
     for function in (ours, theirs):
         for out in (function(x), function(x), function(x, by=3), function.lower(X).compile()(X)):  # the second is hot
             assert out.committed
             assert out.devices() == expected
             assert out.sharding.is_equivalent_to(SingleDeviceSharding(*expected), 1)
         np.testing.assert_array_equal(function(x, by=3), X * 3)
-    for transformed in (jax.grad(lambda x: ours(x).sum()), jax.vmap(ours), jax.jit(ours)):
+    for transformed in (lambda x: jax.vjp(ours, x)[1](X)[0], jax.vmap(ours), jax.jit(ours)):
         if where in ("NumPy", "uncommitted"):
             assert transformed(x).devices() == expected
     with jax.disable_jit():
@@ -167,9 +175,10 @@ def traced(fun, x, y):
 
 
 @sees("different examples", "equations of an inner jaxpr", "equations that are not nested")
+@settings(max_examples=1000 if EVERYTHING else 20)  # of 40
 @given(st.sampled_from(FUNCTIONS), st.sampled_from(OUTER))
 def test_an_inlined_function_is_its_equations(fun, outer):
-    x, y = jnp.ones((4, 4), jnp.float32), jnp.ones((4, 4), jnp.float32)
+    x, y = np.ones((2, 4, 4), np.float32)
     inlined = outer(pjit(fun, inline=True))
     bare = traced(outer(fun), x, y)
     saw("equations of an inner jaxpr" if any(inner for _, _, inner in bare) else "equations that are not nested")
@@ -177,7 +186,7 @@ def test_an_inlined_function_is_its_equations(fun, outer):
     assert traced(outer(pjit(fun)), x, y) != bare
     if RELEASE < (0, 12):  # later ones inline when they lower
         assert traced(outer(jax.jit(fun, inline=True)), x, y) == bare
-    for ours, theirs in zip(jax.tree.leaves(inlined(x, y)), jax.tree.leaves(outer(fun)(x, y)), strict=True):
+    for ours, theirs in zip(jax.tree.leaves(inlined(x, y)), jax.tree.leaves(jax.jit(outer(fun))(x, y)), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 

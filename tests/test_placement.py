@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 from partjit import FROM_ARRAY, FROM_GDA, UNSPECIFIED, Mesh, P, ReshardWarning, ShardingError, pjit, reshard_policy
-from tests.effort import EVERYTHING
+from tests.effort import EVERYTHING, sample
 
 X = np.arange(32.0, dtype=np.float32).reshape(8, 4)
 
@@ -40,7 +40,7 @@ def test_scalars(mesh, scalar):
     with mesh:
         for _ in range(3):
             out = function(scalar)
-            assert out == scalar
+            assert np.asarray(out) == scalar
             assert out.sharding.device_set == set(mesh.devices.flat)
 
 
@@ -77,10 +77,12 @@ def _layouts():
 IN_SPECS = [P("x"), P(("y", "x")), P(None, "y"), None, P("y", "x")]
 
 
+LAYOUTS = sample([(f"{name} {in_spec}", sharding, in_spec) for name, sharding in _layouts() for in_spec in IN_SPECS], 2)
+
+
 @pytest.mark.soak
-@pytest.mark.parametrize("in_spec", IN_SPECS)
 @pytest.mark.parametrize(
-    ("number", "sharding"), [pytest.param(k, sharding, id=name) for k, (name, sharding) in enumerate(_layouts())]
+    ("number", "sharding", "in_spec"), [pytest.param(k, *case, id=name) for k, (name, *case) in enumerate(LAYOUTS)]
 )
 def test_a_committed_array_on_the_devices_of_the_mesh_is_never_misread(mesh, number, sharding, in_spec):
     x = jax.device_put(X, sharding)
@@ -90,10 +92,9 @@ def test_a_committed_array_on_the_devices_of_the_mesh_is_never_misread(mesh, num
     with mesh, reshard_policy("allow"):
         for argument in (x, x, right, x, X, right, x):
             np.testing.assert_array_equal(function(argument), expected)
-        # Each of the specs under transformations of some of the layouts, and each of the layouts with one of the specs.
-        if EVERYTHING or IN_SPECS.index(in_spec) == number % len(IN_SPECS):
-            np.testing.assert_allclose(jax.grad(lambda v: (function(v) * X).sum())(x), X)
-            np.testing.assert_array_equal(jax.vmap(function)(jnp.stack([x, x]))[1], expected)
+        if EVERYTHING or number % 3 == 0:  # each of the specs, and nearly each of the layouts
+            np.testing.assert_allclose(jax.vjp(function, x)[1](X)[0], X)
+            np.testing.assert_array_equal(jax.vmap(function)(jnp.stack([x, x])), [expected] * 2)
             np.testing.assert_array_equal(jax.jit(function)(right), expected)
 
 
