@@ -94,7 +94,6 @@ USES = {
     "vjp": lambda x, y: jax.vjp(jnp.sin, y)[1](x)[0],
     "linearize": lambda x, y: jax.linearize(jnp.sin, x)[1](y),
     "vmap": lambda x, y: jax.vmap(lambda a, b: a * b)(x, y),
-    "jacfwd": lambda x, y: jax.jacfwd(jnp.sin)(x),
     "checkpoint": lambda x, y: jax.grad(lambda y: jax.checkpoint(lambda y: (x * y).sum())(y))(y),
     "jnp": lambda x, y: jnp.concatenate([x, jnp.cumsum(x)]),
     "numpy": lambda x, y: np.add(x, 1),
