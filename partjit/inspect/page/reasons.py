@@ -8,6 +8,8 @@ from partjit.render.numbers import counted
 
 __all__ = ["Reasons"]
 
+_ASKED = 20_000  # equations
+
 _UNKNOWN = element("small", "unknown", class_="pj-badge", title="how it is sharded is not known")
 _LOCAL = element("small", "local", class_="pj-badge", title="in a shard_map: each device has a value of its own")
 
@@ -18,7 +20,8 @@ class Reasons:
     Args:
         report: the report.
         prefix: of the ids in its part of the page.
-        is_asked: whether the partitioner is asked for them; otherwise there are some only if it was before.
+        is_asked: whether the partitioner is asked for them, unless the program is so large that it takes long;
+            otherwise there are some only if it was asked before.
     """
 
     def __init__(self, report: Contents, prefix: str, is_asked: bool) -> None:
@@ -26,6 +29,7 @@ class Reasons:
         self._numbers: dict[str, int] = {}  # of the reasons for a value, by its name
         self._texts: dict[str, int] = {}
         whole = report.whole
+        is_asked = is_asked and len(report.equations) <= _ASKED
         if whole.lowered is None or not (is_asked or known_origins(whole) is not None):
             return
         for value in whole.tree.values:
