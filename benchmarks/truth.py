@@ -10,8 +10,8 @@ Each model is explained, and then compiled by jax. The compiled text is read by 
 * memory: the estimate, as a ratio to XLA's own figure; or more: whether the report says that it may be, and of what.
 * lines: the percentage of predicted collectives whose line is not one of an installed package.
 * time: `explain`, from the function on, as a ratio to tracing, lowering and compiling.
-* after trace: `explain` of a traced function, as a ratio to lowering and compiling it. Memory, FLOPs and findings, which
-  are computed when they are first read, are not in it; `explain.py` measures them. The trace is jax's own, is made
+* after trace: `explain` of a traced function, as a ratio to lowering and compiling it. Memory, FLOPs and findings
+  are computed when they are first read, and are not in it; `explain.py` measures them. The trace is jax's own, is made
   once for both, and takes more than the bound by itself for some models.
 
 Single operations on sharded dimensions, of `truth_operations.py`, are looked at in the same way. Models of libraries
