@@ -119,7 +119,7 @@ def test_a_model_goes_through_and_one_without_its_library_is_skipped(monkeypatch
         (row,) = tables["models"]
         assert (row["library"], row["read"], row["lines"]) == ("plain", "equal", 100)
         assert [row["of"] for row in tables["skipped"]] == ["absent"]
-        assert len(tables["bounds"]) == 9
+        assert len(tables["bounds"]) == 10
     assert len([*tmp_path.iterdir()]) == 2
 
 
