@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from partjit import P, pjit, set_mesh
 from partjit._jax.versions import RELEASE
 from tests.census import saw, sees
-from tests.effort import EVERYTHING
+from tests.effort import at_most
 
 X = np.arange(8, dtype=np.float32)
 
@@ -175,7 +175,7 @@ def traced(fun, x, y):
 
 
 @sees("different examples", "equations of an inner jaxpr", "equations that are not nested")
-@settings(max_examples=1000 if EVERYTHING else 20)  # of 40
+@at_most(20)  # of 40
 @given(st.sampled_from(FUNCTIONS), st.sampled_from(OUTER))
 def test_an_inlined_function_is_its_equations(fun, outer):
     x, y = np.ones((2, 4, 4), np.float32)

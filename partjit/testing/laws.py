@@ -329,9 +329,16 @@ def _variation(leaf: jax.Array) -> jax.Array:
 
 def _stacked(trees: Sequence[object]) -> Any:
     """A batch of all trees."""
-    return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(jax.device_get(leaf)) for leaf in leaves]), *trees)
+
+    def stack(*leaves: ArrayLike) -> ArrayLike:
+        arrays = [jnp.asarray(jax.device_get(leaf)) for leaf in leaves]
+        is_key = jax.dtypes.issubdtype(arrays[0].dtype, jax.dtypes.extended)
+        return jnp.stack(arrays) if is_key else np.stack([*map(np.asarray, arrays)])
+
+    return jax.tree.map(stack, *trees)
 
 
+@jax.jit  # one program for each type of results, and not one for each operation
 def _weighted(out: jax.Array) -> jax.Array:
     """A sum that depends on each element differently."""
     weights = np.linspace(0.5, 1.5, out.size).reshape(out.shape)
