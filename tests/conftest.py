@@ -1,6 +1,7 @@
 """Fixtures that several files of tests share; programs are verified after each pass of the planner."""
 
 import gc
+import gc
 import os
 
 import jax
@@ -39,6 +40,15 @@ def compilations(no_compilation_cache):
     jax.monitoring.register_event_duration_secs_listener(listen)
     yield seen
     jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.fixture
+def new_garbage():
+    """The collector looks at what the test makes only: a pass over all that is imported takes half a second."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

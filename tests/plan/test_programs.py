@@ -855,7 +855,7 @@ def test_without_a_mesh_on_an_accelerator(accelerators):
     assert y.devices() == leaving.devices() == {accelerators[1]}
 
 
-def test_functions_that_are_dropped_leave_no_plans_behind(double):
+def test_functions_that_are_dropped_leave_no_plans_behind(double, new_garbage):
     plans, functions = [], []
     for wrap in (lambda x: double(x + 1) - 3, lambda x: x + 1):
 

@@ -306,7 +306,7 @@ def test_under_disable_jit_other_transformations_work_as_ever(mesh, double):
         np.testing.assert_array_equal(jax.jit(pjit(double))(X), 2 * X)
 
 
-def test_functions_that_are_dropped_leave_nothing_for_disable_jit_behind(mesh):
+def test_functions_that_are_dropped_leave_nothing_for_disable_jit_behind(mesh, new_garbage):
     from partjit import eager
 
     gc.collect()
