@@ -1,7 +1,6 @@
 """Fixtures that several files of tests share; programs are verified after each pass of the planner."""
 
 import gc
-import gc
 import os
 
 import jax

@@ -17,6 +17,7 @@ from partjit.inspect.tracing import fragments_of, trace_function
 from partjit.shardy import TensorSharding
 from partjit.testing import meshes, sharded_programs, spec_trees
 from tests.census import sees
+from tests.effort import EVERYTHING
 from tests.inspect.compiled_shardings import computed_from_arguments, values_that_lie_otherwise
 
 
@@ -38,7 +39,7 @@ def matrix(*shape):
 
 
 @sees("two mesh axes", "a partitioned value", "a value of several dimensions", "an axis name")
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=15 if EVERYTHING else 7, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_what_is_told_is_what_is_compiled(data):
     mesh = data.draw(meshes(mesh_shapes=[(4, 2), (2, 2, 2), (8,), (2, 3)]))

@@ -26,6 +26,7 @@ from partjit.testing import expected_shards as definition
 from partjit.testing import strategies
 from tests.census import sees
 from tests.colocated import rendezvous
+from tests.effort import examples
 
 
 def held(picture):
@@ -65,6 +66,7 @@ def ids(text):
 
 @sees("two mesh axes", "a partitioned value", "a value of several dimensions", "permuted devices")
 @given(strategies.sharded_arrays())
+@examples(40)
 def test_a_picture_says_of_each_device_what_its_shard_says(array):
     picture = draw_array(array)
     said = held(picture)
@@ -75,6 +77,7 @@ def test_a_picture_says_of_each_device_what_its_shard_says(array):
 
 @sees("two mesh axes", "a partitioned value", "permuted devices")
 @given(st.data())
+@examples(40)
 def test_a_picture_of_a_spec_is_what_jax_and_the_definition_say(data):
     mesh = data.draw(strategies.meshes())
     shape = data.draw(strategies.shapes(max_ndim=4, max_size=4096))
@@ -88,6 +91,7 @@ def test_a_picture_of_a_spec_is_what_jax_and_the_definition_say(data):
 
 @sees("two mesh axes", "a partitioned value")
 @given(st.data())
+@examples(40)
 def test_it_is_the_same_however_the_sharding_is_said(data):
     mesh = data.draw(strategies.meshes(permuted=False))
     spec = data.draw(strategies.partition_specs(mesh=mesh, ndim=2)) or P()
@@ -108,6 +112,7 @@ def test_it_is_the_same_however_the_sharding_is_said(data):
 
 @sees("two mesh axes", "a partitioned value")
 @given(st.data())
+@examples(40)
 def test_the_pieces_cover_every_element_once(data):
     mesh = data.draw(strategies.meshes())
     shape = data.draw(st.lists(st.integers(0, 9), max_size=4).map(tuple))
@@ -130,6 +135,7 @@ def test_the_pieces_cover_every_element_once(data):
 
 @sees("two mesh axes", "a partitioned value")
 @given(st.data())
+@examples(40)
 def test_text_and_svg_show_the_pieces(data):
     mesh = data.draw(strategies.meshes())
     shape = data.draw(st.lists(st.integers(0, 9), max_size=4).map(tuple))

@@ -15,6 +15,7 @@ from partjit import P, pjit
 from partjit.inspect.why.key_paths import common_end, keys_of
 from partjit.inspect.why.lookup import ValueNotFoundError, look_up
 from tests.census import sees
+from tests.effort import examples
 from tests.inspect import inspected
 from tests.inspect.inspected import BATCH, evaluated, f32, partitioned, sgd
 
@@ -297,6 +298,7 @@ KEYS = st.lists(st.from_regex(r"[a-z_][a-z0-9_]{0,5}|[0-9]{1,3}", fullmatch=True
 
 @sees("different examples", "several elements")
 @given(st.data(), st.from_regex(r"[a-z_]\w{0,5}", fullmatch=True), KEYS)
+@examples(40)
 def test_a_path_is_read_the_same_however_its_keys_are_written(data, name, keys):
     space = st.sampled_from(["", " "])
     ways = ["[{}]", "['{}']", '["{}"]', ".{}"]

@@ -21,6 +21,7 @@ from partjit.inspect.collectives import KINDS, total_bytes
 from partjit.inspect.hlo import device_groups, optimized, source_lines, trip_counts
 from partjit.inspect.hlo import text as hlo
 from tests.census import saw, sees
+from tests.effort import EVERYTHING
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -264,7 +265,7 @@ def expected(statement, mesh, times):
 
 
 @sees("two mesh axes", "different examples", "a collective")
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30 if EVERYTHING else 12, deadline=None)
 @given(st.data(), st.sampled_from([jnp.float32, jnp.int32]))
 def test_what_a_random_shard_map_communicates_is_read(data, dtype):
     mesh = data.draw(meshes())

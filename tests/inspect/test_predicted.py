@@ -15,6 +15,7 @@ from partjit import P, pjit, with_sharding_constraint
 from partjit.inspect import explain
 from partjit.testing import meshes, partition_specs
 from tests.census import saw, sees
+from tests.effort import EVERYTHING
 
 DATA, MODEL = ("data",), ("model",)
 
@@ -78,7 +79,7 @@ def test_prediction_and_compiled_program_agree(case, mesh):
 
 @sees("two mesh axes", "a partitioned value", "a collective", "no collective")
 @given(st.data())
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=20 if EVERYTHING else 10)
 def test_the_product_of_two_matrices_moves_what_its_specs_say(data):
     """Kind, axes, bytes: from the definition of a spec. The contracted dimension is divided alike in both."""
     mesh = data.draw(meshes(mesh_shapes=[(4, 2), (2, 2, 2), (8,)]))
