@@ -34,10 +34,16 @@ def shade(number: int, count: int) -> int:
     Example:
         >>> [shade(number, 4) for number in range(4)]
         [0, 1, 2, 3]
-        >>> shade(0, 4096), shade(341, 4096), shade(342, 4096), shade(4095, 4096)
-        (0, 0, 1, 11)
+        >>> shade(0, 4096), shade(511, 4096), shade(512, 4096), shade(4095, 4096)
+        (0, 0, 1, 7)
     """
-    return number if count <= COLORS else number * COLORS // count
+    return number // _together(count)
+
+
+def _together(count: int) -> int:
+    """How many of so many pieces have one color: as many in each group, which fill rows, if the groups stay small."""
+    least = math.ceil(count / COLORS)
+    return next((size for size in range(least, 2 * least) if count % size == 0), least)
 
 
 def svg(grid: PieceGrid) -> Markup:
@@ -53,8 +59,9 @@ def svg(grid: PieceGrid) -> Markup:
     left_out = len(grid.pieces) - len(found.pieces)
     words = [(grid.title, True), *((text, False) for text in [*grid.notes, *_beside(grid, found)])]
     if len(grid.pieces) > COLORS:
-        most = counted(math.ceil(len(grid.pieces) / COLORS), grid.noun)
-        words.append((f"a color is a group of up to {most}, in the order of devices", False))
+        together = _together(len(grid.pieces))
+        most = f"{'up to ' if len(grid.pieces) % together else ''}{counted(together, grid.noun)}"
+        words.append((f"a color is a group of {most}, in the order of devices", False))
     if left_out:
         words.append((f"{left_out} of {len(grid.pieces)} {grid.noun}s are left out", False))
     needed = max(text_width(text, 13 if is_title else 12, mono=is_title) for text, is_title in words)
