@@ -2,8 +2,6 @@
 
 jax itself removes what no equation uses, but not what calls, loops and branches compute for results that are not used.
 
-Before jax 0.11 the body of a loop is a function of its own, all of whose results count as used here.
-
 Source: `HloDCE` and `WhileLoopSimplifier` of XLA.
 """
 
@@ -26,6 +24,7 @@ class _Removal:
     def __init__(self, module: ir.Module) -> None:
         self._functions: dict[str, ir.Operation] = {}
         self._loops: list[ir.Operation] = []  # inner ones first
+        self._calls: dict[str, list[ir.Operation]] = {}
         roots = []
         for op in nested(module.operation):
             operation = op.operation
@@ -34,6 +33,8 @@ class _Removal:
                 roots.append(operation)
             elif (name := operation.name) == "stablehlo.while":
                 self._loops.append(operation)
+            elif name == "func.call":
+                self._calls.setdefault(_callee(operation), []).append(operation)
             elif name == "func.func":
                 self._functions[ir.StringAttr(operation.attributes["sym_name"]).value] = operation
         self._roots = roots[::-1]  # users first
@@ -45,16 +46,40 @@ class _Removal:
         for op in self._roots:
             self._find(op)
         for loop in reversed(self._loops):
-            if loop in self._unused or all(map(self._is_used, loop.results)):
-                continue
-            end, body = _end(loop.regions[1]), loop.regions[1].blocks[0]
-            for k in self._unused_carries(loop):
-                maker = end.operands[k].owner
-                end.operands[k] = body.arguments[k]
-                if not isinstance(maker, ir.Block):
-                    self._find(maker.operation)
+            self._drop_carries(loop)
+        # Before jax 0.11 the bodies of loops are functions, and the loops in them come in any order.
+        while any([*map(self._drop_results, self._calls)]):
+            for loop in self._loops:
+                self._drop_carries(loop)
         for op in self._found:  # at last: what refers to an operation that is erased cannot be used any more
             op.erase()
+
+    def _drop_carries(self, loop: ir.Operation) -> None:
+        """Lets a loop pass on what it carries for nothing."""
+        if loop in self._unused or all(map(self._is_used, loop.results)):
+            return
+        end, body = _end(loop.regions[1]), loop.regions[1].blocks[0]
+        for k in self._unused_carries(loop):
+            self._replace(end, k, body.arguments[k])
+
+    def _drop_results(self, name: str) -> bool:
+        """Lets a function return an argument where no caller uses the result; whether there was such a result."""
+        body, calls = self._functions[name].regions[0].blocks[0], self._calls[name]
+        end, dropped = _end(self._functions[name].regions[0]), False
+        for k, value in enumerate(end.operands):
+            if isinstance(value.owner, ir.Block) or any(self._is_used(call.results[k]) for call in calls):
+                continue
+            same = [argument for argument in body.arguments if argument.type == value.type]
+            if same:
+                self._replace(end, k, same[0])
+                dropped = True
+        return dropped
+
+    def _replace(self, end: ir.Operation, k: int, value: ir.Value) -> None:
+        maker = end.operands[k].owner
+        end.operands[k] = value
+        if not isinstance(maker, ir.Block):
+            self._find(maker.operation)
 
     def _is_used(self, value: ir.Value) -> bool:
         return any(use.owner.operation not in self._unused for use in value.uses)
@@ -77,7 +102,7 @@ class _Removal:
     def _is_effect(self, op: ir.Operation) -> bool:
         if op.name != "func.call":
             return op.name in _EFFECTS
-        name = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
+        name = _callee(op)
         if name not in self._effects:
             self._effects[name] = self._has_effect(self._functions[name])
         return self._effects[name]
@@ -104,17 +129,27 @@ class _Removal:
                 k = ir.BlockArgument(value).arg_number
                 used.add(k)
                 values.append(end.operands[k])
-            elif owner.owner.operation.name == "stablehlo.while":
-                values += _of_iteration(owner.owner.operation, ir.BlockArgument(value).arg_number)
+            elif (outer := owner.owner.operation).name == "stablehlo.while":
+                values += _of_iteration(outer, ir.BlockArgument(value).arg_number)
+            elif outer.name == "func.func":
+                calls = self._calls.get(ir.StringAttr(outer.attributes["sym_name"]).value, ())
+                values += [call.operands[ir.BlockArgument(value).arg_number] for call in calls]
         return [k for k in range(len(loop.results)) if k not in used]
 
     def _needed_for(self, op: ir.Operation, number: int) -> Iterator[ir.Value]:
         """The values that a result of an operation is computed from."""
+        if op.name == "func.call" and not self._has_effect(op):
+            yield _end(self._functions[_callee(op)].regions[0]).operands[number]
+            return
         if op.name != "stablehlo.while" or self._has_effect(op):
             yield from _needed(op)
             return
         yield from _of_iteration(op, number)
         yield from _end(op.regions[0]).operands
+
+
+def _callee(call: ir.Operation) -> str:
+    return ir.FlatSymbolRefAttr(call.attributes["callee"]).value
 
 
 def _end(region: ir.Region) -> Any:

@@ -7,7 +7,6 @@ from jax import lax
 
 from benchmarks.truth_operations import make_mesh
 from partjit import P, pjit
-from partjit._jax import RELEASE
 from partjit.inspect import explain
 from partjit.inspect.moves import unused
 from partjit.shardy import nested
@@ -44,11 +43,7 @@ def kept(x):
     return total[1]
 
 
-# Before that release jax lowers the body of a loop to a function of its own, all of whose results count as used.
-of_newer = pytest.mark.skipif(RELEASE < (0, 11), reason="loop bodies are functions")
-
-
-@pytest.mark.parametrize("fun", [pytest.param(loops, marks=of_newer), branches, calls, kept])
+@pytest.mark.parametrize("fun", [loops, branches, calls, kept])
 def test_what_is_computed_for_nothing_is_not_predicted(fun):
     struct = jax.ShapeDtypeStruct((16, 32), jnp.float32)
     report = explain(pjit(fun, in_shardings=P("x")), struct, mesh=make_mesh(), compiled=True)
