@@ -200,8 +200,8 @@ class Writing:
         op.erase()
 
     def _steps_between(self, op: ir.Operation, before: Tensor, after: Tensor) -> tuple[Transfer, ...]:
-        broadcast = definition(op.operands[0], "stablehlo.broadcast_in_dim")
-        if broadcast is not None and not broadcast.operands[0].type.shape:
+        of_scalar = definition(op.operands[0], "stablehlo.broadcast_in_dim", "stablehlo.reshape")
+        if of_scalar is not None and not of_scalar.operands[0].type.shape:
             return ()
         sizes = self._automatic(op)
         if before.sharding.mesh.startswith("maximal_mesh"):
