@@ -70,6 +70,7 @@ bench: $(INSTALLED)-base
 	$(BIN)/python benchmarks/opsharding.py
 	$(BIN)/python benchmarks/colocated.py
 	$(BIN)/python benchmarks/isolation.py
+	$(BIN)/python benchmarks/processes.py
 	$(BIN)/python benchmarks/callbacks.py
 	$(BIN)/python benchmarks/programs.py
 	$(BIN)/python benchmarks/loops.py

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from partjit.constraint import with_sharding_constraint as with_sharding_constraint
     from partjit.errors import MeshChangedError as MeshChangedError
     from partjit.errors import MissingMeshError as MissingMeshError
+    from partjit.errors import OtherProcessError as OtherProcessError
+    from partjit.errors import ProgramsDifferError as ProgramsDifferError
     from partjit.errors import ReshardWarning as ReshardWarning
     from partjit.errors import ShardingError as ShardingError
     from partjit.errors import UnrepresentableShardingError as UnrepresentableShardingError
@@ -58,6 +60,8 @@ else:
         "with_sharding_constraint": "partjit.constraint:with_sharding_constraint",
         "MeshChangedError": "partjit.errors:MeshChangedError",
         "MissingMeshError": "partjit.errors:MissingMeshError",
+        "OtherProcessError": "partjit.errors:OtherProcessError",
+        "ProgramsDifferError": "partjit.errors:ProgramsDifferError",
         "ReshardWarning": "partjit.errors:ReshardWarning",
         "ShardingError": "partjit.errors:ShardingError",
         "UnrepresentableShardingError": "partjit.errors:UnrepresentableShardingError",

@@ -47,9 +47,9 @@ from partjit.unconstrained import with_free_dimensions_settled
 from partjit.validate import check_specs, raise_mismatches, require_devices_of_mesh
 
 if TYPE_CHECKING:
+    from partjit.colocated.agreement.program import Agreement
     from partjit.plan.run import program as plans
     from partjit.plan.run import recent as recent_calls
-    from partjit.plan.run.link import Run
 else:  # a program without calls does without
     plans, recent_calls = lazy.module("partjit.plan.run.program"), lazy.module("partjit.plan.run.recent")
 
@@ -77,16 +77,22 @@ class CacheMiss:
         self._misplacement = Misplaced(definition.name)
         self.recent: recent_calls.Recent | None = None
         self.functions: tuple[Any, ...] = ()
+        self._agreement: Agreement | None = None
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> Outcome:
         """The outcome of a call."""
         if _letting_in.is_on:
             return None, None, False
         objects = self._definition.referenced(args, kwargs)[2]
-        if not objects:
-            return self._outcome(args, kwargs)
-        with given(objects):  # which C++ knows nothing of, so that there is no fast path
-            return self._outcome(args, kwargs)[0], None, False
+        try:
+            if not objects:
+                return self._outcome(args, kwargs)
+            with given(objects):  # which C++ knows nothing of, so that there is no fast path
+                return self._outcome(args, kwargs)[0], None, False
+        except BaseException as error:
+            if self._agreement is not None:
+                self._agreement.fail(error)
+            raise
 
     def _outcome(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> Outcome:
         if self.recent is not None:
@@ -111,7 +117,9 @@ class CacheMiss:
             values = reshard(values, shardings, moved)
         if is_program_with_calls(program.jaxpr):
             self._let_others_in(args, kwargs)
-            placing, run = _prepare_plan(values, **program.params)
+            plan = plans.plan_of(values, **program.params)
+            self._agreement = plans.agreement_for(plan)
+            placing, run = plans.placing_of(plan, values), plans.runnable_of(plan, values, program.mesh)
             if not moved and not program.consts:
                 self.recent = self.recent or recent_calls.Recent(self._definition.static, self._definition.host)
                 self.recent.remember(args, kwargs, program.in_tree, leaves, placing, run, program.out_tree)
@@ -278,11 +286,6 @@ def _jitted(
     return jax.jit(lambda *args: tuple(fun(*args)), in_shardings=in_shardings, out_shardings=out_shardings)
 
 
-def _prepare_plan(values: Sequence[object], **params: Any) -> "tuple[plans.Placing, Run]":
-    plan = plans.plan_of(values, **params)
-    return plans.placing_of(plan, values), plans.runnable_of(plan, values, params["mesh"])
-
-
 def _run(values: Sequence[object], **params: Any) -> tuple[list[jax.Array], MeshExecutable, list[jax.Array]]:
     lowering = lower(values, **params)
     executable = lowering.compile()
@@ -299,8 +302,10 @@ def _evaluate(*values: object, **params: Any) -> Sequence[jax.Array]:
     if is_program_with_calls(params["jaxpr"]):
         shardings = shardings_of(params["in_specs"], params["mesh"])
         arrays = reshard(values, shardings, misplaced(values, shardings))
-        placing, run = _prepare_plan(arrays, **params)
-        return [*run(placing.apply(arrays), None)]
+        plan = plans.plan_of(arrays, **params)
+        with plans.failing_everywhere(plan):
+            run = plans.runnable_of(plan, arrays, params["mesh"])
+            return [*run(plans.placing_of(plan, arrays).apply(arrays), None)]
 
     def cache_miss(*_: object) -> Outcome:
         shardings = shardings_of(params["in_specs"], params["mesh"])

@@ -7,6 +7,8 @@ Every error of specs against values or a mesh is a `ShardingError`, hence a `Val
 __all__ = [
     "MeshChangedError",
     "MissingMeshError",
+    "OtherProcessError",
+    "ProgramsDifferError",
     "ReshardWarning",
     "ShardingError",
     "UnrepresentableShardingError",
@@ -66,6 +68,19 @@ class WorkerDiedError(RuntimeError):
         >>> float(f(1.0))
         1.0
     """
+
+
+class OtherProcessError(RuntimeError):
+    """A program with colocated calls on the devices of several processes ended because another process cannot go on.
+
+    The message names the process and says what happened there: the exception, the call, the line; a note has its
+    traceback. In that process the exception itself was raised. The next program runs again on all of them, unless one
+    has ended.
+    """
+
+
+class ProgramsDifferError(OtherProcessError):
+    """The processes of a program are not at the same point of the same program; the message says where they differ."""
 
 
 class ReshardWarning(UserWarning):

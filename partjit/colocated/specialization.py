@@ -15,6 +15,8 @@ from jax.sharding import Sharding
 from partjit import events
 from partjit._jax.arrays import ArrayImpl, device_put, moved
 from partjit._jax.types import Device, PyTree
+from partjit.colocated.agreement.program import agreement_of
+from partjit.colocated.cheapness import Cheapness
 from partjit.colocated.definition import Definition
 from partjit.colocated.devices import colocated_sharding
 from partjit.colocated.on_thread import OnThread
@@ -41,29 +43,6 @@ from partjit.host_objects import with_objects
 __all__ = ["Specialization"]
 
 _perf_counter = time.perf_counter
-
-_CHEAP_SECONDS = 200e-6
-"""Handing a call and its arguments to a thread takes about as long."""
-_CHEAP_IN_A_ROW = 10
-"""How many calls must have been cheap, one after another, before the next one runs in its caller."""
-
-
-class _Cheapness:
-    """Whether calls of a function are so cheap that handing them to a thread costs more."""
-
-    __slots__ = ("_in_a_row",)
-
-    def __init__(self) -> None:
-        self._in_a_row = 0
-
-    def measured(self, seconds: float) -> None:
-        """Takes note of how long the function took."""
-        self._in_a_row = self._in_a_row + 1 if seconds < _CHEAP_SECONDS else 0
-
-    @property
-    def is_shown(self) -> bool:
-        """Whether it was cheap often enough."""
-        return self._in_a_row >= _CHEAP_IN_A_ROW
 
 
 class Specialization:
@@ -114,15 +93,29 @@ class Specialization:
         self._shards = shards
         self._shardings_of_shards = shardings_of_shards
         self._takes_numpy = definition.options.takes_numpy
+        self._agreement = agreement_of(devices, self._name, lambda: self._name)
         self._is_here = any(device.process_index == jax.process_index() for device in devices)
         host = [colocated_sharding(sharding) for sharding in shardings]
         self._host_shardings = None if host == shardings else host
-        self._cheapness = _Cheapness()
+        self._cheapness = Cheapness()
 
     def __call__(
-        self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], leaves: Sequence[jax.Array], are_plain: bool
+        self,
+        args: Sequence[PyTree],
+        kwargs: Mapping[str, PyTree],
+        leaves: Sequence[jax.Array],
+        are_plain: bool,
+        is_agreed: bool = False,
     ) -> PyTree:
-        """Calls the function; `are_plain` says that no argument is pending or an array of keys."""
+        """Calls the function.
+
+        Args:
+            args, kwargs, leaves: the arguments, and their arrays.
+            are_plain: whether none of these is pending or an array of keys.
+            is_agreed: whether other processes know of it if this one fails.
+        """
+        if self._agreement is not None and not is_agreed and (self._mode == "inline" or self.out_specs is None):
+            return self._agreement.run(self, (args, kwargs, leaves, are_plain, True))
         try:
             if not self._is_prepared:
                 self.prepare()

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 
 import partjit
 from partjit import P, colocated, events
-from partjit.colocated import colocated_python, specialization
+from partjit.colocated import cheapness, colocated_python
 from tests.colocated import rendezvous
 
 pytestmark = pytest.mark.usefixtures("meeting")
@@ -543,7 +543,7 @@ def test_a_cheap_function_is_soon_called_without_a_thread(x):
 @pytest.mark.parametrize("is_method", [False, True])
 @pytest.mark.parametrize("fails", [False, True])
 def test_calls_without_a_thread_emit_the_events_of_others(x, is_method, fails, monkeypatch):
-    monkeypatch.setattr(specialization, "_CHEAP_SECONDS", float("inf"))
+    monkeypatch.setattr(cheapness, "_CHEAP_SECONDS", float("inf"))
 
     def run(x):
         if rendezvous.logs["fails"]:

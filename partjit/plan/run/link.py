@@ -25,7 +25,7 @@ from partjit.colocated.ir.emission import ANSWERED
 from partjit.colocated.ir.primitive import SpecializationOfKind
 from partjit.colocated.runtime.host_values import HostArgument
 from partjit.colocated.runtime.numbers import Numbers
-from partjit.colocated.runtime.pending import PendingArray
+from partjit.colocated.runtime.pending import PendingArray, values_of
 from partjit.colocated.runtime.specs import OutSpec
 from partjit.colocated.specialization import Specialization
 from partjit.compile import lower_jaxpr
@@ -34,6 +34,7 @@ from partjit.plan.ir.nodes import ColocatedCall, Fragment, Transfer, Value, walk
 from partjit.plan.passes.emit import handed_over, returned
 from partjit.plan.passes.fragments import shardings_of_fragment
 from partjit.plan.plan import Plan
+from partjit.plan.run.agreed import agreement_for
 from partjit.plan.run.observe import observed
 from partjit.plan.run.so_far import keep_results
 
@@ -96,6 +97,7 @@ def link(
         mesh: the user's mesh, maybe with Explicit axes, on which results come back.
     """
     namespace: dict[str, Any] = {"wait": _wait, "read": _read, "release": _release}
+    agreement = agreement_for(plan)
     for value, constant in plan.constants:
         namespace[value.name] = jax.device_put(constant, _on(mesh, value.sharding or default.sharding))
     put = numpy_putter(ShapedArray((), np.dtype(np.int32)), default.sharding, default.committed)
@@ -113,7 +115,9 @@ def link(
             for call in lowered.fragment.calls
         ]
         makes = run_answering if lowered.fragment.waits_for_calls else partial(run_emitting, may_wait=may_wait)
-        namespace[lowered.fragment.name] = _with_calls(makes, emitted, dispatch, put) if emitted else dispatch
+        run_fragment = _with_calls(makes, emitted, dispatch, put) if emitted else dispatch
+        name = lowered.fragment.name
+        namespace[name] = run_fragment if agreement is None else agreement.dispatching(name, run_fragment)
     for call in walk(plan.nodes):
         if isinstance(call, ColocatedCall):
             namespace[call.name] = _caller(call, _specialized(call, default, mesh, Specialization))
@@ -127,8 +131,9 @@ def link(
     quiet = namespace[name]
 
     def run(args: Sequence[object], tree: PyTreeDef | None) -> PyTree:
+        execute = with_events if events.listeners else quiet
         try:
-            results = with_events(*args) if events.listeners else quiet(*args)
+            results = execute(*args) if agreement is None else agreement.run(lambda: values_of(execute(*args)), ())
         except BaseException as error:
             keep_results(error, plan, tree)
             raise

@@ -27,11 +27,21 @@ from partjit.plan.ir.nodes import Branch, Fragment, Loop, Node, Value, blocks_of
 from partjit.plan.passes.propagate import default_sharding
 from partjit.plan.pipeline import make_plan
 from partjit.plan.plan import Plan
+from partjit.plan.run.agreed import agreement_for, failing_everywhere
 from partjit.plan.run.link import LoweredFragment, Run, compile_fragment, link, lower_fragment
 from partjit.primitive import shardings_of
 from partjit.spec import Spec
 
-__all__ = ["Placing", "default_sharding_for", "lower_plan", "placing_of", "plan_of", "runnable_of"]
+__all__ = [
+    "Placing",
+    "agreement_for",
+    "default_sharding_for",
+    "failing_everywhere",
+    "lower_plan",
+    "placing_of",
+    "plan_of",
+    "runnable_of",
+]
 
 
 def plan_of(

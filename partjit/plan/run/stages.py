@@ -23,6 +23,7 @@ from partjit.colocated.runtime.streams import current_stream
 from partjit.compile import Program, Traced, own_sharding
 from partjit.host_objects import HostReference, given
 from partjit.plan.plan import Plan
+from partjit.plan.run.agreed import failing_everywhere
 from partjit.plan.run.link import Run, compile_fragment, link
 from partjit.plan.run.program import default_sharding_for, lower_plan, placing_of, plan_of, runnable_of
 from partjit.primitive import shardings_of
@@ -165,7 +166,7 @@ class PlannedCompiled(_Stage):
         self._check_shardings(leaves)
         plan = self._plan_of_caller()
         runnable = self._runnable(leaves) if plan is self.plan else runnable_of(plan, leaves, self._program.mesh)
-        with given(objects):
+        with given(objects), failing_everywhere(plan):
             return runnable(placing_of(plan, leaves).apply(leaves), self.out_tree)
 
     def __repr__(self) -> str:

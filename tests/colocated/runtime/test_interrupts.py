@@ -21,7 +21,7 @@ import pytest
 
 import partjit
 from partjit import colocated
-from partjit.colocated import colocated_python, colocated_python_class, specialization
+from partjit.colocated import cheapness, colocated_python, colocated_python_class
 from partjit.colocated.runtime import interrupts, scheduler, streams, threads
 from partjit.colocated.runtime.interrupts import Exclusive, Flag, Presence, is_interrupt
 from tests.colocated import rendezvous
@@ -447,7 +447,7 @@ def slow_on_demand(x):
 @pytest.fixture
 def cheap(monkeypatch):
     """Has functions seen to be so cheap that their caller runs them, however slow the machine is."""
-    monkeypatch.setattr(specialization, "_CHEAP_SECONDS", float("inf"))
+    monkeypatch.setattr(cheapness, "_CHEAP_SECONDS", float("inf"))
 
     def call_often(function):
         for _ in range(20):

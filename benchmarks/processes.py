@@ -1,0 +1,126 @@
+"""Programs with calls over two processes of four devices each: what it costs that both go on or none does.
+
+Rows: a step with a call in the middle, for several times that the devices take. Ways, in turns:
+
+* by hand: the two halves as `jax.jit`s, and the function called in between with this process's shards.
+* partjit: one pjit with a colocated call, before each of whose two fragments the processes agree.
+
+The ratio is that of their medians. `agreement us` is the median of an agreement by itself.
+"""
+
+import argparse
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import partjit
+import report
+from partjit import P, pjit
+from partjit.colocated import colocated_python
+from partjit.colocated.agreement.program import agreement_of
+
+MOST_RATIO = 1.05
+MOST_AGREEMENT_US = 1200.0
+SIZES = (64, 512, 1024)
+COUNT = 2
+
+
+def double(x: Any) -> Any:
+    """What runs on the hosts: each process computes with its own shards."""
+    shards = [jax.device_put(2 * np.asarray(shard.data), shard.device) for shard in x.addressable_shards]
+    return jax.make_array_from_single_device_arrays(x.shape, x.sharding, shards)
+
+
+def timed(ways: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+    """The median seconds of each way; the ways take turns."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for i in range(repeats + 3):
+        for name, run in ways.items():
+            started = time.perf_counter()
+            jax.block_until_ready(run())
+            if i >= 3:
+                times[name].append(time.perf_counter() - started)
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def step_of(size: int, repeats: int, mesh: Any) -> dict[str, Any]:
+    sharding = jax.NamedSharding(mesh, P("x"))
+    x = jax.make_array_from_callback((size, size), sharding, lambda i: np.full((size, size), 1e-3, np.float32)[i])
+
+    def before(x: Any) -> Any:
+        return jnp.tanh(x @ x.T @ x) + jnp.sum(x)
+
+    def after(y: Any) -> Any:
+        return jnp.tanh(y @ y.T @ y) + jnp.sum(y)
+
+    first = jax.jit(before, out_shardings=sharding)
+    second = jax.jit(after, out_shardings=sharding)
+    call = colocated_python(double, out_specs_fn=lambda x: x, mode="inline")
+    ours = pjit(lambda x: after(call(before(x))), in_shardings=P("x"), out_shardings=P("x"))
+    ways = {"by hand": lambda: second(double(first(x))), "partjit": lambda: ours(x)}
+    by_hand, by_us = (np.asarray(run().addressable_data(0)) for run in ways.values())
+    np.testing.assert_array_equal(by_hand, by_us)
+    medians = timed(ways, repeats)
+    return {"array": f"{size} x {size}", **{f"{name} us": seconds * 1e6 for name, seconds in medians.items()}}
+
+
+def agreement_us(repeats: int) -> float:
+    agreement = agreement_of(jax.devices(), "nothing", lambda: "nothing", None)
+    assert agreement is not None
+    return timed({"": lambda: agreement.run(lambda: 0, ())}, 10 * repeats)[""] * 1e6
+
+
+def measure(number: int, address: str, repeats: int) -> None:
+    os.environ.setdefault("NPROC", "32")  # see `report.set_up_devices`
+    jax.config.update("jax_num_cpu_devices", 8 // COUNT)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(address, COUNT, number)
+    mesh = partjit.Mesh(np.array(jax.devices()), "x")
+    with mesh:
+        rows = [step_of(size, repeats, mesh) for size in SIZES]
+    agreed = agreement_us(repeats)
+    if number:
+        return
+    for row in rows:
+        row["ratio"] = row["partjit us"] / row["by hand us"]
+        row["verdict"] = report.verdict(row["ratio"], MOST_RATIO)
+    tables = {
+        "a step with a call, two processes": rows,
+        "an agreement": [{"agreement us": agreed, "verdict": report.verdict(agreed, MOST_AGREEMENT_US)}],
+    }
+    report.report(tables, as_json=False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=200)
+    parser.add_argument("--process", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--address", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.process is not None:
+        measure(args.process, args.address, args.repeats)
+        return
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    command = [sys.executable, __file__, "--repeats", str(args.repeats), "--address", address]
+    processes = [
+        subprocess.Popen(
+            [*command, "--process", str(k)], env={**os.environ, "JAX_PLATFORMS": "cpu"}, stderr=subprocess.DEVNULL
+        )
+        for k in range(COUNT)
+    ]
+    sys.exit(max(process.wait() for process in processes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""The coordinator of processes that agree: it decides when all have voted, when one fails or ends, or when it is late.
+
+The votes of a process are counted: its first one meets the first ones of the others of its group, and so on. Processes
+that run the same programs in the same order, as JAX demands of them, meet at the same points; where they do not, all of
+them learn it.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Sequence
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, Listener
+
+from partjit.colocated.agreement.votes import Decision, Point, Report, Vote
+
+__all__ = ["Coordinator"]
+
+_Group = tuple[int, ...]
+
+
+@dataclasses.dataclass(eq=False)
+class _Round:
+    """The votes that meet each other.
+
+    Attributes:
+        votes: those that were given, by process.
+        deadline: when those that are missing are late, in seconds of `time.monotonic`.
+        failures: why it was decided that none goes on.
+        is_decided: whether it was decided.
+    """
+
+    votes: dict[int, Vote]
+    deadline: float
+    failures: list[Report] = dataclasses.field(default_factory=list)
+    is_decided: bool = False
+
+
+@dataclasses.dataclass(eq=False)
+class _History:
+    """The rounds of a group.
+
+    Attributes:
+        rounds: those in which a vote is missing, by their numbers.
+        last: the last round of each process.
+        count: how many votes each process has given.
+        lost: why the group cannot agree any more: a process has ended, or did not come.
+    """
+
+    rounds: dict[int, _Round] = dataclasses.field(default_factory=dict)
+    last: dict[int, _Round] = dataclasses.field(default_factory=dict)
+    count: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
+    lost: list[Report] = dataclasses.field(default_factory=list)
+
+
+class Coordinator:
+    """Decides for groups of processes, on threads of the process that it is in.
+
+    Args:
+        host: the address of this machine for the others.
+        key: what connections have to know.
+        timeout: seconds after which a missing vote is late.
+    """
+
+    def __init__(self, host: str, key: bytes, timeout: float) -> None:
+        self._timeout = timeout
+        self._listener = Listener((host, 0), backlog=1024, authkey=key)
+        self._changed = threading.Condition()
+        self._connections: dict[int, Connection] = {}
+        self._ended: set[int] = set()
+        self._histories: dict[_Group, _History] = collections.defaultdict(_History)
+        self._plans: dict[str, str] = {}
+        for target in (self._accept, self._watch_deadlines):
+            threading.Thread(target=target, daemon=True, name=f"partjit-agreement{target.__name__}").start()
+
+    @property
+    def port(self) -> int:
+        """The port on which it listens."""
+        return int(self._listener.address[1])
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection = self._listener.accept()
+            except (AuthenticationError, OSError, EOFError):  # not one of ours
+                continue
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: Connection) -> None:
+        process = connection.recv()
+        with self._changed:
+            self._connections[process] = connection
+        while True:
+            try:
+                vote = connection.recv()
+            except (EOFError, OSError):
+                break
+            with self._changed:
+                self._count(process, vote)
+        with self._changed:
+            self._ended.add(process)
+            for group, history in self._histories.items():
+                for round_ in [*history.rounds.values()] if process in group else ():
+                    self._decide(group, round_)
+
+    def _count(self, process: int, vote: Vote) -> None:
+        group, history = vote.group, self._histories[vote.group]
+        if vote.plan is not None:
+            self._plans[vote.point.digest] = vote.plan
+        if history.lost:
+            self._answer(process, vote, history.lost)
+            return
+        last = history.last.get(process)
+        if vote.failure is not None and last is not None and last.votes[process].execution == vote.execution:
+            if not last.is_decided:
+                last.votes[process] = last.votes[process]._replace(failure=vote.failure)
+                self._decide(group, last)
+                return
+            if last.failures or last.votes[process].is_last:  # it has ended, for all
+                return
+        number = history.count[process]
+        history.count[process] += 1
+        round_ = history.rounds.get(number)
+        if round_ is None:
+            round_ = history.rounds[number] = _Round({}, time.monotonic() + self._timeout)
+            self._changed.notify()
+        round_.votes[process] = vote
+        history.last[process] = round_
+        if len(round_.votes) == len(group):
+            del history.rounds[number]
+        if round_.is_decided:
+            self._answer(process, vote, round_.failures, round_)
+        else:
+            self._decide(group, round_)
+
+    def _decide(self, group: _Group, round_: _Round, *, is_late: bool = False) -> None:
+        """Decides a round, if it can be decided."""
+        if round_.is_decided:
+            return
+        votes = round_.votes
+        missing = [process for process in group if process not in votes]
+        somewhere = str(next(iter(votes.values())).point)
+        lost = [Report(p, f"it has ended and did not come to {somewhere}", "") for p in missing if p in self._ended]
+        if is_late and not lost:
+            lost = [Report(p, f"it did not come to {somewhere} within {self._timeout:g} s", "") for p in missing]
+        failures = [vote.failure for vote in votes.values() if vote.failure is not None] or lost
+        if not failures and len({vote.point for vote in votes.values()}) > 1:
+            failures = [Report(p, f"it is at {vote.point}", "") for p, vote in votes.items()]
+        if missing and not failures:
+            return
+        self._histories[group].lost += lost
+        round_.failures = failures
+        round_.is_decided = True
+        for process, vote in votes.items():
+            self._answer(process, vote, failures, round_)
+
+    def _answer(self, process: int, vote: Vote, failures: Sequence[Report], round_: _Round | None = None) -> None:
+        others: list[tuple[int, Point, str]] = []
+        if failures and round_ is not None:
+            others = [
+                (p, other.point, self._plans.get(other.point.digest, ""))
+                for p, other in round_.votes.items()
+                if other.failure is None and other.point != vote.point
+            ]
+        with contextlib.suppress(OSError):  # it has ended
+            self._connections[process].send(Decision(vote.number, failures, others))
+
+    def _watch_deadlines(self) -> None:
+        with self._changed:
+            while True:
+                open_ = [
+                    (round_.deadline, group, round_)
+                    for group, history in self._histories.items()
+                    for round_ in history.rounds.values()
+                    if not round_.is_decided
+                ]
+                now = time.monotonic()
+                for deadline, group, round_ in open_:
+                    if deadline <= now:
+                        self._decide(group, round_, is_late=True)
+                later = [deadline - now for deadline, _, _ in open_ if deadline > now]
+                self._changed.wait(min(later, default=None))

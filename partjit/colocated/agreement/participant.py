@@ -1,0 +1,186 @@
+"""A process that agrees with others: it votes, and does what was decided, on threads that no signal interrupts.
+
+What is agreed on is done here as well, and not in the thread that asked: an interrupt there may come at any moment, and
+would leave this process without what the others do.
+"""
+
+import contextlib
+import itertools
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Client, Connection
+from typing import Any
+
+import jax
+
+from partjit._jax.processes import DistributedRuntimeClient, distributed_client, own_host
+from partjit.colocated.agreement.coordinator import Coordinator
+from partjit.colocated.agreement.votes import Decision, Vote
+from partjit.colocated.runtime.interrupts import Flag
+
+__all__ = ["Participant", "Pending", "participant"]
+
+_POLL_SECONDS = 0.02
+
+
+class Pending:
+    """A vote that is not decided yet.
+
+    Attributes:
+        vote: the vote.
+        action: what is done if all agree; None if nothing is.
+        done: set when it has been done, or when it will not be.
+        decision: what was decided; None if nothing can be.
+        result: what the action returned.
+        error: what it raised, or why nothing can be decided.
+    """
+
+    def __init__(self, vote: Vote, action: Callable[[], Any] | None) -> None:
+        self.vote = vote
+        self.action = action
+        self.done = Flag()
+        self.decision: Decision | None = None
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def finish(self, decision: Decision) -> None:
+        """Does what was decided."""
+        action, self.action = self.action, None
+        self.decision = decision
+        if not decision.failures and action is not None:
+            try:
+                self.result = action()
+            except BaseException as error:
+                self.error = error
+        self.done.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Gives up."""
+        self.error = error
+        self.action = None
+        self.done.set()
+
+
+class Participant:
+    """This process among those of which one, the leader, has the coordinator.
+
+    Args:
+        client: of the service that the processes share, over which they find the coordinator.
+        process: the number of this process.
+        leader: the process that has it.
+        timeout: seconds within which the coordinator has to be there.
+    """
+
+    def __init__(self, client: DistributedRuntimeClient, process: int, leader: int, timeout: float) -> None:
+        self.client = client
+        self.process = process
+        self._leader = leader
+        self._timeout = timeout
+        self._numbers = itertools.count()
+        self._executions = itertools.count()
+        self._begun: dict[tuple[int, ...], int] = {}
+        self._left: queue.SimpleQueue[Pending] = queue.SimpleQueue()
+        self._waiting: dict[int, Pending] = {}
+        self._lost: BaseException | None = None
+        threading.Thread(target=self._work, daemon=True, name="partjit-agreement-votes").start()
+
+    def begin(self, group: tuple[int, ...]) -> tuple[int, int]:
+        """The number of an execution that begins, here, and since the last one of the group that was ended."""
+        count = self._begun.get(group, 0)
+        self._begun[group] = count + 1
+        return next(self._executions), count
+
+    def ended(self, group: tuple[int, ...]) -> None:
+        """Notes that an execution was ended in all processes of the group."""
+        self._begun.pop(group, None)
+
+    def vote(self, vote: Vote, action: Callable[[], Any] | None = None) -> Pending:
+        """Votes, and returns at once; the number of the vote is given here."""
+        pending = Pending(vote._replace(number=next(self._numbers)), action)
+        self._left.put(pending)
+        return pending
+
+    def _work(self) -> None:
+        """Sends votes."""
+        connection: Connection | None = None
+        try:
+            connection = self._connected()
+        except Exception as error:
+            self._lost = error
+        else:
+            receive = threading.Thread(target=self._receive, args=(connection,), daemon=True)
+            receive.start()
+        while True:
+            pending = self._left.get()
+            is_failure = pending.vote.failure is not None
+            if not is_failure:  # nobody waits for the decision on one
+                self._waiting[pending.vote.number] = pending
+            if connection is not None:
+                with contextlib.suppress(OSError):  # the other end is gone, as the receiver finds
+                    connection.send(pending.vote)
+            if self._lost is not None:
+                self._give_up(self._lost)
+            if is_failure:
+                pending.done.set()
+            del pending
+
+    def _receive(self, connection: Connection) -> None:
+        """Does what is decided, in the order in which it is decided."""
+        while True:
+            try:
+                decision = connection.recv()
+            except (EOFError, OSError):
+                self._lost = ConnectionError(f"process {self._leader}, which coordinates, has ended")
+                self._give_up(self._lost)
+                return
+            pending = self._waiting.pop(decision.number, None)
+            if pending is not None:
+                pending.finish(decision)
+            del pending
+
+    def _give_up(self, error: BaseException) -> None:
+        for number in [*self._waiting]:
+            pending = self._waiting.pop(number, None)
+            if pending is not None:
+                pending.fail(error)
+
+    def _connected(self) -> Connection:
+        key = f"partjit/agreement/{self._leader}"
+        if self.process == self._leader:
+            secret = secrets.token_hex(16)
+            host = own_host()
+            coordinator = Coordinator(host, secret.encode(), self._timeout)
+            self.client.key_value_set(key, f"{host} {coordinator.port} {secret}")
+        host, port, secret = self._published(key).split()
+        connection = Client((host, int(port)), authkey=secret.encode())
+        connection.send(self.process)
+        return connection
+
+    def _published(self, key: str) -> str:
+        # Polled: a thread that waits in C++ when the interpreter exits ends the process with an error.
+        deadline = time.monotonic() + self._timeout
+        while True:
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # it is not there yet
+                return self.client.key_value_try_get(key)
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"process {self._leader} has not called it within {self._timeout:g} s")
+            time.sleep(_POLL_SECONDS)
+
+
+_changes = threading.Lock()
+_participants: dict[int, Participant] = {}
+
+
+def participant(leader: int, timeout: float) -> Participant | None:
+    """This process among those that a leader coordinates; None if they share no service."""
+    client = distributed_client()
+    if client is None:
+        return None
+    with _changes:
+        found = _participants.get(leader)
+        if found is None or found.client is not client:
+            found = _participants[leader] = Participant(client, jax.process_index(), leader, timeout)
+        return found

@@ -1,0 +1,82 @@
+"""What processes tell each other about a point of a program, to which all of them come unless one fails."""
+
+import traceback
+from collections.abc import Sequence
+from typing import NamedTuple
+
+__all__ = ["Decision", "Point", "Report", "Vote", "report_of"]
+
+
+class Point(NamedTuple):
+    """Where a program is about to go on, by what all processes have in common.
+
+    Attributes:
+        begun: how many programs the group has begun since the last one that was ended.
+        digest: of the plan.
+        node: the node that comes next; None at the end.
+        program: the name of the program.
+    """
+
+    begun: int
+    digest: str
+    node: str | None
+    program: str
+
+    def __str__(self) -> str:
+        return f"the end of {self.program}" if self.node is None else f"{self.node} of {self.program}"
+
+
+class Report(NamedTuple):
+    """A failure, for other processes.
+
+    Attributes:
+        process: where it happened.
+        text: what happened, in a line.
+        traceback: as Python prints it; empty if there is none.
+    """
+
+    process: int
+    text: str
+    traceback: str
+
+
+class Vote(NamedTuple):
+    """What a process says at a point.
+
+    Attributes:
+        number: of the vote, among those of the process.
+        execution: of the program, among those of the process: a failure also takes back the last vote of its execution.
+        group: the processes that agree.
+        point: where it is.
+        is_last: whether nothing is left of the execution that the others would wait for.
+        failure: why it cannot go on; None if it can.
+        plan: the text of the plan, with the first vote on it.
+    """
+
+    number: int
+    execution: int
+    group: tuple[int, ...]
+    point: Point
+    is_last: bool
+    failure: Report | None
+    plan: str | None = None
+
+
+class Decision(NamedTuple):
+    """What all processes of a group do.
+
+    Attributes:
+        number: that of the vote it answers.
+        failures: why none goes on; none if all do.
+        others: where processes are that are somewhere else, with the texts of their plans.
+    """
+
+    number: int
+    failures: Sequence[Report] = ()
+    others: Sequence[tuple[int, Point, str]] = ()
+
+
+def report_of(error: BaseException, process: int) -> Report:
+    """The report of an exception."""
+    summary = "".join(traceback.format_exception_only(type(error), error)).strip()
+    return Report(process, summary, "".join(traceback.format_exception(error)).rstrip())

@@ -1,0 +1,25 @@
+"""What fails in one process fails in all, and the next program is right."""
+
+import os
+import pathlib
+import re
+
+import pytest
+
+from tests.processes import outputs_of_processes
+
+HERE = pathlib.Path(__file__).parent
+KINDS = ("raise", "result", "interrupt", "exit", "argument", "another program")
+IS_SOAK = os.environ.get("PARTJIT_PROFILE") == "soak"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("count", [2, 4] if IS_SOAK else [2])
+def test_a_failure_in_one_process_is_one_in_all(count):
+    trials, kinds = (500, (*KINDS, "alarm", "alarm")) if IS_SOAK else (40, KINDS)
+    script = HERE / "injections.py"
+    timeout = {"PARTJIT_AGREEMENT_TIMEOUT": "20"}
+    outputs = outputs_of_processes(script, count, 5, trials, ",".join(kinds), seconds=60 + 2 * trials, **timeout)
+    failed = {re.search(r"(\d+) of \d+ failed everywhere", output).group(1) for output in outputs}
+    assert len(failed) == 1
+    assert int(failed.pop()) > trials // 2
