@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, Listener
+from multiprocessing.connection import Connection, Listener, answer_challenge, deliver_challenge
 
 from partjit.colocated.agreement.votes import Decision, Point, Report, Vote
 
@@ -66,7 +66,8 @@ class Coordinator:
 
     def __init__(self, host: str, key: bytes, timeout: float) -> None:
         self._timeout = timeout
-        self._listener = Listener((host, 0), backlog=1024, authkey=key)
+        self._key = key
+        self._listener = Listener((host, 0), backlog=1024)
         self._changed = threading.Condition()
         self._connections: dict[int, Connection] = {}
         self._ended: set[int] = set()
@@ -84,12 +85,19 @@ class Coordinator:
         while True:
             try:
                 connection = self._listener.accept()
-            except (AuthenticationError, OSError, EOFError):  # not one of ours
+            except OSError:  # whoever it was has gone
                 continue
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: Connection) -> None:
-        process = connection.recv()
+        # Not by the listener, which would wait for this one and take no others meanwhile.
+        try:
+            deliver_challenge(connection, self._key)
+            answer_challenge(connection, self._key)
+            process = connection.recv()
+        except (AuthenticationError, EOFError, OSError):  # not one of ours
+            connection.close()
+            return
         with self._changed:
             self._connections[process] = connection
         while True:

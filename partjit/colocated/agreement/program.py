@@ -35,6 +35,8 @@ def agreement_of(
 ) -> "Agreement | None":
     """What a program agrees on; None where all its devices are of this process, or its processes share no service.
 
+    PARTJIT_AGREEMENT=off, which has to be the same in all processes, is for those that cannot connect to each other.
+
     Args:
         devices: its devices.
         name: its name.
@@ -42,15 +44,24 @@ def agreement_of(
         last_node: the fragment after which nothing is left; None if an execution has to agree on its end.
 
     Raises:
-        ValueError: PARTJIT_AGREEMENT_TIMEOUT is no number of seconds.
+        ValueError: PARTJIT_AGREEMENT is neither "on" nor "off", or PARTJIT_AGREEMENT_TIMEOUT no number of seconds.
     """
     here = jax.process_index()
     group = tuple(sorted({device.process_index for device in devices}))
     if here not in group or len(group) == 1:
         return None
+    if not _is_on():
+        return None
     timeout = _timeout()
     own = participant(min(group), timeout)
     return None if own is None else Agreement(own, group, name, text(), last_node, timeout)
+
+
+def _is_on() -> bool:
+    text = os.environ.get("PARTJIT_AGREEMENT", "") or "on"
+    if text not in ("on", "off"):
+        raise ValueError(f"PARTJIT_AGREEMENT must be 'on' or 'off', but is {text!r}")
+    return text == "on"
 
 
 def _timeout() -> float:

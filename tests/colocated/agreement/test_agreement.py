@@ -1,8 +1,10 @@
 """Processes that agree, played by threads: what one does all do, and errors say what happened where."""
 
 import collections
+import multiprocessing.connection
 import random
 import re
+import socket
 import threading
 import time
 
@@ -162,11 +164,32 @@ def test_one_process_needs_no_agreement():
     assert agreement_of(jax.devices(), "step", lambda: "step") is None
 
 
+class Elsewhere:
+    """A device of another process."""
+
+    process_index = 1
+
+
+def test_agreement_can_be_turned_off(monkeypatch):
+    monkeypatch.setenv("PARTJIT_AGREEMENT", "off")
+    assert agreement_of([*jax.devices(), Elsewhere()], "step", lambda: "step") is None
+    monkeypatch.setenv("PARTJIT_AGREEMENT", "no")
+    with pytest.raises(ValueError, match="PARTJIT_AGREEMENT must be 'on' or 'off', but is 'no'"):
+        agreement_of([*jax.devices(), Elsewhere()], "step", lambda: "step")
+
+
+def test_who_does_not_know_the_key_or_says_nothing_is_no_process(group):
+    agreements = group(2)
+    assert outcomes(agreements, [lambda: 1, lambda: 2]) == [1, 2]
+    host, port, _ = agreements[0]._own.client["partjit/agreement/0"].split()
+    with socket.create_connection((host, int(port))):
+        with pytest.raises(multiprocessing.AuthenticationError):
+            multiprocessing.connection.Client((host, int(port)), authkey=b"a guess")
+        assert outcomes(agreements, [lambda: 1, lambda: 2]) == [1, 2]
+
+
 @pytest.mark.parametrize("text", ["soon", "-1", "0", "nan"])
 def test_the_timeout_has_to_be_a_number_of_seconds(monkeypatch, text):
-    class Elsewhere:
-        process_index = 1
-
     monkeypatch.setenv("PARTJIT_AGREEMENT_TIMEOUT", text)
     with pytest.raises(
         ValueError, match=f"PARTJIT_AGREEMENT_TIMEOUT must be a positive number of seconds, but is '{text}'"
