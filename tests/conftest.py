@@ -20,13 +20,6 @@ def mesh():
     return partjit.Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
 
 
-@pytest.fixture(scope="module")
-def garbage_of_this_file():
-    """Collections of garbage, which the tests of the file make by the hundred, look only at what these tests make."""
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.fixture
 def compilations(no_compilation_cache):
     """A list that gets one entry for every program XLA compiles while the test runs."""
@@ -46,8 +39,6 @@ def new_garbage():
     """The collector looks at what the test makes only: a pass over all that is imported takes half a second."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture

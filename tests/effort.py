@@ -19,10 +19,5 @@ def sample(cases: Sequence, every: int) -> Sequence:
 
 
 def examples(count: int) -> settings:
-    """Settings of a law whose census is complete after a few examples; in `make soak` it draws as many as any law."""
-    return settings() if EVERYTHING else settings(max_examples=count)
-
-
-def at_most(count: int) -> settings:
-    """Settings of a law for which `count` examples show what it is about; `make soak` draws as many as of any law."""
+    """Settings of a law of which so many examples show what it is about; `make soak` draws as many as of any law."""
     return settings() if EVERYTHING else settings(max_examples=count)

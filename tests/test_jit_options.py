@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from partjit import P, pjit, set_mesh
 from partjit._jax.versions import RELEASE
 from tests.census import saw, sees
-from tests.effort import at_most
+from tests.effort import examples
 
 X = np.arange(8, dtype=np.float32)
 
@@ -175,7 +175,7 @@ def traced(fun, x, y):
 
 
 @sees("different examples", "equations of an inner jaxpr", "equations that are not nested")
-@at_most(20)  # of 40
+@examples(20)  # of 40
 @given(st.sampled_from(FUNCTIONS), st.sampled_from(OUTER))
 def test_an_inlined_function_is_its_equations(fun, outer):
     x, y = np.ones((2, 4, 4), np.float32)

@@ -30,7 +30,7 @@ from partjit.testing import (
     spec_trees,
 )
 from tests.census import sees
-from tests.effort import at_most
+from tests.effort import examples
 
 
 def smallest(strategy, condition=lambda _: True, seed=0, phases=(*hypothesis.Phase,)):
@@ -79,7 +79,7 @@ def test_avoided_axes_do_not_appear_and_unconstrained_dimensions_only_on_request
 
 
 @sees("two mesh axes", "a partitioned value", "two axes in one dimension")
-@at_most(30)
+@examples(30)
 @given(st.data())
 def test_on_request_every_spec_and_program_partitions(data):
     mesh = data.draw(meshes().filter(lambda mesh: mesh.size > 1))
@@ -99,7 +99,7 @@ def partitions(mesh, spec):
 
 
 @sees("two mesh axes", "a partitioned value", "a value of several dimensions", "permuted devices")
-@at_most(40)
+@examples(40)
 @given(sharded_arrays())
 def test_arrays_lie_as_they_say(array):
     assert_laid_out(array, array.sharding.mesh, array.sharding.spec)
@@ -112,7 +112,7 @@ def test_shardings_fit_their_shape(sharding):
 
 
 @sees("two mesh axes", "several mesh devices")
-@at_most(30)
+@examples(30)
 @given(st.data())
 def test_op_shardings_are_representable_on_request(data):
     mesh = data.draw(meshes())
