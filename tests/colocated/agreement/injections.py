@@ -33,7 +33,7 @@ from partjit.colocated import colocated_python  # noqa: E402
 
 client = distributed_client()
 mesh = partjit.Mesh(np.array(jax.devices()), "x")
-LIMIT = 5.0
+LIMIT = 20.0
 """Seconds after which an error has to be everywhere."""
 
 

@@ -18,7 +18,7 @@ IS_SOAK = os.environ.get("PARTJIT_PROFILE") == "soak"
 def test_a_failure_in_one_process_is_one_in_all(count):
     trials, kinds = (500, (*KINDS, "alarm", "alarm")) if IS_SOAK else (40, KINDS)
     script = HERE / "injections.py"
-    timeout = {"PARTJIT_AGREEMENT_TIMEOUT": "20"}
+    timeout = {"PARTJIT_AGREEMENT_TIMEOUT": "60"}
     outputs = outputs_of_processes(script, count, 5, trials, ",".join(kinds), seconds=60 + 2 * trials, **timeout)
     failed = {re.search(r"(\d+) of \d+ failed everywhere", output).group(1) for output in outputs}
     assert len(failed) == 1
