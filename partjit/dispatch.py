@@ -83,8 +83,8 @@ class CacheMiss:
         """The outcome of a call."""
         if _letting_in.is_on:
             return None, None, False
-        objects = self._definition.referenced(args, kwargs)[2]
         try:
+            objects = self._definition.referenced(args, kwargs)[2]
             if not objects:
                 return self._outcome(args, kwargs)
             with given(objects):  # which C++ knows nothing of, so that there is no fast path
