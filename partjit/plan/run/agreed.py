@@ -15,17 +15,20 @@ __all__ = ["agreement_for", "failing_everywhere"]
 
 def agreement_for(plan: Plan) -> Agreement | None:
     """What the executions of a plan agree on with other processes; None if all of its devices are of this one."""
-    last = plan.nodes[-1] if plan.nodes else None
-    may_fail_later = any(
-        isinstance(node, ColocatedCall) and node.outputs and not node.is_inline for node in walk(plan.nodes)
-    )
-    last_node = last.name if isinstance(last, Fragment) and not may_fail_later else None
 
     def agreement() -> Agreement | None:
         devices = () if plan.mesh.empty else plan.mesh.devices.flat
-        return agreement_of(devices, plan.name, lambda: "\n".join(_lines(plan)), last_node)
+        return agreement_of(devices, plan.name, lambda: "\n".join(_lines(plan)), _last_node(plan))
 
     return plan.made.get("agreement", agreement)
+
+
+def _last_node(plan: Plan) -> str | None:
+    """The fragment with which the plan ends; None if something else may fail after it, or a call that goes on."""
+    calls = (node for node in walk(plan.nodes) if isinstance(node, ColocatedCall))
+    may_fail_later = any(call.outputs and not call.is_inline for call in calls)
+    last = plan.nodes[-1] if plan.nodes else None
+    return last.name if isinstance(last, Fragment) and not may_fail_later else None
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Processes that agree, played by threads: what one does all do, and errors say what happened where."""
 
 import collections
+import dataclasses
 import multiprocessing.connection
 import random
 import re
@@ -139,10 +140,37 @@ def test_who_does_not_come_is_named_and_nothing_is_agreed_any_more(group):
     with pytest.raises(OtherProcessError, match=text):
         agreements[0].run(lambda: 1, ())
     for agreement in agreements:
-        started = time.monotonic()
-        with pytest.raises(OtherProcessError, match=text):
-            agreement.run(lambda: 1, ())
-        assert time.monotonic() - started < SECONDS
+        with pytest.raises(OtherProcessError, match=text):  # and not that the other one did not come to this node
+            agreement.run(agreement.dispatching("another node", lambda: 1), ())
+
+
+def test_an_interrupt_while_it_waits_takes_a_vote_back(group, monkeypatch):
+    agreements = group(3)
+    own = agreements[0]._own
+    vote = own.vote
+
+    class Interrupted:
+        def wait(self, deadline=None):
+            while not agreements[1]._own._waiting:
+                time.sleep(0.001)
+            time.sleep(0.05)  # the other one's vote is there
+            raise KeyboardInterrupt
+
+    def vote_and_be_interrupted(cast, action=None):
+        pending = vote(cast, action)
+        if cast.failure is None:
+            pending.done, pending.finish = Interrupted(), lambda decision: None
+        return pending
+
+    monkeypatch.setattr(own, "vote", vote_and_be_interrupted)
+    monkeypatch.setattr(
+        agreements[0],
+        "_fail",
+        lambda execution, error: Agreement._fail(agreements[0], dataclasses.replace(execution, last=None), error),
+    )
+    interrupted, other = outcomes(agreements[:2], [lambda: 1, lambda: 2])  # the third one does not come
+    assert isinstance(interrupted, KeyboardInterrupt)
+    assert "process 0: KeyboardInterrupt" in str(other)
 
 
 def test_different_programs_end_with_where_they_differ(group):
