@@ -171,6 +171,10 @@ def test_an_interrupt_while_it_waits_takes_a_vote_back(group, monkeypatch):
     interrupted, other = outcomes(agreements[:2], [lambda: 1, lambda: 2])  # the third one does not come
     assert isinstance(interrupted, KeyboardInterrupt)
     assert "process 0: KeyboardInterrupt" in str(other)
+    monkeypatch.undo()
+    with pytest.raises(OtherProcessError, match="process 0: KeyboardInterrupt"):  # it is not late, for it was decided
+        agreements[2].run(lambda: 3, ())
+    assert outcomes(agreements, [lambda: 1, lambda: 2, lambda: 3]) == [1, 2, 3]
 
 
 def test_different_programs_end_with_where_they_differ(group):
