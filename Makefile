@@ -26,11 +26,12 @@ PYVERSION := $(shell $(PYTHON) $(TELL_VERSION) </dev/null 2>/dev/null)
 ENV := $(VENV)/.python-$(PYVERSION)
 INSTALLED := $(VENV)/.installed-$(PYVERSION)
 
-.PHONY: help demo test system soak check bench truth docs notebooks mutants clean
+.PHONY: help demo demo-distributed test system soak check bench truth docs notebooks mutants clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo   train a small character model (ARGS='...' are its arguments)"
+	@echo "make demo-distributed  train in two processes, kill one, go on, and compare (ARGS='...' are its arguments)"
 	@echo "make test   run the tests and doctests that every change needs (PYTEST_ARGS='...' replaces '-n 3 --dist loadfile')"
 	@echo "make system run the tests of whole systems: demo, notebooks, third-party models, processes"
 	@echo "make soak   run the random tests ten times as long, on other examples each time"
@@ -46,6 +47,9 @@ help:
 
 demo: $(INSTALLED)-viz
 	$(BIN)/python examples/train_char_lm.py $(ARGS)
+
+demo-distributed: $(INSTALLED)-viz
+	$(BIN)/python examples/kill_and_resume.py $(ARGS)
 
 test: $(INSTALLED)-testing
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not system" --ignore=tests/system
@@ -71,6 +75,7 @@ bench: $(INSTALLED)-base
 	$(BIN)/python benchmarks/colocated.py
 	$(BIN)/python benchmarks/isolation.py
 	$(BIN)/python benchmarks/processes.py
+	$(BIN)/python benchmarks/journal.py
 	$(BIN)/python benchmarks/callbacks.py
 	$(BIN)/python benchmarks/programs.py
 	$(BIN)/python benchmarks/loops.py

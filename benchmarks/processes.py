@@ -6,6 +6,10 @@ Rows: a step with a call in the middle, for several times that the devices take.
 * partjit: one pjit with a colocated call, before each of whose two fragments the processes agree.
 
 The ratio is that of their medians. `agreement us` is the median of an agreement by itself.
+
+Then a step in which the devices compute for about 10 ms, with one call and with three: as it is, and with
+`agree=False`. Its ratio is the median of the ratios of neighbors; `us per cut` is the difference of the medians by the
+number of calls.
 """
 
 import argparse
@@ -21,6 +25,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 
 import partjit
 import report
@@ -31,6 +36,9 @@ from partjit.colocated.agreement.program import agreement_of
 MOST_RATIO = 1.05
 MOST_AGREEMENT_US = 1200.0
 SIZES = (64, 512, 1024)
+STEP_SECONDS = 0.01
+STEP_SIZE = 256
+CALLS = (1, 3)
 COUNT = 2
 
 
@@ -42,6 +50,11 @@ def double(x: Any) -> Any:
 
 def timed(ways: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
     """The median seconds of each way; the ways take turns."""
+    return {name: statistics.median(found) for name, found in all_times(ways, repeats).items()}
+
+
+def all_times(ways: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
+    """The seconds of each way, time after time; the ways take turns."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for i in range(repeats + 3):
         for name, run in ways.items():
@@ -49,7 +62,7 @@ def timed(ways: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
             jax.block_until_ready(run())
             if i >= 3:
                 times[name].append(time.perf_counter() - started)
-    return {name: statistics.median(found) for name, found in times.items()}
+    return times
 
 
 def step_of(size: int, repeats: int, mesh: Any) -> dict[str, Any]:
@@ -73,6 +86,36 @@ def step_of(size: int, repeats: int, mesh: Any) -> dict[str, Any]:
     return {"array": f"{size} x {size}", **{f"{name} us": seconds * 1e6 for name, seconds in medians.items()}}
 
 
+def step_of_10_ms(calls: int, repeats: int, mesh: Any) -> dict[str, Any]:
+    """A step of about 10 ms with and without agreement."""
+    sharding = jax.NamedSharding(mesh, P("x"))
+    shape = (STEP_SIZE, STEP_SIZE)
+    x = jax.make_array_from_callback(shape, sharding, lambda i: np.full(shape, 1e-3, np.float32)[i])
+
+    def work(x: Any, times: int) -> Any:
+        return jax.lax.fori_loop(0, times, lambda _, x: jnp.tanh(x @ x.T @ x), x)
+
+    seconds = timed({"": lambda: jax.jit(work, static_argnums=1, out_shardings=sharding)(x, 20)}, 20)[""] / 20
+    times = max(1, int(multihost_utils.broadcast_one_to_all(np.float32(STEP_SECONDS / seconds / (calls + 1)))))
+    call = colocated_python(double, out_specs_fn=lambda x: x, mode="inline")
+
+    def step(x: Any) -> Any:
+        for _ in range(calls):
+            x = call(work(x, times))
+        return work(x, times)
+
+    specs: dict[str, Any] = {"in_shardings": P("x"), "out_shardings": P("x")}
+    agreed, free = pjit(step, **specs), pjit(step, agree=False, **specs)
+    taken = all_times({"agreed": lambda: agreed(x), "agree=False": lambda: free(x)}, repeats)
+    medians = {name: statistics.median(found) for name, found in taken.items()}
+    return {
+        "calls": calls,
+        **{f"{name} us": seconds * 1e6 for name, seconds in medians.items()},
+        "us per cut": (medians["agreed"] - medians["agree=False"]) * 1e6 / calls,
+        "ratio": statistics.median(a / b for a, b in zip(*taken.values(), strict=True)),
+    }
+
+
 def agreement_us(repeats: int) -> float:
     agreement = agreement_of(jax.devices(), "nothing", lambda: "nothing", None)
     assert agreement is not None
@@ -87,14 +130,18 @@ def measure(number: int, address: str, repeats: int) -> None:
     mesh = partjit.Mesh(np.array(jax.devices()), "x")
     with mesh:
         rows = [step_of(size, repeats, mesh) for size in SIZES]
+        steps = [step_of_10_ms(calls, repeats, mesh) for calls in CALLS]
     agreed = agreement_us(repeats)
     if number:
         return
     for row in rows:
         row["ratio"] = row["partjit us"] / row["by hand us"]
         row["verdict"] = report.verdict(row["ratio"], MOST_RATIO)
+    for row in steps:
+        row["verdict"] = report.verdict(max(row["ratio"] / MOST_RATIO, row["us per cut"] / MOST_AGREEMENT_US), 1.0)
     tables = {
         "a step with a call, two processes": rows,
+        "a step of about 10 ms, with agreement and without": steps,
         "an agreement": [{"agreement us": agreed, "verdict": report.verdict(agreed, MOST_AGREEMENT_US)}],
     }
     report.report(tables, as_json=False)

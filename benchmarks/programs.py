@@ -7,7 +7,7 @@
   functions sleep, so that they leave the processors to the devices.
 * structure: collectives of the fragments against those of the program without the call, and transfers.
 * planning: how long it takes to plan a program of many equations that is traced already.
-* events: what it costs that somebody could listen to events.
+* events: what it costs that somebody could listen to events; and to record them, and to export them as spans.
 
 Contestants take turns; a ratio is the median of those within each turn, and `control` that of a contestant against
 itself.
@@ -17,6 +17,7 @@ import argparse
 import collections
 import contextlib
 import gc
+import importlib.util
 import json
 import os
 import re
@@ -653,8 +654,21 @@ def events_cost(effort: Effort) -> list[Row]:
         with partjit.record():
             return call()
 
+    counted: list[events.Event] = []
+    with events.subscribe(counted.append):
+        jax.block_until_ready(f(x))
+    contestants: dict[str, Callable[[], float]] = {"quiet": call, "recorded": recorded, "look": look}
+    if importlib.util.find_spec("opentelemetry") and importlib.util.find_spec("opentelemetry.sdk"):
+        provider = importlib.import_module("opentelemetry.sdk.trace").TracerProvider()  # without a processor
+
+        def exported() -> float:
+            with partjit.export_spans(provider):
+                return call()
+
+        contestants["exported"] = exported
+
     jax.block_until_ready(f(x))
-    times = turns({"quiet": call, "recorded": recorded, "look": look}, effort.turns)
+    times = turns(contestants, effort.turns)
     quiet, looks = ms(times, "quiet"), looks_per_call * ms(times, "look")
     measured = quiet / (quiet - looks)
     return [
@@ -663,6 +677,8 @@ def events_cost(effort: Effort) -> list[Row]:
             "nobody listens us": quiet * 1e3,
             "of it the looks us": looks * 1e3,
             "recorded us": ms(times, "recorded") * 1e3,
+            "exported us": ms(times, "exported") * 1e3 if "exported" in times else "no opentelemetry",
+            "events": len(counted),
             "ratio": measured,
             "bound": 1.02,
             "verdict": verdict(measured, 1.02),

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from partjit import events as events
     from partjit import inspect as inspect
     from partjit.api import pjit as pjit
+    from partjit.colocated.journaling.replay import replay as replay
     from partjit.constraint import with_sharding_constraint as with_sharding_constraint
+    from partjit.errors import JournalError as JournalError
     from partjit.errors import MeshChangedError as MeshChangedError
     from partjit.errors import MissingMeshError as MissingMeshError
     from partjit.errors import OtherProcessError as OtherProcessError
@@ -35,10 +37,15 @@ if TYPE_CHECKING:
     from partjit.mesh import set_mesh as set_mesh
     from partjit.opsharding import parse_op_sharding as parse_op_sharding
     from partjit.opsharding import to_op_sharding as to_op_sharding
+    from partjit.pieces.arrays import from_process_local as from_process_local
+    from partjit.pieces.arrays import to_process_local as to_process_local
     from partjit.placement import reshard_policy as reshard_policy
     from partjit.plan.plan import Plan as Plan
     from partjit.plan.run.so_far import results_so_far as results_so_far
     from partjit.recording.display import progress as progress
+    from partjit.recording.gathering import gather_timelines as gather_timelines
+    from partjit.recording.merging import merge_timelines as merge_timelines
+    from partjit.recording.otel import export_spans as export_spans
     from partjit.recording.timeline import record as record
     from partjit.spec import FROM_ARRAY as FROM_ARRAY
     from partjit.spec import FROM_GDA as FROM_GDA
@@ -57,7 +64,9 @@ else:
         "events": "partjit.events:",
         "inspect": "partjit.inspect:",
         "pjit": "partjit.api:pjit",
+        "replay": "partjit.colocated.journaling.replay:replay",
         "with_sharding_constraint": "partjit.constraint:with_sharding_constraint",
+        "JournalError": "partjit.errors:JournalError",
         "MeshChangedError": "partjit.errors:MeshChangedError",
         "MissingMeshError": "partjit.errors:MissingMeshError",
         "OtherProcessError": "partjit.errors:OtherProcessError",
@@ -73,7 +82,12 @@ else:
         "reshard_policy": "partjit.placement:reshard_policy",
         "Plan": "partjit.plan.plan:Plan",
         "results_so_far": "partjit.plan.run.so_far:results_so_far",
+        "from_process_local": "partjit.pieces.arrays:from_process_local",
+        "to_process_local": "partjit.pieces.arrays:to_process_local",
         "progress": "partjit.recording.display:progress",
+        "gather_timelines": "partjit.recording.gathering:gather_timelines",
+        "merge_timelines": "partjit.recording.merging:merge_timelines",
+        "export_spans": "partjit.recording.otel:export_spans",
         "record": "partjit.recording.timeline:record",
         "FROM_ARRAY": "partjit.spec:FROM_ARRAY",
         "FROM_GDA": "partjit.spec:FROM_GDA",

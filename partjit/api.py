@@ -4,7 +4,7 @@ import enum
 import functools
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 
@@ -23,18 +23,20 @@ from partjit.arguments import (
     source_of,
 )
 from partjit.calls import is_program_with_calls
-from partjit.checks import require, require_flag, wrong_value
+from partjit.checks import require, require_choice, require_flag, wrong_type, wrong_value
 from partjit.compile import Traced
 from partjit.dispatch import make_function
 from partjit.eager import on_values
 from partjit.infer import Definition, infer_program
+from partjit.pieces.calls import with_global_arguments
 from partjit.spec import parse_spec_tree
 
 if TYPE_CHECKING:
+    from partjit.pieces import stages as local_stages
     from partjit.plan.plan import Plan
     from partjit.plan.run import stages
 else:  # a program without calls does without
-    stages = lazy.module("partjit.plan.run.stages")
+    local_stages, stages = lazy.module("partjit.pieces.stages"), lazy.module("partjit.plan.run.stages")
 
 __all__ = ["pjit"]
 
@@ -46,20 +48,26 @@ class _Stages:
         self._fun = fun
         self._definition = definition
 
-    def trace(self, *args: PyTree, **kwargs: PyTree) -> Traced:
+    def trace(self, *args: PyTree, **kwargs: PyTree) -> "Traced | local_stages.LocalTraced":
         """Traces and validates a call with these arguments (`jax.ShapeDtypeStruct` will do) without executing it."""
-        program, leaves = infer_program(self._fun, self._definition, args, kwargs)
+        definition, pieces = self._definition, None
+        if definition.is_local:
+            args, kwargs, pieces = with_global_arguments(definition, args, kwargs)
+        program, leaves = infer_program(self._fun, definition, args, kwargs)
         is_planned = program.host or is_program_with_calls(program.jaxpr)
-        return (stages.PlannedTraced if is_planned else Traced)(program, leaves)
+        traced = (stages.PlannedTraced if is_planned else Traced)(program, leaves)
+        return traced if pieces is None else local_stages.LocalTraced(traced, pieces)
 
     def plan(self, *args: PyTree, **kwargs: PyTree) -> "Plan":
         """The plan of a call with these arguments: the fragments to dispatch and the colocated calls to make, in order.
 
         Nothing is compiled or executed.
         """
+        if self._definition.is_local:
+            args, kwargs, _ = with_global_arguments(self._definition, args, kwargs)
         return stages.PlannedTraced(*infer_program(self._fun, self._definition, args, kwargs)).plan
 
-    def lower(self, *args: PyTree, **kwargs: PyTree) -> jax.stages.Lowered:
+    def lower(self, *args: PyTree, **kwargs: PyTree) -> "jax.stages.Lowered | local_stages.LocalLowered":
         """Traces and lowers a call with these arguments; `.compile()` of the result gives a `jax.stages.Compiled`."""
         return self.trace(*args, **kwargs).lower()
 
@@ -81,11 +89,13 @@ def pjit(
     donate_argnames: str | Iterable[str] | None = None,
     host_argnums: int | Sequence[int] = (),
     host_argnames: str | Iterable[str] | None = None,
+    positional_semantics: Literal["global", "local"] = "global",
     keep_unused: bool = False,
     device: Device | None = None,
     backend: str | None = None,
     inline: bool | enum.Enum = False,
     name: str | None = None,
+    agree: bool | str = True,
 ) -> Any:
     """Compiles `fun` into one program partitioned over a mesh.
 
@@ -112,12 +122,20 @@ def pjit(
             configurations. Unlike static arguments they need not be hashable, and another object neither traces nor
             compiles anything anew; but their values are not known while `fun` is traced.
         static_argnames, donate_argnames, host_argnames: the same as the numbers, by name.
+        positional_semantics: on a mesh over several processes, `"global"`: arguments and results are arrays over all of
+            them; `"local"`: each process passes and receives its own pieces, as `from_process_local` and
+            `to_process_local` have them. An array over several processes is then passed as it is. On the devices of one
+            process, and inside of other programs, both are the same.
         keep_unused: pass arguments that `fun` does not read to the executable all the same.
         device: deprecated, as in `jax.jit`: the device that arguments are moved to, and that results are on.
         backend: deprecated: the name of a platform, for its first device: "cpu".
         inline: whether a call in a function that is traced becomes the equations of `fun`, not one equation with all of
             them, where its specs are UNSPECIFIED throughout. A `jax.Inline` is accepted where jax has it.
         name: what the program is called, `fun.__name__` by default.
+        agree: whether the processes of a program with colocated calls agree before each of its fragments that all of
+            them go on, so that what fails in one ends it in all; "barrier" is the same as True. With False they agree
+            that they run the same plan, before its first execution, and on nothing else. It has to be the same in
+            every process. A program inside of another does as that one does.
 
     Returns:
         A function like `fun`, with the methods `trace`, `plan`, `lower`, `eval_shape` and `clear_cache`. Keyword
@@ -143,7 +161,9 @@ def pjit(
         >>> y.sharding.spec, y.addressable_shards[0].data.shape
         (P('data',), (2, 2))
 
-    Source: `jax.experimental.pjit.pjit` as of jax 0.2.26, the classic positional order included.
+    Source: `jax.experimental.pjit.pjit` as of jax 0.2.26, the classic positional order included; the two positional
+    semantics are `_PositionalSemantics` of its `jax.experimental.maps`, where local was the default for all arguments
+    but global device arrays.
     """
     static_argnums = check_numbers("pjit", "static_argnums", static_argnums)
     donate_argnums = check_numbers("pjit", "donate_argnums", donate_argnums)
@@ -151,11 +171,13 @@ def pjit(
     donate_argnames = check_names("pjit", "donate_argnames", donate_argnames)
     host_argnums = check_numbers("pjit", "host_argnums", host_argnums)
     host_argnames = check_names("pjit", "host_argnames", host_argnames)
+    require_choice("pjit", "positional_semantics", positional_semantics, ("global", "local"))
     keep_unused = require_flag("pjit", "keep_unused", keep_unused)
     require("pjit", "device", device, jax.Device | None, "a device, as in jax.devices(), or None")
     require("pjit", "backend", backend, str | None, "the name of a platform, a str, or None")
     is_inlined = _is_inlined(inline)
     require("pjit", "name", name, str | None, "the name of the program, a str, or None")
+    is_agreed = _is_agreed(agree)
     options = {
         "in_axis_resources": in_axis_resources,
         "out_axis_resources": out_axis_resources,
@@ -167,11 +189,13 @@ def pjit(
         "donate_argnames": donate_argnames,
         "host_argnums": host_argnums,
         "host_argnames": host_argnames,
+        "positional_semantics": positional_semantics,
         "keep_unused": keep_unused,
         "device": device,
         "backend": backend,
         "inline": inline,
         "name": name,
+        "agree": agree,
     }
     if fun is None:
         return functools.partial(pjit, **options)
@@ -201,6 +225,8 @@ def pjit(
         host,
         backend if device is None else device,
         is_inlined,
+        is_agreed,
+        positional_semantics == "local",
     )
     stages = _Stages(fun, definition)
     methods = {"trace": stages.trace, "plan": stages.plan, "lower": stages.lower, "eval_shape": stages.eval_shape}
@@ -237,3 +263,14 @@ def _is_inlined(inline: bool | enum.Enum) -> bool:
     if inline.name.startswith("XLA"):
         raise wrong_value("pjit", "inline", inline, "a flag, Inline.JAX_EARLY, Inline.JAX_LATE or Inline.AUTO")
     return inline.name != "AUTO"
+
+
+def _is_agreed(agree: bool | str) -> bool:
+    if isinstance(agree, str) and agree == "barrier":
+        return True
+    expected = 'True, "barrier" (the same) or False'
+    if isinstance(agree, str):
+        raise wrong_value("pjit", "agree", agree, expected)
+    if not isinstance(agree, bool):
+        raise wrong_type("pjit", "agree", agree, expected)
+    return agree

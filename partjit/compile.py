@@ -56,6 +56,7 @@ class Program:
         out_tree: the structure of the result.
         arg_paths: the key path of each argument of the user's (not of `consts`).
         host: position, in a call without the static arguments, or name of each host argument.
+        agree: whether the processes of a program with colocated calls agree before each of its fragments.
     """
 
     jaxpr: ClosedJaxpr
@@ -70,6 +71,7 @@ class Program:
     out_tree: PyTreeDef
     arg_paths: tuple[str, ...]
     host: tuple[tuple[int | str, HostReference], ...] = ()
+    agree: bool = True
 
     @property
     def params(self) -> dict[str, Any]:
@@ -82,6 +84,7 @@ class Program:
             "donated_invars": self.donated_invars,
             "name": self.name,
             "keep_unused": self.keep_unused,
+            "agree": self.agree,
             "witness": device_witness(self.mesh),
         }
 

@@ -1,22 +1,39 @@
-"""The error for values of one program that are on different devices."""
+"""Which devices values are on, for errors, and the error for values of one program that are on different ones."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+import jax
 from jax.core import AbstractValue
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import Sharding
 
 from partjit._jax.compiling import mismatches_inside
 from partjit._jax.shardings import MaybeSharding, UnspecifiedValue, device_list
+from partjit._jax.types import Device
 from partjit.arguments import known_paths
 from partjit.errors import ShardingError
 
-__all__ = ["ids_of", "incompatible_devices"]
+__all__ = ["describe_devices", "ids_of", "incompatible_devices"]
 
 
 def ids_of(sharding: Sharding) -> list[int]:
     """The ids of the devices of a sharding, in their order."""
     return [device.id for device in device_list(sharding)]
+
+
+def describe_devices(devices: Iterable[Device]) -> str:
+    """The ids of devices, and which process has which where there are several.
+
+    For example `[0, 1, 2, 3] of process 0 and [4, 5, 6, 7] of process 1`.
+    """
+    devices = [*devices]
+    if jax.process_count() == 1 or not devices:
+        return str([device.id for device in devices])
+    by_process: dict[int, list[int]] = {}
+    for device in devices:
+        by_process.setdefault(device.process_index, []).append(device.id)
+    parts = [f"{ids} of process {process}" for process, ids in sorted(by_process.items())]
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
 def incompatible_devices(

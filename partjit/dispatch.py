@@ -5,9 +5,10 @@ to run; from then on such a call has no Python frame of ours in its path. It tak
 what the executable expects without looking at its layout, so a call with a misplaced argument leaves no fast path.
 """
 
-import collections
 import contextlib
+import dataclasses
 import functools
+import operator
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,21 +34,24 @@ from partjit._jax.meshes import under_mesh
 from partjit._jax.shardings import MaybeSharding, UnspecifiedValue
 from partjit._jax.tracing import abstractify, has_high_types, is_staged, trace_state_clean
 from partjit._jax.types import PyTree
-from partjit.arguments import Function, Numbered, positions, require_values
+from partjit.arguments import Function, require_values
 from partjit.calls import is_program_with_calls
 from partjit.compile import Program, lower
 from partjit.host_objects import given
 from partjit.infer import Definition, forget, infer_program
-from partjit.mesh import has_explicit_axes
+from partjit.mesh import ambient_mesh, has_explicit_axes
 from partjit.pickling import Recipe, reducer
+from partjit.pieces.calls import NOT_LOCAL, call_locally
 from partjit.placement import Misplaced, misplaced, reshard
 from partjit.primitive import pjit_p, sharding_constraint_p, shardings_of
+from partjit.retiring import retiring
 from partjit.typed import check_types, resharded
 from partjit.unconstrained import with_free_dimensions_settled
 from partjit.validate import check_specs, raise_mismatches, require_devices_of_mesh
 
 if TYPE_CHECKING:
     from partjit.colocated.agreement.program import Agreement
+    from partjit.plan.plan import Plan
     from partjit.plan.run import program as plans
     from partjit.plan.run import recent as recent_calls
 else:  # a program without calls does without
@@ -67,39 +71,50 @@ class CacheMiss:
         definition: what `pjit` was given with it.
 
     Attributes:
+        fun: the user's function.
         recent: the last calls of programs that a plan runs; None before the first.
         functions: the C++ functions that call this; `_let_others_in` replaces their entries.
+        of_arrays: where each process passes its own pieces, the C++ function of the arrays, and what it calls.
     """
 
     def __init__(self, fun: Function, definition: Definition) -> None:
-        self._fun = fun
+        self.fun = fun
         self._definition = definition
         self._misplacement = Misplaced(definition.name)
         self.recent: recent_calls.Recent | None = None
         self.functions: tuple[Any, ...] = ()
+        self.of_arrays: tuple[Function, CacheMiss] | None = None
         self._agreement: Agreement | None = None
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> Outcome:
         """The outcome of a call."""
-        if _letting_in.is_on:
-            return None, None, False
+        attempt = None
         try:
+            if _letting_in.is_on:
+                return None, None, False
+            attempt = _Attempt(self._last_agreement())
+            if self.of_arrays is not None:
+                result = call_locally(self._definition, self.of_arrays[0], args, kwargs, self._misplacement)
+                if result is not NOT_LOCAL:
+                    return result, None, False
             objects = self._definition.referenced(args, kwargs)[2]
             if not objects:
-                return self._outcome(args, kwargs)
+                return self._outcome(args, kwargs, attempt)
             with given(objects):  # which C++ knows nothing of, so that there is no fast path
-                return self._outcome(args, kwargs)[0], None, False
+                return self._outcome(args, kwargs, attempt)[0], None, False
         except BaseException as error:
-            if self._agreement is not None:
-                self._agreement.fail(error)
+            (attempt or _Attempt(self._last_agreement())).fail(error)
             raise
 
-    def _outcome(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> Outcome:
+    def _last_agreement(self) -> "Agreement | None":
+        return (self if self.of_arrays is None else self.of_arrays[1])._agreement
+
+    def _outcome(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], attempt: "_Attempt") -> Outcome:
         if self.recent is not None:
-            result = self.recent.call(args, kwargs)
+            result = self.recent.call(args, kwargs, attempt.runs)
             if result is not recent_calls.UNKNOWN:
                 return result, None, False
-        program, leaves = infer_program(self._fun, self._definition, args, kwargs)
+        program, leaves = infer_program(self.fun, self._definition, args, kwargs)
         values = [*program.consts, *leaves]
         if has_high_types(program.jaxpr):
             return jax.tree.unflatten(program.out_tree, _by_jax(program, values)), None, False
@@ -118,21 +133,28 @@ class CacheMiss:
         if is_program_with_calls(program.jaxpr):
             self._let_others_in(args, kwargs)
             plan = plans.plan_of(values, **program.params)
-            self._agreement = plans.agreement_for(plan)
+            self._agreement = attempt.runs(plan)
             placing, run = plans.placing_of(plan, values), plans.runnable_of(plan, values, program.mesh)
             if not moved and not program.consts:
                 self.recent = self.recent or recent_calls.Recent(self._definition.static, self._definition.host)
-                self.recent.remember(args, kwargs, program.in_tree, leaves, placing, run, program.out_tree)
+                self.recent.remember(args, kwargs, program.in_tree, leaves, plan, placing, run, program.out_tree)
             return run(placing.apply(values), program.out_tree), None, False
         try:
             outs, executable, consts = _run(values, **program.params)
         except InternalFloatingPointError as error:
-            recheck_for_nans(error, self._fun, args, kwargs)
+            recheck_for_nans(error, self.fun, args, kwargs)
             raise
         fast_path = None
         if not moved and not program.consts:
             fast_path = fast_path_data(executable, program.out_tree, leaves, outs, program.jaxpr, consts)
         return jax.tree.unflatten(program.out_tree, outs), fast_path, False
+
+    def clear(self) -> None:
+        """Forgets all calls."""
+        for function in self.functions:
+            function._clear_cache()
+        if self.recent is not None:
+            self.recent.clear()
 
     def _is_inlined(self, program: Program) -> bool:
         """Whether the equations of a program take the place of an equation that is one, as those of `jax.jit` do."""
@@ -158,6 +180,39 @@ class CacheMiss:
                 _letting_in.is_on = False
 
 
+class _Attempt:
+    """A call of which other processes may have to know if it fails before its program begins.
+
+    Args:
+        last: the agreement of the last call with a plan: most likely that of this one, while nothing is known.
+    """
+
+    __slots__ = ("_agreement", "_begun", "_is_known")
+
+    def __init__(self, last: "Agreement | None") -> None:
+        self._agreement = last
+        self._begun = 0 if last is None else last.begun
+        self._is_known = False
+
+    def runs(self, plan: "Plan") -> "Agreement | None":
+        """Notes which plan it is of, and returns its agreement."""
+        agreement = plans.agreement_for(plan)
+        if self._agreement is None and agreement is not None:
+            self._begun = agreement.begun
+        self._agreement, self._is_known = agreement, True
+        return agreement
+
+    def fail(self, error: BaseException) -> None:
+        """Lets the others know."""
+        agreement = self._agreement
+        if agreement is None:
+            return
+        mesh = ambient_mesh()
+        processes = {device.process_index for device in mesh.devices.flat} if not mesh.empty else None
+        if self._is_known or processes is None or processes == {*agreement.group}:
+            agreement.fail(error, self._begun)
+
+
 class _LettingIn(threading.local):
     is_on = False
 
@@ -181,29 +236,37 @@ def make_function(
         methods: its methods besides `clear_cache`, by name.
         recipe: makes such a function anew, where it is unpickled.
     """
-    name, static, donate, key = definition.name, definition.static, definition.donate, definition.dispatch_key
     cache_miss = CacheMiss(fun, definition)
+    function = _cpp_function(cache_miss, definition, on_values)
+    if definition.is_local:
+        global_definition = dataclasses.replace(definition, is_local=False)
+        of_arrays = CacheMiss(fun, global_definition)
+        cache_miss.of_arrays = _cpp_function(of_arrays, global_definition, on_values), of_arrays
+    functools.update_wrapper(function, fun)
+
+    def clear_cache() -> None:
+        """Forgets all that was traced and compiled for this function."""
+        for each in (cache_miss, *(cache_miss.of_arrays or ())[1:]):
+            each.clear()
+        forget(fun)
+
+    own = {**methods, "clear_cache": clear_cache, "__reduce_ex__": reducer(function, recipe), "_recipe": recipe}
+    function.__dict__ = _Attributes(function.__dict__, own)
+    return function
+
+
+def _cpp_function(cache_miss: CacheMiss, definition: Definition, on_values: Function) -> Any:
+    name, static, donate, key = definition.name, definition.static, definition.donate, definition.dispatch_key
     function = cpp_function = make_cpp_function(on_values, name, cache_miss, static, key)
-    cpp_function._fun = fun  # where jax looks for the function when a result has a NaN
+    cpp_function._fun = cache_miss.fun  # where jax looks for the function when a result has a NaN
     if USE_OF_DONATED_BUFFERS_CRASHES and any(donate):
-        call = _retiring(cpp_function, donate)
+        call = retiring(cpp_function, donate)
 
         def call_retiring(*args: PyTree, **kwargs: PyTree) -> Outcome:
             return (None if _letting_in.is_on else call(*args, **kwargs)), None, False
 
         function = make_cpp_function(on_values, name, call_retiring, static, (*key, "retiring"))
     cache_miss.functions = tuple({id(f): f for f in (function, cpp_function)}.values())
-    functools.update_wrapper(function, fun)
-
-    def clear_cache() -> None:
-        """Forgets all that was traced and compiled for this function."""
-        cpp_function._clear_cache()
-        if cache_miss.recent is not None:
-            cache_miss.recent.clear()
-        forget(fun)
-
-    own = {**methods, "clear_cache": clear_cache, "__reduce_ex__": reducer(function, recipe), "_recipe": recipe}
-    function.__dict__ = _Attributes(function.__dict__, own)
     return function
 
 
@@ -225,38 +288,14 @@ class _Attributes(dict[str, object]):
         return list(self)
 
 
-def _retiring(function: Function, donate: Numbered) -> Function:
-    """`function`, which afterwards deletes the arrays it consumed.
-
-    For versions of jax in which passing a consumed array over several devices to any compiled function ends the process
-    (see `USE_OF_DONATED_BUFFERS_CRASHES`); an array that was deleted is refused with "Array has been deleted".
-    """
-
-    def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
-        given = [args[i] for i in positions(donate[0], len(args))] + [kwargs[n] for n in donate[1] if n in kwargs]
-        donated = [
-            leaf for leaf in jax.tree.leaves(given) if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
-        ]
-        passed = collections.Counter(map(id, jax.tree.leaves((args, kwargs))))
-        for leaf in donated:
-            if passed[id(leaf)] > 1:
-                raise RuntimeError(f"an array {leaf.aval.str_short()} is donated and passed a second time in one call")
-        result = function(*args, **kwargs)
-        for leaf in donated:
-            if leaf.is_deleted():
-                leaf.delete()
-        return result
-
-    return call
-
-
 def _bind(program: Program, values: Sequence[object]) -> Sequence[object]:
     """Binds the program as an equation of the current trace, with arguments of the types that it has inside."""
     own = len(program.consts)
     avals = program.jaxpr.in_avals
     check_types(values[own:], avals[own:], program.arg_paths, program.name)
-    arguments = (resharded(x, aval, program.mesh) for x, aval in zip(values, avals, strict=True))
-    return pjit_p.bind(*arguments, **program.params)
+    if has_explicit_axes(program.mesh):
+        values = [resharded(x, aval, program.mesh) for x, aval in zip(values, avals, strict=True)]
+    return pjit_p.bind(*values, **program.params)
 
 
 def _inlined(program: Program, values: Sequence[object]) -> Sequence[object]:
@@ -321,11 +360,14 @@ def _evaluate(*values: object, **params: Any) -> Sequence[jax.Array]:
 
     if USE_OF_DONATED_BUFFERS_CRASHES and any(params["donated_invars"]):
         return cache_miss()[0]
-    jaxpr, *others = (params[name] for name in ("jaxpr", *sorted(params.keys() - {"jaxpr"})))
-    fun = _function_of(jaxpr, *others)
+    others = [value for name, value in sorted(params.items(), key=_name_of) if name != "jaxpr"]
+    fun = _function_of(params["jaxpr"], *others)
     function = make_cpp_function(fun, params["name"], cache_miss, ((), ()), ())
     function._fun = fun  # where jax looks for the function when a result has a NaN
     return function(*values)
+
+
+_name_of = operator.itemgetter(0)
 
 
 @weakref_cache

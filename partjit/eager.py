@@ -5,6 +5,7 @@ say, the mesh is ambient, colocated calls are made. Nothing is donated. Tracers,
 alone.
 """
 
+import dataclasses
 import inspect
 import weakref
 from collections.abc import Hashable
@@ -24,6 +25,7 @@ from partjit.compile import own_sharding
 from partjit.host_objects import check_returned, given
 from partjit.infer import Definition, infer, out_specs_of
 from partjit.mesh import auto_twin, tracing_under
+from partjit.pieces.calls import NOT_LOCAL, call_locally
 from partjit.primitive import shardings_of
 from partjit.trace import with_static
 from partjit.validate import check_devices, check_specs, raise_mismatches
@@ -56,6 +58,11 @@ class OnValues:
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """The result of a call."""
+        if self._definition.is_local:
+            of_arrays = OnValues(self._fun, dataclasses.replace(self._definition, is_local=False))
+            result = call_locally(self._definition, of_arrays, args, kwargs)
+            if result is not NOT_LOCAL:
+                return result
         with given(self._definition.referenced(args, kwargs)[2]):
             return self._result(args, kwargs)
 

@@ -5,6 +5,7 @@ Every error of specs against values or a mesh is a `ShardingError`, hence a `Val
 """
 
 __all__ = [
+    "JournalError",
     "MeshChangedError",
     "MissingMeshError",
     "OtherProcessError",
@@ -67,6 +68,14 @@ class WorkerDiedError(RuntimeError):
         the worker process of <lambda> (pid ...) exited with code 3 in the call made at ...
         >>> float(f(1.0))
         1.0
+    """
+
+
+class JournalError(RuntimeError):
+    """A journal and what is asked of it do not fit together; see `partjit.colocated.journal`.
+
+    Its files are damaged, or of something else; another process has it open; or a call differs from the one that it has
+    in this place.
     """
 
 

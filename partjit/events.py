@@ -30,6 +30,7 @@ __all__ = [
     "CallStarted",
     "Event",
     "FragmentDispatched",
+    "FragmentFailed",
     "FragmentReady",
     "ProgramFailed",
     "ProgramFinished",
@@ -113,12 +114,29 @@ class ProgramFailed(_OfExecution):
 
 @dataclass(frozen=True, slots=True)
 class FragmentDispatched(_OfFragment):
-    """A fragment was enqueued on the devices, which run it after what was enqueued before."""
+    """A fragment is enqueued on the devices, which run it after what was enqueued before.
+
+    Attributes:
+        processes: the processes whose devices run it, if they are several: it may begin when the last of them is here.
+    """
+
+    processes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class FragmentReady(_OfFragment):
     """The results of a fragment exist on the devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentFailed(_OfFragment):
+    """A fragment has no results: dispatching it raised, as where another process does not come to it.
+
+    Attributes:
+        error: the type and message, as the last line of a traceback has them.
+    """
+
+    error: str
 
 
 @dataclass(frozen=True, slots=True)

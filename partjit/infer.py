@@ -23,7 +23,14 @@ from partjit.arguments import Arguments, Function, Numbered, Statics, abstract_a
 from partjit.compile import Program
 from partjit.errors import ShardingError
 from partjit.host_objects import HostReference, referenced
-from partjit.mesh import ambient_mesh, ambient_or_abstract_mesh, describe_mesh, is_abstract_mesh, program_mesh
+from partjit.mesh import (
+    ambient_mesh,
+    ambient_or_abstract_mesh,
+    describe_mesh,
+    has_explicit_axes,
+    is_abstract_mesh,
+    program_mesh,
+)
 from partjit.spec import FROM_ARRAY, ParsedPartitionSpec, Spec
 from partjit.structs import is_abstract, on_devices, require_devices
 from partjit.trace import trace
@@ -53,6 +60,9 @@ class Definition:
         host: (numbers, names) of host arguments.
         device: the device that arguments are moved to and that results are on, or the name of its platform; None for
             that of the mesh or of the arguments.
+        inline: whether a call in a trace becomes the equations of the function.
+        agree: see `Program`.
+        is_local: whether each process passes and receives its own pieces of arrays.
     """
 
     name: str
@@ -68,6 +78,8 @@ class Definition:
     host: Numbered = ((), ())
     device: Device | str | None = None
     inline: bool = False
+    agree: bool = True
+    is_local: bool = False
 
     @functools.cached_property
     def untraced(self) -> Numbered:
@@ -104,7 +116,8 @@ class Definition:
         ranks = tuple(len(leaf) if isinstance(leaf, ParsedPartitionSpec) else -1 for leaf in leaves)
         names = (self.name, self.in_name, self.out_name)
         numbers = (self.static, self.donate, self.host)
-        return (tuple(leaves), in_tree, out_tree, ranks, names, numbers, self.keep_unused, self.device, self.inline)
+        flags = (self.keep_unused, self.inline, self.agree, self.is_local)
+        return (tuple(leaves), in_tree, out_tree, ranks, names, numbers, flags, self.device)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,10 +166,11 @@ def infer(definition: Definition, args: Sequence[PyTree], kwargs: dict[str, PyTr
         mesh = next(_meshes_of_shape(mesh, arguments.leaves), mesh)
     arguments = on_devices(arguments, mesh)
     require_devices(arguments, in_specs, definition.name, mesh)
-    avals = tuple(
-        own_type(aval, leaf, mesh) if isinstance(spec, UnspecifiedValue) else aval
-        for aval, leaf, spec in zip(avals, arguments.leaves, in_specs, strict=True)
-    )
+    if has_explicit_axes(mesh):
+        avals = tuple(
+            own_type(aval, leaf, mesh) if isinstance(spec, UnspecifiedValue) else aval
+            for aval, leaf, spec in zip(avals, arguments.leaves, in_specs, strict=True)
+        )
     return Inferred(arguments, avals, in_specs, mesh)
 
 
@@ -232,6 +246,7 @@ def _program(
         traced.out_tree,
         paths,
         _host_arguments(static),
+        definition.agree,
     )
 
 

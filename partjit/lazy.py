@@ -8,6 +8,7 @@ its `else:` has `module` or `attributes` stand for that import.
 import importlib
 import pkgutil
 import sys
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,9 +20,13 @@ class _Module:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._module: types.ModuleType | None = None
 
     def __getattr__(self, attribute: str) -> object:
-        return getattr(importlib.import_module(self._name), attribute)
+        module = self._module
+        if module is None:  # looking it up takes microseconds, and hot calls read attributes
+            module = self._module = importlib.import_module(self._name)
+        return getattr(module, attribute)
 
     def __repr__(self) -> str:
         return f"<{self._name}, imported when it is used>"

@@ -7,12 +7,14 @@ Parameters of `pjit_p`, all of them tuples with one entry per flat argument or r
 * `mesh`: the mesh the specs refer to; the empty mesh if there is none.
 * `donated_invars`: flags of the arguments whose buffers the program may reuse.
 * `name`, `keep_unused`: the program's name, and whether arguments it does not read are passed all the same.
+* `agree`: whether its processes agree before each fragment, if it is a program with colocated calls.
 * `witness`: see `device_witness`.
 
 How each transformation acts on them is in `partjit.rules`, one file per transformation.
 """
 
 import functools
+import itertools
 from collections.abc import Iterator, Sequence, Set
 from typing import Any, TypeVar
 
@@ -104,7 +106,8 @@ class _Witness(tuple[Jaxpr, ...]):
 
 def keep_where(values: Sequence[T], flags: Sequence[bool]) -> tuple[T, ...]:
     """The entries of a per-argument or per-result parameter whose flag is set."""
-    return tuple(value for value, flag in zip(values, flags, strict=True) if flag)
+    assert len(values) == len(flags)
+    return tuple(itertools.compress(values, flags))
 
 
 @pjit_p.def_effectful_abstract_eval
@@ -170,6 +173,7 @@ def _show(params: dict[str, Any]) -> dict[str, Any]:
         "mesh": f"({describe_mesh(params['mesh'])})",
         **({"donated_invars": params["donated_invars"]} if any(params["donated_invars"]) else {}),
         **({"keep_unused": True} if params["keep_unused"] else {}),
+        **({} if params["agree"] else {"agree": False}),
         "jaxpr": params["jaxpr"],
     }
 

@@ -32,7 +32,7 @@ def on_devices(arguments: Arguments, mesh: Mesh) -> Arguments:
     Raises:
         ShardingError: a sharding is a bare PartitionSpec that means nothing on `mesh`.
     """
-    if not any(map(is_abstract, arguments.leaves)):
+    if not [leaf for leaf in arguments.leaves if isinstance(leaf, Struct)]:
         return arguments
     leaves = [_on_devices(leaf, path, mesh) for leaf, path in zip(arguments.leaves, arguments.paths, strict=True)]
     return dataclasses.replace(arguments, leaves=leaves)
@@ -43,7 +43,8 @@ def require_devices(arguments: Arguments, specs: Sequence[Spec], name: str, mesh
     problems = [
         f"{path} has the sharding {leaf.sharding.spec} on the abstract mesh ({describe_mesh(leaf.sharding.mesh)})"
         for path, leaf, spec in zip(arguments.paths, arguments.leaves, specs, strict=True)
-        if is_abstract(leaf)
+        if isinstance(leaf, Struct)
+        and is_abstract(leaf)
         and leaf.sharding.mesh != mesh  # a program on an abstract mesh is lowered for devices that are not known yet
         and (isinstance(spec, UnspecifiedValue) or (mesh.empty and spec.mesh is None))
     ]

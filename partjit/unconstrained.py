@@ -25,7 +25,8 @@ __all__ = ["constraining_results", "with_free_dimensions_settled"]
 def with_free_dimensions_settled(values: Sequence[object], params: dict[str, Any]) -> dict[str, Any]:
     """The parameters of an equation, with specs that an executable for these arguments can have."""
     in_specs, out_specs, mesh = params["in_specs"], params["out_specs"], params["mesh"]
-    if not any(map(_has_free_dimensions, (*in_specs, *out_specs))):
+    specs = (*in_specs, *out_specs)
+    if ParsedPartitionSpec not in map(type, specs) or not any(map(_has_free_dimensions, specs)):
         return params
     in_specs = tuple(_kept(spec, value, mesh) for spec, value in zip(in_specs, values, strict=True))
     # The partitioner replicates a result without elements, whatever a constraint says of its other dimensions.

@@ -17,7 +17,7 @@ from partjit._jax.meshes import manual_axes
 from partjit._jax.shardings import device_list
 from partjit._jax.tracing import abstractify
 from partjit._jax.types import PyTreeDef
-from partjit.devices import ids_of
+from partjit.devices import describe_devices, ids_of
 from partjit.errors import MissingMeshError, ShardingError
 from partjit.mesh import describe_mesh, device_ids, is_abstract_mesh
 from partjit.spec import UNCONSTRAINED, ParsedPartitionSpec, Spec
@@ -124,7 +124,8 @@ def _check_spec(
     if mesh is not program_mesh and not program_mesh.empty and [*mesh.devices.flat] != [*program_mesh.devices.flat]:
         yield Mismatch(
             f"One of {what}, {path} ({aval.str_short()}), has a NamedSharding over the incompatible devices "
-            f"{device_ids(mesh)}, but the program runs on the devices {device_ids(program_mesh)}",
+            f"{describe_devices(mesh.devices.flat)}, but the program runs on the devices "
+            f"{describe_devices(program_mesh.devices.flat)}",
             f"give all NamedShardings the same devices in the same order; if it is that of the array, move the array: "
             f"jax.device_put({path}, NamedSharding(mesh, spec))",
         )
@@ -252,12 +253,22 @@ def check_devices(paths: Sequence[str], args: Sequence[object], specs: Sequence[
             mismatches.append(
                 Mismatch(
                     f"One of pjit arguments, {path} ({_short(arg)}), is committed to the incompatible devices "
-                    f"{ids_of(sharding)}, but the program runs on the devices "
-                    f"{device_ids(mesh)} of the mesh",
-                    f"move it first: jax.device_put({path}, NamedSharding(mesh, spec)), or call under its own mesh",
+                    f"{describe_devices(device_list(sharding))}, but the program runs on the devices "
+                    f"{describe_devices(mesh.devices.flat)} of the mesh",
+                    _remedy_for_devices(path, sharding, mesh),
                 )
             )
     return mismatches
+
+
+def _remedy_for_devices(path: str, sharding: Sharding, mesh: Mesh) -> str:
+    """What to do with an argument that is on other devices than those of the mesh."""
+    if len({device.process_index for device in mesh.devices.flat}) > 1 and sharding.is_fully_addressable:
+        return (
+            f"it is this process's own: make a global array of the pieces of all processes, "
+            f"partjit.from_process_local(spec, {path}), or call with positional_semantics='local'"
+        )
+    return f"move it first: jax.device_put({path}, NamedSharding(mesh, spec)), or call under its own mesh"
 
 
 def _check_same_devices(paths: Sequence[str], args: Sequence[object]) -> list[Mismatch]:
@@ -273,7 +284,8 @@ def _check_same_devices(paths: Sequence[str], args: Sequence[object]) -> list[Mi
     return [
         Mismatch(
             f"One of pjit arguments, {path} ({_short(arg)}), is committed to the incompatible devices "
-            f"{ids_of(sharding)}, but {first_path} ({_short(first_arg)}) is on the devices {ids_of(first)}",
+            f"{describe_devices(device_list(sharding))}, but {first_path} ({_short(first_arg)}) is on the devices "
+            f"{describe_devices(devices)}",
             f"put them on the same devices, in the same order: jax.device_put({path}, NamedSharding(mesh, spec)), or "
             "enter the mesh on which the program should run",
         )

@@ -66,3 +66,12 @@ def accelerators(monkeypatch):
     devices.colocated_sharding.cache_clear()
     yield by_id[4:]
     devices.colocated_sharding.cache_clear()
+
+
+@pytest.fixture
+def silent_collector():
+    """Hypothesis and jax have callbacks of the garbage collector, in which an interrupt is lost with a warning."""
+    callbacks = gc.callbacks[:]
+    gc.callbacks.clear()
+    yield
+    gc.callbacks[:] = callbacks

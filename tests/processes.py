@@ -6,6 +6,17 @@ import socket
 import subprocess
 import sys
 
+# A process that has read a result from one of its devices may exit while another still connects to those of another
+# process; if that one has exited, XLA waits for it for ever. So they end without waiting.
+_RUN = """
+import os, runpy, sys
+sys.argv = sys.argv[1:]
+sys.path[0] = os.path.dirname(sys.argv[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+sys.stdout.flush()
+os._exit(0)
+"""
+
 
 def outputs_of_processes(
     script: pathlib.Path, count: int, *args: object, seconds: float = 120, **env: str
@@ -19,7 +30,7 @@ def outputs_of_processes(
         address = f"localhost:{free.getsockname()[1]}"
     processes = [
         subprocess.Popen(
-            [sys.executable, str(script), str(number), str(count), address, *map(str, args)],
+            [sys.executable, "-c", _RUN, str(script), str(number), str(count), address, *map(str, args)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

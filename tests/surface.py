@@ -131,6 +131,12 @@ def entered(call: Callable[..., Any]) -> Callable[..., Any]:
     return enter
 
 
+def _journal() -> str:
+    """The path of a journal with results."""
+    with colocated.journal("replayed", results=True):
+        return "replayed"
+
+
 _REFUSALS = (TypeError, ValueError)
 
 
@@ -258,14 +264,20 @@ _PJIT_TAKES = {
     "donate_argnames": "none x empty_seq",
     "host_argnums": "zero minus_one ints none empty_seq",
     "host_argnames": "none x empty_seq",
+    "positional_semantics": "",
     "keep_unused": "bool",
     "device": "none device",
     "backend": "none str",
     "inline": "bool",
     "name": "none str",
+    "agree": "bool",
 }
 _OUT_STRUCTS = (
     "none none_inside nones_inside tree empty empty_inside struct struct_inside array array_inside numpy_scalar "
+    "numpy_scalar_inside"
+)
+_TREES = (
+    "none none_inside nones nones_inside empty empty_inside empty_seq array array_inside numpy_scalar "
     "numpy_scalar_inside"
 )
 _ITEMS_TAKE = {
@@ -301,6 +313,7 @@ def _targets() -> Iterator[Target]:
             "donate_argnames": None,
             "host_argnums": (),
             "host_argnames": None,
+            "positional_semantics": "global",
             "keep_unused": False,
             "device": None,
             "backend": None,
@@ -483,6 +496,12 @@ def _targets() -> Iterator[Target]:
     yield Target("partjit.progress", entered(partjit.progress), lambda: {"console": None}, {"console": "none"})
     yield Target("partjit.record", entered(partjit.record), _nothing, {})
     yield Target(
+        "partjit.export_spans",
+        entered(partjit.export_spans),
+        lambda: {"tracer_provider": None},
+        {"tracer_provider": "none"},
+    )
+    yield Target(
         "partjit.recording.Timeline", _read_timeline, lambda: {"recorded": []}, {"recorded": "empty empty_seq"}
     )
     for name in ("critical_path", "to_svg"):
@@ -498,6 +517,19 @@ def _targets() -> Iterator[Target]:
         lambda: {"path": "trace.json"},
         {"path": "str"},
         (OSError,),
+    )
+    yield Target(
+        "partjit.merge_timelines",
+        partjit.merge_timelines,
+        lambda: {"timelines": [timeline()]},
+        {"timelines": ""},
+        (OSError, ValueError),
+    )
+    yield Target(
+        "partjit.gather_timelines",
+        partjit.gather_timelines,
+        lambda: {"timeline": timeline(), "timeout": 1.0},
+        {"timeline": "", "timeout": "positive number"},
     )
     yield Target("partjit.recording.Timeline.summary", _method(timeline, "summary"), _nothing, {})
     for name in ("critical_path", "to_svg"):
@@ -556,6 +588,19 @@ def _targets() -> Iterator[Target]:
         lambda: {"jvp": same, "symbolic_zeros": False},
         {"jvp": "callable", "symbolic_zeros": "bool"},
     )
+    yield Target(
+        "partjit.from_process_local",
+        _in_mesh(partjit.from_process_local),
+        lambda: {"specs": P("x"), "local_data": ones(), "global_shape": None},
+        {
+            "specs": "tree tree_inside spec spec_inside empty empty_inside",
+            "local_data": _TREES,
+            "global_shape": "none",
+        },
+        named={"specs": ("One of the pieces", "One of the arrays")},
+        lets_pass=_OF_ARRAYS,
+    )
+    yield Target("partjit.to_process_local", partjit.to_process_local, lambda: {"arrays": ones()}, {"arrays": _TREES})
     yield Target("partjit.results_so_far", partjit.results_so_far, lambda: {"error": ValueError()}, {"error": ""})
     yield Target("partjit.colocated.ColocatedFunction.cache_info", _method(colocated_same, "cache_info"), _nothing, {})
     yield Target(
@@ -598,6 +643,20 @@ def _targets() -> Iterator[Target]:
         {"devices_or_mesh": "mesh empty_mesh device devices same_devices empty_seq"},
     )
     yield Target("partjit.colocated.mesh_coordinates", colocated.mesh_coordinates, _nothing, {}, (RuntimeError,))
+    yield Target("partjit.colocated.idempotency_key", colocated.idempotency_key, _nothing, {}, (RuntimeError,))
+    yield Target(
+        "partjit.colocated.journal",
+        colocated.journal,
+        lambda: {"path": "journal", "objects": None, "results": False, "repartition": None},
+        {"path": "str", "objects": "none dict empty_dict", "results": "bool", "repartition": "none function callable"},
+    )
+    yield Target(
+        "partjit.replay",
+        partjit.replay,
+        lambda: {"path": _journal(), "process": None},
+        {"path": "str", "process": "none positive"},
+        (partjit.JournalError,),
+    )
     yield Target(
         "partjit.colocated.stream",
         entered(colocated.stream),
@@ -947,6 +1006,8 @@ MADE_BY_PARTJIT = frozenset(
     [
         "partjit.Plan",
         "partjit.colocated.CacheInfo",
+        "partjit.colocated.Journal",
+        "partjit.colocated.JournaledCall",
         "partjit.colocated.PendingArray",
         "partjit.events.Subscription",
         "partjit.inspect.ArrayPicture",

@@ -51,7 +51,8 @@ def test_everything_public_is_a_target():
 def test_valid_arguments_are_taken(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for target in TARGETS:
-        if target.name != "partjit.colocated.mesh_coordinates":  # which is for the functions that are called there
+        if target.name not in ("partjit.colocated.mesh_coordinates", "partjit.colocated.idempotency_key"):
+            # which are for the functions that are called there
             target.call(**target.base())
 
 

@@ -128,6 +128,12 @@ def test_what_is_right_comes_back():
         ({"static_argnames": 3}, TypeError, "static_argnames must be the name of an argument, .*, but is 3, an int"),
         ({"donate_argnames": ["x", 3]}, TypeError, r"donate_argnames\[1\] must be the name of an argument, but is 3"),
         ({"static_argnames": "z"}, ValueError, "static_argnames names the argument 'z', which f lacks: .* are x, y"),
+        (
+            {"agree": "flag"},
+            ValueError,
+            r"pjit: agree must be True, \"barrier\" \(the same\) or False, but is 'flag'",
+        ),
+        ({"agree": 1}, TypeError, r"pjit: agree must be True, \"barrier\" \(the same\) or False, but is 1, an int"),
         ({"keep_unused": []}, TypeError, r"pjit: keep_unused must be True or False, but is \[\], a list"),
         ({"name": 3}, TypeError, "pjit: name must be the name of the program, a str, or None, but is 3, an int"),
         ({"in_shardings": P("x"), "in_axis_resources": P("x")}, ValueError, "both in_axis_resources and in_shardings"),

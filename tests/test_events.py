@@ -23,6 +23,7 @@ EXAMPLES = [
     events.ProgramFailed("step", 3, "ValueError: no"),
     events.FragmentDispatched("step", 3, "fragment_0"),
     events.FragmentReady("step", 3, "fragment_0"),
+    events.FragmentFailed("step", 3, "fragment_0", "ValueError: no"),
     events.CallQueued(7, "load", "io", "step", 3, "load"),
     events.CallStarted(7, "load", "io"),
     events.CallFinished(7, "load", "io"),

@@ -36,6 +36,7 @@ __all__ = [
     "is_computed",
     "is_laid_out_as_numpy",
     "is_on_one_host_device",
+    "keys_of_data",
     "moved",
     "numpy_putter",
     "register_array_type",
@@ -152,8 +153,12 @@ def numpy_putter(aval: ShapedArray, sharding: Sharding, committed: bool) -> Call
 
     `jax.device_put` does the same, and takes a few times as long to find out what it has to do.
     """
-    if not sharding.is_fully_addressable or np.dtype(aval.dtype).kind == "T":  # strings are not in one piece of memory
+    if np.dtype(aval.dtype).kind == "T":  # strings are not in one piece of memory
         return lambda value: jax.device_put(value, sharding)
+    if not sharding.is_fully_addressable:
+        # `jax.device_put` compares the values of all processes by a program of its own, which would run in each of them
+        # whenever its call has ended: between other programs, and never where one process has no such call.
+        return lambda value: jax.make_array_from_callback(aval.shape, sharding, lambda index: value[index])
     devices = [*device_list(sharding)]
     if sharding.is_fully_replicated:
         return lambda value: pxla.batched_device_put(aval, sharding, [value] * len(devices), devices, committed)
@@ -182,6 +187,11 @@ def array_of_shards(
 def with_key_data(key: PRNGKeyArray, data: jax.Array) -> PRNGKeyArray:
     """A typed PRNG key array of the implementation of `key`; the public way runs a program."""
     return PRNGKeyArray(key._impl, data)
+
+
+def keys_of_data(dtype: Any, data: np.ndarray) -> PRNGKeyArray:
+    """The typed PRNG keys of such a dtype with this data; the public way wants a key of its implementation."""
+    return PRNGKeyArray(dtype._impl, jax.numpy.asarray(data))
 
 
 def with_weak_type(array: jax.Array, weak_type: bool) -> jax.Array:

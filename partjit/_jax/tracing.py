@@ -1,5 +1,6 @@
 """Tracing functions to jaxprs, and what is being traced."""
 
+import functools
 import inspect
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
@@ -76,9 +77,14 @@ def abstractify(x: object) -> Any:
     Explicit mesh in it would not be the type of the same program under the Auto twin.
     """
     aval = core.shaped_abstractify(x)
-    if isinstance(aval, ShapedArray) and not manual_axes():
-        return ShapedArray(aval.shape, aval.dtype, aval.weak_type, memory_space=aval.memory_space)
-    return aval
+    if not isinstance(aval, ShapedArray) or aval.sharding.mesh.empty or manual_axes():
+        return aval
+    return _without_sharding(aval)
+
+
+@functools.lru_cache(maxsize=1024)
+def _without_sharding(aval: ShapedArray) -> ShapedArray:
+    return ShapedArray(aval.shape, aval.dtype, aval.weak_type, memory_space=aval.memory_space)
 
 
 def type_in_program(x: object) -> Any:
@@ -90,7 +96,7 @@ def type_in_program(x: object) -> Any:
 
 def typed_like(aval: Any, like: AbstractValue) -> Any:
     """The abstract value with the sharding that is part of the type `like`."""
-    if isinstance(aval, ShapedArray) and isinstance(like, ShapedArray):
+    if isinstance(aval, ShapedArray) and isinstance(like, ShapedArray) and aval.sharding != like.sharding:
         return aval.update(sharding=like.sharding)
     return aval
 

@@ -17,6 +17,10 @@ from partjit.colocated.ir import autodiff as autodiff
 from partjit.colocated.ir import batching as batching
 from partjit.colocated.ir import lowering as lowering
 from partjit.colocated.ir import shard_map as shard_map
+from partjit.colocated.journaling.contents import JournaledCall as JournaledCall
+from partjit.colocated.journaling.identity import idempotency_key as idempotency_key
+from partjit.colocated.journaling.journal import Journal as Journal
+from partjit.colocated.journaling.journal import journal as journal
 from partjit.colocated.object import colocated_python_class as colocated_python_class
 from partjit.colocated.runtime.lifetime import watch as _watch
 from partjit.colocated.runtime.pending import PendingArray as PendingArray

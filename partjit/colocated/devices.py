@@ -11,8 +11,17 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 from partjit._jax.shardings import device_list
 from partjit._jax.types import Device
 from partjit.checks import devices_in
+from partjit.devices import describe_devices
+from partjit.errors import ShardingError
 
-__all__ = ["colocated_cpu_devices", "colocated_sharding", "replicated_beside", "replicated_over"]
+__all__ = [
+    "check_processes_of_numpy",
+    "check_processes_of_results",
+    "colocated_cpu_devices",
+    "colocated_sharding",
+    "replicated_beside",
+    "replicated_over",
+]
 
 
 @overload
@@ -53,6 +62,41 @@ def colocated_cpu_devices(devices_or_mesh: object) -> Mesh | list[Device]:
         array = np.array(cpus).reshape(mesh.devices.shape)
         return Mesh(array, mesh.axis_names, axis_types=mesh.axis_types)
     return [_colocated(device) for device in devices_in("colocated_cpu_devices", "devices_or_mesh", devices_or_mesh)]
+
+
+def check_processes_of_numpy(name: str, paths: Sequence[str], shardings: Sequence[Sharding]) -> None:
+    """Checks that a process has all of each argument of a function that takes NumPy arrays.
+
+    Raises:
+        ShardingError: an argument is sharded over several processes.
+    """
+    for path, sharding in zip(paths, shardings, strict=True):
+        devices = device_list(sharding)
+        if not sharding.is_fully_replicated and len({device.process_index for device in devices}) > 1:
+            raise ShardingError(
+                f"{path} of {name} is sharded over the devices {describe_devices(devices)}, so that no process has all "
+                "of it, and arrays='numpy' passes it as one NumPy array: replicate it, call the function per shard "
+                "(layout='per_shard'), or leave arrays out and read its addressable_shards"
+            )
+
+
+def check_processes_of_results(name: str, devices: Sequence[Device], shardings: Sequence[Sharding]) -> None:
+    """Checks that only processes that run a function have shards of its results: nobody else can make them.
+
+    Raises:
+        ShardingError: another process has a device of a result.
+    """
+    if jax.process_count() == 1:
+        return
+    processes = {device.process_index for device in devices}
+    for sharding in shardings:
+        others = [device for device in device_list(sharding) if device.process_index not in processes]
+        if others:
+            raise ShardingError(
+                f"{name} runs on the hosts of the devices {describe_devices(devices)}, but its result has shards on "
+                f"the devices {describe_devices(others)}, where nobody makes them: leave devices= out, so that "
+                "every process makes its own shards, or return nothing"
+            )
 
 
 def replicated_over(devices: Sequence[Device]) -> Sharding:

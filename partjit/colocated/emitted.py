@@ -13,6 +13,7 @@ from partjit import events
 from partjit._jax.arrays import aval_of_struct, numpy_putter
 from partjit._jax.dispatch import is_profiled
 from partjit._jax.types import PyTree
+from partjit.colocated.journaling import log as journal
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call, Lane, failure_here
 from partjit.colocated.runtime.failures import Failure, Site
@@ -41,7 +42,8 @@ class SpecializationForExecutables(Specialization):
         """Copies the function for its host, once."""
         if not self._is_prepared:
             super().prepare()
-            self._of_numpy = inspect.unwrap(self._target)
+            if self._is_here:
+                self._of_numpy = inspect.unwrap(self._target)
 
     def lanes(self) -> list[Lane]:
         """Those that its calls are in: of their stream, and of the object whose method it is."""
@@ -84,12 +86,13 @@ class SpecializationForExecutables(Specialization):
         assert self.out_specs is not None
         started = time.perf_counter()
         try:
-            observe = observe_call(self._name, stream, node)
-            args, kwargs = self.in_specs.tree.unflatten(self._as_taken(arrays))
-            with profiled(self._name):
-                result = observe(self._of_numpy if self._takes_numpy else self._target)(*args, **kwargs)
-            if result is not None or self.out_specs.leaves:
-                self.out_specs.fit_flat(result, self._name)
+            entry = self._entry(journal.current, stream, node, site) if journal.current is not None else None
+            if entry is None:
+                self._run_observed(arrays, stream, node)
+            elif not entry.is_known:
+                with entry:
+                    self._run_observed(arrays, stream, node)
+                    entry.done(())
         except BaseException as error:
             Failure(error, self._name, site, stream, parent)
             if is_interrupt(error):
@@ -97,16 +100,39 @@ class SpecializationForExecutables(Specialization):
         is_quick = time.perf_counter() - started < _QUICK_SECONDS
         self._quick_in_a_row = self._quick_in_a_row + 1 if is_quick else 0
 
-    def answer(self, arrays: Sequence[np.ndarray], node: str) -> Sequence[np.ndarray]:
+    def _run_observed(self, arrays: Sequence[np.ndarray], stream: Stream, node: str) -> None:
+        assert self.out_specs is not None
+        observe = observe_call(self._name, stream, node)
+        args, kwargs = self.in_specs.tree.unflatten(self._as_taken(arrays))
+        with profiled(self._name):
+            result = observe(self._of_numpy if self._takes_numpy else self._target)(*args, **kwargs)
+        if result is not None or self.out_specs.leaves:
+            self.out_specs.fit_flat(result, self._name)
+
+    def answer(self, arrays: Sequence[np.ndarray], site: Site, node: str) -> Sequence[np.ndarray]:
         """Runs the function for an executable that waits for its flat results.
 
         Args:
             arrays: the flat arguments.
+            site: where the user's code makes the call.
             node: the name of the call in the plan.
 
         Raises:
             Exception: what the function raised.
         """
+        if journal.current is None:
+            return self._answer(arrays, node)
+        entry = self._entry(journal.current, self.own_stream(), node, site)
+        if entry is None:
+            return self._answer(arrays, node)
+        if entry.is_known:
+            return entry.numpy_results()
+        with entry:
+            results = self._answer(arrays, node)
+            entry.done(results)
+        return results
+
+    def _answer(self, arrays: Sequence[np.ndarray], node: str) -> Sequence[np.ndarray]:
         assert self.out_specs is not None
         args, kwargs = self.in_specs.tree.unflatten(arrays)
         if events.listeners or is_profiled():
@@ -180,4 +206,4 @@ class EmittedCall:
     ) -> Sequence[Sequence[PyTree]]:
         """Runs the function, with what each device has handed over; gives what each gets, after what is `following`."""
         arrays = self.handed_over.owned(handed_over)  # which the function may keep
-        return self.returned.answers(self.specialization.answer(arrays, self.node), following)
+        return self.returned.answers(self.specialization.answer(arrays, self.site, self.node), following)

@@ -10,6 +10,7 @@ import jax
 
 from partjit._jax.threads import ThreadSettings
 from partjit._jax.types import PyTree, PyTreeDef
+from partjit.colocated.journaling.entries import Ahead, Entry
 from partjit.colocated.runtime.call import Call, Lane
 from partjit.colocated.runtime.failures import Site
 from partjit.colocated.runtime.observation import Observer, observe_call, profiled
@@ -45,7 +46,13 @@ class OnThread:
         self._measured = measured
 
     def prepared(
-        self, takes: list[Take], lanes: Sequence[Lane], stream: Stream, out_specs: OutSpecs, site: Site
+        self,
+        takes: list[Take],
+        lanes: Sequence[Lane],
+        stream: Stream,
+        out_specs: OutSpecs,
+        site: Site,
+        record: Entry | Ahead | None,
     ) -> Prepared:
         """A call made here and now that is to run on a thread.
 
@@ -54,19 +61,32 @@ class OnThread:
             lanes, stream: its lanes, and its stream.
             out_specs: the specs of its results.
             site: where it is made.
+            record: what gets its results for the journal, if one is open.
         """
         settings, context, observe = ThreadSettings(), contextvars.copy_context(), observe_call(self._name, stream)
-        body = functools.partial(settings.run, context.run, self._run, takes, stream, out_specs, observe)
+        body = functools.partial(settings.run, context.run, self._run, takes, stream, out_specs, observe, record)
         call = Call(self._name, site, stream, lanes, body)
         results = [PendingArray(call, spec.aval, spec.sharding, spec.committed) for spec in out_specs.leaves]
         call.receivers = [*map(weakref.ref, results)]
-        return Prepared(call, results, out_specs)
+        return Prepared(call, results, out_specs, record if isinstance(record, Ahead) else None)
 
-    def _run(self, takes: list[Take], stream: Stream, out_specs: OutSpecs, observe: Observer) -> Sequence[jax.Array]:
+    def _run(
+        self,
+        takes: list[Take],
+        stream: Stream,
+        out_specs: OutSpecs,
+        observe: Observer,
+        record: Entry | Ahead | None,
+    ) -> Sequence[jax.Array]:
         inside(stream)
         arrays = borrowed(takes)
         try:
-            results = self._results(arrays, out_specs, observe)
+            if record is None:
+                results = self._results(arrays, out_specs, observe)
+            else:
+                with record:
+                    results = self._results(arrays, out_specs, observe)
+                    record.done(results)
             return given_back(takes, arrays, results)
         finally:  # a traceback may keep this frame
             takes.clear()

@@ -114,7 +114,7 @@ class AnsweredUnderJit(CallUnderJit):
             raise RuntimeError(text).with_traceback(error.__traceback__) from None
 
     def _run(self, arrays: Sequence[np.ndarray], coordinates: dict[str, int] | None) -> Sequence[np.ndarray]:
-        ((*results,),) = on_each(lambda _: self.specialization.answer(arrays, ""), [coordinates])
+        ((*results,),) = on_each(lambda _: self.specialization.answer(arrays, self.site, ""), [coordinates])
         return results
 
 

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Protocol
 
 from partjit import lazy
-from partjit.command import diff, explain, parse
+from partjit.command import diff, explain, launch, parse
 from partjit.command.mistakes import Mistake
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ start with:
 
 `partjit COMMAND --help` has examples, the exit codes, and the keys of JSON.
 """
-_SUBCOMMANDS: Mapping[str, Subcommand] = {"explain": explain, "diff": diff, "parse": parse}
+_SUBCOMMANDS: Mapping[str, Subcommand] = {"explain": explain, "diff": diff, "parse": parse, "launch": launch}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="partjit",
-        description="Explains partitioned programs, without running them.",
+        description="Explains partitioned programs without running them, and starts scripts in several processes.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

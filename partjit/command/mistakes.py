@@ -112,6 +112,8 @@ def iterations_of(text: str) -> dict[str, int]:
         found = re.fullmatch(r"\s*(.+:[0-9]+)\s*=\s*([0-9]{1,18})\s*", part[0])
         if found is None:
             raise Mistake("the trip count of a loop is written as model.py:12=100", "--iterations", text, part.span())
+        if found[1] in counts:
+            raise Mistake(f"the trip count of {found[1]} is given twice", "--iterations", text, part.span())
         counts[found[1]] = int(found[2])
     return counts
 

@@ -1,179 +1,380 @@
-"""The buffers of a program on one device as XLA would assign them: what is alive at once, estimated from its equations.
+"""The buffers of a program on one device as XLA would make them, and when each is alive, estimated from its equations.
 
 XLA computes elementwise operations, broadcasts and reshapes where their results are used, so most of these have no
 buffer: a use of such a value is a use of the buffers that it is computed from. Values computed from literals alone, as
-masks are, are computed anew for each use. An elementwise operation writes over an operand that is not used any more.
+masks are, are computed anew for each use. An elementwise operation writes over an operand that is not used any more,
+and so does an update of a slice. What a loop carries is one buffer, in which the body writes the next iteration's value
+if it no longer needs this one's; an argument that is carried is copied before the loop, unless the body leaves it as it
+is.
 
-Source: `CpuInstructionFusion`, `InstructionFusion` and `BufferAssignment` of XLA.
+Source: `CpuInstructionFusion`, `CopyInsertion` and `BufferAssignment` of XLA.
 """
 
-import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
-from jax.extend.core import Jaxpr, JaxprEqn, Var, jaxprs_in_params
+from jax.extend.core import Jaxpr, JaxprEqn, Var
 
-from partjit._jax.jaxprs import Atom
+from partjit._jax.jaxprs import Atom, control_flow_kind
+from partjit._jax.shard_maps import shard_map_p
 from partjit.inspect.annotated import AnnotatedEquation
-from partjit.inspect.inlining import mark_p
+from partjit.inspect.fusion import (
+    CONSUMERS,
+    ELEMENTWISE,
+    FUSED,
+    UPDATES,
+    is_fused,
+    transposed_operands,
+    turned_operands,
+    used_equations,
+    users_of,
+)
+from partjit.inspect.loop_counts import loop_counts
 
-__all__ = ["Temporaries", "temporaries"]
+__all__ = ["RANDOM", "Buffer", "Moves", "buffers_of"]
 
+_COMMUNICATING = ("psum", "pmax", "pmin", "all_gather", "ppermute", "all_to_all", "reduce_scatter", "ragged_all_to_all")
+"""How the names of those begin whose result is what their collective writes."""
 _EquationOf: TypeAlias = Callable[[JaxprEqn], AnnotatedEquation | None]
-
-_VIEWS = {"reshape", "squeeze", "expand_dims", "copy", "sharding_constraint", "optimization_barrier", "name"}
-_SHAPED = {"broadcast_in_dim", "iota", "convert_element_type", "select_n", "slice", "rev", "pad", "transpose"}
-_ELEMENTWISE = {
-    *("abs", "add", "add_any", "and", "atan2", "ceil", "clamp", "cos", "cosh", "div", "eq", "erf", "erf_inv", "exp"),
-    *("exp2", "expm1", "floor", "ge", "gt", "imag", "integer_pow", "is_finite", "le", "log", "log1p", "logistic", "lt"),
-    *("max", "min", "mul", "ne", "neg", "nextafter", "not", "or", "pow", "real", "rem", "round", "rsqrt", "select_n"),
-    *("sign", "sin", "sinh", "sqrt", "square", "sub", "tan", "tanh", "xor", "convert_element_type", "stop_gradient"),
-}
-_EXPENSIVE = {
-    *("exp", "exp2", "expm1", "log", "log1p", "tanh", "logistic", "sin", "cos", "pow", "erf", "rsqrt", "sqrt", "div"),
-    *("rem", "atan2", "tan", "sinh", "cosh", "erf_inv", "integer_pow"),
-}
-"""These are not computed several times."""
-_COPIES: dict[str, Callable[[Iterable[int]], int]] = {"conv_general_dilated": sum, "dot_general": max}
-"""Of these, operands are transposed."""
-_FUSED = _VIEWS | _SHAPED | _ELEMENTWISE
-_CONSUMERS = _FUSED | {"reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_prod", "argmax"}
-
-
-def _no_copies(_: Iterable[int]) -> int:
-    return 0
+_ALWAYS = 1 << 60
+_POINTER = 8
+"""Bytes of an entry of the table of what a loop carries."""
+RANDOM = ("random_bits", "random_split", "random_fold_in", "threefry2x32")
 
 
 @dataclasses.dataclass(frozen=True)
-class Temporaries:
-    """Bytes that are alive at once, besides arguments and results.
+class Moves:
+    """What the collectives of an equation need.
 
     Attributes:
-        saved: of what the forward pass computes and the backward pass uses.
-        others: of everything else.
-        alive: the bytes of each variable that is alive then, and whether it is saved.
-        during: the equation that needs the rest.
+        gathered: bytes of what they give to the equation.
+        is_summed: whether the results of the equation are sums over devices of what it computes.
     """
 
-    saved: int = 0
-    others: int = 0
-    alive: Mapping[Var, tuple[int, bool]] = dataclasses.field(default_factory=dict)
-    during: JaxprEqn | None = None
+    gathered: int = 0
+    is_summed: bool = False
+
+
+_NO_MOVES = Moves()
+
+
+class Buffer:
+    """A buffer, and when it is alive. Times are even numbers, in the order of the program.
+
+    Attributes:
+        nbytes: its size; 0 if it was merged with another.
+        start: when it is written.
+        last: when it is last read.
+        eqn: the equation that makes it; None for one of an argument.
+        var: the variable that it is of; None for what an equation needs besides.
+        over: buffers of the same size that it may be written over, if they are not read later.
+        is_freed: whether another one is written over it when it is last read.
+        is_given: whether it is what an iteration of a loop gets: carried, or a slice.
+        is_result: whether a result of the program is in it.
+        is_backward, is_used_backward: whether the equations that make it, and that use it last, are of the backward
+            pass.
+    """
+
+    def __init__(
+        self,
+        nbytes: int,
+        start: int,
+        last: int,
+        eqn: JaxprEqn | None = None,
+        var: Var | None = None,
+        is_backward: bool = False,
+    ) -> None:
+        """What is last read when it is written, so far."""
+        self.nbytes, self.start, self.last = nbytes, start, last
+        self.eqn, self.var = eqn, var
+        self.over: Sequence[Buffer] = ()
+        self.is_freed = self.is_given = self.is_result = False
+        self.is_backward = self.is_used_backward = is_backward
 
     @property
-    def total(self) -> int:
-        """Of all."""
-        return self.saved + self.others
+    def end(self) -> int:
+        """The time from which on others may have its memory."""
+        return self.last if self.is_freed else self.last + 1
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the forward pass makes it for the backward pass."""
+        return self.is_used_backward and not self.is_backward
 
 
-def temporaries(
-    jaxpr: Jaxpr, size: Callable[[Var], int], moved: Mapping[int, int], equation_of: _EquationOf
-) -> Temporaries:
-    """The most that is alive at once while the equations of an inlined program run in their order.
+_Roots: TypeAlias = frozenset[Buffer]
+_NONE: _Roots = frozenset()
+
+
+def buffers_of(
+    jaxpr: Jaxpr, size: Callable[[Var], int], moves: Mapping[int, Moves], equation_of: _EquationOf
+) -> list[Buffer]:
+    """The buffers of an inlined program whose equations run in their order, besides those of its arguments.
 
     Args:
         jaxpr: the program, whose marks do not count.
         size: the bytes of a variable on a device.
-        moved: by the number of an equation, the bytes that the results of its collectives need.
+        moves: by the number of an equation, what its collectives need.
         equation_of: the annotated equation that one of the jaxpr stands for.
     """
-    return _Buffers(jaxpr, size, moved, equation_of).peak()
+    walk = _Walk(size, moves, equation_of)
+    arguments = {var: frozenset([Buffer(size(var), -1, _ALWAYS)]) for var in (*jaxpr.constvars, *jaxpr.invars)}
+    roots = walk.body(jaxpr, arguments)
+    for var in {var for var in jaxpr.outvars if isinstance(var, Var)} - arguments.keys():
+        for buffer in roots[var] if len(roots[var]) == 1 else ():
+            buffer.is_result, buffer.last = True, max(buffer.last, walk.clock + 2)
+    for buffer in walk.buffers:
+        for before in buffer.over:
+            if before.last == buffer.start and not before.is_freed and not before.is_result:
+                before.is_freed = True
+                break
+    return [buffer for buffer in walk.buffers if buffer.nbytes]
 
 
-class _Buffers:
-    def __init__(
-        self,
-        jaxpr: Jaxpr,
-        size: Callable[[Var], int],
-        moved: Mapping[int, int],
-        equation_of: _EquationOf,
+@dataclasses.dataclass(frozen=True)
+class _Loop:
+    """A loop that is running: the buffers that are alive `throughout`."""
+
+    throughout: list[Buffer]
+
+
+class _Walk:
+    """Runs through a program, and makes its buffers."""
+
+    def __init__(self, size: Callable[[Var], int], moves: Mapping[int, Moves], equation_of: _EquationOf) -> None:
+        self._size, self._moves, self._equation_of = size, moves, equation_of
+        self._is_backward = False
+        self.clock = 0
+        self.buffers: list[Buffer] = []
+        self._depths: dict[Var, int] = {}  # of the innermost loops that change variables
+        self._loops: list[_Loop] = []
+        self._hoisted: dict[Buffer, int] = {}  # what is computed before a loop, and how deep that is nested
+        self._equal: dict[tuple[object, ...], JaxprEqn] = {}
+
+    def body(self, jaxpr: Jaxpr, known: Mapping[Var, _Roots]) -> dict[Var, _Roots]:
+        """Runs through the equations of a jaxpr; returns the buffers that each variable is computed from."""
+        eqns, results = used_equations(jaxpr), {var for var in jaxpr.outvars if isinstance(var, Var)}
+        users = users_of(eqns)
+        roots = dict(known)
+        for eqn in eqns:
+            outer, equation = self._is_backward, self._equation_of(eqn)
+            self._is_backward = outer or (equation is not None and "transpose(" in equation.scope)
+            kind, read = control_flow_kind(eqn), _NONE.union(*_roots_of(eqn.invars, roots))
+            depth = len(self._loops) if kind or eqn.effects else self._depth_of(eqn.invars)
+            self._depths.update(dict.fromkeys(eqn.outvars, depth))
+            if eqn.primitive.name == "optimization_barrier":
+                roots.update(zip(eqn.outvars, _roots_of(eqn.invars, roots), strict=True))
+            elif len(eqn.outvars) == 1 and is_fused(eqn, users, results, len(read)):
+                roots[eqn.outvars[0]] = read
+            elif kind == "scan":
+                self._scan(eqn, roots)
+            elif kind == "while":
+                self._while(eqn, roots)
+            elif kind == "cond":
+                self._branches(eqn, roots)
+            elif eqn.primitive is shard_map_p:
+                inner = _open(eqn.params["jaxpr"])
+                found = self.body(inner, _bound(inner.invars, _roots_of(eqn.invars, roots)))
+                roots.update(zip(eqn.outvars, _roots_of(inner.outvars, found), strict=True))
+            else:
+                self._compute(eqn, equation, roots, read)
+            self._is_backward = outer
+        return roots
+
+    def _depth_of(self, atoms: Iterable[Atom]) -> int:
+        return max((self._depths.get(atom, 0) for atom in atoms if isinstance(atom, Var)), default=0)
+
+    def _enter(self, eqn: JaxprEqn, constants: Iterable[tuple[Var, Atom]], varying: Iterable[Var]) -> None:
+        """A loop begins, of which these arguments are constants, with what they are, and these are not."""
+        self._loops.append(_Loop([self._new(_POINTER * len(eqn.invars), eqn)]))
+        self._depths.update((var, self._depth_of([atom])) for var, atom in constants)
+        self._depths.update(dict.fromkeys(varying, len(self._loops)))
+
+    def _new(self, nbytes: int, eqn: JaxprEqn, var: Var | None = None, start: int | None = None) -> Buffer:
+        start = self.clock if start is None else start
+        buffer = Buffer(nbytes, start, self.clock, eqn, var, self._is_backward)
+        self.buffers.append(buffer)
+        return buffer
+
+    def _read(self, buffers: Iterable[Buffer]) -> None:
+        for buffer in buffers:
+            if buffer.last <= self.clock:
+                buffer.last, buffer.is_used_backward = self.clock, self._is_backward
+
+    def _compute(
+        self, eqn: JaxprEqn, equation: AnnotatedEquation | None, roots: dict[Var, _Roots], read: _Roots
     ) -> None:
-        self._size, self._moved, self._equation_of = size, moved, equation_of
-        self._eqns = [eqn for eqn in jaxpr.eqns if eqn.primitive is not mark_p]
-        self._equations = [*map(equation_of, self._eqns)]
-        self._outside = {*jaxpr.constvars, *jaxpr.invars}
-        self._results = {var for var in jaxpr.outvars if isinstance(var, Var)}
-        self._users: dict[Var, list[JaxprEqn]] = collections.defaultdict(list)
-        for eqn in self._eqns:
-            for var in {var for var in eqn.invars if isinstance(var, Var)}:
-                self._users[var].append(eqn)
-        self._roots: dict[Var, frozenset[Var]] = {var: frozenset([var]) for var in self._outside}
-        for eqn in self._eqns:
-            for var in eqn.outvars:
-                self._roots[var] = self._roots_of(eqn, var)
-
-    def _roots_of(self, eqn: JaxprEqn, var: Var) -> frozenset[Var]:
-        """The buffers that a use of a result of an equation needs."""
+        """An equation that writes its results to buffers."""
         name = eqn.primitive.name
-        operands = [atom for atom in eqn.invars if isinstance(atom, Var)]
-        roots = frozenset().union(*(self._roots[operand] for operand in operands))
-        if name in _FUSED and not roots:
-            return roots
-        if name in _VIEWS and var not in self._results and len(eqn.outvars) == 1:
-            return roots
-        users = self._users[var]
-        fits = name in _FUSED and var not in self._results and all(u.primitive.name in _CONSUMERS for u in users)
-        is_cheap = name not in _EXPENSIVE and (len(operands) == 1 or name in _SHAPED)
-        if fits and (len(users) == 1 or is_cheap):
-            return roots
-        return frozenset([var])
+        depth = self._depth_of(eqn.invars)
+        # What is the same in every iteration is computed before the loop, and once if it is computed twice.
+        is_hoisted = depth < len(self._loops) and bool(read) and not eqn.effects
+        if is_hoisted:
+            atoms = (roots[atom] if isinstance(atom, Var) else str(atom) for atom in eqn.invars)
+            same = self._equal.setdefault((eqn.primitive, str(eqn.params), *atoms), eqn)
+            if same is not eqn and all(var in roots for var in same.outvars):
+                roots.update((var, roots[other]) for var, other in zip(eqn.outvars, same.outvars, strict=True))
+                return
+        self.clock += 2
+        for buffer in read & self._hoisted.keys():
+            if depth > self._hoisted[buffer]:
+                self._loops[self._hoisted.pop(buffer)].throughout.append(buffer)
+        self._read(read)
+        moves = _NO_MOVES
+        if equation is not None and not name.startswith(_COMMUNICATING):
+            moves = self._moves.get(equation.number, _NO_MOVES)
+        if name in RANDOM:  # XLA computes them in a loop, with two counters for each number, and eight small arrays
+            for buffer in [self._new(sum(map(self._size, eqn.outvars)), eqn) for _ in range(2)]:
+                buffer.last = self.clock
+            for _ in range(8):
+                self._new(_POINTER, eqn)
+        for var in transposed_operands(eqn):
+            self._new(self._size(var), eqn)
+        for var in turned_operands(eqn):
+            for root in roots[var]:
+                if root.is_given and self._loops:  # the product may come last, whatever the order of the equations
+                    self._loops[-1].throughout.append(self._new(self._size(var), eqn))
+        if moves.gathered:
+            self._new(moves.gathered, eqn)
+        if moves.is_summed:
+            partial = self._new(sum(map(self._size, eqn.outvars)), eqn)
+            self.clock += 2
+            self._read([partial])
+        for var in eqn.outvars:
+            buffer = self._new(self._size(var), eqn, var)
+            roots[var] = frozenset([buffer])
+            if is_hoisted:
+                self._hoisted[buffer] = depth
+            over = read if name in ELEMENTWISE else _roots_of(eqn.invars[:1], roots)[0] if name in UPDATES else ()
+            buffer.over = [one for one in over if one.nbytes == buffer.nbytes]
 
-    def peak(self) -> Temporaries:
-        """The most that is alive at once."""
-        last: dict[Var, int] = {}
-        for k, eqn in enumerate(self._eqns):
-            for atom in eqn.invars:
-                if isinstance(atom, Var):
-                    last.update((root, k) for root in self._roots[atom])
-        dying: dict[int, list[Var]] = collections.defaultdict(list)
-        made = {var: k for k, eqn in enumerate(self._eqns) for var in eqn.outvars if self._roots[var] == {var}}
-        for var in made:
-            dying[last.get(var, made[var])].append(var)
-        backward = [equation is not None and "transpose(" in equation.scope for equation in self._equations]
-        # What the forward pass computes and the backward pass uses last.
-        is_saved = {var for var, k in made.items() if backward[last.get(var, k)] and not backward[k]}
-        alive: dict[Var, int] = {}
-        most = at = most_saved = 0
-        total = saved = 0
-        for k, eqn in enumerate(self._eqns):
-            new = {var: self._temporary(var) for var in eqn.outvars if made.get(var) == k}
-            within = self._within(eqn, self._equations[k])
-            ending = [var for var in dying[k] if var in alive]
-            reused = 0
-            if eqn.primitive.name in _ELEMENTWISE:
-                reused = sum(min(nbytes, max((alive[v] for v in ending), default=0)) for nbytes in new.values())
-            alive.update(new)
-            total += sum(new.values())
-            saved += sum(nbytes for var, nbytes in new.items() if var in is_saved)
-            now = total + within - reused
-            if now > most:
-                most, at, most_saved = now, k, saved
-            for var in dying[k]:
-                nbytes = alive.pop(var, 0)
-                total -= nbytes
-                saved -= nbytes if var in is_saved else 0
-        if not most:
-            return Temporaries()
-        held = {
-            var: (nbytes, var in is_saved)
-            for var, k in made.items()
-            if k <= at <= last.get(var, k) and (nbytes := self._temporary(var))
-        }
-        return Temporaries(most_saved, most - most_saved, held, self._eqns[at])
+    def _scan(self, eqn: JaxprEqn, roots: dict[Var, _Roots]) -> None:
+        constants, carried = loop_counts(eqn)
+        inner, count = _open(eqn.params["jaxpr"]), constants + carried
+        operands = _roots_of(eqn.invars, roots)
+        self.clock += 2
+        self._enter(eqn, zip(inner.invars[:constants], eqn.invars, strict=False), inner.invars[constants:])
+        known = _bound(inner.invars[:constants], operands)
+        carry = self._carry(eqn, inner.invars[constants:count], inner.outvars[:carried], operands[constants:count])
+        known.update(zip(inner.invars[constants:count], carry, strict=True))
+        stacked = [self._new(self._size(var), eqn, var) for var in eqn.outvars[carried:]]
+        users = users_of(inner.eqns)
+        for var, whole in zip(inner.invars[count:], operands[count:], strict=True):
+            names = {user.primitive.name for user in users.get(var, ())}
+            needed = "optimization_barrier" in names or not names <= CONSUMERS
+            known[var] = whole
+            if needed:
+                known[var] = frozenset([self._new(self._size(var), eqn, var)])
+                (made,) = known[var]
+                made.is_given = True
+        found = self.body(inner, known)
+        for atom in inner.outvars[carried:]:
+            if isinstance(atom, Var) and len(found[atom]) == 1:
+                (made,) = found[atom]
+                if (
+                    made.eqn is not None
+                    and made.eqn.primitive.name in FUSED
+                    and inner.outvars.count(atom) == 1
+                    and not users.get(atom)
+                ):
+                    made.nbytes = 0
+        after = self._close(eqn, inner.outvars[:carried], carry, found, [*operands[:constants], *operands[count:]])
+        self._read(stacked)
+        roots.update(zip(eqn.outvars[:carried], after, strict=True))
+        roots.update((var, frozenset([one])) for var, one in zip(eqn.outvars[carried:], stacked, strict=True))
 
-    def _temporary(self, var: Var) -> int:
-        return 0 if var in self._results else self._size(var)
+    def _while(self, eqn: JaxprEqn, roots: dict[Var, _Roots]) -> None:
+        cond, body = _open(eqn.params["cond_jaxpr"]), _open(eqn.params["body_jaxpr"])
+        of_cond, of_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        operands = _roots_of(eqn.invars, roots)
+        self.clock += 2
+        initial = operands[of_cond + of_body :]
+        of_cond_vars = zip(cond.invars[:of_cond], eqn.invars, strict=False)
+        of_body_vars = zip(body.invars[:of_body], eqn.invars[of_cond:], strict=False)
+        varying = [*cond.invars[of_cond:], *body.invars[of_body:]]
+        self._enter(eqn, [*of_cond_vars, *of_body_vars], varying)
+        carry = self._carry(eqn, body.invars[of_body:], body.outvars, initial)
+        self.body(cond, _bound(cond.invars, [*operands[:of_cond], *carry]))
+        found = self.body(body, _bound(body.invars, [*operands[of_cond : of_cond + of_body], *carry]))
+        after = self._close(eqn, body.outvars, carry, found, operands[: of_cond + of_body])
+        roots.update(zip(eqn.outvars, after, strict=True))
 
-    def _size_of(self, atom: Atom) -> int:
-        return self._size(atom) if isinstance(atom, Var) else 0
+    def _carry(
+        self, eqn: JaxprEqn, invars: Sequence[Var], outvars: Sequence[Atom], initial: Sequence[_Roots]
+    ) -> list[_Roots]:
+        """The buffers of what a loop carries."""
+        carry = []
+        for before, after, read in zip(invars, outvars, initial, strict=True):
+            if before is after:
+                carry.append(read)
+                continue
+            buffer = self._new(self._size(before), eqn, before)
+            buffer.is_given = True
+            self._read(read)
+            buffer.over = [one for one in read if one.nbytes == buffer.nbytes]
+            carry.append(frozenset([buffer]))
+        return carry
 
-    def _within(self, eqn: JaxprEqn, equation: AnnotatedEquation | None) -> int:
-        """Bytes that an equation needs besides its operands and results."""
-        bodies: Iterable[Jaxpr] = ()
-        if equation is None or equation.bodies:
-            bodies = (getattr(inner, "jaxpr", inner) for inner in jaxprs_in_params(eqn.params))
-        inside = (_Buffers(body, self._size, self._moved, self._equation_of).peak().total for body in bodies)
-        moved = 0 if equation is None else self._moved.get(equation.number, 0)
-        copies = _COPIES.get(eqn.primitive.name, _no_copies)(map(self._size_of, eqn.invars))
-        return max(inside, default=0) + moved + copies
+    def _close(
+        self,
+        eqn: JaxprEqn,
+        outvars: Sequence[Atom],
+        carry: Sequence[_Roots],
+        found: Mapping[Var, _Roots],
+        constants: Sequence[_Roots],
+    ) -> list[_Roots]:
+        """The end of a loop: the buffers of its results.
+
+        What the body returns is written to the memory of what it was given, unless that is still needed: then it is
+        copied.
+        """
+        self.clock += 2
+        after = list[_Roots]()
+        for atom, into in zip(outvars, carry, strict=True):
+            (buffer,) = into if len(into) == 1 else (None,)
+            made = found[atom] if isinstance(atom, Var) else _NONE
+            if buffer is None or buffer.eqn is not eqn or len(made) != 1 or made == into:
+                after.append(into)
+                continue
+            (last,) = made
+            is_in_place = buffer.last < last.start or (buffer.last == last.start and buffer in last.over)
+            self._read(made)
+            # Between its last use and the next value the memory is free.
+            after.append(made if is_in_place and last not in self._hoisted else into)
+        loop = self._loops.pop()
+        start = loop.throughout[0].start
+        for buffer in loop.throughout:
+            buffer.start = start
+        self._read(loop.throughout)
+        self._read(_NONE.union(*after, *constants))
+        return after
+
+    def _branches(self, eqn: JaxprEqn, roots: dict[Var, _Roots]) -> None:
+        self.clock += 2
+        first, operands = self.clock, _roots_of(eqn.invars, roots)
+        starts = [_ALWAYS for _ in eqn.outvars]
+        for closed in eqn.params["branches"]:
+            inner = _open(closed)
+            found = self.body(inner, _bound(inner.invars, operands[1:]))
+            for k, atom in enumerate(inner.outvars):
+                if isinstance(atom, Var) and len(found[atom]) == 1:
+                    (made,) = found[atom]
+                    if made.start > first:
+                        made.nbytes, starts[k] = 0, min(starts[k], made.start)
+        self.clock += 2
+        self._read(_NONE.union(*operands))
+        for var, start in zip(eqn.outvars, starts, strict=True):
+            roots[var] = frozenset([self._new(self._size(var), eqn, var, min(start, self.clock))])
+
+
+def _open(jaxpr: Any) -> Jaxpr:
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def _bound(invars: Iterable[Var], values: Iterable[_Roots]) -> dict[Var, _Roots]:
+    return dict(zip(invars, values, strict=False))
+
+
+def _roots_of(atoms: Iterable[Atom], roots: Mapping[Var, _Roots]) -> list[_Roots]:
+    return [roots[atom] if isinstance(atom, Var) else _NONE for atom in atoms]

@@ -204,7 +204,7 @@ class Contents:
     def estimates(self) -> tuple[Memory, ...]:
         """The memory of each program, computed from its equations."""
         each = zip(self.programs, self.donated, self.predictions, strict=True)
-        return tuple(estimate_memory(program, flags, found.collectives) for program, flags, found in each)
+        return tuple(estimate_memory(program, flags, *found) for program, flags, found in each)
 
     @property
     def large(self) -> float:

@@ -114,8 +114,9 @@ _LONGEST = 40
 # Parameters that repeat what the line shows, or that only jax reads.
 # fmt: off
 _HIDDEN_PARAMS = frozenset((
-    "check_vma", "cond_nconsts", "body_nconsts", "copy_semantics", "ctx_mesh", "differentiated", "ft_in", "ft_out",
-    "in_layouts", "in_specs", "inline", "keep_unused", "layout", "linear", "manual_axes", "mode", "newly_manual_axes",
+    "agree", "check_vma", "cond_nconsts", "body_nconsts", "copy_semantics", "ctx_mesh", "differentiated",
+    "ft_in", "ft_out", "in_layouts", "in_specs", "inline", "keep_unused", "layout", "linear", "manual_axes", "mode",
+    "newly_manual_axes",
     "num_carry", "num_consts", "out_layouts", "out_sharding", "out_specs", "preferred_element_type", "prevent_cse",
     "reverse", "sharding", "unroll", "witness",
 ))

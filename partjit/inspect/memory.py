@@ -1,6 +1,5 @@
 """Device memory of a program: estimated from its annotated jaxpr, or as XLA reports it for the compiled program."""
 
-import collections
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,8 +10,9 @@ from jax.extend.core import Var
 
 from partjit._jax.compiling import MeshExecutable
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue
-from partjit.inspect.buffers import Temporaries, temporaries
-from partjit.inspect.collectives import Collective
+from partjit.inspect.buffer_assignment import Peak, aligned, peak_of
+from partjit.inspect.buffers import RANDOM, Moves, buffers_of
+from partjit.inspect.collectives import Collective, UnknownMove
 from partjit.inspect.propagation import Partitioned
 from partjit.render.numbers import shown_bytes
 
@@ -23,7 +23,7 @@ class Buffer(NamedTuple):
     """What is alive at the peak, besides arguments and results.
 
     Attributes:
-        nbytes: its bytes on a device.
+        nbytes: its bytes on a device, of which XLA takes a multiple of 64.
         is_saved: whether the forward pass computes it for the backward pass.
         equation: the equation that computes it.
         value: the value; None for what an equation needs besides its operands and results.
@@ -74,7 +74,10 @@ class Memory:
 
 
 def estimate_memory(
-    partitioned: Partitioned, donated: Sequence[bool], collectives: Iterable[Collective] = ()
+    partitioned: Partitioned,
+    donated: Sequence[bool],
+    collectives: Iterable[Collective] = (),
+    moves: Iterable[UnknownMove] = (),
 ) -> Memory:
     """The memory of a unit whose arguments are donated as these flags say, without compiling it.
 
@@ -82,6 +85,7 @@ def estimate_memory(
         partitioned: the unit.
         donated: for each argument whether it is donated.
         collectives: those that are predicted.
+        moves: what XLA may move besides.
     """
     inlined, shardings = partitioned.inlined, partitioned.inlined.shardings
 
@@ -92,19 +96,13 @@ def estimate_memory(
         parts = (math.prod(sizes) for sizes in sharding.parts)
         return math.prod(-(-n // k) for n, k in zip(aval.shape, parts, strict=False)) * aval.dtype.itemsize
 
-    moved: collections.Counter[int] = collections.Counter()
-    for collective in collectives:
-        if collective.tags:
-            equation = inlined.equations[collective.tags[-1]]
-            # An all-reduce writes the result of its equation.
-            own = sum(value.nbytes_per_device for value in equation.outputs if collective.kind == "all-reduce")
-            moved[equation.number] += max(0, collective.result_bytes - own)
-    inner = inlined.jaxpr.jaxpr
-    found = temporaries(inner, size, moved, inlined.equation_of)
+    inner, collectives = inlined.jaxpr.jaxpr, [*collectives]
+    found_buffers = buffers_of(inner, size, _moves(collectives), inlined.equation_of)
     in_bytes = [*map(size, inner.invars)]
     arguments = sum(in_bytes) + sum(map(size, inner.constvars))
     results = sum(size(var) for var in inner.outvars if isinstance(var, Var))
     free = sum(nbytes for nbytes, is_donated in zip(in_bytes, donated, strict=True) if is_donated)
+    found = peak_of(found_buffers, min(free, results))
     peak = arguments + results - min(free, results) + found.total
     return Memory(
         partitioned.unit.name,
@@ -115,32 +113,52 @@ def estimate_memory(
         True,
         found.saved,
         found.others,
-        tuple(_unknown(partitioned, sum(moved.values()) > _LARGE_PART * peak)),
+        tuple(_unknown(partitioned, peak, _gathered(collectives), moves)),
         tuple(sorted(_buffers(partitioned, found), key=lambda one: -one.nbytes)),
     )
 
 
-def _buffers(partitioned: Partitioned, found: Temporaries) -> Iterator[Buffer]:
+def _moves(collectives: Iterable[Collective]) -> dict[int, Moves]:
+    """What the collectives of each equation need."""
+    moves: dict[int, Moves] = {}
+    for collective in collectives:
+        for number in collective.tags[-1:]:
+            before, is_sum = moves.get(number, Moves()), collective.kind in ("all-reduce", "reduce-scatter")
+            gathered = before.gathered + (0 if is_sum else collective.result_bytes)
+            moves[number] = Moves(gathered, before.is_summed or is_sum)
+    return moves
+
+
+def _gathered(collectives: Iterable[Collective]) -> int:
+    return sum(one.result_bytes for one in collectives if one.kind != "all-reduce")
+
+
+def _buffers(partitioned: Partitioned, found: Peak) -> Iterator[Buffer]:
     inlined = partitioned.inlined
-    rest = found.total
-    for var, (nbytes, is_saved) in found.alive.items():
-        rest -= nbytes
-        equation, number = inlined.equations[inlined.makers[var]], inlined.numbers[var]
-        yield Buffer(nbytes, is_saved, equation, next((v for v in equation.outputs if v.number == number), None))
-    during = None if found.during is None else inlined.equation_of(found.during)
-    if rest > 0 and during is not None:
-        yield Buffer(rest, False, during)
+    for one in found.alive:
+        equation = None if one.eqn is None else inlined.equation_of(one.eqn)
+        if equation is not None:
+            number = None if one.var is None else inlined.numbers.get(one.var)
+            value = next((v for v in equation.outputs if v.number == number), None)
+            yield Buffer(aligned(one.nbytes), one.is_saved, equation, value)
 
 
 _LARGE_PART = 0.1
+_OF_RANDOM = 1 << 8
+"""Bytes that XLA may need for random numbers besides, however few."""
 _WITH_WORKSPACE = ("reduce_window", "select_and", "sort", "top_k", "fft", "cholesky", "lu", "qr", "eig", "svd")
 
 
-def _unknown(partitioned: Partitioned, moves_much: bool) -> Iterator[str]:
+def _unknown(partitioned: Partitioned, peak: int, gathered: int, moves: Iterable[UnknownMove]) -> Iterator[str]:
     """What is not in an estimate."""
     equations = partitioned.inlined.equations
-    if moves_much:
+    if any(not move.operation.startswith("cpu.") for move in moves):
+        yield "what XLA may move besides"
+    if gathered > _LARGE_PART * peak:
         yield "the lifetime of what collectives gather"
+    random = sum(equation.primitive in RANDOM for equation in equations)
+    if random * _OF_RANDOM > _LARGE_PART * peak:
+        yield "the workspace of random numbers"
     workspace = sorted({e.primitive for e in equations if e.primitive.startswith(_WITH_WORKSPACE)})
     if workspace:
         yield f"the workspace of {', '.join(workspace)}"

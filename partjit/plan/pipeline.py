@@ -193,6 +193,7 @@ def make_plan(
     donated: tuple[bool, ...],
     mesh: Mesh,
     name: str,
+    agree: bool,
     caller: Stream | None,
 ) -> Plan:
     """The plan of a program, made once.
@@ -203,6 +204,7 @@ def make_plan(
         donated: for each argument whether the caller gives up its memory.
         mesh: its mesh, maybe empty.
         name: its name.
+        agree: see `PlanData`.
         caller: see `structured`.
 
     Raises:
@@ -244,6 +246,7 @@ def make_plan(
         block.order,
         tuple(bound.constants.items()),
         released,
+        agree,
     )
     verify(plan, program)
     return plan

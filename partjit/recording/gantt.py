@@ -1,11 +1,12 @@
 """A recording as a Gantt chart: the spans it shows, their labels and the window of time."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
 from partjit.checks import abridged, items_of, require, require_integer
 from partjit.recording.critical_path import critical_path
+from partjit.recording.process_waits import ProcessWait
 from partjit.recording.spans import Span
 from partjit.render.gantt import Bar, draw
 from partjit.render.markup import Markup
@@ -72,18 +73,39 @@ def to_svg(
     title: str,
     program: str | None = None,
     execution: int | Collection[int] | None = None,
+    *,
+    path: Callable[[Collection[Span]], Collection[Span]] = critical_path,
+    process_waits: Iterable[ProcessWait] = (),
+    caption: str = "",
 ) -> Markup:
-    """The chart of a recording that ended at `last`, with a title if it shows everything; see `Timeline.to_svg`."""
+    """The chart of a recording that ended at `last`, with a title if it shows everything; see `Timeline.to_svg`.
+
+    Args:
+        spans: in the order of their starts.
+        last: when the recording ended.
+        title: the title, if it shows everything.
+        program, execution: what it shows; all by default.
+        path: finds the critical path.
+        process_waits: the waits of processes for each other.
+        caption: a line below the title.
+    """
     shown = chosen(spans, program, execution, "to_svg")
     is_shown = {*map(id, shown)}
     start = min((span.start for span in shown), default=0.0)
     end = max((end_of(span, last) for span in shown), default=0.0)
-    critical = [_bar(span, last, is_faint=False) for span in critical_path(shown)]
+    critical = [_bar(span, last, is_faint=False) for span in path(shown)]
     if (program, execution) != (None, None):
         title = _which(shown)
     bars = [_bar(span, last, is_faint=id(span) not in is_shown) for span in spans]
+    bars += [_bar_of_wait(wait, is_faint=id(wait.fragment) not in is_shown) for wait in process_waits]
     return draw(
-        bars, title=title, lanes=in_order({span.lane for span in spans}), critical=critical, window=(start, end)
+        bars,
+        title=title,
+        lanes=in_order({span.lane for span in spans}),
+        critical=critical,
+        window=(start, end),
+        groups=[_group(process) for process in sorted({span.process for span in spans if span.process is not None})],
+        caption=caption,
     )
 
 
@@ -105,7 +127,21 @@ def _bar(span: Span, last: float, *, is_faint: bool) -> Bar:
     whose = "" if span.program is None or span.kind == "program" else f" of {span.program} {span.execution}"
     took = "has not ended" if span.end is None else shown_duration(span.seconds)
     tooltip = f"{span.kind} {title}{whose}: {took}"
-    return Bar(span.start, end_of(span, last), span.lane, span.kind, title, tooltip, span.end is None, is_faint)
+    group = _group(span.process)
+    return Bar(
+        span.start, end_of(span, last), span.lane, span.kind, title, tooltip, span.end is None, is_faint, group=group
+    )
+
+
+def _bar_of_wait(wait: ProcessWait, *, is_faint: bool) -> Bar:
+    span, title = wait.fragment, f"wait for process {wait.waits_for}"
+    tooltip = f"{title} in {span.name} of {span.program} {span.execution}: {shown_duration(wait.seconds)}"
+    group = _group(span.process)
+    return Bar(wait.start, wait.end, span.lane, "process wait", title, tooltip, is_faint=is_faint, group=group)
+
+
+def _group(process: int | None) -> str:
+    return "" if process is None else f"process {process}"
 
 
 def end_of(span: Span, last: float) -> float:

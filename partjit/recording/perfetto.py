@@ -1,16 +1,28 @@
 """A recording as a file for trace viewers: https://ui.perfetto.dev and chrome://tracing."""
 
 import collections
-from collections.abc import Iterable, Sequence
+import types
+from collections.abc import Iterable, Mapping, Sequence
 
 from partjit.recording.gantt import end_of, in_order
+from partjit.recording.process_waits import ProcessWait
 from partjit.recording.spans import Reading, Span
 
 __all__ = ["trace_events"]
 
 
-def trace_events(reading: Reading) -> dict[str, object]:
-    """The contents of the file, in Chrome's trace event format.
+def trace_events(
+    reading: Reading,
+    names: Mapping[int, str] = types.MappingProxyType({}),
+    process_waits: Sequence[ProcessWait] = (),
+) -> dict[str, object]:
+    """The contents of the file, in Chrome's trace event format, with a process for each that spans are of.
+
+    Args:
+        reading: the recording.
+        names: the names of its processes.
+        process_waits: the waits of processes for each other: each is inside of its fragment, with an arrow from the
+            fragment in the other process.
 
     Source: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 
@@ -24,24 +36,47 @@ def trace_events(reading: Reading) -> dict[str, object]:
         return round(1e6 * (time - origin), 3)
 
     slices: dict[int, tuple[int, float, float]] = {}  # of each span: its track, start and end
-    entries: list[dict[str, object]] = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "partjit"}}]
-    for tid, track in enumerate(_tracks(reading.spans, last), start=1):
-        entries.append({"ph": "M", "name": "thread_name", "pid": 1, "tid": tid, "args": {"name": track.name}})
-        entries.append({"ph": "M", "name": "thread_sort_index", "pid": 1, "tid": tid, "args": {"sort_index": tid}})
-        for span in track.spans:
-            start = microseconds(span.start)
-            duration = round(microseconds(end_of(span, last)) - start, 3)
-            args = {"program": span.program, "execution": span.execution, "has_ended": span.end is not None}
-            common = {"name": span.name, "cat": span.kind, "pid": 1, "tid": tid, "args": args}
-            entries.append({"ph": "X", "ts": start, "dur": duration, **common})
-            slices[id(span)] = tid, start, start + duration
+    entries: list[dict[str, object]] = []
+    by_process: dict[int | None, list[Span]] = {process: [] for process in names}
+    by_process = by_process or {None: []}
+    for span in reading.spans:
+        by_process[span.process].append(span)
+    for process, spans in by_process.items():
+        pid, name = _pid(process), "partjit" if process is None else names[process]
+        entries.append({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}})
+        for tid, track in enumerate(_tracks(spans, last), start=1):
+            entries.append({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": track.name}})
+            order = {"sort_index": tid}
+            entries.append({"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": order})
+            for span in track.spans:
+                start = microseconds(span.start)
+                duration = round(microseconds(end_of(span, last)) - start, 3)
+                args = {"program": span.program, "execution": span.execution, "has_ended": span.end is not None}
+                common = {"name": span.name, "cat": span.kind, "pid": pid, "tid": tid, "args": args}
+                entries.append({"ph": "X", "ts": start, "dur": duration, **common})
+                slices[id(span)] = tid, start, start + duration
     for number, flow in enumerate(reading.flows):
-        common = {"name": f"{flow.before.kind} to {flow.after.kind}", "cat": "flow", "id": number, "pid": 1}
+        pid = _pid(flow.before.process)
+        common = {"name": f"{flow.before.kind} to {flow.after.kind}", "cat": "flow", "id": number, "pid": pid}
         begins = _within(slices[id(flow.before)], microseconds(flow.left))
         ends = _within(slices[id(flow.after)], microseconds(flow.arrived))
         entries.append({"ph": "s", **begins, **common})
         entries.append({"ph": "f", "bp": "e", **ends, **common})
+    for number, wait in enumerate(process_waits, start=len(reading.flows)):
+        start, end = microseconds(wait.start), microseconds(wait.end)
+        track, after = slices[id(wait.fragment)], slices[id(wait.last)]
+        title = f"wait for process {wait.waits_for}"
+        waiting = {"name": title, "cat": "process wait", "pid": _pid(wait.fragment.process), "tid": track[0]}
+        entries.append({"ph": "X", "ts": start, "dur": round(end - start, 3), "args": {}, **waiting})
+        common = {"name": "process to process", "cat": "flow", "id": number}
+        entries.append({"ph": "s", "pid": _pid(wait.last.process), **_within(after, after[1]), **common})
+        ends = _within((track[0], start, end), end)
+        entries.append({"ph": "f", "bp": "e", "pid": _pid(wait.fragment.process), **ends, **common})
     return {"traceEvents": entries, "displayTimeUnit": "ms"}
+
+
+def _pid(process: int | None) -> int:
+    return 1 if process is None else process + 1  # viewers take 0 for the idle process
 
 
 def _within(track: tuple[int, float, float], time: float) -> dict[str, float]:

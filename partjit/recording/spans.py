@@ -29,6 +29,7 @@ class Span:
         lane: what it occupied: "devices", "transfers", "stream io", "caller" (the thread that recorded), "thread 123".
         program: the program it belongs to, if any.
         execution: the number of its execution.
+        process: in a merged timeline, the process it was recorded in.
 
     Example:
         >>> from partjit.recording import Span
@@ -43,6 +44,7 @@ class Span:
     lane: str
     program: str | None
     execution: int | None
+    process: int | None = None
 
     @property
     def seconds(self) -> float:
@@ -87,6 +89,7 @@ class Reading:
 
     Attributes:
         events: in the order of their times.
+        recorder: the thread that recorded.
         spans: in the order of their starts.
         queued: the calls that were queued and did not start, by number.
         flows: the causes of spans, as far as events record them.
@@ -97,15 +100,17 @@ class Reading:
         >>> from partjit import events
         >>> from partjit.recording.spans import Reading
         >>> started = events.TransferStarted("step", 0, "log", 64, time=1.0, thread=1)
-        >>> Reading([events.TransferFinished("step", 0, "log", time=3.0, thread=1), started], recorder=1).spans
-        (Span(kind='transfer', name='log', start=1.0, end=3.0, lane='transfers', program='step', execution=0),)
+        >>> finished = events.TransferFinished("step", 0, "log", time=3.0, thread=1)
+        >>> [(span.kind, span.seconds) for span in Reading([finished, started], recorder=1).spans]
+        [('transfer', 2.0)]
     """
 
-    def __init__(self, recorded: Iterable[Event], recorder: int) -> None:
+    def __init__(self, recorded: Iterable[Event], recorder: int, process: int | None = None) -> None:
         # An event gets its time before listeners are called, so events of several threads may arrive out of order.
         self.events = tuple(sorted(recorded, key=lambda event: event.time))
         self.queued: dict[int, events.CallQueued] = {}
-        self._recorder = recorder
+        self.recorder = recorder
+        self._process = process
         self._begun: list[Span] = []
         self._open: dict[tuple[object, ...], collections.deque[int]] = collections.defaultdict(collections.deque)
         self._waits: list[tuple[int, int]] = []  # thread, span
@@ -114,13 +119,21 @@ class Reading:
         self._made: dict[int, _Call] = {}
         self._running: dict[int, list[_Call]] = collections.defaultdict(list)  # by thread, the innermost last
         self._callers: dict[tuple[str | None, int | None], int | None] = {}  # of executions
-        self._dispatched: list[tuple[int, float]] = []  # fragments, and when they were
+        self._dispatched: list[tuple[int, events.FragmentDispatched]] = []
+        self._left_out: set[int] = set()  # spans of fragments that failed: no device ran them to their end
         for event in self.events:
             self._read(event)
+        self._dispatched = [each for each in self._dispatched if each[0] not in self._left_out]
         self._order_fragments()
         self.host_seconds, self.hidden_seconds = self._sums()
-        self.spans = tuple(sorted(self._begun, key=lambda span: span.start))
+        begun = (span for index, span in enumerate(self._begun) if index not in self._left_out)
+        self.spans = tuple(sorted(begun, key=lambda span: span.start))
         self.flows = tuple(self._flows())
+
+    @property
+    def dispatched(self) -> list[tuple[events.FragmentDispatched, Span]]:
+        """The fragments, in the order in which they were dispatched."""
+        return [(event, self._begun[index]) for index, event in self._dispatched]
 
     def _read(self, event: Event) -> None:
         match event:
@@ -129,11 +142,14 @@ class Reading:
                 self._begin(Span("program", program, event.time, None, self._lane_of(event.thread), program, execution))
             case events.ProgramFinished(program, execution) | events.ProgramFailed(program, execution):
                 self._end(event, "program", program, program, execution)
-            case events.FragmentDispatched(program, execution, name):
+            case events.FragmentDispatched(program, execution, name) as dispatched:
                 span = Span("fragment", name, event.time, None, "devices", program, execution)
-                self._dispatched.append((self._begin(span), event.time))
+                self._dispatched.append((self._begin(span), dispatched))
             case events.FragmentReady(program, execution, name):
                 self._end(event, "fragment", name, program, execution)
+            case events.FragmentFailed(program, execution, name):
+                if same := self._open["fragment", name, program, execution]:
+                    self._left_out.add(same.pop())  # the last one; of a loop, those before may be running
             case events.TransferStarted(program, execution, node):
                 self._begin(Span("transfer", node, event.time, None, "transfers", program, execution))
             case events.TransferFinished(program, execution, node):
@@ -151,7 +167,7 @@ class Reading:
                 self._end_call(event, number)
 
     def _begin(self, span: Span) -> int:
-        self._begun.append(span)
+        self._begun.append(span if self._process is None else replace(span, process=self._process))
         if span.kind != "call":
             self._open[span.kind, span.name, span.program, span.execution].append(len(self._begun) - 1)
         return len(self._begun) - 1
@@ -199,7 +215,7 @@ class Reading:
         running = self._running[thread]
         if running:
             return running[-1].lane
-        return "caller" if thread == self._recorder else f"thread {thread}"
+        return "caller" if thread == self.recorder else f"thread {thread}"
 
     def _order_fragments(self) -> None:
         ends: list[float] = []  # of those dispatched so far
@@ -215,11 +231,10 @@ class Reading:
 
     def _flows(self) -> Iterator[Flow]:
         executions = {(s.program, s.execution): s for s in self._begun if s.kind == "program"}
-        for index, left in self._dispatched:
-            fragment = self._begun[index]
+        for event, fragment in self.dispatched:
             program = executions.get((fragment.program, fragment.execution))
             if program is not None:
-                yield Flow(program, left, fragment, fragment.start)
+                yield Flow(program, event.time, fragment, fragment.start)
         ended: dict[tuple[object, ...], list[Span]] = collections.defaultdict(list)
         for call in self._calls:
             span = self._begun[call.span]

@@ -10,19 +10,18 @@ import math
 import os
 import pathlib
 import threading
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from partjit import events
 from partjit.checks import items_of, require, require_flag, require_path
-from partjit.colocated.runtime.arrivals import settle
-from partjit.colocated.runtime.call import roots_so_far
-from partjit.colocated.runtime.streams import join
 from partjit.events import Event
-from partjit.plan.run.observe import wait_for_fragments
+from partjit.recording.clocks import ClockOffset, own_clock
+from partjit.recording.completion import completing
 from partjit.recording.critical_path import critical_path
 from partjit.recording.gantt import chosen, to_svg
 from partjit.recording.perfetto import trace_events
 from partjit.recording.spans import Reading, Span
+from partjit.recording.stored import Recording, packed
 from partjit.render.html import code, fragment
 from partjit.render.markup import Markup
 from partjit.render.numbers import counted, shown_duration
@@ -220,7 +219,8 @@ class Timeline:
 
         Overlapping spans of one lane are spread over several tracks; a span that has not ended extends to the last
         event. Arrows go from programs to the fragments they dispatch and the calls they make, and from calls to the
-        waits for them. The file is written completely or not at all.
+        waits for them. The file is written completely or not at all; it has the recording as well, for
+        `merge_timelines`.
 
         Raises:
             OSError: it cannot be written.
@@ -234,15 +234,23 @@ class Timeline:
             >>> path = pathlib.Path(tempfile.mkdtemp(), "trace.json")
             >>> timeline.save(path)
             >>> [*json.loads(path.read_text(encoding="utf-8"))]
-            ['traceEvents', 'displayTimeUnit']
+            ['traceEvents', 'displayTimeUnit', 'partjit']
         """
         target = pathlib.Path(require_path("Timeline.save", "path", path))
         beside = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}")
         try:
-            beside.write_text(json.dumps(trace_events(self._reading)), encoding="utf-8")
+            beside.write_text(json.dumps(self._document()), encoding="utf-8")
             beside.replace(target)
         finally:
             beside.unlink(missing_ok=True)
+
+    def _document(self) -> dict[str, object]:
+        recordings, _ = self._own_recordings()
+        return trace_events(self._reading) | {"partjit": packed(recordings)}
+
+    def _own_recordings(self) -> tuple[Sequence[Recording], Sequence[ClockOffset]]:
+        """What each process recorded, with the offsets of their clocks if these are merged."""
+        return [Recording(self.events, self._recorder, own_clock())], ()
 
     def _host_time(self) -> str:
         if not self.host_seconds:
@@ -280,13 +288,9 @@ def record(*, wait: bool = True) -> Iterator[Timeline]:
         (['load'], 0.5)
     """
     require_flag("record", "wait", wait)
-    timeline, since = Timeline(), roots_so_far()
-    with events.subscribe(timeline._recorded.append):
+    timeline = Timeline()
+    with events.subscribe(timeline._recorded.append), completing(wait):
         yield timeline
-        if wait:
-            settle(None)
-            join(None, since=since)
-            wait_for_fragments()
 
 
 def _title(span: Span) -> str:

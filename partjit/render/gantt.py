@@ -21,9 +21,11 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "call": ("orange", "call of Python"),
     "transfer": ("teal", "transfer"),
     "wait": ("grey", "wait for a call"),
+    "process wait": ("blue", "wait for another process"),
 }
 """Accent and legend of each kind of bar. A wait is hatched."""
 
+_WAITS = ("wait", "process wait")
 _ROW, _GAP, _SIZE = 18.0, 3.0, 10.5
 _NARROW = 0.5
 
@@ -41,6 +43,7 @@ class Bar:
         is_open: whether it has not ended; its end is that of the chart.
         is_faint: whether it is shown for comparison only.
         count: the number of bars that are merged in it.
+        group: the group of lanes that its lane belongs to, if there are groups.
     """
 
     start: float
@@ -52,6 +55,7 @@ class Bar:
     is_open: bool = False
     is_faint: bool = False
     count: int = 1
+    group: str = ""
 
 
 def ticks(start: float, end: float, most: int) -> list[float]:
@@ -64,7 +68,7 @@ def ticks(start: float, end: float, most: int) -> list[float]:
     if not end > start:
         return [start]
     power = math.floor(math.log10((end - start) / most))
-    for size in (1, 2, 5, 10):
+    for size in (1, 2, 5, 10, 20):  # the last one if the interval is just as long as a power of ten times `most`
         digits = max(0, -power)
         step = size * 10.0**power
         first, last = math.ceil(start / step - 1e-9), math.floor(end / step + 1e-9)
@@ -123,7 +127,7 @@ def _together(bars: Sequence[Bar]) -> Bar:
     kind = max(seconds, key=lambda kind: seconds[kind])
     tooltip = f"{len(bars):,} that are too short to be visible, {shown_duration(math.fsum(seconds.values()))} together"
     is_faint = all(bar.is_faint for bar in bars)
-    return Bar(bars[0].start, bars[-1].end, bars[0].lane, kind, "", tooltip, False, is_faint, len(bars))
+    return Bar(bars[0].start, bars[-1].end, bars[0].lane, kind, "", tooltip, False, is_faint, len(bars), bars[0].group)
 
 
 def draw(
@@ -134,6 +138,8 @@ def draw(
     critical: Sequence[Bar] = (),
     window: tuple[float, float] | None = None,
     width: float = 960,
+    groups: Sequence[str] = (),
+    caption: str = "",
 ) -> Markup:
     """The picture, as SVG with an axis and a legend.
 
@@ -144,6 +150,8 @@ def draw(
         critical: the highlighted bars, one after another.
         window: the interval of time that is drawn; by default all of it.
         width: of the picture, in pixels.
+        groups: the order of the groups of lanes, each below its name.
+        caption: a line below the title.
 
     Example:
         >>> "load" in draw([Bar(0, 0.25, "stream io", "call", "load")], title="one call")
@@ -151,16 +159,21 @@ def draw(
     """
     start, end = window or (min((b.start for b in bars), default=0.0), max((b.end for b in bars), default=0.0))
     labels = min(max((text_width(lane, 11.5) for lane in {bar.lane for bar in bars}), default=40.0), 170.0)
-    chart = _Chart(start, max(end, start + 1e-9), width, labels)
+    top = 44.0 if not caption else 60.0
+    chart = _Chart(start, max(end, start + 1e-9), width, labels, top)
     shown = [chart.clipped(bar) for bar in bars if bar.end >= start and bar.start <= end]
-    by_lane: dict[str, list[Bar]] = {lane: [] for lane in lanes}
+    by_lane: dict[tuple[str, str], list[Bar]] = {(group, lane): [] for group in groups or ("",) for lane in lanes}
     for bar in shown:
-        by_lane.setdefault(bar.lane, []).append(bar)
-    y, drawn, rows_of, merged = 44.0, [], {}, 0
+        by_lane.setdefault((bar.group, bar.lane), []).append(bar)
+    y, drawn, rows_of, merged, last_group = top, [], {}, 0, ""
     strong = {chart.clipped(bar) for bar in critical}
-    for lane, of_lane in by_lane.items():
+    for (group, lane), of_lane in by_lane.items():
         if not of_lane:
             continue
+        if group != last_group:
+            drawn.append(path([[(12, y), (width - 12, y)]], class_="pj-s-grey", stroke_width=1.2))
+            drawn.append(label(12, y + _ROW / 2, group, width=width - 24, size=11.5, bold=True))
+            y, last_group = y + _ROW, group
         rows = stack(of_lane)
         height = len(rows) * _ROW + 2 * _GAP
         drawn.append(path([[(chart.left, y), (width - 12, y)]], class_="pj-s-line"))
@@ -176,13 +189,16 @@ def draw(
     explained, _, height = legend(_entries(shown, bool(critical), merged), width - 24)
     footer = element("g", explained, transform=f"translate(12 {number(y + 16)})")
     head = label(12, 18, title, width=width - 24, bold=True)
+    if caption:
+        head = join([head, label(12, 34, caption, width=width - 24, size=_SIZE, class_="pj-muted")])
     return picture(width, y + height + 28, head, grid, *drawn, chain, footer, title=title)
 
 
 class _Chart:
     """The scale of time."""
 
-    def __init__(self, start: float, end: float, width: float, labels: float) -> None:
+    def __init__(self, start: float, end: float, width: float, labels: float, top: float) -> None:
+        self.top = top
         self.start, self.end, self.left, self.right = start, end, labels + 28, width - 12
         self.scale = (self.right - self.left) / (end - start)
 
@@ -199,9 +215,9 @@ class _Chart:
         drawn = []
         for tick in ticks(0, span / size, max(2, int((self.right - self.left) / 80))):
             x = self.x(self.start + tick * size)
-            drawn.append(path([[(x, 38), (x, bottom)]], class_="pj-s-line", stroke_width=0.7))
+            drawn.append(path([[(x, self.top - 6), (x, bottom)]], class_="pj-s-line", stroke_width=0.7))
             anchor = "middle" if x < self.right - 20 else "end"
-            drawn.append(label(x, 31, f"{tick:g} {unit}", size=10, anchor=anchor, class_="pj-muted"))
+            drawn.append(label(x, self.top - 13, f"{tick:g} {unit}", size=10, anchor=anchor, class_="pj-muted"))
         return join(drawn)
 
     def bar(self, bar: Bar, y: float, *, is_strong: bool) -> Markup:
@@ -209,7 +225,7 @@ class _Chart:
         x, width = self.x(bar.start), max((bar.end - bar.start) * self.scale, _NARROW)
         top, height = y + 1.5, _ROW - 3
         outline = "pj-s-red" if is_strong else f"pj-s-{accent}"
-        fill = "pj-back" if bar.kind == "wait" else f"pj-{accent}-tint"
+        fill = "pj-back" if bar.kind in _WAITS else f"pj-{accent}-tint"
         stroke = 1.6 if is_strong else 0.8
         if width < 2.5:  # only the outline would be visible
             fill, outline, stroke = "pj-red" if is_strong else f"pj-{accent}", "", 0.0
@@ -217,12 +233,12 @@ class _Chart:
             x, top, width, height, radius=min(2.5, width / 3), class_=f"{fill} {outline}".strip(), stroke_width=stroke
         )
         parts = [element("title", bar.tooltip or bar.title), shape]
-        if bar.kind == "wait" and width >= 2.5:
-            parts.append(path(_hatching(x, top, width, height), class_="pj-s-grey", stroke_width=0.8))
+        if bar.kind in _WAITS and width >= 2.5:
+            parts.append(path(_hatching(x, top, width, height), class_=f"pj-s-{accent}", stroke_width=0.8))
         if bar.is_open and width >= 12:
             tip = [(x + width - 6, top + 3), (x + width - 2, top + height / 2), (x + width - 6, top + height - 3)]
             parts.append(path([tip], class_=f"pj-none pj-s-{accent}"))
-        clear = " pj-clear-back" if bar.kind == "wait" else ""
+        clear = " pj-clear-back" if bar.kind in _WAITS else ""
         parts.append(label(x + 4, y + _ROW / 2, bar.title, width=width - 8, size=_SIZE, class_=f"pj-ink{clear}"))
         return element("g", *parts, opacity=0.35 if bar.is_faint else None)
 
@@ -257,10 +273,10 @@ def _entries(bars: Sequence[Bar], is_critical: bool, merged: int) -> list[tuple[
     entries: list[tuple[Markup, str]] = []
     for kind, (accent, meaning) in KINDS.items():
         if kind in kinds:
-            fill = "pj-back" if kind == "wait" else f"pj-{accent}-tint"
+            fill = "pj-back" if kind in _WAITS else f"pj-{accent}-tint"
             swatch = [rect(0, 0, 18, 12, radius=2, class_=f"{fill} pj-s-{accent}", stroke_width=0.8)]
-            if kind == "wait":
-                swatch.append(path(_hatching(0, 0, 18, 12), class_="pj-s-grey", stroke_width=0.8))
+            if kind in _WAITS:
+                swatch.append(path(_hatching(0, 0, 18, 12), class_=f"pj-s-{accent}", stroke_width=0.8))
             entries.append((join(swatch), meaning))
     if is_critical:
         line = path([[(0, 6), (18, 6)]], class_="pj-none pj-s-red", stroke_width=1.6)

@@ -74,7 +74,8 @@ def _arranged(grid: PieceGrid, width: int) -> tuple[Arrangement, int]:
     """The arrangement that fits into lines of a width, and the width of a cell."""
     most = {"rows": _MOST_ROWS, "bands": _MOST_BANDS, "panels": _MOST_PANELS}
     full = arrange(grid, columns=len(grid.pieces) or 1, **most)
-    gutter = 0 if full.rows is None else max(map(len, grid.dimensions[full.rows].labels), default=-1) + 1
+    labels_of_rows = [""] if full.rows is None else grid.dimensions[full.rows].labels
+    gutter = max(map(len, labels_of_rows), default=-1) + 1  # as `_panel` has it
     count = 1 if full.columns is None else len(grid.dimensions[full.columns].labels)
     cell = 1
     for room in (28, 18, 12, 8):  # ever shorter names, until all columns fit

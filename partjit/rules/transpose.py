@@ -4,20 +4,30 @@ Nothing is donated because the arguments of the backward program are residuals a
 forward program gave away its arguments, not those.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
-import jax
+from jax.core import AbstractValue
 from jax.extend.core import ClosedJaxpr
 from jax.interpreters import ad
+from jax.tree_util import tree_flatten
 
 from partjit._jax.caches import weakref_cache
 from partjit._jax.rules import transpose_jaxpr
 from partjit._jax.tracing import abstractify, typed_like
+from partjit._jax.types import PyTreeDef
 from partjit.mesh import tracing_under
-from partjit.primitive import pjit_p
+from partjit.primitive import keep_where, pjit_p
 from partjit.spec import Spec
 
-_transposed_jaxpr = weakref_cache(transpose_jaxpr)
+
+@weakref_cache
+def _transposed_jaxpr(
+    jaxpr: ClosedJaxpr, in_tree: PyTreeDef, avals: tuple[AbstractValue, ...]
+) -> tuple[ClosedJaxpr, Sequence[int | ad.Zero | None]]:
+    """The transposed jaxpr, and what each argument gets: the position of its cotangent among the results, or zero."""
+    transposed, out_tree = transpose_jaxpr(jaxpr, in_tree, avals)
+    return transposed, out_tree.unflatten(range(out_tree.num_leaves))
 
 
 def _transpose(
@@ -28,34 +38,29 @@ def _transpose(
     out_specs: tuple[Spec, ...],
     **params: Any,
 ) -> list[Any]:
+    # This runs in every eager `jax.grad`, where a Python frame for each argument is felt.
+    are_known = [type(primal) is not ad.UndefinedPrimal for primal in primals]
+    are_nonzero = [type(ct) is not ad.Zero for ct in cts_in]
     # Types inside are those of the jaxpr: outside of a program on Auto axes a type may have a sharding.
+    in_avals, out_avals = jaxpr.in_avals, jaxpr.out_avals
     linear = [
-        ad.UndefinedPrimal(aval) if ad.is_undefined_primal(primal) else primal
-        for aval, primal in zip(jaxpr.in_avals, primals, strict=True)
+        primal if is_known else ad.UndefinedPrimal(aval)
+        for aval, primal, is_known in zip(in_avals, primals, are_known, strict=True)
     ]
-    args, in_tree = jax.tree.flatten((linear, list(cts_in)))
-    typed = [aval for aval, primal in zip(jaxpr.in_avals, primals, strict=True) if not ad.is_undefined_primal(primal)]
-    typed += [a.to_ct_aval() for a, ct in zip(jaxpr.out_avals, cts_in, strict=True) if type(ct) is not ad.Zero]
-    avals = tuple(typed_like(abstractify(x), aval) for x, aval in zip(args, typed, strict=True))
+    args, in_tree = tree_flatten((linear, list(cts_in)))
+    typed = [*keep_where(in_avals, are_known), *[a.to_ct_aval() for a in keep_where(out_avals, are_nonzero)]]
+    avals = tuple([typed_like(abstractify(x), aval) for x, aval in zip(args, typed, strict=True)])
     with tracing_under(params["mesh"]):  # custom rules in the jaxpr are traced now
-        transposed, out_tree = _transposed_jaxpr(jaxpr, in_tree, avals)
-    # Undefined primals and zero cotangents have no leaves, so they take no part in the program.
-    transposed_in_specs = (
-        *(spec for spec, primal in zip(in_specs, primals, strict=True) if not ad.is_undefined_primal(primal)),
-        *(spec for spec, ct in zip(out_specs, cts_in, strict=True) if type(ct) is not ad.Zero),
-    )
-    positions = out_tree.unflatten(range(out_tree.num_leaves))
-    transposed_out_specs = tuple(
-        spec for spec, position in zip(in_specs, positions, strict=True) if isinstance(position, int)
-    )
+        transposed, places = _transposed_jaxpr(jaxpr, in_tree, avals)
     params |= {
         "jaxpr": transposed,
-        "in_specs": transposed_in_specs,
-        "out_specs": transposed_out_specs,
+        # Undefined primals and zero cotangents have no leaves, so they take no part in the program.
+        "in_specs": (*keep_where(in_specs, are_known), *keep_where(out_specs, are_nonzero)),
+        "out_specs": keep_where(in_specs, [type(place) is int for place in places]),
         "donated_invars": (False,) * len(args),
     }
     cts_out = pjit_p.bind(*args, **params)
-    return out_tree.unflatten(cts_out)
+    return [cts_out[place] if type(place) is int else place for place in places]
 
 
 ad.primitive_transposes[pjit_p] = _transpose

@@ -220,6 +220,7 @@ def test_a_page_is_written(run, model):
         (["shown_model:layer", "--max-bytes", "much"], 2, "a number of bytes is written as 4096, 20MB", (0, 4)),
         (["shown_model:layer", "--iterations", "model.py=3"], 2, "is written as model.py:12=100", (0, 10)),
         (["shown_model:layer", "--iterations", "m.py:1=3,m.py:2"], 2, "is written as model.py:12=100", (9, 15)),
+        (["shown_model:layer", "--iterations", "m.py:1=3,m.py:1=4"], 2, "trip count of m.py:1 is given twice", (9, 17)),
         (["shown_model:layer", "--fail-on", "moved,replicate"], 2, "did you mean 'replicated'?", (6, 15)),
         (["shown_model:layer", "--fail-on", "x"], 2, "'x' is no kind of finding; there are replicated, fight", (0, 1)),
         (["shown_model:layer", "--html", "no/out.html"], 1, "--html: there is no directory 'no'", (0, 11)),

@@ -172,6 +172,12 @@ def test_what_does_not_fit_is_counted(sizes, spec, ndim, width):
     assert drawn == draw_array((1024,) * ndim, spec, mesh).to_svg()
 
 
+def test_a_row_that_fits_is_not_clipped():
+    picture = draw_array((1024,), P("a0"), AbstractMesh((32,), ("a0",)))
+    for width in range(90, 150):  # narrower ones leave pieces out, and say so
+        assert len(names_in_text(plain(lines(picture.grid, width, table=False)))) == 32
+
+
 def test_512_devices_are_all_in_the_svg_of_a_row():
     mesh = AbstractMesh((512,), ("x",))
     assert len(cells_in_svg(draw_array((1024,), P("x"), mesh).to_svg())) == 512

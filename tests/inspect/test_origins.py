@@ -148,6 +148,15 @@ def test_every_axis_of_every_value_has_an_origin_that_names_it(name):
     assert origins(PROGRAMS[name]()).problem is None
 
 
+def test_a_constraint_that_leaves_a_dimension_open_is_no_origin():
+    @functools.partial(pjit, in_axis_resources=P("data"), out_axis_resources=P("data"))
+    def inner(a):
+        return constrained(a, P.UNCONSTRAINED, P.UNCONSTRAINED)
+
+    left_open = pjit(lambda x: jnp.sin(inner(x)), P("data"), P("data"))
+    assert_lawful(partitioned(left_open, f32(16, 16)))
+
+
 @sees(
     "two mesh axes", "a partitioned argument", "a partitioned result", "a spec inside", "a value of several dimensions"
 )

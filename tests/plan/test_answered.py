@@ -183,6 +183,7 @@ class Interrupt(Exception):
     """What a signal handler raises."""
 
 
+@pytest.mark.usefixtures("silent_collector")
 @pytest.mark.parametrize("kind", [Interrupt, KeyboardInterrupt])
 def test_an_interrupt_reaches_the_caller(kind):
     call = of_numpy(lambda i, x: (note(i), x)[1], out_specs_fn=lambda i, x: x)

@@ -271,6 +271,7 @@ class Interrupt(Exception):
     """What a signal handler raises."""
 
 
+@pytest.mark.usefixtures("silent_collector")
 @pytest.mark.parametrize("kind", [Interrupt, KeyboardInterrupt])
 def test_an_interrupt_reaches_the_caller_and_calls_are_made_in_order(kind):
     log = logger()

@@ -475,6 +475,20 @@ def test_a_failure_names_the_users_line_and_the_program_goes_on(mesh, mode):
                 same(f(np.full(8, i, np.float32)), i + 1)
 
 
+@pytest.mark.parametrize("mode", ["inline", "stream"])
+def test_the_failure_of_a_call_outside_of_programs_is_not_one_of_the_program_that_gets_its_result(mode):
+    def fail(x):
+        raise LookupError("no")
+
+    failing = colocated_python(fail, **like)
+    double = pjit(lambda x: 2 * colocated_python(lambda x: x, mode=mode, **like)(x))
+    result = failing(jnp.ones(4))
+    with pytest.raises(LookupError) as caught:
+        double(result).block_until_ready()
+    (note,) = caught.value.__notes__
+    assert note.startswith(f"This happened in the colocated call of 'fail' made at {__file__}:")
+
+
 def test_only_what_depends_on_a_failure_is_poisoned(mesh):
     def fail(x):
         raise LookupError("no")

@@ -201,6 +201,7 @@ def test_the_public_names_are_these():
     assert {name for name, value in PUBLIC.items() if not inspect.ismodule(value)} == {
         "FROM_ARRAY",
         "FROM_GDA",
+        "JournalError",
         "Mesh",
         "MeshChangedError",
         "MissingMeshError",
@@ -210,6 +211,9 @@ def test_the_public_names_are_these():
         "PartitionSpec",
         "Plan",
         "ProgramsDifferError",
+        "export_spans",
+        "gather_timelines",
+        "merge_timelines",
         "ReshardWarning",
         "ShardingError",
         "SpecSync",
@@ -221,8 +225,11 @@ def test_the_public_names_are_these():
         "pjit",
         "progress",
         "record",
+        "replay",
         "reshard_policy",
         "results_so_far",
+        "from_process_local",
+        "to_process_local",
         "set_mesh",
         "spec_table",
         "specs_like",
@@ -235,12 +242,16 @@ def test_the_public_names_of_colocated_are_these():
     assert {name for name in names if not inspect.ismodule(vars(partjit.colocated)[name])} == {
         "CacheInfo",
         "ColocatedFunction",
+        "Journal",
+        "JournaledCall",
         "PendingArray",
         "Stream",
         "colocated_cpu_devices",
         "colocated_python",
         "colocated_python_class",
         "deserialize",
+        "idempotency_key",
+        "journal",
         "mesh_coordinates",
         "serialize",
         "stream",
@@ -249,7 +260,17 @@ def test_the_public_names_of_colocated_are_these():
 
 
 @pytest.mark.parametrize(
-    "name", ["colocated_python", "colocated_python_class", "mesh_coordinates", "stream", "wait", "serialize"]
+    "name",
+    [
+        "colocated_python",
+        "colocated_python_class",
+        "idempotency_key",
+        "journal",
+        "mesh_coordinates",
+        "stream",
+        "wait",
+        "serialize",
+    ],
 )
 def test_a_public_function_of_colocated_has_an_example(name):
     text = inspect.getdoc(getattr(partjit.colocated, name))

@@ -11,6 +11,7 @@ import time
 import xml.etree.ElementTree as ET
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 from hypothesis import given
@@ -675,3 +676,30 @@ def test_a_long_recording_is_drawn_quickly_and_no_larger():
 def test_what_is_no_event_program_or_path_is_refused_by_name(call, message):
     with pytest.raises(TypeError, match=message):
         call(Timeline([events.CallStarted(0, "load", "io", time=1.0)]))
+
+
+def test_a_fragment_that_failed_is_left_out():
+    failing = [
+        at(2, "FragmentDispatched", "step", 0, "fragment_0"),
+        at(3, "FragmentFailed", "step", 0, "fragment_0", "ValueError: no"),
+        at(4, "ProgramFailed", "step", 0, "ValueError: no"),
+    ]
+    timeline = recorded(program(0, 4)[:1], fragment(0, 5), failing)
+    assert [(span.name, span.start, span.end) for span in timeline.spans if span.kind == "fragment"] == [
+        ("fragment_0", 0.0, 5.0)
+    ]
+    assert "not ended" not in timeline.summary()
+
+
+def test_a_fragment_that_raises_as_it_is_dispatched_has_failed():
+    @colocated_python(uses_jax=False, out_specs=jax.ShapeDtypeStruct((), jnp.float32))
+    def fail(x):
+        raise LookupError("no")
+
+    step = pjit(lambda x: jax.lax.fori_loop(0, 3, lambda _, x: x + fail(x), x))
+    with record() as timeline, pytest.raises(LookupError):
+        step(jnp.float32(0)).block_until_ready()
+    (failed,) = [event for event in timeline.events if isinstance(event, events.FragmentFailed)]
+    assert "LookupError: no" in failed.error
+    assert [span.kind for span in timeline.spans] == ["program", "call"]
+    assert "not ended" not in timeline.summary()

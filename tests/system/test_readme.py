@@ -1,5 +1,6 @@
 """The README tells the truth: its program runs and prints what stands there, and so do its error and its jaxpr."""
 
+import os
 import pathlib
 import re
 import subprocess
@@ -66,6 +67,24 @@ def test_the_program_with_colocated_calls_runs_and_prints_its_plan():
     assert block(program + "```") in ran.stdout
     assert ran.stdout.count("mean") == 6
     assert ran.stderr == ""
+
+
+def test_the_processes_fail_together_and_go_on(tmp_path):
+    program = block("## Several processes")
+    (tmp_path / "train.py").write_text(program)
+    command = block(program + "```").split()
+    assert command[0] == "python"
+    ran = subprocess.run(
+        [sys.executable, *command[1:]],
+        cwd=tmp_path,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    for line in block(f"{' '.join(command)}\n```").splitlines():
+        assert re.search(f"^{re.escape(line[:4])}.*{re.escape(line[4:])}$", ran.stdout, re.MULTILINE)
 
 
 def test_the_property_test_passes():

@@ -174,7 +174,7 @@ def test_failures_shrink_to_what_a_reader_takes_in_at_once():
 
 
 @sees("two mesh axes", "a value of several dimensions")
-@hypothesis.settings(max_examples=5)
+@examples(5)
 @given(st.data())
 def test_programs_run_and_mean_what_the_plain_ones_do(data):
     mesh = data.draw(meshes())

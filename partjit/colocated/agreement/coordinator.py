@@ -10,15 +10,18 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener, answer_challenge, deliver_challenge
 
-from partjit.colocated.agreement.votes import Decision, Point, Report, Vote
+from partjit.colocated.agreement.votes import Choice, Decision, Gone, Point, Report, Vote
 
-__all__ = ["Coordinator"]
+__all__ = ["BEATS", "Coordinator"]
 
 _Group = tuple[int, ...]
+
+BEATS = 4
+"""How often a process is heard at least within the time after which it is late."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -29,12 +32,14 @@ class _Round:
         votes: those that were given, by process.
         deadline: when those that are missing are late, in seconds of `time.monotonic`.
         failures: why it was decided that none goes on.
+        choices: those that differ, if that is why.
         is_decided: whether it was decided.
     """
 
     votes: dict[int, Vote]
     deadline: float
     failures: list[Report] = dataclasses.field(default_factory=list)
+    choices: Sequence[tuple[int, Choice]] = ()
     is_decided: bool = False
 
 
@@ -61,7 +66,7 @@ class Coordinator:
     Args:
         host: the address of this machine for the others.
         key: what connections have to know.
-        timeout: seconds after which a missing vote is late.
+        timeout: seconds after which a missing vote is late, and a process of which nothing is heard is given up.
     """
 
     def __init__(self, host: str, key: bytes, timeout: float) -> None:
@@ -70,7 +75,7 @@ class Coordinator:
         self._listener = Listener((host, 0), backlog=1024)
         self._changed = threading.Condition()
         self._connections: dict[int, Connection] = {}
-        self._ended: set[int] = set()
+        self._gone: dict[int, str] = {}
         self._histories: dict[_Group, _History] = collections.defaultdict(_History)
         self._plans: dict[str, str] = {}
         for target in (self._accept, self._watch_deadlines):
@@ -100,18 +105,28 @@ class Coordinator:
             return
         with self._changed:
             self._connections[process] = connection
-        while True:
-            try:
+            for gone in self._gone.items():
+                self._send(process, Gone(*gone))
+        why = "it has ended"
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                if not connection.poll(self._timeout):
+                    why = f"nothing has been heard of it for {self._timeout:g} s"
+                    break
                 vote = connection.recv()
-            except (EOFError, OSError):
-                break
-            with self._changed:
-                self._count(process, vote)
+                with self._changed:
+                    if vote is None:  # it wants to hear something
+                        self._send(process, None)
+                    else:
+                        self._count(process, vote)
         with self._changed:
-            self._ended.add(process)
+            self._gone[process] = why
             for group, history in self._histories.items():
                 for round_ in [*history.rounds.values()] if process in group else ():
                     self._decide(group, round_)
+            for other in self._connections.keys() - self._gone.keys():
+                self._send(other, Gone(process, why))
+        connection.close()  # if it goes on, it learns that nobody agrees with it any more
 
     def _count(self, process: int, vote: Vote) -> None:
         group, history = vote.group, self._histories[vote.group]
@@ -150,11 +165,14 @@ class Coordinator:
         votes = round_.votes
         missing = [process for process in group if process not in votes]
         somewhere = str(next(iter(votes.values())).point)
-        lost = [Report(p, f"it has ended and did not come to {somewhere}", "") for p in missing if p in self._ended]
+        gone = self._gone
+        lost = [Report(p, f"{gone[p]} and it did not come to {somewhere}", "") for p in missing if p in gone]
         if is_late and not lost:
             lost = [Report(p, f"it did not come to {somewhere} within {self._timeout:g} s", "") for p in missing]
         failures = [vote.failure for vote in votes.values() if vote.failure is not None] or lost
-        if not failures and len({vote.point for vote in votes.values()}) > 1:
+        if not failures:
+            round_.choices = _different_choices(votes)
+        if not failures and (round_.choices or len({vote.point for vote in votes.values()}) > 1):
             failures = [Report(p, f"it is at {vote.point}", "") for p, vote in votes.items()]
         if missing and not failures:
             return
@@ -172,8 +190,11 @@ class Coordinator:
                 for p, other in round_.votes.items()
                 if other.failure is None and other.point != vote.point
             ]
+        self._send(process, Decision(vote.number, failures, others, round_.choices if round_ else ()))
+
+    def _send(self, process: int, message: Decision | Gone | None) -> None:
         with contextlib.suppress(OSError):  # it has ended
-            self._connections[process].send(Decision(vote.number, failures, others))
+            self._connections[process].send(message)
 
     def _watch_deadlines(self) -> None:
         with self._changed:
@@ -190,3 +211,14 @@ class Coordinator:
                         self._decide(group, round_, is_late=True)
                 later = [deadline - now for deadline, _, _ in open_ if deadline > now]
                 self._changed.wait(min(later, default=None))
+
+
+def _different_choices(votes: Mapping[int, Vote]) -> Sequence[tuple[int, Choice]]:
+    """The first choices that differ between processes that run the same program; none if all are the same."""
+    if len({(vote.point.begun, vote.point.digest) for vote in votes.values()}) > 1:
+        return ()
+    for i in range(max(len(vote.choices) for vote in votes.values())):
+        made = [(process, vote.choices[i]) for process, vote in sorted(votes.items()) if i < len(vote.choices)]
+        if len({choice for _, choice in made}) > 1:
+            return made
+    return ()

@@ -16,14 +16,12 @@ from typing import Any
 
 import jax
 
-from partjit._jax.processes import DistributedRuntimeClient, distributed_client, own_host
-from partjit.colocated.agreement.coordinator import Coordinator
-from partjit.colocated.agreement.votes import Decision, Vote
+from partjit._jax.processes import DistributedRuntimeClient, distributed_client, own_host, published
+from partjit.colocated.agreement.coordinator import BEATS, Coordinator
+from partjit.colocated.agreement.votes import Decision, Gone, Vote
 from partjit.colocated.runtime.interrupts import Flag
 
 __all__ = ["Participant", "Pending", "participant"]
-
-_POLL_SECONDS = 0.02
 
 
 class Pending:
@@ -71,7 +69,7 @@ class Participant:
         client: of the service that the processes share, over which they find the coordinator.
         process: the number of this process.
         leader: the process that has it.
-        timeout: seconds within which the coordinator has to be there.
+        timeout: seconds within which the coordinator has to be there, and within which it hears of this process.
     """
 
     def __init__(self, client: DistributedRuntimeClient, process: int, leader: int, timeout: float) -> None:
@@ -85,6 +83,7 @@ class Participant:
         self._left: queue.SimpleQueue[Pending] = queue.SimpleQueue()
         self._waiting: dict[int, Pending] = {}
         self._lost: BaseException | None = None
+        self._gone: dict[int, str] = {}
         threading.Thread(target=self._work, daemon=True, name="partjit-agreement-votes").start()
 
     def begin(self, group: tuple[int, ...]) -> tuple[int, int]:
@@ -97,11 +96,19 @@ class Participant:
         """Notes that an execution was ended in all processes of the group."""
         self._begun.pop(group, None)
 
-    def vote(self, vote: Vote, action: Callable[[], Any] | None = None) -> Pending:
-        """Votes, and returns at once; the number of the vote is given here."""
-        pending = Pending(vote._replace(number=next(self._numbers)), action)
+    def gone(self, group: tuple[int, ...]) -> str | None:
+        """Which process of a group cannot agree any more, and why; None as far as is known."""
+        if self._lost is not None:
+            return str(self._lost)
+        return next((f"process {process}: {why}" for process, why in [*self._gone.items()] if process in group), None)
+
+    def pending(self, vote: Vote, action: Callable[[], Any] | None = None) -> Pending:
+        """A vote that is not sent yet; its number is given here."""
+        return Pending(vote._replace(number=next(self._numbers)), action)
+
+    def send(self, pending: Pending) -> None:
+        """Sends a vote, and returns at once."""
         self._left.put(pending)
-        return pending
 
     def _work(self) -> None:
         """Sends votes."""
@@ -114,7 +121,13 @@ class Participant:
             receive = threading.Thread(target=self._receive, args=(connection,), daemon=True)
             receive.start()
         while True:
-            pending = self._left.get()
+            try:
+                pending = self._left.get(timeout=self._timeout / BEATS)
+            except queue.Empty:  # both ends are to hear of each other, whatever this process does meanwhile
+                with contextlib.suppress(OSError):
+                    if connection is not None:
+                        connection.send(None)
+                continue
             is_failure = pending.vote.failure is not None
             if not is_failure:  # nobody waits for the decision on one
                 self._waiting[pending.vote.number] = pending
@@ -130,16 +143,23 @@ class Participant:
     def _receive(self, connection: Connection) -> None:
         """Does what is decided, in the order in which it is decided."""
         while True:
+            what = "has ended"
             try:
-                decision = connection.recv()
+                if not connection.poll(self._timeout):
+                    what = f"does not answer for {self._timeout:g} s"
+                    raise EOFError
+                message = connection.recv()
             except (EOFError, OSError):
-                self._lost = ConnectionError(f"process {self._leader}, which coordinates, has ended")
+                self._lost = ConnectionError(f"process {self._leader}, which coordinates, {what}")
                 self._give_up(self._lost)
                 return
-            pending = self._waiting.pop(decision.number, None)
-            if pending is not None:
-                pending.finish(decision)
-            del pending
+            if isinstance(message, Gone):
+                self._gone[message.process] = message.why
+            elif message is not None:
+                pending = self._waiting.pop(message.number, None)
+                if pending is not None:
+                    pending.finish(message)
+                del pending
 
     def _give_up(self, error: BaseException) -> None:
         for number in [*self._waiting]:
@@ -160,14 +180,11 @@ class Participant:
         return connection
 
     def _published(self, key: str) -> str:
-        # Polled: a thread that waits in C++ when the interpreter exits ends the process with an error.
-        deadline = time.monotonic() + self._timeout
-        while True:
-            with contextlib.suppress(jax.errors.JaxRuntimeError):  # it is not there yet
-                return self.client.key_value_try_get(key)
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"process {self._leader} has not called it within {self._timeout:g} s")
-            time.sleep(_POLL_SECONDS)
+        try:
+            return published(self.client, key, time.monotonic() + self._timeout)
+        except TimeoutError:
+            text = f"process {self._leader} has not called it within {self._timeout:g} s"
+            raise TimeoutError(text) from None
 
 
 _changes = threading.Lock()

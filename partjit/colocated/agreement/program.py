@@ -4,34 +4,59 @@ A fragment may have collectives, in which the devices of all processes wait for 
 or none does: before each one they vote, and a process in which anything was raised since the last vote says so.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import itertools
-import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 
+from partjit._jax.arrays import is_computed
 from partjit._jax.types import Device
-from partjit.colocated.agreement.participant import Participant, Pending, participant
-from partjit.colocated.agreement.votes import Decision, Point, Report, Vote, report_of
+from partjit.colocated.agreement.differences import different_choices, different_points
+from partjit.colocated.agreement.execution import Execution
+from partjit.colocated.agreement.participant import Participant, participant
+from partjit.colocated.agreement.votes import Choice, Decision, Point, Report, Vote, report_of
+from partjit.colocated.agreement.waiting import LOOK_SECONDS, gone_within, wait_or_gone
+from partjit.colocated.runtime.failures import raise_left
+from partjit.colocated.runtime.pending import PendingArray
+from partjit.colocated.runtime.timeouts import seconds_of
 from partjit.errors import OtherProcessError, ProgramsDifferError
 
-__all__ = ["Agreement", "agreement_of"]
+__all__ = ["Agreement", "Decider", "PlanAgreement", "agreement_of", "executions_begun", "timeout_seconds"]
 
-_ATTRIBUTE = "_partjit_is_agreed"
 _TIMEOUT_SECONDS = 300.0
 _SEND_SECONDS = 2.0
 _LEEWAY_SECONDS = 10.0
 
+_of_thread = threading.local()  # how many executions a thread has begun
+
+
+@dataclasses.dataclass(frozen=True)
+class Decider:
+    """A value that each process has for itself, and that decides how its program goes on.
+
+    Attributes:
+        what: which one it is, for messages.
+        agrees_at_once: whether processes agree on it by itself, as it may decide what comes before the next fragment,
+            for which they vote anyway.
+    """
+
+    what: str
+    agrees_at_once: bool = False
+
 
 def agreement_of(
-    devices: Iterable[Device], name: str, text: Callable[[], str], last_node: str | None = None
+    devices: Iterable[Device],
+    name: str,
+    text: Callable[[], str],
+    last_node: str | None = None,
+    deciders: Callable[[], Mapping[str, Decider]] = dict,
+    is_on_plan_alone: bool = False,
 ) -> "Agreement | None":
     """What a program agrees on; None where all its devices are of this process, or its processes share no service.
 
@@ -42,6 +67,8 @@ def agreement_of(
         name: its name.
         text: what has to be equal in all processes, in lines.
         last_node: the fragment after which nothing is left; None if an execution has to agree on its end.
+        deciders: by the names of its loops and branches that the hosts drive, and of results of calls.
+        is_on_plan_alone: whether it is agreed that all run the same plan, before the first execution, and nothing else.
 
     Raises:
         ValueError: PARTJIT_AGREEMENT is neither "on" nor "off", or PARTJIT_AGREEMENT_TIMEOUT no number of seconds.
@@ -52,9 +79,12 @@ def agreement_of(
         return None
     if not _is_on():
         return None
-    timeout = _timeout()
+    timeout = timeout_seconds()
     own = participant(min(group), timeout)
-    return None if own is None else Agreement(own, group, name, text(), last_node, timeout)
+    if own is None:
+        return None
+    kind = PlanAgreement if is_on_plan_alone else Agreement
+    return kind(own, group, name, text(), last_node, timeout, deciders())
 
 
 def _is_on() -> bool:
@@ -64,54 +94,14 @@ def _is_on() -> bool:
     return text == "on"
 
 
-def _timeout() -> float:
-    text = os.environ.get("PARTJIT_AGREEMENT_TIMEOUT", "")
-    try:
-        timeout = float(text or _TIMEOUT_SECONDS)
-    except ValueError:
-        timeout = math.nan
-    if not 0 < timeout < threading.TIMEOUT_MAX:
-        raise ValueError(f"PARTJIT_AGREEMENT_TIMEOUT must be a positive number of seconds, but is {text!r}")
-    return timeout
+def timeout_seconds() -> float:
+    """Seconds after which a process is late; ValueError if PARTJIT_AGREEMENT_TIMEOUT is no number of them."""
+    return seconds_of("PARTJIT_AGREEMENT_TIMEOUT", _TIMEOUT_SECONDS, is_positive=True)
 
 
-def _mark(error: BaseException) -> None:
-    """Notes that the other processes know of an exception."""
-    with contextlib.suppress(AttributeError):  # it may be immutable
-        setattr(error, _ATTRIBUTE, True)
-
-
-class _NotAgreed(BaseException):
-    """Ends an execution that ends in all processes.
-
-    Attributes:
-        error: what the caller gets.
-    """
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__()
-        self.error = error
-
-
-@dataclasses.dataclass
-class _Execution:
-    """An execution in one thread.
-
-    Attributes:
-        number: in this process.
-        begun: see `Point`.
-        last: its last vote.
-    """
-
-    number: int
-    begun: int
-    last: Pending | None = None
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all agreed on its end."""
-        last = self.last
-        return last is not None and last.vote.is_last and last.decision is not None and not last.decision.failures
+def executions_begun() -> int:
+    """How many executions of programs this thread has begun, which report what fails in them."""
+    return getattr(_of_thread, "begun", 0)
 
 
 class Agreement:
@@ -124,20 +114,40 @@ class Agreement:
         text: what has to be equal in all processes.
         last_node: the fragment after which nothing is left; None if an execution has to agree on its end.
         timeout: in seconds, after which a process is late.
+        deciders: by the names of its loops and branches that the hosts drive, and of results of calls.
+        raise_left: raises what calls of this process without results have raised, once.
+
+    Attributes:
+        group: the processes.
     """
 
     def __init__(
-        self, own: Participant, group: tuple[int, ...], name: str, text: str, last_node: str | None, timeout: float
+        self,
+        own: Participant,
+        group: tuple[int, ...],
+        name: str,
+        text: str,
+        last_node: str | None,
+        timeout: float,
+        deciders: Mapping[str, Decider],
+        raise_left: Callable[[], None] = raise_left,
     ) -> None:
         self._own = own
-        self._group = group
+        self.group = group
         self._name = name
         self._text = text
         self._digest = hashlib.sha256(text.encode()).hexdigest()
         self._last_node = last_node
         self._timeout = timeout
+        self._deciders = deciders
+        self._raise_left = raise_left
         self._is_new = itertools.chain([True], itertools.repeat(False))
         self._thread = threading.local()
+
+    @property
+    def begun(self) -> int:
+        """See `executions_begun`."""
+        return executions_begun()
 
     def dispatching(self, node: str, dispatch: Callable[..., Any]) -> Callable[..., Any]:
         """A function that dispatches a fragment when all processes are about to."""
@@ -146,6 +156,82 @@ class Agreement:
             return self._with_all(node, lambda: dispatch(*args))
 
         return dispatch_with_all
+
+    def reading(
+        self, read: Callable[[jax.Array], bool | int], is_there: Callable[[jax.Array], bool] = is_computed
+    ) -> Callable[[jax.Array, str], bool | int]:
+        """A function that reads what a loop or branch goes by, which has to be the same in all processes.
+
+        Args:
+            read: reads the value of an array.
+            is_there: whether that would not wait.
+        """
+
+        def read_as_all(array: jax.Array, node: str) -> bool | int:
+            self._end_if(wait_or_gone(lambda: is_there(array), self._gone))
+            try:
+                value = read(array)
+            except jax.errors.JaxRuntimeError:  # devices may find out first
+                self._end_if(gone_within(self._gone))
+                raise
+            self._compare(node, value)
+            if self._deciders[node].agrees_at_once:
+                self._with_all(node, None)
+            return value
+
+        return read_as_all
+
+    def calling(
+        self, names: Sequence[str], call: Callable[..., Sequence[jax.Array]]
+    ) -> Callable[..., Sequence[jax.Array]]:
+        """A function that makes a call with results of these names; those that decide have to be the same everywhere.
+
+        A pending one is compared when it is waited for.
+        """
+        compared = [(i, name) for i, name in enumerate(names) if name in self._deciders]
+
+        def call_and_compare(*args: object) -> Sequence[jax.Array]:
+            results = call(*args)
+            for i, name in compared:
+                if type(results[i]) is PendingArray:
+                    self._thread.execution.pending[name] = results[i]
+                else:
+                    self._compare(name, results[i].item())
+            return results
+
+        return call_and_compare if compared else call
+
+    def waiting(self, wait: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+        """A function that waits for a result of a call."""
+
+        def wait_and_compare(array: jax.Array) -> jax.Array:
+            if isinstance(array, PendingArray):
+                self._end_if(wait_or_gone(lambda: array.ends_within(LOOK_SECONDS), self._gone))
+            value = wait(array)
+            pending = self._thread.execution.pending
+            for name in [name for name, result in pending.items() if result is array]:
+                del pending[name]
+                self._compare(name, value.item())
+            return value
+
+        return wait_and_compare
+
+    def releasing(self, release: Callable[..., None]) -> Callable[..., None]:
+        """A function that gives up the memory of donated arguments, in all processes or in none."""
+        return lambda *arguments: self._thread.execution.released.append(lambda: release(*arguments))
+
+    def _gone(self) -> str | None:
+        return self._own.gone(self.group)
+
+    def _end_if(self, gone: str | None) -> None:
+        if gone is not None:
+            execution: Execution = self._thread.execution
+            execution.ended_by = OtherProcessError(f"{self._name} ends on all of its processes: {gone}")
+            raise execution.ended_by
+
+    def _compare(self, name: str, value: object) -> None:
+        execution: Execution = self._thread.execution
+        execution.choices += (Choice(name, repr(value)),)
 
     def run(self, execute: Callable[..., Any], args: Sequence[object]) -> Any:
         """Executes the program in this thread; if it fails here, it fails in all processes.
@@ -156,73 +242,84 @@ class Agreement:
             BaseException: what the program raises here.
         """
         outer = getattr(self._thread, "execution", None)
-        execution = self._thread.execution = _Execution(*self._own.begin(self._group))
+        execution = Execution(*self._own.begin(self.group))
         try:
+            _of_thread.begun = self.begun + 1  # from here on, in the block, this function reports
+            self._thread.execution = execution
             results = execute(*args)
             if self._last_node is None:
                 self._with_all(None, None)
+            _do_all(execution.released)
             return results
-        except _NotAgreed as ended:
-            self._own.ended(self._group)
-            _mark(ended.error)
-            raise ended.error.with_traceback(ended.__traceback__) from None
         except BaseException as error:
-            self._fail(execution, error)
+            if error is execution.ended_by:
+                self._own.ended(self.group)
+            else:
+                self._fail(execution, error)
             raise
         finally:
             self._thread.execution = outer
 
-    def fail(self, error: BaseException) -> None:
-        """Lets the others know what was raised here before the program began, unless they do."""
-        if not getattr(error, _ATTRIBUTE, False):
-            self._fail(_Execution(*self._own.begin(self._group)), error)
+    def fail(self, error: BaseException, begun: int) -> None:
+        """Lets the others know what was raised here before the program began.
 
-    def _fail(self, execution: _Execution, error: BaseException) -> None:
-        _mark(error)
+        Args:
+            error: what was raised; an interrupt may also come when it has ended in all processes.
+            begun: how many executions this thread had begun before.
+        """
+        if self.begun == begun:
+            self._fail(Execution(*self._own.begin(self.group)), error)
+
+    def _fail(self, execution: Execution, error: BaseException) -> None:
         if execution.is_complete:  # an interrupt came too late for them
             return
         failure = report_of(error, self._own.process)
         deadline = time.monotonic() + _SEND_SECONDS
         # Sent before this process may end; then it is known whether the last vote was decided before.
-        self._own.vote(self._vote(execution, None, failure)).done.wait(deadline)
+        pending = self._own.pending(self._vote(execution, None, failure))
+        self._own.send(pending)
+        pending.done.wait(deadline)
         if execution.last is not None:
             execution.last.done.wait(deadline)
         if not execution.is_complete:
-            self._own.ended(self._group)
+            self._own.ended(self.group)
 
-    def _vote(self, execution: _Execution, node: str | None, failure: Report | None = None) -> Vote:
+    def _vote(self, execution: Execution, node: str | None, failure: Report | None = None) -> Vote:
         point = Point(execution.begun, self._digest, node, self._name)
         plan = self._text if failure is None and next(self._is_new) else None
         is_last = failure is None and node == self._last_node
-        return Vote(0, execution.number, self._group, point, is_last, failure, plan)
+        choices, execution.choices = execution.choices, ()
+        return Vote(0, execution.number, self.group, point, is_last, failure, plan, choices)
 
     def _with_all(self, node: str | None, action: Callable[[], Any] | None) -> Any:
-        execution: _Execution = self._thread.execution
+        execution: Execution = self._thread.execution
+        self._raise_left()  # nobody else will before `colocated.wait()`, and until then the others would go on
         vote = self._vote(execution, node)
-        pending = execution.last = self._own.vote(vote, action)
+        if execution.released:
+            action = _after(execution.released, action)
+            execution.released = []
+        pending = execution.last = self._own.pending(vote, action)  # known before it is sent, if an interrupt comes now
+        self._own.send(pending)
         seconds = self._timeout + _LEEWAY_SECONDS
         if not pending.done.wait(time.monotonic() + seconds):
-            text = f"process {self._group[0]}, which coordinates, does not answer for {seconds:g} s at {vote.point}"
-            raise _NotAgreed(OtherProcessError(text))
-        if pending.decision is None:
-            raise _NotAgreed(OtherProcessError(f"{self._name} cannot go on: {pending.error}"))
-        if pending.decision.failures:
-            raise _NotAgreed(self._error(vote.point, pending.decision))
+            text = f"process {self.group[0]}, which coordinates, does not answer for {seconds:g} s at {vote.point}"
+            execution.ended_by = OtherProcessError(text)
+        elif pending.decision is None:
+            execution.ended_by = OtherProcessError(f"{self._name} cannot go on: {pending.error}")
+        elif pending.decision.failures:
+            execution.ended_by = self._error(vote.point, pending.decision)
+        if execution.ended_by is not None:
+            raise execution.ended_by
         if pending.error is not None:
             raise pending.error
         return pending.result
 
     def _error(self, point: Point, decision: Decision) -> BaseException:
+        if decision.choices:
+            what = self._deciders[decision.choices[0][1].name].what
+            return ProgramsDifferError(different_choices(self._name, what, decision.choices))
         if decision.others:
-            where = "".join(f"\n  process {process}: {other}" for process, other, _ in decision.others)
-            text = f"the processes are not at the same point of the same program: here it is {point}, elsewhere{where}"
-            differences = [
-                difference
-                for process, _, plan in decision.others
-                if plan and (difference := _first_difference(self._text, plan, process))
-            ]
-            hint = "every process has to call the same programs, in the same order and with arguments of the same types"
-            return ProgramsDifferError("\n".join([text, *differences[:1], hint]))
+            return ProgramsDifferError(different_points(point, self._text, decision.others))
         first, *others = decision.failures
         error = OtherProcessError(f"{self._name} ends on all of its processes: process {first.process}: {first.text}")
         for report in (first, *others):
@@ -233,9 +330,52 @@ class Agreement:
         return error
 
 
-def _first_difference(own: str, other: str, process: int) -> str:
-    """The first line in which two plans differ, in words; empty if none does."""
-    for mine, theirs in itertools.zip_longest(own.splitlines(), other.splitlines(), fillvalue="(nothing)"):
-        if mine != theirs:
-            return f"their plans first differ in\n  here:      {mine.strip()}\n  process {process}: {theirs.strip()}"
-    return ""
+def _after(first: Sequence[Callable[[], None]], action: Callable[[], Any] | None) -> Callable[[], Any]:
+    def do_both() -> Any:
+        _do_all(first)
+        return action() if action is not None else None
+
+    return do_both
+
+
+def _do_all(actions: Sequence[Callable[[], None]]) -> None:
+    for action in actions:
+        action()
+
+
+class PlanAgreement(Agreement):
+    """What is agreed on is the plan, before its first execution; what is raised later is of one process alone."""
+
+    _is_same = False
+
+    def dispatching(self, node: str, dispatch: Callable[..., Any]) -> Callable[..., Any]:
+        """The function that dispatches a fragment."""
+        del node
+        return dispatch
+
+    def reading(
+        self, read: Callable[[jax.Array], bool | int], is_there: Callable[[jax.Array], bool] = is_computed
+    ) -> Callable[[jax.Array, str], bool | int]:
+        """A function that reads what a loop or branch goes by."""
+        del is_there
+        return lambda array, _: read(array)
+
+    def waiting(self, wait: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+        """The function that waits for a result of a call."""
+        return wait
+
+    def releasing(self, release: Callable[..., None]) -> Callable[..., None]:
+        """The function that gives up the memory of donated arguments."""
+        return release
+
+    def run(self, execute: Callable[..., Any], args: Sequence[object]) -> Any:
+        """Executes the program, after all processes have come to its first execution."""
+        if not self._is_same:
+            super().run(lambda: None, ())
+            self._is_same = True
+        return execute(*args)
+
+    def fail(self, error: BaseException, begun: int) -> None:
+        """Lets the others know what was raised here before the first execution."""
+        if not self._is_same:
+            super().fail(error, begun)

@@ -4,7 +4,19 @@ import traceback
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Decision", "Point", "Report", "Vote", "report_of"]
+__all__ = ["Choice", "Decision", "Gone", "Point", "Report", "Vote", "report_of"]
+
+
+class Choice(NamedTuple):
+    """A value that is to be the same in every process, for how the program goes on depends on it.
+
+    Attributes:
+        name: of the loop or branch that goes by it, or of the result of a call.
+        value: the value, as text.
+    """
+
+    name: str
+    value: str
 
 
 class Point(NamedTuple):
@@ -51,6 +63,7 @@ class Vote(NamedTuple):
         is_last: whether nothing is left of the execution that the others would wait for.
         failure: why it cannot go on; None if it can.
         plan: the text of the plan, with the first vote on it.
+        choices: what the process has read since its last vote of the execution.
     """
 
     number: int
@@ -60,6 +73,7 @@ class Vote(NamedTuple):
     is_last: bool
     failure: Report | None
     plan: str | None = None
+    choices: tuple[Choice, ...] = ()
 
 
 class Decision(NamedTuple):
@@ -69,11 +83,25 @@ class Decision(NamedTuple):
         number: that of the vote it answers.
         failures: why none goes on; none if all do.
         others: where processes are that are somewhere else, with the texts of their plans.
+        choices: the first one that differs, of each process that made it; none if that is not why.
     """
 
     number: int
     failures: Sequence[Report] = ()
     others: Sequence[tuple[int, Point, str]] = ()
+    choices: Sequence[tuple[int, Choice]] = ()
+
+
+class Gone(NamedTuple):
+    """What processes are told of one with which they cannot agree any more.
+
+    Attributes:
+        process: its number.
+        why: what became of it.
+    """
+
+    process: int
+    why: str
 
 
 def report_of(error: BaseException, process: int) -> Report:

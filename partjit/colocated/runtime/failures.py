@@ -22,7 +22,16 @@ import jax
 from partjit.colocated.runtime import threads
 from partjit.colocated.runtime.interrupts import is_interrupt
 
-__all__ = ["Failure", "PoisonedError", "Site", "call_site", "raise_unseen", "report_unseen", "without_stop"]
+__all__ = [
+    "Failure",
+    "PoisonedError",
+    "Site",
+    "call_site",
+    "raise_left",
+    "raise_unseen",
+    "report_unseen",
+    "without_stop",
+]
 
 _logger = logging.getLogger("partjit.colocated")
 _package = os.path.abspath(__file__).removesuffix(os.path.join("colocated", "runtime", "failures.py"))
@@ -179,6 +188,13 @@ def raise_unseen(concerned: Callable[[Failure], bool]) -> None:
         first.raise_()
     finally:
         _forget_seen()
+
+
+def raise_left() -> None:
+    """Raises the first unseen failure of a call of which no result is left to raise it, as `raise_unseen` does."""
+    if _orphans:
+        left = {*_orphans}
+        raise_unseen(left.__contains__)
 
 
 def report_unseen() -> None:

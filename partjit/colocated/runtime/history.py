@@ -11,6 +11,7 @@ that nothing runs ahead of an error which the program has not seen.
 
 import collections
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 
@@ -36,16 +37,18 @@ class Made:
         call: the call.
         results: its pending results.
         out_specs: the specs of the results.
+        record: what records it once it is taken; None without a journal.
         saved: the state of its object before it ran, if that can be saved.
         error: what it raised, which is handed over when it is taken.
         has_run: whether it succeeded.
         is_crossed: whether a call of another method that cannot undo it came behind it.
     """
 
-    __slots__ = ("_claims", "call", "error", "has_run", "is_crossed", "out_specs", "results", "saved")
+    __slots__ = ("_claims", "call", "error", "has_run", "is_crossed", "out_specs", "record", "results", "saved")
 
-    def __init__(self, call: Call, results: Sequence[PendingArray], out_specs: OutSpecs) -> None:
+    def __init__(self, call: Call, results: Sequence[PendingArray], out_specs: OutSpecs, record: Any = None) -> None:
         self.call = call
+        self.record = record
         self.results = results
         self.out_specs = out_specs
         self.saved: object = _NOTHING
@@ -58,6 +61,11 @@ class Made:
     def is_open(self) -> bool:
         """Whether it is neither taken nor dropped."""
         return "end" not in self._claims
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether nobody will take it."""
+        return type(self._claims.get("end")) is _Dropping
 
     def drop(self) -> bool:
         """Drops it, unless it was taken or dropped before; returns whether."""
@@ -84,7 +92,7 @@ class Made:
 
     def run(self, body: Callable[[], Sequence[jax.Array]], is_behind_a_failure: bool) -> Sequence[jax.Array]:
         """Runs its function, unless it is dropped; a failure is kept until it is taken."""
-        if (is_behind_a_failure and self.drop()) or type(self._claims.get("end")) is _Dropping:
+        if (is_behind_a_failure and self.drop()) or self.is_dropped:
             return self._nothing()
         try:
             values = body()
@@ -92,7 +100,7 @@ class Made:
             if is_interrupt(error):
                 raise
             self.error = error  # before it is read whether it was taken: `take` does it the other way round
-            if self.is_open or not self._is_first_to_report():
+            if self.is_open or self.is_dropped or not self._is_first_to_report():
                 return self._nothing()
             raise
         self.has_run = True
@@ -149,6 +157,21 @@ class History:
                 crossed.clear()
 
         call.entering, call.body = entering, in_turn
+
+    @property
+    def can_save(self) -> bool:
+        """Whether the object has a state that can be saved."""
+        return self._save is not None
+
+    def save(self) -> object:
+        """The state of the object, in the turn of a call of it."""
+        assert self._save is not None
+        return self._save()
+
+    def restore(self, state: object) -> None:
+        """Sets the state of the object, in the turn of a call of it."""
+        assert self._restore is not None
+        self._restore(state)
 
     def shown(self) -> tuple[object, ...]:
         """The state that a call which only returns it has to show; empty if it is that of the object now."""

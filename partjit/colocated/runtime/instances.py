@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 from partjit._jax.types import PyTree
 from partjit.colocated.isolation.objects import IsolatedObject
 from partjit.colocated.runtime import scheduler, threads
-from partjit.colocated.runtime.call import Lane
+from partjit.colocated.runtime.call import Call, Lane
 from partjit.colocated.runtime.failures import call_site
 from partjit.colocated.runtime.history import History
 from partjit.colocated.runtime.interrupts import is_interrupt
 from partjit.colocated.runtime.streams import current_stream
 from partjit.colocated.serialization import copied
 
-__all__ = ["Instance", "destroy_all", "instances"]
+__all__ = ["Instance", "destroy_all", "instance_of", "instances"]
 
 _Result = TypeVar("_Result")
 _numbers = itertools.count()
@@ -108,6 +108,29 @@ class Instance:
 
         return state if self.shows_state(name) else call
 
+    def saved(self) -> Any:
+        """The state that the program has consumed, once the calls made so far have ended."""
+        history = self.history
+        assert history is not None
+
+        def save() -> Any:
+            shown = history.shown()
+            return shown[0] if shown else history.save()
+
+        return self._in_turn(history, "save", save)
+
+    def restored(self, state: Any) -> None:
+        """Sets the state, once the calls made so far have ended."""
+        history = self.history
+        assert history is not None
+        self._in_turn(history, "restore", lambda: history.restore(state))
+
+    def _in_turn(self, history: History, name: str, body: Callable[[], _Result]) -> _Result:
+        lanes = scheduler.not_entered([lane for lane in (current_stream(), self.lane) if lane is not None])
+        call = Call(f"{self.name}.{name}", call_site(), current_stream(), lanes, body)
+        history.order(call, shows_state=name == "save")
+        return scheduler.run_here(call)
+
     def shows_state(self, name: str) -> bool:
         """Whether this is the name of the method that returns the state of the object."""
         return name == self._shows_state
@@ -143,6 +166,12 @@ class Instance:
 
 instances: "weakref.WeakValueDictionary[int, Instance]" = weakref.WeakValueDictionary()
 """The objects of this process, by number."""
+
+
+def instance_of(handle: object) -> Instance | None:
+    """The object that a user's reference refers to; None for other objects."""
+    found = getattr(handle, "_colocated_instance", None)
+    return found if isinstance(found, Instance) else None
 
 
 def _destroy_later(box: list[object]) -> None:

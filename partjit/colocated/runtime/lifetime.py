@@ -1,7 +1,6 @@
 """Exit and fork of the process, and what they mean for calls that have not ended."""
 
 import atexit
-import math
 import os
 import sys
 
@@ -9,6 +8,7 @@ from partjit.colocated.isolation import functions, process
 from partjit.colocated.runtime import arrivals, failures, scheduler, streams, threads
 from partjit.colocated.runtime.instances import destroy_all
 from partjit.colocated.runtime.interrupts import deadline_of
+from partjit.colocated.runtime.timeouts import seconds_of
 
 __all__ = ["watch"]
 
@@ -52,12 +52,8 @@ def _finish() -> None:
 
 
 def _exit_timeout() -> float:
-    text = os.environ.get("PARTJIT_EXIT_TIMEOUT", "")
     try:
-        timeout = float(text or _EXIT_SECONDS)
-    except ValueError:
-        timeout = math.nan
-    if not math.isnan(timeout):
-        return timeout
-    print(f"partjit: PARTJIT_EXIT_TIMEOUT must be a number of seconds, but is {text!r}", file=sys.stderr)
-    return _EXIT_SECONDS
+        return seconds_of("PARTJIT_EXIT_TIMEOUT", _EXIT_SECONDS)
+    except ValueError as error:  # which nobody could catch at exit
+        print(f"partjit: {error}", file=sys.stderr)
+        return _EXIT_SECONDS

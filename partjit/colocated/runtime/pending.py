@@ -6,6 +6,7 @@ Only what needs the value waits. What follows from the specs (shape, dtype, shar
 
 import copy
 import operator
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -121,6 +122,11 @@ class PendingArray(jax.Array):
         if self._failure is not None:
             raise PoisonedError(self._failure)
         return self._present()
+
+    def ends_within(self, seconds: float) -> bool:
+        """Whether its call has ended, or does within so many seconds."""
+        call = self._call
+        return call is None or scheduler.join(call, time.monotonic() + seconds)
 
     def _join(self) -> None:
         call = self._call

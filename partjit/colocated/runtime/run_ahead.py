@@ -12,12 +12,14 @@ from typing import NamedTuple
 
 import jax
 
+from partjit.colocated.journaling.entries import Ahead, Entry
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call
 from partjit.colocated.runtime.deadlocks import would_never_end
+from partjit.colocated.runtime.failures import PoisonedError
 from partjit.colocated.runtime.history import History, Made
 from partjit.colocated.runtime.pending import PendingArray
-from partjit.colocated.runtime.specs import OutSpecs
+from partjit.colocated.runtime.specs import OutSpec, OutSpecs
 
 __all__ = ["Prepared", "RunAhead"]
 
@@ -29,11 +31,13 @@ class Prepared(NamedTuple):
         call: the call.
         results: its pending results.
         out_specs: the specs of the results.
+        record: what records it once it is taken, if a journal is open.
     """
 
     call: Call
     results: Sequence[PendingArray]
     out_specs: OutSpecs
+    record: Ahead | None = None
 
     def submit(self) -> Sequence[jax.Array]:
         """Submits the call and returns its results."""
@@ -53,7 +57,9 @@ class RunAhead:
         self._history = history or History()
         self._made: collections.deque[Made] = collections.deque()
 
-    def take(self, out_specs: OutSpecs, prepare: Callable[[], Prepared]) -> Sequence[jax.Array]:
+    def take(
+        self, out_specs: OutSpecs, prepare: Callable[[], Prepared], entry: Entry | None = None
+    ) -> Sequence[jax.Array]:
         """The results of the next call; submits others in its place.
 
         A call is added here at the moment it enters its lanes. So calls are taken in the order in which they run, and a
@@ -62,9 +68,13 @@ class RunAhead:
         Args:
             out_specs: the specs that the results must have.
             prepare: prepares a call.
+            entry: that of the request in the journal.
         """
         if scheduler.is_changing_lanes():  # a finalizer: it cannot enter lanes now
-            return prepare().submit()
+            prepared = prepare()
+            if entry is not None:
+                entry.take(prepared.record, prepared.results)
+            return prepared.submit()
         taken = self._pop()
         while taken is None:
             self._make(prepare(), self.count + 1)
@@ -76,15 +86,15 @@ class RunAhead:
             taken.give_back()
             self._made.appendleft(taken)
             raise
-        return _fitted(taken, out_specs)
+        return _fitted(taken, out_specs, entry)
 
-    def made(self, out_specs: OutSpecs) -> Sequence[jax.Array] | None:
+    def made(self, out_specs: OutSpecs, entry: Entry | None = None) -> Sequence[jax.Array] | None:
         """The results of the next call if it was made and does not wait for the requesting call, else None."""
         first = next(iter([*self._made]), None)
         if first is None or would_never_end(first.call):
             return None
         taken = self._pop()
-        return None if taken is None else _fitted(taken, out_specs)
+        return None if taken is None else _fitted(taken, out_specs, entry)
 
     def discard(self) -> int:
         """Drops the calls that were made and not taken; returns how many. Those that have not begun are skipped."""
@@ -96,7 +106,7 @@ class RunAhead:
 
     def _make(self, prepared: Prepared, most: int) -> None:
         call, history, queue = prepared.call, self._history, self._made
-        made = Made(call, prepared.results, prepared.out_specs)
+        made = Made(call, prepared.results, prepared.out_specs, prepared.record)
         crossed: list[Made] = []
         body = call.body
         assert body is not None
@@ -140,8 +150,17 @@ class RunAhead:
             self._made.remove(made)
 
 
-def _fitted(taken: Made, out_specs: OutSpecs) -> Sequence[jax.Array]:
+def _fitted(taken: Made, out_specs: OutSpecs, entry: Entry | None) -> Sequence[jax.Array]:
+    if entry is not None:
+        entry.take(taken.record, taken.results)
     if taken.out_specs is out_specs:
         return taken.results
     # It was made by another program or outside of any, with other shardings.
-    return [spec.fit(result.value()) for spec, result in zip(out_specs.leaves, taken.results, strict=True)]
+    return [_fitted_to(spec, result) for spec, result in zip(out_specs.leaves, taken.results, strict=True)]
+
+
+def _fitted_to(spec: OutSpec, result: PendingArray) -> jax.Array:
+    try:
+        return spec.fit(result.value_for_call())
+    except PoisonedError as error:  # raised where it is used, as by any other call
+        return PendingArray.failed(error.failure, spec.aval, spec.sharding, spec.committed)

@@ -24,7 +24,7 @@ from partjit.colocated.runtime.pending import values_of
 from partjit.colocated.runtime.pins import distinct
 from partjit.colocated.runtime.specs import OutSpec, OutSpecs, flat_values
 
-__all__ = ["Shards", "mesh_coordinates", "on_each", "on_each_shard", "per_shard"]
+__all__ = ["Shards", "coordinates_here", "mesh_coordinates", "on_each", "on_each_shard", "per_shard"]
 
 _Result = TypeVar("_Result")
 
@@ -63,6 +63,11 @@ def mesh_coordinates() -> dict[str, int]:
             "a mesh. The shards of an array are described by its sharding"
         )
     return dict(found)
+
+
+def coordinates_here() -> dict[str, int] | None:
+    """As `mesh_coordinates`; None where no such function is running."""
+    return _coordinates.get()
 
 
 def on_each(call: Callable[[int], _Result], positions: Sequence[dict[str, int] | None]) -> list[_Result]:

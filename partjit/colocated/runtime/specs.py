@@ -80,6 +80,10 @@ class InSpecs:
         self.tree = tree
         self._seen: list[object] | None = None
 
+    def text(self) -> str:
+        """The shapes and dtypes of the arguments, in words."""
+        return ", ".join(ShapedArray(x.shape, x.dtype).str_short() for x in self.leaves)
+
     @staticmethod
     def of_user(in_specs: object) -> "InSpecs":
         """From the option `in_specs`: `(args, kwargs)` of ShapeDtypeStructs, or of arrays as examples.
@@ -187,6 +191,9 @@ class OutSpec:
         """The value, moved to this sharding."""
         if self._copies_on is not None and type(value) is ArrayImpl and is_on_one_host_device(value):
             return copies_of(value, self.sharding, self._copies_on)
+        is_local = value.is_fully_addressable and isinstance(value.dtype, np.dtype)  # keys have dtypes of their own
+        if is_local and not self.sharding.is_fully_addressable:
+            return self.put_numpy(np.asarray(value))  # each process has all of it, and puts its own part
         return device_put(value, self.sharding)
 
 

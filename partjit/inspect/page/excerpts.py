@@ -51,8 +51,11 @@ class Excerpts:
         return join(self._file(file, lines) for file, lines in self._files.items())
 
     def _file(self, file: str, wanted: set[int]) -> Markup:
-        linecache.checkcache(file)
-        lines = linecache.getlines(file)
+        try:
+            linecache.checkcache(file)
+            lines = linecache.getlines(file)
+        except ValueError:  # no file can have this name
+            lines = []
         shown = shown_file(file)
         head = element("h3", shown if shown.startswith("In[") else file, class_="pj-mono")
         prefix = f"{self._prefix}-f{self._numbers[file]}"

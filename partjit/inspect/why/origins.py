@@ -177,7 +177,8 @@ def _origins(partitioned: Partitioned) -> Origins:
         for number, names in reported["values"].items():
             for axis, name in names.items():
                 request = request_named(name)
-                if axis in axes.get(int(number), ()) and request is not None:
+                # It may name a constraint that leaves the dimension open, behind the one that says the axis.
+                if axis in axes.get(int(number), ()) and request is not None and _base(axis) in request.axes:
                     found[int(number)][axis] = request, problem is None
     for request in requests:
         if request.kind not in _PREFERENCES:

@@ -29,6 +29,7 @@ class PlanData:
         order: pairs of names of nodes of which the second may only begin when the first has ended.
         constants: arguments of calls that are the same for all executions.
         released: the inputs whose memory the caller gives up, and that a result could take over.
+        agree: whether its processes agree before each fragment; otherwise only before the first execution.
     """
 
     name: str
@@ -40,6 +41,7 @@ class PlanData:
     order: tuple[tuple[str, str], ...]
     constants: tuple[tuple[Value, ArrayLike], ...]
     released: frozenset[Value]
+    agree: bool = True
 
     @property
     def fragments(self) -> tuple[Fragment[Value, Value], ...]:

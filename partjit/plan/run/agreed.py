@@ -1,16 +1,34 @@
 """What a plan over several processes has to have in common in all of them."""
 
 import contextlib
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import jax
+import numpy as np
+from jax.core import ShapedArray
+from jax.typing import ArrayLike
 
-from partjit.colocated.agreement.program import Agreement, agreement_of
-from partjit.plan.ir.nodes import ColocatedCall, Fragment, Loop, Node, Value, blocks_of, walk
+from partjit._jax.sources import at_site
+from partjit.colocated.agreement.program import Agreement, Decider, agreement_of
+from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Node, Transfer, Value, blocks_of, walk
 from partjit.plan.plan import Plan
 
 __all__ = ["agreement_for", "failing_everywhere"]
+
+_OPTIONS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_use_shardy_partitioner",
+    "jax_debug_nans",
+    "jax_debug_infs",
+)
+_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+_FLAGS_OF_ONE_PROCESS = ("--xla_dump", "--xla_force_host_platform_device_count")
 
 
 def agreement_for(plan: Plan) -> Agreement | None:
@@ -18,7 +36,10 @@ def agreement_for(plan: Plan) -> Agreement | None:
 
     def agreement() -> Agreement | None:
         devices = () if plan.mesh.empty else plan.mesh.devices.flat
-        return agreement_of(devices, plan.name, lambda: "\n".join(_lines(plan)), _last_node(plan))
+        text, deciders = lambda: "\n".join(_lines(plan)), lambda: dict(_deciders(plan))
+        if not plan.agree:
+            return agreement_of(devices, plan.name, text, is_on_plan_alone=True)
+        return agreement_of(devices, plan.name, text, _last_node(plan), deciders)
 
     return plan.made.get("agreement", agreement)
 
@@ -31,24 +52,88 @@ def _last_node(plan: Plan) -> str | None:
     return last.name if isinstance(last, Fragment) and not may_fail_later else None
 
 
+def _deciders(plan: Plan) -> Iterator[tuple[str, Decider]]:
+    """The predicates and indices that each process reads, and the numbers that fragments get from calls.
+
+    What the devices compute is the same in all processes if what they get is. Of the results of calls those that have
+    one number are compared: a loop inside of a fragment may go by it.
+    """
+    group = {device.process_index for device in plan.mesh.devices.flat}
+    made_by = {value: node for node in walk(plan.nodes) for value in node.outputs}
+    used = {*_used_for_devices(plan)}
+    for node in walk(plan.nodes):
+        if isinstance(node, ColocatedCall):
+            for k, value in enumerate(node.outputs):
+                if value in used and _is_one_number(value, group):
+                    which = f"result {k}" if len(node.outputs) > 1 else "the result"
+                    made_at = "{}:{} in {}".format(*node.site)
+                    what = f"{which} of the colocated call of {node.callee.name!r} made at {made_at}"
+                    yield value.name, Decider(what)
+        elif isinstance(node, Branch):
+            is_by_devices = isinstance(made_by.get(node.inputs[0]), Fragment)
+            what = f"the index of the {node.eqn.primitive.name}{at_site(node.eqn.source_info)}"
+            yield node.name, Decider(what, not is_by_devices and not _begins_with_fragments(node))
+        elif isinstance(node, Loop) and node.trip_count is None:
+            values = (node.initial[0], node.block.outputs[0])
+            is_by_devices = all(isinstance(made_by.get(value), Fragment) for value in values)
+            has_fragment = any(isinstance(inner, Fragment) for inner in node.block.nodes)
+            what = f"the predicate of the {node.eqn.primitive.name}{at_site(node.eqn.source_info)}"
+            at_once = not has_fragment or (not is_by_devices and not _begins_with_fragments(node))
+            yield node.name, Decider(what, at_once)
+
+
+def _begins_with_fragments(node: Loop | Branch) -> bool:
+    return all(block.nodes and isinstance(block.nodes[0], Fragment) for block in blocks_of(node))
+
+
+def _used_for_devices(plan: Plan) -> Iterator[Value]:
+    """What fragments read, or may read as what a loop or branch is given and gives, besides what it goes by."""
+    for node in walk(plan.nodes):
+        goes_by = int(isinstance(node, Loop) and node.trip_count is None)
+        if isinstance(node, Fragment | Transfer):
+            yield from node.inputs
+        elif isinstance(node, Loop):
+            yield from (*node.captured, *node.initial[goes_by:])
+        elif isinstance(node, Branch):
+            yield from node.captured
+        for block in blocks_of(node):
+            yield from block.outputs[goes_by:]
+
+
+def _is_one_number(value: Value, group: set[int]) -> bool:
+    sharding = value.sharding
+    return (
+        value.aval.shape == ()
+        and not jax.dtypes.issubdtype(value.aval.dtype, jax.dtypes.extended)
+        and sharding is not None
+        and sharding.is_fully_replicated
+        and {device.process_index for device in sharding.device_set} == group
+    )
+
+
 @contextlib.contextmanager
 def failing_everywhere(plan: Plan) -> Iterator[None]:
     """In which what is raised here, before the plan runs, ends it in all of its processes."""
+    agreement = agreement_for(plan)
+    begun = 0 if agreement is None else agreement.begun
     try:
         yield
     except BaseException as error:
-        if (agreement := agreement_for(plan)) is not None:
-            agreement.fail(error)
+        if agreement is not None:
+            agreement.fail(error, begun)
         raise
 
 
 def _lines(plan: Plan) -> Iterator[str]:
     """The plan node after node, and what else decides how it is compiled."""
     yield f"jax {jax.__version__}"
-    for option in ("jax_enable_x64", "jax_default_matmul_precision"):
-        yield f"{option} = {getattr(jax.config, option)}"
+    yield from (f"{option} = {getattr(jax.config, option)}" for option in _OPTIONS)
+    yield from (f"{name} = {' '.join(_flags_of(os.environ.get(name, '')))}" for name in _FLAGS)
+    yield f"agree = {plan.agree}"
     yield f"mesh {dict(plan.mesh.shape)} of devices {[device.id for device in plan.mesh.devices.flat]}"
-    yield f"{plan.name}({_listed(plan.inputs)}) -> {_listed(plan.outputs)}"
+    donated = [value.name for value in plan.inputs if value in plan.released]
+    yield f"{plan.name}({_listed(plan.inputs)}) -> {_listed(plan.outputs)}{_donating(donated)}"
+    yield from (f"  {value.name} = {_digest(constant)}" for value, constant in plan.constants)
     yield from _of_nodes(plan.nodes, "  ")
 
 
@@ -59,12 +144,32 @@ def _of_nodes(nodes: Sequence[Node], indent: str) -> Iterator[str]:
             file, number, _ = node.site
             yield f"{line} at {os.path.basename(file)}:{number}, {node.where}"
         elif isinstance(node, Fragment):
-            yield line
+            yield line + _donating([v.name for v, given in zip(node.inputs, node.donated, strict=True) if given])
             yield from (f"{indent}  {text}" for text in str(node.jaxpr).splitlines())
+            yield from (f"{indent}  constant {_digest(constant)}" for constant in node.jaxpr.consts)
         else:
             yield line + (f" {node.trip_count} times" if isinstance(node, Loop) else "")
         for block in blocks_of(node):
             yield from _of_nodes(block.nodes, indent + "  ")
+
+
+def _flags_of(text: str) -> list[str]:
+    """The flags of XLA that decide what is compiled."""
+    return sorted(flag for flag in text.split() if not flag.startswith(_FLAGS_OF_ONE_PROCESS))
+
+
+def _donating(names: Sequence[str]) -> str:
+    return f", reuses the memory of {', '.join(names)}" if names else ""
+
+
+def _digest(constant: ArrayLike) -> str:
+    """An array in a line; of one of which parts are in other processes only the type, as no process has all of it."""
+    aval = cast(ShapedArray, jax.typeof(constant))
+    if isinstance(constant, jax.Array):
+        is_readable = constant.is_fully_addressable or constant.is_fully_replicated
+        if not is_readable or jax.dtypes.issubdtype(constant.dtype, jax.dtypes.extended):
+            return aval.str_short()
+    return f"{aval.str_short()} {hashlib.sha256(np.asarray(constant).tobytes()).hexdigest()[:16]}"
 
 
 def _listed(values: Sequence[Value]) -> str:

@@ -23,9 +23,11 @@ from partjit.colocated.executions import run_answering, run_emitting
 from partjit.colocated.ir.eager import DefaultSharding
 from partjit.colocated.ir.emission import ANSWERED
 from partjit.colocated.ir.primitive import SpecializationOfKind
+from partjit.colocated.journaling import log as journal
+from partjit.colocated.journaling.identity import in_scope_of_caller
 from partjit.colocated.runtime.host_values import HostArgument
 from partjit.colocated.runtime.numbers import Numbers
-from partjit.colocated.runtime.pending import PendingArray, values_of
+from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.specs import OutSpec
 from partjit.colocated.specialization import Specialization
 from partjit.compile import lower_jaxpr
@@ -37,6 +39,7 @@ from partjit.plan.plan import Plan
 from partjit.plan.run.agreed import agreement_for
 from partjit.plan.run.observe import observed
 from partjit.plan.run.so_far import keep_results
+from partjit.plan.show.source import emit
 
 __all__ = ["LoweredFragment", "Run", "compile_fragment", "link", "lower_fragment"]
 
@@ -117,13 +120,21 @@ def link(
         makes = run_answering if lowered.fragment.waits_for_calls else partial(run_emitting, may_wait=may_wait)
         run_fragment = _with_calls(makes, emitted, dispatch, put) if emitted else dispatch
         name = lowered.fragment.name
-        namespace[name] = run_fragment if agreement is None else agreement.dispatching(name, run_fragment)
+        if agreement is not None:  # it dispatches on a thread of its own
+            agreed = partial(agreement.dispatching, name)
+            run_fragment = in_scope_of_caller(run_fragment, agreed) if emitted else agreed(run_fragment)
+        namespace[name] = run_fragment
     for call in walk(plan.nodes):
         if isinstance(call, ColocatedCall):
-            namespace[call.name] = _caller(call, _specialized(call, default, mesh, Specialization))
+            run_call = _caller(call, _specialized(call, default, mesh, Specialization))
+            names = [value.name for value in call.outputs]
+            namespace[call.name] = run_call if agreement is None else agreement.calling(names, run_call)
     for transfer in plan.transfers:
         namespace[transfer.name] = _mover(transfer)
-    source = plan.source
+    if agreement is not None:
+        namespace |= {"read": agreement.reading(_read), "wait": agreement.waiting(_wait)}
+        namespace["release"] = agreement.releasing(_release)
+    source = plan.source if agreement is None else emit(plan, is_agreed=True)
     code = compile(source, f"<plan of {plan.name}>", "exec")
     name = source[len("def ") : source.index("(")]
     with_events = observed(plan, code, name, dict(namespace))
@@ -132,8 +143,15 @@ def link(
 
     def run(args: Sequence[object], tree: PyTreeDef | None) -> PyTree:
         execute = with_events if events.listeners else quiet
+        if journal.current is not None:
+            execute = journal.current.executing(plan.name, execute)
         try:
-            results = execute(*args) if agreement is None else agreement.run(lambda: values_of(execute(*args)), ())
+            if agreement is None:
+                results = execute(*args)
+            elif plan.agree:
+                results = agreement.run(lambda: [*map(namespace["wait"], execute(*args))], ())  # until then it may fail
+            else:
+                results = agreement.run(execute, args)
         except BaseException as error:
             keep_results(error, plan, tree)
             raise
@@ -193,13 +211,13 @@ def _on(mesh: Mesh, sharding: Sharding) -> Sharding:
 
 def _caller(call: ColocatedCall[Value, Value], specialization: Specialization) -> Callable[..., Sequence[jax.Array]]:
     """A function that makes a call, in this thread or on another."""
-    site, pinned, distinct = call.site, call.pinned, call.distinct
+    site, pinned, distinct, node = call.site, call.pinned, call.distinct, call.name
 
     def run(*leaves: jax.Array) -> Sequence[jax.Array]:
-        return specialization.run_for_program(leaves, distinct, site)
+        return specialization.run_for_program(leaves, distinct, site, node)
 
     def submit(*leaves: jax.Array) -> Sequence[jax.Array]:
-        return specialization.submit_for_program(leaves, pinned, site)
+        return specialization.submit_for_program(leaves, pinned, site, node)
 
     return run if call.is_inline else submit
 

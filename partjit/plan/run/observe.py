@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import queue
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Any, TypeAlias
@@ -51,15 +52,23 @@ def observed(plan: Plan, code: CodeType, name: str, namespace: dict[str, Any]) -
     """
     program = plan.name
     own = dict(namespace)
+    devices = () if plan.mesh.empty else plan.mesh.devices.flat
+    group = tuple(sorted({device.process_index for device in devices}))
+    processes = group if len(group) > 1 else ()
 
     def dispatching(fragment: Fragment[Value, Value]) -> Function:
         dispatch, watched = namespace[fragment.name], _watchable(plan, fragment)
 
         def observed_dispatch(*args: jax.Array) -> Sequence[jax.Array]:
             number = _current.get().number
-            events.emit(events.FragmentDispatched(program, number, fragment.name))
-            with node_of_program(program, number, fragment.name):
-                results = dispatch(*args)
+            events.emit(events.FragmentDispatched(program, number, fragment.name, processes))
+            try:
+                with node_of_program(program, number, fragment.name):
+                    results = dispatch(*args)
+            except BaseException as error:
+                text = traceback.format_exception_only(error)[0].strip()
+                events.emit(events.FragmentFailed(program, number, fragment.name, text))
+                raise
             _watcher.watch([results[i] for i in watched], (program, number, fragment.name))
             return results
 
@@ -87,12 +96,12 @@ def observed(plan: Plan, code: CodeType, name: str, namespace: dict[str, Any]) -
         execution = _current.get()
         node = next((call for call, made in execution.made.items() if any(array is r for r in made)), "argument")
         with events.span(events.WaitStarted(program, execution.number, node)):
-            return array.value()
+            return namespace["wait"](array)
 
-    def read(array: jax.Array) -> bool | int:
+    def read(array: jax.Array, *node: str) -> bool | int:
         value = wait(array)
         with events.span(events.WaitStarted(program, _current.get().number, "devices")):
-            return value.item()
+            return namespace["read"](value, *node)
 
     own |= {"wait": wait, "read": read}
     own |= {fragment.name: dispatching(fragment) for fragment in plan.fragments}

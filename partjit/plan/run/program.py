@@ -53,6 +53,7 @@ def plan_of(
     mesh: Mesh,
     donated_invars: tuple[bool, ...],
     name: str,
+    agree: bool = True,
     is_for_caller: bool = True,
     **_: object,
 ) -> Plan:
@@ -68,7 +69,7 @@ def plan_of(
     out_shardings = shardings_of(out_specs, mesh)
     caller = current_stream()
     caller = caller if is_for_caller and caller in streams_of(jaxpr.jaxpr) else None
-    return make_plan(jaxpr, in_shardings, out_shardings, donated_invars, mesh, name, caller)
+    return make_plan(jaxpr, in_shardings, out_shardings, donated_invars, mesh, name, agree, caller)
 
 
 def lower_plan(plan: Plan, mesh: Mesh) -> list[LoweredFragment]:

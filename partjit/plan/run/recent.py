@@ -16,6 +16,7 @@ from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import Numbered, positions
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.streams import entered_stream
+from partjit.plan.plan import Plan
 from partjit.plan.run.link import Run
 from partjit.plan.run.program import Placing
 
@@ -51,11 +52,16 @@ class Recent:
     def __init__(self, static: Numbered, host: Numbered) -> None:
         self._static = static
         self._host = host
-        self._calls: tuple[tuple[object, PyTreeDef, list[object], _Typed, Placing, Run, PyTreeDef], ...] = ()
+        self._calls: tuple[tuple[object, PyTreeDef, list[object], _Typed, Plan, Placing, Run, PyTreeDef], ...] = ()
         _recents.add(self)
 
-    def call(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> PyTree:
-        """The result of a call, or UNKNOWN if it is of another kind than the last ones."""
+    def call(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], recognized: Callable[[Plan], object]) -> PyTree:
+        """The result of a call, or UNKNOWN if it is of another kind than the last ones.
+
+        Args:
+            args, kwargs: what the function is called with.
+            recognized: is called with the plan before it runs.
+        """
         if not self._calls or not is_eager():
             return UNKNOWN
         statics: _Typed = ()
@@ -66,8 +72,9 @@ class Recent:
             found = [_KINDS[type(leaf)](leaf) for leaf in leaves]
         except (ValueError, KeyError, AttributeError):  # keys that do not compare, or a leaf that is no plain array
             return UNKNOWN
-        for context, tree, kinds, static_values, placing, run, out_tree in self._calls:
+        for context, tree, kinds, static_values, plan, placing, run, out_tree in self._calls:
             if found == kinds and own_tree == tree and statics == static_values and _context() == context:
+                recognized(plan)
                 kinds[:] = found  # the next call, with results of this one, is compared with these by identity
                 try:
                     placed = placing.apply(leaves)
@@ -82,6 +89,7 @@ class Recent:
         kwargs: dict[str, PyTree],
         tree: PyTreeDef,
         leaves: Sequence[object],
+        plan: Plan,
         placing: Placing,
         run: Run,
         out_tree: PyTreeDef,
@@ -91,14 +99,15 @@ class Recent:
         Args:
             args, kwargs: what the function was called with.
             tree, leaves: the same without static arguments, flat.
+            plan: the plan.
             placing: what is done with such arguments.
-            run: the plan.
+            run: the plan, compiled.
             out_tree: the structure of the result.
         """
         if all(type(leaf) in _KINDS for leaf in leaves):
             kinds = [_KINDS[type(leaf)](leaf) for leaf in leaves]
             statics = self._separated(args, kwargs)[2]
-            self._calls = ((_context(), tree, kinds, statics, placing, run, out_tree), *self._calls)[:_MOST]
+            self._calls = ((_context(), tree, kinds, statics, plan, placing, run, out_tree), *self._calls)[:_MOST]
 
     def clear(self) -> None:
         """Recognizes nothing until the next call."""

@@ -16,28 +16,30 @@ from partjit.render.numbers import counted
 __all__ = ["emit", "names_of_results", "pending_in_iterations", "said_of_fragment", "waits"]
 
 
-def emit(plan: PlanData, most_names: int | None = None) -> str:
+def emit(plan: PlanData, most_names: int | None = None, *, is_agreed: bool = False) -> str:
     """The source of the function that a plan is.
 
     Args:
         plan: the plan.
         most_names: lists of names that are longer are cut short, for readers.
+        is_agreed: whether `read` gets the name of the loop or branch as well, for processes that have to agree on it.
     """
-    return _emitted(plan, _Names(most_names))
+    return _emitted(plan, _Names(most_names), is_agreed)
 
 
 def names_of_results(plan: PlanData) -> list[str]:
     """The names of a plan's results in its source; in a loop that carries one, its value so far has that name."""
     names = _Names(None)
-    _emitted(plan, names)
+    _emitted(plan, names, False)
     return [*map(names.of, plan.outputs)]
 
 
-def _emitted(plan: PlanData, names: "_Names") -> str:
+def _emitted(plan: PlanData, names: "_Names", is_agreed: bool) -> str:
     lines = [f"def {_identifier(plan)}({names.listed(plan.inputs)}):"]
     kept = {*plan.outputs, *(value for value, _ in plan.constants)}
     moved = {value for node in walk(plan.nodes) if isinstance(node, Branch) for value in node.given}
-    lines += _indented([*_Writer(names, plan.released - moved).block(plan.nodes, plan.inputs, kept, set())])
+    writer = _Writer(names, plan.released - moved, is_agreed)
+    lines += _indented([*writer.block(plan.nodes, plan.inputs, kept, set())])
     lines.append(f"    return ({names.listed(plan.outputs)}{',' if len(plan.outputs) == 1 else ''})")
     return "\n".join(lines) + "\n"
 
@@ -115,11 +117,13 @@ class _Writer:
     Args:
         names: how lists of names are written.
         released: the values whose memory the caller gives up.
+        is_agreed: see `emit`.
     """
 
-    def __init__(self, names: _Names, released: Collection[Value]) -> None:
+    def __init__(self, names: _Names, released: Collection[Value], is_agreed: bool) -> None:
         self._names = names
         self._released = released
+        self._is_agreed = is_agreed
 
     def block(
         self, nodes: Sequence[Node], own: Sequence[Value], kept: set[Value], pending: set[Value]
@@ -182,7 +186,7 @@ class _Writer:
         nodes = loop.block.nodes
         yield from self._set(loop.outputs, loop.initial, dead)
         head = (
-            f"while read({self._names.of(loop.outputs[0])}):"
+            f"while {self._read(loop.outputs[0], loop)}:"
             if loop.trip_count is None
             else f"for _ in range({loop.trip_count}):"
         )
@@ -195,6 +199,9 @@ class _Writer:
         lines += self.block(nodes, loop.outputs, {*loop.block.outputs}, inside)
         produced = {value for node in nodes for value in node.outputs}
         yield from _indented([*lines, *self._set(loop.outputs, loop.block.outputs, produced)])
+
+    def _read(self, value: Value, node: Loop | Branch) -> str:
+        return f"read({self._names.of(value)}{f', {node.name!r}' if self._is_agreed else ''})"
 
     def _go_on_in_place(self, loop: Loop) -> None:
         """What is carried on has the name of the carried value that it replaces, if that is not read any more."""
@@ -211,7 +218,7 @@ class _Writer:
                 self._names.taken_over[value] = carried
 
     def _branch(self, branch: Branch, pending: set[Value]) -> Iterator[str]:
-        yield f"match read({self._names.of(branch.inputs[0])}):  # {branch.name}"
+        yield f"match {self._read(branch.inputs[0], branch)}:  # {branch.name}"
         for k, block in enumerate(branch.blocks):
             yield f"    case {k if k + 1 < len(branch.blocks) else '_'}:"
             produced = {value for node in block.nodes for value in node.outputs}

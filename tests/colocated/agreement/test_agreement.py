@@ -1,7 +1,6 @@
 """Processes that agree, played by threads: what one does all do, and errors say what happened where."""
 
 import collections
-import dataclasses
 import multiprocessing.connection
 import random
 import re
@@ -10,12 +9,13 @@ import threading
 import time
 
 import jax
+import numpy as np
 import pytest
 
-from partjit import OtherProcessError, ProgramsDifferError
+from partjit import OtherProcessError, ProgramsDifferError, events
 from partjit.colocated.agreement import participant
 from partjit.colocated.agreement.participant import Participant
-from partjit.colocated.agreement.program import Agreement, agreement_of
+from partjit.colocated.agreement.program import Agreement, Decider, PlanAgreement, agreement_of
 
 SECONDS = 20.0
 
@@ -36,13 +36,19 @@ def group(monkeypatch):
     """Makes as many processes, each with an agreement on the same program."""
     monkeypatch.setattr(participant, "own_host", lambda: "127.0.0.1")
 
-    def made(count, *, timeout=SECONDS, texts=None, last_node=None):
+    def made(count, *, timeout=SECONDS, texts=None, last_node=None, deciders=None, kind=Agreement, here=None):
         service, processes = Service(), tuple(range(count))
         return [
-            Agreement(
-                Participant(service, k, 0, timeout), processes, "step", (texts or {}).get(k, "step"), last_node, timeout
+            kind(
+                Participant(service, k, 0, timeout),
+                processes,
+                "step",
+                (texts or {}).get(k, "step"),
+                last_node,
+                timeout,
+                deciders or {},
             )
-            for k in processes
+            for k in here or processes
         ]
 
     return made
@@ -97,6 +103,23 @@ def test_each_node_runs_in_all_processes_or_in_none(group, last_node):
     assert min(seen[at] for at in range(-2, 4)) > 10
 
 
+def test_what_calls_without_results_raise_ends_the_next_program_in_all_processes(group):
+    agreements, left = group(2, last_node="node"), []
+
+    def raise_left():
+        while left:
+            raise left.pop()
+
+    agreements[1]._raise_left = raise_left
+    programs = [agreement.dispatching("node", lambda: 1) for agreement in agreements]
+    assert outcomes(agreements, programs) == [1, 1]
+    left.append(OSError("no space left"))
+    other, own = outcomes(agreements, programs)
+    assert isinstance(own, OSError)
+    assert "process 1: OSError: no space left" in str(other)
+    assert outcomes(agreements, programs) == [1, 1]
+
+
 def test_the_error_says_what_happened_in_which_process(group):
     def fail():
         error = LookupError("no space left")
@@ -114,6 +137,22 @@ def test_the_error_says_what_happened_in_which_process(group):
     assert outcomes(agreements, [lambda: 1, lambda: 2]) == [1, 2]
 
 
+def test_who_observes_a_program_sees_the_error_that_its_caller_gets(group):
+    agreements = group(2)
+
+    def observed(k):
+        with events.span(events.ProgramStarted("step", k)):
+            agreements[k].dispatching("node", lambda: 1 / 0)() if k else 1 / k
+
+    seen = []
+    with events.subscribe(seen.append):
+        own, other = outcomes(agreements, [lambda k=k: observed(k) for k in range(2)])
+    failed = {event.execution: event.error for event in seen if isinstance(event, events.ProgramFailed)}
+    assert failed[0] == "ZeroDivisionError: division by zero"
+    assert failed[1] == f"partjit.errors.OtherProcessError: {other}"
+    assert isinstance(own, ZeroDivisionError)
+
+
 def test_an_error_of_a_program_inside_of_another_is_one_of_both(group):
     agreements = group(2)
 
@@ -128,7 +167,7 @@ def test_an_error_of_a_program_inside_of_another_is_one_of_both(group):
 
 def test_what_fails_before_a_program_begins_ends_it(group):
     agreements = group(2)
-    agreements[1].fail(TypeError("x is no array"))
+    agreements[1].fail(TypeError("x is no array"), agreements[1].begun)
     with pytest.raises(OtherProcessError, match="process 1: TypeError: x is no array"):
         agreements[0].run(lambda: 1, ())
     assert outcomes(agreements, [lambda: 1, lambda: 2]) == [1, 2]
@@ -147,7 +186,7 @@ def test_who_does_not_come_is_named_and_nothing_is_agreed_any_more(group):
 def test_an_interrupt_while_it_waits_takes_a_vote_back(group, monkeypatch):
     agreements = group(3)
     own = agreements[0]._own
-    vote = own.vote
+    make = own.pending
 
     class Interrupted:
         def wait(self, deadline=None):
@@ -156,18 +195,19 @@ def test_an_interrupt_while_it_waits_takes_a_vote_back(group, monkeypatch):
             time.sleep(0.05)  # the other one's vote is there
             raise KeyboardInterrupt
 
-    def vote_and_be_interrupted(cast, action=None):
-        pending = vote(cast, action)
+    def pending_and_interrupted(cast, action=None):
+        pending = make(cast, action)
         if cast.failure is None:
             pending.done, pending.finish = Interrupted(), lambda decision: None
         return pending
 
-    monkeypatch.setattr(own, "vote", vote_and_be_interrupted)
-    monkeypatch.setattr(
-        agreements[0],
-        "_fail",
-        lambda execution, error: Agreement._fail(agreements[0], dataclasses.replace(execution, last=None), error),
-    )
+    monkeypatch.setattr(own, "pending", pending_and_interrupted)
+
+    def fail_at_once(execution, error):
+        execution.last = None
+        Agreement._fail(agreements[0], execution, error)
+
+    monkeypatch.setattr(agreements[0], "_fail", fail_at_once)
     interrupted, other = outcomes(agreements[:2], [lambda: 1, lambda: 2])  # the third one does not come
     assert isinstance(interrupted, KeyboardInterrupt)
     assert "process 0: KeyboardInterrupt" in str(other)
@@ -178,18 +218,139 @@ def test_an_interrupt_while_it_waits_takes_a_vote_back(group, monkeypatch):
 
 
 def test_different_programs_end_with_where_they_differ(group):
-    texts = {0: "step\n  save(x) at train.py:12", 1: "step\n  save(x) at train.py:14"}
+    texts = {k: f"step(x) -> y\n  fragment(x) -> y\n    y = {name} x" for k, name in enumerate(("sin", "cos"))}
     agreements = group(2, texts=texts)
     errors = outcomes(agreements, [lambda: 1, lambda: 2])
     assert {*map(type, errors)} == {ProgramsDifferError}
     assert str(errors[0]) == (
         "the processes are not at the same point of the same program: here it is the end of step, elsewhere\n"
         "  process 1: the end of step\n"
-        "their plans first differ in\n"
-        "  here:      save(x) at train.py:12\n"
-        "  process 1: save(x) at train.py:14\n"
+        "their plans first differ in fragment\n"
+        "  here:      y = sin x\n"
+        "  process 1: y = cos x\n"
         "every process has to call the same programs, in the same order and with arguments of the same types"
     )
+
+
+def choosing(agreement, values):
+    """A program that reads these values, and dispatches a fragment after all of them."""
+    read = agreement.reading(lambda value: value, is_there=lambda _: True)
+    dispatch = agreement.dispatching("fragment", lambda: len(values))
+    call = agreement.calling(["count", "other"], lambda count: [np.int32(count), np.int32(agreement._own.process)])
+
+    def program():
+        for name, value in values:
+            if name == "count":
+                call(value)
+            else:
+                read(value, name)
+        return dispatch()
+
+    return program
+
+
+DECIDERS = {
+    "loop": Decider("the predicate of the while at train.py:12 in step"),
+    "call loop": Decider("the predicate of the while at train.py:14 in step", agrees_at_once=True),
+    "count": Decider("the result of the colocated call of 'count' made at train.py:15 in step"),
+}
+
+
+def test_processes_that_would_go_different_ways_do_not_go_on(group):
+    agreements, draw = group(2, deciders=DECIDERS), random.Random(3)
+    for _ in range(60):
+        values = [(draw.choice([*DECIDERS]), draw.randrange(2)) for _ in range(draw.randrange(1, 5))]
+        others, at = [*values], draw.randrange(len(values))
+        is_same = draw.random() < 0.3
+        if not is_same:
+            others[at] = (values[at][0], 1 - values[at][1])
+            others[at + 1 :] = others[at + 1 :] * draw.randrange(2)
+        found = outcomes(agreements, [choosing(a, v) for a, v in zip(agreements, (values, others), strict=True)])
+        if is_same:
+            assert found == [len(values)] * 2
+            continue
+        assert {*map(type, found)} == {ProgramsDifferError}
+        name, value = values[at]
+        assert str(found[0]) == (
+            f"the processes of step would go different ways: {DECIDERS[name].what} is\n"
+            f"  process 0: {np.int32(value).item() if name == 'count' else value}\n  process 1: {1 - value}\n"
+            "It has to be the same in every process: return it as an array sharded over the processes, and let the "
+            "program reduce that, for example by jnp.any or jnp.max"
+        )
+        assert str(found[1]) == str(found[0])
+
+
+def test_a_loop_of_calls_alone_ends_where_processes_differ(group):
+    """In one process it would go on for ever, in the other it has ended."""
+    agreements = group(2, deciders=DECIDERS)
+
+    def program(k):
+        read = agreements[k].reading(lambda value: value, is_there=lambda _: True)
+        while read(k == 0, "call loop"):
+            pass
+
+    errors = outcomes(agreements, [lambda: program(0), lambda: program(1)])
+    assert {*map(type, errors)} == {ProgramsDifferError}
+    assert "the while at train.py:14 in step is\n  process 0: True\n  process 1: False" in str(errors[0])
+
+
+def test_an_interrupt_after_the_end_of_a_program_is_of_this_process_alone(group):
+    agreements = group(2)
+    begun = []
+
+    def interrupted_late(k):
+        begun.append(agreements[k].begun)
+        result = agreements[k].run(lambda: 1, ())
+        if k == 0:
+            agreements[k].fail(KeyboardInterrupt(), begun[0])
+        return result
+
+    assert outcomes(agreements, [lambda: interrupted_late(0), lambda: agreements[1].run(lambda: 1, ())]) == [1, 1]
+    assert outcomes(agreements, [lambda: 1, lambda: 2]) == [1, 2]
+
+
+def test_memory_is_given_up_in_all_processes_or_in_none(group):
+    agreements = group(2)
+    for fails, gone in (("before", []), ("after", [0, 1]), ("nowhere", [0, 1])):
+        released = []
+
+        def program(k, fails=fails, released=released):
+            release = agreements[k].releasing(released.append)
+            if fails == "before" and k == 0:
+                raise LookupError("no space left")
+            release(k)
+            assert k not in released
+            agreements[k].dispatching("fragment", lambda: released.index(k))()
+            if fails == "after" and k == 0:
+                raise LookupError("no space left")
+
+        outcomes(agreements, [lambda: program(0), lambda: program(1)])
+        assert sorted(released) == gone
+    outcomes(agreements, [lambda: agreements[0].releasing(released.append)(7), lambda: 1])
+    assert released[-1] == 7
+
+
+def test_without_agreement_the_plan_is_the_same_and_nothing_else(group):
+    agreements = group(2, kind=PlanAgreement)
+
+    def fail():
+        raise LookupError("no space left")
+
+    own, other = outcomes(agreements, [fail, lambda: 1])
+    assert isinstance(own, LookupError)
+    assert other == 1
+    agreements[0].fail(LookupError("no space left"), agreements[0].begun)
+    assert outcomes(agreements, [lambda: 1, lambda: 2]) == [1, 2]
+    assert agreements[0].run(lambda: 3, ()) == 3  # the other one does not come
+    errors = outcomes(group(2, kind=PlanAgreement, texts={1: "another step"}), [lambda: 1, lambda: 2])
+    assert {*map(type, errors)} == {ProgramsDifferError}
+
+
+def test_without_agreement_what_fails_before_the_first_execution_ends_it(group):
+    agreements = group(2, kind=PlanAgreement)
+    agreements[1].fail(TypeError("x is no array"), agreements[1].begun)
+    with pytest.raises(OtherProcessError, match="process 1: TypeError: x is no array"):
+        agreements[0].run(lambda: 1, ())
 
 
 def test_one_process_needs_no_agreement():
@@ -218,6 +379,38 @@ def test_who_does_not_know_the_key_or_says_nothing_is_no_process(group):
         with pytest.raises(multiprocessing.AuthenticationError):
             multiprocessing.connection.Client((host, int(port)), authkey=b"a guess")
         assert outcomes(agreements, [lambda: 1, lambda: 2]) == [1, 2]
+
+
+@pytest.mark.parametrize("what", ["has ended", "nothing has been heard of it"])
+def test_who_reads_what_devices_compute_learns_that_a_process_is_gone(group, what):
+    """The others would never come to the collective that it reads the result of."""
+    own = group(2, timeout=SECONDS if what == "has ended" else 0.4, here=[0])[0]
+    read = own.reading(lambda value: value, is_there=lambda _: False)
+    assert own._own.gone((0, 1)) is None
+    wait_until(lambda: "partjit/agreement/0" in own._own.client)
+    host, port, key = own._own.client["partjit/agreement/0"].split()
+    other = multiprocessing.connection.Client((host, int(port)), authkey=key.encode())
+    other.send(1)
+    if what == "has ended":
+        other.close()
+    with pytest.raises(OtherProcessError, match=f"step ends on all of its processes: process 1: .*{what}"):
+        own.run(lambda: read(0, "node"), ())
+    other.close()
+
+
+def wait_until(is_there):
+    deadline = time.monotonic() + SECONDS
+    while not is_there():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_a_process_of_which_nothing_is_asked_is_heard_all_the_same(group):
+    agreements = group(2, timeout=0.4)
+    assert outcomes(agreements, [lambda: 1, lambda: 2]) == [1, 2]
+    time.sleep(1.0)
+    assert [agreement._own.gone((0, 1)) for agreement in agreements] == [None, None]
+    assert outcomes(agreements, [lambda: 1, lambda: 2]) == [1, 2]
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "0", "nan"])

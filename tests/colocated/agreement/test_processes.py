@@ -23,3 +23,8 @@ def test_a_failure_in_one_process_is_one_in_all(count):
     failed = {re.search(r"(\d+) of \d+ failed everywhere", output).group(1) for output in outputs}
     assert len(failed) == 1
     assert int(failed.pop()) > trials // 2
+
+
+def test_results_are_put_on_devices_by_each_process_and_what_calls_without_results_raise_ends_programs_in_all():
+    outputs = outputs_of_processes(HERE / "local_results.py", 2)
+    assert all("done" in output for output in outputs)

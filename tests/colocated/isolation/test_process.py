@@ -184,6 +184,7 @@ def test_a_call_costs_less_than_starting_a_process():
     worker.end()
 
 
+@pytest.mark.usefixtures("silent_collector")
 @pytest.mark.system
 def test_interrupts_anywhere_leave_nothing_out_of_step():
     code, out, err = run(

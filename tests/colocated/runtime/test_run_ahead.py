@@ -241,6 +241,14 @@ def test_an_error_made_ahead_is_raised_where_it_is_taken_with_its_traceback():
     assert "This happened in the colocated call of 'Numbers.next' made at" in caught.value.__notes__[0]
 
 
+def test_an_error_made_ahead_by_a_program_is_raised_where_the_result_is_used():
+    methods = methods_of(Exact(0), 2)
+    assert outcome(methods["program"]) == "no more than 0"
+    failed = methods["next"]()
+    assert outcome(lambda: failed) == "no more than 0"
+    colocated.wait()
+
+
 def test_calls_that_are_discarded_before_they_begin_are_not_made():
     @colocated_python(out_specs=scalar, devices=device, run_ahead=3, stream="data")
     def following():
@@ -258,6 +266,24 @@ def test_calls_that_are_discarded_before_they_begin_are_not_made():
     assert int(following()) == 3
     colocated.wait()
     assert len(rendezvous.logs["made"]) == 6
+
+
+def test_a_call_that_is_discarded_while_it_runs_fails_for_nobody():
+    @colocated_python(out_specs=scalar, devices=device, run_ahead=1, stream="data")
+    def following():
+        rendezvous.logs["made"].append(1)
+        if len(rendezvous.logs["made"]) == 2:
+            rendezvous.say("the second runs")
+            rendezvous.hear("go")
+            raise LookupError("nobody takes this")
+        return jnp.int32(len(rendezvous.logs["made"]))
+
+    assert int(following()) == 1
+    rendezvous.hear("the second runs")
+    assert following.discard_ahead() == 1
+    rendezvous.say("go")
+    colocated.wait()
+    assert int(following()) == 3
 
 
 def test_a_function_without_run_ahead_has_nothing_to_discard():

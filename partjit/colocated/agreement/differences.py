@@ -1,0 +1,50 @@
+"""In which words processes that are not at the same point of the same program are told where they differ."""
+
+import itertools
+import re
+from collections.abc import Sequence
+
+from partjit.colocated.agreement.votes import Choice, Point
+
+__all__ = ["different_choices", "different_points"]
+
+_NODE = re.compile(r"\s*([^\W\d]\w*)\(.*\) -> ")
+
+
+def different_points(own: Point, text: str, others: Sequence[tuple[int, Point, str]]) -> str:
+    """Where processes are, and the first line in which their plans differ.
+
+    Args:
+        own: where this process is.
+        text: its plan, in lines.
+        others: the other processes that are somewhere else: number, point, and plan if it is known.
+    """
+    where = "".join(f"\n  process {process}: {point}" for process, point, _ in others)
+    lines = [f"the processes are not at the same point of the same program: here it is {own}, elsewhere{where}"]
+    differences = [_first_difference(text, plan, process) for process, _, plan in others if plan]
+    lines += [difference for difference in differences if difference][:1]
+    hint = "every process has to call the same programs, in the same order and with arguments of the same types"
+    return "\n".join([*lines, hint])
+
+
+def different_choices(program: str, what: str, choices: Sequence[tuple[int, Choice]]) -> str:
+    """What processes have of a value that decides how a program goes on."""
+    values = "".join(f"\n  process {process}: {choice.value}" for process, choice in choices)
+    return (
+        f"the processes of {program} would go different ways: {what} is{values}\n"
+        "It has to be the same in every process: return it as an array sharded over the processes, and let the "
+        "program reduce that, for example by jnp.any or jnp.max"
+    )
+
+
+def _first_difference(own: str, other: str, process: int) -> str:
+    """The first line in which two plans differ, and the node that it is a line of; empty if none does."""
+    node = ""
+    for mine, theirs in itertools.zip_longest(own.splitlines(), other.splitlines(), fillvalue="(nothing)"):
+        if mine != theirs:
+            where = "" if _NODE.match(mine) or _NODE.match(theirs) else node
+            here = f"their plans first differ in{where}\n  here:      {mine.strip()}"
+            return f"{here}\n  process {process}: {theirs.strip()}"
+        if found := _NODE.match(mine):
+            node = f" {found[1]}"
+    return ""

@@ -1,0 +1,121 @@
+"""Results of calls as bytes, and back: their digests, and arrays with the shards that this process has."""
+
+import hashlib
+import pickle
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from partjit._jax.arrays import ArrayImpl, PRNGKeyArray, array_of_shards, device_put, keys_of_data
+from partjit._jax.types import PyTree
+from partjit.colocated.runtime.pending import PendingArray
+from partjit.colocated.runtime.specs import OutSpec
+from partjit.errors import JournalError
+
+__all__ = ["Piece", "arrays_of", "digest_of", "packed", "pieces_of", "put", "unpacked"]
+
+DIGEST_SIZE = 16
+_NOTHING = hashlib.blake2b(digest_size=DIGEST_SIZE).digest()
+
+_kinds: dict[np.dtype, str] = {}
+
+Index = tuple[tuple[int, int], ...]
+"""Per dimension, where a part of an array begins and ends."""
+
+
+class Piece(NamedTuple):
+    """A part of an array.
+
+    Attributes:
+        part: which one; None for all of it.
+        data: its elements.
+    """
+
+    part: Index | None
+    data: np.ndarray
+
+
+def index_of(slices: Sequence[slice], shape: Sequence[int]) -> Index:
+    """Slices of step one, as jax has them for shards, as where each begins and ends."""
+    return tuple(s.indices(size)[:2] for s, size in zip(slices, shape, strict=True))
+
+
+def pieces_of(array: Any) -> list[Piece]:
+    """The parts of an array that this process has, each of them once."""
+    if type(array) is ArrayImpl and array.is_fully_replicated:
+        return [Piece(None, np.asarray(array.addressable_data(0)))]
+    if isinstance(array, PendingArray):
+        array = array.value()
+    if isinstance(array, PRNGKeyArray):
+        array = jax.random.key_data(array)
+    if not isinstance(array, jax.Array):
+        return [Piece(None, np.asarray(array))]
+    if array.is_fully_addressable:
+        return [Piece(None, np.asarray(array))]
+    found: dict[Index, np.ndarray] = {}
+    for shard in array.addressable_shards:
+        index = index_of(shard.index, array.shape)
+        if index not in found:
+            found[index] = np.asarray(shard.data)
+    return [Piece(index, data) for index, data in found.items()]
+
+
+def digest_of(results: Sequence[Sequence[Piece]]) -> bytes:
+    """The digest of results: their types and elements."""
+    if not results:
+        return _NOTHING
+    digest = hashlib.blake2b(digest_size=DIGEST_SIZE)
+    for pieces in results:
+        for index, data in pieces:
+            kind = _kinds.get(data.dtype)
+            if kind is None:  # which takes longer than the rest
+                kind = _kinds[data.dtype] = str(data.dtype)
+            digest.update(f"{index}{kind}{data.shape}".encode())
+            is_in_one = data.dtype.kind not in "OT"  # elements of these are elsewhere
+            digest.update(data.tobytes() if is_in_one else pickle.dumps(data.tolist()))
+    return digest.digest()
+
+
+def packed(values: object, what: str) -> bytes:
+    """A state or results as bytes.
+
+    Raises:
+        JournalError: they cannot be pickled.
+    """
+    try:
+        return pickle.dumps(values, protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        raise JournalError(f"{what} cannot be written to the journal: {error!r} when it is pickled") from error
+
+
+def unpacked(data: bytes, what: str) -> Any:
+    """What `packed` was given.
+
+    Raises:
+        JournalError: it cannot be read, because a class that it needs is not there any more.
+    """
+    try:
+        return pickle.loads(data)
+    except Exception as error:
+        raise JournalError(f"{what} cannot be read from the journal: {error!r} when it is unpickled") from error
+
+
+def put(spec: OutSpec, pieces: Sequence[Piece]) -> jax.Array:
+    """The array of a spec that has these parts in this process."""
+    if jax.dtypes.issubdtype(spec.dtype, jax.dtypes.prng_key):
+        return device_put(keys_of_data(spec.dtype, pieces[0].data), spec.sharding)
+    if spec.sharding.is_fully_addressable:
+        return spec.put_numpy(pieces[0].data)
+    by_index = dict(pieces)
+    by_device = {}
+    for device, slices in spec.sharding.addressable_devices_indices_map(spec.shape).items():
+        found = by_index.get(None)
+        by_device[device] = by_index[index_of(slices or (), spec.shape)] if found is None else found[slices or ...]
+    return array_of_shards(spec.aval, spec.sharding, by_device)
+
+
+def arrays_of(tree: PyTree) -> PyTree:
+    """A tree with NumPy arrays in place of the arrays in it, which one process has."""
+    return jax.tree.map(lambda leaf: pieces_of(leaf)[0].data, tree)

@@ -1,0 +1,202 @@
+"""A colocated function made ready for one kind of arguments: what every call of it needs, however it runs."""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import jax
+from jax.sharding import Sharding
+
+from partjit._jax.arrays import device_put, moved
+from partjit._jax.types import Device, PyTree
+from partjit.colocated.agreement.program import agreement_of
+from partjit.colocated.cheapness import Cheapness
+from partjit.colocated.definition import Definition
+from partjit.colocated.devices import check_processes_of_numpy, check_processes_of_results, colocated_sharding
+from partjit.colocated.journaling import log as journal
+from partjit.colocated.journaling.entries import Entry
+from partjit.colocated.journaling.identity import Place
+from partjit.colocated.on_thread import OnThread
+from partjit.colocated.runtime import scheduler
+from partjit.colocated.runtime.call import Call, Lane
+from partjit.colocated.runtime.failures import Site, call_site
+from partjit.colocated.runtime.host_values import (
+    HostArgument,
+    with_numpy_arguments,
+    without_jax,
+)
+from partjit.colocated.runtime.pending import PendingArray, values_of
+from partjit.colocated.runtime.pins import Pins, Take, pin, unpinned
+from partjit.colocated.runtime.run_ahead import Prepared
+from partjit.colocated.runtime.shards import Shards, on_each_shard, per_shard
+from partjit.colocated.runtime.specs import InSpecs, OutSpec, OutSpecs, argument_paths, struct_of
+from partjit.colocated.runtime.streams import Stream, current_stream
+from partjit.colocated.unspecified import UnspecifiedResults
+from partjit.host_objects import with_objects
+
+__all__ = ["PreparedFunction"]
+
+
+class PreparedFunction:
+    """A colocated function made ready for one kind of arguments.
+
+    Attributes:
+        in_specs: the arguments.
+        out_specs: the results; None until they are known.
+    """
+
+    def __init__(
+        self,
+        definition: Definition,
+        in_specs: InSpecs,
+        leaves: Sequence[jax.Array | jax.ShapeDtypeStruct],
+        devices: Sequence[Device],
+        *,
+        stream: Stream | None = None,
+        out_specs: OutSpecs | None = None,
+        shards: Shards | None = None,
+        shardings_of_shards: Sequence[Sharding | None] | None = None,
+    ) -> None:
+        shardings = [cast(Sharding, leaf.sharding) for leaf in leaves]
+        self.in_specs = in_specs
+        self.out_specs = out_specs
+        self._function = definition.function
+        self._name = definition.function.name
+        self._lane = definition.function.lane
+        self._history = definition.function.history
+        self._shows_state = definition.function.shows_state and not leaves
+        self._options = definition.options
+        self._ahead = definition.ahead
+        self._mode = definition.options.mode or "auto"
+        self._stream = definition.options.stream or stream
+        self._shardings = shardings
+        self._uncommitted = [
+            s for s, leaf in zip(shardings, leaves, strict=True) if not getattr(leaf, "committed", True)
+        ]
+        self._devices = devices
+        self._unspecified = UnspecifiedResults(
+            self._name, shardings, self._uncommitted, devices, are_devices_given=bool(self._options.devices)
+        )
+        self._is_prepared = False
+        self._pins = Pins(len(leaves))
+        self._preparation = Lane()  # not a lock: `out_specs_fn` may make calls and wait for them
+        self._target: Callable[..., PyTree]  # set by `prepare`, as is the next
+        self._on_thread: OnThread
+        self._shards = shards
+        self._shardings_of_shards = shardings_of_shards
+        self._takes_numpy = definition.options.takes_numpy
+        self._agreement = agreement_of(devices, self._name, lambda: self._name)
+        self._is_here = any(device.process_index == jax.process_index() for device in devices)
+        host = [colocated_sharding(sharding) for sharding in shardings]
+        self._host_shardings = None if host == shardings else host
+        self._cheapness = Cheapness()
+        self._places: dict[str, Place] = {}
+
+    def prepare(self) -> None:
+        """Copies the function for its host and determines what it returns, once."""
+        # A finalizer that interrupts a submission must not wait.
+        lanes = [] if scheduler.is_changing_lanes() else [self._preparation]
+        scheduler.run_in_lanes(f"{self._name} (out_specs_fn)", call_site(), current_stream(), lanes, self._prepare)
+
+    def _prepare(self) -> None:
+        if self._is_prepared:
+            return
+        options = self._options
+        if self.out_specs is None and options.has_out_specs:
+            inputs = [*map(struct_of, self.in_specs.leaves, self._shardings)]
+            out_specs = options.out_specs_for(self.in_specs.tree, inputs)
+            self.out_specs = OutSpecs.of_user(out_specs, self._unspecified.sharding, self._uncommitted)
+        if self.out_specs is not None:
+            check_processes_of_results(self._name, self._devices, [spec.sharding for spec in self.out_specs.leaves])
+        if self._is_here:
+            self._target = with_objects(self._function.load(), self.in_specs.tree)
+            if options.uses_jax is False:
+                self._target = without_jax(self._target, self._name)
+            if self._takes_numpy:
+                paths = argument_paths(self._function.signature, *self.in_specs.tree.unflatten(self.in_specs.leaves))
+                if self._shards is None:
+                    check_processes_of_numpy(self._name, paths, self._shardings)
+                self._target = with_numpy_arguments(self._target, self._name, paths)
+            if self._shards is not None and self.out_specs is not None:
+                self._target = on_each_shard(self._target, self._name, self._shards, self.out_specs)
+            elif options.layout == "per_shard":
+                self._target = per_shard(self._target, self._name, self.out_specs, self._shardings_of_shards)
+            may_run_here = self._mode == "auto" and self._stream is None
+            measured = self._cheapness.measured if may_run_here else None
+            self._on_thread = OnThread(self._name, self._target, self.in_specs.tree, measured)
+        elif self.out_specs is None:
+            raise ValueError(
+                f"{self._name} runs on the hosts of {[*map(str, self._devices)]}, none of which belongs to process "
+                f"{jax.process_index()}: give out_specs or out_specs_fn"
+            )
+        self._is_prepared = True
+
+    def _entry(self, log: journal.Log, stream: Stream, node: str = "", site: Site | None = None) -> Entry | None:
+        """The entry of a call in the journal, if it is one of its own."""
+        if not self._is_here:
+            return None
+        place = self._places.get(node)
+        if place is None:
+            line = f"{os.path.basename(site[0])}:{site[1]}" if node and site is not None else ""
+            place = self._places.setdefault(node, Place(self._name, node, line, self.in_specs.text))
+        return log.begin(place, stream.name or "", None if self._shows_state else self._history)
+
+    def _learn(self, result: PyTree) -> None:
+        """Takes the result of the first call for the specs of all, unless each may have its own."""
+        if self._mode != "inline":
+            flat, tree = jax.tree.flatten(result)
+            self.out_specs = OutSpecs([OutSpec(x.aval, x.sharding, x.committed) for x in values_of(flat)], tree)
+
+    def _lanes(self, stream: Stream) -> tuple[Sequence[Lane], bool]:
+        """The lanes of a call, and whether some are left out because it is made by a call in them."""
+        lanes = [stream] if self._lane is None else [stream, self._lane]
+        free = scheduler.not_entered(lanes)
+        return free, len(free) < len(lanes)
+
+    def _call(self, site: Site, stream: Stream, lanes: Sequence[Lane], body: Callable[[], PyTree]) -> Call:
+        call = Call(self._name, site, stream, lanes, body)
+        self._order(call)
+        return call
+
+    def _order(self, call: Call) -> None:
+        if self._history is not None and self._lane in call.lanes:
+            self._history.order(call, shows_state=self._shows_state)
+
+    def _prepared(
+        self,
+        takes: list[Take],
+        lanes: Sequence[Lane],
+        stream: Stream,
+        out_specs: OutSpecs,
+        site: Site,
+        entry: Entry | None,
+    ) -> Prepared:
+        record = entry if self._ahead is None or journal.current is None else journal.current.ahead(self._history)
+        prepared = self._on_thread.prepared(takes, lanes, stream, out_specs, site, record)
+        if self._ahead is None:  # what the calls that run ahead see is up to `RunAhead`
+            self._order(prepared.call)
+        return prepared
+
+    def _pinned(self, i: int, leaf: Any) -> Take:
+        """What returns an argument, as it is now, on the host when the function runs."""
+        if type(leaf) is HostArgument:
+            target = None if self._host_shardings is None else self._host_shardings[i]
+            return self._taken(leaf if target is None else leaf.moved(target), is_pinned=False)
+        if self._host_shardings is None or leaf.sharding == self._host_shardings[i]:
+            return self._pins.pin(i, leaf)
+        target = self._host_shardings[i]
+        if type(leaf) is PendingArray:
+            take = pin(leaf)
+            return lambda: device_put(take(), target)
+        copy = device_put(leaf, target)
+        return lambda: copy
+
+    def _taken(self, leaf: Any, is_pinned: bool) -> Take:
+        """What returns an argument of a call in a program when the function runs."""
+        if type(leaf) is HostArgument:
+            return leaf.itself if self._takes_numpy else leaf.array
+        return pin(leaf) if is_pinned else unpinned(leaf)
+
+    def _on_host(self, leaves: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        """The arguments, copied to the CPU devices of the hosts where they are elsewhere."""
+        return leaves if self._host_shardings is None else moved(leaves, self._host_shardings)

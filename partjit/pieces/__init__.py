@@ -1,0 +1,1 @@
+"""The pieces of global arrays that one process has, and calls that take and return them."""

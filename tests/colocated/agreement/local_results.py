@@ -1,0 +1,82 @@
+"""A process of several whose colocated functions return all of an array, of which each puts its part on its devices, or
+nothing, and fail in one process.
+
+python local_results.py NUMBER COUNT ADDRESS
+"""
+
+import contextlib
+import faulthandler
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+number, count, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+faulthandler.dump_traceback_later(100, exit=True)
+jax.config.update("jax_num_cpu_devices", 2)
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(address, count, number)
+
+import partjit  # noqa: E402
+from partjit import P, pjit  # noqa: E402
+from partjit.colocated import colocated_python  # noqa: E402
+
+mesh = partjit.Mesh(np.array(jax.devices()), "x")
+sharded, everywhere = jax.NamedSharding(mesh, P("x")), jax.NamedSharding(mesh, P())
+for kind in (np, jnp):
+    drawn = [0]
+
+    def load(kind=kind, drawn=drawn):
+        drawn[0] += 1
+        # What the other processes put on their devices is theirs to say.
+        return kind.arange(8.0) + 100 * drawn[0] + 10 * number, kind.asarray(drawn[0])
+
+    specs = (
+        jax.ShapeDtypeStruct((8,), jnp.float32, sharding=sharded),
+        jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere),
+    )
+    call = colocated_python(load, out_specs=specs, stream="load", run_ahead=2)
+
+    @pjit(in_shardings=None, out_shardings=None)
+    def step(x, call=call):
+        batch, drawn = call()
+        return jnp.sum(batch) + 0 * x, drawn
+
+    with mesh:
+        for i in range(1, 6):
+            total, found = step(np.float32(i))
+            assert float(total) == 28 + 8 * 100 * i + 10 * (8 // count) * sum(range(count)), (kind, total)
+            assert int(found) == i
+
+
+@colocated_python(out_specs_fn=lambda x: None, stream="log")
+def log(x):
+    if number == 1:
+        raise OSError("no space left on device")
+
+
+@pjit(in_shardings=P("x"), out_shardings=None)
+def logged(x):
+    log(x)
+    return jnp.sum(x)
+
+
+error = None
+deadline = time.monotonic() + 60
+with mesh:
+    while error is None and time.monotonic() < deadline:
+        try:
+            assert float(logged(np.arange(8.0))) == 28
+        except (OSError, partjit.OtherProcessError) as raised:
+            error = raised
+        else:
+            time.sleep(0.01)
+    assert isinstance(error, OSError) == (number == 1), error
+    assert "no space left on device" in str(error)
+    assert float(pjit(jnp.sum, in_shardings=P("x"), out_shardings=None)(np.arange(8.0))) == 28
+    if number == 1:  # what the last execution has logged
+        with contextlib.suppress(OSError):
+            partjit.colocated.wait()
+print("done", flush=True)
