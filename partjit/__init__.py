@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from partjit import colocated as colocated
     from partjit import events as events
     from partjit import inspect as inspect
+    from partjit import search as search
     from partjit.api import pjit as pjit
     from partjit.colocated.journaling.replay import replay as replay
     from partjit.constraint import with_sharding_constraint as with_sharding_constraint
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from partjit.recording.merging import merge_timelines as merge_timelines
     from partjit.recording.otel import export_spans as export_spans
     from partjit.recording.timeline import record as record
+    from partjit.search.step_time import estimate_time as estimate_time
     from partjit.spec import FROM_ARRAY as FROM_ARRAY
     from partjit.spec import FROM_GDA as FROM_GDA
     from partjit.spec import UNSPECIFIED as UNSPECIFIED
@@ -63,6 +65,7 @@ else:
         "colocated": "partjit.colocated:",
         "events": "partjit.events:",
         "inspect": "partjit.inspect:",
+        "search": "partjit.search:",
         "pjit": "partjit.api:pjit",
         "replay": "partjit.colocated.journaling.replay:replay",
         "with_sharding_constraint": "partjit.constraint:with_sharding_constraint",
@@ -89,6 +92,7 @@ else:
         "merge_timelines": "partjit.recording.merging:merge_timelines",
         "export_spans": "partjit.recording.otel:export_spans",
         "record": "partjit.recording.timeline:record",
+        "estimate_time": "partjit.search.step_time:estimate_time",
         "FROM_ARRAY": "partjit.spec:FROM_ARRAY",
         "FROM_GDA": "partjit.spec:FROM_GDA",
         "UNSPECIFIED": "partjit.spec:UNSPECIFIED",

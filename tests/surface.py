@@ -96,6 +96,12 @@ def report() -> Any:
 
 
 @functools.cache
+def machine() -> Any:
+    link = partjit.search.Link(1e9)
+    return partjit.search.Machine("two links", {"f32": 1e9}, 1 << 30, 1e9, {"x": link, "y": link})
+
+
+@functools.cache
 def timeline() -> Timeline:
     return Timeline(
         [
@@ -712,6 +718,12 @@ def _targets() -> Iterator[Target]:
             "large": "number",
         },
         lets_pass=_OF_ARRAYS,
+    )
+    yield Target(
+        "partjit.estimate_time",
+        partjit.estimate_time,
+        lambda: {"report": report(), "machine": machine(), "overlap": 0.5},
+        {"report": "", "machine": "", "overlap": "zero"},
     )
     yield Target(
         "partjit.inspect.draw_array",

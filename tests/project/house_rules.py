@@ -22,7 +22,10 @@ EXTRAS = {"hypothesis", "pytest", "rich"}
 READERS = (
     ("partjit.testing",),
     ("partjit.recording",),
-    ("partjit.inspect", "partjit.command", "partjit.__main__", "partjit.launch.__main__", "partjit.testing"),
+    (
+        *("partjit.inspect", "partjit.search", "partjit.command", "partjit.__main__", "partjit.launch.__main__"),
+        "partjit.testing",
+    ),
 )
 """What reads programs: each group is imported by itself and by the package's own module, which re-exports, alone."""
 

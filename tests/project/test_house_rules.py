@@ -211,6 +211,7 @@ def test_the_public_names_are_these():
         "PartitionSpec",
         "Plan",
         "ProgramsDifferError",
+        "estimate_time",
         "export_spans",
         "gather_timelines",
         "merge_timelines",

@@ -1,0 +1,7 @@
+"""Specs found automatically, for a machine: what a step would take there, and the specs for which it takes least."""
+
+from partjit.search.machine import Link, Machine, h100, tpu_v5p, tpu_v6e
+from partjit.search.measure import measure_machine
+from partjit.search.step_time import StepTime, estimate_time
+
+__all__ = ["Link", "Machine", "StepTime", "estimate_time", "h100", "measure_machine", "tpu_v5p", "tpu_v6e"]

@@ -1,0 +1,160 @@
+"""The machine model: times of collectives and of a step, and what is measured."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import AbstractMesh
+
+from partjit import Mesh, P, pjit
+from partjit.inspect import explain
+from partjit.search import Link, Machine, estimate_time, h100, measure_machine, tpu_v5p, tpu_v6e
+from partjit.search.machine import CLASSES
+from tests.census import saw, sees
+
+ABSTRACT = AbstractMesh((16, 4, 2), ("slice", "data", "model"))
+TOY = Machine("toy", {"f32": 1e9, "f16": 4e9}, 1 << 30, 1e8, {"data": Link(1e8), "model": Link(1e7)})
+
+
+@sees("one axis", "two axes", "another order")
+@given(
+    st.lists(st.tuples(st.integers(1, 64), st.integers(1, 100)), min_size=1, max_size=3),
+    st.floats(1.0, 1e6),
+    st.randoms(use_true_random=False),
+)
+def test_a_gather_takes_what_the_axes_take_in_the_best_order(axes, nbytes, random):
+    links = {f"a{k}": Link(float(bandwidth), 0.0) for k, (_, bandwidth) in enumerate(axes)}
+    sizes = {f"a{k}": size for k, (size, _) in enumerate(axes)}
+    machine = Machine("drawn", {"f32": 1.0}, 1, 1.0, links)
+    whole = nbytes * math.prod(sizes.values())
+    seconds = machine.seconds_to_send("all-gather", sizes, nbytes, whole)
+    order = [*sizes]
+    random.shuffle(order)
+    saw("one axis", len(order) == 1)
+    saw("two axes", len(order) == 2)
+    saw("another order", order != sorted(order, key=lambda axis: links[axis].bandwidth))
+    has, other = nbytes, 0.0
+    for axis in order:
+        other += (sizes[axis] - 1) * has / links[axis].bandwidth
+        has *= sizes[axis]
+    assert seconds <= other * (1 + 1e-9)
+    assert machine.seconds_to_send("reduce-scatter", sizes, whole, nbytes) == pytest.approx(seconds)
+    assert machine.seconds_to_send("all-reduce", sizes, whole, whole) == pytest.approx(2 * seconds)
+    most = min(link.bandwidth for link in links.values())
+    assert seconds <= (whole - nbytes) / most * (1 + 1e-9), "not more than if all axes were as slow as the slowest"
+
+
+def test_a_message_takes_its_latency_however_small_it_is():
+    machine = Machine("toy", {"f32": 1.0}, 1, 1.0, {"x": Link(1e30, 1.0)})
+    for kind, messages in (("all-gather", 3), ("all-reduce", 6), ("all-to-all", 3), ("collective-permute", 1)):
+        assert machine.seconds_to_send(kind, {"x": 8}, 1.0, 1.0) == pytest.approx(messages)
+    assert machine.seconds_to_send("all-gather", {"x": 1}, 1.0, 1.0) == 0.0
+
+
+@pytest.mark.parametrize("preset", [tpu_v5p, tpu_v6e, h100])
+def test_presets_connect_every_axis_and_compute_narrower_types_no_slower(preset):
+    machine = preset(ABSTRACT)
+    assert [*machine.links] == [*ABSTRACT.axis_names]
+    rates = [machine.rate(dtypes) for dtypes in CLASSES]
+    assert rates == sorted(rates)
+    assert hash(machine) == hash(preset(ABSTRACT))
+    assert machine == preset(ABSTRACT)
+
+
+def test_axes_between_nodes_and_between_slices_are_slower():
+    assert h100(ABSTRACT).links["data"] == h100(ABSTRACT).links["model"]
+    assert h100(ABSTRACT).links["slice"].bandwidth < h100(ABSTRACT).links["data"].bandwidth
+    assert h100(ABSTRACT, per_node=4).links["data"] == h100(ABSTRACT).links["slice"], "partly within a node"
+    v5p = tpu_v5p(ABSTRACT, dcn=["slice"])
+    assert v5p.links["slice"].bandwidth < v5p.links["data"].bandwidth
+    with pytest.raises(ValueError, match="dcn must be the name of an axis of the mesh, slice, data, model, but is 'x'"):
+        tpu_v5p(ABSTRACT, dcn=["x"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"flops": {}}, "flops must be the rate of at least one class"),
+        ({"flops": {"bf16": 1.0}}, "flops must be by classes of dtypes, f64, f32, f16, 8bit, but is 'bf16'"),
+        ({"flops": {"f32": 0}}, r"flops\['f32'\] must be a number of operations per second above 0"),
+        ({"memory": 0}, "memory must be at least 1"),
+        ({"memory_bandwidth": -1.0}, "memory_bandwidth must be a number of bytes per second above 0"),
+        ({"links": {"x": 1e9}}, r"links\['x'\] must be a Link"),
+    ],
+)
+def test_a_machine_that_cannot_be_is_refused(change, message):
+    fields = {"name": "x", "flops": {"f32": 1.0}, "memory": 1, "memory_bandwidth": 1.0, "links": {}}
+    with pytest.raises((TypeError, ValueError), match=f"Machine: {message}"):
+        Machine(**{**fields, **change})
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("data", "model"))
+
+
+def layer(x, w):
+    def body(x, w):
+        return jnp.tanh(x @ w), None
+
+    return jax.lax.scan(body, x, w)[0]
+
+
+ARGS = (jax.ShapeDtypeStruct((64, 32), np.float32), jax.ShapeDtypeStruct((5, 32, 32), np.float32))
+
+
+def estimate(mesh, specs, **options):
+    return estimate_time(explain(pjit(layer, in_shardings=specs), *ARGS, mesh=mesh), TOY, **options)
+
+
+def test_the_causes_are_those_of_the_program(mesh):
+    alone, data, model = (estimate(mesh, specs) for specs in (P(), (P("data"), P()), (P(), P(None, "model"))))
+    (product,) = (one for one in alone.causes if one.what == "dot_general f32" and one.kind == "compute")
+    assert product.amount == 5 * 2 * 64 * 32 * 32
+    assert product.seconds == pytest.approx(product.amount / 1e9)
+    assert product.where.startswith("test_machine.py:")
+    (shared,) = (one for one in data.causes if one.what == "dot_general f32" and one.kind == "compute")
+    assert shared.amount == product.amount / 4
+    assert not data.communication
+    assert data.computing < alone.computing
+    assert {one.what for one in model.causes if one.kind == "collective"} == {"all-reduce over model"}
+    reduced = next(one for one in model.causes if one.kind == "collective")
+    assert reduced.amount == 5 * 64 * 32 * 4
+    assert reduced.seconds == pytest.approx(5 * (64 * 32 * 4 / 1e7 + 2e-6))
+
+
+@pytest.mark.parametrize("overlap", [0.0, 0.25, 1.0])
+def test_overlap_hides_communication_behind_what_is_computed(mesh, overlap):
+    step = estimate(mesh, (P(), P(None, "model")), overlap=overlap)
+    assert step.hidden == min(overlap * step.communication, step.computing)
+    assert step.total == pytest.approx(step.computing + step.communication - step.hidden)
+    assert step.total >= max(step.computing, step.communication * (1 - overlap))
+    assert sum(cause.seconds for cause in step.causes) == pytest.approx(step.computing + step.communication)
+    assert step.to_text().count("\n") == 1 + len(step.causes)
+    assert "all-reduce over model" in step._repr_html_()
+
+
+def test_what_cannot_be_estimated_is_refused(mesh):
+    report = explain(pjit(layer, in_shardings=P()), *ARGS, mesh=mesh)
+    with pytest.raises(TypeError, match="estimate_time: report must be a report of partjit"):
+        estimate_time(layer, TOY)
+    with pytest.raises(TypeError, match="estimate_time: machine must be a Machine"):
+        estimate_time(report, "h100")
+    with pytest.raises(ValueError, match="overlap must be a number between 0 and 1, but is 2"):
+        estimate_time(report, TOY, overlap=2)
+    with pytest.raises(ValueError, match="machine H100 has no link for the axis 'data' of the mesh, but for x"):
+        estimate_time(report, h100(AbstractMesh((8,), ("x",))))
+
+
+def test_a_measured_machine_has_rates_of_this_one(mesh):
+    machine = measure_machine(mesh, seconds=0.05)
+    assert [*machine.flops] == ["f32", "f16"]
+    assert all(rate > 1e6 for rate in (*machine.flops.values(), machine.memory_bandwidth))
+    assert [*machine.links] == ["data", "model"]
+    assert all(link.latency > 0 and link.bandwidth > 1e4 for link in machine.links.values())
+    with pytest.raises(ValueError, match="seconds must be a number of seconds above 0"):
+        measure_machine(mesh, seconds=0)
