@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-import types
 from collections.abc import Sequence
 from multiprocessing import spawn
 from typing import Any
@@ -22,7 +21,7 @@ from typing import Any
 from partjit.colocated.isolation import messages, worker
 from partjit.colocated.isolation.messages import PACKET_BYTES, Failed, Reply, Request, Segment, size_of, unpack
 from partjit.colocated.runtime import threads
-from partjit.colocated.runtime.interrupts import Flag
+from partjit.colocated.runtime.interrupts import Flag, is_running
 
 __all__ = ["Died", "WorkerProcess", "end_all", "forget_after_fork"]
 
@@ -119,7 +118,7 @@ class WorkerProcess:
             RuntimeError: a signal handler or a finalizer asks in the middle of another request of the same thread.
             BaseException: what the function raised.
         """
-        if self._only.locked() and self._is_around():
+        if self._only.locked() and is_running(WorkerProcess._ask, self):
             raise RuntimeError("a signal handler or finalizer calls, in the middle of another call of the same worker")
         with self._only:
             try:
@@ -128,14 +127,6 @@ class WorkerProcess:
                 if not self.is_in_step and self._is_disposable:
                     self.kill()
                 raise
-
-    def _is_around(self) -> bool:
-        frame: types.FrameType | None = sys._getframe(1)
-        while frame is not None:
-            if frame.f_code is WorkerProcess._ask.__code__ and frame.f_locals["self"] is self:
-                return True
-            frame = frame.f_back
-        return False
 
     def _ask(
         self,

@@ -27,6 +27,7 @@ __all__ = [
     "deadline_of",
     "forget_after_fork",
     "is_interrupt",
+    "is_running",
     "run_reporting",
     "stop",
 ]
@@ -54,7 +55,7 @@ class Exclusive:
             except RuntimeError as error:
                 if not _is_of_c(error):
                     raise
-            if self._is_around():
+            if is_running(Exclusive._inside, self):
                 return function(*args)
             time.sleep(pause)
             pause = min(pause + 1e-5, 1e-3)
@@ -66,19 +67,27 @@ class Exclusive:
         except RuntimeError as error:
             if not _is_of_c(error):
                 raise
-            return self._is_around()
+            return is_running(Exclusive._inside, self)
         return False
 
     def _inside(self, function: Callable[..., _Result], args: tuple[object, ...]) -> _Result:
         return function(*args)
 
-    def _is_around(self) -> bool:
-        frame: types.FrameType | None = sys._getframe(1)
-        while frame is not None:
-            if frame.f_code is Exclusive._inside.__code__ and frame.f_locals["self"] is self:
-                return True
-            frame = frame.f_back
-        return False
+
+def is_running(method: types.FunctionType, of: object) -> bool:
+    """Whether this thread is in a method of an object, as a signal handler or a finalizer of it may be.
+
+    Args:
+        method: as a function of its class, whose first parameter is `self`.
+        of: the object.
+    """
+    code = method.__code__
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is code and frame.f_locals["self"] is of:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _is_of_c(error: RuntimeError) -> bool:
