@@ -128,7 +128,7 @@ def _grid(devices: object) -> np.ndarray:
         raise wrong_type("Mesh", "devices", devices, expected, remedy)
     try:
         grid = np.asarray(devices)
-    except ValueError:  # lists of different lengths
+    except (ValueError, TypeError, RuntimeError):  # lists of different lengths, or arrays that cannot be read
         raise wrong_type("Mesh", "devices", devices, expected, remedy) from None
     if not grid.size:
         raise wrong_value("Mesh", "devices", devices, expected, f"there is none; {remedy}")

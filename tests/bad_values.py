@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 import partjit
 from partjit import colocated
 
-__all__ = ["BAD_VALUES", "Bad", "HostileError", "nested"]
+__all__ = ["BAD_VALUES", "FORMS", "Bad", "HostileError", "nested"]
 
 
 class HostileError(Exception):
@@ -206,8 +206,11 @@ _OF_ITEMS = {"int": "ints", "str": "strs", "x": "x", "device": "devices", "hasha
 """What a list of one value is, by what the value is."""
 
 
+FORMS = ("list", "tuple", "dict")
+
+
 def nested(bad: Bad, how: str) -> Bad:
-    """A bad value in a tree: in a `list`, a `tuple` or a `dict`."""
+    """A bad value in a tree, which is one of `FORMS`."""
     make = bad.make
     forms = {"list": lambda: [make()], "tuple": lambda: (make(),), "dict": lambda: {"a": make()}}
     kinds = {how, *(f"{kind}_inside" for kind in bad.kinds)}

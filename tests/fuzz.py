@@ -2,6 +2,7 @@
 
 import dataclasses
 import dis
+import itertools
 import pathlib
 import random
 import signal
@@ -10,10 +11,10 @@ from collections.abc import Iterator
 from types import TracebackType
 
 import partjit
-from tests.bad_values import BAD_VALUES, Bad, HostileError, nested
+from tests.bad_values import BAD_VALUES, FORMS, Bad, HostileError, nested
 from tests.surface import TARGETS, Target
 
-__all__ = ["Case", "Verdict", "cases", "judge"]
+__all__ = ["Case", "Verdict", "all_cases", "cases", "judge"]
 
 PACKAGE = str(pathlib.Path(partjit.__file__).parent)
 _SECONDS = 60
@@ -51,13 +52,25 @@ class _HangError(BaseException):
 
 def cases(generator: random.Random, count: int) -> Iterator[Case]:
     """So many cases, which go round the arguments of all targets."""
-    arguments = [(target, argument) for target in TARGETS for argument in target.base()]
+    arguments = _arguments()
     for i in range(count):
         target, argument = arguments[i % len(arguments)]
         bad = generator.choice(BAD_VALUES)
         if generator.random() < 0.2:
-            bad = nested(bad, generator.choice(["list", "tuple", "dict"]))
+            bad = nested(bad, generator.choice(FORMS))
         yield Case(target, argument, bad)
+
+
+def all_cases(generator: random.Random) -> list[Case]:
+    """Every argument of every target with every value, by itself and nested, in any order."""
+    values = [*BAD_VALUES, *itertools.starmap(nested, itertools.product(BAD_VALUES, FORMS))]
+    found = [Case(target, argument, bad) for target, argument in _arguments() for bad in values]
+    generator.shuffle(found)
+    return found
+
+
+def _arguments() -> list[tuple[Target, str]]:
+    return [(target, argument) for target in TARGETS for argument in target.base()]
 
 
 def judge(case: Case) -> Verdict:

@@ -9,6 +9,7 @@ import dataclasses
 import enum
 import functools
 import io
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -31,6 +32,11 @@ __all__ = ["MADE_BY_PARTJIT", "TARGETS", "Target", "public_callables"]
 
 SPEC_TREE = "tree tree_inside spec unspecified unspecified_inside spec_inside empty empty_inside"
 IN_SPEC_TREE = f"{SPEC_TREE} from_array from_array_inside"
+OTHER_ARRAYS = (
+    "object_array object_array_inside str_array str_array_inside datetime datetime_inside numpy_scalar "
+    "numpy_scalar_inside"
+)
+DELETED = "deleted deleted_inside"
 VALUES = "leaf leaf_inside leaf_tree leaf_tree_inside tree empty empty_inside none_inside nones nones_inside struct"
 
 
@@ -135,6 +141,16 @@ def entered(call: Callable[..., Any]) -> Callable[..., Any]:
             pass
 
     return enter
+
+
+def _in_new_directory(call: Callable[..., Any]) -> Callable[..., Any]:
+    """What writes files where no other call finds them."""
+
+    def elsewhere(**arguments: Any) -> None:
+        with tempfile.TemporaryDirectory() as path, contextlib.chdir(path):
+            call(**arguments)
+
+    return elsewhere
 
 
 def _journal() -> str:
@@ -387,7 +403,7 @@ def _targets() -> Iterator[Target]:
         lambda: {"x": ones()},
         {"x": "leaf huge"},
         named={"x": ("structure",)},
-        lets_pass=_OF_ARRAYS,
+        lets_pass=(*_OF_ARRAYS, "returned an array that was deleted"),  # the function that the array is passed to
     )
     yield Target(
         "partjit.with_sharding_constraint",
@@ -437,7 +453,7 @@ def _targets() -> Iterator[Target]:
         },
         {
             "unsafe_user_spec": "none pspec unconstrained_pspec bad_pspec",
-            "partitions": "empty_seq unconstrained_pspec parsed",
+            "partitions": "empty_seq empty_seq_inside unconstrained_pspec parsed tuple_inside",
             "sync": "",
             "mesh": "none mesh empty_mesh",
             "memory_kind": "none str",
@@ -515,11 +531,11 @@ def _targets() -> Iterator[Target]:
             f"partjit.recording.Timeline.{name}",
             _method(timeline, name),
             lambda: {"program": "step", "execution": 3},
-            {"program": "none", "execution": "none positive"},
+            {"program": "none", "execution": "none positive ints"},
         )
     yield Target(
         "partjit.recording.Timeline.save",
-        _method(timeline, "save"),
+        _in_new_directory(_method(timeline, "save")),
         lambda: {"path": "trace.json"},
         {"path": "str"},
         (OSError,),
@@ -607,7 +623,9 @@ def _targets() -> Iterator[Target]:
         lets_pass=_OF_ARRAYS,
     )
     yield Target("partjit.to_process_local", partjit.to_process_local, lambda: {"arrays": ones()}, {"arrays": _TREES})
-    yield Target("partjit.results_so_far", partjit.results_so_far, lambda: {"error": ValueError()}, {"error": ""})
+    yield Target(
+        "partjit.results_so_far", partjit.results_so_far, lambda: {"error": ValueError()}, {"error": "exception"}
+    )
     yield Target("partjit.colocated.ColocatedFunction.cache_info", _method(colocated_same, "cache_info"), _nothing, {})
     yield Target(
         "partjit.colocated.ColocatedFunction.discard_ahead", _method(colocated_same, "discard_ahead"), _nothing, {}
@@ -660,7 +678,7 @@ def _targets() -> Iterator[Target]:
         "partjit.replay",
         partjit.replay,
         lambda: {"path": _journal(), "process": None},
-        {"path": "str", "process": "none positive"},
+        {"path": "str", "process": "none zero"},
         (partjit.JournalError,),
     )
     yield Target(
@@ -712,10 +730,10 @@ def _targets() -> Iterator[Target]:
         lambda: {"fun": partitioned(), "x": ones(), "mesh": mesh(), "compiled": False, "large": 1 << 20},
         {
             "fun": "function callable",
-            "x": f"{VALUES} jax huge huge_inside jax_inside",
+            "x": f"{VALUES} jax huge huge_inside jax_inside struct_inside",
             "mesh": "none mesh",
             "compiled": "bool",
-            "large": "number",
+            "large": "none number",
         },
         lets_pass=_OF_ARRAYS,
     )
@@ -754,7 +772,7 @@ def _targets() -> Iterator[Target]:
     yield Target("partjit.inspect.Report.diff", _method(report, "diff"), lambda: {"other": report()}, {"other": ""})
     yield Target(
         "partjit.inspect.Report.to_html",
-        _method(report, "to_html"),
+        _in_new_directory(_method(report, "to_html")),
         lambda: {"path": None},
         {"path": "none str"},
         (OSError,),
@@ -818,7 +836,13 @@ def _testing_targets() -> Iterator[Target]:
             "in_specs": P("x"),
             "out_specs": P("x"),
         },
-        {"expected": "empty", "fun": "callable", "x": f"{VALUES} deleted struct_inside", "mesh": "none mesh", **specs},
+        {
+            "expected": "empty",
+            "fun": "callable",
+            "x": f"{VALUES} {DELETED} struct_inside",
+            "mesh": "none mesh",
+            **specs,
+        },
         (AssertionError,),
         named=named,
         lets_pass=_OF_ARRAYS,
@@ -827,7 +851,7 @@ def _testing_targets() -> Iterator[Target]:
         "partjit.testing.assert_no_collectives",
         _star(testing.assert_no_collectives, "fun", "x"),
         lambda: {"fun": same, "x": np.ones(8, np.float32), "mesh": mesh(), "in_specs": P("x"), "out_specs": P("x")},
-        {"fun": "callable", "x": f"{VALUES} deleted struct_inside", "mesh": "none mesh", **specs},
+        {"fun": "callable", "x": f"{VALUES} {DELETED} struct_inside", "mesh": "none mesh", **specs},
         (AssertionError,),
         named=named,
         lets_pass=_OF_ARRAYS,
@@ -930,7 +954,7 @@ def _testing_targets() -> Iterator[Target]:
         drawn(testing.meshes),
         lambda: {"mesh_shapes": [(2,)], "axis_names": [("a", "b", "c")], "permuted": False, "explicit": False},
         {
-            "mesh_shapes": "none ints_inside",
+            "mesh_shapes": "none ints_inside empty_seq_inside",
             "axis_names": "none parsed strs_inside",
             "permuted": "bool",
             "explicit": "bool",
@@ -991,7 +1015,7 @@ def _testing_targets() -> Iterator[Target]:
         drawn(testing.spec_trees),
         lambda: {"tree": {"w": np.ones((4, 8))}, "mesh": mesh(), "prefix": True},
         {
-            "tree": f"{VALUES} array array_inside object_array object_array_inside numpy_scalar datetime struct_inside",
+            "tree": f"{VALUES} huge huge_inside struct_inside array array_inside {OTHER_ARRAYS}",
             "mesh": "mesh empty_mesh abstract_mesh",
             "prefix": "bool",
         },

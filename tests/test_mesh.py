@@ -90,6 +90,9 @@ def test_a_mesh_without_axes_is_empty_or_of_one_device():
         assert pjit(jnp.sin)(np.ones(4)).devices() == {jax.devices()[0]}
     with pytest.raises(TypeError, match=r"Mesh: devices must be an array or .*: there is 'x', a str in it"):
         partjit.Mesh(np.array("x", dtype=object), ())
+    (array := jax.numpy.ones(2)).delete()
+    with pytest.raises(TypeError, match=r"Mesh: devices must be an array or .*, but is \[<float32\[2\] array>\]"):
+        partjit.Mesh([array], "x")
 
 
 def test_a_mesh_is_not_equal_to_something_else(mesh):

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
 from partjit.api import pjit
-from partjit.arguments import abstract_argument, check_callable, require_values
+from partjit.arguments import abstract_argument, check_callable, flattened_results, name_of, require_values
 from partjit.checks import require_flag, require_mesh_type, require_number
 from partjit.mesh import Mesh, describe_mesh
 from partjit.placement import reshard_policy
@@ -154,12 +154,15 @@ class _Case:
 
     def _donations(self) -> Iterator[str]:
         names = [name for name, _ in _named_leaves("args", self.args)]
-        yield from reads_of_donated_values(jax.make_jaxpr(self.reference)(*self.args), names)
+        yield from reads_of_donated_values(jax.make_jaxpr(self._checked_reference)(*self.args), names)
+
+    def _checked_reference(self, *args: object) -> object:
+        result = self.reference(*args)
+        flattened_results(result, f"{name_of(self.reference)}, a function given to assert_same_meaning,")
+        return result
 
     def _values(self) -> Iterator[str]:
         expected = self.reference(*jax.tree.map(jnp.asarray, self.args))  # NumPy would compute in 64 bits
-        for name, leaf in _named_leaves("result", expected):
-            abstract_argument(leaf, f"{name} of the reference", "assert_same_meaning")
         found = self._partitioned()(*self.args)
         yield from self._compare("the value", expected, found)
         yield from self._layout("the value", found, self.out_specs)

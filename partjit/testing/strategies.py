@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from partjit._jax.shardings import HloSharding
-from partjit.checks import require_flag, require_integer, require_mesh_type, wrong_type
+from partjit.checks import require_flag, require_integer, require_mesh_type, shown, wrong_type
 from partjit.mesh import Mesh
 from partjit.opsharding import to_op_sharding
 from partjit.spec import MAX_RANK
@@ -47,6 +47,7 @@ __all__ = [
 _MESH_SHAPES = [(2,), (4, 2), (2, 4), (8,), (2, 2), (2, 2, 2), (4, 1, 2), (3, 2), (2, 1, 3), (1, 8), (6,), (5,), (1,)]
 _AXIS_NAMES = [("x", "y", "z"), ("z", "x", "y"), ("data", "model", "stage")]
 _DIMS = [1, 2, 4, 6, 8, 12]
+_MOST_ELEMENTS = 2**31 - 1
 
 
 @st.composite
@@ -351,6 +352,8 @@ def sharded_arrays(
     if len(divisors) > len(sizes) or any(size % n for size, n in zip(sizes, divisors, strict=False)):
         raise ValueError(f"{where}: shape {sizes} must be one that the spec {parsed} divides, by {divisors}")
     count = math.prod(sizes)
+    if count > _MOST_ELEMENTS:
+        raise ValueError(f"{where}: shape {shown(sizes)} must have at most {_MOST_ELEMENTS} elements: make it smaller")
     values = np.arange(count) % (2 if kind == "b" else 17) if kind in "iub" else np.linspace(-1, 1, count)
     return jax.device_put(values.astype(dtype).reshape(sizes), NamedSharding(chosen, P() if spec is None else spec))
 

@@ -70,6 +70,14 @@ def test_what_is_compiled_already_is_compared_with_what_it_was_made_of(mesh, wra
         assert_same_meaning(wrap(wrong_where_divided), X, mesh=mesh, in_specs=P("x"))
 
 
+def test_a_function_that_returns_no_arrays_is_refused(mesh):
+    message = "result of .*<lambda>, a function given to assert_same_meaning, is <function .*return arrays"
+    with pytest.raises(TypeError, match=message):
+        assert_same_meaning(lambda x: test_integers_keys_complex_and_short_floats, X, mesh=mesh)
+    with pytest.raises(TypeError, match=r"result of .*Mesh.*, a function given to assert_same_meaning, is <function"):
+        assert_same_meaning(jnp.sin, X, mesh=mesh, reference=mesh)
+
+
 def test_a_wrong_dtype_is_found_where_the_values_agree(mesh):
     def shortened(x):
         return x.astype(jnp.bfloat16 if isinstance(x, jax.core.Tracer) else x.dtype)

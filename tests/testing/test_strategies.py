@@ -211,6 +211,7 @@ def test_pieces_follow_the_definition():
             r"none of the axes \(x=8\) can partition a value of shape \(3, 4\)",
         ),
         (lambda: meshes(mesh_shapes=[(99,)]), ValueError, "there are 8 devices, and every one of"),
+        (lambda: sharded_arrays(shape=(2**70,)), ValueError, r"sharded_arrays: shape .* must have at most 2147483647"),
         (
             lambda: shapes(spec=P(), mesh=partjit.Mesh(jax.devices(), "x"), divisible=False),
             ValueError,

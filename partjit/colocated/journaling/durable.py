@@ -5,6 +5,7 @@ import os
 import zlib
 from typing import Any, NamedTuple
 
+from partjit.checks import abridged
 from partjit.errors import JournalError
 
 __all__ = ["Checksum", "checked", "read_json", "sync_directory", "write", "write_json"]
@@ -60,13 +61,16 @@ def read_json(path: str) -> Any:
     """What a file has, or None if it is not there.
 
     Raises:
-        JournalError: it is damaged.
+        JournalError: it is damaged, or cannot be read.
     """
     try:
         with open(path, "rb") as file:
             return json.load(file)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        text = f"{abridged(path)}, the manifest of a journal, cannot be read: {error.strerror}"
+        raise JournalError(text) from None
     except ValueError as error:
         raise JournalError(f"{path}, the manifest of a journal, is damaged: {error}") from error
 

@@ -6,7 +6,7 @@ from typing import Self, TypeVar
 
 import jax
 
-from partjit.checks import require_integer, require_path
+from partjit.checks import require_integer, require_path, wrong_value
 from partjit.colocated.journaling import log as active
 from partjit.colocated.journaling.contents import Contents, JournaledCall
 from partjit.colocated.journaling.directory import Manifest, log_records, read_manifest
@@ -69,7 +69,7 @@ def replay(path: str | os.PathLike[str], *, process: int | None = None) -> Repla
     Raises:
         JournalError: there is no journal, or it has no results.
         TypeError: an argument is of a wrong type.
-        ValueError: the path is empty, or `process` negative.
+        ValueError: the path is empty, or the journal has no calls of `process`.
 
     Example:
         >>> import tempfile
@@ -95,4 +95,7 @@ def replay(path: str | os.PathLike[str], *, process: int | None = None) -> Repla
         raise JournalError(f"partjit.replay: there is no journal in {path}")
     if not manifest.results:
         raise JournalError(f"partjit.replay: the journal {path} has no results: open it with results=True")
+    if process >= manifest.processes:
+        expected = f"the number of a process that wrote the journal, of 0 to {manifest.processes - 1}"
+        raise wrong_value("partjit.replay", "process", process, expected)
     return Replay(path, manifest, process)

@@ -184,6 +184,23 @@ def test_a_call_after_the_last_recorded_one_is_an_error_that_says_so(tmp_path):
     )
 
 
+def test_a_replay_of_what_is_no_journal_says_so(tmp_path):
+    with colocated.journal(tmp_path / "journal", results=True):
+        pass
+    (tmp_path / "file").write_text("")
+    for path, message in (
+        (tmp_path, "there is no journal in "),
+        (tmp_path / "file", "there is no journal in "),
+        ("a" * 100_000, r"aaa\.\.\.a.*/manifest\.json', the manifest of a journal, cannot be read: File name too long"),
+    ):
+        with pytest.raises(JournalError, match=message) as caught:
+            partjit.replay(path)
+        assert len(str(caught.value)) < 500
+    assert partjit.replay(tmp_path / "journal", process=0).calls == ()
+    with pytest.raises(ValueError, match=r"process must be the number of a process that wrote .*, of 0 to 0, but is 1"):
+        partjit.replay(tmp_path / "journal", process=1)
+
+
 def test_a_call_that_had_raised_is_made_again_but_not_played(tmp_path):
     f = colocated_python(_failing, mode="inline")
     for _ in range(2):
