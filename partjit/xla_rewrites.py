@@ -20,11 +20,19 @@ from jax.extend.mlir.dialects import sdy, stablehlo
 
 from partjit.shardy import Shardings, nested, run_passes
 
-__all__ = ["rewrite", "rewrite_broadcast"]
+__all__ = ["open_captured", "rewrite", "rewrite_broadcast", "rewrite_operations"]
+
+_CAPTURED = "partjit.captured"  # an attribute of what may become a constraint
 
 
 def rewrite(module: ir.Module) -> None:
     """Brings a lowered module into the form in which XLA propagates shardings."""
+    rewrite_operations(module)
+    open_captured(module)
+
+
+def rewrite_operations(module: ir.Module) -> None:
+    """The part of `rewrite` that does not depend on the shardings in the module, which may be changed afterwards."""
     # XLA propagates when `chlo` operations (square, erf, top_k, ...) are expanded: no sharding goes through them.
     run_passes(module, "builtin.module(func.func(chlo-legalize-to-stablehlo))")
     of_name: dict[str, list[Any]] = {"stablehlo.broadcast_in_dim": [], "stablehlo.while": []}
@@ -34,10 +42,35 @@ def rewrite(module: ir.Module) -> None:
     for broadcast in broadcasts:
         rewrite_broadcast(broadcast)
     captured = [*map(_capture_invariants, loops)]  # what they capture is not replaced any more
-    shardings = Shardings(module)
     for loop, values in reversed(captured):
         for value in values:
-            _open(value, loop, shardings)
+            _add_candidate(value, loop)
+
+
+def open_captured(module: ir.Module) -> None:
+    """The rest of `rewrite`: what loops capture may be sharded further in them, if it has a sharding."""
+    constraints = [op.operation for op in nested(module.operation) if op.name == "sdy.sharding_constraint"]
+    candidates = [op for op in constraints if _CAPTURED in op.attributes]
+    if not candidates:
+        return
+    shardings = Shardings(module)
+    found = [shardings.of(_original(op)) for op in candidates]  # before any of them is one
+    for op, sharding in zip(candidates, found, strict=True):
+        if sharding is None or not sharding.axes:
+            op.results[0].replace_all_uses_with(op.operands[0])
+            op.erase()
+        else:
+            with op.context:
+                op.attributes["sharding"] = _fully_open(sharding.mesh, len(sharding.axes))
+                del op.attributes[_CAPTURED]
+
+
+def _original(op: Any) -> Any:
+    """What a loop captures, possibly through loops around it."""
+    value = op.operands[0]
+    while not isinstance(value.owner, ir.Block) and _CAPTURED in value.owner.attributes:
+        value = value.owner.operands[0]
+    return value
 
 
 def rewrite_broadcast(op: Any) -> None:
@@ -99,17 +132,21 @@ def _capture_invariants(loop: Any) -> tuple[Any, list[Any]]:
     return new, [operands[k] for k in invariant]
 
 
-def _open(value: Any, loop: Any, shardings: Shardings) -> None:
-    """Lets a value be sharded further in a loop that captures it, if it has a sharding."""
-    sharding = shardings.of(value)
-    if sharding is None or not sharding.axes:
+def _add_candidate(value: Any, loop: Any) -> None:
+    """Adds what becomes a constraint of a captured value if that has a sharding."""
+    if not isinstance(value.type, ir.RankedTensorType) or not value.type.rank:
         return
     inside = [use for use in value.uses if _is_in(use.owner, loop)]
     with ir.InsertionPoint(loop), loop.location:
-        dims = [sdy.DimensionShardingAttr.get([], is_closed=False) for _ in sharding.axes]
-        opened = sdy.ShardingConstraintOp(value, sdy.TensorShardingAttr.get(sharding.mesh, dims))
+        candidate = sdy.ShardingConstraintOp(value, _fully_open("mesh", value.type.rank))
+        candidate.operation.attributes[_CAPTURED] = ir.UnitAttr.get()
     for use in inside:
-        use.owner.operands[use.operand_number] = opened.result
+        use.owner.operands[use.operand_number] = candidate.result
+
+
+def _fully_open(mesh: str, ndim: int) -> sdy.TensorShardingAttr:
+    dims = [sdy.DimensionShardingAttr.get([], is_closed=False) for _ in range(ndim)]
+    return sdy.TensorShardingAttr.get(mesh, dims)
 
 
 def _is_in(op: Any, loop: Any) -> bool:

@@ -156,7 +156,8 @@ class _Walk:
         """Runs through the equations of a jaxpr; returns the buffers that each variable is computed from."""
         eqns, results = used_equations(jaxpr), {var for var in jaxpr.outvars if isinstance(var, Var)}
         users = users_of(eqns)
-        roots = dict(known)
+        constants = {var: frozenset([Buffer(self._size(var), -1, _ALWAYS)]) for var in jaxpr.constvars}
+        roots = {**constants, **known}
         for eqn in eqns:
             outer, equation = self._is_backward, self._equation_of(eqn)
             self._is_backward = outer or (equation is not None and "transpose(" in equation.scope)

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from partjit.checks import require_integer
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue
+from partjit.inspect.changes import Effect
 from partjit.inspect.collectives import Collective, UnknownMove, executions, repeated, total_bytes
 from partjit.inspect.compiled import CompiledUnit
 from partjit.inspect.findings import Finding, findings_of, grouped
@@ -20,7 +21,6 @@ from partjit.inspect.predicted import Prediction
 from partjit.inspect.propagation import Partitioned
 from partjit.inspect.suggestions import tried_out
 from partjit.inspect.user_lines import shown_lines
-from partjit.inspect.what_if import Effect
 from partjit.mesh import describe_mesh
 from partjit.plan.plan import Plan
 from partjit.render.numbers import counted, shown_bytes, shown_duration, shown_flops

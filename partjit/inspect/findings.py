@@ -42,7 +42,7 @@ class Finding:
         site: the line of the user's code.
         value: the name of the value, if it is about one.
         module: the path of its module, "Block_3/Dense_0"; empty if there is none.
-        effect: what the suggestion would change, if it was tried out on the partitioner: see `partjit.inspect.what_if`.
+        effect: what the suggestion would change, if it was tried out on the partitioner: see `partjit.inspect.changes`.
     """
 
     kind: str

@@ -1,12 +1,15 @@
 """FLOPs of a program, counted in its equations."""
 
+import dataclasses
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr
+from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
+from partjit.shardy import TensorSharding
 
-__all__ = ["Flops", "flops_of"]
+__all__ = ["FlopCount", "Flops", "count_flops", "flops_of"]
 
 
 class Flops(NamedTuple):
@@ -23,6 +26,63 @@ class Flops(NamedTuple):
     is_exact: bool
 
 
+@dataclasses.dataclass(frozen=True)
+class FlopCount:
+    """The operations of a program, of which only the shardings are open.
+
+    Attributes:
+        own: of each equation that computes by itself, its operations and the numbers of its operands and results.
+        nested: the loops, branches and `shard_map`s in it.
+    """
+
+    own: tuple[tuple[float, tuple[int, ...], tuple[int, ...]], ...]
+    nested: tuple["_Bodies", ...]
+
+    def flops(
+        self, shardings: Mapping[int, TensorSharding], constrained: Mapping[int, TensorSharding] | None = None
+    ) -> Flops:
+        """The FLOPs with these shardings of values, by their numbers, and others in which some of them are used."""
+        return self._flops(functools.cache(_shards), shardings, {**shardings, **(constrained or {})})
+
+    def _flops(
+        self,
+        shards: Callable[..., int],
+        computed: Mapping[int, TensorSharding],
+        used: Mapping[int, TensorSharding],
+    ) -> Flops:
+        total = per_device = 0.0
+        for own, operands, results in self.own:
+            total += own
+            per_device += own / shards(*map(used.get, operands), *map(computed.get, results))
+        is_exact = True
+        for bodies in self.nested:
+            found = bodies.flops([body._flops(shards, computed, used) for body in bodies.counts])
+            total += found.total
+            per_device += found.per_device
+            is_exact &= found.is_exact
+        return Flops(total, per_device, is_exact)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Bodies:
+    """The bodies of an equation: how often they run, None if that is unknown, and in how many instances at once."""
+
+    counts: tuple[FlopCount, ...]
+    is_branch: bool
+    iterations: int | None
+    instances: int
+
+    def flops(self, of_bodies: list[Flops]) -> Flops:
+        if self.is_branch:
+            return max(of_bodies, key=lambda flops: flops.per_device)._replace(is_exact=False)
+        iterations = 1 if self.iterations is None else self.iterations
+        return Flops(
+            sum(body.total for body in of_bodies) * iterations * self.instances,
+            sum(body.per_device for body in of_bodies) * iterations,
+            self.iterations is not None and all(body.is_exact for body in of_bodies),
+        )
+
+
 def flops_of(program: AnnotatedJaxpr) -> Flops:
     """FLOPs of an annotated program.
 
@@ -31,27 +91,31 @@ def flops_of(program: AnnotatedJaxpr) -> Flops:
     expensive branch counts. Replicated computations count on every device; the body of a `shard_map` is that of one
     device.
     """
-    total = per_device = 0.0
-    is_exact = True
+    numbered = (value for equation in program.walk() for value in (*equation.inputs, *equation.outputs))
+    shardings = next((value.shardings for value in numbered), {})
+    return count_flops(program).flops(shardings)
+
+
+def count_flops(program: AnnotatedJaxpr) -> FlopCount:
+    """The operations of an annotated program, for any shardings of its values."""
+    own, nested = [], []
     for equation in program.equations:
-        found = _of_bodies(equation) if equation.bodies else _own(equation)
-        total += found.total
-        per_device += found.per_device
-        is_exact &= found.is_exact
-    return Flops(total, per_device, is_exact)
+        if equation.bodies:
+            nested.append(
+                _Bodies(
+                    tuple(map(count_flops, equation.bodies.values())),
+                    equation.primitive == "cond",
+                    equation.trip_count,
+                    _instances(equation) if equation.primitive == "shard_map" else 1,
+                )
+            )
+        elif operations := _operations(equation):
+            own.append((operations, _numbers(equation.inputs), _numbers(equation.outputs)))
+    return FlopCount(tuple(own), tuple(nested))
 
 
-def _of_bodies(equation: AnnotatedEquation) -> Flops:
-    bodies = [flops_of(body) for body in equation.bodies.values()]
-    if equation.primitive == "cond":
-        return max(bodies, key=lambda flops: flops.per_device)._replace(is_exact=False)
-    iterations = 1 if equation.trip_count is None else equation.trip_count
-    instances = _instances(equation) if equation.primitive == "shard_map" else 1
-    return Flops(
-        sum(body.total for body in bodies) * iterations * instances,
-        sum(body.per_device for body in bodies) * iterations,
-        equation.trip_count is not None and all(body.is_exact for body in bodies),
-    )
+def _numbers(values: Iterable[AnnotatedValue]) -> tuple[int, ...]:
+    return tuple(value.number for value in values)
 
 
 def _instances(equation: AnnotatedEquation) -> int:
@@ -60,24 +124,22 @@ def _instances(equation: AnnotatedEquation) -> int:
     return math.prod(sizes[axis] for axis in equation.params["newly_manual_axes"])
 
 
-def _own(equation: AnnotatedEquation) -> Flops:
+def _operations(equation: AnnotatedEquation) -> float:
     count = _COUNTED.get(equation.primitive)
     if count is not None:
-        total = count(equation)
-    elif equation.primitive in _WITHOUT_FLOPS or not any(value.is_array for value in equation.outputs):
-        return Flops(0.0, 0.0, True)
-    else:
-        is_of_operand = equation.primitive.startswith(("reduce", "arg", "cum", "sort"))
-        values = equation.inputs[:1] if is_of_operand else equation.outputs[:1]
-        total = float(sum(math.prod(value.aval.shape) for value in values if value.is_array))
-    return Flops(total, total / _shards(equation), True)
+        return count(equation)
+    if equation.primitive in _WITHOUT_FLOPS or not any(value.is_array for value in equation.outputs):
+        return 0.0
+    is_of_operand = equation.primitive.startswith(("reduce", "arg", "cum", "sort"))
+    values = equation.inputs[:1] if is_of_operand else equation.outputs[:1]
+    return float(sum(math.prod(value.aval.shape) for value in values if value.is_array))
 
 
-def _shards(equation: AnnotatedEquation) -> int:
+def _shards(*shardings: TensorSharding | None) -> int:
     """The number of devices that share a computation: along every axis that shards one of its values."""
     axes: dict[str, int] = {}
-    for value in (*equation.inputs, *equation.outputs):
-        if (sharding := value.sharding) is not None:
+    for sharding in shardings:
+        if sharding is not None:
             axes.update(sharding.sizes)
     return math.prod(axes.values())
 

@@ -7,6 +7,7 @@ which they are found in the lowered module.
 """
 
 import dataclasses
+import functools
 import itertools
 import string
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,10 +44,13 @@ from partjit.primitive import pjit_p
 from partjit.shardy import TensorSharding
 from partjit.spec import ParsedPartitionSpec
 
-__all__ = ["MARK", "TAG", "InlinedProgram", "inline_program"]
+__all__ = ["ADDED", "MARK", "TAG", "InlinedProgram", "inline_program", "mark"]
 
 TAG = "eqn:"
 """What precedes the number of an equation in a name stack."""
+
+ADDED = "partjit.added"
+"""In the location of operations that stand for no equation."""
 
 MARK = "partjit.mark"
 """The call target of the operation that a mark is lowered to."""
@@ -62,16 +66,20 @@ class _MarkEffect(Effect):  # type: ignore[misc]  # jax gives the base class no 
 
 
 register_effect(_MarkEffect)
-_mark = _MarkEffect()
+_mark_effect = _MarkEffect()
 mark_p = Primitive("mark")
 mark_p.multiple_results = True
-mark_p.def_effectful_abstract_eval(lambda *_, **__: ([], {_mark}))
+mark_p.def_effectful_abstract_eval(lambda *_, **__: ([], {_mark_effect}))
+
+
+def mark(values: Sequence[ir.Value], numbers: Sequence[int]) -> None:
+    """Adds a mark of values with these numbers to a module."""
+    config = ",".join(map(str, numbers))
+    custom_call(MARK, result_types=[], operands=values, backend_config=config, has_side_effect=True)
 
 
 def _lower_mark(_: mlir.LoweringRuleContext, *values: ir.Value, numbers: tuple[int, ...]) -> Sequence[ir.Value]:
-    flat = mlir.ir_tree_registry.flatten(values)[0]
-    config = ",".join(map(str, numbers))
-    custom_call(MARK, result_types=[], operands=flat, backend_config=config, has_side_effect=True)
+    mark(mlir.ir_tree_registry.flatten(values)[0], numbers)
     return []
 
 
@@ -97,6 +105,11 @@ class InlinedProgram:
     equations: list[AnnotatedEquation]
     numbers: dict[Var, int]
     makers: dict[Var, int]
+
+    @functools.cached_property
+    def computing(self) -> Mapping[int, int]:
+        """The numbers of the innermost equations that compute values, by the numbers of the values."""
+        return {value.number: equation.number for equation in self.equations for value in equation.outputs}
 
     def equation_of(self, eqn: JaxprEqn) -> AnnotatedEquation | None:
         """The equation of the tree that one of `jaxpr` stands for, if it has results."""
@@ -173,7 +186,7 @@ class _Inliner:
         tree = self._inside(jaxpr, scope, paths or {})
         # One mark at the end: one per equation would take longer than all that is marked.
         numbers = tuple(self.numbers[var] for var in scope.marked)
-        scope.eqns.append(new_jaxpr_eqn(scope.marked, [], mark_p, {"numbers": numbers}, {_mark}))
+        scope.eqns.append(new_jaxpr_eqn(scope.marked, [], mark_p, {"numbers": numbers}, {_mark_effect}))
         return closed_jaxpr(invars, [*map(scope.read, jaxpr.outvars)], scope.eqns, scope.consts), tree
 
     def _inside(self, jaxpr: Jaxpr, scope: _Scope, paths: Mapping[Var, str | None]) -> AnnotatedJaxpr:
@@ -206,7 +219,7 @@ class _Inliner:
             params, bodies = self._bodies(eqn)
             invars = [*map(scope.read, eqn.invars)]
             outvars = [scope.fresh(var) for var in eqn.outvars]
-            effects = {*eqn.effects, _mark} if bodies else eqn.effects
+            effects = {*eqn.effects, _mark_effect} if bodies else eqn.effects
             new = eqn.replace(invars=invars, outvars=outvars, params=params, effects=effects, source_info=tagged)
             # Shardy refuses a `shard_map` without arguments and results, which jax leaves out if nothing marks it.
             if eqn.invars or eqn.outvars or eqn.effects:

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from partjit.inspect.collectives import KINDS, Collective, UnknownMove
 from partjit.inspect.hlo.device_groups import Groups, axes_of_groups, axes_of_pairs, device_ids, parse_groups
-from partjit.inspect.inlining import TAG
+from partjit.inspect.inlining import ADDED, TAG
 from partjit.inspect.loop_invariance import varying
 from partjit.inspect.moves.merging import merge
 from partjit.inspect.moves.model import Tensor, element_type, elements
@@ -188,7 +188,7 @@ class _Reading:
             "site": None if equation is None else equation.site,
             "library": None if equation is None else equation.library,
             "module": "" if equation is None else equation.module,
-            "tags": () if equation is None else (equation.number,),
+            "tags": () if equation is None or ADDED in str(op.location) else (equation.number,),
             "op_name": "" if equation is None else equation.scope,
             "program": self._unit.name,
         }

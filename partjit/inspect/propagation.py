@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jax.extend.core import ClosedJaxpr
 from jax.extend.mlir import ir
@@ -15,7 +16,7 @@ from partjit.compile import lower_jaxpr_anew
 from partjit.inspect.annotated import AnnotatedJaxpr, AnnotatedValue
 from partjit.inspect.inlining import MARK, InlinedProgram, inline_program
 from partjit.shardy import Shardings, TensorSharding, nested, propagate
-from partjit.xla_rewrites import rewrite
+from partjit.xla_rewrites import open_captured, rewrite_operations
 
 __all__ = ["Partitioned", "Unit", "is_mark", "partition", "propagated"]
 
@@ -55,7 +56,8 @@ class Partitioned:
         result_shardings: the shardings in which the results are returned; a value with another one is resharded.
         module: the propagated module, without marks; None without a mesh of several devices.
         shardings: the shardings in it.
-        lowered: the module before the propagation, if it was kept.
+        lowered: the module before the propagation, if it was kept; its shardings may still be changed, and what loops
+            capture is not opened yet.
     """
 
     unit: Unit
@@ -68,7 +70,11 @@ class Partitioned:
     @functools.cached_property
     def text(self) -> str:
         """The module before the propagation, with locations, if it was kept."""
-        return "" if self.lowered is None else str(self.lowered.get_asm(enable_debug_info=True))
+        if self.lowered is None:
+            return ""
+        module: Any = self.lowered.clone()
+        open_captured(module)
+        return str(module.operation.get_asm(enable_debug_info=True))
 
     @property
     def tree(self) -> AnnotatedJaxpr:
@@ -105,8 +111,9 @@ def partition(unit: Unit, keep_text: bool = False) -> Partitioned:
             keep_unused=True,
         )
     module = lowering.stablehlo()
-    rewrite(module)
+    rewrite_operations(module)
     lowered = module.operation.clone() if keep_text else None  # its text takes longer than a copy
+    open_captured(module)
     return dataclasses.replace(propagated(module, unit, inlined), lowered=lowered)
 
 

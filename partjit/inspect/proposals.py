@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from partjit._jax.shardings import UNSPECIFIED
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue
+from partjit.inspect.changes import Axes, Change
 from partjit.inspect.collectives import Collective
 from partjit.inspect.findings import Finding
 from partjit.inspect.modules import pattern_of
 from partjit.inspect.propagation import Partitioned
-from partjit.inspect.what_if import Axes, Change
 from partjit.inspect.why.dataflow import Dataflow
 from partjit.inspect.why.key_paths import common_end, keys_of
 from partjit.primitive import sharding_constraint_p

@@ -3,11 +3,11 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+from partjit.inspect.changes import Effect, effect_of
 from partjit.inspect.collectives import Collective
 from partjit.inspect.findings import Finding, grouped
 from partjit.inspect.propagation import Partitioned
 from partjit.inspect.proposals import Proposal, proposals
-from partjit.inspect.what_if import Effect, what_if
 from partjit.render.numbers import shown_bytes
 
 __all__ = ["tried_out"]
@@ -53,7 +53,7 @@ def _cost(findings: Sequence[Finding], before: Effect) -> float:
 def _tried(
     proposal: Proposal, partitioned: Partitioned, donated: Sequence[bool], before: Effect
 ) -> Iterator[tuple[Finding, Finding]]:
-    after = what_if(partitioned, donated, proposal.change)
+    after = effect_of(partitioned, donated, proposal.change)
     if after is None or (proposal.is_required and not _is_gain(before, after)):
         return
     effect = _effect(before, after)

@@ -1,130 +1,194 @@
-"""What a program would send and need if some of its shardings were others, without tracing or lowering it again.
+"""What a program would send, need and compute with other specs, in milliseconds a question.
 
-The lowered module of a report is copied, the shardings in it are changed, and they are propagated as before.
+A function is traced and lowered once. A question copies the lowered program, changes the shardings of arguments,
+results and activations in it, and runs the partitioner's propagation on it; nothing is compiled. The answer is what
+`explain` says of the function with these specs.
 """
 
+import collections
 import dataclasses
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from jax.extend.mlir import ir
+from jax.core import ShapedArray
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from partjit.inspect.collectives import total_bytes
-from partjit.inspect.inlining import TAG
+from partjit.checks import require_mesh_type
+from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
+from partjit.inspect.changes import Changed, changed
+from partjit.inspect.contents import Collectives
+from partjit.inspect.flops import count_flops
 from partjit.inspect.memory import estimate_memory
-from partjit.inspect.predicted import predict
-from partjit.inspect.propagation import Partitioned, is_mark, propagated
-from partjit.shardy import main_of, nested
+from partjit.inspect.predicted import Prediction, predict
+from partjit.inspect.propagation import Partitioned, partition
+from partjit.inspect.questions import Activation, Answer, Leaf, Question, change_of
+from partjit.inspect.tracing import trace_function
+from partjit.inspect.traffic import bytes_moved, count_traffic
+from partjit.mesh import has_explicit_axes
+from partjit.shardy import TensorSharding
 
-__all__ = ["Axes", "Change", "Effect", "what_if"]
-
-Axes = tuple[tuple[str, ...], ...]
-"""For each dimension the mesh axes that shard it."""
-
-_CONSTRAINT = "sdy.sharding_constraint"
-_TAG = re.compile(rf"{TAG}(\d+)")
+__all__ = ["Activation", "Answer", "Leaf", "Question", "WhatIf"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Change:
-    """Other shardings for a program.
+class WhatIf:
+    """A program that is traced and lowered once, and asked what it costs with other specs.
 
-    Attributes:
-        arguments, results: the axes of arguments and results, by their positions.
-        values: the axes that values are constrained to, by their numbers.
-        dropped: the numbers of the equations whose constraints are left out.
-    """
-
-    arguments: Mapping[int, Axes] = dataclasses.field(default_factory=dict)
-    results: Mapping[int, Axes] = dataclasses.field(default_factory=dict)
-    values: Mapping[int, Axes] = dataclasses.field(default_factory=dict)
-    dropped: tuple[int, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class Effect:
-    """What a program sends and needs.
+    Args:
+        fun: a function of `pjit` or `jax.jit`, a plain one, or what their `trace` returned.
+        *args, **kwargs: its arguments, trees of arrays or of `jax.ShapeDtypeStruct`s.
+        mesh: the mesh of the call, or None for the one that is set.
+        iterations: trip counts of loops by their lines, as `explain` takes them.
 
     Attributes:
-        sent: bytes that a device sends in a step, as far as they are predicted exactly.
-        at_most: the same with the upper bounds of what is not.
-        peak: bytes on a device at most, estimated.
+        arguments, results: the arguments and results, which questions name.
+        mesh: the mesh of the program.
+
+    Raises:
+        TypeError: `fun` is no function, `mesh` no mesh, or an argument no array.
+        ValueError: the call itself would raise it; or the mesh has axes of type Explicit, where specs are types: with
+            other specs it is another program.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpy as np
+        >>> from partjit import Mesh, P
+        >>> from partjit.inspect.what_if import Question, WhatIf
+        >>> mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("data", "model"))
+        >>> x, w = np.ones((8, 16), np.float32), np.ones((16, 4), np.float32)
+        >>> engine = WhatIf(lambda x, w: jnp.tanh(x @ w), x, w, mesh=mesh)
+        >>> [leaf.name for leaf in engine.arguments], [str(value) for value in engine.activations]
+        (['x', 'w'], ['2: float32[8,4] of dot_general at ...', '3: float32[8,4] of tanh at ...'])
+        >>> answer = engine.ask(Question(arguments={"x": P("data", "model"), "w": P("model")}))
+        >>> answer.bytes_by_axes, answer.results
+        ({('model',): 32.0}, {'result': P('data', None)})
+
+    A program with colocated calls is asked about as one program, of whose calls the partitioner knows nothing.
+
+    Source: Shardy's propagation, https://openxla.org/shardy.
     """
 
-    sent: float
-    at_most: float
-    peak: int
+    def __init__(
+        self,
+        fun: object,
+        *args: object,
+        mesh: Mesh | None = None,
+        iterations: Mapping[str, int] | None = None,
+        **kwargs: object,
+    ) -> None:
+        """Traces and lowers the program."""
+        if mesh is not None:
+            require_mesh_type("WhatIf", "mesh", mesh)
+        traced = trace_function(fun, args, kwargs, mesh)
+        unit = dataclasses.replace(traced.whole, iterations={} if iterations is None else dict(iterations))
+        if any(isinstance(aval, ShapedArray) and has_explicit_axes(aval.sharding.mesh) for aval in unit.jaxpr.in_avals):
+            raise ValueError(
+                f"WhatIf: {unit.name} is on a mesh with axes of type Explicit, where specs are part of the types of "
+                "values: with other specs it is another program. Give a mesh whose axes are Auto"
+            )
+        self.mesh = unit.mesh
+        self._donated = traced.donated
+        self._base = partition(unit, keep_text=True)
+        tree = self._base.tree
+        inputs = zip(unit.paths, tree.inputs, unit.in_shardings, traced.donated, strict=True)
+        outputs = zip(unit.result_paths, tree.outputs, unit.out_shardings, strict=True)
+        self._arguments = [_leaf(*of_input) for of_input in inputs]
+        self._results = [_leaf(*of_output) for of_output in outputs]
+        self.arguments = tuple(filter(None, self._arguments))
+        self.results = tuple(filter(None, self._results))
+        self._flops, self._traffic = count_flops(tree), count_traffic(self._base.inlined)
+
+    @property
+    def activations(self) -> tuple[Activation, ...]:
+        """The arrays that equations compute, in the order of the program, those inside of a `shard_map` left out."""
+        return tuple(self._activations.values())
+
+    @functools.cached_property
+    def _activations(self) -> dict[int, Activation]:
+        found: dict[int, Activation] = {}
+        for equation, times in _computing(self._base.tree, 1):
+            for value in equation.outputs:
+                if value.is_array and value.aval.shape and value.number >= 0 and value.number not in found:
+                    found[value.number] = _activation(equation, value, times)
+        return found
+
+    def ask(self, question: Question) -> Answer:
+        """What the program costs with the specs of a question.
+
+        Raises:
+            ValueNotFoundError: it names what the program does not have; the message lists similar names. It is a
+                LookupError.
+            ShardingError: specs do not fit their values or the mesh; the message lists all that do not.
+            TypeError, ValueError: a spec is none, or names an axis twice.
+        """
+        unit = self._base.unit
+        change = change_of(question, self._arguments, self._results, self._activations, unit.mesh, unit.name)
+        after = Changed(self._base, {}) if self._base.module is None else changed(self._base, change)
+        return self._answer(after.partitioned, predict(after.partitioned), after.constrained)
+
+    def ask_many(self, questions: Iterable[Question]) -> list[Answer]:
+        """The answers to several questions, in their order. Raises what `ask` raises."""
+        return [self.ask(question) for question in questions]
+
+    def _answer(self, after: Partitioned, prediction: Prediction, constrained: Mapping[int, TensorSharding]) -> Answer:
+        collectives, moves = prediction
+        memory = estimate_memory(after, self._donated, collectives, moves)
+        shardings = after.inlined.shardings
+        flops = self._flops.flops(shardings, constrained)
+        by_axes: dict[tuple[str, ...], float] = collections.defaultdict(float)
+        for one in collectives:
+            by_axes[one.axes] += one.bytes_moved * one.executions
+        unknown = [] if flops.is_exact else ["how often loops run, or which branches"]
+        unknown += ["what XLA may move besides"] if moves else []
+        of_arguments = [shardings.get(value.number) for value in after.tree.inputs]
+        return Answer(
+            Collectives(collectives, "predicted", moves),
+            dict(by_axes),
+            memory.peak,
+            memory.arguments,
+            flops.per_device,
+            bytes_moved(self._traffic, shardings),
+            _specs(self._arguments, of_arguments),
+            _specs(self._results, after.result_shardings),
+            tuple(dict.fromkeys((*unknown, *memory.unknown))),
+        )
 
 
-def what_if(partitioned: Partitioned, donated: Sequence[bool], change: Change) -> Effect | None:
-    """The effect of a change of a unit whose text was kept; None if it cannot be made."""
-    if partitioned.module is None or partitioned.lowered is None:
+def _computing(tree: AnnotatedJaxpr, times: int | None) -> Iterator[tuple[AnnotatedEquation, int | None]]:
+    """The equations outside of `shard_map`s, and how often a step evaluates each; those of a body come first."""
+    for equation in tree.equations:
+        inner = None if times is None or equation.trip_count is None else times * equation.trip_count
+        for body in equation.bodies.values() if equation.primitive != "shard_map" else ():
+            yield from _computing(body, inner)
+        yield equation, times
+
+
+def _activation(equation: AnnotatedEquation, value: AnnotatedValue, times: int | None) -> Activation:
+    return Activation(
+        value.number,
+        value.aval.shape,
+        value.aval.dtype,
+        value.nbytes,
+        equation.primitive,
+        equation.site,
+        equation.module,
+        equation.scope,
+        times,
+    )
+
+
+def _leaf(name: str, value: AnnotatedValue, sharding: object, is_donated: bool = False) -> Leaf | None:
+    """What is known of an argument or a result before it is partitioned; None if it is no array."""
+    if not value.is_array:
         return None
-    with partitioned.module.context:
-        module: Any = partitioned.lowered.clone()
-        names = [op.operation.attributes["sym_name"].value for op in module.body.operations if _is(op, "sdy.mesh")]
-        if "mesh" not in names:  # no sharding names an axis
-            return None
-        _apply(module, partitioned, change)
-        changed = propagated(module, partitioned.unit, partitioned.inlined)
-        collectives, unknown = predict(changed)
-    sent = total_bytes(collectives).bytes
-    bounds = sum((1 if move.times is None else move.times) * move.bytes_at_most for move in unknown)
-    return Effect(sent, sent + bounds, estimate_memory(changed, donated, collectives).peak)
+    spec = sharding.spec if isinstance(sharding, NamedSharding) else None
+    return Leaf(name, value.aval.shape, value.aval.dtype, value.nbytes, spec, is_donated)
 
 
-def _is(op: ir.Operation | ir.OpView, name: str) -> bool:
-    return op.operation.name == name
-
-
-def _apply(module: ir.Module, partitioned: Partitioned, change: Change) -> None:
-    main, unit = main_of(module), partitioned.unit
-    hidden = {  # constants and tokens come first
-        "arg_attrs": len(main.type.inputs) - len(unit.in_shardings),
-        "res_attrs": len(main.type.results) - len(unit.out_shardings),
-    }
-    for which, specs in (("arg_attrs", change.arguments), ("res_attrs", change.results)):
-        attributes = main.operation.attributes
-        dicts = [*attributes[which]] if which in attributes else [ir.DictAttr.get({})] * _count(main, which)
-        for position, axes in specs.items():
-            k = position + hidden[which]
-            known = {named.name: named.attr for named in dicts[k]}
-            dicts[k] = ir.DictAttr.get({**known, "sdy.sharding": _written(axes)})
-        if specs:
-            attributes[which] = ir.ArrayAttr.get(dicts)
-    operations = nested(module.operation)
-    for op in operations if change.dropped else ():
-        tags = _TAG.findall(str(op.location)) if op.name == _CONSTRAINT else ()
-        if tags and int(tags[-1]) in change.dropped:
-            op.results[0].replace_all_uses_with(op.operands[0])
-            op.erase()
-    if change.values:
-        for number, value in [*_marked(nested(module.operation))]:
-            if number in change.values:
-                _constrain(value, change.values[number])
-
-
-def _count(main: Any, which: str) -> int:
-    return len(main.type.inputs if which == "arg_attrs" else main.type.results)
-
-
-def _marked(operations: Sequence[ir.Operation]) -> Iterator[tuple[int, ir.Value]]:
-    for op in operations:
-        if is_mark(op):
-            numbers = map(int, re.findall(r"\d+", ir.StringAttr(op.attributes["backend_config"]).value))
-            yield from zip(numbers, op.operands, strict=True)
-
-
-def _constrain(value: ir.Value, axes: Axes) -> None:
-    owner: Any = value.owner
-    is_argument = isinstance(owner, ir.Block)
-    where = ir.InsertionPoint.at_block_begin(owner) if is_argument else ir.InsertionPoint.after(owner)
-    attributes = {"sharding": _written(axes)}
-    made = ir.Operation.create(_CONSTRAINT, [value.type], [value], attributes, loc=ir.Location.unknown(), ip=where)
-    value.replace_all_uses_except(made.results[0], made)
-
-
-def _written(axes: Axes) -> ir.Attribute:
-    dims = ", ".join("{" + ", ".join(f'"{axis}"' for axis in dim) + "}" for dim in axes)
-    return ir.Attribute.parse(f"#sdy.sharding<@mesh, [{dims}]>")
+def _specs(leaves: Sequence[Leaf | None], shardings: Iterable[TensorSharding | None]) -> dict[str, P]:
+    """Shardings as specs with an entry for each dimension, by the names of leaves."""
+    found = {}
+    for leaf, sharding in zip(leaves, shardings, strict=True):
+        if leaf is not None:
+            dims = ((),) * len(leaf.shape) if sharding is None else sharding.axes[: len(leaf.shape)]
+            found[leaf.name] = P(*[dim[0] if len(dim) == 1 else dim or None for dim in dims])
+    return found

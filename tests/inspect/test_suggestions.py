@@ -6,7 +6,7 @@ import pytest
 
 from partjit import P, pjit, with_sharding_constraint
 from partjit.inspect import explain
-from partjit.inspect.what_if import Change, what_if
+from partjit.inspect.changes import Change, effect_of
 from partjit.render.numbers import shown_bytes
 from tests.inspect.inspected import f32, mesh
 
@@ -128,10 +128,10 @@ def test_a_change_has_the_effect_of_other_specs():
     ]
     for change, specs in cases:
         other = reported(fun, *args, **{"specs": (P("data"), P()), **specs})
-        found = what_if(report.whole, (False, False), change)
+        found = effect_of(report.whole, (False, False), change)
         assert (found.sent, found.peak) == (other.collectives.bytes_per_step, other.memory[0].peak)
-    found = what_if(report.whole, (False, False), Change(values={values["sin"]: ((), ("model",))}))
+    found = effect_of(report.whole, (False, False), Change(values={values["sin"]: ((), ("model",))}))
     assert found.sent > report.collectives.bytes_per_step
     # The report itself stays what it was.
     assert report.whole.tree.inputs[1].shown_spec == "P(None, None)"
-    assert what_if(explain(jnp.sin, f32(8)).whole, (False,), Change()) is None
+    assert effect_of(explain(jnp.sin, f32(8)).whole, (False,), Change()) is None

@@ -48,6 +48,8 @@ def _reshard(source: Tiles, target: Tiles, shape: _Shape, *, in_full: bool) -> l
         raise Unmodelled
     for way in (_split, _without_a_dimension, _with_copies):
         if (found := way(source, target, shape)) is not None:
+            if found[0] is None and in_full:
+                return _gather(source, source.counts, shape, shape)
             return found[0]
     if any(a == b > 1 for a, b in zip(source.counts, target.counts, strict=True)):
         return _in_groups(source, target, shape)
