@@ -26,10 +26,10 @@ from partjit._jax.meshes import EMPTY_MESH, under_mesh
 from partjit._jax.shardings import UNSPECIFIED, MaybeSharding, UnspecifiedValue, or_none
 from partjit._jax.stages import make_args_info
 from partjit._jax.tracing import low_jaxpr, refuse_high_types
-from partjit._jax.types import PyTree, PyTreeDef
-from partjit.devices import incompatible_devices
+from partjit._jax.types import Device, PyTree, PyTreeDef
+from partjit.devices import incompatible_devices, no_devices
 from partjit.host_objects import HostReference
-from partjit.mesh import describe_mesh, has_explicit_axes
+from partjit.mesh import describe_mesh, has_explicit_axes, is_abstract_mesh
 from partjit.primitive import device_witness, shardings_of
 from partjit.render.numbers import counted
 from partjit.spec import Spec
@@ -195,6 +195,19 @@ class _LoweredOnExplicitMesh(jax.stages.Lowered):
         return compiled
 
 
+class _LoweredWithoutDevices(jax.stages.Lowered):
+    """Compiles for devices that are named then."""
+
+    def __init__(self, lowering: MeshComputation, args_info: PyTree, program: Program) -> None:
+        super().__init__(lowering, args_info, program.out_tree)
+        self._program = program
+
+    def compile(self, *args: Any, device_assignment: Sequence[Device] | None = None, **kwargs: Any) -> Any:
+        if device_assignment is None:
+            raise no_devices(f"{self._program.name} cannot be compiled", self._program.mesh)
+        return super().compile(*args, device_assignment=tuple(device_assignment), **kwargs)
+
+
 class Traced:
     """A traced program, ready to be lowered; nothing has been executed. Mirrors `jax.stages.Traced`.
 
@@ -264,6 +277,8 @@ class Traced:
         lowering = lower(
             self.leaves, **self.program.params, platforms=lowering_platforms, parameters=_private_parameters
         )
+        if is_abstract_mesh(self.program.mesh):
+            return _LoweredWithoutDevices(lowering, self.args_info, self.program)
         if has_explicit_axes(self.program.mesh):
             return _LoweredOnExplicitMesh(lowering, self.args_info, self.program)
         return jax.stages.Lowered(lowering, self.args_info, self.out_tree)

@@ -1,24 +1,33 @@
-"""Which devices values are on, for errors, and the error for values of one program that are on different ones."""
+"""Which devices meshes and values are on, if any: for errors about values of one program on different ones."""
 
 from collections.abc import Iterable, Sequence
 
 import jax
 from jax.core import AbstractValue
 from jax.extend.core import ClosedJaxpr
-from jax.sharding import Sharding
+from jax.sharding import Mesh, Sharding
 
 from partjit._jax.compiling import mismatches_inside
 from partjit._jax.shardings import MaybeSharding, UnspecifiedValue, device_list
 from partjit._jax.types import Device
 from partjit.arguments import known_paths
-from partjit.errors import ShardingError
+from partjit.errors import MissingMeshError, ShardingError
+from partjit.mesh import describe_mesh, device_ids, is_abstract_mesh
 
-__all__ = ["describe_devices", "ids_of", "incompatible_devices"]
+__all__ = [
+    "describe_devices",
+    "devices_of",
+    "has_devices_of",
+    "ids_of",
+    "incompatible_devices",
+    "no_devices",
+    "platform_of",
+]
 
 
 def ids_of(sharding: Sharding) -> list[int]:
-    """The ids of the devices of a sharding, in their order."""
-    return [device.id for device in device_list(sharding)]
+    """The ids of the devices of a sharding, in their order; none on an abstract mesh."""
+    return [device.id for device in device_list(sharding) or ()]
 
 
 def describe_devices(devices: Iterable[Device]) -> str:
@@ -34,6 +43,39 @@ def describe_devices(devices: Iterable[Device]) -> str:
         by_process.setdefault(device.process_index, []).append(device.id)
     parts = [f"{ids} of process {process}" for process, ids in sorted(by_process.items())]
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+
+def platform_of(mesh: Mesh) -> str | None:
+    """The platform of the devices of a mesh, "cpu" for instance; None if it is empty, or abstract and does not say."""
+    if mesh.empty:
+        return None
+    device = mesh.abstract_mesh.abstract_device
+    return None if device is None else device.platform
+
+
+def no_devices(problem: str, mesh: Mesh) -> MissingMeshError:
+    """The error about what cannot be done on an abstract mesh, to be raised."""
+    return MissingMeshError(
+        f"{problem}: the abstract mesh ({describe_mesh(mesh)}) has no devices. A program can be traced, lowered and "
+        "explained there; to compile or call it, enter a mesh of devices: `with partjit.Mesh(devices, axis_names):`"
+    )
+
+
+def devices_of(mesh: Mesh) -> str:
+    """The devices of a mesh, for messages."""
+    return f"the abstract mesh ({describe_mesh(mesh)})" if is_abstract_mesh(mesh) else f"the devices {device_ids(mesh)}"
+
+
+def has_devices_of(mesh: Mesh, other: Mesh, *, in_order: bool = True) -> bool:
+    """Whether two meshes have the same devices, in the same order or in any; abstract ones have if they are as large.
+
+    A mesh of devices and an abstract one have not.
+    """
+    if is_abstract_mesh(mesh) or is_abstract_mesh(other):
+        return is_abstract_mesh(mesh) and is_abstract_mesh(other) and mesh.size == other.size
+    if in_order:
+        return [*mesh.devices.flat] == [*other.devices.flat]
+    return {*mesh.devices.flat} == {*other.devices.flat}
 
 
 def incompatible_devices(

@@ -32,7 +32,7 @@ from partjit.mesh import (
     program_mesh,
 )
 from partjit.spec import FROM_ARRAY, ParsedPartitionSpec, Spec
-from partjit.structs import is_abstract, on_devices, require_devices
+from partjit.structs import abstract_mesh_of, is_abstract, on_devices, require_devices
 from partjit.trace import trace
 from partjit.trees import broadcast_specs
 from partjit.typed import own_type, requested_type, with_result_types
@@ -161,6 +161,8 @@ def infer(definition: Definition, args: Sequence[PyTree], kwargs: dict[str, PyTr
         [spec.mesh for spec in parsed if spec.mesh is not None] if parsed else _meshes_of_arrays(arguments.leaves),
         has_bare_specs=any(spec.mesh is None for spec in parsed),
     )
+    if mesh.empty and not any(spec.mesh is not None for spec in parsed):
+        mesh = abstract_mesh_of(arguments, parsed, definition.name) or mesh
     require_mesh(mesh, parsed, "pjit", definition.name)
     if is_abstract_mesh(mesh):
         mesh = next(_meshes_of_shape(mesh, arguments.leaves), mesh)

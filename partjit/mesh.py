@@ -319,7 +319,10 @@ def program_mesh(own_meshes: Sequence[jax.sharding.Mesh], *, has_bare_specs: boo
         raise _mesh_changed(outer, mesh)
     if own_meshes and (mesh.empty or not has_bare_specs):
         own = own_meshes[0]
-        if outer is not None and not is_abstract_mesh(outer) and [*own.devices.flat] != [*outer.devices.flat]:
+        is_other = outer is not None and (
+            own.size != outer.size if is_abstract_mesh(outer) else [*own.devices.flat] != [*outer.devices.flat]
+        )
+        if is_other:
             raise _mesh_changed(outer, own)
         return own
     return mesh
@@ -353,10 +356,14 @@ def picture(mesh: jax.sharding.Mesh) -> "pictures.Picture":
 def _mesh_changed(outer: jax.sharding.Mesh, mesh: jax.sharding.Mesh) -> MeshChangedError:
     return MeshChangedError(
         "Changing the physical mesh is not allowed inside a pjit: the function is being traced for a program on the "
-        f"mesh ({describe_mesh(outer)}) with devices {device_ids(outer)}, and an inner pjit is called under the mesh "
-        f"({describe_mesh(mesh)}) with devices {device_ids(mesh)}. Leave the inner mesh out, or call the inner "
+        f"mesh ({describe_mesh(outer)}) with {_with(outer)}, and an inner pjit is called under the mesh "
+        f"({describe_mesh(mesh)}) with {_with(mesh)}. Leave the inner mesh out, or call the inner "
         "function outside."
     )
+
+
+def _with(mesh: jax.sharding.Mesh) -> str:
+    return "no devices" if is_abstract_mesh(mesh) else f"devices {device_ids(mesh)}"
 
 
 def device_ids(mesh: jax.sharding.Mesh) -> list[int]:

@@ -108,6 +108,8 @@ class ParsedPartitionSpec:
         mesh: the spec's own mesh (it came from a `NamedSharding`), or None for the program's mesh.
         memory_kind: the memory of its shards, or None for the default.
         reductions: what the `PartitionSpec` says of unreduced and reduced axes, by keyword; empty if it says nothing.
+        abstract_mesh: the abstract mesh that it came with. It cannot decide where a program runs, so this is that of a
+            program only where there is no other.
 
     Example:
         >>> spec = ParsedPartitionSpec.from_user_input(P("x", None, ("y", "z")), "in_axis_resources")
@@ -127,6 +129,7 @@ class ParsedPartitionSpec:
     mesh: Mesh | None = None
     memory_kind: str | None = None
     reductions: tuple[tuple[str, Any], ...] = ()
+    abstract_mesh: AbstractMesh | None = None
 
     def __post_init__(self) -> None:
         what = "ParsedPartitionSpec"
@@ -164,10 +167,9 @@ class ParsedPartitionSpec:
         if entry is None:
             return cls(None, ())
         if isinstance(entry, NamedSharding):
-            # An abstract mesh names axes but no devices, so it cannot decide where the program runs.
-            mesh = None if isinstance(entry.mesh, AbstractMesh) else entry.mesh
+            mesh, abstract = (None, entry.mesh) if isinstance(entry.mesh, AbstractMesh) else (entry.mesh, None)
             parsed = cls.from_user_input(entry.spec, arg_name, allow_unconstrained_dims=allow_unconstrained_dims)
-            return dataclasses.replace(parsed, mesh=mesh, memory_kind=entry.memory_kind)
+            return dataclasses.replace(parsed, mesh=mesh, memory_kind=entry.memory_kind, abstract_mesh=abstract)
         if not isinstance(entry, P):
             raise TypeError(
                 f"{arg_name} leaf specifications are expected to be PartitionSpec instances or None, but got "

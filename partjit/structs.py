@@ -6,7 +6,7 @@ A program runs on devices.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TypeAlias, TypeGuard
+from typing import TypeAlias, TypeGuard, cast
 
 import jax
 from jax.core import ShapedArray
@@ -17,9 +17,9 @@ from partjit._jax.shardings import UnspecifiedValue
 from partjit.arguments import Arguments
 from partjit.errors import ShardingError
 from partjit.mesh import describe_mesh
-from partjit.spec import Spec
+from partjit.spec import ParsedPartitionSpec, Spec
 
-__all__ = ["is_abstract", "on_devices", "require_devices"]
+__all__ = ["abstract_mesh_of", "is_abstract", "on_devices", "require_devices"]
 
 Struct: TypeAlias = jax.ShapeDtypeStruct | ShapedArray
 
@@ -36,6 +36,31 @@ def on_devices(arguments: Arguments, mesh: Mesh) -> Arguments:
         return arguments
     leaves = [_on_devices(leaf, path, mesh) for leaf, path in zip(arguments.leaves, arguments.paths, strict=True)]
     return dataclasses.replace(arguments, leaves=leaves)
+
+
+def abstract_mesh_of(arguments: Arguments, specs: Sequence[ParsedPartitionSpec], name: str) -> Mesh | None:
+    """The abstract mesh that specs bring along or, if none does, abstract arguments; on it a program is lowered.
+
+    Raises:
+        ShardingError: they have different axes.
+    """
+    of_specs = [("a spec", spec.abstract_mesh) for spec in specs if spec.abstract_mesh is not None]
+    of_arguments = (
+        (path, leaf.sharding.mesh)
+        for path, leaf in zip(arguments.paths, arguments.leaves, strict=True)
+        if isinstance(leaf, Struct) and is_abstract(leaf) and not _is_unspecified(leaf, leaf.sharding.mesh)
+    )
+    found = of_specs or [*of_arguments]
+    for what, mesh in found[1:]:
+        first, of_first = found[0]
+        if mesh.shape_tuple != of_first.shape_tuple:
+            raise ShardingError(
+                f"{name} runs on one mesh, but {first} has a sharding on the abstract mesh ({describe_mesh(of_first)}) "
+                f"and {what} one on ({describe_mesh(mesh)}): give all NamedShardings the same mesh, or enter a mesh "
+                "and give PartitionSpecs"
+            )
+    # An abstract mesh is passed wherever a mesh is: it only has no devices.
+    return cast(Mesh, found[0][1]) if found else None
 
 
 def require_devices(arguments: Arguments, specs: Sequence[Spec], name: str, mesh: Mesh) -> None:
@@ -69,15 +94,19 @@ def _on_devices(leaf: object, path: str, mesh: Mesh) -> object:
             "partjit.Mesh(devices, axis_names):`, or give a NamedSharding"
         ) from None
     sharding_mesh = sharding.mesh
-    # In the type of a value only Explicit axes have a meaning: the others are left to the partitioner.
-    is_unspecified = isinstance(leaf, ShapedArray) and AxisType.Explicit not in sharding_mesh.axis_types
-    if sharding_mesh.empty or is_unspecified:
+    if _is_unspecified(leaf, sharding_mesh):
         sharding = None
     elif [*sharding_mesh.shape.items()] == [*mesh.shape.items()]:
         sharding = NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
     else:
         return leaf
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=leaf.weak_type)
+
+
+def _is_unspecified(leaf: Struct, mesh: Mesh | AbstractMesh) -> bool:
+    """Whether the sharding of an abstract argument, on this mesh, says nothing."""
+    # In the type of a value only Explicit axes have a meaning: the others are left to the partitioner.
+    return mesh.empty or (isinstance(leaf, ShapedArray) and AxisType.Explicit not in mesh.axis_types)
 
 
 def is_abstract(leaf: object) -> TypeGuard[Struct]:

@@ -14,10 +14,10 @@ from jax.core import AbstractValue, Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, Sharding
 
 from partjit._jax.meshes import manual_axes
-from partjit._jax.shardings import device_list
+from partjit._jax.shardings import UnspecifiedValue, device_list
 from partjit._jax.tracing import abstractify
 from partjit._jax.types import PyTreeDef
-from partjit.devices import describe_devices, ids_of
+from partjit.devices import describe_devices, has_devices_of, ids_of, no_devices
 from partjit.errors import MissingMeshError, ShardingError
 from partjit.mesh import describe_mesh, device_ids, is_abstract_mesh
 from partjit.spec import UNCONSTRAINED, ParsedPartitionSpec, Spec
@@ -81,10 +81,7 @@ def require_mesh(mesh: Mesh, specs: Iterable[Spec], caller: str, name: str) -> N
 def require_devices_of_mesh(mesh: Mesh, name: str) -> None:
     """Raises `MissingMeshError` for a call on an abstract mesh."""
     if is_abstract_mesh(mesh):
-        raise MissingMeshError(
-            f"{name} is called under the abstract mesh ({describe_mesh(mesh)}), which has no devices: trace and lower "
-            "it there, and call it under a mesh of devices"
-        )
+        raise no_devices(f"{name} cannot be called", mesh)
 
 
 def check_specs(
@@ -121,11 +118,13 @@ def _check_spec(
     what: str, path: str, aval: AbstractValue, spec: ParsedPartitionSpec, program_mesh: Mesh, allow_uneven: bool
 ) -> Iterable[Mismatch]:
     mesh = spec.mesh or program_mesh
-    if mesh is not program_mesh and not program_mesh.empty and [*mesh.devices.flat] != [*program_mesh.devices.flat]:
+    if mesh is not program_mesh and not program_mesh.empty and not has_devices_of(mesh, program_mesh):
+        place = "is on the abstract mesh, which has none"
+        if not is_abstract_mesh(program_mesh):
+            place = f"runs on the devices {describe_devices(program_mesh.devices.flat)}"
         yield Mismatch(
             f"One of {what}, {path} ({aval.str_short()}), has a NamedSharding over the incompatible devices "
-            f"{describe_devices(mesh.devices.flat)}, but the program runs on the devices "
-            f"{describe_devices(program_mesh.devices.flat)}",
+            f"{describe_devices(mesh.devices.flat)}, but the program {place}",
             f"give all NamedShardings the same devices in the same order; if it is that of the array, move the array: "
             f"jax.device_put({path}, NamedSharding(mesh, spec))",
         )
@@ -234,7 +233,15 @@ def check_devices(paths: Sequence[str], args: Sequence[object], specs: Sequence[
     if mesh.empty:
         return _check_same_devices(paths, args)
     if is_abstract_mesh(mesh):
-        return []
+        return [
+            Mismatch(
+                f"One of pjit arguments, {path} ({_short(arg)}), is committed to the devices "
+                f"{describe_devices(device_list(sharding))}, but the program is on the abstract mesh, which has none",
+                f"give a type in its place, jax.ShapeDtypeStruct({path}.shape, {path}.dtype), or a spec of {path}",
+            )
+            for path, arg, spec in zip(paths, args, specs, strict=True)
+            if isinstance(spec, UnspecifiedValue) and (sharding := _committed_sharding(arg)) is not None
+        ]
     devices = set(mesh.devices.flat)
     mismatches = []
     for path, arg, spec in zip(paths, args, specs, strict=True):

@@ -128,16 +128,35 @@ STAGES = {
 }
 
 
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("specs", [{}, {"in_axis_resources": None}, {"in_axis_resources": FROM_ARRAY}])
-def test_an_abstract_mesh_needs_devices(mesh, stage, specs):
-    for given in ABSTRACT_SAYING.values():
-        with pytest.raises(ShardingError) as error:
-            STAGES[stage](pjit(add, **specs), given(mesh), given(mesh))
-        message = str(error.value)
-        assert message.startswith("add needs devices, but x has the sharding P('x'")
-        assert "on the abstract mesh (x=4, y=2); y has the sharding" in message
-        assert "no mesh is set. Enter a mesh of that shape" in message
+@pytest.mark.parametrize("kind", ABSTRACT_SAYING)
+def test_without_a_mesh_that_of_the_arguments_is_one_without_devices(mesh, kind):
+    given = ABSTRACT_SAYING[kind](mesh)
+    own = mesh if kind == "struct on an abstract mesh" else explicit_twin(mesh)
+    for specs in ({}, {"in_axis_resources": None}, {"in_axis_resources": FROM_ARRAY}):
+        function = pjit(add, **specs)
+        found = text(function, given, given), function.plan(given, given).source, explain(function, given, given)
+        assert function.trace(given, given).program.mesh.shape == mesh.shape
+        with own:
+            meant = struct(NamedSharding(own, P("x")))
+            assert found[:2] == (text(function, meant, meant), function.plan(meant, meant).source)
+            assert found[2].as_data() == explain(function, meant, meant).as_data()
+    with pytest.raises(MissingMeshError, match=r"^add cannot be compiled: the abstract mesh \(x=4, y=2\) has no dev"):
+        pjit(add).lower(given, given).compile()
+
+
+def test_of_two_abstract_meshes_neither_is_taken(mesh):
+    one, other = struct(NamedSharding(ABSTRACT, P("x"))), struct(NamedSharding(OTHER, P("x")))
+    with pytest.raises(
+        ShardingError, match=r"but x has a .* on the abstract mesh \(x=4, y=2\) and y one on \(x=2, y=4"
+    ):
+        pjit(add).lower(one, other)
+    specs = (NamedSharding(ABSTRACT, P("x")), NamedSharding(OTHER, P("x")))
+    with pytest.raises(ShardingError, match=r"but a spec has a sharding on the abstract mesh .* and a spec one on"):
+        pjit(add, in_shardings=specs).lower(struct(), struct())
+    # Specs decide before arguments do, and a mesh that is entered before both.
+    assert pjit(add, in_shardings=specs[1]).trace(one, one).program.mesh is OTHER
+    with mesh:
+        assert pjit(add, in_shardings=specs).trace(one, other).program.mesh == mesh
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -189,7 +208,7 @@ def test_under_an_abstract_mesh_programs_are_traced_and_lowered_as_on_devices(me
         text = lowered()
         with pytest.raises(ShardingError, match="divisible by 4"):
             function.trace(jax.ShapeDtypeStruct((6, 4), DTYPE), struct())
-        with pytest.raises(MissingMeshError, match=r"called under the abstract mesh \(x=4, y=2\)"):
+        with pytest.raises(MissingMeshError, match=r"cannot be called: the abstract mesh \(x=4, y=2\) has"):
             function(np.ones(SHAPE, DTYPE), np.ones(SHAPE, DTYPE))
         # Arrays over such axes say on which devices a call runs.
         x = array(NamedSharding(explicit_twin(mesh) if abstract is EXPLICIT else mesh, P("x")))

@@ -12,11 +12,12 @@ from jax._src.interpreters.pxla import MeshComputation, MeshExecutable
 from jax._src.lib import utils as xla_utils
 from jax._src.stages import DeviceAssignmentMismatchError
 from jax.core import AbstractValue, ShapedArray
+from jax.extend.backend import get_backend
 from jax.extend.core import ClosedJaxpr
 from jax.interpreters.mlir import LoweringParameters
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, Sharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
-from partjit._jax.shardings import MaybeSharding
+from partjit._jax.shardings import MaybeSharding, UnspecifiedValue
 
 __all__ = [
     "MLIR_BINDINGS",
@@ -56,6 +57,10 @@ def lower_to_computation(
         keep_unused: whether the program keeps arguments that it does not use.
         context_mesh: decides the devices where no sharding does.
     """
+    mesh = _mesh_without_devices(context_mesh, (*in_shardings, *out_shardings))
+    if mesh is not None:
+        platforms = platforms or (_platform_to_lower_for(mesh),)
+        in_shardings, out_shardings = _as_on_devices(jaxpr, in_shardings, out_shardings, mesh)
     return pxla.lower_sharding_computation(
         jaxpr,
         "pjit",
@@ -72,6 +77,57 @@ def lower_to_computation(
         lowering_parameters=mlir.LoweringParameters() if parameters is None else parameters,
         pgle_profiler=None,
     )
+
+
+def _mesh_without_devices(context_mesh: Mesh | AbstractMesh, shardings: Sequence[MaybeSharding]) -> AbstractMesh | None:
+    """The mesh of a program whose meshes are all abstract; None if there are devices, or no mesh."""
+    found = [context_mesh, *(s.mesh for s in shardings if isinstance(s, NamedSharding))]
+    abstract = [mesh for mesh in found if isinstance(mesh, AbstractMesh) and not mesh.empty]
+    has_devices = any(isinstance(mesh, Mesh) and not mesh.empty for mesh in found)
+    return None if has_devices else next(iter(abstract), None)
+
+
+def _as_on_devices(
+    jaxpr: ClosedJaxpr,
+    in_shardings: Sequence[MaybeSharding],
+    out_shardings: Sequence[MaybeSharding],
+    mesh: AbstractMesh,
+) -> tuple[list[MaybeSharding], list[MaybeSharding]]:
+    """With those that jax adds where there are devices: of scalars, and of results whose types have Explicit axes.
+
+    Source: `lower_sharding_computation` and `_concretize_abstract_out_shardings` of jax.
+    """
+
+    def of_argument(sharding: MaybeSharding, aval: AbstractValue) -> MaybeSharding:
+        is_open = isinstance(sharding, UnspecifiedValue) and isinstance(aval, ShapedArray) and aval.ndim == 0
+        return NamedSharding(mesh, PartitionSpec()) if is_open else sharding
+
+    def of_result(sharding: MaybeSharding, aval: AbstractValue) -> MaybeSharding:
+        if not isinstance(sharding, UnspecifiedValue) or not isinstance(aval, ShapedArray):
+            return sharding
+        own, spec = aval.sharding.mesh, aval.sharding.spec
+        if own.empty or AxisType.Explicit not in own.axis_types:
+            return sharding
+        if AxisType.Auto in own.axis_types:
+            spec = PartitionSpec(*[PartitionSpec.UNCONSTRAINED if entry is None else entry for entry in spec])
+        return NamedSharding(own, spec)
+
+    arguments = [of_argument(*pair) for pair in zip(in_shardings, jaxpr.in_avals, strict=True)]
+    return arguments, [of_result(*pair) for pair in zip(out_shardings, jaxpr.out_avals, strict=True)]
+
+
+def _platform_to_lower_for(mesh: AbstractMesh) -> str:
+    """The platform for which a program on a mesh without devices is lowered: that of its devices, or the default one.
+
+    On GPUs jax names the platform of a device "gpu", and lowers for "cuda" or "rocm".
+    """
+    device = mesh.abstract_device
+    if device is None:
+        backend = get_backend()
+        return getattr(backend, "_raw_platform", backend.platform)  # jax 0.12 has the first, for which it lowers itself
+    if device.platform == "gpu":
+        return "rocm" if device.device_kind.startswith(("gfx", "AMD")) else "cuda"
+    return device.platform
 
 
 def mismatches_inside(error: Exception) -> list[tuple[str, list[int]]]:

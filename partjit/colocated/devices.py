@@ -2,11 +2,19 @@
 
 import functools
 from collections.abc import Sequence
-from typing import overload
+from typing import cast, overload
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import (
+    AbstractDevice,
+    AbstractMesh,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+)
 
 from partjit._jax.shardings import device_list
 from partjit._jax.types import Device
@@ -19,6 +27,7 @@ __all__ = [
     "check_processes_of_results",
     "colocated_cpu_devices",
     "colocated_sharding",
+    "platforms_of",
     "replicated_beside",
     "replicated_over",
 ]
@@ -124,6 +133,8 @@ def colocated_sharding(sharding: Sharding) -> Sharding:
         ValueError: CPU devices are shared in an array over several processes, or the sharding is neither a
             NamedSharding nor on a single device.
     """
+    if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, AbstractMesh):
+        return _on_abstract_hosts(sharding)
     devices = [*device_list(sharding)]
     cpus = colocated_cpu_devices(devices)
     if cpus == devices:
@@ -140,6 +151,23 @@ def colocated_sharding(sharding: Sharding) -> Sharding:
     if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
         return NamedSharding(colocated_cpu_devices(sharding.mesh), sharding.spec)
     raise ValueError(f"a colocated function takes arrays with a NamedSharding or on a single device, not {sharding}")
+
+
+def platforms_of(sharding: Sharding) -> set[str]:
+    """The platforms of the devices of a sharding: of an abstract mesh that does not say it, the default one."""
+    if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, AbstractMesh):
+        device = sharding.mesh.abstract_device
+        return {jax.default_backend() if device is None else device.platform}
+    return {device.platform for device in sharding.device_set}
+
+
+def _on_abstract_hosts(sharding: NamedSharding) -> NamedSharding:
+    """The same sharding on CPU devices of hosts that are not there, one for each device."""
+    mesh = cast(AbstractMesh, sharding.mesh)
+    if platforms_of(sharding) == {"cpu"}:
+        return sharding
+    hosts = mesh.update(abstract_device=AbstractDevice("cpu", None, "cpu"))
+    return NamedSharding(hosts, sharding.spec)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -68,6 +68,7 @@ class Buffer:
         last: when it is last read.
         eqn: the equation that makes it; None for one of an argument.
         var: the variable that it is of; None for what an equation needs besides.
+        number: its position among those of the program; -1 for one of an argument.
         over: buffers of the same size that it may be written over, if they are not read later.
         is_freed: whether another one is written over it when it is last read.
         is_given: whether it is what an iteration of a loop gets: carried, or a slice.
@@ -84,10 +85,11 @@ class Buffer:
         eqn: JaxprEqn | None = None,
         var: Var | None = None,
         is_backward: bool = False,
+        number: int = -1,
     ) -> None:
         """What is last read when it is written, so far."""
         self.nbytes, self.start, self.last = nbytes, start, last
-        self.eqn, self.var = eqn, var
+        self.eqn, self.var, self.number = eqn, var, number
         self.over: Sequence[Buffer] = ()
         self.is_freed = self.is_given = self.is_result = False
         self.is_backward = self.is_used_backward = is_backward
@@ -194,7 +196,7 @@ class _Walk:
 
     def _new(self, nbytes: int, eqn: JaxprEqn, var: Var | None = None, start: int | None = None) -> Buffer:
         start = self.clock if start is None else start
-        buffer = Buffer(nbytes, start, self.clock, eqn, var, self._is_backward)
+        buffer = Buffer(nbytes, start, self.clock, eqn, var, self._is_backward, len(self.buffers))
         self.buffers.append(buffer)
         return buffer
 
@@ -248,7 +250,7 @@ class _Walk:
             if is_hoisted:
                 self._hoisted[buffer] = depth
             over = read if name in ELEMENTWISE else _roots_of(eqn.invars[:1], roots)[0] if name in UPDATES else ()
-            buffer.over = [one for one in over if one.nbytes == buffer.nbytes]
+            buffer.over = _as_large(buffer, over)
 
     def _scan(self, eqn: JaxprEqn, roots: dict[Var, _Roots]) -> None:
         constants, carried = loop_counts(eqn)
@@ -313,7 +315,7 @@ class _Walk:
             buffer = self._new(self._size(before), eqn, before)
             buffer.is_given = True
             self._read(read)
-            buffer.over = [one for one in read if one.nbytes == buffer.nbytes]
+            buffer.over = _as_large(buffer, read)
             carry.append(frozenset([buffer]))
         return carry
 
@@ -367,6 +369,11 @@ class _Walk:
         self._read(_NONE.union(*operands))
         for var, start in zip(eqn.outvars, starts, strict=True):
             roots[var] = frozenset([self._new(self._size(var), eqn, var, min(start, self.clock))])
+
+
+def _as_large(buffer: Buffer, others: Iterable[Buffer]) -> list[Buffer]:
+    """Those of the same size, in the order of the program: sets have another one in each process."""
+    return sorted((one for one in others if one.nbytes == buffer.nbytes), key=lambda one: one.number)
 
 
 def _open(jaxpr: Any) -> Jaxpr:

@@ -4,9 +4,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import cast
 
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from partjit.checks import require, require_flag, require_mesh_type, require_number, wrong_value
+from partjit.devices import no_devices
 from partjit.inspect.compiled import compile_unit
 from partjit.inspect.findings_of_calls import findings_of_calls
 from partjit.inspect.findings_of_xla import findings_of_xla
@@ -16,6 +17,7 @@ from partjit.inspect.report import Report
 from partjit.inspect.times import given_trip_count
 from partjit.inspect.tracing import fragments_of, trace_function
 from partjit.inspect.user_lines import shown_line
+from partjit.mesh import is_abstract_mesh
 
 __all__ = ["explain"]
 
@@ -23,7 +25,7 @@ __all__ = ["explain"]
 def explain(
     fun: object,
     *args: object,
-    mesh: Mesh | None = None,
+    mesh: Mesh | AbstractMesh | None = None,
     compiled: bool = False,
     large: int | None = None,
     bandwidth: float | Mapping[str, float] | None = None,
@@ -39,7 +41,8 @@ def explain(
         fun: a function of `pjit` or `jax.jit`, a plain one, or what their `trace` returned.
         *args, **kwargs: its arguments, trees of arrays or of `jax.ShapeDtypeStruct`s, with a sharding where an array
             would be committed to one.
-        mesh: the ambient mesh of the call, or None for the one that is set.
+        mesh: the ambient mesh of the call, or None for the one that is set. An `AbstractMesh` will do for all but
+            `compiled`: no devices are needed.
         compiled: whether to compile it as well, and to read collectives, memory and XLA's warnings from the result.
         large: the number of bytes from which a replicated value is a finding; by default 1 % of the memory of the
             program, but at least 64 kB.
@@ -54,6 +57,7 @@ def explain(
     Raises:
         TypeError: `fun` is no function, `mesh` no mesh, or an argument no array.
         ValueError: the call itself would raise it, for a spec that does not fit for instance.
+        MissingMeshError: it is to be compiled for an abstract mesh.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np
@@ -72,13 +76,15 @@ def explain(
     Source: Shardy's propagation, https://openxla.org/shardy.
     """
     if mesh is not None:
-        require_mesh_type("explain", "mesh", mesh)
+        require_mesh_type("explain", "mesh", mesh, or_abstract=True)
     compiled = require_flag("explain", "compiled", compiled)
     if large is not None:
         require_number("explain", "large", large, "a number of bytes")
     _check_bandwidth(bandwidth)
     given = {} if iterations is None else _checked(iterations)
     traced = trace_function(fun, args, kwargs, mesh)
+    if compiled and is_abstract_mesh(traced.whole.mesh):
+        raise no_devices("explain: compiled=True needs devices to compile for", traced.whole.mesh)
     whole = partition(dataclasses.replace(traced.whole, iterations=given), keep_text=True)
     _require_loops(given, whole)
     if traced.plan is None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from partjit.colocated.devices import platforms_of
 from partjit.colocated.ir.emission import ANSWERED
 from partjit.colocated.ir.primitive import colocated_call_p
 from partjit.inspect.findings import Finding
@@ -74,7 +75,7 @@ def _waited_for(call: _Call) -> Finding:
 
 def _may_not_use_jax(call: _Call) -> bool:
     options = call.callee.options
-    on_cpus = all(device.platform in ANSWERED for v in call.outputs if v.sharding for device in v.sharding.device_set)
+    on_cpus = all(platforms_of(v.sharding) <= ANSWERED for v in call.outputs if v.sharding)
     return on_cpus and options.arrays == "numpy" and options.uses_jax is None and options.isolate is None
 
 

@@ -9,6 +9,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Var
 
 from partjit._jax.compiling import MeshExecutable
+from partjit.devices import platform_of
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue
 from partjit.inspect.buffer_assignment import Peak, aligned, peak_of
 from partjit.inspect.buffers import RANDOM, Moves, buffers_of
@@ -166,7 +167,7 @@ def _unknown(partitioned: Partitioned, peak: int, gathered: int, moves: Iterable
     narrow = any(
         equation.primitive == "dot_general" and equation.outputs[0].aval.dtype.itemsize < 4 for equation in equations
     )
-    if narrow and (mesh.empty or mesh.devices.flat[0].platform == "cpu"):
+    if narrow and (mesh.empty or platform_of(mesh) == "cpu"):
         yield "the matrix products that the CPU computes in 32 bits"
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 from jax.extend.mlir import ir
 from jax.sharding import Mesh
 
+from partjit.devices import platform_of
 from partjit.inspect.collectives import KINDS, Collective, UnknownMove
 from partjit.inspect.hlo.device_groups import Groups, axes_of_groups, axes_of_pairs, device_ids, parse_groups
 from partjit.inspect.inlining import ADDED, TAG
@@ -83,7 +84,7 @@ def predict(partitioned: Partitioned) -> Prediction:
 
 def _widened(collectives: Sequence[Collective], mesh: Mesh) -> Iterator[UnknownMove]:
     """What XLA's CPU backend may send besides: it computes in wider types than bf16 and f8, and sends these."""
-    if mesh.empty or mesh.devices.flat[0].platform != "cpu":
+    if platform_of(mesh) != "cpu":
         return
     for one in collectives:
         dtype = one.result.partition("[")[0]

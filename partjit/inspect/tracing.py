@@ -4,13 +4,13 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxprs_in_params
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
-from partjit._jax.meshes import EMPTY_MESH
+from partjit._jax.meshes import EMPTY_MESH, under_mesh
 from partjit._jax.shardings import MaybeSharding
 from partjit._jax.stages import jit_parts
 from partjit._jax.tracing import low_jaxpr, refuse_high_types
@@ -19,7 +19,7 @@ from partjit.checks import shown
 from partjit.compile import Traced, in_shardings_of
 from partjit.inspect.propagation import Unit
 from partjit.mesh import Mesh as PartjitMesh
-from partjit.mesh import auto_twin
+from partjit.mesh import auto_twin, is_abstract_mesh
 from partjit.plan.ir.nodes import Branch, Fragment, Loop, Node
 from partjit.plan.passes.fragments import shardings_of_fragment
 from partjit.plan.plan import Plan
@@ -45,16 +45,14 @@ class TracedFunction:
 
 
 def trace_function(
-    fun: object, args: Sequence[object], kwargs: Mapping[str, object], mesh: Mesh | None
+    fun: object, args: Sequence[object], kwargs: Mapping[str, object], mesh: Mesh | AbstractMesh | None
 ) -> TracedFunction:
     """Traces a call of a function of `pjit` or `jax.jit`, or of a plain one; takes what their `trace` returned as well.
 
     Raises:
         TypeError: `fun` is none of these, or arguments were given for a traced function.
     """
-    # jax's own mesh warns when it is entered.
-    own = None if mesh is None else PartjitMesh(mesh.devices, mesh.axis_names, mesh.axis_types)
-    with own or contextlib.nullcontext():
+    with contextlib.nullcontext() if mesh is None else _entered(mesh):
         if isinstance(fun, Traced | jax.stages.Traced):
             if args or kwargs:
                 raise TypeError(f"explain: {fun.fun_name} is traced already and takes no arguments: leave them out")
@@ -67,7 +65,15 @@ def trace_function(
                 "explain: fun must be a function, what partjit.pjit or jax.jit made of one, or what its trace() "
                 f"returned, but is {shown(fun)}"
             )
-        return _of_pjit(traced) if isinstance(traced, Traced) else _of_jit(traced, own)
+        return _of_pjit(traced) if isinstance(traced, Traced) else _of_jit(traced, mesh)
+
+
+def _entered(mesh: Mesh | AbstractMesh) -> contextlib.AbstractContextManager[object]:
+    """Makes a mesh ambient, for partjit's code and for jax's."""
+    if isinstance(mesh, AbstractMesh):
+        return under_mesh(mesh)
+    # jax's own mesh warns when it is entered.
+    return PartjitMesh(mesh.devices, mesh.axis_names, mesh.axis_types)
 
 
 def _of_pjit(traced: Traced) -> TracedFunction:
@@ -91,7 +97,7 @@ def _of_pjit(traced: Traced) -> TracedFunction:
     return TracedFunction(whole, plan, program.donated_invars)
 
 
-def _of_jit(traced: jax.stages.Traced, mesh: Mesh | None) -> TracedFunction:
+def _of_jit(traced: jax.stages.Traced, mesh: Mesh | AbstractMesh | None) -> TracedFunction:
     refuse_high_types(traced.jaxpr, traced.fun_name, "explained")
     parts = jit_parts(traced)
     whole = Unit(
@@ -99,7 +105,7 @@ def _of_jit(traced: jax.stages.Traced, mesh: Mesh | None) -> TracedFunction:
         low_jaxpr(traced.jaxpr),
         parts.in_shardings,
         parts.out_shardings,
-        mesh or _mesh_in(traced.jaxpr, (*parts.in_shardings, *parts.out_shardings)),
+        _mesh_in(traced.jaxpr, (*parts.in_shardings, *parts.out_shardings)) if mesh is None else cast(Mesh, mesh),
         parts.paths,
         _result_paths(traced.jaxpr, len(parts.out_shardings)),
     )
@@ -113,17 +119,23 @@ def _result_paths(jaxpr: ClosedJaxpr, count: int) -> tuple[str, ...]:
 
 
 def _mesh_in(jaxpr: ClosedJaxpr, shardings: Sequence[MaybeSharding]) -> Mesh:
-    """The mesh of shardings, or of equations at any depth; an empty one if there is none."""
+    """The mesh of shardings, or of equations at any depth, an abstract one where none has devices; or the empty one."""
     named = (sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding))
-    found = (mesh for mesh in itertools.chain(named, _meshes_in(jaxpr)) if isinstance(mesh, Mesh))
-    return auto_twin(next((mesh for mesh in found if not mesh.empty), EMPTY_MESH))
+    abstract = EMPTY_MESH
+    for mesh in itertools.chain(named, _meshes_in(jaxpr)):
+        if not mesh.empty and not is_abstract_mesh(mesh):
+            return auto_twin(mesh)
+        abstract = mesh if abstract.empty else abstract
+    return auto_twin(abstract)
 
 
-def _meshes_in(jaxpr: ClosedJaxpr | Jaxpr) -> Iterator[object]:
+def _meshes_in(jaxpr: ClosedJaxpr | Jaxpr) -> Iterator[Mesh]:
     for eqn in jaxpr.eqns:
         for param in eqn.params.values():
             for item in param if isinstance(param, tuple | list) else (param,):
-                yield item if isinstance(item, Mesh) else getattr(item, "mesh", None)
+                mesh = item if isinstance(item, Mesh | AbstractMesh) else getattr(item, "mesh", None)
+                if isinstance(mesh, Mesh | AbstractMesh):
+                    yield cast(Mesh, mesh)  # which an abstract mesh is passed for everywhere
         for inner in jaxprs_in_params(eqn.params):
             yield from _meshes_in(inner)
 

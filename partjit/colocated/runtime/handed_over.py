@@ -2,14 +2,18 @@
 
 import dataclasses
 import functools
+import itertools
+import math
+import operator
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import numpy as np
 from jax.core import ShapedArray
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from partjit._jax.types import PyTree
+from partjit.spec import ParsedPartitionSpec
 
 __all__ = ["HandedOver", "Returned", "read_only_copy"]
 
@@ -70,21 +74,29 @@ class Returned:
     """Which devices get which parts of the results of a call.
 
     Attributes:
-        shardings: those of the results, on the mesh; none for a program on one device.
-        parts: for each device, in the order of the mesh, its part of each result.
+        avals: the results.
+        shardings: theirs, on the mesh; none for a program on one device.
+        mesh: the mesh, which may have no device or one.
     """
 
+    avals: tuple[ShapedArray, ...]
     shardings: tuple[NamedSharding, ...]
-    parts: tuple[tuple[tuple[slice, ...], ...], ...]
+    mesh: Mesh
 
     @staticmethod
     def of(avals: Sequence[ShapedArray], shardings: Sequence[Sharding | None], mesh: Mesh) -> "Returned":
         """For results with these shardings, on one device or on a mesh; None is replicated."""
         if mesh.size <= 1:
-            return Returned((), (tuple((slice(None),) * len(aval.shape) for aval in avals),))
-        named = tuple(map(functools.partial(_on_mesh, mesh), shardings))
-        maps = [s.devices_indices_map(aval.shape) for aval, s in zip(avals, named, strict=True)]
-        return Returned(named, tuple(tuple(found[device] for found in maps) for device in mesh.devices.flat))
+            return Returned(tuple(avals), (), mesh)
+        return Returned(tuple(avals), tuple(map(functools.partial(_on_mesh, mesh), shardings)), mesh)
+
+    @functools.cached_property
+    def parts(self) -> tuple[tuple[tuple[slice, ...], ...], ...]:
+        """For each device, in the order of the mesh, its part of each result."""
+        if not self.shardings:
+            return (tuple((slice(None),) * len(aval.shape) for aval in self.avals),)
+        maps = [s.devices_indices_map(aval.shape) for aval, s in zip(self.avals, self.shardings, strict=True)]
+        return tuple(tuple(found[device] for found in maps) for device in self.mesh.devices.flat)
 
     def answers(self, results: Sequence[np.ndarray], *others: PyTree) -> Sequence[Sequence[PyTree]]:
         """For each device, in the order of the mesh, others and its parts of the results."""
@@ -107,11 +119,19 @@ def _on_mesh(mesh: Mesh, sharding: Sharding | None) -> NamedSharding:
 
 
 def _shards(aval: ShapedArray, sharding: NamedSharding) -> tuple[_Shard, ...]:
-    index_of = sharding.devices_indices_map(aval.shape)
-    found: dict[str, _Shard] = {}
-    for position, device in enumerate(cast(Mesh, sharding.mesh).devices.flat):
-        found.setdefault(str(index_of[device]), (position, index_of[device]))
-    return tuple(found.values())
+    """The shards, each from the first device in the order of the mesh; the mesh may be abstract."""
+    sizes = sharding.mesh.shape
+    strides = dict(zip(sizes, np.cumprod([1, *[*sizes.values()][:0:-1]])[::-1].tolist(), strict=True))
+    spec = ParsedPartitionSpec.from_user_input(sharding, "sharding")
+    dims: list[list[tuple[int, slice]]] = []
+    partitions = (*spec.partitions, *[()] * (len(aval.shape) - len(spec.partitions)))
+    for n, axes in zip(aval.shape, partitions, strict=True):
+        parts = math.prod(sizes[axis] for axis in axes)
+        each = [sum(at) for at in itertools.product(*(range(0, strides[a] * sizes[a], strides[a]) for a in axes))]
+        size = n // parts
+        dims.append([(at, slice(k * size, k * size + size) if parts > 1 else slice(None)) for k, at in enumerate(each)])
+    found = ((sum(at for at, _ in shard), tuple(part for _, part in shard)) for shard in itertools.product(*dims))
+    return tuple(sorted(found, key=operator.itemgetter(0)))
 
 
 def _assembled(aval: ShapedArray, parts: Sequence[tuple[tuple[slice, ...], np.ndarray]]) -> np.ndarray:

@@ -123,8 +123,9 @@ def _marks(report: Contents) -> tuple[dict[int, str], dict[str, str]]:
 def _devices(report: Contents) -> Markup:
     if report.mesh.empty:
         return element("span", "without a mesh")
-    kinds = ", ".join(sorted({device.device_kind for device in report.mesh.devices.flat}))
-    return element("span", counted(report.mesh.size, f"{kinds} device"))
+    kind = report.mesh.abstract_mesh.abstract_device
+    given = "" if kind is None else f"{kind.device_kind} "
+    return element("span", counted(report.mesh.size, f"{given}device"))
 
 
 def _collectives(report: Contents, excerpts: Excerpts) -> Markup:

@@ -17,7 +17,8 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 from partjit import lazy
 from partjit._jax.arrays import is_laid_out_as_numpy
 from partjit.colocated.ir.emission import ANSWERED, PLATFORMS
-from partjit.mesh import auto_twin
+from partjit.devices import platform_of
+from partjit.mesh import auto_twin, is_abstract_mesh
 from partjit.plan.ir.calls import orders_of
 from partjit.plan.ir.nodes import (
     AnyNode,
@@ -76,11 +77,13 @@ class Executables(NamedTuple):
             mesh: its mesh, maybe empty.
             default: the sharding of everything in a program without a mesh; None if its arguments leave it open.
         """
-        if not mesh.empty:
-            devices = [*mesh.devices.flat]
+        if is_abstract_mesh(mesh):  # planned as for devices of this process
+            devices, platforms = [], {platform_of(mesh) or jax.default_backend()}
         else:
-            devices = jax.devices()[:1] if default is None else [*default.device_set]
-        platforms = {device.platform for device in devices}
+            devices = [*mesh.devices.flat]
+            if mesh.empty:
+                devices = jax.devices()[:1] if default is None else [*default.device_set]
+            platforms = {device.platform for device in devices}
         here = jax.process_index()
         is_here = all(device.process_index == here for device in devices) and not (mesh.empty and len(devices) > 1)
         return Executables(mesh, is_here and platforms <= PLATFORMS, is_here and platforms <= ANSWERED)

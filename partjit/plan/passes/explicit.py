@@ -9,9 +9,8 @@ from jax.sharding import Mesh, Sharding
 
 from partjit._jax.jaxprs import Atom, type_of
 from partjit._jax.shardings import UNSPECIFIED, MaybeSharding, UnspecifiedValue
-from partjit.devices import ids_of
+from partjit.devices import devices_of, has_devices_of
 from partjit.errors import ShardingError
-from partjit.mesh import device_ids
 from partjit.plan.ir.build import Builder, rebuilt
 from partjit.plan.ir.nodes import Branch, ColocatedCall, Loop, VarBlock, VarLoop, VarNode, walk
 from partjit.spec import ParsedPartitionSpec
@@ -32,12 +31,12 @@ def check_devices(block: VarBlock, mesh: Mesh) -> None:
             for sharding in shardings:
                 if sharding is None or (what == "out_specs" and not callee.options.has_out_specs):
                     continue
-                own = cast(Mesh, sharding.mesh).devices
-                if mesh.empty or [*own.flat] != [*mesh.devices.flat]:
-                    here = "on no mesh" if mesh.empty else f"on the devices {device_ids(mesh)}"
-                    order = ", in this order" if {*own.flat} == {*mesh.devices.flat} else ""
+                own = cast(Mesh, sharding.mesh)
+                if mesh.empty or not has_devices_of(own, mesh):
+                    here = "on no mesh" if mesh.empty else f"on {devices_of(mesh)}"
+                    order = ", in this order" if has_devices_of(own, mesh, in_order=False) else ""
                     raise ShardingError(
-                        f"{what} of the colocated function {callee.name} name the devices {ids_of(sharding)}, but "
+                        f"{what} of the colocated function {callee.name} name {devices_of(own)}, but "
                         f"the program runs {here}{order}"
                     )
 

@@ -7,6 +7,7 @@ it gives their shardings.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
 
 import jax
 from jax.core import ShapedArray
@@ -17,12 +18,13 @@ from jax.sharding import PartitionSpec as P
 from partjit import shardy
 from partjit._jax.compiling import DeviceAssignmentMismatchError, lower_to_computation
 from partjit._jax.jaxprs import type_of
-from partjit._jax.meshes import under_mesh
+from partjit._jax.meshes import EMPTY_MESH, under_mesh
 from partjit._jax.shardings import UNSPECIFIED, MaybeSharding, UnspecifiedValue, default_device, or_none
 from partjit.colocated.devices import colocated_sharding
 from partjit.colocated.ir.eager import DefaultSharding
 from partjit.colocated.ir.lowering import opaque_calls
-from partjit.devices import incompatible_devices
+from partjit.devices import has_devices_of, incompatible_devices
+from partjit.mesh import is_abstract_mesh
 from partjit.plan.ir.build import jaxpr_of
 from partjit.plan.ir.nodes import Block, ColocatedCall, Loop, VarBlock, variables
 from partjit.plan.passes.explicit import results_of_hosts
@@ -92,18 +94,24 @@ def propagate(
 
 def _explicit(block: VarBlock, direct: Mapping[Var, Sharding | None], mesh: Mesh) -> dict[Var, Sharding]:
     """What results of the program that are a call's, and the specs of calls, say."""
-    devices = {*mesh.devices.flat}
     shardings = {var: sharding for var, sharding in direct.items() if sharding is not None}
     for node in block.nodes:
         if isinstance(node, ColocatedCall):
             for var, sharding in zip(node.outputs, node.callee.out_shardings, strict=True):
                 # What an earlier call outside of programs returned may have been elsewhere.
-                if sharding is not None and sharding.device_set == devices:
+                if sharding is not None and _is_over(sharding, mesh):
                     shardings.setdefault(var, sharding)
             for var, sharding in zip(node.inputs, node.callee.in_shardings, strict=True):
                 if sharding is not None and isinstance(var, Var):
                     shardings.setdefault(var, sharding)
     return shardings
+
+
+def _is_over(sharding: Sharding, mesh: Mesh) -> bool:
+    own = sharding.mesh if isinstance(sharding, NamedSharding) else EMPTY_MESH
+    if is_abstract_mesh(mesh) or is_abstract_mesh(own):
+        return has_devices_of(cast(Mesh, own), mesh)
+    return sharding.device_set == {*mesh.devices.flat}
 
 
 def _agree_on_carried(block: VarBlock, shardings: dict[Var, Sharding | None]) -> None:

@@ -10,8 +10,9 @@ from partjit._jax.shard_maps import shard_map_body, shard_map_p
 from partjit._jax.sources import at_site
 from partjit.calls import has_calls, inner_jaxprs, makes_calls, names_of_calls
 from partjit.colocated.ir.shard_map import check_is_over_all_axes
+from partjit.devices import devices_of, has_devices_of
 from partjit.errors import ShardingError
-from partjit.mesh import auto_twin, device_ids
+from partjit.mesh import auto_twin
 from partjit.plan.ir.build import Builder, expanded, live
 from partjit.plan.ir.nodes import Equation, VarBlock, VarNode, variables
 from partjit.plan.passes.cost import amortizes_a_dispatch, cost_of
@@ -81,10 +82,10 @@ def _mesh_of(eqn: JaxprEqn, mesh: Mesh) -> Mesh:
     """The mesh of a `shard_map` in a program over another."""
     own = eqn.params["mesh"]
     if isinstance(own, Mesh):
-        if {*own.devices.flat} != {*mesh.devices.flat}:
+        if not has_devices_of(own, mesh, in_order=False):
             raise ShardingError(
-                f"{_what(eqn)} calls {_names(eqn)} and is over the devices {device_ids(own)}, but the "
-                f"program runs on the devices {device_ids(mesh)}"
+                f"{_what(eqn)} calls {_names(eqn)} and is over {devices_of(own)}, but the program runs on "
+                f"{devices_of(mesh)}"
             )
         return auto_twin(own)
     if mesh.empty or own.shape_tuple != mesh.abstract_mesh.shape_tuple:

@@ -21,7 +21,9 @@ from partjit.calls import names_of_calls, streams_of
 from partjit.colocated.ir.eager import DefaultSharding
 from partjit.colocated.runtime.streams import current_stream
 from partjit.compile import Program, Traced, own_sharding
+from partjit.devices import no_devices
 from partjit.host_objects import HostReference, given
+from partjit.mesh import is_abstract_mesh
 from partjit.plan.plan import Plan
 from partjit.plan.run.agreed import failing_everywhere
 from partjit.plan.run.link import Run, compile_fragment, link
@@ -117,7 +119,14 @@ class PlannedLowered(_Stage):
         return _summed([lowered.lowering.cost_analysis() for lowered in self._fragments])
 
     def compile(self, compiler_options: Mapping[str, object] | None = None) -> "PlannedCompiled":
-        """Compiles the fragments. Raises ValueError if options are given: each fragment would take them for its own."""
+        """Compiles the fragments.
+
+        Raises:
+            ValueError: options are given: each fragment would take them for its own.
+            MissingMeshError: the mesh is abstract.
+        """
+        if is_abstract_mesh(self._program.mesh):
+            raise no_devices(f"{self.plan.name} cannot be compiled", self._program.mesh)
         if compiler_options:
             raise ValueError("a program with colocated calls is several executables and takes no compiler_options")
         return PlannedCompiled(self.plan, self._program, self._structs, self.args_info, self.out_info)
