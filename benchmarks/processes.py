@@ -3,13 +3,13 @@
 Rows: a step with a call in the middle, for several times that the devices take. Ways, in turns:
 
 * by hand: the two halves as `jax.jit`s, and the function called in between with this process's shards.
-* partjit: one pjit with a colocated call, before each of whose two fragments the processes agree.
+* partjit: one pjit with a colocated call, at each of whose two fragments the processes agree.
 
 The ratio is that of their medians. `agreement us` is the median of an agreement by itself.
 
-Then a step in which the devices compute for about 10 ms, with one call and with three: as it is, and with
-`agree=False`. Its ratio is the median of the ratios of neighbors; `us per cut` is the difference of the medians by the
-number of calls.
+Then a step in which the devices compute for about 10 ms, with one call and with three: as it is, with
+`agree="barrier"`, and with `agree=False`. `ratio` is the median of the ratios of neighbors of the first and the last;
+`us per fragment` is by how much the medians of the barrier and the last differ, by the number of agreements.
 """
 
 import argparse
@@ -31,7 +31,7 @@ import partjit
 import report
 from partjit import P, pjit
 from partjit.colocated import colocated_python
-from partjit.colocated.agreement.program import agreement_of
+from partjit.colocated.agreement.setup import agreement_of
 
 MOST_RATIO = 1.05
 MOST_AGREEMENT_US = 1200.0
@@ -105,14 +105,15 @@ def step_of_10_ms(calls: int, repeats: int, mesh: Any) -> dict[str, Any]:
         return work(x, times)
 
     specs: dict[str, Any] = {"in_shardings": P("x"), "out_shardings": P("x")}
-    agreed, free = pjit(step, **specs), pjit(step, agree=False, **specs)
-    taken = all_times({"agreed": lambda: agreed(x), "agree=False": lambda: free(x)}, repeats)
+    agreed, barrier, free = (pjit(step, agree=agree, **specs) for agree in (True, "barrier", False))
+    ways = {"agreed": lambda: agreed(x), "barrier": lambda: barrier(x), "agree=False": lambda: free(x)}
+    taken = all_times(ways, repeats)
     medians = {name: statistics.median(found) for name, found in taken.items()}
     return {
         "calls": calls,
         **{f"{name} us": seconds * 1e6 for name, seconds in medians.items()},
-        "us per cut": (medians["agreed"] - medians["agree=False"]) * 1e6 / calls,
-        "ratio": statistics.median(a / b for a, b in zip(*taken.values(), strict=True)),
+        "us per fragment": (medians["barrier"] - medians["agree=False"]) * 1e6 / (calls + 1),
+        "ratio": statistics.median(a / b for a, b in zip(taken["agreed"], taken["agree=False"], strict=True)),
     }
 
 
@@ -138,7 +139,7 @@ def measure(number: int, address: str, repeats: int) -> None:
         row["ratio"] = row["partjit us"] / row["by hand us"]
         row["verdict"] = report.verdict(row["ratio"], MOST_RATIO)
     for row in steps:
-        row["verdict"] = report.verdict(max(row["ratio"] / MOST_RATIO, row["us per cut"] / MOST_AGREEMENT_US), 1.0)
+        row["verdict"] = report.verdict(max(row["ratio"] / MOST_RATIO, row["us per fragment"] / MOST_AGREEMENT_US), 1.0)
     tables = {
         "a step with a call, two processes": rows,
         "a step of about 10 ms, with agreement and without": steps,

@@ -132,10 +132,11 @@ def pjit(
         inline: whether a call in a function that is traced becomes the equations of `fun`, not one equation with all of
             them, where its specs are UNSPECIFIED throughout. A `jax.Inline` is accepted where jax has it.
         name: what the program is called, `fun.__name__` by default.
-        agree: whether the processes of a program with colocated calls agree before each of its fragments that all of
-            them go on, so that what fails in one ends it in all; "barrier" is the same as True. With False they agree
-            that they run the same plan, before its first execution, and on nothing else. It has to be the same in
-            every process. A program inside of another does as that one does.
+        agree: whether the processes of a program with colocated calls agree at each of its fragments that all of them
+            go on, so that what fails in one ends it in all. With "barrier" each fragment waits for that; with True
+            only those do that would take something away if another process failed, and the others are dispatched
+            ahead. With False they agree that they run the same plan, before its first execution, and on nothing else.
+            It has to be the same in every process. A program inside of another does as that one does.
 
     Returns:
         A function like `fun`, with the methods `trace`, `plan`, `lower`, `eval_shape` and `clear_cache`. Keyword
@@ -177,7 +178,7 @@ def pjit(
     require("pjit", "backend", backend, str | None, "the name of a platform, a str, or None")
     is_inlined = _is_inlined(inline)
     require("pjit", "name", name, str | None, "the name of the program, a str, or None")
-    is_agreed = _is_agreed(agree)
+    agreeing = _agreeing(agree)
     options = {
         "in_axis_resources": in_axis_resources,
         "out_axis_resources": out_axis_resources,
@@ -225,7 +226,7 @@ def pjit(
         host,
         backend if device is None else device,
         is_inlined,
-        is_agreed,
+        agreeing,
         positional_semantics == "local",
     )
     stages = _Stages(fun, definition)
@@ -265,10 +266,10 @@ def _is_inlined(inline: bool | enum.Enum) -> bool:
     return inline.name != "AUTO"
 
 
-def _is_agreed(agree: bool | str) -> bool:
+def _agreeing(agree: bool | str) -> bool | str:
     if isinstance(agree, str) and agree == "barrier":
-        return True
-    expected = 'True, "barrier" (the same) or False'
+        return "barrier"
+    expected = 'True, "barrier" or False'
     if isinstance(agree, str):
         raise wrong_value("pjit", "agree", agree, expected)
     if not isinstance(agree, bool):

@@ -56,7 +56,7 @@ class Program:
         out_tree: the structure of the result.
         arg_paths: the key path of each argument of the user's (not of `consts`).
         host: position, in a call without the static arguments, or name of each host argument.
-        agree: whether the processes of a program with colocated calls agree before each of its fragments.
+        agree: how the processes of a program with colocated calls agree; see `pjit`.
     """
 
     jaxpr: ClosedJaxpr
@@ -71,7 +71,7 @@ class Program:
     out_tree: PyTreeDef
     arg_paths: tuple[str, ...]
     host: tuple[tuple[int | str, HostReference], ...] = ()
-    agree: bool = True
+    agree: bool | str = True
 
     @property
     def params(self) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class Definition:
     host: Numbered = ((), ())
     device: Device | str | None = None
     inline: bool = False
-    agree: bool = True
+    agree: bool | str = True
     is_local: bool = False
 
     @functools.cached_property

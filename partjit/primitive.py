@@ -7,7 +7,7 @@ Parameters of `pjit_p`, all of them tuples with one entry per flat argument or r
 * `mesh`: the mesh the specs refer to; the empty mesh if there is none.
 * `donated_invars`: flags of the arguments whose buffers the program may reuse.
 * `name`, `keep_unused`: the program's name, and whether arguments it does not read are passed all the same.
-* `agree`: whether its processes agree before each fragment, if it is a program with colocated calls.
+* `agree`: how its processes agree, if it is a program with colocated calls.
 * `witness`: see `device_witness`.
 
 How each transformation acts on them is in `partjit.rules`, one file per transformation.
@@ -173,7 +173,7 @@ def _show(params: dict[str, Any]) -> dict[str, Any]:
         "mesh": f"({describe_mesh(params['mesh'])})",
         **({"donated_invars": params["donated_invars"]} if any(params["donated_invars"]) else {}),
         **({"keep_unused": True} if params["keep_unused"] else {}),
-        **({} if params["agree"] else {"agree": False}),
+        **({} if params["agree"] is True else {"agree": params["agree"]}),
         "jaxpr": params["jaxpr"],
     }
 

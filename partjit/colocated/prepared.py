@@ -9,7 +9,7 @@ from jax.sharding import Sharding
 
 from partjit._jax.arrays import device_put, moved
 from partjit._jax.types import Device, PyTree
-from partjit.colocated.agreement.program import agreement_of
+from partjit.colocated.agreement.setup import agreement_of
 from partjit.colocated.cheapness import Cheapness
 from partjit.colocated.definition import Definition
 from partjit.colocated.devices import check_processes_of_numpy, check_processes_of_results, colocated_sharding

@@ -193,7 +193,7 @@ def make_plan(
     donated: tuple[bool, ...],
     mesh: Mesh,
     name: str,
-    agree: bool,
+    agree: bool | str,
     caller: Stream | None,
 ) -> Plan:
     """The plan of a program, made once.

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener, answer_challenge, deliver_challenge
 
-from partjit.colocated.agreement.votes import Choice, Decision, Gone, Point, Report, Vote
+from partjit.colocated.agreement.votes import Choice, Decision, Gone, Join, Point, Report, Vote
 
 __all__ = ["BEATS", "Coordinator"]
 
@@ -34,6 +34,7 @@ class _Round:
         failures: why it was decided that none goes on.
         choices: those that differ, if that is why.
         is_decided: whether it was decided.
+        joining: the numbers of the failures of processes that came to it with one.
     """
 
     votes: dict[int, Vote]
@@ -41,6 +42,7 @@ class _Round:
     failures: list[Report] = dataclasses.field(default_factory=list)
     choices: Sequence[tuple[int, Choice]] = ()
     is_decided: bool = False
+    joining: dict[int, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(eq=False)
@@ -134,14 +136,17 @@ class Coordinator:
             self._plans[vote.point.digest] = vote.plan
         if history.lost:
             self._answer(process, vote, history.lost)
+            self._send(process, Join(vote.number, None))
             return
         last = history.last.get(process)
         if vote.failure is not None and last is not None and last.votes[process].execution == vote.execution:
-            if not last.is_decided:
+            if not last.is_decided or last.failures:  # none goes on
                 last.votes[process] = last.votes[process]._replace(failure=vote.failure)
+                self._send(process, Join(vote.number, None))
                 self._decide(group, last)
                 return
-            if last.failures or last.votes[process].is_last:  # it has ended, for all
+            if last.votes[process].is_last:  # it has ended, for all
+                self._send(process, Join(vote.number, None))
                 return
         number = history.count[process]
         history.count[process] += 1
@@ -151,12 +156,22 @@ class Coordinator:
             self._changed.notify()
         round_.votes[process] = vote
         history.last[process] = round_
-        if len(round_.votes) == len(group):
-            del history.rounds[number]
+        if vote.failure is not None:
+            round_.joining[process] = vote.number
         if round_.is_decided:
             self._answer(process, vote, round_.failures, round_)
         else:
             self._decide(group, round_)
+        if len(round_.votes) == len(group):
+            del history.rounds[number]
+            self._let_join(round_)
+
+    def _let_join(self, round_: _Round) -> None:
+        """Tells those that failed what all others have dispatched by now."""
+        votes = round_.votes.values()
+        ahead = next((vote.point.node for vote in votes if vote.is_ahead and vote.point.node is not None), None)
+        for process, number in round_.joining.items():
+            self._send(process, Join(number, None if round_.votes[process].is_ahead else ahead))
 
     def _decide(self, group: _Group, round_: _Round, *, is_late: bool = False) -> None:
         """Decides a round, if it can be decided."""
@@ -192,7 +207,7 @@ class Coordinator:
             ]
         self._send(process, Decision(vote.number, failures, others, round_.choices if round_ else ()))
 
-    def _send(self, process: int, message: Decision | Gone | None) -> None:
+    def _send(self, process: int, message: Decision | Gone | Join | None) -> None:
         with contextlib.suppress(OSError):  # it has ended
             self._connections[process].send(message)
 

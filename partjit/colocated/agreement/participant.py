@@ -18,7 +18,7 @@ import jax
 
 from partjit._jax.processes import DistributedRuntimeClient, distributed_client, own_host, published
 from partjit.colocated.agreement.coordinator import BEATS, Coordinator
-from partjit.colocated.agreement.votes import Decision, Gone, Vote
+from partjit.colocated.agreement.votes import Decision, Gone, Join, Vote
 from partjit.colocated.runtime.interrupts import Flag
 
 __all__ = ["Participant", "Pending", "participant"]
@@ -29,36 +29,95 @@ class Pending:
 
     Attributes:
         vote: the vote.
-        action: what is done if all agree; None if nothing is.
-        done: set when it has been done, or when it will not be.
+        action: what is done if all agree, or ahead of the vote; None if nothing is.
+        instead: what is done ahead if the action raises something; None if nothing is.
+        acted: set when it has been done, or when it will not be.
+        done: set when nothing is left to be done, or to be decided.
         decision: what was decided; None if nothing can be.
         result: what the action returned.
-        error: what it raised, or why nothing can be decided.
+        is_under_way: whether the action has been done, or what is done instead.
+        error: what it raised.
+        lost: why nothing can be decided.
     """
 
-    def __init__(self, vote: Vote, action: Callable[[], Any] | None) -> None:
+    def __init__(
+        self, vote: Vote, action: Callable[[], Any] | None, instead: Callable[[], object] | None = None
+    ) -> None:
         self.vote = vote
         self.action = action
+        self.instead = instead
+        self.acted = Flag()
         self.done = Flag()
         self.decision: Decision | None = None
         self.result: Any = None
+        self.is_under_way = False
         self.error: BaseException | None = None
+        self.lost: BaseException | None = None
+
+    def act(self, is_going_on: bool = True) -> None:
+        """Does what all do, or gives it up."""
+        action, instead = self.action, self.instead
+        self.action = self.instead = None
+        if action is not None and is_going_on:
+            try:
+                self.result = action()
+                self.is_under_way = True
+            except BaseException as error:
+                self.error = error
+                self.is_under_way = isinstance(error, jax.errors.JaxRuntimeError)  # raised by what was dispatched
+                if instead is not None and not self.is_under_way:
+                    self._do_instead(instead)
+        self.acted.set()
+
+    def _do_instead(self, instead: Callable[[], object]) -> None:
+        with contextlib.suppress(Exception):  # the first one is raised
+            instead()
+            self.is_under_way = True
 
     def finish(self, decision: Decision) -> None:
         """Does what was decided."""
-        action, self.action = self.action, None
         self.decision = decision
-        if not decision.failures and action is not None:
-            try:
-                self.result = action()
-            except BaseException as error:
-                self.error = error
+        if not self.vote.is_ahead:
+            self.act(not decision.failures)
         self.done.set()
 
-    def fail(self, error: BaseException) -> None:
-        """Gives up."""
-        self.error = error
-        self.action = None
+    def fail(self, lost: BaseException) -> None:
+        """Gives up what cannot be decided any more."""
+        self.lost = lost
+        if not self.vote.is_ahead:
+            self.act(False)
+        self.done.set()
+
+
+class PendingFailure(Pending):
+    """A failure that the others have not all come to yet.
+
+    Attributes:
+        sent: set when it has been sent.
+
+    Args:
+        vote: the vote that says so.
+        join: dispatches, by its name, what the others have dispatched; None if they wait for each other.
+        last: the last vote of the execution.
+    """
+
+    def __init__(self, vote: Vote, join: Callable[[str], Any] | None, last: Pending | None) -> None:
+        super().__init__(vote, None)
+        self.sent = Flag()
+        self._join = join
+        self._last = last
+
+    @property
+    def is_after_zeros(self) -> bool:
+        """Whether the execution has dispatched on zeros what the others dispatch next."""
+        return self._last is not None and self._last.is_under_way and self._last.error is not None
+
+    def join(self, node: str | None) -> None:
+        """Takes part in what the others have dispatched."""
+        join = self._join
+        if node is not None and join is not None:
+            self.action = lambda: join(node)
+        self.act()
         self.done.set()
 
 
@@ -102,9 +161,17 @@ class Participant:
             return str(self._lost)
         return next((f"process {process}: {why}" for process, why in [*self._gone.items()] if process in group), None)
 
-    def pending(self, vote: Vote, action: Callable[[], Any] | None = None) -> Pending:
+    def pending(
+        self, vote: Vote, action: Callable[[], Any] | None = None, instead: Callable[[], object] | None = None
+    ) -> Pending:
         """A vote that is not sent yet; its number is given here."""
-        return Pending(vote._replace(number=next(self._numbers)), action)
+        return Pending(vote._replace(number=next(self._numbers)), action, instead)
+
+    def pending_failure(
+        self, vote: Vote, join: Callable[[str], Any] | None = None, last: Pending | None = None
+    ) -> PendingFailure:
+        """A failure that is not sent yet; see `PendingFailure`."""
+        return PendingFailure(vote._replace(number=next(self._numbers)), join, last)
 
     def send(self, pending: Pending) -> None:
         """Sends a vote, and returns at once."""
@@ -128,16 +195,22 @@ class Participant:
                     if connection is not None:
                         connection.send(None)
                 continue
-            is_failure = pending.vote.failure is not None
-            if not is_failure:  # nobody waits for the decision on one
-                self._waiting[pending.vote.number] = pending
+            vote = pending.vote
+            if isinstance(pending, PendingFailure):
+                vote = vote._replace(is_ahead=pending.is_after_zeros)
+            elif vote.is_ahead:
+                pending.act(self._lost is None)
+                if pending.error is not None:  # the program fails
+                    pending.done.set()
+                    continue
+            self._waiting[vote.number] = pending
             if connection is not None:
                 with contextlib.suppress(OSError):  # the other end is gone, as the receiver finds
-                    connection.send(pending.vote)
+                    connection.send(vote)
             if self._lost is not None:
                 self._give_up(self._lost)
-            if is_failure:
-                pending.done.set()
+            if isinstance(pending, PendingFailure):
+                pending.sent.set()
             del pending
 
     def _receive(self, connection: Connection) -> None:
@@ -156,10 +229,17 @@ class Participant:
             if isinstance(message, Gone):
                 self._gone[message.process] = message.why
             elif message is not None:
-                pending = self._waiting.pop(message.number, None)
-                if pending is not None:
-                    pending.finish(message)
-                del pending
+                self._receive_decision(message)
+
+    def _receive_decision(self, message: Decision | Join) -> None:
+        pending = self._waiting.get(message.number)
+        if isinstance(pending, PendingFailure):
+            if isinstance(message, Decision):  # which others may not have come to
+                return
+            pending.join(message.node)
+        elif pending is not None and isinstance(message, Decision):
+            pending.finish(message)
+        self._waiting.pop(message.number, None)
 
     def _give_up(self, error: BaseException) -> None:
         for number in [*self._waiting]:

@@ -1,37 +1,38 @@
 """A program on several processes: what it agrees on with the others, and what its caller sees when one of them fails.
 
 A fragment may have collectives, in which the devices of all processes wait for each other. So all of them dispatch it
-or none does: before each one they vote, and a process in which anything was raised since the last vote says so.
+or none does: before each one they vote, and a process in which anything was raised since the last vote says so. Where a
+fragment takes nothing away, they do not wait for the decision but dispatch it at once, and a process that fails
+dispatches it on zeros; no other node of the program runs before the decision is known.
 """
 
 import dataclasses
 import hashlib
 import itertools
-import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from partjit._jax.arrays import is_computed
-from partjit._jax.types import Device
 from partjit.colocated.agreement.differences import different_choices, different_points
 from partjit.colocated.agreement.execution import Execution
-from partjit.colocated.agreement.participant import Participant, participant
+from partjit.colocated.agreement.participant import Participant, Pending
 from partjit.colocated.agreement.votes import Choice, Decision, Point, Report, Vote, report_of
 from partjit.colocated.agreement.waiting import LOOK_SECONDS, gone_within, wait_or_gone
 from partjit.colocated.runtime.failures import raise_left
+from partjit.colocated.runtime.interrupts import Flag
 from partjit.colocated.runtime.pending import PendingArray
-from partjit.colocated.runtime.timeouts import seconds_of
 from partjit.errors import OtherProcessError, ProgramsDifferError
 
-__all__ = ["Agreement", "Decider", "PlanAgreement", "agreement_of", "executions_begun", "timeout_seconds"]
+__all__ = ["Agreement", "Decider", "executions_begun"]
 
-_TIMEOUT_SECONDS = 300.0
 _SEND_SECONDS = 2.0
 _LEEWAY_SECONDS = 10.0
+_RAISING_LATE = ("jax_debug_nans", "jax_debug_infs")
+"""Options with which the dispatch of a fragment waits, and raises, for what it has computed."""
 
 _of_thread = threading.local()  # how many executions a thread has begun
 
@@ -48,55 +49,6 @@ class Decider:
 
     what: str
     agrees_at_once: bool = False
-
-
-def agreement_of(
-    devices: Iterable[Device],
-    name: str,
-    text: Callable[[], str],
-    last_node: str | None = None,
-    deciders: Callable[[], Mapping[str, Decider]] = dict,
-    is_on_plan_alone: bool = False,
-) -> "Agreement | None":
-    """What a program agrees on; None where all its devices are of this process, or its processes share no service.
-
-    PARTJIT_AGREEMENT=off, which has to be the same in all processes, is for those that cannot connect to each other.
-
-    Args:
-        devices: its devices.
-        name: its name.
-        text: what has to be equal in all processes, in lines.
-        last_node: the fragment after which nothing is left; None if an execution has to agree on its end.
-        deciders: by the names of its loops and branches that the hosts drive, and of results of calls.
-        is_on_plan_alone: whether it is agreed that all run the same plan, before the first execution, and nothing else.
-
-    Raises:
-        ValueError: PARTJIT_AGREEMENT is neither "on" nor "off", or PARTJIT_AGREEMENT_TIMEOUT no number of seconds.
-    """
-    here = jax.process_index()
-    group = tuple(sorted({device.process_index for device in devices}))
-    if here not in group or len(group) == 1:
-        return None
-    if not _is_on():
-        return None
-    timeout = timeout_seconds()
-    own = participant(min(group), timeout)
-    if own is None:
-        return None
-    kind = PlanAgreement if is_on_plan_alone else Agreement
-    return kind(own, group, name, text(), last_node, timeout, deciders())
-
-
-def _is_on() -> bool:
-    text = os.environ.get("PARTJIT_AGREEMENT", "") or "on"
-    if text not in ("on", "off"):
-        raise ValueError(f"PARTJIT_AGREEMENT must be 'on' or 'off', but is {text!r}")
-    return text == "on"
-
-
-def timeout_seconds() -> float:
-    """Seconds after which a process is late; ValueError if PARTJIT_AGREEMENT_TIMEOUT is no number of them."""
-    return seconds_of("PARTJIT_AGREEMENT_TIMEOUT", _TIMEOUT_SECONDS, is_positive=True)
 
 
 def executions_begun() -> int:
@@ -141,6 +93,7 @@ class Agreement:
         self._timeout = timeout
         self._deciders = deciders
         self._raise_left = raise_left
+        self._on_zeros: dict[str, Callable[[], object]] = {}
         self._is_new = itertools.chain([True], itertools.repeat(False))
         self._thread = threading.local()
 
@@ -149,8 +102,19 @@ class Agreement:
         """See `executions_begun`."""
         return executions_begun()
 
-    def dispatching(self, node: str, dispatch: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that dispatches a fragment when all processes are about to."""
+    def dispatching(
+        self, node: str, dispatch: Callable[..., Any], on_zeros: Callable[[], object] | None = None
+    ) -> Callable[..., Any]:
+        """A function that dispatches a fragment when all processes are about to.
+
+        Args:
+            node: its name.
+            dispatch: dispatches it.
+            on_zeros: dispatches it so that the others get their results, if this process fails; None if they have to
+                wait until it is known that none does.
+        """
+        if on_zeros is not None:
+            self._on_zeros[node] = on_zeros
 
         def dispatch_with_all(*args: object) -> Any:
             return self._with_all(node, lambda: dispatch(*args))
@@ -168,6 +132,7 @@ class Agreement:
         """
 
         def read_as_all(array: jax.Array, node: str) -> bool | int:
+            self._settle()
             self._end_if(wait_or_gone(lambda: is_there(array), self._gone))
             try:
                 value = read(array)
@@ -191,6 +156,7 @@ class Agreement:
         compared = [(i, name) for i, name in enumerate(names) if name in self._deciders]
 
         def call_and_compare(*args: object) -> Sequence[jax.Array]:
+            self._settle()
             results = call(*args)
             for i, name in compared:
                 if type(results[i]) is PendingArray:
@@ -199,7 +165,16 @@ class Agreement:
                     self._compare(name, results[i].item())
             return results
 
-        return call_and_compare if compared else call
+        return call_and_compare
+
+    def moving(self, move: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that moves values when it is known that all processes go on."""
+
+        def settle_and_move(*args: object) -> Any:
+            self._settle()
+            return move(*args)
+
+        return settle_and_move
 
     def waiting(self, wait: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
         """A function that waits for a result of a call."""
@@ -249,6 +224,7 @@ class Agreement:
             results = execute(*args)
             if self._last_node is None:
                 self._with_all(None, None)
+            self._settle()
             _do_all(execution.released)
             return results
         except BaseException as error:
@@ -275,44 +251,84 @@ class Agreement:
             return
         failure = report_of(error, self._own.process)
         deadline = time.monotonic() + _SEND_SECONDS
+        may_join = bool(self._on_zeros) and execution.last is not None
         # Sent before this process may end; then it is known whether the last vote was decided before.
-        pending = self._own.pending(self._vote(execution, None, failure))
+        pending = self._own.pending_failure(
+            self._vote(execution, None, failure), self._join if may_join else None, execution.last
+        )
         self._own.send(pending)
-        pending.done.wait(deadline)
+        pending.sent.wait(deadline)
+        if may_join:  # what this thread dispatches next comes after what the others have dispatched
+            is_patient = isinstance(error, Exception)
+            until = time.monotonic() + self._timeout if is_patient else deadline
+            while time.monotonic() < until and self._gone() is None:
+                if pending.done.wait(time.monotonic() + LOOK_SECONDS):
+                    break
         if execution.last is not None:
             execution.last.done.wait(deadline)
         if not execution.is_complete:
             self._own.ended(self.group)
+
+    def _join(self, node: str) -> None:
+        """Takes part in a fragment that the others have dispatched, whose results nobody sees."""
+        self._on_zeros[node]()
 
     def _vote(self, execution: Execution, node: str | None, failure: Report | None = None) -> Vote:
         point = Point(execution.begun, self._digest, node, self._name)
         plan = self._text if failure is None and next(self._is_new) else None
         is_last = failure is None and node == self._last_node
         choices, execution.choices = execution.choices, ()
-        return Vote(0, execution.number, self.group, point, is_last, failure, plan, choices)
+        is_ahead = (
+            failure is None
+            and node in self._on_zeros
+            and execution.last is not None  # all run the same program
+            and not (choices or execution.released)
+            and not any(getattr(jax.config, option) for option in _RAISING_LATE)
+        )
+        return Vote(0, execution.number, self.group, point, is_last, failure, plan, choices, is_ahead)
 
     def _with_all(self, node: str | None, action: Callable[[], Any] | None) -> Any:
         execution: Execution = self._thread.execution
+        self._settle()
         self._raise_left()  # nobody else will before `colocated.wait()`, and until then the others would go on
         vote = self._vote(execution, node)
         if execution.released:
             action = _after(execution.released, action)
             execution.released = []
-        pending = execution.last = self._own.pending(vote, action)  # known before it is sent, if an interrupt comes now
+        instead = self._on_zeros[vote.point.node] if vote.is_ahead and vote.point.node is not None else None
+        # Known before it is sent, if an interrupt comes now.
+        pending = execution.last = self._own.pending(vote, action, instead)
         self._own.send(pending)
-        seconds = self._timeout + _LEEWAY_SECONDS
-        if not pending.done.wait(time.monotonic() + seconds):
-            text = f"process {self.group[0]}, which coordinates, does not answer for {seconds:g} s at {vote.point}"
-            execution.ended_by = OtherProcessError(text)
-        elif pending.decision is None:
-            execution.ended_by = OtherProcessError(f"{self._name} cannot go on: {pending.error}")
-        elif pending.decision.failures:
-            execution.ended_by = self._error(vote.point, pending.decision)
-        if execution.ended_by is not None:
-            raise execution.ended_by
+        if vote.is_ahead:
+            self._wait(execution, pending, pending.acted)
+        if not vote.is_ahead or not (pending.is_under_way or pending.error):
+            self._settle()
         if pending.error is not None:
             raise pending.error
         return pending.result
+
+    def _settle(self) -> None:
+        """Waits until it is known that all processes go on from the last vote, or raises why they do not."""
+        execution: Execution = self._thread.execution
+        pending = execution.last
+        if pending is None:
+            return
+        if not pending.done.is_set:
+            self._wait(execution, pending, pending.done)
+        if pending.decision is None:
+            execution.ended_by = OtherProcessError(f"{self._name} cannot go on: {pending.lost}")
+        elif pending.decision.failures:
+            execution.ended_by = self._error(pending.vote.point, pending.decision)
+        if execution.ended_by is not None:
+            raise execution.ended_by
+
+    def _wait(self, execution: Execution, pending: Pending, flag: Flag) -> None:
+        seconds = self._timeout + _LEEWAY_SECONDS
+        if not flag.wait(time.monotonic() + seconds):
+            point = pending.vote.point
+            text = f"process {self.group[0]}, which coordinates, does not answer for {seconds:g} s at {point}"
+            execution.ended_by = OtherProcessError(text)
+            raise execution.ended_by
 
     def _error(self, point: Point, decision: Decision) -> BaseException:
         if decision.choices:
@@ -341,41 +357,3 @@ def _after(first: Sequence[Callable[[], None]], action: Callable[[], Any] | None
 def _do_all(actions: Sequence[Callable[[], None]]) -> None:
     for action in actions:
         action()
-
-
-class PlanAgreement(Agreement):
-    """What is agreed on is the plan, before its first execution; what is raised later is of one process alone."""
-
-    _is_same = False
-
-    def dispatching(self, node: str, dispatch: Callable[..., Any]) -> Callable[..., Any]:
-        """The function that dispatches a fragment."""
-        del node
-        return dispatch
-
-    def reading(
-        self, read: Callable[[jax.Array], bool | int], is_there: Callable[[jax.Array], bool] = is_computed
-    ) -> Callable[[jax.Array, str], bool | int]:
-        """A function that reads what a loop or branch goes by."""
-        del is_there
-        return lambda array, _: read(array)
-
-    def waiting(self, wait: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
-        """The function that waits for a result of a call."""
-        return wait
-
-    def releasing(self, release: Callable[..., None]) -> Callable[..., None]:
-        """The function that gives up the memory of donated arguments."""
-        return release
-
-    def run(self, execute: Callable[..., Any], args: Sequence[object]) -> Any:
-        """Executes the program, after all processes have come to its first execution."""
-        if not self._is_same:
-            super().run(lambda: None, ())
-            self._is_same = True
-        return execute(*args)
-
-    def fail(self, error: BaseException, begun: int) -> None:
-        """Lets the others know what was raised here before the first execution."""
-        if not self._is_same:
-            super().fail(error, begun)

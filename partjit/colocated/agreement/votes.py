@@ -4,7 +4,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Choice", "Decision", "Gone", "Point", "Report", "Vote", "report_of"]
+__all__ = ["Choice", "Decision", "Gone", "Join", "Point", "Report", "Vote", "report_of"]
 
 
 class Choice(NamedTuple):
@@ -64,6 +64,7 @@ class Vote(NamedTuple):
         failure: why it cannot go on; None if it can.
         plan: the text of the plan, with the first vote on it.
         choices: what the process has read since its last vote of the execution.
+        is_ahead: whether the process has dispatched what comes next already, on zeros if that failed.
     """
 
     number: int
@@ -74,6 +75,7 @@ class Vote(NamedTuple):
     failure: Report | None
     plan: str | None = None
     choices: tuple[Choice, ...] = ()
+    is_ahead: bool = False
 
 
 class Decision(NamedTuple):
@@ -90,6 +92,18 @@ class Decision(NamedTuple):
     failures: Sequence[Report] = ()
     others: Sequence[tuple[int, Point, str]] = ()
     choices: Sequence[tuple[int, Choice]] = ()
+
+
+class Join(NamedTuple):
+    """What a process is told that has failed, when all others have come to where they learn it.
+
+    Attributes:
+        number: that of the vote with which it failed.
+        node: what they have dispatched ahead, in which the devices of this process have to take part; None if nothing.
+    """
+
+    number: int
+    node: str | None
 
 
 class Gone(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from partjit._jax.processes import distributed_client, published
-from partjit.colocated.agreement.program import timeout_seconds
+from partjit.colocated.agreement.setup import timeout_seconds
 from partjit.errors import JournalError, OtherProcessError
 
 __all__ = ["Group", "UndecidedError"]

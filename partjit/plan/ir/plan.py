@@ -29,7 +29,8 @@ class PlanData:
         order: pairs of names of nodes of which the second may only begin when the first has ended.
         constants: arguments of calls that are the same for all executions.
         released: the inputs whose memory the caller gives up, and that a result could take over.
-        agree: whether its processes agree before each fragment; otherwise only before the first execution.
+        agree: whether its processes agree at each fragment, or else only before the first execution; with "barrier"
+            before each fragment.
     """
 
     name: str
@@ -41,7 +42,7 @@ class PlanData:
     order: tuple[tuple[str, str], ...]
     constants: tuple[tuple[Value, ArrayLike], ...]
     released: frozenset[Value]
-    agree: bool = True
+    agree: bool | str = True
 
     @property
     def fragments(self) -> tuple[Fragment[Value, Value], ...]:

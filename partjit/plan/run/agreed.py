@@ -12,7 +12,8 @@ from jax.core import ShapedArray
 from jax.typing import ArrayLike
 
 from partjit._jax.sources import at_site
-from partjit.colocated.agreement.program import Agreement, Decider, agreement_of
+from partjit.colocated.agreement.program import Agreement, Decider
+from partjit.colocated.agreement.setup import agreement_of
 from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Node, Transfer, Value, blocks_of, walk
 from partjit.plan.plan import Plan
 

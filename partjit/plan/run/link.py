@@ -37,6 +37,7 @@ from partjit.plan.passes.emit import handed_over, returned
 from partjit.plan.passes.fragments import shardings_of_fragment
 from partjit.plan.plan import Plan
 from partjit.plan.run.agreed import agreement_for
+from partjit.plan.run.ahead import zeros_of
 from partjit.plan.run.observe import observed
 from partjit.plan.run.so_far import keep_results
 from partjit.plan.show.source import emit
@@ -121,7 +122,9 @@ def link(
         run_fragment = _with_calls(makes, emitted, dispatch, put) if emitted else dispatch
         name = lowered.fragment.name
         if agreement is not None:  # it dispatches on a thread of its own
-            agreed = partial(agreement.dispatching, name)
+            on_zeros = zeros_of(plan, lowered.fragment, partial(_sharding_of, mesh, default))
+            zeros = None if on_zeros is None else lambda dispatch=dispatch, on_zeros=on_zeros: dispatch(*on_zeros())
+            agreed = partial(agreement.dispatching, name, on_zeros=zeros)
             run_fragment = in_scope_of_caller(run_fragment, agreed) if emitted else agreed(run_fragment)
         namespace[name] = run_fragment
     for call in walk(plan.nodes):
@@ -130,7 +133,8 @@ def link(
             names = [value.name for value in call.outputs]
             namespace[call.name] = run_call if agreement is None else agreement.calling(names, run_call)
     for transfer in plan.transfers:
-        namespace[transfer.name] = _mover(transfer)
+        move = _mover(transfer)
+        namespace[transfer.name] = move if agreement is None else agreement.moving(move)
     if agreement is not None:
         namespace |= {"read": agreement.reading(_read), "wait": agreement.waiting(_wait)}
         namespace["release"] = agreement.releasing(_release)
@@ -189,10 +193,7 @@ def _specialized(
     kind: type[SpecializationOfKind],
 ) -> SpecializationOfKind:
     """The function of a call for its arguments and results."""
-
-    def sharding_of(value: Value) -> Sharding:
-        return _on(mesh, default.sharding if value.sharding is None else value.sharding)
-
+    sharding_of = partial(_sharding_of, mesh, default)
     outputs = [
         OutSpec(value.aval, sharding_of(value), value.sharding is not None or default.committed)
         for value in call.outputs
@@ -200,6 +201,10 @@ def _specialized(
     in_shardings = [colocated_sharding(sharding_of(value)) for value in call.inputs]
     shardings = [*in_shardings, *(spec.sharding for spec in outputs), default.sharding]
     return call.callee.specialized(call.stream, in_shardings, outputs, (*device_list(shardings[0]),), kind)
+
+
+def _sharding_of(mesh: Mesh, default: DefaultSharding, value: Value) -> Sharding:
+    return _on(mesh, default.sharding if value.sharding is None else value.sharding)
 
 
 def _on(mesh: Mesh, sharding: Sharding) -> Sharding:

@@ -53,7 +53,7 @@ def plan_of(
     mesh: Mesh,
     donated_invars: tuple[bool, ...],
     name: str,
-    agree: bool = True,
+    agree: bool | str = True,
     is_for_caller: bool = True,
     **_: object,
 ) -> Plan:

@@ -15,7 +15,9 @@ import pytest
 from partjit import OtherProcessError, ProgramsDifferError, events
 from partjit.colocated.agreement import participant
 from partjit.colocated.agreement.participant import Participant
-from partjit.colocated.agreement.program import Agreement, Decider, PlanAgreement, agreement_of
+from partjit.colocated.agreement.plan_alone import PlanAgreement
+from partjit.colocated.agreement.program import Agreement, Decider
+from partjit.colocated.agreement.setup import agreement_of
 
 SECONDS = 20.0
 
@@ -101,6 +103,57 @@ def test_each_node_runs_in_all_processes_or_in_none(group, last_node):
         assert len(ran) == (3 if at < 0 else at)
         seen[at] += 1
     assert min(seen[at] for at in range(-2, 4)) > 10
+
+
+@pytest.mark.parametrize("last_node", ["node 3", None])
+def test_what_is_dispatched_ahead_is_dispatched_by_all_in_one_order(group, last_node):
+    agreements, draw = group(3, last_node=last_node), random.Random(11)
+    seen = set()
+    for _ in range(100):
+        victims = {draw.randrange(3): draw.choice(["call", "dispatch", "interrupt", None]) for _ in range(2)}
+        at, late = draw.randrange(4), draw.choice([0.0, 0.0, 0.01])
+        order, calls = {k: [] for k in range(3)}, collections.Counter()
+
+        def program(k, victims=victims, at=at, late=late, order=order, calls=calls):
+            own, how = agreements[k], victims.get(k)
+
+            def dispatch(i):
+                if i == at and how == "dispatch":
+                    raise LookupError("no memory left")
+                order[k].append(i)
+
+            def on_zeros(i):
+                return None if i == 2 else lambda: order[k].append(i)
+
+            run = [own.dispatching(f"node {i}", lambda i=i: dispatch(i), on_zeros(i)) for i in range(4)]
+            for i in range(4):
+                if i == at and how == "call":
+                    raise LookupError("no space left")
+                time.sleep(late * (k == 0))
+                run[i]()
+                if i == at and how == "interrupt":
+                    raise KeyboardInterrupt
+                own.calling([], lambda i=i: calls.update([i]) or ())()
+            return "done"
+
+        found = outcomes(agreements, [lambda k=k: program(k) for k in range(3)])
+        kinds = {how for how in victims.values() if how}
+        seen.add((at, *sorted(kinds)))
+        if not kinds:
+            assert found == ["done"] * 3
+            assert order[0] == order[1] == order[2] == [0, 1, 2, 3]
+            continue
+        is_alone = at in (0, 2) and "dispatch" in kinds  # all were told to go on, and a process could not
+        assert is_alone or order[0] == order[1] == order[2] == sorted(order[0])
+        assert {*order[0]} <= {*range(at + 2)}
+        assert all(calls[i] == 3 for i in range(at))
+        assert not any(calls[i] for i in range(at + 1, 4))
+        raised = {"call": LookupError, "dispatch": LookupError, "interrupt": KeyboardInterrupt, None: OtherProcessError}
+        for k in range(3):
+            is_over = kinds == {"interrupt"} and at == 3 and found[k] == "done"
+            assert is_over or type(found[k]) in (OtherProcessError, raised[victims.get(k)])
+        assert outcomes(agreements, [lambda: 1] * 3) == [1] * 3
+    assert len(seen) > 20
 
 
 def test_what_calls_without_results_raise_ends_the_next_program_in_all_processes(group):
@@ -189,14 +242,16 @@ def test_an_interrupt_while_it_waits_takes_a_vote_back(group, monkeypatch):
     make = own.pending
 
     class Interrupted:
+        is_set = False
+
         def wait(self, deadline=None):
             while not agreements[1]._own._waiting:
                 time.sleep(0.001)
             time.sleep(0.05)  # the other one's vote is there
             raise KeyboardInterrupt
 
-    def pending_and_interrupted(cast, action=None):
-        pending = make(cast, action)
+    def pending_and_interrupted(cast, *actions):
+        pending = make(cast, *actions)
         if cast.failure is None:
             pending.done, pending.finish = Interrupted(), lambda decision: None
         return pending

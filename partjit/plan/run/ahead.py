@@ -1,0 +1,49 @@
+"""Fragments that a process dispatches before it is known whether all others go on."""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Sharding
+
+from partjit.plan.ir.nodes import Fragment, Value, blocks_of, walk
+from partjit.plan.plan import Plan
+
+__all__ = ["zeros_of"]
+
+
+def zeros_of(
+    plan: Plan, fragment: Fragment[Value, Value], sharding_of: Callable[[Value], Sharding]
+) -> Callable[[], Sequence[jax.Array]] | None:
+    """Makes arguments for a fragment whose results nobody sees, in a process that has failed.
+
+    Args:
+        plan: the plan.
+        fragment: one of its fragments.
+        sharding_of: the sharding of an argument.
+
+    Returns:
+        A function of no arguments; None where the fragment has to wait until it is known that all processes go on: it
+        makes calls, or takes over memory that the caller, or a loop, would still have if one of them does not.
+    """
+    if plan.agree is not True or fragment.calls:
+        return None
+    made = {value for node in walk(plan.nodes) for value in node.outputs}
+    carried = {value for node in walk(plan.nodes) for block in blocks_of(node) for value in block.inputs}
+    taken = {value for value, is_taken in zip(fragment.inputs, fragment.donated, strict=True) if is_taken}
+    if not taken <= made - carried or any(
+        jax.dtypes.issubdtype(value.aval.dtype, jax.dtypes.extended) for value in fragment.inputs
+    ):
+        return None
+
+    def zeros() -> Sequence[jax.Array]:
+        return [_zeros(value, sharding_of(value)) for value in fragment.inputs]
+
+    return zeros
+
+
+def _zeros(value: Value, sharding: Sharding) -> jax.Array:
+    shape, dtype = value.aval.shape, value.aval.dtype
+
+    zero = np.broadcast_to(np.zeros((), dtype), shape)
+    return jax.make_array_from_callback(shape, sharding, lambda index: np.ascontiguousarray(zero[index]))
