@@ -23,6 +23,7 @@ __all__ = [
     "propagate",
     "propagate_interface",
     "run_passes",
+    "symbol_of",
 ]
 
 
@@ -105,7 +106,7 @@ def run_passes(module: ir.Module, pipeline: str) -> None:
 
 def main_of(module: ir.Module) -> Any:
     """The function of a module that is the program."""
-    return next(op for op in module.body.operations if "sym_name" in op.attributes and _symbol(op) == "main")
+    return next(op for op in module.body.operations if "sym_name" in op.attributes and symbol_of(op) == "main")
 
 
 def nested(op: ir.OpView | ir.Operation, order: ir.WalkOrder = ir.WalkOrder.POST_ORDER) -> list[ir.Operation]:
@@ -131,7 +132,7 @@ class Shardings:
     def __init__(self, module: ir.Module) -> None:
         self._main = main_of(module)
         self._meshes = {
-            _symbol(op): _sizes(op.attributes["mesh"])
+            symbol_of(op): _sizes(op.attributes["mesh"])
             for op in module.body.operations
             if op.operation.name == "sdy.mesh"
         }
@@ -229,7 +230,8 @@ def _sizes(mesh: ir.Attribute) -> dict[str, int]:
     return {axis.name: axis.size for axis in axes}
 
 
-def _symbol(op: ir.OpView) -> str:
+def symbol_of(op: ir.OpView) -> str:
+    """The name of a function or a mesh of a module."""
     return ir.StringAttr(op.attributes["sym_name"]).value
 
 

@@ -2,6 +2,7 @@
 
 * HLO has no broadcast that also expands dimensions of size 1 or permutes dimensions, and one that only adds dimensions
   of size 1 is a reshape there. Shardy propagates through reshapes and transposes before it does through broadcasts.
+* Calls of functions are inlined. What a function returns and what its call returns are one value, with one sharding.
 * What a loop passes on unchanged is captured by its body instead. So it has one sharding, but for what the user has
   sharded: that may be sharded further in the body.
 
@@ -18,7 +19,7 @@ from typing import Any
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import sdy, stablehlo
 
-from partjit.shardy import Shardings, nested, run_passes
+from partjit.shardy import Shardings, nested, run_passes, symbol_of
 
 __all__ = ["open_captured", "rewrite", "rewrite_broadcast", "rewrite_operations"]
 
@@ -35,6 +36,7 @@ def rewrite_operations(module: ir.Module) -> None:
     """The part of `rewrite` that does not depend on the shardings in the module, which may be changed afterwards."""
     # XLA propagates when `chlo` operations (square, erf, top_k, ...) are expanded: no sharding goes through them.
     run_passes(module, "builtin.module(func.func(chlo-legalize-to-stablehlo))")
+    _inline_calls(module)
     of_name: dict[str, list[Any]] = {"stablehlo.broadcast_in_dim": [], "stablehlo.while": []}
     for op in nested(module.operation, ir.WalkOrder.PRE_ORDER):
         of_name.get(op.name, []).append(op)
@@ -71,6 +73,36 @@ def _original(op: Any) -> Any:
     while not isinstance(value.owner, ir.Block) and _CAPTURED in value.owner.attributes:
         value = value.owner.operands[0]
     return value
+
+
+def _inline_calls(module: ir.Module) -> None:
+    """Replaces the calls of functions by their bodies, whose operations have the locations of the calls as well."""
+    functions = {symbol_of(op): op for op in module.body.operations if op.operation.name == "func.func"}
+    inlined: set[str] = set()
+
+    def inline_into(function: Any) -> None:
+        for call in [op for op in nested(function) if op.name == "func.call"]:
+            name = ir.FlatSymbolRefAttr(call.attributes["callee"]).value
+            callee = functions[name]
+            if name not in inlined:
+                inline_into(callee)
+                inlined.add(name)
+            (body,) = callee.operation.clone().regions[0].blocks
+            for argument, operand in zip(body.arguments, call.operands, strict=True):
+                argument.replace_all_uses_with(operand)
+            *operations, returned = body.operations
+            for op in operations:
+                op.move_before(call)
+                for inner in (*nested(op), op.operation):
+                    inner.location = ir.Location.fused([call.location, inner.location])
+            for result, value in zip(call.results, returned.operands, strict=True):
+                result.replace_all_uses_with(value)
+            call.erase()
+
+    with module.context:
+        inline_into(functions["main"])
+    for name in inlined:
+        functions[name].operation.erase()
 
 
 def rewrite_broadcast(op: Any) -> None:

@@ -78,6 +78,43 @@ def test_what_stands_for_a_broadcast_computes_the_same(broadcast):
         saw("nothing")
 
 
+def run(module, *values):
+    """The results of a module, by the interpreter of StableHLO."""
+    with module.context:
+        attributes = [ir.DenseElementsAttr.get(np.asarray(value)) for value in values]
+        found = stablehlo.eval_module(ir.Module.parse(str(module)), attributes)
+    return [np.array(ir.DenseFPElementsAttr(result)) for result in found]
+
+
+# Calls
+
+
+def test_calls_that_are_inlined_compute_the_same_where_they_are():
+    twice = jax.jit(lambda x: (x + x, x), keep_unused=True)
+
+    @jax.jit
+    def swapped(x, y):
+        (double, same), (y, _) = twice(x), twice(y)
+        return jax.lax.while_loop(lambda x: x < 99, lambda x: twice(x)[0] + same, y), double
+
+    def program(x, y):
+        with jax.named_scope("first"):
+            x, y = swapped(x, y)
+        with jax.named_scope("second"):
+            return (*swapped(x, y), y)
+
+    values = np.float32(3), np.float32(5)
+    module = jax.jit(program).lower(*values).compiler_ir()
+    rewrite(module)
+    assert module.operation.verify()
+    operations = nested(module.operation)
+    assert [op.name for op in operations if op.name.startswith("func.")] == ["func.return", "func.func"]
+    located = [str(op.location) for op in operations if op.name == "stablehlo.add"]
+    for scope in ("first", "second"):
+        assert sum(scope in location for location in located) == len(located) // 2 > 2
+    np.testing.assert_array_equal(run(module, *values), program(*values))
+
+
 # Loops
 
 
@@ -118,11 +155,8 @@ def test_loops_that_capture_compute_the_same(loop):
     rewrite(module)
     assert module.operation.verify()
     text = str(module)
-    with module.context:
-        attributes = [ir.DenseElementsAttr.get(np.asarray(value)) for value in values]
-        found = stablehlo.eval_module(ir.Module.parse(text), attributes)
-    for own, expected in zip(found, program(*values), strict=True):
-        np.testing.assert_allclose(np.array(ir.DenseFPElementsAttr(own)), expected)
+    for own, expected in zip(run(module, *values), program(*values), strict=True):
+        np.testing.assert_allclose(own, expected)
     saw("one captures", when=text.count("%iterArg") < carried)
     saw("nested", when=loop[1] is not None)
     ways = loop[0]

@@ -137,6 +137,18 @@ def test_what_a_loop_passes_on_is_sharded_as_compiled(data_model):
     assert count > 80
 
 
+def test_operations_that_jax_lowers_to_functions_are_annotated_as_compiled(data_model):
+    def fun(x, y):
+        x, y = with_sharding_constraint(x, P("data")), with_sharding_constraint(y, P(None, "data"))
+        x, y = jax.lax.cumsum(x) / 4, jax.lax.cumsum(y)
+        return with_sharding_constraint(x, P(None, "model")), y
+
+    partitioned = read(pjit(fun, in_shardings=P()), matrix(4, 3), matrix(4, 4), mesh=data_model)
+    assert specs_of(partitioned, "cumsum") == [P("data", "model"), P(None, "data")]
+    otherwise, count = values_that_lie_otherwise(partitioned)
+    assert (otherwise, count) == ([], 8)
+
+
 def test_each_call_of_a_nested_program_is_told_by_itself(data_model):
     double = jax.jit(lambda x: x * 2)
 
