@@ -5,6 +5,7 @@
 * Calls of functions are inlined. What a function returns and what its call returns are one value, with one sharding.
 * What a loop passes on unchanged is captured by its body instead. So it has one sharding, but for what the user has
   sharded: that may be sharded further in the body.
+* Operations are in an order of its own; see `partjit.xla_order`.
 
 A program that is not rewritten may get other shardings than the one that is compiled.
 
@@ -14,35 +15,46 @@ Source: `XlaBuilder::BroadcastInDim`, `hlo_function_importer.cc`, and of the Sta
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import sdy, stablehlo
 
 from partjit.shardy import Shardings, nested, run_passes, symbol_of
+from partjit.xla_order import WITH_BODIES, order_operations
 
 __all__ = ["open_captured", "rewrite", "rewrite_broadcast", "rewrite_operations"]
 
 _CAPTURED = "partjit.captured"  # an attribute of what may become a constraint
 
 
-def rewrite(module: ir.Module) -> None:
-    """Brings a lowered module into the form in which XLA propagates shardings."""
-    rewrite_operations(module)
+def rewrite(module: ir.Module, is_ignored: Callable[[ir.Operation], bool] = lambda _: False) -> None:
+    """Brings a lowered module into the form, and the order, in which XLA propagates shardings.
+
+    Args:
+        module: the module, which is changed.
+        is_ignored: whether an operation without results is not in the program that XLA gets.
+    """
+    rewrite_operations(module, is_ignored)
     open_captured(module)
 
 
-def rewrite_operations(module: ir.Module) -> None:
+def rewrite_operations(module: ir.Module, is_ignored: Callable[[ir.Operation], bool] = lambda _: False) -> None:
     """The part of `rewrite` that does not depend on the shardings in the module, which may be changed afterwards."""
     # XLA propagates when `chlo` operations (square, erf, top_k, ...) are expanded: no sharding goes through them.
     run_passes(module, "builtin.module(func.func(chlo-legalize-to-stablehlo))")
     _inline_calls(module)
+    ops = nested(module.operation, ir.WalkOrder.PRE_ORDER)
+    names = [op.name for op in ops]
     of_name: dict[str, list[Any]] = {"stablehlo.broadcast_in_dim": [], "stablehlo.while": []}
-    for op in nested(module.operation, ir.WalkOrder.PRE_ORDER):
-        of_name.get(op.name, []).append(op)
+    for op, name in zip(ops, names, strict=True):
+        of_name.get(name, []).append(op)
     broadcasts, loops = of_name.values()
+    with_bodies = [op for op, name in zip(ops, names, strict=True) if name in WITH_BODIES]
     for broadcast in broadcasts:
         rewrite_broadcast(broadcast)
+    order_operations(with_bodies, is_ignored)
     captured = [*map(_capture_invariants, loops)]  # what they capture is not replaced any more
     for loop, values in reversed(captured):
         for value in values:

@@ -21,7 +21,7 @@ from partjit.inspect.collectives import KINDS, Collective, UnknownMove
 from partjit.inspect.hlo.device_groups import Groups, axes_of_groups, axes_of_pairs, device_ids, parse_groups
 from partjit.inspect.inlining import ADDED, TAG
 from partjit.inspect.loop_invariance import varying
-from partjit.inspect.moves.merging import merge
+from partjit.inspect.moves.merging import merge, remove_reversals
 from partjit.inspect.moves.model import Tensor, element_type, elements
 from partjit.inspect.moves.resharding import reshard
 from partjit.inspect.moves.rewriting import Moved, Writing, moved_by
@@ -60,7 +60,7 @@ def predict(partitioned: Partitioned) -> Prediction:
     if module is None or partitioned.shardings is None:
         return Prediction((), ())
     remove_unused(module)
-    merge(module, partitioned.shardings)
+    remove_reversals(module)
     equations = partitioned.inlined.equations
 
     def primitive_of(op: ir.Operation) -> str:
@@ -70,6 +70,7 @@ def predict(partitioned: Partitioned) -> Prediction:
     writing.operations()
     insert_reshards(module)
     writing.reshards()
+    merge(module, partitioned.shardings, {*_SDY, *_STABLEHLO})
     reading = _Reading(partitioned, module, partitioned.shardings, writing.moved)
     found = [
         one

@@ -111,7 +111,7 @@ def partition(unit: Unit, keep_text: bool = False) -> Partitioned:
             keep_unused=True,
         )
     module = lowering.stablehlo()
-    rewrite_operations(module)
+    rewrite_operations(module, is_mark)
     lowered = module.operation.clone() if keep_text else None  # its text takes longer than a copy
     open_captured(module)
     return dataclasses.replace(propagated(module, unit, inlined), lowered=lowered)

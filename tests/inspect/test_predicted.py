@@ -305,3 +305,40 @@ def test_what_is_the_same_in_every_iteration_moves_once(spec, mesh):
     (axes,) = {c.axes for c in report.predicted}
     for collectives in (report.predicted, report.collectives):
         assert [(c.kind, c.axes, c.times) for c in collectives] == [("all-gather", axes, 1)]
+
+
+def mixed(params, x, y):
+    """Perceptrons over tokens and over features, with norms before them."""
+
+    def dense(x, p):
+        return x @ p["w"] + p["b"]
+
+    def normed(x, p):
+        x = x - x.mean(-1, keepdims=True)
+        return x * jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6) * p["w"] + p["b"]
+
+    x = dense(x, params["in"])
+    tokens = normed(x, params["first"]).swapaxes(1, 2)
+    x = x + dense(jnp.tanh(dense(tokens, params["up"])), params["down"]).swapaxes(1, 2)
+    x = x + dense(jnp.tanh(dense(normed(x, params["second"]), params["wide"])), params["narrow"])
+    return jnp.mean((dense(x.mean(1), params["out"]) - y) ** 2)
+
+
+def test_a_step_with_fully_sharded_parameters_is_predicted_as_compiled(mesh):
+    """Which of the conflicting shardings wins depends on the order of the operations; equal gathers are not merged."""
+    sizes = {"in": (12, 32), "up": (16, 32), "down": (32, 16), "wide": (32, 64), "narrow": (64, 32), "out": (32, 16)}
+    params = {name: {"w": matrix(*shape), "b": matrix(shape[-1])} for name, shape in sizes.items()}
+    params |= {name: {"w": matrix(32), "b": matrix(32)} for name in ("first", "second")}
+    batch = P(("data", "model"))
+    specs = jax.tree.map(lambda x: P(*[None] * int(np.argmax(x.shape)), ("data", "model")), params)
+
+    def step(params, x, y):
+        value, grads = jax.value_and_grad(mixed)(params, x, y)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+    made = pjit(step, in_shardings=(specs, batch, batch), out_shardings=(specs, None))
+    with jax.numpy_rank_promotion("allow"):
+        report = explain(made, params, matrix(16, 16, 12), matrix(16, 16), mesh=mesh, compiled=True)
+    assert report.predicted.unknown == ()
+    assert report.predicted.counts == report.collectives.counts
+    assert report.predicted.bytes_per_step == report.collectives.bytes_per_step

@@ -1,13 +1,15 @@
-"""Which equal operations of a propagated program XLA computes once.
+"""Which equal operations of a partitioned program XLA computes once.
 
-XLA merges equal instructions after it has partitioned them. Those that contain a computation, such as sums over devices
-and sorts, are never equal; nor are the updates that concatenations of shards and gathers from shards become. An
-operation that becomes such instructions stays, with everything that is computed from it.
+XLA merges equal instructions after it has partitioned them: what is computed locally, and what neighbours exchange. It
+never merges equal gathers, sums over devices and the like; so each reshard of another value is one more, even if the
+values are equal. Nor does it merge what contains a computation, such as sorts, and the updates that concatenations of
+shards and gathers from shards become. An operation that becomes such instructions stays, with everything that is
+computed from it.
 
 Source: `HloCSE` in the clean-up after XLA's `spmd_partitioner.cc`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from jax.extend.mlir import ir
 
@@ -15,18 +17,28 @@ from partjit.inspect.moves.indices import dimension_numbers
 from partjit.inspect.moves.model import numbers
 from partjit.shardy import Shardings, merge_equal, nested
 
-__all__ = ["merge"]
+__all__ = ["merge", "remove_reversals", "stays"]
 
 _NUMBER = "partjit.number"
 
 
-def merge(module: ir.Module, shardings: Shardings) -> None:
-    """Merges equal operations of a propagated module as XLA does."""
+def remove_reversals(module: ir.Module) -> None:
+    """Removes the reversals of dimensions of size 1, such as those of the kernel of a 1 x 1 convolution."""
     for op in [op.operation for op in nested(module.operation) if op.operation.name == "stablehlo.reverse"]:
         if all(op.operands[0].type.shape[dim] == 1 for dim in numbers(op.attributes["dimensions"])):
-            op.results[0].replace_all_uses_with(op.operands[0])  # the kernel of a 1 x 1 convolution
+            op.results[0].replace_all_uses_with(op.operands[0])
             op.erase()
-    staying = [op.operation for op in nested(module.operation) if _stays(op.operation, shardings)]
+
+
+def merge(module: ir.Module, shardings: Shardings, communicating: Container[str]) -> None:
+    """Merges equal operations of a module in which all that communicates is written out.
+
+    Args:
+        module: the module, which is changed.
+        shardings: the shardings in it.
+        communicating: the names of the operations that communicate, of which none is merged.
+    """
+    staying = [op for op in nested(module.operation) if op.name in communicating or stays(op, shardings)]
     with module.context:
         number = ir.IntegerType.get_signless(64)
         for k, op in enumerate(staying):
@@ -34,7 +46,8 @@ def merge(module: ir.Module, shardings: Shardings) -> None:
     merge_equal(module)
 
 
-def _stays(op: ir.Operation, shardings: Shardings) -> bool:
+def stays(op: ir.Operation, shardings: Shardings) -> bool:
+    """Whether XLA never merges an operation with an equal one, besides those that communicate."""
     match op.name:
         case "stablehlo.reduce":
             return _is_sharded(op.operands[0], numbers(op.attributes["dimensions"]), shardings)

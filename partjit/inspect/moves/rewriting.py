@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import sdy
 from jax.sharding import Mesh
 
+from partjit.inspect.moves.merging import stays
 from partjit.inspect.moves.model import Model, Operation, Tensor, Transfer, definition, element_type
 from partjit.inspect.moves.replicated import elementwise
 from partjit.inspect.moves.resharding import reshard
@@ -68,6 +69,7 @@ class Writing:
         self, module: ir.Module, shardings: Shardings, mesh: Mesh, primitive_of: Callable[[ir.Operation], str]
     ) -> None:
         self.moved: list[Moved] = []
+        self._numbers: dict[Hashable, int] = {}
         self._module, self._shardings, self._mesh, self._primitive_of = module, shardings, mesh, primitive_of
         self._attributes: dict[TensorSharding, ir.Attribute] = {}
         self._sizes = dict(mesh.shape)
@@ -216,15 +218,25 @@ class Writing:
         if moved.transfers and len(sizes) < len(self._mesh.shape):
             expanded = (Transfer(self._expanded(step, sizes), tensor) for step, tensor in moved.transfers)
             moved = dataclasses.replace(moved, transfers=tuple(expanded))
-        self.moved.append(moved)
         attributes = {
             "call_target_name": ir.StringAttr.get(_CALL),
-            "backend_config": ir.StringAttr.get(str(len(self.moved) - 1)),
+            "backend_config": ir.StringAttr.get(str(self._number(op, moved))),
+            "has_side_effect": ir.BoolAttr.get(False),
             "sdy.sharding": sdy.TensorShardingPerValueAttr.get([*map(self._attribute, shardings)]),
         }
         types = [result.type for result in op.results]
         call = ir.Operation.create("stablehlo.custom_call", results=types, operands=operands, attributes=attributes)
         return [*call.results]
+
+    def _number(self, op: ir.Operation, moved: Moved) -> int:
+        """A number for what is moved; XLA merges operations of one number if their operands are equal."""
+        self.moved.append(moved)
+        steps = moved.transfers
+        if steps is None or any(one.step.kind != "collective-permute" for one in steps) or stays(op, self._shardings):
+            return len(self.moved) - 1
+        named = (op.attributes[k] for k in range(len(op.attributes)))
+        attributes = frozenset((one.name, one.attr) for one in named if one.name != "sdy.sharding")
+        return self._numbers.setdefault((moved.name, steps, attributes), len(self.moved) - 1)
 
     def _expanded(self, step: Step, sizes: Mapping[str, int]) -> Step:
         """A step among the devices of each coordinate of the manual axes, in positions of the whole mesh."""

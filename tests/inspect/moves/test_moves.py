@@ -99,8 +99,11 @@ def test_products_and_convolutions_with_their_gradients_are_predicted_as_they_ar
         lambda x: jnp.sort(x, 1),
         lambda x: x[:, jnp.arange(8) * 2],
         lambda x: (x[:, 3:15], jnp.flip(x, 1), jnp.pad(x, 3)),
+        lambda x: (jnp.fft.fft(x, axis=0).real, jnp.cumsum(x, 0)),
+        lambda x: (jnp.tile(x, (1, 2)), jnp.linalg.cholesky(x @ x.T + jnp.eye(16))),
+        lambda x: jnp.concatenate([x, jnp.ones_like(x)], 0),
     ],
-    ids=["sum", "concatenate", "roll", "sort", "gather", "merged"],
+    ids=["sum", "concatenate", "roll", "sort", "gather", "merged", "fft", "gathered", "with constants"],
 )
 def test_equal_operations_are_merged_where_xla_merges_them(operation):
     def fun(x):
@@ -109,6 +112,7 @@ def test_equal_operations_are_merged_where_xla_merges_them(operation):
     struct = jax.ShapeDtypeStruct((16, 32), jnp.float32)
     report = explain(pjit(fun, in_shardings=P("x", "y")), struct, mesh=make_mesh(), compiled=True)
     assert report.predicted.counts == report.collectives.counts
+    assert report.predicted.bytes_per_step == pytest.approx(report.collectives.bytes_per_step)
 
 
 BOTH = P(("x", "y"))

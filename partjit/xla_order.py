@@ -1,0 +1,77 @@
+"""The order in which XLA sees the operations of a program when it propagates shardings.
+
+HLO has no order but that of dependences. XLA lists the operations of a computation from its results: what they are
+computed from comes first, depth first, the first operand of each operation before the second. So the gradient of the
+last layer's parameters, say, may come after that of all activations, wherever it was traced. Where two shardings
+conflict, Shardy lets the one win that it meets first.
+
+Source: `HloComputation::MakeInstructionPostOrder` and `hlo_function_importer.cc` of XLA.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from jax.extend.mlir import ir
+
+from partjit.shardy import nested
+
+__all__ = ["WITH_BODIES", "order_operations"]
+
+
+WITH_BODIES = ("func.func", "stablehlo.while", "stablehlo.case", "stablehlo.if", "sdy.manual_computation")
+"""The operations whose bodies are computations in HLO, in which the order counts."""
+
+
+def order_operations(ops: Iterable[ir.Operation], is_ignored: Callable[[ir.Operation], bool]) -> None:
+    """Brings the operations in the bodies of these into the order in which XLA lists them.
+
+    Args:
+        ops: operations with bodies.
+        is_ignored: whether an operation without results is not in the program that XLA gets. These are last.
+    """
+    for op in ops:
+        for region in op.regions:
+            for block in region.blocks:
+                _order(block, is_ignored)
+
+
+def _order(block: Any, is_ignored: Callable[[ir.Operation], bool]) -> None:
+    ops = [op.operation for op in block.operations]
+    results = [op.results for op in ops]
+    makers, end = {value: k for k, values in enumerate(results) for value in values}, len(ops) - 1
+    operands = [[makers[value] for value in _used(op) if value in makers] for op in ops]
+    without_results = [k for k, values in enumerate(results) if not values and k != end]
+    late = [k for k in without_results if is_ignored(ops[k])]
+    first = [k for k in without_results if k not in late]
+    found = _post_order(operands, [*first, end], late)
+    found += _post_order(operands, range(end), [*late, *found])  # what is computed for nothing
+    found = [k for k in (*found, *late) if k != end]
+    if found != [*range(end)]:
+        for k in found:
+            ops[k].move_before(ops[end])
+
+
+def _used(op: ir.Operation) -> Iterator[ir.Value]:
+    """What an operation uses, in its bodies as well."""
+    yield from op.operands
+    if op.name in WITH_BODIES:
+        for inner in nested(op, ir.WalkOrder.PRE_ORDER):
+            yield from inner.operands
+
+
+def _post_order(operands: Sequence[Sequence[int]], roots: Iterable[int], known: Iterable[int]) -> list[int]:
+    """What is needed for the roots, and they themselves, in order, without what is known."""
+    found, seen, done = list[int](), {*known}, {*known}
+    for root in roots:
+        stack = [root]
+        while stack:
+            place = stack[-1]
+            if place not in seen:
+                seen.add(place)
+                stack += [k for k in reversed(operands[place]) if k not in seen]
+                continue
+            stack.pop()
+            if place not in done:
+                done.add(place)
+                found.append(place)
+    return found
