@@ -22,6 +22,7 @@ __all__ = [
     "Numbered",
     "Statics",
     "abstract_argument",
+    "are_positional",
     "argument_numbers",
     "check_call",
     "check_callable",
@@ -246,6 +247,11 @@ class Arguments:
     static: Statics
     paths: tuple[str, ...]
     donated: tuple[bool, ...]
+
+
+def are_positional(tree: PyTreeDef) -> bool:
+    """Whether arguments of this structure are leaves given by position, so that they need not be flattened."""
+    return tree == jax.tree.structure(((0,) * tree.num_leaves, {}))
 
 
 def flatten_arguments(

@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from jax._src import config
@@ -114,20 +114,16 @@ class EnteredMeshes:
 
     __slots__ = ("_records", "_stack")
 
-    def __init__(self) -> None:
-        self._stack, self._records = mesh_lib.thread_resources.stack[1:], [*_entered.records]
-
-    def differ_here(self) -> bool:
-        """Whether this thread may have entered others."""
-        return bool(self._stack) or len(mesh_lib.thread_resources.stack) > 1
+    def __init__(self, stack: Sequence[ResourceEnv] = (), records: Iterable[tuple[int, Mesh]] = ()) -> None:
+        self._stack, self._records = stack, [*records]
 
     def enter(self) -> tuple[list[ResourceEnv], _Records] | None:
         """Replaces the meshes this thread has entered; returns what `leave` puts back."""
-        if not self.differ_here():
-            return None
         stack = mesh_lib.thread_resources.stack
+        if not self._stack and len(stack) == 1:
+            return None
         outer = stack[1:], _entered.records
-        self.leave((self._stack, [*self._records]))
+        self.leave(([*self._stack], [*self._records]))
         return outer
 
     @staticmethod
@@ -139,12 +135,22 @@ class EnteredMeshes:
             resources.env = resources.stack[-1]
 
 
+NO_MESHES = EnteredMeshes()
+"""Those of a thread that has entered none."""
+
+
+def entered_meshes() -> EnteredMeshes:
+    """Those of this thread."""
+    stack = mesh_lib.thread_resources.stack
+    return NO_MESHES if len(stack) == 1 else EnteredMeshes(stack[1:], _entered.records)
+
+
 class AmbientMeshes:
     """The meshes that are ambient in this thread, in every way, to be so again within a block inside of others."""
 
     def __init__(self) -> None:
         self._set = [state.get_local() for state in SET_MESH_STATES]
-        self._entered = EnteredMeshes()
+        self._entered = entered_meshes()
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:

@@ -1,14 +1,14 @@
 """jax's settings of one thread, applied in another."""
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import jax
 from jax._src import config
 from jaxlib._jax.config import Config, unset
 
-from partjit._jax.meshes import SET_MESH_STATES, EnteredMeshes
+from partjit._jax.meshes import NO_MESHES, SET_MESH_STATES, EnteredMeshes, entered_meshes
 
 _Result = TypeVar("_Result")
 
@@ -25,37 +25,50 @@ class ThreadSettings:
     and by `jax.set_mesh`, and the meshes entered. What belongs to a trace under way is left out.
     """
 
-    __slots__ = ("_context", "_meshes", "_others", "_outer", "_outer_meshes")
+    __slots__ = ("_context", "_meshes", "_others")
 
-    def __init__(self) -> None:
+    def __init__(self, context: tuple[object, ...], others: Sequence[object] | None, meshes: EnteredMeshes) -> None:
+        self._context = context
+        self._others = others
+        self._meshes = meshes
+
+    @staticmethod
+    def here() -> "ThreadSettings":
+        """Those of this thread."""
+        global _last
         # This runs with every call, and asking all settings one by one would be half of what a call costs its caller.
         # Most of them are in a tuple that jax keeps for its caches.
-        self._context = config.trace_context()
+        context = config.trace_context()
         others = [*map(operator.call, _get_local_of_others)]
-        self._others = others if others.count(unset) < len(others) else None
-        self._meshes = EnteredMeshes()
+        meshes = entered_meshes()
+        if others.count(unset) < len(others) or meshes is not NO_MESHES:
+            return ThreadSettings(context, others, meshes)
+        if _last._context != context:  # of most calls they are those of the last one
+            _last = ThreadSettings(context, None, NO_MESHES)
+        return _last
+
+    def are_here(self) -> bool:
+        """Whether this thread has the same, at a glance: False may be wrong."""
+        if self._others is not None or self._context != config.trace_context():
+            return False
+        return self._meshes is NO_MESHES is entered_meshes()
 
     def run(self, function: Callable[..., _Result], *args: object) -> _Result:
         """Calls a function under them."""
-        if not self._missing_here() and not self._meshes.differ_here():
+        if self.are_here():
             return function(*args)
-        with self:
-            return function(*args)
-
-    # A generator would turn a StopIteration of the user's into another exception.
-    def __enter__(self) -> None:
-        """Applies them to this thread."""
         missing = self._missing_here()
-        self._outer = [(state, state.swap_local(value)) for state, value in missing]
+        outer = [(state, state.swap_local(value)) for state, value in missing]
         for state, value in missing:
             _update_runtime(state, value)
-        self._outer_meshes = self._meshes.enter()
-
-    def __exit__(self, *_: object) -> None:
-        self._meshes.leave(self._outer_meshes)
-        for state, value in self._outer:
-            state.set_local(value)
-            _update_runtime(state, None if value is unset else value)
+        outer_meshes = self._meshes.enter()
+        try:
+            return function(*args)
+        finally:
+            self._meshes.leave(outer_meshes)
+            for state, value in outer:
+                state.set_local(value)
+                _update_runtime(state, None if value is unset else value)
 
     def _missing_here(self) -> list[tuple[Config, object]]:
         """The settings that this thread does not have, as a rule none."""
@@ -71,6 +84,9 @@ class ThreadSettings:
         if self._others is not None:
             missing += [(s, v) for s, v in zip(_others, self._others, strict=True) if v is not unset]
         return missing
+
+
+_last = ThreadSettings((), None, NO_MESHES)
 
 
 def _update_runtime(state: Config, value: object) -> None:

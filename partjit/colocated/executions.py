@@ -59,13 +59,15 @@ def run_emitting(
     if may_wait and all(call.specialization.is_quick for call in calls) and not any(lane.calls for lane in lanes):
         return _run_beside_devices(calls, dispatch, numbers, number)
     execution = _execution(calls, number)
-    context, settings = contextvars.copy_context(), ThreadSettings()
+    context, settings = contextvars.copy_context(), ThreadSettings.here()
 
     def body() -> Sequence[jax.Array]:
-        with settings:
-            context.run(inside, calls[0].specialization.own_stream())
-            context.run(run_calls)
+        settings.run(context.run, in_context)
         return ()
+
+    def in_context() -> None:
+        inside(calls[0].specialization.own_stream())
+        run_calls()
 
     first = _first(calls)
     try:

@@ -78,6 +78,7 @@ class PreparedFunction:
             self._name, shardings, self._uncommitted, devices, are_devices_given=bool(self._options.devices)
         )
         self._is_prepared = False
+        self._is_simple = False  # whether a call takes nothing into account but its stream; set by `prepare`
         self._pins = Pins(len(leaves))
         self._preparation = Lane()  # not a lock: `out_specs_fn` may make calls and wait for them
         self._target: Callable[..., PyTree]  # set by `prepare`, as is the next
@@ -129,6 +130,9 @@ class PreparedFunction:
                 f"{self._name} runs on the hosts of {[*map(str, self._devices)]}, none of which belongs to process "
                 f"{jax.process_index()}: give out_specs or out_specs_fn"
             )
+        is_of_object = self._lane is not None or self._history is not None
+        can_move = self._mode != "inline" and self._host_shardings is None
+        self._is_simple = self._is_here and can_move and not is_of_object and self._ahead is None
         self._is_prepared = True
 
     def _entry(self, log: journal.Log, stream: Stream, node: str = "", site: Site | None = None) -> Entry | None:

@@ -19,8 +19,8 @@ from partjit.colocated.journaling import log as journal
 from partjit.colocated.journaling.entries import Entry
 from partjit.colocated.prepared import PreparedFunction
 from partjit.colocated.runtime import scheduler
-from partjit.colocated.runtime.call import Call, Lane, failure_here
-from partjit.colocated.runtime.failures import Site, call_site, without_stop
+from partjit.colocated.runtime.call import Call, Lane, current_calls, failure_here
+from partjit.colocated.runtime.failures import Site, call_site, code_site, without_stop
 from partjit.colocated.runtime.host_values import (
     put_host_arguments,
 )
@@ -64,6 +64,9 @@ class Specialization(PreparedFunction):
                 assert self.out_specs is not None
                 return self.out_specs.tree.unflatten(self._results_elsewhere())
             stream = self._stream or current_stream()
+            if self._is_simple and are_plain and not events.listeners and self._runs_on_thread():
+                takes = [*map(self._pins.pin, range(len(leaves)), leaves)]
+                return self._on_thread.submitted(takes, stream, self.out_specs, code_site())
             if journal.current is not None:
                 return self._run_recorded(journal.current, leaves, stream)
             is_ready = self._host_shardings is None and (are_plain or PendingArray not in map(type, leaves))
@@ -95,7 +98,11 @@ class Specialization(PreparedFunction):
             args, kwargs = self.in_specs.tree.unflatten(leaves)
             return self(args, kwargs, leaves, True)
         try:
-            return self._run_in_order(leaves, self._stream or current_stream())
+            stream = self._stream or current_stream()
+            if self._is_simple and not events.listeners and self._runs_on_thread():
+                takes = [*map(self._pinned, range(len(leaves)), leaves)]
+                return self._on_thread.submitted(takes, stream, self.out_specs, code_site())
+            return self._run_in_order(leaves, stream)
         except StopIteration as error:
             raise without_stop(error, self._name) from error
 
@@ -174,6 +181,9 @@ class Specialization(PreparedFunction):
         stream = self._stream or current_stream()
         out_specs = self.out_specs
         assert out_specs is not None
+        if self._is_simple and not events.listeners and self._runs_on_thread():
+            takes = [self._taken(leaf, is_pinned) for leaf, is_pinned in zip(leaves, pinned, strict=True)]
+            return self._on_thread.submitted_flat(takes, stream, out_specs, site)
         lanes, is_nested = self._lanes(stream)
         entry = self._entry(journal.current, stream, node, site) if journal.current is not None else None
         if entry is not None and entry.is_known:
@@ -188,6 +198,11 @@ class Specialization(PreparedFunction):
             return self._prepared(takes, lanes, stream, out_specs, site, entry)
 
         return prepared().submit() if self._ahead is None else self._ahead.take(out_specs, prepared, entry)
+
+    def _runs_on_thread(self) -> bool:
+        """Whether a simple call does, which is a part of no other, and which no journal knows."""
+        is_own = self._mode == "stream" or self._stream is not None or not self._cheapness.is_shown
+        return is_own and self.out_specs is not None and journal.current is None and not current_calls()
 
     def _run_inline(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], _: Stream) -> PyTree:
         result = self._target(*args, **kwargs)

@@ -53,7 +53,7 @@ class CallUnderJit:
     specialization: SpecializationUnderJit
     site: Site
     shape: Mapping[str, int] | None
-    settings: ThreadSettings = dataclasses.field(default_factory=ThreadSettings)
+    settings: ThreadSettings = dataclasses.field(default_factory=ThreadSettings.here)
 
     def __call__(self, *values: Any) -> Sequence[np.ndarray]:
         """Hands over a call; raises nothing but what a signal handler has raised meanwhile."""
@@ -133,8 +133,7 @@ class _Made:
         return self.made_by.specialization.in_place_of_all(self.made_by.site, lanes, body)
 
     def run(self) -> None:
-        with self.made_by.settings:
-            contextvars.Context().run(self._run)
+        self.made_by.settings.run(contextvars.Context().run, self._run)
 
     def _run(self) -> None:
         specialization, site = self.made_by.specialization, self.made_by.site

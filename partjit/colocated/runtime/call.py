@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from partjit._jax.types import PyTree
-from partjit.colocated.runtime.failures import Failure, PoisonedError, Site
+from partjit.colocated.runtime.failures import CodeSite, Failure, PoisonedError, Site, site_of
 from partjit.colocated.runtime.interrupts import Flag, Presence, is_interrupt
 
 __all__ = ["NOBODY", "Call", "Lane", "Wait", "current_calls", "descends_from", "failure_here", "roots_so_far"]
@@ -66,54 +66,61 @@ Receivers = Sequence[Callable[[], _Receiver | None]]
 """For each result, what returns the array that is to receive it; None if that is no longer referenced."""
 
 
-class Call:
-    """One call of a function, from its submission to its end.
+class Call(Flag):
+    """One call of a function, from its submission to its end; it is a flag that is set at its end.
 
     Attributes:
         name: that of the function.
-        site: where the call was made.
         stream: the stream on which it was made.
         lanes: its lanes: that stream, unless the call is made by one in it, and the lane of its object.
         receivers: of its results; empty if nobody receives them.
         entering: called at the moment it enters its lanes; if it returns False, the call does not enter them.
         turn: set when the call is first in all its lanes, if its caller waits to run it.
-        ended: set when the results, or the failure, have been handed over.
         waits: the waits in its body; several, where a finalizer or a signal handler interrupted one.
-        root: the number of the outermost call that it is part of.
+        number: those made later have larger ones.
+        root: that of the outermost call that it is part of.
     """
 
     __slots__ = (
         "__weakref__",
         "_claims",
         "_parent",
+        "_site",
         "body",
-        "ended",
         "entering",
         "lanes",
         "name",
+        "number",
         "receivers",
         "root",
-        "site",
         "stream",
         "turn",
         "waits",
     )
 
-    def __init__(self, name: str, site: Site, stream: Any, lanes: Sequence[Lane], body: Callable[[], PyTree]) -> None:
+    def __init__(
+        self, name: str, site: Site | CodeSite, stream: Any, lanes: Sequence[Lane], body: Callable[[], PyTree]
+    ) -> None:
         self.name = name
-        self.site = site
+        self._site = site
         self.stream = stream
         self.lanes = lanes
+        self.body: Callable[[], PyTree] | None = body
         self.receivers: Receivers = ()
         self.entering: Callable[[], bool] | None = None
         self.turn: Flag | None = None
-        self.ended = Flag()
-        self.waits: list[Wait] = []
+        self.waits: Sequence[Wait] = ()
+        self._claims: list[object] = []  # the first one counts: appending is atomic
+        self.is_set, self._waiting = False, []  # of a `Flag`
         running = current_calls()
         self._parent = running[-1] if running else None
-        self.root = running[-1].root if running else next(_roots)
-        self.body: Callable[[], PyTree] | None = body
-        self._claims: list[object] = []  # the first one counts: appending is atomic
+        self.number = next(_numbers)
+        self.root = running[-1].root if running else self.number
+
+    @property
+    def site(self) -> Site:
+        """Where the call was made."""
+        return site_of(self._site)
 
     @property
     def parent(self) -> "Call | None":
@@ -126,7 +133,7 @@ class Call:
     @property
     def has_ended(self) -> bool:
         """Whether the results, or the failure, have been handed over."""
-        return self.ended.is_set
+        return self.is_set
 
     @property
     def is_running(self) -> bool:
@@ -199,7 +206,7 @@ class _Here(threading.local):
 
 
 _here = _Here()
-_roots = itertools.count()
+_numbers = itertools.count()
 
 
 def current_calls() -> list[Call]:
@@ -218,4 +225,4 @@ def failure_here(error: BaseException, name: str, site: Site, stream: Any) -> Fa
 
 def roots_so_far() -> int:
     """A number above the roots of all calls so far."""
-    return next(_roots)
+    return next(_numbers)

@@ -23,13 +23,16 @@ from partjit.colocated.runtime import threads
 from partjit.colocated.runtime.interrupts import is_interrupt
 
 __all__ = [
+    "CodeSite",
     "Failure",
     "PoisonedError",
     "Site",
     "call_site",
+    "code_site",
     "raise_left",
     "raise_unseen",
     "report_unseen",
+    "site_of",
     "without_stop",
 ]
 
@@ -49,13 +52,30 @@ _NOTE = "This happened in the colocated call of"
 Site = tuple[str, int, str]
 """Where a call was made: file, line, function."""
 
+CodeSite = tuple[types.CodeType, int]
+"""The same, before anybody asks for it: finding the line takes as long as much else of a call."""
+
 
 def call_site() -> Site:
     """Where the user's code called the package."""
+    return site_of(code_site())
+
+
+def code_site() -> CodeSite:
+    """Where the user's code called the package, for `site_of`."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_libraries):
         frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+    return frame.f_code, frame.f_lasti
+
+
+def site_of(site: Site | CodeSite) -> Site:
+    """Where a call was made."""
+    if len(site) == 3:
+        return site
+    code, instruction = site
+    lines = (line for start, end, line in code.co_lines() if start <= instruction < end)
+    return code.co_filename, next(lines, None) or code.co_firstlineno, code.co_name
 
 
 def without_stop(error: BaseException, name: str) -> BaseException:

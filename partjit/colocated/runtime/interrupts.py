@@ -41,17 +41,18 @@ class Exclusive:
     A context can be entered once at a time, and `Context.run` leaves it in C, so nothing remains locked.
     """
 
-    __slots__ = ("_context",)
+    __slots__ = ("_context", "_enter")
 
     def __init__(self) -> None:
         self._context = contextvars.Context()
+        self._enter = functools.partial(self._context.run, self._inside)
 
     def run(self, function: Callable[..., _Result], *args: object) -> _Result:
         """Calls a function when no other one runs; at once if this thread is in one, as a finalizer may be."""
         pause = 0.0
         while True:
             try:
-                return self._context.run(self._inside, function, args)
+                return self._enter(function, args)
             except RuntimeError as error:
                 if not _is_of_c(error):
                     raise
@@ -111,6 +112,8 @@ class Flag:
     def set(self) -> None:
         """Sets it and wakes all waiters; to be repeated after an interrupt."""
         self.is_set = True
+        if not self._waiting:
+            return
         for lock in [*self._waiting]:
             try:
                 lock.release()

@@ -11,17 +11,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.core import ShapedArray
+from jax.core import ShapedArray, Tracer
 from jax.experimental.layout import Format
 from jax.sharding import Sharding
 
-from partjit._jax.arrays import ArrayImpl, is_computed, register_array_type, shareable
+from partjit._jax.arrays import ArrayImpl, PRNGKeyArray, is_computed, register_array_type, shareable
 from partjit._jax.types import Device
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call
 from partjit.colocated.runtime.failures import Failure, PoisonedError
 
-__all__ = ["OnDemand", "PendingArray", "values_of", "when_received"]
+__all__ = ["OnDemand", "PendingArray", "require_array", "values_of", "when_received"]
 
 
 class OnDemand:
@@ -220,6 +220,19 @@ class PendingArray(jax.Array):
         if name in _OF_KEYS and jax.dtypes.issubdtype(self.dtype, jax.dtypes.prng_key):
             return getattr(self.value(), name)
         raise AttributeError(f"a jax.Array has no attribute {name!r}", name=name, obj=self)
+
+
+_ARRAY_TYPES = frozenset({ArrayImpl, PRNGKeyArray, PendingArray})
+
+
+def require_array(value: object, path: Callable[[], str]) -> None:
+    """Raises ValueError unless `value` is a concrete array; NumPy arrays and numbers have been converted."""
+    if type(value) in _ARRAY_TYPES or (isinstance(value, jax.Array) and not isinstance(value, Tracer)):
+        return
+    raise ValueError(
+        f"colocated_python only supports jax.Array as input and output, but got {type(value)} at {path()}. NumPy "
+        "arrays and numbers are converted, if jax has their dtype; other objects are taken, but not returned"
+    )
 
 
 def values_of(arrays: Sequence[jax.Array]) -> list[jax.Array]:

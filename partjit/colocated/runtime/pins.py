@@ -83,25 +83,22 @@ class Pin(OnDemand):
 
     Attributes:
         array: the array.
+        is_shared: whether several calls have it.
     """
 
-    __slots__ = ("_capsules", "_free", "_source", "array")
+    __slots__ = ("_capsules", "_free", "_source", "array", "is_shared")
 
     def __init__(self, array: ArrayImpl) -> None:
         self.array = array
         self._capsules = [*map(capsule_of, buffers_of(array))]
         self._source: list[ArrayImpl] | None = None
+        self.is_shared = False
         self._free: list[jax.Array] = []
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether several calls have it."""
-        return self._source is not None
 
     def share(self) -> None:
         """Lets several calls have it; the array must not be deleted yet."""
-        if self._source is None:
-            self._source = self._of([*map(capsule_of, buffers_of(self.array))])
+        self._source = self._of([*map(capsule_of, buffers_of(self.array))])
+        self.is_shared = True
 
     def __call__(self) -> jax.Array:
         """Another array that shares the memory; unless calls share the pin, to be called once."""
@@ -154,7 +151,8 @@ class Pins:
         """Keeps the argument at a position as it is now, as `pin` does."""
         latest = self._latest[position]()
         if latest is not None and latest.array is array and not array.is_deleted():
-            latest.share()
+            if not latest.is_shared:
+                latest.share()
             return latest
         take = pin(array)
         if isinstance(take, Pin):
@@ -178,24 +176,29 @@ def given_back(takes: Sequence[Take], arrays: list[jax.Array], results: list[Any
         takes, arrays: the pins, and what was borrowed of them.
         results: what the function returned; only these lists may still refer to the arrays.
     """
-    positions = dict(zip(map(id, results), range(len(results)), strict=True))
+    positions = {id(result): i for i, result in enumerate(results)} if results else _NONE
     for i, take in enumerate(takes):
         if isinstance(take, Pin):
-            position = positions.get(id(arrays[i]))
+            array = arrays[i]
+            position = positions.get(id(array))
             if position is not None:
-                results[position] = take.returned(arrays[i])
-            if take.is_shared and _references(arrays, i) == _OF_A_LIST:
-                take.give_back(arrays[i])
+                results[position] = take.returned(array)
+            if take.is_shared and sys.getrefcount(array) == _OF_A_LIST:
+                take.give_back(array)
     return results
 
 
-def _references(values: Sequence[object], i: int) -> int:
-    value = values[i]
+_NONE: dict[int, int] = {}
+
+
+def _references_of_a_list() -> int:
+    values = [object()]
+    value = values[0]
     return sys.getrefcount(value)
 
 
-_OF_A_LIST = _references([object()], 0)
-"""The count of what only a list refers to, which depends on the version of Python."""
+_OF_A_LIST = _references_of_a_list()
+"""The count of what only a list and a variable refer to, which depends on the version of Python."""
 
 
 def _copied(array: ArrayImpl) -> Take:

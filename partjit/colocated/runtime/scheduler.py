@@ -36,7 +36,7 @@ __all__ = [
 
 _Result = TypeVar("_Result")
 _order = Exclusive()
-_unfinished: dict[Call, None] = {}
+_busy: dict[Lane, None] = {}  # all lanes with calls
 _IN_BETWEEN = "a finalizer or the handler of a signal, in the middle of the submission of another call,"
 
 
@@ -60,7 +60,8 @@ def is_changing_lanes() -> bool:
 
 def unfinished() -> list[Call]:
     """The calls that have not ended, in the order they were made."""
-    return [*_unfinished]
+    made = {call: None for lane in [*_busy] for call in [*lane.calls]}
+    return sorted(made, key=operator.attrgetter("number"))
 
 
 def resize(lane: Lane, size: int) -> None:
@@ -81,7 +82,7 @@ def join(call: Call, deadline: float | None = None) -> bool:
         raise RuntimeError(f"{_IN_BETWEEN} waits for the colocated call of {call.name!r}, which cannot end meanwhile")
     if threads.has_no_threads():
         _run_ready_calls(call)
-    return wait_for(call, call.ended, deadline)
+    return wait_for(call, call, deadline)
 
 
 # Submission
@@ -89,13 +90,13 @@ def join(call: Call, deadline: float | None = None) -> bool:
 
 def submit(call: Call) -> None:
     """Submits a call to run on a thread when its turn comes. Waits while its stream is full."""
+    threads.start_deferred()
+    if _order.run(_append_behind, call):
+        return
     # A thread of the pool that is between two calls is in a finalizer: if it waited for room in a full stream, the call
     # that is to make room might be its own next one.
     if _order.is_owned() or (threads.is_one_of_them() and not current_calls()):
         threads.run_later(functools.partial(submit, call))
-        return
-    threads.start_deferred()
-    if len(call.lanes) == 1 and call.lanes[0].calls and call.entering is None and _order.run(_append_behind, call):
         return
     submission = Presence()
     submission.of(_submit, call, submission, otherwise=functools.partial(_give_up, call, None))()
@@ -182,11 +183,11 @@ def _append(call: Call) -> bool | Flag:
     entering, call.entering = call.entering, None  # which may refer to the call
     if entering is not None and not entering():
         call.claim(NOBODY)
-        call.ended.set()
+        call.set()
         return False
-    _unfinished[call] = None
     is_first = True
     for lane in call.lanes:
+        _busy[lane] = None
         lane.calls.append(call)
         is_first = is_first and lane.calls[0] is call
     return is_first
@@ -195,14 +196,14 @@ def _append(call: Call) -> bool | Flag:
 def _append_behind(call: Call) -> bool:
     """Appends a call to its only lane if that has room, and the call is not first; returns whether.
 
-    An interrupt leaves nothing undone: C makes both steps, so no signal handler runs in between, and then the call
-    before will start this one.
+    An interrupt leaves nothing undone: once it is in the lane, the call before will start it.
     """
+    if len(call.lanes) > 1 or call.entering is not None:
+        return False
     lane = call.lanes[0]
     if not 0 < len(lane.calls) < lane.size:
         return False
-    steps = functools.partial(_unfinished.setdefault, call), functools.partial(lane.calls.append, call)
-    any(map(operator.call, steps))
+    lane.calls.append(call)
     return True
 
 
@@ -288,7 +289,7 @@ def _leave(call: Call) -> None:
 
 def _end(call: Call) -> list[Call]:
     following = _order.run(_remove, call)
-    call.ended.set()
+    call.set()
     for lane in call.lanes:
         if not lane.room.is_set:  # else nobody waits for it: who would, replaces it before looking for room again
             lane.room.set()
@@ -296,13 +297,20 @@ def _end(call: Call) -> list[Call]:
 
 
 def _remove(call: Call) -> list[Call]:
+    following = []
     for lane in call.lanes:
-        if lane.calls and lane.calls[0] is call:
-            lane.calls.popleft()
-        elif call in lane.calls:
-            lane.calls.remove(call)
-    _unfinished.pop(call, None)
-    return [lane.calls[0] for lane in call.lanes if lane.calls and _is_first(lane.calls[0])]
+        calls = lane.calls
+        if calls and calls[0] is call:
+            calls.popleft()
+        elif call in calls:
+            calls.remove(call)
+        if calls:
+            first = calls[0]
+            if len(first.lanes) == 1 or _is_first(first):
+                following.append(first)
+        else:
+            _busy.pop(lane, None)
+    return following
 
 
 def _is_first(call: Call) -> bool:
@@ -331,11 +339,11 @@ def forget_after_fork() -> None:
     _order = Exclusive()
     interrupts.forget_after_fork()
     threads.forget_after_fork()
-    calls = [*_unfinished]
-    _unfinished.clear()
+    calls = unfinished()
+    _busy.clear()
     for call in calls:
         for lane in call.lanes:
             lane.calls.clear()
         if call not in current_calls():
             call.fail(RuntimeError("the process was forked: colocated calls go on in the parent only"))
-            call.ended.set()
+            call.set()

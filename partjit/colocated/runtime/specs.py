@@ -7,12 +7,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.core import ShapedArray, Tracer
+from jax.core import ShapedArray
 from jax.sharding import Sharding
 
 from partjit._jax.arrays import (
     ArrayImpl,
-    PRNGKeyArray,
     aval_of_struct,
     copies_of,
     device_put,
@@ -24,10 +23,10 @@ from partjit._jax.arrays import (
 )
 from partjit._jax.shardings import device_list
 from partjit._jax.types import PyTree, PyTreeDef
-from partjit.arguments import flatten_arguments
+from partjit.arguments import are_positional, flatten_arguments
 from partjit.checks import flattened, leaves_of, shown, unsorted
 from partjit.colocated.runtime.host_values import KINDS_OF_NUMPY, HostValue, is_host_value, owned
-from partjit.colocated.runtime.pending import PendingArray
+from partjit.colocated.runtime.pending import PendingArray, require_array
 from partjit.host_objects import without_objects
 
 __all__ = [
@@ -37,25 +36,12 @@ __all__ = [
     "argument_paths",
     "check_out_specs",
     "flat_values",
-    "require_array",
     "spec_structs",
     "struct_of",
 ]
 
 _flatten = jax.tree_util.tree_flatten
 _PLAIN = frozenset({ArrayImpl})
-
-_ARRAY_TYPES = frozenset({ArrayImpl, PRNGKeyArray, PendingArray})
-
-
-def require_array(value: object, path: Callable[[], str]) -> None:
-    """Raises ValueError unless `value` is a concrete array; NumPy arrays and numbers have been converted."""
-    if type(value) in _ARRAY_TYPES or (isinstance(value, jax.Array) and not isinstance(value, Tracer)):
-        return
-    raise ValueError(
-        f"colocated_python only supports jax.Array as input and output, but got {type(value)} at {path()}. NumPy "
-        "arrays and numbers are converted, if jax has their dtype; other objects are taken, but not returned"
-    )
 
 
 def argument_paths(
@@ -73,11 +59,12 @@ class InSpecs:
         leaves: a ShapeDtypeStruct for each array; without a sharding, any is accepted.
     """
 
-    __slots__ = ("_seen", "leaves", "tree")
+    __slots__ = ("_are_positional", "_seen", "leaves", "tree")
 
     def __init__(self, leaves: Sequence[jax.ShapeDtypeStruct], tree: PyTreeDef) -> None:
         self.leaves = tuple(leaves)
         self.tree = tree
+        self._are_positional = are_positional(tree)
         self._seen: list[object] | None = None
 
     def text(self) -> str:
@@ -109,7 +96,10 @@ class InSpecs:
         A quick test with false negatives. Lists compare the identities of their items first, which suffices for
         repeated calls.
         """
-        leaves = leaves_of(self.tree, (args, kwargs))
+        if self._are_positional and not kwargs and _PLAIN.issuperset(map(type, args)):
+            leaves: list[Any] | None = [*args]
+        else:
+            leaves = leaves_of(self.tree, (args, kwargs))
         try:
             if leaves is not None and [*map(type_sharding_and_commitment, leaves)] == self._seen:
                 return leaves
@@ -203,15 +193,17 @@ class OutSpecs:
     Attributes:
         tree: their structure.
         leaves: an OutSpec for each.
+        is_leaf: whether the result is one array.
     """
 
-    __slots__ = ("_glance", "_seen", "_seen_elsewhere", "leaves", "tree")
+    __slots__ = ("_glance", "_seen", "_seen_elsewhere", "is_leaf", "leaves", "tree")
 
     def __init__(self, leaves: Sequence[OutSpec], tree: PyTreeDef) -> None:
         self.leaves = tuple(leaves)
         self.tree = tree
         self._seen: list[object] | None = None
         self._seen_elsewhere: list[object] | None = None
+        self.is_leaf = len(self.leaves) == 1 and jax.tree_util.treedef_is_leaf(tree)
         # Only an array on a single device can be uncommitted.
         on_one = any(isinstance(spec.sharding, jax.sharding.SingleDeviceSharding) for spec in leaves)
         self._glance = type_sharding_and_commitment if on_one else type_and_sharding
@@ -251,7 +243,8 @@ class OutSpecs:
 
     def _fitted(self, result: PyTree, name: str) -> tuple[list[jax.Array], bool]:
         """The flat arrays, and whether they are those returned by the function."""
-        values = leaves_of(self.tree, result)
+        is_array = self.is_leaf and type(result) is ArrayImpl
+        values: Any = [result] if is_array else leaves_of(self.tree, result)
         try:
             glances = None if values is None else [*map(self._glance, values)]
         except AttributeError:  # a leaf that is not a plain array

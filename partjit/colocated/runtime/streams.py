@@ -10,7 +10,8 @@ import contextvars
 import functools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, cast
 
 from partjit._jax.tracing import is_eager
@@ -152,9 +153,7 @@ def forget_after_fork() -> None:
 
 def inside(stream: Stream) -> None:
     """Makes the calls of this context nested in a call of a stream."""
-    entry = _Entry()
-    entry.around = stream
-    _scope.set(entry)
+    _scope.set(_Entry(stream))
 
 
 def stream(name: str | None = None, *, size: int | None = None) -> contextlib.AbstractContextManager[Stream, None]:
@@ -201,16 +200,19 @@ class _Entry:
 
     __slots__ = ("around", "exit", "outer", "stream")
 
-    def __init__(self) -> None:
+    def __init__(self, around: Stream | None = None) -> None:
         self.stream: Stream | None = None
-        self.around: Stream | None = None
-        self.outer: dict[contextvars.ContextVar[_Entry | None], _Entry | None] = {}
+        self.around = around
+        self.outer: Mapping[contextvars.ContextVar[_Entry | None], _Entry | None] = _NO_BLOCK
         self.exit: weakref.ref[Callable[..., None]] | None = None
 
     @property
     def was_broken_off(self) -> bool:
         """Whether an interrupt prevented the block from being entered or left."""
         return self.exit is not None and self.exit() is None
+
+
+_NO_BLOCK: Mapping[Any, None] = MappingProxyType({})
 
 
 class _Exit:
@@ -330,7 +332,8 @@ def join(stream: Stream | None, deadline: float | None = None, *, since: int = 0
         ]
         if not waited_for:
             return []
-        if not all(scheduler.join(call, deadline) for call in waited_for):
+        # The last one of a lane first: waiting for each in turn, this thread would wake up after each of them.
+        if not all(scheduler.join(call, deadline) for call in reversed(waited_for)):
             return [call for call in waited_for if not call.has_ended]
 
 
