@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import operator
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,11 +36,12 @@ from partjit._jax.shardings import MaybeSharding, UnspecifiedValue
 from partjit._jax.tracing import abstractify, has_high_types, is_staged, trace_state_clean
 from partjit._jax.types import PyTree
 from partjit.arguments import Function, require_values
+from partjit.attempt import Attempt
 from partjit.calls import is_program_with_calls
 from partjit.compile import Program, lower
 from partjit.host_objects import given
 from partjit.infer import Definition, forget, infer_program
-from partjit.mesh import ambient_mesh, has_explicit_axes
+from partjit.mesh import has_explicit_axes
 from partjit.pickling import Recipe, reducer
 from partjit.pieces.calls import NOT_LOCAL, call_locally
 from partjit.placement import Misplaced, misplaced, reshard
@@ -50,11 +52,12 @@ from partjit.unconstrained import with_free_dimensions_settled
 from partjit.validate import check_specs, raise_mismatches, require_devices_of_mesh
 
 if TYPE_CHECKING:
+    from partjit.colocated.agreement import arguments
     from partjit.colocated.agreement.program import Agreement
-    from partjit.plan.plan import Plan
     from partjit.plan.run import program as plans
     from partjit.plan.run import recent as recent_calls
 else:  # a program without calls does without
+    arguments = lazy.module("partjit.colocated.agreement.arguments")
     plans, recent_calls = lazy.module("partjit.plan.run.program"), lazy.module("partjit.plan.run.recent")
 
 __all__ = ["CacheMiss", "make_function"]
@@ -92,7 +95,7 @@ class CacheMiss:
         try:
             if _letting_in.is_on:
                 return None, None, False
-            attempt = _Attempt(self._last_agreement())
+            attempt = Attempt(self._last_agreement())
             if self.of_arrays is not None:
                 result = call_locally(self._definition, self.of_arrays[0], args, kwargs, self._misplacement)
                 if result is not NOT_LOCAL:
@@ -103,13 +106,13 @@ class CacheMiss:
             with given(objects):  # which C++ knows nothing of, so that there is no fast path
                 return self._outcome(args, kwargs, attempt)[0], None, False
         except BaseException as error:
-            (attempt or _Attempt(self._last_agreement())).fail(error)
+            (attempt or Attempt(self._last_agreement())).fail(error)
             raise
 
     def _last_agreement(self) -> "Agreement | None":
         return (self if self.of_arrays is None else self.of_arrays[1])._agreement
 
-    def _outcome(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], attempt: "_Attempt") -> Outcome:
+    def _outcome(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], attempt: Attempt) -> Outcome:
         if self.recent is not None:
             result = self.recent.call(args, kwargs, attempt.runs)
             if result is not recent_calls.UNKNOWN:
@@ -123,6 +126,9 @@ class CacheMiss:
             return jax.tree.unflatten(program.out_tree, outs), None, False
         require_values(leaves, program.arg_paths, program.name)
         require_devices_of_mesh(program.mesh, program.name)
+        is_plan = is_program_with_calls(program.jaxpr)
+        if not is_plan and _are_pending(values):
+            values = arguments.agreed_values(values, program.mesh, program.name)
         shardings = shardings_of(program.in_specs, program.mesh)
         moved = misplaced(values, shardings)
         if moved:
@@ -130,7 +136,7 @@ class CacheMiss:
             if self._definition.device is None:
                 self._misplacement.report(values[own:], shardings[own:], program.arg_paths, [i - own for i in moved])
             values = reshard(values, shardings, moved)
-        if is_program_with_calls(program.jaxpr):
+        if is_plan:
             self._let_others_in(args, kwargs)
             plan = plans.plan_of(values, **program.params)
             self._agreement = attempt.runs(plan)
@@ -180,37 +186,10 @@ class CacheMiss:
                 _letting_in.is_on = False
 
 
-class _Attempt:
-    """A call of which other processes may have to know if it fails before its program begins.
-
-    Args:
-        last: the agreement of the last call with a plan: most likely that of this one, while nothing is known.
-    """
-
-    __slots__ = ("_agreement", "_begun", "_is_known")
-
-    def __init__(self, last: "Agreement | None") -> None:
-        self._agreement = last
-        self._begun = 0 if last is None else last.begun
-        self._is_known = False
-
-    def runs(self, plan: "Plan") -> "Agreement | None":
-        """Notes which plan it is of, and returns its agreement."""
-        agreement = plans.agreement_for(plan)
-        if self._agreement is None and agreement is not None:
-            self._begun = agreement.begun
-        self._agreement, self._is_known = agreement, True
-        return agreement
-
-    def fail(self, error: BaseException) -> None:
-        """Lets the others know."""
-        agreement = self._agreement
-        if agreement is None:
-            return
-        mesh = ambient_mesh()
-        processes = {device.process_index for device in mesh.devices.flat} if not mesh.empty else None
-        if self._is_known or processes is None or processes == {*agreement.group}:
-            agreement.fail(error, self._begun)
+def _are_pending(values: Sequence[object]) -> bool:
+    """Whether calls, which other processes make as well, still compute some of these."""
+    module = sys.modules.get("partjit.colocated.runtime.pending")  # otherwise there is none
+    return module is not None and module.PendingArray in map(type, values) and jax.process_count() > 1
 
 
 class _LettingIn(threading.local):

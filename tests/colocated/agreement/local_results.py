@@ -12,6 +12,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 number, count, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 faulthandler.dump_traceback_later(100, exit=True)
@@ -61,6 +62,25 @@ def log(x):
 def logged(x):
     log(x)
     return jnp.sum(x)
+
+
+@colocated_python(out_specs_fn=lambda x: x)
+def double(x, times=[]):  # noqa: B006
+    times.append(None)
+    if number == 1 and len(times) == 2:
+        raise OSError("no space left on device")
+    return x + x
+
+
+with mesh:
+    total = pjit(jnp.sum, in_shardings=P("x"), out_shardings=None)
+    x = jax.make_array_from_callback((8,), sharded, lambda index: np.arange(8, dtype=np.float32)[index])
+    assert float(total(double(x))) == 56
+    pending = double(x)
+    with pytest.raises(OSError if number == 1 else partjit.OtherProcessError, match="no space left on device"):
+        total(pending)
+    assert float(total(double(x))) == 56
+    assert float(total(x)) == 28
 
 
 error = None
