@@ -20,7 +20,7 @@ device, not those it forwards on a ring.
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 from partjit.inspect.times import Times
@@ -151,7 +151,7 @@ class Collective:
     result: str
     operand_bytes: int
     result_bytes: int
-    groups: tuple[tuple[int, ...], ...] | None = None
+    groups: Sequence[tuple[int, ...]] | None = None
     sent: float = 1.0
     times: int | None = 1
     per: Times | None = None

@@ -13,12 +13,14 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 from jax.extend.mlir import ir
 from jax.sharding import Mesh
 
 from partjit.devices import platform_of
 from partjit.inspect.collectives import KINDS, Collective, UnknownMove
-from partjit.inspect.hlo.device_groups import Groups, axes_of_groups, axes_of_pairs, device_ids, parse_groups
+from partjit.inspect.device_groups import DeviceGroups
+from partjit.inspect.hlo.device_groups import groups_over
 from partjit.inspect.inlining import ADDED, TAG
 from partjit.inspect.loop_invariance import varying
 from partjit.inspect.moves.merging import merge, remove_reversals
@@ -215,10 +217,11 @@ class _Reading:
 
     def _of_step(self, step: Step, tensor: Tensor, common: _Fields) -> Collective:
         mesh, groups, sent = self._unit.mesh, step.groups, 1.0
-        axes, size = axes_of_groups(groups, mesh), len(groups[0])
         if step.kind == "collective-permute":
-            axes, sent = axes_of_pairs(groups, mesh), sum(a != b for a, b in groups) / mesh.size
+            axes, sent = groups.axes_of_pairs(mesh), groups.moving / mesh.size
             size = math.prod(mesh.shape[axis] for axis in axes)
+        else:
+            axes, size = groups.axes(mesh), groups.group_size
         return Collective(
             kind=step.kind,
             axes=axes,
@@ -227,7 +230,7 @@ class _Reading:
             result=_shown(tensor.dtype, step.result),
             operand_bytes=math.prod(step.operand) * tensor.itemsize,
             result_bytes=math.prod(step.result) * tensor.itemsize,
-            groups=device_ids(groups, mesh),
+            groups=groups.on(mesh),
             sent=sent,
             **common,
         )
@@ -296,13 +299,13 @@ class _Reading:
         in_bytes, out_bytes = (sum(math.prod(shape) * t.itemsize for t, shape in each) for each in (operands, results))
         sent = 1.0
         if kind == "collective-permute":
-            pairs = tuple((int(a), int(b)) for a, b in elements(op.attributes["source_target_pairs"]))
-            moving = tuple((a, b) for a, b in pairs if a != b)
-            axes, groups, sent = axes_of_pairs(moving, mesh), moving, len(moving) / mesh.size
+            pairs = np.array(elements(op.attributes["source_target_pairs"]), np.int64).reshape([-1, 2])
+            groups = DeviceGroups(pairs[pairs[:, 0] != pairs[:, 1]])
+            axes, sent = groups.axes_of_pairs(mesh), len(groups) / mesh.size
             size = math.prod(mesh.shape[axis] for axis in axes)
         else:
             groups = _replica_groups(op.attributes["replica_groups"], mesh)
-            axes, size = axes_of_groups(groups, mesh), max(map(len, groups), default=1)
+            axes, size = groups.axes(mesh), groups.group_size
         yield Collective(
             kind=kind,
             axes=axes,
@@ -311,7 +314,7 @@ class _Reading:
             result=", ".join(_shown(t.dtype, shape) for t, shape in results),
             operand_bytes=in_bytes,
             result_bytes=out_bytes,
-            groups=device_ids(groups, mesh),
+            groups=groups.on(mesh),
             sent=sent,
             **common,
         )
@@ -342,24 +345,22 @@ def _shown(dtype: str, shape: Sequence[int]) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def _axes_and_groups(refs: tuple[_AxisRef, ...], mesh: Mesh) -> tuple[tuple[str, ...], Groups]:
+def _axes_and_groups(refs: tuple[_AxisRef, ...], mesh: Mesh) -> tuple[tuple[str, ...], DeviceGroups]:
     """The axes of several devices among these, and the devices that differ along them, in groups."""
     groups, names = _groups(refs, mesh), {name for name, _, _ in refs}
     axes = tuple(name for name in mesh.axis_names if name in names and mesh.shape[name] > 1)
     if any(part for _, _, part in refs):
-        axes = axes_of_groups(groups, mesh)
-    return axes, device_ids(groups, mesh)
+        axes = groups.axes(mesh)
+    return axes, groups.on(mesh)
 
 
-def _groups(refs: Sequence[_AxisRef], mesh: Mesh) -> Groups:
+def _groups(refs: Sequence[_AxisRef], mesh: Mesh) -> DeviceGroups:
     """Groups of positions in the mesh that differ along these axes, or parts of axes, only."""
-    sizes = ",".join(f"'{name}'={size}" for name, size in mesh.shape.items())
-    axes = ",".join(f"'{name}'" + (f":({pre}){part}" if part else "") for name, pre, part in refs)
-    return parse_groups(f"mesh[{sizes}] {{{axes}}}")
+    return groups_over([(name, int(pre or 1), int(part or mesh.shape[name])) for name, pre, part in refs], mesh.shape)
 
 
-def _replica_groups(attribute: ir.Attribute, mesh: Mesh) -> Groups:
+def _replica_groups(attribute: ir.Attribute, mesh: Mesh) -> DeviceGroups:
     text = str(attribute)
     if "replica_group_mesh_axes" in text:
         return _groups([(name, "", "") for name in re.findall(r'axis_ref<name = "([^"]+)"', text)], mesh)
-    return tuple(map(tuple, elements(attribute)))
+    return DeviceGroups(np.array(elements(attribute), np.int64))

@@ -8,14 +8,26 @@ devices.
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 from jax.sharding import AbstractMesh, Mesh
 
-__all__ = ["Groups", "axes_of_groups", "axes_of_pairs", "device_ids", "expand", "parse_groups", "parse_pairs"]
+from partjit.inspect.device_groups import DeviceGroups
 
-Groups = tuple[tuple[int, ...], ...]
+__all__ = [
+    "Groups",
+    "axes_of_groups",
+    "axes_of_pairs",
+    "device_ids",
+    "expand",
+    "groups_over",
+    "parse_groups",
+    "parse_pairs",
+]
+
+Groups = Sequence[tuple[int, ...]]
 
 _LIST = re.compile(r"\{\s*(?:\{[\d,\s]*\}[,\s]*)*\}")
 _IOTA = re.compile(r"\[(?P<grid>\d+,\d+)\]<=\[(?P<reshape>[\d,]+)\](?:T\((?P<perm>[\d,]+)\))?")
@@ -53,7 +65,7 @@ def parse_groups(text: str) -> Groups:
         count, size = _numbers(match["grid"])
         if numbers.size != count * size:
             raise _malformed(text, f"{count} groups of {size} are not {numbers.size} devices")
-        return _as_tuples(numbers.reshape(count, size))
+        return DeviceGroups(numbers.reshape(count, size))
     if match := _MESH.fullmatch(stripped):
         return _groups_of_mesh(match, text)
     raise _malformed(text, "they are neither a list, nor an iota, nor axes of a mesh")
@@ -116,15 +128,9 @@ def axes_of_groups(groups: Groups, mesh: Mesh | AbstractMesh) -> tuple[str, ...]
         >>> axes_of_groups(((0, 1), (2, 3), (4, 5), (6, 7)), AbstractMesh((2, 4), ("x", "y")))
         ()
     """
-    sizes = {len(group) for group in groups}
-    members = sorted(number for group in groups for number in group)
-    if len(sizes) != 1 or members != [*range(mesh.size)]:
+    if len({len(group) for group in groups}) != 1:
         return ()
-    coordinates = _coordinates(groups, mesh)  # (axis, group, member)
-    varies = (coordinates != coordinates[:, :, :1]).any(axis=(1, 2))
-    axes = tuple(name for name, moves in zip(mesh.axis_names, varies, strict=True) if moves)
-    # The members of a group differ along these axes only: if there are enough of them, they are the product.
-    return axes if math.prod(mesh.shape[name] for name in axes) == sizes.pop() else ()
+    return _arrays(groups).axes(mesh)
 
 
 def axes_of_pairs(pairs: Groups, mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
@@ -136,9 +142,7 @@ def axes_of_pairs(pairs: Groups, mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
     """
     if not pairs:
         return ()
-    coordinates = _coordinates(pairs, mesh)
-    varies = (coordinates[:, :, 0] != coordinates[:, :, 1]).any(axis=1)
-    return tuple(name for name, moves in zip(mesh.axis_names, varies, strict=True) if moves)
+    return _arrays(pairs).axes_of_pairs(mesh)
 
 
 def device_ids(groups: Groups, mesh: Mesh | AbstractMesh) -> Groups:
@@ -149,8 +153,25 @@ def device_ids(groups: Groups, mesh: Mesh | AbstractMesh) -> Groups:
     return tuple(tuple(ids[number] for number in group) for group in groups)
 
 
-def _coordinates(groups: Groups, mesh: Mesh | AbstractMesh) -> np.ndarray:
-    return np.array(np.unravel_index(np.array(groups), mesh.axis_sizes))
+def groups_over(chosen: Sequence[tuple[str, int, int]], sizes: Mapping[str, int]) -> DeviceGroups:
+    """The groups of positions in a mesh that differ along axes, or parts of axes, only.
+
+    Args:
+        chosen: of each the name, the size of what is major to it in its axis, and its own size.
+        sizes: of the axes of the mesh.
+
+    Raises:
+        ValueError: a part of an axis does not divide it.
+
+    Example:
+        >>> groups_over([("y", 1, 2)], {"x": 2, "y": 4})
+        ((0, 2), (1, 3), (4, 6), (5, 7))
+    """
+    return DeviceGroups(_grouped(np.arange(math.prod(sizes.values())), chosen, sizes))
+
+
+def _arrays(groups: Groups) -> DeviceGroups:
+    return groups if isinstance(groups, DeviceGroups) else DeviceGroups(np.array(groups))
 
 
 def _groups_of_mesh(match: re.Match[str], text: str) -> Groups:
@@ -166,28 +187,37 @@ def _groups_of_mesh(match: re.Match[str], text: str) -> Groups:
         numbers = np.arange(math.prod(sizes.values()))
     if numbers.size != math.prod(sizes.values()):
         raise _malformed(text, f"{numbers.size} devices are no mesh [{match['mesh']}]")
-    # Every axis is split where a part of it begins or ends; each piece is a dimension.
     chosen, position = [], 0
     while position < len(match["axes"]):
         axis = _AXIS.match(match["axes"], position)
         if axis is None or axis["name"] not in sizes:
             raise _malformed(text, f"{{{match['axes']}}} names what is no axis of its mesh")
-        before, size = int(axis["before"] or 1), int(axis["size"] or sizes[axis["name"]])
-        chosen.append((axis["name"], before, before * size))
+        chosen.append((axis["name"], int(axis["before"] or 1), int(axis["size"] or sizes[axis["name"]])))
         position = axis.end()
+    try:
+        return DeviceGroups(_grouped(numbers, chosen, sizes))
+    except ValueError as error:
+        raise _malformed(text, str(error)) from None
+
+
+def _grouped(
+    numbers: npt.NDArray[np.int64], chosen: Sequence[tuple[str, int, int]], sizes: Mapping[str, int]
+) -> npt.NDArray[np.int64]:
+    """Devices, in the order of a mesh, in groups that differ along these parts of its axes only; a row for each."""
+    # Every axis is split where a part of it begins or ends; each piece is a dimension.
+    parts = [(name, before, before * size) for name, before, size in chosen]
     cuts = {
-        name: sorted({1, size, *(c for n, *part in chosen if n == name for c in part)}) for name, size in sizes.items()
+        name: sorted({1, size, *(c for n, *part in parts if n == name for c in part)}) for name, size in sizes.items()
     }
     dims = [(name, low, high) for name in sizes for low, high in zip(cuts[name], cuts[name][1:], strict=False)]
     grid = [high // low for _, low, high in dims]
     if any(high % low for _, low, high in dims) or math.prod(grid) != numbers.size:
-        raise _malformed(text, "a part of an axis does not divide it")
+        raise ValueError("a part of an axis does not divide it")
     grouped = [
-        k for name, low, high in chosen for k, (n, a, b) in enumerate(dims) if n == name and low <= a and b <= high
+        k for name, low, high in parts for k, (n, a, b) in enumerate(dims) if n == name and low <= a and b <= high
     ]
     others = [k for k in range(len(dims)) if k not in grouped]
-    size = math.prod(grid[k] for k in grouped)
-    return _as_tuples(numbers.reshape(grid).transpose(others + grouped).reshape(-1, size))
+    return numbers.reshape(grid).transpose(others + grouped).reshape(-1, math.prod(grid[k] for k in grouped))
 
 
 def _iota(reshape: str, perm: str | None, text: str) -> np.ndarray:
@@ -200,10 +230,6 @@ def _iota(reshape: str, perm: str | None, text: str) -> np.ndarray:
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(",") if part.strip())
-
-
-def _as_tuples(array: np.ndarray) -> Groups:
-    return tuple(map(tuple, array.tolist()))
 
 
 def _malformed(text: str, why: str) -> ValueError:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 from jax.extend.mlir import ir
 
 from partjit._jax import RELEASE
@@ -93,7 +94,7 @@ def _rotation(op: Operation, dim: int, amount: int) -> Model:
     for distance, size in ((far + 1, rest), (far, own - rest)):
         if size and distance % count:
             shape = (*result.local[:dim], size, *result.local[dim + 1 :])
-            pairs = tuple((group[k], group[(k + distance) % count]) for group in groups for k in range(count))
+            pairs = groups.paired_with(np.roll(groups.positions, -distance, axis=1))
             transfers.append(Transfer(Step("collective-permute", pairs, shape, shape), result))
     return dataclasses.replace(op.model(None, None, transfers), absorbs=True)
 

@@ -6,12 +6,14 @@ of these; where none applies, the array is replicated in full first.
 Source: `PartitionedHlo::ReshardNoCache` of XLA's `spmd_partitioner.cc`.
 """
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
 
 import numpy as np
 
+from partjit.inspect.device_groups import DeviceGroups
 from partjit.inspect.moves.tiles import Step, Tiles, Unmodelled
 
 __all__ = ["reshard"]
@@ -57,9 +59,9 @@ def _reshard(source: Tiles, target: Tiles, shape: _Shape, *, in_full: bool) -> l
 
 
 def _permutation(source: Tiles, target: Tiles, shape: _Shape) -> Step:
-    pairs = zip(source.devices.ravel().tolist(), target.devices.ravel().tolist(), strict=True)
+    pairs = np.stack([source.devices.ravel(), target.devices.ravel()], axis=1)
     local = source.local(shape)
-    return Step("collective-permute", tuple(pairs), local, local)
+    return Step("collective-permute", DeviceGroups(pairs), local, local)
 
 
 def _ordered(source: Tiles, target: Tiles, shape: _Shape) -> list[Step]:
@@ -174,7 +176,7 @@ def _gather(source: Tiles, factors: Sequence[int], shape: _Shape, wanted: _Shape
     sums = [dim for dim in parts if dim not in copies and wanted[dim] <= parts[dim] // 2]
     steps = []
 
-    def over(dims: Sequence[int]) -> tuple[_Shape, ...]:
+    def over(dims: Sequence[int]) -> DeviceGroups:
         return source.groups([factors[dim] if dim in dims else 1 for dim in range(len(factors))])
 
     if copies:
@@ -255,23 +257,17 @@ def _with_copies(source: Tiles, target: Tiles, shape: _Shape) -> _Found | None:
 def _in_groups(source: Tiles, target: Tiles, shape: _Shape) -> list[Step]:
     """The devices of equal shards of some dimensions reshard the others among themselves."""
     equal = [dim for dim, (a, b) in enumerate(zip(source.counts, target.counts, strict=True)) if a == b > 1]
-    ones, others = source.grouped(equal).tolist(), target.grouped(equal).tolist()
-    places = [[one.index(k) for k in other if k in one] for one, other in zip(ones, others, strict=True)]
-    if any(place != places[0] for place in places) or len(places[0]) != len(ones[0]):
+    ones, others = source.grouped(equal), target.grouped(equal)
+    row_of, place_of = np.empty((2, ones.size), np.int64)
+    row_of[ones], place_of[ones] = np.indices(ones.shape)
+    places = place_of[others]
+    if (row_of[others] != np.arange(len(ones))[:, None]).any() or (places != places[0]).any():
         raise Unmodelled
     counts = [[1 if dim in equal else n for dim, n in enumerate(of.counts)] for of in (source, target)]
     inner = [
         Tiles.of(np.reshape(numbers, [*count, -1]))
-        for numbers, count in zip((range(len(ones[0])), places[0]), counts, strict=True)
+        for numbers, count in zip((np.arange(ones.shape[1]), places[0]), counts, strict=True)
     ]
     local = tuple(n if dim in equal else shape[dim] for dim, n in enumerate(source.local(shape)))
     steps = reshard(inner[0], inner[1], local)
-    return [
-        Step(
-            step.kind,
-            tuple(tuple(group[k] for k in members) for group in ones for members in step.groups),
-            step.operand,
-            step.result,
-        )
-        for step in steps
-    ]
+    return [dataclasses.replace(step, groups=step.groups.within(ones)) for step in steps]

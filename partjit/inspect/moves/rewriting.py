@@ -6,7 +6,6 @@ that the other operations need. Then each reshard becomes a call as well. The nu
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
@@ -244,9 +243,8 @@ class Writing:
         manual = [names.index(name) for name in names if name not in sizes]
         others = [names.index(name) for name in sizes]
         positions = np.arange(self._mesh.size).reshape([*self._mesh.shape.values()])
-        rows = positions.transpose([*manual, *others]).reshape([-1, math.prod(sizes.values())]).tolist()
-        groups = (tuple(row[k] for k in group) for row, group in itertools.product(rows, step.groups))
-        return dataclasses.replace(step, groups=tuple(groups))
+        rows = positions.transpose([*manual, *others]).reshape([-1, math.prod(sizes.values())])
+        return dataclasses.replace(step, groups=step.groups.within(rows))
 
     def _attribute(self, sharding: TensorSharding) -> ir.Attribute:
         if sharding not in self._attributes:

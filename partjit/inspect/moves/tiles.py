@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from partjit.inspect.device_groups import DeviceGroups
 from partjit.shardy import TensorSharding
 
 __all__ = ["Step", "Tiles", "Unmodelled", "tiles_of"]
@@ -28,7 +29,7 @@ class Step:
     """
 
     kind: str
-    groups: tuple[tuple[int, ...], ...]
+    groups: DeviceGroups
     operand: tuple[int, ...]
     result: tuple[int, ...]
 
@@ -99,12 +100,11 @@ class Tiles:
         outer = [n for n, _ in zip(split.shape[::2], factors, strict=False)]
         return Tiles.of(split.transpose(_outer_first(len(factors))).reshape([*outer, -1]))
 
-    def groups(self, factors: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    def groups(self, factors: Sequence[int]) -> DeviceGroups:
         """The devices of so many neighbouring shards of each dimension; each copy has groups of its own."""
         ndim = len(factors)
         order = [*range(0, 2 * ndim, 2), 2 * ndim, *range(1, 2 * ndim, 2)]
-        rows = self._split(factors).transpose(order).reshape([-1, math.prod(factors)])
-        return tuple(map(tuple, rows.tolist()))
+        return DeviceGroups(self._split(factors).transpose(order).reshape([-1, math.prod(factors)]))
 
     def grouped(self, dims: Sequence[int]) -> npt.NDArray[np.int64]:
         """The devices with the same shard of some dimensions, one row for each."""

@@ -8,6 +8,9 @@ import math
 import re
 from collections.abc import Sequence
 
+import numpy as np
+
+from partjit.inspect.device_groups import DeviceGroups
 from partjit.inspect.moves.halo import Window, exchange
 from partjit.inspect.moves.model import Model, Operation, Tensor, Transfer, elements, without
 from partjit.inspect.moves.products import product
@@ -64,8 +67,8 @@ def reverse(op: Operation) -> Model:
         raise Unmodelled
     factors = [count if dim in sharded else 1 for dim, count in enumerate(result.shards)]
     groups = op.tiles(result.sharding).groups(factors)
-    pairs = tuple(pair for group in groups for pair in zip(group, reversed(group), strict=True))
-    return op.model(None, None, [Transfer(Step("collective-permute", pairs, result.local, result.local), operand)])
+    step = Step("collective-permute", groups.paired_with(groups.positions[:, ::-1]), result.local, result.local)
+    return op.model(None, None, [Transfer(step, operand)])
 
 
 def reduce_window(op: Operation) -> Model:
@@ -160,10 +163,9 @@ def _windowed(
         devices = op.tiles(target).devices
         for dim, shards in enumerate(shift.among):
             devices = devices if dim == shift.dim else devices.take(shards, dim)
-        pairs = tuple(
-            pair
-            for ends in shift.pairs
-            for pair in zip(*(devices.take(end, shift.dim).ravel().tolist() for end in ends), strict=True)
+        sources, targets = (
+            np.moveaxis(devices.take(ends, shift.dim), shift.dim, 0) for ends in zip(*shift.pairs, strict=True)
         )
+        pairs = DeviceGroups(np.stack([sources.ravel(), targets.ravel()], axis=1))
         transfers.append(Transfer(Step("collective-permute", pairs, shift.shape, shift.shape), operand))
     return chain, transfers
