@@ -226,6 +226,11 @@ def main() -> None:
             seen[kind, all(ok)] += 1
             assert float(total(x).addressable_data(0)) == 120.0, what
     exchanged("end", "")  # the devices of others may still need this process
+    if number:
+        client.key_value_set(f"left/{number}", "")
+    else:  # which has what they have just read
+        for k in range(1, count):
+            client.blocking_key_value_get(f"left/{k}", 60_000)
     for kind in {*kinds} if trials >= 100 else ():
         assert seen[kind, False] > trials // 50, f"{kind} never failed: {seen}"
     print(f"process {number}: {sum(n for (_, ok), n in seen.items() if not ok)} of {trials} failed everywhere")
