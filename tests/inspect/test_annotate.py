@@ -38,11 +38,16 @@ def matrix(*shape):
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
+MESH_SHAPES = [(4, 2), (2, 2, 2), (8,), (2, 3)]
+if jax.__version_info__ >= (0, 12):
+    MESH_SHAPES.pop()  # with the questions in it, XLA ends the process where it reshards shards of different sizes
+
+
 @sees("two mesh axes", "a partitioned value", "a value of several dimensions", "an axis name")
 @settings(deadline=None, max_examples=15 if EVERYTHING else 7, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_what_is_told_is_what_is_compiled(data):
-    mesh = data.draw(meshes(mesh_shapes=[(4, 2), (2, 2, 2), (8,), (2, 3)]))
+    mesh = data.draw(meshes(mesh_shapes=MESH_SHAPES))
     program = data.draw(sharded_programs(mesh=mesh, partitioned=True))
     args = program.arguments()
     specs = data.draw(spec_trees(tuple(args), mesh=mesh))
@@ -147,6 +152,23 @@ def test_operations_that_jax_lowers_to_functions_are_annotated_as_compiled(data_
     assert specs_of(partitioned, "cumsum") == [P("data", "model"), P(None, "data")]
     otherwise, count = values_that_lie_otherwise(partitioned)
     assert (otherwise, count) == ([], 8)
+
+
+def rolled(x):
+    return with_sharding_constraint(jnp.roll(jnp.sin(x), 1, 1), P(None, ("data", "model")))
+
+
+def joined(x):
+    x = with_sharding_constraint(jnp.concatenate([x[:, 1:], x, x[:, :0], x], 1), P(None, ("data", "model")))
+    return x[:, 2:], jnp.concatenate([x[:0], x[3:3]])
+
+
+@pytest.mark.parametrize("fun", [rolled, joined])
+def test_what_has_no_elements_changes_no_sharding(fun, data_model):
+    partitioned = read(pjit(fun, in_shardings=P("model")), matrix(6, 1), mesh=data_model)
+    otherwise, count = values_that_lie_otherwise(partitioned)
+    assert otherwise == []
+    assert count > 4
 
 
 def test_each_call_of_a_nested_program_is_told_by_itself(data_model):
