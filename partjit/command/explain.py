@@ -1,7 +1,7 @@
 """Explains how a function is partitioned: the sharding of each value, the collectives, the cost.
 
-Nothing is executed, and without --compiled nothing is compiled. The devices of the mesh need not exist: virtual CPU
-devices take their place.
+Nothing is executed, and without --compiled nothing is compiled. The devices of the mesh need not exist: up to 64
+virtual CPU devices take their place, and a larger mesh needs none.
 """
 
 import argparse
@@ -21,6 +21,7 @@ examples:
   partjit explain model:train_step --mesh data=4,model=2 --args model:make_args
   partjit explain path/to/model.py:train_step --mesh data=8 --args make_args --compiled --html report.html
   partjit explain model:train_step --mesh data=4,model=2 --args make_args --why "params['w']"
+  partjit explain model:train_step --mesh data=512,model=8 --args make_args --json
   partjit explain model:train_step --mesh data=8 --args make_args --max-bytes 20MB --fail-on replicated
 
 FUNCTION is a function, also one made by partjit.pjit or jax.jit; MAKE_ARGS is called without arguments, in the mesh,
@@ -43,7 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("function", metavar="FUNCTION", help="module:function, or path/to/file.py:function")
     parser.add_argument("--mesh", metavar="AXIS=SIZE,...", help="the axes of the mesh, major to minor; by default none")
     parser.add_argument("--args", metavar="MAKE_ARGS", help="a function that returns the arguments; by default none")
-    parser.add_argument("--devices", type=int, metavar="N", help="how many virtual devices; by default as the mesh has")
+    parser.add_argument(
+        "--devices",
+        type=int,
+        metavar="N",
+        help="how many virtual devices, 0 for none; by default as many as the mesh has, if these are 64 at most",
+    )
     parser.add_argument("--compiled", action="store_true", help="compile it too, and report on the optimized program")
     parser.add_argument(
         "--iterations",

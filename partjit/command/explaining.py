@@ -12,7 +12,9 @@ from typing import Any, cast
 
 import jax
 import numpy as np
+from jax.sharding import AbstractMesh, AxisType
 
+from partjit._jax.meshes import under_mesh
 from partjit.command.limits import Limits, kinds_of, size_of
 from partjit.command.mistakes import CANNOT, EXCEEDED, USAGE, Mistake, iterations_of, mesh_of
 from partjit.command.target import find, users_code
@@ -26,6 +28,9 @@ __all__ = ["run"]
 
 _LIKE = "like --mesh data=4,model=2"
 
+_MOST_VIRTUAL = 64
+"""The devices of a mesh for which virtual ones are made: that many take no time, and code may look for its devices."""
+
 
 def run(args: argparse.Namespace) -> int:
     """Explains, and prints or writes the result.
@@ -36,14 +41,16 @@ def run(args: argparse.Namespace) -> int:
     sizes = {} if args.mesh is None else mesh_of(args.mesh)
     wanted = math.prod(sizes.values())
     if args.devices is not None and args.devices < wanted:
-        if args.devices < 1:
+        if args.devices < 0:
             given = str(args.devices)
-            raise Mistake("a number of devices is at least 1", "--devices", given, (0, len(given)))
-        raise Mistake(f"the mesh has {wanted} devices, which are more than --devices {args.devices}", code=USAGE)
+            raise Mistake("a number of devices is at least 0", "--devices", given, (0, len(given)))
+        if args.devices:
+            raise Mistake(f"the mesh has {wanted} devices, which are more than --devices {args.devices}", code=USAGE)
     if args.html is not None:
         _check_place(args.html)
     # Before code of the user's runs, which may initialize the devices.
-    _provide(wanted if args.devices is None else args.devices)
+    count = (wanted if wanted <= _MOST_VIRTUAL else 0) if args.devices is None else args.devices
+    _provide(count)
     progress = _progress()
     progress("importing")
     limits = Limits(
@@ -58,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         if not callable(make_args):
             message = f"--args should name a function that returns the arguments, but it is {type(make_args).__name__}"
             raise Mistake(message, "--args", args.args, (0, len(args.args)), CANNOT)
-    mesh = _mesh(sizes, progress) if sizes else None
+    mesh = _mesh(sizes, args, progress) if sizes else None
     progress("making the arguments")
     positional, named = ((), {}) if make_args is None else _arguments(make_args, str(args.args), mesh)
     progress("compiling" if args.compiled else "partitioning")
@@ -153,22 +160,32 @@ def _provide(count: int) -> None:
         return
 
 
-def _mesh(sizes: Mapping[str, int], progress: Callable[[str], None]) -> Mesh:
-    """The mesh, of devices of the default platform if there are enough, of virtual CPU devices otherwise."""
+def _mesh(sizes: Mapping[str, int], args: argparse.Namespace, progress: Callable[[str], None]) -> Mesh | AbstractMesh:
+    """The mesh, of devices of the default platform if there are enough, else of virtual CPU devices or of none."""
     count = math.prod(sizes.values())
-    devices = jax.devices()
-    if len(devices) < count:
+    devices = [] if args.devices == 0 else jax.devices()
+    if 0 < len(devices) < count:
         devices = jax.devices("cpu")
-    kind = "virtual cpu" if devices[0].platform == "cpu" and len(devices) > 1 else devices[0].platform
-    if len(devices) < count:
-        raise Mistake(
-            f"the mesh has {count} devices, but there are {len(devices)} ({devices[0].platform}): something has set "
-            "their number before, XLA_FLAGS or jax_num_cpu_devices in your module",
-            code=CANNOT,
-        )
     progress("")
-    _say(f"using {count} of {counted(len(devices), f'{kind} device')}")
-    return Mesh(np.array(devices[:count]).reshape(tuple(sizes.values())), tuple(sizes))
+    if len(devices) >= count:
+        is_virtual = devices[0].platform == "cpu" and len(devices) > 1
+        kind = "virtual cpu" if is_virtual else devices[0].platform
+        _say(f"using {count} of {counted(len(devices), f'{kind} device')}")
+        return Mesh(np.array(devices[:count]).reshape(tuple(sizes.values())), tuple(sizes))
+    if not args.compiled and not args.devices:
+        _say(f"using no devices: the mesh of {count} is abstract")
+        return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+    if not args.devices and (not devices or count > _MOST_VIRTUAL):
+        raise Mistake(
+            f"--compiled needs devices to compile for, and there are none for the mesh: with --devices {count} it is "
+            f"compiled for {count} virtual CPU devices, which may take long. Without --compiled none are needed",
+            code=USAGE,
+        )
+    raise Mistake(
+        f"the mesh has {count} devices, but there are {len(devices)} ({devices[0].platform}): something has set "
+        "their number before, XLA_FLAGS or jax_num_cpu_devices in your module. --devices 0 needs none",
+        code=CANNOT,
+    )
 
 
 def _check_needs_none(function: object, text: str) -> None:
@@ -191,9 +208,10 @@ def _check_needs_none(function: object, text: str) -> None:
 
 
 def _arguments(
-    make_args: Callable[[], object], text: str, mesh: Mesh | None
+    make_args: Callable[[], object], text: str, mesh: Mesh | AbstractMesh | None
 ) -> tuple[tuple[object, ...], dict[str, Any]]:
-    with users_code(f"--args {text}"), mesh or contextlib.nullcontext():
+    entered = under_mesh(mesh) if isinstance(mesh, AbstractMesh) else mesh or contextlib.nullcontext()
+    with users_code(f"--args {text}"), entered:
         made = make_args()
     if not isinstance(made, tuple):
         raise Mistake(

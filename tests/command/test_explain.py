@@ -7,6 +7,7 @@ import pathlib
 import subprocess
 import sys
 
+import jax
 import pytest
 
 import partjit
@@ -16,6 +17,7 @@ from partjit.command.target import find, users_code
 from partjit.inspect.findings import KINDS
 
 MESH = ["--mesh", "data=4,model=2"]
+LARGE = ["shown_model:layer", "--args", "make_large"]
 
 MODEL = """
 import sys
@@ -60,6 +62,10 @@ def halved(x):
 def make_args():
     assert not ambient_mesh().empty
     return jax.ShapeDtypeStruct((8, 16), jnp.float32), jnp.ones((16, 4))
+
+
+def make_large():
+    return jax.ShapeDtypeStruct((4096, 16), jnp.float32), jnp.ones((16, 8))
 
 
 def make_odd():
@@ -119,6 +125,8 @@ def model(tmp_path, monkeypatch):
 @pytest.fixture
 def run(capsys, model):
     """Runs a command line: the exit code, what it printed, and what it complained of."""
+
+    jax.devices()  # as many as for all tests: a mesh may not ask for more first
 
     def run_(*arguments):
         code = main(["explain", *arguments])
@@ -206,9 +214,11 @@ def test_a_page_is_written(run, model):
         (["shown_model:laye"], 1, "the module shown_model has no 'laye'; did you mean 'layer'?", (12, 16)),
         (["shown_model:Model.aply"], 1, "has no 'aply'; did you mean 'apply'?", (18, 22)),
         (["shown_model:layer", "--mesh", "data"], 2, "an axis of a mesh is written as its name and size", (0, 4)),
-        (["shown_model:layer", "--devices", "0"], 2, "a number of devices is at least 1", (0, 1)),
+        (["shown_model:layer", "--devices", "-1"], 2, "a number of devices is at least 0", (0, 2)),
         (["shown_model:layer", *MESH, "--devices", "4"], 2, "the mesh has 8 devices, which are more than", None),
-        (["shown_model:layer", "--mesh", "data=4096"], 1, "the mesh has 4096 devices, but there are 8 (cpu)", None),
+        ([*LARGE, "--mesh", "data=16", "--compiled"], 1, "the mesh has 16 devices, but there are 8 (cpu)", None),
+        ([*LARGE, "--mesh", "data=512,model=8", "--compiled"], 2, "--compiled needs devices to compile for", None),
+        ([*LARGE, "--mesh", "data=2", "--devices", "0", "--compiled"], 2, "with --devices 2 it is", None),
         (["shown_model:layer", "--args", "number"], 1, "--args should name a function that returns", (0, 6)),
         (
             ["shown_model:layer", *MESH, "--args", "make_single"],
@@ -337,10 +347,35 @@ def test_as_many_devices_as_the_mesh_has_are_made_and_nothing_else_is_printed(mo
     assert done.stderr.splitlines() == ["imported", "partjit explain: using 16 of 16 virtual cpu devices"]
 
 
+@pytest.mark.parametrize(("mesh", "devices"), [("data=512,model=8", []), ("data=4,model=2", ["--devices", "0"])])
+def test_no_devices_are_needed(run, mesh, devices):
+    found = {}
+    for name, options in {"mesh": ["--mesh", mesh, *devices], "devices": MESH}.items():
+        code, out, err = run(*LARGE, *options, "--json", "--why", "w")
+        found[name] = json.loads(out)
+        assert code == 0
+        none = f"no devices: the mesh of {4096 if '512' in mesh else 8} is abstract"
+        said = none if name == "mesh" else "8 of 8 virtual cpu devices"
+        assert err.splitlines()[-1] == f"partjit explain: using {said}"
+    if devices:
+        assert found["mesh"] == found["devices"]
+    else:
+        assert found["mesh"]["mesh"] == {"data": 512, "model": 8}
+        assert [(value["path"], value["nbytes_per_device"]) for value in found["mesh"]["arguments"]] == [
+            ("x", 512),
+            ("w", 64),
+        ]
+
+
+def test_where_there_are_fewer_devices_than_wanted_none_are_used(run):
+    code, _, err = run(*LARGE, "--mesh", "data=8,model=2")
+    assert (code, err.splitlines()[-1]) == (0, "partjit explain: using no devices: the mesh of 16 is abstract")
+
+
 @pytest.mark.system
 def test_devices_that_were_asked_for_before_are_kept(model):
     flags = {**without_devices(), "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    done = start(model, "shown_model:layer", *MESH, "--args", "make_args", **flags)
+    done = start(model, "shown_model:layer", *MESH, "--args", "make_args", "--devices", "8", **flags)
     assert (done.returncode, done.stdout) == (1, "")
     assert (
         "the mesh has 8 devices, but there are 4 (cpu): something has set their number before, XLA_FLAGS" in done.stderr
