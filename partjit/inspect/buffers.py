@@ -12,35 +12,18 @@ Source: `CpuInstructionFusion`, `CopyInsertion` and `BufferAssignment` of XLA.
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from jax.extend.core import Jaxpr, JaxprEqn, Var
+from partjit.inspect.fusion import CONSUMERS, ELEMENTWISE, FUSED, UPDATES, is_fused
+from partjit.inspect.skeleton import RANDOM, Body, Equation, Variable
 
-from partjit._jax.jaxprs import Atom, control_flow_kind
-from partjit._jax.shard_maps import shard_map_p
-from partjit.inspect.annotated import AnnotatedEquation
-from partjit.inspect.fusion import (
-    CONSUMERS,
-    ELEMENTWISE,
-    FUSED,
-    UPDATES,
-    is_fused,
-    transposed_operands,
-    turned_operands,
-    used_equations,
-    users_of,
-)
-from partjit.inspect.loop_counts import loop_counts
-
-__all__ = ["RANDOM", "Buffer", "Moves", "buffers_of"]
+__all__ = ["Buffer", "Moves", "buffers_of"]
 
 _COMMUNICATING = ("psum", "pmax", "pmin", "all_gather", "ppermute", "all_to_all", "reduce_scatter", "ragged_all_to_all")
 """How the names of those begin whose result is what their collective writes."""
-_EquationOf: TypeAlias = Callable[[JaxprEqn], AnnotatedEquation | None]
 _ALWAYS = 1 << 60
 _POINTER = 8
 """Bytes of an entry of the table of what a loop carries."""
-RANDOM = ("random_bits", "random_split", "random_fold_in", "threefry2x32")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,8 +65,8 @@ class Buffer:
         nbytes: int,
         start: int,
         last: int,
-        eqn: JaxprEqn | None = None,
-        var: Var | None = None,
+        eqn: Equation | None = None,
+        var: Variable | None = None,
         is_backward: bool = False,
         number: int = -1,
     ) -> None:
@@ -109,21 +92,18 @@ _Roots: TypeAlias = frozenset[Buffer]
 _NONE: _Roots = frozenset()
 
 
-def buffers_of(
-    jaxpr: Jaxpr, size: Callable[[Var], int], moves: Mapping[int, Moves], equation_of: _EquationOf
-) -> list[Buffer]:
+def buffers_of(body: Body, size: Callable[[Variable], int], moves: Mapping[int, Moves]) -> list[Buffer]:
     """The buffers of an inlined program whose equations run in their order, besides those of its arguments.
 
     Args:
-        jaxpr: the program, whose marks do not count.
+        body: the program.
         size: the bytes of a variable on a device.
         moves: by the number of an equation, what its collectives need.
-        equation_of: the annotated equation that one of the jaxpr stands for.
     """
-    walk = _Walk(size, moves, equation_of)
-    arguments = {var: frozenset([Buffer(size(var), -1, _ALWAYS)]) for var in (*jaxpr.constvars, *jaxpr.invars)}
-    roots = walk.body(jaxpr, arguments)
-    for var in {var for var in jaxpr.outvars if isinstance(var, Var)} - arguments.keys():
+    walk = _Walk(size, moves)
+    arguments = {var: frozenset([Buffer(size(var), -1, _ALWAYS)]) for var in (*body.constvars, *body.invars)}
+    roots = walk.body(body, arguments)
+    for var in {var for var in body.outvars if isinstance(var, Variable)} - arguments.keys():
         for buffer in roots[var] if len(roots[var]) == 1 else ():
             buffer.is_result, buffer.last = True, max(buffer.last, walk.clock + 2)
     for buffer in walk.buffers:
@@ -144,30 +124,33 @@ class _Loop:
 class _Walk:
     """Runs through a program, and makes its buffers."""
 
-    def __init__(self, size: Callable[[Var], int], moves: Mapping[int, Moves], equation_of: _EquationOf) -> None:
-        self._size, self._moves, self._equation_of = size, moves, equation_of
+    def __init__(self, size: Callable[[Variable], int], moves: Mapping[int, Moves]) -> None:
+        self._size, self._moves = size, moves
         self._is_backward = False
         self.clock = 0
         self.buffers: list[Buffer] = []
-        self._depths: dict[Var, int] = {}  # of the innermost loops that change variables
+        self._depths: dict[Variable, int] = {}  # of the innermost loops that change variables
         self._loops: list[_Loop] = []
         self._hoisted: dict[Buffer, int] = {}  # what is computed before a loop, and how deep that is nested
-        self._equal: dict[tuple[object, ...], JaxprEqn] = {}
+        self._equal: dict[tuple[object, ...], Equation] = {}
 
-    def body(self, jaxpr: Jaxpr, known: Mapping[Var, _Roots]) -> dict[Var, _Roots]:
+    def body(self, body: Body, known: Mapping[Variable, _Roots]) -> dict[Variable, _Roots]:
         """Runs through the equations of a jaxpr; returns the buffers that each variable is computed from."""
-        eqns, results = used_equations(jaxpr), {var for var in jaxpr.outvars if isinstance(var, Var)}
-        users = users_of(eqns)
-        constants = {var: frozenset([Buffer(self._size(var), -1, _ALWAYS)]) for var in jaxpr.constvars}
+        results, users = {var for var in body.outvars if isinstance(var, Variable)}, body.users
+        constants = {var: frozenset([Buffer(self._size(var), -1, _ALWAYS)]) for var in body.constvars}
         roots = {**constants, **known}
-        for eqn in eqns:
-            outer, equation = self._is_backward, self._equation_of(eqn)
-            self._is_backward = outer or (equation is not None and "transpose(" in equation.scope)
-            kind, read = control_flow_kind(eqn), _NONE.union(*_roots_of(eqn.invars, roots))
-            depth = len(self._loops) if kind or eqn.effects else self._depth_of(eqn.invars)
-            self._depths.update(dict.fromkeys(eqn.outvars, depth))
-            if eqn.primitive.name == "optimization_barrier":
-                roots.update(zip(eqn.outvars, _roots_of(eqn.invars, roots), strict=True))
+        for eqn in body.equations:
+            outer = self._is_backward
+            self._is_backward = outer or eqn.is_backward
+            kind, of_operands = eqn.kind, _roots_of(eqn.invars, roots)
+            read = of_operands[0] if len(of_operands) == 1 else _NONE.union(*of_operands)
+            depth = 0
+            if self._loops:
+                is_own = kind not in (None, "shard_map") or eqn.has_effects
+                depth = len(self._loops) if is_own else self._depth_of(eqn.invars)
+                self._depths.update(dict.fromkeys(eqn.outvars, depth))
+            if eqn.name == "optimization_barrier":
+                roots.update(zip(eqn.outvars, of_operands, strict=True))
             elif len(eqn.outvars) == 1 and is_fused(eqn, users, results, len(read)):
                 roots[eqn.outvars[0]] = read
             elif kind == "scan":
@@ -176,25 +159,27 @@ class _Walk:
                 self._while(eqn, roots)
             elif kind == "cond":
                 self._branches(eqn, roots)
-            elif eqn.primitive is shard_map_p:
-                inner = _open(eqn.params["jaxpr"])
-                found = self.body(inner, _bound(inner.invars, _roots_of(eqn.invars, roots)))
+            elif kind == "shard_map":
+                (inner,) = eqn.bodies
+                found = self.body(inner, _bound(inner.invars, of_operands))
                 roots.update(zip(eqn.outvars, _roots_of(inner.outvars, found), strict=True))
             else:
-                self._compute(eqn, equation, roots, read)
+                self._compute(eqn, roots, read)
             self._is_backward = outer
         return roots
 
-    def _depth_of(self, atoms: Iterable[Atom]) -> int:
-        return max((self._depths.get(atom, 0) for atom in atoms if isinstance(atom, Var)), default=0)
+    def _depth_of(self, atoms: Iterable[Variable | str]) -> int:
+        return max((self._depths.get(atom, 0) for atom in atoms if isinstance(atom, Variable)), default=0)
 
-    def _enter(self, eqn: JaxprEqn, constants: Iterable[tuple[Var, Atom]], varying: Iterable[Var]) -> None:
+    def _enter(
+        self, eqn: Equation, constants: Iterable[tuple[Variable, Variable | str]], varying: Iterable[Variable]
+    ) -> None:
         """A loop begins, of which these arguments are constants, with what they are, and these are not."""
         self._loops.append(_Loop([self._new(_POINTER * len(eqn.invars), eqn)]))
         self._depths.update((var, self._depth_of([atom])) for var, atom in constants)
         self._depths.update(dict.fromkeys(varying, len(self._loops)))
 
-    def _new(self, nbytes: int, eqn: JaxprEqn, var: Var | None = None, start: int | None = None) -> Buffer:
+    def _new(self, nbytes: int, eqn: Equation, var: Variable | None = None, start: int | None = None) -> Buffer:
         start = self.clock if start is None else start
         buffer = Buffer(nbytes, start, self.clock, eqn, var, self._is_backward, len(self.buffers))
         self.buffers.append(buffer)
@@ -205,36 +190,34 @@ class _Walk:
             if buffer.last <= self.clock:
                 buffer.last, buffer.is_used_backward = self.clock, self._is_backward
 
-    def _compute(
-        self, eqn: JaxprEqn, equation: AnnotatedEquation | None, roots: dict[Var, _Roots], read: _Roots
-    ) -> None:
+    def _compute(self, eqn: Equation, roots: dict[Variable, _Roots], read: _Roots) -> None:
         """An equation that writes its results to buffers."""
-        name = eqn.primitive.name
-        depth = self._depth_of(eqn.invars)
+        name = eqn.name
+        depth = self._depth_of(eqn.invars) if self._loops else 0
         # What is the same in every iteration is computed before the loop, and once if it is computed twice.
-        is_hoisted = depth < len(self._loops) and bool(read) and not eqn.effects
+        is_hoisted = depth < len(self._loops) and bool(read) and not eqn.has_effects
         if is_hoisted:
-            atoms = (roots[atom] if isinstance(atom, Var) else str(atom) for atom in eqn.invars)
-            same = self._equal.setdefault((eqn.primitive, str(eqn.params), *atoms), eqn)
+            atoms = (atom if isinstance(atom, str) else roots[atom] for atom in eqn.invars)
+            same = self._equal.setdefault((name, eqn.parameters, *atoms), eqn)
             if same is not eqn and all(var in roots for var in same.outvars):
                 roots.update((var, roots[other]) for var, other in zip(eqn.outvars, same.outvars, strict=True))
                 return
         self.clock += 2
-        for buffer in read & self._hoisted.keys():
+        for buffer in read & self._hoisted.keys() if self._hoisted else ():
             if depth > self._hoisted[buffer]:
                 self._loops[self._hoisted.pop(buffer)].throughout.append(buffer)
         self._read(read)
         moves = _NO_MOVES
-        if equation is not None and not name.startswith(_COMMUNICATING):
-            moves = self._moves.get(equation.number, _NO_MOVES)
+        if eqn.number is not None and not name.startswith(_COMMUNICATING):
+            moves = self._moves.get(eqn.number, _NO_MOVES)
         if name in RANDOM:  # XLA computes them in a loop, with two counters for each number, and eight small arrays
             for buffer in [self._new(sum(map(self._size, eqn.outvars)), eqn) for _ in range(2)]:
                 buffer.last = self.clock
             for _ in range(8):
                 self._new(_POINTER, eqn)
-        for var in transposed_operands(eqn):
+        for var in eqn.transposed:
             self._new(self._size(var), eqn)
-        for var in turned_operands(eqn):
+        for var in eqn.turned:
             for root in roots[var]:
                 if root.is_given and self._loops:  # the product may come last, whatever the order of the equations
                     self._loops[-1].throughout.append(self._new(self._size(var), eqn))
@@ -252,9 +235,9 @@ class _Walk:
             over = read if name in ELEMENTWISE else _roots_of(eqn.invars[:1], roots)[0] if name in UPDATES else ()
             buffer.over = _as_large(buffer, over)
 
-    def _scan(self, eqn: JaxprEqn, roots: dict[Var, _Roots]) -> None:
-        constants, carried = loop_counts(eqn)
-        inner, count = _open(eqn.params["jaxpr"]), constants + carried
+    def _scan(self, eqn: Equation, roots: dict[Variable, _Roots]) -> None:
+        constants, carried, (inner,) = eqn.constants, eqn.carried, eqn.bodies
+        count = constants + carried
         operands = _roots_of(eqn.invars, roots)
         self.clock += 2
         self._enter(eqn, zip(inner.invars[:constants], eqn.invars, strict=False), inner.invars[constants:])
@@ -262,9 +245,8 @@ class _Walk:
         carry = self._carry(eqn, inner.invars[constants:count], inner.outvars[:carried], operands[constants:count])
         known.update(zip(inner.invars[constants:count], carry, strict=True))
         stacked = [self._new(self._size(var), eqn, var) for var in eqn.outvars[carried:]]
-        users = users_of(inner.eqns)
         for var, whole in zip(inner.invars[count:], operands[count:], strict=True):
-            names = {user.primitive.name for user in users.get(var, ())}
+            names = inner.readers.get(var, frozenset())
             needed = "optimization_barrier" in names or not names <= CONSUMERS
             known[var] = whole
             if needed:
@@ -273,13 +255,13 @@ class _Walk:
                 made.is_given = True
         found = self.body(inner, known)
         for atom in inner.outvars[carried:]:
-            if isinstance(atom, Var) and len(found[atom]) == 1:
+            if isinstance(atom, Variable) and len(found[atom]) == 1:
                 (made,) = found[atom]
                 if (
                     made.eqn is not None
-                    and made.eqn.primitive.name in FUSED
+                    and made.eqn.name in FUSED
                     and inner.outvars.count(atom) == 1
-                    and not users.get(atom)
+                    and not inner.readers.get(atom)
                 ):
                     made.nbytes = 0
         after = self._close(eqn, inner.outvars[:carried], carry, found, [*operands[:constants], *operands[count:]])
@@ -287,9 +269,8 @@ class _Walk:
         roots.update(zip(eqn.outvars[:carried], after, strict=True))
         roots.update((var, frozenset([one])) for var, one in zip(eqn.outvars[carried:], stacked, strict=True))
 
-    def _while(self, eqn: JaxprEqn, roots: dict[Var, _Roots]) -> None:
-        cond, body = _open(eqn.params["cond_jaxpr"]), _open(eqn.params["body_jaxpr"])
-        of_cond, of_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    def _while(self, eqn: Equation, roots: dict[Variable, _Roots]) -> None:
+        (cond, body), of_cond, of_body = eqn.bodies, eqn.constants, eqn.carried
         operands = _roots_of(eqn.invars, roots)
         self.clock += 2
         initial = operands[of_cond + of_body :]
@@ -304,7 +285,7 @@ class _Walk:
         roots.update(zip(eqn.outvars, after, strict=True))
 
     def _carry(
-        self, eqn: JaxprEqn, invars: Sequence[Var], outvars: Sequence[Atom], initial: Sequence[_Roots]
+        self, eqn: Equation, invars: Sequence[Variable], outvars: Sequence[Variable | str], initial: Sequence[_Roots]
     ) -> list[_Roots]:
         """The buffers of what a loop carries."""
         carry = []
@@ -321,10 +302,10 @@ class _Walk:
 
     def _close(
         self,
-        eqn: JaxprEqn,
-        outvars: Sequence[Atom],
+        eqn: Equation,
+        outvars: Sequence[Variable | str],
         carry: Sequence[_Roots],
-        found: Mapping[Var, _Roots],
+        found: Mapping[Variable, _Roots],
         constants: Sequence[_Roots],
     ) -> list[_Roots]:
         """The end of a loop: the buffers of its results.
@@ -336,7 +317,7 @@ class _Walk:
         after = list[_Roots]()
         for atom, into in zip(outvars, carry, strict=True):
             (buffer,) = into if len(into) == 1 else (None,)
-            made = found[atom] if isinstance(atom, Var) else _NONE
+            made = found[atom] if isinstance(atom, Variable) else _NONE
             if buffer is None or buffer.eqn is not eqn or len(made) != 1 or made == into:
                 after.append(into)
                 continue
@@ -353,15 +334,14 @@ class _Walk:
         self._read(_NONE.union(*after, *constants))
         return after
 
-    def _branches(self, eqn: JaxprEqn, roots: dict[Var, _Roots]) -> None:
+    def _branches(self, eqn: Equation, roots: dict[Variable, _Roots]) -> None:
         self.clock += 2
         first, operands = self.clock, _roots_of(eqn.invars, roots)
         starts = [_ALWAYS for _ in eqn.outvars]
-        for closed in eqn.params["branches"]:
-            inner = _open(closed)
+        for inner in eqn.bodies:
             found = self.body(inner, _bound(inner.invars, operands[1:]))
             for k, atom in enumerate(inner.outvars):
-                if isinstance(atom, Var) and len(found[atom]) == 1:
+                if isinstance(atom, Variable) and len(found[atom]) == 1:
                     (made,) = found[atom]
                     if made.start > first:
                         made.nbytes, starts[k] = 0, min(starts[k], made.start)
@@ -376,13 +356,9 @@ def _as_large(buffer: Buffer, others: Iterable[Buffer]) -> list[Buffer]:
     return sorted((one for one in others if one.nbytes == buffer.nbytes), key=lambda one: one.number)
 
 
-def _open(jaxpr: Any) -> Jaxpr:
-    return getattr(jaxpr, "jaxpr", jaxpr)
-
-
-def _bound(invars: Iterable[Var], values: Iterable[_Roots]) -> dict[Var, _Roots]:
+def _bound(invars: Iterable[Variable], values: Iterable[_Roots]) -> dict[Variable, _Roots]:
     return dict(zip(invars, values, strict=False))
 
 
-def _roots_of(atoms: Iterable[Atom], roots: Mapping[Var, _Roots]) -> list[_Roots]:
-    return [roots[atom] if isinstance(atom, Var) else _NONE for atom in atoms]
+def _roots_of(atoms: Iterable[Variable | str], roots: Mapping[Variable, _Roots]) -> list[_Roots]:
+    return [roots[atom] if isinstance(atom, Variable) else _NONE for atom in atoms]

@@ -19,7 +19,7 @@ from partjit.inspect.propagation import Partitioned, is_mark, propagated
 from partjit.shardy import TensorSharding, main_of, nested
 from partjit.xla_rewrites import open_captured
 
-__all__ = ["Axes", "Change", "Changed", "Effect", "changed", "effect_of"]
+__all__ = ["Axes", "Change", "Changed", "Effect", "changed", "distinct_values", "effect_of"]
 
 Axes: TypeAlias = tuple[tuple[str, ...] | None, ...]
 """For each dimension the mesh axes that shard it; None for one that is left to the partitioner."""
@@ -90,11 +90,11 @@ def changed(partitioned: Partitioned, change: Change) -> Changed:
     with partitioned.lowered.context:
         module: Any = partitioned.lowered.clone()
         _require_mesh(module, partitioned.unit.mesh.shape)
-        _apply(module, partitioned, change, count)
+        _apply(module, partitioned, change)
         open_captured(module)
         after = propagated(module, partitioned.unit, partitioned.inlined)
     shardings = after.inlined.shardings
-    return Changed(after, {number: shardings[count + number] for number in change.values})
+    return Changed(after, {number - count: own for number, own in shardings.items() if number >= count})
 
 
 def _require_mesh(module: ir.Module, shape: Mapping[str, int]) -> None:
@@ -107,7 +107,7 @@ def _require_mesh(module: ir.Module, shape: Mapping[str, int]) -> None:
         ir.Operation.create("sdy.mesh", attributes=attributes, loc=ir.Location.unknown(), ip=where)
 
 
-def _apply(module: ir.Module, partitioned: Partitioned, change: Change, count: int) -> None:
+def _apply(module: ir.Module, partitioned: Partitioned, change: Change) -> None:
     main, unit = main_of(module), partitioned.unit
     types = {"arg_attrs": [*main.type.inputs], "res_attrs": [*main.type.results]}
     hidden = {  # constants and tokens come first
@@ -131,11 +131,20 @@ def _apply(module: ir.Module, partitioned: Partitioned, change: Change, count: i
             op.results[0].replace_all_uses_with(op.operands[0])
             op.erase()
     if change.values:
-        for number, value in [*_marked(nested(module.operation))]:
-            if number in change.values:
-                equation = partitioned.inlined.computing.get(number)
-                tag = ADDED if equation is None else f"{ADDED}/{TAG}{equation}"
-                _constrain(value, change.values[number], tag, count + number)
+        _constrain(partitioned, [*_marked(nested(module.operation))], change.values)
+
+
+def distinct_values(partitioned: Partitioned) -> frozenset[int]:
+    """The numbers of the values of a unit that a change may constrain: one for each in its lowered module.
+
+    Some equations, such as `stop_gradient`, are no operations: their results are their operands there.
+    """
+    if partitioned.lowered is None:
+        return frozenset(partitioned.inlined.numbers.values())
+    first: dict[ir.Value, int] = {}
+    for number, value in _marked(nested(partitioned.lowered)):
+        first.setdefault(value, number)
+    return frozenset(first.values())
 
 
 def _marked(operations: Sequence[ir.Operation]) -> Iterator[tuple[int, ir.Value]]:
@@ -145,18 +154,34 @@ def _marked(operations: Sequence[ir.Operation]) -> Iterator[tuple[int, ir.Value]
             yield from zip(numbers, op.operands, strict=True)
 
 
-def _constrain(value: ir.Value, axes: Axes, tag: str, number: int) -> None:
-    """Constrains a value for those that use it; what they use gets a number of its own."""
-    owner: Any = value.owner
-    is_argument = isinstance(owner, ir.Block)
-    where = ir.InsertionPoint.at_block_begin(owner) if is_argument else ir.InsertionPoint.after(owner)
+def _constrain(partitioned: Partitioned, marked: Sequence[tuple[int, ir.Value]], wanted: Mapping[int, Axes]) -> None:
+    """Constrains values for those that use them; what these use gets numbers of its own."""
+    count, equations = len(partitioned.inlined.numbers), partitioned.inlined.computing
+    constrained: dict[ir.Value, ir.Value] = {}
+    for number, value in marked:
+        if number in wanted:
+            tag = f"{ADDED}/{TAG}{equations[number]}" if number in equations else ADDED
+            constrained[value] = _constrained(value, wanted[number], tag)
+        if value in constrained:
+            with _after(constrained[value]), ir.Location.unknown():
+                mark([constrained[value]], [count + number])
+
+
+def _constrained(value: ir.Value, axes: Axes, tag: str) -> ir.Value:
+    """What those that use a value use instead."""
     uses = [(use.owner, use.operand_number) for use in value.uses]
-    with where, ir.Location.name(tag):
-        constrained = sdy.ShardingConstraintOp(value, _written(axes, ir.RankedTensorType(value.type).rank)).result
-        mark([constrained], [number])
+    with _after(value), ir.Location.name(tag):
+        made = sdy.ShardingConstraintOp(value, _written(axes, ir.RankedTensorType(value.type).rank)).result
     for user, k in uses:
         if not is_mark(user.operation):
-            user.operands[k] = constrained
+            user.operands[k] = made
+    return made
+
+
+def _after(value: ir.Value) -> ir.InsertionPoint:
+    owner: Any = value.owner
+    is_argument = isinstance(owner, ir.Block)
+    return ir.InsertionPoint.at_block_begin(owner) if is_argument else ir.InsertionPoint.after(owner)
 
 
 def _written(axes: Axes, rank: int) -> ir.Attribute:

@@ -1,23 +1,24 @@
 """Device memory of a program: estimated from its annotated jaxpr, or as XLA reports it for the compiled program."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
-
-from jax.core import ShapedArray
-from jax.extend.core import Var
 
 from partjit._jax.compiling import MeshExecutable
 from partjit.devices import platform_of
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue
 from partjit.inspect.buffer_assignment import Peak, aligned, peak_of
-from partjit.inspect.buffers import RANDOM, Moves, buffers_of
+from partjit.inspect.buffers import Moves, buffers_of
 from partjit.inspect.collectives import Collective, UnknownMove
+from partjit.inspect.inlining import InlinedProgram
 from partjit.inspect.propagation import Partitioned
+from partjit.inspect.skeleton import Skeleton, Variable, skeleton_of
 from partjit.render.numbers import shown_bytes
+from partjit.shardy import TensorSharding
 
-__all__ = ["Buffer", "Memory", "estimate_memory", "read_memory"]
+__all__ = ["Buffer", "Memory", "Needs", "estimate_memory", "needs_of", "read_memory"]
 
 
 class Buffer(NamedTuple):
@@ -74,6 +75,27 @@ class Memory:
         )
 
 
+class Needs(NamedTuple):
+    """What a program needs on a device, as far as it is known without its annotated equations.
+
+    Attributes:
+        arguments, results, donated: as those of `Memory`.
+        at_peak: what is alive at the peak besides.
+        unknown: what the estimate leaves out.
+    """
+
+    arguments: int
+    results: int
+    donated: int
+    at_peak: Peak
+    unknown: tuple[str, ...]
+
+    @property
+    def peak(self) -> int:
+        """The most that is live at once."""
+        return self.arguments + self.results - min(self.donated, self.results) + self.at_peak.total
+
+
 def estimate_memory(
     partitioned: Partitioned,
     donated: Sequence[bool],
@@ -88,35 +110,51 @@ def estimate_memory(
         collectives: those that are predicted.
         moves: what XLA may move besides.
     """
-    inlined, shardings = partitioned.inlined, partitioned.inlined.shardings
-
-    def size(var: Var) -> int:
-        sharding, aval = shardings.get(inlined.numbers.get(var, -1)), var.aval
-        if sharding is None or not isinstance(aval, ShapedArray):
-            return 0
-        parts = (math.prod(sizes) for sizes in sharding.parts)
-        return math.prod(-(-n // k) for n, k in zip(aval.shape, parts, strict=False)) * aval.dtype.itemsize
-
-    inner, collectives = inlined.jaxpr.jaxpr, [*collectives]
-    found_buffers = buffers_of(inner, size, _moves(collectives), inlined.equation_of)
-    in_bytes = [*map(size, inner.invars)]
-    arguments = sum(in_bytes) + sum(map(size, inner.constvars))
-    results = sum(size(var) for var in inner.outvars if isinstance(var, Var))
-    free = sum(nbytes for nbytes, is_donated in zip(in_bytes, donated, strict=True) if is_donated)
-    found = peak_of(found_buffers, min(free, results))
-    peak = arguments + results - min(free, results) + found.total
+    inlined, mesh = partitioned.inlined, partitioned.unit.mesh
+    is_cpu = mesh.empty or platform_of(mesh) == "cpu"
+    found = needs_of(skeleton_of(inlined), inlined.shardings, donated, collectives, moves, is_cpu)
     return Memory(
         partitioned.unit.name,
-        arguments,
-        results,
-        free,
-        peak,
+        found.arguments,
+        found.results,
+        found.donated,
+        found.peak,
         True,
-        found.saved,
-        found.others,
-        tuple(_unknown(partitioned, peak, _gathered(collectives), moves)),
-        tuple(sorted(_buffers(partitioned, found), key=lambda one: -one.nbytes)),
+        found.at_peak.saved,
+        found.at_peak.others,
+        found.unknown,
+        tuple(sorted(_buffers(inlined, found.at_peak), key=lambda one: -one.nbytes)),
     )
+
+
+def needs_of(
+    skeleton: Skeleton,
+    shardings: Mapping[int, TensorSharding],
+    donated: Sequence[bool],
+    collectives: Iterable[Collective],
+    moves: Iterable[UnknownMove],
+    is_cpu: bool,
+) -> Needs:
+    """What a program needs with these shardings of its values, by their numbers; see `estimate_memory`."""
+    shard = functools.cache(_shard_bytes)
+
+    def size(var: Variable) -> int:
+        sharding = None if var.number is None else shardings.get(var.number)
+        return 0 if sharding is None else shard(var.shape, var.itemsize, sharding)
+
+    body, collectives = skeleton.body, [*collectives]
+    in_bytes = [*map(size, body.invars)]
+    arguments = sum(in_bytes) + sum(map(size, body.constvars))
+    results = sum(size(var) for var in body.outvars if isinstance(var, Variable))
+    free = sum(nbytes for nbytes, is_donated in zip(in_bytes, donated, strict=True) if is_donated)
+    at_peak = peak_of(buffers_of(body, size, _moves(collectives)), min(free, results))
+    needs = Needs(arguments, results, free, at_peak, ())
+    return needs._replace(unknown=tuple(_unknown(skeleton, needs.peak, _gathered(collectives), moves, is_cpu)))
+
+
+def _shard_bytes(shape: tuple[int, ...], itemsize: int, sharding: TensorSharding) -> int:
+    parts = (math.prod(sizes) for sizes in sharding.parts)
+    return math.prod(-(-n // k) for n, k in zip(shape, parts, strict=False)) * itemsize
 
 
 def _moves(collectives: Iterable[Collective]) -> dict[int, Moves]:
@@ -134,40 +172,31 @@ def _gathered(collectives: Iterable[Collective]) -> int:
     return sum(one.result_bytes for one in collectives if one.kind != "all-reduce")
 
 
-def _buffers(partitioned: Partitioned, found: Peak) -> Iterator[Buffer]:
-    inlined = partitioned.inlined
+def _buffers(inlined: InlinedProgram, found: Peak) -> Iterator[Buffer]:
     for one in found.alive:
-        equation = None if one.eqn is None else inlined.equation_of(one.eqn)
-        if equation is not None:
-            number = None if one.var is None else inlined.numbers.get(one.var)
-            value = next((v for v in equation.outputs if v.number == number), None)
+        if one.eqn is not None and one.eqn.number is not None:
+            equation = inlined.equations[one.eqn.number]
+            number = None if one.var is None else one.var.number
+            value = next((v for v in equation.outputs if number is not None and v.number == number), None)
             yield Buffer(aligned(one.nbytes), one.is_saved, equation, value)
 
 
 _LARGE_PART = 0.1
 _OF_RANDOM = 1 << 8
 """Bytes that XLA may need for random numbers besides, however few."""
-_WITH_WORKSPACE = ("reduce_window", "select_and", "sort", "top_k", "fft", "cholesky", "lu", "qr", "eig", "svd")
 
 
-def _unknown(partitioned: Partitioned, peak: int, gathered: int, moves: Iterable[UnknownMove]) -> Iterator[str]:
+def _unknown(skeleton: Skeleton, peak: int, gathered: int, moves: Iterable[UnknownMove], is_cpu: bool) -> Iterator[str]:
     """What is not in an estimate."""
-    equations = partitioned.inlined.equations
     if any(not move.operation.startswith("cpu.") for move in moves):
         yield "what XLA may move besides"
     if gathered > _LARGE_PART * peak:
         yield "the lifetime of what collectives gather"
-    random = sum(equation.primitive in RANDOM for equation in equations)
-    if random * _OF_RANDOM > _LARGE_PART * peak:
+    if skeleton.random * _OF_RANDOM > _LARGE_PART * peak:
         yield "the workspace of random numbers"
-    workspace = sorted({e.primitive for e in equations if e.primitive.startswith(_WITH_WORKSPACE)})
-    if workspace:
-        yield f"the workspace of {', '.join(workspace)}"
-    mesh = partitioned.unit.mesh
-    narrow = any(
-        equation.primitive == "dot_general" and equation.outputs[0].aval.dtype.itemsize < 4 for equation in equations
-    )
-    if narrow and (mesh.empty or platform_of(mesh) == "cpu"):
+    if skeleton.workspace:
+        yield f"the workspace of {', '.join(skeleton.workspace)}"
+    if skeleton.has_narrow_products and is_cpu:
         yield "the matrix products that the CPU computes in 32 bits"
 
 

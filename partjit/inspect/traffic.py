@@ -9,16 +9,11 @@ most.
 import collections
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from jax.core import ShapedArray
-from jax.extend.core import Jaxpr, JaxprEqn, Var
-
-from partjit._jax.jaxprs import Atom, control_flow_kind
-from partjit._jax.shard_maps import shard_map_p
-from partjit.inspect.fusion import UPDATES, is_fused, used_equations, users_of
+from partjit.inspect.fusion import UPDATES, is_fused
 from partjit.inspect.inlining import InlinedProgram
-from partjit.inspect.loop_counts import loop_counts
+from partjit.inspect.skeleton import Body, Equation, Skeleton, Variable
 from partjit.shardy import TensorSharding
 
 __all__ = ["Moved", "bytes_moved", "count_traffic"]
@@ -51,103 +46,80 @@ def bytes_moved(arrays: Iterable[Moved], shardings: Mapping[int, TensorSharding]
     return total
 
 
-def count_traffic(inlined: InlinedProgram) -> tuple[Moved, ...]:
+def count_traffic(skeleton: Skeleton, inlined: InlinedProgram) -> tuple[Moved, ...]:
     """How often a program reads and writes each of its arrays, whatever their shardings."""
-    jaxpr = inlined.jaxpr.jaxpr
-    arguments = {var: frozenset([var]) for var in (*jaxpr.constvars, *jaxpr.invars)}
-    times = _Counting(inlined).body(jaxpr, arguments)[0]
+    times = _Counting(inlined).body(skeleton.body, ())
     return tuple(
-        Moved(inlined.numbers[var], var.aval.shape, var.aval.dtype.itemsize, count)
-        for var, count in times.items()
-        if var in inlined.numbers and isinstance(var.aval, ShapedArray)
+        Moved(var.number, var.shape, var.itemsize, count) for var, count in times.items() if var.number is not None
     )
 
 
-_Roots: TypeAlias = frozenset[Var]
+_Roots: TypeAlias = frozenset[Variable]
 _NONE: _Roots = frozenset()
-_Times: TypeAlias = collections.Counter[Var]
+_Times: TypeAlias = dict[Variable, float]
 
 
 class _Counting:
     def __init__(self, inlined: InlinedProgram) -> None:
-        self._equation_of = inlined.equation_of
+        self._equations = inlined.equations
 
-    def body(self, jaxpr: Jaxpr, known: Mapping[Var, _Roots]) -> tuple[_Times, dict[Var, _Roots]]:
-        """The reads and writes of one run of a jaxpr, and the arrays that its variables are computed from."""
-        times: Any = collections.Counter()
-        roots = dict(known)
-        eqns, results = used_equations(jaxpr), {var for var in jaxpr.outvars if isinstance(var, Var)}
-        users = users_of(eqns)
-        for eqn in eqns:
-            of_operands = [_roots_of(atom, roots) for atom in eqn.invars]
+    def body(self, body: Body, operands: Iterable[_Roots]) -> _Times:
+        """The reads and writes of one run of a jaxpr; the first arguments are computed from these arrays."""
+        times: _Times = collections.defaultdict(float)
+        roots = {var: frozenset([var]) for var in (*body.constvars, *body.invars)}
+        roots.update(zip(body.invars, operands, strict=False))
+        results = {var for var in body.outvars if isinstance(var, Variable)}
+        for eqn in body.equations:
+            of_operands = [_NONE if isinstance(atom, str) else roots[atom] for atom in eqn.invars]
             read = _NONE.union(*of_operands)
-            if eqn.primitive.name == "optimization_barrier":
+            if eqn.name == "optimization_barrier":
                 roots.update(zip(eqn.outvars, of_operands, strict=True))
                 continue
-            if len(eqn.outvars) == 1 and is_fused(eqn, users, results, len(read)):
+            if len(eqn.outvars) == 1 and is_fused(eqn, body.users, results, len(read)):
                 roots[eqn.outvars[0]] = read
                 continue
             roots.update((var, frozenset([var])) for var in eqn.outvars)
             for var, count in self._own(eqn, of_operands).items():
                 times[var] += count
-        return times, roots
+        return times
 
-    def _own(self, eqn: JaxprEqn, operands: list[_Roots]) -> _Times:
-        times: Any = collections.Counter()
-        kind, equation = control_flow_kind(eqn), self._equation_of(eqn)
+    def _own(self, eqn: Equation, operands: list[_Roots]) -> _Times:
+        equation = None if eqn.number is None else self._equations[eqn.number]
         count = 1 if equation is None or equation.trip_count is None else equation.trip_count
-        if kind == "scan":
-            (inner,) = _bodies(eqn, "jaxpr")
-            constants = loop_counts(eqn)[0]
-            found, _ = self.body(inner, _known(inner, operands[:constants]))
-        elif kind == "while":
-            cond, inner = (*_bodies(eqn, "cond_jaxpr"), *_bodies(eqn, "body_jaxpr"))
-            of_cond, of_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-            found, _ = self.body(inner, _known(inner, operands[of_cond : of_cond + of_body]))
-            found += self.body(cond, _known(cond, operands[:of_cond]))[0]
-        elif kind == "cond":
-            branches = [self.body(inner, _known(inner, operands[1:]))[0] for inner in _bodies(eqn, "branches")]
-            found = max(branches, key=_whole)
-        elif eqn.primitive is shard_map_p:
-            (inner,) = _bodies(eqn, "jaxpr")
-            found, _ = self.body(inner, _known(inner, ()))
-        else:
-            return _of_operation(eqn, operands)
-        for var, own in found.items():
-            times[var] += own * count
+        match eqn.kind:
+            case "scan":
+                found = [self.body(eqn.bodies[0], operands[: eqn.constants])]
+            case "while":
+                starts = 0, eqn.constants, eqn.constants + eqn.carried
+                each = zip(eqn.bodies, starts, starts[1:], strict=True)
+                found = [self.body(body, operands[start:end]) for body, start, end in each]
+            case "cond":
+                found = [max((self.body(branch, operands[1:]) for branch in eqn.bodies), key=_whole)]
+            case "shard_map":
+                found = [self.body(eqn.bodies[0], ())]
+            case _:
+                return _of_operation(eqn, operands)
+        times: _Times = collections.defaultdict(float)
+        for of_body in found:
+            for var, own in of_body.items():
+                times[var] += own * count
         return times
 
 
-def _of_operation(eqn: JaxprEqn, operands: list[_Roots]) -> _Times:
-    name = eqn.primitive.name
-    times: Any = collections.Counter()
-    if name in UPDATES:
-        update = eqn.invars[1 if name == "dynamic_update_slice" else 2]
-        if isinstance(update, Var):
+def _of_operation(eqn: Equation, operands: list[_Roots]) -> _Times:
+    times: _Times = collections.defaultdict(float)
+    if eqn.name in UPDATES:
+        update = eqn.invars[1 if eqn.name == "dynamic_update_slice" else 2]
+        if isinstance(update, Variable):
             times[update] += 2
         return times
-    read = operands[1:] if name in _SLICES else operands
+    read = operands[1:] if eqn.name in _SLICES else operands
     for var in (*_NONE.union(*read), *eqn.outvars):
         times[var] += 1
-    if name in _SLICES:
+    if eqn.name in _SLICES:
         times[eqn.outvars[0]] += 1
     return times
 
 
-def _bodies(eqn: JaxprEqn, name: str) -> list[Jaxpr]:
-    param = eqn.params[name]
-    return [getattr(jaxpr, "jaxpr", jaxpr) for jaxpr in (param if isinstance(param, tuple) else (param,))]
-
-
-def _known(inner: Jaxpr, operands: Iterable[_Roots]) -> dict[Var, _Roots]:
-    """Arguments are arrays of their own, but for the first ones, which are computed from these."""
-    own = {var: frozenset([var]) for var in (*inner.constvars, *inner.invars)}
-    return {**own, **dict(zip(inner.invars, operands, strict=False))}
-
-
 def _whole(times: _Times) -> float:
-    return sum(count * math.prod(var.aval.shape) for var, count in times.items() if isinstance(var.aval, ShapedArray))
-
-
-def _roots_of(atom: Atom, roots: Mapping[Var, _Roots]) -> _Roots:
-    return roots[atom] if isinstance(atom, Var) else _NONE
+    return sum(count * math.prod(var.shape) for var, count in times.items())

@@ -16,13 +16,14 @@ from jax.sharding import PartitionSpec as P
 
 from partjit.checks import require_mesh_type
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
-from partjit.inspect.changes import Changed, changed
+from partjit.inspect.changes import Changed, changed, distinct_values
 from partjit.inspect.contents import Collectives
 from partjit.inspect.flops import count_flops
-from partjit.inspect.memory import estimate_memory
+from partjit.inspect.memory import needs_of
 from partjit.inspect.predicted import Prediction, predict
 from partjit.inspect.propagation import Partitioned, partition
 from partjit.inspect.questions import Activation, Answer, Leaf, Question, change_of
+from partjit.inspect.skeleton import skeleton_of
 from partjit.inspect.tracing import trace_function
 from partjit.inspect.traffic import bytes_moved, count_traffic
 from partjit.mesh import has_explicit_axes
@@ -95,7 +96,8 @@ class WhatIf:
         self._results = [_leaf(*of_output) for of_output in outputs]
         self.arguments = tuple(filter(None, self._arguments))
         self.results = tuple(filter(None, self._results))
-        self._flops, self._traffic = count_flops(tree), count_traffic(self._base.inlined)
+        self._skeleton = skeleton_of(self._base.inlined)
+        self._flops, self._traffic = count_flops(tree), count_traffic(self._skeleton, self._base.inlined)
 
     @property
     def activations(self) -> tuple[Activation, ...]:
@@ -105,9 +107,10 @@ class WhatIf:
     @functools.cached_property
     def _activations(self) -> dict[int, Activation]:
         found: dict[int, Activation] = {}
+        distinct = distinct_values(self._base)
         for equation, times in _computing(self._base.tree, 1):
             for value in equation.outputs:
-                if value.is_array and value.aval.shape and value.number >= 0 and value.number not in found:
+                if value.is_array and value.aval.shape and value.number in distinct and value.number not in found:
                     found[value.number] = _activation(equation, value, times)
         return found
 
@@ -131,8 +134,9 @@ class WhatIf:
 
     def _answer(self, after: Partitioned, prediction: Prediction, constrained: Mapping[int, TensorSharding]) -> Answer:
         collectives, moves = prediction
-        memory = estimate_memory(after, self._donated, collectives, moves)
-        shardings = after.inlined.shardings
+        shardings, mesh = after.inlined.shardings, after.unit.mesh
+        is_cpu = mesh.empty or mesh.devices.flat[0].platform == "cpu"
+        memory = needs_of(self._skeleton, shardings, self._donated, collectives, moves, is_cpu)
         flops = self._flops.flops(shardings, constrained)
         by_axes: dict[tuple[str, ...], float] = collections.defaultdict(float)
         for one in collectives:

@@ -1,0 +1,233 @@
+"""An inlined program without jax: what estimates of memory read, computed once for any shardings of the values.
+
+It can be pickled, as a jaxpr cannot.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from jax.core import ShapedArray
+from jax.extend.core import Jaxpr, JaxprEqn, Var
+
+from partjit._jax.jaxprs import Atom, control_flow_kind, type_of
+from partjit._jax.shard_maps import shard_map_p
+from partjit.inspect.annotated import AnnotatedEquation
+from partjit.inspect.inlining import InlinedProgram, mark_p
+from partjit.inspect.loop_counts import loop_counts
+
+__all__ = ["RANDOM", "Body", "Equation", "Skeleton", "Variable", "skeleton_of"]
+
+RANDOM = ("random_bits", "random_split", "random_fold_in", "threefry2x32")
+_WITH_WORKSPACE = ("reduce_window", "select_and", "sort", "top_k", "fft", "cholesky", "lu", "qr", "eig", "svd")
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Variable:
+    """A variable.
+
+    Attributes:
+        number: of its array in the inlined program; None if it has none.
+        shape, itemsize: of the array.
+    """
+
+    number: int | None
+    shape: tuple[int, ...]
+    itemsize: int
+
+    @property
+    def ndim(self) -> int:
+        """Its rank."""
+        return len(self.shape)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Equation:
+    """An equation.
+
+    Attributes:
+        name: of its primitive.
+        kind: "scan", "while", "cond" or "shard_map"; None if it has no bodies.
+        invars: its operands; the texts of literals.
+        outvars: its results.
+        has_effects: whether it does more than to compute these.
+        number: that of the annotated equation it stands for; None if there is none.
+        is_backward: whether it is of the backward pass.
+        parameters: in a loop, what tells it from others of its primitive.
+        bodies: the jaxprs in it; of a `while`, its predicate first.
+        constants, carried: of a scan, how many arguments are loop-invariant and how many are carried; of a `while`, how
+            many are constants of its predicate and of its body.
+        transposed: the operands of which it needs a transposed copy.
+        turned: those of which an iteration of a loop has transposed copies from its start, if it is given them.
+    """
+
+    name: str
+    kind: str | None
+    invars: tuple["Variable | str", ...]
+    outvars: tuple[Variable, ...]
+    has_effects: bool
+    number: int | None
+    is_backward: bool
+    parameters: str
+    bodies: tuple["Body", ...]
+    constants: int
+    carried: int
+    transposed: tuple[Variable, ...]
+    turned: tuple[Variable, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Body:
+    """A jaxpr.
+
+    Attributes:
+        constvars, invars, outvars: its constants, arguments and results.
+        equations: those whose results are used, or that have effects.
+        users: the equations among these that use each variable.
+        readers: the primitives of all equations that use each variable.
+    """
+
+    constvars: tuple[Variable, ...]
+    invars: tuple[Variable, ...]
+    outvars: tuple[Variable | str, ...]
+    equations: tuple[Equation, ...]
+    users: Mapping[Variable, list[Equation]]
+    readers: Mapping[Variable, frozenset[str]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Skeleton:
+    """An inlined program.
+
+    Attributes:
+        body: the program.
+        random: how many equations compute random numbers.
+        workspace: the primitives of its equations that need a workspace.
+        has_narrow_products: whether matrix products have results of less than 32 bits.
+    """
+
+    body: Body
+    random: int
+    workspace: tuple[str, ...]
+    has_narrow_products: bool
+
+
+def skeleton_of(inlined: InlinedProgram) -> Skeleton:
+    """The skeleton of an inlined program."""
+    equations = inlined.equations
+    return Skeleton(
+        _Conversion(inlined).body(inlined.jaxpr.jaxpr, is_in_loop=False),
+        sum(equation.primitive in RANDOM for equation in equations),
+        tuple(sorted({e.primitive for e in equations if e.primitive.startswith(_WITH_WORKSPACE)})),
+        any(e.primitive == "dot_general" and e.outputs[0].aval.dtype.itemsize < 4 for e in equations),
+    )
+
+
+class _Conversion:
+    def __init__(self, inlined: InlinedProgram) -> None:
+        self._inlined = inlined
+        self._variables: dict[Var, Variable] = {}
+
+    def body(self, jaxpr: Jaxpr, is_in_loop: bool) -> Body:
+        eqns = _used_equations(jaxpr)
+        equations = tuple([self._equation(eqn, is_in_loop) for eqn in eqns])
+        users: dict[Variable, list[Equation]] = {}
+        for equation in equations:
+            for variable in dict.fromkeys(equation.invars):
+                if isinstance(variable, Variable):
+                    users.setdefault(variable, []).append(equation)
+        readers: dict[Variable, set[str]] = {}
+        for eqn in jaxpr.eqns if is_in_loop else ():
+            for var in eqn.invars if eqn.primitive is not mark_p else ():
+                if isinstance(var, Var):
+                    readers.setdefault(self._variable(var), set()).add(eqn.primitive.name)
+        return Body(
+            tuple(map(self._variable, jaxpr.constvars)),
+            tuple(map(self._variable, jaxpr.invars)),
+            tuple(map(self._atom, jaxpr.outvars)),
+            equations,
+            users,
+            {variable: frozenset(names) for variable, names in readers.items()},
+        )
+
+    def _variable(self, var: Var) -> Variable:
+        if var not in self._variables:
+            aval, number = var.aval, self._inlined.numbers.get(var)
+            is_array = isinstance(aval, ShapedArray)
+            shape, itemsize = (aval.shape, aval.dtype.itemsize) if is_array else ((), 0)
+            self._variables[var] = Variable(number if is_array else None, shape, itemsize)
+        return self._variables[var]
+
+    def _atom(self, atom: Atom) -> Variable | str:
+        return self._variable(atom) if isinstance(atom, Var) else str(atom)
+
+    def _equation(self, eqn: JaxprEqn, is_in_loop: bool) -> Equation:
+        kind = "shard_map" if eqn.primitive is shard_map_p else control_flow_kind(eqn)
+        annotated: AnnotatedEquation | None = self._inlined.equation_of(eqn)
+        is_loop = kind in ("scan", "while")
+        counts = (eqn.params["cond_nconsts"], eqn.params["body_nconsts"]) if kind == "while" else loop_counts(eqn)
+        return Equation(
+            eqn.primitive.name,
+            kind,
+            tuple(map(self._atom, eqn.invars)),
+            tuple(map(self._variable, eqn.outvars)),
+            bool(eqn.effects),
+            None if annotated is None else annotated.number,
+            annotated is not None and "transpose(" in annotated.scope,
+            str(eqn.params) if is_in_loop and kind is None else "",
+            tuple(self.body(inner, is_in_loop or is_loop) for inner in _bodies(eqn, kind)),
+            *counts,
+            tuple(map(self._variable, _transposed_operands(eqn))),
+            tuple(map(self._variable, _turned_operands(eqn))),
+        )
+
+
+_BODIES = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",), "shard_map": ("jaxpr",)}
+
+
+def _bodies(eqn: JaxprEqn, kind: str | None) -> Iterator[Jaxpr]:
+    for name in _BODIES.get(kind or "", ()):
+        param: Any = eqn.params[name]
+        for jaxpr in param if isinstance(param, tuple) else (param,):
+            yield getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def _used_equations(jaxpr: Jaxpr) -> list[JaxprEqn]:
+    """The equations of a jaxpr whose results are used, or that have effects."""
+    needed = {var for var in jaxpr.outvars if isinstance(var, Var)}
+    kept = []
+    for eqn in reversed(jaxpr.eqns):
+        if eqn.primitive is not mark_p and (eqn.effects or not needed.isdisjoint(eqn.outvars)):
+            kept.append(eqn)
+            needed.update(var for var in eqn.invars if isinstance(var, Var))
+    return kept[::-1]
+
+
+def _transposed_operands(eqn: JaxprEqn) -> Iterable[Var]:
+    """The operands of which an equation needs a transposed copy.
+
+    Those of a product may have the contracted dimensions first or last, behind those of the batch.
+    """
+    if eqn.primitive.name == "conv_general_dilated":
+        yield from (atom for atom in eqn.invars if isinstance(atom, Var))
+    elif eqn.primitive.name == "dot_general":
+        for atom, contracted, batch in zip(eqn.invars, *eqn.params["dimension_numbers"], strict=True):
+            inner = [dim for dim in range(type_of(atom).ndim) if dim not in batch]
+            changes = sum((a in contracted) != (b in contracted) for a, b in itertools.pairwise(inner))
+            if isinstance(atom, Var) and (changes > 1 or sorted(batch) != [*range(len(batch))]):
+                yield atom
+
+
+def _turned_operands(eqn: JaxprEqn) -> Iterable[Var]:
+    """The operands of which an iteration of a loop has transposed copies from its start, if it is given them.
+
+    These are products' in which several dimensions are contracted that come first on the left, or last on the right.
+    """
+    if eqn.primitive.name == "dot_general":
+        (left, right), _ = eqn.params["dimension_numbers"]
+        for atom, contracted, wrong in zip(
+            eqn.invars, (left, right), (0, type_of(eqn.invars[1]).ndim - 1), strict=True
+        ):
+            if isinstance(atom, Var) and len(contracted) > 1 and wrong in contracted:
+                yield atom
