@@ -127,16 +127,17 @@ class Shardings:
 
     Args:
         module: the module; it may be changed afterwards, as long as its meshes stay.
+        known: what attributes are known to say, of modules with the same meshes.
     """
 
-    def __init__(self, module: ir.Module) -> None:
+    def __init__(self, module: ir.Module, known: "dict[ir.Attribute, TensorSharding] | None" = None) -> None:
         self._main = main_of(module)
         self._meshes = {
             symbol_of(op): _sizes(op.attributes["mesh"])
             for op in module.body.operations
             if op.operation.name == "sdy.mesh"
         }
-        self._known: dict[ir.Attribute, TensorSharding] = {}
+        self._known: dict[ir.Attribute, TensorSharding] = {} if known is None else known
         self._of_several: dict[ir.Attribute, Sequence[TensorSharding]] = {}
 
     def of_arguments(self) -> list[TensorSharding | None]:
@@ -164,6 +165,11 @@ class Shardings:
             return _without(self.read(shardings[k]), {*sdy.ManualAxesAttr(op.attributes["manual_axes"])})
         return self._nth(op, k)
 
+    def on(self, op: ir.Operation) -> Sequence[TensorSharding]:
+        """The shardings that the attribute of an operation says of its results; none without one."""
+        attribute = op.attributes.get("sdy.sharding")
+        return () if attribute is None else self._several(attribute)
+
     def read(self, attribute: ir.Attribute) -> TensorSharding:
         """The sharding that a `TensorShardingAttr` says."""
         if attribute not in self._known:
@@ -183,6 +189,8 @@ class Shardings:
             refs = [sdy.AxisRefAttr(ref) for ref in sdy.DimensionShardingAttr(dim).axes]
             axes.append(tuple(map(axis_name, refs)))
             parts.append(tuple(sizes[r.name] if (part := _part(r)) is None else part.size for r in refs))
+        if mesh == "mesh" and not any(axes):
+            return TensorSharding.replicated(len(axes))
         return TensorSharding(tuple(axes), tuple(parts), mesh)
 
     def _of_main(self, which: str, i: int) -> TensorSharding | None:

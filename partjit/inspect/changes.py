@@ -1,31 +1,26 @@
-"""Other shardings for a partitioned program, without tracing or lowering it again.
-
-The lowered module of a report is copied, the shardings in it are changed, and they are propagated as before.
-"""
+"""Other shardings in a lowered program, and what is known of a program whatever its shardings."""
 
 import dataclasses
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import sdy
 
-from partjit.inspect.collectives import total_bytes
+from partjit.inspect.flops import FlopCount, count_flops
 from partjit.inspect.inlining import ADDED, TAG, mark
-from partjit.inspect.memory import estimate_memory
-from partjit.inspect.predicted import predict
-from partjit.inspect.propagation import Partitioned, is_mark, propagated
-from partjit.shardy import TensorSharding, main_of, nested
-from partjit.xla_rewrites import open_captured
+from partjit.inspect.places import Known, Origin
+from partjit.inspect.propagation import Partitioned, is_mark, numbers_of, ranks_of
+from partjit.inspect.skeleton import Skeleton, skeleton_of
+from partjit.inspect.traffic import Moved, count_traffic
+from partjit.shardy import main_of, nested
 
-__all__ = ["Axes", "Change", "Changed", "Effect", "changed", "distinct_values", "effect_of"]
+__all__ = ["Axes", "Change", "Facts", "change", "facts_of", "marked_values"]
 
 Axes: TypeAlias = tuple[tuple[str, ...] | None, ...]
 """For each dimension the mesh axes that shard it; None for one that is left to the partitioner."""
 
 _CONSTRAINT = "sdy.sharding_constraint"
-_TAG = re.compile(rf"{TAG}(\d+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,57 +39,61 @@ class Change:
     dropped: tuple[int, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class Effect:
-    """What a program sends and needs.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Facts:
+    """What is known of a program whatever its shardings. If its origin is saved, it can be pickled.
 
     Attributes:
-        sent: bytes that a device sends in a step, as far as they are predicted exactly.
-        at_most: the same with the upper bounds of what is not.
-        peak: bytes on a device at most, estimated.
+        origin: its name, mesh and equations.
+        arguments: the numbers of its arguments.
+        ranks: of its results.
+        donated: for each argument whether it is.
+        count: of its values.
+        computing: the numbers of the equations that compute values, by the numbers of the values.
+        skeleton, flops, traffic: what memory, FLOPs and memory traffic are computed from.
     """
 
-    sent: float
-    at_most: float
-    peak: int
+    origin: Origin
+    arguments: tuple[int, ...]
+    ranks: tuple[int, ...]
+    donated: tuple[bool, ...]
+    count: int
+    computing: Mapping[int, int]
+    skeleton: Skeleton
+    flops: FlopCount
+    traffic: tuple[Moved, ...]
 
 
-def effect_of(partitioned: Partitioned, donated: Sequence[bool], change: Change) -> Effect | None:
-    """The effect of a change of a unit whose text was kept; None if it cannot be made."""
-    if partitioned.module is None or partitioned.lowered is None:
-        return None
-    after = changed(partitioned, change).partitioned
-    collectives, unknown = predict(after)
-    sent = total_bytes(collectives).bytes
-    bounds = sum((1 if move.times is None else move.times) * move.bytes_at_most for move in unknown)
-    return Effect(sent, sent + bounds, estimate_memory(after, donated, collectives).peak)
+def facts_of(partitioned: Partitioned, donated: Sequence[bool]) -> Facts:
+    """What is known of a unit whose arguments are donated as these flags say."""
+    unit, inlined = partitioned.unit, partitioned.inlined
+    skeleton = skeleton_of(inlined)
+    return Facts(
+        Origin(unit.name, unit.mesh, inlined.equations),
+        tuple(value.number for value in inlined.tree.inputs),
+        ranks_of(unit),
+        tuple(donated),
+        len(inlined.numbers),
+        inlined.computing,
+        skeleton,
+        count_flops(inlined.tree),
+        count_traffic(skeleton, inlined),
+    )
 
 
-@dataclasses.dataclass(frozen=True)
-class Changed:
-    """A unit that was propagated with other shardings.
-
-    Attributes:
-        partitioned: the unit; a value that is constrained has the sharding in which it is computed.
-        constrained: the shardings in which such values are used, by their numbers.
-    """
-
-    partitioned: Partitioned
-    constrained: Mapping[int, TensorSharding]
-
-
-def changed(partitioned: Partitioned, change: Change) -> Changed:
-    """A unit of several devices whose lowered module was kept, propagated again with other shardings."""
-    assert partitioned.lowered is not None  # it was kept
-    count = len(partitioned.inlined.numbers)
-    with partitioned.lowered.context:
-        module: Any = partitioned.lowered.clone()
-        _require_mesh(module, partitioned.unit.mesh.shape)
-        _apply(module, partitioned, change)
-        open_captured(module)
-        after = propagated(module, partitioned.unit, partitioned.inlined)
-    shardings = after.inlined.shardings
-    return Changed(after, {number - count: own for number, own in shardings.items() if number >= count})
+def change(module: Any, wanted: Change, facts: Facts, known: Known) -> None:
+    """Changes shardings in a lowered module."""
+    _require_mesh(module, facts.origin.mesh.shape)
+    _set_ends(module, wanted, facts)
+    operations = nested(module.operation) if wanted.dropped or wanted.values else ()
+    if wanted.dropped:
+        for op in [op for op in operations if op.name == _CONSTRAINT]:
+            if (tags := known.tags(op)) and tags[-1] in wanted.dropped:
+                op.results[0].replace_all_uses_with(op.operands[0])
+                op.erase()
+        operations = nested(module.operation)
+    if wanted.values:
+        _constrain([*marked_values(operations)], wanted.values, facts)
 
 
 def _require_mesh(module: ir.Module, shape: Mapping[str, int]) -> None:
@@ -107,64 +106,44 @@ def _require_mesh(module: ir.Module, shape: Mapping[str, int]) -> None:
         ir.Operation.create("sdy.mesh", attributes=attributes, loc=ir.Location.unknown(), ip=where)
 
 
-def _apply(module: ir.Module, partitioned: Partitioned, change: Change) -> None:
-    main, unit = main_of(module), partitioned.unit
+def _set_ends(module: Any, wanted: Change, facts: Facts) -> None:
+    """Sets the shardings of arguments and results."""
+    main = main_of(module)
     types = {"arg_attrs": [*main.type.inputs], "res_attrs": [*main.type.results]}
-    hidden = {  # constants and tokens come first
-        "arg_attrs": len(types["arg_attrs"]) - len(unit.in_shardings),
-        "res_attrs": len(types["res_attrs"]) - len(unit.out_shardings),
-    }
-    for which, specs in (("arg_attrs", change.arguments), ("res_attrs", change.results)):
+    counts = {"arg_attrs": len(facts.arguments), "res_attrs": len(facts.ranks)}
+    for which, specs in (("arg_attrs", wanted.arguments), ("res_attrs", wanted.results)):
         attributes = main.operation.attributes
         dicts = [*attributes[which]] if which in attributes else [ir.DictAttr.get({})] * len(types[which])
         for position, axes in specs.items():
-            k = position + hidden[which]
-            known = {named.name: named.attr for named in dicts[k] if named.name != "sdy.sharding"}
+            k = position + len(types[which]) - counts[which]  # constants and tokens come first
+            own = {named.name: named.attr for named in dicts[k] if named.name != "sdy.sharding"}
             if axes is not None:
-                known["sdy.sharding"] = _written(axes, types[which][k].rank)
-            dicts[k] = ir.DictAttr.get(known)
+                own["sdy.sharding"] = _written(axes, types[which][k].rank)
+            dicts[k] = ir.DictAttr.get(own)
         if specs:
             attributes[which] = ir.ArrayAttr.get(dicts)
-    for op in nested(module.operation) if change.dropped else ():
-        tags = _TAG.findall(str(op.location)) if op.name == _CONSTRAINT else ()
-        if tags and int(tags[-1]) in change.dropped:
-            op.results[0].replace_all_uses_with(op.operands[0])
-            op.erase()
-    if change.values:
-        _constrain(partitioned, [*_marked(nested(module.operation))], change.values)
 
 
-def distinct_values(partitioned: Partitioned) -> frozenset[int]:
-    """The numbers of the values of a unit that a change may constrain: one for each in its lowered module.
+def marked_values(operations: Sequence[ir.Operation]) -> Iterator[tuple[int, ir.Value]]:
+    """The values that are marked, with their numbers.
 
-    Some equations, such as `stop_gradient`, are no operations: their results are their operands there.
+    Those of some equations, such as `stop_gradient`, are the same: they are no operations.
     """
-    if partitioned.lowered is None:
-        return frozenset(partitioned.inlined.numbers.values())
-    first: dict[ir.Value, int] = {}
-    for number, value in _marked(nested(partitioned.lowered)):
-        first.setdefault(value, number)
-    return frozenset(first.values())
-
-
-def _marked(operations: Sequence[ir.Operation]) -> Iterator[tuple[int, ir.Value]]:
     for op in operations:
         if is_mark(op):
-            numbers = map(int, re.findall(r"\d+", ir.StringAttr(op.attributes["backend_config"]).value))
-            yield from zip(numbers, op.operands, strict=True)
+            yield from zip(numbers_of(op), op.operands, strict=True)
 
 
-def _constrain(partitioned: Partitioned, marked: Sequence[tuple[int, ir.Value]], wanted: Mapping[int, Axes]) -> None:
+def _constrain(marked: Sequence[tuple[int, ir.Value]], wanted: Mapping[int, Axes], facts: Facts) -> None:
     """Constrains values for those that use them; what these use gets numbers of its own."""
-    count, equations = len(partitioned.inlined.numbers), partitioned.inlined.computing
     constrained: dict[ir.Value, ir.Value] = {}
     for number, value in marked:
         if number in wanted:
-            tag = f"{ADDED}/{TAG}{equations[number]}" if number in equations else ADDED
+            tag = f"{ADDED}/{TAG}{facts.computing[number]}" if number in facts.computing else ADDED
             constrained[value] = _constrained(value, wanted[number], tag)
         if value in constrained:
             with _after(constrained[value]), ir.Location.unknown():
-                mark([constrained[value]], [count + number])
+                mark([constrained[value]], [facts.count + number])
 
 
 def _constrained(value: ir.Value, axes: Axes, tag: str) -> ir.Value:

@@ -9,7 +9,6 @@ from jax.sharding import Mesh
 
 from partjit.checks import require_integer
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue
-from partjit.inspect.changes import Effect
 from partjit.inspect.collectives import Collective, UnknownMove, executions, repeated, total_bytes
 from partjit.inspect.compiled import CompiledUnit
 from partjit.inspect.findings import Finding, findings_of, grouped
@@ -17,6 +16,7 @@ from partjit.inspect.flops import Flops, flops_of
 from partjit.inspect.listing import Listing, lines_of
 from partjit.inspect.memory import Memory, estimate_memory
 from partjit.inspect.modules import folded, pattern_of
+from partjit.inspect.outcomes import Costs
 from partjit.inspect.predicted import Prediction
 from partjit.inspect.propagation import Partitioned
 from partjit.inspect.suggestions import tried_out
@@ -223,7 +223,7 @@ class Contents:
         if self.plan is not None:
             return (*self.noted, *found)
         (program,), (donated,), moved = self.programs, self.donated, self.predicted
-        costs = Effect(moved.bytes_per_step, moved.bytes_per_step_at_most, self.estimates[0].peak)
+        costs = Costs(moved.bytes_per_step, moved.bytes_per_step_at_most, self.estimates[0].peak)
         return (*self.noted, *tried_out(found, program, donated, moved, costs, large))
 
     @property

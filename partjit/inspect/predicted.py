@@ -21,7 +21,6 @@ from partjit.devices import platform_of
 from partjit.inspect.collectives import KINDS, Collective, UnknownMove
 from partjit.inspect.device_groups import DeviceGroups
 from partjit.inspect.hlo.device_groups import groups_over
-from partjit.inspect.inlining import ADDED, TAG
 from partjit.inspect.loop_invariance import varying
 from partjit.inspect.moves.merging import merge, remove_reversals
 from partjit.inspect.moves.model import Tensor, element_type, elements
@@ -29,12 +28,13 @@ from partjit.inspect.moves.resharding import reshard
 from partjit.inspect.moves.rewriting import Moved, Writing, moved_by
 from partjit.inspect.moves.tiles import Step, tiles_of
 from partjit.inspect.moves.unused import remove_unused
+from partjit.inspect.places import Known, Origin
 from partjit.inspect.propagation import Partitioned
 from partjit.inspect.times import ONCE, Times
 from partjit.inspect.why.dataflow import reachable
 from partjit.shardy import Shardings, TensorSharding, insert_reshards, nested
 
-__all__ = ["Prediction", "predict"]
+__all__ = ["Prediction", "predict", "predict_of"]
 
 _SDY = {
     "sdy.all_reduce": ("all-reduce", "reduction_axes"),
@@ -46,7 +46,6 @@ _AXIS = re.compile(r'"([^"]+)"(?::\((\d+)\)(\d+))?')
 _AxisRef = tuple[str, str, str]
 _Fields: TypeAlias = dict[str, Any]  # of a `Collective`
 _Operation: TypeAlias = ir.Operation | ir.OpView
-_TAG = re.compile(rf"{TAG}(\d+)")
 
 
 class Prediction(NamedTuple):
@@ -58,31 +57,35 @@ class Prediction(NamedTuple):
 
 def predict(partitioned: Partitioned) -> Prediction:
     """The collectives that the shardings of a unit require, in the order of the program. Changes its module."""
-    module = partitioned.module
-    if module is None or partitioned.shardings is None:
+    if partitioned.module is None or partitioned.shardings is None:
         return Prediction((), ())
+    unit, equations = partitioned.unit, partitioned.inlined.equations
+    return predict_of(partitioned.module, partitioned.shardings, Origin(unit.name, unit.mesh, equations), Known())
+
+
+def predict_of(module: ir.Module, shardings: Shardings, origin: Origin, known: Known) -> Prediction:
+    """The same for a propagated module without marks, with these shardings in it."""
     remove_unused(module)
     remove_reversals(module)
-    equations = partitioned.inlined.equations
 
     def primitive_of(op: ir.Operation) -> str:
-        return equations[tags[-1]].primitive if (tags := _tags(op)) else ""
+        return origin.equations[tags[-1]].primitive if (tags := known.tags(op)) else ""
 
-    writing = Writing(module, partitioned.shardings, partitioned.unit.mesh, primitive_of)
+    writing = Writing(module, shardings, origin.mesh, primitive_of, known.models)
     writing.operations()
     insert_reshards(module)
     writing.reshards()
-    merge(module, partitioned.shardings, {*_SDY, *_STABLEHLO})
-    reading = _Reading(partitioned, module, partitioned.shardings, writing.moved)
+    merge(module, shardings, {*_SDY, *_STABLEHLO})
+    reading = _Reading(module, shardings, origin, known, writing.moved)
     found = [
         one
-        for function, op in _collectives(module)
+        for function, op in reading.communicating
         for number, times in reading.instances(function, op)
         for one in reading.read(op, number, times)
     ]
     collectives = tuple(one for one in found if isinstance(one, Collective))
     moves = (one for one in found if isinstance(one, UnknownMove))
-    return Prediction(collectives, (*moves, *_widened(collectives, partitioned.unit.mesh)))
+    return Prediction(collectives, (*moves, *_widened(collectives, origin.mesh)))
 
 
 def _widened(collectives: Sequence[Collective], mesh: Mesh) -> Iterator[UnknownMove]:
@@ -108,40 +111,37 @@ def _functions(module: ir.Module) -> Iterator[tuple[str, ir.Operation]]:
     return ((ir.StringAttr(function.attributes["sym_name"]).value, function) for function in functions)
 
 
-def _collectives(module: ir.Module) -> Iterator[tuple[str, ir.Operation]]:
-    """The operations that communicate, with the names of the functions they are in.
-
-    Equal ones of several users of a value count once, as in XLA.
-    """
-    for caller, function in _functions(module):
-        seen = set()
-        for op in nested(function):
-            name = op.name
-            if name in _STABLEHLO or moved_by(op) is not None:
-                yield caller, op
-            elif name in _SDY:
-                same = name, op.operands[0], op.attributes["out_sharding"], op.block
-                if same not in seen:
-                    yield caller, op
-                seen.add(same)
-
-
 class _Reading:
+    """Reads a module that was written out.
+
+    Attributes:
+        communicating: the operations that communicate, with the names of the functions they are in. Equal ones of
+            several users of a value count once, as in XLA.
+    """
+
     def __init__(
-        self, partitioned: Partitioned, module: ir.Module, shardings: Shardings, moved: Sequence[Moved]
+        self, module: ir.Module, shardings: Shardings, origin: Origin, known: Known, moved: Sequence[Moved]
     ) -> None:
-        self._moved = moved
-        self._unit = partitioned.unit
-        self._inlined = partitioned.inlined
-        self._shardings = shardings
+        self._moved, self._origin, self._mesh = moved, origin, origin.mesh
+        self._shardings, self._known = shardings, known
         self._varying: dict[ir.Operation, set[ir.Operation]] = {}
         self._functions = dict(_functions(module))
         self._calls: dict[str, list[tuple[str, ir.Operation]]] = {}
-        for caller, function in _functions(module):
+        self.communicating: list[tuple[str, ir.Operation]] = []
+        for caller, function in self._functions.items():
+            seen = set()
             for op in nested(function):
-                if op.name == "func.call":
+                name = op.name
+                if name == "func.call":
                     callee = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
                     self._calls.setdefault(callee, []).append((caller, op))
+                elif name in _STABLEHLO or moved_by(op) is not None:
+                    self.communicating.append((caller, op))
+                elif name in _SDY:
+                    same = name, op.operands[0], op.attributes["out_sharding"], op.block
+                    if same not in seen:
+                        self.communicating.append((caller, op))
+                    seen.add(same)
 
     def instances(self, function: str, op: ir.Operation) -> list[tuple[int | None, Times]]:
         """The equations that an operation belongs to, and how often it runs for each.
@@ -155,7 +155,7 @@ class _Reading:
         self, function: str, op: ir.Operation, of: ir.Operation, may_move: bool
     ) -> list[tuple[int | None, Times]]:
         """Those of an operation, or of a call on the way to the operation that they are `of`."""
-        trips, outer, own = ONCE, op.parent, _tags(op)
+        trips, outer, own = ONCE, op.parent, self._known.tags(op)
         while outer is not None and outer.name != "func.func":
             if outer.name == "stablehlo.while":
                 may_move = may_move and self._is_invariant(of, outer)
@@ -168,12 +168,12 @@ class _Reading:
         of_callers = [instance for caller, call in calls for instance in self._instances(caller, call, of, may_move)]
         if len(calls) > 1 or (of_callers and not own):
             return [(number, times * trips) for number, times in of_callers]
-        number = own[-1] if own else _nearest_tag(op)
+        number = own[-1] if own else self._nearest_tag(op)
         return [(number, of_callers[0][1] * trips if of_callers else trips)]
 
     def _trips_of(self, loop: ir.Operation) -> Times:
-        tags = _tags(loop)
-        equation = self._inlined.equations[tags[-1]] if tags else None
+        tags = self._known.tags(loop)
+        equation = self._origin.equations[tags[-1]] if tags else None
         count = equation.trip_count if equation is not None and equation.bodies else None
         return Times(1, (None if equation is None else equation.site,)) if count is None else Times(count)
 
@@ -184,7 +184,7 @@ class _Reading:
 
     def read(self, op: ir.Operation, number: int | None, times: Times) -> Iterator[Collective | UnknownMove]:
         """The collectives, one in most cases, that an operation stands for in one of its equations."""
-        equation = None if number is None else self._inlined.equations[number]
+        equation = None if number is None else self._origin.equations[number]
         common: _Fields = {
             "times": times.exact,
             "per": times if times.loops else None,
@@ -192,9 +192,9 @@ class _Reading:
             "site": None if equation is None else equation.site,
             "library": None if equation is None else equation.library,
             "module": "" if equation is None else equation.module,
-            "tags": () if equation is None or ADDED in str(op.location) else (equation.number,),
+            "tags": () if equation is None or self._known.is_added(op) else (equation.number,),
             "op_name": "" if equation is None else equation.scope,
-            "program": self._unit.name,
+            "program": self._origin.name,
         }
         if (k := moved_by(op)) is not None:
             yield from self._of_operation(self._moved[k], common)
@@ -216,7 +216,7 @@ class _Reading:
             yield self._of_step(step, tensor, {**common, "name": moved.name})
 
     def _of_step(self, step: Step, tensor: Tensor, common: _Fields) -> Collective:
-        mesh, groups, sent = self._unit.mesh, step.groups, 1.0
+        mesh, groups, sent = self._mesh, step.groups, 1.0
         if step.kind == "collective-permute":
             axes, sent = groups.axes_of_pairs(mesh), groups.moving / mesh.size
             size = math.prod(mesh.shape[axis] for axis in axes)
@@ -248,7 +248,7 @@ class _Reading:
 
     def _of_axes(self, op: ir.Operation, refs: list[_AxisRef], common: _Fields) -> Iterator[Collective]:
         """The collective over these axes."""
-        mesh, kind = self._unit.mesh, _SDY[op.name][0]
+        mesh, kind = self._mesh, _SDY[op.name][0]
         if (size := math.prod(int(part) if part else mesh.shape[name] for name, _, part in refs)) > 1:
             axes, groups = _axes_and_groups(tuple(refs), mesh)
             yield self._of_shards(op, kind, size, axes=axes, groups=groups, **common)
@@ -268,6 +268,11 @@ class _Reading:
             **fields,
         )
 
+    def _nearest_tag(self, op: _Operation) -> int | None:
+        """The equation of the nearest operation among the users of results and the definitions of operands."""
+        found = (tags[-1] for near in reachable([op], _adjacent) if (tags := self._known.tags(near)))
+        return next(found, None)
+
     def _shardings_of(self, op: ir.Operation) -> tuple[TensorSharding, TensorSharding]:
         """The shardings of the operand and the result of an operation."""
         ndim = len(op.results[0].type.shape)
@@ -285,7 +290,7 @@ class _Reading:
         Over axes that are not manual its operands may be sharded further. XLA leaves them so where it combines elements
         of equal positions, and gathers them before other collectives.
         """
-        mesh = self._unit.mesh
+        mesh = self._mesh
         kind = _STABLEHLO[op.name]
         tensors = [[self._tensor(value) for value in values] for values in (op.operands, op.results)]
         if kind in ("all-reduce", "collective-permute"):
@@ -318,16 +323,6 @@ class _Reading:
             sent=sent,
             **common,
         )
-
-
-def _tags(op: _Operation) -> list[int]:
-    return [int(number) for number in _TAG.findall(str(op.location))]
-
-
-def _nearest_tag(op: _Operation) -> int | None:
-    """The equation of the nearest operation among the users of results and the definitions of operands."""
-    found = (tags[-1] for near in reachable([op], _adjacent) if (tags := _tags(near)))
-    return next(found, None)
 
 
 def _adjacent(op: _Operation) -> Iterator[_Operation]:

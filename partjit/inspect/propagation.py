@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from partjit.inspect.inlining import MARK, InlinedProgram, inline_program
 from partjit.shardy import Shardings, TensorSharding, nested, propagate
 from partjit.xla_rewrites import open_captured, rewrite_operations
 
-__all__ = ["Partitioned", "Unit", "is_mark", "partition", "propagated"]
+__all__ = ["Partitioned", "Unit", "is_mark", "numbers_of", "partition", "propagated", "ranks_of", "results_of"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -95,11 +94,10 @@ class Partitioned:
 def partition(unit: Unit, keep_text: bool = False) -> Partitioned:
     """Annotates a unit; `keep_text` keeps the lowered module, whose text `origins` needs."""
     inlined = inline_program(unit.jaxpr, unit.mesh, unit.paths, unit.result_paths, unit.iterations)
-    replicated = tuple(TensorSharding.replicated(getattr(aval, "ndim", 0)) for aval in unit.jaxpr.out_avals)
     if unit.mesh.size <= 1:
         arrays = (value for value in inlined.tree.values if value.is_array)
         inlined.shardings.update((v.number, TensorSharding.replicated(len(v.aval.shape))) for v in arrays)
-        return Partitioned(unit, inlined, replicated, None, None, None)
+        return Partitioned(unit, inlined, tuple(map(TensorSharding.replicated, ranks_of(unit))), None, None, None)
     with opaque_calls():
         lowering = lower_jaxpr_anew(
             inlined.jaxpr,
@@ -114,32 +112,50 @@ def partition(unit: Unit, keep_text: bool = False) -> Partitioned:
     rewrite_operations(module, is_mark)
     lowered = module.operation.clone() if keep_text else None  # its text takes longer than a copy
     open_captured(module)
-    return dataclasses.replace(propagated(module, unit, inlined), lowered=lowered)
+    shardings, of_values = propagated(module)
+    inlined.shardings.update(of_values)
+    return Partitioned(unit, inlined, results_of(shardings, ranks_of(unit)), module, shardings, lowered)
 
 
-def propagated(module: ir.Module, unit: Unit, inlined: InlinedProgram) -> Partitioned:
-    """A unit whose inlined program was lowered to a rewritten module, after the propagation; without `lowered`.
+def propagated(
+    module: ir.Module, known: dict[ir.Attribute, TensorSharding] | None = None
+) -> tuple[Shardings, dict[int, TensorSharding]]:
+    """Propagates shardings in a rewritten module, and removes its marks.
 
-    If the program has shardings already, its values keep them, and the result has those of this module by number.
+    Args:
+        module: the module.
+        known: what attributes are known to say; see `Shardings`.
+
+    Returns:
+        The shardings in the module, and those of the marked values by their numbers.
     """
     propagate(module)
-    shardings, of_values = Shardings(module), dict[int, TensorSharding]()
+    shardings = Shardings(module, known)
+    of_values: dict[int, TensorSharding] = {}
     operations = nested(module.operation)
     for op in operations:
         if is_mark(op):
-            numbers = map(int, re.findall(r"\d+", ir.StringAttr(op.attributes["backend_config"]).value))
-            for number, operand in zip(numbers, op.operands, strict=True):
+            for number, operand in zip(numbers_of(op), op.operands, strict=True):
                 sharding = shardings.of(operand) or TensorSharding.replicated(len(operand.type.shape))
                 of_values[number] = sharding
     _remove_marks(operations)
-    if any(number in inlined.shardings for number in of_values):
-        inlined = dataclasses.replace(inlined, shardings={**inlined.shardings, **of_values})
-    else:
-        inlined.shardings.update(of_values)
-    replicated = (TensorSharding.replicated(getattr(aval, "ndim", 0)) for aval in unit.jaxpr.out_avals)
-    found = shardings.of_results()[-len(unit.out_shardings) :]  # after those of tokens
-    results = tuple(sharding or default for sharding, default in zip(found, replicated, strict=True))
-    return Partitioned(unit, inlined, results, module, shardings, None)
+    return shardings, of_values
+
+
+def results_of(shardings: Shardings, ranks: Sequence[int]) -> tuple[TensorSharding, ...]:
+    """The shardings of the results of a propagated program, which have these ranks."""
+    found = shardings.of_results()[-len(ranks) :] if ranks else []  # after those of tokens
+    return tuple(own or TensorSharding.replicated(rank) for own, rank in zip(found, ranks, strict=True))
+
+
+def ranks_of(unit: Unit) -> tuple[int, ...]:
+    """The ranks of the results of a unit."""
+    return tuple(getattr(aval, "ndim", 0) for aval in unit.jaxpr.out_avals)
+
+
+def numbers_of(mark: ir.Operation) -> list[int]:
+    """The numbers of the values of a mark."""
+    return [int(number) for number in ir.StringAttr(mark.attributes["backend_config"]).value.split(",") if number]
 
 
 def is_mark(op: ir.Operation) -> bool:

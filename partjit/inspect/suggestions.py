@@ -3,9 +3,11 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from partjit.inspect.changes import Effect, effect_of
+from partjit.inspect.changes import Facts, facts_of
 from partjit.inspect.collectives import Collective
 from partjit.inspect.findings import Finding, grouped
+from partjit.inspect.outcomes import Costs, outcome_of
+from partjit.inspect.places import Known
 from partjit.inspect.propagation import Partitioned
 from partjit.inspect.proposals import Proposal, proposals
 from partjit.render.numbers import shown_bytes
@@ -24,7 +26,7 @@ def tried_out(
     partitioned: Partitioned,
     donated: Sequence[bool],
     collectives: Sequence[Collective],
-    before: Effect,
+    before: Costs,
     large: float,
 ) -> tuple[Finding, ...]:
     """These findings and those of `proposals` for a unit with such costs, the most costly kind first, with effects.
@@ -35,14 +37,16 @@ def tried_out(
     candidates = sorted(proposals(partitioned, collectives, found, large), key=lambda one: -_cost(one.findings, before))
     tries = max(1, min(_MOST_TRIES, _EQUATIONS // max(1, len(partitioned.inlined.equations))))
     changed: dict[Finding, Finding] = {}
-    for proposal in candidates[:tries]:
-        changed.update(_tried(proposal, partitioned, donated, before))
+    if candidates and partitioned.lowered is not None:
+        facts, known = facts_of(partitioned, donated), Known()
+        for proposal in candidates[:tries]:
+            changed.update(_tried(proposal, partitioned, facts, known, before))
     everything = [*(changed.pop(finding, finding) for finding in found), *changed.values()]
     groups = [group for group in grouped(everything).values() if _cost(group, before) >= _SHARE]
     return tuple(finding for group in sorted(groups, key=lambda group: -_cost(group, before)) for finding in group)
 
 
-def _cost(findings: Sequence[Finding], before: Effect) -> float:
+def _cost(findings: Sequence[Finding], before: Costs) -> float:
     """The share of findings of one kind in all that is sent, or in the memory."""
     if not findings:
         return 0.0
@@ -51,17 +55,17 @@ def _cost(findings: Sequence[Finding], before: Effect) -> float:
 
 
 def _tried(
-    proposal: Proposal, partitioned: Partitioned, donated: Sequence[bool], before: Effect
+    proposal: Proposal, partitioned: Partitioned, facts: Facts, known: Known, before: Costs
 ) -> Iterator[tuple[Finding, Finding]]:
-    after = effect_of(partitioned, donated, proposal.change)
-    if after is None or (proposal.is_required and not _is_gain(before, after)):
+    after = outcome_of(partitioned.lowered, facts, proposal.change, known).costs
+    if proposal.is_required and not _is_gain(before, after):
         return
     effect = _effect(before, after)
     for finding in proposal.findings:
         yield finding, dataclasses.replace(finding, effect=effect)
 
 
-def _is_gain(before: Effect, after: Effect) -> bool:
+def _is_gain(before: Costs, after: Costs) -> bool:
     sends_no_more = after.sent <= before.sent and after.at_most <= before.at_most
     sends_less = sends_no_more and after.sent + after.at_most < (1 - _GAIN) * (before.sent + before.at_most)
     if sends_less and after.peak <= 1.1 * before.peak:
@@ -69,12 +73,12 @@ def _is_gain(before: Effect, after: Effect) -> bool:
     return after.peak < (1 - _GAIN) * before.peak and after.at_most <= 1.5 * before.at_most
 
 
-def _shown_sent(effect: Effect) -> str:
+def _shown_sent(effect: Costs) -> str:
     sent, most = shown_bytes(effect.sent), shown_bytes(effect.at_most)
     return sent if sent == most else f"between {sent} and {most}"
 
 
-def _effect(before: Effect, after: Effect) -> str:
+def _effect(before: Costs, after: Costs) -> str:
     parts = [
         f"{what} {new} instead of {old}"
         for what, old, new in (

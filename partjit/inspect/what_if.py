@@ -16,18 +16,15 @@ from jax.sharding import PartitionSpec as P
 
 from partjit.checks import require_mesh_type
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
-from partjit.inspect.changes import Changed, changed, distinct_values
+from partjit.inspect.changes import facts_of, marked_values
 from partjit.inspect.contents import Collectives
-from partjit.inspect.flops import count_flops
-from partjit.inspect.memory import needs_of
-from partjit.inspect.predicted import Prediction, predict
-from partjit.inspect.propagation import Partitioned, partition
+from partjit.inspect.outcomes import Outcome, outcome_of, outcome_of_one_device
+from partjit.inspect.places import Known
+from partjit.inspect.propagation import partition
 from partjit.inspect.questions import Activation, Answer, Leaf, Question, change_of
-from partjit.inspect.skeleton import skeleton_of
 from partjit.inspect.tracing import trace_function
-from partjit.inspect.traffic import bytes_moved, count_traffic
 from partjit.mesh import has_explicit_axes
-from partjit.shardy import TensorSharding
+from partjit.shardy import TensorSharding, nested
 
 __all__ = ["Activation", "Answer", "Leaf", "Question", "WhatIf"]
 
@@ -87,7 +84,6 @@ class WhatIf:
                 "values: with other specs it is another program. Give a mesh whose axes are Auto"
             )
         self.mesh = unit.mesh
-        self._donated = traced.donated
         self._base = partition(unit, keep_text=True)
         tree = self._base.tree
         inputs = zip(unit.paths, tree.inputs, unit.in_shardings, traced.donated, strict=True)
@@ -96,8 +92,7 @@ class WhatIf:
         self._results = [_leaf(*of_output) for of_output in outputs]
         self.arguments = tuple(filter(None, self._arguments))
         self.results = tuple(filter(None, self._results))
-        self._skeleton = skeleton_of(self._base.inlined)
-        self._flops, self._traffic = count_flops(tree), count_traffic(self._skeleton, self._base.inlined)
+        self._facts, self._known = facts_of(self._base, traced.donated), Known()
 
     @property
     def activations(self) -> tuple[Activation, ...]:
@@ -107,8 +102,13 @@ class WhatIf:
     @functools.cached_property
     def _activations(self) -> dict[int, Activation]:
         found: dict[int, Activation] = {}
-        distinct = distinct_values(self._base)
-        for equation, times in _computing(self._base.tree, 1):
+        base = self._base
+        # Some equations, such as `stop_gradient`, are no operations: their results are their operands.
+        first = {}
+        for number, value in marked_values(nested(base.lowered) if base.lowered is not None else ()):
+            first.setdefault(value, number)
+        distinct = {*first.values()} if base.lowered is not None else {*base.inlined.numbers.values()}
+        for equation, times in _computing(base.tree, 1):
             for value in equation.outputs:
                 if value.is_array and value.aval.shape and value.number in distinct and value.number not in found:
                     found[value.number] = _activation(equation, value, times)
@@ -124,36 +124,32 @@ class WhatIf:
             TypeError, ValueError: a spec is none, or names an axis twice.
         """
         unit = self._base.unit
-        change = change_of(question, self._arguments, self._results, self._activations, unit.mesh, unit.name)
-        after = Changed(self._base, {}) if self._base.module is None else changed(self._base, change)
-        return self._answer(after.partitioned, predict(after.partitioned), after.constrained)
+        wanted = change_of(question, self._arguments, self._results, self._activations, unit.mesh, unit.name)
+        if self._base.lowered is None:
+            return self._answer(outcome_of_one_device(self._facts, self._base.inlined.shardings))
+        return self._answer(outcome_of(self._base.lowered, self._facts, wanted, self._known))
 
     def ask_many(self, questions: Iterable[Question]) -> list[Answer]:
         """The answers to several questions, in their order. Raises what `ask` raises."""
         return [self.ask(question) for question in questions]
 
-    def _answer(self, after: Partitioned, prediction: Prediction, constrained: Mapping[int, TensorSharding]) -> Answer:
-        collectives, moves = prediction
-        shardings, mesh = after.inlined.shardings, after.unit.mesh
-        is_cpu = mesh.empty or mesh.devices.flat[0].platform == "cpu"
-        memory = needs_of(self._skeleton, shardings, self._donated, collectives, moves, is_cpu)
-        flops = self._flops.flops(shardings, constrained)
+    def _answer(self, outcome: Outcome) -> Answer:
+        collectives, moves = outcome.prediction
         by_axes: dict[tuple[str, ...], float] = collections.defaultdict(float)
         for one in collectives:
             by_axes[one.axes] += one.bytes_moved * one.executions
-        unknown = [] if flops.is_exact else ["how often loops run, or which branches"]
+        unknown = [] if outcome.flops.is_exact else ["how often loops run, or which branches"]
         unknown += ["what XLA may move besides"] if moves else []
-        of_arguments = [shardings.get(value.number) for value in after.tree.inputs]
         return Answer(
             Collectives(collectives, "predicted", moves),
             dict(by_axes),
-            memory.peak,
-            memory.arguments,
-            flops.per_device,
-            bytes_moved(self._traffic, shardings),
-            _specs(self._arguments, of_arguments),
-            _specs(self._results, after.result_shardings),
-            tuple(dict.fromkeys((*unknown, *memory.unknown))),
+            outcome.peak,
+            outcome.argument_bytes,
+            outcome.flops.per_device,
+            outcome.traffic,
+            _specs(self._arguments, outcome.arguments),
+            _specs(self._results, outcome.results),
+            tuple(dict.fromkeys((*unknown, *outcome.unknown_memory))),
         )
 
 

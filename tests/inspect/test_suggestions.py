@@ -6,7 +6,9 @@ import pytest
 
 from partjit import P, pjit, with_sharding_constraint
 from partjit.inspect import explain
-from partjit.inspect.changes import Change, effect_of
+from partjit.inspect.changes import Change, facts_of
+from partjit.inspect.outcomes import outcome_of
+from partjit.inspect.places import Known
 from partjit.render.numbers import shown_bytes
 from tests.inspect.inspected import f32, mesh
 
@@ -40,6 +42,11 @@ def there_and_back(x, spec=None):
 
 def reported(fun, *args, specs, out=None, **options):
     return explain(pjit(fun, in_shardings=specs, out_shardings=out), *args, mesh=mesh(), **options)
+
+
+def effect_of(report, change):
+    """What a program sends and needs with a change."""
+    return outcome_of(report.whole.lowered, facts_of(report.whole, report.donated[0]), change, Known()).costs
 
 
 def of_kind(report, kind):
@@ -128,10 +135,9 @@ def test_a_change_has_the_effect_of_other_specs():
     ]
     for change, specs in cases:
         other = reported(fun, *args, **{"specs": (P("data"), P()), **specs})
-        found = effect_of(report.whole, (False, False), change)
+        found = effect_of(report, change)
         assert (found.sent, found.peak) == (other.collectives.bytes_per_step, other.memory[0].peak)
-    found = effect_of(report.whole, (False, False), Change(values={values["sin"]: ((), ("model",))}))
+    found = effect_of(report, Change(values={values["sin"]: ((), ("model",))}))
     assert found.sent > report.collectives.bytes_per_step
     # The report itself stays what it was.
     assert report.whole.tree.inputs[1].shown_spec == "P(None, None)"
-    assert effect_of(explain(jnp.sin, f32(8)).whole, (False,), Change()) is None

@@ -24,7 +24,7 @@ _NUMBER = "partjit.number"
 
 def remove_reversals(module: ir.Module) -> None:
     """Removes the reversals of dimensions of size 1, such as those of the kernel of a 1 x 1 convolution."""
-    for op in [op.operation for op in nested(module.operation) if op.operation.name == "stablehlo.reverse"]:
+    for op in [op for op in nested(module.operation) if op.name == "stablehlo.reverse"]:
         if all(op.operands[0].type.shape[dim] == 1 for dim in numbers(op.attributes["dimensions"])):
             op.results[0].replace_all_uses_with(op.operands[0])
             op.erase()

@@ -19,7 +19,7 @@ from partjit.inspect.moves.merging import stays
 from partjit.inspect.moves.model import Model, Operation, Tensor, Transfer, definition, element_type
 from partjit.inspect.moves.replicated import elementwise
 from partjit.inspect.moves.resharding import reshard
-from partjit.inspect.moves.table import MODELS
+from partjit.inspect.moves.table import LOOKING_AROUND, LOOKING_AT_PRIMITIVES, MODELS
 from partjit.inspect.moves.tiles import Step, Unmodelled, tiles_of
 from partjit.shardy import Shardings, TensorSharding, nested
 
@@ -59,26 +59,37 @@ class Writing:
         shardings: the shardings in it.
         mesh: the mesh of the program.
         primitive_of: the primitive that an operation was lowered from, or the empty string.
+        models: known models of operations, which are added to: by what these depend on.
 
     Attributes:
         moved: what is moved, by the numbers of the calls.
     """
 
     def __init__(
-        self, module: ir.Module, shardings: Shardings, mesh: Mesh, primitive_of: Callable[[ir.Operation], str]
+        self,
+        module: ir.Module,
+        shardings: Shardings,
+        mesh: Mesh,
+        primitive_of: Callable[[ir.Operation], str],
+        models: "dict[tuple[object, ...], Model]",
     ) -> None:
         self.moved: list[Moved] = []
         self._numbers: dict[Hashable, int] = {}
         self._module, self._shardings, self._mesh, self._primitive_of = module, shardings, mesh, primitive_of
         self._attributes: dict[TensorSharding, ir.Attribute] = {}
         self._sizes = dict(mesh.shape)
+        self._models = models
 
     def operations(self) -> None:
         """Replaces the operations that have models, and adds the reshards that XLA makes for them."""
-        candidates = [op for op in nested(self._module.operation) if op.name in MODELS]
         # All models first: some look at the operations that compute their operands.
-        tensors = _Tensors(self._of)
-        modelled = [(op, found) for op in candidates if (found := self._modelled(op, tensors)) is not None]
+        values = _Values(self._shardings, self._of)
+        modelled = []
+        for op in nested(self._module.operation):
+            values.note(op)
+            find = MODELS.get(op.name)
+            if find is not None and (found := self._modelled(op, find, values)) is not None:
+                modelled.append((op, found))
         for op, (operation, model) in reversed(modelled):
             if _is_used(op):
                 self._replace(op, operation, model)
@@ -114,22 +125,38 @@ class Writing:
             found if len(found.axes) >= ndim else dataclasses.replace(TensorSharding.replicated(ndim), mesh=found.mesh)
         )
 
-    def _modelled(self, op: ir.Operation, tensors: "_Tensors") -> tuple[Operation, Model | None] | None:
-        operands, results = tensors.of(op.operands), tensors.of(op.results)
-        find = MODELS[op.name]
-        if find is elementwise and len({id(one.sharding) for one in (*operands, *results) if one.shape}) < 2:
+    def _modelled(
+        self, op: ir.Operation, find: Callable[[Operation], Model | None], values: "_Values"
+    ) -> tuple[Operation, Model | None] | None:
+        if find is elementwise and values.are_alike((*op.operands, *op.results)):
             return None  # most operations: all that they read and compute is sharded alike
-        sharded = [tensor for tensor in (*operands, *results) if tensor.is_sharded]
-        if not sharded or any(0 in tensor.shape for tensor in results):
+        shardings = values.shardings((*op.operands, *op.results))
+        if not any(map(_divides, shardings)):
             return None
-        if any(tensor.sharding.mesh != "mesh" for tensor in sharded):
-            return None
-        operation = Operation(op, operands, results, self._automatic(op), self._of, self._primitive_of)
-        try:
-            model = find(operation)
-        except Unmodelled:
-            return operation, None
-        return None if model is None else (operation, model)
+        sizes = self._automatic(op)
+        key = None
+        if find not in LOOKING_AROUND:
+            attributes = op.attributes
+            key = (
+                find,
+                *(own for name, own in attributes.items() if name != "sdy.sharding"),
+                self._primitive_of(op) if find in LOOKING_AT_PRIMITIVES else "",
+                *(value.type for value in op.operands),
+                *(value.type for value in op.results),
+                *shardings,
+                *sizes,
+            )
+            if self._models.get(key) is _NONE:
+                return None
+        operands, results = values.tensors(op.operands), values.tensors(op.results)
+        operation = Operation(op, operands, results, sizes, self._of, self._primitive_of)
+        if key is None:
+            model = _model(find, operation)
+        elif key in self._models:
+            model = self._models[key]
+        else:
+            model = self._models[key] = _model(find, operation)
+        return None if model is _NONE else (operation, None if model is _UNMODELLED else model)
 
     def _automatic(self, op: ir.Operation) -> dict[str, int]:
         """The sizes of the axes that are not manual around an operation."""
@@ -187,8 +214,8 @@ class Writing:
             owner.operands[number] = resharded
 
     def _reshard(self, op: ir.Operation) -> None:
-        tensors = _Tensors(self._of)
-        (before,), (after,) = tensors.of(op.operands), tensors.of(op.results)
+        values = _Values(self._shardings, self._of)
+        (before,), (after,) = values.tensors(op.operands), values.tensors(op.results)
         try:
             transfers = self._steps_between(op, before, after)
         except Unmodelled:
@@ -253,38 +280,73 @@ class Writing:
         return self._attributes[sharding]
 
 
-class _Tensors:
+_NONE, _UNMODELLED = (Model(operands=(), results=()) for _ in range(2))  # nothing is moved; it is not known
+
+
+def _model(find: Callable[[Operation], Model | None], operation: Operation) -> Model:
+    sharded = [tensor for tensor in (*operation.operands, *operation.results) if tensor.is_sharded]
+    if not sharded or any(0 in tensor.shape for tensor in operation.results):
+        return _NONE
+    if any(tensor.sharding.mesh != "mesh" for tensor in sharded):
+        return _NONE
+    try:
+        return find(operation) or _NONE
+    except Unmodelled:
+        return _UNMODELLED
+
+
+class _Values:
     """The arrays among the operands and results of operations, of a module that is not changed meanwhile.
 
     Values of one type and sharding are one tensor, and each value is read once: a program has few of the former.
     """
 
-    def __init__(self, sharding_of: Callable[[ir.Value], TensorSharding]) -> None:
-        self._sharding_of = sharding_of
-        self._of_values: dict[ir.Value, Tensor | None] = {}
+    def __init__(self, shardings: Shardings, sharding_of: Callable[[ir.Value], TensorSharding]) -> None:
+        self._shardings, self._sharding_of = shardings, sharding_of
+        self._known: dict[ir.Value, TensorSharding] = {}
         self._alike: dict[tuple[ir.Type, TensorSharding], Tensor] = {}
 
-    def of(self, values: Iterable[ir.Value]) -> tuple[Tensor, ...]:
-        """The tensors of those that are arrays."""
-        found = []
-        for value in values:
-            if value not in self._of_values:
-                self._of_values[value] = self._read(value)
-            if (tensor := self._of_values[value]) is not None:
-                found.append(tensor)
-        return tuple(found)
+    def note(self, op: ir.Operation) -> None:
+        """Reads the shardings of the results of an operation: before those that use them, it takes half the time."""
+        for value, sharding in zip(op.results, self._shardings.on(op), strict=False):
+            if sharding.mesh == "mesh":
+                self._known[value] = sharding
 
-    def _read(self, value: Any) -> Tensor | None:
-        type_ = value.type
-        if not isinstance(type_, ir.RankedTensorType):
-            return None
+    def are_alike(self, values: Iterable[ir.Value]) -> bool:
+        """Whether arrays are sharded alike; scalars are not sharded."""
+        first = None
+        for value in values:
+            sharding = self._known.get(value) or self._read(value)
+            if sharding.axes and sharding is not first:
+                if first is not None:
+                    return False
+                first = sharding
+        return True
+
+    def shardings(self, values: Iterable[ir.Value]) -> list[TensorSharding]:
+        """The shardings of values."""
+        return [self._known.get(value) or self._read(value) for value in values]
+
+    def tensors(self, values: Iterable[Any]) -> tuple[Tensor, ...]:
+        """The tensors of those that are arrays."""
+        return tuple([self._tensor(value) for value in values if isinstance(value.type, ir.RankedTensorType)])
+
+    def _read(self, value: Any) -> TensorSharding:
         # Scalars are not sharded, and those in the body of a reduction have no sharding to be read.
-        sharding = self._sharding_of(value) if type_.rank else _SCALAR
-        key = type_, sharding
+        is_array = isinstance(value.type, ir.RankedTensorType) and value.type.rank
+        sharding = self._known[value] = self._sharding_of(value) if is_array else _SCALAR
+        return sharding
+
+    def _tensor(self, value: Any) -> Tensor:
+        key = value.type, self._known.get(value) or self._read(value)
         if key not in self._alike:
             shape, itemsize, dtype = element_type(value)
-            self._alike[key] = Tensor(shape, dtype, itemsize, sharding)
+            self._alike[key] = Tensor(shape, dtype, itemsize, key[1])
         return self._alike[key]
+
+
+def _divides(sharding: TensorSharding) -> bool:
+    return any(sharding.axes)
 
 
 _SCALAR = TensorSharding.replicated(0)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from partjit.inspect.moves import indices, products, replicated, windows
 from partjit.inspect.moves.model import Model, Operation
 
-__all__ = ["MODELS"]
+__all__ = ["LOOKING_AROUND", "LOOKING_AT_PRIMITIVES", "MODELS"]
 
 _ELEMENTWISE = """
     abs add and atan2 cbrt ceil clamp compare complex convert cosine count_leading_zeros divide exponential
@@ -36,3 +36,9 @@ MODELS: Mapping[str, Callable[[Operation], Model | None]] = {
     "stablehlo.triangular_solve": replicated.factorization,
 } | {f"stablehlo.{name}": replicated.elementwise for name in _ELEMENTWISE.split()}
 """The models of the operations that XLA partitions by itself; None where the sharding of values says all."""
+
+LOOKING_AROUND = (replicated.concatenate, replicated.dynamic_update_slice)
+"""The models that look at the operations which compute the operands; others depend on attributes and tensors alone."""
+
+LOOKING_AT_PRIMITIVES = (replicated.sort, windows.slice_)
+"""The models that look at the primitive as well."""
