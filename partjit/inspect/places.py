@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from jax.extend.mlir import ir
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import Mesh
 
 from partjit.inspect.annotated import AnnotatedEquation
 from partjit.inspect.inlining import ADDED, TAG
@@ -65,7 +65,7 @@ class Origin:
     """
 
     name: str
-    mesh: Mesh | AbstractMesh
+    mesh: Mesh
     equations: Sequence[Place]
 
 

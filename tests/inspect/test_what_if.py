@@ -24,7 +24,7 @@ from tests.inspect.inspected import f32, mesh, sgd, unrolled_loss, unrolled_para
 
 def moved(collectives):
     """What collectives and unknown moves are, wherever they come from."""
-    known = [(c.kind, c.axes, c.groups, c.operand, c.result, c.sent, c.times) for c in collectives]
+    known = [(c.kind, c.axes, str(c.groups), c.operand, c.result, c.sent, c.times) for c in collectives]
     return sorted(known), sorted((one.operation, one.bytes_at_most, one.times) for one in collectives.unknown)
 
 
