@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from partjit import inspect as inspect
     from partjit import search as search
     from partjit.api import pjit as pjit
+    from partjit.auto_specs import AUTO as AUTO
     from partjit.colocated.journaling.replay import replay as replay
     from partjit.constraint import with_sharding_constraint as with_sharding_constraint
     from partjit.errors import JournalError as JournalError
+    from partjit.errors import MemoryLimitError as MemoryLimitError
     from partjit.errors import MeshChangedError as MeshChangedError
     from partjit.errors import MissingMeshError as MissingMeshError
     from partjit.errors import OtherProcessError as OtherProcessError
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from partjit.recording.merging import merge_timelines as merge_timelines
     from partjit.recording.otel import export_spans as export_spans
     from partjit.recording.timeline import record as record
+    from partjit.search.specs import search_specs as search_specs
     from partjit.search.step_time import estimate_time as estimate_time
     from partjit.spec import FROM_ARRAY as FROM_ARRAY
     from partjit.spec import FROM_GDA as FROM_GDA
@@ -69,7 +72,9 @@ else:
         "pjit": "partjit.api:pjit",
         "replay": "partjit.colocated.journaling.replay:replay",
         "with_sharding_constraint": "partjit.constraint:with_sharding_constraint",
+        "AUTO": "partjit.auto_specs:AUTO",
         "JournalError": "partjit.errors:JournalError",
+        "MemoryLimitError": "partjit.errors:MemoryLimitError",
         "MeshChangedError": "partjit.errors:MeshChangedError",
         "MissingMeshError": "partjit.errors:MissingMeshError",
         "OtherProcessError": "partjit.errors:OtherProcessError",
@@ -92,6 +97,7 @@ else:
         "merge_timelines": "partjit.recording.merging:merge_timelines",
         "export_spans": "partjit.recording.otel:export_spans",
         "record": "partjit.recording.timeline:record",
+        "search_specs": "partjit.search.specs:search_specs",
         "estimate_time": "partjit.search.step_time:estimate_time",
         "FROM_ARRAY": "partjit.spec:FROM_ARRAY",
         "FROM_GDA": "partjit.spec:FROM_GDA",

@@ -6,6 +6,7 @@ Every error of specs against values or a mesh is a `ShardingError`, hence a `Val
 
 __all__ = [
     "JournalError",
+    "MemoryLimitError",
     "MeshChangedError",
     "MissingMeshError",
     "OtherProcessError",
@@ -76,6 +77,13 @@ class JournalError(RuntimeError):
 
     Its files are damaged, or of something else; another process has it open; or a call differs from the one that it has
     in this place.
+    """
+
+
+class MemoryLimitError(ShardingError):
+    """No specs were found with which a program fits into the memory of a device; see `partjit.search_specs`.
+
+    The message says by how much it does not, and which arrays are in the way.
     """
 
 

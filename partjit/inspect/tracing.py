@@ -14,6 +14,7 @@ from partjit._jax.meshes import EMPTY_MESH, under_mesh
 from partjit._jax.shardings import MaybeSharding
 from partjit._jax.stages import jit_parts
 from partjit._jax.tracing import low_jaxpr, refuse_high_types
+from partjit._jax.types import PyTreeDef
 from partjit.api import pjit
 from partjit.checks import shown
 from partjit.compile import Traced, in_shardings_of
@@ -37,11 +38,14 @@ class TracedFunction:
         whole: the function as one unit.
         plan: its plan, if it makes colocated calls.
         donated: for each argument whether its memory may be reused.
+        in_tree, out_tree: the structures of `(args, kwargs)` and of the result.
     """
 
     whole: Unit
     plan: Plan | None
     donated: tuple[bool, ...]
+    in_tree: PyTreeDef
+    out_tree: PyTreeDef
 
 
 def trace_function(
@@ -94,7 +98,7 @@ def _of_pjit(traced: Traced) -> TracedFunction:
         _result_paths(program.jaxpr, len(out_shardings)),
     )
     plan = traced.plan if isinstance(traced, PlannedTraced) else None
-    return TracedFunction(whole, plan, program.donated_invars)
+    return TracedFunction(whole, plan, program.donated_invars, traced.in_tree, traced.out_tree)
 
 
 def _of_jit(traced: jax.stages.Traced, mesh: Mesh | AbstractMesh | None) -> TracedFunction:
@@ -109,7 +113,7 @@ def _of_jit(traced: jax.stages.Traced, mesh: Mesh | AbstractMesh | None) -> Trac
         parts.paths,
         _result_paths(traced.jaxpr, len(parts.out_shardings)),
     )
-    return TracedFunction(whole, None, parts.donated)
+    return TracedFunction(whole, None, parts.donated, traced.in_tree, traced.out_tree)
 
 
 def _result_paths(jaxpr: ClosedJaxpr, count: int) -> tuple[str, ...]:

@@ -14,9 +14,9 @@ from partjit.render import html
 from partjit.render.numbers import shown_bytes, shown_duration, shown_flops
 from partjit.render.text import table
 from partjit.search.machine import Machine
-from partjit.search.work import Part, Work
+from partjit.search.work import Part, Work, seconds_of
 
-__all__ = ["Cause", "StepTime", "estimate_time", "step_time"]
+__all__ = ["Cause", "StepTime", "estimate_time", "seconds_of_step", "step_time"]
 
 
 class Cause(NamedTuple):
@@ -188,6 +188,31 @@ def step_time(
         merged[cause[:3]] = cause
     ordered = sorted((one for one in merged.values() if one.seconds > 0), key=lambda one: (-one.seconds, one[:3]))
     return StepTime(machine, overlap, tuple(ordered), is_lower_bound)
+
+
+def seconds_of_step(
+    parts: Iterable[Part],
+    collectives: Iterable[Collective],
+    unknown: Iterable[UnknownMove],
+    sizes: Mapping[str, int],
+    machine: Machine,
+    overlap: float,
+) -> float:
+    """The total of `step_time`, without its causes, which take longer to make."""
+    computing = sum(seconds_of(parts, machine))
+    own = [*collectives]
+    if any(one.branch for one in own):
+        sent = sum(cause.seconds for cause in _of_collectives(own, sizes, machine))
+    else:
+        known: dict[tuple[object, ...], float] = {}
+        sent = 0.0
+        for one in own:
+            key = one.kind, one.axes, one.group_size, one.operand_bytes, one.result_bytes, one.sent
+            if key not in known:
+                known[key] = seconds_of_collective(one, sizes, machine)
+            sent += known[key] * one.executions
+    sent += sum(cause.seconds for cause in _of_moves(unknown, machine))
+    return computing + sent - min(overlap * sent, computing)
 
 
 def _of_parts(parts: Iterable[Part], machine: Machine) -> Iterator[Cause]:

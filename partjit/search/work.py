@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
 from partjit.inspect.flops import flops_of
-from partjit.inspect.fusion import ELEMENTWISE
+from partjit.inspect.fusion import FUSED
 from partjit.search.machine import Machine, dtype_class
 from partjit.shardy import TensorSharding
 
@@ -23,10 +23,8 @@ _VIEWS = frozenset((
     "reshape", "squeeze", "expand_dims", "copy", "copy_p", "sharding_constraint", "reshard", "optimization_barrier",
     "name", "mesh_cast", "pvary", "stop_gradient",
 ))
-_FUSED = ELEMENTWISE | {
-    "broadcast_in_dim", "iota", "convert_element_type", "select_n", "slice", "rev", "pad", "transpose",
-}
 # fmt: on
+_FUSED = FUSED - _VIEWS
 _LOOPS = ("scan", "while", "shard_map")
 # What reads and writes parts of an array only: how often, and the operand, or None for the result, of this size.
 _OF_PARTS: Mapping[str, tuple[int, int | None]] = {
@@ -62,7 +60,8 @@ class _Item:
     equation: AnnotatedEquation | None
     dtypes: str
     flops: float
-    values: tuple[int, ...]
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
     traffic: tuple[tuple[int, float], ...]
 
 
@@ -83,15 +82,21 @@ class Work:
     def __init__(self, program: AnnotatedJaxpr) -> None:
         self._items = [item for item in _items(program, 1) if item.flops or item.traffic]
 
-    def parts(self, shardings: Mapping[int, TensorSharding]) -> list[Part]:
-        """The parts on a device, by the shardings of values."""
+    def parts(
+        self, shardings: Mapping[int, TensorSharding], constrained: Mapping[int, TensorSharding] | None = None
+    ) -> list[Part]:
+        """The parts on a device, by the shardings of values, and those in which constrained ones are used."""
         shards: dict[int, float] = {number: math.prod(one.sizes.values()) for number, one in shardings.items()}
+        read = {**shardings, **constrained} if constrained else shardings
         found = []
         for item in self._items:
             devices = 1
             if item.flops:
                 axes: dict[str, int] = {}
-                for number in item.values:
+                for number in item.operands:
+                    if number in read:
+                        axes |= read[number].sizes
+                for number in item.results:
                     if number in shardings:
                         axes |= shardings[number].sizes
                 devices = math.prod(axes.values())
@@ -147,7 +152,7 @@ def _items(program: AnnotatedJaxpr, times: int) -> Iterable[_Item]:
         for number in sorted(read | written)
         if number in by_number
     )
-    yield _Item(None, "f32", 0.0, (), traffic)
+    yield _Item(None, "f32", 0.0, (), (), traffic)
 
 
 def _inlined(equations: Iterable[AnnotatedEquation]) -> Iterable[AnnotatedEquation]:
@@ -178,4 +183,5 @@ def _of_equation(equation: AnnotatedEquation, times: int) -> _Item:
     else:
         traffic = tuple((value.number, float(times * value.nbytes)) for value in arrays)
     widest = max((value.aval.dtype.name for value in arrays[:1]), default="float32")
-    return _Item(equation, dtype_class(widest), flops * times, tuple(value.number for value in arrays), traffic)
+    operands, results = (tuple(v.number for v in values) for values in (equation.inputs, equation.outputs))
+    return _Item(equation, dtype_class(widest), flops * times, operands, results, traffic)

@@ -1,0 +1,57 @@
+"""Specs that users give: as axes of the arrays they are about."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import ShapedArray
+from jax.sharding import Mesh
+
+from partjit._jax.shardings import UNSPECIFIED
+from partjit._jax.types import PyTree
+from partjit.auto_specs import Auto
+from partjit.inspect.changes import Axes
+from partjit.spec import ParsedPartitionSpec, parse_spec_tree
+from partjit.trees import broadcast_specs
+from partjit.validate import check_specs, raise_mismatches
+
+__all__ = ["given_axes"]
+
+
+def given_axes(specs: PyTree, name: str, value: PyTree, mesh: Mesh) -> dict[int, Axes]:
+    """The axes of the leaves of a tree of leaves, by position, for which specs are given: neither AUTO nor UNSPECIFIED.
+
+    Args:
+        specs: a tree prefix of specs.
+        name: the user's name of them.
+        value: a tree of leaves with a `path` and a `shape`.
+        mesh: the mesh.
+
+    Raises:
+        TypeError, ValueError: `specs` is no tree prefix, or a leaf of it no spec.
+        ShardingError: specs do not fit; the message lists all that do not.
+
+    Example:
+        >>> from jax.sharding import PartitionSpec as P
+        >>> from partjit.auto_specs import AUTO
+        >>> from partjit.search.blocks import Leaf
+        >>> mesh = jax.sharding.AbstractMesh((4,), ("x",))
+        >>> value = Leaf("x", (3,), "float32", 12), {"w": Leaf("params['w']", (4, 2), "float32", 32)}
+        >>> given_axes((AUTO, P("x")), "in_specs", value, mesh)
+        {1: (('x',), ())}
+    """
+
+    def without_auto(leaf: Any) -> Any:
+        return UNSPECIFIED if isinstance(leaf, Auto) else leaf
+
+    tree = jax.tree.map(without_auto, specs, is_leaf=lambda leaf: leaf is None)
+    leaves = broadcast_specs(parse_spec_tree(tree, name), value, name)
+    arrays = jax.tree.leaves(value)
+    types = [ShapedArray(leaf.shape, np.dtype("float32")) for leaf in arrays]
+    raise_mismatches(check_specs(name, [leaf.path for leaf in arrays], types, leaves, mesh), "the function", mesh)
+    found = {}
+    for k, (spec, leaf) in enumerate(zip(leaves, arrays, strict=True)):
+        if isinstance(spec, ParsedPartitionSpec):
+            missing = len(leaf.shape) - len(spec.partitions)
+            found[k] = (*spec.partitions, *[()] * missing)
+    return found
