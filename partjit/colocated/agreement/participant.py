@@ -141,6 +141,7 @@ class Participant:
         self._begun: dict[tuple[int, ...], int] = {}
         self._left: queue.SimpleQueue[Pending] = queue.SimpleQueue()
         self._waiting: dict[int, Pending] = {}
+        self._telling = threading.Lock()  # of threads that no signal interrupts
         self._lost: BaseException | None = None
         self._gone: dict[int, str] = {}
         threading.Thread(target=self._work, daemon=True, name="partjit-agreement-votes").start()
@@ -185,16 +186,10 @@ class Participant:
         except Exception as error:
             self._lost = error
         else:
-            receive = threading.Thread(target=self._receive, args=(connection,), daemon=True)
-            receive.start()
+            for target in (self._receive, self._beat):
+                threading.Thread(target=target, args=(connection,), daemon=True).start()
         while True:
-            try:
-                pending = self._left.get(timeout=self._timeout / BEATS)
-            except queue.Empty:  # both ends are to hear of each other, whatever this process does meanwhile
-                with contextlib.suppress(OSError):
-                    if connection is not None:
-                        connection.send(None)
-                continue
+            pending = self._left.get()
             vote = pending.vote
             if isinstance(pending, PendingFailure):
                 vote = vote._replace(is_ahead=pending.is_after_zeros)
@@ -205,13 +200,23 @@ class Participant:
                     continue
             self._waiting[vote.number] = pending
             if connection is not None:
-                with contextlib.suppress(OSError):  # the other end is gone, as the receiver finds
-                    connection.send(vote)
+                self._tell(connection, vote)
             if self._lost is not None:
                 self._give_up(self._lost)
             if isinstance(pending, PendingFailure):
                 pending.sent.set()
             del pending
+
+    def _tell(self, connection: Connection, vote: Vote | None) -> None:
+        # If the other end is gone, the receiver finds out.
+        with self._telling, contextlib.suppress(OSError):
+            connection.send(vote)
+
+    def _beat(self, connection: Connection) -> None:
+        """Lets both ends hear of each other, whatever this process does meanwhile."""
+        while self._lost is None:
+            time.sleep(self._timeout / BEATS)
+            self._tell(connection, None)
 
     def _receive(self, connection: Connection) -> None:
         """Does what is decided, in the order in which it is decided."""

@@ -21,7 +21,7 @@ from partjit.colocated.agreement.differences import different_choices, different
 from partjit.colocated.agreement.execution import Execution
 from partjit.colocated.agreement.participant import Participant, Pending
 from partjit.colocated.agreement.votes import Choice, Decision, Point, Report, Vote, report_of
-from partjit.colocated.agreement.waiting import LOOK_SECONDS, gone_within, wait_or_gone
+from partjit.colocated.agreement.waiting import LAST_SECONDS, LOOK_SECONDS, gone_within, wait_or_gone
 from partjit.colocated.runtime.failures import raise_left
 from partjit.colocated.runtime.interrupts import Flag
 from partjit.colocated.runtime.pending import PendingArray
@@ -260,10 +260,7 @@ class Agreement:
         pending.sent.wait(deadline)
         if may_join:  # what this thread dispatches next comes after what the others have dispatched
             is_patient = isinstance(error, Exception)
-            until = time.monotonic() + self._timeout if is_patient else deadline
-            while time.monotonic() < until and self._gone() is None:
-                if pending.done.wait(time.monotonic() + LOOK_SECONDS):
-                    break
+            self._is_set_in_time(pending.done, time.monotonic() + self._timeout if is_patient else deadline)
         if execution.last is not None:
             execution.last.done.wait(deadline)
         if not execution.is_complete:
@@ -324,11 +321,22 @@ class Agreement:
 
     def _wait(self, execution: Execution, pending: Pending, flag: Flag) -> None:
         seconds = self._timeout + _LEEWAY_SECONDS
-        if not flag.wait(time.monotonic() + seconds):
-            point = pending.vote.point
-            text = f"process {self.group[0]}, which coordinates, does not answer for {seconds:g} s at {point}"
-            execution.ended_by = OtherProcessError(text)
-            raise execution.ended_by
+        if self._is_set_in_time(flag, time.monotonic() + seconds):
+            return
+        self._end_if(self._gone())  # devices may hold what dispatches until that process has done its part
+        point = pending.vote.point
+        text = f"process {self.group[0]}, which coordinates, does not answer for {seconds:g} s at {point}"
+        execution.ended_by = OtherProcessError(text)
+        raise execution.ended_by
+
+    def _is_set_in_time(self, flag: Flag, deadline: float) -> bool:
+        """Waits for a flag, at most until the deadline, and not much longer than a process is gone."""
+        while not flag.wait(min(deadline, time.monotonic() + LOOK_SECONDS)):
+            if self._gone() is not None:
+                return flag.wait(min(deadline, time.monotonic() + LAST_SECONDS))
+            if time.monotonic() >= deadline:
+                return False
+        return True
 
     def _error(self, point: Point, decision: Decision) -> BaseException:
         if decision.choices:

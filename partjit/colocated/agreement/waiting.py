@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable
 
-__all__ = ["LOOK_SECONDS", "gone_within", "wait_or_gone"]
+__all__ = ["LAST_SECONDS", "LOOK_SECONDS", "gone_within", "wait_or_gone"]
 
-_LAST_SECONDS = 1.0
+LAST_SECONDS = 1.0
 """What is waited for once a process is gone: devices may have its part already, or find out by themselves."""
 _SHORTEST_SECONDS, _GROWTH, _LONGEST_SECONDS = 5e-5, 1.25, 1e-3
 """Between two looks at what devices compute: a short wait becomes a quarter longer at most."""
@@ -27,7 +27,7 @@ def wait_or_gone(is_there: Callable[[], bool], gone: Gone) -> str | None:
     seconds = _SHORTEST_SECONDS
     while not is_there():
         if gone() is not None:
-            deadline = time.monotonic() + _LAST_SECONDS
+            deadline = time.monotonic() + LAST_SECONDS
             while not is_there():
                 if time.monotonic() > deadline:
                     return gone()
@@ -38,7 +38,7 @@ def wait_or_gone(is_there: Callable[[], bool], gone: Gone) -> str | None:
     return None
 
 
-def gone_within(gone: Gone, seconds: float = _LAST_SECONDS) -> str | None:
+def gone_within(gone: Gone, seconds: float = LAST_SECONDS) -> str | None:
     """Which process is gone, now or so many seconds later: devices may know of it first.
 
     Example:

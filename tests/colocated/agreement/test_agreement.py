@@ -468,6 +468,38 @@ def test_a_process_of_which_nothing_is_asked_is_heard_all_the_same(group):
     assert outcomes(agreements, [lambda: 1, lambda: 2]) == [1, 2]
 
 
+def test_a_process_whose_devices_hold_what_dispatches_is_heard_all_the_same(group):
+    agreements = group(2, timeout=0.4)
+
+    def program(k):
+        agreements[k].dispatching("node 0", lambda: 1)()
+        return agreements[k].dispatching("node 1", lambda: time.sleep(1.0) or "done", lambda: None)()
+
+    assert outcomes(agreements, [lambda k=k: program(k) for k in range(2)]) == ["done", "done"]
+    assert [agreement._own.gone((0, 1)) for agreement in agreements] == [None, None]
+
+
+def test_who_is_held_as_another_process_is_gone_does_not_wait_for_the_devices(group):
+    agreements, released = group(2), threading.Event()
+
+    def held():
+        agreements[0]._own._gone[1] = "it has ended"
+        return released.wait(SECONDS)
+
+    def program(k, dispatch):
+        agreements[k].dispatching("node 0", lambda: 1)()
+        try:
+            return agreements[k].dispatching("node 1", dispatch, lambda: None)()
+        finally:
+            released.set()
+
+    started = time.monotonic()
+    own, _ = outcomes(agreements, [lambda: program(0, held), lambda: agreements[1].dispatching("node 0", lambda: 1)()])
+    assert isinstance(own, OtherProcessError)
+    assert str(own) == "step ends on all of its processes: process 1: it has ended"
+    assert time.monotonic() - started < SECONDS / 2
+
+
 @pytest.mark.parametrize("text", ["soon", "-1", "0", "nan"])
 def test_the_timeout_has_to_be_a_number_of_seconds(monkeypatch, text):
     monkeypatch.setenv("PARTJIT_AGREEMENT_TIMEOUT", text)
