@@ -1,20 +1,17 @@
 """Runs `partjit explain`."""
 
 import argparse
-import contextlib
-import inspect
 import json
 import math
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, cast
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
-from partjit._jax.meshes import under_mesh
+from partjit.command.call import arguments_of, require_no_parameters
 from partjit.command.limits import Limits, kinds_of, size_of
 from partjit.command.mistakes import CANNOT, EXCEEDED, USAGE, Mistake, iterations_of, mesh_of
 from partjit.command.target import find, users_code
@@ -67,10 +64,10 @@ def run(args: argparse.Namespace) -> int:
             raise Mistake(message, "--args", args.args, (0, len(args.args)), CANNOT)
     mesh = _mesh(sizes, args, progress) if sizes else None
     progress("making the arguments")
-    positional, named = ((), {}) if make_args is None else _arguments(make_args, str(args.args), mesh)
+    positional, named = ((), {}) if make_args is None else arguments_of(make_args, str(args.args), mesh)
     progress("compiling" if args.compiled else "partitioning")
     if make_args is None:
-        _check_needs_none(function, args.function)
+        require_no_parameters(function, args.function)
     with users_code(f"explaining {args.function}"):
         try:
             report = explain(function, *positional, mesh=mesh, compiled=args.compiled, iterations=iterations, **named)
@@ -186,40 +183,3 @@ def _mesh(sizes: Mapping[str, int], args: argparse.Namespace, progress: Callable
         "their number before, XLA_FLAGS or jax_num_cpu_devices in your module. --devices 0 needs none",
         code=CANNOT,
     )
-
-
-def _check_needs_none(function: object, text: str) -> None:
-    """Raises a `Mistake` if a function that is called without arguments has parameters that need some."""
-    try:
-        parameters = inspect.signature(cast(Any, function)).parameters.values()
-    except (TypeError, ValueError):  # it is no function, or has no signature
-        return
-    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
-    if needed:
-        raise Mistake(
-            f"{text} takes {', '.join(needed)}: say with --args which function returns the arguments, like --args "
-            "make_args with\n"
-            "  def make_args():\n"
-            f"      return ({' '.join(f'{name},' for name in needed)})  # arrays, or such as "
-            "jax.ShapeDtypeStruct((8, 16), jnp.float32)",
-            code=USAGE,
-        )
-
-
-def _arguments(
-    make_args: Callable[[], object], text: str, mesh: Mesh | AbstractMesh | None
-) -> tuple[tuple[object, ...], dict[str, Any]]:
-    entered = under_mesh(mesh) if isinstance(mesh, AbstractMesh) else mesh or contextlib.nullcontext()
-    with users_code(f"--args {text}"), entered:
-        made = make_args()
-    if not isinstance(made, tuple):
-        raise Mistake(
-            f"--args {text} should return a tuple of arguments, but returned {type(made).__name__}: for a single "
-            "argument, return (argument,)",
-            code=CANNOT,
-        )
-    match made:
-        case (tuple() as positional, dict() as named) if all(isinstance(name, str) for name in named):
-            return positional, named
-    return made, {}

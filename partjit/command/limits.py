@@ -54,8 +54,8 @@ def _cost(collective: Collective) -> float:
     return collective.bytes_moved if collective.bytes_per_step is None else collective.bytes_per_step
 
 
-def size_of(text: str) -> int:
-    """Reads `--max-bytes`, a number of bytes with a unit.
+def size_of(text: str, option: str = "--max-bytes") -> int:
+    """Reads the value of an option, a number of bytes with a unit.
 
     Raises:
         Mistake: the text is malformed.
@@ -69,7 +69,7 @@ def size_of(text: str) -> int:
     unit = unit if unit.endswith("b") else f"{unit}b"
     if found is None or unit not in _UNITS:
         span = (0, len(text)) if found is None else found.span(2)
-        raise Mistake("a number of bytes is written as 4096, 20MB or 1.5GiB", "--max-bytes", text, span)
+        raise Mistake("a number of bytes is written as 4096, 20MB or 1.5GiB", option, text, span)
     return int(float(found[1]) * _UNITS[unit])
 
 

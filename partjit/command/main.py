@@ -14,7 +14,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Protocol
 
 from partjit import lazy
-from partjit.command import diff, explain, launch, parse
+from partjit.command import diff, explain, launch, parse, search
 from partjit.command.mistakes import Mistake
 
 if TYPE_CHECKING:
@@ -44,7 +44,13 @@ start with:
 
 `partjit COMMAND --help` has examples, the exit codes, and the keys of JSON.
 """
-_SUBCOMMANDS: Mapping[str, Subcommand] = {"explain": explain, "diff": diff, "parse": parse, "launch": launch}
+_SUBCOMMANDS: Mapping[str, Subcommand] = {
+    "explain": explain,
+    "search": search,
+    "diff": diff,
+    "parse": parse,
+    "launch": launch,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
