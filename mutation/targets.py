@@ -30,6 +30,10 @@ MODULES = (
             *("emission", "handed_over", "answering", "numbers"),
         )
     ),
+    *(f"partjit/colocated/{name}/*.py" for name in ("agreement", "journaling")),
+    "partjit/launch/*.py",
+    "partjit/pieces/*.py",
+    "partjit/recording/*.py",
     *(f"partjit/colocated/ir/{name}.py" for name in ("autodiff", "batching", "primitive", "emission")),
 )
 """What is changed: where a wrong line gives wrong numbers, a wrong sharding or a hang."""

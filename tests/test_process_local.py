@@ -77,6 +77,12 @@ def test_what_is_no_piece_is_refused(mesh):
     )
     with pytest.raises(ValueError, match=text):
         from_process_local(P("x"), X, (16, 2))
+    with pytest.raises(TypeError, match=r"from_process_local: global_shape must be a shape, .*, or a tree of shapes"):
+        from_process_local({"a": P("x")}, {"a": X}, {"b": (8, 2)})
+    with pytest.raises(ValueError, match="from_process_local: global_shape must be at least 0, but is -8"):
+        from_process_local(P("x"), X, (-8, 2))
+    with pytest.raises(TypeError, match=r"local_data of from_process_local is .*, which has no value to compute with"):
+        from_process_local(P("x"), jax.ShapeDtypeStruct(X.shape, X.dtype))
     with pytest.raises(TypeError, match=r"to_process_local: arrays\[0\] must be a jax.Array"):
         to_process_local([X])
     with pytest.raises(ValueError, match="positional_semantics must be one of 'global', 'local', but is 'both'"):

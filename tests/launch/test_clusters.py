@@ -49,6 +49,22 @@ def test_the_variables_of_the_launcher(environment):
     assert detected(address=os.environ["JAX_COORDINATOR_ADDRESS"])[:3] == ("127.0.0.1:4321", 3, 2)
 
 
+def test_what_processes_get_of_the_environment_of_the_launcher():
+    ours = {
+        "HOME": "/home/ada",
+        "OMPI_VERSION": "5.0.1",
+        "XLA_FLAGS": "--a=1 --xla_force_host_platform_device_count=3 --b",
+    }
+    found = variables(1, 2, 16, "127.0.0.1:4321", ours)
+    assert (found["HOME"], found["XLA_FLAGS"], found.get("OMPI_VERSION")) == ("/home/ada", "--a=1 --b", None)
+    assert (found["NPROC"], found["PYTHONUNBUFFERED"]) == ("64", "1")
+    assert variables(1, 2, 7, "127.0.0.1:4321", {})["NPROC"] == "32"
+    assert "XLA_FLAGS" not in variables(1, 2, 7, "127.0.0.1:4321", {})
+    chosen = {"NPROC": "2", "PYTHONUNBUFFERED": ""}
+    assert variables(1, 2, 16, "127.0.0.1:4321", chosen).items() >= chosen.items()
+    assert found["JAX_COORDINATOR_BIND_ADDRESS"] == found["JAX_COORDINATOR_ADDRESS"] == "127.0.0.1:4321"
+
+
 def slurm(nodes):
     return {
         "SLURM_JOB_ID": "70001",
@@ -133,5 +149,9 @@ def test_an_indexed_job_of_kubernetes(environment, monkeypatch):
 def test_nobody_else_gets_the_address_that_is_reserved():
     address, reserved = free_address()
     host, port = address.split(":")
-    with reserved, socket.socket() as other, pytest.raises(OSError, match="in use"):
-        other.bind((host, int(port)))
+    with reserved, socket.socket() as service, socket.socket() as other:
+        assert (host, int(port) >= 1024) == ("127.0.0.1", True)
+        with pytest.raises(OSError, match="in use"):
+            other.bind((host, int(port)))
+        service.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as that of jax.distributed
+        service.bind((host, int(port)))

@@ -103,11 +103,14 @@ def unpacked(data: bytes, what: str) -> Any:
 
 
 def put(spec: OutSpec, pieces: Sequence[Piece]) -> jax.Array:
-    """The array of a spec that has these parts in this process."""
+    """The array of a spec that has these parts in this process; ValueError or KeyError if they are another's."""
     if jax.dtypes.issubdtype(spec.dtype, jax.dtypes.prng_key):
         return device_put(keys_of_data(spec.dtype, pieces[0].data), spec.sharding)
     if spec.sharding.is_fully_addressable:
-        return spec.put_numpy(pieces[0].data)
+        data = pieces[0].data
+        if (data.shape, data.dtype) != (spec.shape, spec.dtype):
+            raise ValueError("an array of another type")
+        return spec.put_numpy(data)
     by_index = dict(pieces)
     by_device = {}
     for device, slices in spec.sharding.addressable_devices_indices_map(spec.shape).items():
