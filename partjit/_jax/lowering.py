@@ -1,5 +1,6 @@
 """Lowering equations to MLIR."""
 
+import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -18,7 +19,9 @@ from partjit._jax.jaxprs import MERGED_JAXPR
 
 __all__ = [
     "add_manual_axes",
+    "as_bytecode",
     "custom_call",
+    "from_bytecode",
     "lower_call",
     "lower_constraint",
     "lower_constraint_to",
@@ -181,3 +184,16 @@ def lower_constraint_to(
         return x
     (lowered,) = lower_constraint(ctx.replace(avals_in=[aval], avals_out=[aval]), x, sharding, frozenset())
     return lowered
+
+
+def as_bytecode(module: Any) -> bytes:
+    """A module as bytes, with its locations."""
+    buffer = io.BytesIO()
+    module.operation.write_bytecode(buffer)
+    return buffer.getvalue()
+
+
+def from_bytecode(bytecode: bytes) -> ir.Module:
+    """The module of such bytes, in a context of its own with the dialects that jax lowers to."""
+    with mlir.make_ir_context() as context:
+        return ir.Module.parse(bytecode, context)

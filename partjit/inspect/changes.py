@@ -8,9 +8,9 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import sdy
 
 from partjit.inspect.flops import FlopCount, count_flops
-from partjit.inspect.inlining import ADDED, TAG, mark
+from partjit.inspect.inlining import ADDED, TAG, InlinedProgram, mark
 from partjit.inspect.places import Known, Origin
-from partjit.inspect.propagation import Partitioned, is_mark, numbers_of, ranks_of
+from partjit.inspect.propagation import Unit, is_mark, numbers_of, ranks_of
 from partjit.inspect.skeleton import Skeleton, skeleton_of
 from partjit.inspect.traffic import Moved, count_traffic
 from partjit.shardy import main_of, nested
@@ -64,9 +64,8 @@ class Facts:
     traffic: tuple[Moved, ...]
 
 
-def facts_of(partitioned: Partitioned, donated: Sequence[bool]) -> Facts:
-    """What is known of a unit whose arguments are donated as these flags say."""
-    unit, inlined = partitioned.unit, partitioned.inlined
+def facts_of(unit: Unit, inlined: InlinedProgram, donated: Sequence[bool]) -> Facts:
+    """What is known of a unit with this inlined program, whose arguments are donated as these flags say."""
     skeleton = skeleton_of(inlined)
     return Facts(
         Origin(unit.name, unit.mesh, inlined.equations),

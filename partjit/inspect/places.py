@@ -40,7 +40,7 @@ class SavedPlace:
 Place: TypeAlias = AnnotatedEquation | SavedPlace
 
 
-def saved(place: AnnotatedEquation) -> SavedPlace:
+def saved(place: Place) -> SavedPlace:
     """An equation as a place."""
     return SavedPlace(
         place.number,

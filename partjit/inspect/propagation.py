@@ -17,7 +17,17 @@ from partjit.inspect.inlining import MARK, InlinedProgram, inline_program
 from partjit.shardy import Shardings, TensorSharding, nested, propagate
 from partjit.xla_rewrites import open_captured, rewrite_operations
 
-__all__ = ["Partitioned", "Unit", "is_mark", "numbers_of", "partition", "propagated", "ranks_of", "results_of"]
+__all__ = [
+    "Partitioned",
+    "Unit",
+    "is_mark",
+    "lower_unit",
+    "numbers_of",
+    "partition",
+    "propagated",
+    "ranks_of",
+    "results_of",
+]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -93,11 +103,26 @@ class Partitioned:
 
 def partition(unit: Unit, keep_text: bool = False) -> Partitioned:
     """Annotates a unit; `keep_text` keeps the lowered module, whose text `origins` needs."""
+    inlined, module = lower_unit(unit)
+    if module is None:
+        return Partitioned(unit, inlined, tuple(map(TensorSharding.replicated, ranks_of(unit))), None, None, None)
+    lowered = module.operation.clone() if keep_text else None  # its text takes longer than a copy
+    open_captured(module)
+    shardings, of_values = propagated(module)
+    inlined.shardings.update(of_values)
+    return Partitioned(unit, inlined, results_of(shardings, ranks_of(unit)), module, shardings, lowered)
+
+
+def lower_unit(unit: Unit) -> tuple[InlinedProgram, ir.Module | None]:
+    """The inlined program of a unit, and what it is lowered to on several devices, whose shardings may be changed.
+
+    On one device its values have shardings already.
+    """
     inlined = inline_program(unit.jaxpr, unit.mesh, unit.paths, unit.result_paths, unit.iterations)
     if unit.mesh.size <= 1:
         arrays = (value for value in inlined.tree.values if value.is_array)
         inlined.shardings.update((v.number, TensorSharding.replicated(len(v.aval.shape))) for v in arrays)
-        return Partitioned(unit, inlined, tuple(map(TensorSharding.replicated, ranks_of(unit))), None, None, None)
+        return inlined, None
     with opaque_calls():
         lowering = lower_jaxpr_anew(
             inlined.jaxpr,
@@ -110,11 +135,7 @@ def partition(unit: Unit, keep_text: bool = False) -> Partitioned:
         )
     module = lowering.stablehlo()
     rewrite_operations(module, is_mark)
-    lowered = module.operation.clone() if keep_text else None  # its text takes longer than a copy
-    open_captured(module)
-    shardings, of_values = propagated(module)
-    inlined.shardings.update(of_values)
-    return Partitioned(unit, inlined, results_of(shardings, ranks_of(unit)), module, shardings, lowered)
+    return inlined, module
 
 
 def propagated(

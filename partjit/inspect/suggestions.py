@@ -38,7 +38,7 @@ def tried_out(
     tries = max(1, min(_MOST_TRIES, _EQUATIONS // max(1, len(partitioned.inlined.equations))))
     changed: dict[Finding, Finding] = {}
     if candidates and partitioned.lowered is not None:
-        facts, known = facts_of(partitioned, donated), Known()
+        facts, known = facts_of(partitioned.unit, partitioned.inlined, donated), Known()
         for proposal in candidates[:tries]:
             changed.update(_tried(proposal, partitioned, facts, known, before))
     everything = [*(changed.pop(finding, finding) for finding in found), *changed.values()]

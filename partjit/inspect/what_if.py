@@ -6,27 +6,34 @@ results and activations in it, and runs the partitioner's propagation on it; not
 """
 
 import collections
+import concurrent.futures
 import dataclasses
 import functools
+import os
+import queue
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, overload
 
 from jax.core import ShapedArray
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from partjit.checks import require_mesh_type
+from partjit.checks import require_flag, require_integer, require_mesh_type
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
-from partjit.inspect.changes import facts_of, marked_values
+from partjit.inspect.asked_process import AskedProcess, SavedProgram, WhatIfError
+from partjit.inspect.changes import Change, facts_of, marked_values
+from partjit.inspect.collectives import Collective
 from partjit.inspect.contents import Collectives
+from partjit.inspect.device_groups import DeviceGroups
 from partjit.inspect.outcomes import Outcome, outcome_of, outcome_of_one_device
 from partjit.inspect.places import Known
-from partjit.inspect.propagation import partition
+from partjit.inspect.propagation import lower_unit
 from partjit.inspect.questions import Activation, Answer, Leaf, Question, change_of
 from partjit.inspect.tracing import trace_function
 from partjit.mesh import has_explicit_axes
 from partjit.shardy import TensorSharding, nested
 
-__all__ = ["Activation", "Answer", "Leaf", "Question", "WhatIf"]
+__all__ = ["Activation", "Answer", "Leaf", "Question", "WhatIf", "WhatIfError"]
 
 
 class WhatIf:
@@ -37,6 +44,9 @@ class WhatIf:
         *args, **kwargs: its arguments, trees of arrays or of `jax.ShapeDtypeStruct`s.
         mesh: the mesh of the call, or None for the one that is set.
         iterations: trip counts of loops by their lines, as `explain` takes them.
+        isolated: whether questions are answered in another process, which a failed check of the partitioner ends. It is
+            started at once, and the first answer comes when it has imported jax. Otherwise they are answered in this
+            process.
 
     Attributes:
         arguments, results: the arguments and results, which questions name.
@@ -53,7 +63,7 @@ class WhatIf:
         >>> from partjit.inspect.what_if import Question, WhatIf
         >>> mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("data", "model"))
         >>> x, w = np.ones((8, 16), np.float32), np.ones((16, 4), np.float32)
-        >>> engine = WhatIf(lambda x, w: jnp.tanh(x @ w), x, w, mesh=mesh)
+        >>> engine = WhatIf(lambda x, w: jnp.tanh(x @ w), x, w, mesh=mesh, isolated=False)
         >>> [leaf.name for leaf in engine.arguments], [str(value) for value in engine.activations]
         (['x', 'w'], ['2: float32[8,4] of dot_general at ...', '3: float32[8,4] of tanh at ...'])
         >>> answer = engine.ask(Question(arguments={"x": P("data", "model"), "w": P("model")}))
@@ -71,11 +81,17 @@ class WhatIf:
         *args: object,
         mesh: Mesh | None = None,
         iterations: Mapping[str, int] | None = None,
+        isolated: bool = True,
         **kwargs: object,
     ) -> None:
         """Traces and lowers the program."""
         if mesh is not None:
-            require_mesh_type("WhatIf", "mesh", mesh)
+            require_mesh_type("WhatIf", "mesh", mesh, or_abstract=True)
+        self._isolated = require_flag("WhatIf", "isolated", isolated)
+        self._saved = SavedProgram()
+        self._processes: list[AskedProcess] = []
+        if isolated:
+            self._some_processes(1)  # which starts while the program is traced and lowered
         traced = trace_function(fun, args, kwargs, mesh)
         unit = dataclasses.replace(traced.whole, iterations={} if iterations is None else dict(iterations))
         if any(isinstance(aval, ShapedArray) and has_explicit_axes(aval.sharding.mesh) for aval in unit.jaxpr.in_avals):
@@ -83,16 +99,17 @@ class WhatIf:
                 f"WhatIf: {unit.name} is on a mesh with axes of type Explicit, where specs are part of the types of "
                 "values: with other specs it is another program. Give a mesh whose axes are Auto"
             )
-        self.mesh = unit.mesh
-        self._base = partition(unit, keep_text=True)
-        tree = self._base.tree
+        self.mesh, self._name = unit.mesh, unit.name
+        self._inlined, self._module = lower_unit(unit)
+        tree = self._inlined.tree
         inputs = zip(unit.paths, tree.inputs, unit.in_shardings, traced.donated, strict=True)
         outputs = zip(unit.result_paths, tree.outputs, unit.out_shardings, strict=True)
         self._arguments = [_leaf(*of_input) for of_input in inputs]
         self._results = [_leaf(*of_output) for of_output in outputs]
         self.arguments = tuple(filter(None, self._arguments))
         self.results = tuple(filter(None, self._results))
-        self._facts, self._known = facts_of(self._base, traced.donated), Known()
+        self._facts, self._known = facts_of(unit, self._inlined, traced.donated), Known()
+        self._is_saved = False
 
     @property
     def activations(self) -> tuple[Activation, ...]:
@@ -102,15 +119,14 @@ class WhatIf:
     @functools.cached_property
     def _activations(self) -> dict[int, Activation]:
         found: dict[int, Activation] = {}
-        base = self._base
-        # Some equations, such as `stop_gradient`, are no operations: their results are their operands.
-        first = {}
-        for number, value in marked_values(nested(base.lowered) if base.lowered is not None else ()):
-            first.setdefault(value, number)
-        distinct = {*first.values()} if base.lowered is not None else {*base.inlined.numbers.values()}
-        for equation, times in _computing(base.tree, 1):
+        first: dict[object, int] = {}
+        for number, value in [] if self._module is None else marked_values(nested(self._module.operation)):
+            first.setdefault(value, number)  # that of a `stop_gradient` is its operand: it is no operation
+        distinct = {*first.values()}
+        for equation, times in _computing(self._inlined.tree, 1):
             for value in equation.outputs:
-                if value.is_array and value.aval.shape and value.number in distinct and value.number not in found:
+                may_be = self._module is None or value.number in distinct
+                if value.is_array and value.aval.shape and may_be and value.number not in found:
                     found[value.number] = _activation(equation, value, times)
         return found
 
@@ -122,19 +138,102 @@ class WhatIf:
                 LookupError.
             ShardingError: specs do not fit their values or the mesh; the message lists all that do not.
             TypeError, ValueError: a spec is none, or names an axis twice.
+            WhatIfError: the partitioner ended the process that was asked. The next question is answered by another.
         """
-        unit = self._base.unit
-        wanted = change_of(question, self._arguments, self._results, self._activations, unit.mesh, unit.name)
-        if self._base.lowered is None:
-            return self._answer(outcome_of_one_device(self._facts, self._base.inlined.shardings))
-        return self._answer(outcome_of(self._base.lowered, self._facts, wanted, self._known))
+        change = self._change(question)
+        if self._module is None or not self._isolated:
+            return self._answered(change)
+        self._save()
+        (process,) = self._some_processes(1)
+        return self._answer(process.ask(change))
 
-    def ask_many(self, questions: Iterable[Question]) -> list[Answer]:
-        """The answers to several questions, in their order. Raises what `ask` raises."""
-        return [self.ask(question) for question in questions]
+    @overload
+    def ask_many(
+        self, questions: Iterable[Question], workers: int | None = None, *, missing_ok: Literal[False] = False
+    ) -> list[Answer]: ...
+    @overload
+    def ask_many(
+        self, questions: Iterable[Question], workers: int | None = None, *, missing_ok: bool
+    ) -> list[Answer | None]: ...
+    def ask_many(
+        self, questions: Iterable[Question], workers: int | None = None, *, missing_ok: bool = False
+    ) -> list[Answer | None] | list[Answer]:
+        """The answers to several questions, in their order.
+
+        Args:
+            questions: the questions.
+            workers: the number of processes that answer them; by default as many as this process may use processors.
+                One is enough if the program is not `isolated` from this process: it answers here then.
+            missing_ok: whether the answer is None to a question that ends its process, where an error is raised
+                otherwise.
+
+        Raises:
+            TypeError, ValueError: `workers` is no number of at least 1.
+            Exception: what `ask` raises; nothing is asked if a question is wrong.
+        """
+        changes = [self._change(question) for question in questions]
+        count = _processors() if workers is None else require_integer("WhatIf.ask_many", "workers", workers, 1)
+        missing_ok = require_flag("WhatIf.ask_many", "missing_ok", missing_ok)
+        count = min(count, len(changes))
+        if self._module is None or not count or (count == 1 and not self._isolated):
+            return [self._answered(change) for change in changes]
+        self._save()
+        free: queue.SimpleQueue[AskedProcess] = queue.SimpleQueue()
+        for process in self._some_processes(count):
+            free.put(process)
+
+        def asked(change: Change) -> Outcome | None:
+            process = free.get()
+            try:
+                return process.ask(change)
+            except WhatIfError:
+                if not missing_ok:
+                    raise
+                return None
+            finally:
+                free.put(process)
+
+        with concurrent.futures.ThreadPoolExecutor(count) as threads:  # which wait, without holding the interpreter
+            outcomes = [*threads.map(asked, changes)]
+        return [None if outcome is None else self._answer(outcome) for outcome in outcomes]
+
+    def close(self) -> None:
+        """Ends the processes that answer; a later question starts one again."""
+        for process in self._processes:
+            process.close()
+
+    def __enter__(self) -> "WhatIf":
+        """The engine, whose processes end with the block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends the processes."""
+        self.close()
+
+    def _change(self, question: Question) -> Change:
+        return change_of(question, self._arguments, self._results, self._activations, self.mesh, self._name)
+
+    def _answered(self, change: Change) -> Answer:
+        """An answer of this process."""
+        if self._module is None:
+            return self._answer(outcome_of_one_device(self._facts, self._inlined.shardings))
+        return self._answer(outcome_of(self._module.operation, self._facts, change, self._known))
+
+    def _some_processes(self, count: int) -> Sequence[AskedProcess]:
+        while len(self._processes) < count:
+            self._processes.append(AskedProcess(self._saved))
+        for process in self._processes[:count]:
+            process.start()
+        return self._processes[:count]
+
+    def _save(self) -> None:
+        if not self._is_saved:
+            self._saved.write(self._module, self._facts)
+            self._is_saved = True
 
     def _answer(self, outcome: Outcome) -> Answer:
-        collectives, moves = outcome.prediction
+        found, moves = outcome.prediction
+        collectives = [_on_mesh(one, self.mesh) for one in found]
         by_axes: dict[tuple[str, ...], float] = collections.defaultdict(float)
         for one in collectives:
             by_axes[one.axes] += one.bytes_moved * one.executions
@@ -151,6 +250,15 @@ class WhatIf:
             _specs(self._results, outcome.results),
             tuple(dict.fromkeys((*unknown, *outcome.unknown_memory))),
         )
+
+
+def _on_mesh(one: Collective, mesh: Mesh) -> Collective:
+    """A collective with groups of the devices of a mesh: another process knows their positions in it alone."""
+    return dataclasses.replace(one, groups=one.groups.on(mesh)) if isinstance(one.groups, DeviceGroups) else one
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _computing(tree: AnnotatedJaxpr, times: int | None) -> Iterator[tuple[AnnotatedEquation, int | None]]:

@@ -46,7 +46,8 @@ def reported(fun, *args, specs, out=None, **options):
 
 def effect_of(report, change):
     """What a program sends and needs with a change."""
-    return outcome_of(report.whole.lowered, facts_of(report.whole, report.donated[0]), change, Known()).costs
+    whole = report.whole
+    return outcome_of(whole.lowered, facts_of(whole.unit, whole.inlined, report.donated[0]), change, Known()).costs
 
 
 def of_kind(report, kind):

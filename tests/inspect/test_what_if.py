@@ -10,9 +10,9 @@ from jax.extend.core import Var, jaxpr_as_fun
 import partjit
 from partjit import UNSPECIFIED, P, ShardingError, pjit, with_sharding_constraint
 from partjit._jax.jaxprs import closed_jaxpr, new_var
-from partjit.inspect import explain
+from partjit.inspect import asked_process, explain
 from partjit.inspect.tracing import trace_function
-from partjit.inspect.what_if import Question, WhatIf
+from partjit.inspect.what_if import Question, WhatIf, WhatIfError
 from partjit.inspect.why.lookup import ValueNotFoundError
 from partjit.plan.ir.build import constraint
 from partjit.spec import ParsedPartitionSpec
@@ -68,7 +68,7 @@ def asked(draw):
 def test_an_answer_is_what_explain_says_with_these_specs(drawn, data):
     mesh, program, ins, outs, other_ins, other_outs = drawn
     args = program.arguments()
-    engine = WhatIf(pjit(program, in_shardings=ins, out_shardings=outs), *args, mesh=mesh)
+    engine = WhatIf(pjit(program, in_shardings=ins, out_shardings=outs), *args, mesh=mesh, isolated=False)
     assert same(engine.ask(Question()), explain(pjit(program, in_shardings=ins, out_shardings=outs), *args, mesh=mesh))
     arguments = {leaf.name: spec for leaf, spec in zip(engine.arguments, other_ins, strict=True)}
     results = {leaf.name: spec for leaf, spec in zip(engine.results, other_outs, strict=True)}
@@ -82,7 +82,7 @@ def test_an_answer_is_what_explain_says_with_these_specs(drawn, data):
         saw("a loop")
 
     traced = trace_function(other, args, {}, mesh).whole.jaxpr
-    outer = [*engine._base.tree.equations]
+    outer = [*engine._inlined.tree.equations]
     places = {value.number: (k, i) for k, one in enumerate(outer) for i, value in enumerate(one.outputs)}
     choices = [one for one in engine.activations if one.number in places]
     for one in data.draw(st.lists(st.sampled_from(choices), max_size=2, unique=True)) if choices else []:
@@ -123,7 +123,7 @@ def test_activations_in_loops_may_be_constrained_and_say_how_often_they_are_comp
         return jax.lax.scan(body, x, None, 5)[0]
 
     args, specs = (f32(16, 16), f32(16, 16)), (P("data"), P(None, "model"))
-    engine = WhatIf(pjit(looped, in_shardings=specs), *args, mesh=mesh())
+    engine = WhatIf(pjit(looped, in_shardings=specs), *args, mesh=mesh(), isolated=False)
     (activation,) = [one for one in engine.activations if one.primitive == "tanh"]
     assert (activation.times, activation.shape) == (5, (16, 16))
     assert str(activation) == f"{activation.number}: float32[16,16] of tanh at test_what_if.py:{activation.site[1]}"
@@ -138,7 +138,7 @@ def test_what_a_while_loop_captures_is_open_in_it_for_any_spec():
         return jax.lax.fori_loop(0, 3, lambda _, x: jnp.tanh(x @ w), x)
 
     args, on = (f32(16, 16), f32(16, 16)), mesh()
-    engine = WhatIf(fun, *args, mesh=on)
+    engine = WhatIf(fun, *args, mesh=on, isolated=False)
     for spec in (P("data"), P(None, "model"), P("model", "data"), UNSPECIFIED):
         report = explain(pjit(fun, in_shardings=(P("data"), spec)), *args, mesh=on)
         assert same(engine.ask(Question({"x": P("data"), "w": spec})), report)
@@ -147,7 +147,7 @@ def test_what_a_while_loop_captures_is_open_in_it_for_any_spec():
 def test_an_answer_to_a_training_step_and_what_is_known_of_its_leaves():
     params, specs = unrolled_params(1)
     step = sgd(unrolled_loss, specs)
-    engine = WhatIf(step, params, f32(8, 12), mesh=mesh())
+    engine = WhatIf(step, params, f32(8, 12), mesh=mesh(), isolated=False)
     leaves = {leaf.name: leaf for leaf in engine.arguments}
     first = leaves["params['layers'][0]['w1']"]
     assert (first.shape, first.dtype, first.nbytes, first.spec) == ((8, 16), jnp.float32, 512, P(None, "model"))
@@ -159,7 +159,7 @@ def test_an_answer_to_a_training_step_and_what_is_known_of_its_leaves():
 
 
 def test_arguments_are_read_once_and_results_written_once():
-    engine = WhatIf(lambda x, w: jnp.tanh(x @ w) * 2, f32(32, 64), f32(64, 16), mesh=mesh())
+    engine = WhatIf(lambda x, w: jnp.tanh(x @ w) * 2, f32(32, 64), f32(64, 16), mesh=mesh(), isolated=False)
     read, product, result = 4 * (32 * 64 + 64 * 16), 4 * 32 * 16, 4 * 32 * 16
     assert engine.ask(Question()).memory_traffic == read + 2 * product + result
     answer = engine.ask(Question({"x": P("data"), "w": P(None, "model")}))
@@ -169,7 +169,8 @@ def test_arguments_are_read_once_and_results_written_once():
         return jax.lax.fori_loop(0, 10, lambda _, x: jnp.tanh(x @ w), x)
 
     once = 4 * (3 * 16 * 16) + 2 * 4 * 16 * 16  # two operands, a product, which is read again, and what is carried
-    assert WhatIf(looped, f32(16, 16), f32(16, 16), mesh=mesh()).ask(Question()).memory_traffic >= 10 * once
+    answer = WhatIf(looped, f32(16, 16), f32(16, 16), mesh=mesh(), isolated=False).ask(Question())
+    assert answer.memory_traffic >= 10 * once
 
 
 WRONG = [
@@ -210,7 +211,7 @@ def small():
     def fun(x, w):
         return jnp.tanh(x @ w)
 
-    return WhatIf(fun, f32(8, 16), f32(16, 6), mesh=mesh())
+    return WhatIf(fun, f32(8, 16), f32(16, 6), mesh=mesh(), isolated=False)
 
 
 @pytest.mark.parametrize(("question", "error", "text"), WRONG)
@@ -233,11 +234,54 @@ def test_all_that_is_wrong_is_in_one_error(small):
 def test_without_several_devices_nothing_is_sent():
     one = partjit.Mesh(jax.devices()[:1], "x")
     fun = jnp.sin
-    answer = WhatIf(fun, f32(8), mesh=one).ask(Question({"x": P("x")}))
+    answer = WhatIf(fun, f32(8), mesh=one, isolated=False).ask(Question({"x": P("x")}))
     assert same(answer, explain(fun, f32(8), mesh=one))
 
 
 def test_explicit_axes_are_refused():
     explicit = jax.make_mesh((4, 2), ("data", "model"), (jax.sharding.AxisType.Explicit,) * 2)
     with pytest.raises(ValueError, match="on a mesh with axes of type Explicit"):
-        WhatIf(pjit(jnp.sin, in_shardings=P("data")), f32(8, 4), mesh=explicit)
+        WhatIf(pjit(jnp.sin, in_shardings=P("data")), f32(8, 4), mesh=explicit, isolated=False)
+
+
+ABORTING = """
+import os, sys
+sys.path[:] = {path!r}
+from partjit.inspect import asked_process
+real = asked_process.outcome_of
+def outcome_of(lowered, facts, change, known):
+    if change.values:
+        print("Check failed: it was asked", file=sys.stderr, flush=True)
+        os.abort()
+    return real(lowered, facts, change, known)
+asked_process.outcome_of = outcome_of
+asked_process.serve({program!r})
+"""
+
+
+def test_what_aborts_ends_another_process_and_the_next_question_is_answered(monkeypatch):
+    monkeypatch.setattr(asked_process, "_PROGRAM", ABORTING)
+    params, specs = unrolled_params(1)
+    args, step = (params, f32(8, 12)), sgd(unrolled_loss, specs)
+    good = [Question({"x": spec}) for spec in (P("data"), None, P(("data", "model")))]
+    here = WhatIf(step, *args, mesh=mesh(), isolated=False)
+    with WhatIf(step, *args, mesh=mesh()) as engine:
+        bad = Question(constraints={engine.activations[0].number: P("data")})
+        with pytest.raises(WhatIfError, match=r"killed by signal 6, Aborted\. It wrote: Check failed: it was asked"):
+            engine.ask(bad)
+        answers = engine.ask_many([*good, bad], workers=2, missing_ok=True)
+        assert answers.pop() is None
+        # They are the same in every process, with the devices of groups.
+        assert answers == here.ask_many(good, workers=1)
+        assert engine.ask(good[0]) == answers[0]
+        (process, *_) = engine._processes
+        before = process.pid
+        assert engine.ask(good[1]) == answers[1]
+        assert process.pid == before
+    assert [process.pid for process in engine._processes] == [None, None]
+
+
+def test_a_number_of_workers_is_at_least_one_and_there_may_be_no_question(small):
+    with pytest.raises(ValueError, match="workers"):
+        small.ask_many([Question()], workers=0)
+    assert small.ask_many([]) == []
