@@ -82,6 +82,7 @@ bench: $(INSTALLED)-base
 	$(BIN)/python benchmarks/everyday.py
 	$(BIN)/python benchmarks/sweep.py
 	$(BIN)/python benchmarks/explain.py
+	$(BIN)/python benchmarks/what_if.py
 
 truth: $(INSTALLED)-truth
 	$(BIN)/python benchmarks/truth.py $(ARGS)

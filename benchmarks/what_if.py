@@ -4,8 +4,8 @@ The programs are training steps of a transformer, that of `cold.py`, of two and 
 
 * a question: the median over specs of arguments and results and constraints of activations, once what is known of the
   program has been read. In this process it is the time of this thread, which other programs disturb less than the time
-  that passes. `explain` of the traced step with its collectives, memory and FLOPs answers the same; the propagation alone
-  is what the partitioner's own passes take of it.
+  that passes. `explain` of the traced step with its collectives, memory and FLOPs answers the same; the propagation
+  alone is what the partitioner's own passes take of it.
 * a batch: the time that passes per question, of 64 questions to one process and to two.
 * ready: from the function on until the first answer, which waits for the process to import jax.
 """
@@ -77,7 +77,8 @@ def rows(layers: int, mesh: Mesh, count: int, turns: int) -> list[report.Row]:
 
     def reported() -> None:
         told = explain(traced, mesh=mesh)
-        assert told.flops, told.memory
+        assert told.flops is not None
+        assert told.memory
 
     here.ask_many(questions[:4], workers=1)
     own = [timed(time.thread_time, lambda q=q: here.ask(q)) for q in questions[: 8 * turns]]
