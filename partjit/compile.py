@@ -27,7 +27,7 @@ from partjit._jax.shardings import UNSPECIFIED, MaybeSharding, UnspecifiedValue,
 from partjit._jax.stages import make_args_info
 from partjit._jax.tracing import low_jaxpr, refuse_high_types
 from partjit._jax.types import Device, PyTree, PyTreeDef
-from partjit.devices import incompatible_devices, no_devices
+from partjit.devices import check_needs_no_devices, incompatible_devices, no_devices
 from partjit.host_objects import HostReference
 from partjit.mesh import describe_mesh, has_explicit_axes, is_abstract_mesh
 from partjit.primitive import device_witness, shardings_of
@@ -156,6 +156,7 @@ def lower_jaxpr_anew(
     Raises:
         ShardingError: they are not all on the same devices.
     """
+    check_needs_no_devices(jaxpr, name, mesh)
     # jax writes shardings the partitioner chose in terms of the context mesh, and fails where an argument is sharded
     # over another mesh of the same devices: a size its axes divide need not be divisible by those of this one.
     elsewhere = any(

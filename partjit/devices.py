@@ -7,7 +7,7 @@ from jax.core import AbstractValue
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh, Sharding
 
-from partjit._jax.compiling import mismatches_inside
+from partjit._jax.compiling import equations_that_need_devices, mismatches_inside
 from partjit._jax.shardings import MaybeSharding, UnspecifiedValue, device_list
 from partjit._jax.types import Device
 from partjit.arguments import known_paths
@@ -15,6 +15,7 @@ from partjit.errors import MissingMeshError, ShardingError
 from partjit.mesh import describe_mesh, device_ids, is_abstract_mesh
 
 __all__ = [
+    "check_needs_no_devices",
     "describe_devices",
     "devices_of",
     "has_devices_of",
@@ -59,6 +60,15 @@ def no_devices(problem: str, mesh: Mesh) -> MissingMeshError:
         f"{problem}: the abstract mesh ({describe_mesh(mesh)}) has no devices. A program can be traced, lowered and "
         "explained there; to compile or call it, enter a mesh of devices: `with partjit.Mesh(devices, axis_names):`"
     )
+
+
+def check_needs_no_devices(jaxpr: ClosedJaxpr, name: str, mesh: Mesh) -> None:
+    """Raises MissingMeshError for a program on an abstract mesh that cannot be lowered there."""
+    if is_abstract_mesh(mesh) and (found := equations_that_need_devices(jaxpr)):
+        raise MissingMeshError(
+            f"{name} cannot be lowered on the abstract mesh ({describe_mesh(mesh)}): it has {', '.join(found)}, which "
+            "jax lowers for devices only. Take a mesh of devices, such as virtual CPU devices, or leave it out"
+        )
 
 
 def devices_of(mesh: Mesh) -> str:

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import jax
-from jax._src import compilation_cache, config, core, source_info_util, stages
+from jax._src import compilation_cache, config, core, dispatch, source_info_util, stages
 from jax._src.interpreters import mlir, pxla
 from jax._src.interpreters.pxla import MeshComputation, MeshExecutable
 from jax._src.lib import utils as xla_utils
 from jax._src.stages import DeviceAssignmentMismatchError
 from jax.core import AbstractValue, ShapedArray
 from jax.extend.backend import get_backend
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxprs_in_params
 from jax.interpreters.mlir import LoweringParameters
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
@@ -24,6 +24,7 @@ __all__ = [
     "DeviceAssignmentMismatchError",
     "MeshComputation",
     "MeshExecutable",
+    "equations_that_need_devices",
     "lower_to_computation",
     "mismatches_inside",
     "move_outputs",
@@ -77,6 +78,17 @@ def lower_to_computation(
         lowering_parameters=mlir.LoweringParameters() if parameters is None else parameters,
         pgle_profiler=None,
     )
+
+
+def equations_that_need_devices(jaxpr: ClosedJaxpr | Jaxpr) -> list[str]:
+    """The primitives in a jaxpr, at any depth, that jax lowers for devices only, such as callbacks with results."""
+    found = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive in dispatch.prim_requires_devices_during_lowering:
+            found.append(eqn.primitive.name)
+        for inner in jaxprs_in_params(eqn.params):
+            found += equations_that_need_devices(inner)
+    return [*dict.fromkeys(found)]
 
 
 def _mesh_without_devices(context_mesh: Mesh | AbstractMesh, shardings: Sequence[MaybeSharding]) -> AbstractMesh | None:

@@ -1,12 +1,14 @@
 """Pictures of sharded arrays: which device holds which piece, at any rank."""
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import numpy as np
+import numpy.typing as npt
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, Sharding
 
@@ -16,9 +18,9 @@ from partjit.mesh import ambient_mesh
 from partjit.mesh import picture as mesh_picture
 from partjit.render.numbers import counted, shown_bytes
 from partjit.render.picture import Picture
-from partjit.render.piece_grid import Dimension, Piece, PieceGrid
+from partjit.render.piece_grid import Dimension, Piece, PieceGrid, grouping
 
-__all__ = ["ArrayPicture", "draw_array", "draw_mesh"]
+__all__ = ["ArrayPicture", "draw_array", "draw_mesh", "picture_of"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -27,13 +29,23 @@ class ArrayPicture(Picture):
 
     Attributes:
         shape: that of the array.
-        pieces: the slices of each piece, and the ids of the devices that hold a copy of it.
 
     See `draw_array`.
     """
 
     shape: tuple[int, ...]
-    pieces: tuple[tuple[tuple[slice, ...], tuple[int, ...]], ...]
+    _tiles: Tiles = field(compare=False)
+
+    @functools.cached_property
+    def pieces(self) -> tuple[tuple[tuple[slice, ...], tuple[int, ...]], ...]:
+        """The slices of each piece, and the ids of the devices that hold a copy of it."""
+        cuts = self._tiles.cuts
+        numbers, holders = _holders(self._tiles, _numbers(self._tiles.parts, cuts))
+        places = _places(numbers, cuts).T.tolist()
+        return tuple(
+            (tuple(slice(*cuts[dim][k]) for dim, k in enumerate(place)), ids)
+            for place, ids in zip(places, holders, strict=True)
+        )
 
 
 def draw_array(x: object, spec: object = None, mesh: Mesh | AbstractMesh | None = None) -> ArrayPicture:
@@ -88,7 +100,7 @@ def draw_array(x: object, spec: object = None, mesh: Mesh | AbstractMesh | None 
         spec = own
     elif mesh is None and isinstance(own, NamedSharding):
         mesh = own.mesh
-    return _picture(shape, dtype, tiles_of(shape, spec, mesh))
+    return picture_of(shape, dtype, tiles_of(shape, spec, mesh))
 
 
 def draw_mesh(mesh: Mesh | AbstractMesh | None = None) -> Picture:
@@ -163,61 +175,114 @@ def _no_sharding(x: object) -> str:
     return f"draw_array: {kind} has no sharding: {how}, or give one: draw_array(x, spec, mesh)"
 
 
-def _picture(shape: tuple[int, ...], dtype: np.dtype | None, tiles: Tiles) -> ArrayPicture:
-    holders: dict[tuple[int, ...], list[int]] = {}
-    for device, position in tiles.held.items():
-        holders.setdefault(position, []).append(device)
-    # Devices that hold the same piece have one color, the same one in all pictures over the same devices.
-    colors = {position: k for k, position in enumerate(sorted(holders, key=lambda position: min(holders[position])))}
-    cuts = {position: tuple(tiles.cuts[dim][k] for dim, k in enumerate(position)) for position in sorted(holders)}
-    sizes = {position: math.prod(stop - start for start, stop in cut) for position, cut in cuts.items()}
+def picture_of(shape: tuple[int, ...], dtype: np.dtype | None, tiles: Tiles, most: int = 64) -> ArrayPicture:
+    """The picture of an array with these tiles, of at most so many cells."""
+    pieces = _Pieces.of(tiles)
     unit = None if dtype is None else dtype.itemsize
-    pieces = tuple(
-        Piece(position, tuple(sorted(holders[position])), colors[position], _amount(size, unit), not size)
-        for position, size in sizes.items()
-    )
-    whole = f"{'' if dtype is None else dtype}[{','.join(map(str, shape))}]"
+    sizes = pieces.lengths.prod(axis=0)
+    steps = grouping([len(cuts) for cuts in tiles.cuts], len(sizes), most)
+    cells = _cells(tiles, pieces, sizes, steps, unit)
+    notes = [_sizes(shape, pieces, sizes, unit), *tiles.notes]
+    if math.prod(steps) > 1:
+        notes.append(f"a cell is a group of {' x '.join(map(str, steps))} pieces")
     grid = PieceGrid(
-        f"{whole} {tiles.sharding}",
-        (_sizes(shape, cuts, sizes, pieces, unit), *tiles.notes),
-        tuple(_dimension(*of) for of in zip(range(len(shape)), shape, tiles.cuts, tiles.over, strict=True)),
+        f"{'' if dtype is None else dtype}[{','.join(map(str, shape))}] {tiles.sharding}",
+        tuple(notes),
+        tuple(_dimension(*of) for of in zip(range(len(shape)), shape, tiles.cuts, tiles.over, steps, strict=True)),
         tiles.copies,
-        pieces,
+        cells,
         tiles.remote,
+        "piece" if math.prod(steps) == 1 else "cell",
     )
-    held = tuple((tuple(slice(*cut) for cut in cuts[piece.position]), piece.devices) for piece in pieces)
-    return ArrayPicture(grid, shape, held)
+    return ArrayPicture(grid, shape, tiles)
 
 
-def _dimension(dim: int, size: int, cuts: Sequence[Cut], over: str) -> Dimension:
+@dataclass(frozen=True)
+class _Pieces:
+    """The pieces of an array, in order.
+
+    Attributes:
+        at: for each dimension their parts of it.
+        lengths: and the lengths of these.
+        counts: how many devices hold each.
+    """
+
+    at: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.int64]
+
+    @staticmethod
+    def of(tiles: Tiles) -> "_Pieces":
+        numbers, counts = np.unique(_numbers(tiles.parts, tiles.cuts), return_counts=True)
+        at = _places(numbers, tiles.cuts)
+        lengths = [np.array([stop - start for start, stop in cuts])[k] for k, cuts in zip(at, tiles.cuts, strict=True)]
+        return _Pieces(at, np.array(lengths, np.int64).reshape(at.shape), counts)
+
+
+def _numbers(parts: npt.NDArray[np.int64], cuts: Sequence[Sequence[object]]) -> npt.NDArray[np.int64]:
+    """The numbers of pieces from their parts of each dimension."""
+    numbers = np.zeros(parts.shape[1], np.int64)
+    for part, of in zip(parts, cuts, strict=True):
+        numbers = numbers * len(of) + part
+    return numbers
+
+
+def _places(numbers: npt.NDArray[np.int64], cuts: Sequence[Sequence[object]]) -> npt.NDArray[np.int64]:
+    """Their parts of each dimension."""
+    places = np.empty((len(cuts), len(numbers)), np.int64)
+    for dim in reversed(range(len(cuts))):
+        numbers, places[dim] = np.divmod(numbers, len(cuts[dim]))
+    return places
+
+
+def _holders(tiles: Tiles, numbers: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], list[tuple[int, ...]]]:
+    """The different ones among numbers of the devices, and the ascending ids of the devices that have each."""
+    order = np.lexsort((tiles.ids, numbers))
+    ordered = numbers[order]
+    starts = np.flatnonzero(np.diff(ordered, prepend=-1))
+    return ordered[starts], [tuple(ids.tolist()) for ids in np.split(tiles.ids[order], starts[1:])]
+
+
+def _cells(
+    tiles: Tiles, pieces: _Pieces, sizes: npt.NDArray[np.int64], steps: Sequence[int], unit: int | None
+) -> tuple[Piece, ...]:
+    """The cells of the grid, each with so many pieces along each dimension."""
+    each = np.array(steps, np.int64).reshape([-1, 1])
+    cuts = [range(-(-len(of) // step)) for of, step in zip(tiles.cuts, steps, strict=True)]
+    numbers, holders = _holders(tiles, _numbers(tiles.parts // each, cuts))
+    members = np.searchsorted(numbers, _numbers(pieces.at // each, cuts))
+    counts, elements = np.bincount(members), np.zeros(len(numbers), np.int64)
+    np.add.at(elements, members, sizes)
+    # Devices that hold the same piece have one color, the same one in all pictures over the same devices.
+    colors = {k: color for color, k in enumerate(sorted(range(len(holders)), key=lambda k: holders[k][0]))}
+    of_pieces = [f", {count} pieces" if math.prod(steps) > 1 else "" for count in counts.tolist()]
+    return tuple(
+        Piece(tuple(position), holders[k], colors[k], _amount(size, unit) + of_pieces[k], not size)
+        for k, (position, size) in enumerate(zip(_places(numbers, cuts).T.tolist(), elements.tolist(), strict=True))
+    )
+
+
+def _dimension(dim: int, size: int, cuts: Sequence[Cut], over: str, step: int) -> Dimension:
     how = f"over {over}" if over else "unsharded" if len(cuts) == 1 else f"in {len(cuts)} parts"
-    return Dimension(f"dim {dim}", f"{size} {how}", tuple(f"{start}:{stop}" for start, stop in cuts))
+    groups = [cuts[k : k + step] for k in range(0, len(cuts), step)]
+    return Dimension(f"dim {dim}", f"{size} {how}", tuple(f"{group[0][0]}:{group[-1][1]}" for group in groups))
 
 
 def _amount(size: int, unit: int | None) -> str:
     return shown_bytes(size * unit) if unit is not None else counted(size, "element")
 
 
-def _sizes(
-    shape: tuple[int, ...],
-    cuts: Mapping[tuple[int, ...], tuple[Cut, ...]],
-    sizes: Mapping[tuple[int, ...], int],
-    pieces: Sequence[Piece],
-    unit: int | None,
-) -> str:
+def _sizes(shape: tuple[int, ...], pieces: _Pieces, sizes: npt.NDArray[np.int64], unit: int | None) -> str:
     """The sizes of the pieces and the numbers of their copies, in one sentence."""
-    devices = sum(len(piece.devices) for piece in pieces)
-    shapes = {tuple(stop - start for start, stop in cut) for cut in cuts.values()}
-    most = max(sizes, key=lambda position: sizes[position])
-    largest = f"[{','.join(str(stop - start) for start, stop in cuts[most])}]"
-    up_to = "up to " if len(shapes) > 1 else ""
-    each = _amount(sizes[most], unit)
+    devices, count, most = int(pieces.counts.sum()), len(sizes), int(np.argmax(sizes))
+    largest = f"[{','.join(map(str, pieces.lengths[:, most].tolist()))}]"
+    up_to = "up to " if (pieces.lengths != pieces.lengths[:, :1]).any() else ""
+    each = _amount(int(sizes[most]), unit)
     text = f"{_amount(math.prod(shape), unit)} in "
-    if len(pieces) == 1:
+    if count == 1:
         return f"{text}one piece" + (f", a copy on each of {devices} devices" if devices > 1 else "")
-    text += f"{len(pieces)} pieces of {up_to}{largest}: {up_to}{each} on each of {devices} devices"
-    copies = {len(piece.devices) for piece in pieces}
-    if copies == {1}:
+    text += f"{count} pieces of {up_to}{largest}: {up_to}{each} on each of {devices} devices"
+    low, high = int(pieces.counts.min()), int(pieces.counts.max())
+    if high == 1:
         return text
-    low, high = min(copies), max(copies)
     return f"{text}, {high if low == high else f'{low} to {high}'} copies of each piece"

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
@@ -31,7 +32,8 @@ class Tiles:
     Attributes:
         sharding: the sharding, in words: "as P('x') on (x=8)".
         cuts: per dimension, the start and stop of each of its parts.
-        held: the part of each dimension that a device holds, by the id of the device.
+        ids: of the devices.
+        parts: for each dimension which part each of these devices holds.
         over: per dimension, the mesh axes that shard it, in words: "data=4"; empty if none does or no mesh is known.
         copies: the mesh axes along which it is replicated, in words.
         remote: the ids of the devices of other processes.
@@ -40,7 +42,8 @@ class Tiles:
 
     sharding: str
     cuts: tuple[tuple[Cut, ...], ...]
-    held: Mapping[int, tuple[int, ...]]
+    ids: npt.NDArray[np.int64]
+    parts: npt.NDArray[np.int64]
     over: tuple[str, ...]
     copies: str = ""
     remote: frozenset[int] = frozenset()
@@ -124,7 +127,8 @@ def _of_spec(shape: Sequence[int], spec: P | ParsedPartitionSpec | None, mesh: M
     return Tiles(
         f"as {_show(parsed)} on ({describe_mesh(mesh)})",
         tuple(_cuts(size, count) for size, count in zip(shape, counts, strict=True)),
-        dict(zip(ids, map(tuple, tile.T.tolist()), strict=True)),
+        ids,
+        tile,
         tuple(_axes(axes, sizes) for axes in dims),
         _axes([axis for axis in sizes if axis not in used and axis not in unreduced and sizes[axis] > 1], sizes),
         remote,
@@ -136,20 +140,23 @@ def _of_sharding(shape: Sequence[int], sharding: Sharding) -> Tiles:
     """The tiles of a sharding without a mesh, which only knows what each device holds."""
     devices = sorted(sharding.device_set, key=lambda device: device.id)
     remote = frozenset(device.id for device in sharding.device_set - sharding.addressable_devices)
+    ids = np.array([device.id for device in devices])
     tiling = tiling_of(sharding)
     if tiling is not None and tiling.kind is Kind.TILED:
         counts = tiling.grid[: len(tiling.grid) - len(tiling.subgroups)]
         _check_rank(shape, counts, str(tiling))
         tiles = sharding.devices_indices_map(tuple(counts))  # of an array with one element per tile
-        held = {device.id: tuple(part.start or 0 for part in tiles[device]) for device in devices}
+        held = [[part.start or 0 for part in tiles[device]] for device in devices]
         cuts = tuple(_cuts(size, count) for size, count in zip(shape, counts, strict=True))
-        return Tiles(f"as {tiling}", cuts, held, ("",) * len(shape), "", remote, tuple(_padding(shape, counts)))
+        at = np.array(held, np.int64).reshape([len(devices), len(shape)]).T
+        return Tiles(f"as {tiling}", cuts, ids, at, ("",) * len(shape), "", remote, tuple(_padding(shape, counts)))
     indices = sharding.devices_indices_map(tuple(shape))
     parts = {d.id: tuple(s.indices(n)[:2] for s, n in zip(indices[d], shape, strict=True)) for d in devices}
     cuts = tuple(tuple(sorted({part[dim] for part in parts.values()})) for dim in range(len(shape)))
-    held = {k: tuple(cuts[dim].index(cut) for dim, cut in enumerate(part)) for k, part in parts.items()}
+    held = [[cuts[dim].index(cut) for dim, cut in enumerate(parts[device.id])] for device in devices]
+    at = np.array(held, np.int64).reshape([len(devices), len(shape)]).T
     shown = f"on device {devices[0].id}" if len(devices) == 1 else f"as {tiling or type(sharding).__name__}"
-    return Tiles(shown, cuts, held, ("",) * len(shape), "", remote)
+    return Tiles(shown, cuts, ids, at, ("",) * len(shape), "", remote)
 
 
 def _of_tiling(shape: Sequence[int], tiling: Tiling) -> Tiles:
@@ -162,7 +169,8 @@ def _of_tiling(shape: Sequence[int], tiling: Tiling) -> Tiles:
     return Tiles(
         f"as {tiling}",
         tuple(_cuts(size, count) for size, count in zip(shape, counts, strict=True)),
-        dict(sorted(zip(tiling.assignment.ravel().tolist(), map(tuple, positions.T.tolist()), strict=True))),
+        np.asarray(tiling.assignment.ravel(), np.int64),
+        positions,
         ("",) * len(shape),
         notes=(*_padding(shape, counts), _NUMBERS),
     )
@@ -171,11 +179,11 @@ def _of_tiling(shape: Sequence[int], tiling: Tiling) -> Tiles:
 _NUMBERS = "devices are positions in the mesh"
 
 
-def _devices(mesh: Mesh | AbstractMesh) -> tuple[list[int], frozenset[int], tuple[str, ...]]:
+def _devices(mesh: Mesh | AbstractMesh) -> tuple[npt.NDArray[np.int64], frozenset[int], tuple[str, ...]]:
     """The ids of the devices in their order, those of other processes, and remarks."""
     if isinstance(mesh, AbstractMesh):
-        return [*range(mesh.size)], frozenset(), (_NUMBERS,)
-    ids = [device.id for device in mesh.devices.flat]
+        return np.arange(mesh.size), frozenset(), (_NUMBERS,)
+    ids = np.array([device.id for device in mesh.devices.flat])
     remote = frozenset(d.id for d in mesh.devices.flat if d.process_index != d.client.process_index())
     return ids, remote, ()
 

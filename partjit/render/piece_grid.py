@@ -3,6 +3,7 @@
 Text and SVG are drawn from the same arrangement. A mesh is such a grid as well, whose pieces are its devices.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ __all__ = [
     "Piece",
     "PieceGrid",
     "arrange",
+    "grouping",
     "keep",
     "name_devices",
     "table_rows",
@@ -197,6 +199,31 @@ def arrange(grid: PieceGrid, *, columns: int, rows: int, bands: int, panels: int
     return Arrangement(down, along, across, chosen)
 
 
+def grouping(counts: Sequence[int], pieces: int, most: int = 64) -> tuple[int, ...]:
+    """How many parts of each dimension a cell has, so that pieces that are many are few cells.
+
+    The dimension with the most cells is grouped first, by as small a factor as it has.
+
+    Args:
+        counts: the parts of each dimension.
+        pieces: how many pieces there are.
+        most: how many cells there may be.
+
+    Example:
+        >>> grouping([8, 4], 32), grouping([512, 8], 4096), grouping([521], 521)
+        ((1, 1), (64, 1), (9,))
+    """
+    steps = [1] * len(counts)
+    cells = [*counts]
+    while pieces > most and math.prod(cells) > most:
+        dim = max(range(len(cells)), key=lambda k: cells[k])
+        factor = next((n for n in (2, 3, 5, 7) if cells[dim] % n == 0), None)
+        room = max(1, most * cells[dim] // math.prod(cells))
+        steps[dim] = -(-counts[dim] // room) if factor is None else steps[dim] * factor
+        cells[dim] = -(-counts[dim] // steps[dim])
+    return tuple(steps)
+
+
 def keep(count: int, most: int) -> list[int | None]:
     """The positions of the first and last ones of so many, with None between for those left out.
 
@@ -234,8 +261,8 @@ def name_devices(ids: Sequence[int], remote: frozenset[int] = frozenset(), room:
         >>> name_devices(range(0, 512, 8), room=12), name_devices([0, 1, 5, 9, 12, 14], room=9)
         ('0,8,…,504', '0,… (6)')
     """
-    own, others = [k for k in ids if k not in remote], [k for k in ids if k in remote]
-    names = [*_ranges(own), *(f"{name}*" for name in _ranges(others))]
+    own, others = ([k for k in ids if k not in remote], [k for k in ids if k in remote]) if remote else (ids, ())
+    names = _ranges(tuple(own)) + tuple(f"{name}*" for name in _ranges(tuple(others)))
     full = ",".join(names)
     if room is None or len(full) <= room:
         return full
@@ -249,15 +276,18 @@ def name_devices(ids: Sequence[int], remote: frozenset[int] = frozenset(), room:
 
 def _runs(ids: Sequence[int]) -> list[tuple[int, int]]:
     """First and last of each run of consecutive ids."""
+    if ids and ids[-1] - ids[0] == len(ids) - 1:
+        return [(ids[0], ids[-1])]
     starts = [k for k in range(len(ids)) if k == 0 or ids[k] != ids[k - 1] + 1]
     return [(ids[start], ids[end - 1]) for start, end in itertools.pairwise([*starts, len(ids)])]
 
 
-def _ranges(ids: Sequence[int]) -> list[str]:
+@functools.lru_cache(maxsize=1024)
+def _ranges(ids: tuple[int, ...]) -> tuple[str, ...]:
     runs = _runs(ids)
     if len(runs) == 1 and len(ids) == 2:
-        return [str(k) for k in ids]  # as short as a range, and plainer
-    return [f"{first}-{last}" if last > first else str(first) for first, last in runs]
+        return tuple(map(str, ids))  # as short as a range, and plainer
+    return tuple(f"{first}-{last}" if last > first else str(first) for first, last in runs)
 
 
 def _is_regular(ids: Sequence[int]) -> bool:

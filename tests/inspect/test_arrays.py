@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import math
 import re
 import xml.etree.ElementTree as ET
 
@@ -162,13 +163,16 @@ def test_what_does_not_fit_is_counted(sizes, spec, ndim, width):
     text = picture.to_text(width)
     assert all(len(line) <= max(width, 24) for line in text.splitlines())
     joined = " ".join(text.split())
-    left_out = re.search(r"(\d+) of (\d+) pieces are left out", joined)
+    cells = picture.grid.pieces
+    assert len(cells) <= 64
+    assert sorted(device for _, devices in picture.pieces for device in devices) == [*range(mesh.size)]
+    left_out = re.search(r"(\d+) of (\d+) (pieces|cells) are left out", joined)
     assert len(names_in_text(plain(lines(picture.grid, width, table=False)))) + int(
         left_out[1] if left_out else 0
-    ) == len(picture.pieces)
+    ) == len(cells)
     drawn = picture.to_svg()
-    left_out = re.search(r"(\d+) of \d+ pieces are left out", drawn)
-    assert len(cells_in_svg(drawn)) + int(left_out[1] if left_out else 0) == len(picture.pieces)
+    left_out = re.search(r"(\d+) of \d+ (pieces|cells) are left out", drawn)
+    assert len(cells_in_svg(drawn)) + int(left_out[1] if left_out else 0) == len(cells)
     assert drawn == draw_array((1024,) * ndim, spec, mesh).to_svg()
 
 
@@ -178,21 +182,46 @@ def test_a_row_that_fits_is_not_clipped():
         assert len(names_in_text(plain(lines(picture.grid, width, table=False)))) == 32
 
 
+@sees("different examples", "several elements")
+@given(st.permutations([(512, "a"), (8, "b"), (31, "c"), (1, "d")]), st.integers(1, 3))
+@examples(20)
+def test_many_pieces_are_drawn_as_cells_of_neighbours(axes, used):
+    sizes, names = zip(*axes[:used], strict=True)
+    mesh = AbstractMesh(sizes, names)
+    picture = draw_array(tuple(2 * size for size in sizes), P(*names), mesh)
+    dims, cells = picture.grid.dimensions, picture.grid.pieces
+    assert math.prod(len(dim.labels) for dim in dims) == len(cells) <= 64
+    held = {tuple(cut.start for cut in index): ids for index, ids in picture.pieces}
+    assert len(held) == mesh.size
+    for cell in cells:
+        within = [tuple(map(int, dims[k].labels[part].split(":"))) for k, part in enumerate(cell.position)]
+        starts = itertools.product(*(range(start, stop, 2) for start, stop in within))
+        assert cell.devices == tuple(sorted(device for start in starts for device in held[start]))
+    assert ("a cell is a group of " in str(picture.grid.notes)) == (mesh.size > 64)
+
+
 def test_512_devices_are_all_in_the_svg_of_a_row():
     mesh = AbstractMesh((512,), ("x",))
-    assert len(cells_in_svg(draw_array((1024,), P("x"), mesh).to_svg())) == 512
+    cells = cells_in_svg(draw_array((1024,), P("x"), mesh).to_svg())
+    assert cells == [f"{k}-{k + 7}" for k in range(0, 512, 8)]
 
 
 def test_many_pieces_have_colors_in_groups_of_neighbours_none_of_which_comes_again():
-    groups = {(8, 4): "4", (64, 8): "64", (512, 8): "512", (13, 1): "up to 2", (31, 7): "31"}
+    groups = {
+        (8, 4): "4 pieces",
+        (64, 8): "8 cells",
+        (512, 8): "8 cells",
+        (13, 1): "up to 2 pieces",
+        (31, 7): "7 cells",
+    }
     for sizes, group in groups.items():
         drawn = draw_array((8192 * 31 * 13, 4096 * 7), P("x", "y"), AbstractMesh(sizes, ("x", "y"))).to_svg()
-        cells = re.findall(r'class="pj-c(\d+)" data-devices="(\d+)"', drawn)
+        cells = re.findall(r'class="pj-c(\d+)" data-devices="(\d+)', drawn)
         colors = [int(color) for color, _ in sorted(cells, key=lambda cell: int(cell[1]))]
         assert colors == sorted(colors)
-        assert len({*colors}) > 6 or sizes == (512, 8)  # of which the first and the last rows are shown
+        assert len({*colors}) > 6
         assert len({*colors}) <= 12
-        assert f"a color is a group of {group} pieces" in drawn
+        assert f"a color is a group of {group}" in drawn
     assert "a color is" not in draw_array((8, 8), P("x"), AbstractMesh((8,), ("x",))).to_svg()
 
 

@@ -170,3 +170,18 @@ def test_a_program_on_a_mesh_without_devices_takes_no_other_inside(how):
     )
     with pytest.raises(ShardingError, match=constrained if how == "a constraint" else changed):
         explain(pjit(outer, in_shardings=P("data")), f32(512, 8), mesh=HUGE)
+
+
+def test_callbacks_need_devices():
+    def fun(x):
+        return jax.lax.scan(lambda c, _: (c + jax.pure_callback(np.sin, f32(8, 8), c), None), x, length=2)[0]
+
+    has_none = (
+        r"cannot be lowered on the abstract mesh \(data=512, model=8\): it has pure_callback, which jax lowers for"
+    )
+    for lowered in (
+        lambda: explain(fun, f32(8, 8), mesh=HUGE),
+        lambda: pjit(fun, out_shardings=NamedSharding(HUGE, P())).lower(f32(8, 8)),
+    ):
+        with pytest.raises(MissingMeshError, match=f"fun {has_none}"):
+            lowered()

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from partjit.inspect.annotated import AnnotatedValue
-from partjit.inspect.arrays import draw_array
+from partjit.inspect.arrays import picture_of
 from partjit.inspect.contents import Contents
 from partjit.inspect.page.reasons import Reasons
 from partjit.inspect.page.table import colored_spec, nbytes, rows_table
 from partjit.inspect.page.trees import Leaf, drawn_tree
+from partjit.inspect.tiles import tiles_of
 from partjit.inspect.why.key_paths import keys_of
 from partjit.render.markup import Markup, element, join
 from partjit.render.numbers import counted
@@ -19,6 +20,7 @@ __all__ = ["arrays"]
 
 _Key: TypeAlias = tuple[tuple[int, ...], TensorSharding | None]
 
+_CELLS = 16  # of a picture: of more pieces, neighbours are one cell
 _PICTURES = 400_000  # characters of pictures in a page; the largest arrays come first
 
 
@@ -78,7 +80,8 @@ class _Pictures:
             if value.mesh.empty or value.sharding is None or not value.sharding.is_of_whole_axes or room <= 0:
                 continue
             # The page has the stylesheet that every picture brings along.
-            drawn = draw_array(value.aval.shape, value.spec, value.mesh).to_svg()
+            tiles = tiles_of(value.aval.shape, value.spec, value.mesh)
+            drawn = picture_of(value.aval.shape, None, tiles, _CELLS).to_svg()
             bare = Markup(drawn.replace(f"<style>{STYLESHEET}</style>", "", 1))
             self._drawn[key] = f"{prefix}-p{len(self._drawn)}", bare
             room -= len(bare)

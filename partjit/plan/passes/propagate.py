@@ -23,7 +23,7 @@ from partjit._jax.shardings import UNSPECIFIED, MaybeSharding, UnspecifiedValue,
 from partjit.colocated.devices import colocated_sharding
 from partjit.colocated.ir.eager import DefaultSharding
 from partjit.colocated.ir.lowering import opaque_calls
-from partjit.devices import has_devices_of, incompatible_devices
+from partjit.devices import check_needs_no_devices, has_devices_of, incompatible_devices
 from partjit.mesh import is_abstract_mesh
 from partjit.plan.ir.build import jaxpr_of
 from partjit.plan.ir.nodes import Block, ColocatedCall, Loop, VarBlock, variables
@@ -143,6 +143,7 @@ def _chosen(
     with opaque_calls(), under_mesh(mesh):
         jaxpr = jaxpr_of(Block(block.inputs, block.nodes, (*block.outputs, *cut), block.consts))
         name, donated = "whole_program", [False] * len(in_shardings)
+        check_needs_no_devices(jaxpr, name, mesh)
         try:
             computation = lower_to_computation(
                 jaxpr, name, in_shardings, results, donated, keep_unused=True, context_mesh=mesh
