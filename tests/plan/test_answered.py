@@ -106,6 +106,21 @@ def test_the_results_are_those_by_hand(mesh):
     assert len(seen) == 5
 
 
+@pytest.mark.parametrize("spec", [P(), P("x")])
+def test_calls_without_results_are_made_once_for_all_devices(mesh, spec):
+    call = of_numpy(note, mode="inline", out_specs_fn=lambda *_: None)
+
+    def step(x, i):
+        call(i, x)
+        return x + 1, None
+
+    with mesh:
+        program = pjit(lambda x: lax.scan(step, x, jnp.arange(3))[0], in_shardings=spec)
+        assert waits(program.plan(np.zeros(8, np.float32)))
+        np.testing.assert_array_equal(program(np.zeros(8, np.float32)), np.full(8, 3))
+    assert calls() == [(i, [i] * 8) for i in range(3)]
+
+
 def test_on_a_mesh_with_explicit_axes_types_say_how_results_are_sharded():
     explicit = (jax.sharding.AxisType.Explicit,) * 2
     mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=explicit)

@@ -93,14 +93,14 @@ class Returned:
     @functools.cached_property
     def parts(self) -> tuple[tuple[tuple[slice, ...], ...], ...]:
         """For each device, in the order of the mesh, its part of each result."""
-        if not self.shardings:
+        if self.mesh.size <= 1:
             return (tuple((slice(None),) * len(aval.shape) for aval in self.avals),)
         maps = [s.devices_indices_map(aval.shape) for aval, s in zip(self.avals, self.shardings, strict=True)]
         return tuple(tuple(found[device] for found in maps) for device in self.mesh.devices.flat)
 
     def answers(self, results: Sequence[np.ndarray], *others: PyTree) -> Sequence[Sequence[PyTree]]:
         """For each device, in the order of the mesh, others and its parts of the results."""
-        if not self.shardings:
+        if self.mesh.size <= 1:
             return [(*others, *results)] * len(self.parts)
         # A device takes its part when it goes on, maybe after the function has been called again.
         own = [*map(np.array, results)]
