@@ -48,7 +48,9 @@ def test_zeros_are_of_the_types_and_shardings_of_what_they_stand_for(fun, mesh):
 
 
 @pytest.mark.parametrize(
-    ("fun", "options"), [(twice, {"agree": "barrier"}), (twice, {"agree": False}), (logged, {})], ids=str
+    ("fun", "options"),
+    [(twice, {"agree": "barrier"}), (twice, {"agree": False}), (logged, {})],
+    ids=["a barrier", "no agreement", "calls of the executable"],
 )
 def test_nothing_is_dispatched_ahead(fun, options, mesh):
     assert all(zeros is None for _, zeros in ahead(fun, mesh, **options))
