@@ -11,7 +11,7 @@ import collections
 import dataclasses
 from collections.abc import Sequence
 
-from partjit.inspect.buffers import Buffer
+from partjit.inspect.buffer_lifetimes import Buffer
 
 __all__ = ["Peak", "aligned", "peak_of"]
 

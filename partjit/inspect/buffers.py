@@ -14,14 +14,14 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
+from partjit.inspect.buffer_lifetimes import ALWAYS, Buffer, combine_sums
 from partjit.inspect.fusion import CONSUMERS, ELEMENTWISE, FUSED, UPDATES, is_fused
 from partjit.inspect.skeleton import RANDOM, Body, Equation, Variable
 
-__all__ = ["Buffer", "Moves", "buffers_of"]
+__all__ = ["Moves", "buffers_of"]
 
 _COMMUNICATING = ("psum", "pmax", "pmin", "all_gather", "ppermute", "all_to_all", "reduce_scatter", "ragged_all_to_all")
 """How the names of those begin whose result is what their collective writes."""
-_ALWAYS = 1 << 60
 _POINTER = 8
 """Bytes of an entry of the table of what a loop carries."""
 
@@ -31,61 +31,16 @@ class Moves:
     """What the collectives of an equation need.
 
     Attributes:
-        gathered: bytes of what they give to the equation.
-        is_summed: whether the results of the equation are sums over devices of what it computes.
+        gathered: for each of what they give to the equation, the bytes of a shard and of what they make of it.
+        summed: for each sum over devices of what it computes, the axes, and the bytes before and after. These are more
+            than those of a result of which each device takes a part.
     """
 
-    gathered: int = 0
-    is_summed: bool = False
+    gathered: tuple[tuple[int, int], ...] = ()
+    summed: tuple[tuple[tuple[str, ...], int, int], ...] = ()
 
 
 _NO_MOVES = Moves()
-
-
-class Buffer:
-    """A buffer, and when it is alive. Times are even numbers, in the order of the program.
-
-    Attributes:
-        nbytes: its size; 0 if it was merged with another.
-        start: when it is written.
-        last: when it is last read.
-        eqn: the equation that makes it; None for one of an argument.
-        var: the variable that it is of; None for what an equation needs besides.
-        number: its position among those of the program; -1 for one of an argument.
-        over: buffers of the same size that it may be written over, if they are not read later.
-        is_freed: whether another one is written over it when it is last read.
-        is_given: whether it is what an iteration of a loop gets: carried, or a slice.
-        is_result: whether a result of the program is in it.
-        is_backward, is_used_backward: whether the equations that make it, and that use it last, are of the backward
-            pass.
-    """
-
-    def __init__(
-        self,
-        nbytes: int,
-        start: int,
-        last: int,
-        eqn: Equation | None = None,
-        var: Variable | None = None,
-        is_backward: bool = False,
-        number: int = -1,
-    ) -> None:
-        """What is last read when it is written, so far."""
-        self.nbytes, self.start, self.last = nbytes, start, last
-        self.eqn, self.var, self.number = eqn, var, number
-        self.over: Sequence[Buffer] = ()
-        self.is_freed = self.is_given = self.is_result = False
-        self.is_backward = self.is_used_backward = is_backward
-
-    @property
-    def end(self) -> int:
-        """The time from which on others may have its memory."""
-        return self.last if self.is_freed else self.last + 1
-
-    @property
-    def is_saved(self) -> bool:
-        """Whether the forward pass makes it for the backward pass."""
-        return self.is_used_backward and not self.is_backward
 
 
 _Roots: TypeAlias = frozenset[Buffer]
@@ -101,11 +56,13 @@ def buffers_of(body: Body, size: Callable[[Variable], int], moves: Mapping[int, 
         moves: by the number of an equation, what its collectives need.
     """
     walk = _Walk(size, moves)
-    arguments = {var: frozenset([Buffer(size(var), -1, _ALWAYS)]) for var in (*body.constvars, *body.invars)}
+    arguments = {var: frozenset([Buffer(size(var), -1, ALWAYS)]) for var in (*body.constvars, *body.invars)}
     roots = walk.body(body, arguments)
     for var in {var for var in body.outvars if isinstance(var, Variable)} - arguments.keys():
         for buffer in roots[var] if len(roots[var]) == 1 else ():
             buffer.is_result, buffer.last = True, max(buffer.last, walk.clock + 2)
+    for sums in walk.sums.values():
+        combine_sums(sums)
     for buffer in walk.buffers:
         for before in buffer.over:
             if before.last == buffer.start and not before.is_freed and not before.is_result:
@@ -133,11 +90,13 @@ class _Walk:
         self._loops: list[_Loop] = []
         self._hoisted: dict[Buffer, int] = {}  # what is computed before a loop, and how deep that is nested
         self._equal: dict[tuple[object, ...], Equation] = {}
+        self._gathered: dict[_Roots, Buffer] = {}  # by what it was gathered from
+        self.sums: dict[tuple[object, ...], list[tuple[Buffer, Buffer]]] = {}  # what is summed, and the sums, by axes
 
     def body(self, body: Body, known: Mapping[Variable, _Roots]) -> dict[Variable, _Roots]:
         """Runs through the equations of a jaxpr; returns the buffers that each variable is computed from."""
         results, users = {var for var in body.outvars if isinstance(var, Variable)}, body.users
-        constants = {var: frozenset([Buffer(self._size(var), -1, _ALWAYS)]) for var in body.constvars}
+        constants = {var: frozenset([Buffer(self._size(var), -1, ALWAYS)]) for var in body.constvars}
         roots = {**constants, **known}
         for eqn in body.equations:
             outer = self._is_backward
@@ -187,6 +146,7 @@ class _Walk:
 
     def _read(self, buffers: Iterable[Buffer]) -> None:
         for buffer in buffers:
+            buffer.first = min(buffer.first, self.clock)
             if buffer.last <= self.clock:
                 buffer.last, buffer.is_used_backward = self.clock, self._is_backward
 
@@ -221,19 +181,44 @@ class _Walk:
             for root in roots[var]:
                 if root.is_given and self._loops:  # the product may come last, whatever the order of the equations
                     self._loops[-1].throughout.append(self._new(self._size(var), eqn))
-        if moves.gathered:
-            self._new(moves.gathered, eqn)
-        if moves.is_summed:
-            partial = self._new(sum(map(self._size, eqn.outvars)), eqn)
+        self._gather(eqn, moves, roots)
+        sizes, partial = [*map(self._size, eqn.outvars)], None
+        if moves.summed:
+            partial = self._new(max(sum(sizes), *(before for _, before, _ in moves.summed)), eqn)
             self.clock += 2
             self._read([partial])
-        for var in eqn.outvars:
-            buffer = self._new(self._size(var), eqn, var)
+            if len(sizes) == 1:
+                sizes = [max(*sizes, *(after for _, _, after in moves.summed))]
+        for var, size in zip(eqn.outvars, sizes, strict=True):
+            buffer = self._new(size, eqn, var)
             roots[var] = frozenset([buffer])
+            if partial is not None:
+                over = (axes for axes, _, _ in moves.summed)
+                self.sums.setdefault((len(self._loops), *over), []).append((partial, buffer))
             if is_hoisted:
                 self._hoisted[buffer] = depth
             over = read if name in ELEMENTWISE else _roots_of(eqn.invars[:1], roots)[0] if name in UPDATES else ()
             buffer.over = _as_large(buffer, over)
+
+    def _gather(self, eqn: Equation, moves: Moves, roots: Mapping[Variable, _Roots]) -> None:
+        """Makes what is gathered for an equation; a later product reads what was gathered of a parameter."""
+        operands = [(k, roots[var], self._size(var)) for k, var in enumerate(eqn.invars) if isinstance(var, Variable)]
+        if eqn.contracted and not moves.summed:
+            self._read(
+                self._gathered[of]
+                for k, of, shard in operands
+                if of in self._gathered and self._needs_all(eqn, k, shard, moves)
+            )
+        for shard, nbytes in moves.gathered:
+            buffer = self._new(nbytes, eqn)
+            self._gathered.update((of, buffer) for _, of, size in operands if size == shard and _are_arguments(of))
+
+    def _needs_all(self, eqn: Equation, k: int, shard: int, moves: Moves) -> bool:
+        """Whether a product needs more of an operand than the device's shard, by the size of its result."""
+        beside, (result,) = eqn.invars[1 - k], eqn.outvars
+        other = self._size(beside) if isinstance(beside, Variable) else 0
+        other = max(dict(moves.gathered).get(other, other), 1)
+        return self._size(result) * eqn.contracted[k] ** 2 * result.itemsize > shard * other
 
     def _scan(self, eqn: Equation, roots: dict[Variable, _Roots]) -> None:
         constants, carried, (inner,) = eqn.constants, eqn.carried, eqn.bodies
@@ -337,7 +322,7 @@ class _Walk:
     def _branches(self, eqn: Equation, roots: dict[Variable, _Roots]) -> None:
         self.clock += 2
         first, operands = self.clock, _roots_of(eqn.invars, roots)
-        starts = [_ALWAYS for _ in eqn.outvars]
+        starts = [ALWAYS for _ in eqn.outvars]
         for inner in eqn.bodies:
             found = self.body(inner, _bound(inner.invars, operands[1:]))
             for k, atom in enumerate(inner.outvars):
@@ -354,6 +339,10 @@ class _Walk:
 def _as_large(buffer: Buffer, others: Iterable[Buffer]) -> list[Buffer]:
     """Those of the same size, in the order of the program: sets have another one in each process."""
     return sorted((one for one in others if one.nbytes == buffer.nbytes), key=lambda one: one.number)
+
+
+def _are_arguments(buffers: _Roots) -> bool:
+    return bool(buffers) and all(buffer.start < 0 for buffer in buffers)
 
 
 def _bound(invars: Iterable[Variable], values: Iterable[_Roots]) -> dict[Variable, _Roots]:

@@ -12,14 +12,17 @@ __all__ = ["CONSUMERS", "ELEMENTWISE", "FUSED", "UPDATES", "is_fused"]
 _VIEWS = {"reshape", "squeeze", "expand_dims", "copy", "copy_p", "sharding_constraint", "optimization_barrier", "name"}
 _SHAPED = {"broadcast_in_dim", "iota", "convert_element_type", "select_n", "slice", "rev", "pad", "transpose"}
 ELEMENTWISE = {
-    *("abs", "add", "add_any", "and", "atan2", "ceil", "clamp", "cos", "cosh", "div", "eq", "erf", "erf_inv", "exp"),
-    *("exp2", "expm1", "floor", "ge", "gt", "imag", "integer_pow", "is_finite", "le", "log", "log1p", "logistic", "lt"),
-    *("max", "min", "mul", "ne", "neg", "nextafter", "not", "or", "pow", "real", "rem", "round", "rsqrt", "select_n"),
-    *("sign", "sin", "sinh", "sqrt", "square", "sub", "tan", "tanh", "xor", "convert_element_type", "stop_gradient"),
+    *("abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil"),
+    *("clamp", "clz", "complex", "conj", "convert_element_type", "cos", "cosh", "div", "eq", "erf", "erf_inv", "erfc"),
+    *("exp", "exp2", "expm1", "floor", "ge", "gt", "imag", "integer_pow", "is_finite", "le", "log", "log1p"),
+    *("logistic", "lt", "max", "min", "mul", "ne", "neg", "nextafter", "not", "one_minus_square", "or"),
+    *("population_count", "pow", "real", "rem", "round", "rsqrt", "select_n", "shift_left", "shift_right_arithmetic"),
+    *("shift_right_logical", "sign", "sin", "sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor"),
 }
 _EXPENSIVE = {
     *("exp", "exp2", "expm1", "log", "log1p", "tanh", "logistic", "sin", "cos", "pow", "erf", "rsqrt", "sqrt", "div"),
-    *("rem", "atan2", "tan", "sinh", "cosh", "erf_inv", "integer_pow"),
+    *("rem", "atan2", "tan", "sinh", "cosh", "erf_inv", "integer_pow", "acos", "acosh", "asin", "asinh", "atan"),
+    *("atanh", "cbrt", "erfc"),
 }
 """These are not computed several times."""
 UPDATES = {"dynamic_update_slice", "scatter", "scatter-add", "scatter_add"}

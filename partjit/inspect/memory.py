@@ -149,7 +149,9 @@ def needs_of(
     free = sum(nbytes for nbytes, is_donated in zip(in_bytes, donated, strict=True) if is_donated)
     at_peak = peak_of(buffers_of(body, size, _moves(collectives)), min(free, results))
     needs = Needs(arguments, results, free, at_peak, ())
-    return needs._replace(unknown=tuple(_unknown(skeleton, needs.peak, _gathered(collectives), moves, is_cpu)))
+    random = sum(max(size(var), _OF_RANDOM) for var in skeleton.random)
+    unknown = _unknown(skeleton, needs.peak, _gathered(collectives), random, moves, is_cpu)
+    return needs._replace(unknown=tuple(unknown))
 
 
 def _shard_bytes(shape: tuple[int, ...], itemsize: int, sharding: TensorSharding) -> int:
@@ -162,9 +164,12 @@ def _moves(collectives: Iterable[Collective]) -> dict[int, Moves]:
     moves: dict[int, Moves] = {}
     for collective in collectives:
         for number in collective.tags[-1:]:
-            before, is_sum = moves.get(number, Moves()), collective.kind in ("all-reduce", "reduce-scatter")
-            gathered = before.gathered + (0 if is_sum else collective.result_bytes)
-            moves[number] = Moves(gathered, before.is_summed or is_sum)
+            before = moves.get(number, Moves())
+            sizes = collective.operand_bytes, collective.result_bytes
+            if collective.kind in ("all-reduce", "reduce-scatter"):
+                moves[number] = Moves(before.gathered, (*before.summed, (collective.axes, *sizes)))
+            else:
+                moves[number] = Moves((*before.gathered, sizes), before.summed)
     return moves
 
 
@@ -186,14 +191,18 @@ _OF_RANDOM = 1 << 8
 """Bytes that XLA may need for random numbers besides, however few."""
 
 
-def _unknown(skeleton: Skeleton, peak: int, gathered: int, moves: Iterable[UnknownMove], is_cpu: bool) -> Iterator[str]:
+def _unknown(
+    skeleton: Skeleton, peak: int, gathered: int, random: int, moves: Iterable[UnknownMove], is_cpu: bool
+) -> Iterator[str]:
     """What is not in an estimate."""
     if any(not move.operation.startswith("cpu.") for move in moves):
         yield "what XLA may move besides"
     if gathered > _LARGE_PART * peak:
         yield "the lifetime of what collectives gather"
-    if skeleton.random * _OF_RANDOM > _LARGE_PART * peak:
+    if random > _LARGE_PART * peak:
         yield "the workspace of random numbers"
+    if skeleton.has_unrolled_loops:
+        yield "the iterations of unrolled loops, which XLA may run at once"
     if skeleton.workspace:
         yield f"the workspace of {', '.join(skeleton.workspace)}"
     if skeleton.has_narrow_products and is_cpu:

@@ -5,6 +5,7 @@ It can be pickled, as a jaxpr cannot.
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -60,6 +61,7 @@ class Equation:
             many are constants of its predicate and of its body.
         transposed: the operands of which it needs a transposed copy.
         turned: those of which an iteration of a loop has transposed copies from its start, if it is given them.
+        contracted: of a matrix product, how many terms an element of it has, as each of the operands says.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Equation:
     carried: int
     transposed: tuple[Variable, ...]
     turned: tuple[Variable, ...]
+    contracted: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -102,25 +105,28 @@ class Skeleton:
 
     Attributes:
         body: the program.
-        random: how many equations compute random numbers.
+        random: the results of equations that compute random numbers.
         workspace: the primitives of its equations that need a workspace.
         has_narrow_products: whether matrix products have results of less than 32 bits.
+        has_unrolled_loops: whether several iterations of a loop are written out.
     """
 
     body: Body
-    random: int
+    random: tuple[Variable, ...]
     workspace: tuple[str, ...]
     has_narrow_products: bool
+    has_unrolled_loops: bool
 
 
 def skeleton_of(inlined: InlinedProgram) -> Skeleton:
     """The skeleton of an inlined program."""
-    equations = inlined.equations
+    equations, conversion = inlined.equations, _Conversion(inlined)
     return Skeleton(
-        _Conversion(inlined).body(inlined.jaxpr.jaxpr, is_in_loop=False),
-        sum(equation.primitive in RANDOM for equation in equations),
+        conversion.body(inlined.jaxpr.jaxpr, is_in_loop=False),
+        tuple(conversion.random),
         tuple(sorted({e.primitive for e in equations if e.primitive.startswith(_WITH_WORKSPACE)})),
         any(e.primitive == "dot_general" and e.outputs[0].aval.dtype.itemsize < 4 for e in equations),
+        any(e.primitive == "scan" and e.params["unroll"] > 1 for e in equations),
     )
 
 
@@ -128,6 +134,7 @@ class _Conversion:
     def __init__(self, inlined: InlinedProgram) -> None:
         self._inlined = inlined
         self._variables: dict[Var, Variable] = {}
+        self.random: list[Variable] = []
 
     def body(self, jaxpr: Jaxpr, is_in_loop: bool) -> Body:
         eqns = _used_equations(jaxpr)
@@ -166,6 +173,8 @@ class _Conversion:
         kind = "shard_map" if eqn.primitive is shard_map_p else control_flow_kind(eqn)
         annotated: AnnotatedEquation | None = self._inlined.equation_of(eqn)
         is_loop = kind in ("scan", "while")
+        if eqn.primitive.name in RANDOM:
+            self.random += map(self._variable, eqn.outvars)
         counts = (eqn.params["cond_nconsts"], eqn.params["body_nconsts"]) if kind == "while" else loop_counts(eqn)
         return Equation(
             eqn.primitive.name,
@@ -180,6 +189,7 @@ class _Conversion:
             *counts,
             tuple(map(self._variable, _transposed_operands(eqn))),
             tuple(map(self._variable, _turned_operands(eqn))),
+            _contracted(eqn),
         )
 
 
@@ -217,6 +227,14 @@ def _transposed_operands(eqn: JaxprEqn) -> Iterable[Var]:
             changes = sum((a in contracted) != (b in contracted) for a, b in itertools.pairwise(inner))
             if isinstance(atom, Var) and (changes > 1 or sorted(batch) != [*range(len(batch))]):
                 yield atom
+
+
+def _contracted(eqn: JaxprEqn) -> tuple[int, ...]:
+    if eqn.primitive.name != "dot_general":
+        return ()
+    contracted, _ = eqn.params["dimension_numbers"]
+    shapes = (type_of(atom).shape for atom in eqn.invars)
+    return tuple(math.prod(shape[dim] for dim in dims) for shape, dims in zip(shapes, contracted, strict=True))
 
 
 def _turned_operands(eqn: JaxprEqn) -> Iterable[Var]:

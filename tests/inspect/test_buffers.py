@@ -178,3 +178,39 @@ def test_data_that_xla_may_move_besides_makes_the_estimate_a_lower_bound(mesh):
     report = explain(program, f32(64, 64), f32(64, 64), mesh=mesh)
     assert bool(report.predicted.unknown) == ("what XLA may move besides" in report.estimates[0].unknown)
     assert report.predicted.unknown
+
+
+def test_what_is_gathered_for_both_passes_and_gradients_summed_together_are_alive_at_once(mesh):
+    def step(params, x):
+        def loss(params):
+            hidden = x
+            for w in params:
+                hidden = jnp.tanh(hidden @ w)
+            return jnp.mean(hidden**2)
+
+        value, grads = jax.value_and_grad(loss)(params)
+        return [p - 0.1 * g for p, g in zip(params, grads, strict=True)], value
+
+    everywhere = P(("data", "model"))
+    for seed in range(2):
+        n, layers = 128 * random.Random(seed).randint(1, 2), 2 + seed
+        made = pjit(step, in_shardings=(everywhere, everywhere), out_shardings=(everywhere, None), donate_argnums=0)
+        report = explain(made, [f32(n, n)] * layers, f32(2 * n, n), mesh=mesh, compiled=True)
+        (estimate,), (found,) = report.estimates, report.memory
+        assert estimate.unknown == ("the lifetime of what collectives gather",)
+        assert 0.85 <= estimate.peak / found.peak <= 1.15, (n, layers, str(estimate), str(found))
+
+
+def test_what_random_numbers_and_unrolled_loops_need_is_not_known(mesh):
+    def unrolled(x, unroll):
+        return jax.lax.scan(lambda x, _: (jnp.sin(x), None), x, length=4, unroll=unroll)[0]
+
+    rolled, all_at_once = (
+        explain(pjit(functools.partial(unrolled, unroll=n), in_shardings=P("data")), f32(64, 64), mesh=mesh)
+        for n in (1, 4)
+    )
+    assert rolled.estimates[0].unknown == ()
+    assert all_at_once.estimates[0].unknown == ("the iterations of unrolled loops, which XLA may run at once",)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    noisy = explain(pjit(lambda key, x: x + jax.random.normal(key, x.shape)), key, f32(64, 64), mesh=mesh)
+    assert noisy.estimates[0].unknown == ("the workspace of random numbers",)
