@@ -65,12 +65,16 @@ def rewrite_operations(module: ir.Module, is_ignored: Callable[[ir.Operation], b
             _add_candidate(value, loop)
 
 
-def open_captured(module: ir.Module) -> None:
-    """The rest of `rewrite`: what loops capture may be sharded further in them, if it has a sharding."""
+def open_captured(module: ir.Module) -> bool:
+    """The rest of `rewrite`: what loops capture may be sharded further in them, if it has a sharding.
+
+    Returns:
+        Whether loops capture anything.
+    """
     constraints = [op.operation for op in nested(module.operation) if op.name == "sdy.sharding_constraint"]
     candidates = [op for op in constraints if _CAPTURED in op.attributes]
     if not candidates:
-        return
+        return False
     shardings = Shardings(module)
     found = [shardings.of(_original(op)) for op in candidates]  # before any of them is one
     for op, sharding in zip(candidates, found, strict=True):
@@ -81,6 +85,7 @@ def open_captured(module: ir.Module) -> None:
             with op.context:
                 op.attributes["sharding"] = _fully_open(sharding.mesh, len(sharding.axes))
                 del op.attributes[_CAPTURED]
+    return True
 
 
 def _original(op: Any) -> Any:

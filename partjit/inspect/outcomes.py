@@ -78,7 +78,8 @@ def outcome_of(lowered: Any, facts: Facts, wanted: Change, known: Known) -> Outc
     with lowered.context:
         module: Any = lowered.clone()
         change(module, wanted, facts, known)
-        open_captured(module)
+        if known.captures:  # the same in all copies
+            known.captures = open_captured(module)
         shardings, of_values = propagated(module, known.shardings)
         results = results_of(shardings, facts.ranks)
         prediction = predict_of(module, shardings, facts.origin, known)

@@ -75,11 +75,13 @@ class Known:
     Attributes:
         shardings: what attributes of sharding say.
         models: the models of operations; see `partjit.inspect.moves.rewriting`.
+        captures: whether loops may capture anything; see `partjit.xla_rewrites.open_captured`.
     """
 
     def __init__(self) -> None:
         self.shardings: dict[ir.Attribute, TensorSharding] = {}
         self.models: dict[tuple[object, ...], Any] = {}
+        self.captures = True
         self._locations: dict[ir.Attribute, tuple[list[int], bool]] = {}
 
     def tags(self, op: ir.Operation | ir.OpView) -> list[int]:

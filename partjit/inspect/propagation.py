@@ -153,13 +153,13 @@ def propagated(
     propagate(module)
     shardings = Shardings(module, known)
     of_values: dict[int, TensorSharding] = {}
-    operations = nested(module.operation)
-    for op in operations:
-        if is_mark(op):
-            for number, operand in zip(numbers_of(op), op.operands, strict=True):
-                sharding = shardings.of(operand) or TensorSharding.replicated(len(operand.type.shape))
-                of_values[number] = sharding
-    _remove_marks(operations)
+    marks = [op for op in nested(module.operation) if is_mark(op)]
+    for op in marks:
+        for number, operand in zip(numbers_of(op), op.operands, strict=True):
+            sharding = shardings.of(operand) or TensorSharding.replicated(len(operand.type.shape))
+            of_values[number] = sharding
+    for op in marks:
+        op.erase()
     return shardings, of_values
 
 
@@ -182,15 +182,3 @@ def numbers_of(mark: ir.Operation) -> list[int]:
 def is_mark(op: ir.Operation) -> bool:
     """Whether an operation is a mark, whose operands are values with numbers."""
     return op.name == "stablehlo.custom_call" and ir.StringAttr(op.attributes["call_target_name"]).value == MARK
-
-
-def _remove_marks(operations: Sequence[ir.Operation]) -> None:
-    """Removes the marks, and the operations that only they used."""
-    for op in reversed(operations):
-        if is_mark(op) or (
-            op.results
-            and not op.regions
-            and op.name not in ("stablehlo.custom_call", "func.call")
-            and not any(next(iter(result.uses), None) for result in op.results)
-        ):
-            op.erase()

@@ -160,8 +160,10 @@ class Writing:
 
     def _automatic(self, op: ir.Operation) -> dict[str, int]:
         """The sizes of the axes that are not manual around an operation."""
-        manual: set[str] = set()
         outer = op.parent
+        if outer is None or outer.name == "func.func":
+            return self._sizes
+        manual: set[str] = set()
         while outer is not None and outer.name != "func.func":
             if outer.name == "sdy.manual_computation":
                 manual |= {*sdy.ManualAxesAttr(outer.attributes["manual_axes"])}

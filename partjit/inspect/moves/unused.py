@@ -5,7 +5,7 @@ jax itself removes what no equation uses, but not what calls, loops and branches
 Source: `HloDCE` and `WhileLoopSimplifier` of XLA.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jax.extend.mlir import ir
@@ -92,12 +92,12 @@ class _Removal:
             if op in self._unused or any(map(self._is_used, op.results)) or self._has_effect(op):
                 continue
             self._found.append(op)
-            self._unused |= {op, *(inner.operation for inner in nested(op))}
+            self._unused |= {op, *_inside(op)}
             candidates += [value.owner.operation for value in _needed(op) if not isinstance(value.owner, ir.Block)]
 
     def _has_effect(self, op: ir.Operation) -> bool:
         """Whether an operation, or one in its regions, does more than to compute its results."""
-        return self._is_effect(op) or any(self._is_effect(inner.operation) for inner in nested(op))
+        return self._is_effect(op) or any(map(self._is_effect, _inside(op)))
 
     def _is_effect(self, op: ir.Operation) -> bool:
         if op.name != "func.call":
@@ -166,8 +166,13 @@ def _of_iteration(loop: ir.Operation, number: int) -> Iterator[ir.Value]:
 def _needed(op: ir.Operation) -> Iterator[ir.Value]:
     """The values that an operation uses, those in its regions included."""
     yield from op.operands
-    for inner in nested(op):
-        yield from inner.operation.operands
+    for inner in _inside(op):
+        yield from inner.operands
+
+
+def _inside(op: ir.Operation) -> Sequence[ir.Operation]:
+    """The operations in the regions of an operation; most have none."""
+    return nested(op) if len(op.regions) else ()
 
 
 _EFFECTS = tuple(f"stablehlo.{name}" for name in ("custom_call", "infeed", "outfeed", "send", "recv", "rng"))
