@@ -8,6 +8,8 @@ The program is the training step of a transformer, that of `cold.py`, on a mesh 
   as well: the trace is jax's own, and takes as long for both. Then what is computed when it is first read: memory
   and FLOPs, the text with the findings whose suggestions are tried out, and the page.
 * growth: the same per equation for several depths, which must not grow with the depth.
+* devices: the report of one step, and its page, on abstract meshes of 8 and of 4,096 devices, and the memory that
+  Python takes for the report.
 * why: the first question to a report, which follows every value to where it comes from, and later ones.
 
 Each measurement has a function object of its own and follows `jax.clear_caches()`. Contestants take turns, and medians
@@ -18,10 +20,14 @@ import argparse
 import itertools
 import statistics
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AbstractMesh, AxisType
 
 import cold
 import report
@@ -34,6 +40,7 @@ from partjit.inspect.tracing import trace_function
 ANNOTATION_BOUND = 0.30
 EXPLAIN_BOUND = 0.15
 GROWTH_BOUND = 1.30
+DEVICES_BOUND = 1.10
 
 Clock = Callable[[], float]
 
@@ -122,6 +129,43 @@ def read(subject: Subject, mesh: Mesh, clock: Clock) -> dict[str, float]:
         "bytes": len(page.encode()),
         "equations": len(told.equations),
     }
+
+
+def on_abstract_mesh(shape: tuple[int, int], depth: int, counter: cold.Counter, clock: Clock) -> dict[str, float]:
+    """What a report of a step costs on a mesh of these sizes, which has no devices."""
+    mesh = AbstractMesh(shape, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    cold.forget_everything()
+    problem = cold.make_problem(depth)
+    step = cold.fresh_step(cold.make_contestants(mesh)["pjit"], problem, counter)
+    tokens = jax.ShapeDtypeStruct((4096, cold.LENGTH), jnp.int32)  # which all of these meshes divide
+
+    def everything() -> None:
+        told.estimates, told.flops, told.to_text()
+
+    told, seconds = timed(clock, lambda: explain(step, problem.state, tokens, mesh=mesh))
+    _, costs = timed(clock, everything)
+    _, page = timed(clock, told.to_html)
+    cold.forget_everything()
+    tracemalloc.start()
+    told = explain(step, problem.state, tokens, mesh=mesh)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return {"explain": seconds, "costs and text": costs, "page": page, "memory": peak / 1e6}
+
+
+def of_devices(taken: "Taken") -> Iterator[report.Row]:
+    few, many = taken.values()
+    for key in few:
+        ratio = many[key] / few[key]
+        yield {
+            "what": key,
+            "unit": "MB" if key == "memory" else "s",
+            "8 devices": few[key],
+            "4,096 devices": many[key],
+            "ratio": ratio,
+            "bound": DEVICES_BOUND if key in ("explain", "memory") else "",
+            "verdict": report.verdict(ratio, DEVICES_BOUND) if key in ("explain", "memory") else "",
+        }
 
 
 Taken = dict[str, dict[str, float]]
@@ -230,9 +274,15 @@ def main() -> None:
     others = {str(depth): on(depth, read) for depth in effort.depths if depth != effort.depth}
     shallower = rounds(others, turns)
     by_depth = {depth: taken["read"] if depth == effort.depth else shallower[str(depth)] for depth in effort.depths}
+    shapes = {"8": (4, 2), "4096": (2048, 2)}
+    abstract = {
+        name: lambda shape=shape: on_abstract_mesh(shape, effort.depths[0], counter, clock)
+        for name, shape in shapes.items()
+    }
     tables = {
         f"a step of {effort.depth} layers": [*against_compilation(taken)],
         "growth": [*growth(by_depth)],
+        "devices": [*of_devices(rounds(abstract, turns))],
         "reports": sizes(by_depth),
     }
     report.report(tables, as_json=options.json)
