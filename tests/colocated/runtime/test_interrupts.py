@@ -26,7 +26,7 @@ from partjit.colocated.runtime import interrupts, scheduler, streams, threads
 from partjit.colocated.runtime.interrupts import Exclusive, Flag, Presence, is_interrupt
 from tests.colocated import rendezvous
 
-pytestmark = pytest.mark.usefixtures("meeting")
+pytestmark = [pytest.mark.usefixtures("meeting"), pytest.mark.soak]
 
 IS_SOAK = os.environ.get("PARTJIT_PROFILE") == "soak"
 SECONDS = 30.0

@@ -16,7 +16,7 @@ from partjit import colocated
 from partjit.colocated import colocated_python, colocated_python_class
 from partjit.colocated.runtime import scheduler
 
-pytestmark = pytest.mark.usefixtures("new_garbage")
+pytestmark = [pytest.mark.usefixtures("new_garbage"), pytest.mark.soak]
 
 CALLS = 100_000 if os.environ.get("PARTJIT_PROFILE") == "soak" else 200
 one = jnp.float32(1)
