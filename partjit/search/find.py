@@ -8,7 +8,7 @@ from partjit.errors import MemoryLimitError
 from partjit.render.numbers import shown_bytes
 from partjit.search.improve import METHODS, Score, Scored, simplified
 from partjit.search.program import Answer, SearchedProgram
-from partjit.search.space import Choice, Space
+from partjit.search.space import Choice, Question, Space
 from partjit.search.starts import starts
 
 __all__ = ["Progress", "Ranking", "find"]
@@ -27,6 +27,7 @@ class Ranking:
 
     Attributes:
         best: the best choice.
+        question: the shardings that it means, or those of the function's own specs if these are better.
         starts: the starts, the best first.
         runners_up: the next best choices that were seen, the best first.
         method: the method that improved the best choice last, or "start".
@@ -35,6 +36,7 @@ class Ranking:
     """
 
     best: Scored
+    question: Question
     starts: tuple[Scored, ...]
     runners_up: tuple[Scored, ...]
     method: str
@@ -58,7 +60,11 @@ class _Judge:
         return len(self._known)
 
     def __call__(self, choice: Choice) -> Score | None:
-        question = self._space.question(choice)
+        """The score of a choice."""
+        return self.of(self._space.question(choice), choice)
+
+    def of(self, question: Question, choice: Choice) -> Score | None:
+        """The score of a question, which a choice means."""
         answer = self._known.get(question.key)
         if answer is None:
             if self.asked and (self.asked >= self.most or time.monotonic() - self.begun > self.until):
@@ -100,6 +106,8 @@ def find(
     for name, choice in starts(space):
         if (score := judge(choice)) is not None:
             begins.append(Scored(score, choice, name))
+    own, judge.most, judge.until = space.own, questions, limit
+    of_own = None if own is None else judge.of(own, space.nothing)
     begins.sort(key=lambda one: one.score)
     best, last = begins[0], "start"
     for number, method in enumerate(methods):
@@ -112,17 +120,22 @@ def find(
             best, last = found, method
     judge.most, judge.until = questions, limit
     best = simplified(space, best, judge)
+    question, kept = space.question(best.choice), begins
+    if own is not None and of_own is not None:
+        given = Scored(of_own, space.nothing, "its own specs")
+        kept = sorted([given, *begins], key=lambda one: one.score)
+        if of_own < best.score:
+            best, question, last = given, own, "start"
     if best.score.excess:
-        raise _too_large(program, space, memory, best)
+        raise _too_large(program, question, memory, best)
     others = sorted((one for one in judge.seen.values() if one.score > best.score), key=lambda one: one.score)
     fitting = tuple(one for one in others if not one.score.excess)
     seconds = time.monotonic() - judge.begun
-    return Ranking(best, tuple(begins), fitting[:_KEPT], last, judge.asked, seconds)
+    return Ranking(best, question, tuple(kept), fitting[:_KEPT], last, judge.asked, seconds)
 
 
-def _too_large(program: SearchedProgram, space: Space, memory: int, best: Scored) -> MemoryLimitError:
+def _too_large(program: SearchedProgram, question: Question, memory: int, best: Scored) -> MemoryLimitError:
     """The error that says by how much the memory is exceeded, and what takes it."""
-    question = space.question(best.choice)
     lines = program.largest(question.arguments, question.results, question.values)
     return MemoryLimitError(
         f"search_specs: {program.unit.name} does not fit into {shown_bytes(memory)} per device on "

@@ -69,6 +69,8 @@ def moves(space: Space, choice: Choice) -> Iterator[Choice]:
     plain = tuple(((),) * len(family.shape) for family in space.families)
     yield dataclasses.replace(choice, constraints=plain)
     yield dataclasses.replace(choice, constraints=(None,) * len(space.families))
+    for is_last_first in (True, False):
+        yield dataclasses.replace(choice, is_last_first=is_last_first)
     for a, b in itertools.combinations(axes, 2):
         yield _swapped(choice, {a: b, b: a})
     for c in range(len(space.classes)):

@@ -90,6 +90,8 @@ class Choice:
             wherever they are used, nor their gradients, so that they are gathered and nothing else is moved.
         constraints: for each family None, or further axes of each dimension of the activations, which are constrained
             to these and to those of their classes.
+        is_last_first: whether an axis that is chosen for several dimensions of an array shards the last of these, as
+            the columns of matrices, and not the first one.
     """
 
     classes: tuple[Names, ...]
@@ -97,6 +99,7 @@ class Choice:
     states: tuple[Names, ...]
     gathered: tuple[bool, ...]
     constraints: tuple[Axes | None, ...]
+    is_last_first: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +136,7 @@ class Space:
 
     Attributes:
         groups, classes, families: see there.
+        own: the function's own specs, and those that are fixed; None if it has none.
         sizes: the axes of the mesh of several devices, with their sizes.
     """
 
@@ -148,6 +152,7 @@ class Space:
         self._arguments, self._inputs = program.arguments, program.inputs
         tree = program.partitioned.tree
         dimensions = Dimensions(tree)
+        self.own = self._own_question(program)
         self._roots = [dimensions.of(value) for value in self._inputs]
         self._returned = returned_as(program.arguments, program.results)
         weights, batch = self._weights(tree, dimensions)
@@ -205,21 +210,31 @@ class Space:
                 values.update((number, axes) for number in family.numbers)
         return Question(arguments, results, values, uses)
 
+    def _own_question(self, program: SearchedProgram) -> Question | None:
+        own = program.own_arguments, program.own_results
+        if all(axes is None for of in own for axes in of):
+            return None
+        arguments, results = (
+            {**dict(enumerate(of)), **fixed} for of, fixed in zip(own, (self._fixed, self._fixed_results), strict=True)
+        )
+        return Question(arguments, results, {}, {})
+
     def _of_classes(
         self, shape: Sequence[int], classes: Sequence[int | None], choice: Choice, extra: Axes | None = None
     ) -> Axes:
         """The axes of an array by the classes of its dimensions; no axis twice, and none that does not divide."""
-        used, found = set[str](), []
-        for dim, (size, number) in enumerate(zip(shape, classes, strict=True)):
-            own, parts = list[str](), 1
+        used, found = set[str](), dict[int, Names]()
+        dims = range(len(shape))
+        for dim in reversed(dims) if choice.is_last_first else dims:
+            own, parts, number = list[str](), 1, classes[dim]
             wanted = () if number is None else choice.classes[number]
             for axis in (*wanted, *((extra[dim] or ()) if extra is not None else ())):
-                if axis not in used and size % (parts * self.sizes[axis]) == 0:
+                if axis not in used and shape[dim] % (parts * self.sizes[axis]) == 0:
                     own.append(axis)
                     used.add(axis)
                     parts *= self.sizes[axis]
-            found.append(tuple(own))
-        return tuple(found)
+            found[dim] = tuple(own)
+        return tuple(found[dim] for dim in dims)
 
     def _spread(self, shape: Sequence[int], axes: Axes, further: Iterable[str]) -> Axes:
         """These axes, and further ones on the dimensions of which there is most on a device."""

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from partjit._jax.types import PyTree
 from partjit.api import pjit
@@ -37,7 +37,7 @@ _MACHINES = {"v5p": tpu_v5p, "v6": tpu_v6e, "H100": h100}
 def search_specs(
     fun: object,
     *args: object,
-    mesh: Mesh | None = None,
+    mesh: Mesh | AbstractMesh | None = None,
     memory: float | None = None,
     machine: Machine | None = None,
     in_specs: PyTree = AUTO,
@@ -47,7 +47,7 @@ def search_specs(
     overlap: float = 0.0,
     questions: int = 200,
     time_limit: float | None = None,
-    methods: Iterable[str] = tuple(METHODS),
+    methods: Iterable[str] = ("descent",),
     progress: Progress | bool | None = None,
 ) -> FoundSpecs:
     """Finds specs for the arguments, results and activations of a function with which a step takes the least time.
@@ -75,7 +75,7 @@ def search_specs(
         overlap: which part of the communication is hidden behind computation; see `estimate_time`.
         questions: how many different specs are asked about. The result is the same for the same number.
         time_limit: how many seconds to search, for results that may differ from one run to the next.
-        methods: "descent", "annealing", or both one after the other.
+        methods: "descent", "annealing", or both, each with a share of the questions; see docs/search.md.
         progress: called with the questions so far, their limit and the seconds of the best step; True for a line on
             the standard error. By default that line is shown where the standard error is a terminal.
 
@@ -111,14 +111,11 @@ def search_specs(
     TOAST, https://arxiv.org/abs/2508.15010, for classes of dimensions.
     """
     where = "search_specs"
-    if mesh is None:
-        mesh = ambient_or_abstract_mesh()
-    require_mesh_type(where, "mesh", mesh, or_abstract=True)
-    if mesh.size < 2:
-        raise wrong_value(
-            where, "mesh", mesh, "a mesh of several devices", "give one, or set one with partjit.set_mesh"
-        )
-    used: Machine = _machine_of(mesh) if machine is None else require(where, "machine", machine, Machine, "a Machine")
+    given = ambient_or_abstract_mesh() if mesh is None else mesh
+    on: Mesh = require_mesh_type(where, "mesh", given, or_abstract=True)
+    if on.size < 2:
+        raise wrong_value(where, "mesh", on, "a mesh of several devices", "give one, or set one with partjit.set_mesh")
+    used: Machine = _machine_of(on) if machine is None else require(where, "machine", machine, Machine, "a Machine")
     most = used.memory if memory is None else require_number(where, "memory", memory, "a number of bytes")
     overlap = require_number(where, "overlap", overlap, "a number between 0 and 1")
     if not 0 <= overlap <= 1:
@@ -132,9 +129,9 @@ def search_specs(
             raise wrong_value(where, "methods", method, f"some of {', '.join(METHODS)}")
     names = _names_of(constrain)
     made = fun if hasattr(fun, "trace") or not callable(fun) else pjit(fun, donate_argnums=donate_argnums)
-    program = SearchedProgram(trace_function(made, args, {}, mesh), used, overlap)
+    program = SearchedProgram(trace_function(made, args, {}, on), used, overlap)
     positional, result = program.leaf_trees
-    fixed = given_axes(in_specs, "in_specs", positional, mesh), given_axes(out_specs, "out_specs", result, mesh)
+    fixed = given_axes(in_specs, "in_specs", positional, on), given_axes(out_specs, "out_specs", result, on)
     space = Space(program, *fixed, names)
     report = _progress_of(progress)
     try:
@@ -142,7 +139,7 @@ def search_specs(
     finally:
         if progress is not None and report is not progress and report is not None:
             print(file=sys.stderr)
-    return _found(fun, program, space, ranking, mesh, used, int(most), overlap)
+    return _found(fun, program, space, ranking, on, used, int(most), overlap)
 
 
 def _machine_of(mesh: Mesh) -> Machine:
@@ -184,7 +181,7 @@ def _found(
     memory: int,
     overlap: float,
 ) -> FoundSpecs:
-    question = space.question(ranking.best.choice)
+    question = ranking.question
     answer = program.ask(question.arguments, question.results, question.values)
     arguments = [spec_of(question.arguments.get(k) or axes) for k, axes in enumerate(answer.arguments)]
     results = [spec_of(question.results.get(k) or axes) for k, axes in enumerate(answer.results)]

@@ -20,6 +20,7 @@ def starts(space: Space) -> Iterator[tuple[str, Choice]]:
       be summed before they are sharded as parameters and states are stored.
     * Megatron: the batch over some axes, the inner dimensions of layers (hidden units, heads, experts) over the others.
     * Megatron with ZeRO-3: parameters are stored in shards over the axes of the batch besides.
+    * columns: the last dimension of each parameter that can be sharded over the axes of the inner dimensions.
     * sequence parallel: activations between layers are sharded over the axes of the inner dimensions as well.
 
     Source: ZeRO, https://arxiv.org/abs/1910.02054; Megatron-LM, https://arxiv.org/abs/1909.08053; sequence parallelism,
@@ -27,13 +28,14 @@ def starts(space: Space) -> Iterator[tuple[str, Choice]]:
     """
     axes = tuple(space.sizes)
     nothing = space.nothing
-    yield "replicated", nothing
     everything = _with_batch(space, nothing, axes)
     yield "data parallel", everything
-    yield "ZeRO-1", dataclasses.replace(everything, states=_all_groups(space, axes))
-    yield "ZeRO-1, gradients first", _gathered(space, dataclasses.replace(everything, states=_all_groups(space, axes)))
-    yield "ZeRO-3", _constrained(space, dataclasses.replace(everything, storage=_all_groups(space, axes)))
-    yield "ZeRO-3, gathered first", _gathered(space, dataclasses.replace(everything, storage=_all_groups(space, axes)))
+    stored = dataclasses.replace(everything, storage=_all_groups(space, axes))
+    states = dataclasses.replace(everything, states=_all_groups(space, axes))
+    yield "ZeRO-3, gathered first", _gathered(space, stored)
+    yield "ZeRO-3", _constrained(space, stored)
+    yield "ZeRO-1, gradients first", _gathered(space, states)
+    yield "ZeRO-1", states
     found = list[tuple[str, Choice]]()
     for count in range(1, len(axes)):
         for batch in itertools.combinations(axes, count):
@@ -41,13 +43,18 @@ def starts(space: Space) -> Iterator[tuple[str, Choice]]:
     found += _with_inner(space, (), axes)
     # Few questions are enough for the plain ones of all axes.
     yield from sorted(found, key=lambda start: start[0].startswith("tensor") + 2 * start[0].count(","))
+    yield "replicated", nothing
 
 
 def _with_inner(space: Space, batch: Names, inner: Names) -> Iterator[tuple[str, Choice]]:
     """The choices with inner dimensions over some axes."""
     over = f"{' x '.join(inner)}"
     sharded = _with_batch(space, space.nothing, batch)
-    for k, dims in enumerate(_inner_dimensions(space, math.prod(space.sizes[axis] for axis in inner))):
+    parts = math.prod(space.sizes[axis] for axis in inner)
+    every = {c for c, one in enumerate(space.classes) if _is_inner(space, c) and one.size % parts == 0}
+    columns = tuple(inner if c in every else own for c, own in enumerate(sharded.classes))
+    yield f"columns over {over}", dataclasses.replace(sharded, classes=columns, is_last_first=True)
+    for k, dims in enumerate(_inner_dimensions(space, parts)):
         kind = "Megatron" if k == 0 else "tensor parallel"
         classes = tuple(inner if c in dims else own for c, own in enumerate(sharded.classes))
         choice = dataclasses.replace(sharded, classes=classes)
@@ -117,8 +124,7 @@ def _inner_dimensions(space: Space, parts: int) -> list[set[int]]:
 
     A class that most parameters have, as the residual stream, comes last; the second set starts with it.
     """
-    fitting = [c for c, one in enumerate(space.classes) if one.groups and not one.is_batch and one.size % parts == 0]
-    fitting = [c for c in fitting if not space.is_given(c)]
+    fitting = [c for c, one in enumerate(space.classes) if _is_inner(space, c) and one.size % parts == 0]
     found: list[set[int]] = []
     by_degree = sorted(fitting, key=lambda c: (len(space.classes[c].groups), -space.classes[c].nbytes, c))
     for order in (by_degree, sorted(fitting, key=lambda c: (-space.classes[c].nbytes, c))):
@@ -126,6 +132,11 @@ def _inner_dimensions(space: Space, parts: int) -> list[set[int]]:
         if chosen and chosen not in found:
             found.append(chosen)
     return found
+
+
+def _is_inner(space: Space, number: int) -> bool:
+    one = space.classes[number]
+    return bool(one.groups) and not one.is_batch and not space.is_given(number)
 
 
 def _independent(space: Space, order: Sequence[int]) -> set[int]:
