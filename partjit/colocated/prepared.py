@@ -86,6 +86,7 @@ class PreparedFunction:
         self._shards = shards
         self._shardings_of_shards = shardings_of_shards
         self._takes_numpy = definition.options.takes_numpy
+        self._is_of_shards = shards is not None or definition.options.layout == "per_shard"
         self._agreement = agreement_of(devices, self._name, lambda: self._name)
         self._is_here = any(device.process_index == jax.process_index() for device in devices)
         host = [colocated_sharding(sharding) for sharding in shardings]
@@ -198,7 +199,7 @@ class PreparedFunction:
     def _taken(self, leaf: Any, is_pinned: bool) -> Take:
         """What returns an argument of a call in a program when the function runs."""
         if type(leaf) is HostArgument:
-            return leaf.itself if self._takes_numpy else leaf.array
+            return leaf.itself if self._takes_numpy else leaf.array if self._is_of_shards else leaf.when_used
         return pin(leaf) if is_pinned else unpinned(leaf)
 
     def _on_host(self, leaves: Sequence[jax.Array]) -> Sequence[jax.Array]:

@@ -141,9 +141,10 @@ class Specialization(PreparedFunction):
         out_specs: OutSpecs,
         entry: Entry | None,
     ) -> Sequence[jax.Array]:
-        leaves = leaves if self._takes_numpy else put_host_arguments(leaves)
         if PendingArray in map(type, leaves):
             leaves = values_of(leaves)  # what failed before is not a failure of this call
+        if not self._takes_numpy:
+            leaves = put_host_arguments(leaves, when_used=not self._is_of_shards)
         try:
             is_free = self._lane is None and not stream.calls and stream.is_private
             if is_free and not events.listeners:

@@ -1,5 +1,7 @@
 """NumPy arrays and Python numbers that a program is called with and that only its calls read."""
 
+import operator
+import pickle
 import threading
 
 import jax
@@ -24,7 +26,7 @@ WAYS = [{"mode": "inline"}, {"mode": "stream"}, {"stream": "log"}]
 @pytest.fixture
 def puts(monkeypatch):
     """The threads in which such arguments were put on devices."""
-    threads = []
+    threads = rendezvous.logs["puts"]  # which a function refers to, and does not copy
     real = HostArgument.array
 
     def array(self):
@@ -64,6 +66,45 @@ def test_a_call_gets_the_array_of_the_program(mesh, value, way):
                 np.testing.assert_array_equal(step(np.ones(8, np.float32), value), np.full(8, 2.0))
             step.lower(np.ones(8, np.float32), value).compile()(np.ones(8, np.float32), value)
         assert logged() == [(kind, expected.dtype.name, expected.tolist())] * 4
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_of_a_number_no_array_is_made_before_more_than_the_number_is_used(way, puts):
+    def look(step, loss):
+        numbers = int(step), float(step), bool(step), step.item(), operator.index(step), f"{float(loss):.2f}"
+        rendezvous.logs["seen"].append((*numbers, step.shape, step.dtype.name, len(rendezvous.logs["puts"])))
+        rendezvous.logs["seen"].append((int(step + 1), len(rendezvous.logs["puts"])))
+
+    note = colocated_python(look, **way, **nothing)
+    step = pjit(lambda x, i: (note(i, jnp.sum(x)), 2 * x)[1])
+    for i in range(2):
+        puts.clear()
+        step(jnp.ones(8), i)
+        assert logged() == [(i, float(i), bool(i), i, i, "8.00", (), "int32", 0), (i + 1, 1)]
+
+
+READINGS = [int, float, bool, operator.index, complex, str, repr, hash, round, np.asarray, len, list]
+READINGS += [lambda x: x.item(), lambda x: x.item(0), lambda x: x.item(1), lambda x: x + 1, lambda x: x.tolist()]
+READINGS += [lambda x: f"{x}", lambda x: f"{x:.1f}", lambda x: [7, 8, 9][x], lambda x: x == 3, pickle.dumps]
+
+
+@pytest.mark.parametrize(
+    "value", [3, 0, -1.5, 2.7, float("nan"), float("inf"), True, np.float32(0.1), 2 + 1j], ids=repr
+)
+def test_a_number_is_read_as_its_array_is(value):
+    def read(x, reading):
+        try:
+            found = reading(x)
+        except Exception as error:
+            return type(error)
+        return np.asarray(found).dtype.name, repr(found)
+
+    def look(x):
+        rendezvous.logs["seen"].extend(read(x, reading) for reading in READINGS)
+
+    note = colocated_python(look, stream="log", **nothing)
+    pjit(lambda x, value: (note(value), 2 * x)[1])(jnp.ones(8), value)
+    assert logged() == [read(jnp.asarray(value), reading) for reading in READINGS]
 
 
 def test_it_has_the_sharding_of_the_program(mesh):
@@ -203,7 +244,7 @@ def test_on_accelerators_it_stays_on_the_hosts(accelerators, monkeypatch):
         return real(aval, sharding, *args)
 
     def look(i, x):
-        rendezvous.logs["seen"].append((int(i), sorted(device.id for device in i.devices())))
+        rendezvous.logs["seen"].append((int(np.asarray(i)), sorted(device.id for device in i.devices())))
 
     note = colocated_python(look, stream="log", **nothing)
     step = pjit(lambda x, i: (note(i, x), 2 * x)[1])

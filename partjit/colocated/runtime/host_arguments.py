@@ -1,17 +1,15 @@
 """Calls with NumPy arrays and numbers that are like an earlier one, recognized quickly."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
-from jax.core import ShapedArray
 
-from partjit._jax.arrays import numpy_putter, type_sharding_and_commitment
+from partjit._jax.arrays import type_sharding_and_commitment
 from partjit._jax.threads import has_64_bits
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.checks import leaves_of
-from partjit.colocated.runtime.host_values import HostArgument, is_host_value
+from partjit.colocated.runtime.host_values import Destination, is_host_value
 
 __all__ = ["KnownHostArguments"]
 
@@ -23,7 +21,7 @@ class KnownHostArguments:
     function runs, so they need no pins, and where it runs on a thread, that thread puts them on devices.
     """
 
-    __slots__ = ("_kinds", "_of_arrays", "_puts", "_tree", "_x64")
+    __slots__ = ("_destinations", "_kinds", "_of_arrays", "_tree", "_x64")
 
     def __init__(self, tree: PyTreeDef, leaves: Sequence[Any], arrays: Sequence[jax.Array]) -> None:
         """Of a call.
@@ -39,9 +37,7 @@ class KnownHostArguments:
             type_sharding_and_commitment(leaf) if kind is None else None
             for leaf, kind in zip(leaves, self._kinds, strict=True)
         ]
-        self._puts: list[tuple[ShapedArray, Callable[[np.ndarray], jax.Array]]] = [
-            (array.aval, numpy_putter(array.aval, array.sharding, array.committed)) for array in arrays
-        ]
+        self._destinations = [Destination(array.aval, array.sharding, array.committed) for array in arrays]
         self._x64 = has_64_bits()
 
     @staticmethod
@@ -67,7 +63,7 @@ class KnownHostArguments:
                     if type_sharding_and_commitment(leaf) != self._of_arrays[i]:
                         return None
                 elif kind == _kind(leaf):
-                    leaves[i] = HostArgument.of(leaf, *self._puts[i])
+                    leaves[i] = self._destinations[i].argument(leaf)
                 else:
                     return None
         except (AttributeError, OverflowError):  # no plain array, too large

@@ -17,9 +17,11 @@ from partjit._jax.arrays import PRNGKeyArray, numpy_putter, shareable
 from partjit._jax.refusal import refusing
 from partjit._jax.types import Device, PyTree
 from partjit.colocated.devices import replicated_over
+from partjit.colocated.runtime.pending import OnDemand, PendingArray
 
 __all__ = [
     "KINDS_OF_NUMPY",
+    "Destination",
     "HostArgument",
     "HostValue",
     "is_host_value",
@@ -118,29 +120,53 @@ class HostValue:
         return jax.numpy.array(self._value)
 
 
-class HostArgument:
+class Destination:
+    """Where NumPy arrays and numbers of one type are put.
+
+    Args:
+        aval: the type of the arrays.
+        sharding, committed: theirs.
+    """
+
+    __slots__ = ("_is_number", "_put", "aval", "committed", "sharding")
+
+    def __init__(self, aval: ShapedArray, sharding: Sharding, committed: bool) -> None:
+        self.aval = aval
+        self.sharding = sharding
+        self.committed = committed
+        self._put: Callable[[np.ndarray], jax.Array] | None = None
+        self._is_number = aval.shape == () and np.dtype(aval.dtype).kind in "biuf"
+
+    def argument(self, value: Any) -> "HostArgument":
+        """Of an array or number as it is now. Raises OverflowError for an integer too large for its dtype."""
+        own = _own_numpy(value, self.aval.dtype)
+        return HostArgument(own, self, own.item() if self._is_number else None)
+
+    def put(self, value: np.ndarray) -> jax.Array:
+        """The array on the devices."""
+        if self._put is None:
+            self._put = numpy_putter(self.aval, self.sharding, self.committed)
+        return shareable(self._put(value))
+
+
+class HostArgument(OnDemand):
     """A NumPy array or number that a program was called with and that only its calls read.
 
     It is put on devices by the first call that needs it there, in the thread of that call.
 
     Args:
         value: the NumPy array, or that of the number, which nobody else changes.
-        aval: the type of the array in the program.
-        put: puts it on the devices of its sharding there.
+        destination: where it is put.
+        number: what the elements are, if it is one of them alone.
     """
 
-    __slots__ = ("_array", "_aval", "_numpy", "_put")
+    __slots__ = ("_array", "_destination", "_numpy", "number")
 
-    def __init__(self, value: np.ndarray, aval: ShapedArray, put: Callable[[np.ndarray], jax.Array]) -> None:
+    def __init__(self, value: np.ndarray, destination: Destination, number: bool | int | float | None) -> None:
         self._numpy = value
-        self._aval = aval
-        self._put = put
+        self._destination = destination
+        self.number = number
         self._array: jax.Array | None = None
-
-    @staticmethod
-    def of(value: Any, aval: ShapedArray, put: Callable[[np.ndarray], jax.Array]) -> "HostArgument":
-        """Of an array or number as it is now. Raises OverflowError for an integer too large for its dtype."""
-        return HostArgument(_own_numpy(value, aval.dtype), aval, put)
 
     @property
     def dtype(self) -> np.dtype:
@@ -153,8 +179,19 @@ class HostArgument:
     def array(self) -> jax.Array:
         """The array on the devices."""
         if self._array is None:
-            self._array = shareable(self._put(self._numpy))
+            self._array = self._destination.put(self._numpy)
         return self._array
+
+    def __call__(self) -> jax.Array:
+        """As `array`."""
+        return self.array()
+
+    def when_used(self) -> jax.Array:
+        """The array; of a number, one that is put on the devices when a function uses more than the number."""
+        if self.number is None:
+            return self.array()
+        destination = self._destination
+        return PendingArray.made_by(self, destination.aval, destination.sharding, destination.committed)
 
     def itself(self) -> Any:
         """The argument, for a function of NumPy arrays."""
@@ -162,14 +199,15 @@ class HostArgument:
 
     def moved(self, sharding: Sharding) -> "HostArgument":
         """The same with another sharding."""
-        return HostArgument(self._numpy, self._aval, numpy_putter(self._aval, sharding, True))
+        return HostArgument(self._numpy, Destination(self._destination.aval, sharding, True), self.number)
 
 
-def put_host_arguments(leaves: Sequence[Any]) -> Sequence[Any]:
-    """The flat arguments of a call, with those that are not on devices put there."""
+def put_host_arguments(leaves: Sequence[Any], *, when_used: bool = False) -> Sequence[Any]:
+    """The flat arguments of a call, with those that are not on devices put there; numbers `when_used`, if so."""
     if HostArgument not in map(type, leaves):
         return leaves
-    return [leaf.array() if type(leaf) is HostArgument else leaf for leaf in leaves]
+    put = HostArgument.when_used if when_used else HostArgument.array
+    return [put(leaf) if type(leaf) is HostArgument else leaf for leaf in leaves]
 
 
 def _own_numpy(value: Any, dtype: np.dtype) -> np.ndarray:

@@ -25,9 +25,14 @@ __all__ = ["OnDemand", "PendingArray", "require_array", "values_of", "when_recei
 
 
 class OnDemand:
-    """A value that is made when it is first used; it is computed."""
+    """A value that is made when it is first used; it is computed.
+
+    Attributes:
+        number: the value as a Python number, if it is one; whoever wants no more than that needs no array.
+    """
 
     __slots__ = ("__weakref__",)
+    number: bool | int | float | None = None
 
     def __call__(self) -> jax.Array:
         """The value; several threads may call this, the values of all but one of which are dropped."""
@@ -63,6 +68,13 @@ class PendingArray(jax.Array):
         self._is_deleted = False
         self._failure: Failure | None = None
         self._then: list[Callable[[jax.Array], None]] = []
+
+    @staticmethod
+    def made_by(on_demand: OnDemand, aval: ShapedArray, sharding: Sharding, committed: bool) -> "PendingArray":
+        """An array that is made when more than its number is used."""
+        array = PendingArray(None, aval, sharding, committed)
+        array._on_demand = on_demand
+        return array
 
     @staticmethod
     def failed(failure: Failure, aval: ShapedArray, sharding: Sharding, committed: bool) -> "PendingArray":
@@ -206,6 +218,31 @@ class PendingArray(jax.Array):
         if self._failure is not None:
             state = f"failed: {self._failure}"
         return f"PendingArray({self._aval.str_short()}, {self.sharding}, {state})"
+
+    def __int__(self) -> int:
+        number = self._number()
+        return int(self.value()) if number is None else int(number)
+
+    def __float__(self) -> float:
+        number = self._number()
+        return float(self.value()) if number is None else float(number)
+
+    def __bool__(self) -> bool:
+        number = self._number()
+        return bool(self.value()) if number is None else bool(number)
+
+    def __index__(self) -> int:
+        number = self._number()
+        return number if type(number) is int else operator.index(self.value())
+
+    def item(self, *args: int) -> bool | int | float | complex:
+        """The only element, or that at an index, as a Python number."""
+        number = self._number()
+        return self.value().item(*args) if number is None or args else number
+
+    def _number(self) -> bool | int | float | None:
+        on_demand = self._on_demand
+        return None if on_demand is None else on_demand.number
 
     def __str__(self) -> str:
         return str(self.value())

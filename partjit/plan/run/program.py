@@ -5,20 +5,19 @@ The plan is made and compiled once per jaxpr, shardings and mesh.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
-import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh, Sharding
 
-from partjit._jax.arrays import device_put, numpy_putter
+from partjit._jax.arrays import device_put
 from partjit._jax.compiling import MeshExecutable
 from partjit._jax.tracing import low_jaxpr, trace_context
 from partjit.calls import streams_of
 from partjit.colocated.ir.eager import DefaultSharding
-from partjit.colocated.runtime.host_values import HostArgument, is_host_value
+from partjit.colocated.runtime.host_values import Destination, is_host_value
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.streams import current_stream
 from partjit.compile import in_shardings_of, own_sharding
@@ -112,9 +111,9 @@ class Move:
     is_for_calls: bool
 
     @functools.cached_property
-    def put(self) -> Callable[[np.ndarray], jax.Array]:
-        """Puts a NumPy array on the devices."""
-        return numpy_putter(self.aval, self.sharding, True)
+    def destination(self) -> Destination:
+        """Where a NumPy array or number is put."""
+        return Destination(self.aval, self.sharding, True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +140,7 @@ class Placing:
         for move in self.moves:
             i = move.position
             if is_host_value(placed[i]):
-                given = HostArgument.of(placed[i], move.aval, move.put)
+                given = move.destination.argument(placed[i])
                 placed[i] = given if move.is_for_calls else given.array()
             else:
                 arrays.append((i, move.sharding))

@@ -25,7 +25,13 @@ VALUES = [True, 3, -4, 2**40, 0.5, 2j, np.int8(3), np.float32(0.5), np.arange(4)
 def look(value, other):
     rendezvous.logs["seen"].append(
         [
-            (type(x).__name__, x.dtype.name, x.shape, getattr(x, "weak_type", None), np.asarray(x).tolist())
+            (
+                isinstance(x, jax.Array) or type(x).__name__,
+                x.dtype.name,
+                x.shape,
+                getattr(x, "weak_type", None),
+                np.asarray(x).tolist(),
+            )
             + ((x.sharding, x.committed) if isinstance(x, jax.Array) else (x.flags.writeable,))
             for x in (value, other)
         ]
