@@ -88,9 +88,16 @@ class CacheMiss:
         self.functions: tuple[Any, ...] = ()
         self.of_arrays: tuple[Function, CacheMiss] | None = None
         self._agreement: Agreement | None = None
+        self._is_of_one_process = True
+        # What looks for a call among the last ones before anything else; None where other processes may have to know of
+        # the call before it is found, or where it has to be changed to be found.
+        self._recognized: Callable[[tuple[PyTree, ...], dict[str, PyTree]], Outcome | None] | None = None
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> Outcome:
         """The outcome of a call."""
+        outcome = self.recognized(args, kwargs)
+        if outcome is not None:
+            return outcome
         attempt = None
         try:
             if _letting_in.is_on:
@@ -109,14 +116,18 @@ class CacheMiss:
             (attempt or Attempt(self._last_agreement())).fail(error)
             raise
 
+    def recognized(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> Outcome | None:
+        """The outcome of a call that is like one of the last ones at a glance, which then are of a plan; else None."""
+        return None if self._recognized is None or _letting_in.is_on else self._recognized(args, kwargs)
+
     def _last_agreement(self) -> "Agreement | None":
         return (self if self.of_arrays is None else self.of_arrays[1])._agreement
 
     def _outcome(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], attempt: Attempt) -> Outcome:
-        if self.recent is not None:
-            result = self.recent.call(args, kwargs, attempt.runs)
-            if result is not recent_calls.UNKNOWN:
-                return result, None, False
+        if self.recent is not None and self._recognized is None:
+            outcome = self.recent.outcome(args, kwargs, attempt.runs)
+            if outcome is not None:
+                return outcome
         program, leaves = infer_program(self.fun, self._definition, args, kwargs)
         values = [*program.consts, *leaves]
         if has_high_types(program.jaxpr):
@@ -144,6 +155,9 @@ class CacheMiss:
             if not moved and not program.consts:
                 self.recent = self.recent or recent_calls.Recent(self._definition.static, self._definition.host)
                 self.recent.remember(args, kwargs, program.in_tree, leaves, plan, placing, run, program.out_tree)
+                self._is_of_one_process = self._is_of_one_process and self._agreement is None
+                is_found_as_it_is = self.of_arrays is None and self._definition.host == ((), ())
+                self._recognized = self.recent.outcome if self._is_of_one_process and is_found_as_it_is else None
             return run(placing.apply(values), program.out_tree), None, False
         try:
             outs, executable, consts = _run(values, **program.params)
@@ -239,7 +253,12 @@ def _cpp_function(cache_miss: CacheMiss, definition: Definition, on_values: Func
     function = cpp_function = make_cpp_function(on_values, name, cache_miss, static, key)
     cpp_function._fun = cache_miss.fun  # where jax looks for the function when a result has a NaN
     if USE_OF_DONATED_BUFFERS_CRASHES and any(donate):
-        call = retiring(cpp_function, donate)
+
+        def consume(*args: PyTree, **kwargs: PyTree) -> PyTree:
+            outcome = cache_miss.recognized(args, kwargs)
+            return cpp_function(*args, **kwargs) if outcome is None else outcome[0]
+
+        call = retiring(consume, donate)
 
         def call_retiring(*args: PyTree, **kwargs: PyTree) -> Outcome:
             return (None if _letting_in.is_on else call(*args, **kwargs)), None, False

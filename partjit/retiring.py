@@ -4,11 +4,18 @@ import collections
 
 import jax
 from jax.core import Tracer
+from jax.tree_util import tree_leaves
 
+from partjit._jax.arrays import ArrayImpl
 from partjit._jax.types import PyTree
 from partjit.arguments import Function, Numbered, positions
 
 __all__ = ["retiring"]
+
+
+def _is_array(leaf: object) -> bool:
+    """Whether a leaf is an array with memory of its own."""
+    return isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
 
 
 def retiring(function: Function, donate: Numbered) -> Function:
@@ -19,14 +26,17 @@ def retiring(function: Function, donate: Numbered) -> Function:
     """
 
     def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
-        given = [args[i] for i in positions(donate[0], len(args))] + [kwargs[n] for n in donate[1] if n in kwargs]
-        donated = [
-            leaf for leaf in jax.tree.leaves(given) if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
-        ]
-        passed = collections.Counter(map(id, jax.tree.leaves((args, kwargs))))
-        for leaf in donated:
-            if passed[id(leaf)] > 1:
-                raise RuntimeError(f"an array {leaf.aval.str_short()} is donated and passed a second time in one call")
+        given = [args[i] for i in positions(donate[0], len(args))]
+        if donate[1]:
+            given += [kwargs[name] for name in donate[1] if name in kwargs]
+        donated = [leaf for leaf in tree_leaves(given) if type(leaf) is ArrayImpl or _is_array(leaf)]
+        ids = [*map(id, tree_leaves((args, kwargs)))]
+        if len({*ids}) < len(ids):
+            passed = collections.Counter(ids)
+            for leaf in donated:
+                if passed[id(leaf)] > 1:
+                    what = f"an array {leaf.aval.str_short()}"
+                    raise RuntimeError(f"{what} is donated and passed a second time in one call")
         result = function(*args, **kwargs)
         for leaf in donated:
             if leaf.is_deleted():

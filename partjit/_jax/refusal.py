@@ -24,11 +24,16 @@ def refusing(target: Callable[..., PyTree], message: str) -> Callable[..., PyTre
         message: that of the exception.
     """
     trace = _Refusal(message)
+    current, set_trace = core.trace_state_strong_ref, core.trace_ctx.set_trace
 
     def refused(*args: PyTree, **kwargs: PyTree) -> PyTree:
         _refused.set(trace)
-        with core.set_current_trace(trace):
+        outer = current.value
+        set_trace(trace)  # what `core.set_current_trace` does, in half the time
+        try:
             return target(*args, **kwargs)
+        finally:
+            set_trace(outer)
 
     def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
         return contextvars.copy_context().run(refused, *args, **kwargs)

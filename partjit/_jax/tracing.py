@@ -8,14 +8,13 @@ from typing import Any
 
 from jax._src import api_util, config, core, tree_util
 from jax._src import linear_util as lu
-from jax._src import mesh as mesh_lib
 from jax._src.interpreters import partial_eval
 from jax.core import AbstractValue, ShapedArray, Tracer
 from jax.extend.core import ClosedJaxpr, DebugInfo, Primitive
 from jax.sharding import AxisType
 
 from partjit._jax.jaxprs import MERGED_JAXPR
-from partjit._jax.meshes import manual_axes
+from partjit._jax.meshes import SET_MESH_STATES, manual_axes
 from partjit._jax.types import PyTree
 
 __all__ = [
@@ -44,6 +43,7 @@ _pe: Any = partial_eval  # its types differ from version to version
 trace_state_clean: Callable[[], bool] = core.trace_state_clean
 ShardingTypeError = core.ShardingTypeError
 _current_trace, _eager_trace = core.trace_state_strong_ref, core.eval_trace
+_set_mesh = SET_MESH_STATES[0]
 
 
 def is_eager() -> bool:
@@ -67,7 +67,7 @@ def is_staged() -> bool:
 def trace_context() -> tuple[Hashable, Hashable]:
     """Everything that the result of a trace in this thread depends on, apart from the function and its arguments."""
     # The context knows the shape of what `jax.set_mesh` has set, not its devices.
-    return config.trace_context(), mesh_lib.get_concrete_mesh()
+    return config.trace_context(), _set_mesh.value
 
 
 def abstractify(x: object) -> Any:

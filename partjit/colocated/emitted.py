@@ -17,7 +17,7 @@ from partjit.colocated.journaling import log as journal
 from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call, Lane, failure_here
 from partjit.colocated.runtime.failures import Failure, Site
-from partjit.colocated.runtime.handed_over import HandedOver, Returned
+from partjit.colocated.runtime.handed_over import HandedOver, Returned, read_only_copy
 from partjit.colocated.runtime.interrupts import is_interrupt
 from partjit.colocated.runtime.observation import observe_call, profiled
 from partjit.colocated.runtime.streams import Stream, current_stream
@@ -102,10 +102,16 @@ class SpecializationForExecutables(Specialization):
 
     def _run_observed(self, arrays: Sequence[np.ndarray], stream: Stream, node: str) -> None:
         assert self.out_specs is not None
-        observe = observe_call(self._name, stream, node)
-        args, kwargs = self.in_specs.tree.unflatten(self._as_taken(arrays))
-        with profiled(self._name):
-            result = observe(self._of_numpy if self._takes_numpy else self._target)(*args, **kwargs)
+        target, taken = self._of_numpy, arrays
+        if not self._takes_numpy:
+            target, taken = self._target, self._put(arrays)
+        if not events.listeners and not is_profiled() and self.in_specs.are_positional:
+            result = target(*taken)
+        else:
+            observe = observe_call(self._name, stream, node)
+            args, kwargs = self.in_specs.tree.unflatten(taken)
+            with profiled(self._name):
+                result = observe(target)(*args, **kwargs)
         if result is not None or self.out_specs.leaves:
             self.out_specs.fit_flat(result, self._name)
 
@@ -134,10 +140,13 @@ class SpecializationForExecutables(Specialization):
 
     def _answer(self, arrays: Sequence[np.ndarray], node: str) -> Sequence[np.ndarray]:
         assert self.out_specs is not None
-        args, kwargs = self.in_specs.tree.unflatten(arrays)
         if events.listeners or is_profiled():
+            args, kwargs = self.in_specs.tree.unflatten(arrays)
             result = contextvars.copy_context().run(self._observed, args, kwargs, node)
+        elif self.in_specs.are_positional:
+            result = self._of_numpy(*arrays)
         else:
+            args, kwargs = self.in_specs.tree.unflatten(arrays)
             result = self._of_numpy(*args, **kwargs)
         return self.out_specs.fit_numpy(result, self._name)
 
@@ -150,10 +159,8 @@ class SpecializationForExecutables(Specialization):
         """The failure of a call in this thread, made at `site`."""
         return failure_here(error, self._name, site, self.own_stream())
 
-    def _as_taken(self, arrays: Sequence[np.ndarray]) -> Sequence[PyTree]:
-        """The arguments as the function takes them."""
-        if self._takes_numpy:
-            return arrays
+    def _put(self, arrays: Sequence[np.ndarray]) -> Sequence[jax.Array]:
+        """The arguments, on the devices."""
         if self._putters is None:
             self._putters = [
                 numpy_putter(aval_of_struct(spec), sharding, all(sharding is not other for other in self._uncommitted))
@@ -172,6 +179,8 @@ class EmittedCall:
         returned: which devices get what of its results.
         site: where the user's code makes it.
         node: its name in the plan.
+        devices: how many devices make it.
+        positions: those of the devices, in the order of the mesh, that hand something over for it.
     """
 
     specialization: SpecializationForExecutables
@@ -179,21 +188,17 @@ class EmittedCall:
     returned: Returned
     site: Site
     node: str
+    devices: int = dataclasses.field(init=False)
+    positions: frozenset[int] = dataclasses.field(init=False)
 
-    @property
-    def positions(self) -> frozenset[int]:
-        """The positions of the devices, in the order of the mesh, that hand something over for it."""
-        return self.handed_over.positions
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "devices", len(self.returned.parts))
+        object.__setattr__(self, "positions", self.handed_over.positions)
 
     @property
     def is_replicated(self) -> bool:
         """Whether each device has all arguments."""
         return self.handed_over.is_replicated
-
-    @property
-    def devices(self) -> int:
-        """How many devices make it."""
-        return len(self.returned.parts)
 
     def run(self, stream: Stream, parent: Call | None, handed_over: Mapping[int, Sequence[np.ndarray]]) -> None:
         """Runs the function, with what each device has handed over."""
@@ -207,3 +212,8 @@ class EmittedCall:
         """Runs the function, with what each device has handed over; gives what each gets, after what is `following`."""
         arrays = self.handed_over.owned(handed_over)  # which the function may keep
         return self.returned.answers(self.specialization.answer(arrays, self.site, self.node), following)
+
+    def answer_one(self, arrays: Sequence[np.ndarray], following: np.int32) -> Sequence[PyTree]:
+        """As `answer`, where there is one device only, which has handed over all arguments."""
+        own = [array if array.flags.owndata else read_only_copy(array) for array in arrays]
+        return following, *self.specialization.answer(own, self.site, self.node)

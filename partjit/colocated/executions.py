@@ -19,12 +19,13 @@ from partjit.colocated.runtime.streams import inside
 
 __all__ = ["run_answering", "run_emitting"]
 
-Dispatch: TypeAlias = Callable[[jax.Array], Sequence[jax.Array]]
-"""Dispatches an executable, given the number of the execution; the first result is the number of calls made."""
+Dispatch: TypeAlias = Callable[..., Sequence[jax.Array]]
+"""Dispatches an executable, given the number of the execution and the other arguments; the first result is the number
+of calls made."""
 
 
 def run_emitting(
-    calls: Sequence[EmittedCall], dispatch: Dispatch, numbers: Numbers, *, may_wait: bool
+    calls: Sequence[EmittedCall], dispatch: Dispatch, numbers: Numbers, *args: jax.Array, may_wait: bool
 ) -> Sequence[jax.Array]:
     """Dispatches an executable that makes calls; they run in the place of one call.
 
@@ -32,6 +33,7 @@ def run_emitting(
         calls: its calls, which are on one stream, and of one object at most.
         dispatch: dispatches it.
         numbers: those of its executions.
+        args: its other arguments.
         may_wait: whether the devices may run calls themselves, if that is quicker. Otherwise a thread does.
 
     Returns:
@@ -50,14 +52,14 @@ def run_emitting(
     if len(free) < len(lanes):  # made by a call of its own stream, they are a part of that call
         execution = _execution(calls, number)
         try:
-            return _dispatched(execution, dispatch, number)
+            return _dispatched(execution, dispatch, number, args)
         except BaseException:  # also where a signal handler raises on the way there
             execution.abandon()
             raise
         finally:
             run_calls()
     if may_wait and all(call.specialization.is_quick for call in calls) and not any(lane.calls for lane in lanes):
-        return _run_beside_devices(calls, dispatch, numbers, number)
+        return _run_beside_devices(calls, dispatch, numbers, number, args)
     execution = _execution(calls, number)
     context, settings = contextvars.copy_context(), ThreadSettings.here()
 
@@ -72,19 +74,22 @@ def run_emitting(
     first = _first(calls)
     try:
         scheduler.submit(first.specialization.in_place_of_all(first.site, free, body))
-        return _dispatched(execution, dispatch, number)
+        return _dispatched(execution, dispatch, number, args)
     except BaseException:
         execution.abandon()
         raise
 
 
-def run_answering(calls: Sequence[EmittedCall], dispatch: Dispatch, numbers: Numbers) -> Sequence[jax.Array]:
+def run_answering(
+    calls: Sequence[EmittedCall], dispatch: Dispatch, numbers: Numbers, *args: jax.Array
+) -> Sequence[jax.Array]:
     """Dispatches an executable that waits for the calls that it makes, and waits for its end.
 
     Args:
         calls: its calls, which are on one stream, and of one object at most.
         dispatch: dispatches it.
         numbers: those of its executions.
+        args: its other arguments.
 
     Returns:
         The other results.
@@ -98,7 +103,7 @@ def run_answering(calls: Sequence[EmittedCall], dispatch: Dispatch, numbers: Num
         number = numbers.take()
         with Answering(calls, number.value) as execution:
             try:
-                made, *results = dispatch(number.array)
+                made, *results = dispatch(number.array, *args)
                 made.block_until_ready()
             except BaseException as error:
                 leave_refusal()
@@ -127,7 +132,7 @@ def _prepare(calls: Sequence[EmittedCall]) -> None:
 
 def _first(calls: Sequence[EmittedCall]) -> EmittedCall:
     """The call that all are in the place of: a method, if there is one."""
-    return max(calls, key=lambda call: len(call.specialization.lanes()))
+    return calls[0] if len(calls) == 1 else max(calls, key=lambda call: len(call.specialization.lanes()))
 
 
 def _execution(calls: Sequence[EmittedCall], number: Number, caller: Caller | None = None) -> Execution:
@@ -136,14 +141,14 @@ def _execution(calls: Sequence[EmittedCall], number: Number, caller: Caller | No
 
 
 def _run_beside_devices(
-    calls: Sequence[EmittedCall], dispatch: Dispatch, numbers: Numbers, number: Number
+    calls: Sequence[EmittedCall], dispatch: Dispatch, numbers: Numbers, number: Number, args: Sequence[jax.Array]
 ) -> Sequence[jax.Array]:
     """Dispatches an executable whose calls threads of the devices run, and waits for its end."""
     first = _first(calls)
     execution = _execution(calls, number, Caller(calls[0].specialization.own_stream()))
 
     def body() -> Sequence[jax.Array]:
-        results = _dispatched(execution, dispatch, number)
+        results = _dispatched(execution, dispatch, number, args)
         execution.join()
         if execution.is_complete:
             numbers.give_back(number)
@@ -152,9 +157,11 @@ def _run_beside_devices(
     return first.specialization.run_in_place_of_all(first.site, body)
 
 
-def _dispatched(execution: Execution, dispatch: Dispatch, number: Number) -> Sequence[jax.Array]:
+def _dispatched(
+    execution: Execution, dispatch: Dispatch, number: Number, args: Sequence[jax.Array]
+) -> Sequence[jax.Array]:
     try:
-        made, *results = dispatch(number.array)
+        made, *results = dispatch(number.array, *args)
         execution.dispatched(made)
     except BaseException as error:
         if execution.interrupt is not None:

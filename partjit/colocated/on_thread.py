@@ -19,7 +19,7 @@ from partjit.colocated.runtime.call import Call, Lane
 from partjit.colocated.runtime.failures import CodeSite, Site
 from partjit.colocated.runtime.observation import observe_call, profiled
 from partjit.colocated.runtime.pending import PendingArray
-from partjit.colocated.runtime.pins import Take, borrowed, given_back
+from partjit.colocated.runtime.pins import Taken, borrowed, given_back
 from partjit.colocated.runtime.run_ahead import Prepared
 from partjit.colocated.runtime.specs import OutSpecs
 from partjit.colocated.runtime.streams import Stream, inside
@@ -53,14 +53,14 @@ class OnThread:
         self._measured = measured
         self._is_flat = are_positional(tree)
 
-    def submitted(self, takes: list[Take], stream: Stream, out_specs: OutSpecs | None, site: CodeSite) -> PyTree:
+    def submitted(self, takes: list[Taken], stream: Stream, out_specs: OutSpecs | None, site: CodeSite) -> PyTree:
         """Submits a call, and returns its results; arguments as of `submitted_flat`."""
         assert out_specs is not None
         results = self.submitted_flat(takes, stream, out_specs, site)
         return results[0] if out_specs.is_leaf else out_specs.tree.unflatten(results)
 
     def submitted_flat(
-        self, takes: list[Take], stream: Stream, out_specs: OutSpecs, site: Site | CodeSite
+        self, takes: list[Taken], stream: Stream, out_specs: OutSpecs, site: Site | CodeSite
     ) -> Sequence[jax.Array]:
         """Submits a call in the lane of its stream alone that nobody observes or records; as `prepared` otherwise."""
         body = _Body(ThreadSettings.here(), contextvars.copy_context(), self, takes, stream, out_specs)
@@ -73,7 +73,7 @@ class OnThread:
 
     def prepared(
         self,
-        takes: list[Take],
+        takes: list[Taken],
         lanes: Sequence[Lane],
         stream: Stream,
         out_specs: OutSpecs,
@@ -97,7 +97,7 @@ class OnThread:
         call.receivers = [*map(weakref.ref, results)]
         return Prepared(call, results, out_specs, record if isinstance(record, Ahead) else None)
 
-    def run_simply(self, takes: list[Take], stream: Stream, out_specs: OutSpecs) -> Sequence[jax.Array]:
+    def run_simply(self, takes: list[Taken], stream: Stream, out_specs: OutSpecs) -> Sequence[jax.Array]:
         """Runs a call that nobody observes or records, in its thread and context."""
         inside(stream)
         arrays = borrowed(takes)
@@ -109,7 +109,7 @@ class OnThread:
 
     def _run(
         self,
-        takes: list[Take],
+        takes: list[Taken],
         stream: Stream,
         out_specs: OutSpecs,
         target: Callable[..., PyTree],
@@ -159,7 +159,7 @@ class _Body:
         settings: ThreadSettings,
         context: contextvars.Context,
         on_thread: OnThread,
-        takes: list[Take],
+        takes: list[Taken],
         stream: Stream,
         out_specs: OutSpecs,
     ) -> None:

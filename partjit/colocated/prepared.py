@@ -26,7 +26,7 @@ from partjit.colocated.runtime.host_values import (
     without_jax,
 )
 from partjit.colocated.runtime.pending import PendingArray, values_of
-from partjit.colocated.runtime.pins import Pins, Take, pin, unpinned
+from partjit.colocated.runtime.pins import Pins, Taken, pin, unpinned
 from partjit.colocated.runtime.run_ahead import Prepared
 from partjit.colocated.runtime.shards import Shards, on_each_shard, per_shard
 from partjit.colocated.runtime.specs import InSpecs, OutSpec, OutSpecs, argument_paths, struct_of
@@ -169,7 +169,7 @@ class PreparedFunction:
 
     def _prepared(
         self,
-        takes: list[Take],
+        takes: list[Taken],
         lanes: Sequence[Lane],
         stream: Stream,
         out_specs: OutSpecs,
@@ -182,7 +182,7 @@ class PreparedFunction:
             self._order(prepared.call)
         return prepared
 
-    def _pinned(self, i: int, leaf: Any) -> Take:
+    def _pinned(self, i: int, leaf: Any) -> Taken:
         """What returns an argument, as it is now, on the host when the function runs."""
         if type(leaf) is HostArgument:
             target = None if self._host_shardings is None else self._host_shardings[i]
@@ -196,7 +196,7 @@ class PreparedFunction:
         copy = device_put(leaf, target)
         return lambda: copy
 
-    def _taken(self, leaf: Any, is_pinned: bool) -> Take:
+    def _taken(self, leaf: Any, is_pinned: bool) -> Taken:
         """What returns an argument of a call in a program when the function runs."""
         if type(leaf) is HostArgument:
             return leaf.itself if self._takes_numpy else leaf.array if self._is_of_shards else leaf.when_used

@@ -14,6 +14,7 @@ import jax
 
 from partjit import events
 from partjit._jax.arrays import ArrayImpl
+from partjit._jax.dispatch import is_profiled
 from partjit._jax.types import PyTree
 from partjit.colocated.journaling import log as journal
 from partjit.colocated.journaling.entries import Entry
@@ -27,7 +28,7 @@ from partjit.colocated.runtime.host_values import (
 from partjit.colocated.runtime.interrupts import is_interrupt
 from partjit.colocated.runtime.observation import observe_call, profiled
 from partjit.colocated.runtime.pending import PendingArray, values_of
-from partjit.colocated.runtime.pins import distinct, pin
+from partjit.colocated.runtime.pins import Taken, distinct, pin
 from partjit.colocated.runtime.run_ahead import Prepared
 from partjit.colocated.runtime.specs import OutSpec, OutSpecs
 from partjit.colocated.runtime.streams import Stream, current_stream
@@ -65,7 +66,7 @@ class Specialization(PreparedFunction):
                 return self.out_specs.tree.unflatten(self._results_elsewhere())
             stream = self._stream or current_stream()
             if self._is_simple and are_plain and not events.listeners and self._runs_on_thread():
-                takes = [*map(self._pins.pin, range(len(leaves)), leaves)]
+                takes: list[Taken] = [*map(self._pins.pin, range(len(leaves)), leaves)]
                 return self._on_thread.submitted(takes, stream, self.out_specs, code_site())
             if journal.current is not None:
                 return self._run_recorded(journal.current, leaves, stream)
@@ -149,7 +150,9 @@ class Specialization(PreparedFunction):
             is_free = self._lane is None and not stream.calls and stream.is_private
             if is_free and not events.listeners:
                 args, kwargs = self.in_specs.tree.unflatten(leaves)
-                if entry is None:
+                if entry is None and not is_profiled():
+                    results = out_specs.fit_flat(self._target(*args, **kwargs), self._name)
+                elif entry is None:
                     with profiled(self._name):
                         results = out_specs.fit_flat(self._target(*args, **kwargs), self._name)
                 else:

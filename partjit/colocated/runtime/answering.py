@@ -54,6 +54,10 @@ class Answered(Protocol):
         """Runs the function; gives what each device gets: the number of the `following` call, and its results."""
         ...
 
+    def answer_one(self, arrays: Sequence[np.ndarray], following: np.int32) -> Sequence[PyTree]:
+        """As `answer`, where there is one device only."""
+        ...
+
 
 class Answering:
     """One execution of an executable that waits for its calls, in a `with` block.
@@ -94,7 +98,9 @@ class Answering:
         call = self._calls[which]
         try:
             if call.devices == 1:
-                return self._run(call, number, {position: shards})[position]
+                if self.failure is not None:
+                    raise _failed_before()
+                return self._caller.run(call.answer_one, shards, np.int32(number + 1))
             meeting = self._meetings.get(number)
             if meeting is None:
                 meeting = self._meetings.setdefault(number, _Meeting())  # atomic: all devices get the same one
@@ -114,7 +120,7 @@ class Answering:
         self, call: Answered, number: int, found: Mapping[int, Sequence[np.ndarray]]
     ) -> Sequence[Sequence[PyTree]]:
         if self.failure is not None:
-            raise RuntimeError("an earlier call failed")
+            raise _failed_before()
         return self._caller.run(call.answer, found, np.int32(number + 1))
 
     def _meet(
@@ -134,6 +140,10 @@ class Answering:
         if meeting.answers is None:
             raise RuntimeError("the call failed")
         return meeting.answers
+
+
+def _failed_before() -> RuntimeError:
+    return RuntimeError("an earlier call failed")
 
 
 class _Meeting:

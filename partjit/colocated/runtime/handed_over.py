@@ -58,6 +58,8 @@ class HandedOver:
 
     def arrays(self, handed_over: Mapping[int, Sequence[np.ndarray]]) -> list[np.ndarray]:
         """The arguments, put together of what each device has handed over; read-only."""
+        if self.mesh is None:
+            return [*handed_over[0]]
         return [
             _assembled(aval, [(index, handed_over[position][k]) for position, index in shards])
             for k, (aval, shards) in enumerate(zip(self.avals, self.shards, strict=True))

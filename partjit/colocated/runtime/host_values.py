@@ -139,7 +139,7 @@ class Destination:
 
     def argument(self, value: Any) -> "HostArgument":
         """Of an array or number as it is now. Raises OverflowError for an integer too large for its dtype."""
-        own = _own_numpy(value, self.aval.dtype)
+        own = np.array(value, self.aval.dtype) if type(value) in _NUMBERS else _own_numpy(value, self.aval.dtype)
         return HostArgument(own, self, own.item() if self._is_number else None)
 
     def put(self, value: np.ndarray) -> jax.Array:

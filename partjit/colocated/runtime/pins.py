@@ -29,12 +29,15 @@ from partjit._jax.shardings import addressable_devices
 from partjit.colocated.runtime.failures import PoisonedError
 from partjit.colocated.runtime.pending import OnDemand, PendingArray, when_received
 
-__all__ = ["Pins", "Take", "borrowed", "distinct", "given_back", "pin", "unpinned"]
+__all__ = ["Pins", "Take", "Taken", "borrowed", "distinct", "given_back", "pin", "unpinned"]
 
 _OWN_KINDS = (None, "device")
 
 Take = Callable[[], jax.Array]
 """Returns the pinned array; to be called once, where the function runs."""
+
+Taken = Take | ArrayImpl
+"""The same, or an array that needs no pin."""
 
 
 def pin(array: jax.Array) -> Take:
@@ -60,12 +63,11 @@ def pin(array: jax.Array) -> Take:
     return _pin_ready(array) if is_pinnable else _copied(array)
 
 
-def unpinned(array: jax.Array) -> Take:
-    """What returns an array that will not be donated."""
+def unpinned(array: jax.Array) -> Taken:
+    """An array that will not be donated, or what returns it."""
     if type(array) is PendingArray:
         return array.value_for_call
-    shareable(array)
-    return lambda: array
+    return shareable(array) if type(array) is ArrayImpl else lambda: array
 
 
 def _pin_ready(array: ArrayImpl) -> Take:
@@ -164,12 +166,16 @@ def _nothing() -> None:
     return None
 
 
-def borrowed(takes: Iterable[Take]) -> list[jax.Array]:
+def borrowed(takes: Iterable[Taken]) -> list[jax.Array]:
     """The pinned arrays, to be given back after the call."""
-    return [take.borrow() if isinstance(take, Pin) else take() for take in takes]
+    return [_borrowed(take) if callable(take) else take for take in takes]
 
 
-def given_back(takes: Sequence[Take], arrays: list[jax.Array], results: list[Any]) -> list[Any]:
+def _borrowed(take: Take) -> jax.Array:
+    return take.borrow() if isinstance(take, Pin) else take()
+
+
+def given_back(takes: Sequence[Taken], arrays: list[jax.Array], results: list[Any]) -> list[Any]:
     """Takes back what nobody has kept of the borrowed arrays; in the results, pins take the place of their arrays.
 
     Args:

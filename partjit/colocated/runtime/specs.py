@@ -57,14 +57,15 @@ class InSpecs:
     Attributes:
         tree: the structure of `(args, kwargs)`.
         leaves: a ShapeDtypeStruct for each array; without a sharding, any is accepted.
+        are_positional: whether each argument is one array, given by position.
     """
 
-    __slots__ = ("_are_positional", "_seen", "leaves", "tree")
+    __slots__ = ("_seen", "are_positional", "leaves", "tree")
 
     def __init__(self, leaves: Sequence[jax.ShapeDtypeStruct], tree: PyTreeDef) -> None:
         self.leaves = tuple(leaves)
         self.tree = tree
-        self._are_positional = are_positional(tree)
+        self.are_positional = are_positional(tree)
         self._seen: list[object] | None = None
 
     def text(self) -> str:
@@ -96,7 +97,7 @@ class InSpecs:
         A quick test with false negatives. Lists compare the identities of their items first, which suffices for
         repeated calls.
         """
-        if self._are_positional and not kwargs and _PLAIN.issuperset(map(type, args)):
+        if self.are_positional and not kwargs and _PLAIN.issuperset(map(type, args)):
             leaves: list[Any] | None = [*args]
         else:
             leaves = leaves_of(self.tree, (args, kwargs))
@@ -196,7 +197,7 @@ class OutSpecs:
         is_leaf: whether the result is one array.
     """
 
-    __slots__ = ("_glance", "_seen", "_seen_elsewhere", "is_leaf", "leaves", "tree")
+    __slots__ = ("_glance", "_is_none", "_scalar_type", "_seen", "_seen_elsewhere", "is_leaf", "leaves", "tree")
 
     def __init__(self, leaves: Sequence[OutSpec], tree: PyTreeDef) -> None:
         self.leaves = tuple(leaves)
@@ -204,6 +205,10 @@ class OutSpecs:
         self._seen: list[object] | None = None
         self._seen_elsewhere: list[object] | None = None
         self.is_leaf = len(self.leaves) == 1 and jax.tree_util.treedef_is_leaf(tree)
+        self._is_none = tree == jax.tree.structure(None)
+        # The NumPy scalars that a single result may be, which are numbers of exactly its dtype.
+        is_scalar = self.is_leaf and self.leaves[0].shape == () and isinstance(self.leaves[0].dtype, np.dtype)
+        self._scalar_type = self.leaves[0].dtype.type if is_scalar else None
         # Only an array on a single device can be uncommitted.
         on_one = any(isinstance(spec.sharding, jax.sharding.SingleDeviceSharding) for spec in leaves)
         self._glance = type_sharding_and_commitment if on_one else type_and_sharding
@@ -239,7 +244,7 @@ class OutSpecs:
 
     def fit_flat(self, result: PyTree, name: str) -> list[jax.Array]:
         """As `fit`, flat."""
-        return self._fitted(result, name)[0]
+        return [] if result is None and self._is_none else self._fitted(result, name)[0]
 
     def _fitted(self, result: PyTree, name: str) -> tuple[list[jax.Array], bool]:
         """The flat arrays, and whether they are those returned by the function."""
@@ -292,10 +297,12 @@ class OutSpecs:
 
     def fit_numpy(self, result: PyTree, name: str) -> Sequence[np.ndarray]:
         """The flat NumPy arrays and numbers of the result of the function, as specified; raises as `fit`."""
-        found = self._numpy_of(result, lambda value: value)
+        if self.is_leaf and type(result) is self._scalar_type:
+            return [np.asarray(result)]
+        found = self._numpy_of(result, None)
         return [*map(np.asarray, self.fit_leaves(result, name))] if found is None else found
 
-    def _numpy_of(self, result: PyTree, taken: Callable[[np.ndarray], np.ndarray]) -> list[np.ndarray] | None:
+    def _numpy_of(self, result: PyTree, taken: Callable[[np.ndarray], np.ndarray] | None) -> list[np.ndarray] | None:
         """The arrays of NumPy arrays, as they are `taken`, and numbers that fit; None if there is anything else."""
         values = leaves_of(self.tree, result)
         if values is None:
@@ -303,7 +310,7 @@ class OutSpecs:
         found: list[np.ndarray] = []
         for value, spec in zip(values, self.leaves, strict=True):
             if type(value) is np.ndarray and value.dtype == spec.dtype and value.shape == spec.shape:
-                found.append(taken(value))
+                found.append(value if taken is None else taken(value))
                 continue
             host = HostValue(value) if is_host_value(value) else None
             if host is None or host.shape != spec.shape or not host.has_dtype(spec.dtype):

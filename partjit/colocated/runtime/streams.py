@@ -102,7 +102,7 @@ def current_stream() -> Stream:
 
 def entered_stream() -> Stream | None:
     """The stream of the innermost `with colocated.stream(...)`, None outside of any."""
-    return _entered(_scope)
+    return None if _scope.get() is None else _entered(_scope)
 
 
 def traced_stream() -> Stream | None:

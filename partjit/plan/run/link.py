@@ -12,7 +12,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from partjit import events
-from partjit._jax.arrays import device_put, numpy_putter
+from partjit._jax.arrays import ArrayImpl, device_put, numpy_putter
 from partjit._jax.compiling import MeshComputation, MeshExecutable, move_outputs, shard_constants, without_tokens
 from partjit._jax.dispatch import InternalFloatingPointError, fast_path_data, make_cpp_function, recheck_for_nans
 from partjit._jax.shardings import device_list
@@ -234,8 +234,7 @@ def _with_calls(
     put: Callable[[np.ndarray], jax.Array],
 ) -> Callable[..., Sequence[jax.Array]]:
     """A function that dispatches a fragment that makes calls."""
-    numbers = Numbers(put)
-    return lambda *args: run(calls, lambda number: dispatch(number, *args), numbers)
+    return partial(run, calls, dispatch, Numbers(put))
 
 
 def _mover(transfer: Transfer) -> Callable[..., Sequence[jax.Array]]:
@@ -265,5 +264,5 @@ def _read(array: jax.Array) -> bool | int:
 def _release(*arguments: object) -> None:
     """Gives up the memory of arguments that the caller donated; what was taken over is gone already."""
     for argument in arguments:
-        if isinstance(argument, jax.Array):
+        if type(argument) is ArrayImpl or isinstance(argument, jax.Array):
             argument.delete()

@@ -20,12 +20,9 @@ from partjit.plan.plan import Plan
 from partjit.plan.run.link import Run
 from partjit.plan.run.program import Placing
 
-__all__ = ["UNKNOWN", "Recent"]
+__all__ = ["Recent"]
 
 _recents = CacheGroup("partjit recent calls")
-
-UNKNOWN = object()
-"""What `Recent.call` gives for a call that is like none of the last."""
 
 _MOST = 4  # training, evaluation, and a smaller batch at the end of each
 
@@ -52,36 +49,40 @@ class Recent:
     def __init__(self, static: Numbered, host: Numbered) -> None:
         self._static = static
         self._host = host
+        self._has_statics = any((*static, *host))
         self._calls: tuple[tuple[object, PyTreeDef, list[object], _Typed, Plan, Placing, Run, PyTreeDef], ...] = ()
         _recents.add(self)
 
-    def call(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], recognized: Callable[[Plan], object]) -> PyTree:
-        """The result of a call, or UNKNOWN if it is of another kind than the last ones.
+    def outcome(
+        self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], recognized: Callable[[Plan], object] | None = None
+    ) -> tuple[PyTree, None, bool] | None:
+        """The outcome of a call for the C++ function, or None if it is of another kind than the last ones.
 
         Args:
             args, kwargs: what the function is called with.
             recognized: is called with the plan before it runs.
         """
         if not self._calls or not is_eager():
-            return UNKNOWN
+            return None
         statics: _Typed = ()
-        if any((*self._static, *self._host)):
+        if self._has_statics:
             args, kwargs, statics = self._separated(args, kwargs)
         try:
             leaves, own_tree = tree_flatten((args, kwargs))
             found = [_KINDS[type(leaf)](leaf) for leaf in leaves]
         except (ValueError, KeyError, AttributeError):  # keys that do not compare, or a leaf that is no plain array
-            return UNKNOWN
+            return None
         for context, tree, kinds, static_values, plan, placing, run, out_tree in self._calls:
             if found == kinds and own_tree == tree and statics == static_values and _context() == context:
-                recognized(plan)
+                if recognized is not None:
+                    recognized(plan)
                 kinds[:] = found  # the next call, with results of this one, is compared with these by identity
                 try:
                     placed = placing.apply(leaves)
                 except OverflowError:  # whoever does not know the call says which integer has too many bits
-                    return UNKNOWN
-                return run(placed, out_tree)
-        return UNKNOWN
+                    return None
+                return run(placed, out_tree), None, False
+        return None
 
     def remember(
         self,
