@@ -121,6 +121,42 @@ def test_calls_without_results_are_made_once_for_all_devices(mesh, spec):
     assert calls() == [(i, [i] * 8) for i in range(3)]
 
 
+NUMBERS = [True, 3, -2, 1.5, float("nan"), 2 + 1j, 2**40, np.float32(1.5), np.float64(1.5), np.int8(3), np.bool_(True)]
+NUMBERS += [
+    np.uint32(7),
+    jnp.bfloat16(0.1),
+    np.complex64(1j),
+    np.array(3, np.int8),
+    np.array(1.5, np.float32),
+    np.ones(1),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+def test_a_number_fits_a_spec_as_it_does_in_an_eager_call(dtype):
+    number = colocated_python(
+        lambda: rendezvous.logs["number"][-1],
+        uses_jax=False,
+        out_specs=jax.ShapeDtypeStruct((), dtype),
+        devices=jax.devices()[:1],
+    )
+    program = pjit(lambda x: lax.fori_loop(0, 2, lambda i, x: number(), x))
+    start = jnp.zeros((), dtype)
+    assert waits(program.plan(start))
+
+    def fitted(call):
+        try:
+            return np.asarray(call()).astype(np.complex128).tolist(), ""
+        except (ValueError, OverflowError) as error:
+            return type(error), str(error)
+
+    for value in NUMBERS:
+        rendezvous.logs["number"].append(value)
+        with np.errstate(all="ignore"):
+            eager, answered = fitted(lambda: number()), fitted(lambda: program(start))
+        assert repr(answered) == repr(eager), repr(value)
+
+
 def test_on_a_mesh_with_explicit_axes_types_say_how_results_are_sharded():
     explicit = (jax.sharding.AxisType.Explicit,) * 2
     mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=explicit)
