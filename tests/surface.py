@@ -731,7 +731,7 @@ def _targets() -> Iterator[Target]:
         {
             "fun": "function callable",
             "x": f"{VALUES} jax huge huge_inside jax_inside struct_inside",
-            "mesh": "none mesh",
+            "mesh": "none mesh abstract_mesh",
             "compiled": "bool",
             "large": "none number",
         },
