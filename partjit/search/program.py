@@ -79,7 +79,7 @@ class SearchedProgram:
         )
         self.partitioned: Partitioned = partition(free, keep_text=True)
         self._work = Work(self.partitioned.tree)
-        self._facts, self._known = facts_of(self.partitioned, self._donated), Known()
+        self._facts, self._known = facts_of(self.unit, self.partitioned.inlined, self._donated), Known()
         self._is_cpu = platform_of(self.unit.mesh) == "cpu"
 
     @functools.cached_property
@@ -193,7 +193,8 @@ class SearchedProgram:
         with lowered.context:
             module = lowered.clone()
             change(module, wanted, self._facts, self._known)
-            open_captured(module)
+            if self._known.captures:  # the same in all copies
+                self._known.captures = open_captured(module)
             shardings, of_values = propagated(module, self._known.shardings)
             of_results = results_of(shardings, self._facts.ranks)
             return of_values, of_results, predict_of(module, shardings, self._facts.origin, self._known)
