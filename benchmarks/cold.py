@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, NamedSharding
 
 import report
 from partjit import Mesh, P, pjit, with_sharding_constraint
@@ -124,7 +124,7 @@ class Contestant(NamedTuple):
     context: Callable[[], contextlib.AbstractContextManager[Any]]
 
 
-def make_contestants(mesh: Mesh) -> dict[str, Contestant]:
+def make_contestants(mesh: Mesh | AbstractMesh) -> dict[str, Contestant]:
     def shardings(specs: Tree) -> Tree:
         return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, P))
 

@@ -140,7 +140,7 @@ def on_abstract_mesh(shape: tuple[int, int], depth: int, counter: cold.Counter, 
     tokens = jax.ShapeDtypeStruct((4096, cold.LENGTH), jnp.int32)  # which all of these meshes divide
 
     def everything() -> None:
-        told.estimates, told.flops, told.to_text()
+        _ = told.estimates, told.flops, told.to_text()
 
     told, seconds = timed(clock, lambda: explain(step, problem.state, tokens, mesh=mesh))
     _, costs = timed(clock, everything)

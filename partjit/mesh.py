@@ -319,13 +319,14 @@ def program_mesh(own_meshes: Sequence[jax.sharding.Mesh], *, has_bare_specs: boo
         raise _mesh_changed(outer, mesh)
     if own_meshes and (mesh.empty or not has_bare_specs):
         own = own_meshes[0]
-        is_other = outer is not None and (
-            own.size != outer.size if is_abstract_mesh(outer) else [*own.devices.flat] != [*outer.devices.flat]
-        )
-        if is_other:
+        if outer is not None and _is_of_other_devices(own, outer):
             raise _mesh_changed(outer, own)
         return own
     return mesh
+
+
+def _is_of_other_devices(mesh: jax.sharding.Mesh, outer: jax.sharding.Mesh) -> bool:
+    return mesh.size != outer.size if is_abstract_mesh(outer) else [*mesh.devices.flat] != [*outer.devices.flat]
 
 
 def describe_mesh(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, overload
 
 from jax.core import ShapedArray
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from partjit.checks import require_flag, require_integer, require_mesh_type
@@ -79,7 +79,7 @@ class WhatIf:
         self,
         fun: object,
         *args: object,
-        mesh: Mesh | None = None,
+        mesh: Mesh | AbstractMesh | None = None,
         iterations: Mapping[str, int] | None = None,
         isolated: bool = True,
         **kwargs: object,
