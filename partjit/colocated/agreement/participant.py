@@ -21,7 +21,14 @@ from partjit.colocated.agreement.coordinator import BEATS, Coordinator
 from partjit.colocated.agreement.votes import Decision, Gone, Join, Vote
 from partjit.colocated.runtime.interrupts import Flag
 
-__all__ = ["Participant", "Pending", "participant"]
+__all__ = ["Participant", "Pending", "is_thread_of_agreement", "participant"]
+
+_of_thread = threading.local()
+
+
+def is_thread_of_agreement() -> bool:
+    """Whether this thread belongs to a participant, so that no signal interrupts it."""
+    return getattr(_of_thread, "is_of_participant", False)
 
 
 class Pending:
@@ -34,8 +41,8 @@ class Pending:
         acted: set when it has been done, or when it will not be.
         done: set when nothing is left to be done, or to be decided.
         decision: what was decided; None if nothing can be.
-        result: what the action returned.
-        is_under_way: whether the action has been done, or what is done instead.
+        results: has what the action returned, once it has.
+        is_sent: whether the vote has been sent.
         error: what it raised.
         lost: why nothing can be decided.
     """
@@ -49,30 +56,34 @@ class Pending:
         self.acted = Flag()
         self.done = Flag()
         self.decision: Decision | None = None
-        self.result: Any = None
-        self.is_under_way = False
+        self.results: list[Any] = []
+        self.is_sent = False
+        self._is_done_instead = False
         self.error: BaseException | None = None
         self.lost: BaseException | None = None
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the action has been done, or what is done instead."""
+        return bool(self.results) or self._is_done_instead
+
     def act(self, is_going_on: bool = True) -> None:
-        """Does what all do, or gives it up."""
+        """Does what all do, unless it has been done, or gives it up."""
         action, instead = self.action, self.instead
         self.action = self.instead = None
-        if action is not None and is_going_on:
+        if is_going_on and not self.results:
             try:
-                self.result = action()
-                self.is_under_way = True
+                if action is not None and self.error is None:
+                    self.results.append(action())
             except BaseException as error:
                 self.error = error
-                self.is_under_way = isinstance(error, jax.errors.JaxRuntimeError)  # raised by what was dispatched
-                if instead is not None and not self.is_under_way:
-                    self._do_instead(instead)
+            if self.error is not None:
+                self._is_done_instead = isinstance(self.error, jax.errors.JaxRuntimeError)  # by what was dispatched
+                if instead is not None and not self._is_done_instead:
+                    with contextlib.suppress(Exception):  # the first one is raised
+                        instead()
+                        self._is_done_instead = True
         self.acted.set()
-
-    def _do_instead(self, instead: Callable[[], object]) -> None:
-        with contextlib.suppress(Exception):  # the first one is raised
-            instead()
-            self.is_under_way = True
 
     def finish(self, decision: Decision) -> None:
         """Does what was decided."""
@@ -108,9 +119,9 @@ class PendingFailure(Pending):
         self._last = last
 
     @property
-    def is_after_zeros(self) -> bool:
-        """Whether the execution has dispatched on zeros what the others dispatch next."""
-        return self._last is not None and self._last.is_under_way and self._last.error is not None
+    def has_dispatched(self) -> bool:
+        """Whether the execution has dispatched what the others dispatch next."""
+        return self._last is not None and self._last.is_under_way and not self._last.is_sent
 
     def join(self, node: str | None) -> None:
         """Takes part in what the others have dispatched."""
@@ -180,6 +191,7 @@ class Participant:
 
     def _work(self) -> None:
         """Sends votes."""
+        _of_thread.is_of_participant = True
         connection: Connection | None = None
         try:
             connection = self._connected()
@@ -192,13 +204,14 @@ class Participant:
             pending = self._left.get()
             vote = pending.vote
             if isinstance(pending, PendingFailure):
-                vote = vote._replace(is_ahead=pending.is_after_zeros)
+                vote = vote._replace(is_ahead=pending.has_dispatched)
             elif vote.is_ahead:
                 pending.act(self._lost is None)
                 if pending.error is not None:  # the program fails
                     pending.done.set()
                     continue
             self._waiting[vote.number] = pending
+            pending.is_sent = True
             if connection is not None:
                 self._tell(connection, vote)
             if self._lost is not None:
@@ -220,6 +233,7 @@ class Participant:
 
     def _receive(self, connection: Connection) -> None:
         """Does what is decided, in the order in which it is decided."""
+        _of_thread.is_of_participant = True
         while True:
             what = "has ended"
             try:
