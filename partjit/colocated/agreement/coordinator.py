@@ -10,9 +10,10 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener, answer_challenge, deliver_challenge
+from typing import Any
 
 from partjit.colocated.agreement.votes import Choice, Decision, Gone, Join, Point, Report, Vote
 
@@ -76,7 +77,7 @@ class Coordinator:
         self._key = key
         self._listener = Listener((host, 0), backlog=1024)
         self._changed = threading.Condition()
-        self._connections: dict[int, Connection] = {}
+        self._senders: dict[int, Callable[[Any], None]] = {}
         self._gone: dict[int, str] = {}
         self._histories: dict[_Group, _History] = collections.defaultdict(_History)
         self._plans: dict[str, str] = {}
@@ -87,6 +88,18 @@ class Coordinator:
     def port(self) -> int:
         """The port on which it listens."""
         return int(self._listener.address[1])
+
+    def enter(self, process: int, send: Callable[[Any], None]) -> None:
+        """Takes in a process, with what sends it messages."""
+        with self._changed:
+            self._senders[process] = send
+            for gone in self._gone.items():
+                self._send(process, Gone(*gone))
+
+    def hear(self, process: int, vote: Vote) -> None:
+        """Counts the vote of a process."""
+        with self._changed:
+            self._count(process, vote)
 
     def _accept(self) -> None:
         while True:
@@ -105,10 +118,7 @@ class Coordinator:
         except (AuthenticationError, EOFError, OSError):  # not one of ours
             connection.close()
             return
-        with self._changed:
-            self._connections[process] = connection
-            for gone in self._gone.items():
-                self._send(process, Gone(*gone))
+        self.enter(process, connection.send)
         why = "it has ended"
         with contextlib.suppress(EOFError, OSError):
             while True:
@@ -116,17 +126,17 @@ class Coordinator:
                     why = f"nothing has been heard of it for {self._timeout:g} s"
                     break
                 vote = connection.recv()
-                with self._changed:
-                    if vote is None:  # it wants to hear something
+                if vote is not None:
+                    self.hear(process, vote)
+                else:  # it wants to hear something
+                    with self._changed:
                         self._send(process, None)
-                    else:
-                        self._count(process, vote)
         with self._changed:
             self._gone[process] = why
             for group, history in self._histories.items():
                 for round_ in [*history.rounds.values()] if process in group else ():
                     self._decide(group, round_)
-            for other in self._connections.keys() - self._gone.keys():
+            for other in self._senders.keys() - self._gone.keys():
                 self._send(other, Gone(process, why))
         connection.close()  # if it goes on, it learns that nobody agrees with it any more
 
@@ -209,7 +219,7 @@ class Coordinator:
 
     def _send(self, process: int, message: Decision | Gone | Join | None) -> None:
         with contextlib.suppress(OSError):  # it has ended
-            self._connections[process].send(message)
+            self._senders[process](message)
 
     def _watch_deadlines(self) -> None:
         with self._changed:

@@ -11,13 +11,14 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Client, Connection
+from multiprocessing.connection import Client
 from typing import Any
 
 import jax
 
 from partjit._jax.processes import DistributedRuntimeClient, distributed_client, own_host, published
 from partjit.colocated.agreement.coordinator import BEATS, Coordinator
+from partjit.colocated.agreement.lines import Line, Remote, Within
 from partjit.colocated.agreement.votes import Decision, Gone, Join, Vote
 from partjit.colocated.runtime.interrupts import Flag
 
@@ -152,7 +153,6 @@ class Participant:
         self._begun: dict[tuple[int, ...], int] = {}
         self._left: queue.SimpleQueue[Pending] = queue.SimpleQueue()
         self._waiting: dict[int, Pending] = {}
-        self._telling = threading.Lock()  # of threads that no signal interrupts
         self._lost: BaseException | None = None
         self._gone: dict[int, str] = {}
         threading.Thread(target=self._work, daemon=True, name="partjit-agreement-votes").start()
@@ -192,14 +192,14 @@ class Participant:
     def _work(self) -> None:
         """Sends votes."""
         _of_thread.is_of_participant = True
-        connection: Connection | None = None
+        line: Line | None = None
         try:
-            connection = self._connected()
+            line = self._connected()
         except Exception as error:
             self._lost = error
         else:
             for target in (self._receive, self._beat):
-                threading.Thread(target=target, args=(connection,), daemon=True).start()
+                threading.Thread(target=target, args=(line,), daemon=True).start()
         while True:
             pending = self._left.get()
             vote = pending.vote
@@ -212,36 +212,29 @@ class Participant:
                     continue
             self._waiting[vote.number] = pending
             pending.is_sent = True
-            if connection is not None:
-                self._tell(connection, vote)
+            if line is not None:
+                line.tell(vote)
             if self._lost is not None:
                 self._give_up(self._lost)
             if isinstance(pending, PendingFailure):
                 pending.sent.set()
             del pending
 
-    def _tell(self, connection: Connection, vote: Vote | None) -> None:
-        # If the other end is gone, the receiver finds out.
-        with self._telling, contextlib.suppress(OSError):
-            connection.send(vote)
-
-    def _beat(self, connection: Connection) -> None:
+    def _beat(self, line: Line) -> None:
         """Lets both ends hear of each other, whatever this process does meanwhile."""
         while self._lost is None:
             time.sleep(self._timeout / BEATS)
-            self._tell(connection, None)
+            line.tell(None)
 
-    def _receive(self, connection: Connection) -> None:
+    def _receive(self, line: Line) -> None:
         """Does what is decided, in the order in which it is decided."""
         _of_thread.is_of_participant = True
         while True:
-            what = "has ended"
             try:
-                if not connection.poll(self._timeout):
-                    what = f"does not answer for {self._timeout:g} s"
-                    raise EOFError
-                message = connection.recv()
-            except (EOFError, OSError):
+                message = line.hear()
+            except (EOFError, OSError) as error:
+                is_silent = isinstance(error, TimeoutError)
+                what = f"does not answer for {self._timeout:g} s" if is_silent else "has ended"
                 self._lost = ConnectionError(f"process {self._leader}, which coordinates, {what}")
                 self._give_up(self._lost)
                 return
@@ -266,17 +259,20 @@ class Participant:
             if pending is not None:
                 pending.fail(error)
 
-    def _connected(self) -> Connection:
+    def _connected(self) -> Line:
         key = f"partjit/agreement/{self._leader}"
         if self.process == self._leader:
             secret = secrets.token_hex(16)
             host = own_host()
             coordinator = Coordinator(host, secret.encode(), self._timeout)
             self.client.key_value_set(key, f"{host} {coordinator.port} {secret}")
+            within = Within(lambda vote: coordinator.hear(self.process, vote))
+            coordinator.enter(self.process, within.put)
+            return within
         host, port, secret = self._published(key).split()
         connection = Client((host, int(port)), authkey=secret.encode())
         connection.send(self.process)
-        return connection
+        return Remote(connection, self._timeout)
 
     def _published(self, key: str) -> str:
         try:
