@@ -204,8 +204,8 @@ class Coordinator:
         self._histories[group].lost += lost
         round_.failures = failures
         round_.is_decided = True
-        for process, vote in votes.items():
-            self._answer(process, vote, failures, round_)
+        for process in sorted(votes, reverse=True):  # this one, the lowest, may end when it knows
+            self._answer(process, votes[process], failures, round_)
 
     def _answer(self, process: int, vote: Vote, failures: Sequence[Report], round_: _Round | None = None) -> None:
         others: list[tuple[int, Point, str]] = []
