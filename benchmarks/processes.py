@@ -13,6 +13,7 @@ Then a step in which the devices compute for about 10 ms, with one call and with
 """
 
 import argparse
+import itertools
 import os
 import socket
 import statistics
@@ -54,10 +55,11 @@ def timed(ways: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
 
 
 def all_times(ways: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
-    """The seconds of each way, time after time; the ways take turns."""
+    """The seconds of each way, time after time; the ways take turns, and each comes after each other one."""
     times: dict[str, list[float]] = {name: [] for name in ways}
+    orders = [*itertools.permutations(ways.items())]
     for i in range(repeats + 3):
-        for name, run in ways.items():
+        for name, run in orders[i % len(orders)]:
             started = time.perf_counter()
             jax.block_until_ready(run())
             if i >= 3:
