@@ -8,8 +8,8 @@ Rows: a step with a call in the middle, for several times that the devices take.
 The ratio is that of their medians. `agreement us` is the median of an agreement by itself.
 
 Then a step in which the devices compute for about 10 ms, with one call and with three: as it is, with
-`agree="barrier"`, and with `agree=False`. `ratio` is the median of the ratios of neighbors of the first and the last;
-`us per fragment` is by how much the medians of the barrier and the last differ, by the number of agreements.
+`agree="ahead"`, and with `agree=False`. `us per fragment` is by how much the medians of the first and the last differ,
+by the number of agreements; `ratio` is the median of the ratios of neighbors of the second and the last.
 """
 
 import argparse
@@ -107,15 +107,15 @@ def step_of_10_ms(calls: int, repeats: int, mesh: Any) -> dict[str, Any]:
         return work(x, times)
 
     specs: dict[str, Any] = {"in_shardings": P("x"), "out_shardings": P("x")}
-    agreed, barrier, free = (pjit(step, agree=agree, **specs) for agree in (True, "barrier", False))
-    ways = {"agreed": lambda: agreed(x), "barrier": lambda: barrier(x), "agree=False": lambda: free(x)}
+    agreed, ahead, free = (pjit(step, agree=agree, **specs) for agree in (True, "ahead", False))
+    ways = {"agreed": lambda: agreed(x), "ahead": lambda: ahead(x), "agree=False": lambda: free(x)}
     taken = all_times(ways, repeats)
     medians = {name: statistics.median(found) for name, found in taken.items()}
     return {
         "calls": calls,
         **{f"{name} us": seconds * 1e6 for name, seconds in medians.items()},
-        "us per fragment": (medians["barrier"] - medians["agree=False"]) * 1e6 / (calls + 1),
-        "ratio": statistics.median(a / b for a, b in zip(taken["agreed"], taken["agree=False"], strict=True)),
+        "us per fragment": (medians["agreed"] - medians["agree=False"]) * 1e6 / (calls + 1),
+        "ratio": statistics.median(a / b for a, b in zip(taken["ahead"], taken["agree=False"], strict=True)),
     }
 
 

@@ -133,10 +133,10 @@ def pjit(
             them, where its specs are UNSPECIFIED throughout. A `jax.Inline` is accepted where jax has it.
         name: what the program is called, `fun.__name__` by default.
         agree: whether the processes of a program with colocated calls agree at each of its fragments that all of them
-            go on, so that what fails in one ends it in all. With "barrier" each fragment waits for that; with True
-            only those do that would take something away if another process failed, and the others are dispatched
-            ahead. With False they agree that they run the same plan, before its first execution, and on nothing else.
-            It has to be the same in every process. A program inside of another does as that one does.
+            go on, so that what fails in one ends it in all. Each fragment waits for that; with "ahead" only those do
+            that would take something away if another process failed. With False they agree that they run the same
+            plan, before its first execution, and on nothing else. It has to be the same in every process. A program
+            inside of another does as that one does.
 
     Returns:
         A function like `fun`, with the methods `trace`, `plan`, `lower`, `eval_shape` and `clear_cache`. Keyword
@@ -267,9 +267,9 @@ def _is_inlined(inline: bool | enum.Enum) -> bool:
 
 
 def _agreeing(agree: bool | str) -> bool | str:
-    if isinstance(agree, str) and agree == "barrier":
-        return "barrier"
-    expected = 'True, "barrier" or False'
+    if isinstance(agree, str) and agree in ("barrier", "ahead"):
+        return agree == "barrier" or agree
+    expected = 'True, "barrier" (the same), "ahead" or False'
     if isinstance(agree, str):
         raise wrong_value("pjit", "agree", agree, expected)
     if not isinstance(agree, bool):

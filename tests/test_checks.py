@@ -131,9 +131,13 @@ def test_what_is_right_comes_back():
         (
             {"agree": "flag"},
             ValueError,
-            r"pjit: agree must be True, \"barrier\" or False, but is 'flag'",
+            r"pjit: agree must be True, \"barrier\" \(the same\), \"ahead\" or False, but is 'flag'",
         ),
-        ({"agree": 1}, TypeError, r"pjit: agree must be True, \"barrier\" or False, but is 1, an int"),
+        (
+            {"agree": 1},
+            TypeError,
+            r"pjit: agree must be True, \"barrier\" \(the same\), \"ahead\" or False, but is 1, an int",
+        ),
         ({"keep_unused": []}, TypeError, r"pjit: keep_unused must be True or False, but is \[\], a list"),
         ({"name": 3}, TypeError, "pjit: name must be the name of the program, a str, or None, but is 3, an int"),
         ({"in_shardings": P("x"), "in_axis_resources": P("x")}, ValueError, "both in_axis_resources and in_shardings"),

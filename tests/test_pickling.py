@@ -66,7 +66,7 @@ def test_a_function_that_went_through_bytes_is_lowered_as_before(mesh, data):
         **data.draw(st.sampled_from([{}, {"donate_argnums": (0,)}, {"donate_argnames": ("a",)}])),
         "keep_unused": data.draw(st.booleans()),
         "name": data.draw(st.sampled_from([None, "step"])),
-        "agree": data.draw(st.sampled_from([True, False, "barrier"])),
+        "agree": data.draw(st.sampled_from([True, False, "ahead"])),
     }
     function = pjit(fun, **options)
     again = through_bytes(function)

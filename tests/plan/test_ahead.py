@@ -40,7 +40,7 @@ def ahead(fun, mesh, **options):
 
 @pytest.mark.parametrize("fun", [twice, carried])
 def test_zeros_are_of_the_types_and_shardings_of_what_they_stand_for(fun, mesh):
-    for fragment, zeros in ahead(fun, mesh):
+    for fragment, zeros in ahead(fun, mesh, agree="ahead"):
         for value, array in zip(fragment.inputs, zeros, strict=True):
             assert (array.shape, array.dtype) == (value.aval.shape, value.aval.dtype)
             assert value.sharding is None or array.sharding.is_equivalent_to(value.sharding, array.ndim)
@@ -49,7 +49,7 @@ def test_zeros_are_of_the_types_and_shardings_of_what_they_stand_for(fun, mesh):
 
 @pytest.mark.parametrize(
     ("fun", "options"),
-    [(twice, {"agree": "barrier"}), (twice, {"agree": False}), (logged, {})],
+    [(twice, {"agree": "barrier"}), (twice, {"agree": False}), (logged, {"agree": "ahead"})],
     ids=["a barrier", "no agreement", "calls of the executable"],
 )
 def test_nothing_is_dispatched_ahead(fun, options, mesh):
@@ -58,6 +58,6 @@ def test_nothing_is_dispatched_ahead(fun, options, mesh):
 
 @pytest.mark.parametrize("fun", [twice, carried])
 def test_who_takes_over_memory_that_is_still_there_if_another_fails_waits(fun, mesh):
-    waiting = [fragment for fragment, zeros in ahead(fun, mesh, donate_argnums=0) if zeros is None]
+    waiting = [fragment for fragment, zeros in ahead(fun, mesh, agree="ahead", donate_argnums=0) if zeros is None]
     assert waiting
     assert all(any(fragment.donated) for fragment in waiting)

@@ -22,14 +22,7 @@ from partjit.colocated.agreement.lines import Line, Remote, Within
 from partjit.colocated.agreement.votes import Decision, Gone, Join, Vote
 from partjit.colocated.runtime.interrupts import Flag
 
-__all__ = ["Participant", "Pending", "is_thread_of_agreement", "participant"]
-
-_of_thread = threading.local()
-
-
-def is_thread_of_agreement() -> bool:
-    """Whether this thread belongs to a participant, so that no signal interrupts it."""
-    return getattr(_of_thread, "is_of_participant", False)
+__all__ = ["Participant", "Pending", "participant"]
 
 
 class Pending:
@@ -191,7 +184,6 @@ class Participant:
 
     def _work(self) -> None:
         """Sends votes."""
-        _of_thread.is_of_participant = True
         line: Line | None = None
         try:
             line = self._connected()
@@ -228,7 +220,6 @@ class Participant:
 
     def _receive(self, line: Line) -> None:
         """Does what is decided, in the order in which it is decided."""
-        _of_thread.is_of_participant = True
         while True:
             try:
                 message = line.hear()

@@ -1,9 +1,9 @@
 """A program on several processes: what it agrees on with the others, and what its caller sees when one of them fails.
 
 A fragment may have collectives, in which the devices of all processes wait for each other. So all of them dispatch it
-or none does: before each one they vote, and a process in which anything was raised since the last vote says so. Where a
-fragment takes nothing away, they do not wait for the decision but dispatch it at once, and a process that fails
-dispatches it on zeros; no other node of the program runs before the decision is known.
+or none does: before each one they vote, and a process in which anything was raised since the last vote says so. If the
+user asks for it, they do not wait for the decision where a fragment takes nothing away but dispatch it ahead, and a
+process that fails dispatches it on zeros; no other node of the program runs before the decision is known.
 """
 
 import dataclasses
@@ -17,7 +17,6 @@ from typing import Any
 import jax
 
 from partjit._jax.arrays import is_computed
-from partjit.colocated.agreement.at_once import AtOnce
 from partjit.colocated.agreement.differences import different_choices, different_points
 from partjit.colocated.agreement.execution import Execution
 from partjit.colocated.agreement.participant import Participant, Pending
@@ -114,11 +113,9 @@ class Agreement:
             on_zeros: dispatches it so that the others get their results, if this process fails; None if they have to
                 wait until it is known that none does.
         """
-        if on_zeros is None:
-            return lambda *args: self._with_all(node, lambda: dispatch(*args))
-        self._on_zeros[node] = on_zeros
-        at_once = AtOnce(dispatch)
-        return lambda *args: self._with_all(node, lambda: dispatch(*args), (at_once, args))
+        if on_zeros is not None:
+            self._on_zeros[node] = on_zeros
+        return lambda *args: self._with_all(node, lambda: dispatch(*args))
 
     def reading(
         self, read: Callable[[jax.Array], bool | int], is_there: Callable[[jax.Array], bool] = is_computed
@@ -283,12 +280,7 @@ class Agreement:
         )
         return Vote(0, execution.number, self.group, point, is_last, failure, plan, choices, is_ahead)
 
-    def _with_all(
-        self,
-        node: str | None,
-        action: Callable[[], Any] | None,
-        ahead: tuple[AtOnce, Sequence[object]] | None = None,
-    ) -> Any:
+    def _with_all(self, node: str | None, action: Callable[[], Any] | None) -> Any:
         execution: Execution = self._thread.execution
         self._settle()
         self._raise_left()  # nobody else will before `colocated.wait()`, and until then the others would go on
@@ -299,23 +291,14 @@ class Agreement:
         instead = self._on_zeros[vote.point.node] if vote.is_ahead and vote.point.node is not None else None
         # Known before it is sent, if an interrupt comes now.
         pending = execution.last = self._own.pending(vote, action, instead)
-        if vote.is_ahead and ahead is not None:
-            self._dispatch_ahead(pending, *ahead)
         self._own.send(pending)
-        if vote.is_ahead and not pending.results:
+        if vote.is_ahead:
             self._wait(execution, pending, pending.acted)
         if not vote.is_ahead or not (pending.is_under_way or pending.error):
             self._settle()
         if pending.error is not None:
             raise pending.error
         return pending.results[0] if pending.results else None
-
-    def _dispatch_ahead(self, pending: Pending, at_once: AtOnce, args: Sequence[object]) -> None:
-        try:
-            if not at_once.here(args, pending.results):
-                pending.action = at_once.elsewhere(args)
-        except Exception as error:
-            pending.error = error
 
     def _settle(self) -> None:
         """Waits until it is known that all processes go on from the last vote, or raises why they do not."""

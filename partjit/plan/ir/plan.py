@@ -29,8 +29,8 @@ class PlanData:
         order: pairs of names of nodes of which the second may only begin when the first has ended.
         constants: arguments of calls that are the same for all executions.
         released: the inputs whose memory the caller gives up, and that a result could take over.
-        agree: whether its processes agree at each fragment, or else only before the first execution; with "barrier"
-            before each fragment.
+        agree: whether its processes agree before each fragment, or else only before the first execution; "ahead" if
+            they need not wait for that where a fragment takes nothing away.
     """
 
     name: str

@@ -26,7 +26,7 @@ def zeros_of(
         A function of no arguments; None where the fragment has to wait until it is known that all processes go on: it
         makes calls, or takes over memory that the caller, or a loop, would still have if one of them does not.
     """
-    if plan.agree is not True or fragment.calls:
+    if plan.agree != "ahead" or fragment.calls:
         return None
     made = {value for node in walk(plan.nodes) for value in node.outputs}
     carried = {value for node in walk(plan.nodes) for block in blocks_of(node) for value in block.inputs}

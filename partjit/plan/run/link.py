@@ -17,7 +17,6 @@ from partjit._jax.compiling import MeshComputation, MeshExecutable, move_outputs
 from partjit._jax.dispatch import InternalFloatingPointError, fast_path_data, make_cpp_function, recheck_for_nans
 from partjit._jax.shardings import device_list
 from partjit._jax.types import PyTree, PyTreeDef
-from partjit.colocated.agreement.at_once import require_uninterrupted
 from partjit.colocated.devices import colocated_sharding
 from partjit.colocated.emitted import EmittedCall, SpecializationForExecutables
 from partjit.colocated.executions import run_answering, run_emitting
@@ -108,9 +107,7 @@ def link(
     put = numpy_putter(ShapedArray((), np.dtype(np.int32)), default.sharding, default.committed)
     may_wait = ANSWERED.issuperset(device.platform for device in device_list(default.sharding))
     for lowered, executable in zip(fragments, executables, strict=True):
-        dispatch = _dispatcher(
-            plan, lowered, executable, may_be_interrupted=agreement is None or plan.agree is not True
-        )
+        dispatch = _dispatcher(plan, lowered, executable)
         emitted = [
             EmittedCall(
                 _specialized(call, default, mesh, SpecializationForExecutables),
@@ -167,9 +164,7 @@ def link(
     return run
 
 
-def _dispatcher(
-    plan: Plan, lowered: LoweredFragment, executable: MeshExecutable, *, may_be_interrupted: bool
-) -> Callable[..., Sequence[jax.Array]]:
+def _dispatcher(plan: Plan, lowered: LoweredFragment, executable: MeshExecutable) -> Callable[..., Sequence[jax.Array]]:
     """A function that dispatches a fragment, without a Python frame once it has run."""
     if lowered.fragment.waits_for_calls:
         without_tokens(executable)
@@ -178,8 +173,6 @@ def _dispatcher(
     jaxpr = lowered.fragment.jaxpr
 
     def dispatch(*args: jax.Array) -> tuple[Sequence[jax.Array], object, bool]:
-        if not may_be_interrupted:
-            require_uninterrupted()
         try:
             outs = executable.unsafe_call(*consts, *args)
         except InternalFloatingPointError as error:

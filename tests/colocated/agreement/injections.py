@@ -123,12 +123,13 @@ def eagerly(x):
     return inline(x + 1)
 
 
-def of(function: Callable) -> Callable:
-    return pjit(function, in_shardings=P("x"), out_shardings=P("x"))
+def of(function: Callable, **options: str) -> Callable:
+    return pjit(function, in_shardings=P("x"), out_shardings=P("x"), **options)
 
 
 plain = [straight, in_a_loop, in_a_branch, on_a_stream, until_large, at_the_end, nested]
 programs = {**{function.__name__: of(function) for function in plain}, "eagerly": eagerly}
+programs |= {f"{function.__name__} ahead": of(function, agree="ahead") for function in plain}
 total = pjit(jnp.sum, in_shardings=P("x"), out_shardings=P())
 kinds = sys.argv[6].split(",")
 x = jax.make_array_from_callback(
