@@ -267,8 +267,10 @@ def _is_inlined(inline: bool | enum.Enum) -> bool:
 
 
 def _agreeing(agree: bool | str) -> bool | str:
-    if isinstance(agree, str) and agree in ("barrier", "ahead"):
-        return agree == "barrier" or agree
+    if isinstance(agree, str) and agree == "barrier":
+        return True
+    if isinstance(agree, str) and agree == "ahead":
+        return agree
     expected = 'True, "barrier" (the same), "ahead" or False'
     if isinstance(agree, str):
         raise wrong_value("pjit", "agree", agree, expected)

@@ -5,7 +5,7 @@ import queue
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 from partjit.colocated.agreement.votes import Decision, Gone, Join, Vote
 
@@ -14,12 +14,12 @@ __all__ = ["Line", "Remote", "Within"]
 Message = Decision | Gone | Join | None
 
 
-class Line:
+class Line(Protocol):
     """A participant's end."""
 
     def tell(self, vote: Vote | None) -> None:
         """Sends a vote, or None, which asks for a sign of life; threads take turns."""
-        raise NotImplementedError
+        ...
 
     def hear(self) -> Message:
         """What comes next.
@@ -28,7 +28,7 @@ class Line:
             EOFError, OSError: the coordinator's process has ended.
             TimeoutError: nothing comes for as long as something should.
         """
-        raise NotImplementedError
+        ...
 
 
 class Remote(Line):

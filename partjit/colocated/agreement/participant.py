@@ -35,7 +35,8 @@ class Pending:
         acted: set when it has been done, or when it will not be.
         done: set when nothing is left to be done, or to be decided.
         decision: what was decided; None if nothing can be.
-        results: has what the action returned, once it has.
+        result: what the action returned.
+        is_under_way: whether the action has been done, or what is done instead.
         is_sent: whether the vote has been sent.
         error: what it raised.
         lost: why nothing can be decided.
@@ -50,33 +51,27 @@ class Pending:
         self.acted = Flag()
         self.done = Flag()
         self.decision: Decision | None = None
-        self.results: list[Any] = []
+        self.result: Any = None
+        self.is_under_way = False
         self.is_sent = False
-        self._is_done_instead = False
         self.error: BaseException | None = None
         self.lost: BaseException | None = None
 
-    @property
-    def is_under_way(self) -> bool:
-        """Whether the action has been done, or what is done instead."""
-        return bool(self.results) or self._is_done_instead
-
     def act(self, is_going_on: bool = True) -> None:
-        """Does what all do, unless it has been done, or gives it up."""
+        """Does what all do, or gives it up."""
         action, instead = self.action, self.instead
         self.action = self.instead = None
-        if is_going_on and not self.results:
+        if action is not None and is_going_on:
             try:
-                if action is not None and self.error is None:
-                    self.results.append(action())
+                self.result = action()
+                self.is_under_way = True
             except BaseException as error:
                 self.error = error
-            if self.error is not None:
-                self._is_done_instead = isinstance(self.error, jax.errors.JaxRuntimeError)  # by what was dispatched
-                if instead is not None and not self._is_done_instead:
+                self.is_under_way = isinstance(error, jax.errors.JaxRuntimeError)  # raised by what was dispatched
+                if instead is not None and not self.is_under_way:
                     with contextlib.suppress(Exception):  # the first one is raised
                         instead()
-                        self._is_done_instead = True
+                        self.is_under_way = True
         self.acted.set()
 
     def finish(self, decision: Decision) -> None:

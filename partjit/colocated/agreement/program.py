@@ -298,7 +298,7 @@ class Agreement:
             self._settle()
         if pending.error is not None:
             raise pending.error
-        return pending.results[0] if pending.results else None
+        return pending.result
 
     def _settle(self) -> None:
         """Waits until it is known that all processes go on from the last vote, or raises why they do not."""
