@@ -18,6 +18,11 @@ def sample(cases: Sequence, every: int) -> Sequence:
     return cases if EVERYTHING else cases[::every]
 
 
-def examples(count: int) -> settings:
-    """Settings of a law of which so many examples show what it is about; `make soak` draws as many as of any law."""
-    return settings() if EVERYTHING else settings(max_examples=count)
+def examples(count: int, in_soak: int | None = None) -> settings:
+    """Settings of a law of which so many examples show what it is about.
+
+    Args:
+        count: in `make test`.
+        in_soak: in `make soak`, for a law whose examples are expensive; as many as of any law by default.
+    """
+    return settings(max_examples=(in_soak or settings().max_examples) if EVERYTHING else count)

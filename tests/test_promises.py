@@ -341,6 +341,7 @@ def hold(case, use, plain_use, specs, *, derived, is_batch=False):
             saw("a partitioned result that is where its spec says", when=is_partitioned(case.mesh, spec))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", LAWS)
 def test_a_partitioned_function_means_what_the_plain_one_does_and_is_where_it_says(name):
     check(name, 2)
@@ -375,16 +376,19 @@ def test_rules_that_jax_traces_later_find_the_mesh_of_the_program():
 # A mesh with Explicit axes: jax's own operations outside of the program see the axes only where the mesh is ambient.
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", LAWS if SCALE > 1 else ["call", "grad", "vmap", "jit of grad"])
 def test_the_same_on_meshes_with_explicit_axes(name):
     check(name, 1, explicit=True, ambiences=("with", "partjit.set_mesh", "jax.set_mesh"))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", LAWS if SCALE > 1 else ["call", "jit"])
 def test_the_same_on_meshes_with_explicit_axes_that_only_the_program_knows(name):
     check(name, 1, explicit=True, ambiences=("named",))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", ["vmap", "vmap of grad", "grad of vmap"])
 def test_spmd_axis_name_divides_the_batch_and_changes_no_value(name):
     vmap, use = {"vmap": (of_batch, call), "vmap of grad": (mapped, pullback), "grad of vmap": (of_batch, pullback)}[

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, reshard
@@ -19,7 +19,7 @@ from partjit.colocated import colocated_python
 from partjit.primitive import sharding_constraint_p
 from tests.census import saw, sees
 from tests.colocated import rendezvous
-from tests.effort import EVERYTHING, sample
+from tests.effort import EVERYTHING, examples, sample
 
 EXPLICIT, AUTO = AxisType.Explicit, AxisType.Auto
 AXIS_TYPES = [*itertools.product((EXPLICIT, AUTO), repeat=2)]
@@ -85,9 +85,10 @@ def same(ours, theirs):
         assert value.sharding.is_equivalent_to(other.sharding, value.ndim) or AUTO in value.sharding.mesh.axis_types
 
 
+@pytest.mark.soak
 def test_a_program_has_the_types_results_and_refusals_of_jit():
     @sees("refused", "sharded type", "Explicit", "Auto", *USES)
-    @settings(max_examples=40 if EVERYTHING else 20, deadline=None)
+    @examples(20, in_soak=400)
     @given(
         st.sampled_from(AXIS_TYPES[:3]), st.sampled_from(SPECS), st.sampled_from([*PROGRAMS]), st.sampled_from([*USES])
     )
@@ -134,6 +135,7 @@ def test_what_jax_refuses_comes_with_what_to_do():
         np.testing.assert_allclose(product(X, X), X @ X, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.soak
 def test_inside_types_are_those_of_the_specs_and_outside_those_of_the_out_specs():
     seen = collections.Counter()
     cases = [
@@ -188,6 +190,7 @@ def test_under_the_policy_error_every_argument_of_another_type_is_named():
     assert "a (" not in str(caught.value)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("types", AXIS_TYPES, ids=lambda types: "-".join(kind.name for kind in types))
 def test_our_constraint_reshards_over_explicit_axes_and_constrains_over_the_others(types):
     mesh = make_mesh(types)
@@ -197,10 +200,9 @@ def test_our_constraint_reshards_over_explicit_axes_and_constrains_over_the_othe
         assert EXPLICIT not in types or jax.typeof(y).sharding.spec == explicit_part(spec, mesh)
         return y
 
+    cases = [*itertools.product(SPECS[:4], SPECS)]
     with jax.set_mesh(mesh):
-        for given_as, spec in [*itertools.product(SPECS[:4], SPECS)][
-            AXIS_TYPES.index(types) :: 5 if EVERYTHING else 10
-        ]:
+        for given_as, spec in cases if EVERYTHING else cases[AXIS_TYPES.index(types) :: 10]:
             x = put(mesh, given_as)
             for call in (fun, jax.jit(fun, static_argnums=1), pjit(fun, static_argnums=1)):
                 result = call(x, spec)

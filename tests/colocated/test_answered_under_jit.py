@@ -86,6 +86,7 @@ def around_by_jax(kind, k, body, x):
     return LOOPS[kind](k, body, x) if kind in LOOPS else AROUND[kind](body)(x)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("seed", sample(range(20), 20))
 def test_random_programs_give_what_the_same_program_gives_by_hand(wrapper, seed):

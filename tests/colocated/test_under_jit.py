@@ -133,6 +133,7 @@ def run_by_jax(steps, x, log):
     return x
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("devices", [1, 8])
 @pytest.mark.parametrize("seed", sample(range(20), 20))

@@ -55,6 +55,7 @@ def flipped(i, x, y):
     return x[::-1], y.T + np.float32(i), float(i)
 
 
+@pytest.mark.soak
 def test_the_results_are_those_by_hand(mesh):
     """Whatever the specs of arguments and results, the dtype and what is donated, on eight devices and on one.
 

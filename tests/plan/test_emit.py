@@ -73,6 +73,7 @@ SPECS = [P(), P("x"), P("y"), P(("x", "y")), P(("y", "x")), P("x", "y"), P("y", 
 DTYPES = [np.float32, np.int8, np.bool_, jnp.bfloat16, np.uint32, np.complex64]
 
 
+@pytest.mark.soak
 def test_what_is_handed_over_is_the_argument(mesh):
     """Whatever its spec, dtype and donation, as an array of jax or of NumPy; two arguments of different specs, and one
     that no spec is about."""

@@ -370,6 +370,7 @@ def branches(call):
     yield lambda x, p: jax.lax.cond(p, call, lambda x: constant, x)
 
 
+@pytest.mark.soak
 def test_what_a_branch_gives_as_it_is_may_be_read_after_it(mesh):
     def pairs(call):
         return itertools.product(branches(call), later_uses(call))

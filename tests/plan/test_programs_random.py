@@ -124,6 +124,7 @@ REAL = (
 )
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("about", ["a row", *KINDS, "a row, no jax", "scan, no jax", "while, no jax", "branch, no jax"])
 def test_a_random_program_obeys_all_laws(meshes, monkeypatch, about):
     """One example is the simplest program of its kind, which is a real case; the other is any of it."""

@@ -202,6 +202,7 @@ def test_each_two_parts_of_a_case_are_tried_together():
     assert tried == meant
 
 
+@pytest.mark.soak
 def test_the_calls_and_the_values_are_those_of_the_loop_in_python(mesh, monkeypatch):
     """Calls are made by the executable, where it can, by the thread that drives the loop, or on a thread from there."""
     fewest, seen = collections.Counter(), collections.Counter()

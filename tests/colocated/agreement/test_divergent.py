@@ -56,6 +56,7 @@ def _lines_of(output):
     return [json.loads(line) for line in output.splitlines() if line.startswith('["')]
 
 
+@pytest.mark.soak
 def test_plans_that_differ_are_refused_with_the_first_lines_that_do(raised):
     for name in PLANS.keys() & raised[0].keys():
         node, *parts = PLANS[name]
@@ -73,6 +74,7 @@ def test_plans_that_differ_are_refused_with_the_first_lines_that_do(raised):
             assert part in line, (name, line)
 
 
+@pytest.mark.soak
 def test_processes_that_would_go_different_ways_are_stopped_with_what_each_has(raised):
     for name, what in CHOICES.items():
         kind, text = raised[0][name]

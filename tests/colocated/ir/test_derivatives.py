@@ -17,7 +17,7 @@ from partjit import colocated, events, pjit
 from partjit.colocated import PendingArray, colocated_python, colocated_python_class, deserialize, serialize
 from tests.census import saw, sees
 from tests.colocated import rendezvous
-from tests.effort import EVERYTHING
+from tests.effort import examples
 
 X = np.linspace(0.1, 0.8, 8, dtype=np.float32)
 
@@ -684,7 +684,7 @@ nests = st.lists(st.sampled_from(["jit", "nothing", "everything", "none", "pjit"
 
 
 @sees("a call with a derivative", "an effect", "a nested function", "in a program", "not in a program")
-@hypothesis.settings(max_examples=10 if EVERYTHING else 7, deadline=None)
+@examples(7, in_soak=100)
 @hypothesis.given(
     steps=steps,
     nests=nests,

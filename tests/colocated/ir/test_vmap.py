@@ -13,7 +13,7 @@ from partjit import P, ShardingError, colocated, pjit
 from partjit.colocated import colocated_python, colocated_python_class
 from tests.census import saw, sees
 from tests.colocated import rendezvous
-from tests.effort import EVERYTHING
+from tests.effort import examples
 
 X = np.arange(24, dtype=np.float32).reshape(4, 6)
 METHODS = ["sequential", "expand_dims", "broadcast_all"]
@@ -443,7 +443,7 @@ pairs = st.tuples(axes, axes).filter(lambda pair: pair != (None, None))
 
 
 @sees("a batch of several", "a batch of batches", "in a program", "not in a program")
-@hypothesis.settings(max_examples=8 if EVERYTHING else 6, deadline=None)
+@examples(6, in_soak=100)
 @hypothesis.given(
     method=st.sampled_from(METHODS),
     outer=pairs,

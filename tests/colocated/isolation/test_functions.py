@@ -376,6 +376,7 @@ def test_the_death_of_a_worker_is_the_failure_of_its_call(mode, end, text):
     assert float(f(one)) == 1
 
 
+@pytest.mark.soak
 def test_every_killed_worker_is_one_error():
     def die(x):
         os.kill(os.getpid(), signal.SIGKILL)
