@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener, answer_challenge, deliver_challenge
-from typing import Any
 
-from partjit.colocated.agreement.votes import Choice, Decision, Gone, Join, Point, Report, Vote
+from partjit.colocated.agreement.lines import Channel
+from partjit.colocated.agreement.votes import Choice, Decision, Gone, Join, Message, Point, Report, Vote
 
 __all__ = ["BEATS", "Coordinator"]
 
@@ -77,7 +77,7 @@ class Coordinator:
         self._key = key
         self._listener = Listener((host, 0), backlog=1024)
         self._changed = threading.Condition()
-        self._senders: dict[int, Callable[[Any], None]] = {}
+        self._senders: dict[int, Callable[[Message], None]] = {}
         self._gone: dict[int, str] = {}
         self._histories: dict[_Group, _History] = collections.defaultdict(_History)
         self._plans: dict[str, str] = {}
@@ -89,7 +89,7 @@ class Coordinator:
         """The port on which it listens."""
         return int(self._listener.address[1])
 
-    def enter(self, process: int, send: Callable[[Any], None]) -> None:
+    def enter(self, process: int, send: Callable[[Message], None]) -> None:
         """Takes in a process, with what sends it messages."""
         with self._changed:
             self._senders[process] = send
@@ -118,19 +118,20 @@ class Coordinator:
         except (AuthenticationError, EOFError, OSError):  # not one of ours
             connection.close()
             return
-        self.enter(process, connection.send)
-        why = "it has ended"
-        with contextlib.suppress(EOFError, OSError):
+        channel = Channel(connection, self._timeout)
+        self.enter(process, channel.send)
+        try:
             while True:
-                if not connection.poll(self._timeout):
-                    why = f"nothing has been heard of it for {self._timeout:g} s"
-                    break
-                vote = connection.recv()
-                if vote is not None:
+                vote = channel.receive()
+                if isinstance(vote, Vote):
                     self.hear(process, vote)
                 else:  # it wants to hear something
                     with self._changed:
                         self._send(process, None)
+        except TimeoutError:
+            why = f"nothing has been heard of it for {self._timeout:g} s"
+        except (EOFError, OSError):
+            why = "it has ended"
         with self._changed:
             self._gone[process] = why
             for group, history in self._histories.items():
@@ -217,7 +218,7 @@ class Coordinator:
             ]
         self._send(process, Decision(vote.number, failures, others, round_.choices if round_ else ()))
 
-    def _send(self, process: int, message: Decision | Gone | Join | None) -> None:
+    def _send(self, process: int, message: Message) -> None:
         with contextlib.suppress(OSError):  # it has ended
             self._senders[process](message)
 

@@ -18,7 +18,7 @@ import jax
 
 from partjit._jax.processes import DistributedRuntimeClient, distributed_client, own_host, published
 from partjit.colocated.agreement.coordinator import BEATS, Coordinator
-from partjit.colocated.agreement.lines import Line, Remote, Within
+from partjit.colocated.agreement.lines import Channel, Line, Remote, Within
 from partjit.colocated.agreement.votes import Decision, Gone, Join, Vote
 from partjit.colocated.runtime.interrupts import Flag
 
@@ -226,7 +226,7 @@ class Participant:
                 return
             if isinstance(message, Gone):
                 self._gone[message.process] = message.why
-            elif message is not None:
+            elif isinstance(message, Decision | Join):
                 self._receive_decision(message)
 
     def _receive_decision(self, message: Decision | Join) -> None:
@@ -258,7 +258,7 @@ class Participant:
         host, port, secret = self._published(key).split()
         connection = Client((host, int(port)), authkey=secret.encode())
         connection.send(self.process)
-        return Remote(connection, self._timeout)
+        return Remote(Channel(connection, self._timeout))
 
     def _published(self, key: str) -> str:
         try:

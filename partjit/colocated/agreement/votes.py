@@ -1,10 +1,23 @@
 """What processes tell each other about a point of a program, to which all of them come unless one fails."""
 
+import pickle
 import traceback
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Choice", "Decision", "Gone", "Join", "Point", "Report", "Vote", "report_of"]
+__all__ = [
+    "Choice",
+    "Decision",
+    "Gone",
+    "Join",
+    "Message",
+    "Point",
+    "Report",
+    "Vote",
+    "from_bytes",
+    "report_of",
+    "to_bytes",
+]
 
 
 class Choice(NamedTuple):
@@ -122,3 +135,33 @@ def report_of(error: BaseException, process: int) -> Report:
     """The report of an exception."""
     summary = "".join(traceback.format_exception_only(type(error), error)).strip()
     return Report(process, summary, "".join(traceback.format_exception(error)).rstrip())
+
+
+Message = Vote | Decision | Join | Gone | None
+"""What goes over a line; None asks for a sign of life, or is one."""
+
+_KINDS = (Vote, Decision, Join, Gone)
+
+
+def to_bytes(message: Message) -> bytes:
+    """A message for another process; what most votes and decisions have in common is a tuple of plain values.
+
+    Example:
+        >>> from_bytes(to_bytes(Join(3, "loop"))), from_bytes(to_bytes(None))
+        (Join(number=3, node='loop'), None)
+    """
+    if message is None:
+        return b""
+    if isinstance(message, Vote):  # pickling a class by name takes longer than all of this
+        return pickle.dumps((0, *message[:3], tuple(message.point), *message[4:]), pickle.HIGHEST_PROTOCOL)
+    return pickle.dumps((_KINDS.index(type(message)), *message), pickle.HIGHEST_PROTOCOL)
+
+
+def from_bytes(data: bytes) -> Message:
+    """The message that was made to bytes by `to_bytes`, in a process that is known to be one of ours."""
+    if not data:
+        return None
+    kind, *values = pickle.loads(data)
+    if kind == 0:
+        values[3] = Point(*values[3])
+    return _KINDS[kind](*values)
