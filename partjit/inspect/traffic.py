@@ -7,6 +7,7 @@ most.
 """
 
 import collections
+import functools
 import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypeAlias
@@ -19,44 +20,54 @@ from partjit.shardy import TensorSharding
 __all__ = ["Moved", "bytes_moved", "count_traffic"]
 
 _SLICES = ("slice", "dynamic_slice", "gather")
+_ADDING = ("scatter-add", "scatter_add")  # these read what they update
 
 
 class Moved(NamedTuple):
-    """An array that is read and written so often in a step.
+    """An array that an equation reads and writes so often in a step.
 
     Attributes:
+        equation: the number of the equation; None if it has none.
         number: of the array in the program.
         shape, itemsize: of the array.
         times: reads and writes of all of it.
     """
 
+    equation: int | None
     number: int
     shape: tuple[int, ...]
     itemsize: int
     times: float
 
+    def on_device(self, sharding: TensorSharding) -> float:
+        """The bytes on a device if the array has this sharding."""
+        return self.times * _shard_bytes(self.shape, self.itemsize, sharding)
+
 
 def bytes_moved(arrays: Iterable[Moved], shardings: Mapping[int, TensorSharding]) -> float:
     """The bytes on a device with these shardings of the arrays, by their numbers."""
-    total = 0.0
-    for number, shape, itemsize, times in arrays:
-        if (sharding := shardings.get(number)) is not None:
-            parts = map(math.prod, sharding.parts)
-            total += times * itemsize * math.prod(-(-n // k) for n, k in zip(shape, parts, strict=False))
-    return total
+    return sum(one.on_device(sharding) for one in arrays if (sharding := shardings.get(one.number)) is not None)
+
+
+@functools.lru_cache(maxsize=4096)
+def _shard_bytes(shape: tuple[int, ...], itemsize: int, sharding: TensorSharding) -> int:
+    parts = map(math.prod, sharding.parts)
+    return itemsize * math.prod(-(-n // k) for n, k in zip(shape, parts, strict=False))
 
 
 def count_traffic(skeleton: Skeleton, inlined: InlinedProgram) -> tuple[Moved, ...]:
-    """How often a program reads and writes each of its arrays, whatever their shardings."""
+    """How often each equation of a program reads and writes arrays, whatever their shardings."""
     times = _Counting(inlined).body(skeleton.body, ())
     return tuple(
-        Moved(var.number, var.shape, var.itemsize, count) for var, count in times.items() if var.number is not None
+        Moved(equation, var.number, var.shape, var.itemsize, count)
+        for (equation, var), count in times.items()
+        if var.number is not None
     )
 
 
 _Roots: TypeAlias = frozenset[Variable]
 _NONE: _Roots = frozenset()
-_Times: TypeAlias = dict[Variable, float]
+_Times: TypeAlias = dict[tuple[int | None, Variable], float]
 
 
 class _Counting:
@@ -79,8 +90,8 @@ class _Counting:
                 roots[eqn.outvars[0]] = read
                 continue
             roots.update((var, frozenset([var])) for var in eqn.outvars)
-            for var, count in self._own(eqn, of_operands).items():
-                times[var] += count
+            for key, count in self._own(eqn, of_operands).items():
+                times[key] += count
         return times
 
     def _own(self, eqn: Equation, operands: list[_Roots]) -> _Times:
@@ -101,8 +112,8 @@ class _Counting:
                 return _of_operation(eqn, operands)
         times: _Times = collections.defaultdict(float)
         for of_body in found:
-            for var, own in of_body.items():
-                times[var] += own * count
+            for key, own in of_body.items():
+                times[key] += own * count
         return times
 
 
@@ -111,15 +122,15 @@ def _of_operation(eqn: Equation, operands: list[_Roots]) -> _Times:
     if eqn.name in UPDATES:
         update = eqn.invars[1 if eqn.name == "dynamic_update_slice" else 2]
         if isinstance(update, Variable):
-            times[update] += 2
+            times[eqn.number, update] += 3 if eqn.name in _ADDING else 2
         return times
     read = operands[1:] if eqn.name in _SLICES else operands
     for var in (*_NONE.union(*read), *eqn.outvars):
-        times[var] += 1
+        times[eqn.number, var] += 1
     if eqn.name in _SLICES:
-        times[eqn.outvars[0]] += 1
+        times[eqn.number, eqn.outvars[0]] += 1
     return times
 
 
 def _whole(times: _Times) -> float:
-    return sum(count * math.prod(var.shape) for var, count in times.items())
+    return sum(count * math.prod(var.shape) for (_, var), count in times.items())

@@ -205,31 +205,43 @@ def _of_convolution(equation: AnnotatedEquation) -> Iterator[_Tie]:
 
 def _of_gather(equation: AnnotatedEquation) -> Iterator[_Tie]:
     (operand, indices), (made,) = equation.inputs, equation.outputs
-    numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
-    hidden = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
-    window = [dim for dim in range(len(operand.aval.shape)) if dim not in hidden]
-    for dim, k in zip(window, numbers.offset_dims, strict=True):
-        if sizes[dim] == operand.aval.shape[dim]:
-            yield operand, dim, made, k
-    batch = [k for k in range(len(made.aval.shape)) if k not in numbers.offset_dims]
-    yield from ((indices, dim, made, k) for dim, k in enumerate(batch))
-    for dim, of in zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True):
-        yield operand, dim, indices, of
+    numbers = equation.params["dimension_numbers"]
+    batches = numbers.operand_batching_dims, numbers.start_indices_batching_dims
+    yield from _of_windows(operand, indices, made, numbers.collapsed_slice_dims, numbers.offset_dims, batches)
 
 
 def _of_scatter(equation: AnnotatedEquation) -> Iterator[_Tie]:
     (operand, indices, updates), (made,) = equation.inputs, equation.outputs
     numbers = equation.params["dimension_numbers"]
+    batches = numbers.operand_batching_dims, numbers.scatter_indices_batching_dims
     yield from _equal(operand, made)
-    hidden = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
-    window = [dim for dim in range(len(operand.aval.shape)) if dim not in hidden]
-    for dim, k in zip(window, numbers.update_window_dims, strict=True):
-        if operand.aval.shape[dim] == updates.aval.shape[k]:
-            yield operand, dim, updates, k
-    batch = [k for k in range(len(updates.aval.shape)) if k not in numbers.update_window_dims]
-    yield from ((indices, dim, updates, k) for dim, k in enumerate(batch))
-    for dim, of in zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True):
-        yield operand, dim, indices, of
+    yield from _of_windows(operand, indices, updates, numbers.inserted_window_dims, numbers.update_window_dims, batches)
+
+
+def _of_windows(
+    operand: AnnotatedValue,
+    indices: AnnotatedValue,
+    windows: AnnotatedValue,
+    inserted: Sequence[int],
+    kept: Sequence[int],
+    batches: tuple[Sequence[int], Sequence[int]],
+) -> Iterator[_Tie]:
+    """The dimensions of windows into an operand, one for each index.
+
+    Args:
+        operand, indices, windows: what is read or updated, where, and the windows.
+        inserted: the dimensions of the operand that the windows lack.
+        kept: the dimensions of the windows that are dimensions of the operand, in its order.
+        batches: dimensions of the operand, and of the indices, that are the same.
+    """
+    hidden = (*inserted, *batches[0])
+    own = (dim for dim in range(len(operand.aval.shape)) if dim not in hidden)
+    for dim, k in zip(own, kept, strict=True):
+        if operand.aval.shape[dim] == windows.aval.shape[k]:  # all of the dimension
+            yield operand, dim, windows, k
+    of_indices = (k for k in range(len(windows.aval.shape)) if k not in kept)
+    yield from ((indices, dim, windows, k) for dim, k in enumerate(of_indices))
+    yield from ((operand, dim, indices, of) for dim, of in zip(*batches, strict=True))
 
 
 def _of_update(equation: AnnotatedEquation) -> Iterator[_Tie]:

@@ -78,8 +78,8 @@ class SearchedProgram:
             out_shardings=(UNSPECIFIED,) * len(self.unit.out_shardings),
         )
         self.partitioned: Partitioned = partition(free, keep_text=True)
-        self._work = Work(self.partitioned.tree)
         self._facts, self._known = facts_of(self.unit, self.partitioned.inlined, self._donated), Known()
+        self._work = Work(self.partitioned.tree, self._facts.traffic)
         self._is_cpu = platform_of(self.unit.mesh) == "cpu"
 
     @functools.cached_property

@@ -9,6 +9,8 @@ from typing import NamedTuple
 from partjit.checks import require, require_number, wrong_type, wrong_value
 from partjit.inspect.collectives import Collective, UnknownMove, executions
 from partjit.inspect.contents import Contents
+from partjit.inspect.skeleton import skeleton_of
+from partjit.inspect.traffic import count_traffic
 from partjit.inspect.user_lines import shown_lines
 from partjit.render import html
 from partjit.render.numbers import shown_bytes, shown_duration, shown_flops
@@ -111,7 +113,7 @@ def estimate_time(report: object, machine: Machine, *, overlap: float = 0.0) -> 
     """The time of a step of a program on a machine, by causes.
 
     Each part of the program computes as long as its operations or its memory traffic take, whichever is longer;
-    elementwise equations are fused and cost what they read and write. Collectives come one after the other. What the
+    elementwise equations are fused and cost what the fused ones read and write. Collectives come one after the other. What the
     program moves and is not predicted counts with its upper bound. Nothing is known of launch overheads, of how near to
     its peak a device computes, or of what XLA fuses and overlaps: compare estimates with each other.
 
@@ -149,7 +151,8 @@ def estimate_time(report: object, machine: Machine, *, overlap: float = 0.0) -> 
     parts: list[Part] = []
     for program in report.programs:
         times = program.unit.times or 1
-        for part in Work(program.tree).parts(program.inlined.shardings):
+        work = Work(program.tree, count_traffic(skeleton_of(program.inlined), program.inlined))
+        for part in work.parts(program.inlined.shardings):
             parts.append(part._replace(flops=part.flops * times, traffic=part.traffic * times))
     is_exact = all(c.is_exact or c.branch for c in report.collectives)
     return step_time(
