@@ -15,6 +15,7 @@ are not there, in a process of its own, and prints the time and the memory from 
 """
 
 import argparse
+import concurrent.futures
 import dataclasses
 import functools
 import importlib
@@ -30,11 +31,13 @@ from jax.sharding import AbstractMesh, AxisType
 
 import report
 from partjit.errors import MemoryLimitError
+from partjit.inspect.changes import Change
 from partjit.inspect.explain import explain
 from partjit.inspect.tracing import trace_function
 from partjit.search import FoundSpecs, Link, Machine, search_specs, tpu_v5p
+from partjit.search.asked import Answer
 from partjit.search.find import find
-from partjit.search.program import Answer, SearchedProgram
+from partjit.search.program import SearchedProgram
 from partjit.search.space import Space
 from truth_models import MODELS
 from truth_models.training import Model
@@ -57,14 +60,15 @@ class Remembered(SearchedProgram):
     """A program that answers each question once: answers do not depend on limits and methods."""
 
     @functools.cached_property
-    def answers(self) -> dict[object, Answer]:
+    def answers(self) -> "dict[object, concurrent.futures.Future[Answer]]":
         """Those so far."""
         return {}
 
-    def ask(self, arguments: Mapping[int, Any], results: Mapping[int, Any], values: Mapping[int, Any]) -> Answer:
-        key = tuple(tuple(sorted(part.items())) for part in (arguments, results, values))
+    def submit(self, question: Change) -> "concurrent.futures.Future[Answer]":
+        parts = question.arguments, question.results, question.values
+        key = tuple(tuple(sorted(part.items())) for part in parts)
         if key not in self.answers:
-            self.answers[key] = super().ask(arguments, results, values)
+            self.answers[key] = super().submit(question)
         return self.answers[key]
 
 
@@ -99,7 +103,8 @@ def made(name: str) -> Model:
 def searched(name: str, model: Model, questions: int) -> Iterator[Found]:
     program = Remembered(trace_function(model.step, model.args, {}, model.mesh), MACHINE, 0.0)
     space = Space(program, {}, {})
-    hand = program.ask(dict(enumerate(program.own_arguments)), dict(enumerate(program.own_results)), {})
+    own = Change(dict(enumerate(program.own_arguments)), dict(enumerate(program.own_results)))
+    hand = program.submit(own).result()
     begins = find(program, space, 1 << 60, 2 * questions, None, ()).starts
     most = 2 * next(one.score.peak for one in begins if one.origin == "data parallel")
     least = int(1.02 * min(one.score.peak for one in begins))

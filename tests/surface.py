@@ -761,6 +761,8 @@ def _targets() -> Iterator[Target]:
             "time_limit": 1.0,
             "methods": ["descent"],
             "progress": False,
+            "isolated": False,
+            "workers": 1,
         },
         {
             "fun": "function callable",
@@ -777,6 +779,8 @@ def _targets() -> Iterator[Target]:
             "time_limit": "none positive number",
             "methods": "empty_seq",
             "progress": "none bool callable",
+            "isolated": "bool",
+            "workers": "none positive",
         },
         lets_pass=_OF_ARRAYS,
     )

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import weakref
-from typing import IO, Any, cast
+from typing import IO, Any, Protocol, cast
 
 from jax.sharding import Mesh
 
@@ -25,7 +25,7 @@ from partjit.inspect.changes import Change, Facts
 from partjit.inspect.outcomes import Outcome, outcome_of
 from partjit.inspect.places import Known, Origin, saved
 
-__all__ = ["AskedProcess", "SavedProgram", "WhatIfError", "serve"]
+__all__ = ["Asked", "AskedOutcome", "AskedProcess", "SavedProgram", "WhatIfError", "saved_facts", "serve"]
 
 _LENGTH = struct.Struct("<Q")
 _GRACE = 10.0  # seconds that a process has to end
@@ -38,6 +38,35 @@ class WhatIfError(RuntimeError):
 
     The next question is answered by another one.
     """
+
+
+class Asked(Protocol):
+    """What is asked about a lowered program: data that can be pickled."""
+
+    def answer(self, lowered: Any, wanted: Change, known: Known) -> Any:
+        """The answer for a change of the module; what attributes are known to say is added to `known`."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AskedOutcome:
+    """Asks for outcomes.
+
+    Attributes:
+        facts: what is known of the program; see `saved_facts`.
+    """
+
+    facts: Facts
+
+    def answer(self, lowered: Any, wanted: Change, known: Known) -> Outcome:
+        """The outcome of a change."""
+        return outcome_of(lowered, self.facts, wanted, known)
+
+
+def saved_facts(facts: Facts) -> Facts:
+    """Facts that can be pickled."""
+    origin = facts.origin
+    places = Origin(origin.name, cast(Mesh, origin.mesh.abstract_mesh), [*map(saved, origin.equations)])
+    return dataclasses.replace(facts, origin=places)
 
 
 class SavedProgram:
@@ -53,12 +82,10 @@ class SavedProgram:
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self.path = os.path.join(folder, "program")
 
-    def write(self, module: Any, facts: Facts) -> None:
-        """Writes the file: a lowered module, and what is known of it."""
-        origin = facts.origin
-        places = Origin(origin.name, cast(Mesh, origin.mesh.abstract_mesh), [*map(saved, origin.equations)])
+    def write(self, module: Any, asked: Asked) -> None:
+        """Writes the file: a lowered module, and what is asked about it."""
         with open(self.path, "wb") as file:
-            pickle.dump((as_bytecode(module), dataclasses.replace(facts, origin=places)), file)
+            pickle.dump((as_bytecode(module), asked), file)
 
 
 class AskedProcess:
@@ -73,6 +100,7 @@ class AskedProcess:
         self._only = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._written: IO[bytes] | None = None
+        self._is_killed = False
 
     @property
     def pid(self) -> int | None:
@@ -84,8 +112,8 @@ class AskedProcess:
         with self._only:
             self._start()
 
-    def ask(self, change: Change) -> Outcome:
-        """The outcome of a change.
+    def ask(self, change: Change) -> Any:
+        """The answer for a change.
 
         Raises:
             WhatIfError: the process ended.
@@ -106,19 +134,28 @@ class AskedProcess:
                 raise
             if reply is None:
                 raise WhatIfError(f"the partitioner ended the process that was asked: {self._how_it_ended()}")
-            outcome, error = pickle.loads(reply)
+            answer, error = pickle.loads(reply)
             if error is not None:
                 raise error
-            return outcome
+            return answer
 
     def close(self) -> None:
         """Ends the process, if there is one."""
         with self._only:
             self._end()
 
+    def kill(self) -> None:
+        """Ends the process for good, also while it is asked in another thread, where `ask` then raises."""
+        self._is_killed = True
+        process = self._process
+        if process is not None:
+            process.kill()
+
     def _start(self) -> None:
         if self._process is not None:
             return
+        if self._is_killed:
+            raise WhatIfError("there is no process to be asked any more: it was ended")
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1"}
         path = [os.path.abspath(entry) for entry in sys.path]
         self._written = tempfile.TemporaryFile()  # noqa: SIM115  # closed when the process has ended
@@ -130,6 +167,8 @@ class AskedProcess:
             env=environment,
             start_new_session=True,  # an interrupt is for this process
         )
+        if self._is_killed:  # meanwhile
+            self._process.kill()
 
     def _how_it_ended(self) -> str:
         process, written = self._process, self._written
@@ -193,16 +232,17 @@ def serve(path: str) -> None:
     """
     questions, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what anything prints is no answer
-    asked: tuple[Any, Facts] | None = None
+    lowered: Any = None
+    asked: Any = None
     known = Known()
     while (question := _received(questions)) is not None:
         if asked is None:
             with open(path, "rb") as file:
-                bytecode, facts = pickle.load(file)
-            asked = from_bytecode(bytecode).operation, facts
-        outcome, error = None, None
+                bytecode, asked = pickle.load(file)
+            lowered = from_bytecode(bytecode).operation
+        answer, error = None, None
         try:
-            outcome = outcome_of(*asked, pickle.loads(question), known)
+            answer = asked.answer(lowered, pickle.loads(question), known)
         except Exception as raised:  # it is raised where the question was asked
             error = raised
-        _send(answers, pickle.dumps((outcome, error)))
+        _send(answers, pickle.dumps((answer, error)))

@@ -18,7 +18,7 @@ from partjit.inspect.traffic import bytes_moved
 from partjit.shardy import TensorSharding
 from partjit.xla_rewrites import open_captured
 
-__all__ = ["Costs", "Outcome", "outcome_of", "outcome_of_one_device"]
+__all__ = ["Costs", "Outcome", "Propagated", "after_change", "outcome_of", "outcome_of_one_device"]
 
 
 class Costs(NamedTuple):
@@ -66,6 +66,37 @@ class Outcome:
         return Costs(sent, sent + sum(executions(move) * move.bytes_at_most for move in moves), self.peak)
 
 
+class Propagated(NamedTuple):
+    """A program with other shardings, propagated.
+
+    Attributes:
+        values: the shardings of values, by their numbers; those that constrained ones are used with have numbers from
+            `Facts.count` on.
+        results: the shardings of the results.
+        prediction: its collectives, and what is not predicted.
+    """
+
+    values: dict[int, TensorSharding]
+    results: tuple[TensorSharding, ...]
+    prediction: Prediction
+
+    def used(self, facts: Facts) -> dict[int, TensorSharding]:
+        """The shardings that constrained values are used with, by their numbers."""
+        return {number - facts.count: sharding for number, sharding in self.values.items() if number >= facts.count}
+
+
+def after_change(lowered: Any, facts: Facts, wanted: Change, known: Known) -> Propagated:
+    """A program on several devices after a change; see `outcome_of`."""
+    with lowered.context:
+        module: Any = lowered.clone()
+        change(module, wanted, facts, known)
+        if known.captures:  # the same in all copies
+            known.captures = open_captured(module)
+        shardings, of_values = propagated(module, known.shardings)
+        results = results_of(shardings, facts.ranks)
+        return Propagated(of_values, results, predict_of(module, shardings, facts.origin, known))
+
+
 def outcome_of(lowered: Any, facts: Facts, wanted: Change, known: Known) -> Outcome:
     """The outcome of a change of a program on several devices.
 
@@ -75,27 +106,17 @@ def outcome_of(lowered: Any, facts: Facts, wanted: Change, known: Known) -> Outc
         wanted: the change.
         known: what attributes are known to say; it is added to.
     """
-    with lowered.context:
-        module: Any = lowered.clone()
-        change(module, wanted, facts, known)
-        if known.captures:  # the same in all copies
-            known.captures = open_captured(module)
-        shardings, of_values = propagated(module, known.shardings)
-        results = results_of(shardings, facts.ranks)
-        prediction = predict_of(module, shardings, facts.origin, known)
-    return _outcome(facts, of_values, results, prediction)
+    return _outcome(facts, after_change(lowered, facts, wanted, known))
 
 
 def outcome_of_one_device(facts: Facts, shardings: dict[int, TensorSharding]) -> Outcome:
     """The outcome of any change of a program on one device: these shardings of its values."""
-    return _outcome(facts, shardings, tuple(map(TensorSharding.replicated, facts.ranks)), Prediction((), ()))
+    results = tuple(map(TensorSharding.replicated, facts.ranks))
+    return _outcome(facts, Propagated(shardings, results, Prediction((), ())))
 
 
-def _outcome(
-    facts: Facts, of_values: dict[int, TensorSharding], results: tuple[TensorSharding, ...], prediction: Prediction
-) -> Outcome:
-    # What constrained values are used as has numbers of its own.
-    used = {number - facts.count: sharding for number, sharding in of_values.items() if number >= facts.count}
+def _outcome(facts: Facts, after: Propagated) -> Outcome:
+    of_values, results, prediction = after
     mesh = facts.origin.mesh
     is_cpu = mesh.empty or platform_of(mesh) == "cpu"
     needs = needs_of(facts.skeleton, of_values, facts.donated, *prediction, is_cpu)
@@ -104,7 +125,7 @@ def _outcome(
         needs.peak,
         needs.arguments,
         needs.unknown,
-        facts.flops.flops(of_values, used),
+        facts.flops.flops(of_values, after.used(facts)),
         bytes_moved(facts.traffic, of_values),
         tuple(of_values.get(number, TensorSharding.replicated(0)) for number in facts.arguments),
         results,

@@ -9,7 +9,6 @@ import collections
 import concurrent.futures
 import dataclasses
 import functools
-import os
 import queue
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, overload
@@ -20,7 +19,8 @@ from jax.sharding import PartitionSpec as P
 
 from partjit.checks import require_flag, require_integer, require_mesh_type
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
-from partjit.inspect.asked_process import AskedProcess, SavedProgram, WhatIfError
+from partjit.inspect.asked_pool import processors
+from partjit.inspect.asked_process import AskedOutcome, AskedProcess, SavedProgram, WhatIfError, saved_facts
 from partjit.inspect.changes import Change, facts_of, marked_values
 from partjit.inspect.collectives import Collective
 from partjit.inspect.contents import Collectives
@@ -172,7 +172,7 @@ class WhatIf:
             Exception: what `ask` raises; nothing is asked if a question is wrong.
         """
         changes = [self._change(question) for question in questions]
-        count = _processors() if workers is None else require_integer("WhatIf.ask_many", "workers", workers, 1)
+        count = processors() if workers is None else require_integer("WhatIf.ask_many", "workers", workers, 1)
         missing_ok = require_flag("WhatIf.ask_many", "missing_ok", missing_ok)
         count = min(count, len(changes))
         if self._module is None or not count or (count == 1 and not self._isolated):
@@ -228,7 +228,7 @@ class WhatIf:
 
     def _save(self) -> None:
         if not self._is_saved:
-            self._saved.write(self._module, self._facts)
+            self._saved.write(self._module, AskedOutcome(saved_facts(self._facts)))
             self._is_saved = True
 
     def _answer(self, outcome: Outcome) -> Answer:
@@ -255,10 +255,6 @@ class WhatIf:
 def _on_mesh(one: Collective, mesh: Mesh) -> Collective:
     """A collective with groups of the devices of a mesh: another process knows their positions in it alone."""
     return dataclasses.replace(one, groups=one.groups.on(mesh)) if isinstance(one.groups, DeviceGroups) else one
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _computing(tree: AnnotatedJaxpr, times: int | None) -> Iterator[tuple[AnnotatedEquation, int | None]]:

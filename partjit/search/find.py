@@ -1,13 +1,19 @@
 """The search: questions to a program, from the best starts to the best choice."""
 
+import concurrent.futures
 import dataclasses
+import itertools
+import math
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from partjit.errors import MemoryLimitError
+from partjit.inspect.asked_process import WhatIfError
 from partjit.render.numbers import shown_bytes
+from partjit.search.asked import Answer
 from partjit.search.improve import METHODS, Score, Scored, simplified
-from partjit.search.program import Answer, SearchedProgram
+from partjit.search.program import SearchedProgram
 from partjit.search.space import Choice, Question, Space
 from partjit.search.starts import starts
 
@@ -17,6 +23,9 @@ Progress = Callable[[int, int, float], None]
 """Called with the questions so far, their limit, and the seconds of the best step so far."""
 
 _KEPT = 3
+_AHEAD = 8
+"""How far ahead to look for a choice to be expected, for each process that answers."""
+
 _OF_STARTS = 0.5
 """The share of the limits that starts may take."""
 
@@ -28,49 +37,84 @@ class Ranking:
     Attributes:
         best: the best choice.
         question: the shardings that it means, or those of the function's own specs if these are better.
+        answer: what it costs.
         starts: the starts, the best first.
         runners_up: the next best choices that were seen, the best first.
         method: the method that improved the best choice last, or "start".
         questions: how many questions were asked.
+        unanswered: how many of these ended the process that was asked.
         seconds: how long it took.
     """
 
     best: Scored
     question: Question
+    answer: Answer
     starts: tuple[Scored, ...]
     runners_up: tuple[Scored, ...]
     method: str
     questions: int
+    unanswered: int
     seconds: float
 
 
+_UNANSWERED = Score(sys.maxsize, math.inf, sys.maxsize, 0)
+"""Of a question that cannot be answered: the worst of all."""
+
+
 class _Judge:
-    """Gives scores to choices until as many questions were asked, or as much time has passed, as are allowed."""
+    """Gives scores to choices until as many questions were asked, or as much time has passed, as are allowed.
+
+    What is asked does not depend on how many questions are answered at once: those expected in vain do not count.
+    """
 
     def __init__(self, program: SearchedProgram, space: Space, memory: int, progress: Progress | None) -> None:
         self._program, self._space, self._memory, self._progress = program, space, memory, progress
-        self._known: dict[object, Answer] = {}
+        self._questions: dict[Choice, Question] = {}
+        self._expected: dict[object, concurrent.futures.Future[Answer]] = {}
+        self.known: dict[object, Answer | None] = {}
         self.seen: dict[object, Scored] = {}
         self.begun = time.monotonic()
         self.most, self.until, self.limit = 0, float("inf"), 0
+        self.last_error: WhatIfError | None = None
 
     @property
     def asked(self) -> int:
         """The number of questions so far."""
-        return len(self._known)
+        return len(self.known)
+
+    @property
+    def unanswered(self) -> int:
+        """The number of questions that could not be answered."""
+        return sum(answer is None for answer in self.known.values())
 
     def __call__(self, choice: Choice) -> Score | None:
         """The score of a choice."""
-        return self.of(self._space.question(choice), choice)
+        return self.of(self._question(choice), choice)
+
+    def expect(self, choices: Iterable[Choice]) -> None:
+        """Asks about the first of these that are not known, as many as are answered at once."""
+        if self._program.workers < 2:
+            return
+        left = min(self._program.workers + 1, self.most - self.asked)
+        for choice in itertools.islice(choices, _AHEAD * self._program.workers):
+            if left <= 0:
+                return
+            question = self._question(choice)
+            if question.key not in self.known:
+                left -= 1
+                if question.key not in self._expected:
+                    self._expected[question.key] = self._program.submit(question.change)
 
     def of(self, question: Question, choice: Choice) -> Score | None:
         """The score of a question, which a choice means."""
-        answer = self._known.get(question.key)
-        if answer is None:
+        if question.key not in self.known:
             if self.asked and (self.asked >= self.most or time.monotonic() - self.begun > self.until):
                 return None
-            answer = self._program.ask(question.arguments, question.results, question.values)
-            self._known[question.key] = answer
+            expected = self._expected.pop(question.key, None)
+            self.known[question.key] = self._answer(expected or self._program.submit(question.change))
+        answer = self.known[question.key]
+        if answer is None:
+            return _UNANSWERED
         constraints = sum(choice.gathered) + sum(extra is not None for extra in choice.constraints)
         score = Score(max(0, answer.peak - self._memory), answer.seconds, answer.peak, constraints)
         before = self.seen.get(question.key)
@@ -79,6 +123,18 @@ class _Judge:
         if self._progress is not None:
             self._progress(self.asked, self.limit, min(one.score for one in self.seen.values()).seconds)
         return score
+
+    def _question(self, choice: Choice) -> Question:
+        if choice not in self._questions:
+            self._questions[choice] = self._space.question(choice)
+        return self._questions[choice]
+
+    def _answer(self, asked: "concurrent.futures.Future[Answer]") -> Answer | None:
+        try:
+            return asked.result()
+        except WhatIfError as error:
+            self.last_error = error
+            return None
 
 
 def find(
@@ -97,15 +153,19 @@ def find(
 
     Raises:
         MemoryLimitError: no choice that was seen needs as little memory as `memory` bytes on a device.
+        WhatIfError: none of the starts could be answered.
     """
     judge = _Judge(program, space, memory, progress)
     judge.limit, judge.most = questions, max(1, int(_OF_STARTS * questions))
     limit = float("inf") if time_limit is None else time_limit
     judge.until = _OF_STARTS * limit
-    begins = list[Scored]()
-    for name, choice in starts(space):
-        if (score := judge(choice)) is not None:
+    begins, named = list[Scored](), [*starts(space)]
+    for k, (name, choice) in enumerate(named):
+        judge.expect(choice for _, choice in named[k:])
+        if (score := judge(choice)) is not None and score is not _UNANSWERED:
             begins.append(Scored(score, choice, name))
+    if not begins:
+        raise WhatIfError(f"search_specs: none of {judge.asked} specs to start from could be tried: {judge.last_error}")
     own, judge.most, judge.until = space.own, questions, limit
     of_own = None if own is None else judge.of(own, space.nothing)
     begins.sort(key=lambda one: one.score)
@@ -121,7 +181,7 @@ def find(
     judge.most, judge.until = questions, limit
     best = simplified(space, best, judge)
     question, kept = space.question(best.choice), begins
-    if own is not None and of_own is not None:
+    if own is not None and of_own is not None and of_own is not _UNANSWERED:
         given = Scored(of_own, space.nothing, "its own specs")
         kept = sorted([given, *begins], key=lambda one: one.score)
         if of_own < best.score:
@@ -131,12 +191,14 @@ def find(
     others = sorted((one for one in judge.seen.values() if one.score > best.score), key=lambda one: one.score)
     fitting = tuple(one for one in others if not one.score.excess)
     seconds = time.monotonic() - judge.begun
-    return Ranking(best, question, tuple(kept), fitting[:_KEPT], last, judge.asked, seconds)
+    answer = judge.known[question.key]
+    assert answer is not None
+    return Ranking(best, question, answer, tuple(kept), fitting[:_KEPT], last, judge.asked, judge.unanswered, seconds)
 
 
 def _too_large(program: SearchedProgram, question: Question, memory: int, best: Scored) -> MemoryLimitError:
     """The error that says by how much the memory is exceeded, and what takes it."""
-    lines = program.largest(question.arguments, question.results, question.values)
+    lines = program.largest(question.change)
     return MemoryLimitError(
         f"search_specs: {program.unit.name} does not fit into {shown_bytes(memory)} per device on "
         f"{', '.join(f'{axis}={size}' for axis, size in program.sizes.items())}: the least that was found is "

@@ -111,6 +111,7 @@ class FoundSpecs:
         origin: the name of the start that the specs come from.
         method: the method that found them: "start", "descent" or "annealing".
         questions: how many questions were asked.
+        unanswered: how many of these ended the process that was asked, by a failed check of the partitioner.
         search_seconds: how long the search took.
     """
 
@@ -128,6 +129,7 @@ class FoundSpecs:
     origin: str
     method: str
     questions: int
+    unanswered: int
     search_seconds: float
     _program: SearchedProgram
     _fun: Any
@@ -227,6 +229,8 @@ class FoundSpecs:
             f"found by {self.method} from {self.origin}, with {counted(self.questions, 'question')} in "
             f"{shown_duration(self.search_seconds)}"
         )
+        if self.unanswered:
+            how += f"; {self.unanswered} could not be answered, as they ended the process that was asked"
         rows = [("found", shown_duration(self.seconds), shown_bytes(self.peak), "yes")]
         rows += [
             (one.name, shown_duration(one.seconds), shown_bytes(one.peak), "yes" if one.fits else "no")

@@ -4,12 +4,12 @@ import dataclasses
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 from partjit.search.space import Choice, Names, Space
 
-__all__ = ["METHODS", "Score", "Scored", "annealing", "descent", "moves", "simplified"]
+__all__ = ["METHODS", "Judge", "Score", "Scored", "annealing", "descent", "moves", "simplified"]
 
 _SMALL = 0.01
 """The share of all parameters below which a group is not decided by itself."""
@@ -42,8 +42,14 @@ class Scored(NamedTuple):
     origin: str
 
 
-Judge = Callable[[Choice], Score | None]
-"""Gives the score of a choice; None when no more may be asked."""
+class Judge(Protocol):
+    """Gives scores to choices."""
+
+    def __call__(self, choice: Choice) -> Score | None:
+        """The score of a choice; None when no more may be asked."""
+
+    def expect(self, choices: Iterable[Choice]) -> None:
+        """Says which choices are asked about next if nothing better is found, so that several can be at once."""
 
 
 def subsets(axes: Sequence[str]) -> list[Names]:
@@ -128,6 +134,7 @@ def descent(space: Space, begins: Sequence[Scored], judge: Judge) -> Scored:
         current, position, idle = begin, 0, 0
         possible = [*moves(space, current.choice)]
         while idle < len(possible):
+            judge.expect(itertools.chain(possible[position:], possible[:position]))
             score = judge(possible[position])
             if score is None:
                 return min(best, current, key=lambda one: one.score)

@@ -1,10 +1,10 @@
 """The program whose specs are searched: traced and lowered once, and asked what other shardings would cost."""
 
+import concurrent.futures
 import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 from jax.sharding import NamedSharding
@@ -13,41 +13,24 @@ from partjit._jax.shardings import UNSPECIFIED, MaybeSharding
 from partjit._jax.types import PyTree
 from partjit.devices import platform_of
 from partjit.inspect.annotated import AnnotatedValue
-from partjit.inspect.changes import Axes, Change, change, facts_of
-from partjit.inspect.memory import estimate_memory, needs_of
+from partjit.inspect.asked_pool import AskedPool
+from partjit.inspect.asked_process import SavedProgram
+from partjit.inspect.changes import Axes, Change, facts_of
+from partjit.inspect.memory import estimate_memory
+from partjit.inspect.outcomes import after_change
 from partjit.inspect.places import Known
-from partjit.inspect.predicted import Prediction, predict_of
-from partjit.inspect.propagation import Partitioned, partition, propagated, results_of
+from partjit.inspect.propagation import Partitioned, lower_unit
 from partjit.inspect.tracing import TracedFunction
 from partjit.inspect.user_lines import shown_line
 from partjit.render.numbers import shown_bytes
+from partjit.search.asked import Answer, AskedStep
 from partjit.search.blocks import Leaf
 from partjit.search.machine import Machine
-from partjit.search.step_time import seconds_of_step
 from partjit.search.work import Work
-from partjit.shardy import TensorSharding
-from partjit.xla_rewrites import open_captured
 
-__all__ = ["Answer", "SearchedProgram"]
+__all__ = ["SearchedProgram"]
 
 _LARGEST = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """What a program would cost with some shardings.
-
-    Attributes:
-        seconds: the time of a step.
-        peak: the bytes that a device needs at most.
-        arguments, results: the axes of arguments and results, by dimensions; those of an argument or result that was
-            left to the partitioner are what it chose.
-    """
-
-    seconds: float
-    peak: int
-    arguments: tuple[Axes, ...]
-    results: tuple[Axes, ...]
 
 
 class SearchedProgram:
@@ -57,30 +40,51 @@ class SearchedProgram:
         function: the traced function.
         machine: the machine.
         overlap: which part of the communication is assumed to be hidden.
+        workers: how many processes answer, which a failed check of the partitioner ends; 0 for this process.
 
     Attributes:
+        workers: how many processes answer.
         unit: the program as one unit, with the shardings that the user's own specs say.
         in_tree, out_tree: the structures of `(args, kwargs)` and of the result.
         hidden: the number of arguments that are no arguments of the user's, but values that the function closes over.
         donated: for each argument of the user's whether its memory may be reused.
-        partitioned: the program as it is partitioned without any specs.
+        partitioned: the program without any specs, not propagated.
     """
 
-    def __init__(self, function: TracedFunction, machine: Machine, overlap: float) -> None:
+    def __init__(self, function: TracedFunction, machine: Machine, overlap: float, workers: int = 0) -> None:
+        self.workers = workers
+        self._saved = SavedProgram()
+        # The processes start while the program is lowered.
+        self._pool = AskedPool(self._saved, workers) if workers else None
+        try:
+            self._lower(function, machine, overlap)
+        except BaseException:
+            self.close()
+            raise
+
+    def _lower(self, function: TracedFunction, machine: Machine, overlap: float) -> None:
         self.unit, self._donated = function.whole, function.donated
         self.in_tree, self.out_tree = function.in_tree, function.out_tree
         self.hidden = len(self.unit.paths) - self.in_tree.num_leaves
         self.donated = self._donated[self.hidden :]
-        self._machine, self._overlap = machine, overlap
         free = dataclasses.replace(
             self.unit,
             in_shardings=(UNSPECIFIED,) * len(self.unit.in_shardings),
             out_shardings=(UNSPECIFIED,) * len(self.unit.out_shardings),
         )
-        self.partitioned: Partitioned = partition(free, keep_text=True)
-        self._facts, self._known = facts_of(self.unit, self.partitioned.inlined, self._donated), Known()
-        self._work = Work(self.partitioned.tree, self._facts.traffic)
-        self._is_cpu = platform_of(self.unit.mesh) == "cpu"
+        inlined, module = lower_unit(free)
+        assert module is not None  # which it is on one device only
+        self.partitioned = Partitioned(free, inlined, (), None, None, module.operation)
+        self._facts, self._known = facts_of(self.unit, inlined, self._donated), Known()
+        is_cpu = platform_of(self.unit.mesh) == "cpu"
+        self._asked = AskedStep(self._facts, self.hidden, Work(inlined.tree, self._facts.traffic), machine, self.sizes, overlap, is_cpu)
+        if self._pool is not None:
+            self._saved.write(module, self._asked.saved())
+
+    def close(self) -> None:
+        """Ends the processes that answer."""
+        if self._pool is not None:
+            self._pool.close()
 
     @functools.cached_property
     def arguments(self) -> tuple[Leaf, ...]:
@@ -145,38 +149,32 @@ class SearchedProgram:
             for sharding, leaf in zip(self.unit.out_shardings, self.results, strict=True)
         )
 
-    def ask(
-        self,
-        arguments: Mapping[int, Axes | None],
-        results: Mapping[int, Axes | None],
-        values: Mapping[int, Axes],
-    ) -> Answer:
-        """The cost with these axes of arguments and results, by position, and of values, by number."""
-        shardings, of_results, prediction = self._changed(arguments, results, values)
-        used = {k - self._facts.count: one for k, one in shardings.items() if k >= self._facts.count}
-        parts = self._work.parts(shardings, used)
-        seconds = seconds_of_step(parts, *prediction, self.sizes, self._machine, self._overlap)
-        needs = needs_of(self._facts.skeleton, shardings, self._donated, *prediction, self._is_cpu)
-        none = TensorSharding.replicated(0)
-        return Answer(
-            seconds,
-            needs.peak,
-            tuple(shardings.get(value.number, none).axes for value in self.inputs),
-            tuple(sharding.axes for sharding in of_results),
-        )
+    def submit(self, question: Change) -> concurrent.futures.Future[Answer]:
+        """What a step costs with the axes of a question, whose arguments are counted without the hidden ones.
 
-    def largest(
-        self, arguments: Mapping[int, Axes | None], results: Mapping[int, Axes | None], values: Mapping[int, Axes]
-    ) -> list[str]:
-        """What needs most of the memory of a device with these axes, a line each."""
-        shardings, _, prediction = self._changed(arguments, results, values)
-        inlined = dataclasses.replace(self.partitioned.inlined, shardings={**shardings})
-        after = dataclasses.replace(self.partitioned, inlined=inlined)
+        Without other processes it is answered here, and at once; otherwise the result is raised as a `WhatIfError` if
+        the question ends its process.
+        """
+        wanted = self._wanted(question)
+        if self._pool is not None:
+            return self._pool.submit(wanted)
+        answered: concurrent.futures.Future[Answer] = concurrent.futures.Future()
+        try:
+            answered.set_result(self._asked.answer(self.partitioned.lowered, wanted, self._known))
+        except Exception as error:  # raised with the result, as that of another process
+            answered.set_exception(error)
+        return answered
+
+    def largest(self, question: Change) -> list[str]:
+        """What needs most of the memory of a device with these axes, a line each; computed in this process."""
+        after = after_change(self.partitioned.lowered, self._facts, self._wanted(question), self._known)
+        inlined = dataclasses.replace(self.partitioned.inlined, shardings=after.values)
+        partitioned = dataclasses.replace(self.partitioned, inlined=inlined, result_shardings=after.results)
         found = []
         for value in self.inputs:
-            parts = math.prod(shardings[value.number].sizes.values()) if value.number in shardings else 1
+            parts = math.prod(after.values[value.number].sizes.values()) if value.number in after.values else 1
             found.append((value.nbytes / parts, f"{value.path}: {value.shown_type}, an argument"))
-        for buffer in estimate_memory(after, self._donated, *prediction).buffers[:_LARGEST]:
+        for buffer in estimate_memory(partitioned, self._donated, *after.prediction).buffers[:_LARGEST]:
             what = "saved for the backward pass" if buffer.is_saved else "a temporary"
             site = buffer.equation.site
             where = f" of {buffer.equation.primitive}{f', {shown_line(site)}' if site else ''}"
@@ -184,20 +182,10 @@ class SearchedProgram:
         found.sort(key=lambda entry: -entry[0])
         return [f"{shown_bytes(nbytes)}: {text}" for nbytes, text in found[:_LARGEST]]
 
-    def _changed(
-        self, arguments: Mapping[int, Axes | None], results: Mapping[int, Axes | None], values: Mapping[int, Axes]
-    ) -> tuple[dict[int, TensorSharding], tuple[TensorSharding, ...], Prediction]:
-        """The shardings of values and results, and what is sent."""
-        wanted = Change({k + self.hidden: axes for k, axes in arguments.items()}, dict(results), dict(values))
-        lowered: Any = self.partitioned.lowered
-        with lowered.context:
-            module = lowered.clone()
-            change(module, wanted, self._facts, self._known)
-            if self._known.captures:  # the same in all copies
-                self._known.captures = open_captured(module)
-            shardings, of_values = propagated(module, self._known.shardings)
-            of_results = results_of(shardings, self._facts.ranks)
-            return of_values, of_results, predict_of(module, shardings, self._facts.origin, self._known)
+    def _wanted(self, question: Change) -> Change:
+        """A question with the positions of all arguments."""
+        arguments = {k + self.hidden: axes for k, axes in question.arguments.items()}
+        return dataclasses.replace(question, arguments=arguments)
 
 
 def _leaves(values: Sequence[AnnotatedValue], paths: Sequence[str]) -> tuple[Leaf, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
-from partjit.inspect.changes import Axes
+from partjit.inspect.changes import Axes, Change
 from partjit.search.blocks import labels_of, parameter_of, returned_as
 from partjit.search.dimensions import Dimension, Dimensions
 from partjit.search.program import SearchedProgram
@@ -118,6 +118,11 @@ class Question:
     results: Mapping[int, Axes | None]
     values: Mapping[int, Axes]
     uses: Mapping[int, tuple[int, ...]]
+
+    @property
+    def change(self) -> Change:
+        """The question as a change of the program."""
+        return Change(self.arguments, self.results, self.values)
 
     @functools.cached_property
     def key(self) -> tuple[object, ...]:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 import jax
+from jax.core import ShapedArray
 from jax.sharding import AbstractMesh, Mesh
 
 from partjit._jax.types import PyTree
@@ -13,13 +14,15 @@ from partjit.checks import (
     items_of,
     require,
     require_callable,
+    require_flag,
     require_integer,
     require_mesh_type,
     require_number,
     wrong_value,
 )
-from partjit.inspect.tracing import trace_function
-from partjit.mesh import ambient_or_abstract_mesh, is_abstract_mesh
+from partjit.inspect.asked_pool import processors
+from partjit.inspect.tracing import TracedFunction, trace_function
+from partjit.mesh import ambient_or_abstract_mesh, has_explicit_axes, is_abstract_mesh
 from partjit.render.numbers import shown_duration
 from partjit.search.find import Progress, Ranking, find
 from partjit.search.found import Candidate, Constraint, FoundSpecs, paths_by_number, spec_of
@@ -30,6 +33,8 @@ from partjit.search.program import SearchedProgram
 from partjit.search.space import Space
 
 __all__ = ["search_specs"]
+
+_MOST_WORKERS = 8
 
 _MACHINES = {"v5p": tpu_v5p, "v6": tpu_v6e, "H100": h100}
 
@@ -49,6 +54,8 @@ def search_specs(
     time_limit: float | None = None,
     methods: Iterable[str] = ("descent",),
     progress: Progress | bool | None = None,
+    isolated: bool = True,
+    workers: int | None = None,
 ) -> FoundSpecs:
     """Finds specs for the arguments, results and activations of a function with which a step takes the least time.
 
@@ -78,6 +85,11 @@ def search_specs(
         methods: "descent", "annealing", or both, each with a share of the questions; see docs/search.md.
         progress: called with the questions so far, their limit and the seconds of the best step; True for a line on
             the standard error. By default that line is shown where the standard error is a terminal.
+        isolated: whether other processes run the partitioner, which a failed check of it ends: such a question counts
+            as one that cannot be answered, and the search goes on. They take some seconds to start. Otherwise this
+            process does.
+        workers: how many processes answer at the same time, if they are other ones; by default as many as this process
+            may use processors, at most 8. The result is the same for any number.
 
     Returns:
         The specs, as trees and as Python, with what they cost. At a prompt it shows all of that.
@@ -86,7 +98,9 @@ def search_specs(
         MemoryLimitError: the function does not fit into the memory with any specs that were tried. It says by how
             much, and which arrays are in the way. It is a ValueError.
         ShardingError: specs that are fixed do not fit.
-        TypeError, ValueError: an argument is wrong, or tracing the function raises it.
+        WhatIfError: none of the starts could be tried, each of which ended the process that was asked.
+        TypeError, ValueError: an argument is wrong, tracing the function raises it, or the mesh has axes of type
+            Explicit, along which specs are types.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np
@@ -99,10 +113,10 @@ def search_specs(
         >>> mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("data", "model"))
         >>> params = {"up": S((1024, 8192), jnp.float32), "down": S((8192, 1024), jnp.float32)}
         >>> args = params, S((512, 1024), jnp.float32)
-        >>> found = search_specs(step, *args, mesh=mesh, machine=h100(mesh), donate_argnums=0)
+        >>> found = search_specs(step, *args, mesh=mesh, machine=h100(mesh), donate_argnums=0, isolated=False)
         >>> found.in_specs[1], found.seconds <= min(start.seconds for start in found.starts)
         (P(...), True)
-        >>> search_specs(step, *args, mesh=mesh, machine=h100(mesh), memory=1e6)
+        >>> search_specs(step, *args, mesh=mesh, machine=h100(mesh), memory=1e6, isolated=False)
         Traceback (most recent call last):
             ...
         partjit.errors.MemoryLimitError: search_specs: step does not fit into 1.0 MB per device on data=4, model=2: ...
@@ -128,18 +142,34 @@ def search_specs(
         if method not in METHODS:
             raise wrong_value(where, "methods", method, f"some of {', '.join(METHODS)}")
     names = _names_of(constrain)
-    made = fun if hasattr(fun, "trace") or not callable(fun) else pjit(fun, donate_argnums=donate_argnums)
-    program = SearchedProgram(trace_function(made, args, {}, on), used, overlap)
-    positional, result = program.leaf_trees
-    fixed = given_axes(in_specs, "in_specs", positional, on), given_axes(out_specs, "out_specs", result, on)
-    space = Space(program, *fixed, names)
+    isolated = require_flag(where, "isolated", isolated)
+    count = min(processors(), _MOST_WORKERS) if workers is None else require_integer(where, "workers", workers, 1)
     report = _progress_of(progress)
+    made = fun if hasattr(fun, "trace") or not callable(fun) else pjit(fun, donate_argnums=donate_argnums)
+    traced = trace_function(made, args, {}, on)
+    require_auto_axes(where, traced, on)
+    program = SearchedProgram(traced, used, overlap, count if isolated else 0)
     try:
+        positional, result = program.leaf_trees
+        fixed = given_axes(in_specs, "in_specs", positional, on), given_axes(out_specs, "out_specs", result, on)
+        space = Space(program, *fixed, names)
         ranking = find(program, space, int(most), questions, time_limit, chosen, report)
     finally:
+        program.close()
         if progress is not None and report is not progress and report is not None:
             print(file=sys.stderr)
     return _found(fun, program, space, ranking, on, used, int(most), overlap)
+
+
+def require_auto_axes(where: str, traced: TracedFunction, mesh: Mesh) -> None:
+    """Refuses a program on a mesh with axes of type Explicit, where specs are parts of types."""
+    types = (aval.sharding.mesh for aval in traced.whole.jaxpr.in_avals if isinstance(aval, ShapedArray))
+    if any(has_explicit_axes(on) for on in (mesh, *types)):
+        raise ValueError(
+            f"{where}: {traced.whole.name} is on a mesh with axes of type Explicit, where specs are part of the types "
+            "of values: with others it is another program, and nothing is left to be searched. Give a mesh whose axes "
+            "are Auto"
+        )
 
 
 def _machine_of(mesh: Mesh) -> Machine:
@@ -181,8 +211,7 @@ def _found(
     memory: int,
     overlap: float,
 ) -> FoundSpecs:
-    question = ranking.question
-    answer = program.ask(question.arguments, question.results, question.values)
+    question, answer = ranking.question, ranking.answer
     arguments = [spec_of(question.arguments.get(k) or axes) for k, axes in enumerate(answer.arguments)]
     results = [spec_of(question.results.get(k) or axes) for k, axes in enumerate(answer.results)]
     in_specs, _ = jax.tree.unflatten(program.in_tree, arguments)
@@ -205,6 +234,7 @@ def _found(
         ranking.best.origin,
         ranking.method,
         ranking.questions,
+        ranking.unanswered,
         ranking.seconds,
         program,
         fun,

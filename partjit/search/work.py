@@ -3,6 +3,7 @@
 Which arrays are in memory, and what reads and writes them, is what `partjit.inspect.traffic` counts.
 """
 
+import copy
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,6 +12,7 @@ from typing import NamedTuple
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr
 from partjit.inspect.flops import flops_of
 from partjit.inspect.fusion import FUSED
+from partjit.inspect.places import Place, saved
 from partjit.inspect.traffic import Moved, bytes_moved
 from partjit.search.machine import Machine, dtype_class
 from partjit.shardy import TensorSharding
@@ -22,13 +24,14 @@ class Part(NamedTuple):
     """What an equation does in a step, on the busiest device.
 
     Attributes:
-        equation: the equation; None for the elementwise equations of the program, of which only the traffic counts.
+        equation: the equation, or its place; None for the elementwise equations of the program, of which only the
+            traffic counts.
         dtypes: the class of its dtypes; see `partjit.search.machine.CLASSES`.
         flops: floating point operations.
         traffic: bytes read from and written to memory.
     """
 
-    equation: AnnotatedEquation | None
+    equation: Place | None
     dtypes: str
     flops: float
     traffic: float
@@ -38,7 +41,7 @@ class Part(NamedTuple):
 class _Item:
     """A part before it is known how its values are sharded: FLOPs on all devices, and what is moved."""
 
-    equation: AnnotatedEquation | None
+    equation: Place | None
     dtypes: str
     flops: float
     operands: tuple[int, ...]
@@ -79,6 +82,15 @@ class Work:
                 self._items.append(_of_equation(equation, times, own))
         if elementwise:
             self._items.append(_Item(None, "f32", 0.0, (), (), tuple(elementwise)))
+
+    def saved(self) -> "Work":
+        """The same, without what cannot be pickled."""
+        other = copy.copy(self)
+        other._items = [
+            item if item.equation is None else dataclasses.replace(item, equation=saved(item.equation))
+            for item in self._items
+        ]
+        return other
 
     def parts(
         self, shardings: Mapping[int, TensorSharding], constrained: Mapping[int, TensorSharding] | None = None

@@ -17,7 +17,7 @@ from partjit.inspect import explain
 from partjit.search import Constraint, h100, search_specs
 from tests.search.models import MACHINE, MESH, arguments, train_step
 
-OPTIONS = {"mesh": MESH, "machine": MACHINE, "donate_argnums": (0, 1), "questions": 50}
+OPTIONS = {"mesh": MESH, "machine": MACHINE, "donate_argnums": (0, 1), "questions": 50, "isolated": False}
 
 
 def leaves(found):
@@ -112,7 +112,7 @@ def test_what_was_found_runs_and_computes_the_same(constrained):
         ),
         arguments(**sizes),
     )
-    found = search_specs(train_step, *args, mesh=mesh, machine=MACHINE, memory=70_000, questions=30)
+    found = search_specs(train_step, *args, mesh=mesh, machine=MACHINE, memory=70_000, questions=30, isolated=False)
     if constrained:
         made = [equation.outputs[0] for equation in found._program.partitioned.inlined.equations if equation.outputs]
         values = [value for value in made if value.is_array and value.aval.shape == (8, 8, 32)]
@@ -152,7 +152,7 @@ def test_the_text_is_python_that_makes_the_specs(tight):
 
 def test_a_difference_names_the_arrays_and_both_specs():
     step = pjit(train_step, in_shardings=(P(), P(), P("data")), donate_argnums=(0, 1))
-    found = search_specs(step, *arguments(layers=1), mesh=MESH, machine=MACHINE, questions=30)
+    found = search_specs(step, *arguments(layers=1), mesh=MESH, machine=MACHINE, questions=30, isolated=False)
     changed = {change.path: change for change in found.diff()}
     assert changed["params['block_0']['up']"].before == P()
     assert all(change.before != change.after for change in changed.values())
@@ -179,7 +179,9 @@ def test_only_named_activations_are_constrained_on_request():
 
     args = {"up": S((64, 256), jnp.float32), "down": S((256, 64), jnp.float32)}, S((512, 64), jnp.float32)
     for constrain, arrays in ((["hidden"], {"f32[512,256]"}), (False, set())):
-        found = search_specs(named, *args, mesh=MESH, machine=MACHINE, constrain=constrain, questions=30)
+        found = search_specs(
+            named, *args, mesh=MESH, machine=MACHINE, constrain=constrain, questions=30, isolated=False
+        )
         assert {one.array for one in found.constraints if not one.argument} <= arrays
 
 
@@ -196,12 +198,22 @@ def test_progress_is_reported_and_the_limits_are_kept():
     assert late.questions <= 2
 
 
+@pytest.mark.parametrize("axis_types", [("Explicit", "Explicit"), ("Auto", "Explicit")])
+def test_explicit_axes_are_refused(axis_types):
+    types = tuple(getattr(jax.sharding.AxisType, name) for name in axis_types)
+    mesh = jax.make_mesh((4, 2), ("data", "model"), types)
+    with pytest.raises(ValueError, match="search_specs: train_step is on a mesh with axes of type Explicit"):
+        search_specs(train_step, *arguments(layers=1), **{**OPTIONS, "mesh": mesh})
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"mesh": 3}, "search_specs: mesh must be a mesh"),
         ({"machine": "h100"}, "search_specs: machine must be a Machine"),
         ({"questions": 0}, "search_specs: questions must be at least 1"),
+        ({"workers": 0}, "search_specs: workers must be at least 1"),
+        ({"isolated": 3}, "search_specs: isolated must be True or False"),
         ({"methods": ["luck"]}, "search_specs: methods must be some of descent, annealing, but is 'luck'"),
         ({"constrain": 3}, "search_specs: constrain must be True, False, or the names of activations"),
         ({"in_specs": (P(), P())}, "in_specs"),

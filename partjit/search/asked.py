@@ -1,0 +1,75 @@
+"""What a search asks about a program: the time of a step, the memory and the shardings; in this process or another."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from partjit.inspect.asked_process import saved_facts
+from partjit.inspect.changes import Axes, Change, Facts
+from partjit.inspect.memory import needs_of
+from partjit.inspect.outcomes import after_change
+from partjit.inspect.places import Known
+from partjit.search.machine import Machine
+from partjit.search.step_time import seconds_of_step
+from partjit.search.work import Work
+from partjit.shardy import TensorSharding
+
+__all__ = ["Answer", "AskedStep"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What a program would cost with some shardings.
+
+    Attributes:
+        seconds: the time of a step.
+        peak: the bytes that a device needs at most.
+        arguments, results: the axes of arguments and results, by dimensions; those of an argument or result that was
+            left to the partitioner are what it chose.
+    """
+
+    seconds: float
+    peak: int
+    arguments: tuple[Axes, ...]
+    results: tuple[Axes, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AskedStep:
+    """Asks what a step costs.
+
+    Attributes:
+        facts: what is known of the program.
+        hidden: how many of its first arguments are left out of answers.
+        work: what it computes and moves.
+        machine: the machine.
+        sizes: the axes of the mesh, with their sizes.
+        overlap: which part of the communication is assumed to be hidden.
+        is_cpu: whether the mesh is of CPUs.
+    """
+
+    facts: Facts
+    hidden: int
+    work: Work
+    machine: Machine
+    sizes: Mapping[str, int]
+    overlap: float
+    is_cpu: bool
+
+    def answer(self, lowered: Any, wanted: Change, known: Known) -> Answer:
+        """What a step costs after a change."""
+        after = after_change(lowered, self.facts, wanted, known)
+        parts = self.work.parts(after.values, after.used(self.facts))
+        seconds = seconds_of_step(parts, *after.prediction, self.sizes, self.machine, self.overlap)
+        needs = needs_of(self.facts.skeleton, after.values, self.facts.donated, *after.prediction, self.is_cpu)
+        none = TensorSharding.replicated(0)
+        return Answer(
+            seconds,
+            needs.peak,
+            tuple(after.values.get(number, none).axes for number in self.facts.arguments[self.hidden :]),
+            tuple(sharding.axes for sharding in after.results),
+        )
+
+    def saved(self) -> "AskedStep":
+        """The same as data that can be pickled."""
+        return dataclasses.replace(self, facts=saved_facts(self.facts), work=self.work.saved())
