@@ -77,7 +77,8 @@ class SearchedProgram:
         self.partitioned = Partitioned(free, inlined, (), None, None, module.operation)
         self._facts, self._known = facts_of(self.unit, inlined, self._donated), Known()
         is_cpu = platform_of(self.unit.mesh) == "cpu"
-        self._asked = AskedStep(self._facts, self.hidden, Work(inlined.tree, self._facts.traffic), machine, self.sizes, overlap, is_cpu)
+        work = Work(inlined.tree, self._facts.traffic)
+        self._asked = AskedStep(self._facts, self.hidden, work, machine, self.sizes, overlap, is_cpu)
         if self._pool is not None:
             self._saved.write(module, self._asked.saved())
 
