@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from partjit import search as search
     from partjit.api import pjit as pjit
     from partjit.auto_specs import AUTO as AUTO
+    from partjit.auto_specs import SearchOptions as SearchOptions
     from partjit.colocated.journaling.replay import replay as replay
     from partjit.constraint import with_sharding_constraint as with_sharding_constraint
     from partjit.errors import JournalError as JournalError
@@ -73,6 +74,7 @@ else:
         "replay": "partjit.colocated.journaling.replay:replay",
         "with_sharding_constraint": "partjit.constraint:with_sharding_constraint",
         "AUTO": "partjit.auto_specs:AUTO",
+        "SearchOptions": "partjit.auto_specs:SearchOptions",
         "JournalError": "partjit.errors:JournalError",
         "MemoryLimitError": "partjit.errors:MemoryLimitError",
         "MeshChangedError": "partjit.errors:MeshChangedError",

@@ -22,6 +22,7 @@ from partjit.arguments import (
     signature_of,
     source_of,
 )
+from partjit.auto_specs import AUTO, DEFAULT_SEARCH, SearchOptions
 from partjit.calls import is_program_with_calls
 from partjit.checks import require, require_choice, require_flag, wrong_type, wrong_value
 from partjit.compile import Traced
@@ -96,6 +97,7 @@ def pjit(
     inline: bool | enum.Enum = False,
     name: str | None = None,
     agree: bool | str = True,
+    search: SearchOptions | None = None,
 ) -> Any:
     """Compiles `fun` into one program partitioned over a mesh.
 
@@ -112,7 +114,8 @@ def pjit(
             * None: replicated over the mesh;
             * `NamedSharding`: brings its own mesh;
             * `UNSPECIFIED` (the default): the partitioner chooses; a committed array stays as it is;
-            * `FROM_ARRAY`: as the committed array that is passed.
+            * `FROM_ARRAY`: as the committed array that is passed;
+            * `AUTO`: chosen by a search when the function is first called, traced or lowered with such arguments.
         out_axis_resources: how the results are sharded, a tree prefix of the result with leaves as above but
             `FROM_ARRAY`. What it says is what the results have.
         static_argnums: numbers of arguments that are compile-time constants; they must be hashable.
@@ -137,11 +140,13 @@ def pjit(
             that would take something away if another process failed. With False they agree that they run the same
             plan, before its first execution, and on nothing else. It has to be the same in every process. A program
             inside of another does as that one does.
+        search: how specs that are `AUTO` are searched: for which machine and memory, with how many questions, and where
+            what was found is kept. A search also constrains activations; see docs/search.md.
 
     Returns:
         A function like `fun`, with the methods `trace`, `plan`, `lower`, `eval_shape` and `clear_cache`. Keyword
-        arguments are accepted if the in specs are UNSPECIFIED or FROM_ARRAY throughout: others describe positional
-        ones.
+        arguments are accepted if the in specs are UNSPECIFIED, FROM_ARRAY or AUTO throughout: others describe
+        positional ones.
 
     Raises:
         TypeError: `fun` is not callable, a leaf is no spec, or an option is of a wrong type.
@@ -149,7 +154,8 @@ def pjit(
             arguments intersect, or one of them is none that `fun` has.
 
         When called: `ShardingError` (a ValueError) listing every spec that does not fit its value or the mesh, and
-        `MissingMeshError` where a spec needs a mesh and none is set.
+        `MissingMeshError` where a spec needs a mesh and none is set; `MemoryLimitError` if no specs were found with
+        which the program fits into the memory.
 
     Example:
         >>> import jax.numpy as jnp
@@ -179,6 +185,7 @@ def pjit(
     is_inlined = _is_inlined(inline)
     require("pjit", "name", name, str | None, "the name of the program, a str, or None")
     agreeing = _agreeing(agree)
+    require("pjit", "search", search, SearchOptions | None, "partjit.SearchOptions or None")
     options = {
         "in_axis_resources": in_axis_resources,
         "out_axis_resources": out_axis_resources,
@@ -197,6 +204,7 @@ def pjit(
         "inline": inline,
         "name": name,
         "agree": agree,
+        "search": search,
     }
     if fun is None:
         return functools.partial(pjit, **options)
@@ -218,8 +226,8 @@ def pjit(
         in_name,
         out_name,
         # A list of in specs is meant as the argument list; arguments come in a tuple.
-        parse_spec_tree(tuple(in_tree) if isinstance(in_tree, list) else in_tree, in_name),
-        parse_spec_tree(out_tree, out_name),
+        parse_spec_tree(tuple(in_tree) if isinstance(in_tree, list) else in_tree, in_name, allow_auto=True),
+        parse_spec_tree(out_tree, out_name, allow_auto=True),
         static,
         donate,
         keep_unused,
@@ -228,7 +236,13 @@ def pjit(
         is_inlined,
         agreeing,
         positional_semantics == "local",
+        DEFAULT_SEARCH if search is None else search,
     )
+    if definition.is_local and AUTO in jax.tree.leaves((definition.in_specs, definition.out_specs)):
+        raise ValueError(
+            "pjit: specs cannot be AUTO with positional_semantics='local', where the pieces that a process passes are "
+            "those of known specs"
+        )
     stages = _Stages(fun, definition)
     methods = {"trace": stages.trace, "plan": stages.plan, "lower": stages.lower, "eval_shape": stages.eval_shape}
     return make_function(fun, definition, on_values(fun, definition), methods, lambda: pjit(fun, **options))

@@ -8,20 +8,22 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, cast
 
 import jax
 import numpy as np
 from jax.core import AbstractValue, Tracer
 from jax.sharding import Mesh
 
-from partjit import rules
+from partjit import lazy, rules
 from partjit._jax.caches import weakref_cache
 from partjit._jax.dispatch import results_are_checked
 from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
 from partjit._jax.types import Device, PyTree, PyTreeDef
 from partjit.arguments import Arguments, Function, Numbered, Statics, abstract_argument, check_call, flatten_arguments
+from partjit.auto_specs import DEFAULT_SEARCH, Auto, SearchOptions
 from partjit.compile import Program
-from partjit.errors import ShardingError
+from partjit.errors import MissingMeshError, ShardingError
 from partjit.host_objects import HostReference, referenced
 from partjit.mesh import (
     ambient_mesh,
@@ -41,6 +43,8 @@ from partjit.validate import Mismatch, check_devices, check_specs, raise_mismatc
 __all__ = ["Definition", "Inferred", "forget", "infer", "infer_program", "out_specs_of"]
 
 del rules  # imported to register the rules of the primitives
+
+_searching: Any = lazy.module("partjit.search.auto")  # a reader of programs, which is asked where a spec is AUTO
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,6 +67,7 @@ class Definition:
         inline: whether a call in a trace becomes the equations of the function.
         agree: see `Program`.
         is_local: whether each process passes and receives its own pieces of arrays.
+        search: how specs are searched where they are AUTO.
     """
 
     name: str
@@ -80,6 +85,7 @@ class Definition:
     inline: bool = False
     agree: bool | str = True
     is_local: bool = False
+    search: SearchOptions = DEFAULT_SEARCH
 
     @functools.cached_property
     def untraced(self) -> Numbered:
@@ -117,7 +123,7 @@ class Definition:
         names = (self.name, self.in_name, self.out_name)
         numbers = (self.static, self.donate, self.host)
         flags = (self.keep_unused, self.inline, self.agree, self.is_local)
-        return (tuple(leaves), in_tree, out_tree, ranks, names, numbers, flags, self.device)
+        return (tuple(leaves), in_tree, out_tree, ranks, names, numbers, flags, self.device, self.search)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,14 +133,16 @@ class Inferred:
     Attributes:
         arguments: its flat arguments.
         avals: their types.
-        in_specs: their specs.
+        in_specs: their specs; UNSPECIFIED where they are AUTO.
         mesh: the mesh of the program.
+        auto: for each argument whether its spec is AUTO; None if none is, nor that of a result.
     """
 
     arguments: Arguments
     avals: tuple[AbstractValue, ...]
     in_specs: tuple[Spec, ...]
     mesh: Mesh
+    auto: tuple[bool, ...] | None = None
 
 
 def infer(definition: Definition, args: Sequence[PyTree], kwargs: dict[str, PyTree]) -> Inferred:
@@ -154,16 +162,27 @@ def infer(definition: Definition, args: Sequence[PyTree], kwargs: dict[str, PyTr
             f"{definition.name} runs on {definition.device}, but the mesh ({describe_mesh(ambient_mesh())}) is set. "
             "Call it outside of the mesh, or leave device and backend out"
         )
-    in_specs = _in_specs(definition, arguments)
+    given = _in_specs(definition, arguments)
     out_leaves = jax.tree.leaves(definition.specs_of(definition.out_specs))
+    auto = None
+    if any(isinstance(spec, Auto) for spec in (*given, *out_leaves)):
+        auto = tuple(isinstance(spec, Auto) for spec in given)
+        given = tuple(map(_beside_auto, given, arguments.leaves))
+    in_specs = cast(tuple[Spec, ...], given)
     parsed = [spec for spec in (*in_specs, *out_leaves) if isinstance(spec, ParsedPartitionSpec)]
     mesh = program_mesh(
         [spec.mesh for spec in parsed if spec.mesh is not None] if parsed else _meshes_of_arrays(arguments.leaves),
-        has_bare_specs=any(spec.mesh is None for spec in parsed),
+        has_bare_specs=auto is not None or any(spec.mesh is None for spec in parsed),
     )
     if mesh.empty and not any(spec.mesh is not None for spec in parsed):
         mesh = abstract_mesh_of(arguments, parsed, definition.name) or mesh
     require_mesh(mesh, parsed, "pjit", definition.name)
+    if auto is not None and mesh.empty:
+        raise MissingMeshError(
+            f"pjit requires a non-empty mesh to search the specs of {definition.name} that are AUTO, and no mesh is "
+            "set in this thread. Enter one with `with partjit.Mesh(devices, axis_names):`, or set one with "
+            "partjit.set_mesh(mesh)"
+        )
     if is_abstract_mesh(mesh):
         mesh = next(_meshes_of_shape(mesh, arguments.leaves), mesh)
     arguments = on_devices(arguments, mesh)
@@ -173,7 +192,7 @@ def infer(definition: Definition, args: Sequence[PyTree], kwargs: dict[str, PyTr
             own_type(aval, leaf, mesh) if isinstance(spec, UnspecifiedValue) else aval
             for aval, leaf, spec in zip(avals, arguments.leaves, in_specs, strict=True)
         )
-    return Inferred(arguments, avals, in_specs, mesh)
+    return Inferred(arguments, avals, in_specs, mesh, auto)
 
 
 def infer_program(
@@ -183,8 +202,20 @@ def infer_program(
     known = infer(definition, args, kwargs)
     arguments, in_specs, mesh = known.arguments, known.in_specs, known.mesh
     donated = arguments.donated if not results_are_checked() else (False,) * len(arguments.donated)
+    # A search depends on whether the program may be transformed; no other program does.
+    is_traced = known.auto is not None and any(isinstance(leaf, Tracer) for leaf in arguments.leaves)
     outcome = _program(
-        fun, definition, arguments.tree, known.avals, arguments.static, arguments.paths, in_specs, donated, mesh
+        fun,
+        definition,
+        arguments.tree,
+        known.avals,
+        arguments.static,
+        arguments.paths,
+        in_specs,
+        donated,
+        mesh,
+        known.auto,
+        is_traced,
     )
     mismatches = [] if isinstance(outcome, Program) else outcome
     if definition.device is None:  # to which arguments are moved from anywhere
@@ -195,11 +226,21 @@ def infer_program(
 
 
 def out_specs_of(definition: Definition, out_tree: PyTreeDef, out_avals: Sequence[AbstractValue]) -> tuple[Spec, ...]:
-    """One spec per flat result of a function, from the structure of its result and their types."""
+    """One spec per flat result of a function, from the structure of its result and their types.
+
+    It is UNSPECIFIED where it is AUTO.
+    """
+    found = _out_specs(definition, out_tree, out_avals)
+    return tuple(UNSPECIFIED if isinstance(spec, Auto) else spec for spec in found)
+
+
+def _out_specs(
+    definition: Definition, out_tree: PyTreeDef, out_avals: Sequence[AbstractValue]
+) -> Sequence[Spec | Auto]:
     specs = definition.specs_of(definition.out_specs)
     if isinstance(specs, UnspecifiedValue):
         return (specs,) * len(out_avals)
-    return tuple(broadcast_specs(specs, jax.tree.unflatten(out_tree, out_avals), definition.out_name))
+    return broadcast_specs(specs, jax.tree.unflatten(out_tree, out_avals), definition.out_name)
 
 
 def forget(fun: Function) -> None:
@@ -219,8 +260,13 @@ def _program(
     in_specs: tuple[Spec, ...],
     donated: tuple[bool, ...],
     mesh: Mesh,
+    auto: tuple[bool, ...] | None,
+    is_traced: bool,
 ) -> Program | list[Mismatch]:
-    """The program of a call, or every mismatch of its specs."""
+    """The program of a call, or every mismatch of its specs.
+
+    Where specs are AUTO, as `auto` says of the arguments, they are searched.
+    """
     mismatches = check_specs("pjit arguments", paths, avals, in_specs, mesh)
     if not mismatches:
         avals = tuple(requested_type(aval, spec, mesh) for aval, spec in zip(avals, in_specs, strict=True))
@@ -235,7 +281,7 @@ def _program(
     if mismatches:
         return mismatches
     consts = len(traced.consts)
-    return Program(
+    program = Program(
         with_result_types(traced.jaxpr, out_specs, mesh),
         traced.consts,
         (*[UNSPECIFIED] * consts, *in_specs),
@@ -250,6 +296,10 @@ def _program(
         _host_arguments(static),
         definition.agree,
     )
+    if auto is None:
+        return program
+    results = [isinstance(spec, Auto) for spec in _out_specs(definition, traced.out_tree, traced.jaxpr.out_avals)]
+    return _searching.with_found_specs(program, (*[False] * consts, *auto), results, definition.search, is_traced)
 
 
 def _host_arguments(static: Statics) -> tuple[tuple[int | str, HostReference], ...]:
@@ -262,10 +312,10 @@ def _host_arguments(static: Statics) -> tuple[tuple[int | str, HostReference], .
     )
 
 
-def _in_specs(definition: Definition, arguments: Arguments) -> tuple[Spec, ...]:
+def _in_specs(definition: Definition, arguments: Arguments) -> tuple[Spec | Auto, ...]:
     """One spec per flat argument; FROM_ARRAY is replaced by the array's."""
     specs = definition.specs_of(definition.in_specs)
-    if isinstance(specs, UnspecifiedValue | ParsedPartitionSpec) or specs is FROM_ARRAY:
+    if isinstance(specs, UnspecifiedValue | ParsedPartitionSpec | Auto) or specs is FROM_ARRAY:
         flat = [specs] * len(arguments.leaves)
     else:
         positional, _ = jax.tree.unflatten(arguments.tree, arguments.leaves)
@@ -274,6 +324,14 @@ def _in_specs(definition: Definition, arguments: Arguments) -> tuple[Spec, ...]:
         _spec_of_array(leaf, path, definition.in_name) if spec is FROM_ARRAY else spec
         for spec, leaf, path in zip(flat, arguments.leaves, arguments.paths, strict=True)
     )
+
+
+def _beside_auto(spec: Spec | Auto, leaf: object) -> Spec:
+    """The spec of an argument where some are searched: a committed array whose spec is UNSPECIFIED keeps its own."""
+    if isinstance(spec, Auto):
+        return UNSPECIFIED
+    is_committed = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.committed
+    return _spec_of_array(leaf, "", "") if isinstance(spec, UnspecifiedValue) and is_committed else spec
 
 
 def _meshes_of_shape(mesh: Mesh, leaves: Sequence[object]) -> Iterator[Mesh]:
@@ -321,7 +379,7 @@ def _spec_of_array(leaf: object, path: str, in_name: str) -> Spec:
 def _check_keywords(definition: Definition, kwargs: dict[str, PyTree]) -> None:
     dynamic = [name for name in kwargs if name not in definition.untraced[1]]
     specs = definition.in_specs
-    if dynamic and not isinstance(specs, UnspecifiedValue) and specs is not FROM_ARRAY:
+    if dynamic and not isinstance(specs, UnspecifiedValue | Auto) and specs is not FROM_ARRAY:
         raise ValueError(
             f"pjit does not support kwargs when {definition.in_name} is specified: its specs are for positional "
             f"arguments, and {definition.name} was called with {', '.join(f'{name}=' for name in dynamic)}. Pass "

@@ -20,6 +20,7 @@ from jax.tree_util import KeyPath
 from partjit import lazy
 from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
 from partjit._jax.types import PyTree
+from partjit.auto_specs import Auto
 from partjit.checks import (
     abridged,
     flattened,
@@ -304,13 +305,16 @@ Spec = ParsedPartitionSpec | UnspecifiedValue
 """The spec of a value of a program: parsed, or UNSPECIFIED where the partitioner chooses."""
 
 
-def parse_spec_tree(tree: PyTree, arg_name: str, *, allow_unconstrained_dims: bool = False) -> PyTree:
+def parse_spec_tree(
+    tree: PyTree, arg_name: str, *, allow_unconstrained_dims: bool = False, allow_auto: bool = False
+) -> PyTree:
     """Parses every leaf of a tree of specs.
 
     Args:
         tree: any pytree of `PartitionSpec`, `NamedSharding`, None, `UNSPECIFIED` and, for inputs, `FROM_ARRAY`.
         arg_name: the user's name of the tree, for messages; that of a tree of in specs starts with "in_".
         allow_unconstrained_dims: whether `UNCONSTRAINED` dimensions are legal.
+        allow_auto: whether `AUTO` is, which stays as it is.
 
     Returns:
         The same tree with `ParsedPartitionSpec`, `UNSPECIFIED` or `FROM_ARRAY` leaves.
@@ -319,8 +323,8 @@ def parse_spec_tree(tree: PyTree, arg_name: str, *, allow_unconstrained_dims: bo
         TypeError, ValueError: as `ParsedPartitionSpec.from_user_input`, with the path of the leaf.
     """
 
-    def parse(path: KeyPath, leaf: Any) -> Spec | FromArray:
-        if isinstance(leaf, UnspecifiedValue):
+    def parse(path: KeyPath, leaf: Any) -> Spec | FromArray | Auto:
+        if isinstance(leaf, UnspecifiedValue) or (allow_auto and isinstance(leaf, Auto)):
             return leaf
         if leaf is FROM_ARRAY:
             if arg_name.startswith("in_"):

@@ -12,6 +12,7 @@ from partjit import colocated
 from tests.colocated import rendezvous
 
 os.environ.setdefault("PARTJIT_VERIFY_PASSES", "1")
+os.environ["PARTJIT_SEARCH_CACHE"] = ""  # tests search, and leave nothing behind
 
 
 @pytest.fixture(scope="session")

@@ -341,8 +341,9 @@ def _targets() -> Iterator[Target]:
             "backend": None,
             "inline": False,
             "name": "same",
+            "search": None,
         },
-        _PJIT_TAKES,
+        {**_PJIT_TAKES, "search": "none"},
         named={"fun": ("callable", "function")},
     )
     yield Target(
@@ -742,6 +743,36 @@ def _targets() -> Iterator[Target]:
         partjit.estimate_time,
         lambda: {"report": report(), "machine": machine(), "overlap": 0.5},
         {"report": "", "machine": "", "overlap": "zero"},
+    )
+    yield Target(
+        "partjit.SearchOptions",
+        partjit.SearchOptions,
+        lambda: {
+            "machine": machine(),
+            "memory": 1e9,
+            "questions": 1,
+            "time_limit": 1.0,
+            "constrain": True,
+            "overlap": 0.0,
+            "methods": ["descent"],
+            "isolated": False,
+            "workers": 1,
+            "cache": False,
+            "progress": False,
+        },
+        {
+            "machine": "none",
+            "memory": "none positive number",
+            "questions": "positive",
+            "time_limit": "none positive number",
+            "constrain": "bool strs empty_seq",
+            "overlap": "zero",
+            "methods": "empty_seq",
+            "isolated": "bool",
+            "workers": "none positive",
+            "cache": "bool str path",
+            "progress": "none bool callable",
+        },
     )
     yield Target(
         "partjit.search_specs",

@@ -140,6 +140,12 @@ def name_results(jaxpr: ClosedJaxpr, paths: tuple[str, ...]) -> None:
     jaxpr.jaxpr._debug_info = jaxpr.jaxpr.debug_info._replace(result_paths=paths)
 
 
+def named_like(jaxpr: ClosedJaxpr, other: ClosedJaxpr) -> ClosedJaxpr:
+    """A fresh jaxpr, whose arguments and results get the names of those of another one."""
+    jaxpr.jaxpr._debug_info = other.jaxpr.debug_info
+    return jaxpr
+
+
 def separate_consts(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[object]]:
     """Turns constants that must be arguments (tracers of an outer trace, refs) into leading arguments."""
     if any(isinstance(const, Tracer | core.Ref) for const in jaxpr.consts):

@@ -16,3 +16,6 @@ def supported_release(version: str) -> tuple[int, ...]:
 
 
 RELEASE = supported_release(importlib.metadata.version("jax"))
+
+COMPILER = "jaxlib"
+"""The distribution that has XLA and Shardy, whose version is not always that of jax."""

@@ -102,7 +102,7 @@ class _Counting:
                 found = [self.body(eqn.bodies[0], operands[: eqn.constants])]
             case "while":
                 starts = 0, eqn.constants, eqn.constants + eqn.carried
-                each = zip(eqn.bodies, starts, starts[1:], strict=True)
+                each = zip(eqn.bodies, starts[:2], starts[1:], strict=True)
                 found = [self.body(body, operands[start:end]) for body, start, end in each]
             case "cond":
                 found = [max((self.body(branch, operands[1:]) for branch in eqn.bodies), key=_whole)]

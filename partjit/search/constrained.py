@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from partjit._jax.jaxprs import Atom, closed_jaxpr, new_var
-from partjit.inspect.inlining import InlinedProgram, mark_p
+from partjit.inspect.inlining import TAG, InlinedProgram, mark_p
 from partjit.plan.ir.build import constraint
 from partjit.spec import ParsedPartitionSpec
 
@@ -43,7 +43,7 @@ def _rewritten(
     def constrain(var: Var, like: JaxprEqn) -> None:
         if (spec := specs.get(numbers.get(var, -1))) is not None:
             env[var] = new_var(var.aval)
-            eqns.append(constraint(var, env[var], spec, mesh, like))
+            eqns.append(constraint(var, env[var], spec, mesh, _without_tags(like)))
 
     for var in jaxpr.invars if jaxpr.eqns else ():
         constrain(var, jaxpr.eqns[0])
@@ -51,12 +51,21 @@ def _rewritten(
         if eqn.primitive is mark_p:
             continue
         params = {name: _param(param, numbers, specs, mesh) for name, param in eqn.params.items()}
-        new = eqn.replace(invars=[*map(read, eqn.invars)], params=params, effects={*eqn.effects} - marks)
+        effects = {*eqn.effects} - marks
+        new = _without_tags(eqn).replace(invars=[*map(read, eqn.invars)], params=params, effects=effects)
         eqns.append(new)
         for var in eqn.outvars:
             constrain(var, eqn)
     bound = dict(zip(jaxpr.constvars, consts, strict=True))
     return closed_jaxpr(jaxpr.invars, [*map(read, jaxpr.outvars)], eqns, bound)
+
+
+def _without_tags(eqn: JaxprEqn) -> JaxprEqn:
+    """An equation without the number that the inlined program gave it, which is in its name stack."""
+    info = eqn.source_info
+    stack: Any = info.name_stack
+    kept = tuple(scope for scope in stack.stack if not scope.name.startswith(TAG))
+    return eqn.replace(source_info=info.replace(name_stack=type(stack)(kept)))
 
 
 def _param(param: Any, numbers: Mapping[Var, int], specs: Mapping[int, ParsedPartitionSpec], mesh: Mesh) -> Any:

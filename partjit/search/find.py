@@ -145,11 +145,12 @@ def find(
     time_limit: float | None,
     methods: Sequence[str] = tuple(METHODS),
     progress: Progress | None = None,
+    where: str = "search_specs",
 ) -> Ranking:
     """The best choice that is found with so many questions in so many seconds.
 
     The starts are asked first, then each method goes on from the best choices so far, with an equal share of what is
-    left of both limits. At least the first start is asked.
+    left of both limits. At least the first start is asked. Errors begin with `where`.
 
     Raises:
         MemoryLimitError: no choice that was seen needs as little memory as `memory` bytes on a device.
@@ -165,7 +166,7 @@ def find(
         if (score := judge(choice)) is not None and score is not _UNANSWERED:
             begins.append(Scored(score, choice, name))
     if not begins:
-        raise WhatIfError(f"search_specs: none of {judge.asked} specs to start from could be tried: {judge.last_error}")
+        raise WhatIfError(f"{where}: none of {judge.asked} specs to start from could be tried: {judge.last_error}")
     own, judge.most, judge.until = space.own, questions, limit
     of_own = None if own is None else judge.of(own, space.nothing)
     begins.sort(key=lambda one: one.score)
@@ -187,7 +188,7 @@ def find(
         if of_own < best.score:
             best, question, last = given, own, "start"
     if best.score.excess:
-        raise _too_large(program, question, memory, best)
+        raise _too_large(program, question, memory, best, where)
     others = sorted((one for one in judge.seen.values() if one.score > best.score), key=lambda one: one.score)
     fitting = tuple(one for one in others if not one.score.excess)
     seconds = time.monotonic() - judge.begun
@@ -196,11 +197,11 @@ def find(
     return Ranking(best, question, answer, tuple(kept), fitting[:_KEPT], last, judge.asked, judge.unanswered, seconds)
 
 
-def _too_large(program: SearchedProgram, question: Question, memory: int, best: Scored) -> MemoryLimitError:
+def _too_large(program: SearchedProgram, question: Question, memory: int, best: Scored, where: str) -> MemoryLimitError:
     """The error that says by how much the memory is exceeded, and what takes it."""
     lines = program.largest(question.change)
     return MemoryLimitError(
-        f"search_specs: {program.unit.name} does not fit into {shown_bytes(memory)} per device on "
+        f"{where}: {program.unit.name} does not fit into {shown_bytes(memory)} per device on "
         f"{', '.join(f'{axis}={size}' for axis, size in program.sizes.items())}: the least that was found is "
         f"{shown_bytes(best.score.peak)}, {shown_bytes(best.score.excess)} too much. In the way are\n"
         + "\n".join(f"  {line}" for line in lines)

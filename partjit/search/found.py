@@ -15,6 +15,7 @@ from partjit._jax.shardings import UNSPECIFIED
 from partjit._jax.types import PyTree
 from partjit.api import pjit
 from partjit.inspect.annotated import shown_spec
+from partjit.inspect.changes import Axes
 from partjit.inspect.explain import explain
 from partjit.inspect.report import Report
 from partjit.inspect.user_lines import Site, shown_lines
@@ -181,19 +182,19 @@ class FoundSpecs:
         """
         program = self._program
         positional, result = program.leaf_trees
-        given = (
+        given: tuple[Mapping[int, Axes | None], ...] = (
             given_axes(in_specs, "in_specs", positional, self.mesh),
             given_axes(out_specs, "out_specs", result, self.mesh),
         )
-        if given == ({}, {}):
-            own = program.own_arguments, program.own_results
-            given = tuple({k: axes for k, axes in enumerate(axes) if axes is not None} for axes in own)
+        if all(axes is None for of in given for axes in of.values()):
+            given = dict(enumerate(program.own_arguments)), dict(enumerate(program.own_results))
         found = []
         for of, leaves, specs in zip(
             given, (program.arguments, program.results), (self.in_specs, self.out_specs), strict=True
         ):
             for k, (leaf, after) in enumerate(zip(leaves, jax.tree.leaves(specs), strict=True)):
-                before = spec_of(of[k]) if k in of else None
+                axes = of.get(k)
+                before = None if axes is None else spec_of(axes)
                 if before != after:
                     found.append(SpecChange(leaf.path, before, after))
         return tuple(found)

@@ -7,7 +7,7 @@ import numpy as np
 from jax.core import ShapedArray
 from jax.sharding import Mesh
 
-from partjit._jax.shardings import UNSPECIFIED
+from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
 from partjit._jax.types import PyTree
 from partjit.auto_specs import Auto
 from partjit.inspect.changes import Axes
@@ -18,8 +18,8 @@ from partjit.validate import check_specs, raise_mismatches
 __all__ = ["given_axes"]
 
 
-def given_axes(specs: PyTree, name: str, value: PyTree, mesh: Mesh) -> dict[int, Axes]:
-    """The axes of the leaves of a tree of leaves, by position, for which specs are given: neither AUTO nor UNSPECIFIED.
+def given_axes(specs: PyTree, name: str, value: PyTree, mesh: Mesh) -> dict[int, Axes | None]:
+    """The axes of the leaves of a tree of leaves, by position, for which specs are given; None where UNSPECIFIED is.
 
     Args:
         specs: a tree prefix of specs.
@@ -40,18 +40,16 @@ def given_axes(specs: PyTree, name: str, value: PyTree, mesh: Mesh) -> dict[int,
         >>> given_axes((AUTO, P("x")), "in_specs", value, mesh)
         {1: (('x',), ())}
     """
-
-    def without_auto(leaf: Any) -> Any:
-        return UNSPECIFIED if isinstance(leaf, Auto) else leaf
-
-    tree = jax.tree.map(without_auto, specs, is_leaf=lambda leaf: leaf is None)
-    leaves = broadcast_specs(parse_spec_tree(tree, name), value, name)
+    leaves: list[Any] = broadcast_specs(parse_spec_tree(specs, name, allow_auto=True), value, name)
     arrays = jax.tree.leaves(value)
     types = [ShapedArray(leaf.shape, np.dtype("float32")) for leaf in arrays]
-    raise_mismatches(check_specs(name, [leaf.path for leaf in arrays], types, leaves, mesh), "the function", mesh)
-    found = {}
+    settled = [UNSPECIFIED if isinstance(spec, Auto) else spec for spec in leaves]
+    raise_mismatches(check_specs(name, [leaf.path for leaf in arrays], types, settled, mesh), "the function", mesh)
+    found: dict[int, Axes | None] = {}
     for k, (spec, leaf) in enumerate(zip(leaves, arrays, strict=True)):
         if isinstance(spec, ParsedPartitionSpec):
             missing = len(leaf.shape) - len(spec.partitions)
             found[k] = (*spec.partitions, *[()] * missing)
+        elif isinstance(spec, UnspecifiedValue):
+            found[k] = None
     return found

@@ -135,7 +135,8 @@ class Space:
 
     Args:
         program: the program.
-        fixed_arguments, fixed_results: the axes that are not to be chosen, by position.
+        fixed_arguments, fixed_results: the axes that are not to be chosen, by position; None for what the
+            partitioner chooses.
         names: the names of the activations that may be constrained, as `jax.ad_checkpoint.checkpoint_name` gives them;
             None for those that are found; empty for none.
 
@@ -148,8 +149,8 @@ class Space:
     def __init__(
         self,
         program: SearchedProgram,
-        fixed_arguments: Mapping[int, Axes],
-        fixed_results: Mapping[int, Axes],
+        fixed_arguments: Mapping[int, Axes | None],
+        fixed_results: Mapping[int, Axes | None],
         names: Sequence[str] | None = None,
     ) -> None:
         self.sizes = {axis: size for axis, size in program.sizes.items() if size > 1}
@@ -193,9 +194,9 @@ class Space:
         uses: dict[int, tuple[int, ...]] = {}
         for k, leaf in enumerate(self._arguments):
             used = self._of_classes(leaf.shape, [self._class_of.get(root) for root in self._roots[k]], choice)
-            used = self._fixed.get(self._parents.get(k, k), used)  # a state is sharded as its parameter
+            used = self._fixed.get(self._parents.get(k, k)) or used  # a state is sharded as its parameter
             axes = self._fixed.get(k, used)
-            if k in self._group_of:
+            if k in self._group_of and axes is not None:
                 group, is_state = self._group_of[k], k in self._states
                 if k not in self._fixed:
                     further = (*choice.storage[group], *(choice.states[group] if is_state else ()))
@@ -330,7 +331,7 @@ class Space:
         """The classes that the fixed specs of data say."""
         found: dict[int, Names] = {}
         for k, axes in self._fixed.items():
-            if k not in self._group_of:
+            if k not in self._group_of and axes is not None:
                 for root, dim in zip(self._roots[k], axes, strict=True):
                     if dim and root in self._class_of:
                         found.setdefault(self._class_of[root], tuple(a for a in dim if a in self.sizes))

@@ -1,10 +1,8 @@
 """`search_specs`: from a function, its arguments and a machine to specs."""
 
-import sys
 from collections.abc import Iterable, Sequence
 
 import jax
-from jax.core import ShapedArray
 from jax.sharding import AbstractMesh, Mesh
 
 from partjit._jax.types import PyTree
@@ -13,30 +11,24 @@ from partjit.auto_specs import AUTO
 from partjit.checks import (
     items_of,
     require,
-    require_callable,
     require_flag,
     require_integer,
     require_mesh_type,
     require_number,
     wrong_value,
 )
-from partjit.inspect.asked_pool import processors
-from partjit.inspect.tracing import TracedFunction, trace_function
-from partjit.mesh import ambient_or_abstract_mesh, has_explicit_axes, is_abstract_mesh
-from partjit.render.numbers import shown_duration
+from partjit.inspect.tracing import trace_function
+from partjit.mesh import ambient_or_abstract_mesh
 from partjit.search.find import Progress, Ranking, find
 from partjit.search.found import Candidate, Constraint, FoundSpecs, paths_by_number, spec_of
 from partjit.search.given import given_axes
 from partjit.search.improve import METHODS, Scored
-from partjit.search.machine import Machine, h100, tpu_v5p, tpu_v6e
+from partjit.search.machine import Machine
+from partjit.search.options import machine_of, names_of, require_auto_axes, shown_progress, workers_of
 from partjit.search.program import SearchedProgram
 from partjit.search.space import Space
 
 __all__ = ["search_specs"]
-
-_MOST_WORKERS = 8
-
-_MACHINES = {"v5p": tpu_v5p, "v6": tpu_v6e, "H100": h100}
 
 
 def search_specs(
@@ -72,8 +64,8 @@ def search_specs(
         mesh: the mesh, or None for the ambient one.
         memory: the bytes that a device may need; by default what the machine has. Estimates are mostly within 15 %.
         machine: the machine; by default that of the devices of the mesh if it is known, or else an H100.
-        in_specs: specs that are fixed: a tree prefix of the arguments with leaves as those of `pjit`'s in specs, and
-            `AUTO` for what is to be chosen.
+        in_specs: specs that are fixed: a tree prefix of the arguments with leaves as those of `pjit`'s in specs, of
+            which UNSPECIFIED leaves an array to the partitioner, and `AUTO` for what is to be chosen.
         out_specs: the same for the results. A result that is an argument anew has the spec of that.
         constrain: whether activations may be constrained; or the names of those that may be, as
             `jax.ad_checkpoint.checkpoint_name` gives them.
@@ -129,7 +121,7 @@ def search_specs(
     on: Mesh = require_mesh_type(where, "mesh", given, or_abstract=True)
     if on.size < 2:
         raise wrong_value(where, "mesh", on, "a mesh of several devices", "give one, or set one with partjit.set_mesh")
-    used: Machine = _machine_of(on) if machine is None else require(where, "machine", machine, Machine, "a Machine")
+    used: Machine = machine_of(on) if machine is None else require(where, "machine", machine, Machine, "a Machine")
     most = used.memory if memory is None else require_number(where, "memory", memory, "a number of bytes")
     overlap = require_number(where, "overlap", overlap, "a number between 0 and 1")
     if not 0 <= overlap <= 1:
@@ -141,64 +133,22 @@ def search_specs(
     for method in chosen:
         if method not in METHODS:
             raise wrong_value(where, "methods", method, f"some of {', '.join(METHODS)}")
-    names = _names_of(constrain)
+    names = names_of(where, constrain)
     isolated = require_flag(where, "isolated", isolated)
-    count = min(processors(), _MOST_WORKERS) if workers is None else require_integer(where, "workers", workers, 1)
-    report = _progress_of(progress)
+    count = workers_of(workers)
     made = fun if hasattr(fun, "trace") or not callable(fun) else pjit(fun, donate_argnums=donate_argnums)
-    traced = trace_function(made, args, {}, on)
-    require_auto_axes(where, traced, on)
-    program = SearchedProgram(traced, used, overlap, count if isolated else 0)
-    try:
-        positional, result = program.leaf_trees
-        fixed = given_axes(in_specs, "in_specs", positional, on), given_axes(out_specs, "out_specs", result, on)
-        space = Space(program, *fixed, names)
-        ranking = find(program, space, int(most), questions, time_limit, chosen, report)
-    finally:
-        program.close()
-        if progress is not None and report is not progress and report is not None:
-            print(file=sys.stderr)
+    with shown_progress(where, progress) as report:
+        traced = trace_function(made, args, {}, on)
+        require_auto_axes(where, traced, on)
+        program = SearchedProgram(traced, used, overlap, count if isolated else 0)
+        try:
+            positional, result = program.leaf_trees
+            fixed = given_axes(in_specs, "in_specs", positional, on), given_axes(out_specs, "out_specs", result, on)
+            space = Space(program, *fixed, names)
+            ranking = find(program, space, int(most), questions, time_limit, chosen, report)
+        finally:
+            program.close()
     return _found(fun, program, space, ranking, on, used, int(most), overlap)
-
-
-def require_auto_axes(where: str, traced: TracedFunction, mesh: Mesh) -> None:
-    """Refuses a program on a mesh with axes of type Explicit, where specs are parts of types."""
-    types = (aval.sharding.mesh for aval in traced.whole.jaxpr.in_avals if isinstance(aval, ShapedArray))
-    if any(has_explicit_axes(on) for on in (mesh, *types)):
-        raise ValueError(
-            f"{where}: {traced.whole.name} is on a mesh with axes of type Explicit, where specs are part of the types "
-            "of values: with others it is another program, and nothing is left to be searched. Give a mesh whose axes "
-            "are Auto"
-        )
-
-
-def _machine_of(mesh: Mesh) -> Machine:
-    """The machine whose devices a mesh has, H100 if they are of none that is known."""
-    kind = "" if is_abstract_mesh(mesh) else next(iter(mesh.devices.flat)).device_kind
-    return next((preset for part, preset in _MACHINES.items() if part in kind), h100)(mesh)
-
-
-def _names_of(constrain: object) -> tuple[str, ...] | None:
-    """The names of activations that may be constrained; None for those that are found."""
-    if isinstance(constrain, bool):
-        return None if constrain else ()
-    expected = "True, False, or the names of activations"
-    names = items_of("search_specs", "constrain", constrain, expected)
-    return tuple(require("search_specs", "constrain", name, str, expected) for name in names)
-
-
-def _progress_of(progress: Progress | bool | None) -> Progress | None:
-    if progress is None:
-        progress = sys.stderr.isatty()
-    if isinstance(progress, bool):
-        return _line if progress else None
-    return require_callable("search_specs", "progress", progress)
-
-
-def _line(asked: int, limit: int, seconds: float) -> None:
-    """Shows the progress on one line of the standard error."""
-    text = f"searching: {asked} of {limit} questions, best step {shown_duration(seconds)}"
-    print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def _found(

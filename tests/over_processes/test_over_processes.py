@@ -7,7 +7,7 @@ import pytest
 from tests.processes import outputs_of_processes
 
 SCRIPT = pathlib.Path(__file__).parent / "main.py"
-MODULES = ("pieces", "programs", "calls")
+MODULES = ("pieces", "programs", "calls", "searched")
 
 
 def _run(count, *modules):
@@ -24,6 +24,11 @@ def test_programs():
 @pytest.mark.system
 def test_calls():
     _run(2, "calls")
+
+
+@pytest.mark.system
+def test_searches():
+    _run(2, "searched")
 
 
 @pytest.mark.system

@@ -213,6 +213,7 @@ def test_the_public_names_are_these():
         "ProgramsDifferError",
         "AUTO",
         "MemoryLimitError",
+        "SearchOptions",
         "estimate_time",
         "search_specs",
         "export_spans",
