@@ -15,6 +15,7 @@ import numpy as np
 
 from partjit._jax.types import PyTree
 from partjit.colocated.runtime.caller import Caller
+from partjit.colocated.runtime.device_threads import keep_state
 
 __all__ = ["Answered", "Answering", "answer"]
 
@@ -196,6 +197,7 @@ def answer(which: int) -> Callable[..., Sequence[PyTree]]:
     """
 
     def receive(execution: Any, number: Any, position: Any, *shards: Any) -> Sequence[PyTree]:
+        keep_state()
         return _executions[int(execution)].answer(which, int(number), int(position), shards)
 
     return receive

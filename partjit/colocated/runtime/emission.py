@@ -20,6 +20,7 @@ import numpy as np
 from partjit._jax.arrays import is_computed
 from partjit.colocated.runtime.call import Call
 from partjit.colocated.runtime.caller import Caller
+from partjit.colocated.runtime.device_threads import keep_state
 from partjit.colocated.runtime.handed_over import read_only_copy
 from partjit.colocated.runtime.interrupts import is_interrupt
 from partjit.colocated.runtime.streams import Stream
@@ -165,6 +166,7 @@ def hand_over(which: int) -> Callable[..., tuple[()]]:
         copies = None
         while True:
             try:
+                keep_state()
                 if copies is None:
                     copies = [_copy(shard) for shard in shards]
                 found = _executions.get(int(execution))
