@@ -182,7 +182,11 @@ def reshape(op: Operation) -> Model | None:
     several = any(len(axes) > 1 for axes in operand.sharding.axes)
     if several and result.is_sharded and math.prod(operand.shards) != math.prod(result.shards):
         raise Unmodelled
-    return op.replicated() if operand.is_sharded and not result.is_sharded else None
+    if operand.is_sharded and not result.is_sharded:
+        return op.replicated()
+    # In jax 0.10, Shardy's rule of reshapes leaves out dimensions of size 1, which the result may be without.
+    ones = [dim for dim, n in enumerate(operand.shape) if n == 1 and operand.shards[dim] > 1]
+    return op.model({0: [without(operand.sharding, ones)]}, keeps=True) if ones else None
 
 
 def dynamic_slice(op: Operation) -> Model:

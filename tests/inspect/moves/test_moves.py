@@ -29,7 +29,7 @@ TOGETHER = """
     sort of both | top_k of both | argmin of both | take | take from columns | segment_sum | dynamic_slice
     dynamic_update_slice | dynamic_update_slice of the other dimension | concatenate | split
     reshape, splitting unevenly | repeat | dot, contracted | dot, one contracted | dot, gathered | gradient of dot
-    add, other axes | fft2 | qr | pad to 19
+    add, other axes | fft2 | qr | pad to 19 | slice of the last, of both | slice of a column, of both
 """
 
 
