@@ -86,6 +86,8 @@ class Model:
         absorbs: whether the operations that compute the operands are part of it: it is given their first operands.
         keeps: whether the operation stays, with the operands resharded.
         distinct: the operands whose reshards XLA does not merge with equal ones of other operations.
+        forgets: whether XLA does not remember the shardings in which results are computed, so that it moves data to
+            reshard a result back to these.
     """
 
     operands: tuple[tuple[TensorSharding, ...], ...]
@@ -94,6 +96,7 @@ class Model:
     absorbs: bool = False
     keeps: bool = False
     distinct: tuple[int, ...] = ()
+    forgets: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -139,6 +142,7 @@ class Operation:
         transfers: Sequence[Transfer] = (),
         keeps: bool = False,
         distinct: Sequence[int] = (),
+        forgets: bool = False,
     ) -> Model:
         """A model, from the operands that are resharded."""
         chains = tuple(tuple((operands or {}).get(k, ())) for k in range(len(self.operands)))
@@ -148,6 +152,7 @@ class Operation:
             transfers=tuple(transfers),
             keeps=keeps,
             distinct=tuple(distinct),
+            forgets=forgets,
         )
 
     def replicated(self, which: Collection[int] | None = None) -> Model:

@@ -27,6 +27,7 @@ __all__ = ["Moved", "Writing", "moved_by"]
 
 _CALL = "partjit.moves"
 _DISTINCT = "partjit.distinct"  # an attribute of reshards
+_FORGOTTEN = "partjit.forgotten"  # of those of whose operands XLA does not know any more how they were sharded
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -104,7 +105,8 @@ class Writing:
             value, result = op.operands[0], op.results[0]
             before = definition(value, "sdy.reshard")
             # XLA remembers what it has resharded: there and back is nothing, and twice is once.
-            if before is not None and self._of(before.operands[0]) == self._of(result):
+            is_known = before is not None and _FORGOTTEN not in before.attributes
+            if before is not None and is_known and self._of(before.operands[0]) == self._of(result):
                 result.replace_all_uses_with(before.operands[0])
                 continue
             key = value, op.attributes["sharding"], op.block, _DISTINCT in op.attributes
@@ -177,19 +179,18 @@ class Writing:
         written = model or operation.model()
         with op.context, op.location, ir.InsertionPoint(op):
 
-            def resharded(value: ir.Value, sharding: TensorSharding, distinct: bool = False) -> ir.Value:
+            def resharded(value: ir.Value, sharding: TensorSharding, *marks: str) -> ir.Value:
                 made = sdy.ReshardOp(value, self._attribute(sharding))
-                if distinct:
-                    made.operation.attributes[_DISTINCT] = ir.UnitAttr.get()
+                for name in marks:
+                    made.operation.attributes[name] = ir.UnitAttr.get()
                 return made.result
 
             absorbed: list[Any] = [value.owner for value in op.operands] if written.absorbs else []
             operands = [owner.operands[0] for owner in absorbed] or [*op.operands]
             chains = (*written.operands, *[()] * (len(operands) - len(written.operands)))
-            operands = [
-                functools.reduce(functools.partial(resharded, distinct=k in written.distinct), chain, value)
-                for k, (chain, value) in enumerate(zip(chains, operands, strict=True))
-            ]
+            for k, chain in enumerate(chains):
+                for sharding in chain:
+                    operands[k] = resharded(operands[k], sharding, *([_DISTINCT] if k in written.distinct else []))
             if written.keeps:
                 for k, value in enumerate(operands):
                     op.operands[k] = value
@@ -203,7 +204,9 @@ class Writing:
             ]
             results = self._call(op, operands, local, Moved(op.name, model and model.transfers, bound))
             for old, new, tensor, sharding in zip(op.results, results, operation.results, local, strict=True):
-                old.replace_all_uses_with(new if sharding == tensor.sharding else resharded(new, tensor.sharding))
+                if sharding != tensor.sharding:
+                    new = resharded(new, tensor.sharding, *([_FORGOTTEN] if written.forgets else []))
+                old.replace_all_uses_with(new)
         op.erase()
 
     def _compute_as(self, op: ir.Operation, result: ir.Value, sharding: TensorSharding, wanted: TensorSharding) -> None:

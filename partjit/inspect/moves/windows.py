@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from partjit.inspect.device_groups import DeviceGroups
+from partjit.inspect.moves.grouped import of_batch_groups, of_feature_groups
 from partjit.inspect.moves.halo import Window, exchange
 from partjit.inspect.moves.model import Model, Operation, Tensor, Transfer, elements, without
 from partjit.inspect.moves.products import product
@@ -100,10 +101,10 @@ def convolution(op: Operation) -> Model | None:
         and all(kernel.shards[kernels[str(k)]] == 1 for k in spatial)
         and all(result.shards[results[str(k)]] == 1 for k in spatial)
     ):
-        if (op.number("feature_group_count"), op.number("batch_group_count")) != (1, 1):
-            if image.sharding.axes[inputs["f"]] != kernel.sharding.axes[kernels["i"]]:
-                raise Unmodelled
-            return None
+        if op.number("batch_group_count") != 1:
+            return of_batch_groups(op, (inputs, kernels, results))
+        if op.number("feature_group_count") != 1:
+            return of_feature_groups(op, (inputs, kernels, results))
         own = {inputs[key]: there for key, there in results.items() if key != "f"}, {kernels["o"]: results["f"]}
         return product(op, [(inputs["f"], kernels["i"])], [], own)
     axes, parts = list(image.sharding.axes), list(image.sharding.parts)
