@@ -170,6 +170,7 @@ class Contents:
         noted: findings about calls, and about what XLA did.
         requested_large: the number of bytes from which a replicated value is a finding; None for the default.
         bandwidth: the bytes per second that a device sends, or those of each axis by name; None if that is not stated.
+        donated_to_whole: which arguments of the function are donated.
 
     What is computed from these alone, such as memory, FLOPs and findings, is computed when it is first read.
     """
@@ -184,6 +185,7 @@ class Contents:
     noted: tuple[Finding, ...]
     requested_large: float | None
     bandwidth: float | Mapping[str, float] | None
+    donated_to_whole: tuple[bool, ...]
 
     @functools.cached_property
     def predicted(self) -> Collectives:

@@ -111,6 +111,7 @@ def explain(
         (*warnings, *(() if traced.plan is None else findings_of_calls(traced.plan))),
         large,
         bandwidth,
+        traced.donated,
     )
 
 

@@ -176,7 +176,11 @@ def change_of(
         for number, spec in question.constraints.items()
     ]
     mismatches = [
-        *check_specs("the leaves", [leaf.name for leaf in leaves], [*map(_type, leaves)], specs, mesh),
+        *(  # in the words of pjit
+            mismatch
+            for end, leaf, spec in zip(ends, leaves, specs, strict=True)
+            for mismatch in check_specs(_NOUNS[end], [leaf.name], [_type(leaf)], [spec], mesh)
+        ),
         *check_specs(
             "the activations", [*map(str, constrained)], [*map(_type, constrained)], inner, mesh, allow_uneven=True
         ),
@@ -189,6 +193,9 @@ def change_of(
         {k: own for own, (_, k) in zip(axes[count:], positions[count:], strict=True)},
         {one.number: _axes(spec, len(one.shape)) or () for one, spec in zip(constrained, inner, strict=True)},
     )
+
+
+_NOUNS = {"arguments": "pjit arguments", "results": "pjit outputs"}
 
 
 def _positions(what: str, named: Mapping[str, object], leaves: Sequence[Leaf | None]) -> list[tuple[Leaf, int]]:

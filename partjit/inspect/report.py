@@ -11,6 +11,7 @@ from partjit.inspect.difference import Difference, difference
 from partjit.inspect.page.page import page_of
 from partjit.inspect.report_data import Data, as_data
 from partjit.inspect.scope_report import ScopeReport, find_scope
+from partjit.inspect.what_if import WhatIf
 from partjit.inspect.why.why import Why, why
 
 __all__ = ["Report"]
@@ -91,6 +92,29 @@ class Report(Contents):
             (('all-reduce', ('data',), 1, 0),)
         """
         return difference(self, require("Report.diff", "other", other, Report, "a report, as explain makes one"))
+
+    def what_if(self, *, isolated: bool = True) -> WhatIf:
+        """The program of the report, to be asked what it costs with other specs: `report.what_if().widget()`.
+
+        Args:
+            isolated: whether another process answers; see `WhatIf`.
+
+        Raises:
+            TypeError: `isolated` is no flag.
+            ValueError: the mesh has axes of type Explicit.
+
+        Example:
+            >>> import jax.numpy as jnp, numpy as np, jax
+            >>> from partjit import Mesh, P, pjit
+            >>> from partjit.inspect import explain
+            >>> from partjit.inspect.what_if import Question
+            >>> mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("data", "model"))
+            >>> report = explain(pjit(lambda x: x.sum(0), in_shardings=P("data")), np.ones((8, 4)), mesh=mesh)
+            >>> engine = report.what_if(isolated=False)
+            >>> engine.ask(Question({"x": P(None, "data")})).bytes_sent, report.collectives.bytes_per_step
+            (0.0, 24.0)
+        """
+        return WhatIf.of_unit(self.whole.unit, self.donated_to_whole, isolated=isolated)
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
         """The report as a self-contained page, which is written to `path` if that is given.

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import queue
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal, overload
+from typing import Any, Literal, Self, overload
 
 from jax.core import ShapedArray
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
@@ -25,9 +25,10 @@ from partjit.inspect.changes import Change, facts_of, marked_values
 from partjit.inspect.collectives import Collective
 from partjit.inspect.contents import Collectives
 from partjit.inspect.device_groups import DeviceGroups
+from partjit.inspect.live.widget import what_if_widget
 from partjit.inspect.outcomes import Outcome, outcome_of, outcome_of_one_device
 from partjit.inspect.places import Known
-from partjit.inspect.propagation import lower_unit
+from partjit.inspect.propagation import Unit, lower_unit
 from partjit.inspect.questions import Activation, Answer, Leaf, Question, change_of
 from partjit.inspect.tracing import trace_function
 from partjit.mesh import has_explicit_axes
@@ -51,6 +52,7 @@ class WhatIf:
     Attributes:
         arguments, results: the arguments and results, which questions name.
         mesh: the mesh of the program.
+        name: its name.
 
     Raises:
         TypeError: `fun` is no function, `mesh` no mesh, or an argument no array.
@@ -87,28 +89,42 @@ class WhatIf:
         """Traces and lowers the program."""
         if mesh is not None:
             require_mesh_type("WhatIf", "mesh", mesh, or_abstract=True)
+        self._start(isolated)
+        traced = trace_function(fun, args, kwargs, mesh)
+        given = {} if iterations is None else dict(iterations)
+        self._lower(dataclasses.replace(traced.whole, iterations=given), traced.donated)
+
+    @classmethod
+    def of_unit(cls, unit: Unit, donated: Sequence[bool], *, isolated: bool = True) -> Self:
+        """The same of a program that is traced, whose arguments are donated as these flags say."""
+        engine = cls.__new__(cls)
+        engine._start(isolated)
+        engine._lower(unit, donated)
+        return engine
+
+    def _start(self, isolated: bool) -> None:
         self._isolated = require_flag("WhatIf", "isolated", isolated)
         self._saved = SavedProgram()
         self._processes: list[AskedProcess] = []
         if isolated:
             self._some_processes(1)  # which starts while the program is traced and lowered
-        traced = trace_function(fun, args, kwargs, mesh)
-        unit = dataclasses.replace(traced.whole, iterations={} if iterations is None else dict(iterations))
+
+    def _lower(self, unit: Unit, donated: Sequence[bool]) -> None:
         if any(isinstance(aval, ShapedArray) and has_explicit_axes(aval.sharding.mesh) for aval in unit.jaxpr.in_avals):
             raise ValueError(
                 f"WhatIf: {unit.name} is on a mesh with axes of type Explicit, where specs are part of the types of "
                 "values: with other specs it is another program. Give a mesh whose axes are Auto"
             )
-        self.mesh, self._name = unit.mesh, unit.name
+        self.mesh, self.name = unit.mesh, unit.name
         self._inlined, self._module = lower_unit(unit)
         tree = self._inlined.tree
-        inputs = zip(unit.paths, tree.inputs, unit.in_shardings, traced.donated, strict=True)
+        inputs = zip(unit.paths, tree.inputs, unit.in_shardings, donated, strict=True)
         outputs = zip(unit.result_paths, tree.outputs, unit.out_shardings, strict=True)
         self._arguments = [_leaf(*of_input) for of_input in inputs]
         self._results = [_leaf(*of_output) for of_output in outputs]
         self.arguments = tuple(filter(None, self._arguments))
         self.results = tuple(filter(None, self._results))
-        self._facts, self._known = facts_of(unit, self._inlined, traced.donated), Known()
+        self._facts, self._known = facts_of(unit, self._inlined, donated), Known()
         self._is_saved = False
 
     @property
@@ -197,6 +213,37 @@ class WhatIf:
             outcomes = [*threads.map(asked, changes)]
         return [None if outcome is None else self._answer(outcome) for outcome in outcomes]
 
+    def check(self, question: Question) -> None:
+        """Raises what `ask` raises for a question that is wrong, without an answer."""
+        self._change(question)
+
+    def widget(self) -> Any:
+        """A widget for notebooks: a field for the spec of each argument and result, beside what the program costs.
+
+        Each change of a field is a question, and the widget shows the answer: the specs that changed, bytes by axes,
+        collectives, memory, FLOPs and the difference to the program as it is. What is wrong in a field is shown in the
+        words of `pjit`. `specs` are the texts of the fields by name, which Python may set as well; `question` is the
+        question, and `answer` what is shown of the answer.
+
+        Raises:
+            ImportError: anywidget is missing: `pip install "partjit[notebooks]"`.
+
+        Example:
+            >>> import jax, jax.numpy as jnp, numpy as np
+            >>> from partjit import Mesh, P
+            >>> from partjit.inspect.what_if import WhatIf
+            >>> mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("data", "model"))
+            >>> x, w = np.ones((8, 16), np.float32), np.ones((16, 4), np.float32)
+            >>> engine = WhatIf(lambda x, w: jnp.tanh(x @ w), x, w, mesh=mesh, isolated=False)
+            >>> widget = engine.widget()  # doctest: +SKIP
+            >>> widget.specs = {"w": "P('model', None)"}  # doctest: +SKIP
+            >>> widget.question  # doctest: +SKIP
+            Question(arguments={'w': P('model', None)}, results={}, constraints={})
+
+        Source: https://anywidget.dev.
+        """
+        return what_if_widget(self)
+
     def close(self) -> None:
         """Ends the processes that answer; a later question starts one again."""
         for process in self._processes:
@@ -211,7 +258,7 @@ class WhatIf:
         self.close()
 
     def _change(self, question: Question) -> Change:
-        return change_of(question, self._arguments, self._results, self._activations, self.mesh, self._name)
+        return change_of(question, self._arguments, self._results, self._activations, self.mesh, self.name)
 
     def _answered(self, change: Change) -> Answer:
         """An answer of this process."""
