@@ -1,7 +1,8 @@
 """Colors for light and dark backgrounds, as one stylesheet of CSS custom properties.
 
 Every class and property begins with `pj`, so that pictures fit into any page. The theme is that of the reader's system,
-unless an element around the picture has `data-theme="light"` or `data-theme="dark"`, or JupyterLab's attribute for it.
+unless an element around the picture has `data-theme="light"` or `data-theme="dark"`, or the attribute of JupyterLab or
+VS Code for it.
 """
 
 from collections.abc import Mapping
@@ -110,6 +111,9 @@ def _stylesheet() -> str:
         f"@media (prefers-color-scheme:dark){{.pj{{{properties('dark')}}}}}",
         f"[data-theme=light] .pj,[data-jp-theme-light=true] .pj{{{properties('light')}}}",
         f"[data-theme=dark] .pj,[data-jp-theme-light=false] .pj{{{properties('dark')}}}",
+        # What VS Code says on the body of a notebook's output; its dark theme of high contrast has no "dark" in its name.
+        f"[data-vscode-theme-kind$=light] .pj{{{properties('light')}}}",
+        f"[data-vscode-theme-kind$=dark] .pj,[data-vscode-theme-kind$=contrast] .pj{{{properties('dark')}}}",
         f".pj .pj-mono,.pj-mono{{font-family:{_MONO}}}",
         ".pj-bold{font-weight:600}",
         ".pj-none{fill:none}",
