@@ -111,7 +111,7 @@ def _stylesheet() -> str:
         f"@media (prefers-color-scheme:dark){{.pj{{{properties('dark')}}}}}",
         f"[data-theme=light] .pj,[data-jp-theme-light=true] .pj{{{properties('light')}}}",
         f"[data-theme=dark] .pj,[data-jp-theme-light=false] .pj{{{properties('dark')}}}",
-        # What VS Code says on the body of a notebook's output; its dark theme of high contrast has no "dark" in its name.
+        # VS Code's attribute; its dark theme of high contrast has no "dark" in its name.
         f"[data-vscode-theme-kind$=light] .pj{{{properties('light')}}}",
         f"[data-vscode-theme-kind$=dark] .pj,[data-vscode-theme-kind$=contrast] .pj{{{properties('dark')}}}",
         f".pj .pj-mono,.pj-mono{{font-family:{_MONO}}}",
