@@ -335,23 +335,44 @@ def describe_mesh(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> str:
 
 
 def picture(mesh: jax.sharding.Mesh) -> "pictures.Picture":
-    """The devices along the axes, as text or SVG."""
-    devices = mesh.devices
-    remote = frozenset(d.id for d in devices.flat if d.process_index != d.client.process_index())
-    axes = zip(mesh.axis_names, mesh.axis_types, devices.shape, strict=True)
+    """The devices along the axes, or the positions of those that an abstract mesh does not have, as text or SVG."""
+    sizes = tuple(mesh.shape.values())
+    if is_abstract_mesh(mesh):
+        ids, remote, kind = np.arange(mesh.size).reshape(sizes), frozenset[int](), "devices, which are not chosen yet"
+    else:
+        devices = mesh.devices
+        remote = frozenset(d.id for d in devices.flat if d.process_index != d.client.process_index())
+        kind = f"{next((d.platform for d in devices.flat), 'no')} devices"
+        ids = np.array(device_ids(mesh), int).reshape(sizes)
+    steps = piece_grid.grouping(sizes, mesh.size)
+    cells = [-(-size // step) for size, step in zip(sizes, steps, strict=True)]
+    notes = (f"a cell is a group of {' x '.join(map(str, steps))} devices",) if max(steps, default=1) > 1 else ()
     grid = piece_grid.PieceGrid(
-        f"mesh ({describe_mesh(mesh)}) of {devices.size} {next((d.platform for d in devices.flat), 'no')} devices",
-        (),
+        f"mesh ({describe_mesh(mesh)}) of {mesh.size} {kind}",
+        notes,
         tuple(
-            piece_grid.Dimension(name, f"{size} ({kind.name})", tuple(map(str, range(size))))
-            for name, kind, size in axes
+            piece_grid.Dimension(name, f"{size} ({kind.name})", tuple(_labels(size, step)))
+            for name, kind, size, step in zip(mesh.axis_names, mesh.axis_types, sizes, steps, strict=True)
         ),
         "",
-        tuple(piece_grid.Piece(at, (device.id,), k) for k, (at, device) in enumerate(np.ndenumerate(devices))),
+        tuple(
+            piece_grid.Piece(at, tuple(sorted(_cell(ids, at, steps).ravel().tolist())), k)
+            for k, at in enumerate(np.ndindex(*cells))
+        ),
         remote,
-        noun="device",
+        noun="cell" if notes else "device",
     )
     return pictures.Picture(grid)
+
+
+def _labels(size: int, step: int) -> Iterator[str]:
+    """Those of the positions along an axis, or of so many neighbours together."""
+    for first in range(0, size, step):
+        yield str(first) if step == 1 else f"{first}:{min(first + step, size)}"
+
+
+def _cell(ids: Any, at: tuple[int, ...], steps: tuple[int, ...]) -> Any:
+    return ids[tuple(slice(k * step, (k + 1) * step) for k, step in zip(at, steps, strict=True))]
 
 
 def _mesh_changed(outer: jax.sharding.Mesh, mesh: jax.sharding.Mesh) -> MeshChangedError:

@@ -827,7 +827,10 @@ def _targets() -> Iterator[Target]:
         named={"spec": ("no sharding", "sharding says")},
     )
     yield Target(
-        "partjit.inspect.draw_mesh", partjit.inspect.draw_mesh, lambda: {"mesh": mesh()}, {"mesh": "none mesh"}
+        "partjit.inspect.draw_mesh",
+        partjit.inspect.draw_mesh,
+        lambda: {"mesh": mesh()},
+        {"mesh": "none mesh abstract_mesh"},
     )
     picture = functools.cache(lambda: partjit.inspect.draw_array((8, 2), P("x"), mesh()))
     yield Target(

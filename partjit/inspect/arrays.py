@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, Sharding
 
 from partjit.checks import require_mesh_type, shown, wrong_type
 from partjit.inspect.tiles import Cut, Tiles, tiles_of
-from partjit.mesh import ambient_mesh
+from partjit.mesh import ambient_or_abstract_mesh
 from partjit.mesh import picture as mesh_picture
 from partjit.render.numbers import counted, shown_bytes
 from partjit.render.picture import Picture
@@ -104,10 +104,12 @@ def draw_array(x: object, spec: object = None, mesh: Mesh | AbstractMesh | None 
 
 
 def draw_mesh(mesh: Mesh | AbstractMesh | None = None) -> Picture:
-    """Shows the devices of a mesh along its axes.
+    """Shows the devices of a mesh along its axes; of an abstract mesh, which has none, their positions.
+
+    Of more than 64 devices, neighbours are one cell.
 
     Args:
-        mesh: by default the ambient one.
+        mesh: by default the ambient one, or else that of `jax.sharding.use_abstract_mesh`.
 
     Raises:
         TypeError: `mesh` is no mesh.
@@ -130,7 +132,9 @@ def draw_mesh(mesh: Mesh | AbstractMesh | None = None) -> Picture:
         1 │ 4 │ 5 │ 6 │ 7 │
           └───┴───┴───┴───┘
     """
-    found = ambient_mesh() if mesh is None else require_mesh_type("draw_mesh", "mesh", mesh)
+    found = (
+        ambient_or_abstract_mesh() if mesh is None else require_mesh_type("draw_mesh", "mesh", mesh, or_abstract=True)
+    )
     if found.empty:
         raise ValueError("draw_mesh: the mesh is empty: give one, or set it with partjit.set_mesh")
     return mesh_picture(found)

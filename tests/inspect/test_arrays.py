@@ -440,6 +440,26 @@ def test_a_mesh_shows_its_axes():
     assert "<model>" not in mesh._repr_html_()
 
 
+def test_a_mesh_without_devices_shows_their_positions():
+    mesh = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    picture = draw_mesh(mesh)
+    assert str(picture).splitlines()[0] == "mesh (data=2, model=4) of 8 devices, which are not chosen yet"
+    of_devices = draw_mesh(Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model")))
+    assert picture.grid.pieces == of_devices.grid.pieces
+    with jax.sharding.use_abstract_mesh(mesh):
+        assert draw_mesh() == picture
+
+
+def test_neighbours_of_a_large_mesh_are_one_cell():
+    picture = draw_mesh(AbstractMesh((512, 8), ("data", "model"), axis_types=(AxisType.Auto,) * 2))
+    pieces = picture.grid.pieces
+    assert len(pieces) == 64
+    assert sorted(device for piece in pieces for device in piece.devices) == [*range(4096)]
+    assert pieces[9].devices == tuple(range(64 * 8 + 1, 128 * 8, 8))
+    assert picture.grid.dimensions[0].labels[1] == "64:128"
+    assert "a cell is a group of 64 x 1 devices" in str(picture)
+
+
 def test_a_parsed_spec_shows_itself_in_a_notebook():
     spec = partjit.ParsedPartitionSpec.from_user_input(P("a<b", None, ("x", "y")), "in_axis_resources")
     html = spec._repr_html_()
