@@ -178,9 +178,11 @@ def lstm() -> Model:
 class Experts(nn.Module):
     """A mixture: each token goes to its two best of four experts, up to their capacity."""
 
+    capacity: int = 64
+
     @nn.compact
     def __call__(self, x):
-        tokens, width, experts, capacity = x.shape[0] * x.shape[1], x.shape[-1], 4, 64
+        tokens, width, experts, capacity = x.shape[0] * x.shape[1], x.shape[-1], 4, self.capacity
         flat = x.reshape(tokens, width)
         gates, chosen = jax.lax.top_k(jax.nn.softmax(nn.Dense(experts, name="router")(flat)), 2)
         sent = jax.nn.one_hot(chosen, experts)  # tokens, choices, experts
