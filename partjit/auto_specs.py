@@ -96,7 +96,7 @@ class SearchOptions:
             object.__setattr__(self, "constrain", tuple(require(what, "constrain", n, str, "a name") for n in names))
         methods = items_of(what, "methods", self.methods, "some of descent, annealing")
         for method in methods:
-            if method not in ("descent", "annealing"):
+            if not isinstance(method, str) or method not in ("descent", "annealing"):
                 raise wrong_value(what, "methods", method, "some of descent, annealing")
         object.__setattr__(self, "methods", tuple(methods))
         require_flag(what, "isolated", self.isolated)

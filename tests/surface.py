@@ -846,6 +846,12 @@ def _targets() -> Iterator[Target]:
     )
     yield Target("partjit.inspect.Report.diff", _method(report, "diff"), lambda: {"other": report()}, {"other": ""})
     yield Target(
+        "partjit.inspect.Report.suggest",
+        _method(report, "suggest"),
+        lambda: {"most": 5, "questions": 1, "workers": 1, "isolated": False},
+        {"most": "positive", "questions": "positive", "workers": "none positive", "isolated": "bool"},
+    )
+    yield Target(
         "partjit.inspect.Report.to_html",
         _in_new_directory(_method(report, "to_html")),
         lambda: {"path": None},

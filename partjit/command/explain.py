@@ -21,6 +21,7 @@ examples:
   partjit explain model:train_step --mesh data=4,model=2 --args model:make_args
   partjit explain path/to/model.py:train_step --mesh data=8 --args make_args --compiled --html report.html
   partjit explain model:train_step --mesh data=4,model=2 --args make_args --why "params['w']"
+  partjit explain model:train_step --mesh data=512,model=8 --args make_args --suggest
   partjit explain model:train_step --mesh data=512,model=8 --args make_args --json
   partjit explain model:train_step --mesh data=8 --args make_args --max-bytes 20MB --fail-on replicated
 
@@ -34,8 +35,10 @@ exit codes:
   2  an argument is malformed; a caret shows where
   3  it was explained, and --max-bytes or --fail-on is not kept; the standard error says what is not
 
-JSON: what partjit.inspect.report_data.as_data documents, with "why", "jaxpr" and "failed" (what is not kept) on
-request, or {"error": {"message", "argument", "text", "span": [start, stop] or null}}; `partjit diff` compares two.
+JSON: what partjit.inspect.report_data.as_data documents, with "why", "suggestions" ("spec", "arguments", "results", and
+"before" and "after": the bytes that a device has "sent" in a step, "at_most", and its "peak" memory), "jaxpr" and
+"failed" (what is not kept) on request, or {"error": {"message", "argument", "text", "span": [start, stop] or null}};
+`partjit diff` compares two.
 """
 
 
@@ -57,6 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the trip counts of while loops that the program does not say: model.py:12=100",
     )
     parser.add_argument("--why", metavar="VALUE", help="why a value is sharded so: params['w'], model.py:12, a name")
+    parser.add_argument(
+        "--suggest", action="store_true", help="other specs of single arguments that help most, each tried out"
+    )
     parser.add_argument("--jaxpr", action="store_true", help="print the jaxpr, each value with its spec")
     parser.add_argument("--html", metavar="FILE", help="write the report as a page")
     parser.add_argument("--json", action="store_true", help="print JSON, errors included")

@@ -5,7 +5,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -16,8 +16,10 @@ from partjit.command.limits import Limits, kinds_of, size_of
 from partjit.command.mistakes import CANNOT, EXCEEDED, USAGE, Mistake, iterations_of, mesh_of
 from partjit.command.target import find, users_code
 from partjit.errors import MissingMeshError
+from partjit.inspect.annotated import shown_spec
 from partjit.inspect.collectives import total_bytes
 from partjit.inspect.explain import explain
+from partjit.inspect.suggested import SpecSuggestion
 from partjit.mesh import Mesh
 from partjit.render.numbers import counted
 
@@ -87,17 +89,24 @@ def run(args: argparse.Namespace) -> int:
         progress("looking for reasons")
         with users_code("--why"):
             why = report.why(args.why)
+    suggestions: tuple[SpecSuggestion, ...] = ()
+    if args.suggest:
+        progress("trying other specs")
+        with users_code("--suggest"):
+            suggestions = report.suggest()
     progress("")
     if args.html is not None:
-        _write(args.html, report.to_html())
+        _write(args.html, report.to_html(suggestions=suggestions))
     if args.json:
         data = report.as_data()
         data |= {"why": str(why)} if why is not None else {}
+        data |= {"suggestions": [*map(_as_data, suggestions)]} if args.suggest else {}
         data |= {"jaxpr": str(report.jaxpr).splitlines()} if args.jaxpr else {}
         data |= {"failed": failures} if limits != Limits(None, ()) else {}
         print(json.dumps(data, allow_nan=False))
     else:
-        parts = [str(part) for part in (why, report.jaxpr if args.jaxpr else None) if part is not None]
+        tried = _shown(suggestions) if args.suggest else None
+        parts = [str(part) for part in (why, tried, report.jaxpr if args.jaxpr else None) if part is not None]
         if not parts and args.html is None:
             parts = [report.to_text()]
         if parts:
@@ -106,6 +115,22 @@ def run(args: argparse.Namespace) -> int:
     for failure in failures:
         _say(f"error: {failure}")
     return EXCEEDED if failures else 0
+
+
+def _shown(suggestions: Sequence[SpecSuggestion]) -> str:
+    if not suggestions:
+        return "no other spec of an argument that was tried helps"
+    return "\n".join(["other specs, each tried by itself", *(f"  {one}" for one in suggestions)])
+
+
+def _as_data(one: SpecSuggestion) -> dict[str, object]:
+    return {
+        "spec": shown_spec(one.spec),
+        "arguments": [*one.arguments],
+        "results": [*one.results],
+        "before": one.before._asdict(),
+        "after": one.after._asdict(),
+    }
 
 
 def _check_place(path: str) -> None:

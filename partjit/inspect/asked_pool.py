@@ -3,9 +3,10 @@
 import concurrent.futures
 import os
 import queue
+from collections.abc import Sequence
 from typing import Any
 
-from partjit.inspect.asked_process import AskedProcess, SavedProgram
+from partjit.inspect.asked_process import AskedProcess, SavedProgram, WhatIfError
 from partjit.inspect.changes import Change
 
 __all__ = ["AskedPool", "processors"]
@@ -39,6 +40,11 @@ class AskedPool:
     def submit(self, change: Change) -> concurrent.futures.Future[Any]:
         """The answer for a change, once there is one; a `WhatIfError` if the question ends its process."""
         return self._threads.submit(self._asked, change)
+
+    def outcomes(self, changes: Sequence[Change]) -> list[Any]:
+        """The answers for changes, in their order; None for one that ended its process."""
+        answers = [self.submit(change) for change in changes]
+        return [None if isinstance(one.exception(), WhatIfError) else one.result() for one in answers]
 
     def close(self) -> None:
         """Ends the processes at once, in the middle of an answer if need be."""

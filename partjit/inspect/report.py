@@ -3,16 +3,22 @@
 import dataclasses
 import json
 import os
+from collections.abc import Sequence
 
-from partjit.checks import require, require_integer, require_path, require_text
+from jax.core import ShapedArray
+
+from partjit.checks import items_of, require, require_flag, require_integer, require_path, require_text
 from partjit.inspect.annotated import AnnotatedValue
+from partjit.inspect.asked_pool import processors
 from partjit.inspect.contents import Contents
 from partjit.inspect.difference import Difference, difference
 from partjit.inspect.page.page import page_of
 from partjit.inspect.report_data import Data, as_data
 from partjit.inspect.scope_report import ScopeReport, find_scope
+from partjit.inspect.suggested import QUESTIONS, SpecSuggestion, suggested_for
 from partjit.inspect.what_if import WhatIf
 from partjit.inspect.why.why import Why, why
+from partjit.mesh import has_explicit_axes
 
 __all__ = ["Report"]
 
@@ -116,18 +122,62 @@ class Report(Contents):
         """
         return WhatIf.of_unit(self.whole.unit, self.donated_to_whole, isolated=isolated)
 
-    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The report as a self-contained page, which is written to `path` if that is given.
+    def suggest(
+        self, most: int = 5, *, questions: int = QUESTIONS, workers: int | None = None, isolated: bool = True
+    ) -> tuple[SpecSuggestion, ...]:
+        """The other specs of single arguments with which the program sends less or needs less memory, the best first.
 
-        It says why each value is sharded as it is, for which the partitioner is asked once, as by `why`.
+        As `WhatIf.suggest`, of a program that was traced and lowered for the report. One with colocated calls is asked
+        about as one program.
+
+        Args:
+            most: how many there are at most.
+            questions: how many changes are tried, those of most bytes first; that bounds the time.
+            workers: the number of processes that are asked, by default as many as this process may use processors.
+            isolated: whether other processes are asked, which a failed check of the partitioner ends.
 
         Raises:
-            TypeError: `path` is no path.
+            TypeError, ValueError: an argument is wrong; or the mesh has axes of type Explicit, where specs are types.
+
+        Example:
+            >>> import jax, jax.numpy as jnp, numpy as np
+            >>> from partjit import Mesh, P, pjit
+            >>> from partjit.inspect import explain
+            >>> mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("data", "model"))
+            >>> layer = pjit(lambda x, w: jnp.tanh(x @ w), in_shardings=(P("data"), P("model")))
+            >>> report = explain(layer, np.ones((64, 128), np.float32), np.ones((128, 256), np.float32), mesh=mesh)
+            >>> report.suggest(isolated=False)[0].spec
+            P(None, 'model')
+        """
+        most = require_integer("Report.suggest", "most", most, 1)
+        questions = require_integer("Report.suggest", "questions", questions, 1)
+        count = processors() if workers is None else require_integer("Report.suggest", "workers", workers, 1)
+        isolated = require_flag("Report.suggest", "isolated", isolated)
+        types = (aval for aval in self.whole.unit.jaxpr.in_avals if isinstance(aval, ShapedArray))
+        if any(has_explicit_axes(aval.sharding.mesh) for aval in types):
+            raise ValueError(
+                f"Report.suggest: {self.name} is on a mesh with axes of type Explicit, where specs are part of the "
+                "types of values: with other specs it is another program. Give a mesh whose axes are Auto"
+            )
+        return suggested_for(self.whole, self.donated_to_whole, questions, most, count if isolated else 0)
+
+    def to_html(self, path: str | os.PathLike[str] | None = None, *, suggestions: Sequence[SpecSuggestion] = ()) -> str:
+        """The report as a self-contained page, which is written to `path` if that is given.
+
+        It says why each value is sharded as it is, for which the partitioner is asked once, as by `why`; and the
+        `suggestions` that are given, as `suggest` returns them.
+
+        Raises:
+            TypeError: `path` is no path, or a suggestion is none.
             OSError: it cannot be written.
         """
         if path is not None:
             require_path("Report.to_html", "path", path)
-        page = page_of(self, has_reasons=True)
+        expected = "suggestions, as Report.suggest returns them"
+        given = items_of("Report.to_html", "suggestions", suggestions, expected)
+        for one in given:
+            require("Report.to_html", "suggestions", one, SpecSuggestion, expected)
+        page = page_of(self, has_reasons=True, suggestions=given)
         if path is not None:
             with open(path, "w", encoding="utf-8") as file:
                 file.write(page)

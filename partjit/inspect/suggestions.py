@@ -12,7 +12,7 @@ from partjit.inspect.propagation import Partitioned
 from partjit.inspect.proposals import Proposal, proposals
 from partjit.render.numbers import shown_bytes
 
-__all__ = ["tried_out"]
+__all__ = ["is_gain", "tried_out"]
 
 _MOST_TRIES = 6
 _EQUATIONS = 20_000  # that are propagated again for a report
@@ -58,14 +58,15 @@ def _tried(
     proposal: Proposal, partitioned: Partitioned, facts: Facts, known: Known, before: Costs
 ) -> Iterator[tuple[Finding, Finding]]:
     after = outcome_of(partitioned.lowered, facts, proposal.change, known).costs
-    if proposal.is_required and not _is_gain(before, after):
+    if proposal.is_required and not is_gain(before, after):
         return
     effect = _effect(before, after)
     for finding in proposal.findings:
         yield finding, dataclasses.replace(finding, effect=effect)
 
 
-def _is_gain(before: Costs, after: Costs) -> bool:
+def is_gain(before: Costs, after: Costs) -> bool:
+    """Whether a change of specs is worth to be proposed: it sends less, or needs less without sending much more."""
     sends_no_more = after.sent <= before.sent and after.at_most <= before.at_most
     sends_less = sends_no_more and after.sent + after.at_most < (1 - _GAIN) * (before.sent + before.at_most)
     if sends_less and after.peak <= 1.1 * before.peak:

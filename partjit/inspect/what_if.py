@@ -30,6 +30,7 @@ from partjit.inspect.outcomes import Outcome, outcome_of, outcome_of_one_device
 from partjit.inspect.places import Known
 from partjit.inspect.propagation import Unit, lower_unit
 from partjit.inspect.questions import Activation, Answer, Leaf, Question, change_of
+from partjit.inspect.suggested import QUESTIONS, SpecSuggestion, suggested
 from partjit.inspect.tracing import trace_function
 from partjit.mesh import has_explicit_axes
 from partjit.shardy import TensorSharding, nested
@@ -158,7 +159,7 @@ class WhatIf:
         """
         change = self._change(question)
         if self._module is None or not self._isolated:
-            return self._answered(change)
+            return self._answer(self._outcome(change))
         self._save()
         (process,) = self._some_processes(1)
         return self._answer(process.ask(change))
@@ -190,9 +191,51 @@ class WhatIf:
         changes = [self._change(question) for question in questions]
         count = processors() if workers is None else require_integer("WhatIf.ask_many", "workers", workers, 1)
         missing_ok = require_flag("WhatIf.ask_many", "missing_ok", missing_ok)
+        outcomes = self._outcomes(changes, count, missing_ok)
+        return [None if outcome is None else self._answer(outcome) for outcome in outcomes]
+
+    def suggest(
+        self, most: int = 5, *, questions: int = QUESTIONS, workers: int | None = None
+    ) -> tuple[SpecSuggestion, ...]:
+        """The other specs of single arguments with which the program sends less or needs less memory, the best first.
+
+        Each is tried out: what it says is what `explain` says of the function with this spec. Equal layers, the states
+        of an optimizer that are like a parameter, and the results that are these anew have it together.
+
+        Args:
+            most: how many there are at most.
+            questions: how many changes are tried, those of most bytes first; that bounds the time.
+            workers: the number of processes that answer; see `ask_many`. One that a change ends is no suggestion.
+
+        Raises:
+            TypeError, ValueError: a number is none of at least 1.
+
+        Example:
+            >>> import jax, jax.numpy as jnp, numpy as np
+            >>> from partjit import Mesh, P, pjit
+            >>> from partjit.inspect.what_if import WhatIf
+            >>> mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("data", "model"))
+            >>> layer = pjit(lambda x, w: jnp.tanh(x @ w), in_shardings=(P("data"), P("model")))
+            >>> x, w = np.ones((64, 128), np.float32), np.ones((128, 256), np.float32)
+            >>> with WhatIf(layer, x, w, mesh=mesh, isolated=False) as engine:
+            ...     for suggestion in engine.suggest(most=1, workers=1):
+            ...         print(suggestion)
+            P(None, 'model') for w: -16.4 kB per step, ...
+        """
+        most = require_integer("WhatIf.suggest", "most", most, 1)
+        questions = require_integer("WhatIf.suggest", "questions", questions, 1)
+        count = processors() if workers is None else require_integer("WhatIf.suggest", "workers", workers, 1)
+        count = count if self._isolated else 1
+
+        def asked(changes: Sequence[Change]) -> Sequence[Outcome | None]:
+            return self._outcomes(changes, count, True)
+
+        return suggested(self._arguments, self._results, dict(self.mesh.shape), asked, questions, most)
+
+    def _outcomes(self, changes: Sequence[Change], count: int, missing_ok: bool) -> Sequence[Outcome | None]:
         count = min(count, len(changes))
         if self._module is None or not count or (count == 1 and not self._isolated):
-            return [self._answered(change) for change in changes]
+            return [*map(self._outcome, changes)]
         self._save()
         free: queue.SimpleQueue[AskedProcess] = queue.SimpleQueue()
         for process in self._some_processes(count):
@@ -210,8 +253,7 @@ class WhatIf:
                 free.put(process)
 
         with concurrent.futures.ThreadPoolExecutor(count) as threads:  # which wait, without holding the interpreter
-            outcomes = [*threads.map(asked, changes)]
-        return [None if outcome is None else self._answer(outcome) for outcome in outcomes]
+            return [*threads.map(asked, changes)]
 
     def check(self, question: Question) -> None:
         """Raises what `ask` raises for a question that is wrong, without an answer."""
@@ -260,11 +302,11 @@ class WhatIf:
     def _change(self, question: Question) -> Change:
         return change_of(question, self._arguments, self._results, self._activations, self.mesh, self.name)
 
-    def _answered(self, change: Change) -> Answer:
-        """An answer of this process."""
+    def _outcome(self, change: Change) -> Outcome:
+        """An outcome, computed in this process."""
         if self._module is None:
-            return self._answer(outcome_of_one_device(self._facts, self._inlined.shardings))
-        return self._answer(outcome_of(self._module.operation, self._facts, change, self._known))
+            return outcome_of_one_device(self._facts, self._inlined.shardings)
+        return outcome_of(self._module.operation, self._facts, change, self._known)
 
     def _some_processes(self, count: int) -> Sequence[AskedProcess]:
         while len(self._processes) < count:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from jax.core import ShapedArray
 from jax.sharding import Mesh
 
-from partjit.checks import items_of, require, require_callable, require_integer
+from partjit.checks import items_of, require, require_callable, require_integer, wrong_type
 from partjit.inspect.asked_pool import processors
 from partjit.inspect.tracing import TracedFunction
 from partjit.mesh import has_explicit_axes, is_abstract_mesh
@@ -46,6 +46,8 @@ def workers_of(workers: int | None, where: str = "search_specs") -> int:
 def shown_progress(where: str, progress: Progress | bool | None) -> Iterator[Progress | None]:
     """What is notified of the progress: a function, or a line on the standard error, which ends with the block."""
     if progress is not None and not isinstance(progress, bool):
+        if isinstance(progress, contextlib.ContextDecorator):  # a mesh, which decorates functions
+            raise wrong_type(where, "progress", progress, "a function, True, False or None")
         yield require_callable(where, "progress", progress)
     elif progress or (progress is None and sys.stderr.isatty()):
         try:

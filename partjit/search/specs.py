@@ -131,7 +131,7 @@ def search_specs(
         raise wrong_value(where, "time_limit", time_limit, "a number of seconds above 0")
     chosen = items_of(where, "methods", methods, f"some of {', '.join(METHODS)}")
     for method in chosen:
-        if method not in METHODS:
+        if not isinstance(method, str) or method not in METHODS:
             raise wrong_value(where, "methods", method, f"some of {', '.join(METHODS)}")
     names = names_of(where, constrain)
     isolated = require_flag(where, "isolated", isolated)

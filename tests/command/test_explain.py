@@ -191,6 +191,23 @@ def test_reasons_and_the_program_are_printed_instead_of_the_report(run):
     assert "a device sends" not in out
 
 
+def test_other_specs_are_printed_and_are_on_the_page_and_in_the_data(run, model):
+    sizes = ["--mesh", "data=512,model=8"]
+    code, out, _ = run(*LARGE, *sizes, "--suggest", "--html", "out.html")
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0] == "other specs, each tried by itself"
+    assert " of memory" in lines[1] or " per step" in lines[1]
+    page = (model / "out.html").read_text()
+    assert "Other specs" in page
+    code, out, _ = run(*LARGE, *sizes, "--suggest", "--json")
+    first = json.loads(out)["suggestions"][0]
+    assert lines[1].startswith(f"  {first['spec']} for {first['arguments'][0]}")
+    assert first["after"]["peak"] < first["before"]["peak"] or first["after"]["sent"] < first["before"]["sent"]
+    code, out, _ = run("shown_model:layer", "--mesh", "data=1,model=1", "--args", "make_args", "--suggest")
+    assert out == "no other spec of an argument that was tried helps\n"
+
+
 def test_a_page_is_written(run, model):
     code, out, err = run("shown_model:layer", *MESH, "--args", "make_args", "--html", "out.html")
     assert (code, out) == (0, "")

@@ -8,6 +8,7 @@ import base64
 import functools
 import hashlib
 import importlib.resources
+from collections.abc import Sequence
 
 from partjit.inspect.contents import Contents
 from partjit.inspect.page import sections
@@ -16,6 +17,7 @@ from partjit.inspect.page.excerpts import Excerpts
 from partjit.inspect.page.listing import drawn_lines
 from partjit.inspect.page.reasons import Reasons
 from partjit.inspect.page.table import chip
+from partjit.inspect.suggested import SpecSuggestion
 from partjit.render.markup import Markup, element, join
 from partjit.render.numbers import counted, shown_bytes
 from partjit.render.theme import PALETTE, STYLESHEET, ink_on
@@ -23,7 +25,9 @@ from partjit.render.theme import PALETTE, STYLESHEET, ink_on
 __all__ = ["page_of"]
 
 
-def page_of(report: Contents, is_whole: bool = True, has_reasons: bool = False) -> str:
+def page_of(
+    report: Contents, is_whole: bool = True, has_reasons: bool = False, suggestions: Sequence[SpecSuggestion] = ()
+) -> str:
     """Writes a report as HTML.
 
     Args:
@@ -31,6 +35,7 @@ def page_of(report: Contents, is_whole: bool = True, has_reasons: bool = False) 
         is_whole: whether it is a page; otherwise it is a fragment, as for the output of a notebook's cell.
         has_reasons: whether it says why each value is sharded so, which takes longer than the rest unless a question
             to the report was answered before.
+        suggestions: other specs that were tried.
 
     Returns:
         The HTML. Its content security policy forbids the network and any script but its own.
@@ -46,7 +51,10 @@ def page_of(report: Contents, is_whole: bool = True, has_reasons: bool = False) 
     prefix = f"pj-{hashlib.sha256(report.to_text(None).encode('utf-8', 'replace')).hexdigest()[:8]}"
     style, script = _style(), _file("page.js")
     root = element(
-        "div", join(_body(report, prefix, has_reasons)), class_="pj pj-report", data_whole="" if is_whole else None
+        "div",
+        join(_body(report, prefix, has_reasons, suggestions)),
+        class_="pj pj-report",
+        data_whole="" if is_whole else None,
     )
     # Neither text contains an end tag or text of the user's.
     own_style, own_script = Markup(f"<style>{style}</style>"), Markup(f"<script>{script}</script>")
@@ -71,12 +79,13 @@ def page_of(report: Contents, is_whole: bool = True, has_reasons: bool = False) 
     return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
 
 
-def _body(report: Contents, prefix: str, has_reasons: bool) -> list[Markup]:
+def _body(report: Contents, prefix: str, has_reasons: bool, suggestions: Sequence[SpecSuggestion]) -> list[Markup]:
     axes, excerpts, reasons = report.mesh.axis_names, Excerpts(prefix), Reasons(report, prefix, has_reasons)
     costs = sections.costs(report, excerpts)
     lines = drawn_lines(report.jaxpr.lines, axes, excerpts, *_marks(report), reasons.badge)
     listed = [
         ("Findings", "findings", sections.findings(report, excerpts)),
+        *([("Other specs", "suggestions", sections.suggestions(suggestions))] if suggestions else []),
         ("Collectives", "collectives", _collectives(report, excerpts)),
         ("Arguments and results", "arrays", arrays(report, prefix, reasons)),
         ("Program", "program", join([lines, reasons.shown()])),

@@ -11,6 +11,7 @@ from partjit.inspect.page.comparison import Tally, compare
 from partjit.inspect.page.excerpts import Excerpts
 from partjit.inspect.page.table import Amount, Cell, amount, chip, nbytes, rows_table
 from partjit.inspect.page.trees import Leaf, drawn_tree
+from partjit.inspect.suggested import SpecSuggestion
 from partjit.plan.ir.nodes import ColocatedCall, Fragment
 from partjit.plan.plan import Plan
 from partjit.plan.show.folding import shortened
@@ -114,6 +115,18 @@ def findings(report: Contents, excerpts: Excerpts) -> Markup:
             listed.append(element("p", group[0].effect, class_="pj-effect"))
         parts.append(element("article", element("header", *head), *listed))
     return element("div", *parts, class_="pj-findings")
+
+
+def suggestions(found: Sequence[SpecSuggestion]) -> Markup:
+    """Other specs that were tried, with what they change."""
+    note = "Changes of single specs, the best first. Each was tried: the partitioner propagated the program with it."
+    rows = [
+        element("li", element("span", one.title, class_="pj-mono"), element("span", one.effect, class_="pj-effect"))
+        for one in found
+    ]
+    return element(
+        "div", element("p", note, class_="pj-muted-text"), element("ul", join(rows)), class_="pj-suggestions"
+    )
 
 
 def collectives(found: Collectives, axes: Sequence[str], excerpts: Excerpts) -> Markup:
