@@ -5,7 +5,8 @@ a value has another type than is needed it is resharded, by an equation whose de
 """
 
 import contextlib
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import jax
@@ -97,6 +98,13 @@ def own_type(aval: AbstractValue, leaf: object, mesh: Mesh) -> AbstractValue:
     return aval.update(sharding=NamedSharding(mesh.abstract_mesh, sharding.spec))
 
 
+@functools.lru_cache(256)
+def _reshard_to(sharding: NamedSharding, mesh: Mesh | None) -> Callable[[Any], Any]:
+    """Reshards to the sharding in a type; given the mesh, by a program that knows its devices."""
+    reshard = functools.partial(jax.sharding.reshard, out_shardings=sharding)
+    return reshard if mesh is None else jax.jit(reshard, out_shardings=NamedSharding(mesh, sharding.spec))
+
+
 def resharded(value: T, aval: AbstractValue, mesh: Mesh) -> T:
     """`value`, or its reshard to the sharding in the type `aval` where its own type has another."""
     if not has_explicit_axes(mesh) or not isinstance(aval, ShapedArray) or aval.sharding.mesh.empty:
@@ -104,10 +112,14 @@ def resharded(value: T, aval: AbstractValue, mesh: Mesh) -> T:
     own = jax.typeof(value)
     if not isinstance(own, ShapedArray) or own.sharding == aval.sharding:
         return value
-    # Given a mesh of devices, jax sets it itself, which it refuses in an eager `jax.grad`.
+    # An equation that is evaluated later, as that of a linearized function, finds no mesh but its own: the program's is
+    # not ambient then. Given a mesh of devices, jax sets it itself, which it refuses in an eager `jax.grad`; a jit
+    # has devices.
+    is_ambient = manual_axes() or not jax.sharding.get_abstract_mesh().empty
+    reshard = _reshard_to(aval.sharding, None if is_ambient else mesh)
     with contextlib.nullcontext() if manual_axes() else under_mesh(mesh):
         try:
-            return jax.sharding.reshard(value, aval.sharding)
+            return reshard(value)
         except DuplicateSpecError:
             raise ShardingError(
                 f"a value ({own.str_short()}) is to be sharded over {aval.sharding.spec}, but its type has one of "

@@ -107,6 +107,22 @@ def test_a_program_has_the_types_results_and_refusals_of_jit():
     assert check.census.counts["sharded type"] > 5
 
 
+DERIVATIVES = {
+    "linearize": lambda f, x: jax.linearize(f, x)[1](x),
+    "jvp": lambda f, x: jax.jvp(f, (x,), (x,))[1],
+    "jvp of one of two": lambda f, x: jax.jvp(lambda y: jax.jvp(f, (y,), (x,))[1], (x,), (0 * x,))[0],
+}
+
+
+@pytest.mark.parametrize("name", DERIVATIVES)
+def test_derivatives_find_the_mesh_that_specs_alone_know(name):
+    """The argument, and with it the tangent, has none of the axes, so that both are resharded."""
+    sharding = NamedSharding(make_mesh((EXPLICIT, EXPLICIT)), P("x"))
+    found = DERIVATIVES[name](pjit(jnp.sin, in_shardings=sharding, out_shardings=sharding), X)
+    np.testing.assert_allclose(found, np.cos(X) * X, rtol=1e-5, atol=1e-6)
+    assert found.sharding.is_equivalent_to(sharding, 2)
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_jaxpr_is_that_of_jit(program):
     mesh, fun = make_mesh((EXPLICIT, EXPLICIT)), PROGRAMS[program]
