@@ -101,6 +101,8 @@ def product(
     if sliced:
         if any(dims and k not in chains for k, dims in gathered.items()):
             raise Unmodelled
+        if _unused(op) % _count(op, {axis for dim in sliced for axis in op.results[0].sharding.axes[dim]}) == 0:
+            raise Unmodelled  # XLA may slice over unused axes first, sum the slices, and send them where they belong
         by_dim = [axes[0][a] for a, b in contracted if axes[0][a] and axes[1][b]]
         return op.model(chains, None, _sums(op, sliced, by_dim), distinct=distinct)
     return op.model(chains, keeps=True, distinct=distinct) if chains else None

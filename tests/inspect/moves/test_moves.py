@@ -132,6 +132,20 @@ def test_the_gradient_of_a_parameter_that_is_sharded_as_the_batch_is_summed_whol
     assert report.predicted.bytes_per_step == pytest.approx(report.collectives.bytes_per_step)
 
 
+@pytest.mark.parametrize("axis", ["x", "y"])
+def test_sums_that_are_sharded_over_their_axis_are_marked_where_other_axes_could_shard_them(axis):
+    """Over 2 of 8 devices XLA slices over an unused axis first, and sends the slices where they belong."""
+    left, right = (jax.ShapeDtypeStruct((n, 4, 4), "float32") for n in (64, 16))
+    product = pjit(
+        lambda a, b: jnp.einsum("nhe,dhe->nd", a, b), in_shardings=P(None, axis), out_shardings=P(None, axis)
+    )
+    report = explain(product, left, right, mesh=make_mesh(), compiled=True)
+    predicted, compiled = report.predicted, report.collectives
+    assert bool(predicted.unknown) == (axis == "y")
+    assert all(predicted.counts[key] <= compiled.counts[key] for key in predicted.counts)
+    assert predicted.bytes_per_step <= compiled.bytes_per_step <= predicted.bytes_per_step_at_most
+
+
 def test_gradients_that_are_sharded_further_than_the_batch_are_marked():
     structs = [jax.ShapeDtypeStruct((16, 16), "float32")] * 2
     grads = pjit(
