@@ -15,7 +15,7 @@ from partjit.inspect.skeleton import Skeleton, skeleton_of
 from partjit.inspect.traffic import Moved, count_traffic
 from partjit.shardy import main_of, nested
 
-__all__ = ["Axes", "Change", "Facts", "change", "facts_of", "marked_values"]
+__all__ = ["Axes", "Change", "Facts", "add_mesh", "change", "facts_of", "marked_values"]
 
 Axes: TypeAlias = tuple[tuple[str, ...] | None, ...]
 """For each dimension the mesh axes that shard it; None for one that is left to the partitioner."""
@@ -82,7 +82,7 @@ def facts_of(unit: Unit, inlined: InlinedProgram, donated: Sequence[bool]) -> Fa
 
 def change(module: Any, wanted: Change, facts: Facts, known: Known) -> None:
     """Changes shardings in a lowered module."""
-    _require_mesh(module, facts.origin.mesh.shape)
+    add_mesh(module, facts.origin.mesh.shape)
     _set_ends(module, wanted, facts)
     operations = nested(module.operation) if wanted.dropped or wanted.values else ()
     if wanted.dropped:
@@ -95,14 +95,18 @@ def change(module: Any, wanted: Change, facts: Facts, known: Known) -> None:
         _constrain([*marked_values(operations)], wanted.values, facts)
 
 
-def _require_mesh(module: ir.Module, shape: Mapping[str, int]) -> None:
-    """Adds the mesh, which a module lacks that names none of its axes."""
+def add_mesh(module: Any, shape: Mapping[str, int]) -> None:
+    """Adds the mesh, which a module lacks none of whose arguments and results has a sharding.
+
+    What loops capture refers to it nevertheless, so that such a module cannot be read from bytecode.
+    """
     meshes = [op.operation for op in module.body.operations if op.operation.name == "sdy.mesh"]
     if not any(ir.StringAttr(mesh.attributes["sym_name"]).value == "mesh" for mesh in meshes):
-        axes = [sdy.MeshAxisAttr.get(name, size) for name, size in shape.items()]
-        attributes = {"sym_name": ir.StringAttr.get("mesh"), "mesh": sdy.MeshAttr.get(axes)}
-        where = ir.InsertionPoint.at_block_begin(module.body)
-        ir.Operation.create("sdy.mesh", attributes=attributes, loc=ir.Location.unknown(), ip=where)
+        with module.context:
+            axes = [sdy.MeshAxisAttr.get(name, size) for name, size in shape.items()]
+            attributes = {"sym_name": ir.StringAttr.get("mesh"), "mesh": sdy.MeshAttr.get(axes)}
+            where = ir.InsertionPoint.at_block_begin(module.body)
+            ir.Operation.create("sdy.mesh", attributes=attributes, loc=ir.Location.unknown(), ip=where)
 
 
 def _set_ends(module: Any, wanted: Change, facts: Facts) -> None:

@@ -21,7 +21,7 @@ from partjit.checks import require_flag, require_integer, require_mesh_type
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
 from partjit.inspect.asked_pool import processors
 from partjit.inspect.asked_process import AskedOutcome, AskedProcess, SavedProgram, WhatIfError, saved_facts
-from partjit.inspect.changes import Change, facts_of, marked_values
+from partjit.inspect.changes import Change, add_mesh, facts_of, marked_values
 from partjit.inspect.collectives import Collective
 from partjit.inspect.contents import Collectives
 from partjit.inspect.device_groups import DeviceGroups
@@ -317,7 +317,9 @@ class WhatIf:
 
     def _save(self) -> None:
         if not self._is_saved:
-            self._saved.write(self._module, AskedOutcome(saved_facts(self._facts)))
+            module: Any = self._module
+            add_mesh(module, self.mesh.shape)
+            self._saved.write(module, AskedOutcome(saved_facts(self._facts)))
             self._is_saved = True
 
     def _answer(self, outcome: Outcome) -> Answer:

@@ -15,7 +15,7 @@ from partjit.devices import platform_of
 from partjit.inspect.annotated import AnnotatedValue
 from partjit.inspect.asked_pool import AskedPool
 from partjit.inspect.asked_process import SavedProgram
-from partjit.inspect.changes import Axes, Change, facts_of
+from partjit.inspect.changes import Axes, Change, add_mesh, facts_of
 from partjit.inspect.memory import estimate_memory
 from partjit.inspect.outcomes import after_change
 from partjit.inspect.places import Known
@@ -80,6 +80,7 @@ class SearchedProgram:
         work = Work(inlined.tree, self._facts.traffic)
         self._asked = AskedStep(self._facts, self.hidden, work, machine, self.sizes, overlap, is_cpu)
         if self._pool is not None:
+            add_mesh(module, self.sizes)
             self._saved.write(module, self._asked.saved())
 
     def close(self) -> None:

@@ -198,6 +198,19 @@ def test_progress_is_reported_and_the_limits_are_kept():
     assert late.questions <= 2
 
 
+def test_a_step_without_specs_whose_loop_captures_an_array_is_searched():
+    def step(w, x):
+        def loss(w):
+            return jnp.sum(jax.lax.scan(lambda carry, _: (jnp.tanh(carry @ w), None), x, length=3)[0])
+
+        return w - jax.grad(loss)(w)
+
+    arrays = S((16, 16), np.float32), S((8, 16), np.float32)
+    options = {"mesh": MESH, "machine": MACHINE, "memory": 1 << 20, "questions": 6, "progress": False}
+    found = search_specs(step, *arrays, **options)
+    assert found.seconds <= min(start.seconds for start in found.starts)
+
+
 @pytest.mark.parametrize("axis_types", [("Explicit", "Explicit"), ("Auto", "Explicit")])
 def test_explicit_axes_are_refused(axis_types):
     types = tuple(getattr(jax.sharding.AxisType, name) for name in axis_types)
