@@ -44,6 +44,10 @@ class Channel:
             raise TimeoutError
         return from_bytes(self._connection.recv_bytes())
 
+    def has_news(self) -> bool:
+        """Whether `receive` would not wait."""
+        return bool(self._ready.poll(0))
+
 
 class Line(Protocol):
     """A participant's end."""
@@ -59,6 +63,10 @@ class Line(Protocol):
             EOFError, OSError: the coordinator's process has ended.
             TimeoutError: nothing comes for as long as something should.
         """
+        ...
+
+    def has_news(self) -> bool:
+        """Whether `hear` would not wait."""
         ...
 
 
@@ -82,6 +90,10 @@ class Remote(Line):
         """What comes next."""
         return self._channel.receive()
 
+    def has_news(self) -> bool:
+        """Whether something has come."""
+        return self._channel.has_news()
+
 
 class Within(Line):
     """A line to the coordinator of the same process, which ends with it.
@@ -103,3 +115,7 @@ class Within(Line):
     def hear(self) -> Message:
         """What comes next."""
         return self._messages.get()
+
+    def has_news(self) -> bool:
+        """Whether something has come."""
+        return not self._messages.empty()

@@ -4,6 +4,7 @@ What is agreed on is done here as well, and not in the thread that asked: an int
 would leave this process without what the others do.
 """
 
+import collections
 import contextlib
 import itertools
 import queue
@@ -23,6 +24,9 @@ from partjit.colocated.agreement.votes import Decision, Gone, Join, Vote
 from partjit.colocated.runtime.interrupts import Flag
 
 __all__ = ["Participant", "Pending", "participant"]
+
+_LOOK_SECONDS = 0.25
+"""Between two looks at what comes while what was decided is done."""
 
 
 class Pending:
@@ -143,6 +147,8 @@ class Participant:
         self._waiting: dict[int, Pending] = {}
         self._lost: BaseException | None = None
         self._gone: dict[int, str] = {}
+        self._hearing = threading.Lock()  # of threads that no signal interrupts
+        self._decided: collections.deque[Decision | Join] = collections.deque()  # and not done yet
         threading.Thread(target=self._work, daemon=True, name="partjit-agreement-votes").start()
 
     def begin(self, group: tuple[int, ...]) -> tuple[int, int]:
@@ -208,39 +214,62 @@ class Participant:
             del pending
 
     def _beat(self, line: Line) -> None:
-        """Lets both ends hear of each other, whatever this process does meanwhile."""
+        """Lets both ends hear of each other, whatever this process does meanwhile, and hears in place of `_receive`.
+
+        Devices may hold what dispatches until all processes take part, and one of them may be gone.
+        """
+        next_beat = time.monotonic()
         while self._lost is None:
-            time.sleep(self._timeout / BEATS)
-            line.tell(None)
+            now = time.monotonic()
+            if now >= next_beat:
+                line.tell(None)
+                next_beat = now + self._timeout / BEATS
+            time.sleep(min(_LOOK_SECONDS, next_beat - now))
+            if self._hearing.acquire(blocking=False):  # what was heard last is being done
+                try:
+                    while self._lost is None and line.has_news():
+                        self._hear(line)
+                finally:
+                    self._hearing.release()
 
     def _receive(self, line: Line) -> None:
         """Does what is decided, in the order in which it is decided."""
-        while True:
-            try:
-                message = line.hear()
-            except (EOFError, OSError) as error:
-                is_silent = isinstance(error, TimeoutError)
-                what = f"does not answer for {self._timeout:g} s" if is_silent else "has ended"
-                self._lost = ConnectionError(f"process {self._leader}, which coordinates, {what}")
-                self._give_up(self._lost)
-                return
-            if isinstance(message, Gone):
-                self._gone[message.process] = message.why
-            elif isinstance(message, Decision | Join):
+        while self._lost is None or self._decided:
+            with self._hearing:
+                if not self._decided:
+                    self._hear(line)
+                message = self._decided.popleft() if self._decided else None
+            if message is not None:
                 self._receive_decision(message)
 
+    def _hear(self, line: Line) -> None:
+        """Waits for the next message; what was decided is done later."""
+        try:
+            message = line.hear()
+        except (EOFError, OSError) as error:
+            is_silent = isinstance(error, TimeoutError)
+            what = f"does not answer for {self._timeout:g} s" if is_silent else "has ended"
+            self._lost = ConnectionError(f"process {self._leader}, which coordinates, {what}")
+            self._give_up(self._lost)
+            return
+        if isinstance(message, Gone):
+            self._gone[message.process] = message.why
+        elif isinstance(message, Decision | Join):
+            self._decided.append(message)
+
     def _receive_decision(self, message: Decision | Join) -> None:
-        pending = self._waiting.get(message.number)
-        if isinstance(pending, PendingFailure):
-            if isinstance(message, Decision):  # which others may not have come to
-                return
+        if isinstance(message, Decision) and isinstance(self._waiting.get(message.number), PendingFailure):
+            return  # which others may not have come to
+        pending = self._waiting.pop(message.number, None)  # None if it was given up
+        if isinstance(pending, PendingFailure) and isinstance(message, Join):
             pending.join(message.node)
         elif pending is not None and isinstance(message, Decision):
             pending.finish(message)
-        self._waiting.pop(message.number, None)
 
     def _give_up(self, error: BaseException) -> None:
-        for number in [*self._waiting]:
+        """Ends what is not decided."""
+        decided = {message.number for message in [*self._decided]}
+        for number in self._waiting.keys() - decided:
             pending = self._waiting.pop(number, None)
             if pending is not None:
                 pending.fail(error)

@@ -2,6 +2,7 @@
 
 import collections
 import multiprocessing.connection
+import os
 import random
 import re
 import socket
@@ -495,6 +496,34 @@ def test_who_is_held_as_another_process_is_gone_does_not_wait_for_the_devices(gr
 
     started = time.monotonic()
     own, _ = outcomes(agreements, [lambda: program(0, held), lambda: agreements[1].dispatching("node 0", lambda: 1)()])
+    assert isinstance(own, OtherProcessError)
+    assert str(own) == "step ends on all of its processes: process 1: it has ended"
+    assert time.monotonic() - started < SECONDS / 2
+
+
+def test_who_is_held_in_what_was_decided_learns_that_a_process_is_gone(group, monkeypatch):
+    connect, connections, released = participant.Client, [], threading.Event()
+    monkeypatch.setattr(
+        participant, "Client", lambda *to, **key: connections.append(connect(*to, **key)) or connections[0]
+    )
+    agreements = group(2)
+
+    def held():
+        with socket.socket(fileno=os.dup(connections[0].fileno())) as line_of_1:
+            line_of_1.shutdown(socket.SHUT_RDWR)
+        return released.wait(SECONDS)
+
+    def program():
+        try:
+            return agreements[0].dispatching("node 0", held)()
+        finally:
+            released.set()
+
+    def other():
+        return agreements[1].dispatching("node 0", lambda: released.wait(SECONDS))()
+
+    started = time.monotonic()
+    own, _ = outcomes(agreements, [program, other])
     assert isinstance(own, OtherProcessError)
     assert str(own) == "step ends on all of its processes: process 1: it has ended"
     assert time.monotonic() - started < SECONDS / 2
