@@ -94,7 +94,7 @@ def test_a_machine_that_cannot_be_is_refused(change, message):
 
 @pytest.fixture(scope="module")
 def mesh():
-    return Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("data", "model"))
+    return Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("data", "model"))
 
 
 def layer(x, w):
@@ -118,13 +118,13 @@ def test_the_causes_are_those_of_the_program(mesh):
     assert product.seconds == pytest.approx(product.amount / 1e9)
     assert product.where.startswith("test_machine.py:")
     (shared,) = (one for one in data.causes if one.what == "dot_general f32" and one.kind == "compute")
-    assert shared.amount == product.amount / 4
+    assert shared.amount == product.amount / 2
     assert not data.communication
     assert data.computing < alone.computing
     assert {one.what for one in model.causes if one.kind == "collective"} == {"all-reduce over model"}
     reduced = next(one for one in model.causes if one.kind == "collective")
-    assert reduced.amount == 5 * 64 * 32 * 4
-    assert reduced.seconds == pytest.approx(5 * (64 * 32 * 4 / 1e7 + 2e-6))
+    assert reduced.amount == 5 * 64 * 32 * 4 * 2 * 3 / 4
+    assert reduced.seconds == pytest.approx(reduced.amount / 1e7 + 5 * 4e-6)
 
 
 @pytest.mark.parametrize("overlap", [0.0, 0.25, 1.0])
