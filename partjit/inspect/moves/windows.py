@@ -36,7 +36,8 @@ def slice_(op: Operation) -> Model:
         return op.model({0: chain}, [operand.sharding], transfers)
     if not result.is_sharded:
         return op.replicated()
-    chain, transfers = _windowed(op, operand, result.sharding, windows)
+    # XLA shards what is not sharded first, as the result is, and then exchanges halos.
+    chain, transfers = _windowed(op, operand, result.sharding, windows, is_sharded_first=True)
     return op.model({0: chain}, None, transfers)
 
 
@@ -145,11 +146,15 @@ def _windows(op: Operation, ndim: int, sizes: str | Sequence[int]) -> list[Windo
 
 
 def _windowed(
-    op: Operation, operand: Tensor, target: TensorSharding, windows: Sequence[Window]
+    op: Operation,
+    operand: Tensor,
+    target: TensorSharding,
+    windows: Sequence[Window],
+    is_sharded_first: bool = False,
 ) -> tuple[list[TensorSharding], list[Transfer]]:
     """The shardings that an operand gets, and its halo exchanges, for windows over shards of a sharding."""
     kept = without(target, [dim for dim, window in enumerate(windows) if not window.is_trivial])
-    if not operand.is_sharded or operand.sharding == kept:
+    if not is_sharded_first and (not operand.is_sharded or operand.sharding == kept):
         return [], []
     chain = [] if operand.sharding == target else [target]
     there = operand.sharded(target)

@@ -115,6 +115,16 @@ def test_equal_operations_are_merged_where_xla_merges_them(operation):
     assert report.predicted.bytes_per_step == pytest.approx(report.collectives.bytes_per_step)
 
 
+@pytest.mark.parametrize("spec", [P(), P("x")])
+def test_slices_that_are_sharded_further_than_their_operand_exchange_halos(spec):
+    """As of the bias of a GRU: XLA shards the operand first."""
+    wanted = (P(*spec, *[None] * (1 - len(spec)), "y"),) * 3
+    slices = pjit(lambda x: (x[:, :24], x[:, 24:], x[:, :16]), in_shardings=spec, out_shardings=wanted)
+    report = explain(slices, jax.ShapeDtypeStruct((16, 32), "float32"), mesh=make_mesh(), compiled=True)
+    assert report.predicted.counts == report.collectives.counts
+    assert report.predicted.bytes_per_step == pytest.approx(report.collectives.bytes_per_step)
+
+
 BOTH = P(("x", "y"))
 
 
