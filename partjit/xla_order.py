@@ -2,8 +2,9 @@
 
 HLO has no order but that of dependences. XLA lists the operations of a computation from its results: what they are
 computed from comes first, depth first, the first operand of each operation before the second. So the gradient of the
-last layer's parameters, say, may come after that of all activations, wherever it was traced. Where two shardings
-conflict, Shardy lets the one win that it meets first.
+last layer's parameters, say, may come after that of all activations, wherever it was traced. What nobody uses comes
+before the results, also if it is one of several results of an operation. Where two shardings conflict, Shardy lets the
+one win that it meets first.
 
 Source: `HloComputation::MakeInstructionPostOrder` and `hlo_function_importer.cc` of XLA.
 """
@@ -44,11 +45,29 @@ def _order(block: Any, is_ignored: Callable[[ir.Operation], bool]) -> None:
     late = [k for k in without_results if is_ignored(ops[k])]
     first = [k for k in without_results if k not in late]
     found = _post_order(operands, [*first, end], late)
+    used = {value for k in {*found, end} for value in _used(ops[k])}
+    if partly := [k for k in found if any(value not in used for value in _elements(ops[k]))]:
+        found = _post_order(operands, [*sorted({*first, *partly}), end], late)
     found += _post_order(operands, range(end), [*late, *found])  # what is computed for nothing
     found = [k for k in (*found, *late) if k != end]
     if found != [*range(end)]:
         for k in found:
             ops[k].move_before(ops[end])
+
+
+def _elements(op: ir.Operation) -> list[ir.Value]:
+    """The results of an operation that are elements of a tuple in HLO: what gets one that is not used is listed first.
+
+    What a loop does not change is none: XLA takes it from outside.
+    """
+    values: list[ir.Value] = [*op.results]
+    if op.name == "stablehlo.while":
+        body = op.regions[1].blocks[0]
+        returned = body.operations[len(body.operations) - 1].operands
+        values = [
+            value for value, new, old in zip(values, returned, body.arguments, strict=True) if ir.Value(new) != old
+        ]
+    return values if len(values) > 1 else []
 
 
 def _used(op: ir.Operation) -> Iterator[ir.Value]:

@@ -4,7 +4,7 @@ import re
 
 import jax
 import jax.numpy as jnp
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from jax.extend.mlir import ir
 
@@ -21,7 +21,7 @@ def programs(draw):
     """Operations as names and the numbers of their operands, 0 being the argument; and the numbers of the results."""
     operations = []
     for k in range(1, draw(st.integers(2, 12))):
-        name = draw(st.sampled_from([*UNARY, *BINARY, "callback", "loop", "branch"]))
+        name = draw(st.sampled_from([*UNARY, *BINARY, "callback", "loop", "branch", "sort"]))
         operations.append((name, *(draw(st.integers(0, k - 1)) for _ in range(1 + (name in BINARY)))))
     return operations, draw(st.lists(st.integers(0, len(operations)), min_size=1, max_size=4))
 
@@ -41,6 +41,8 @@ def computed(program, x):
                 # What is captured is computed before, for one branch after the other.
                 branches = (lambda x, values=values: x + values[-1], lambda x, values=values: x * values[0])
                 values.append(jax.lax.cond(x[0] > 0, *branches, operands[0]))
+            case "sort":
+                values.append(jax.lax.sort((operands[0], x), num_keys=1)[1])
             case _:
                 values.append((UNARY | BINARY)[name](*operands))
     return [values[k] for k in results]
@@ -53,10 +55,11 @@ def listed(text):
     return [name.replace("conditional", "case") for name in found if name in COMPARED]
 
 
-COMPARED = {*UNARY, *BINARY, "custom-call", "while", "conditional"}
+COMPARED = {*UNARY, *BINARY, "custom-call", "while", "conditional", "sort"}
 
 
-@sees(*UNARY, *BINARY, "callback", "loop", "branch", "moved")
+@sees(*UNARY, *BINARY, "callback", "loop", "branch", "sort", "moved")
+@example(([("sine", 0), ("loop", 0)], [1, 2]))
 @given(programs())
 def test_operations_are_in_the_order_in_which_xla_lists_them(program):
     lowered = jax.jit(lambda x: computed(program, x)).lower(jax.ShapeDtypeStruct((4,), jnp.float32))

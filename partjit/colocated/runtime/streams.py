@@ -295,8 +295,10 @@ def wait(stream: str | Stream | None = None, *, timeout: float | None = None) ->
         >>> import jax.numpy as jnp
         >>> from partjit import colocated
         >>> show = colocated.colocated_python(lambda x: print(f"loss {float(x)}"), out_specs_fn=lambda x: None)
-        >>> show(jnp.float32(0.5))
-        >>> colocated.wait()
+        >>> def train():
+        ...     show(jnp.float32(0.5))
+        ...     colocated.wait()
+        >>> train()
         loss 0.5
     """
     waited_for = None if stream is None else as_stream(stream, "colocated.wait")
