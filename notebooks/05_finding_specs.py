@@ -77,7 +77,7 @@ args = params, params, batch, batch
 # An `AbstractMesh` has names and sizes, and no devices. The machine says how fast its devices compute, and how fast
 # they send along each axis of the mesh: here `model` is within a node and `data` between nodes. Its memory is the limit
 # of what a device may need. There are `partjit.search.h100` and others; this one is made up, slow enough for our small
-# model.
+# model. The axes are Auto: along Explicit axes specs are types, and nothing is left to be found.
 
 # %%
 abstract = AbstractMesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)

@@ -7,7 +7,15 @@ from jax.sharding import AxisType
 from partjit import mesh
 from tests.system.documents import DEMO, DOCS, NOTEBOOKS, README, blocks_of
 
-CHOOSE = {DEMO.name, "inspect.md", "meshes.md", "search.md", "02_reading_a_transformer.py", "04_property_tests.py"}
+CHOOSE = {
+    DEMO.name,
+    "inspect.md",
+    "meshes.md",
+    "search.md",
+    "02_reading_a_transformer.py",
+    "04_property_tests.py",
+    "05_finding_specs.py",
+}
 """Those that show what the partitioner chooses: they say that their axes are Auto."""
 EXPLICIT = [
     path for path in (README, *DOCS, *NOTEBOOKS) if path.name not in CHOOSE and "Mesh(" in path.read_text("utf-8")
