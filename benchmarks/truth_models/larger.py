@@ -13,8 +13,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 import optax
-from transformers import BertConfig, GPT2Config
-from transformers.models.bert.modeling_flax_bert import FlaxBertForMaskedLM
+from transformers import GPT2Config
 from transformers.models.gpt2.modeling_flax_gpt2 import FlaxGPT2LMHeadModel
 
 from partjit import P
@@ -54,21 +53,7 @@ def gpt2() -> Model:
 
 
 def bert() -> Model:
-    config = BertConfig(
-        vocab_size=2048,
-        hidden_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        intermediate_size=1024,
-        max_position_embeddings=64,
-    )
-    model = FlaxBertForMaskedLM(config, _do_init=False)
-
-    def loss(params: Any, tokens: Any, mask: Any, labels: Any) -> jax.Array:
-        return cross_entropy(model(tokens, attention_mask=mask, params=params, train=False).logits, labels)
-
-    batch = {name: integers(16, 64) for name in ("tokens", "mask", "labels")}
-    return training_step(loss, transformers.shapes_of(model), optax.adamw(1e-3), batch, transformers.spec_of)
+    return transformers.bert(width=256, inner=1024, layers=4, heads=8, vocabulary=2048, positions=64, batch=16)
 
 
 class Encoder(eqx.Module):

@@ -37,19 +37,27 @@ def gpt2() -> Model:
     return training_step(loss, shapes_of(model), optax.adamw(1e-3), {"tokens": integers(8, 16)}, spec_of)
 
 
-def bert() -> Model:
+def bert(
+    width: int = 32,
+    inner: int = 64,
+    layers: int = 2,
+    heads: int = 4,
+    vocabulary: int = 64,
+    positions: int = 16,
+    batch: int = 8,
+) -> Model:
     config = BertConfig(
-        vocab_size=64,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        max_position_embeddings=16,
+        vocab_size=vocabulary,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=inner,
+        max_position_embeddings=positions,
     )
     model = FlaxBertForMaskedLM(config, _do_init=False)
 
     def loss(params, tokens, mask, labels):
         return cross_entropy(model(tokens, attention_mask=mask, params=params, train=False).logits, labels)
 
-    batch = {name: integers(8, 16) for name in ("tokens", "mask", "labels")}
-    return training_step(loss, shapes_of(model), optax.adamw(1e-3), batch, spec_of)
+    inputs = {name: integers(batch, positions) for name in ("tokens", "mask", "labels")}
+    return training_step(loss, shapes_of(model), optax.adamw(1e-3), inputs, spec_of)
