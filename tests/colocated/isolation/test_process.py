@@ -204,9 +204,10 @@ def interrupted(call, *args):
     except Alarm:
         return None
     finally:
-        while signal.getitimer(signal.ITIMER_REAL)[0]:
+        while True:
             try:
                 signal.setitimer(signal.ITIMER_REAL, 0)
+                break
             except Alarm:
                 pass
 
