@@ -87,6 +87,12 @@ def test_the_processes_fail_together_and_go_on(tmp_path):
         assert re.search(f"^{re.escape(line[:4])}.*{re.escape(line[4:])}$", ran.stdout, re.MULTILINE)
 
 
+def test_the_specs_found_are_those_shown():
+    program = block("## Specs found automatically")
+    ran = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout == block(program + "```")
+
+
 def test_the_property_test_passes():
     program = block("## Testing your own sharded code")
     set_up = "import jax\njax.config.update('jax_num_cpu_devices', 8)\n"
