@@ -50,6 +50,8 @@ class SearchOptions:
             `partjit/search` in `XDG_CACHE_HOME` or `~/.cache`; False for none. What a process has found it also
             remembers.
         progress: as that of `search_specs`.
+        measure: how many of the best programs are compiled and timed on the devices, of which the fastest is taken; 0
+            for none. A program of several processes is not measured.
 
     Raises:
         TypeError, ValueError: an option is wrong.
@@ -80,6 +82,7 @@ class SearchOptions:
     workers: int | None = None
     cache: bool | str | os.PathLike[str] = True
     progress: Callable[[int, int, float], None] | bool | None = None
+    measure: int = 0
 
     def __post_init__(self) -> None:
         what = "SearchOptions"
@@ -102,6 +105,7 @@ class SearchOptions:
         require_flag(what, "isolated", self.isolated)
         if self.workers is not None:
             require_integer(what, "workers", self.workers, 1)
+        require_integer(what, "measure", self.measure, 0)
         require(what, "cache", self.cache, bool | str | os.PathLike, "a folder, True or False")
         if self.progress is not None and not isinstance(self.progress, bool):
             require_callable(what, "progress", self.progress)

@@ -30,6 +30,7 @@ from partjit.search.options import machine_of, names_of, require_auto_axes, show
 from partjit.search.program import SearchedProgram
 from partjit.search.settled import SettledSpecs, folder_of, keep, kept
 from partjit.search.space import Space
+from partjit.search.timed import fastest, require_measurable
 from partjit.spec import ParsedPartitionSpec, Spec
 
 __all__ = ["with_found_specs"]
@@ -143,6 +144,7 @@ class _Task:
                 options.constrain,
                 options.overlap,
                 options.methods,
+                options.measure,
             ],
             [unit.name, unit.paths, unit.result_paths, self.traced.donated],
             [self.arguments, self.results, self._fixed()],
@@ -152,6 +154,7 @@ class _Task:
     def _searched(self) -> SettledSpecs:
         options, memory = self.options, self.machine.memory if self.options.memory is None else self.options.memory
         workers = workers_of(options.workers) if options.isolated else 0
+        timed = require_measurable("SearchOptions", options.measure, self.program.mesh)
         program = SearchedProgram(self.traced, self.machine, options.overlap, workers)
         hidden = program.hidden
         ins, outs = self._fixed()
@@ -175,11 +178,13 @@ class _Task:
                 )
         finally:
             program.close()
+        hidden_axes = [_closed(axes or ((),) * rank) for axes, rank in zip(ins[:hidden], self._ranks[0], strict=False)]
+        if timed:
+            ranking = fastest(program, ranking, timed, hidden=hidden_axes, where="SearchOptions")
         question, answer = ranking.question, ranking.answer
         arguments = [question.arguments.get(k) or axes for k, axes in enumerate(answer.arguments)]
-        hidden_axes = [axes or ((),) * rank for axes, rank in zip(ins[:hidden], self._ranks[0], strict=False)]
         return SettledSpecs(
-            tuple(map(_closed, (*hidden_axes, *arguments))),
+            (*hidden_axes, *map(_closed, arguments)),
             tuple(_closed(question.results.get(k) or axes) for k, axes in enumerate(answer.results)),
             {number: _closed(axes) for number, axes in question.values.items()},
             ranking.best.score.seconds,

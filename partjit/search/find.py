@@ -6,7 +6,8 @@ import itertools
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from partjit.errors import MemoryLimitError
 from partjit.inspect.asked_process import WhatIfError
@@ -15,12 +16,15 @@ from partjit.search.asked import Answer
 from partjit.search.improve import METHODS, Score, Scored, simplified
 from partjit.search.program import SearchedProgram
 from partjit.search.space import Choice, Question, Space
-from partjit.search.starts import starts
+from partjit.search.starts import kind_of, starts
 
-__all__ = ["Progress", "Ranking", "find"]
+__all__ = ["OWN", "Progress", "Ranking", "Tried", "find"]
 
 Progress = Callable[[int, int, float], None]
 """Called with the questions so far, their limit, and the seconds of the best step so far."""
+
+OWN = "its own specs"
+"""The name of the specs that a function has."""
 
 _KEPT = 3
 _AHEAD = 8
@@ -28,6 +32,14 @@ _AHEAD = 8
 
 _OF_STARTS = 0.5
 """The share of the limits that starts may take."""
+
+
+class Tried(NamedTuple):
+    """A choice with the shardings that it means, and what they cost."""
+
+    scored: Scored
+    question: Question
+    answer: Answer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +56,9 @@ class Ranking:
         questions: how many questions were asked.
         unanswered: how many of these ended the process that was asked.
         seconds: how long it took.
+        candidates: what is worth to be measured, the most promising first: the best, the function's own specs, the best
+            start of each kind, and then the next best that were seen, all of them within the memory.
+        measured: the seconds of a step of those that were, by the keys of their questions.
     """
 
     best: Scored
@@ -55,6 +70,8 @@ class Ranking:
     questions: int
     unanswered: int
     seconds: float
+    candidates: tuple[Tried, ...] = ()
+    measured: Mapping[object, float] = dataclasses.field(default_factory=dict)
 
 
 _UNANSWERED = Score(sys.maxsize, math.inf, sys.maxsize, 0)
@@ -105,8 +122,8 @@ class _Judge:
                 if question.key not in self._expected:
                     self._expected[question.key] = self._program.submit(question.change)
 
-    def of(self, question: Question, choice: Choice) -> Score | None:
-        """The score of a question, which a choice means."""
+    def of(self, question: Question, choice: Choice, name: str = "") -> Score | None:
+        """The score of a question, which a choice means, or which has a name."""
         if question.key not in self.known:
             if self.asked and (self.asked >= self.most or time.monotonic() - self.begun > self.until):
                 return None
@@ -118,8 +135,8 @@ class _Judge:
         constraints = sum(choice.gathered) + sum(extra is not None for extra in choice.constraints)
         score = Score(max(0, answer.peak - self._memory), answer.seconds, answer.peak, constraints)
         before = self.seen.get(question.key)
-        if before is None or score < before.score:
-            self.seen[question.key] = Scored(score, choice, "")
+        if before is None or score < before.score or name:
+            self.seen[question.key] = Scored(score, choice, name)
         if self._progress is not None:
             self._progress(self.asked, self.limit, min(one.score for one in self.seen.values()).seconds)
         return score
@@ -168,7 +185,7 @@ def find(
     if not begins:
         raise WhatIfError(f"{where}: none of {judge.asked} specs to start from could be tried: {judge.last_error}")
     own, judge.most, judge.until = space.own, questions, limit
-    of_own = None if own is None else judge.of(own, space.nothing)
+    of_own = None if own is None else judge.of(own, space.nothing, OWN)
     begins.sort(key=lambda one: one.score)
     best, last = begins[0], "start"
     for number, method in enumerate(methods):
@@ -183,7 +200,7 @@ def find(
     best = simplified(space, best, judge)
     question, kept = space.question(best.choice), begins
     if own is not None and of_own is not None and of_own is not _UNANSWERED:
-        given = Scored(of_own, space.nothing, "its own specs")
+        given = Scored(of_own, space.nothing, OWN)
         kept = sorted([given, *begins], key=lambda one: one.score)
         if of_own < best.score:
             best, question, last = given, own, "start"
@@ -194,7 +211,27 @@ def find(
     seconds = time.monotonic() - judge.begun
     answer = judge.known[question.key]
     assert answer is not None
-    return Ranking(best, question, answer, tuple(kept), fitting[:_KEPT], last, judge.asked, judge.unanswered, seconds)
+    candidates = dict[object, Tried]()
+    for one in (Tried(best, question, answer), *_candidates(kept, fitting, space, judge)):
+        candidates.setdefault(one.question.key, one)
+    return Ranking(
+        best, question, answer, tuple(kept), fitting[:_KEPT], last, judge.asked, judge.unanswered, seconds,
+        tuple(candidates.values()),
+    )  # fmt: skip
+
+
+def _candidates(begins: Sequence[Scored], seen: Sequence[Scored], space: Space, judge: _Judge) -> Iterator[Tried]:
+    """What may be as fast as the best: the own specs, the best start of each kind, and what was seen besides."""
+    kinds: dict[str, Scored] = {}
+    for one in begins:
+        if not one.score.excess:
+            kinds.setdefault(kind_of(one.origin), one)
+    for one in (*sorted(kinds.values(), key=lambda one: one.origin != OWN), *seen):
+        question = space.own if one.origin == OWN else space.question(one.choice)
+        assert question is not None  # of specs that were tried
+        answer = judge.known[question.key]
+        assert answer is not None
+        yield Tried(one, question, answer)
 
 
 def _too_large(program: SearchedProgram, question: Question, memory: int, best: Scored, where: str) -> MemoryLimitError:

@@ -19,7 +19,7 @@ from partjit.checks import (
 )
 from partjit.inspect.tracing import trace_function
 from partjit.mesh import ambient_or_abstract_mesh
-from partjit.search.find import Progress, Ranking, find
+from partjit.search.find import OWN, Progress, Ranking, find
 from partjit.search.found import Candidate, Constraint, FoundSpecs, paths_by_number, spec_of
 from partjit.search.given import given_axes
 from partjit.search.improve import METHODS, Scored
@@ -27,6 +27,7 @@ from partjit.search.machine import Machine
 from partjit.search.options import machine_of, names_of, require_auto_axes, shown_progress, workers_of
 from partjit.search.program import SearchedProgram
 from partjit.search.space import Space
+from partjit.search.timed import fastest, require_measurable
 
 __all__ = ["search_specs"]
 
@@ -48,12 +49,13 @@ def search_specs(
     progress: Progress | bool | None = None,
     isolated: bool = True,
     workers: int | None = None,
+    measure: int = 0,
 ) -> FoundSpecs:
     """Finds specs for the arguments, results and activations of a function with which a step takes the least time.
 
     The function is traced and lowered once. Then it is asked what specs would cost: their collectives, memory and
     FLOPs are predicted as `partjit.inspect.explain` predicts them, and the machine says how long they take. Nothing is
-    compiled or executed. The search starts from data parallelism, ZeRO-1 and ZeRO-3, Megatron, both and sequence
+    compiled or executed unless you want to `measure`. The search starts from data parallelism, ZeRO-1 and ZeRO-3, Megatron, both and sequence
     parallelism, and improves the best of them; it never returns anything worse than these. Layers that are alike are
     decided together, and the state of an optimizer is sharded as its parameter, or over more axes.
 
@@ -82,6 +84,10 @@ def search_specs(
             process does.
         workers: how many processes answer at the same time, if they are other ones; by default as many as this process
             may use processors, at most 8. The result is the same for any number.
+        measure: how many programs are compiled at the end, and take steps in turn on the devices of the mesh: what was
+            found, the function's own specs, the best start of each kind, and the next best found. The fastest is
+            returned, and `seconds` still is its estimate. Arguments are those given, or made up where types are. That
+            needs the memory of the arguments twice, and may give another result each time.
 
     Returns:
         The specs, as trees and as Python, with what they cost. At a prompt it shows all of that.
@@ -92,7 +98,9 @@ def search_specs(
         ShardingError: specs that are fixed do not fit.
         WhatIfError: none of the starts could be tried, each of which ended the process that was asked.
         TypeError, ValueError: an argument is wrong, tracing the function raises it, or the mesh has axes of type
-            Explicit, along which specs are types.
+            Explicit, along which specs are types; or what is to be measured has effects, or devices that this process
+            does not have.
+        jax.errors.JaxRuntimeError: none of what was to be measured could be compiled and run.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np
@@ -135,7 +143,7 @@ def search_specs(
             raise wrong_value(where, "methods", method, f"some of {', '.join(METHODS)}")
     names = names_of(where, constrain)
     isolated = require_flag(where, "isolated", isolated)
-    count = workers_of(workers)
+    count, timed = workers_of(workers), require_measurable(where, measure, on)
     made = fun if hasattr(fun, "trace") or not callable(fun) else pjit(fun, donate_argnums=donate_argnums)
     with shown_progress(where, progress) as report:
         traced = trace_function(made, args, {}, on)
@@ -148,6 +156,8 @@ def search_specs(
             ranking = find(program, space, int(most), questions, time_limit, chosen, report)
         finally:
             program.close()
+        if timed:
+            ranking = fastest(program, ranking, timed, jax.tree.leaves(args), where=where)
     return _found(fun, program, space, ranking, on, used, int(most), overlap)
 
 
@@ -167,7 +177,9 @@ def _found(
     in_specs, _ = jax.tree.unflatten(program.in_tree, arguments)
 
     def candidate(one: Scored) -> Candidate:
-        return Candidate(one.origin or "near", one.score.seconds, one.score.peak, not one.score.excess)
+        own = space.own if one.origin == OWN else space.question(one.choice)
+        measured = None if own is None else ranking.measured.get(own.key)
+        return Candidate(one.origin or "near", one.score.seconds, one.score.peak, not one.score.excess, measured)
 
     return FoundSpecs(
         program.unit.name,
@@ -186,6 +198,7 @@ def _found(
         ranking.questions,
         ranking.unanswered,
         ranking.seconds,
+        ranking.measured.get(question.key),
         program,
         fun,
         overlap,

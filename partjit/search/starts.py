@@ -3,11 +3,12 @@
 import dataclasses
 import itertools
 import math
+import re
 from collections.abc import Iterator, Sequence
 
 from partjit.search.space import Choice, Names, Space
 
-__all__ = ["starts"]
+__all__ = ["kind_of", "starts"]
 
 
 def starts(space: Space) -> Iterator[tuple[str, Choice]]:
@@ -44,6 +45,18 @@ def starts(space: Space) -> Iterator[tuple[str, Choice]]:
     # Few questions are enough for the plain ones of all axes.
     yield from sorted(found, key=lambda start: start[0].startswith("tensor") + 2 * start[0].count(","))
     yield "replicated", nothing
+
+
+def kind_of(name: str) -> str:
+    """The way to partition that a start is a variant of, by its name: whatever the axes, and with what constraints.
+
+    Example:
+        >>> kind_of("ZeRO-3, gathered first"), kind_of("Megatron over data x model with ZeRO-3, sequence parallel")
+        ('ZeRO-3', 'Megatron with ZeRO-3, sequence parallel')
+    """
+    over = re.sub(r" over .*?(?= with |,|$)", "", name)
+    kind, _, variant = over.partition(", ")
+    return f"{kind}, {variant}" if "sequence" in variant else kind
 
 
 def _with_inner(space: Space, batch: Names, inner: Names) -> Iterator[tuple[str, Choice]]:

@@ -1,0 +1,196 @@
+"""The best of what a search found, compiled and timed on the devices of the mesh."""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import ShapedArray
+from jax.extend.core import jaxpr_as_fun
+from jax.sharding import Mesh, NamedSharding
+
+from partjit._jax.processes import own_process
+from partjit.api import pjit
+from partjit.checks import require_integer, wrong_value
+from partjit.inspect.changes import Axes
+from partjit.mesh import is_abstract_mesh
+from partjit.search.agreed import processes_of
+from partjit.search.constrained import with_constraints
+from partjit.search.find import Ranking, Tried
+from partjit.search.found import spec_of
+from partjit.search.program import SearchedProgram
+
+__all__ = ["fastest", "require_measurable"]
+
+_ROUNDS = 11
+_CUTS = {3: 1.3, 6: 1.15}
+"""After so many rounds, by how much the median of one may exceed the best for it to be timed further."""
+
+
+def require_measurable(where: str, measure: object, mesh: Mesh) -> int:
+    """How many programs are timed.
+
+    Raises:
+        TypeError, ValueError: it is no number of at least 0, or this process has not all devices of the mesh.
+    """
+    count = require_integer(where, "measure", measure, 0)
+    if count and is_abstract_mesh(mesh):
+        raise wrong_value(where, "measure", count, "0 on an abstract mesh, whose devices are not there to be timed")
+    if count and processes_of(mesh) != (own_process(),):
+        raise wrong_value(where, "measure", count, "0 on a mesh with devices of other processes")
+    return count
+
+
+def fastest(
+    program: SearchedProgram,
+    ranking: Ranking,
+    count: int,
+    leaves: Sequence[object] | None = None,
+    hidden: Sequence[Axes] = (),
+    where: str = "search_specs",
+) -> Ranking:
+    """The ranking, with the fastest of its first `count` candidates as the best.
+
+    Each is compiled. Then they take steps in turn, so that what else the machine does slows all of them alike; those
+    that are clearly slower drop out. A candidate that cannot be compiled, or does not fit in the memory of a device, is
+    not the fastest.
+
+    Args:
+        program: the program.
+        ranking: what was found, of which the candidates are compiled.
+        count: how many are compiled.
+        leaves: the arguments; those that are no arrays, or all by default, are made up: numbers between -0.02 and 0.02,
+            and zeros where they are no floats.
+        hidden: the axes of the arguments that are not the user's.
+        where: what errors begin with.
+
+    Raises:
+        ValueError: the program has effects, which it would have each time.
+        jax.errors.JaxRuntimeError: none of the candidates could be run.
+    """
+    inlined = program.partitioned.inlined.jaxpr
+    effects = with_constraints(program.partitioned.inlined, {}, program.unit.mesh).effects
+    if effects:
+        raise ValueError(
+            f"{where}: {program.unit.name} cannot be measured: it has effects, {', '.join(sorted(map(str, effects)))}, "
+            "which it would have with each step that is timed. Leave out `measure`, or what has effects"
+        )
+    avals = [aval for aval in inlined.in_avals if isinstance(aval, ShapedArray)]
+    given = leaves if leaves is not None and len(leaves) == len(avals) - program.hidden else ()
+    made = _Made(avals, [*[None] * (len(avals) - len(given)), *given])
+    steps, failure = list[_Step](), None
+    for tried in ranking.candidates[:count]:
+        try:
+            step = _compiled(program, tried, hidden, avals, made)
+            step.run()
+        except jax.errors.JaxRuntimeError as error:
+            failure = error
+        else:
+            steps.append(step)
+    if not steps:
+        assert failure is not None  # there is at least one candidate
+        raise failure
+    chosen = min(_after_turns(steps), key=lambda step: step.seconds).tried
+    runners_up = ranking.runners_up
+    if chosen.question.key != ranking.question.key:
+        runners_up = (ranking.best, *(one for one in runners_up if one.choice != chosen.scored.choice))
+    return dataclasses.replace(
+        ranking,
+        best=chosen.scored,
+        question=chosen.question,
+        answer=chosen.answer,
+        runners_up=runners_up,
+        measured={step.tried.question.key: step.seconds for step in steps},
+    )
+
+
+@dataclasses.dataclass(eq=False)
+class _Step:
+    """A compiled candidate, with the times of the steps that it took."""
+
+    tried: Tried
+    executable: Any
+    shardings: tuple[NamedSharding, ...]
+    made: "_Made"
+    times: list[float] = dataclasses.field(default_factory=list)
+
+    def run(self) -> float:
+        """How long a step takes on new arguments, which it may consume."""
+        arguments = jax.block_until_ready(self.made.on(self.shardings))
+        start = time.perf_counter()
+        jax.block_until_ready(self.executable(*arguments))
+        return time.perf_counter() - start
+
+    @property
+    def seconds(self) -> float:
+        """The median."""
+        return statistics.median(self.times)
+
+
+def _after_turns(steps: Sequence[_Step]) -> Sequence[_Step]:
+    """Those of the steps that were timed to the end."""
+    for turn in range(_ROUNDS):
+        if turn in _CUTS:
+            most = _CUTS[turn] * min(step.seconds for step in steps)
+            steps = [step for step in steps if step.seconds <= most]
+        for step in steps:
+            step.times.append(step.run())
+    return steps
+
+
+def _compiled(
+    program: SearchedProgram, tried: Tried, hidden: Sequence[Axes], avals: Sequence[ShapedArray], made: "_Made"
+) -> _Step:
+    question, mesh = tried.question, program.unit.mesh
+
+    def on_mesh(axes: Sequence[Axes]) -> tuple[NamedSharding, ...]:
+        return tuple(NamedSharding(mesh, spec_of(one)) for one in axes)
+
+    own = (question.arguments.get(k) or axes for k, axes in enumerate(tried.answer.arguments))
+    shardings = on_mesh([*hidden, *own])
+    results = on_mesh([question.results.get(k) or axes for k, axes in enumerate(tried.answer.results)])
+    specs = {number: spec_of(axes) for number, axes in question.values.items()}
+    evaluate = jaxpr_as_fun(with_constraints(program.partitioned.inlined, specs, mesh))
+    donated = tuple(k + program.hidden for k, donated in enumerate(program.donated) if donated)
+    partitioned = pjit(
+        lambda *args: tuple(evaluate(*args)), in_shardings=shardings, out_shardings=results, donate_argnums=donated
+    )
+    structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+    return _Step(tried, partitioned.lower(*structs).compile(), shardings, made)
+
+
+class _Made:
+    """New arguments, as often as they are wanted: what a step consumes may be the user's."""
+
+    def __init__(self, avals: Sequence[ShapedArray], given: Sequence[object]) -> None:
+        self._avals, self._given = avals, given
+        self._makers: dict[object, Callable[[], jax.Array]] = {}
+
+    def on(self, shardings: Sequence[NamedSharding]) -> list[jax.Array]:
+        """The arguments with these shardings."""
+        return [
+            jax.device_put(value, sharding, may_alias=False)
+            if isinstance(value, jax.Array | np.ndarray)
+            else self._made_up(aval, sharding)
+            for aval, value, sharding in zip(self._avals, self._given, shardings, strict=True)
+        ]
+
+    def _made_up(self, aval: ShapedArray, sharding: NamedSharding) -> jax.Array:
+        key = aval.shape, aval.dtype, sharding
+        if key not in self._makers:
+            made = jax.jit(lambda: _numbers(aval.shape, aval.dtype), out_shardings=sharding)
+            self._makers[key] = made.lower().compile()  # ahead of time: where this is asked, something may be traced
+        return self._makers[key]()
+
+
+def _numbers(shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        return jax.lax.broadcast(jax.random.key(0), shape)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return jnp.zeros(shape, dtype)
+    place = sum((k + 1.37) * jax.lax.broadcasted_iota(jnp.float32, shape, k) for k in range(len(shape)))
+    return (0.02 * jnp.sin(1.0 + place)).astype(dtype)
