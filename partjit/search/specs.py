@@ -55,9 +55,10 @@ def search_specs(
 
     The function is traced and lowered once. Then it is asked what specs would cost: their collectives, memory and
     FLOPs are predicted as `partjit.inspect.explain` predicts them, and the machine says how long they take. Nothing is
-    compiled or executed unless you want to `measure`. The search starts from data parallelism, ZeRO-1 and ZeRO-3, Megatron, both and sequence
-    parallelism, and improves the best of them; it never returns anything worse than these. Layers that are alike are
-    decided together, and the state of an optimizer is sharded as its parameter, or over more axes.
+    compiled or executed, unless the best are to be measured. The search starts from data parallelism, ZeRO-1 and
+    ZeRO-3, Megatron, both and sequence parallelism, and improves the best of them; it never returns anything worse than
+    these. Layers that are alike are decided together, and the state of an optimizer is sharded as its parameter, or
+    over more axes.
 
     Args:
         fun: a function, or what `pjit` or `jax.jit` made of one. The specs that it has are not taken as fixed; see

@@ -156,9 +156,8 @@ def _compiled(
     specs = {number: spec_of(axes) for number, axes in question.values.items()}
     evaluate = jaxpr_as_fun(with_constraints(program.partitioned.inlined, specs, mesh))
     donated = tuple(k + program.hidden for k, donated in enumerate(program.donated) if donated)
-    partitioned = pjit(
-        lambda *args: tuple(evaluate(*args)), in_shardings=shardings, out_shardings=results, donate_argnums=donated
-    )
+    options: dict[str, Any] = {"in_shardings": shardings, "out_shardings": results, "donate_argnums": donated}
+    partitioned = pjit(lambda *args: tuple(evaluate(*args)), **options)
     structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
     return _Step(tried, partitioned.lower(*structs).compile(), shardings, made)
 

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType
 
 from partjit import AUTO, Mesh, P, SearchOptions, pjit, search_specs
+from partjit.inspect.tracing import trace_function
 from partjit.search import auto, timed
 from partjit.search.find import OWN, find
 from partjit.search.program import SearchedProgram
 from partjit.search.space import Space
 from partjit.search.starts import kind_of
-from partjit.inspect.tracing import trace_function
 from tests.census import saw, sees
 from tests.search.models import MACHINE
 
