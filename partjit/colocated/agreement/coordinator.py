@@ -76,7 +76,7 @@ class Coordinator:
         self._timeout = timeout
         self._key = key
         self._listener = Listener((host, 0), backlog=1024)
-        self._changed = threading.Condition()
+        self._deciding = threading.RLock()
         self._senders: dict[int, Callable[[Message], None]] = {}
         self._gone: dict[int, str] = {}
         self._histories: dict[_Group, _History] = collections.defaultdict(_History)
@@ -91,14 +91,14 @@ class Coordinator:
 
     def enter(self, process: int, send: Callable[[Message], None]) -> None:
         """Takes in a process, with what sends it messages."""
-        with self._changed:
+        with self._deciding:
             self._senders[process] = send
             for gone in self._gone.items():
                 self._send(process, Gone(*gone))
 
     def hear(self, process: int, vote: Vote) -> None:
         """Counts the vote of a process."""
-        with self._changed:
+        with self._deciding:
             self._count(process, vote)
 
     def _accept(self) -> None:
@@ -126,13 +126,13 @@ class Coordinator:
                 if isinstance(vote, Vote):
                     self.hear(process, vote)
                 else:  # it wants to hear something
-                    with self._changed:
+                    with self._deciding:
                         self._send(process, None)
         except TimeoutError:
             why = f"nothing has been heard of it for {self._timeout:g} s"
         except (EOFError, OSError):
             why = "it has ended"
-        with self._changed:
+        with self._deciding:
             self._gone[process] = why
             for group, history in self._histories.items():
                 for round_ in [*history.rounds.values()] if process in group else ():
@@ -164,7 +164,6 @@ class Coordinator:
         round_ = history.rounds.get(number)
         if round_ is None:
             round_ = history.rounds[number] = _Round({}, time.monotonic() + self._timeout)
-            self._changed.notify()
         round_.votes[process] = vote
         history.last[process] = round_
         if vote.failure is not None:
@@ -190,11 +189,7 @@ class Coordinator:
             return
         votes = round_.votes
         missing = [process for process in group if process not in votes]
-        somewhere = str(next(iter(votes.values())).point)
-        gone = self._gone
-        lost = [Report(p, f"{gone[p]} and it did not come to {somewhere}", "") for p in missing if p in gone]
-        if is_late and not lost:
-            lost = [Report(p, f"it did not come to {somewhere} within {self._timeout:g} s", "") for p in missing]
+        lost = self._lost_in(round_, missing, is_late=is_late) if missing and (is_late or self._gone) else []
         failures = [vote.failure for vote in votes.values() if vote.failure is not None] or lost
         if not failures:
             round_.choices = _different_choices(votes)
@@ -207,6 +202,15 @@ class Coordinator:
         round_.is_decided = True
         for process in sorted(votes, reverse=True):  # this one, the lowest, may end when it knows
             self._answer(process, votes[process], failures, round_)
+
+    def _lost_in(self, round_: _Round, missing: Sequence[int], *, is_late: bool) -> list[Report]:
+        """Which processes will not come to a round, and why."""
+        somewhere = next(iter(round_.votes.values())).point
+        gone = self._gone
+        lost = [Report(p, f"{gone[p]} and it did not come to {somewhere}", "") for p in missing if p in gone]
+        if is_late and not lost:
+            lost = [Report(p, f"it did not come to {somewhere} within {self._timeout:g} s", "") for p in missing]
+        return lost
 
     def _answer(self, process: int, vote: Vote, failures: Sequence[Report], round_: _Round | None = None) -> None:
         others: list[tuple[int, Point, str]] = []
@@ -223,8 +227,8 @@ class Coordinator:
             self._senders[process](message)
 
     def _watch_deadlines(self) -> None:
-        with self._changed:
-            while True:
+        while True:
+            with self._deciding:
                 open_ = [
                     (round_.deadline, group, round_)
                     for group, history in self._histories.items()
@@ -236,7 +240,8 @@ class Coordinator:
                     if deadline <= now:
                         self._decide(group, round_, is_late=True)
                 later = [deadline - now for deadline, _, _ in open_ if deadline > now]
-                self._changed.wait(min(later, default=None))
+            # Rounds that begin meanwhile have later deadlines, so none has to wake this thread.
+            time.sleep(min(later, default=self._timeout))
 
 
 def _different_choices(votes: Mapping[int, Vote]) -> Sequence[tuple[int, Choice]]:

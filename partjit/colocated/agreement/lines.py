@@ -1,16 +1,26 @@
 """How a participant and the coordinator reach each other: over a connection, or within one process."""
 
+import collections
 import contextlib
+import os
 import queue
 import select
-import threading
+import socket
+import struct
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Protocol
 
 from partjit.colocated.agreement.votes import Message, Vote, from_bytes, to_bytes
+from partjit.colocated.runtime.interrupts import Exclusive
 
 __all__ = ["Channel", "Line", "Remote", "Within"]
+
+
+_LENGTH = struct.Struct("!I")
+_SHORT = 2**12
+"""Bytes for which there is always room on the way, as a process has a vote or two under way in each of its threads."""
+_MOST_READ = 2**16
 
 
 class Channel:
@@ -24,14 +34,36 @@ class Channel:
     """
 
     def __init__(self, connection: Connection, timeout: float) -> None:
-        self._connection = connection
+        self._connection = connection  # closes the file descriptor when it is freed
+        self._descriptor = connection.fileno()
         self._timeout = timeout
         self._ready = select.poll()
-        self._ready.register(connection.fileno(), select.POLLIN)
+        self._ready.register(self._descriptor, select.POLLIN)
+        self._sending = Exclusive()
+        self._come = bytearray()
+        self._messages: collections.deque[Message] = collections.deque()
+        with socket.socket(fileno=os.dup(self._descriptor)) as same:  # a vote does not wait for the answer to another
+            same.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, message: Message) -> None:
         """Sends a message; threads take turns by themselves."""
-        self._connection.send_bytes(to_bytes(message))
+        self._sending.run(self._send_all, _framed(message))
+
+    def send_at_once(self, message: Message, sent: list[int]) -> bool:
+        """Sends a short message if that need not wait, from a thread that a signal may interrupt.
+
+        Args:
+            message: to be sent.
+            sent: gets an item if the message has been sent, however this function ends.
+
+        Returns:
+            Whether it was sent; if not, nothing of it was.
+
+        Raises:
+            OSError: the other process has ended.
+        """
+        data = _framed(message)
+        return len(data) <= _SHORT and self._sending.attempt(sent, os.write, self._descriptor, data)
 
     def receive(self) -> Message:
         """What comes next.
@@ -40,13 +72,39 @@ class Channel:
             EOFError, OSError: the other process has ended.
             TimeoutError: nothing comes for as long as something should.
         """
-        if not self._ready.poll(self._timeout * 1e3):
-            raise TimeoutError
-        return from_bytes(self._connection.recv_bytes())
+        while not self._messages:
+            if not self._ready.poll(self._timeout * 1e3):
+                raise TimeoutError
+            data = os.read(self._descriptor, _MOST_READ)
+            if not data:
+                raise EOFError
+            self._take(data)
+        return self._messages.popleft()
 
     def has_news(self) -> bool:
-        """Whether `receive` would not wait."""
-        return bool(self._ready.poll(0))
+        """Whether `receive` would not wait, unless a message has come in part."""
+        return bool(self._messages or self._ready.poll(0))
+
+    def _take(self, data: bytes) -> None:
+        come, at = self._come, 0
+        come += data
+        while len(come) - at >= _LENGTH.size:
+            end = at + _LENGTH.size + _LENGTH.unpack_from(come, at)[0]
+            if end > len(come):
+                break
+            self._messages.append(from_bytes(bytes(come[at + _LENGTH.size : end])))
+            at = end
+        del come[:at]
+
+    def _send_all(self, data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(self._descriptor, left) :]
+
+
+def _framed(message: Message) -> bytes:
+    data = to_bytes(message)
+    return _LENGTH.pack(len(data)) + data
 
 
 class Line(Protocol):
@@ -54,6 +112,10 @@ class Line(Protocol):
 
     def tell(self, vote: Vote | None) -> None:
         """Sends a vote, or None, which asks for a sign of life; threads take turns."""
+        ...
+
+    def tell_at_once(self, vote: Vote, sent: list[int]) -> bool:
+        """Sends a vote if that need not wait; see `Channel.send_at_once`."""
         ...
 
     def hear(self) -> Message:
@@ -79,12 +141,18 @@ class Remote(Line):
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._telling = threading.Lock()  # of threads that no signal interrupts
 
     def tell(self, vote: Vote | None) -> None:
         """Sends a vote; if the other end is gone, `hear` finds out."""
-        with self._telling, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
             self._channel.send(vote)
+
+    def tell_at_once(self, vote: Vote, sent: list[int]) -> bool:
+        """Sends a vote if that need not wait."""
+        try:
+            return self._channel.send_at_once(vote, sent)
+        except OSError:  # `hear` finds out
+            return False
 
     def hear(self) -> Message:
         """What comes next."""
@@ -111,6 +179,11 @@ class Within(Line):
         """Counts a vote."""
         if vote is not None:
             self._count(vote)
+
+    def tell_at_once(self, vote: Vote, sent: list[int]) -> bool:
+        """Sends nothing: to count is not for a thread that a signal may interrupt."""
+        del vote, sent
+        return False
 
     def hear(self) -> Message:
         """What comes next."""

@@ -41,7 +41,7 @@ class Pending:
         decision: what was decided; None if nothing can be.
         result: what the action returned.
         is_under_way: whether the action has been done, or what is done instead.
-        is_sent: whether the vote has been sent.
+        sent: has an item when the vote has been sent.
         error: what it raised.
         lost: why nothing can be decided.
     """
@@ -57,7 +57,7 @@ class Pending:
         self.decision: Decision | None = None
         self.result: Any = None
         self.is_under_way = False
-        self.is_sent = False
+        self.sent: list[int] = []
         self.error: BaseException | None = None
         self.lost: BaseException | None = None
 
@@ -97,7 +97,7 @@ class PendingFailure(Pending):
     """A failure that the others have not all come to yet.
 
     Attributes:
-        sent: set when it has been sent.
+        left: set when it has been sent, and it is known whether the last vote was.
 
     Args:
         vote: the vote that says so.
@@ -107,14 +107,20 @@ class PendingFailure(Pending):
 
     def __init__(self, vote: Vote, join: Callable[[str], Any] | None, last: Pending | None) -> None:
         super().__init__(vote, None)
-        self.sent = Flag()
+        self.left = Flag()
         self._join = join
         self._last = last
 
     @property
     def has_dispatched(self) -> bool:
         """Whether the execution has dispatched what the others dispatch next."""
-        return self._last is not None and self._last.is_under_way and not self._last.is_sent
+        return self._last is not None and self._last.is_under_way and not self._last.sent
+
+    @property
+    def unsent(self) -> Pending | None:
+        """The last vote of the execution, if an interrupt came before it was sent."""
+        last = self._last
+        return None if last is None or last.sent or last.acted.is_set else last
 
     def join(self, node: str | None) -> None:
         """Takes part in what the others have dispatched."""
@@ -143,7 +149,9 @@ class Participant:
         self._numbers = itertools.count()
         self._executions = itertools.count()
         self._begun: dict[tuple[int, ...], int] = {}
-        self._left: queue.SimpleQueue[Pending] = queue.SimpleQueue()
+        self._line: Line | None = None
+        self._unsent: collections.deque[Pending] = collections.deque()
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()  # the thread that sends what is there
         self._waiting: dict[int, Pending] = {}
         self._lost: BaseException | None = None
         self._gone: dict[int, str] = {}
@@ -171,7 +179,7 @@ class Participant:
         self, vote: Vote, action: Callable[[], Any] | None = None, instead: Callable[[], object] | None = None
     ) -> Pending:
         """A vote that is not sent yet; its number is given here."""
-        return Pending(vote._replace(number=next(self._numbers)), action, instead)
+        return Pending(Vote(next(self._numbers), *vote[1:]), action, instead)
 
     def pending_failure(
         self, vote: Vote, join: Callable[[str], Any] | None = None, last: Pending | None = None
@@ -180,12 +188,23 @@ class Participant:
         return PendingFailure(vote._replace(number=next(self._numbers)), join, last)
 
     def send(self, pending: Pending) -> None:
-        """Sends a vote, and returns at once."""
-        self._left.put(pending)
+        """Sends a vote, and returns at once.
+
+        A vote that nothing is done ahead of is sent by this thread if all before it have been, which wakes no other.
+        """
+        line, vote = self._line, pending.vote
+        is_plain = not (vote.is_ahead or vote.failure is not None)
+        if line is not None and is_plain and not self._unsent:
+            self._waiting[vote.number] = pending
+            if line.tell_at_once(vote, pending.sent):
+                if self._lost is not None:  # and this vote may not have been given up with those before
+                    self._wakes.put(None)
+                return
+        self._unsent.append(pending)
+        self._wakes.put(None)
 
     def _work(self) -> None:
-        """Sends votes."""
-        line: Line | None = None
+        """Sends votes that their threads do not send."""
         try:
             line = self._connected()
         except Exception as error:
@@ -193,25 +212,35 @@ class Participant:
         else:
             for target in (self._receive, self._beat):
                 threading.Thread(target=target, args=(line,), daemon=True).start()
+            self._line = line
         while True:
-            pending = self._left.get()
-            vote = pending.vote
-            if isinstance(pending, PendingFailure):
-                vote = vote._replace(is_ahead=pending.has_dispatched)
-            elif vote.is_ahead:
-                pending.act(self._lost is None)
-                if pending.error is not None:  # the program fails
-                    pending.done.set()
-                    continue
-            self._waiting[vote.number] = pending
-            pending.is_sent = True
-            if line is not None:
-                line.tell(vote)
+            self._wakes.get()
+            while self._unsent:
+                self._send(self._unsent[0])
+                self._unsent.popleft()
             if self._lost is not None:
                 self._give_up(self._lost)
-            if isinstance(pending, PendingFailure):
-                pending.sent.set()
-            del pending
+
+    def _send(self, pending: Pending) -> None:
+        vote = pending.vote
+        if isinstance(pending, PendingFailure):
+            unsent = pending.unsent
+            if unsent is not None:
+                self._waiting.pop(unsent.vote.number, None)
+                unsent.act(False)
+                unsent.done.set()
+            vote = vote._replace(is_ahead=pending.has_dispatched)
+        elif vote.is_ahead:
+            pending.act(self._lost is None)
+            if pending.error is not None:  # the program fails
+                pending.done.set()
+                return
+        self._waiting[vote.number] = pending
+        pending.sent.append(1)
+        if self._line is not None:
+            self._line.tell(vote)
+        if isinstance(pending, PendingFailure):
+            pending.left.set()
 
     def _beat(self, line: Line) -> None:
         """Lets both ends hear of each other, whatever this process does meanwhile, and hears in place of `_receive`.

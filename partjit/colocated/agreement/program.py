@@ -253,7 +253,7 @@ class Agreement:
             self._vote(execution, None, failure), self._join if may_join else None, execution.last
         )
         self._own.send(pending)
-        pending.sent.wait(deadline)
+        pending.left.wait(deadline)
         if may_join:  # what this thread dispatches next comes after what the others have dispatched
             is_patient = isinstance(error, Exception)
             self._is_set_in_time(pending.done, time.monotonic() + self._timeout if is_patient else deadline)

@@ -61,6 +61,20 @@ class Exclusive:
             time.sleep(pause)
             pause = min(pause + 1e-5, 1e-3)
 
+    def attempt(self, results: list[_Result], function: Callable[..., _Result], *args: object) -> bool:
+        """Calls a function of C if no other one runs; returns whether it was called.
+
+        C calls it and adds what it returns to the list: if it is there, the function was called, wherever an interrupt
+        came.
+        """
+        try:
+            results.extend(map(self._context.run, (function,), *((arg,) for arg in args)))
+        except RuntimeError as error:
+            if not _is_of_c(error):
+                raise
+            return False
+        return True
+
     def is_owned(self) -> bool:
         """Whether this thread is in one of the functions."""
         try:
