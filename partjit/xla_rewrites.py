@@ -3,7 +3,7 @@
 * HLO has no broadcast that also expands dimensions of size 1 or permutes dimensions, and one that only adds dimensions
   of size 1 is a reshape there. Shardy propagates through reshapes and transposes before it does through broadcasts.
 * Calls of functions are inlined. What a function returns and what its call returns are one value, with one sharding.
-* A slice of nothing is a constant, which nothing is concatenated with; one of everything is what it is a slice of.
+* Operations that change nothing are folded; see `partjit.xla_folds`.
 * What a loop passes on unchanged is captured by its body instead. So it has one sharding, but for what the user has
   sharded: that may be sharded further in the body.
 * Operations are in an order of its own; see `partjit.xla_order`.
@@ -23,6 +23,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import sdy, stablehlo
 
 from partjit.shardy import Shardings, nested, run_passes, symbol_of
+from partjit.xla_folds import FOLDED, fold
 from partjit.xla_order import WITH_BODIES, order_operations
 
 __all__ = ["open_captured", "rewrite", "rewrite_broadcast", "rewrite_operations"]
@@ -49,13 +50,13 @@ def rewrite_operations(module: ir.Module, is_ignored: Callable[[ir.Operation], b
     ops = nested(module.operation, ir.WalkOrder.PRE_ORDER)
     names = [op.name for op in ops]
     of_name: dict[str, list[Any]] = {"stablehlo.broadcast_in_dim": [], "stablehlo.while": []}
-    of_name |= {"stablehlo.slice": [], "stablehlo.concatenate": []}
     for op, name in zip(ops, names, strict=True):
         of_name.get(name, []).append(op)
-    broadcasts, loops, slices, concatenations = of_name.values()
+    broadcasts, loops = of_name.values()
     with_bodies = [op for op, name in zip(ops, names, strict=True) if name in WITH_BODIES]
-    for op in (*slices, *concatenations):
-        _fold(op)
+    for op, name in zip(ops, names, strict=True):
+        if name in FOLDED:
+            fold(op, is_ignored)
     for broadcast in broadcasts:
         rewrite_broadcast(broadcast)
     order_operations(with_bodies, is_ignored)
@@ -124,32 +125,6 @@ def _inline_calls(module: ir.Module) -> None:
         inline_into(functions["main"])
     for name in inlined:
         functions[name].operation.erase()
-
-
-def _fold(op: Any) -> None:
-    """Replaces a slice of nothing or of everything, and drops operands without elements from a concatenation."""
-    with op.context, op.location, ir.InsertionPoint(op):
-        value = (_of_slice if op.name == "stablehlo.slice" else _of_concatenation)(op)
-    if value is not None:
-        op.result.replace_all_uses_with(value)
-        op.erase()
-
-
-def _of_slice(op: Any) -> ir.Value | None:
-    if _is_empty(op.result):
-        return stablehlo.ConstantOp(ir.Attribute.parse(f"dense<> : {op.result.type}")).result
-    return op.operands[0] if op.operands[0].type == op.result.type else None
-
-
-def _of_concatenation(op: Any) -> ir.Value | None:
-    joined = [value for value in op.operands if not _is_empty(value)]
-    if len(joined) in (0, len(op.operands)):
-        return None
-    return joined[0] if len(joined) == 1 else stablehlo.ConcatenateOp(joined, op.attributes["dimension"]).result
-
-
-def _is_empty(value: Any) -> bool:
-    return 0 in value.type.shape
 
 
 def rewrite_broadcast(op: Any) -> None:

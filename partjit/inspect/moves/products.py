@@ -13,6 +13,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 from partjit.inspect.moves.model import Model, Operation, Tensor, Transfer, without
+from partjit.inspect.moves.resharding import reshard
+from partjit.inspect.moves.sums import sliced_in_groups
 from partjit.inspect.moves.tiles import Step, Unmodelled
 from partjit.shardy import TensorSharding
 
@@ -67,6 +69,10 @@ def product(
     kept = [(of[dim], result[there], there) for of, free in zip(axes, own, strict=True) for dim, there in free.items()]
     # The sum over what is sharded alike is replicated over those axes, and may be sliced along them.
     summed = {axis for dims in contracted for axis in axes[0][dims[0]] if axes[1][dims[1]]}
+    is_all = summed and not batches and not any(gathered.values()) and not any(here for here, _, _ in kept)
+    # Nothing else than what is contracted is sharded:
+    if is_all and (found := _in_groups(op, [a for a, _ in contracted if axes[0][a]])) is not None:
+        return found
     if any(there not in ((), here) and not (not here and {*there} <= summed) for here, there, _ in kept):
         raise Unmodelled
     used = [{axis for dim in free for axis in of[dim]} for of, free in zip(axes, own, strict=True)]
@@ -102,10 +108,24 @@ def product(
         if any(dims and k not in chains for k, dims in gathered.items()):
             raise Unmodelled
         if _unused(op) % _count(op, {axis for dim in sliced for axis in op.results[0].sharding.axes[dim]}) == 0:
-            raise Unmodelled  # XLA may slice over unused axes first, sum the slices, and send them where they belong
+            raise Unmodelled  # within groups of devices, and as in `_in_groups`
         by_dim = [axes[0][a] for a, b in contracted if axes[0][a] and axes[1][b]]
         return op.model(chains, None, _sums(op, sliced, by_dim), distinct=distinct)
     return op.model(chains, keeps=True, distinct=distinct) if chains else None
+
+
+def _in_groups(op: Operation, contracted: Sequence[int]) -> Model | None:
+    """A sum of which each device makes a part of the result; None if it is made as a whole."""
+    result = op.results[0]
+    operand, wanted = op.tiles(op.operands[0].sharding), op.tiles(result.sharding)
+    if wanted.is_replicated or (made := sliced_in_groups(operand, contracted, wanted)) is None:
+        return None
+    sums = []
+    for dim in contracted:
+        factors = [n if k == dim else 1 for k, n in enumerate(operand.counts)]
+        sums.append(Step("all-reduce", operand.groups(factors), result.local, result.local))
+    steps = [*sums, *reshard(made, wanted, result.shape)]
+    return op.model(transfers=[Transfer(step, result) for step in steps])
 
 
 def _sums(op: Operation, sliced: Sequence[int], by_dim: Sequence[tuple[str, ...]]) -> list[Transfer]:

@@ -41,9 +41,11 @@ def slice_(op: Operation) -> Model:
     return op.model({0: chain}, None, transfers)
 
 
-def pad(op: Operation) -> Model:
-    """Padding on both sides and between the elements."""
+def pad(op: Operation) -> Model | None:
+    """Padding on both sides and between the elements; that of nothing is a broadcast."""
     operand, result = op.operands[0], op.results[0]
+    if 0 in operand.shape:
+        return None
     if not result.is_sharded:
         return op.replicated()
     lows, highs, interiors = (

@@ -1,0 +1,199 @@
+"""The operations that XLA folds before it propagates shardings: what they compute is another value, or a simpler one.
+
+A value and one that is folded into it have one sharding; and what only a folded operation has used is not there.
+
+* Sums, products and the like with a neutral element; `and` and `or` with one that decides.
+* A `select` whose cases are the same, or whose predicate is a constant; of a negated predicate.
+* A slice, padding, transpose or reshape that changes nothing; a reshape of a reshape or of a scalar's broadcast; a
+  transpose that only moves dimensions of size 1.
+* Slices of nothing, which are constants; those with starts that are constants; those of one operand of a concatenation.
+* Concatenations of nothing, of one array, and of concatenations that nothing else uses.
+
+Source: `stablehlo_canonicalize_from_hlo_import.cpp` of XLA, and StableHLO's `StablehloAggressiveSimplification.cpp`.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
+
+__all__ = ["FOLDED", "fold"]
+
+
+def fold(op: Any, is_ignored: Callable[[ir.Operation], bool] = lambda _: False) -> bool:
+    """Replaces the result of an operation whose name is in `FOLDED`, if XLA does; returns whether it did.
+
+    Args:
+        op: the operation; those that compute its operands are folded already.
+        is_ignored: whether an operation without results is not in the program that XLA gets.
+    """
+    with op.context, op.location, ir.InsertionPoint(op):
+        value = _concatenate(op, is_ignored) if op.name == "stablehlo.concatenate" else FOLDED[op.name](op)
+    if value is None or value.type != op.results[0].type:
+        return False
+    op.results[0].replace_all_uses_with(value)
+    op.erase()
+    return True
+
+
+def _neutral(neutral: int, deciding: int | None = None, *, commutes: bool = True) -> Callable[[Any], Any]:
+    """The other operand of a neutral element, or the element that decides alone; of floats none does."""
+
+    def of(op: Any) -> Any:
+        left, right = op.operands
+        for value, other in ((right, left), (left, right)) if commutes else ((right, left),):
+            if (number := _splat(value)) is not None:
+                if number == _of_type(neutral, value):
+                    return other
+                if deciding is not None and number == _of_type(deciding, value) and not _is_float(value):
+                    return value
+        return None
+
+    return of
+
+
+def _select(op: Any) -> Any:
+    predicate, chosen, other = op.operands
+    if chosen == other:
+        return chosen
+    if (which := _splat(predicate)) is not None:
+        return chosen if which else other
+    same = _splat(chosen)
+    return chosen if same is not None and same == _splat(other) else None
+
+
+def _reshape(op: Any) -> Any:
+    value = op.operands[0]
+    if value.type == op.results[0].type:
+        return value
+    if (inner := _maker(value, "stablehlo.reshape")) is None:
+        return None
+    value = inner.operands[0]
+    return value if value.type == op.results[0].type else stablehlo.ReshapeOp(op.results[0].type, value).result
+
+
+def _transpose(op: Any) -> Any:
+    value, order = op.operands[0], [*ir.DenseI64ArrayAttr(op.attributes["permutation"])]
+    if order == sorted(order):
+        return value
+    moved = [dim for dim in order if value.type.shape[dim] != 1]
+    return stablehlo.ReshapeOp(op.results[0].type, value).result if moved == sorted(moved) else None
+
+
+def _slice(op: Any) -> Any:
+    value, result = op.operands[0], op.results[0]
+    if 0 in result.type.shape:
+        return stablehlo.ConstantOp(ir.Attribute.parse(f"dense<> : {result.type}")).result
+    if value.type == result.type:
+        return value
+    joined = _maker(value, "stablehlo.concatenate")
+    starts, limits, strides = (
+        [*ir.DenseI64ArrayAttr(op.attributes[name])] for name in ("start_indices", "limit_indices", "strides")
+    )
+    if joined is None:
+        return None
+    dim, offset = ir.IntegerAttr(joined.attributes["dimension"]).value, 0
+    for part in joined.operands:
+        end = offset + part.type.shape[dim]
+        if offset <= starts[dim] and limits[dim] <= end:
+            starts[dim], limits[dim] = starts[dim] - offset, limits[dim] - offset
+            if part.type == result.type:
+                return part
+            return stablehlo.SliceOp(part, starts, limits, strides).result
+        offset = end
+    return None
+
+
+def _dynamic_slice(op: Any) -> Any:
+    value, sizes = op.operands[0], op.results[0].type.shape
+    starts = [_splat(start) for start in [*op.operands][1:]]
+    if None in starts:
+        return None
+    first = [max(0, min(int(s), n - m)) for s, n, m in zip(starts, value.type.shape, sizes, strict=True)]  # pyright: ignore[reportArgumentType]
+    if value.type == op.results[0].type:
+        return value
+    limits = [start + size for start, size in zip(first, sizes, strict=True)]
+    return stablehlo.SliceOp(value, first, limits, [1] * len(sizes)).result
+
+
+def _dynamic_update_slice(op: Any) -> Any:
+    value, update, *starts = op.operands
+    if 0 in update.type.shape:
+        return value
+    return update if update.type == value.type and all(_splat(start) == 0 for start in starts) else None
+
+
+def _pad(op: Any) -> Any:
+    amounts = (op.attributes[f"edge_padding_{side}"] for side in ("low", "high"))
+    return op.operands[0] if not any(n for amount in amounts for n in ir.DenseI64ArrayAttr(amount)) else None
+
+
+def _concatenate(op: Any, is_ignored: Callable[[ir.Operation], bool] = lambda _: False) -> Any:
+    joined = []
+    for value in op.operands:
+        inner = _maker(value, "stablehlo.concatenate")
+        uses = sum(len(use.owner.results) > 0 or not is_ignored(use.owner) for use in value.uses)
+        is_joined = inner is not None and inner.attributes["dimension"] == op.attributes["dimension"] and uses == 1
+        joined += [one for one in (inner.operands if inner and is_joined else [value]) if 0 not in one.type.shape]
+    if len(joined) == 1:
+        return joined[0]
+    if not joined or joined == [*op.operands]:
+        return None
+    return stablehlo.ConcatenateOp(joined, op.attributes["dimension"]).result
+
+
+FOLDED: Mapping[str, Callable[[Any], Any]] = {
+    "stablehlo.add": _neutral(0),
+    "stablehlo.subtract": _neutral(0, commutes=False),
+    "stablehlo.multiply": _neutral(1, 0),
+    "stablehlo.and": _neutral(-1, 0),
+    "stablehlo.or": _neutral(0, -1),
+    "stablehlo.xor": _neutral(0),
+    "stablehlo.select": _select,
+    "stablehlo.reshape": _reshape,
+    "stablehlo.transpose": _transpose,
+    "stablehlo.slice": _slice,
+    "stablehlo.dynamic_slice": _dynamic_slice,
+    "stablehlo.dynamic_update_slice": _dynamic_update_slice,
+    "stablehlo.pad": _pad,
+    "stablehlo.concatenate": _concatenate,
+}
+"""What an operation of each name is folded to: a value, new or not; None if it stays."""
+
+
+def _maker(value: Any, name: str) -> Any:
+    """The operation that computes a value, if it is one of that name."""
+    owner = value.owner
+    return None if isinstance(owner, ir.Block) or owner.name != name else owner
+
+
+def _splat(value: Any) -> int | float | bool | None:
+    """The number that all elements of a constant are."""
+    owner = value.owner
+    if isinstance(owner, ir.Block):
+        return None
+    if owner.name == "stablehlo.broadcast_in_dim":
+        owner = owner.operands[0].owner
+    if isinstance(owner, ir.Block) or owner.name != "stablehlo.constant":
+        return None
+    found = _NUMBER.match(str(owner.attributes["value"]))
+    if found is None:
+        return None
+    return found[1] == "true" if found[1] in ("true", "false") else float(found[1])
+
+
+_NUMBER = re.compile(r"dense<(true|false|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)>")
+
+
+def _of_type(number: int, value: Any) -> int | bool:
+    """A number as an element of the type; -1 has all bits."""
+    element = str(value.type.element_type)
+    if element == "i1":
+        return bool(number)
+    return 2 ** int(element[2:]) - 1 if number == -1 and element.startswith("ui") else number
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value.type.element_type, ir.FloatType | ir.ComplexType)

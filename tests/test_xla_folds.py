@@ -1,0 +1,98 @@
+"""What XLA folds before it propagates shardings is folded in the same way: the same operations are left."""
+
+import collections
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.extend.mlir import ir
+
+from partjit.inspect.moves.unused import remove_unused
+from partjit.shardy import nested
+from partjit.xla_folds import FOLDED
+from partjit.xla_rewrites import rewrite
+
+FOLDS = {
+    "equal cases": lambda x, i, p: lax.select(p, x, x),
+    "equal constant cases": lambda x, i, p: lax.select(p, jnp.zeros_like(x), jnp.zeros_like(x)) + jnp.sin(x),
+    "other cases": lambda x, i, p: lax.select(p, jnp.zeros_like(x), jnp.ones_like(x)) + jnp.sin(x),
+    "a predicate that is a constant": lambda x, i, p: lax.select(jnp.full(x.shape, False), jnp.cos(x), jnp.sin(x)),
+    "plus zero": lambda x, i, p: (x + jnp.zeros_like(x), jnp.zeros_like(x) + x, x - jnp.zeros_like(x)),
+    "zero minus": lambda x, i, p: jnp.zeros_like(x) - x,
+    "times one": lambda x, i, p: (x * jnp.ones_like(x), 1 * i),
+    "times zero": lambda x, i, p: x * 0.0,
+    "integers times zero": lambda x, i, p: (i * 0 + lax.population_count(i),),
+    "bits": lambda x, i, p: (i & -1, i | 0, i ^ 0, lax.population_count(i) | (i & 0)),
+    "truth": lambda x, i, p: (p & True, p | False, ~p | (p & False)),
+    "unsigned bits": lambda x, i, p: i.astype(jnp.uint8) & jnp.uint8(255),
+    "reshapes": lambda x, i, p: x.reshape(8, 4).reshape(32),
+    "reshapes there and back": lambda x, i, p: jnp.sin(x).reshape(8, 4).reshape(4, 8),
+    "a dimension of size one moves": lambda x, i, p: lax.transpose(jnp.sin(x)[:1], (1, 0)),
+    "a transpose": lambda x, i, p: x.T,
+    "constant starts": lambda x, i, p: lax.dynamic_slice(x, (7, 0), (2, 8)),
+    "all is sliced": lambda x, i, p: lax.dynamic_slice(jnp.sin(x), (0, 0), (4, 8)),
+    "all is updated": lambda x, i, p: lax.dynamic_update_slice(x, jnp.sin(x), (0, 0)),
+    "a part is updated": lambda x, i, p: lax.dynamic_update_slice(x, jnp.sin(x[:2]), (1, 0)),
+    "nothing is updated": lambda x, i, p: lax.dynamic_update_slice(jnp.sin(x), x[:, :0], (0, 0)),
+    "no padding": lambda x, i, p: lax.pad(jnp.sin(x), jnp.float32(0), ((0, 0, 0), (0, 0, 0))),
+    "padding": lambda x, i, p: lax.pad(x, jnp.float32(0), ((1, 0, 0), (0, 0, 0))),
+    "padding between": lambda x, i, p: lax.pad(x, jnp.float32(0), ((0, 0, 1), (0, 0, 0))),
+    "a part of a concatenation": lambda x, i, p: jnp.concatenate([jnp.sin(x), jnp.cos(x)])[4:8],
+    "a part of a part": lambda x, i, p: jnp.concatenate([jnp.sin(x), jnp.cos(x)])[5:7],
+    "parts of several": lambda x, i, p: jnp.concatenate([jnp.sin(x), jnp.cos(x), x])[1:6],
+    "nested concatenations": lambda x, i, p: jnp.concatenate([jnp.concatenate([x, jnp.sin(x)]), x]),
+    "nested, and used": lambda x, i, p: (jnp.concatenate([y := jnp.concatenate([x, x]), x]), jnp.sin(y)),
+    "nested, and used twice": lambda x, i, p: jnp.concatenate([jnp.concatenate([x, jnp.sin(x)])] * 2),
+    "nested, of other dimensions": lambda x, i, p: jnp.concatenate(
+        [jnp.concatenate([x[:, :4], x[:, 4:]], 1), jnp.sin(x)]
+    ),
+    "concatenated with nothing": lambda x, i, p: jnp.concatenate([jnp.sin(x), x[:0]]),
+}
+
+
+COUNTED_OUT = ("constant", "broadcast", "parameter", "tuple", "func", "return")
+"""What does not compute anything, and constants, which XLA makes as often as they are used."""
+
+
+def counts(names):
+    found = collections.Counter(name.replace("-", "_").removesuffix("_in_dim") for name in names)
+    return {name: n for name, n in found.items() if name not in COUNTED_OUT}
+
+
+@functools.cache
+def lowered(name):
+    structs = [jax.ShapeDtypeStruct((4, 8), dtype) for dtype in (jnp.float32, jnp.int32, jnp.bool)]
+    return jax.jit(FOLDS[name]).lower(*structs)
+
+
+@pytest.mark.parametrize("name", FOLDS)
+def test_the_same_operations_are_left_as_xla_leaves(name):
+    text = lowered(name).compiler_ir("hlo").as_hlo_text()
+    theirs = re.findall(r"= [^=]*? ([\w\-]+)\(", text[text.index("ENTRY") :])
+    module = lowered(name).compiler_ir("stablehlo")
+    module = ir.Module.parse(str(module), context=module.context)  # the other one may be compiled
+    rewrite(module)
+    remove_unused(module)
+    assert module.operation.verify()
+    assert counts(op.name.partition(".")[2] for op in nested(module.operation)) == counts(theirs)
+
+
+def test_each_fold_is_tried():
+    seen = {op.name for name in FOLDS for op in nested(lowered(name).compiler_ir("stablehlo").operation)}
+    assert seen >= FOLDED.keys()
+
+
+@pytest.mark.parametrize("name", ["dynamic_slice", "select"])
+def test_operations_in_loops_are_folded(name):
+    def body(_, x):
+        same = lax.select(x > 0, x, x)
+        return jnp.sin(lax.dynamic_slice(same, (0, 0), (4, 8)))
+
+    module = jax.jit(lambda x: lax.fori_loop(0, 3, body, x)).lower(jnp.ones((4, 8))).compiler_ir("stablehlo")
+    module = ir.Module.parse(str(module), context=module.context)
+    assert any(op.name == f"stablehlo.{name}" for op in nested(module.operation))
+    rewrite(module)
+    assert not any(op.name == f"stablehlo.{name}" for op in nested(module.operation))
