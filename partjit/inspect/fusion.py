@@ -10,7 +10,7 @@ from partjit.inspect.skeleton import Equation, Variable
 __all__ = ["CONSUMERS", "ELEMENTWISE", "FUSED", "UPDATES", "is_fused"]
 
 _VIEWS = {"reshape", "squeeze", "expand_dims", "copy", "copy_p", "sharding_constraint", "optimization_barrier", "name"}
-_SHAPED = {"broadcast_in_dim", "iota", "convert_element_type", "select_n", "slice", "rev", "pad", "transpose"}
+_SHAPED = {"broadcast_in_dim", "iota", "convert_element_type", "select_n", "slice", "rev", "pad", "transpose", "tile"}
 ELEMENTWISE = {
     *("abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil"),
     *("clamp", "clz", "complex", "conj", "convert_element_type", "cos", "cosh", "div", "eq", "erf", "erf_inv", "erfc"),

@@ -66,7 +66,8 @@ class Memory:
 
     def __str__(self) -> str:
         about = "about " if self.is_estimate else ""
-        least = f" or more, without {', '.join(self.unknown)}" if self.unknown else " at most"
+        least = "" if self.is_estimate else " at most"
+        least = f" or more, without {', '.join(self.unknown)}" if self.unknown else least
         saved = f", saved for the backward pass {shown_bytes(self.saved)}" if self.saved else ""
         return (
             f"{self.program}: {about}{shown_bytes(self.peak)}{least}; arguments {shown_bytes(self.arguments)} "

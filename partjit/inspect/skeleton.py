@@ -22,6 +22,7 @@ __all__ = ["RANDOM", "Body", "Equation", "Skeleton", "Variable", "skeleton_of"]
 
 RANDOM = ("random_bits", "random_split", "random_fold_in", "threefry2x32")
 _WITH_WORKSPACE = ("reduce_window", "select_and", "sort", "top_k", "fft", "cholesky", "lu", "qr", "eig", "svd")
+_WITH_WORKSPACE += ("bcoo_", "bcsr_", "coo_", "csr_")  # sparse arrays: a primitive is several operations
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)

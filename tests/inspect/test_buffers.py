@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import sparse
 
 import partjit
 from partjit import P, pjit
@@ -71,6 +72,16 @@ def test_masks_need_no_memory_and_are_no_finding(mesh):
     assert [f.text for f in masked.findings if f.kind == "replicated"] == []
 
 
+def test_repeated_arrays_need_no_memory_and_estimates_are_no_bounds(mesh):
+    """`jnp.tile` is a primitive that XLA computes where its result is used, as it does a broadcast."""
+    sums = pjit(lambda x: (jnp.tile(x, (1, 8)) + jnp.arange(512.0)[None]).sum(1), in_shardings=P("data"))
+    report = explain(sums, f32(64, 64), mesh=mesh, compiled=True)
+    (estimate,), (found,) = report.estimates, report.memory
+    assert 0.85 <= estimate.peak / found.peak <= 1.15, (str(estimate), str(found))
+    assert " at most" not in str(estimate)
+    assert " at most; " in str(found)
+
+
 def test_what_is_saved_for_the_backward_pass_is_less_with_checkpoints(mesh):
     plain, checkpointed = (report_of(name, mesh).estimates[0] for name in ("layers", "checkpointed layers"))
     assert 0 < checkpointed.saved < plain.saved
@@ -91,6 +102,9 @@ def test_what_an_estimate_leaves_out_is_said(mesh):
     gathered = explain(pjit(jnp.sin, in_shardings=P("data"), out_shardings=P()), f32(64, 64), mesh=mesh)
     assert gathered.estimates[0].unknown == ("the lifetime of what collectives gather",)
     assert "or more, without the lifetime of what collectives gather;" in str(gathered.estimates[0])
+    matrix = sparse.BCOO.fromdense(jnp.eye(64))
+    of_sparse = explain(pjit(lambda m, x: m @ x, in_shardings=(P(), P(None, "data"))), matrix, f32(64, 64), mesh=mesh)
+    assert of_sparse.estimates[0].unknown == ("the workspace of bcoo_dot_general",)
     narrow = jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)
     product = explain(pjit(lambda x: x @ x.T, in_shardings=P()), narrow, mesh=mesh)
     assert product.estimates[0].unknown == ("the matrix products that the CPU computes in 32 bits",)

@@ -48,7 +48,9 @@ def summary(report: Contents) -> Markup:
     ]
     if peak is not None:
         most = f"{'about ' if peak.is_estimate else ''}{shown_bytes(peak.peak)}"
-        tiles.insert(2, ("memory", most, f"at most per device, {'estimated' if peak.is_estimate else 'compiled'}"))
+        tiles.insert(
+            2, ("memory", most, "per device, estimated" if peak.is_estimate else "at most per device, compiled")
+        )
     drawn = (
         element("div", element("span", name), element("strong", _large(value)), element("span", below))
         for name, value, below in tiles
