@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias, cast
 
 from jax.sharding import AbstractMesh, Mesh
@@ -17,10 +17,11 @@ from partjit.checks import (
     require_text,
     wrong_value,
 )
+from partjit.inspect.collectives import KINDS
 from partjit.render.numbers import shown_bytes, shown_duration, shown_flops
 from partjit.render.text import table
 
-__all__ = ["CLASSES", "Link", "Machine", "dtype_class", "h100", "tpu_v5p", "tpu_v6e"]
+__all__ = ["CLASSES", "Link", "Machine", "TimedCollective", "dtype_class", "h100", "tpu_v5p", "tpu_v6e"]
 
 AnyMesh: TypeAlias = Mesh | AbstractMesh
 
@@ -42,8 +43,35 @@ class Link:
 
     def __post_init__(self) -> None:
         _positive("Link", "bandwidth", self.bandwidth, "bytes per second")
-        if require_number("Link", "latency", self.latency, "a number of seconds") < 0:
-            raise wrong_value("Link", "latency", self.latency, "a number of seconds of at least 0")
+        _not_negative("Link", "latency", self.latency)
+
+
+@dataclasses.dataclass(frozen=True)
+class TimedCollective:
+    """How long a collective was measured to take: `latency + nbytes / bandwidth`.
+
+    Attributes:
+        kind: one of `partjit.inspect.collectives.KINDS`.
+        axes: the axes of the mesh that it communicates over, whole ones.
+        latency: seconds, however small it is.
+        bandwidth: bytes per second, of the operand or the result of a device, whichever is larger.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    latency: float
+    bandwidth: float
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise wrong_value("TimedCollective", "kind", self.kind, f"one of {', '.join(KINDS)}")
+        object.__setattr__(self, "axes", tuple(items_of("TimedCollective", "axes", self.axes, "the names of axes")))
+        _positive("TimedCollective", "bandwidth", self.bandwidth, "bytes per second")
+        _not_negative("TimedCollective", "latency", self.latency)
+
+    def seconds(self, nbytes: float) -> float:
+        """How long it takes with so many bytes."""
+        return self.latency + nbytes / self.bandwidth
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +85,14 @@ class Machine:
         memory: bytes of a device.
         memory_bandwidth: bytes per second that a device reads and writes.
         links: what connects the devices along each axis, by the name of the axis.
+        launch: seconds that a device takes to begin an operation, or several that are fused: 0 where it begins one
+            while it computes another, as the presets assume.
+        convolutions: as `flops`, of convolutions; by default they are as fast as products of matrices.
+        collectives: collectives that were measured, which then take as long as that, and not as the links say. Over
+            several axes of which only each by itself was measured, they go axis by axis.
+
+    Rates are those of one device while all of them compute and send: devices that share the cores of a host, as virtual
+    ones do, share what it can do.
 
     Raises:
         TypeError, ValueError: a rate is no number above 0, or a class or link is none.
@@ -77,22 +113,28 @@ class Machine:
     memory: int
     memory_bandwidth: float
     links: Mapping[str, Link]
+    launch: float = 0.0
+    convolutions: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    collectives: tuple[TimedCollective, ...] = ()
 
     def __post_init__(self) -> None:
         require_text("Machine", "name", self.name, "a name")
-        flops = require("Machine", "flops", self.flops, Mapping, f"a dict from {', '.join(CLASSES)} to rates")
-        for dtypes, rate in flops.items():
-            if dtypes not in CLASSES:
-                raise wrong_value("Machine", "flops", dtypes, f"by classes of dtypes, {', '.join(CLASSES)}")
-            _positive("Machine", f"flops[{dtypes!r}]", rate, "operations per second")
+        flops, convolutions = (_rates(name, getattr(self, name)) for name in ("flops", "convolutions"))
         if not flops:
             raise wrong_value("Machine", "flops", self.flops, "the rate of at least one class of dtypes")
         require_integer("Machine", "memory", self.memory, 1)
         _positive("Machine", "memory_bandwidth", self.memory_bandwidth, "bytes per second")
         for axis, link in require("Machine", "links", self.links, Mapping, "a dict from axes to Links").items():
             require("Machine", f"links[{axis!r}]", link, Link, "a Link")
-        object.__setattr__(self, "flops", {one: float(flops[one]) for one in CLASSES if one in flops})
+        _not_negative("Machine", "launch", self.launch)
+        timed = items_of("Machine", "collectives", self.collectives, "TimedCollectives")
+        for one in timed:
+            require("Machine", "collectives", one, TimedCollective, "a TimedCollective")
+        object.__setattr__(self, "flops", flops)
+        object.__setattr__(self, "convolutions", convolutions)
         object.__setattr__(self, "links", dict(self.links))
+        object.__setattr__(self, "collectives", tuple(timed))
+        object.__setattr__(self, "_timed", {(one.kind, frozenset(one.axes)): one for one in timed})
 
     def __hash__(self) -> int:
         return hash(self.fingerprint)
@@ -102,10 +144,11 @@ class Machine:
         """A text that two machines have in common if they are equal."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
-    def rate(self, dtypes: str) -> float:
-        """The operations per second of a class of dtypes."""
-        wider = [one for one in CLASSES[: CLASSES.index(dtypes) + 1] if one in self.flops]
-        return self.flops[wider[-1]] if wider else next(iter(self.flops.values()))
+    def rate(self, dtypes: str, primitive: str = "dot_general") -> float:
+        """The operations per second of a primitive on a class of dtypes."""
+        flops = self.convolutions if self.convolutions and primitive == "conv_general_dilated" else self.flops
+        wider = [one for one in CLASSES[: CLASSES.index(dtypes) + 1] if one in flops]
+        return flops[wider[-1]] if wider else next(iter(flops.values()))
 
     def seconds_to_send(self, kind: str, sizes: Mapping[str, int], operand: float, result: float) -> float:
         """How long a collective takes that is alone on the links.
@@ -130,6 +173,9 @@ class Machine:
         the costs; Chan, Heimlich, Purkayastha and van de Geijn, Collective communication: theory, practice, and
         experience, 2007, for several dimensions.
         """
+        timed = self._timed_over(kind, [axis for axis, size in sizes.items() if size > 1])
+        if timed is not None:
+            return _one_by_one(timed, kind, sizes, operand, result)
         axes = sorted(
             ((self.links[axis], size) for axis, size in sizes.items() if axis in self.links and size > 1),
             key=lambda entry: entry[0].bandwidth,
@@ -150,15 +196,48 @@ class Machine:
                     math.ceil(math.log2(n)) * link.latency + (n - 1) / n * operand / link.bandwidth for link, n in axes
                 )
 
+    def _timed_over(self, kind: str, axes: Sequence[str]) -> list[TimedCollective] | None:
+        """What was measured over these axes together, or else over each of them; None if that was not."""
+        known: Mapping[tuple[str, frozenset[str]], TimedCollective] = self._timed  # type: ignore[attr-defined]
+        together = known.get((kind, frozenset(axes)))
+        if together is not None:
+            return [together]
+        each = [known.get((kind, frozenset([axis]))) for axis in axes]
+        return [one for one in each if one is not None] if axes and None not in each else None
+
     def __str__(self) -> str:
         rates = [(one, shown_flops(rate)) for one, rate in self.flops.items()]
         links = [
             (axis, f"{shown_bytes(link.bandwidth)}/s", shown_duration(link.latency))
             for axis, link in self.links.items()
         ]
-        title = f"{self.name}: {shown_bytes(self.memory)} per device, {shown_bytes(self.memory_bandwidth)}/s"
+        timed = [
+            (one.kind, " x ".join(one.axes), f"{shown_bytes(one.bandwidth)}/s", shown_duration(one.latency))
+            for one in self.collectives
+        ]
+        launch = f", {shown_duration(self.launch)} per launch" if self.launch else ""
+        title = f"{self.name}: {shown_bytes(self.memory)} per device, {shown_bytes(self.memory_bandwidth)}/s{launch}"
+        rates += [(f"{one}, convolutions", shown_flops(rate)) for one, rate in self.convolutions.items()]
         parts = [title, table(("dtypes", "per second"), rates)]
-        return "\n".join([*parts, *([table(("axis", "bandwidth", "latency"), links)] if links else [])])
+        if links and not timed:
+            parts.append(table(("axis", "bandwidth", "latency"), links))
+        if timed:
+            parts.append(table(("collective", "axes", "bandwidth", "latency"), timed))
+        return "\n".join(parts)
+
+
+def _one_by_one(
+    timed: Sequence[TimedCollective], kind: str, sizes: Mapping[str, int], operand: float, result: float
+) -> float:
+    """The time of a collective over these axes, the slowest while a device has least of the data."""
+    if len(timed) == 1:
+        return timed[0].seconds(max(operand, result))
+    seconds, has = 0.0, min(operand, result)
+    for one in sorted(timed, key=lambda one: one.bandwidth):
+        if kind in ("all-gather", "reduce-scatter"):
+            has *= math.prod(sizes[axis] for axis in one.axes)
+        seconds += one.seconds(has)
+    return seconds
 
 
 def _gathered(axes: list[tuple[Link, int]], whole: float) -> float:
@@ -269,6 +348,21 @@ def h100(mesh: AnyMesh, *, per_node: int = 8) -> Machine:
         links[str(axis)] = Link(4.5e11, 3e-6) if per_node % within == 0 else Link(5e10, 1e-5)
     flops = {"f64": 6.7e13, "f32": 4.947e14, "f16": 9.89e14, "8bit": 1.979e15}
     return Machine("H100", flops, 80_000_000_000, 3.35e12, {str(axis): links[str(axis)] for axis in mesh.axis_names})
+
+
+def _rates(name: str, given: object) -> dict[str, float]:
+    """Rates by classes of dtypes, the widest first."""
+    rates = require("Machine", name, given, Mapping, f"a dict from {', '.join(CLASSES)} to rates")
+    for dtypes, rate in rates.items():
+        if dtypes not in CLASSES:
+            raise wrong_value("Machine", name, dtypes, f"by classes of dtypes, {', '.join(CLASSES)}")
+        _positive("Machine", f"{name}[{dtypes!r}]", rate, "operations per second")
+    return {one: float(rates[one]) for one in CLASSES if one in rates}
+
+
+def _not_negative(where: str, name: str, value: object) -> None:
+    if cast(float, require_number(where, name, value, "a number of seconds")) < 0:
+        raise wrong_value(where, name, value, "a number of seconds of at least 0")
 
 
 def _positive(where: str, name: str, value: object, what: str) -> None:

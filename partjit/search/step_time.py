@@ -25,10 +25,10 @@ class Cause(NamedTuple):
     """What takes time in a step.
 
     Attributes:
-        kind: "compute", "memory" (what exceeds the time of the operations), "collective", or "unpredicted".
+        kind: "compute", "memory" (what exceeds the time of the operations), "launch", "collective", or "unpredicted".
         what: the equation, or the collective and the axes it goes over.
         where: the user's line, or empty.
-        amount: FLOPs, bytes moved in memory, or bytes sent, of a device.
+        amount: FLOPs, bytes moved in memory, launches, or bytes sent, of a device.
         seconds: how long they take.
     """
 
@@ -62,8 +62,8 @@ class StepTime:
 
     @functools.cached_property
     def computing(self) -> float:
-        """The seconds of operations, and of the memory traffic that takes longer than they do."""
-        return self.seconds_of("compute", "memory")
+        """The seconds of operations, of the memory traffic that takes longer than they do, and of launches."""
+        return self.seconds_of("compute", "memory", "launch")
 
     @functools.cached_property
     def communication(self) -> float:
@@ -83,17 +83,21 @@ class StepTime:
     def to_text(self, most: int | None = 20) -> str:
         """The table, of at most `most` causes."""
         least = "at least" if self.is_lower_bound else "about"
+        launching = self.seconds_of("launch")
+        launches = f"launches {shown_duration(launching)}, " if launching else ""
         title = (
             f"{least} {shown_duration(self.total)} per step on {self.machine.name}: compute "
             f"{shown_duration(self.seconds_of('compute'))}, memory {shown_duration(self.seconds_of('memory'))}, "
-            f"communication {shown_duration(self.communication)}, of which {shown_duration(self.hidden)} hidden"
+            f"{launches}communication {shown_duration(self.communication)}, "
+            f"of which {shown_duration(self.hidden)} hidden"
         )
         return f"{title}\n{table(_COLUMNS, self._rows(), most)}"
 
     def _rows(self) -> list[tuple[str, ...]]:
         rows = []
         for one in self.causes:
-            amount = shown_flops(one.amount) if one.kind == "compute" else shown_bytes(one.amount)
+            shown = {"compute": shown_flops, "launch": lambda number: f"{number:.0f}"}.get(one.kind, shown_bytes)
+            amount = shown(one.amount)
             rows.append((one.kind, one.what, one.where or "?", amount, shown_duration(one.seconds)))
         return rows
 
@@ -153,7 +157,8 @@ def estimate_time(report: object, machine: Machine, *, overlap: float = 0.0) -> 
         times = program.unit.times or 1
         work = Work(program.tree, count_traffic(skeleton_of(program.inlined), program.inlined))
         for part in work.parts(program.inlined.shardings):
-            parts.append(part._replace(flops=part.flops * times, traffic=part.traffic * times))
+            launches = part.launches * times
+            parts.append(part._replace(flops=part.flops * times, traffic=part.traffic * times, launches=launches))
     is_exact = all(c.is_exact or c.branch for c in report.collectives)
     return step_time(
         parts, report.collectives, report.collectives.unknown, dict(report.mesh.shape), machine, overlap, not is_exact
@@ -202,7 +207,7 @@ def seconds_of_step(
     overlap: float,
 ) -> float:
     """The total of `step_time`, without its causes, which take longer to make."""
-    computing = sum(seconds_of(parts, machine))
+    computing = seconds_of(parts, machine)
     own = [*collectives]
     if any(one.branch for one in own):
         sent = sum(cause.seconds for cause in _of_collectives(own, sizes, machine))
@@ -220,15 +225,16 @@ def seconds_of_step(
 
 def _of_parts(parts: Iterable[Part], machine: Machine) -> Iterator[Cause]:
     for part in parts:
-        seconds = part.flops / machine.rate(part.dtypes)
-        waiting = part.traffic / machine.memory_bandwidth - seconds
+        seconds, waiting, launching = part.seconds_on(machine)
         equation = part.equation
         name = "elementwise" if equation is None else f"{equation.primitive} {part.dtypes}"
         where = "" if equation is None else shown_lines(equation.site, equation.library) if equation.site else ""
         if seconds:
             yield Cause("compute", name, where, part.flops, seconds)
-        if waiting > 0:
+        if waiting:
             yield Cause("memory", name, where, part.traffic, waiting)
+        if launching:
+            yield Cause("launch", name, where, part.launches, launching)
 
 
 def _of_collectives(collectives: Sequence[Collective], sizes: Mapping[str, int], machine: Machine) -> Iterator[Cause]:

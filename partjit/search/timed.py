@@ -24,7 +24,7 @@ from partjit.search.find import Ranking, Tried
 from partjit.search.found import spec_of
 from partjit.search.program import SearchedProgram
 
-__all__ = ["fastest", "require_measurable"]
+__all__ = ["TimedStep", "compiler", "fastest", "require_measurable"]
 
 _ROUNDS = 11
 _CUTS = {3: 1.3, 6: 1.15}
@@ -52,6 +52,7 @@ def fastest(
     leaves: Sequence[object] | None = None,
     hidden: Sequence[Axes] = (),
     where: str = "search_specs",
+    compiled: "Callable[[Tried], TimedStep] | None" = None,
 ) -> Ranking:
     """The ranking, with the fastest of its first `count` candidates as the best.
 
@@ -67,25 +68,17 @@ def fastest(
             and zeros where they are no floats.
         hidden: the axes of the arguments that are not the user's.
         where: what errors begin with.
+        compiled: what compiles candidates, if it is not to be made; see `compiler`.
 
     Raises:
         ValueError: the program has effects, which it would have each time.
         jax.errors.JaxRuntimeError: none of the candidates could be run.
     """
-    inlined = program.partitioned.inlined.jaxpr
-    effects = with_constraints(program.partitioned.inlined, {}, program.unit.mesh).effects
-    if effects:
-        raise ValueError(
-            f"{where}: {program.unit.name} cannot be measured: it has effects, {', '.join(sorted(map(str, effects)))}, "
-            "which it would have with each step that is timed. Leave out `measure`, or what has effects"
-        )
-    avals = [aval for aval in inlined.in_avals if isinstance(aval, ShapedArray)]
-    given = leaves if leaves is not None and len(leaves) == len(avals) - program.hidden else ()
-    made = _Made(avals, [*[None] * (len(avals) - len(given)), *given])
-    steps, failure = list[_Step](), None
+    steps, failure = list[TimedStep](), None
+    compiled = compiled or compiler(program, leaves, hidden, where)
     for tried in ranking.candidates[:count]:
         try:
-            step = _compiled(program, tried, hidden, avals, made)
+            step = compiled(tried)
             step.run()
         except jax.errors.JaxRuntimeError as error:
             failure = error
@@ -108,9 +101,37 @@ def fastest(
     )
 
 
-@dataclasses.dataclass(eq=False)
-class _Step:
-    """A compiled candidate, with the times of the steps that it took."""
+def compiler(
+    program: SearchedProgram,
+    leaves: Sequence[object] | None = None,
+    hidden: Sequence[Axes] = (),
+    where: str = "search_specs",
+) -> "Callable[[Tried], TimedStep]":
+    """What compiles candidates; the arguments and the ValueError are those of `fastest`."""
+    closed = with_constraints(program.partitioned.inlined, {}, program.unit.mesh)
+    if closed.effects:
+        effects = ", ".join(sorted(map(str, closed.effects)))
+        raise ValueError(
+            f"{where}: {program.unit.name} cannot be measured: it has effects, {effects}, which it would have with "
+            "each step that is timed. Leave out `measure`, or what has effects"
+        )
+    avals = [aval for aval in closed.in_avals if isinstance(aval, ShapedArray)]
+    given = leaves if leaves is not None and len(leaves) == len(avals) - program.hidden else ()
+    made = _Made(avals, [*[None] * (len(avals) - len(given)), *given])
+    return lambda tried: _compiled(program, tried, hidden, avals, made)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TimedStep:
+    """A compiled candidate.
+
+    Attributes:
+        tried: the candidate.
+        executable: what it was compiled to.
+        shardings: those of its flat arguments.
+        made: where new arguments come from.
+        times: the seconds of the steps that it took in turns.
+    """
 
     tried: Tried
     executable: Any
@@ -131,7 +152,7 @@ class _Step:
         return statistics.median(self.times)
 
 
-def _after_turns(steps: Sequence[_Step]) -> Sequence[_Step]:
+def _after_turns(steps: Sequence[TimedStep]) -> Sequence[TimedStep]:
     """Those of the steps that were timed to the end."""
     for turn in range(_ROUNDS):
         if turn in _CUTS:
@@ -144,7 +165,7 @@ def _after_turns(steps: Sequence[_Step]) -> Sequence[_Step]:
 
 def _compiled(
     program: SearchedProgram, tried: Tried, hidden: Sequence[Axes], avals: Sequence[ShapedArray], made: "_Made"
-) -> _Step:
+) -> TimedStep:
     question, mesh = tried.question, program.unit.mesh
 
     def on_mesh(axes: Sequence[Axes]) -> tuple[NamedSharding, ...]:
@@ -159,7 +180,7 @@ def _compiled(
     options: dict[str, Any] = {"in_shardings": shardings, "out_shardings": results, "donate_argnums": donated}
     partitioned = pjit(lambda *args: tuple(evaluate(*args)), **options)
     structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
-    return _Step(tried, partitioned.lower(*structs).compile(), shardings, made)
+    return TimedStep(tried, partitioned.lower(*structs).compile(), shardings, made)
 
 
 class _Made:

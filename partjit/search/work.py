@@ -29,12 +29,25 @@ class Part(NamedTuple):
         dtypes: the class of its dtypes; see `partjit.search.machine.CLASSES`.
         flops: floating point operations.
         traffic: bytes read from and written to memory.
+        launches: how often it, or one of the equations that it stands for, begins.
     """
 
     equation: Place | None
     dtypes: str
     flops: float
     traffic: float
+    launches: int = 0
+
+    @property
+    def primitive(self) -> str:
+        """The name of the primitive; empty for elementwise equations."""
+        return "" if self.equation is None else self.equation.primitive
+
+    def seconds_on(self, machine: Machine) -> tuple[float, float, float]:
+        """How long it computes, how much longer it waits for memory, and how long its launches take."""
+        computing = self.flops / machine.rate(self.dtypes, self.primitive)
+        waiting = max(0.0, self.traffic / machine.memory_bandwidth - computing)
+        return computing, waiting, self.launches * machine.launch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +60,7 @@ class _Item:
     operands: tuple[int, ...]
     results: tuple[int, ...]
     traffic: tuple[Moved, ...]
+    launches: int
 
 
 class Work:
@@ -73,15 +87,16 @@ class Work:
         moved: dict[int | None, list[Moved]] = {}
         for one in traffic:
             moved.setdefault(one.equation, []).append(one)
-        self._items, elementwise = list[_Item](), moved.pop(None, [])
+        self._items, elementwise, launches = list[_Item](), moved.pop(None, []), 0
         for equation, times in _computing(program, 1):
             own = moved.pop(equation.number, [])
             if equation.primitive in FUSED:
                 elementwise += own
+                launches += times if own else 0
             elif own:
                 self._items.append(_of_equation(equation, times, own))
         if elementwise:
-            self._items.append(_Item(None, "f32", 0.0, (), (), tuple(elementwise)))
+            self._items.append(_Item(None, "f32", 0.0, (), (), tuple(elementwise), launches))
 
     def saved(self) -> "Work":
         """The same, without what cannot be pickled."""
@@ -109,21 +124,17 @@ class Work:
                     if number in shardings:
                         axes |= shardings[number].sizes
                 devices = math.prod(axes.values())
-            found.append(Part(item.equation, item.dtypes, item.flops / devices, bytes_moved(item.traffic, shardings)))
+            traffic = bytes_moved(item.traffic, shardings)
+            found.append(Part(item.equation, item.dtypes, item.flops / devices, traffic, item.launches))
         return found
 
 
-def seconds_of(parts: Iterable[Part], machine: Machine) -> tuple[float, float]:
-    """The time that the parts compute, and the time that they wait for memory besides, one after the other.
+def seconds_of(parts: Iterable[Part], machine: Machine) -> float:
+    """The time of the parts, one after the other.
 
-    Each part takes as long as its operations or its traffic, whichever is longer.
+    Each part takes as long as its operations or its traffic, whichever is longer, and its launches besides.
     """
-    compute = waiting = 0.0
-    for part in parts:
-        seconds = part.flops / machine.rate(part.dtypes)
-        compute += seconds
-        waiting += max(0.0, part.traffic / machine.memory_bandwidth - seconds)
-    return compute, waiting
+    return sum(sum(part.seconds_on(machine)) for part in parts)
 
 
 def _computing(program: AnnotatedJaxpr, times: int) -> Iterator[tuple[AnnotatedEquation, int]]:
@@ -140,4 +151,4 @@ def _of_equation(equation: AnnotatedEquation, times: int, traffic: Iterable[Move
     flops = flops_of(AnnotatedJaxpr((), (), (), (equation,))).total
     dtype = arrays[0].aval.dtype.name if arrays else "float32"
     operands, results = (tuple(v.number for v in values) for values in (equation.inputs, equation.outputs))
-    return _Item(equation, dtype_class(dtype), flops * times, operands, results, tuple(traffic))
+    return _Item(equation, dtype_class(dtype), flops * times, operands, results, tuple(traffic), times)

@@ -1,5 +1,6 @@
 """The machine model: times of collectives and of a step, and what is measured."""
 
+import dataclasses
 import math
 
 import jax
@@ -12,8 +13,9 @@ from jax.sharding import AbstractMesh
 
 from partjit import Mesh, P, pjit
 from partjit.inspect import explain
-from partjit.search import Link, Machine, estimate_time, h100, measure_machine, tpu_v5p, tpu_v6e
+from partjit.search import Link, Machine, TimedCollective, estimate_time, h100, measure_machine, tpu_v5p, tpu_v6e
 from partjit.search.machine import CLASSES
+from partjit.search.measure import _SIZES, _fitted
 from tests.census import saw, sees
 
 ABSTRACT = AbstractMesh((16, 4, 2), ("slice", "data", "model"))
@@ -55,6 +57,53 @@ def test_a_message_takes_its_latency_however_small_it_is():
     assert machine.seconds_to_send("all-gather", {"x": 1}, 1.0, 1.0) == 0.0
 
 
+@sees("one axis", "two axes", "two axes together")
+@given(
+    st.sets(st.sampled_from([("x",), ("y",), ("x", "y")]), min_size=1),
+    st.sampled_from([("x",), ("y",), ("x", "y"), ("y", "x")]),
+    st.sampled_from(["all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter"]),
+    st.floats(1.0, 1e6),
+)
+def test_a_collective_that_was_measured_takes_what_was_measured(measured, axes, kind, nbytes):
+    sizes = {axis: {"x": 4, "y": 2}[axis] for axis in axes}
+    each = {over: TimedCollective(kind, over, 1.0 + k, 10.0 * (k + 1)) for k, over in enumerate(sorted(measured))}
+    links = {"x": Link(1e3, 0.5), "y": Link(1e4, 0.25)}
+    plain = Machine("drawn", {"f32": 1.0}, 1, 1.0, links)
+    machine = dataclasses.replace(plain, collectives=tuple(each.values()))
+    assert machine == dataclasses.replace(plain, collectives=[*each.values()])
+    whole = nbytes * math.prod(sizes.values())
+    operand, result = (whole, nbytes) if kind == "reduce-scatter" else (nbytes, nbytes)
+    if kind == "all-gather":
+        result = whole
+    seconds = machine.seconds_to_send(kind, sizes, operand, result)
+    together = each.get(tuple(sorted(axes)))
+    alone = [each.get((axis,)) for axis in axes]
+    saw("two axes together", len(axes) == 2 and together is not None)
+    saw("two axes", len(axes) == 2 and together is None and None not in alone)
+    saw("one axis", len(axes) == 1 and together is not None)
+    if together is not None:
+        assert seconds == pytest.approx(together.latency + max(operand, result) / together.bandwidth)
+    elif None not in alone:
+        least = sum(one.latency for one in alone)
+        assert least < seconds <= sum(one.seconds(max(operand, result)) for one in alone) * (1 + 1e-9)
+    else:
+        assert seconds == plain.seconds_to_send(kind, sizes, operand, result)
+    other = "all-reduce" if kind != "all-reduce" else "all-gather"
+    assert machine.seconds_to_send(other, sizes, nbytes, nbytes) == plain.seconds_to_send(other, sizes, nbytes, nbytes)
+
+
+@given(st.floats(1e-6, 1e-3), st.floats(1e6, 1e10), st.floats(1e-6, 1e-2), st.sampled_from([2, 4, 6, 8]))
+def test_latency_and_bandwidth_are_read_from_the_times_of_a_small_and_a_large_one(latency, bandwidth, call, count):
+    sizes = _SIZES["cpu"]
+    nbytes = 4 * (sizes.large // count * count)
+    seconds = latency + nbytes / bandwidth
+    taken = {("all-reduce", ("x",), False): latency, ("all-reduce", ("x",), True): call + seconds, "call": call}
+    fitted = _fitted("all-reduce", ("x",), count, sizes, taken)
+    assert fitted.latency == latency
+    if call < seconds and latency < nbytes / bandwidth:  # as in all that is worth to be called a bandwidth
+        assert fitted.seconds(nbytes) == pytest.approx(seconds, rel=1e-6)
+
+
 @pytest.mark.parametrize("preset", [tpu_v5p, tpu_v6e, h100])
 def test_presets_connect_every_axis_and_compute_narrower_types_no_slower(preset):
     machine = preset(ABSTRACT)
@@ -84,6 +133,9 @@ def test_axes_between_nodes_and_between_slices_are_slower():
         ({"memory": 0}, "memory must be at least 1"),
         ({"memory_bandwidth": -1.0}, "memory_bandwidth must be a number of bytes per second above 0"),
         ({"links": {"x": 1e9}}, r"links\['x'\] must be a Link"),
+        ({"launch": -1e-6}, "launch must be a number of seconds of at least 0"),
+        ({"convolutions": {"f32": 0}}, r"convolutions\['f32'\] must be a number of operations per second above 0"),
+        ({"collectives": [Link(1e9)]}, "collectives must be a TimedCollective"),
     ],
 )
 def test_a_machine_that_cannot_be_is_refused(change, message):
@@ -127,6 +179,33 @@ def test_the_causes_are_those_of_the_program(mesh):
     assert reduced.seconds == pytest.approx(reduced.amount / 1e7 + 5 * 4e-6)
 
 
+def test_a_launch_is_counted_for_each_equation_that_is_not_fused(mesh):
+    report = explain(pjit(layer, in_shardings=(P("data"), P())), *ARGS, mesh=mesh)
+    plain, launched = (estimate_time(report, dataclasses.replace(TOY, launch=launch)) for launch in (0.0, 1e-3))
+    launches = [one for one in launched.causes if one.kind == "launch"]
+    (product,) = (one for one in launches if one.what == "dot_general f32")
+    assert product.amount == 5, "the iterations of the loop"
+    assert product.seconds == pytest.approx(5e-3)
+    assert launched.seconds_of("launch") == pytest.approx(1e-3 * sum(one.amount for one in launches))
+    assert launched.total == pytest.approx(plain.total + launched.seconds_of("launch"))
+    assert "launches" in launched.to_text().splitlines()[0]
+    assert "launch" not in plain.to_text()
+
+
+def test_convolutions_have_a_rate_of_their_own(mesh):
+    def blurred(x, w):
+        return jax.lax.conv(x, w, (1, 1), "SAME")
+
+    fun = pjit(blurred, in_shardings=(P("data"), P()))
+    report = explain(fun, *(jax.ShapeDtypeStruct(s, np.float32) for s in ((4, 8, 16, 16), (8, 8, 3, 3))), mesh=mesh)
+    plain, slow = (
+        estimate_time(report, dataclasses.replace(TOY, memory_bandwidth=1e15, convolutions=rates))
+        for rates in ({}, {"f64": 1e8})
+    )
+    assert slow.seconds_of("compute") == pytest.approx(10 * plain.seconds_of("compute"))
+    assert TOY.rate("f32", "conv_general_dilated") == TOY.rate("f32")
+
+
 @pytest.mark.parametrize("overlap", [0.0, 0.25, 1.0])
 def test_overlap_hides_communication_behind_what_is_computed(mesh, overlap):
     step = estimate(mesh, (P(), P(None, "model")), overlap=overlap)
@@ -156,5 +235,11 @@ def test_a_measured_machine_has_rates_of_this_one(mesh):
     assert all(rate > 1e6 for rate in (*machine.flops.values(), machine.memory_bandwidth))
     assert [*machine.links] == ["data", "model"]
     assert all(link.latency > 0 and link.bandwidth > 1e4 for link in machine.links.values())
+    over = {one.axes for one in machine.collectives}
+    assert over == {("data",), ("model",), ("data", "model")}
+    assert len({(one.kind, one.axes) for one in machine.collectives}) == len(machine.collectives) == 5 * len(over)
+    assert machine.launch > 0
+    assert machine.convolutions["f32"] > 1e6
+    assert "all-to-all          data x model" in str(machine)
     with pytest.raises(ValueError, match="seconds must be a number of seconds above 0"):
         measure_machine(mesh, seconds=0)

@@ -64,7 +64,7 @@ def test_candidates_begin_with_the_best_and_have_every_kind_once(ranking):
 def test_the_fastest_that_took_all_turns_is_returned(ranking, seconds, noise):
     program, found = ranking
 
-    class Step(timed._Step):
+    class Step(timed.TimedStep):
         def run(self):
             return seconds[found.candidates.index(self.tried)] * noise.uniform(1.0, 1.1)
 
