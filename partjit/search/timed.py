@@ -26,9 +26,12 @@ from partjit.search.program import SearchedProgram
 
 __all__ = ["TimedStep", "compiler", "fastest", "require_measurable"]
 
-_ROUNDS = 11
-_CUTS = {3: 1.3, 6: 1.15}
+_ROUNDS = 15
+_CUTS = {3: 1.5, 6: 1.25, 10: 1.15}
 """After so many rounds, by how much the median of one may exceed the best for it to be timed further."""
+
+_WINS = 2 / 3
+"""The share of the turns in which another candidate has to be faster than the one with the least estimate."""
 
 
 def require_measurable(where: str, measure: object, mesh: Mesh) -> int:
@@ -57,7 +60,8 @@ def fastest(
     """The ranking, with the fastest of its first `count` candidates as the best.
 
     Each is compiled. Then they take steps in turn, so that what else the machine does slows all of them alike; those
-    that are clearly slower drop out. A candidate that cannot be compiled, or does not fit in the memory of a device, is
+    that are clearly slower drop out, and the best by estimate stays the best if the fastest is hard to tell from it. A
+    candidate that cannot be compiled, or does not fit in the memory of a device, is
     not the fastest.
 
     Args:
@@ -87,7 +91,7 @@ def fastest(
     if not steps:
         assert failure is not None  # there is at least one candidate
         raise failure
-    chosen = min(_after_turns(steps), key=lambda step: step.seconds).tried
+    chosen = _winner(_after_turns(steps), steps[0]).tried
     runners_up = ranking.runners_up
     if chosen.question.key != ranking.question.key:
         runners_up = (ranking.best, *(one for one in runners_up if one.choice != chosen.scored.choice))
@@ -161,6 +165,15 @@ def _after_turns(steps: Sequence[TimedStep]) -> Sequence[TimedStep]:
         for step in steps:
             step.times.append(step.run())
     return steps
+
+
+def _winner(steps: Sequence[TimedStep], first: TimedStep) -> TimedStep:
+    """The fastest, unless it is hard to tell from the first."""
+    best = min(steps, key=lambda step: step.seconds)
+    if first not in steps:
+        return best
+    wins = sum(own < other for own, other in zip(best.times, first.times, strict=True))
+    return best if wins >= _WINS * len(first.times) else first
 
 
 def _compiled(

@@ -81,6 +81,24 @@ def test_the_fastest_that_took_all_turns_is_returned(ranking, seconds, noise):
     assert (found.best in best.runners_up) == (chosen > 0)
 
 
+def test_what_is_hard_to_tell_from_the_best_by_estimate_is_not_taken_instead(ranking):
+    program, found = ranking
+
+    def fastest(slow_turns):
+        class Step(timed.TimedStep):
+            def run(self):
+                if self.tried is not found.candidates[0]:
+                    return 1.0
+                return 1.1 if len(self.times) < slow_turns else 0.99
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(timed, "_compiled", lambda program, tried, *rest: Step(tried, None, (), None))
+            return timed.fastest(program, found, 2)
+
+    assert fastest(timed._ROUNDS // 2 + 1).question.key == found.question.key, "slower in half of the turns"
+    assert fastest(timed._ROUNDS).question.key == found.candidates[1].question.key
+
+
 def test_what_is_measured_runs_on_copies_of_the_arguments():
     args = arrays()
     found = searched(args=args, measure=3)
