@@ -91,7 +91,7 @@ class CacheMiss:
         self._is_of_one_process = True
         # What looks for a call among the last ones before anything else; None where other processes may have to know of
         # the call before it is found, or where it has to be changed to be found.
-        self._recognized: Callable[[tuple[PyTree, ...], dict[str, PyTree]], Outcome | None] | None = None
+        self._recognized: Callable[..., Outcome | None] | None = None
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> Outcome:
         """The outcome of a call."""
@@ -116,9 +116,16 @@ class CacheMiss:
             (attempt or Attempt(self._last_agreement())).fail(error)
             raise
 
-    def recognized(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> Outcome | None:
-        """The outcome of a call that is like one of the last ones at a glance, which then are of a plan; else None."""
-        return None if self._recognized is None or _letting_in.is_on else self._recognized(args, kwargs)
+    def recognized(
+        self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], *, retires: bool = False
+    ) -> Outcome | None:
+        """The outcome of a call that is like one of the last ones at a glance, which then are of a plan; else None.
+
+        With `retires` for a call that is not `retiring`, and so has to do the same itself.
+        """
+        if self._recognized is None or _letting_in.is_on:
+            return None
+        return self._recognized(args, kwargs, retires=retires) if retires else self._recognized(args, kwargs)
 
     def _last_agreement(self) -> "Agreement | None":
         return (self if self.of_arrays is None else self.of_arrays[1])._agreement
@@ -261,7 +268,8 @@ def _cpp_function(cache_miss: CacheMiss, definition: Definition, on_values: Func
         call = retiring(consume, donate)
 
         def call_retiring(*args: PyTree, **kwargs: PyTree) -> Outcome:
-            return (None if _letting_in.is_on else call(*args, **kwargs)), None, False
+            outcome = cache_miss.recognized(args, kwargs, retires=True)
+            return outcome or ((None if _letting_in.is_on else call(*args, **kwargs)), None, False)
 
         function = make_cpp_function(on_values, name, call_retiring, static, (*key, "retiring"))
     cache_miss.functions = tuple({id(f): f for f in (function, cpp_function)}.values())

@@ -1,6 +1,8 @@
 """Functions that afterwards delete the arrays that they consumed."""
 
 import collections
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 from jax.core import Tracer
@@ -10,7 +12,7 @@ from partjit._jax.arrays import ArrayImpl
 from partjit._jax.types import PyTree
 from partjit.arguments import Function, Numbered, positions
 
-__all__ = ["retiring"]
+__all__ = ["delete_consumed", "retiring"]
 
 
 def _is_array(leaf: object) -> bool:
@@ -38,9 +40,14 @@ def retiring(function: Function, donate: Numbered) -> Function:
                     what = f"an array {leaf.aval.str_short()}"
                     raise RuntimeError(f"{what} is donated and passed a second time in one call")
         result = function(*args, **kwargs)
-        for leaf in donated:
-            if leaf.is_deleted():
-                leaf.delete()
+        delete_consumed(donated)
         return result
 
     return call
+
+
+def delete_consumed(leaves: Sequence[Any]) -> None:
+    """Deletes those of the arguments of a call that are arrays that it consumed."""
+    for leaf in leaves:
+        if (type(leaf) is ArrayImpl or _is_array(leaf)) and leaf.is_deleted():
+            leaf.delete()

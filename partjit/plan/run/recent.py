@@ -19,6 +19,7 @@ from partjit.colocated.runtime.streams import entered_stream
 from partjit.plan.plan import Plan
 from partjit.plan.run.link import Run
 from partjit.plan.run.program import Placing
+from partjit.retiring import delete_consumed
 
 __all__ = ["Recent"]
 
@@ -54,13 +55,18 @@ class Recent:
         _recents.add(self)
 
     def outcome(
-        self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], recognized: Callable[[Plan], object] | None = None
+        self,
+        args: tuple[PyTree, ...],
+        kwargs: dict[str, PyTree],
+        recognized: Callable[[Plan], object] | None = None,
+        retires: bool = False,
     ) -> tuple[PyTree, None, bool] | None:
         """The outcome of a call for the C++ function, or None if it is of another kind than the last ones.
 
         Args:
             args, kwargs: what the function is called with.
             recognized: is called with the plan before it runs.
+            retires: whether to do for it what `retiring` does; then None as well if something is passed twice.
         """
         if not self._calls or not is_eager():
             return None
@@ -72,6 +78,8 @@ class Recent:
             found = [_KINDS[type(leaf)](leaf) for leaf in leaves]
         except (ValueError, KeyError, AttributeError):  # keys that do not compare, or a leaf that is no plain array
             return None
+        if retires and len({*map(id, leaves)}) < len(leaves):
+            return None
         for context, tree, kinds, static_values, plan, placing, run, out_tree in self._calls:
             if found == kinds and own_tree == tree and statics == static_values and _context() == context:
                 if recognized is not None:
@@ -81,7 +89,10 @@ class Recent:
                     placed = placing.apply(leaves)
                 except OverflowError:  # whoever does not know the call says which integer has too many bits
                     return None
-                return run(placed, out_tree), None, False
+                result = run(placed, out_tree)
+                if retires:
+                    delete_consumed(leaves)
+                return result, None, False
         return None
 
     def remember(
