@@ -5,6 +5,7 @@ When it runs is decided by its lanes, in `scheduler`; nothing here waits.
 
 import collections
 import itertools
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -26,14 +27,16 @@ class Lane:
         calls: those that have not ended; the first one runs or may run.
         size: how many it holds before callers that add another have to wait.
         room: set when there may be room again for waiting callers.
+        latest: when a thread last had nothing more to run in it, in seconds of `time.monotonic`; see `soon`.
     """
 
-    __slots__ = ("__weakref__", "calls", "room", "size")
+    __slots__ = ("__weakref__", "calls", "latest", "room", "size")
 
     def __init__(self, size: float = float("inf")) -> None:
         self.calls: collections.deque[Call] = collections.deque()
         self.size = size
         self.room = Flag()
+        self.latest = -math.inf
 
     def fullness(self) -> Flag | None:
         """The flag to wait for if it is full, else None."""

@@ -47,8 +47,15 @@ class Exclusive:
         self._context = contextvars.Context()
         self._enter = functools.partial(self._context.run, self._inside)
 
-    def run(self, function: Callable[..., _Result], *args: object) -> _Result:
-        """Calls a function when no other one runs; at once if this thread is in one, as a finalizer may be."""
+    def run(
+        self, function: Callable[..., _Result], *args: object, nested: Callable[..., _Result] | None = None
+    ) -> _Result:
+        """Calls a function when no other one runs; at once if this thread is in one, as a finalizer may be.
+
+        Args:
+            function, args: what to call.
+            nested: called in its place if this thread is in one.
+        """
         pause = 0.0
         while True:
             try:
@@ -57,7 +64,7 @@ class Exclusive:
                 if not _is_of_c(error):
                     raise
             if is_running(Exclusive._inside, self):
-                return function(*args)
+                return (nested or function)(*args)
             time.sleep(pause)
             pause = min(pause + 1e-5, 1e-3)
 

@@ -14,7 +14,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from partjit.colocated.runtime import interrupts, threads
+from partjit.colocated.runtime import interrupts, soon, threads
 from partjit.colocated.runtime.call import NOBODY, Call, Lane, current_calls
 from partjit.colocated.runtime.deadlocks import wait_for
 from partjit.colocated.runtime.failures import Site
@@ -82,6 +82,7 @@ def join(call: Call, deadline: float | None = None) -> bool:
         raise RuntimeError(f"{_IN_BETWEEN} waits for the colocated call of {call.name!r}, which cannot end meanwhile")
     if threads.has_no_threads():
         _run_ready_calls(call)
+    soon.hurry(call)
     return wait_for(call, call, deadline)
 
 
@@ -90,9 +91,9 @@ def join(call: Call, deadline: float | None = None) -> bool:
 
 def submit(call: Call) -> None:
     """Submits a call to run on a thread when its turn comes. Waits while its stream is full."""
-    threads.start_deferred()
-    if _order.run(_append_behind, call):
+    if _order.run(_append_for_another, call, nested=_append_behind):
         return
+    threads.start_deferred()
     # A thread of the pool that is between two calls is in a finalizer: if it waited for room in a full stream, the call
     # that is to make room might be its own next one.
     if _order.is_owned() or (threads.is_one_of_them() and not current_calls()):
@@ -171,6 +172,7 @@ def _enter(call: Call) -> bool:
     while isinstance(entered := _order.run(_append, call), Flag):
         first = next(iter([*call.lanes[0].calls]), None)
         if first is not None:
+            soon.hurry(first)
             wait_for(first, entered)
     return entered
 
@@ -207,6 +209,21 @@ def _append_behind(call: Call) -> bool:
     return True
 
 
+def _append_for_another(call: Call) -> bool:
+    """As `_append_behind`; also if it is first in a lane at which a driver waits for it."""
+    if len(call.lanes) > 1 or call.entering is not None:
+        return False
+    lane = call.lanes[0]
+    if not lane.calls:
+        if lane not in soon.served:
+            return False
+        _busy[lane] = None
+    elif len(lane.calls) >= lane.size:
+        return False
+    lane.calls.append(call)
+    return True
+
+
 def _append_if_free(call: Call) -> bool:
     return not [lane for lane in call.lanes if lane.calls] and _append(call) is True
 
@@ -214,11 +231,8 @@ def _append_if_free(call: Call) -> bool:
 # Running in turn
 
 
-class _Driver(Presence):
+class _Driver(soon.Waiter):
     """A thread that runs a call and then those that follow it."""
-
-    def __init__(self, *calls: Call) -> None:
-        self.calls: tuple[Call, ...] = calls
 
     def leave(self) -> None:
         """Declares that it is complete; calls and streams are freed when they are not used any more."""
@@ -232,6 +246,9 @@ class _Driver(Presence):
                 _leave(call)
             elif call.claimant is None:
                 _start(call)
+        first = None if self.lane is None else _order.run(soon.end_wait, self, self.lane)
+        if first is not None:
+            _start(first)
 
 
 def _driving(call: Call) -> Callable[[], None]:
@@ -252,7 +269,7 @@ def _drive(driver: _Driver) -> None:
                     driver.calls = (call, own)
                 else:
                     _start(follower)
-            call = own
+            call = own or soon.next_call(driver, call.lanes, _order)
     except BaseException:  # thrown into this thread from outside; the calls behind must not be blocked
         driver.clean_up()
         driver.leave()
@@ -341,6 +358,7 @@ def forget_after_fork() -> None:
     threads.forget_after_fork()
     calls = unfinished()
     _busy.clear()
+    soon.served.clear()
     for call in calls:
         for lane in call.lanes:
             lane.calls.clear()

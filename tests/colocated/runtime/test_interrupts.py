@@ -14,6 +14,7 @@ import sys
 import textwrap
 import threading
 import time
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ import partjit
 from partjit import colocated
 from partjit.colocated import cheapness, colocated_python, colocated_python_class
 from partjit.colocated.runtime import interrupts, scheduler, streams, threads
+from partjit.colocated.runtime import soon as soon_module
 from partjit.colocated.runtime.interrupts import Exclusive, Flag, Presence, is_interrupt
 from tests.colocated import rendezvous
 
@@ -35,6 +37,7 @@ RUNTIME = (
     "interrupts",
     "call",
     "scheduler",
+    "soon",
     "deadlocks",
     "streams",
     "threads",
@@ -173,6 +176,13 @@ def a_call_behind_another(make):
         assert {*streams.as_stream("S").calls} <= {*scheduler.unfinished()}
 
 
+def calls_that_come_soon(make):
+    with soon_is(0.05):
+        for _ in range(3):
+            float(make(on_stream))
+        make(on_stream)
+
+
 def a_result_that_is_waited_for(make):
     soon()
     y = make(blocking)
@@ -240,6 +250,7 @@ SCENARIOS = {  # and at how many places it has to be interrupted at least
     an_inline_call_that_waits_for_its_turn: 140,
     a_call_on_a_thread: 90,
     a_call_behind_another: 90,
+    calls_that_come_soon: 120,
     a_result_that_is_waited_for: 130,
     a_full_stream: 120,
     the_scope_of_a_stream: 200,
@@ -249,6 +260,13 @@ SCENARIOS = {  # and at how many places it has to be interrupted at least
     inline_calls_of_methods: 90,
     a_failure: 180,
 }
+
+
+@contextlib.contextmanager
+def soon_is(seconds):
+    """Has threads wait so long for the next call."""
+    with mock.patch.multiple(soon_module, _SECONDS=seconds, _IN_VAIN_SECONDS=0):
+        yield
 
 
 def soon():
@@ -325,8 +343,9 @@ def in_a_thread(target):
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of finalizers that were interrupted
-def test_an_interrupt_at_any_line_leaves_nothing_locked_lost_or_done_twice(scenario, caplog):
+def test_an_interrupt_at_any_line_leaves_nothing_locked_lost_or_done_twice(scenario, caplog, monkeypatch):
     caplog.set_level("CRITICAL")
+    monkeypatch.setattr(soon_module, "_SECONDS", 0)  # no thread waits for the next call, unless the scenario wants it
     with watched():
         interrupt(scenario, None, Interrupt)  # which prepares what is prepared once
     for error in (Interrupt, Limit) if IS_SOAK else (Interrupt,):
@@ -699,6 +718,45 @@ def test_what_is_thrown_into_a_worker_before_its_call_keeps_nobody_waiting(monke
         if value_or_error(result) == "killed":
             break
     assert len({*lines}) >= 3, "each line up to the one that runs the call"
+
+
+def thrown_while_it_waits(step):
+    """Throws into this thread, at the so-manieth line at which it waits for its next call; says where."""
+    waiting = {function.__code__ for function in (soon_module.next_call, soon_module._begin_wait, soon_module.end_wait)}
+    lines = []
+
+    def trace(frame, event, _):
+        if frame.f_code not in waiting:
+            return None
+        if event == "line":
+            lines.append(frame.f_lineno)
+            if len(lines) > step:
+                sys.settrace(None)
+                rendezvous.logs["thrown"].append(lines[-1])
+                raise Interrupt
+        return trace
+
+    sys.settrace(trace)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_what_is_thrown_into_a_worker_that_waits_for_calls_keeps_nobody_waiting(monkeypatch):
+    monkeypatch.setattr(soon_module, "_SECONDS", 0.05)
+    monkeypatch.setattr(soon_module, "_IN_VAIN_SECONDS", 0)
+    options = {"out_specs_fn": lambda x: x, "mode": "stream", "stream": "thrown into while it waits"}
+    add = colocated_python(lambda x: x + 1, **options)
+    lines = rendezvous.logs["thrown"]
+    for step in range(60):
+        before = len(lines)
+        float(add(one))
+        float(colocated_python(lambda x, step=step: (thrown_while_it_waits(step), x)[1], **options)(one))
+        results = [add(one), add(one)]
+        colocated.wait(timeout=SECONDS)
+        assert [*map(float, results)] == [2, 2]
+        assert not scheduler.unfinished()
+        if len(lines) == before:
+            break
+    assert len({*lines}) >= 15, "each line of those functions"
 
 
 def test_the_end_of_the_process_waits_for_what_is_left_undone():

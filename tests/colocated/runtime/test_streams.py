@@ -18,7 +18,8 @@ from jax.sharding import NamedSharding
 import partjit
 from partjit import P, colocated
 from partjit.colocated import colocated_python
-from partjit.colocated.runtime import scheduler
+from partjit.colocated.runtime import scheduler, soon
+from partjit.colocated.runtime import threads as own_threads
 from partjit.colocated.runtime.streams import current_stream
 from tests.census import saw, sees
 from tests.colocated import rendezvous
@@ -40,6 +41,13 @@ def logging(name, **items):
 def blocked(**items):
     """A colocated function that ends when `go` is said."""
     return colocated_python(lambda x: rendezvous.hear("go") or x, **{"out_specs_fn": lambda x: x, **items})
+
+
+def until(is_so):
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def run_threads(*targets):
@@ -504,11 +512,12 @@ def record(x):
 
 @pytest.mark.parametrize("kinds", ["f", "m", "fm", "mf", "ffm", "mmf"])
 @pytest.mark.parametrize("are_behind", [False, True])
-@pytest.mark.parametrize("is_watched", [False, True])
-def test_calls_behind_others_are_in_order_and_fail_as_any(kinds, are_behind, is_watched, monkeypatch):
-    """Functions are in one lane, methods in two; `is_watched` takes the way of those that may be first."""
-    if is_watched:
-        monkeypatch.setattr(scheduler, "_append_behind", lambda call: False)
+@pytest.mark.parametrize("way", ["first or behind", "watched", "soon"])
+def test_calls_behind_others_are_in_order_and_fail_as_any(kinds, are_behind, way, monkeypatch):
+    """Functions are in one lane, methods in two. Those that may be first are watched; for some a thread waits."""
+    monkeypatch.setattr(soon, "_SECONDS", 0.01 if way == "soon" else 0)
+    if way == "watched":
+        monkeypatch.setattr(scheduler, "_append_for_another", lambda call: False)
     options = {"mode": "stream", "out_specs_fn": lambda x: x}
     calls = {"f": colocated_python(record, **options), "m": Recorder().record.specialize(**options)}
     with colocated.stream(size=4):
@@ -530,6 +539,47 @@ def test_calls_behind_others_are_in_order_and_fail_as_any(kinds, are_behind, is_
                 assert int(result) == i
     assert rendezvous.logs["behind"] == [*range(9)]
     assert not scheduler.unfinished()
+
+
+def test_calls_that_come_soon_are_run_together_once_one_is_waited_for(monkeypatch):
+    monkeypatch.setattr(soon, "_SECONDS", 60.0)
+    monkeypatch.setattr(soon, "_IN_VAIN_SECONDS", 0)
+    add = colocated_python(lambda x: x + 1, mode="stream", out_specs_fn=lambda x: x)
+    with colocated.stream(size=4) as stream:
+        assert float(add(one)) == 2
+        assert stream not in soon.served, "nothing came before it"
+        assert float(add(one)) == 2
+        until(lambda: stream in soon.served)
+        with monkeypatch.context() as context:
+            context.setattr(own_threads, "start", None)  # no other thread is needed
+            results = [add(one) for _ in range(3)]
+            assert not any(result.is_ready() for result in results)
+            assert [*map(float, results)] == [2, 2, 2]
+        until(lambda: stream in soon.served)
+        results = [add(one) for _ in range(9)]  # which waits for room
+        colocated.wait()
+        assert all(result.is_ready() for result in results)
+        assert float(add(one)) == 2
+        until(lambda: stream in soon.served)
+        in_caller = colocated_python(lambda x: x + 2, mode="inline")
+        assert float(in_caller(one)) == 3, "it enters the lane itself"
+        assert not scheduler.unfinished()
+        soon.served[stream].hurry.set()
+        until(lambda: stream not in soon.served)
+
+
+def test_no_thread_waits_for_calls_that_are_wanted_one_by_one(monkeypatch):
+    monkeypatch.setattr(soon, "_SECONDS", 60.0)
+    monkeypatch.setattr(soon, "_IN_VAIN_SECONDS", 60.0)
+    add = colocated_python(lambda x: x + 1, mode="stream", out_specs_fn=lambda x: x)
+    with colocated.stream() as stream:
+        assert [float(add(one)) for _ in range(2)] == [2, 2]
+        until(lambda: stream in soon.served)
+        assert float(add(one)) == 2
+        until(lambda: stream not in soon.served)
+        assert float(add(one)) == 2
+        assert not scheduler.unfinished()
+    assert stream not in soon.served
 
 
 # Laws
