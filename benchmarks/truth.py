@@ -50,7 +50,7 @@ BYTES_BOUND = 0.05
 MEMORY_BOUND = 0.15
 LIBRARIES_BOUND = 8
 
-WITHOUT_LIBRARY = {"own", "plain"}
+WITHOUT_LIBRARY = {"algorithms", "own", "plain"}
 
 OPERATION = "operation:"
 """What stands for the library of a single operation."""
