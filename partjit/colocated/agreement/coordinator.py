@@ -6,7 +6,6 @@ them learn it.
 """
 
 import collections
-import contextlib
 import dataclasses
 import threading
 import time
@@ -223,8 +222,10 @@ class Coordinator:
         self._send(process, Decision(vote.number, failures, others, round_.choices if round_ else ()))
 
     def _send(self, process: int, message: Message) -> None:
-        with contextlib.suppress(OSError):  # it has ended
+        try:
             self._senders[process](message)
+        except OSError:  # it has ended
+            return
 
     def _watch_deadlines(self) -> None:
         while True:
@@ -246,9 +247,10 @@ class Coordinator:
 
 def _different_choices(votes: Mapping[int, Vote]) -> Sequence[tuple[int, Choice]]:
     """The first choices that differ between processes that run the same program; none if all are the same."""
-    if len({(vote.point.begun, vote.point.digest) for vote in votes.values()}) > 1:
+    count = max(len(vote.choices) for vote in votes.values())
+    if not count or len({(vote.point.begun, vote.point.digest) for vote in votes.values()}) > 1:
         return ()
-    for i in range(max(len(vote.choices) for vote in votes.values())):
+    for i in range(count):
         made = [(process, vote.choices[i]) for process, vote in sorted(votes.items()) if i < len(vote.choices)]
         if len({choice for _, choice in made}) > 1:
             return made

@@ -47,7 +47,9 @@ class Channel:
 
     def send(self, message: Message) -> None:
         """Sends a message; threads take turns by themselves."""
-        self._sending.run(self._send_all, _framed(message))
+        data = _framed(message)
+        if not (len(data) <= _SHORT and self._sending.attempt([], os.write, self._descriptor, data)):
+            self._sending.run(self._send_all, data)
 
     def send_at_once(self, message: Message, sent: list[int]) -> bool:
         """Sends a short message if that need not wait, from a thread that a signal may interrupt.

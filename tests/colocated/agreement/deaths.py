@@ -6,6 +6,7 @@ For each trial it prints a line of JSON: how the victim ended, and what the othe
 processes of a trial are forked from this one, which has imported everything and used no device.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -25,7 +26,10 @@ from partjit import P, pjit
 from partjit.colocated import colocated_python
 
 STALL_SECONDS = 3.0
+BEGIN_SECONDS = 120.0
+"""Within which a group has begun: a machine that does something else as well takes its time to compile."""
 LIMIT_SECONDS = 40.0
+"""Within which the others have ended once the victim has; what takes longer hangs."""
 KINDS = ("exit", "kill", "stop", "terminate", "interrupt")
 
 calls = 0
@@ -131,14 +135,15 @@ def trial(draw: random.Random, kind: str, count: int) -> dict[str, object]:
         processes[process] = number
     os.close(writing)
     awaited = {*range(count)} - ({victim} if kind == "stop" else set())
-    ended = ends_of(processes, awaited)
+    ended, said = ends_of(processes, awaited, victim, reading)
+    os.close(reading)
     for process, number in processes.items():
         if number not in ended:
             os.kill(process, signal.SIGKILL)
             os.waitpid(process, 0)
-    with open(reading) as lines:  # a few lines, which the pipe holds
-        said = [json.loads(line) for line in lines]
-    begun = next(at for number, at, what in said if number == victim and what == "ends")
+    begun = next((at for number, at, what in said if number == victim and what == "ends"), None)
+    if begun is None:
+        raise RuntimeError(f"process {victim} of {count} did not end within {BEGIN_SECONDS:g} s: {said}, {ended}")
     seen, own = [], []
     for number in awaited:
         at, what = next(((at, what) for n, at, what in said if n == number and what != "ends"), (0.0, ""))
@@ -148,17 +153,32 @@ def trial(draw: random.Random, kind: str, count: int) -> dict[str, object]:
     return {"kind": kind, "victim": victim, "program": function.__name__, "seen": seen, "own": own}
 
 
-def ends_of(processes: dict[int, int], awaited: set[int]) -> dict[int, tuple[float, int]]:
-    """When processes have ended, and their exit codes; those that hang are left out."""
+def ends_of(
+    processes: dict[int, int], awaited: set[int], victim: int, reading: int
+) -> tuple[dict[int, tuple[float, int]], list[tuple[int, float, str]]]:
+    """When processes have ended, and their exit codes, and what they said; those that hang are left out."""
     ended: dict[int, tuple[float, int]] = {}
-    deadline = time.time() + LIMIT_SECONDS
+    said, begun = b"", False
+    deadline = time.time() + BEGIN_SECONDS
+    os.set_blocking(reading, False)
     while awaited - ended.keys() and time.time() < deadline:
+        with contextlib.suppress(BlockingIOError):
+            said += os.read(reading, 2**16)
+        if not begun and any(number == victim and what == "ends" for number, _, what in _lines(said)):
+            begun = True
+            deadline = time.time() + LIMIT_SECONDS
         process, status = os.waitpid(-1, os.WNOHANG)
         if process:
             ended[processes[process]] = time.time(), os.waitstatus_to_exitcode(status)
         else:
             time.sleep(0.01)
-    return ended
+    with contextlib.suppress(BlockingIOError):
+        said += os.read(reading, 2**16)
+    return ended, _lines(said)
+
+
+def _lines(said: bytes) -> list[tuple[int, float, str]]:
+    return [json.loads(line) for line in said.splitlines(keepends=True) if line.endswith(b"\n")]
 
 
 def main() -> None:
