@@ -68,11 +68,13 @@ class Specialization(PreparedFunction):
             if self._is_simple and are_plain and not events.listeners and self._runs_on_thread():
                 takes: list[Taken] = [*map(self._pins.pin, range(len(leaves)), leaves)]
                 return self._on_thread.submitted(takes, stream, self.out_specs, code_site())
-            if journal.current is not None:
-                return self._run_recorded(journal.current, leaves, stream)
             is_ready = self._host_shardings is None and (are_plain or PendingArray not in map(type, leaves))
             # No other thread can submit a call to a private stream in between.
-            if is_ready and not stream.calls and stream.is_private and not events.listeners:
+            is_free = is_ready and not stream.calls and stream.is_private and not events.listeners
+            if journal.current is not None:
+                run = functools.partial(self._run_inline, args, kwargs) if is_free and self._is_direct else None
+                return self._run_recorded(journal.current, leaves, stream, run)
+            if is_free:
                 if self._mode == "inline":
                     run = self._run_inline
                 elif self._mode == "auto" and self._cheapness.is_shown and self._ahead is None:
@@ -242,11 +244,23 @@ class Specialization(PreparedFunction):
             return result
         return jax.tree.map(lambda leaf: pin(leaf)() if id(leaf) in given else leaf, result)
 
-    def _run_recorded(self, log: journal.Log, leaves: Sequence[jax.Array], stream: Stream) -> PyTree:
-        """Runs a call while a journal is open, unless that knows it."""
+    @property
+    def _is_direct(self) -> bool:
+        """Whether a call runs in its caller as soon as its stream is free."""
+        return self._mode == "inline" and self._lane is None
+
+    def _run_recorded(
+        self, log: journal.Log, leaves: Sequence[jax.Array], stream: Stream, run: Callable[[Stream], PyTree] | None
+    ) -> PyTree:
+        """Runs a call while a journal is open, unless that knows it; with `run` if nothing comes before it."""
         entry = self._entry(log, stream)
-        if entry is None or not entry.is_known:
+        if entry is None or not (entry.is_known or run is not None):
             return self._run_in_order(leaves, stream, entry)
+        if run is not None and not entry.is_known:
+            with entry:
+                result = run(stream)
+                entry.done(jax.tree.leaves(result), result)
+            return result
         if self.out_specs is not None:
             return self.out_specs.tree.unflatten(entry.results(self.out_specs))
         result = self._unspecified.as_arrays(entry.tree())
