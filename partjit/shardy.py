@@ -15,8 +15,10 @@ from jax.extend.mlir import ir, passmanager
 from jax.extend.mlir.dialects import sdy, stablehlo
 
 __all__ = [
+    "RULE",
     "Shardings",
     "TensorSharding",
+    "add_rules",
     "axis_name",
     "insert_reshards",
     "main_of",
@@ -71,6 +73,8 @@ class TensorSharding:
         return cls(((),) * ndim, ((),) * ndim)
 
 
+RULE = "sdy.sharding_rule"
+"""The attribute of a propagated operation that says which of its dimensions are sharded alike."""
 _PROPAGATION = "builtin.module(sdy-propagation-pipeline)"
 
 
@@ -82,12 +86,13 @@ def propagate(module: ir.Module) -> None:
 
 @functools.cache
 def _without_idle(pipeline: str) -> str:
-    """An expanded pipeline without the passes that leave a module of one function as it is.
+    """An expanded pipeline without the passes that leave a module of one function as it is, and without the last.
 
-    They remove functions that nothing calls, write the module to a directory if there is one, and verify: in all they
-    take a tenth of the time.
+    The former remove functions that nothing calls, write the module to a directory if there is one, and verify: in all
+    they take a tenth of the time. The last one drops the rules, which are needed again to insert reshards.
     """
-    return re.sub(r"(symbol-dce|sdy-save-module|func\.func\(sdy-verify-unreduced-axes\)),", "", pipeline)
+    kept = re.sub(r"(symbol-dce|sdy-save-module|func\.func\(sdy-verify-unreduced-axes\)),", "", pipeline)
+    return re.sub(r",func\.func\(sdy-drop-sharding-rules\)\)$", ")", kept)
 
 
 def _of_one_function(context: ir.Context) -> str:
@@ -101,6 +106,14 @@ def propagate_interface(module: ir.Module) -> None:
         expanded = str(passmanager.PassManager.parse(_PROPAGATION))
     settling, later, _ = expanded.replace(",sdy-save-module", "").partition(",func.func(sdy-insert-explicit-reshards")
     run_passes(module, f"{settling})" if later else settling)
+
+
+def add_rules(module: Any) -> None:
+    """Adds to operations the rules of the propagation, which are made anew in each copy otherwise.
+
+    They say which dimensions of operands and results are sharded alike.
+    """
+    run_passes(module, "builtin.module(func.func(sdy-populate-op-sharding-rules))")
 
 
 def insert_reshards(module: ir.Module) -> None:
@@ -129,13 +142,14 @@ def main_of(module: ir.Module) -> Any:
 def nested(op: ir.OpView | ir.Operation, order: ir.WalkOrder = ir.WalkOrder.POST_ORDER) -> list[ir.Operation]:
     """The operations in the regions of an operation, at any depth, each after those in it or before them."""
     found: list[ir.Operation] = []
+    append, advance = found.append, ir.WalkResult.ADVANCE
 
     def visit(inner: ir.Operation) -> ir.WalkResult:
-        found.append(inner)
-        return ir.WalkResult.ADVANCE
+        append(inner)
+        return advance
 
     op.operation.walk(visit, order)  # a recursion over regions in Python takes three times as long
-    found.remove(op.operation)
+    found.pop(-1 if order == ir.WalkOrder.POST_ORDER else 0)  # the operation itself
     return found
 
 
@@ -217,8 +231,9 @@ class Shardings:
     def _nth(self, op: ir.OpView | ir.Operation, k: int) -> TensorSharding | None:
         attributes = op.attributes
         for name in ("sdy.sharding", "out_shardings"):
-            if name in attributes:
-                return self._several(attributes[name])[k]
+            attribute = attributes.get(name)
+            if attribute is not None:
+                return self._several(attribute)[k]
         for name in ("sharding", "out_sharding") if op.name.startswith("sdy.") else ():
             if name in attributes:
                 return self.read(attributes[name])

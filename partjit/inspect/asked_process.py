@@ -23,7 +23,7 @@ from jax.sharding import Mesh
 from partjit._jax.lowering import as_bytecode, from_bytecode
 from partjit.inspect.changes import Change, Facts
 from partjit.inspect.outcomes import Outcome, outcome_of
-from partjit.inspect.places import Known, Origin, saved
+from partjit.inspect.places import Known, Origin, known_of_copies, saved
 
 __all__ = ["Asked", "AskedOutcome", "AskedProcess", "SavedProgram", "WhatIfError", "saved_facts", "serve"]
 
@@ -234,12 +234,13 @@ def serve(path: str) -> None:
     os.dup2(2, 1)  # what anything prints is no answer
     lowered: Any = None
     asked: Any = None
-    known = Known()
+    known: Any = None
     while (question := _received(questions)) is not None:
         if asked is None:
             with open(path, "rb") as file:
                 bytecode, asked = pickle.load(file)
             lowered = from_bytecode(bytecode).operation
+            known = known_of_copies(lowered)
         answer, error = None, None
         try:
             answer = asked.answer(lowered, pickle.loads(question), known)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any, TypeAlias
 
 from jax.extend.mlir import ir
@@ -10,10 +10,12 @@ from jax.sharding import Mesh
 
 from partjit.inspect.annotated import AnnotatedEquation
 from partjit.inspect.inlining import ADDED, TAG
+from partjit.inspect.moves.unused import unused_in_copies
+from partjit.inspect.propagation import is_mark
 from partjit.inspect.user_lines import Site
-from partjit.shardy import TensorSharding
+from partjit.shardy import TensorSharding, add_rules, nested
 
-__all__ = ["Known", "Origin", "Place", "SavedPlace", "saved"]
+__all__ = ["Known", "Origin", "Place", "SavedPlace", "known_of_copies", "saved"]
 
 _TAG = re.compile(rf"{TAG}(\d+)")
 
@@ -74,15 +76,28 @@ class Known:
 
     Attributes:
         shardings: what attributes of sharding say.
-        models: the models of operations; see `partjit.inspect.moves.rewriting`.
+        models: the models of operations, by their kinds and shardings; see `partjit.inspect.moves.rewriting`.
         captures: whether loops may capture anything; see `partjit.xla_rewrites.open_captured`.
+        unused: the operations that may be unused, by their locations; None if that is not known. See
+            `partjit.inspect.moves.unused`.
+        kinds: the kinds of operations, by their locations and by what they have in common.
+
+    Args:
+        has_own_locations: whether no two operations of the module have one location; see `known_of_copies`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, has_own_locations: bool = False) -> None:
         self.shardings: dict[ir.Attribute, TensorSharding] = {}
         self.models: dict[tuple[object, ...], Any] = {}
         self.captures = True
+        self.unused: Set[ir.Attribute] | None = None
+        self.kinds: dict[object, Any] = {}
+        self.has_own_locations = has_own_locations
         self._locations: dict[ir.Attribute, tuple[list[int], bool]] = {}
+
+    def own_location(self, op: ir.Operation) -> ir.Attribute | None:
+        """What identifies an operation among those of the module and its copies; None if nothing does."""
+        return op.location.attr if self.has_own_locations else None
 
     def tags(self, op: ir.Operation | ir.OpView) -> list[int]:
         """The numbers of the equations that an operation comes from, outermost first."""
@@ -98,3 +113,21 @@ class Known:
             text = str(location)
             self._locations[key] = [int(number) for number in _TAG.findall(text)], ADDED in text
         return self._locations[key]
+
+
+def known_of_copies(lowered: Any) -> Known:
+    """What is known of a module that is copied again and again, which is nothing yet.
+
+    Its operations get locations that no others have. Their copies have them as well, so that what is known of an
+    operation does not have to be read from its attributes and operands. They also get the rules of the propagation.
+    """
+    known = Known(has_own_locations=True)
+    add_rules(lowered)
+    with lowered.context:
+        for k, op in enumerate(nested(lowered.operation)):
+            op.location = ir.Location.name(f"partjit.op{k}", op.location)
+        copy = lowered.operation.clone()
+        for op in [op for op in nested(copy) if is_mark(op)]:
+            op.erase()
+        known.unused = unused_in_copies(copy)
+    return known

@@ -31,6 +31,7 @@ from partjit.inspect.moves.unused import remove_unused
 from partjit.inspect.places import Known, Origin
 from partjit.inspect.propagation import Partitioned
 from partjit.inspect.times import ONCE, Times
+from partjit.inspect.walk import Walk, walk_of
 from partjit.inspect.why.dataflow import reachable
 from partjit.shardy import Shardings, TensorSharding, insert_reshards, nested
 
@@ -60,19 +61,20 @@ def predict(partitioned: Partitioned) -> Prediction:
     if partitioned.module is None or partitioned.shardings is None:
         return Prediction((), ())
     unit, equations = partitioned.unit, partitioned.inlined.equations
-    return predict_of(partitioned.module, partitioned.shardings, Origin(unit.name, unit.mesh, equations), Known())
+    module, shardings = partitioned.module, partitioned.shardings
+    origin = Origin(unit.name, unit.mesh, equations)
+    return predict_of(module, shardings, origin, Known(), walk_of(module, shardings))
 
 
-def predict_of(module: ir.Module, shardings: Shardings, origin: Origin, known: Known) -> Prediction:
-    """The same for a propagated module without marks, with these shardings in it."""
-    remove_unused(module)
-    remove_reversals(module)
+def predict_of(module: ir.Module, shardings: Shardings, origin: Origin, known: Known, walk: Walk) -> Prediction:
+    """The same for a propagated module without marks, with these shardings and operations in it."""
+    walk = remove_reversals(remove_unused(walk, known.unused))
 
     def primitive_of(op: ir.Operation) -> str:
         return origin.equations[tags[-1]].primitive if (tags := known.tags(op)) else ""
 
-    writing = Writing(module, shardings, origin.mesh, primitive_of, known.models)
-    writing.operations()
+    writing = Writing(module, shardings, origin.mesh, primitive_of, known)
+    writing.operations(walk)
     insert_reshards(module)
     writing.reshards()
     merge(module, shardings, {*_SDY, *_STABLEHLO})

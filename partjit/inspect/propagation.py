@@ -14,7 +14,8 @@ from partjit.colocated.ir.lowering import opaque_calls
 from partjit.compile import lower_jaxpr_anew
 from partjit.inspect.annotated import AnnotatedJaxpr, AnnotatedValue
 from partjit.inspect.inlining import MARK, InlinedProgram, inline_program
-from partjit.shardy import Shardings, TensorSharding, nested, propagate
+from partjit.inspect.walk import Walk, walk_of
+from partjit.shardy import Shardings, TensorSharding, propagate
 from partjit.xla_rewrites import open_captured, rewrite_operations
 
 __all__ = [
@@ -28,6 +29,8 @@ __all__ = [
     "ranks_of",
     "results_of",
 ]
+
+_CALL = "stablehlo.custom_call"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -108,7 +111,7 @@ def partition(unit: Unit, keep_text: bool = False) -> Partitioned:
         return Partitioned(unit, inlined, tuple(map(TensorSharding.replicated, ranks_of(unit))), None, None, None)
     lowered = module.operation.clone() if keep_text else None  # its text takes longer than a copy
     open_captured(module)
-    shardings, of_values = propagated(module)
+    shardings, of_values, _ = propagated(module)
     inlined.shardings.update(of_values)
     return Partitioned(unit, inlined, results_of(shardings, ranks_of(unit)), module, shardings, lowered)
 
@@ -140,7 +143,7 @@ def lower_unit(unit: Unit) -> tuple[InlinedProgram, ir.Module | None]:
 
 def propagated(
     module: ir.Module, known: dict[ir.Attribute, TensorSharding] | None = None
-) -> tuple[Shardings, dict[int, TensorSharding]]:
+) -> tuple[Shardings, dict[int, TensorSharding], Walk]:
     """Propagates shardings in a rewritten module, and removes its marks.
 
     Args:
@@ -148,19 +151,21 @@ def propagated(
         known: what attributes are known to say; see `Shardings`.
 
     Returns:
-        The shardings in the module, and those of the marked values by their numbers.
+        The shardings in the module, those of the marked values by their numbers, and the operations that are left.
     """
     propagate(module)
     shardings = Shardings(module, known)
     of_values: dict[int, TensorSharding] = {}
-    marks = [op for op in nested(module.operation) if is_mark(op)]
-    for op in marks:
-        for number, operand in zip(numbers_of(op), op.operands, strict=True):
-            sharding = shardings.of(operand) or TensorSharding.replicated(len(operand.type.shape))
-            of_values[number] = sharding
-    for op in marks:
-        op.erase()
-    return shardings, of_values
+    ops, names, known_already = walk_of(module, shardings)
+    marks = [k for k, name in enumerate(names) if name == _CALL and is_mark(ops[k])]
+    for op in map(ops.__getitem__, marks):
+        for number, value in zip(numbers_of(op), op.operands, strict=True):
+            sharding = known_already.get(value) or shardings.of(value)
+            of_values[number] = sharding or TensorSharding.replicated(len(value.type.shape))
+    for k in reversed(marks):
+        ops.pop(k).erase()
+        names.pop(k)
+    return shardings, of_values, Walk(ops, names, known_already)
 
 
 def results_of(shardings: Shardings, ranks: Sequence[int]) -> tuple[TensorSharding, ...]:
@@ -181,4 +186,4 @@ def numbers_of(mark: ir.Operation) -> list[int]:
 
 def is_mark(op: ir.Operation) -> bool:
     """Whether an operation is a mark, whose operands are values with numbers."""
-    return op.name == "stablehlo.custom_call" and ir.StringAttr(op.attributes["call_target_name"]).value == MARK
+    return op.name == _CALL and ir.StringAttr(op.attributes["call_target_name"]).value == MARK

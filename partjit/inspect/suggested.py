@@ -16,7 +16,7 @@ from partjit.inspect.asked_process import AskedOutcome, SavedProgram, saved_fact
 from partjit.inspect.changes import Axes, Change, facts_of
 from partjit.inspect.modules import pattern_of
 from partjit.inspect.outcomes import Costs, Outcome, outcome_of
-from partjit.inspect.places import Known
+from partjit.inspect.places import known_of_copies
 from partjit.inspect.propagation import Partitioned
 from partjit.inspect.questions import Leaf, Question
 from partjit.inspect.suggestions import is_gain
@@ -131,7 +131,8 @@ def suggested_for(
     unit, tree = program.unit, program.tree
     ins = [_leaf(*of) for of in zip(unit.paths, tree.inputs, strict=True)]
     outs = [_leaf(*of) for of in zip(unit.result_paths, tree.outputs, strict=True)]
-    facts, known, lowered = facts_of(unit, program.inlined, donated), Known(), program.lowered
+    facts, lowered = facts_of(unit, program.inlined, donated), program.lowered.clone()
+    known = known_of_copies(lowered)
 
     def here(changes: Sequence[Change]) -> Sequence[Outcome]:
         return [outcome_of(lowered, facts, change, known) for change in changes]

@@ -27,7 +27,7 @@ from partjit.inspect.contents import Collectives
 from partjit.inspect.device_groups import DeviceGroups
 from partjit.inspect.live.widget import what_if_widget
 from partjit.inspect.outcomes import Outcome, outcome_of, outcome_of_one_device
-from partjit.inspect.places import Known
+from partjit.inspect.places import Known, known_of_copies
 from partjit.inspect.propagation import Unit, lower_unit
 from partjit.inspect.questions import Activation, Answer, Leaf, Question, change_of
 from partjit.inspect.suggested import QUESTIONS, SpecSuggestion, suggested
@@ -125,8 +125,12 @@ class WhatIf:
         self._results = [_leaf(*of_output) for of_output in outputs]
         self.arguments = tuple(filter(None, self._arguments))
         self.results = tuple(filter(None, self._results))
-        self._facts, self._known = facts_of(unit, self._inlined, donated), Known()
+        self._facts = facts_of(unit, self._inlined, donated)
         self._is_saved = False
+
+    @functools.cached_property
+    def _known(self) -> Known:
+        return known_of_copies(self._module)
 
     @property
     def activations(self) -> tuple[Activation, ...]:

@@ -18,7 +18,7 @@ from partjit.inspect.asked_process import SavedProgram
 from partjit.inspect.changes import Axes, Change, add_mesh, facts_of
 from partjit.inspect.memory import estimate_memory
 from partjit.inspect.outcomes import after_change
-from partjit.inspect.places import Known
+from partjit.inspect.places import known_of_copies
 from partjit.inspect.propagation import Partitioned, lower_unit
 from partjit.inspect.tracing import TracedFunction
 from partjit.inspect.user_lines import shown_line
@@ -75,7 +75,7 @@ class SearchedProgram:
         inlined, module = lower_unit(free)
         assert module is not None  # which it is on one device only
         self.partitioned = Partitioned(free, inlined, (), None, None, module.operation)
-        self._facts, self._known = facts_of(self.unit, inlined, self._donated), Known()
+        self._facts, self._known = facts_of(self.unit, inlined, self._donated), known_of_copies(module)
         is_cpu = platform_of(self.unit.mesh) == "cpu"
         work = Work(inlined.tree, self._facts.traffic)
         self._asked = AskedStep(self._facts, self.hidden, work, machine, self.sizes, overlap, is_cpu)

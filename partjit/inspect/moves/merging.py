@@ -15,19 +15,30 @@ from jax.extend.mlir import ir
 
 from partjit.inspect.moves.indices import dimension_numbers
 from partjit.inspect.moves.model import numbers
+from partjit.inspect.walk import Walk
 from partjit.shardy import Shardings, merge_equal, nested
 
 __all__ = ["merge", "remove_reversals", "stays"]
 
 _NUMBER = "partjit.number"
+_MAY_STAY = {f"stablehlo.{name}" for name in "reduce concatenate sort gather dot_general convolution scatter".split()}
 
 
-def remove_reversals(module: ir.Module) -> None:
-    """Removes the reversals of dimensions of size 1, such as those of the kernel of a 1 x 1 convolution."""
-    for op in [op for op in nested(module.operation) if op.name == "stablehlo.reverse"]:
+def remove_reversals(walk: Walk) -> Walk:
+    """Removes the reversals of dimensions of size 1, such as those of the kernel of a 1 x 1 convolution.
+
+    Returns:
+        The operations that are left.
+    """
+    removed = set()
+    for op in walk.named("stablehlo.reverse"):
         if all(op.operands[0].type.shape[dim] == 1 for dim in numbers(op.attributes["dimensions"])):
             op.results[0].replace_all_uses_with(op.operands[0])
-            op.erase()
+            removed.add(op)
+    left = walk.without(removed)
+    for op in removed:
+        op.erase()
+    return left
 
 
 def merge(module: ir.Module, shardings: Shardings, communicating: Container[str]) -> None:
@@ -38,7 +49,8 @@ def merge(module: ir.Module, shardings: Shardings, communicating: Container[str]
         shardings: the shardings in it.
         communicating: the names of the operations that communicate, of which none is merged.
     """
-    staying = [op for op in nested(module.operation) if op.name in communicating or stays(op, shardings)]
+    ops = ((op, op.name) for op in nested(module.operation))
+    staying = [op for op, name in ops if name in communicating or (name in _MAY_STAY and stays(op, shardings))]
     with module.context:
         number = ir.IntegerType.get_signless(64)
         for k, op in enumerate(staying):
@@ -50,7 +62,8 @@ def stays(op: ir.Operation, shardings: Shardings) -> bool:
     """Whether XLA never merges an operation with an equal one, besides those that communicate."""
     match op.name:
         case "stablehlo.reduce":
-            return _is_sharded(op.operands[0], numbers(op.attributes["dimensions"]), shardings)
+            axes = _axes(op.operands[0], shardings)
+            return any(axes) and any(axes[dim] for dim in numbers(op.attributes["dimensions"]))
         case "stablehlo.concatenate" | "stablehlo.sort":
             return _is_sharded(op.results[0], [ir.IntegerAttr(op.attributes["dimension"]).value], shardings)
         case "stablehlo.gather":

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax.extend.mlir import ir
@@ -21,10 +21,13 @@ from partjit.inspect.moves.replicated import elementwise
 from partjit.inspect.moves.resharding import reshard
 from partjit.inspect.moves.table import LOOKING_AROUND, LOOKING_AT_PRIMITIVES, MODELS
 from partjit.inspect.moves.tiles import Step, Unmodelled, tiles_of
-from partjit.shardy import Shardings, TensorSharding, nested
+from partjit.inspect.places import Known
+from partjit.inspect.walk import Walk
+from partjit.shardy import RULE, Shardings, TensorSharding, nested
 
 __all__ = ["Moved", "Writing", "moved_by"]
 
+_OF_SHARDY = ("sdy.sharding", RULE)
 _CALL = "partjit.moves"
 _DISTINCT = "partjit.distinct"  # an attribute of reshards
 _FORGOTTEN = "partjit.forgotten"  # of those of whose operands XLA does not know any more how they were sharded
@@ -60,7 +63,7 @@ class Writing:
         shardings: the shardings in it.
         mesh: the mesh of the program.
         primitive_of: the primitive that an operation was lowered from, or the empty string.
-        models: known models of operations, which are added to: by what these depend on.
+        known: what is known of operations, which is added to.
 
     Attributes:
         moved: what is moved, by the numbers of the calls.
@@ -72,23 +75,22 @@ class Writing:
         shardings: Shardings,
         mesh: Mesh,
         primitive_of: Callable[[ir.Operation], str],
-        models: "dict[tuple[object, ...], Model]",
+        known: Known,
     ) -> None:
         self.moved: list[Moved] = []
         self._numbers: dict[Hashable, int] = {}
         self._module, self._shardings, self._mesh, self._primitive_of = module, shardings, mesh, primitive_of
         self._attributes: dict[TensorSharding, ir.Attribute] = {}
         self._sizes = dict(mesh.shape)
-        self._models = models
+        self._known = known
 
-    def operations(self) -> None:
+    def operations(self, walk: Walk) -> None:
         """Replaces the operations that have models, and adds the reshards that XLA makes for them."""
         # All models first: some look at the operations that compute their operands.
-        values = _Values(self._shardings, self._of)
+        values = _Values(self._of, walk.shardings)
         modelled = []
-        for op in nested(self._module.operation):
-            values.note(op)
-            find = MODELS.get(op.name)
+        for op, name in zip(walk.ops, walk.names, strict=True):
+            find = MODELS.get(name)
             if find is not None and (found := self._modelled(op, find, values)) is not None:
                 modelled.append((op, found))
         for op, (operation, model) in reversed(modelled):
@@ -130,35 +132,44 @@ class Writing:
     def _modelled(
         self, op: ir.Operation, find: Callable[[Operation], Model | None], values: "_Values"
     ) -> tuple[Operation, Model | None] | None:
-        if find is elementwise and values.are_alike((*op.operands, *op.results)):
+        of_operands, of_results = [*op.operands], [*op.results]
+        shardings = values.shardings((*of_operands, *of_results))
+        if find is elementwise and _are_alike(shardings):
             return None  # most operations: all that they read and compute is sharded alike
-        shardings = values.shardings((*op.operands, *op.results))
         if not any(map(_divides, shardings)):
             return None
-        sizes = self._automatic(op)
-        key = None
-        if find not in LOOKING_AROUND:
-            attributes = op.attributes
-            key = (
-                find,
-                *(own for name, own in attributes.items() if name != "sdy.sharding"),
-                self._primitive_of(op) if find in LOOKING_AT_PRIMITIVES else "",
-                *(value.type for value in op.operands),
-                *(value.type for value in op.results),
-                *shardings,
-                *sizes,
-            )
-            if self._models.get(key) is _NONE:
-                return None
-        operands, results = values.tensors(op.operands), values.tensors(op.results)
-        operation = Operation(op, operands, results, sizes, self._of, self._primitive_of)
-        if key is None:
+        kind, models = self._kind(op, find), self._known.models
+        key = kind.number, *shardings
+        if kind.is_modelled_alone and models.get(key) is _NONE:
+            return None
+        operands, results = values.tensors(of_operands), values.tensors(of_results)
+        operation = Operation(op, operands, results, kind.sizes, self._of, self._primitive_of)
+        if not kind.is_modelled_alone:
             model = _model(find, operation)
-        elif key in self._models:
-            model = self._models[key]
+        elif key in models:
+            model = models[key]
         else:
-            model = self._models[key] = _model(find, operation)
+            model = models[key] = _model(find, operation)
         return None if model is _NONE else (operation, None if model is _UNMODELLED else model)
+
+    def _kind(self, op: ir.Operation, find: Callable[[Operation], Model | None]) -> "_Kind":
+        """The kind of an operation with this model."""
+        kinds, place = self._known.kinds, self._known.own_location(op)
+        if place is not None and place in kinds:
+            return kinds[place]
+        sizes = self._automatic(op)
+        same = (
+            find,
+            *(own for name, own in op.attributes.items() if name not in _OF_SHARDY),
+            self._primitive_of(op) if find in LOOKING_AT_PRIMITIVES else "",
+            *(value.type for value in op.operands),
+            *(value.type for value in op.results),
+            *sizes,
+        )
+        kind = kinds.setdefault(same, _Kind(len(kinds), sizes, find not in LOOKING_AROUND))
+        if place is not None:
+            kinds[place] = kind
+        return kind
 
     def _automatic(self, op: ir.Operation) -> dict[str, int]:
         """The sizes of the axes that are not manual around an operation."""
@@ -219,7 +230,7 @@ class Writing:
             owner.operands[number] = resharded
 
     def _reshard(self, op: ir.Operation) -> None:
-        values = _Values(self._shardings, self._of)
+        values = _Values(self._of, {})
         (before,), (after,) = values.tensors(op.operands), values.tensors(op.results)
         try:
             transfers = self._steps_between(op, before, after)
@@ -266,7 +277,7 @@ class Writing:
         if steps is None or any(one.step.kind != "collective-permute" for one in steps) or stays(op, self._shardings):
             return len(self.moved) - 1
         named = (op.attributes[k] for k in range(len(op.attributes)))
-        attributes = frozenset((one.name, one.attr) for one in named if one.name != "sdy.sharding")
+        attributes = frozenset((one.name, one.attr) for one in named if one.name not in _OF_SHARDY)
         return self._numbers.setdefault((moved.name, steps, attributes), len(self.moved) - 1)
 
     def _expanded(self, step: Step, sizes: Mapping[str, int]) -> Step:
@@ -283,6 +294,20 @@ class Writing:
             dims = ["{" + ", ".join(map(_reference, axes)) + "}" for axes in sharding.axes]
             self._attributes[sharding] = ir.Attribute.parse(f"#sdy.sharding<@mesh, [{', '.join(dims)}]>")
         return self._attributes[sharding]
+
+
+class _Kind(NamedTuple):
+    """What operations have in common that have one model if their operands and results are sharded alike.
+
+    Attributes:
+        number: of the kind.
+        sizes: of the axes of the mesh, those that are manual around them left out.
+        is_modelled_alone: whether the model does not look at other operations.
+    """
+
+    number: int
+    sizes: Mapping[str, int]
+    is_modelled_alone: bool
 
 
 _NONE, _UNMODELLED = (Model(operands=(), results=()) for _ in range(2))  # nothing is moved; it is not known
@@ -306,27 +331,12 @@ class _Values:
     Values of one type and sharding are one tensor, and each value is read once: a program has few of the former.
     """
 
-    def __init__(self, shardings: Shardings, sharding_of: Callable[[ir.Value], TensorSharding]) -> None:
-        self._shardings, self._sharding_of = shardings, sharding_of
-        self._known: dict[ir.Value, TensorSharding] = {}
+    def __init__(
+        self, sharding_of: Callable[[ir.Value], TensorSharding], known: Mapping[ir.Value, TensorSharding]
+    ) -> None:
+        self._sharding_of = sharding_of
+        self._known = {**known}
         self._alike: dict[tuple[ir.Type, TensorSharding], Tensor] = {}
-
-    def note(self, op: ir.Operation) -> None:
-        """Reads the shardings of the results of an operation: before those that use them, it takes half the time."""
-        for value, sharding in zip(op.results, self._shardings.on(op), strict=False):
-            if sharding.mesh == "mesh":
-                self._known[value] = sharding
-
-    def are_alike(self, values: Iterable[ir.Value]) -> bool:
-        """Whether arrays are sharded alike; scalars are not sharded."""
-        first = None
-        for value in values:
-            sharding = self._known.get(value) or self._read(value)
-            if sharding.axes and sharding is not first:
-                if first is not None:
-                    return False
-                first = sharding
-        return True
 
     def shardings(self, values: Iterable[ir.Value]) -> list[TensorSharding]:
         """The shardings of values."""
@@ -348,6 +358,17 @@ class _Values:
             shape, itemsize, dtype = element_type(value)
             self._alike[key] = Tensor(shape, dtype, itemsize, key[1])
         return self._alike[key]
+
+
+def _are_alike(shardings: Iterable[TensorSharding]) -> bool:
+    """Whether arrays are sharded alike; scalars are not sharded."""
+    first = None
+    for sharding in shardings:
+        if sharding.axes and sharding is not first:
+            if first is not None:
+                return False
+            first = sharding
+    return True
 
 
 def _divides(sharding: TensorSharding) -> bool:

@@ -5,44 +5,114 @@ jax itself removes what no equation uses, but not what calls, loops and branches
 Source: `HloDCE` and `WhileLoopSimplifier` of XLA.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 from jax.extend.mlir import ir
 
+from partjit.inspect.walk import Walk
 from partjit.shardy import nested
 
-__all__ = ["remove_unused"]
+__all__ = ["remove_unused", "unused_in_copies"]
 
 
-def remove_unused(module: ir.Module) -> None:
-    """Removes what is computed for nothing: carried values of loops that serve themselves alone, and operations."""
-    _Removal(module).run()
+def remove_unused(walk: Walk, known: Set[ir.Attribute] | None = None) -> Walk:
+    """Removes what is computed for nothing: carried values of loops that serve themselves alone, and operations.
+
+    Args:
+        walk: the operations of a module.
+        known: what may be unused, if that is known; see `unused_in_copies`.
+
+    Returns:
+        The operations that are left.
+    """
+    if known is not None:
+        return _without(walk, known)
+    removal = _Removal(walk)
+    left = walk.without(removal.run())
+    for op in removal.found:  # at last: what refers to an operation that is erased cannot be used any more
+        op.erase()
+    return left
+
+
+def unused_in_copies(module: Any) -> Set[ir.Attribute] | None:
+    """The operations that may be unused in copies of a module without marks, whatever the shardings in these.
+
+    These are the ones that nothing uses, and what Shardy copies for each use.
+
+    Args:
+        module: the module, of whose operations each has a location of its own. It is changed.
+
+    Returns:
+        The locations of the operations; None if they are not all that is to be removed.
+    """
+    ops = nested(module.operation)
+    removal = _Removal(Walk(ops, [op.name for op in ops], {}))
+    removal.run()
+    copied = (op for op in _computed_anew(ops) if not removal.has_effect(op))
+    return None if removal.replaces else {op.location.attr for op in (*removal.found, *copied)}
+
+
+def _without(walk: Walk, known: Set[ir.Attribute]) -> Walk:
+    """The operations that are left without those of these places, and reshards, that nothing uses."""
+    ops, names, k = list[ir.Operation](), list[str](), len(walk.ops) - 1
+    while k >= 0:  # users first
+        op, name = walk.ops[k], walk.names[k]
+        may_be = name in _RESHARDS or op.location.attr in known
+        if may_be and (results := op.results) and not any(map(_has_user, results)):
+            k -= len(_inside(op))
+            op.erase()
+        else:
+            ops.append(op)
+            names.append(name)
+        k -= 1
+    return Walk(ops[::-1], names[::-1], walk.shardings)
+
+
+def _computed_anew(ops: Sequence[ir.Operation]) -> Iterator[ir.Operation]:
+    """What Shardy may copy for each use: constants and scalars, and what is computed from these alone."""
+    such: set[ir.Value] = set()
+    for op in ops:
+        if len(op.results) and all(value in such or _is_scalar(value) for value in op.operands):
+            such.update(op.results)
+            yield op
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value.type, ir.RankedTensorType) and math.prod(value.type.shape) == 1
 
 
 class _Removal:
-    def __init__(self, module: ir.Module) -> None:
+    """The removal of what is not used.
+
+    Attributes:
+        found: the operations to be erased, those in them left out.
+        replaces: whether loops and functions return something else now.
+    """
+
+    def __init__(self, walk: Walk) -> None:
         self._functions: dict[str, ir.Operation] = {}
         self._loops: list[ir.Operation] = []  # inner ones first
         self._calls: dict[str, list[ir.Operation]] = {}
-        roots = []
-        for op in nested(module.operation):
-            operation = op.operation
-            results = operation.results
-            if len(results) and not any(next(iter(result.uses), None) for result in results):
-                roots.append(operation)
-            elif (name := operation.name) == "stablehlo.while":
-                self._loops.append(operation)
-            elif name == "func.call":
-                self._calls.setdefault(_callee(operation), []).append(operation)
-            elif name == "func.func":
-                self._functions[ir.StringAttr(operation.attributes["sym_name"]).value] = operation
+        roots = [op for op in walk.ops if (results := op.results) and not any(map(_has_user, results))]
         self._roots = roots[::-1]  # users first
+        unused = {*roots}
+        for op in walk.named("stablehlo.while", "func.call", "func.func"):
+            match op.name:
+                case "stablehlo.while" if op not in unused:
+                    self._loops.append(op)
+                case "func.call" if op not in unused:
+                    self._calls.setdefault(_callee(op), []).append(op)
+                case "func.func":
+                    self._functions[ir.StringAttr(op.attributes["sym_name"]).value] = op
         self._effects: dict[str, bool] = {}
         self._unused: set[ir.Operation] = set()
-        self._found: list[ir.Operation] = []
+        self.found: list[ir.Operation] = []
+        self.replaces = False
 
-    def run(self) -> None:
+    def run(self) -> Set[ir.Operation]:
+        """Finds what is to be erased; returns that with all that is in it."""
         for op in self._roots:
             self._find(op)
         for loop in reversed(self._loops):
@@ -51,8 +121,7 @@ class _Removal:
         while any([*map(self._drop_results, self._calls)]):
             for loop in self._loops:
                 self._drop_carries(loop)
-        for op in self._found:  # at last: what refers to an operation that is erased cannot be used any more
-            op.erase()
+        return self._unused
 
     def _drop_carries(self, loop: ir.Operation) -> None:
         """Lets a loop pass on what it carries for nothing."""
@@ -78,6 +147,7 @@ class _Removal:
     def _replace(self, end: ir.Operation, k: int, value: ir.Value) -> None:
         maker = end.operands[k].owner
         end.operands[k] = value
+        self.replaces = True
         if not isinstance(maker, ir.Block):
             self._find(maker.operation)
 
@@ -89,13 +159,13 @@ class _Removal:
         candidates = [op]
         while candidates:
             op = candidates.pop()
-            if op in self._unused or any(map(self._is_used, op.results)) or self._has_effect(op):
+            if op in self._unused or any(map(self._is_used, op.results)) or self.has_effect(op):
                 continue
-            self._found.append(op)
+            self.found.append(op)
             self._unused |= {op, *_inside(op)}
             candidates += [value.owner.operation for value in _needed(op) if not isinstance(value.owner, ir.Block)]
 
-    def _has_effect(self, op: ir.Operation) -> bool:
+    def has_effect(self, op: ir.Operation) -> bool:
         """Whether an operation, or one in its regions, does more than to compute its results."""
         return self._is_effect(op) or any(map(self._is_effect, _inside(op)))
 
@@ -104,7 +174,7 @@ class _Removal:
             return op.name in _EFFECTS
         name = _callee(op)
         if name not in self._effects:
-            self._effects[name] = self._has_effect(self._functions[name])
+            self._effects[name] = self.has_effect(self._functions[name])
         return self._effects[name]
 
     def _unused_carries(self, loop: ir.Operation) -> list[int]:
@@ -114,7 +184,7 @@ class _Removal:
         used = {k for k, result in enumerate(loop.results) if self._is_used(result) or self._is_used(cond.arguments[k])}
         values = [end.operands[k] for k in used]
         for op in body.operations:
-            if (not op.results and op.operation != end) or self._has_effect(op.operation):
+            if (not op.results and op.operation != end) or self.has_effect(op.operation):
                 values += _needed(op.operation)
         seen = set()
         while values:
@@ -138,14 +208,18 @@ class _Removal:
 
     def _needed_for(self, op: ir.Operation, number: int) -> Iterator[ir.Value]:
         """The values that a result of an operation is computed from."""
-        if op.name == "func.call" and not self._has_effect(op):
+        if op.name == "func.call" and not self.has_effect(op):
             yield _end(self._functions[_callee(op)].regions[0]).operands[number]
             return
-        if op.name != "stablehlo.while" or self._has_effect(op):
+        if op.name != "stablehlo.while" or self.has_effect(op):
             yield from _needed(op)
             return
         yield from _of_iteration(op, number)
         yield from _end(op.regions[0]).operands
+
+
+def _has_user(value: ir.Value) -> bool:
+    return next(iter(value.uses), None) is not None
 
 
 def _callee(call: ir.Operation) -> str:
@@ -175,4 +249,5 @@ def _inside(op: ir.Operation) -> Sequence[ir.Operation]:
     return nested(op) if len(op.regions) else ()
 
 
+_RESHARDS = ("sdy.reshard", "sdy.sharding_constraint")
 _EFFECTS = tuple(f"stablehlo.{name}" for name in ("custom_call", "infeed", "outfeed", "send", "recv", "rng"))

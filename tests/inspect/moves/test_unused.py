@@ -9,7 +9,8 @@ from benchmarks.truth_operations import make_mesh
 from partjit import P, pjit
 from partjit.inspect import explain
 from partjit.inspect.moves import unused
-from partjit.shardy import nested
+from partjit.inspect.walk import walk_of
+from partjit.shardy import Shardings, nested
 
 
 def loops(x):
@@ -58,7 +59,7 @@ def test_effects_stay():
         return x
 
     module = jax.jit(fun).lower(jnp.ones(4)).compiler_ir()
-    unused.remove_unused(module)
+    unused.remove_unused(walk_of(module, Shardings(module)))
     names = [op.operation.name for op in nested(module.operation)]
     assert names.count("stablehlo.custom_call") == 1
     assert "func.call" not in names
