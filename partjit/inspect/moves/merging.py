@@ -21,7 +21,8 @@ from partjit.shardy import Shardings, merge_equal, nested
 __all__ = ["merge", "remove_reversals", "stays"]
 
 _NUMBER = "partjit.number"
-_MAY_STAY = {f"stablehlo.{name}" for name in "reduce concatenate sort gather dot_general convolution scatter".split()}
+_KINDS_THAT_STAY = ("reduce", "concatenate", "sort", "gather", "dot_general", "convolution", "scatter")
+_MAY_STAY = {f"stablehlo.{name}" for name in _KINDS_THAT_STAY}
 
 
 def remove_reversals(walk: Walk) -> Walk:

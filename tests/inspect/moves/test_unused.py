@@ -9,8 +9,12 @@ from benchmarks.truth_operations import make_mesh
 from partjit import P, pjit
 from partjit.inspect import explain
 from partjit.inspect.moves import unused
+from partjit.inspect.places import known_of_copies
+from partjit.inspect.propagation import lower_unit, propagated
+from partjit.inspect.tracing import trace_function
 from partjit.inspect.walk import walk_of
 from partjit.shardy import Shardings, nested
+from partjit.xla_rewrites import open_captured
 
 
 def loops(x):
@@ -50,6 +54,32 @@ def test_what_is_computed_for_nothing_is_not_predicted(fun):
     report = explain(pjit(fun, in_shardings=P("x")), struct, mesh=make_mesh(), compiled=True)
     assert report.predicted.counts == report.collectives.counts
     assert bool(report.predicted) == (fun is kept)
+
+
+def constants(x):
+    """Constants, which Shardy copies for each use, and an equation that is not used."""
+    jax.jit(lambda x: jnp.tanh(x).min())(x)
+    return jnp.where(jnp.arange(32) < 3, x, jnp.ones((16, 32))) + jnp.ones((16, 32)).T.T
+
+
+@pytest.mark.parametrize("fun", [loops, branches, calls, kept, constants])
+def test_what_is_known_to_be_unused_is_what_copies_lose(fun):
+    struct = jax.ShapeDtypeStruct((16, 32), jnp.float32)
+    _, module = lower_unit(trace_function(pjit(fun, in_shardings=P("x")), (struct,), {}, make_mesh()).whole)
+    lowered = module.operation
+    known = known_of_copies(lowered)
+    assert (known.unused is None) == (fun is loops)
+    names = []
+    for unused_there in (None, known.unused):
+        copy = lowered.clone()
+        open_captured(copy)
+        walk = propagated(copy)[2]
+        count = len(walk.names)
+        left = unused.remove_unused(walk, unused_there)
+        names.append([op.name for op in nested(copy)])
+        assert left.names == names[-1]
+    assert names[0] == names[1]
+    assert (len(names[0]) < count) == (fun is not kept)
 
 
 def test_effects_stay():
