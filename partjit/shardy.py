@@ -15,10 +15,8 @@ from jax.extend.mlir import ir, passmanager
 from jax.extend.mlir.dialects import sdy, stablehlo
 
 __all__ = [
-    "RULE",
     "Shardings",
     "TensorSharding",
-    "add_rules",
     "axis_name",
     "insert_reshards",
     "main_of",
@@ -73,8 +71,6 @@ class TensorSharding:
         return cls(((),) * ndim, ((),) * ndim)
 
 
-RULE = "sdy.sharding_rule"
-"""The attribute of a propagated operation that says which of its dimensions are sharded alike."""
 _PROPAGATION = "builtin.module(sdy-propagation-pipeline)"
 
 
@@ -86,13 +82,12 @@ def propagate(module: ir.Module) -> None:
 
 @functools.cache
 def _without_idle(pipeline: str) -> str:
-    """An expanded pipeline without the passes that leave a module of one function as it is, and without the last.
+    """An expanded pipeline without the passes that leave a module of one function as it is.
 
-    The former remove functions that nothing calls, write the module to a directory if there is one, and verify: in all
-    they take a tenth of the time. The last one drops the rules, which are needed again to insert reshards.
+    They remove functions that nothing calls, write the module to a directory if there is one, and verify: in all they
+    take a tenth of the time.
     """
-    kept = re.sub(r"(symbol-dce|sdy-save-module|func\.func\(sdy-verify-unreduced-axes\)),", "", pipeline)
-    return re.sub(r",func\.func\(sdy-drop-sharding-rules\)\)$", ")", kept)
+    return re.sub(r"(symbol-dce|sdy-save-module|func\.func\(sdy-verify-unreduced-axes\)),", "", pipeline)
 
 
 def _of_one_function(context: ir.Context) -> str:
@@ -106,14 +101,6 @@ def propagate_interface(module: ir.Module) -> None:
         expanded = str(passmanager.PassManager.parse(_PROPAGATION))
     settling, later, _ = expanded.replace(",sdy-save-module", "").partition(",func.func(sdy-insert-explicit-reshards")
     run_passes(module, f"{settling})" if later else settling)
-
-
-def add_rules(module: Any) -> None:
-    """Adds to operations the rules of the propagation, which are made anew in each copy otherwise.
-
-    They say which dimensions of operands and results are sharded alike.
-    """
-    run_passes(module, "builtin.module(func.func(sdy-populate-op-sharding-rules))")
 
 
 def insert_reshards(module: ir.Module) -> None:

@@ -13,7 +13,7 @@ from partjit.inspect.inlining import ADDED, TAG
 from partjit.inspect.moves.unused import unused_in_copies
 from partjit.inspect.propagation import is_mark
 from partjit.inspect.user_lines import Site
-from partjit.shardy import TensorSharding, add_rules, nested
+from partjit.shardy import TensorSharding, nested
 
 __all__ = ["Known", "Origin", "Place", "SavedPlace", "known_of_copies", "saved"]
 
@@ -119,10 +119,9 @@ def known_of_copies(lowered: Any) -> Known:
     """What is known of a module that is copied again and again, which is nothing yet.
 
     Its operations get locations that no others have. Their copies have them as well, so that what is known of an
-    operation does not have to be read from its attributes and operands. They also get the rules of the propagation.
+    operation does not have to be read from its attributes and operands.
     """
     known = Known(has_own_locations=True)
-    add_rules(lowered)
     with lowered.context:
         for k, op in enumerate(nested(lowered.operation)):
             op.location = ir.Location.name(f"partjit.op{k}", op.location)

@@ -23,11 +23,10 @@ from partjit.inspect.moves.table import LOOKING_AROUND, LOOKING_AT_PRIMITIVES, M
 from partjit.inspect.moves.tiles import Step, Unmodelled, tiles_of
 from partjit.inspect.places import Known
 from partjit.inspect.walk import Walk
-from partjit.shardy import RULE, Shardings, TensorSharding, nested
+from partjit.shardy import Shardings, TensorSharding, nested
 
 __all__ = ["Moved", "Writing", "moved_by"]
 
-_OF_SHARDY = ("sdy.sharding", RULE)
 _CALL = "partjit.moves"
 _DISTINCT = "partjit.distinct"  # an attribute of reshards
 _FORGOTTEN = "partjit.forgotten"  # of those of whose operands XLA does not know any more how they were sharded
@@ -160,7 +159,7 @@ class Writing:
         sizes = self._automatic(op)
         same = (
             find,
-            *(own for name, own in op.attributes.items() if name not in _OF_SHARDY),
+            *(own for name, own in op.attributes.items() if name != "sdy.sharding"),
             self._primitive_of(op) if find in LOOKING_AT_PRIMITIVES else "",
             *(value.type for value in op.operands),
             *(value.type for value in op.results),
@@ -277,7 +276,7 @@ class Writing:
         if steps is None or any(one.step.kind != "collective-permute" for one in steps) or stays(op, self._shardings):
             return len(self.moved) - 1
         named = (op.attributes[k] for k in range(len(op.attributes)))
-        attributes = frozenset((one.name, one.attr) for one in named if one.name not in _OF_SHARDY)
+        attributes = frozenset((one.name, one.attr) for one in named if one.name != "sdy.sharding")
         return self._numbers.setdefault((moved.name, steps, attributes), len(self.moved) - 1)
 
     def _expanded(self, step: Step, sizes: Mapping[str, int]) -> Step:
