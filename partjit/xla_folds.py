@@ -178,12 +178,15 @@ def _splat(value: Any) -> int | float | bool | None:
         owner = owner.operands[0].owner
     if isinstance(owner, ir.Block) or owner.name != "stablehlo.constant":
         return None
+    if not isinstance(owner.results[0].type.element_type, _READABLE):
+        return None  # an attribute of complex numbers cannot be read in Python
     found = _NUMBER.match(str(owner.attributes["value"]))
     if found is None:
         return None
     return found[1] == "true" if found[1] in ("true", "false") else float(found[1])
 
 
+_READABLE = ir.IntegerType | ir.F16Type | ir.BF16Type | ir.F32Type | ir.F64Type
 _NUMBER = re.compile(r"dense<(true|false|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)>")
 
 
