@@ -49,7 +49,7 @@ FOLDS = {
     "nested, of other dimensions": lambda x, i, p: jnp.concatenate(
         [jnp.concatenate([x[:, :4], x[:, 4:]], 1), jnp.sin(x)]
     ),
-    "complex numbers": lambda x, i, p: jnp.fft.fft(x) * (1 + 2j) + jnp.complex64(0.5j),
+    "complex numbers": lambda x, i, p: lax.complex(x, jnp.sin(x)) * jnp.full(x.shape, 1 + 2j, jnp.complex64),
     "concatenated with nothing": lambda x, i, p: jnp.concatenate([jnp.sin(x), x[:0]]),
 }
 
