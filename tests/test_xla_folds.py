@@ -11,7 +11,8 @@ from jax import lax
 from jax.extend.mlir import ir
 
 from partjit.inspect.moves.unused import remove_unused
-from partjit.shardy import nested
+from partjit.inspect.walk import walk_of
+from partjit.shardy import Shardings, nested
 from partjit.xla_folds import FOLDED
 from partjit.xla_rewrites import rewrite
 
@@ -76,7 +77,7 @@ def test_the_same_operations_are_left_as_xla_leaves(name):
     module = lowered(name).compiler_ir("stablehlo")
     module = ir.Module.parse(str(module), context=module.context)  # the other one may be compiled
     rewrite(module)
-    remove_unused(module)
+    remove_unused(walk_of(module, Shardings(module)))
     assert module.operation.verify()
     assert counts(op.name.partition(".")[2] for op in nested(module.operation)) == counts(theirs)
 
