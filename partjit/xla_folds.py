@@ -3,9 +3,9 @@
 A value and one that is folded into it have one sharding; and what only a folded operation has used is not there.
 
 * Sums, products and the like with a neutral element; `and` and `or` with one that decides.
-* A `select` whose cases are the same, or whose predicate is a constant; of a negated predicate.
-* A slice, padding, transpose or reshape that changes nothing; a reshape of a reshape or of a scalar's broadcast; a
-  transpose that only moves dimensions of size 1.
+* A `select` whose cases are the same, or whose predicate is a constant.
+* A slice, padding, transpose or reshape that changes nothing; a reshape of a reshape; a transpose that only moves
+  dimensions of size 1.
 * Slices of nothing, which are constants; those with starts that are constants; those of one operand of a concatenation.
 * Concatenations of nothing, of one array, and of concatenations that nothing else uses.
 

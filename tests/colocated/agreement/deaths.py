@@ -7,6 +7,7 @@ processes of a trial are forked from this one, which has imported everything and
 """
 
 import contextlib
+import gc
 import json
 import os
 import random
@@ -77,6 +78,7 @@ def run(number: int, count: int, address: str, function: Callable, ends: Callabl
     global on_call
     os.environ["PARTJIT_AGREEMENT_TIMEOUT"] = str(STALL_SECONDS)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a suite in the background ignores
+    gc.callbacks.clear()  # those of jax: an interrupt that arrives in one is lost
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
     jax.config.update("jax_num_cpu_devices", 2)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
