@@ -92,6 +92,7 @@ def test_a_collective_that_was_measured_takes_what_was_measured(measured, axes, 
     assert machine.seconds_to_send(other, sizes, nbytes, nbytes) == plain.seconds_to_send(other, sizes, nbytes, nbytes)
 
 
+@sees("a bandwidth that is read", "one that is not")
 @given(st.floats(1e-6, 1e-3), st.floats(1e6, 1e10), st.floats(1e-6, 1e-2), st.sampled_from([2, 4, 6, 8]))
 def test_latency_and_bandwidth_are_read_from_the_times_of_a_small_and_a_large_one(latency, bandwidth, call, count):
     sizes = _SIZES["cpu"]
@@ -100,7 +101,9 @@ def test_latency_and_bandwidth_are_read_from_the_times_of_a_small_and_a_large_on
     taken = {("all-reduce", ("x",), False): latency, ("all-reduce", ("x",), True): call + seconds, "call": call}
     fitted = _fitted("all-reduce", ("x",), count, sizes, taken)
     assert fitted.latency == latency
-    if call < seconds and latency < nbytes / bandwidth:  # as in all that is worth to be called a bandwidth
+    is_read = call < seconds and latency < nbytes / bandwidth  # as in all that is worth to be called a bandwidth
+    saw("a bandwidth that is read" if is_read else "one that is not")
+    if is_read:
         assert fitted.seconds(nbytes) == pytest.approx(seconds, rel=1e-6)
 
 
