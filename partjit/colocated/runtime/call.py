@@ -7,6 +7,7 @@ import collections
 import itertools
 import math
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -14,7 +15,7 @@ from partjit._jax.types import PyTree
 from partjit.colocated.runtime.failures import CodeSite, Failure, PoisonedError, Site, site_of
 from partjit.colocated.runtime.interrupts import Flag, Presence, is_interrupt
 
-__all__ = ["NOBODY", "Call", "Lane", "Wait", "current_calls", "descends_from", "failure_here", "roots_so_far"]
+__all__ = ["NOBODY", "Call", "Lane", "Wait", "Waiter", "current_calls", "descends_from", "failure_here", "roots_so_far"]
 
 NOBODY = object()
 """The claimant of a call that is given up."""
@@ -28,15 +29,17 @@ class Lane:
         size: how many it holds before callers that add another have to wait.
         room: set when there may be room again for waiting callers.
         latest: when a thread last had nothing more to run in it, in seconds of `time.monotonic`; see `soon`.
+        waiter: the thread that waits for the next call, which so needs no other one, if there is one; see `soon`.
     """
 
-    __slots__ = ("__weakref__", "calls", "latest", "room", "size")
+    __slots__ = ("__weakref__", "calls", "latest", "room", "size", "waiter")
 
     def __init__(self, size: float = float("inf")) -> None:
         self.calls: collections.deque[Call] = collections.deque()
         self.size = size
         self.room = Flag()
         self.latest = -math.inf
+        self.waiter: Waiter | None = None
 
     def fullness(self) -> Flag | None:
         """The flag to wait for if it is full, else None."""
@@ -193,6 +196,21 @@ class Call(Flag):
             receiver = reference()
             if receiver is not None:
                 receiver.receive_failure(failure)
+
+
+class Waiter(Presence):
+    """What runs calls in a thread, and waits for the next one.
+
+    Attributes:
+        calls: what it runs, and what it is to run next.
+        lane: where it waits, if it does. A stream that nobody uses any more is freed all the same.
+        hurry: set when somebody waits for what it waits for.
+    """
+
+    def __init__(self, *calls: Call) -> None:
+        self.calls: tuple[Call, ...] = calls
+        self.lane: weakref.ref[Lane] | None = None
+        self.hurry = Flag()
 
 
 def descends_from(made: Call | Failure, maker: Call) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from partjit.colocated.runtime import interrupts, soon, threads
-from partjit.colocated.runtime.call import NOBODY, Call, Lane, current_calls
+from partjit.colocated.runtime.call import NOBODY, Call, Lane, Waiter, current_calls
 from partjit.colocated.runtime.deadlocks import wait_for
 from partjit.colocated.runtime.failures import Site
 from partjit.colocated.runtime.interrupts import Exclusive, Flag, Presence, is_interrupt
@@ -215,7 +215,7 @@ def _append_for_another(call: Call) -> bool:
         return False
     lane = call.lanes[0]
     if not lane.calls:
-        if lane not in soon.served:
+        if lane.waiter is None:
             return False
         _busy[lane] = None
     elif len(lane.calls) >= lane.size:
@@ -231,7 +231,7 @@ def _append_if_free(call: Call) -> bool:
 # Running in turn
 
 
-class _Driver(soon.Waiter):
+class _Driver(Waiter):
     """A thread that runs a call and then those that follow it."""
 
     def leave(self) -> None:
@@ -246,7 +246,7 @@ class _Driver(soon.Waiter):
                 _leave(call)
             elif call.claimant is None:
                 _start(call)
-        first = None if self.lane is None else _order.run(soon.end_wait, self, self.lane)
+        first = None if self.lane is None else _order.run(soon.end_wait, self)
         if first is not None:
             _start(first)
 
@@ -262,19 +262,28 @@ def _drive(driver: _Driver) -> None:
     try:
         while call is not None and call.claim(driver):
             call.execute()
-            own = None
-            for follower in _end(call):
-                if own is None and follower.turn is None:
-                    own = follower
-                    driver.calls = (call, own)
-                else:
-                    _start(follower)
-            call = own or soon.next_call(driver, call.lanes, _order)
+            own = _take_over(driver, call, _end(call))
+            if own is None and soon.begin_wait(driver, call, _order):
+                driver.calls, call = (), None  # which refer to the lane
+                own = soon.next_call(driver, _order)
+            call = own
     except BaseException:  # thrown into this thread from outside; the calls behind must not be blocked
         driver.clean_up()
         driver.leave()
         raise
     driver.leave()
+
+
+def _take_over(driver: _Driver, call: Call, following: list[Call]) -> Call | None:
+    """Starts the calls that follow one that a driver has run, but for one that it is to run itself."""
+    own = None
+    for follower in following:
+        if own is None and follower.turn is None:
+            own = follower
+            driver.calls = (call, own)
+        else:
+            _start(follower)
+    return own
 
 
 def _run_ready_calls(target: Call) -> None:
@@ -358,7 +367,7 @@ def forget_after_fork() -> None:
     threads.forget_after_fork()
     calls = unfinished()
     _busy.clear()
-    soon.served.clear()
+    soon.forget_after_fork()
     for call in calls:
         for lane in call.lanes:
             lane.calls.clear()

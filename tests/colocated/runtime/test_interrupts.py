@@ -643,9 +643,10 @@ def thrown_at(step):
     frame, lines = sys._getframe(), []
     while frame.f_code is not scheduler._drive.__code__:
         frame = frame.f_back
+    behind = scheduler._take_over.__code__
 
     def trace(traced, event, _):
-        if traced is frame and event == "line":
+        if (traced is frame or traced.f_code is behind) and event == "line":
             lines.append(traced.f_lineno)
         is_thrown = len(lines) > step
         if is_thrown or (traced is frame and event == "return"):
@@ -722,7 +723,7 @@ def test_what_is_thrown_into_a_worker_before_its_call_keeps_nobody_waiting(monke
 
 def thrown_while_it_waits(step):
     """Throws into this thread, at the so-manieth line at which it waits for its next call; says where."""
-    waiting = {function.__code__ for function in (soon_module.next_call, soon_module._begin_wait, soon_module.end_wait)}
+    waiting = {getattr(soon_module, name).__code__ for name in ("begin_wait", "_begin", "next_call", "end_wait")}
     lines = []
 
     def trace(frame, event, _):

@@ -547,25 +547,25 @@ def test_calls_that_come_soon_are_run_together_once_one_is_waited_for(monkeypatc
     add = colocated_python(lambda x: x + 1, mode="stream", out_specs_fn=lambda x: x)
     with colocated.stream(size=4) as stream:
         assert float(add(one)) == 2
-        assert stream not in soon.served, "nothing came before it"
+        assert stream.waiter is None, "nothing came before it"
         assert float(add(one)) == 2
-        until(lambda: stream in soon.served)
+        until(lambda: stream.waiter is not None)
         with monkeypatch.context() as context:
             context.setattr(own_threads, "start", None)  # no other thread is needed
             results = [add(one) for _ in range(3)]
             assert not any(result.is_ready() for result in results)
             assert [*map(float, results)] == [2, 2, 2]
-        until(lambda: stream in soon.served)
+        until(lambda: stream.waiter is not None)
         results = [add(one) for _ in range(9)]  # which waits for room
         colocated.wait()
         assert all(result.is_ready() for result in results)
         assert float(add(one)) == 2
-        until(lambda: stream in soon.served)
+        until(lambda: stream.waiter is not None)
         in_caller = colocated_python(lambda x: x + 2, mode="inline")
         assert float(in_caller(one)) == 3, "it enters the lane itself"
         assert not scheduler.unfinished()
-        soon.served[stream].hurry.set()
-        until(lambda: stream not in soon.served)
+        stream.waiter.hurry.set()
+        until(lambda: stream.waiter is None)
 
 
 def test_no_thread_waits_for_calls_that_are_wanted_one_by_one(monkeypatch):
@@ -574,12 +574,29 @@ def test_no_thread_waits_for_calls_that_are_wanted_one_by_one(monkeypatch):
     add = colocated_python(lambda x: x + 1, mode="stream", out_specs_fn=lambda x: x)
     with colocated.stream() as stream:
         assert [float(add(one)) for _ in range(2)] == [2, 2]
-        until(lambda: stream in soon.served)
+        until(lambda: stream.waiter is not None)
         assert float(add(one)) == 2
-        until(lambda: stream not in soon.served)
+        until(lambda: stream.waiter is None)
         assert float(add(one)) == 2
         assert not scheduler.unfinished()
-    assert stream not in soon.served
+    assert stream.waiter is None
+
+
+def test_a_stream_at_which_a_thread_waits_is_freed(monkeypatch):
+    monkeypatch.setattr(soon, "_SECONDS", 60.0)
+    monkeypatch.setattr(soon, "_IN_VAIN_SECONDS", 60.0)
+    add = colocated_python(lambda x: x + 1, mode="stream", out_specs_fn=lambda x: x)
+    streams = []
+    with colocated.stream() as stream:
+        streams.append(stream)
+        assert [float(add(one)) for _ in range(2)] == [2, 2]
+        until(lambda: streams[0].waiter is not None)
+    waiter, freed = stream.waiter, weakref.ref(stream)
+    del stream
+    streams.clear()
+    until(lambda: freed() is None)
+    waiter.hurry.set()
+    until(lambda: not soon._waiting)
 
 
 # Laws
