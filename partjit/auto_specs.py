@@ -51,7 +51,7 @@ class SearchOptions:
             remembers.
         progress: as that of `search_specs`.
         measure: how many of the best programs are compiled and timed on the devices, of which the fastest is taken; 0
-            for none. A program of several processes is not measured.
+            for none. On a mesh with devices of several processes anything else is an error when it is searched.
 
     Raises:
         TypeError, ValueError: an option is wrong.

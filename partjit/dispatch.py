@@ -125,7 +125,7 @@ class CacheMiss:
         """
         if self._recognized is None or _letting_in.is_on:
             return None
-        return self._recognized(args, kwargs, retires=retires) if retires else self._recognized(args, kwargs)
+        return self._recognized(args, kwargs, retires=retires)
 
     def _last_agreement(self) -> "Agreement | None":
         return (self if self.of_arrays is None else self.of_arrays[1])._agreement

@@ -118,9 +118,9 @@ def estimate_time(report: object, machine: Machine, *, overlap: float = 0.0) -> 
 
     Each part of the program computes as long as its operations or its memory traffic take, whichever is longer;
     elementwise equations are fused and cost what they read and write together. Collectives come one after the other.
-    What the program moves and is not predicted counts with its upper bound. Launches take
-    what the machine says. Nothing is known of how near to its peak a device computes, or of what XLA fuses and
-    overlaps: compare estimates with each other.
+    What the program moves and is not predicted counts with its upper bound. Launches take what the machine says.
+    Nothing is known of how near to its peak a device computes, or of what XLA fuses and overlaps: compare estimates
+    with each other.
 
     Args:
         report: a report of `partjit.inspect.explain`, or an answer of `partjit.inspect.what_if.WhatIf`.

@@ -61,8 +61,7 @@ def fastest(
 
     Each is compiled. Then they take steps in turn, so that what else the machine does slows all of them alike; those
     that are clearly slower drop out, and the best by estimate stays the best if the fastest is hard to tell from it. A
-    candidate that cannot be compiled, or does not fit in the memory of a device, is
-    not the fastest.
+    candidate that cannot be compiled, or does not fit in the memory of a device, is not the fastest.
 
     Args:
         program: the program.

@@ -6,6 +6,7 @@ them learn it.
 """
 
 import collections
+import contextlib
 import dataclasses
 import threading
 import time
@@ -222,10 +223,8 @@ class Coordinator:
         self._send(process, Decision(vote.number, failures, others, round_.choices if round_ else ()))
 
     def _send(self, process: int, message: Message) -> None:
-        try:
+        with contextlib.suppress(OSError):  # it has ended
             self._senders[process](message)
-        except OSError:  # it has ended
-            return
 
     def _watch_deadlines(self) -> None:
         while True:
