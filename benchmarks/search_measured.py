@@ -19,11 +19,12 @@ from collections.abc import Iterable, Mapping
 import report
 from partjit.inspect.tracing import trace_function
 from partjit.search import Machine, measure_machine
+from partjit.search.compiled import Compiler, TimedStep
 from partjit.search.find import OWN, Ranking, Tried, find
 from partjit.search.program import SearchedProgram
 from partjit.search.space import Space
 from partjit.search.starts import kind_of
-from partjit.search.timed import TimedStep, compiler, fastest
+from partjit.search.timed import fastest
 from truth_models.larger import MADE
 from truth_models.training import Model, two_axes
 
@@ -35,7 +36,7 @@ def ways_of(model: Model, machine: Machine, questions: int, measure: int) -> tup
     """What was found, with its step and those of the specs by hand and the ways with names; equal ones are the same."""
     program = SearchedProgram(trace_function(model.step, model.args, {}, model.mesh), machine, 0.0)
     ranking = find(program, Space(program, {}, {}), machine.memory, questions, None)
-    compiled, steps = compiler(program), dict[object, TimedStep]()
+    compiled, steps = Compiler(program), dict[object, TimedStep]()
 
     def step_of(tried: Tried) -> TimedStep:
         key = tried.question.key

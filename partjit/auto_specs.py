@@ -51,7 +51,8 @@ class SearchOptions:
             remembers.
         progress: as that of `search_specs`.
         measure: how many of the best programs are compiled and timed on the devices, of which the fastest is taken; 0
-            for none. On a mesh with devices of several processes anything else is an error when it is searched.
+            for none. On a mesh with devices of several processes anything else is an error when it is searched. There
+            is a warning of what could not be run.
 
     Raises:
         TypeError, ValueError: an option is wrong.

@@ -4,32 +4,24 @@ It is a fresh interpreter, which gets the lowered module as bytecode and all els
 is kept between questions, and a new one is started if it ended.
 """
 
-import contextlib
 import dataclasses
 import os
 import pickle
 import shutil
-import signal
-import struct
-import subprocess
-import sys
 import tempfile
-import threading
 import weakref
-from typing import IO, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 from jax.sharding import Mesh
 
 from partjit._jax.lowering import as_bytecode, from_bytecode
 from partjit.inspect.changes import Change, Facts
+from partjit.inspect.kept_process import KeptProcess, ProcessEndedError, answer_messages
 from partjit.inspect.outcomes import Outcome, outcome_of
 from partjit.inspect.places import Known, Origin, known_of_copies, saved
 
 __all__ = ["Asked", "AskedOutcome", "AskedProcess", "SavedProgram", "WhatIfError", "saved_facts", "serve"]
 
-_LENGTH = struct.Struct("<Q")
-_GRACE = 10.0  # seconds that a process has to end
-_SHOWN = 400  # characters of what it wrote at last
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from partjit.inspect.asked_process import serve; serve({program!r})"
 
 
@@ -96,21 +88,19 @@ class AskedProcess:
     """
 
     def __init__(self, program: SavedProgram) -> None:
-        self._program = program
-        self._only = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._written: IO[bytes] | None = None
-        self._is_killed = False
+        def source(path: list[str]) -> str:
+            return _PROGRAM.format(path=path, program=program.path)
+
+        self._process = KeptProcess(source, {"JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1"})
 
     @property
     def pid(self) -> int | None:
         """The id of the process, None if there is none."""
-        return None if self._process is None else self._process.pid
+        return self._process.pid
 
     def start(self) -> None:
         """Starts the process if there is none, without waiting for it: that takes as long as to import jax."""
-        with self._only:
-            self._start()
+        self._process.start()
 
     def ask(self, change: Change) -> Any:
         """The answer for a change.
@@ -118,132 +108,35 @@ class AskedProcess:
         Raises:
             WhatIfError: the process ended.
         """
-        with self._only:
-            self._start()
-            process = self._process
-            assert process is not None
-            assert process.stdin is not None
-            assert process.stdout is not None
-            try:
-                _send(process.stdin, pickle.dumps(change))
-                reply = _received(process.stdout)
-            except OSError:
-                reply = None
-            except BaseException:  # an interrupt: the answer would be taken for that to the next question
-                self._end()
-                raise
-            if reply is None:
-                raise WhatIfError(f"the partitioner ended the process that was asked: {self._how_it_ended()}")
-            answer, error = pickle.loads(reply)
-            if error is not None:
-                raise error
-            return answer
+        try:
+            return self._process.answer(change)
+        except ProcessEndedError as error:
+            raise WhatIfError(f"the partitioner ended the process that was asked: {error}") from None
 
     def close(self) -> None:
         """Ends the process, if there is one."""
-        with self._only:
-            self._end()
+        self._process.close()
 
     def kill(self) -> None:
         """Ends the process for good, also while it is asked in another thread, where `ask` then raises."""
-        self._is_killed = True
-        process = self._process
-        if process is not None:
-            process.kill()
-
-    def _start(self) -> None:
-        if self._process is not None:
-            return
-        if self._is_killed:
-            raise WhatIfError("there is no process to be asked any more: it was ended")
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1"}
-        path = [os.path.abspath(entry) for entry in sys.path]
-        self._written = tempfile.TemporaryFile()  # noqa: SIM115  # closed when the process has ended
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM.format(path=path, program=self._program.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._written,
-            env=environment,
-            start_new_session=True,  # an interrupt is for this process
-        )
-        if self._is_killed:  # meanwhile
-            self._process.kill()
-
-    def _how_it_ended(self) -> str:
-        process, written = self._process, self._written
-        assert process is not None
-        assert written is not None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE)
-        code = process.poll()
-        self._process, self._written = None, None
-        _close(process)
-        written.seek(0)
-        last = written.read().decode("utf-8", "replace").strip()[-_SHOWN:]
-        written.close()
-        how = "it closed its connection" if code is None else f"it exited with code {code}"
-        if code is not None and code < 0:
-            how = f"it was killed by signal {-code}, {signal.strsignal(-code)}"
-        return f"{how}{f'. It wrote: {last}' if last else ''}"
-
-    def _end(self) -> None:
-        process, written = self._process, self._written
-        self._process, self._written = None, None
-        if process is not None:
-            _close(process)
-        if written is not None:
-            written.close()
-
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # at the end of the interpreter
-            self._end()
-
-
-def _close(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with contextlib.suppress(OSError):
-                pipe.close()
-
-
-def _send(pipe: IO[bytes], content: bytes) -> None:
-    pipe.write(_LENGTH.pack(len(content)) + content)
-    pipe.flush()
-
-
-def _received(pipe: IO[bytes]) -> bytes | None:
-    """The next message; None if the other side has ended."""
-    header = pipe.read(_LENGTH.size)
-    if len(header) < _LENGTH.size:
-        return None
-    (length,) = _LENGTH.unpack(header)
-    content = pipe.read(length)
-    return content if len(content) == length else None
+        self._process.kill()
 
 
 def serve(path: str) -> None:
-    """The program of such a process: answers the questions that come through its standard input.
+    """The program of such a process.
 
     Args:
         path: of the file of a `SavedProgram`.
     """
-    questions, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what anything prints is no answer
-    lowered: Any = None
-    asked: Any = None
-    known: Any = None
-    while (question := _received(questions)) is not None:
-        if asked is None:
+    program: list[Any] = []
+
+    def answer(change: Change) -> Any:
+        if not program:
             with open(path, "rb") as file:
                 bytecode, asked = pickle.load(file)
             lowered = from_bytecode(bytecode).operation
-            known = known_of_copies(lowered)
-        answer, error = None, None
-        try:
-            answer = asked.answer(lowered, pickle.loads(question), known)
-        except Exception as raised:  # it is raised where the question was asked
-            error = raised
-        _send(answers, pickle.dumps((answer, error)))
+            program.extend((asked, lowered, known_of_copies(lowered)))
+        asked, lowered, known = program
+        return asked.answer(lowered, change, known)
+
+    answer_messages(answer)

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import threading
+import warnings
 from collections.abc import Sequence
 from importlib.metadata import version
 
@@ -180,7 +181,11 @@ class _Task:
             program.close()
         hidden_axes = [_closed(axes or ((),) * rank) for axes, rank in zip(ins[:hidden], self._ranks[0], strict=False)]
         if timed:
-            ranking = fastest(program, ranking, timed, hidden=hidden_axes, where="SearchOptions")
+            ranking = fastest(
+                program, ranking, timed, hidden=hidden_axes, where="SearchOptions", isolated=options.isolated
+            )
+            for line in ranking.passed_over:
+                warnings.warn(f"pjit: of the specs that were to be measured, {line}", stacklevel=2)
         question, answer = ranking.question, ranking.answer
         arguments = [question.arguments.get(k) or axes for k, axes in enumerate(answer.arguments)]
         return SettledSpecs(

@@ -59,6 +59,7 @@ class Ranking:
         candidates: what is worth to be measured, the most promising first: the best, the function's own specs, the best
             start of each kind, and then the next best that were seen, all of them within the memory.
         measured: the seconds of a step of those that were, by the keys of their questions.
+        passed_over: what is said of those that could not be.
     """
 
     best: Scored
@@ -72,6 +73,7 @@ class Ranking:
     seconds: float
     candidates: tuple[Tried, ...] = ()
     measured: Mapping[object, float] = dataclasses.field(default_factory=dict)
+    passed_over: tuple[str, ...] = ()
 
 
 _UNANSWERED = Score(sys.maxsize, math.inf, sys.maxsize, 0)

@@ -117,6 +117,8 @@ class FoundSpecs:
         unanswered: how many of these ended the process that was asked, by a failed check of the partitioner.
         search_seconds: how long the search took, before anything was measured.
         measured: the seconds of a step on the devices, if it was measured.
+        not_measured: what was to be measured and could not be, a line each: it ended the process that ran it, or XLA
+            refused it.
     """
 
     name: str
@@ -136,6 +138,7 @@ class FoundSpecs:
     unanswered: int
     search_seconds: float
     measured: float | None
+    not_measured: tuple[str, ...]
     _program: SearchedProgram
     _fun: Any
     _overlap: float
@@ -238,6 +241,7 @@ class FoundSpecs:
             how += f"; {self.unanswered} could not be answered, as they ended the process that was asked"
         if self.measured is not None:
             how += f"; the fastest of what was measured, {shown_duration(self.measured)} per step"
+        how += "".join(f"\nnot measured: {line}" for line in self.not_measured)
         rows = [_row(Candidate("found", self.seconds, self.peak, True, self.measured)), *map(_row, self.starts)]
         columns = ("specs", "step", "memory", "fits", "measured")
         if self.measured is None:

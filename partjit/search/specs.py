@@ -81,14 +81,14 @@ def search_specs(
         progress: called with the questions so far, their limit and the seconds of the best step; True for a line on
             the standard error. By default that line is shown where the standard error is a terminal.
         isolated: whether other processes run the partitioner, which a failed check of it ends: such a question counts
-            as one that cannot be answered, and the search goes on. They take some seconds to start. Otherwise this
-            process does.
+            as one that cannot be answered, and the search goes on. They take some seconds to start. Another one also
+            runs what is measured, on CPUs. Otherwise this process does.
         workers: how many processes answer at the same time, if they are other ones; by default as many as this process
             may use processors, at most 8. The result is the same for any number.
         measure: how many programs are compiled at the end, and take steps in turn on the devices of the mesh: what was
             found, the function's own specs, the best start of each kind, and the next best found. The fastest is
             returned, and `seconds` still is its estimate. Arguments are those given, or made up where types are. That
-            needs the memory of the arguments twice, and may give another result each time.
+            needs the memory of the arguments twice, or on CPUs three times, and may give another result each time.
 
     Returns:
         The specs, as trees and as Python, with what they cost. At a prompt it shows all of that.
@@ -97,7 +97,7 @@ def search_specs(
         MemoryLimitError: the function does not fit into the memory with any specs that were tried. It says by how
             much, and which arrays are in the way. It is a ValueError.
         ShardingError: specs that are fixed do not fit.
-        WhatIfError: none of the starts could be tried, each of which ended the process that was asked.
+        WhatIfError: none of the starts could be tried, or none of the programs measured: each ended its process.
         TypeError, ValueError: an argument is wrong, tracing the function raises it, or the mesh has axes of type
             Explicit, along which specs are types; or what is to be measured has effects, or devices that this process
             does not have.
@@ -158,7 +158,7 @@ def search_specs(
         finally:
             program.close()
         if timed:
-            ranking = fastest(program, ranking, timed, jax.tree.leaves(args), where=where)
+            ranking = fastest(program, ranking, timed, jax.tree.leaves(args), where=where, isolated=isolated)
     return _found(fun, program, space, ranking, on, used, int(most), overlap)
 
 
@@ -200,6 +200,7 @@ def _found(
         ranking.unanswered,
         ranking.seconds,
         ranking.measured.get(question.key),
+        ranking.passed_over,
         program,
         fun,
         overlap,

@@ -1,5 +1,9 @@
 """What is measured at the end of a search: candidates of every kind, in turn, of which the fastest is returned."""
 
+import contextlib
+import dataclasses
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +13,12 @@ from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType
 
 from partjit import AUTO, Mesh, P, SearchOptions, pjit, search_specs
+from partjit._jax.saved_computations import LoadedComputation, saved_computation
+from partjit.inspect.asked_process import WhatIfError
+from partjit.inspect.kept_process import ProcessEndedError
 from partjit.inspect.tracing import trace_function
-from partjit.search import auto, timed
+from partjit.search import auto, timed, timing_process
+from partjit.search.compiled import Compiler, TimedStep
 from partjit.search.find import OWN, find
 from partjit.search.program import SearchedProgram
 from partjit.search.space import Space
@@ -64,13 +72,10 @@ def test_candidates_begin_with_the_best_and_have_every_kind_once(ranking):
 def test_the_fastest_that_took_all_turns_is_returned(ranking, seconds, noise):
     program, found = ranking
 
-    class Step(timed.TimedStep):
-        def run(self):
-            return seconds[found.candidates.index(self.tried)] * noise.uniform(1.0, 1.1)
+    def compiled(tried):
+        return TimedStep(tried, lambda: seconds[found.candidates.index(tried)] * noise.uniform(1.0, 1.1))
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timed, "_compiled", lambda program, tried, *rest: Step(tried, None, (), None))
-        best = timed.fastest(program, found, 5)
+    best = timed.fastest(program, found, 5, compiled=compiled)
     chosen = [one.question.key for one in found.candidates].index(best.question.key)
     saw("the best by estimate is the fastest", chosen == 0)
     saw("another one is", chosen > 0)
@@ -85,15 +90,11 @@ def test_what_is_hard_to_tell_from_the_best_by_estimate_is_not_taken_instead(ran
     program, found = ranking
 
     def fastest(slow_turns):
-        class Step(timed.TimedStep):
-            def run(self):
-                if self.tried is not found.candidates[0]:
-                    return 1.0
-                return 1.1 if len(self.times) < slow_turns else 0.99
+        def compiled(tried):
+            of_best = iter([1.0, *[1.1] * slow_turns, *[0.99] * timed._ROUNDS])
+            return TimedStep(tried, lambda: 1.0 if tried is not found.candidates[0] else next(of_best))
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(timed, "_compiled", lambda program, tried, *rest: Step(tried, None, (), None))
-            return timed.fastest(program, found, 2)
+        return timed.fastest(program, found, 2, compiled=compiled)
 
     assert fastest(timed._ROUNDS // 2 + 1).question.key == found.question.key, "slower in half of the turns"
     assert fastest(timed._ROUNDS).question.key == found.candidates[1].question.key
@@ -117,20 +118,116 @@ def test_what_is_measured_runs_on_copies_of_the_arguments():
 
 
 def test_what_cannot_be_compiled_is_not_the_fastest(monkeypatch):
-    real, tried = timed._compiled, []
+    real, tried = Compiler.__call__, []
 
-    def compiled(program, one, *rest):
+    def compiled(self, one):
         tried.append(one)
         if len(tried) < 3:
-            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
-        return real(program, one, *rest)
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory\nand more")
+        return real(self, one)
 
-    monkeypatch.setattr(timed, "_compiled", compiled)
+    monkeypatch.setattr(Compiler, "__call__", compiled)
     found = searched(measure=3)
     assert found.measured > 0
+    first, second = found.not_measured
+    assert first == f"{tried[0].scored.origin} could not be run: RESOURCE_EXHAUSTED: out of memory"
+    assert f"\nnot measured: {first}\nnot measured: {second}\n" in found.to_text()
     tried.clear()
     with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
         searched(measure=2)
+
+
+CHILD = """
+import os, sys
+sys.path[:] = {path!r}
+from partjit.search import timing_process
+real, compiled = timing_process.LoadedComputation, []
+def compile(saved):
+    compiled.append(saved)
+    if len(compiled) == 2:
+        print("F0101 00:00:00.000000 1 a.cc:1] Check failed: on purpose", file=sys.stderr, flush=True)
+        print("    @ 0x7f00", " " * 500, file=sys.stderr, flush=True)
+        os.abort()
+    return real(saved)
+timing_process.LoadedComputation = compile
+timing_process.serve({file!r}, {devices})
+"""
+
+
+def test_what_aborts_while_it_is_compiled_ends_another_process_and_is_passed_over(ranking, monkeypatch):
+    program, found = ranking
+    pids, real = [], timing_process.TimingProcess.seconds
+
+    def seconds(self, number, step):
+        taken = real(self, number, step)
+        pids.append(self._process.pid)
+        return taken
+
+    monkeypatch.setattr(timing_process.TimingProcess, "seconds", seconds)
+    monkeypatch.setattr(timing_process, "_PROGRAM", CHILD)
+    best = timed.fastest(program, found, 2, jax.tree.leaves(arrays()))
+    keys = [one.question.key for one in found.candidates]
+    assert [*best.measured] == keys[:1]
+    how = "it was killed by signal 6, Aborted. It wrote: F0101 00:00:00.000000 1 a.cc:1] Check failed: on purpose"
+    assert best.passed_over == (f"its own specs ended the process that ran it: {how}",)
+    assert len({*pids}) == 2, "what was compiled before is compiled again"
+    assert not {os.getpid()} & {*pids}
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_what_ends_the_process_in_its_turn_is_passed_over_and_if_all_do_the_error_says_so(ranking):
+    program, found = ranking
+
+    def compiled(tried, ending=1):
+        taken = []
+
+        def run():
+            taken.append(tried)
+            if found.candidates.index(tried) < ending and len(taken) == 4:
+                raise ProcessEndedError("it was killed by signal 6, Aborted")
+            return 1.0
+
+        return TimedStep(tried, run)
+
+    best = timed.fastest(program, found, 3, compiled=compiled)
+    assert best.question.key == found.candidates[1].question.key
+    assert [*best.measured] == [one.question.key for one in found.candidates[1:3]]
+    assert len(best.passed_over) == 1
+    text = "SearchOptions: none of 2 programs could be measured; its own specs ended the process that ran it: it was"
+    with pytest.raises(WhatIfError, match=text):
+        timed.fastest(program, found, 2, where="SearchOptions", compiled=lambda one: compiled(one, 2))
+
+
+def test_a_saved_program_computes_the_same_with_the_arguments_that_were_saved():
+    table = np.arange(32.0, dtype=np.float32).reshape(8, 4)
+
+    def fun(key, x, unused, y):
+        return jax.random.uniform(key, (8, 4)) + x * table, y.astype(jnp.float32) @ x
+
+    key, x = jax.random.key(3), jnp.arange(32.0).reshape(8, 4)
+    args = key, x, jnp.ones(2), np.ones((4, 8), np.int8)
+    options = {"in_shardings": (P(), P("data"), P("model"), P(None, "data")), "donate_argnums": 1}
+    with on():
+        partitioned = pjit(fun, **options)
+        expected, saved = partitioned(*map(jnp.copy, args)), saved_computation(partitioned.lower(*args))
+    read = [timing_process._as_data(value) for value in args]
+    made = timing_process.MadeArguments([one[:2] for one in read], [value for *_, value in read])
+    step = timing_process.SavedStep(saved, (("data", 4), ("model", 2)), options["in_shardings"])
+    results = LoadedComputation(saved).run(made.on(timing_process._shardings(step)))
+    for shards, wanted in zip(results, expected, strict=True):
+        for own, shard in zip(shards, wanted.addressable_shards, strict=True):
+            np.testing.assert_array_equal(own, shard.data)
+    assert not x.is_deleted()
+
+
+def test_what_calls_python_is_nothing_for_another_process():
+    def fun(x):
+        return jax.pure_callback(np.asarray, jax.ShapeDtypeStruct(x.shape, x.dtype), x) * 2
+
+    with on():
+        assert saved_computation(pjit(fun, in_shardings=P(), out_shardings=P()).lower(jnp.ones(8))) is None
 
 
 def test_arguments_that_are_types_are_made_up():
@@ -173,7 +270,7 @@ def test_pjit_measures_what_is_auto_and_keeps_it(monkeypatch, tmp_path):
 
     def fastest(*args, **options):
         counts.append(args[2])
-        return real(*args, **options)
+        return dataclasses.replace(real(*args, **options), passed_over=("ZeRO-3 could not be run: too large",))
 
     monkeypatch.setattr(auto, "fastest", fastest)
     options = {**OPTIONS, "cache": tmp_path, "measure": 2}
@@ -184,9 +281,10 @@ def test_pjit_measures_what_is_auto_and_keeps_it(monkeypatch, tmp_path):
 
     for _ in range(2):
         searched = pjit(layers, in_shardings=AUTO, out_shardings=AUTO, search=SearchOptions(**options))
-        with on():
+        said = "pjit: of the specs that were to be measured, ZeRO-3 could not be run: too large"
+        with on(), contextlib.nullcontext() if counts else pytest.warns(UserWarning, match=said):
             np.testing.assert_allclose(searched(params, x), layers(params, x), rtol=1e-5)
     assert counts == [2]
-    with on():
+    with on(), pytest.warns(UserWarning, match="ZeRO-3"):
         jax.grad(lambda p: searched(p, x[:4]).sum())(params)
     assert counts == [2, 2], "of another shape, while something is traced"
