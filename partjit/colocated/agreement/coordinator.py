@@ -13,16 +13,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener, answer_challenge, deliver_challenge
+from typing import Any
 
-from partjit.colocated.agreement.lines import Channel
+from partjit.colocated.agreement.lines import Channel, Within
 from partjit.colocated.agreement.votes import Choice, Decision, Gone, Join, Message, Point, Report, Vote
 
-__all__ = ["BEATS", "Coordinator"]
+__all__ = ["BEATS", "LISTEN_SECONDS", "Coordinator"]
 
 _Group = tuple[int, ...]
 
 BEATS = 4
 """How often a process is heard at least within the time after which it is late."""
+LISTEN_SECONDS = 0.25
+"""Between two times at which another thread listens in place of one that does what was decided."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -63,25 +66,64 @@ class _History:
     lost: list[Report] = dataclasses.field(default_factory=list)
 
 
+class _Remote:
+    """Another process.
+
+    Attributes:
+        process: its number.
+        channel: to it.
+        hearing: held by who hears what comes.
+        is_there: whether it can still be heard.
+    """
+
+    def __init__(self, process: int, channel: Channel) -> None:
+        self.process = process
+        self.channel = channel
+        self.hearing = threading.Lock()
+        self.is_there = True
+
+
 class Coordinator:
-    """Decides for groups of processes, on threads of the process that it is in.
+    """Decides for groups of processes, on threads of the process that it is in, which is one of each group.
+
+    What was decided is done here by the thread that has heard the last vote, for waking another one takes longer than
+    deciding. While it is held by that, another thread listens in its place.
 
     Args:
         host: the address of this machine for the others.
         key: what connections have to know.
         timeout: seconds after which a missing vote is late, and a process of which nothing is heard is given up.
+        process: the number of this process.
+        take: takes what this process is sent.
+        act: does what it has taken, unless another thread is about to.
+
+    Attributes:
+        line: the line of this process.
     """
 
-    def __init__(self, host: str, key: bytes, timeout: float) -> None:
+    def __init__(
+        self,
+        host: str,
+        key: bytes,
+        timeout: float,
+        process: int,
+        take: Callable[[Message], object],
+        act: Callable[[], object],
+    ) -> None:
         self._timeout = timeout
         self._key = key
+        self._process = process
+        self._act = act
         self._listener = Listener((host, 0), backlog=1024)
-        self._deciding = threading.RLock()
-        self._senders: dict[int, Callable[[Message], None]] = {}
+        self._deciding = threading.Lock()
+        self._senders: dict[int, Callable[[Message], object]] = {process: take}
+        self._remotes: list[_Remote] = []
         self._gone: dict[int, str] = {}
         self._histories: dict[_Group, _History] = collections.defaultdict(_History)
         self._plans: dict[str, str] = {}
-        for target in (self._accept, self._watch_deadlines):
+        self._left: collections.deque[tuple[Vote, float]] = collections.deque()
+        self.line = Within(self._left, lambda: self._decide_by(lambda: None), self._is_awaited)
+        for target in (self._accept, self._watch):
             threading.Thread(target=target, daemon=True, name=f"partjit-agreement{target.__name__}").start()
 
     @property
@@ -89,17 +131,29 @@ class Coordinator:
         """The port on which it listens."""
         return int(self._listener.address[1])
 
-    def enter(self, process: int, send: Callable[[Message], None]) -> None:
-        """Takes in a process, with what sends it messages."""
-        with self._deciding:
-            self._senders[process] = send
-            for gone in self._gone.items():
-                self._send(process, Gone(*gone))
+    def _is_awaited(self, group: _Group) -> bool:
+        """Whether a vote that this process has just left has to be counted now.
 
-    def hear(self, process: int, vote: Vote) -> None:
-        """Counts the vote of a process."""
+        If not, it is counted with the next one of another process, which looks for it when its own has been counted.
+        """
+        if self._gone or len(self._left) > 1:
+            return True
+        history = self._histories.get(group)
+        if history is None:
+            return False
+        rounds = [*history.rounds.values()]
+        return bool(history.lost) or any(round_.is_decided or len(round_.votes) + 1 == len(group) for round_ in rounds)
+
+    def _decide_by(self, hear: Callable[..., None], *heard: Any) -> None:
+        """Hears something, and decides what can be decided by it and by what this process has left."""
         with self._deciding:
-            self._count(process, vote)
+            self._count_left()
+            hear(*heard)
+            self._count_left()
+
+    def _count_left(self) -> None:
+        while self._left:
+            self._count(self._process, *self._left.popleft())
 
     def _accept(self) -> None:
         while True:
@@ -118,30 +172,47 @@ class Coordinator:
         except (AuthenticationError, EOFError, OSError):  # not one of ours
             connection.close()
             return
-        channel = Channel(connection, self._timeout)
-        self.enter(process, channel.send)
-        try:
-            while True:
-                vote = channel.receive()
-                if isinstance(vote, Vote):
-                    self.hear(process, vote)
-                else:  # it wants to hear something
-                    with self._deciding:
-                        self._send(process, None)
-        except TimeoutError:
-            why = f"nothing has been heard of it for {self._timeout:g} s"
-        except (EOFError, OSError):
-            why = "it has ended"
-        with self._deciding:
-            self._gone[process] = why
-            for group, history in self._histories.items():
-                for round_ in [*history.rounds.values()] if process in group else ():
-                    self._decide(group, round_)
-            for other in self._senders.keys() - self._gone.keys():
-                self._send(other, Gone(process, why))
+        remote = _Remote(process, Channel(connection, self._timeout))
+        self._decide_by(self._enter, remote)
+        while remote.is_there:
+            with remote.hearing:
+                if remote.is_there:
+                    self._hear(remote)
+            self._act()
         connection.close()  # if it goes on, it learns that nobody agrees with it any more
 
-    def _count(self, process: int, vote: Vote) -> None:
+    def _enter(self, remote: _Remote) -> None:
+        self._senders[remote.process] = remote.channel.send
+        self._remotes.append(remote)
+        for gone in self._gone.items():
+            self._send(remote.process, Gone(*gone))
+
+    def _hear(self, remote: _Remote) -> None:
+        """Waits for the next vote of another process, and counts it."""
+        try:
+            vote = remote.channel.receive()
+        except TimeoutError:
+            self._decide_by(self._leave, remote, f"nothing has been heard of it for {self._timeout:g} s")
+        except (EOFError, OSError):
+            self._decide_by(self._leave, remote, "it has ended")
+        else:
+            if isinstance(vote, Vote):
+                self._decide_by(self._count, remote.process, vote, time.monotonic())
+            else:  # it wants to hear something
+                self._decide_by(self._send, remote.process, None)
+
+    def _leave(self, remote: _Remote, why: str) -> None:
+        remote.is_there = False
+        self._remotes.remove(remote)
+        self._senders[remote.process] = lambda _: None  # its connection is closed soon, and is then another's
+        self._gone[remote.process] = why
+        for group, history in self._histories.items():
+            for round_ in [*history.rounds.values()] if remote.process in group else ():
+                self._decide(group, round_)
+        for other in self._senders.keys() - self._gone.keys():
+            self._send(other, Gone(remote.process, why))
+
+    def _count(self, process: int, vote: Vote, came: float) -> None:
         group, history = vote.group, self._histories[vote.group]
         if vote.plan is not None:
             self._plans[vote.point.digest] = vote.plan
@@ -163,7 +234,7 @@ class Coordinator:
         history.count[process] += 1
         round_ = history.rounds.get(number)
         if round_ is None:
-            round_ = history.rounds[number] = _Round({}, time.monotonic() + self._timeout)
+            round_ = history.rounds[number] = _Round({}, came + self._timeout)
         round_.votes[process] = vote
         history.last[process] = round_
         if vote.failure is not None:
@@ -226,22 +297,31 @@ class Coordinator:
         with contextlib.suppress(OSError):  # it has ended
             self._senders[process](message)
 
-    def _watch_deadlines(self) -> None:
+    def _watch(self) -> None:
+        """Decides what is late, and hears in place of threads that are held."""
         while True:
-            with self._deciding:
-                open_ = [
-                    (round_.deadline, group, round_)
-                    for group, history in self._histories.items()
-                    for round_ in history.rounds.values()
-                    if not round_.is_decided
-                ]
-                now = time.monotonic()
-                for deadline, group, round_ in open_:
-                    if deadline <= now:
-                        self._decide(group, round_, is_late=True)
-                later = [deadline - now for deadline, _, _ in open_ if deadline > now]
-            # Rounds that begin meanwhile have later deadlines, so none has to wake this thread.
-            time.sleep(min(later, default=self._timeout))
+            # Rounds that begin meanwhile have later deadlines.
+            deadlines: list[float] = []
+            self._decide_by(self._end_late, deadlines)
+            for remote in [*self._remotes]:
+                if remote.hearing.acquire(blocking=False):  # what was decided is being done
+                    try:
+                        while remote.is_there and remote.channel.has_news():
+                            self._hear(remote)
+                    finally:
+                        remote.hearing.release()
+            self.line.wake()
+            time.sleep(max(0.0, min([*deadlines, time.monotonic() + LISTEN_SECONDS]) - time.monotonic()))
+
+    def _end_late(self, deadlines: list[float]) -> None:
+        """Decides the rounds of which votes are late, and adds the deadlines of others."""
+        now = time.monotonic()
+        for group, history in self._histories.items():
+            for round_ in [*history.rounds.values()]:
+                if not round_.is_decided and round_.deadline <= now:
+                    self._decide(group, round_, is_late=True)
+                elif not round_.is_decided:
+                    deadlines.append(round_.deadline)
 
 
 def _different_choices(votes: Mapping[int, Vote]) -> Sequence[tuple[int, Choice]]:

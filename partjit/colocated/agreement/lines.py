@@ -7,6 +7,7 @@ import queue
 import select
 import socket
 import struct
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Protocol
@@ -18,6 +19,8 @@ __all__ = ["Channel", "Line", "Remote", "Within"]
 
 
 _LENGTH = struct.Struct("!I")
+_TIME = struct.Struct("ll")
+"""Seconds and microseconds, as the system has them."""
 _SHORT = 2**12
 """Bytes for which there is always room on the way, as a process has a vote or two under way in each of its threads."""
 _MOST_READ = 2**16
@@ -26,7 +29,9 @@ _MOST_READ = 2**16
 class Channel:
     """A connection to another process, from which one thread hears.
 
-    It does what `Connection.send`, `poll` and `recv` do in less time, all of which the processes of a program wait.
+    It does what `Connection.send`, `poll` and `recv` do in less time, all of which the processes of a program wait. So
+    it is the system that notices when nothing comes: asking first whether something has come is another system call,
+    after which this thread needs the lock of the interpreter once more.
 
     Args:
         connection: to a process that is known to be one of ours.
@@ -36,7 +41,6 @@ class Channel:
     def __init__(self, connection: Connection, timeout: float) -> None:
         self._connection = connection  # closes the file descriptor when it is freed
         self._descriptor = connection.fileno()
-        self._timeout = timeout
         self._ready = select.poll()
         self._ready.register(self._descriptor, select.POLLIN)
         self._sending = Exclusive()
@@ -44,6 +48,8 @@ class Channel:
         self._messages: collections.deque[Message] = collections.deque()
         with socket.socket(fileno=os.dup(self._descriptor)) as same:  # a vote does not wait for the answer to another
             same.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            microseconds = max(1, int(timeout * 1e6))  # none at all would be no limit
+            same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIME.pack(*divmod(microseconds, 10**6)))
 
     def send(self, message: Message) -> None:
         """Sends a message; threads take turns by themselves."""
@@ -75,9 +81,10 @@ class Channel:
             TimeoutError: nothing comes for as long as something should.
         """
         while not self._messages:
-            if not self._ready.poll(self._timeout * 1e3):
-                raise TimeoutError
-            data = os.read(self._descriptor, _MOST_READ)
+            try:
+                data = os.read(self._descriptor, _MOST_READ)
+            except BlockingIOError:
+                raise TimeoutError from None
             if not data:
                 raise EOFError
             self._take(data)
@@ -168,29 +175,50 @@ class Remote(Line):
 class Within(Line):
     """A line to the coordinator of the same process, which ends with it.
 
+    A vote that nobody waits for is left to be counted with one of another process: it wakes no thread.
+
     Args:
-        count: takes a vote.
+        left: gets votes, each with the time at which it came.
+        count: counts them.
+        is_awaited: whether a group waits for a vote of this process alone, and will not come to count it.
     """
 
-    def __init__(self, count: Callable[[Vote], None]) -> None:
+    def __init__(
+        self,
+        left: collections.deque[tuple[Vote, float]],
+        count: Callable[[], None],
+        is_awaited: Callable[[tuple[int, ...]], bool],
+    ) -> None:
+        self._left = left
         self._count = count
-        self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self.put = self._messages.put
+        self._is_awaited = is_awaited
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def tell(self, vote: Vote | None) -> None:
-        """Counts a vote."""
+        """Leaves a vote, and counts it if it is awaited."""
         if vote is not None:
-            self._count(vote)
+            self._left.append((vote, time.monotonic()))
+            if vote.failure is not None or self._is_awaited(vote.group):
+                self._count()
+                self.wake()
 
     def tell_at_once(self, vote: Vote, sent: list[int]) -> bool:
-        """Sends nothing: to count is not for a thread that a signal may interrupt."""
-        del vote, sent
-        return False
+        """Leaves a vote; to count it is not for a thread that a signal may interrupt."""
+        sent.extend(map(self._left.append, ((vote, time.monotonic()),)))
+        if self._is_awaited(vote.group):
+            self.wake()
+        return True
+
+    def wake(self) -> None:
+        """Ends the wait of who hears."""
+        self._wakes.put(None)
 
     def hear(self) -> Message:
-        """What comes next."""
-        return self._messages.get()
+        """Waits until something is left to be counted, and counts it; what the coordinator says comes another way."""
+        self._wakes.get()
+        self._count()
+        return None
 
     def has_news(self) -> bool:
-        """Whether something has come."""
-        return not self._messages.empty()
+        """Nothing has come that nobody hears."""
+        return False

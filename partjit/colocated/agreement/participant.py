@@ -18,15 +18,12 @@ from typing import Any
 import jax
 
 from partjit._jax.processes import DistributedRuntimeClient, distributed_client, own_host, published
-from partjit.colocated.agreement.coordinator import BEATS, Coordinator
-from partjit.colocated.agreement.lines import Channel, Line, Remote, Within
-from partjit.colocated.agreement.votes import Decision, Gone, Join, Vote
+from partjit.colocated.agreement.coordinator import BEATS, LISTEN_SECONDS, Coordinator
+from partjit.colocated.agreement.lines import Channel, Line, Remote
+from partjit.colocated.agreement.votes import Decision, Gone, Join, Message, Vote
 from partjit.colocated.runtime.interrupts import Flag
 
 __all__ = ["Participant", "Pending", "participant"]
-
-_LOOK_SECONDS = 0.25
-"""Between two looks at what comes while what was decided is done."""
 
 
 class Pending:
@@ -157,6 +154,7 @@ class Participant:
         self._gone: dict[int, str] = {}
         self._hearing = threading.Lock()  # of threads that no signal interrupts
         self._decided: collections.deque[Decision | Join] = collections.deque()  # and not done yet
+        self._acting = threading.Lock()
         threading.Thread(target=self._work, daemon=True, name="partjit-agreement-votes").start()
 
     def begin(self, group: tuple[int, ...]) -> tuple[int, int]:
@@ -210,7 +208,8 @@ class Participant:
         except Exception as error:
             self._lost = error
         else:
-            for target in (self._receive, self._beat):
+            is_leader = self.process == self._leader
+            for target in (self._receive,) if is_leader else (self._receive, self._beat):
                 threading.Thread(target=target, args=(line,), daemon=True).start()
             self._line = line
         while True:
@@ -253,7 +252,7 @@ class Participant:
             if now >= next_beat:
                 line.tell(None)
                 next_beat = now + self._timeout / BEATS
-            time.sleep(min(_LOOK_SECONDS, next_beat - now))
+            time.sleep(min(LISTEN_SECONDS, next_beat - now))
             if self._hearing.acquire(blocking=False):  # what was heard last is being done
                 try:
                     while self._lost is None and line.has_news():
@@ -262,17 +261,15 @@ class Participant:
                     self._hearing.release()
 
     def _receive(self, line: Line) -> None:
-        """Does what is decided, in the order in which it is decided."""
+        """Does what is decided."""
         while self._lost is None or self._decided:
             with self._hearing:
-                if not self._decided:
+                if not self._decided or self._acting.locked():
                     self._hear(line)
-                message = self._decided.popleft() if self._decided else None
-            if message is not None:
-                self._receive_decision(message)
+            self._act()
 
     def _hear(self, line: Line) -> None:
-        """Waits for the next message; what was decided is done later."""
+        """Waits for the next message."""
         try:
             message = line.hear()
         except (EOFError, OSError) as error:
@@ -281,15 +278,30 @@ class Participant:
             self._lost = ConnectionError(f"process {self._leader}, which coordinates, {what}")
             self._give_up(self._lost)
             return
+        self._take(message)
+
+    def _take(self, message: Message) -> None:
+        """Notes what the coordinator says; what was decided is done later."""
         if isinstance(message, Gone):
             self._gone[message.process] = message.why
         elif isinstance(message, Decision | Join):
             self._decided.append(message)
 
-    def _receive_decision(self, message: Decision | Join) -> None:
-        if isinstance(message, Decision) and isinstance(self._waiting.get(message.number), PendingFailure):
-            return  # which others may not have come to
-        pending = self._waiting.pop(message.number, None)  # None if it was given up
+    def _act(self) -> None:
+        """Does what was decided, in that order, unless another thread is about to."""
+        while self._decided and self._acting.acquire(blocking=False):
+            try:
+                if self._decided:
+                    self._act_on(self._decided[0])
+            finally:
+                self._acting.release()
+
+    def _act_on(self, message: Decision | Join) -> None:
+        """Does what was decided first."""
+        is_early = isinstance(message, Decision) and isinstance(self._waiting.get(message.number), PendingFailure)
+        # None if it was given up; others may not have come to a failure yet.
+        pending = None if is_early else self._waiting.pop(message.number, None)
+        self._decided.popleft()  # from here on it is not given up
         if isinstance(pending, PendingFailure) and isinstance(message, Join):
             pending.join(message.node)
         elif pending is not None and isinstance(message, Decision):
@@ -308,11 +320,9 @@ class Participant:
         if self.process == self._leader:
             secret = secrets.token_hex(16)
             host = own_host()
-            coordinator = Coordinator(host, secret.encode(), self._timeout)
+            coordinator = Coordinator(host, secret.encode(), self._timeout, self.process, self._take, self._act)
             self.client.key_value_set(key, f"{host} {coordinator.port} {secret}")
-            within = Within(lambda vote: coordinator.hear(self.process, vote))
-            coordinator.enter(self.process, within.put)
-            return within
+            return coordinator.line
         host, port, secret = self._published(key).split()
         connection = Client((host, int(port)), authkey=secret.encode())
         connection.send(self.process)
