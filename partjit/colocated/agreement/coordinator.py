@@ -179,7 +179,6 @@ class Coordinator:
                 if remote.is_there:
                     self._hear(remote)
             self._act()
-        connection.close()  # if it goes on, it learns that nobody agrees with it any more
 
     def _enter(self, remote: _Remote) -> None:
         self._senders[remote.process] = remote.channel.send
@@ -204,7 +203,8 @@ class Coordinator:
     def _leave(self, remote: _Remote, why: str) -> None:
         remote.is_there = False
         self._remotes.remove(remote)
-        self._senders[remote.process] = lambda _: None  # its connection is closed soon, and is then another's
+        self._senders[remote.process] = lambda _: None  # what is sent would go to the next file of this descriptor
+        remote.channel.close()  # if it goes on, it learns that nobody agrees with it any more
         self._gone[remote.process] = why
         for group, history in self._histories.items():
             for round_ in [*history.rounds.values()] if remote.process in group else ():

@@ -39,7 +39,7 @@ class Channel:
     """
 
     def __init__(self, connection: Connection, timeout: float) -> None:
-        self._connection = connection  # closes the file descriptor when it is freed
+        self._connection = connection
         self._descriptor = connection.fileno()
         self._ready = select.poll()
         self._ready.register(self._descriptor, select.POLLIN)
@@ -57,7 +57,7 @@ class Channel:
         if not (len(data) <= _SHORT and self._sending.attempt([], os.write, self._descriptor, data)):
             self._sending.run(self._send_all, data)
 
-    def send_at_once(self, message: Message, sent: list[int]) -> bool:
+    def send_at_once(self, message: Message, sent: list[object]) -> bool:
         """Sends a short message if that need not wait, from a thread that a signal may interrupt.
 
         Args:
@@ -94,6 +94,10 @@ class Channel:
         """Whether `receive` would not wait, unless a message has come in part."""
         return bool(self._messages or self._ready.poll(0))
 
+    def close(self) -> None:
+        """Closes the connection, which nobody may use any more."""
+        self._connection.close()
+
     def _take(self, data: bytes) -> None:
         come, at = self._come, 0
         come += data
@@ -123,7 +127,7 @@ class Line(Protocol):
         """Sends a vote, or None, which asks for a sign of life; threads take turns."""
         ...
 
-    def tell_at_once(self, vote: Vote, sent: list[int]) -> bool:
+    def tell_at_once(self, vote: Vote, sent: list[object]) -> bool:
         """Sends a vote if that need not wait; see `Channel.send_at_once`."""
         ...
 
@@ -156,7 +160,7 @@ class Remote(Line):
         with contextlib.suppress(OSError):
             self._channel.send(vote)
 
-    def tell_at_once(self, vote: Vote, sent: list[int]) -> bool:
+    def tell_at_once(self, vote: Vote, sent: list[object]) -> bool:
         """Sends a vote if that need not wait."""
         try:
             return self._channel.send_at_once(vote, sent)
@@ -202,7 +206,7 @@ class Within(Line):
                 self._count()
                 self.wake()
 
-    def tell_at_once(self, vote: Vote, sent: list[int]) -> bool:
+    def tell_at_once(self, vote: Vote, sent: list[object]) -> bool:
         """Leaves a vote; to count it is not for a thread that a signal may interrupt."""
         sent.extend(map(self._left.append, ((vote, time.monotonic()),)))
         if self._is_awaited(vote.group):

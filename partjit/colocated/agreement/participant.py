@@ -54,7 +54,7 @@ class Pending:
         self.decision: Decision | None = None
         self.result: Any = None
         self.is_under_way = False
-        self.sent: list[int] = []
+        self.sent: list[object] = []
         self.error: BaseException | None = None
         self.lost: BaseException | None = None
 

@@ -1,10 +1,12 @@
 """Processes that agree, played by threads: what one does all do, and errors say what happened where."""
 
 import collections
+import itertools
 import multiprocessing.connection
 import os
 import random
 import re
+import select
 import socket
 import threading
 import time
@@ -14,11 +16,12 @@ import numpy as np
 import pytest
 
 from partjit import OtherProcessError, ProgramsDifferError, events
-from partjit.colocated.agreement import participant
+from partjit.colocated.agreement import lines, participant
 from partjit.colocated.agreement.participant import Participant
 from partjit.colocated.agreement.plan_alone import PlanAgreement
 from partjit.colocated.agreement.program import Agreement, Decider
 from partjit.colocated.agreement.setup import agreement_of
+from partjit.colocated.agreement.votes import Point, Vote
 
 SECONDS = 20.0
 
@@ -454,6 +457,51 @@ def test_who_reads_what_devices_compute_learns_that_a_process_is_gone(group, wha
     other.close()
 
 
+def test_who_has_ended_is_sent_nothing_more(group):
+    """Its connection is closed, and the number of that one is soon the number of another."""
+    own = group(2, timeout=SECONDS, here=[0])[0]
+    wait_until(lambda: "partjit/agreement/0" in own._own.client)
+    host, port, key = own._own.client["partjit/agreement/0"].split()
+    other = multiprocessing.connection.Client((host, int(port)), authkey=key.encode())
+    other.send(1)
+    vote = Vote(0, 0, (0, 1), Point(0, own._digest, None, "step"), False, None)
+    lines.Channel(other, SECONDS).send(vote)
+    other.close()
+    wait_until(lambda: own._own.gone((0, 1)))
+    pairs = [socket.socketpair() for _ in range(8)]
+    assert own.run(lambda: 1, ()) == 1  # for all have voted
+    others = [*itertools.chain.from_iterable(pairs)]
+    came, _, _ = select.select(others, [], [], 0)
+    for one in others:
+        one.close()
+    assert not came
+
+
+def test_votes_are_counted_when_somebody_waits_for_them(group, monkeypatch):
+    """The first of two to vote wakes no thread; what it has voted is known when the other one comes, or is late."""
+    agreements = group(2)
+    own = agreements[0]._own
+    assert outcomes(agreements, [lambda: 1, lambda: 2]) == [1, 2]
+    woken = []
+    monkeypatch.setattr(own._line, "wake", lambda wake=own._line.wake: woken.append(threading.get_ident()) or wake())
+    callers = {}
+
+    def program(k, late):
+        callers[k] = threading.get_ident()
+        time.sleep(late)
+        return k
+
+    draw = random.Random(5)
+    for first in [draw.randrange(2) for _ in range(8)]:
+        woken.clear()
+        found = outcomes(agreements, [lambda k=k, late=0.05 * (k != first): program(k, late) for k in range(2)])
+        assert found == [0, 1]
+        assert (callers[0] in woken) == (first == 1)
+    left, coordinator = own._line._left, own._line._is_awaited.__self__
+    coordinator._decide_by(lambda: left.append((Vote(99, 99, (0, 2), Point(0, "", None, ""), False, None), 0.0)))
+    assert not left  # one that was left while another one was counted, which whoever left it could not see
+
+
 def wait_until(is_there):
     deadline = time.monotonic() + SECONDS
     while not is_there():
@@ -501,12 +549,14 @@ def test_who_is_held_as_another_process_is_gone_does_not_wait_for_the_devices(gr
     assert time.monotonic() - started < SECONDS / 2
 
 
-def test_who_is_held_in_what_was_decided_learns_that_a_process_is_gone(group, monkeypatch):
+@pytest.mark.parametrize("comes_last", [0, 1])  # another thread is held
+def test_who_is_held_in_what_was_decided_learns_that_a_process_is_gone(group, monkeypatch, comes_last):
     connect, connections, released = participant.Client, [], threading.Event()
     monkeypatch.setattr(
         participant, "Client", lambda *to, **key: connections.append(connect(*to, **key)) or connections[0]
     )
     agreements = group(2)
+    assert outcomes(agreements, [lambda: 1, lambda: 2]) == [1, 2]
 
     def held():
         with socket.socket(fileno=os.dup(connections[0].fileno())) as line_of_1:
@@ -514,12 +564,14 @@ def test_who_is_held_in_what_was_decided_learns_that_a_process_is_gone(group, mo
         return released.wait(SECONDS)
 
     def program():
+        time.sleep(0.05 * (comes_last == 0))
         try:
             return agreements[0].dispatching("node 0", held)()
         finally:
             released.set()
 
     def other():
+        time.sleep(0.05 * (comes_last == 1))
         return agreements[1].dispatching("node 0", lambda: released.wait(SECONDS))()
 
     started = time.monotonic()

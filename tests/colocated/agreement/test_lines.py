@@ -1,5 +1,6 @@
 """Lines between processes: messages arrive whole, once and in order, whatever interrupts who sends them."""
 
+import collections
 import multiprocessing.connection
 import os
 import random
@@ -9,7 +10,7 @@ import threading
 import pytest
 
 from partjit.colocated.agreement import lines, votes
-from partjit.colocated.agreement.lines import Channel
+from partjit.colocated.agreement.lines import Channel, Within
 from partjit.colocated.agreement.votes import Decision, Gone, Join, Point, Report, Vote, to_bytes
 from partjit.colocated.runtime import interrupts
 
@@ -73,8 +74,11 @@ class Interruption:
         return self
 
 
-def test_it_is_known_whether_a_message_was_sent_wherever_an_interrupt_came(ends):
+@pytest.mark.parametrize("is_within", [False, True])
+def test_it_is_known_whether_a_message_was_sent_wherever_an_interrupt_came(ends, is_within):
     sender, receiver = Channel(ends[0], SECONDS), Channel(ends[1], SECONDS)
+    left: collections.deque = collections.deque()
+    send = Within(left, lambda: None, lambda _: True).tell_at_once if is_within else sender.send_at_once
     outcomes, step, is_interrupted = set(), 0, True
     while is_interrupted:
         step += 1
@@ -82,18 +86,25 @@ def test_it_is_known_whether_a_message_was_sent_wherever_an_interrupt_came(ends)
         before = sys.gettrace()
         sys.settrace(Interruption(step))
         try:
-            sender.send_at_once(a_vote(step), sent)
+            send(a_vote(step), sent)
         except KeyboardInterrupt:
             is_interrupted = True
         finally:
             sys.settrace(before)
-        arrived = [receiver.receive().number] if receiver.has_news() else []
+        arrived = [vote.number for vote, _ in left] if is_within else []
+        left.clear()
+        arrived += [receiver.receive().number] if receiver.has_news() else []
         assert arrived == [step] * len(sent)
         outcomes.add((is_interrupted, bool(sent)))
     assert step > 20
     assert outcomes == {(True, False), (True, True), (False, True)}
     sender.send(a_vote(0))  # nothing is left locked
     assert receiver.receive() == a_vote(0)
+
+
+def test_who_hears_nothing_for_too_long_is_told(ends):
+    with pytest.raises(TimeoutError):
+        Channel(ends[1], 0.01).receive()
 
 
 def test_who_cannot_send_at_once_sends_nothing(ends):
