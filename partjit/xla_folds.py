@@ -9,28 +9,53 @@ A value and one that is folded into it have one sharding; and what only a folded
 * Slices of nothing, which are constants; those with starts that are constants; those of one operand of a concatenation.
 * Concatenations of nothing, of one array, and of concatenations that nothing else uses.
 
+XLA folds before it inlines calls: never what one function computes and another one uses.
+
 Source: `stablehlo_canonicalize_from_hlo_import.cpp` of XLA, and StableHLO's `StablehloAggressiveSimplification.cpp`.
 """
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NamedTuple
 
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 
-__all__ = ["FOLDED", "fold"]
+__all__ = ["AS_IT_IS", "FOLDED", "Lowered", "fold"]
 
 
-def fold(op: Any, is_ignored: Callable[[ir.Operation], bool] = lambda _: False) -> bool:
+class Lowered(NamedTuple):
+    """How a module differs from the one that XLA gets.
+
+    Attributes:
+        is_ignored: whether an operation without results is not in the latter.
+        function_of: the function in which an operation is there, if calls were inlined before.
+    """
+
+    is_ignored: Callable[[ir.Operation], bool] = lambda _: False
+    function_of: Callable[[ir.Operation], Hashable] = lambda _: None
+
+    def maker(self, op: ir.Operation, value: Any, name: str) -> Any:
+        """The operation that computes an operand in the same function, if it is one of that name."""
+        owner = value.owner
+        if isinstance(owner, ir.Block) or owner.name != name:
+            return None
+        return owner if self.function_of(op) == self.function_of(owner) else None
+
+
+AS_IT_IS = Lowered()
+"""The module that XLA gets."""
+
+
+def fold(op: Any, lowered: Lowered = AS_IT_IS) -> bool:
     """Replaces the result of an operation whose name is in `FOLDED`, if XLA does; returns whether it did.
 
     Args:
         op: the operation; those that compute its operands are folded already.
-        is_ignored: whether an operation without results is not in the program that XLA gets.
+        lowered: how its module differs from the one that XLA gets.
     """
     with op.context, op.location, ir.InsertionPoint(op):
-        value = _concatenate(op, is_ignored) if op.name == "stablehlo.concatenate" else FOLDED[op.name](op)
+        value = FOLDED[op.name](op, lowered)
     if value is None or value.type != op.results[0].type:
         return False
     op.results[0].replace_all_uses_with(value)
@@ -38,10 +63,10 @@ def fold(op: Any, is_ignored: Callable[[ir.Operation], bool] = lambda _: False) 
     return True
 
 
-def _neutral(neutral: int, deciding: int | None = None, *, commutes: bool = True) -> Callable[[Any], Any]:
+def _neutral(neutral: int, deciding: int | None = None, *, commutes: bool = True) -> "_Fold":
     """The other operand of a neutral element, or the element that decides alone; of floats none does."""
 
-    def of(op: Any) -> Any:
+    def of(op: Any, _: Lowered) -> Any:
         left, right = op.operands
         for value, other in ((right, left), (left, right)) if commutes else ((right, left),):
             if (number := _splat(value)) is not None:
@@ -54,7 +79,7 @@ def _neutral(neutral: int, deciding: int | None = None, *, commutes: bool = True
     return of
 
 
-def _select(op: Any) -> Any:
+def _select(op: Any, _: Lowered) -> Any:
     predicate, chosen, other = op.operands
     if chosen == other:
         return chosen
@@ -64,17 +89,17 @@ def _select(op: Any) -> Any:
     return chosen if same is not None and same == _splat(other) else None
 
 
-def _reshape(op: Any) -> Any:
+def _reshape(op: Any, lowered: Lowered) -> Any:
     value = op.operands[0]
     if value.type == op.results[0].type:
         return value
-    if (inner := _maker(value, "stablehlo.reshape")) is None:
+    if (inner := lowered.maker(op, value, "stablehlo.reshape")) is None:
         return None
     value = inner.operands[0]
     return value if value.type == op.results[0].type else stablehlo.ReshapeOp(op.results[0].type, value).result
 
 
-def _transpose(op: Any) -> Any:
+def _transpose(op: Any, _: Lowered) -> Any:
     value, order = op.operands[0], [*ir.DenseI64ArrayAttr(op.attributes["permutation"])]
     if order == sorted(order):
         return value
@@ -82,13 +107,13 @@ def _transpose(op: Any) -> Any:
     return stablehlo.ReshapeOp(op.results[0].type, value).result if moved == sorted(moved) else None
 
 
-def _slice(op: Any) -> Any:
+def _slice(op: Any, lowered: Lowered) -> Any:
     value, result = op.operands[0], op.results[0]
     if 0 in result.type.shape:
         return stablehlo.ConstantOp(ir.Attribute.parse(f"dense<> : {result.type}")).result
     if value.type == result.type:
         return value
-    joined = _maker(value, "stablehlo.concatenate")
+    joined = lowered.maker(op, value, "stablehlo.concatenate")
     starts, limits, strides = (
         [*ir.DenseI64ArrayAttr(op.attributes[name])] for name in ("start_indices", "limit_indices", "strides")
     )
@@ -106,7 +131,7 @@ def _slice(op: Any) -> Any:
     return None
 
 
-def _dynamic_slice(op: Any) -> Any:
+def _dynamic_slice(op: Any, _: Lowered) -> Any:
     value, sizes = op.operands[0], op.results[0].type.shape
     starts = [_splat(start) for start in [*op.operands][1:]]
     if None in starts:
@@ -118,23 +143,23 @@ def _dynamic_slice(op: Any) -> Any:
     return stablehlo.SliceOp(value, first, limits, [1] * len(sizes)).result
 
 
-def _dynamic_update_slice(op: Any) -> Any:
+def _dynamic_update_slice(op: Any, _: Lowered) -> Any:
     value, update, *starts = op.operands
     if 0 in update.type.shape:
         return value
     return update if update.type == value.type and all(_splat(start) == 0 for start in starts) else None
 
 
-def _pad(op: Any) -> Any:
+def _pad(op: Any, _: Lowered) -> Any:
     amounts = (op.attributes[f"edge_padding_{side}"] for side in ("low", "high"))
     return op.operands[0] if not any(n for amount in amounts for n in ir.DenseI64ArrayAttr(amount)) else None
 
 
-def _concatenate(op: Any, is_ignored: Callable[[ir.Operation], bool] = lambda _: False) -> Any:
+def _concatenate(op: Any, lowered: Lowered) -> Any:
     joined = []
     for value in op.operands:
-        inner = _maker(value, "stablehlo.concatenate")
-        uses = sum(len(use.owner.results) > 0 or not is_ignored(use.owner) for use in value.uses)
+        inner = lowered.maker(op, value, "stablehlo.concatenate")
+        uses = sum(len(use.owner.results) > 0 or not lowered.is_ignored(use.owner) for use in value.uses)
         is_joined = inner is not None and inner.attributes["dimension"] == op.attributes["dimension"] and uses == 1
         joined += [one for one in (inner.operands if inner and is_joined else [value]) if 0 not in one.type.shape]
     if len(joined) == 1:
@@ -144,7 +169,9 @@ def _concatenate(op: Any, is_ignored: Callable[[ir.Operation], bool] = lambda _:
     return stablehlo.ConcatenateOp(joined, op.attributes["dimension"]).result
 
 
-FOLDED: Mapping[str, Callable[[Any], Any]] = {
+_Fold = Callable[[Any, Lowered], Any]
+
+FOLDED: Mapping[str, _Fold] = {
     "stablehlo.add": _neutral(0),
     "stablehlo.subtract": _neutral(0, commutes=False),
     "stablehlo.multiply": _neutral(1, 0),
@@ -161,12 +188,6 @@ FOLDED: Mapping[str, Callable[[Any], Any]] = {
     "stablehlo.concatenate": _concatenate,
 }
 """What an operation of each name is folded to: a value, new or not; None if it stays."""
-
-
-def _maker(value: Any, name: str) -> Any:
-    """The operation that computes a value, if it is one of that name."""
-    owner = value.owner
-    return None if isinstance(owner, ir.Block) or owner.name != name else owner
 
 
 def _splat(value: Any) -> int | float | bool | None:

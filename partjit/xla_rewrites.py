@@ -2,8 +2,8 @@
 
 * HLO has no broadcast that also expands dimensions of size 1 or permutes dimensions, and one that only adds dimensions
   of size 1 is a reshape there. Shardy propagates through reshapes and transposes before it does through broadcasts.
+* Operations that change nothing are folded, in each function by itself; see `partjit.xla_folds`.
 * Calls of functions are inlined. What a function returns and what its call returns are one value, with one sharding.
-* Operations that change nothing are folded; see `partjit.xla_folds`.
 * What a loop passes on unchanged is captured by its body instead. So it has one sharding, but for what the user has
   sharded: that may be sharded further in the body.
 * Operations are in an order of its own; see `partjit.xla_order`.
@@ -16,14 +16,13 @@ and `open_while_free_vars_sharding.cc`.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import sdy, stablehlo
 
 from partjit.shardy import Shardings, nested, run_passes, symbol_of
-from partjit.xla_folds import FOLDED, fold
+from partjit.xla_folds import AS_IT_IS, FOLDED, Lowered, fold
 from partjit.xla_order import WITH_BODIES, order_operations
 
 __all__ = ["open_captured", "rewrite", "rewrite_broadcast", "rewrite_operations"]
@@ -31,35 +30,38 @@ __all__ = ["open_captured", "rewrite", "rewrite_broadcast", "rewrite_operations"
 _CAPTURED = "partjit.captured"  # an attribute of what may become a constraint
 
 
-def rewrite(module: ir.Module, is_ignored: Callable[[ir.Operation], bool] = lambda _: False) -> None:
+def rewrite(module: ir.Module, lowered: Lowered = AS_IT_IS) -> None:
     """Brings a lowered module into the form, and the order, in which XLA propagates shardings.
 
     Args:
         module: the module, which is changed.
-        is_ignored: whether an operation without results is not in the program that XLA gets.
+        lowered: how it differs from the one that XLA gets.
     """
-    rewrite_operations(module, is_ignored)
+    rewrite_operations(module, lowered)
     open_captured(module)
 
 
-def rewrite_operations(module: ir.Module, is_ignored: Callable[[ir.Operation], bool] = lambda _: False) -> None:
+def rewrite_operations(module: ir.Module, lowered: Lowered = AS_IT_IS) -> None:
     """The part of `rewrite` that does not depend on the shardings in the module, which may be changed afterwards."""
     # XLA propagates when `chlo` operations (square, erf, top_k, ...) are expanded: no sharding goes through them.
     run_passes(module, "builtin.module(func.func(chlo-legalize-to-stablehlo))")
-    _inline_calls(module)
     ops = nested(module.operation, ir.WalkOrder.PRE_ORDER)
     names = [op.name for op in ops]
+    for op, name in zip(ops, names, strict=True):
+        if name in FOLDED:
+            fold(op, lowered)
+    if "func.call" in names:
+        _inline_calls(module)
+        ops = nested(module.operation, ir.WalkOrder.PRE_ORDER)
+        names = [op.name for op in ops]
     of_name: dict[str, list[Any]] = {"stablehlo.broadcast_in_dim": [], "stablehlo.while": []}
     for op, name in zip(ops, names, strict=True):
         of_name.get(name, []).append(op)
     broadcasts, loops = of_name.values()
     with_bodies = [op for op, name in zip(ops, names, strict=True) if name in WITH_BODIES]
-    for op, name in zip(ops, names, strict=True):
-        if name in FOLDED:
-            fold(op, is_ignored)
     for broadcast in broadcasts:
         rewrite_broadcast(broadcast)
-    order_operations(with_bodies, is_ignored)
+    order_operations(with_bodies, lowered.is_ignored)
     captured = [*map(_capture_invariants, loops)]  # what they capture is not replaced any more
     for loop, values in reversed(captured):
         for value in values:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from jax.extend.mlir import ir
 
 from partjit.shardy import main_of, nested
+from partjit.xla_folds import Lowered
 from partjit.xla_rewrites import rewrite
 from tests.census import saw, sees
 
@@ -93,6 +94,6 @@ def test_what_is_ignored_is_last():
         (lambda op: op.name == "stablehlo.custom_call", "tanh cosine add sine custom_call return"),
     ):
         module = ir.Module.parse(text, context=context)
-        rewrite(module, is_ignored)
+        rewrite(module, Lowered(is_ignored))
         found = [op.name.rpartition(".")[2] for op in nested(module.operation) if op.name != "func.func"]
         assert " ".join(found) == expected

@@ -9,13 +9,25 @@ which they are found in the lowered module.
 import dataclasses
 import functools
 import itertools
+import re
 import string
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 from jax.core import ShapedArray
-from jax.extend.core import ClosedJaxpr, DropVar, Effect, Jaxpr, JaxprEqn, Literal, Primitive, Var, new_jaxpr_eqn
+from jax.extend.core import (
+    ClosedJaxpr,
+    DropVar,
+    Effect,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Primitive,
+    Var,
+    new_jaxpr_eqn,
+    primitives,
+)
 from jax.extend.mlir import ir
 from jax.extend.source_info_util import SourceInfo
 from jax.interpreters import mlir
@@ -44,7 +56,7 @@ from partjit.primitive import pjit_p
 from partjit.shardy import TensorSharding
 from partjit.spec import ParsedPartitionSpec
 
-__all__ = ["ADDED", "MARK", "TAG", "InlinedProgram", "inline_program", "mark"]
+__all__ = ["ADDED", "MARK", "TAG", "InlinedProgram", "inline_program", "mark", "tags_of"]
 
 TAG = "eqn:"
 """What precedes the number of an equation in a name stack."""
@@ -54,6 +66,8 @@ ADDED = "partjit.added"
 
 MARK = "partjit.mark"
 """The call target of the operation that a mark is lowered to."""
+
+_TAG = re.compile(rf"{TAG}(\d+)")
 
 _Spec: TypeAlias = tuple[ParsedPartitionSpec, Mesh] | None
 
@@ -78,6 +92,11 @@ def mark(values: Sequence[ir.Value], numbers: Sequence[int]) -> None:
     custom_call(MARK, result_types=[], operands=values, backend_config=config, has_side_effect=True)
 
 
+def tags_of(location: str) -> list[int]:
+    """The numbers of the equations in the text of a location, outermost first."""
+    return [int(number) for number in _TAG.findall(location)]
+
+
 def _lower_mark(_: mlir.LoweringRuleContext, *values: ir.Value, numbers: tuple[int, ...]) -> Sequence[ir.Value]:
     mark(mlir.ir_tree_registry.flatten(values)[0], numbers)
     return []
@@ -97,6 +116,7 @@ class InlinedProgram:
         equations: the equations of the tree, by their numbers.
         numbers: the numbers of the variables of `jaxpr`, at any depth.
         makers: the numbers of the equations of the tree that these are computed by.
+        calls: for each equation, the numbers of the calls of functions that it is in.
     """
 
     jaxpr: ClosedJaxpr
@@ -105,11 +125,17 @@ class InlinedProgram:
     equations: list[AnnotatedEquation]
     numbers: dict[Var, int]
     makers: dict[Var, int]
+    calls: list[tuple[int, ...]]
 
     @functools.cached_property
     def computing(self) -> Mapping[int, int]:
         """The numbers of the innermost equations that compute values, by the numbers of the values."""
         return {value.number: equation.number for equation in self.equations for value in equation.outputs}
+
+    def function_of(self, op: ir.Operation) -> tuple[int, ...]:
+        """The numbers of the calls around an operation: the original program is lowered to functions of their own."""
+        numbers = tags_of(str(op.location))
+        return self.calls[numbers[-1]] if numbers else ()
 
     def equation_of(self, eqn: JaxprEqn) -> AnnotatedEquation | None:
         """The equation of the tree that one of `jaxpr` stands for, if it has results."""
@@ -133,7 +159,9 @@ def inline_program(
     named = {**of_results, **dict(zip(inner.invars, paths, strict=True))}
     closed, tree = inliner.body(inner, jaxpr.consts, named)
     inliner.modules.update(module_paths(tree, [*zip(result_paths, tree.outputs, strict=True)]))
-    return InlinedProgram(closed, tree, inliner.shardings, inliner.equations, inliner.numbers, inliner.makers)
+    return InlinedProgram(
+        closed, tree, inliner.shardings, inliner.equations, inliner.numbers, inliner.makers, inliner.calls
+    )
 
 
 class _Scope:
@@ -172,6 +200,8 @@ class _Inliner:
         self._sources: tuple[SourceInfo, ...] = ()
         self.numbers: dict[Var, int] = {}
         self.makers: dict[Var, int] = {}
+        self.calls: list[tuple[int, ...]] = []
+        self._around: tuple[int, ...] = ()
         self._values: dict[Atom, AnnotatedValue] = {}
 
     def body(
@@ -212,8 +242,12 @@ class _Inliner:
         outer_sources, self._sources = self._sources, (info, *self._sources)
         tagged = info.replace(name_stack=info.name_stack.extend(f"{TAG}{number}"))
         trip_count: int | None = 1
+        outer_calls = self._around
+        self.calls.append(outer_calls)
         if (called := _called(eqn)) is not None:
+            self._around = (*outer_calls, *([number] if _is_function(eqn) else []))
             bodies = {"jaxpr": self._inlined(number, eqn.replace(source_info=tagged), called, scope)}
+            self._around = outer_calls
         else:
             trip_count = trip_count_of(eqn)
             params, bodies = self._bodies(eqn)
@@ -314,6 +348,12 @@ class _Inliner:
         self.shardings[number] = TensorSharding.replicated(getattr(atom.aval, "ndim", 0))
         name = _shown_literal(atom) if literal else next(self._names)
         return AnnotatedValue(name, number, atom.aval, self._mesh, self.shardings, path, literal)
+
+
+def _is_function(eqn: JaxprEqn) -> bool:
+    """Whether an equation is lowered to the call of a function."""
+    is_inlined = getattr(eqn.params.get("inline"), "value", "") == "jax_late"
+    return eqn.primitive in (primitives.jit_p, pjit_p) and not is_inlined
 
 
 def _shown_literal(atom: Literal) -> str:

@@ -1,7 +1,6 @@
 """Where in a program something comes from, and what is known of a lowered module and its copies."""
 
 import dataclasses
-import re
 from collections.abc import Sequence, Set
 from typing import Any, TypeAlias
 
@@ -9,15 +8,13 @@ from jax.extend.mlir import ir
 from jax.sharding import Mesh
 
 from partjit.inspect.annotated import AnnotatedEquation
-from partjit.inspect.inlining import ADDED, TAG
+from partjit.inspect.inlining import ADDED, tags_of
 from partjit.inspect.moves.unused import unused_in_copies
 from partjit.inspect.propagation import is_mark
 from partjit.inspect.user_lines import Site
 from partjit.shardy import TensorSharding, nested
 
 __all__ = ["Known", "Origin", "Place", "SavedPlace", "known_of_copies", "saved"]
-
-_TAG = re.compile(rf"{TAG}(\d+)")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,7 +108,7 @@ class Known:
         key = location.attr
         if key not in self._locations:  # a text takes ten times as long as a look-up
             text = str(location)
-            self._locations[key] = [int(number) for number in _TAG.findall(text)], ADDED in text
+            self._locations[key] = tags_of(text), ADDED in text
         return self._locations[key]
 
 

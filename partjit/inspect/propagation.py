@@ -16,6 +16,7 @@ from partjit.inspect.annotated import AnnotatedJaxpr, AnnotatedValue
 from partjit.inspect.inlining import MARK, InlinedProgram, inline_program
 from partjit.inspect.walk import Walk, walk_of
 from partjit.shardy import Shardings, TensorSharding, propagate
+from partjit.xla_folds import Lowered
 from partjit.xla_rewrites import open_captured, rewrite_operations
 
 __all__ = [
@@ -137,7 +138,7 @@ def lower_unit(unit: Unit) -> tuple[InlinedProgram, ir.Module | None]:
             keep_unused=True,
         )
     module = lowering.stablehlo()
-    rewrite_operations(module, is_mark)
+    rewrite_operations(module, Lowered(is_mark, inlined.function_of))
     return inlined, module
 
 

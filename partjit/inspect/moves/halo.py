@@ -10,7 +10,7 @@ https://github.com/openxla/xla/tree/main/xla/service/spmd.
 import dataclasses
 from collections.abc import Callable, Sequence
 
-__all__ = ["Shift", "Window", "exchange"]
+__all__ = ["Shift", "Window", "exchange", "part_read", "unread"]
 
 _Function = Callable[[int], int]  # of the number of a shard
 
@@ -94,6 +94,82 @@ def exchange(shape: Sequence[int], shards: Sequence[int], windows: Sequence[Wind
     return found
 
 
+def unread(
+    before: Sequence[int],
+    after: Sequence[int],
+    shards: Sequence[int],
+    windows: Sequence[Window],
+    readers: Sequence[Sequence[Window]],
+) -> set[int]:
+    """The dimensions whose halos nobody reads: what slices of the result need is in the shards before the exchange.
+
+    XLA takes such slices from these, and removes the exchange. The gradient of padding between elements is such a
+    program.
+
+    Args:
+        before: the shape of the array.
+        after: the shape of what the windows make of it.
+        shards: the number of shards of each dimension, of both.
+        windows: the window over each dimension.
+        readers: those of each slice of the result.
+
+    Raises:
+        NotImplementedError: XLA may remove some of the exchange.
+
+    Example:
+        >>> unread([4], [3], [2], [Window(low=-1)], [[Window(stride=2)]])  # x[1:][::2]
+        {0}
+    """
+    found = set[int]()
+    for dim, (n, m, count, window) in enumerate(zip(before, after, shards, windows, strict=True)):
+        if count == 1 or window.is_trivial or not readers:
+            continue
+        own = _ceil(n, count)
+        plan = _plan(n, own, count, window)
+        if plan is _IN_ONE or not plan.halos():
+            continue
+        read = [part_read(m, count, reader[dim]) for reader in readers]
+        if all(part == (0, _ceil(m, count)) for part in read):
+            continue
+        if not plan.is_alike or plan.count < count or window != Window(low=window.low, high=window.high):
+            raise NotImplementedError("XLA uses other parts of some shards than of others")
+        # What the shard itself has is at these places of the result.
+        start, limit = max(0, plan.left(0)), own + plan.left(0)
+        if all(start <= first and last <= limit for first, last in read):
+            found.add(dim)
+    return found
+
+
+def part_read(n: int, count: int, window: Window) -> tuple[int, int]:
+    """Where the part of a shard that its windows need begins and ends.
+
+    Args:
+        n: the size of a dimension.
+        count: the number of its shards.
+        window: the window over it.
+
+    Raises:
+        NotImplementedError: it is another one for some shards, or they need parts of each other.
+
+    Example:
+        >>> part_read(12, 4, Window(low=-1, stride=3))
+        (1, 2)
+    """
+    own = _ceil(n, count)
+    if window.is_trivial:
+        return 0, own
+    plan = _plan(n, own, count, window)
+    if (
+        plan is _IN_ONE
+        or plan.count < count
+        or not plan.is_alike
+        or plan.left(0) > 0
+        or plan.shard - plan.left(0) > own
+    ):
+        raise NotImplementedError("XLA uses other parts of some shards than of others")
+    return -plan.left(0), plan.shard - plan.left(0)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Plan:
     """The exchange along one dimension.
@@ -127,6 +203,11 @@ class _Plan:
     def right(self, k: int) -> int:
         """What a shard needs of those after it."""
         return self.limit(k) - (self.input_shard * (k + 1) + self.explicit)
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether what a shard needs begins at the same place for all shards."""
+        return len({self.left(k) for k in range(self.count)}) == 1
 
     def halos(self) -> "list[_Halo] | None":
         """The sizes of the halos, with the shards that send and receive."""

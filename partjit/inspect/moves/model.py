@@ -82,7 +82,7 @@ class Model:
     Attributes:
         operands: for each operand the shardings that it gets, one after the other; none if it stays as it is.
         results: the sharding in which each result is computed; None if it is that of the result.
-        transfers: what is moved besides.
+        transfers: what is moved besides; None if that is not modelled.
         absorbs: whether the operations that compute the operands are part of it: it is given their first operands.
         keeps: whether the operation stays, with the operands resharded.
         distinct: the operands whose reshards XLA does not merge with equal ones of other operations.
@@ -92,7 +92,7 @@ class Model:
 
     operands: tuple[tuple[TensorSharding, ...], ...]
     results: tuple[TensorSharding | None, ...]
-    transfers: tuple[Transfer, ...] = ()
+    transfers: tuple[Transfer, ...] | None = ()
     absorbs: bool = False
     keeps: bool = False
     distinct: tuple[int, ...] = ()

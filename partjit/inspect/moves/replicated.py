@@ -14,6 +14,7 @@ import numpy as np
 from jax.extend.mlir import ir
 
 from partjit._jax import RELEASE
+from partjit.inspect.moves.halo import part_read
 from partjit.inspect.moves.model import (
     Model,
     Operation,
@@ -26,6 +27,7 @@ from partjit.inspect.moves.model import (
     without,
 )
 from partjit.inspect.moves.tiles import Step, Unmodelled
+from partjit.inspect.moves.windows import readers_of
 from partjit.shardy import TensorSharding
 
 __all__ = [
@@ -91,8 +93,14 @@ def _rotation(op: Operation, dim: int, amount: int) -> Model:
     far, rest = divmod(amount, own)
     groups = op.tiles(result.sharding).groups([n if k == dim else 1 for k, n in enumerate(result.shards)])
     transfers = []
-    for distance, size in ((far + 1, rest), (far, own - rest)):
-        if size and distance % count:
+    readers = readers_of(op)
+    try:  # a part that is sent for nobody is not sent
+        read = [part_read(result.shape[dim], count, reader[dim]) for reader in readers]
+    except NotImplementedError:
+        return dataclasses.replace(op.model(), absorbs=True, transfers=None)
+    for distance, size, others in ((far + 1, rest, (rest, own)), (far, own - rest, (0, rest))):
+        is_read = not readers or any(start < others[0] or others[1] < limit for start, limit in read)
+        if size and distance % count and is_read:
             shape = (*result.local[:dim], size, *result.local[dim + 1 :])
             pairs = groups.paired_with(np.roll(groups.positions, -distance, axis=1))
             transfers.append(Transfer(Step("collective-permute", pairs, shape, shape), result))

@@ -25,7 +25,7 @@ def reshard(source: Tiles, target: Tiles, shape: _Shape) -> list[Step]:
     """The collectives that get an array of this shape from one sharding to another.
 
     Raises:
-        Unmodelled: XLA moves uneven shards, or groups of devices in different orders.
+        Unmodelled: XLA moves the borders of uneven shards, or groups of devices in different orders.
     """
     found = _reshard(source, target, shape, in_full=True)
     assert found is not None
@@ -118,14 +118,16 @@ def _swap(source: Tiles, target: Tiles, pairs: list[tuple[int, int]], shape: _Sh
     rest = [[pair] for pair in sorted(pairs, key=lambda pair: pair[1]) if pair not in together]
     for several in [together, *rest] if len(together) > 1 else [[pair] for pair in pairs]:
         swapped = source.swapped(several)
-        for dim, to in several:
-            if shape[dim] % math.lcm(source.counts[dim], swapped.counts[dim]) or shape[to] % swapped.counts[to]:
-                raise Unmodelled
-        factors = [1] * len(shape)
+        sent, received, factors = [*source.local(shape)], [*swapped.local(shape)], [1] * len(shape)
         for dim, to in several:
             factors[to] = source.counts[dim] // source.counts[to]
+            if shape[dim] % math.lcm(source.counts[dim], swapped.counts[dim]) or shape[to] % swapped.counts[to]:
+                if source.counts[to] > 1:
+                    raise Unmodelled
+                # It is padded before, and sliced afterwards.
+                sent[to], received[dim] = received[to] * factors[to], sent[dim] * factors[to]
         groups = swapped.groups(factors)
-        steps.append(Step("all-to-all", groups, source.local(shape), swapped.local(shape)))
+        steps.append(Step("all-to-all", groups, tuple(sent), tuple(received)))
         source = swapped
     return [*steps, *_ordered(source, target, shape)]
 

@@ -19,8 +19,9 @@ from partjit.inspect.moves.merging import stays
 from partjit.inspect.moves.model import Model, Operation, Tensor, Transfer, definition, element_type
 from partjit.inspect.moves.replicated import elementwise
 from partjit.inspect.moves.resharding import reshard
-from partjit.inspect.moves.table import LOOKING_AROUND, LOOKING_AT_PRIMITIVES, MODELS
+from partjit.inspect.moves.table import LOOKING_AROUND, LOOKING_AT_PRIMITIVES, LOOKING_AT_SLICES, MODELS
 from partjit.inspect.moves.tiles import Step, Unmodelled, tiles_of
+from partjit.inspect.moves.windows import is_near_slices
 from partjit.inspect.places import Known
 from partjit.inspect.walk import Walk
 from partjit.shardy import Shardings, TensorSharding, nested
@@ -164,8 +165,9 @@ class Writing:
             *(value.type for value in op.operands),
             *(value.type for value in op.results),
             *sizes,
+            looks_around := find in LOOKING_AROUND or (find in LOOKING_AT_SLICES and is_near_slices(op)),
         )
-        kind = kinds.setdefault(same, _Kind(len(kinds), sizes, find not in LOOKING_AROUND))
+        kind = kinds.setdefault(same, _Kind(len(kinds), sizes, not looks_around))
         if place is not None:
             kinds[place] = kind
         return kind

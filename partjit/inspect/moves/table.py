@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from partjit.inspect.moves import indices, products, replicated, windows
 from partjit.inspect.moves.model import Model, Operation
 
-__all__ = ["LOOKING_AROUND", "LOOKING_AT_PRIMITIVES", "MODELS"]
+__all__ = ["LOOKING_AROUND", "LOOKING_AT_PRIMITIVES", "LOOKING_AT_SLICES", "MODELS"]
 
 _ELEMENTWISE = """
     abs add and atan2 cbrt ceil clamp compare complex convert cosine count_leading_zeros divide exponential
@@ -42,3 +42,6 @@ LOOKING_AROUND = (replicated.concatenate, replicated.dynamic_update_slice)
 
 LOOKING_AT_PRIMITIVES = (replicated.sort, windows.slice_)
 """The models that look at the primitive as well."""
+
+LOOKING_AT_SLICES = (windows.pad, windows.slice_)
+"""The models that look at what computes the operand and uses the result, if that is slices and the like."""

@@ -9,36 +9,87 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
+from jax.extend.mlir import ir
 
 from partjit.inspect.device_groups import DeviceGroups
 from partjit.inspect.moves.grouped import of_batch_groups, of_feature_groups
-from partjit.inspect.moves.halo import Window, exchange
-from partjit.inspect.moves.model import Model, Operation, Tensor, Transfer, elements, without
+from partjit.inspect.moves.halo import Window, exchange, unread
+from partjit.inspect.moves.model import Model, Operation, Tensor, Transfer, definition, elements, numbers, without
 from partjit.inspect.moves.products import product
 from partjit.inspect.moves.tiles import Step, Unmodelled
 from partjit.shardy import TensorSharding
 
-__all__ = ["convolution", "pad", "reduce_window", "reverse", "slice_"]
+__all__ = ["convolution", "is_near_slices", "pad", "readers_of", "reduce_window", "reverse", "slice_"]
+
+
+def is_near_slices(op: ir.Operation) -> bool:
+    """Whether slices are all that uses the only result of an operation, or one of them or the like computes it."""
+    if all(use.owner.name == "stablehlo.slice" for use in op.results[0].uses):
+        return True
+    return definition(op.operands[0], "stablehlo.slice", "stablehlo.pad", "stablehlo.concatenate") is not None
 
 
 def slice_(op: Operation) -> Model:
     """A slice of static bounds."""
     operand, result = op.operands[0], op.results[0]
-    starts, limits, strides = (op.numbers(name) for name in ("start_indices", "limit_indices", "strides"))
     if op.primitive == "top_k":
         return op.replicated()
-    windows = [
-        Window(stride=stride, low=-start, high=limit - n)
-        for n, start, limit, stride in zip(operand.shape, starts, limits, strides, strict=True)
-    ]
+    windows = _of_slice(operand.shape, op.op)
     if math.prod(operand.shards) > math.prod(result.shards):
         chain, transfers = _windowed(op, operand, operand.sharding, windows)
         return op.model({0: chain}, [operand.sharding], transfers)
     if not result.is_sharded:
         return op.replicated()
     # XLA shards what is not sharded first, as the result is, and then exchanges halos.
-    chain, transfers = _windowed(op, operand, result.sharding, windows, is_sharded_first=True)
+    chain, transfers = _windowed(op, operand, result.sharding, windows, True, readers_of(op))
+    if transfers and any(
+        result.shards[dim] > 1 and not window.is_trivial and _is_exchanged_before(op, dim)
+        for dim, window in enumerate(windows)
+    ):
+        raise Unmodelled  # XLA may make one exchange of two
     return op.model({0: chain}, None, transfers)
+
+
+def _of_slice(shape: Sequence[int], op: ir.Operation) -> list[Window]:
+    bounds = (numbers(op.attributes[name]) for name in ("start_indices", "limit_indices", "strides"))
+    return [
+        Window(stride=stride, low=-start, high=limit - n)
+        for n, start, limit, stride in zip(shape, *bounds, strict=True)
+    ]
+
+
+def _of_padding(op: ir.Operation) -> list[Window]:
+    amounts = (numbers(op.attributes[name]) for name in ("edge_padding_low", "edge_padding_high", "interior_padding"))
+    return [
+        Window(low=low, high=high, base_dilation=1 + interior) for low, high, interior in zip(*amounts, strict=True)
+    ]
+
+
+def _is_exchanged_before(op: Operation, dim: int) -> bool:
+    """Whether halos are exchanged along a dimension for what is sliced, which is used by slices alone."""
+    maker = definition(op.op.operands[0], "stablehlo.slice", "stablehlo.pad", "stablehlo.concatenate")
+    if maker is None or any(use.owner.name != "stablehlo.slice" for use in maker.results[0].uses):
+        return False
+    if maker.name == "stablehlo.concatenate":
+        return ir.IntegerAttr(maker.attributes["dimension"]).value == dim
+    shape, sharding = maker.operands[0].type.shape, op.sharding_of(maker.results[0])
+    windows = _of_slice(shape, maker) if maker.name == "stablehlo.slice" else _of_padding(maker)
+    try:
+        shifts = exchange(shape, [math.prod(sizes) for sizes in sharding.parts], windows)
+    except NotImplementedError:
+        return True
+    return shifts is None or any(shift.dim == dim for shift in shifts)
+
+
+def readers_of(op: Operation) -> list[list[Window]]:
+    """The windows of the slices that alone use a result; none if something else does, or is sharded otherwise."""
+    result, found = op.results[0], []
+    for use in op.op.results[0].uses:
+        user = use.owner.operation
+        if user.name != "stablehlo.slice" or op.sharding_of(user.results[0]) != result.sharding:
+            return []
+        found.append(_of_slice(result.shape, user))
+    return found
 
 
 def pad(op: Operation) -> Model | None:
@@ -48,14 +99,7 @@ def pad(op: Operation) -> Model | None:
         return None
     if not result.is_sharded:
         return op.replicated()
-    lows, highs, interiors = (
-        op.numbers(name) for name in ("edge_padding_low", "edge_padding_high", "interior_padding")
-    )
-    windows = [
-        Window(low=low, high=high, base_dilation=1 + interior)
-        for low, high, interior in zip(lows, highs, interiors, strict=True)
-    ]
-    chain, transfers = _windowed(op, operand, result.sharding, windows)
+    chain, transfers = _windowed(op, operand, result.sharding, _of_padding(op.op), False, readers_of(op))
     return op.model({0: chain}, None, transfers)
 
 
@@ -153,6 +197,7 @@ def _windowed(
     target: TensorSharding,
     windows: Sequence[Window],
     is_sharded_first: bool = False,
+    readers: Sequence[Sequence[Window]] = (),
 ) -> tuple[list[TensorSharding], list[Transfer]]:
     """The shardings that an operand gets, and its halo exchanges, for windows over shards of a sharding."""
     kept = without(target, [dim for dim, window in enumerate(windows) if not window.is_trivial])
@@ -162,12 +207,13 @@ def _windowed(
     there = operand.sharded(target)
     try:
         shifts = exchange(operand.shape, there.shards, windows)
+        dead = unread(operand.shape, op.results[0].shape, there.shards, windows, readers) if shifts and readers else ()
     except NotImplementedError:
         raise Unmodelled from None
     if shifts is None:
         return [*chain, kept], []
     transfers = []
-    for shift in shifts:
+    for shift in (shift for shift in shifts if shift.dim not in dead):
         devices = op.tiles(target).devices
         for dim, shards in enumerate(shift.among):
             devices = devices if dim == shift.dim else devices.take(shards, dim)

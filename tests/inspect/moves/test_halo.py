@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from partjit.inspect.moves.halo import Window, exchange
+from partjit.inspect.moves.halo import Window, exchange, part_read, unread
 from tests.census import saw, sees
 
 
@@ -84,3 +84,29 @@ def test_dimensions_are_exchanged_one_after_the_other():
 def test_sums_over_everything_are_gathered():
     assert exchange([16], [4], [Window(size=16, low=15)]) is None
     assert np.shape(exchange([16], [1], [Window(size=16, low=15)])) == (0,)
+
+
+@sees("a halo that is read", "one that is not", "not known")
+@given(st.data())
+@settings(deadline=None, max_examples=200)
+def test_halos_are_unread_if_all_that_is_sliced_is_in_the_shard_before(data):
+    count = data.draw(st.sampled_from([2, 4]))
+    n = count * data.draw(st.integers(2, 5))
+    window = Window(low=data.draw(st.integers(-1, 2)), high=data.draw(st.integers(-2, 2)))
+    m = n + window.low + window.high
+    reader = Window(low=-data.draw(st.integers(0, 2)), stride=data.draw(st.integers(1, 3)))
+    assume(exchange([n], [count], [window]) and 1 - reader.low < m)
+    own, after = n // count, -(-m // count)
+    try:
+        found = unread([n], [m], [count], [window], [[reader]])
+        start, limit = part_read(m, count, reader)
+    except NotImplementedError:
+        saw("not known")
+        return
+    number = -(-(m + reader.low) // reader.stride)
+    each = -(-number // count)
+    places = [(k, at) for k in range(number) if (at := k * reader.stride - reader.low) < m]
+    assert all(start <= at - (k // each) * after < limit for k, at in places)
+    inside = all((at - window.low) // own == k // each for k, at in places if 0 <= at - window.low < n)
+    saw("one that is not" if found else "a halo that is read")
+    assert inside or not found
