@@ -8,13 +8,16 @@ Source: `sdy-propagation-pipeline` and `sdy-insert-explicit-reshards` of https:/
 import dataclasses
 import functools
 import re
+import threading
+import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from jax.extend.mlir import ir, passmanager
 from jax.extend.mlir.dialects import sdy, stablehlo
 
 __all__ = [
+    "ReadShardings",
     "Shardings",
     "TensorSharding",
     "axis_name",
@@ -31,9 +34,13 @@ __all__ = [
 stablehlo.register_stablehlo_passes()
 
 
-@dataclasses.dataclass(frozen=True)
+_making = threading.RLock()  # a collection of garbage may come while it is held
+_made: "weakref.WeakValueDictionary[tuple[object, ...], Any]" = weakref.WeakValueDictionary()
+
+
+@dataclasses.dataclass(frozen=True, eq=False, init=False)
 class TensorSharding:
-    """How the partitioner shards a value.
+    """How the partitioner shards a value. Equal ones are one object, as they are keys, thousands of times a report.
 
     Attributes:
         axes: for each dimension the mesh axes it is sharded over, major to minor. A sub-axis is named as Shardy names
@@ -46,17 +53,25 @@ class TensorSharding:
     parts: tuple[tuple[int, ...], ...]
     mesh: str = "mesh"
 
+    def __new__(cls, axes: tuple[tuple[str, ...], ...], parts: tuple[tuple[int, ...], ...], mesh: str = "mesh") -> Self:
+        """The one with these attributes."""
+        key = axes, parts, mesh
+        with _making:
+            found = _made.get(key)
+            if found is None:
+                found = super().__new__(cls)
+                for name, value in zip(("axes", "parts", "mesh"), key, strict=True):
+                    object.__setattr__(found, name, value)
+                _made[key] = found
+        return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.axes, self.parts, self.mesh)
+
     @property
     def is_of_whole_axes(self) -> bool:
         """Whether a spec over the mesh of the program can express it."""
         return self.mesh == "mesh" and not any(":" in axis for dim in self.axes for axis in dim)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    @functools.cached_property
-    def _hash(self) -> int:  # shardings are keys, thousands of times a report
-        return hash((self.axes, self.parts, self.mesh))
 
     @functools.cached_property
     def sizes(self) -> Mapping[str, int]:
@@ -75,24 +90,36 @@ _PROPAGATION = "builtin.module(sdy-propagation-pipeline)"
 
 
 def propagate(module: ir.Module) -> None:
-    """Runs Shardy's propagation, which decides the sharding of every value of a rewritten module."""
+    """Runs Shardy's propagation, which decides the sharding of every value of a rewritten module.
+
+    Operations keep their sharding rules, which the insertion of reshards reads then.
+    """
     functions = sum(op.operation.name == "func.func" for op in module.body.operations)
-    run_passes(module, _PROPAGATION if functions > 1 else _of_one_function(module.context))
+    with module.context:
+        run_passes(module, _expanded(str(passmanager.PassManager.parse(_PROPAGATION)), functions == 1))
+
+
+_WITHOUT_CALLS = (
+    "symbol-dce",
+    "func.func(sdy-verify-unreduced-axes)",
+    "sdy-propagate-sharding-from-func-to-call",
+    "sdy-flatten-call-graph",
+    "sdy-import-func-calls",
+    "sdy-pre-order-funcs",
+    "sdy-export-named-computations",
+    "sdy-unflatten-call-graph",
+    "sdy-insert-func-call-reshards",
+)
+"""The passes that leave a module of one function as it is: they are about calls and what nothing calls, and verify."""
 
 
 @functools.cache
-def _without_idle(pipeline: str) -> str:
-    """An expanded pipeline without the passes that leave a module of one function as it is.
-
-    They remove functions that nothing calls, write the module to a directory if there is one, and verify: in all they
-    take a tenth of the time.
-    """
-    return re.sub(r"(symbol-dce|sdy-save-module|func\.func\(sdy-verify-unreduced-axes\)),", "", pipeline)
-
-
-def _of_one_function(context: ir.Context) -> str:
-    with context:
-        return _without_idle(str(passmanager.PassManager.parse(_PROPAGATION)))
+def _expanded(pipeline: str, is_one_function: bool) -> str:
+    """An expanded pipeline without the passes that are not needed; in all they take a tenth of the time."""
+    kept = re.sub(r",sdy-save-module|,func\.func\(sdy-drop-sharding-rules\)", "", pipeline)
+    for name in _WITHOUT_CALLS if is_one_function else ():
+        kept = re.sub(rf"{re.escape(name)}(\{{[^}}]*\}})?,", "", kept)
+    return kept
 
 
 def propagate_interface(module: ir.Module) -> None:
@@ -140,31 +167,46 @@ def nested(op: ir.OpView | ir.Operation, order: ir.WalkOrder = ir.WalkOrder.POST
     return found
 
 
+@dataclasses.dataclass(frozen=True)
+class ReadShardings:
+    """What attributes say that were read already, in modules with the same meshes.
+
+    Attributes:
+        one: of attributes of one value.
+        several: of those of all results of an operation.
+        ends: of the dictionaries of arguments and results of a program; None for one without a sharding.
+    """
+
+    one: dict[ir.Attribute, TensorSharding] = dataclasses.field(default_factory=dict)
+    several: dict[ir.Attribute, Sequence[TensorSharding]] = dataclasses.field(default_factory=dict)
+    ends: dict[ir.Attribute, TensorSharding | None] = dataclasses.field(default_factory=dict)
+
+
 class Shardings:
     """The shardings in a propagated module.
 
     Args:
         module: the module; it may be changed afterwards, as long as its meshes stay.
-        known: what attributes are known to say, of modules with the same meshes.
+        known: what attributes are known to say, of modules with the same meshes; it is added to.
     """
 
-    def __init__(self, module: ir.Module, known: "dict[ir.Attribute, TensorSharding] | None" = None) -> None:
+    def __init__(self, module: ir.Module, known: ReadShardings | None = None) -> None:
         self._main = main_of(module)
         self._meshes = {
             symbol_of(op): _sizes(op.attributes["mesh"])
             for op in module.body.operations
             if op.operation.name == "sdy.mesh"
         }
-        self._known: dict[ir.Attribute, TensorSharding] = {} if known is None else known
-        self._of_several: dict[ir.Attribute, Sequence[TensorSharding]] = {}
+        known = ReadShardings() if known is None else known
+        self._known, self._of_several, self._of_ends = known.one, known.several, known.ends
 
     def of_arguments(self) -> list[TensorSharding | None]:
         """The shardings of the arguments of the program; None for one without an annotation."""
-        return [self._of_main("arg_attrs", i) for i in range(len(self._main.type.inputs))]
+        return self._of_main("arg_attrs", len(self._main.type.inputs))
 
     def of_results(self) -> list[TensorSharding | None]:
         """The shardings of the results of the program; None for one without an annotation."""
-        return [self._of_main("res_attrs", i) for i in range(len(self._main.type.results))]
+        return self._of_main("res_attrs", len(self._main.type.results))
 
     def of(self, value: ir.Value) -> TensorSharding | None:
         """The sharding of a value; None without an annotation, which means that it is replicated.
@@ -173,7 +215,11 @@ class Shardings:
         """
         owner = value.owner
         if not isinstance(owner, ir.Block):
-            return self._nth(owner, ir.OpResult(value).result_number)
+            attribute = owner.attributes.get("sdy.sharding")
+            if attribute is None:
+                return self._nth(owner, ir.OpResult(value).result_number)
+            several = self._of_several.get(attribute) or self._several(attribute)
+            return several[0] if len(several) == 1 else several[ir.OpResult(value).result_number]
         op, k = owner.owner.operation, ir.BlockArgument(value).arg_number  # of a function, loop or manual computation
         if op.name == "func.func":
             attribute = _attribute(op, "arg_attrs", k)
@@ -183,10 +229,33 @@ class Shardings:
             return _without(self.read(shardings[k]), {*sdy.ManualAxesAttr(op.attributes["manual_axes"])})
         return self._nth(op, k)
 
-    def on(self, op: ir.Operation) -> Sequence[TensorSharding]:
-        """The shardings that the attribute of an operation says of its results; none without one."""
-        attribute = op.attributes.get("sdy.sharding")
-        return () if attribute is None else self._several(attribute)
+    def of_operations(self, ops: Sequence[ir.Operation], names: Sequence[str]) -> dict[ir.Value, TensorSharding]:
+        """The shardings of the results of operations of these names, as far as they are quickly read.
+
+        These are the ones with an annotation over the mesh of the program, and arrays that an operation of StableHLO
+        with one result computes without an annotation, which are replicated.
+        """
+        found: dict[ir.Value, TensorSharding] = {}
+        replicated: dict[ir.Type, TensorSharding | None] = {}
+        several = self._of_several
+        for op, name in zip(ops, names, strict=True):
+            attribute = op.attributes.get("sdy.sharding")
+            if attribute is not None:
+                of_results = several.get(attribute) or self._several(attribute)
+                if of_results and of_results[0].mesh == "mesh":
+                    if len(of_results) == 1:
+                        found[op.result] = of_results[0]
+                    else:
+                        found.update(zip(op.results, of_results, strict=False))
+            elif name != "stablehlo.return" and name.startswith("stablehlo.") and len(op.results) == 1:
+                value = op.result
+                of_type = value.type
+                if of_type not in replicated:
+                    is_array = isinstance(of_type, ir.RankedTensorType)
+                    replicated[of_type] = TensorSharding.replicated(of_type.rank) if is_array else None
+                if (sharding := replicated[of_type]) is not None:
+                    found[value] = sharding
+        return found
 
     def read(self, attribute: ir.Attribute) -> TensorSharding:
         """The sharding that a `TensorShardingAttr` says."""
@@ -211,9 +280,17 @@ class Shardings:
             return TensorSharding.replicated(len(axes))
         return TensorSharding(tuple(axes), tuple(parts), mesh)
 
-    def _of_main(self, which: str, i: int) -> TensorSharding | None:
-        attribute = _attribute(self._main, which, i)
-        return None if attribute is None else self.read(attribute)
+    def _of_main(self, which: str, count: int) -> list[TensorSharding | None]:
+        attributes = self._main.attributes
+        if which not in attributes:
+            return [None] * count
+        known = self._of_ends
+        found = [*ir.ArrayAttr(attributes[which])]
+        for named in found:
+            if named not in known:
+                sharding = ir.DictAttr(named)
+                known[named] = self.read(sharding["sdy.sharding"]) if "sdy.sharding" in sharding else None
+        return [known[named] for named in found]
 
     def _nth(self, op: ir.OpView | ir.Operation, k: int) -> TensorSharding | None:
         attributes = op.attributes

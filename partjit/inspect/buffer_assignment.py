@@ -48,8 +48,9 @@ def peak_of(buffers: Sequence[Buffer], aliased: int = 0) -> Peak:
     temporaries = _without_space_in_results(buffers, aliased)
     changes: dict[int, int] = collections.defaultdict(int)
     for buffer in temporaries:
-        changes[buffer.start] += aligned(buffer.nbytes)
-        changes[buffer.end] -= aligned(buffer.nbytes)
+        nbytes = aligned(buffer.nbytes)
+        changes[buffer.start] += nbytes
+        changes[buffer.end] -= nbytes
     most = now = at = 0
     for time in sorted(changes):
         now += changes[time]

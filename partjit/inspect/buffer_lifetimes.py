@@ -28,6 +28,11 @@ class Buffer:
             pass.
     """
 
+    __slots__ = (
+        *("nbytes", "start", "first", "last", "eqn", "var", "number", "over"),
+        *("is_freed", "is_given", "is_result", "is_backward", "is_used_backward"),
+    )
+
     def __init__(
         self,
         nbytes: int,

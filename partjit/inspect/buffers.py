@@ -95,23 +95,22 @@ class _Walk:
 
     def body(self, body: Body, known: Mapping[Variable, _Roots]) -> dict[Variable, _Roots]:
         """Runs through the equations of a jaxpr; returns the buffers that each variable is computed from."""
-        results, users = {var for var in body.outvars if isinstance(var, Variable)}, body.users
         constants = {var: frozenset([Buffer(self._size(var), -1, ALWAYS)]) for var in body.constvars}
         roots = {**constants, **known}
         for eqn in body.equations:
-            outer = self._is_backward
-            self._is_backward = outer or eqn.is_backward
             kind, of_operands = eqn.kind, _roots_of(eqn.invars, roots)
             read = of_operands[0] if len(of_operands) == 1 else _NONE.union(*of_operands)
-            depth = 0
             if self._loops:
                 is_own = kind not in (None, "shard_map") or eqn.has_effects
                 depth = len(self._loops) if is_own else self._depth_of(eqn.invars)
                 self._depths.update(dict.fromkeys(eqn.outvars, depth))
+            if len(eqn.outvars) == 1 and is_fused(eqn, body, len(read)):
+                roots[eqn.outvars[0]] = read
+                continue
+            outer = self._is_backward
+            self._is_backward = outer or eqn.is_backward
             if eqn.name == "optimization_barrier":
                 roots.update(zip(eqn.outvars, of_operands, strict=True))
-            elif len(eqn.outvars) == 1 and is_fused(eqn, users, results, len(read)):
-                roots[eqn.outvars[0]] = read
             elif kind == "scan":
                 self._scan(eqn, roots)
             elif kind == "while":
@@ -202,8 +201,11 @@ class _Walk:
 
     def _gather(self, eqn: Equation, moves: Moves, roots: Mapping[Variable, _Roots]) -> None:
         """Makes what is gathered for an equation; a later product reads what was gathered of a parameter."""
+        may_reuse = eqn.contracted and not moves.summed
+        if not may_reuse and not moves.gathered:
+            return
         operands = [(k, roots[var], self._size(var)) for k, var in enumerate(eqn.invars) if isinstance(var, Variable)]
-        if eqn.contracted and not moves.summed:
+        if may_reuse:
             self._read(
                 self._gathered[of]
                 for k, of, shard in operands
@@ -338,7 +340,9 @@ class _Walk:
 
 def _as_large(buffer: Buffer, others: Iterable[Buffer]) -> list[Buffer]:
     """Those of the same size, in the order of the program: sets have another one in each process."""
-    return sorted((one for one in others if one.nbytes == buffer.nbytes), key=lambda one: one.number)
+    nbytes = buffer.nbytes
+    found = [one for one in others if one.nbytes == nbytes]
+    return found if len(found) < 2 else sorted(found, key=lambda one: one.number)
 
 
 def _are_arguments(buffers: _Roots) -> bool:

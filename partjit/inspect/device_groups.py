@@ -72,6 +72,8 @@ class DeviceGroups(Sequence[tuple[int, ...]]):
 
     def on(self, mesh: Mesh | AbstractMesh) -> "DeviceGroups":
         """The same groups, with the ids of the devices of a mesh."""
+        if self._mesh is (None if isinstance(mesh, AbstractMesh) else mesh):
+            return self
         found = DeviceGroups(self.positions, mesh)
         found._axes = self._axes
         return found

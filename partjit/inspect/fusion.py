@@ -3,9 +3,7 @@
 Source: `CpuInstructionFusion`, `InstructionFusion`, `TransposeFolding` and `DotDecomposer` of XLA.
 """
 
-from collections.abc import Mapping, Sequence, Set
-
-from partjit.inspect.skeleton import Equation, Variable
+from partjit.inspect.skeleton import Body, Equation, Variable
 
 __all__ = ["CONSUMERS", "ELEMENTWISE", "FUSED", "UPDATES", "is_fused"]
 
@@ -31,23 +29,31 @@ FUSED = _VIEWS | _SHAPED | ELEMENTWISE
 CONSUMERS = FUSED | {"reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_prod", "argmax"}
 
 
-def is_fused(eqn: Equation, users: Mapping[Variable, Sequence[Equation]], results: Set[Variable], read: int) -> bool:
+def is_fused(eqn: Equation, body: Body, read: int) -> bool:
     """Whether an equation is computed where its result is used.
 
     Args:
         eqn: the equation, which has one result.
-        users: the equations that use each variable.
-        results: the variables that its program returns.
+        body: the jaxpr that it is in, where what was found is noted: it is the same whatever the shardings.
         read: the number of buffers that its operands are computed from.
     """
+    key = eqn, min(read, 2)
+    if key not in body.fused:
+        body.fused[key] = _is_fused(eqn, body, read)
+    return body.fused[key]
+
+
+def _is_fused(eqn: Equation, body: Body, read: int) -> bool:
     name, var = eqn.name, eqn.outvars[0]
     if name not in FUSED:
         return False
-    if not read or (name in _VIEWS and (var not in results or read == 1)):
+    is_result = var in body.outvars
+    if not read or (name in _VIEWS and (not is_result or read == 1)):
         return True
-    if name == "transpose" and var not in results and var.ndim == 2:
-        return all(user.name == "dot_general" or user.name in CONSUMERS for user in users.get(var, ()))
-    if var in results or any(user.name not in CONSUMERS for user in users.get(var, ())):
+    users = body.users.get(var, ())
+    if name == "transpose" and not is_result and var.ndim == 2:
+        return all(user.name == "dot_general" or user.name in CONSUMERS for user in users)
+    if is_result or any(user.name not in CONSUMERS for user in users):
         return False
     is_cheap = name not in _EXPENSIVE and (name in _SHAPED or sum(isinstance(a, Variable) for a in eqn.invars) == 1)
-    return is_cheap or len(users.get(var, ())) == 1
+    return is_cheap or len(users) == 1

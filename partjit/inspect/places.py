@@ -12,7 +12,7 @@ from partjit.inspect.inlining import ADDED, tags_of
 from partjit.inspect.moves.unused import unused_in_copies
 from partjit.inspect.propagation import is_mark
 from partjit.inspect.user_lines import Site
-from partjit.shardy import TensorSharding, nested
+from partjit.shardy import ReadShardings, TensorSharding, nested
 
 __all__ = ["Known", "Origin", "Place", "SavedPlace", "known_of_copies", "saved"]
 
@@ -74,6 +74,11 @@ class Known:
     Attributes:
         shardings: what attributes of sharding say.
         models: the models of operations, by their kinds and shardings; see `partjit.inspect.moves.rewriting`.
+        moved: what operations with these models move, and reshards, by their types and shardings.
+        written: shardings as attributes.
+        staying: whether an operation is merged with no equal one, by its location and the shardings of its operands and
+            results; see `partjit.inspect.moves.merging`.
+        collectives: the collectives that Shardy has inserted, by what they depend on; see `partjit.inspect.predicted`.
         captures: whether loops may capture anything; see `partjit.xla_rewrites.open_captured`.
         unused: the operations that may be unused, by their locations; None if that is not known. See
             `partjit.inspect.moves.unused`.
@@ -84,8 +89,12 @@ class Known:
     """
 
     def __init__(self, has_own_locations: bool = False) -> None:
-        self.shardings: dict[ir.Attribute, TensorSharding] = {}
+        self.shardings = ReadShardings()
         self.models: dict[tuple[object, ...], Any] = {}
+        self.moved: dict[tuple[object, ...], Any] = {}
+        self.written: dict[TensorSharding, ir.Attribute] = {}
+        self.staying: dict[tuple[object, ...], bool] = {}
+        self.collectives: dict[tuple[object, ...], Any] = {}
         self.captures = True
         self.unused: Set[ir.Attribute] | None = None
         self.kinds: dict[object, Any] = {}
@@ -95,6 +104,10 @@ class Known:
     def own_location(self, op: ir.Operation) -> ir.Attribute | None:
         """What identifies an operation among those of the module and its copies; None if nothing does."""
         return op.location.attr if self.has_own_locations else None
+
+    def kind(self, op: ir.Operation) -> Any:
+        """The kind of an operation, if it is known."""
+        return self.kinds.get(op.location.attr) if self.has_own_locations else None
 
     def tags(self, op: ir.Operation | ir.OpView) -> list[int]:
         """The numbers of the equations that an operation comes from, outermost first."""

@@ -42,6 +42,7 @@ _SDY = {
     "sdy.reduce_scatter": ("reduce-scatter", "reduce_scatter_axes"),
 }
 _STABLEHLO = {f"stablehlo.{kind.replace('-', '_')}": kind for kind in KINDS}
+_CALL = "stablehlo.custom_call"
 _AXIS = re.compile(r'"([^"]+)"(?::\((\d+)\)(\d+))?')
 # Name, pre-size and size of the part of an axis: the last two are empty for a whole axis.
 _AxisRef = tuple[str, str, str]
@@ -73,11 +74,13 @@ def predict_of(module: ir.Module, shardings: Shardings, origin: Origin, known: K
     def primitive_of(op: ir.Operation) -> str:
         return origin.equations[tags[-1]].primitive if (tags := known.tags(op)) else ""
 
-    writing = Writing(module, shardings, origin.mesh, primitive_of, known)
+    writing = Writing(shardings, origin.mesh, primitive_of, known)
     writing.operations(walk)
     insert_reshards(module)
-    writing.reshards()
-    merge(module, shardings, {*_SDY, *_STABLEHLO})
+    ops = nested(module.operation)
+    written = Walk(ops, [op.name for op in ops], {})
+    writing.reshards(written)
+    merge(module, written, shardings, {*_SDY, *_STABLEHLO}, known)
     reading = _Reading(module, shardings, origin, known, writing.moved)
     found = [
         one
@@ -137,13 +140,18 @@ class _Reading:
                 if name == "func.call":
                     callee = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
                     self._calls.setdefault(callee, []).append((caller, op))
-                elif name in _STABLEHLO or moved_by(op) is not None:
+                elif name in _STABLEHLO or (name == _CALL and self._moves(op)):
                     self.communicating.append((caller, op))
                 elif name in _SDY:
                     same = name, op.operands[0], op.attributes["out_sharding"], op.block
                     if same not in seen:
                         self.communicating.append((caller, op))
                     seen.add(same)
+
+    def _moves(self, op: ir.Operation) -> bool:
+        """Whether an operation is a call for which anything is moved."""
+        k = moved_by(op)
+        return k is not None and self._moved[k].transfers != ()
 
     def instances(self, function: str, op: ir.Operation) -> list[tuple[int | None, Times]]:
         """The equations that an operation belongs to, and how often it runs for each.
@@ -184,10 +192,30 @@ class _Reading:
             self._varying[loop] = varying(loop, self._functions, self._calls)
         return op not in self._varying[loop]
 
-    def read(self, op: ir.Operation, number: int | None, times: Times) -> Iterator[Collective | UnknownMove]:
+    def read(self, op: ir.Operation, number: int | None, times: Times) -> Sequence[Collective | UnknownMove]:
         """The collectives, one in most cases, that an operation stands for in one of its equations."""
+        name = op.name
+        if name in _STABLEHLO:
+            return [*self._of_shard_map(op, {**self._common(op, number, times), "name": name})]
+        moved = None if (k := moved_by(op)) is None else self._moved[k]
+        of_maker: tuple[TensorSharding | None, ...] = ()
+        what: tuple[object, ...] = ()
+        known: dict[Any, Any] = self._known.collectives if moved is None else moved.collectives
+        if moved is None:
+            maker, attribute = op.operands[0].owner, op.attributes[_SDY[name][1]]
+            read = () if name != "sdy.all_reduce" or isinstance(maker, ir.Block) else maker.operands
+            of_maker = tuple(map(self._shardings.of, read))
+            what = name, attribute, op.results[0].type, *self._shardings_of(op), of_maker
+        key = *what, number, times, self._known.is_added(op)
+        if key not in known:
+            common = self._common(op, number, times)
+            found = self._of_inserted(op, of_maker, common) if moved is None else self._of_operation(moved, common)
+            known[key] = [*found]
+        return known[key]
+
+    def _common(self, op: ir.Operation, number: int | None, times: Times) -> _Fields:
         equation = None if number is None else self._origin.equations[number]
-        common: _Fields = {
+        return {
             "times": times.exact,
             "per": times if times.loops else None,
             "is_exact": not times.loops,
@@ -198,16 +226,15 @@ class _Reading:
             "op_name": "" if equation is None else equation.scope,
             "program": self._origin.name,
         }
-        if (k := moved_by(op)) is not None:
-            yield from self._of_operation(self._moved[k], common)
-            return
-        common["name"] = op.name
-        if op.name in _STABLEHLO:
-            yield from self._of_shard_map(op, common)
-        else:
-            refs = [*dict.fromkeys(_AXIS.findall(str(op.attributes[_SDY[op.name][1]])))]
-            for together in self._by_dimension(op, refs) if op.name == "sdy.all_reduce" else [refs]:
-                yield from self._of_axes(op, together, common)
+
+    def _of_inserted(
+        self, op: ir.Operation, of_maker: Sequence[TensorSharding | None], common: _Fields
+    ) -> Iterator[Collective]:
+        """What Shardy has inserted, for an operation whose operands have these shardings if that counts."""
+        name = op.name
+        refs = [*dict.fromkeys(_AXIS.findall(str(op.attributes[_SDY[name][1]])))]
+        for together in _by_dimension(of_maker, refs):
+            yield from self._of_axes(op, together, {**common, "name": name})
 
     def _of_operation(self, moved: Moved, common: _Fields) -> Iterator[Collective | UnknownMove]:
         """What XLA moves for an operation, or a reshard."""
@@ -236,17 +263,6 @@ class _Reading:
             sent=sent,
             **common,
         )
-
-    def _by_dimension(self, op: ir.Operation, refs: list[_AxisRef]) -> list[list[_AxisRef]]:
-        """The axes of an all-reduce in the groups that XLA reduces over: one for each dimension that was contracted."""
-        maker = op.operands[0].owner
-        if isinstance(maker, ir.Block):
-            return [refs]
-        shardings = [self._shardings.of(value) for value in maker.operands]
-        dims = [dim for sharding in shardings if sharding is not None for dim in sharding.axes]
-        groups = [[ref for ref in refs if ref[0] in dim] for dim in dims]
-        distinct = [group for k, group in enumerate(groups) if group and group not in groups[:k]]
-        return distinct if sorted(itertools.chain.from_iterable(distinct)) == sorted(refs) else [refs]
 
     def _of_axes(self, op: ir.Operation, refs: list[_AxisRef], common: _Fields) -> Iterator[Collective]:
         """The collective over these axes."""
@@ -325,6 +341,19 @@ class _Reading:
             sent=sent,
             **common,
         )
+
+
+def _by_dimension(of_maker: Sequence[TensorSharding | None], refs: list[_AxisRef]) -> list[list[_AxisRef]]:
+    """The axes of an all-reduce in the groups that XLA reduces over: one for each dimension that was contracted.
+
+    Args:
+        of_maker: the shardings of the operands of what computes the addends.
+        refs: all of the axes.
+    """
+    dims = [dim for sharding in of_maker if sharding is not None for dim in sharding.axes]
+    groups = [[ref for ref in refs if ref[0] in dim] for dim in dims]
+    distinct = [group for k, group in enumerate(groups) if group and group not in groups[:k]]
+    return distinct if sorted(itertools.chain.from_iterable(distinct)) == sorted(refs) else [refs]
 
 
 def _adjacent(op: _Operation) -> Iterator[_Operation]:

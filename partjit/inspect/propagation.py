@@ -15,7 +15,7 @@ from partjit.compile import lower_jaxpr_anew
 from partjit.inspect.annotated import AnnotatedJaxpr, AnnotatedValue
 from partjit.inspect.inlining import MARK, InlinedProgram, inline_program
 from partjit.inspect.walk import Walk, walk_of
-from partjit.shardy import Shardings, TensorSharding, propagate
+from partjit.shardy import ReadShardings, Shardings, TensorSharding, propagate
 from partjit.xla_folds import Lowered
 from partjit.xla_rewrites import open_captured, rewrite_operations
 
@@ -143,7 +143,7 @@ def lower_unit(unit: Unit) -> tuple[InlinedProgram, ir.Module | None]:
 
 
 def propagated(
-    module: ir.Module, known: dict[ir.Attribute, TensorSharding] | None = None
+    module: ir.Module, known: ReadShardings | None = None
 ) -> tuple[Shardings, dict[int, TensorSharding], Walk]:
     """Propagates shardings in a rewritten module, and removes its marks.
 

@@ -90,6 +90,7 @@ class Body:
         equations: those whose results are used, or that have effects.
         users: the equations among these that use each variable.
         readers: the primitives of all equations that use each variable.
+        fused: whether an equation is computed where its result is used; see `partjit.inspect.fusion`.
     """
 
     constvars: tuple[Variable, ...]
@@ -98,6 +99,7 @@ class Body:
     equations: tuple[Equation, ...]
     users: Mapping[Variable, list[Equation]]
     readers: Mapping[Variable, frozenset[str]]
+    fused: dict[tuple[Equation, int], bool] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)

@@ -79,14 +79,13 @@ class _Counting:
         times: _Times = collections.defaultdict(float)
         roots = {var: frozenset([var]) for var in (*body.constvars, *body.invars)}
         roots.update(zip(body.invars, operands, strict=False))
-        results = {var for var in body.outvars if isinstance(var, Variable)}
         for eqn in body.equations:
             of_operands = [_NONE if isinstance(atom, str) else roots[atom] for atom in eqn.invars]
             read = _NONE.union(*of_operands)
             if eqn.name == "optimization_barrier":
                 roots.update(zip(eqn.outvars, of_operands, strict=True))
                 continue
-            if len(eqn.outvars) == 1 and is_fused(eqn, body.users, results, len(read)):
+            if len(eqn.outvars) == 1 and is_fused(eqn, body, len(read)):
                 roots[eqn.outvars[0]] = read
                 continue
             roots.update((var, frozenset([var])) for var in eqn.outvars)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from jax.extend.mlir import ir
 
-from partjit.shardy import Shardings, TensorSharding, nested
+from partjit.shardy import Shardings, TensorSharding, main_of, nested
 
 __all__ = ["Walk", "walk_of"]
 
@@ -20,8 +20,9 @@ class Walk(NamedTuple):
     Attributes:
         ops: the operations.
         names: their names.
-        shardings: the shardings of the results of operations, where these have an annotation over the mesh of the
-            program. Results of one operation are on one mesh.
+        shardings: the shardings of the arguments of the program and of the results of operations, where these have an
+            annotation over the mesh of the program, and of arrays that StableHLO's operations of one result compute
+            without one, which are replicated. Results of one operation are on one mesh.
     """
 
     ops: list[ir.Operation]
@@ -43,13 +44,10 @@ class Walk(NamedTuple):
 def walk_of(module: ir.Module, shardings: Shardings) -> Walk:
     """Reads a module with these shardings."""
     ops = nested(module.operation)
-    found: dict[ir.Value, TensorSharding] = {}
-    for op in ops:
-        of_results = shardings.on(op)
-        if not of_results or of_results[0].mesh != "mesh":
-            continue
-        if len(of_results) == 1:
-            found[op.result] = of_results[0]
-        else:
-            found.update(zip(op.results, of_results, strict=False))
-    return Walk(ops, [op.name for op in ops], found)
+    names = [op.name for op in ops]
+    arguments = zip(main_of(module).regions[0].blocks[0].arguments, shardings.of_arguments(), strict=True)
+    found: dict[ir.Value, TensorSharding] = {
+        value: sharding for value, sharding in arguments if sharding is not None and sharding.mesh == "mesh"
+    }
+    found.update(shardings.of_operations(ops, names))
+    return Walk(ops, names, found)

@@ -349,7 +349,9 @@ class WhatIf:
 
 def _on_mesh(one: Collective, mesh: Mesh) -> Collective:
     """A collective with groups of the devices of a mesh: another process knows their positions in it alone."""
-    return dataclasses.replace(one, groups=one.groups.on(mesh)) if isinstance(one.groups, DeviceGroups) else one
+    if not isinstance(one.groups, DeviceGroups) or (groups := one.groups.on(mesh)) is one.groups:
+        return one
+    return dataclasses.replace(one, groups=groups)
 
 
 def _computing(tree: AnnotatedJaxpr, times: int | None) -> Iterator[tuple[AnnotatedEquation, int | None]]:

@@ -1,6 +1,9 @@
 """Where the partitioner puts every value, told without compiling: complete, and what the compiled program says."""
 
+import copy
+import dataclasses
 import functools
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -385,3 +388,12 @@ def test_a_spec_describes_shardings_over_whole_axes_of_the_mesh():
     assert TensorSharding((("data", "model"), ()), ((4, 2), ())).is_of_whole_axes
     assert not TensorSharding((("model",), ("data:(1)2",)), ((2,), (2,))).is_of_whole_axes
     assert not TensorSharding((("data",),), ((4,),), mesh="another").is_of_whole_axes
+
+
+def test_equal_shardings_are_one_object_wherever_they_come_from():
+    sharding = TensorSharding((("data",), ()), ((4,), ()))
+    assert TensorSharding(axes=(("data",), ()), parts=((4,), ()), mesh="mesh") is sharding
+    assert pickle.loads(pickle.dumps(sharding)) is copy.deepcopy(sharding) is sharding
+    assert dataclasses.replace(sharding, mesh="another") != sharding
+    assert dataclasses.replace(dataclasses.replace(sharding, mesh="another"), mesh="mesh") is sharding
+    assert TensorSharding(((), ()), ((), ())) is TensorSharding.replicated(2)

@@ -71,4 +71,5 @@ def test_they_have_the_ids_of_the_devices_of_a_mesh():
     groups = DeviceGroups(np.array([[0, 1], [6, 7]]))
     assert groups.on(mesh) == ((7, 6), (1, 0))
     assert groups.on(mesh) != groups
-    assert groups.on(AbstractMesh((8,), ("x",))) == groups
+    assert groups.on(AbstractMesh((8,), ("x",))) is groups
+    assert groups.on(mesh).on(mesh) == groups.on(mesh)

@@ -15,8 +15,9 @@ from jax.extend.mlir import ir
 
 from partjit.inspect.moves.indices import dimension_numbers
 from partjit.inspect.moves.model import numbers
+from partjit.inspect.places import Known
 from partjit.inspect.walk import Walk
-from partjit.shardy import Shardings, merge_equal, nested
+from partjit.shardy import Shardings, merge_equal
 
 __all__ = ["merge", "remove_reversals", "stays"]
 
@@ -42,16 +43,23 @@ def remove_reversals(walk: Walk) -> Walk:
     return left
 
 
-def merge(module: ir.Module, shardings: Shardings, communicating: Container[str]) -> None:
+def merge(
+    module: ir.Module, walk: Walk, shardings: Shardings, communicating: Container[str], known: Known | None = None
+) -> None:
     """Merges equal operations of a module in which all that communicates is written out.
 
     Args:
         module: the module, which is changed.
+        walk: its operations; reshards among them are not there any more.
         shardings: the shardings in it.
         communicating: the names of the operations that communicate, of which none is merged.
+        known: what is known of operations, which is added to.
     """
-    ops = ((op, op.name) for op in nested(module.operation))
-    staying = [op for op, name in ops if name in communicating or (name in _MAY_STAY and stays(op, shardings))]
+    staying = [
+        op
+        for op, name in zip(walk.ops, walk.names, strict=True)
+        if name in communicating or (name in _MAY_STAY and stays(op, shardings, known))
+    ]
     with module.context:
         number = ir.IntegerType.get_signless(64)
         for k, op in enumerate(staying):
@@ -59,8 +67,20 @@ def merge(module: ir.Module, shardings: Shardings, communicating: Container[str]
     merge_equal(module)
 
 
-def stays(op: ir.Operation, shardings: Shardings) -> bool:
+def stays(op: ir.Operation, shardings: Shardings, known: Known | None = None) -> bool:
     """Whether XLA never merges an operation with an equal one, besides those that communicate."""
+    if op.name not in _MAY_STAY:
+        return False
+    place = None if known is None else known.own_location(op)
+    if known is None or place is None:
+        return _stays(op, shardings)
+    key = (place, *map(shardings.of, (*op.operands, *op.results)))
+    if key not in known.staying:
+        known.staying[key] = _stays(op, shardings)
+    return known.staying[key]
+
+
+def _stays(op: ir.Operation, shardings: Shardings) -> bool:
     match op.name:
         case "stablehlo.reduce":
             axes = _axes(op.operands[0], shardings)

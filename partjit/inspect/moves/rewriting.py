@@ -7,7 +7,7 @@ that the other operations need. Then each reshard becomes a call as well. The nu
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,10 +21,11 @@ from partjit.inspect.moves.replicated import elementwise
 from partjit.inspect.moves.resharding import reshard
 from partjit.inspect.moves.table import LOOKING_AROUND, LOOKING_AT_PRIMITIVES, LOOKING_AT_SLICES, MODELS
 from partjit.inspect.moves.tiles import Step, Unmodelled, tiles_of
+from partjit.inspect.moves.values import Values, are_alike
 from partjit.inspect.moves.windows import is_near_slices
 from partjit.inspect.places import Known
 from partjit.inspect.walk import Walk
-from partjit.shardy import Shardings, TensorSharding, nested
+from partjit.shardy import Shardings, TensorSharding
 
 __all__ = ["Moved", "Writing", "moved_by"]
 
@@ -41,11 +42,13 @@ class Moved:
         name: of the operation: `stablehlo.slice`.
         transfers: what is moved, besides the reshards of operands and results; None if that is not modelled.
         bound: bytes that a device sends at most if it is not.
+        collectives: what these are in a program, by the equations that they are of and how often they run.
     """
 
     name: str
     transfers: tuple[Transfer, ...] | None
     bound: int = 0
+    collectives: dict[Hashable, Any] = dataclasses.field(default_factory=dict)
 
 
 def moved_by(op: ir.Operation) -> int | None:
@@ -59,8 +62,7 @@ class Writing:
     """The writing out of a propagated module.
 
     Args:
-        module: the module, which is changed.
-        shardings: the shardings in it.
+        shardings: the shardings in the module, which is changed.
         mesh: the mesh of the program.
         primitive_of: the primitive that an operation was lowered from, or the empty string.
         known: what is known of operations, which is added to.
@@ -71,7 +73,6 @@ class Writing:
 
     def __init__(
         self,
-        module: ir.Module,
         shardings: Shardings,
         mesh: Mesh,
         primitive_of: Callable[[ir.Operation], str],
@@ -79,30 +80,31 @@ class Writing:
     ) -> None:
         self.moved: list[Moved] = []
         self._numbers: dict[Hashable, int] = {}
-        self._module, self._shardings, self._mesh, self._primitive_of = module, shardings, mesh, primitive_of
-        self._attributes: dict[TensorSharding, ir.Attribute] = {}
+        self._shardings, self._mesh, self._primitive_of = shardings, mesh, primitive_of
         self._sizes = dict(mesh.shape)
         self._known = known
 
     def operations(self, walk: Walk) -> None:
         """Replaces the operations that have models, and adds the reshards that XLA makes for them."""
         # All models first: some look at the operations that compute their operands.
-        values = _Values(self._of, walk.shardings)
+        values = Values(self._of, walk.shardings)
         modelled = []
         for op, name in zip(walk.ops, walk.names, strict=True):
             find = MODELS.get(name)
-            if find is not None and (found := self._modelled(op, find, values)) is not None:
+            if find is None or (find is elementwise and values.are_like_result(op)):
+                continue  # most operations: all that they read and compute is sharded alike
+            if (found := self._modelled(op, find, values)) is not None:
                 modelled.append((op, found))
-        for op, (operation, model) in reversed(modelled):
+        for op, (operation, model, key) in reversed(modelled):
             if _is_used(op):
-                self._replace(op, operation, model)
+                self._replace(op, operation, model, key)
             else:
                 op.erase()
 
-    def reshards(self) -> None:
-        """Replaces all reshards by calls."""
+    def reshards(self, walk: Walk) -> None:
+        """Replaces all reshards among these operations by calls."""
         made: dict[Any, ir.Value] = {}
-        reshards = [op for op in nested(self._module.operation) if op.name == "sdy.reshard"]
+        reshards = walk.named("sdy.reshard")
         for op in reshards:
             value, result = op.operands[0], op.results[0]
             before = definition(value, "sdy.reshard")
@@ -130,16 +132,22 @@ class Writing:
         )
 
     def _modelled(
-        self, op: ir.Operation, find: Callable[[Operation], Model | None], values: "_Values"
-    ) -> tuple[Operation, Model | None] | None:
+        self, op: ir.Operation, find: Callable[[Operation], Model | None], values: "Values"
+    ) -> "tuple[Operation, Model | None, tuple[object, ...] | None] | None":
+        """An operation with its model, and what says all about them if it is not looked at others; None if it stays."""
         of_operands, of_results = [*op.operands], [*op.results]
-        shardings = values.shardings((*of_operands, *of_results))
-        if find is elementwise and _are_alike(shardings):
-            return None  # most operations: all that they read and compute is sharded alike
-        if not any(map(_divides, shardings)):
+        shardings, models = values.shardings((*of_operands, *of_results)), self._known.models
+        known = self._known.kind(op)
+        if known is not None and models.get((known.number, *shardings)) is _NONE:
             return None
-        kind, models = self._kind(op, find), self._known.models
+        stays = (find is elementwise and are_alike(shardings)) or not any(map(_divides, shardings))
+        if stays and not self._known.has_own_locations:
+            return None
+        kind = known or self._kind(op, find)
         key = kind.number, *shardings
+        if stays:
+            models[key] = _NONE
+            return None
         if kind.is_modelled_alone and models.get(key) is _NONE:
             return None
         operands, results = values.tensors(of_operands), values.tensors(of_results)
@@ -150,13 +158,13 @@ class Writing:
             model = models[key]
         else:
             model = models[key] = _model(find, operation)
-        return None if model is _NONE else (operation, None if model is _UNMODELLED else model)
+        if model is _NONE:
+            return None
+        return operation, None if model is _UNMODELLED else model, key if kind.is_modelled_alone else None
 
     def _kind(self, op: ir.Operation, find: Callable[[Operation], Model | None]) -> "_Kind":
         """The kind of an operation with this model."""
         kinds, place = self._known.kinds, self._known.own_location(op)
-        if place is not None and place in kinds:
-            return kinds[place]
         sizes = self._automatic(op)
         same = (
             find,
@@ -184,10 +192,10 @@ class Writing:
             outer = outer.parent
         return {name: size for name, size in self._sizes.items() if name not in manual}
 
-    def _replace(self, op: ir.Operation, operation: Operation, model: Model | None) -> None:
+    def _replace(
+        self, op: ir.Operation, operation: Operation, model: Model | None, key: tuple[object, ...] | None
+    ) -> None:
         """Replaces an operation by a call between reshards."""
-        arrays = (*operation.operands, *operation.results)
-        bound = sum(tensor.nbytes for tensor in arrays) + sum(tensor.nbytes for tensor in operation.results)
         written = model or operation.model()
         with op.context, op.location, ir.InsertionPoint(op):
 
@@ -214,7 +222,13 @@ class Writing:
                 tensor.sharding if sharding is None else sharding
                 for tensor, sharding in zip(operation.results, written.results, strict=True)
             ]
-            results = self._call(op, operands, local, Moved(op.name, model and model.transfers, bound))
+            if key is None or (moved := self._known.moved.get(key)) is None:
+                moved = self._moved(op, model and model.transfers, _bound(operation), operation.sizes)
+                if key is not None:
+                    self._known.moved[key] = moved
+            # Of different primitives they may be equal all the same.
+            is_own = key is not None and MODELS[op.name] not in LOOKING_AT_PRIMITIVES
+            results = self._call(op, operands, local, moved, (moved,) if is_own else None)
             for old, new, tensor, sharding in zip(op.results, results, operation.results, local, strict=True):
                 if sharding != tensor.sharding:
                     new = resharded(new, tensor.sharding, *([_FORGOTTEN] if written.forgets else []))
@@ -231,39 +245,55 @@ class Writing:
             owner.operands[number] = resharded
 
     def _reshard(self, op: ir.Operation) -> None:
-        values = _Values(self._of, {})
-        (before,), (after,) = values.tensors(op.operands), values.tensors(op.results)
-        try:
-            transfers = self._steps_between(op, before, after)
-        except Unmodelled:
-            transfers = None
-        # At worst it is replicated, or sent as it is a few times.
-        moved = Moved(op.name, transfers, 3 * max(before.nbytes, after.nbytes))
+        value, sizes = op.operands[0], self._automatic(op)
+        before, after = self._of(value), self._of(op.results[0])
+        of_scalar = definition(value, "stablehlo.broadcast_in_dim", "stablehlo.reshape")
+        is_scalar = of_scalar is not None and not of_scalar.operands[0].type.shape
+        key = value.type, before, after, is_scalar, *sizes
+        moved = self._known.moved.get(key)
+        if moved is None:
+            shape, itemsize, dtype = element_type(value)
+            tensor, wanted = (Tensor(shape, dtype, itemsize, sharding) for sharding in (before, after))
+            try:
+                transfers = () if is_scalar else _transfers(tensor, after, sizes)
+            except Unmodelled:
+                transfers = None
+            # At worst it is replicated, or sent as it is a few times.
+            moved = self._moved(op, transfers, 3 * max(tensor.nbytes, wanted.nbytes), sizes)
+            self._known.moved[key] = moved
+        own = moved, op.attributes["sharding"], _DISTINCT in op.attributes, _FORGOTTEN in op.attributes
         with op.context, op.location, ir.InsertionPoint(op):
-            (result,) = self._call(op, [*op.operands], [after.sharding], moved)
+            (result,) = self._call(op, [value], [after], moved, own)
             op.results[0].replace_all_uses_with(result)
         op.erase()
 
-    def _steps_between(self, op: ir.Operation, before: Tensor, after: Tensor) -> tuple[Transfer, ...]:
-        of_scalar = definition(op.operands[0], "stablehlo.broadcast_in_dim", "stablehlo.reshape")
-        if of_scalar is not None and not of_scalar.operands[0].type.shape:
-            return ()
-        sizes = self._automatic(op)
-        if before.sharding.mesh.startswith("maximal_mesh"):
-            raise Unmodelled  # one device has the result of a callback, and sends it if it is used
-        steps = _steps(before.sharding, after.sharding, before.shape, tuple(sizes.items()))
-        return tuple(Transfer(step, before) for step in steps)
+    def _moved(
+        self, op: ir.Operation, transfers: tuple[Transfer, ...] | None, bound: int, sizes: Mapping[str, int]
+    ) -> Moved:
+        if transfers and len(sizes) < len(self._mesh.shape):
+            transfers = tuple(Transfer(self._expanded(step, sizes), tensor) for step, tensor in transfers)
+        return Moved(op.name, transfers, bound)
 
     def _call(
-        self, op: ir.Operation, operands: list[ir.Value], shardings: list[TensorSharding], moved: Moved
+        self,
+        op: ir.Operation,
+        operands: list[ir.Value],
+        shardings: list[TensorSharding],
+        moved: Moved,
+        own: Hashable,
     ) -> list[ir.Value]:
-        sizes = self._automatic(op)
-        if moved.transfers and len(sizes) < len(self._mesh.shape):
-            expanded = (Transfer(self._expanded(step, sizes), tensor) for step, tensor in moved.transfers)
-            moved = dataclasses.replace(moved, transfers=tuple(expanded))
+        """A call in place of an operation.
+
+        Args:
+            op: the operation.
+            operands: the operands of the call.
+            shardings: of its results.
+            moved: what it stands for.
+            own: what XLA compares of operations that it merges, their operands aside; None for their attributes.
+        """
         attributes = {
             "call_target_name": ir.StringAttr.get(_CALL),
-            "backend_config": ir.StringAttr.get(str(self._number(op, moved))),
+            "backend_config": ir.StringAttr.get(str(self._number(op, moved, own))),
             "has_side_effect": ir.BoolAttr.get(False),
             "sdy.sharding": sdy.TensorShardingPerValueAttr.get([*map(self._attribute, shardings)]),
         }
@@ -271,15 +301,20 @@ class Writing:
         call = ir.Operation.create("stablehlo.custom_call", results=types, operands=operands, attributes=attributes)
         return [*call.results]
 
-    def _number(self, op: ir.Operation, moved: Moved) -> int:
+    def _number(self, op: ir.Operation, moved: Moved, own: Hashable) -> int:
         """A number for what is moved; XLA merges operations of one number if their operands are equal."""
         self.moved.append(moved)
         steps = moved.transfers
-        if steps is None or any(one.step.kind != "collective-permute" for one in steps) or stays(op, self._shardings):
+        if (
+            steps is None
+            or any(one.step.kind != "collective-permute" for one in steps)
+            or stays(op, self._shardings, self._known)
+        ):
             return len(self.moved) - 1
-        named = (op.attributes[k] for k in range(len(op.attributes)))
-        attributes = frozenset((one.name, one.attr) for one in named if one.name != "sdy.sharding")
-        return self._numbers.setdefault((moved.name, steps, attributes), len(self.moved) - 1)
+        if own is None:
+            named = (op.attributes[k] for k in range(len(op.attributes)))
+            own = moved.name, steps, frozenset((one.name, one.attr) for one in named if one.name != "sdy.sharding")
+        return self._numbers.setdefault(own, len(self.moved) - 1)
 
     def _expanded(self, step: Step, sizes: Mapping[str, int]) -> Step:
         """A step among the devices of each coordinate of the manual axes, in positions of the whole mesh."""
@@ -291,10 +326,24 @@ class Writing:
         return dataclasses.replace(step, groups=step.groups.within(rows))
 
     def _attribute(self, sharding: TensorSharding) -> ir.Attribute:
-        if sharding not in self._attributes:
+        known = self._known.written
+        if sharding not in known:
             dims = ["{" + ", ".join(map(_reference, axes)) + "}" for axes in sharding.axes]
-            self._attributes[sharding] = ir.Attribute.parse(f"#sdy.sharding<@mesh, [{', '.join(dims)}]>")
-        return self._attributes[sharding]
+            known[sharding] = ir.Attribute.parse(f"#sdy.sharding<@mesh, [{', '.join(dims)}]>")
+        return known[sharding]
+
+
+def _bound(operation: Operation) -> int:
+    """The bytes that a device sends at most: that of all arrays, and of the results once more."""
+    arrays = (*operation.operands, *operation.results)
+    return sum(tensor.nbytes for tensor in arrays) + sum(tensor.nbytes for tensor in operation.results)
+
+
+def _transfers(before: Tensor, after: TensorSharding, sizes: Mapping[str, int]) -> tuple[Transfer, ...]:
+    if before.sharding.mesh.startswith("maximal_mesh"):
+        raise Unmodelled  # one device has the result of a callback, and sends it if it is used
+    steps = _steps(before.sharding, after, before.shape, tuple(sizes.items()))
+    return tuple(Transfer(step, before) for step in steps)
 
 
 class _Kind(NamedTuple):
@@ -326,57 +375,8 @@ def _model(find: Callable[[Operation], Model | None], operation: Operation) -> M
         return _UNMODELLED
 
 
-class _Values:
-    """The arrays among the operands and results of operations, of a module that is not changed meanwhile.
-
-    Values of one type and sharding are one tensor, and each value is read once: a program has few of the former.
-    """
-
-    def __init__(
-        self, sharding_of: Callable[[ir.Value], TensorSharding], known: Mapping[ir.Value, TensorSharding]
-    ) -> None:
-        self._sharding_of = sharding_of
-        self._known = {**known}
-        self._alike: dict[tuple[ir.Type, TensorSharding], Tensor] = {}
-
-    def shardings(self, values: Iterable[ir.Value]) -> list[TensorSharding]:
-        """The shardings of values."""
-        return [self._known.get(value) or self._read(value) for value in values]
-
-    def tensors(self, values: Iterable[Any]) -> tuple[Tensor, ...]:
-        """The tensors of those that are arrays."""
-        return tuple([self._tensor(value) for value in values if isinstance(value.type, ir.RankedTensorType)])
-
-    def _read(self, value: Any) -> TensorSharding:
-        # Scalars are not sharded, and those in the body of a reduction have no sharding to be read.
-        is_array = isinstance(value.type, ir.RankedTensorType) and value.type.rank
-        sharding = self._known[value] = self._sharding_of(value) if is_array else _SCALAR
-        return sharding
-
-    def _tensor(self, value: Any) -> Tensor:
-        key = value.type, self._known.get(value) or self._read(value)
-        if key not in self._alike:
-            shape, itemsize, dtype = element_type(value)
-            self._alike[key] = Tensor(shape, dtype, itemsize, key[1])
-        return self._alike[key]
-
-
-def _are_alike(shardings: Iterable[TensorSharding]) -> bool:
-    """Whether arrays are sharded alike; scalars are not sharded."""
-    first = None
-    for sharding in shardings:
-        if sharding.axes and sharding is not first:
-            if first is not None:
-                return False
-            first = sharding
-    return True
-
-
 def _divides(sharding: TensorSharding) -> bool:
     return any(sharding.axes)
-
-
-_SCALAR = TensorSharding.replicated(0)
 
 
 @functools.lru_cache(maxsize=4096)
