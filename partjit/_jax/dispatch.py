@@ -1,12 +1,14 @@
 """jax's C++ dispatch: functions that run a compiled program without a Python frame."""
 
+import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import jax
 from jax._src import api_util, config, pjit, tree_util
 from jax._src.api_util import InternalFloatingPointError
 from jax._src.interpreters import pxla
-from jax._src.interpreters.pxla import MeshExecutable, MeshExecutableFastpathData
+from jax._src.interpreters.pxla import MeshExecutable
+from jax._src.interpreters.pxla import MeshExecutableFastpathData as FastPath
 from jax._src.lib import _jax
 from jax.extend.core import ClosedJaxpr
 from jaxlib._jax import PjitFunction
@@ -17,13 +19,16 @@ from partjit._jax.versions import RELEASE
 
 __all__ = [
     "USE_OF_DONATED_BUFFERS_CRASHES",
+    "FastPath",
     "InternalFloatingPointError",
     "PjitFunction",
     "fast_path_data",
+    "fast_path_then",
     "is_profiled",
     "make_cpp_function",
     "recheck_for_nans",
     "results_are_checked",
+    "set_function_for_nans",
 ]
 
 # jax 0.10 runs a compiled function on an array over several devices whose buffers were donated before, if the call is a
@@ -66,14 +71,60 @@ def fast_path_data(
     outs: Sequence[jax.Array],
     jaxpr: ClosedJaxpr,
     consts: Sequence[jax.Array],
-) -> MeshExecutableFastpathData | None:
+) -> FastPath | None:
     """What the C++ function needs to run `executable` by itself, or None where it cannot (effects, refs)."""
     return pjit._get_fastpath_data(executable, out_tree, args, outs, jaxpr.effects, jaxpr.consts, None, consts)
+
+
+class _Results:
+    """The results of an executable, and the function that gets them."""
+
+    def __init__(self, then: Callable[..., object], count: int) -> None:
+        self.then = then
+        self.leaves = (0,) * count
+
+
+# C++ makes the tree of the results of a call by calling this with the function and the flat results.
+tree_util.register_pytree_node(_Results, lambda results: (results.leaves, results.then), functools.partial)
+
+
+def fast_path_then(data: FastPath, is_given: Sequence[bool], then: Callable[..., object]) -> FastPath:
+    """What a C++ function needs that recognizes more arguments than an executable takes, and has a function go on.
+
+    The C++ function returns `functools.partial(then, results)`, with the flat results of the executable.
+
+    Args:
+        data: what the C++ function of the executable needs.
+        is_given: for each argument whether the executable takes it; in the order in which it does.
+        then: the function.
+    """
+    own = len(data.const_args)
+    kept = [*data.kept_var_bitvec]
+    given = iter(kept[own:])
+    tree = tree_util.dispatch_registry.flatten(_Results(then, len(data.out_avals)))[1]
+    kept = [*kept[:own], *(is_one and next(given) for is_one in is_given)]
+    return data._replace(out_pytree_def=tree, kept_var_bitvec=kept)
 
 
 def results_are_checked() -> bool:
     """Whether results are checked for NaNs or infinities: finding where they come from needs all arguments again."""
     return config.debug_nans.value or config.debug_infs.value
+
+
+def set_function_for_nans(function: PjitFunction, fun: Callable[..., PyTree] | None, name: str) -> None:
+    """Says what is run operation by operation where a result of a C++ function has a NaN.
+
+    Args:
+        function: the C++ function.
+        fun: the function to run; None if nothing is to be, and `name` is all that the error says.
+        name: its name.
+    """
+
+    def unrepeatable(*_: object) -> None: ...
+
+    if fun is None:
+        unrepeatable.__qualname__, unrepeatable._apply_primitive = name, True
+    function._fun = fun or unrepeatable
 
 
 def recheck_for_nans(

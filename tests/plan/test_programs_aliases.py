@@ -343,8 +343,36 @@ def test_unbatched_calls_under_vmap_are_made_once(meeting):
 
 def test_nans_are_found_in_fragments():
     f = pjit(lambda v: plus(jnp.log(v - 2)) * 2)
-    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="nan"):
-        f(x)
+    consuming = pjit(lambda v: plus(jnp.log(v - 2)) * 2, donate_argnums=0)
+    for _ in range(2):
+        with jax.debug_nans(True), pytest.raises(FloatingPointError, match="nan"):
+            f(x)
+        for _ in range(3):  # the next time, C++ dispatches them
+            f(x + 3)
+            consuming(x + 3)
+        with jax.debug_nans(True), pytest.raises(FloatingPointError, match="nan"):
+            consuming(x + 0)
+
+
+def test_nans_are_found_in_fragments_that_make_calls(meeting):
+    note = colocated_python(lambda i: rendezvous.logs["calls"].append(int(i)), out_specs_fn=lambda i: None)
+
+    @pjit
+    def f(v):
+        def body(i, v):
+            note(i)
+            return jnp.log(v)
+
+        return jax.lax.fori_loop(0, 3, body, v)
+
+    assert f.plan(x).fragments[0].calls
+    for count in (0, 3):
+        for _ in range(count):
+            f(x)
+        with jax.debug_nans(True), pytest.raises(FloatingPointError, match=r"invalid value \(nan\) encountered in f_"):
+            f(x)
+    colocated.wait()
+    assert rendezvous.logs["calls"] == [0, 1, 2] * 5
 
 
 def later_uses(call):

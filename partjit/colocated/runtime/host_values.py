@@ -128,17 +128,22 @@ class Destination:
         sharding, committed: theirs.
     """
 
-    __slots__ = ("_is_number", "_put", "aval", "committed", "sharding")
+    __slots__ = ("_is_number", "_least", "_most", "_put", "aval", "committed", "sharding")
 
     def __init__(self, aval: ShapedArray, sharding: Sharding, committed: bool) -> None:
         self.aval = aval
         self.sharding = sharding
         self.committed = committed
         self._put: Callable[[np.ndarray], jax.Array] | None = None
-        self._is_number = aval.shape == () and np.dtype(aval.dtype).kind in "biuf"
+        dtype = np.dtype(aval.dtype)
+        self._is_number = aval.shape == () and dtype.kind in "biuf"
+        is_integer = aval.shape == () and dtype.kind in "iu"
+        self._least, self._most = (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)) if is_integer else (1, 0)
 
     def argument(self, value: Any) -> "HostArgument":
         """Of an array or number as it is now. Raises OverflowError for an integer too large for its dtype."""
+        if type(value) is int and self._least <= value <= self._most:
+            return HostArgument(None, self, value)
         own = np.array(value, self.aval.dtype) if type(value) in _NUMBERS else _own_numpy(value, self.aval.dtype)
         return HostArgument(own, self, own.item() if self._is_number else None)
 
@@ -155,15 +160,15 @@ class HostArgument(OnDemand):
     It is put on devices by the first call that needs it there, in the thread of that call.
 
     Args:
-        value: the NumPy array, or that of the number, which nobody else changes.
+        value: the NumPy array, or that of the number, which nobody else changes; None for an integer of the dtype.
         destination: where it is put.
         number: what the elements are, if it is one of them alone.
     """
 
-    __slots__ = ("_array", "_destination", "_numpy", "number")
+    __slots__ = ("_array", "_destination", "_value", "number")
 
-    def __init__(self, value: np.ndarray, destination: Destination, number: bool | int | float | None) -> None:
-        self._numpy = value
+    def __init__(self, value: np.ndarray | None, destination: Destination, number: bool | int | float | None) -> None:
+        self._value = value
         self._destination = destination
         self.number = number
         self._array: jax.Array | None = None
@@ -171,7 +176,13 @@ class HostArgument(OnDemand):
     @property
     def dtype(self) -> np.dtype:
         """That of the array."""
-        return self._numpy.dtype
+        return np.dtype(self._destination.aval.dtype) if self._value is None else self._value.dtype
+
+    @property
+    def _numpy(self) -> np.ndarray:
+        if self._value is None:
+            self._value = np.array(self.number, self._destination.aval.dtype)
+        return self._value
 
     def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
         return self._numpy
@@ -199,7 +210,7 @@ class HostArgument(OnDemand):
 
     def moved(self, sharding: Sharding) -> "HostArgument":
         """The same with another sharding."""
-        return HostArgument(self._numpy, Destination(self._destination.aval, sharding, True), self.number)
+        return HostArgument(self._value, Destination(self._destination.aval, sharding, True), self.number)
 
 
 def put_host_arguments(leaves: Sequence[Any], *, when_used: bool = False) -> Sequence[Any]:

@@ -1,8 +1,9 @@
 """A plan made to run: its fragments compiled, its calls bound, its source turned into a function."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import CodeType
 from typing import Any, TypeAlias, cast
 
 import jax
@@ -14,9 +15,17 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 from partjit import events
 from partjit._jax.arrays import ArrayImpl, device_put, numpy_putter
 from partjit._jax.compiling import MeshComputation, MeshExecutable, move_outputs, shard_constants, without_tokens
-from partjit._jax.dispatch import InternalFloatingPointError, fast_path_data, make_cpp_function, recheck_for_nans
+from partjit._jax.dispatch import (
+    FastPath,
+    InternalFloatingPointError,
+    fast_path_data,
+    make_cpp_function,
+    recheck_for_nans,
+    set_function_for_nans,
+)
 from partjit._jax.shardings import device_list
 from partjit._jax.types import PyTree, PyTreeDef
+from partjit.colocated.agreement.program import Agreement
 from partjit.colocated.devices import colocated_sharding
 from partjit.colocated.emitted import EmittedCall, SpecializationForExecutables
 from partjit.colocated.executions import run_answering, run_emitting
@@ -38,6 +47,7 @@ from partjit.plan.passes.fragments import shardings_of_fragment
 from partjit.plan.plan import Plan
 from partjit.plan.run.agreed import agreement_for
 from partjit.plan.run.ahead import zeros_of
+from partjit.plan.run.first import AfterFirst, after_first
 from partjit.plan.run.observe import observed
 from partjit.plan.run.so_far import keep_results
 from partjit.plan.show.source import emit
@@ -45,9 +55,58 @@ from partjit.plan.show.source import emit
 __all__ = ["LoweredFragment", "Run", "compile_fragment", "link", "lower_fragment"]
 
 
-Run: TypeAlias = Callable[[Sequence[object], PyTreeDef | None], PyTree]
-"""A compiled plan: from flat arguments, sharded as the plan says, and the structure of the result to that result; to a
-flat one where the structure is None."""
+Execute: TypeAlias = Callable[..., Sequence[jax.Array]]
+"""The function of a plan: from flat arguments, sharded as the plan says, to flat results."""
+
+
+class Run:
+    """A compiled plan.
+
+    Args:
+        plan: the plan.
+        quiet, with_events: its function, and the one that emits events.
+        agreement: of the processes, if there are several.
+        wait: waits for a result, as all of them do.
+
+    Attributes:
+        rest: what it does after its first fragment, if that can be dispatched without it.
+    """
+
+    __slots__ = ("_agreement", "_plan", "_quiet", "_wait", "_with_events", "rest")
+
+    def __init__(
+        self,
+        plan: Plan,
+        quiet: Execute,
+        with_events: Execute,
+        agreement: Agreement | None,
+        wait: Callable[[jax.Array], jax.Array],
+        rest: AfterFirst | None,
+    ) -> None:
+        self._plan = plan
+        self._quiet = quiet
+        self._with_events = with_events
+        self._agreement = agreement
+        self._wait = wait
+        self.rest = rest
+
+    def __call__(self, args: Sequence[object], tree: PyTreeDef | None) -> PyTree:
+        """Runs it, for flat arguments; the result has the structure, or is flat where that is None."""
+        plan, agreement = self._plan, self._agreement
+        execute = self._with_events if events.listeners else self._quiet
+        if journal.current is not None:
+            execute = journal.current.executing(plan.name, execute)
+        try:
+            if agreement is None:
+                results = execute(*args)
+            elif plan.agree:
+                results = agreement.run(lambda: [*map(self._wait, execute(*args))], ())  # until then it may fail
+            else:
+                results = agreement.run(execute, args)
+        except BaseException as error:
+            keep_results(error, plan, tree)
+            raise
+        return results if tree is None else tree.unflatten(results)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -100,6 +159,7 @@ def link(
         default: the sharding of values whose own the plan leaves open.
         mesh: the user's mesh, maybe with Explicit axes, on which results come back.
     """
+    fast_paths: dict[str, FastPath] = {}
     namespace: dict[str, Any] = {"wait": _wait, "read": _read, "release": _release}
     agreement = agreement_for(plan)
     for value, constant in plan.constants:
@@ -107,7 +167,7 @@ def link(
     put = numpy_putter(ShapedArray((), np.dtype(np.int32)), default.sharding, default.committed)
     may_wait = ANSWERED.issuperset(device.platform for device in device_list(default.sharding))
     for lowered, executable in zip(fragments, executables, strict=True):
-        dispatch = _dispatcher(plan, lowered, executable)
+        dispatch = _dispatcher(plan, lowered, executable, fast_paths)
         emitted = [
             EmittedCall(
                 _specialized(call, default, mesh, SpecializationForExecutables),
@@ -142,48 +202,54 @@ def link(
     code = compile(source, f"<plan of {plan.name}>", "exec")
     name = source[len("def ") : source.index("(")]
     with_events = observed(plan, code, name, dict(namespace))
-    exec(code, namespace)
-    quiet = namespace[name]
-
-    def run(args: Sequence[object], tree: PyTreeDef | None) -> PyTree:
-        execute = with_events if events.listeners else quiet
-        if journal.current is not None:
-            execute = journal.current.executing(plan.name, execute)
-        try:
-            if agreement is None:
-                results = execute(*args)
-            elif plan.agree:
-                results = agreement.run(lambda: [*map(namespace["wait"], execute(*args))], ())  # until then it may fail
-            else:
-                results = agreement.run(execute, args)
-        except BaseException as error:
-            keep_results(error, plan, tree)
-            raise
-        return results if tree is None else tree.unflatten(results)
-
-    return run
+    remaining = after_first(plan) if agreement is None else None
+    rest = None
+    if remaining is not None:
+        code_of_rest = compile(emit(remaining), code.co_filename, "exec")
+        rest = AfterFirst(plan, remaining, _defined(code_of_rest, name, namespace), fast_paths)
+    return Run(plan, _defined(code, name, namespace), with_events, agreement, namespace["wait"], rest)
 
 
-def _dispatcher(plan: Plan, lowered: LoweredFragment, executable: MeshExecutable) -> Callable[..., Sequence[jax.Array]]:
-    """A function that dispatches a fragment, without a Python frame once it has run."""
+def _defined(code: CodeType, name: str, namespace: Mapping[str, Any]) -> Execute:
+    """The function that the source of a plan defines."""
+    own = dict(namespace)
+    exec(code, own)
+    return own[name]
+
+
+def _dispatcher(
+    plan: Plan, lowered: LoweredFragment, executable: MeshExecutable, fast_paths: dict[str, FastPath]
+) -> Callable[..., Sequence[jax.Array]]:
+    """A function that dispatches a fragment, without a Python frame once it has run.
+
+    It adds what C++ needs for that to `fast_paths`, unless a donated argument was left that the plan has to delete.
+    """
     if lowered.fragment.waits_for_calls:
         without_tokens(executable)
     consts = shard_constants(lowered.lowering, executable)
     out_tree = jax.tree.structure((0,) * len(lowered.fragment.jaxpr.out_avals))
     jaxpr = lowered.fragment.jaxpr
+    # Not if it would make its calls again, or if it has consumed its arguments.
+    is_repeatable = not lowered.fragment.calls and not any(lowered.fragment.donated)
 
     def dispatch(*args: jax.Array) -> tuple[Sequence[jax.Array], object, bool]:
         try:
             outs = executable.unsafe_call(*consts, *args)
         except InternalFloatingPointError as error:
-            if not lowered.fragment.calls:  # which would be made again
-                recheck_for_nans(error, jaxpr_as_fun(jaxpr), args, {})
+            if not is_repeatable:
+                raise FloatingPointError(f"invalid value ({error.ty}) encountered in {name}") from None
+            recheck_for_nans(error, jaxpr_as_fun(jaxpr), args, {})
             raise
         fast_path = fast_path_data(executable, out_tree, args, outs, jaxpr, consts)
+        donated = (arg for arg, flag in zip(args, lowered.fragment.donated_arguments, strict=True) if flag)
+        if fast_path is not None and all(isinstance(arg, jax.Array) and arg.is_deleted() for arg in donated):
+            fast_paths[lowered.fragment.name] = fast_path
         return tuple(outs), fast_path, False
 
     name = f"{plan.name}_{lowered.fragment.name}"
-    return make_cpp_function(dispatch, name, dispatch, ((), ()), object())
+    function = make_cpp_function(dispatch, name, dispatch, ((), ()), object())
+    set_function_for_nans(function, jaxpr_as_fun(jaxpr) if is_repeatable else None, name)
+    return function
 
 
 def _specialized(

@@ -5,7 +5,7 @@ The plan is made and compiled once per jaxpr, shardings and mesh.
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 from jax.core import ShapedArray
@@ -103,12 +103,14 @@ class Move:
         aval: its type.
         sharding: its sharding in the plan.
         is_for_calls: whether only calls read it: then a NumPy array or number is put on devices where one of them runs.
+        is_of_host: whether it is a NumPy array or number.
     """
 
     position: int
     aval: ShapedArray
     sharding: Sharding
     is_for_calls: bool
+    is_of_host: bool
 
     @functools.cached_property
     def destination(self) -> Destination:
@@ -127,6 +129,15 @@ class Placing:
 
     moves: tuple[Move, ...]
     waits: tuple[int, ...]
+
+    def for_calls(self) -> Mapping[int, Destination] | None:
+        """Where NumPy arrays and numbers that calls alone read are put, by position.
+
+        None if more than that has to be done with the arguments.
+        """
+        if self.waits or any(not move.is_for_calls or not move.is_of_host for move in self.moves):
+            return None
+        return {move.position: move.destination for move in self.moves}
 
     def apply(self, args: Sequence[object]) -> Sequence[object]:
         """The arguments, as the plan wants them."""
@@ -168,12 +179,12 @@ def placing_of(plan: Plan, args: Sequence[object]) -> Placing:
             waits.append(i)
         if value.sharding is None:
             if by_call and not is_array:
-                moves.append(Move(i, value.aval, default, value in for_calls))
+                moves.append(Move(i, value.aval, default, value in for_calls, is_host_value(arg)))
             continue
         is_there = is_array and arg.committed and arg.sharding.is_equivalent_to(value.sharding, arg.ndim)
         # The dispatch of an executable places what had no place, and once is enough.
         if not is_there and (by_call or len(nodes) > 1 or not is_placed(arg, value.sharding)):
-            moves.append(Move(i, value.aval, value.sharding, value in for_calls))
+            moves.append(Move(i, value.aval, value.sharding, value in for_calls, is_host_value(arg)))
     return Placing(tuple(moves), tuple(waits))
 
 

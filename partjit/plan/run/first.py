@@ -1,0 +1,100 @@
+"""Calls whose first fragment C++ dispatches as it recognizes them.
+
+To find out in Python that a call is like an earlier one takes about as long as to dispatch it. So a C++ function that
+knows the arguments of the program by their types and shardings runs the executable of the first fragment, and returns
+its results with the function that does the rest of the plan.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from partjit._jax.dispatch import FastPath, fast_path_then
+from partjit._jax.types import PyTree, PyTreeDef
+from partjit.colocated.runtime.host_values import Destination
+from partjit.plan.ir.nodes import Fragment, blocks_of, walk
+from partjit.plan.ir.plan import PlanData
+from partjit.plan.plan import Plan
+from partjit.plan.run.so_far import keep_results
+
+__all__ = ["AfterFirst", "after_first"]
+
+
+def after_first(plan: Plan) -> PlanData | None:
+    """The plan without its first fragment: of the results of that, and of the arguments that are read later.
+
+    None if it begins with something else, or if C++ cannot dispatch it with what the program gets.
+    """
+    first = plan.nodes[0] if plan.nodes else None
+    if not isinstance(first, Fragment) or first.nodes:
+        return None
+    position = {value: i for i, value in enumerate(plan.inputs)}
+    taken = [position.get(value, -1) for value in first.inputs]
+    donated = {value for value, is_donated in zip(first.inputs, first.donated, strict=True) if is_donated}
+    if -1 in taken or taken != sorted({*taken}) or not plan.released <= donated:
+        return None
+    read = {*plan.outputs}
+    for node in walk(plan.nodes[1:]):
+        read.update(node.inputs, *(block.outputs for block in blocks_of(node)))
+    inputs = (*first.outputs, *(value for value in plan.inputs if value in read))
+    fields = {field.name: getattr(plan, field.name) for field in dataclasses.fields(PlanData)}
+    return PlanData(**{**fields, "inputs": inputs, "nodes": plan.nodes[1:], "released": frozenset()})
+
+
+class AfterFirst:
+    """What a plan does after its first fragment.
+
+    Args:
+        plan: the plan.
+        rest: what `after_first` says of it.
+        execute: a function of the inputs of that.
+        fast_paths: what C++ needs to dispatch fragments, by their names; of those that have been dispatched before.
+
+    Attributes:
+        inputs: the positions of the arguments that are read after the first fragment.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        rest: PlanData,
+        execute: Callable[..., Sequence[jax.Array]],
+        fast_paths: Mapping[str, FastPath],
+    ) -> None:
+        self._plan = plan
+        self._execute = execute
+        self._fast_paths = fast_paths
+        read = {*rest.inputs}
+        self.inputs = tuple(i for i, value in enumerate(plan.inputs) if value in read)
+
+    def fast_path(self, tree: PyTreeDef, destinations: Mapping[int, Destination]) -> FastPath | None:
+        """What C++ needs to recognize a call; it then returns a function of the flat arguments that does the rest.
+
+        Args:
+            tree: the structure of the result.
+            destinations: where those of the arguments are put, by position, that are NumPy arrays or numbers.
+
+        Returns:
+            None if C++ cannot dispatch the fragment, which first has to be dispatched without.
+        """
+        plan, execute = self._plan, self._execute
+        inputs = [(i, destinations.get(i)) for i in self.inputs]
+        first = plan.nodes[0]
+        own = self._fast_paths.get(first.name)
+        if own is None:
+            return None
+
+        def go_on(results: Sequence[jax.Array], leaves: Sequence[Any]) -> PyTree:
+            try:
+                if not inputs:
+                    return tree.unflatten(execute(*results))
+                read = [leaves[i] if to is None else to.argument(leaves[i]) for i, to in inputs]
+                return tree.unflatten(execute(*results, *read))
+            except BaseException as error:
+                keep_results(error, plan, tree)
+                raise
+
+        taken = {*first.inputs}
+        return fast_path_then(own, [value in taken for value in plan.inputs], go_on)

@@ -1,0 +1,230 @@
+"""Calls whose first fragment C++ dispatches as it recognizes them."""
+
+import contextlib
+import functools
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import PartitionSpec as P
+
+from partjit import colocated, events, pjit, results_so_far
+from partjit.colocated import colocated_python
+from partjit.plan.run import recent
+from tests.census import saw, sees
+from tests.colocated import rendezvous
+from tests.effort import examples
+
+pytestmark = pytest.mark.usefixtures("meeting")
+
+ROWS = 8
+nothing = {"out_specs_fn": lambda *xs: None}
+
+
+@pytest.fixture(scope="module")
+def calls_by_front():
+    """Whether each call of the module's tests was recognized by C++, if that was asked."""
+    found = []
+    real = recent.Recent._by_front
+
+    def by_front(self, *args):
+        result = real(self, *args)
+        found.append(result is not recent._NOT_BY_FRONT)
+        return result
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(recent.Recent, "_by_front", by_front)
+        yield found
+
+
+@pytest.fixture
+def by_front(calls_by_front):
+    """The same of one test."""
+    calls_by_front.clear()
+    return calls_by_front
+
+
+def note(name, **options):
+    def write(*xs):
+        rendezvous.logs[name].append([np.asarray(x).tolist() for x in xs])
+
+    return colocated_python(write, **nothing, **options)
+
+
+def logged(name):
+    colocated.wait()
+    found = [*rendezvous.logs[name]]
+    rendezvous.logs[name].clear()
+    return found
+
+
+# What programs do besides, with the donated state, an array, and a number of the host
+
+
+def logs_the_loss(state, x, step):
+    note_log(jnp.sum(state))
+    return state + x, jnp.max(x)
+
+
+def logs_the_step(state, x, step):
+    note_log(step, jnp.sum(state))
+    return state + x, jnp.max(x)
+
+
+def logs_an_argument(state, x, step):
+    out = state + x
+    note_log(x, step, jnp.sum(out))
+    return out, x  # as it came
+
+
+def reads_them_in_another_order(state, x, step):
+    note_log(jnp.sum(x))
+    return x - state, jnp.max(x)
+
+
+def waits_for_a_call(state, x, step):
+    y = twice(state + x)
+    note_log(jnp.sum(y), step)
+    return y - state, jnp.sum(x)
+
+
+def calls_in_a_loop(state, x, step):
+    def body(i, carry):
+        note_log(jnp.sum(carry), step)
+        return carry + x
+
+    return jax.lax.fori_loop(0, 2, body, state * 2), jnp.sum(state)
+
+
+def calls_first(state, x, step):
+    note_log(step)
+    return state - x, jnp.sum(x)
+
+
+note_log = note("log", stream="log")
+twice = colocated_python(lambda y: 2 * np.asarray(y), arrays="numpy", out_specs_fn=lambda y: y)
+# The same with NumPy: results and what is logged
+PROGRAMS = {
+    logs_the_loss: lambda s, x, i: ((s + x, x.max()), [[s.sum()]]),
+    logs_the_step: lambda s, x, i: ((s + x, x.max()), [[i, s.sum()]]),
+    logs_an_argument: lambda s, x, i: ((s + x, x), [[x.tolist(), i, (s + x).sum()]]),
+    reads_them_in_another_order: lambda s, x, i: ((x - s, x.max()), [[x.sum()]]),
+    waits_for_a_call: lambda s, x, i: ((s + 2 * x, x.sum()), [[2 * (s + x).sum(), i]]),
+    calls_in_a_loop: lambda s, x, i: ((2 * s + 2 * x, s.sum()), [[2 * s.sum(), i], [(2 * s + x).sum(), i]]),
+    calls_first: lambda s, x, i: ((s - x, x.sum()), [[i]]),
+}
+SIZES = (2, 3)
+CIRCUMSTANCES = {
+    "plain": contextlib.nullcontext,
+    "observed": lambda: events.subscribe(lambda _: None),
+    "in its stream": lambda: colocated.stream("log"),
+    "in another stream": lambda: colocated.stream("another"),
+    "checked for NaNs": lambda: jax.debug_nans(True),
+    "without jit": jax.disable_jit,
+}
+
+
+def _arguments(width, is_sharded, mesh):
+    rng = np.random.default_rng(width)
+    values = [rng.integers(0, 9, (ROWS, width)).astype(np.float32) for _ in range(2)]
+    return jax.device_put(values, jax.NamedSharding(mesh, P("x")) if is_sharded else jax.devices()[0])
+
+
+@functools.cache
+def step_of(program, is_donated, is_sharded):
+    """It with or without donation, over a mesh or on one device."""
+    specs = {"in_shardings": (P("x"), P("x"), None), "out_shardings": (P("x"), None)} if is_sharded else {}
+    return pjit(program, donate_argnums=0 if is_donated else (), **specs)
+
+
+@sees("recognized by C++", "not recognized by C++", "donated", "a large integer", *CIRCUMSTANCES)
+@examples(40)
+@given(data=st.data())
+def test_a_call_does_what_the_first_one_did(mesh, calls_by_front, data):
+    """Of one program, with arguments of several types, under all circumstances in which calls may come."""
+    program = data.draw(st.sampled_from([*PROGRAMS]), "program")
+    is_donated = is_sharded = data.draw(st.booleans(), "donated and sharded")
+    step = step_of(program, is_donated, is_sharded)
+    circumstances = [how for how in CIRCUMSTANCES if how != "checked for NaNs" or not is_donated]  # it donates nothing
+    for number in range(data.draw(st.integers(3, 6), "calls")):
+        how = data.draw(st.sampled_from(["plain", *circumstances]), "how")
+        width = data.draw(st.sampled_from(SIZES), "width")
+        index = data.draw(st.sampled_from([number, 2**30, 7.5]), "step")
+        by_name = data.draw(st.booleans(), "by name")
+        state, x = _arguments(width, is_sharded, mesh)
+        expected, log = PROGRAMS[program](np.asarray(state), np.asarray(x), index)
+        was = len(calls_by_front)
+        with mesh if is_sharded else contextlib.nullcontext(), CIRCUMSTANCES[how]():
+            found = step(state, x, step=index) if by_name and not is_sharded else step(state, x, index)
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+        np.testing.assert_equal(logged("log"), log)
+        saw(how)
+        if index == 2**30:
+            saw("a large integer")
+        is_by_front = any(calls_by_front[was:])
+        assert not is_by_front or how == "plain"
+        if is_donated and how != "without jit" and program is not calls_first:
+            with mesh, pytest.raises(RuntimeError, match=r"deleted|donated"):
+                step(state, x, index)
+            saw("donated")
+        saw("recognized by C++" if is_by_front else "not recognized by C++")
+
+
+def test_what_a_call_that_fails_leaves(by_front):
+    def check(x):
+        if float(x) > 2:
+            raise ValueError("too much")
+
+    checked = colocated_python(check, mode="inline", **nothing)
+    step = pjit(lambda x: (x + 1, checked(jnp.sum(x)))[0], donate_argnums=0)
+    x = jnp.float32(0)
+    for _ in range(3):
+        x = step(x)
+    with pytest.raises(ValueError, match="too much") as info:
+        step(x)
+    assert by_front == [False, True]
+    assert float(results_so_far(info.value)) == 4
+
+
+def test_an_integer_too_large_is_named_before_anything_is_consumed(by_front):
+    step = pjit(logs_the_step, donate_argnums=0)
+    state, x = jnp.zeros(3), jnp.ones(3)
+    for i in range(3):
+        state, _ = step(state, x, i)
+    assert by_front == [False, True]
+    with pytest.raises(OverflowError, match=r"step"):
+        step(state, x, 2**31)
+    assert not any(by_front[2:])
+    assert not state.is_deleted()
+    logged("log")
+
+
+def test_cleared_it_recognizes_nothing(by_front):
+    step = pjit(logs_the_loss)
+    for clear in (lambda: None, step.clear_cache, jax.clear_caches):
+        clear()
+        by_front.clear()
+        for _ in range(4):
+            step(jnp.zeros(3), jnp.ones(3), 0)
+        assert by_front == [False, True, True]  # C++ learns of it at the second call
+    assert logged("log") == [[0.0]] * 12
+
+
+def test_several_threads_at_once(by_front):
+    def inside(x):
+        return step(np.asarray(x) - 1) if np.all(np.asarray(x) > 0) else x
+
+    down = colocated_python(inside, mode="inline", out_specs_fn=lambda x: x)
+    step = pjit(lambda x: down(x + 0) + 1)
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(float(step(jnp.float32(4))))) for _ in range(4)]
+    assert float(step(jnp.float32(4))) == 5
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [5.0] * 4
