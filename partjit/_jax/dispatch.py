@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
 
 import jax
 from jax._src import api_util, config, pjit, tree_util
@@ -85,7 +86,8 @@ class _Results:
 
 
 # C++ makes the tree of the results of a call by calling this with the function and the flat results.
-tree_util.register_pytree_node(_Results, lambda results: (results.leaves, results.then), functools.partial)
+_called_by_cpp: Any = functools.partial
+tree_util.register_pytree_node(_Results, lambda results: (results.leaves, results.then), _called_by_cpp)
 
 
 def fast_path_then(data: FastPath, is_given: Sequence[bool], then: Callable[..., object]) -> FastPath:
@@ -120,11 +122,16 @@ def set_function_for_nans(function: PjitFunction, fun: Callable[..., PyTree] | N
         name: its name.
     """
 
-    def unrepeatable(*_: object) -> None: ...
+    function._fun = fun or _Unrepeatable(name)
 
-    if fun is None:
-        unrepeatable.__qualname__, unrepeatable._apply_primitive = name, True
-    function._fun = fun or unrepeatable
+
+class _Unrepeatable:
+    """Has jax name what has a NaN, as it names a single operation."""
+
+    _apply_primitive = True
+
+    def __init__(self, name: str) -> None:
+        self.__qualname__ = name
 
 
 def recheck_for_nans(
