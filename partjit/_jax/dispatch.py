@@ -121,7 +121,6 @@ def set_function_for_nans(function: PjitFunction, fun: Callable[..., PyTree] | N
         fun: the function to run; None if nothing is to be, and `name` is all that the error says.
         name: its name.
     """
-
     function._fun = fun or _Unrepeatable(name)
 
 
