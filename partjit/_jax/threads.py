@@ -1,6 +1,5 @@
 """jax's settings of one thread, applied in another."""
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -39,9 +38,9 @@ class ThreadSettings:
         # This runs with every call, and asking all settings one by one would be half of what a call costs its caller.
         # Most of them are in a tuple that jax keeps for its caches.
         context = config.trace_context()
-        others = [*map(operator.call, _get_local_of_others)]
+        others = [*map(_get_local, _others)]
         meshes = entered_meshes()
-        if others.count(unset) < len(others) or meshes is not NO_MESHES:
+        if others != _none_of_others or meshes is not NO_MESHES:
             return ThreadSettings(context, others, meshes)
         if _last._context != context:  # of most calls they are those of the last one
             _last = ThreadSettings(context, None, NO_MESHES)
@@ -101,4 +100,5 @@ _states = {state.name: state for state in _found if isinstance(state, Config)}
 # The other settings with a public context manager, and what `jax.set_mesh` sets.
 _public = {state.name: state for state in (*vars(jax).values(), *SET_MESH_STATES) if isinstance(state, Config)}
 _others = [state for name, state in _public.items() if name not in config.trace_context_names()]
-_get_local_of_others = [state.get_local for state in _others]
+_none_of_others = [unset for _ in _others]
+_get_local = Config.get_local
