@@ -1,10 +1,11 @@
-"""When a buffer is alive, and sums over devices that are one collective."""
+"""When buffers are alive, as the program that makes them goes on."""
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterable, Sequence, Set
 
 from partjit.inspect.skeleton import Equation, Variable
 
-__all__ = ["ALWAYS", "Buffer", "combine_sums"]
+__all__ = ["ALWAYS", "Buffer", "Lifetimes"]
 
 ALWAYS = 1 << 60
 """A time after the end of every program."""
@@ -62,24 +63,82 @@ class Buffer:
         return self.is_used_backward and not self.is_backward
 
 
-def combine_sums(sums: Sequence[tuple[Buffer, Buffer]]) -> None:
-    """Makes sums over the same axes one collective, as those of all gradients, unless one is computed from another.
+@dataclasses.dataclass(frozen=True)
+class _Loop:
+    """A loop that is running.
 
-    Args:
-        sums: what a device has computed, and the sum over devices, in the order of the program.
-
-    Source: `AllReduceCombiner` of XLA.
+    Attributes:
+        begin: when its first iteration begins.
+        throughout: the buffers that are alive in all of it.
+        before: those of what is computed before it, though its body says it.
     """
-    together: list[tuple[Buffer, Buffer]] = []
 
-    def close() -> None:
-        end = max((result.start for _, result in together), default=0)
-        for partial, result in together:
-            partial.last, result.start = max(partial.last, end), end
+    begin: int
+    throughout: list[Buffer]
+    before: list[Buffer] = dataclasses.field(default_factory=list)
 
-    for partial, result in sums:
-        if any(partial.start >= other.first for _, other in together):
-            close()
-            together.clear()
-        together.append((partial, result))
-    close()
+
+class Lifetimes:
+    """The buffers of a program so far, and the time.
+
+    Attributes:
+        clock: the time, an even number.
+        is_backward: whether what is computed now is of the backward pass.
+        buffers: all of them, in the order of the program.
+        loops: those that are running, outermost first.
+        hoisted: the buffers that are made before loops, though bodies make them, and in how many loops they are made.
+    """
+
+    def __init__(self) -> None:
+        """At the beginning of a program."""
+        self.clock = 0
+        self.is_backward = False
+        self.buffers: list[Buffer] = []
+        self.loops: list[_Loop] = []
+        self.hoisted: dict[Buffer, int] = {}
+
+    def new(self, nbytes: int, eqn: Equation, var: Variable | None = None, start: int | None = None) -> Buffer:
+        """A buffer that is written now, or was at another time."""
+        start = self.clock if start is None else start
+        buffer = Buffer(nbytes, start, self.clock, eqn, var, self.is_backward, len(self.buffers))
+        self.buffers.append(buffer)
+        return buffer
+
+    def read(self, buffers: Iterable[Buffer]) -> None:
+        """Buffers are read now."""
+        for buffer in buffers:
+            buffer.first = min(buffer.first, self.clock)
+            if buffer.last <= self.clock:
+                buffer.last, buffer.is_used_backward = self.clock, self.is_backward
+
+    def begin(self, outside: int = 0) -> int:
+        """When the computation that runs begins, or that outside of so many loops.
+
+        What is computed from constants alone comes first in it, as do copies of its arguments.
+        """
+        return self.loops[-1 - outside].begin if len(self.loops) > outside else 0
+
+    def enter(self, table: Buffer) -> None:
+        """A loop begins, with a table of what it carries."""
+        self.loops.append(_Loop(self.clock, [table]))
+
+    def leave(self) -> None:
+        """The innermost loop ends."""
+        loop = self.loops.pop()
+        for buffer in loop.before:
+            if buffer in self.hoisted:  # only what is computed before the loop as well reads it
+                buffer.start = buffer.last = loop.begin
+        for buffer in loop.throughout:
+            buffer.start = loop.begin
+        self.read(loop.throughout)
+
+    def hoist(self, buffer: Buffer, depth: int) -> None:
+        """A buffer is made where so many loops are running, though the body of a deeper one makes it."""
+        self.hoisted[buffer] = depth
+        self.loops[depth].before.append(buffer)
+
+    def need_throughout(self, buffers: Set[Buffer], depth: int) -> None:
+        """Those of these buffers that were made before a loop are needed in all of its iterations."""
+        for buffer in buffers & self.hoisted.keys() if self.hoisted else ():
+            if depth > self.hoisted[buffer]:
+                self.loops[self.hoisted.pop(buffer)].throughout.append(buffer)

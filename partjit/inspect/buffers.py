@@ -10,37 +10,19 @@ is.
 Source: `CpuInstructionFusion`, `CopyInsertion` and `BufferAssignment` of XLA.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from partjit.inspect.buffer_lifetimes import ALWAYS, Buffer, combine_sums
+from partjit.inspect.buffer_lifetimes import ALWAYS, Buffer, Lifetimes
+from partjit.inspect.equation_moves import EquationMoves, Moves
 from partjit.inspect.fusion import CONSUMERS, ELEMENTWISE, FUSED, UPDATES, is_fused
+from partjit.inspect.instruction_order import InstructionOrder, Preparation, Sums, combined_sums
 from partjit.inspect.skeleton import RANDOM, Body, Equation, Variable
 
-__all__ = ["Moves", "buffers_of"]
+__all__ = ["buffers_of"]
 
-_COMMUNICATING = ("psum", "pmax", "pmin", "all_gather", "ppermute", "all_to_all", "reduce_scatter", "ragged_all_to_all")
-"""How the names of those begin whose result is what their collective writes."""
 _POINTER = 8
 """Bytes of an entry of the table of what a loop carries."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Moves:
-    """What the collectives of an equation need.
-
-    Attributes:
-        gathered: for each of what they give to the equation, the bytes of a shard and of what they make of it.
-        summed: for each sum over devices of what it computes, the axes, and the bytes before and after. These are more
-            than those of a result of which each device takes a part.
-    """
-
-    gathered: tuple[tuple[int, int], ...] = ()
-    summed: tuple[tuple[tuple[str, ...], int, int], ...] = ()
-
-
-_NO_MOVES = Moves()
 
 
 _Roots: TypeAlias = frozenset[Buffer]
@@ -48,7 +30,7 @@ _NONE: _Roots = frozenset()
 
 
 def buffers_of(body: Body, size: Callable[[Variable], int], moves: Mapping[int, Moves]) -> list[Buffer]:
-    """The buffers of an inlined program whose equations run in their order, besides those of its arguments.
+    """The buffers of an inlined program, besides those of its arguments.
 
     Args:
         body: the program.
@@ -60,71 +42,79 @@ def buffers_of(body: Body, size: Callable[[Variable], int], moves: Mapping[int, 
     roots = walk.body(body, arguments)
     for var in {var for var in body.outvars if isinstance(var, Variable)} - arguments.keys():
         for buffer in roots[var] if len(roots[var]) == 1 else ():
-            buffer.is_result, buffer.last = True, max(buffer.last, walk.clock + 2)
-    for sums in walk.sums.values():
-        combine_sums(sums)
-    for buffer in walk.buffers:
+            buffer.is_result, buffer.last = True, max(buffer.last, walk.times.clock + 2)
+    for buffer in walk.times.buffers:
         for before in buffer.over:
             if before.last == buffer.start and not before.is_freed and not before.is_result:
                 before.is_freed = True
                 break
-    return [buffer for buffer in walk.buffers if buffer.nbytes]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Loop:
-    """A loop that is running: the buffers that are alive `throughout`."""
-
-    throughout: list[Buffer]
+    return [buffer for buffer in walk.times.buffers if buffer.nbytes]
 
 
 class _Walk:
     """Runs through a program, and makes its buffers."""
 
     def __init__(self, size: Callable[[Variable], int], moves: Mapping[int, Moves]) -> None:
-        self._size, self._moves = size, moves
-        self._is_backward = False
-        self.clock = 0
-        self.buffers: list[Buffer] = []
+        self._size, self._moves = size, EquationMoves(size, moves)
+        self.times = Lifetimes()
         self._depths: dict[Variable, int] = {}  # of the innermost loops that change variables
-        self._loops: list[_Loop] = []
-        self._hoisted: dict[Buffer, int] = {}  # what is computed before a loop, and how deep that is nested
         self._equal: dict[tuple[object, ...], Equation] = {}
         self._gathered: dict[_Roots, Buffer] = {}  # by what it was gathered from
-        self.sums: dict[tuple[object, ...], list[tuple[Buffer, Buffer]]] = {}  # what is summed, and the sums, by axes
+        self._prepared: dict[Equation, dict[Variable | str, _Roots]] = {}  # what was made of operands
+        self._partial: dict[Equation, Buffer] = {}  # what is summed over devices
 
     def body(self, body: Body, known: Mapping[Variable, _Roots]) -> dict[Variable, _Roots]:
         """Runs through the equations of a jaxpr; returns the buffers that each variable is computed from."""
         constants = {var: frozenset([Buffer(self._size(var), -1, ALWAYS)]) for var in body.constvars}
         roots = {**constants, **known}
-        for eqn in body.equations:
-            kind, of_operands = eqn.kind, _roots_of(eqn.invars, roots)
-            read = of_operands[0] if len(of_operands) == 1 else _NONE.union(*of_operands)
-            if self._loops:
-                is_own = kind not in (None, "shard_map") or eqn.has_effects
-                depth = len(self._loops) if is_own else self._depth_of(eqn.invars)
-                self._depths.update(dict.fromkeys(eqn.outvars, depth))
-            if len(eqn.outvars) == 1 and is_fused(eqn, body, len(read)):
-                roots[eqn.outvars[0]] = read
+        order = InstructionOrder(body, self._steps_before, combined_sums(body, self._moves.summed_over))
+        while True:
+            if (eqn := order.released()) is not None:
+                of_operands = _roots_of(eqn.invars, roots)
+                read = of_operands[0] if len(of_operands) == 1 else _NONE.union(*of_operands)
+                is_barrier = eqn.name == "optimization_barrier"
+                if not is_barrier and (len(eqn.outvars) > 1 or not is_fused(eqn, body, len(read))):
+                    order.queue(eqn)
+                    continue
+                self._set_depth(eqn)
+                roots.update(zip(eqn.outvars, of_operands if is_barrier else [read], strict=True))
+                order.done(eqn)
                 continue
-            outer = self._is_backward
-            self._is_backward = outer or eqn.is_backward
-            if eqn.name == "optimization_barrier":
-                roots.update(zip(eqn.outvars, of_operands, strict=True))
-            elif kind == "scan":
-                self._scan(eqn, roots)
-            elif kind == "while":
-                self._while(eqn, roots)
-            elif kind == "cond":
-                self._branches(eqn, roots)
-            elif kind == "shard_map":
-                (inner,) = eqn.bodies
-                found = self.body(inner, _bound(inner.invars, of_operands))
-                roots.update(zip(eqn.outvars, _roots_of(inner.outvars, found), strict=True))
+            if (step := order.next()) is None:
+                return roots
+            outer = self.times.is_backward
+            if isinstance(step, Preparation):
+                self.times.is_backward = outer or step.equation.is_backward
+                self._prepare(step, roots)
+            elif isinstance(step, Sums):
+                self._sum(step, roots)
             else:
-                self._compute(eqn, roots, read)
-            self._is_backward = outer
-        return roots
+                self.times.is_backward = outer or step.is_backward
+                self._set_depth(step)
+                self._run(step, roots)
+            self.times.is_backward = outer
+            order.done(step)
+
+    def _set_depth(self, eqn: Equation) -> None:
+        if self.times.loops:
+            is_own = eqn.kind not in (None, "shard_map") or eqn.has_effects
+            depth = len(self.times.loops) if is_own else self._depth_of(eqn.invars)
+            self._depths.update(dict.fromkeys(eqn.outvars, depth))
+
+    def _run(self, eqn: Equation, roots: dict[Variable, _Roots]) -> None:
+        kind, of_operands = eqn.kind, _roots_of(eqn.invars, roots)
+        if kind == "scan":
+            self._scan(eqn, roots)
+        elif kind == "while":
+            self._while(eqn, roots)
+        elif kind == "cond":
+            self._branches(eqn, roots)
+        elif kind == "shard_map":
+            (inner,) = eqn.bodies
+            found = self.body(inner, _bound(inner.invars, of_operands))
+            roots.update(zip(eqn.outvars, _roots_of(inner.outvars, found), strict=True))
+        else:
+            self._compute(eqn, roots, _NONE.union(*of_operands))
 
     def _depth_of(self, atoms: Iterable[Variable | str]) -> int:
         return max((self._depths.get(atom, 0) for atom in atoms if isinstance(atom, Variable)), default=0)
@@ -133,111 +123,113 @@ class _Walk:
         self, eqn: Equation, constants: Iterable[tuple[Variable, Variable | str]], varying: Iterable[Variable]
     ) -> None:
         """A loop begins, of which these arguments are constants, with what they are, and these are not."""
-        self._loops.append(_Loop([self._new(_POINTER * len(eqn.invars), eqn)]))
+        self.times.enter(self.times.new(_POINTER * len(eqn.invars), eqn))
         self._depths.update((var, self._depth_of([atom])) for var, atom in constants)
-        self._depths.update(dict.fromkeys(varying, len(self._loops)))
-
-    def _new(self, nbytes: int, eqn: Equation, var: Variable | None = None, start: int | None = None) -> Buffer:
-        start = self.clock if start is None else start
-        buffer = Buffer(nbytes, start, self.clock, eqn, var, self._is_backward, len(self.buffers))
-        self.buffers.append(buffer)
-        return buffer
-
-    def _read(self, buffers: Iterable[Buffer]) -> None:
-        for buffer in buffers:
-            buffer.first = min(buffer.first, self.clock)
-            if buffer.last <= self.clock:
-                buffer.last, buffer.is_used_backward = self.clock, self._is_backward
+        self._depths.update(dict.fromkeys(varying, len(self.times.loops)))
 
     def _compute(self, eqn: Equation, roots: dict[Variable, _Roots], read: _Roots) -> None:
         """An equation that writes its results to buffers."""
         name = eqn.name
-        depth = self._depth_of(eqn.invars) if self._loops else 0
+        depth = self._depth_of(eqn.invars) if self.times.loops else 0
         # What is the same in every iteration is computed before the loop, and once if it is computed twice.
-        is_hoisted = depth < len(self._loops) and bool(read) and not eqn.has_effects
+        is_hoisted = depth < len(self.times.loops) and bool(read) and not eqn.has_effects
         if is_hoisted:
             atoms = (atom if isinstance(atom, str) else roots[atom] for atom in eqn.invars)
             same = self._equal.setdefault((name, eqn.parameters, *atoms), eqn)
             if same is not eqn and all(var in roots for var in same.outvars):
                 roots.update((var, roots[other]) for var, other in zip(eqn.outvars, same.outvars, strict=True))
                 return
-        self.clock += 2
-        for buffer in read & self._hoisted.keys() if self._hoisted else ():
-            if depth > self._hoisted[buffer]:
-                self._loops[self._hoisted.pop(buffer)].throughout.append(buffer)
-        self._read(read)
-        moves = _NO_MOVES
-        if eqn.number is not None and not name.startswith(_COMMUNICATING):
-            moves = self._moves.get(eqn.number, _NO_MOVES)
+        self.times.clock += 2
+        self.times.need_throughout(read, depth)
+        moves, prepared = self._moves.of(eqn), self._prepared.pop(eqn, {})
+        if prepared:
+            operands = [atom for atom in eqn.invars if atom not in prepared]
+            self.times.read(_NONE.union(*_roots_of(operands, roots), *prepared.values()))
+        else:
+            self.times.read(read)
         if name in RANDOM:  # XLA computes them in a loop, with two counters for each number, and eight small arrays
-            for buffer in [self._new(sum(map(self._size, eqn.outvars)), eqn) for _ in range(2)]:
-                buffer.last = self.clock
+            for buffer in [self.times.new(sum(map(self._size, eqn.outvars)), eqn) for _ in range(2)]:
+                buffer.last = self.times.clock
             for _ in range(8):
-                self._new(_POINTER, eqn)
-        for var in eqn.transposed:
-            self._new(self._size(var), eqn)
+                self.times.new(_POINTER, eqn)
         for var in eqn.turned:
             for root in roots[var]:
-                if root.is_given and self._loops:  # the product may come last, whatever the order of the equations
-                    self._loops[-1].throughout.append(self._new(self._size(var), eqn))
-        self._gather(eqn, moves, roots)
-        sizes, partial = [*map(self._size, eqn.outvars)], None
-        if moves.summed:
-            partial = self._new(max(sum(sizes), *(before for _, before, _ in moves.summed)), eqn)
-            self.clock += 2
-            self._read([partial])
-            if len(sizes) == 1:
-                sizes = [max(*sizes, *(after for _, _, after in moves.summed))]
-        for var, size in zip(eqn.outvars, sizes, strict=True):
-            buffer = self._new(size, eqn, var)
-            roots[var] = frozenset([buffer])
-            if partial is not None:
-                over = (axes for axes, _, _ in moves.summed)
-                self.sums.setdefault((len(self._loops), *over), []).append((partial, buffer))
+                if root.is_given and self.times.loops:  # the product may come last, whatever the order of the equations
+                    self.times.loops[-1].throughout.append(self.times.new(self._size(var), eqn))
+        self._read_gathered(eqn, moves, roots)
+        sizes = [*map(self._size, eqn.outvars)]
+        updated = _roots_of(eqn.invars[:1], roots)[0] if name in UPDATES else None
+        start = self.times.begin() if updated == _NONE else None  # constants are written before the update
+        if moves.summed and eqn.kind is None:
+            nbytes = max(sum(sizes), *(before for _, before, _ in moves.summed))
+            self._partial[eqn] = self.times.new(nbytes, eqn, start=start)
             if is_hoisted:
-                self._hoisted[buffer] = depth
-            over = read if name in ELEMENTWISE else _roots_of(eqn.invars[:1], roots)[0] if name in UPDATES else ()
-            buffer.over = _as_large(buffer, over)
-
-    def _gather(self, eqn: Equation, moves: Moves, roots: Mapping[Variable, _Roots]) -> None:
-        """Makes what is gathered for an equation; a later product reads what was gathered of a parameter."""
-        may_reuse = eqn.contracted and not moves.summed
-        if not may_reuse and not moves.gathered:
+                self.times.hoist(self._partial[eqn], depth)
             return
-        operands = [(k, roots[var], self._size(var)) for k, var in enumerate(eqn.invars) if isinstance(var, Variable)]
-        if may_reuse:
-            self._read(
-                self._gathered[of]
-                for k, of, shard in operands
-                if of in self._gathered and self._needs_all(eqn, k, shard, moves)
-            )
-        for shard, nbytes in moves.gathered:
-            buffer = self._new(nbytes, eqn)
-            self._gathered.update((of, buffer) for _, of, size in operands if size == shard and _are_arguments(of))
+        for var, size in zip(eqn.outvars, sizes, strict=True):
+            buffer = self.times.new(size, eqn, var, start)
+            roots[var] = frozenset([buffer])
+            if is_hoisted:
+                self.times.hoist(buffer, depth)
+            buffer.over = _as_large(buffer, read if name in ELEMENTWISE else updated or ())
 
-    def _needs_all(self, eqn: Equation, k: int, shard: int, moves: Moves) -> bool:
-        """Whether a product needs more of an operand than the device's shard, by the size of its result."""
-        beside, (result,) = eqn.invars[1 - k], eqn.outvars
-        other = self._size(beside) if isinstance(beside, Variable) else 0
-        other = max(dict(moves.gathered).get(other, other), 1)
-        return self._size(result) * eqn.contracted[k] ** 2 * result.itemsize > shard * other
+    def _sum(self, sums: Sums, roots: dict[Variable, _Roots]) -> None:
+        """A collective that sums over devices what equations have computed."""
+        self.times.clock += 2
+        for eqn in sums.equations:
+            if (partial := self._partial.pop(eqn, None)) is None:
+                continue
+            self.times.is_backward = eqn.is_backward
+            self.times.read([partial])
+            sizes, summed = [*map(self._size, eqn.outvars)], self._moves.of(eqn).summed
+            if len(sizes) == 1:
+                sizes = [max(*sizes, *(after for _, _, after in summed))]
+            depth = self.times.hoisted.pop(partial, None)
+            for var, size in zip(eqn.outvars, sizes, strict=True):
+                buffer = self.times.new(size, eqn, var)
+                roots[var] = frozenset([buffer])
+                if depth is not None:
+                    self.times.hoist(buffer, depth)
+
+    def _steps_before(self, eqn: Equation) -> dict[Variable, int]:
+        return {var: len(sizes) for var, sizes in self._moves.prepared(eqn).items()}
+
+    def _prepare(self, step: Preparation, roots: Mapping[Variable, _Roots]) -> None:
+        """What is gathered of an operand of an equation, and transposed copies."""
+        eqn, var, sizes = step.equation, step.operand, self._moves.prepared(step.equation)[step.operand]
+        self.times.clock += 2
+        prepared = self._prepared.setdefault(eqn, {})
+        self.times.read(prepared.get(var, roots[var]))
+        prepared[var] = frozenset([self.times.new(sizes[-1 - step.left], eqn)])
+        if not step.left and var in self._moves.gathers(eqn) and _are_arguments(roots[var]):
+            self._gathered.update(dict.fromkeys([roots[var]], *prepared[var]))
+
+    def _read_gathered(self, eqn: Equation, moves: Moves, roots: Mapping[Variable, _Roots]) -> None:
+        """A product reads what was gathered of a parameter before."""
+        if eqn.contracted and not moves.summed:
+            self.times.read(
+                self._gathered[roots[var]]
+                for k, var in enumerate(eqn.invars)
+                if isinstance(var, Variable) and roots[var] in self._gathered and self._moves.needs_all(eqn, k)
+            )
 
     def _scan(self, eqn: Equation, roots: dict[Variable, _Roots]) -> None:
         constants, carried, (inner,) = eqn.constants, eqn.carried, eqn.bodies
         count = constants + carried
         operands = _roots_of(eqn.invars, roots)
-        self.clock += 2
+        self.times.clock += 2
         self._enter(eqn, zip(inner.invars[:constants], eqn.invars, strict=False), inner.invars[constants:])
         known = _bound(inner.invars[:constants], operands)
         carry = self._carry(eqn, inner.invars[constants:count], inner.outvars[:carried], operands[constants:count])
         known.update(zip(inner.invars[constants:count], carry, strict=True))
-        stacked = [self._new(self._size(var), eqn, var) for var in eqn.outvars[carried:]]
+        begin = self.times.begin(1)
+        stacked = [self.times.new(self._size(var), eqn, var, begin) for var in eqn.outvars[carried:]]
         for var, whole in zip(inner.invars[count:], operands[count:], strict=True):
             names = inner.readers.get(var, frozenset())
             needed = "optimization_barrier" in names or not names <= CONSUMERS
             known[var] = whole
             if needed:
-                known[var] = frozenset([self._new(self._size(var), eqn, var)])
+                known[var] = frozenset([self.times.new(self._size(var), eqn, var)])
                 (made,) = known[var]
                 made.is_given = True
         found = self.body(inner, known)
@@ -252,14 +244,14 @@ class _Walk:
                 ):
                     made.nbytes = 0
         after = self._close(eqn, inner.outvars[:carried], carry, found, [*operands[:constants], *operands[count:]])
-        self._read(stacked)
+        self.times.read(stacked)
         roots.update(zip(eqn.outvars[:carried], after, strict=True))
         roots.update((var, frozenset([one])) for var, one in zip(eqn.outvars[carried:], stacked, strict=True))
 
     def _while(self, eqn: Equation, roots: dict[Variable, _Roots]) -> None:
         (cond, body), of_cond, of_body = eqn.bodies, eqn.constants, eqn.carried
         operands = _roots_of(eqn.invars, roots)
-        self.clock += 2
+        self.times.clock += 2
         initial = operands[of_cond + of_body :]
         of_cond_vars = zip(cond.invars[:of_cond], eqn.invars, strict=False)
         of_body_vars = zip(body.invars[:of_body], eqn.invars[of_cond:], strict=False)
@@ -280,9 +272,10 @@ class _Walk:
             if before is after:
                 carry.append(read)
                 continue
-            buffer = self._new(self._size(before), eqn, before)
+            start = self.times.begin(1) if _are_arguments(read) or not read else None
+            buffer = self.times.new(self._size(before), eqn, before, start)
             buffer.is_given = True
-            self._read(read)
+            self.times.read(read)
             buffer.over = _as_large(buffer, read)
             carry.append(frozenset([buffer]))
         return carry
@@ -300,7 +293,7 @@ class _Walk:
         What the body returns is written to the memory of what it was given, unless that is still needed: then it is
         copied.
         """
-        self.clock += 2
+        self.times.clock += 2
         after = list[_Roots]()
         for atom, into in zip(outvars, carry, strict=True):
             (buffer,) = into if len(into) == 1 else (None,)
@@ -310,20 +303,16 @@ class _Walk:
                 continue
             (last,) = made
             is_in_place = buffer.last < last.start or (buffer.last == last.start and buffer in last.over)
-            self._read(made)
+            self.times.read(made)
             # Between its last use and the next value the memory is free.
-            after.append(made if is_in_place and last not in self._hoisted else into)
-        loop = self._loops.pop()
-        start = loop.throughout[0].start
-        for buffer in loop.throughout:
-            buffer.start = start
-        self._read(loop.throughout)
-        self._read(_NONE.union(*after, *constants))
+            after.append(made if is_in_place and last not in self.times.hoisted else into)
+        self.times.leave()
+        self.times.read(_NONE.union(*after, *constants))
         return after
 
     def _branches(self, eqn: Equation, roots: dict[Variable, _Roots]) -> None:
-        self.clock += 2
-        first, operands = self.clock, _roots_of(eqn.invars, roots)
+        self.times.clock += 2
+        first, operands = self.times.clock, _roots_of(eqn.invars, roots)
         starts = [ALWAYS for _ in eqn.outvars]
         for inner in eqn.bodies:
             found = self.body(inner, _bound(inner.invars, operands[1:]))
@@ -332,10 +321,10 @@ class _Walk:
                     (made,) = found[atom]
                     if made.start > first:
                         made.nbytes, starts[k] = 0, min(starts[k], made.start)
-        self.clock += 2
-        self._read(_NONE.union(*operands))
+        self.times.clock += 2
+        self.times.read(_NONE.union(*operands))
         for var, start in zip(eqn.outvars, starts, strict=True):
-            roots[var] = frozenset([self._new(self._size(var), eqn, var, min(start, self.clock))])
+            roots[var] = frozenset([self.times.new(self._size(var), eqn, var, min(start, self.times.clock))])
 
 
 def _as_large(buffer: Buffer, others: Iterable[Buffer]) -> list[Buffer]:

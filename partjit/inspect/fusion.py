@@ -3,6 +3,8 @@
 Source: `CpuInstructionFusion`, `InstructionFusion`, `TransposeFolding` and `DotDecomposer` of XLA.
 """
 
+import math
+
 from partjit.inspect.skeleton import Body, Equation, Variable
 
 __all__ = ["CONSUMERS", "ELEMENTWISE", "FUSED", "UPDATES", "is_fused"]
@@ -26,7 +28,8 @@ _EXPENSIVE = {
 UPDATES = {"dynamic_update_slice", "scatter", "scatter-add", "scatter_add"}
 """These write over their first operand."""
 FUSED = _VIEWS | _SHAPED | ELEMENTWISE
-CONSUMERS = FUSED | {"reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_prod", "argmax"}
+REDUCTIONS = {"reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_prod"}
+CONSUMERS = FUSED | REDUCTIONS | {"argmax"}
 
 
 def is_fused(eqn: Equation, body: Body, read: int) -> bool:
@@ -45,6 +48,8 @@ def is_fused(eqn: Equation, body: Body, read: int) -> bool:
 
 def _is_fused(eqn: Equation, body: Body, read: int) -> bool:
     name, var = eqn.name, eqn.outvars[0]
+    if name in REDUCTIONS and _is_view(eqn):
+        return True
     if name not in FUSED:
         return False
     is_result = var in body.outvars
@@ -57,3 +62,9 @@ def _is_fused(eqn: Equation, body: Body, read: int) -> bool:
         return False
     is_cheap = name not in _EXPENSIVE and (name in _SHAPED or sum(isinstance(a, Variable) for a in eqn.invars) == 1)
     return is_cheap or len(users) == 1
+
+
+def _is_view(eqn: Equation) -> bool:
+    """Whether a reduction is one over dimensions of size 1, which XLA makes a reshape."""
+    (operand,) = eqn.invars
+    return isinstance(operand, Variable) and math.prod(operand.shape) == math.prod(eqn.outvars[0].shape)

@@ -10,8 +10,9 @@ from partjit._jax.compiling import MeshExecutable
 from partjit.devices import platform_of
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue
 from partjit.inspect.buffer_assignment import Peak, aligned, peak_of
-from partjit.inspect.buffers import Moves, buffers_of
+from partjit.inspect.buffers import buffers_of
 from partjit.inspect.collectives import Collective, UnknownMove
+from partjit.inspect.equation_moves import moves_by_equation
 from partjit.inspect.inlining import InlinedProgram
 from partjit.inspect.propagation import Partitioned
 from partjit.inspect.skeleton import Skeleton, Variable, skeleton_of
@@ -148,7 +149,7 @@ def needs_of(
     arguments = sum(in_bytes) + sum(map(size, body.constvars))
     results = sum(size(var) for var in body.outvars if isinstance(var, Variable))
     free = sum(nbytes for nbytes, is_donated in zip(in_bytes, donated, strict=True) if is_donated)
-    at_peak = peak_of(buffers_of(body, size, _moves(collectives)), min(free, results))
+    at_peak = peak_of(buffers_of(body, size, moves_by_equation(collectives)), min(free, results))
     needs = Needs(arguments, results, free, at_peak, ())
     random = sum(max(size(var), _OF_RANDOM) for var in skeleton.random)
     unknown = _unknown(skeleton, needs.peak, _gathered(collectives), random, moves, is_cpu)
@@ -158,20 +159,6 @@ def needs_of(
 def _shard_bytes(shape: tuple[int, ...], itemsize: int, sharding: TensorSharding) -> int:
     parts = (math.prod(sizes) for sizes in sharding.parts)
     return math.prod(-(-n // k) for n, k in zip(shape, parts, strict=False)) * itemsize
-
-
-def _moves(collectives: Iterable[Collective]) -> dict[int, Moves]:
-    """What the collectives of each equation need."""
-    moves: dict[int, Moves] = {}
-    for collective in collectives:
-        for number in collective.tags[-1:]:
-            before = moves.get(number, Moves())
-            sizes = collective.operand_bytes, collective.result_bytes
-            if collective.kind in ("all-reduce", "reduce-scatter"):
-                moves[number] = Moves(before.gathered, (*before.summed, (collective.axes, *sizes)))
-            else:
-                moves[number] = Moves((*before.gathered, sizes), before.summed)
-    return moves
 
 
 def _gathered(collectives: Iterable[Collective]) -> int:

@@ -89,6 +89,7 @@ class Body:
         constvars, invars, outvars: its constants, arguments and results.
         equations: those whose results are used, or that have effects.
         users: the equations among these that use each variable.
+        waits: of how many results of others each of these equations is computed.
         readers: the primitives of all equations that use each variable.
         fused: whether an equation is computed where its result is used; see `partjit.inspect.fusion`.
     """
@@ -98,6 +99,7 @@ class Body:
     outvars: tuple[Variable | str, ...]
     equations: tuple[Equation, ...]
     users: Mapping[Variable, list[Equation]]
+    waits: Mapping[Equation, int]
     readers: Mapping[Variable, frozenset[str]]
     fused: dict[tuple[Equation, int], bool] = dataclasses.field(default_factory=dict)
 
@@ -143,10 +145,13 @@ class _Conversion:
         eqns = _used_equations(jaxpr)
         equations = tuple([self._equation(eqn, is_in_loop) for eqn in eqns])
         users: dict[Variable, list[Equation]] = {}
+        waits = dict.fromkeys(equations, 0)
+        made = {variable for equation in equations for variable in equation.outvars}
         for equation in equations:
             for variable in dict.fromkeys(equation.invars):
                 if isinstance(variable, Variable):
                     users.setdefault(variable, []).append(equation)
+                    waits[equation] += variable in made
         readers: dict[Variable, set[str]] = {}
         for eqn in jaxpr.eqns if is_in_loop else ():
             for var in eqn.invars if eqn.primitive is not mark_p else ():
@@ -158,6 +163,7 @@ class _Conversion:
             tuple(map(self._atom, jaxpr.outvars)),
             equations,
             users,
+            waits,
             {variable: frozenset(names) for variable, names in readers.items()},
         )
 
@@ -207,14 +213,26 @@ def _bodies(eqn: JaxprEqn, kind: str | None) -> Iterator[Jaxpr]:
 
 
 def _used_equations(jaxpr: Jaxpr) -> list[JaxprEqn]:
-    """The equations of a jaxpr whose results are used, or that have effects."""
-    needed = {var for var in jaxpr.outvars if isinstance(var, Var)}
-    kept = []
-    for eqn in reversed(jaxpr.eqns):
-        if eqn.primitive is not mark_p and (eqn.effects or not needed.isdisjoint(eqn.outvars)):
-            kept.append(eqn)
-            needed.update(var for var in eqn.invars if isinstance(var, Var))
-    return kept[::-1]
+    """The equations of a jaxpr whose results are used, or that have effects: each after those of its operands.
+
+    This is the order in which XLA's passes see them: that of a depth-first search from the results.
+    """
+    makers = {var: eqn for eqn in jaxpr.eqns if eqn.primitive is not mark_p for var in eqn.outvars}
+    with_effects = (eqn for eqn in jaxpr.eqns if eqn.effects and eqn.primitive is not mark_p)
+    kept: dict[int, JaxprEqn] = {}
+    seen = set[int]()
+    wanted = [makers[var] for var in jaxpr.outvars if isinstance(var, Var) and var in makers]
+    stack = [*with_effects, *wanted][::-1]
+    while stack:
+        eqn = stack[-1]
+        if id(eqn) in seen:
+            kept.setdefault(id(eqn), eqn)
+            stack.pop()
+            continue
+        seen.add(id(eqn))
+        operands = (makers.get(var) for var in reversed(eqn.invars) if isinstance(var, Var))
+        stack += [other for other in operands if other is not None and id(other) not in seen]
+    return [*kept.values()]
 
 
 def _transposed_operands(eqn: JaxprEqn) -> Iterable[Var]:

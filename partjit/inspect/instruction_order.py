@@ -1,0 +1,164 @@
+"""The order in which XLA's CPU compiler runs the instructions of a computation: first those that need nothing but
+arguments, then each as soon as what it needs has been computed, first come, first served.
+
+So whatever needs only arguments, as what is gathered of parameters, comes before everything else. Sums over the same
+axes are one collective, as those of all gradients, unless one is computed from another.
+
+Source: `BFScheduler` and `AllReduceCombiner` of XLA.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from partjit.inspect.skeleton import Body, Equation, Variable
+
+__all__ = ["InstructionOrder", "Preparation", "Sums", "combined_sums"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sums:
+    """Sums over devices that are one collective: those of the results of these equations."""
+
+    equations: list[Equation]
+
+
+@dataclasses.dataclass(frozen=True)
+class Preparation:
+    """What XLA does to an operand of an equation, before the equation: a gather, a transposed copy.
+
+    Attributes:
+        equation, operand: whose.
+        left: how many more are made of its result for the equation.
+    """
+
+    equation: Equation
+    operand: Variable
+    left: int = 0
+
+
+_Step: TypeAlias = Equation | Preparation | Sums
+
+
+class InstructionOrder:
+    """The equations of a body, one after another.
+
+    The one who takes a step says when it is done, and which steps are no instructions of their own.
+    """
+
+    def __init__(
+        self,
+        body: Body,
+        prepared: Callable[[Equation], Mapping[Variable, int]] = lambda _: {},
+        sums: Mapping[Equation, Sums] | None = None,
+    ) -> None:
+        """Nothing is done yet.
+
+        Args:
+            body: whose equations run.
+            prepared: the operands of an equation that are prepared for it, and in how many steps.
+            sums: of equations whose results are summed over devices, the collective.
+        """
+        self._users, self._sums = body.users, sums or {}
+        self._left = {id(group): len(group.equations) for group in self._sums.values()}
+        self._waits = dict(body.waits)
+        self._prepared = {eqn: found for eqn in body.equations if (found := prepared(eqn))}
+        self._ready: collections.deque[Preparation | Sums | Equation] = collections.deque()
+        self._released: collections.deque[Equation] = collections.deque()
+        made = {var for eqn in body.equations for var in eqn.outvars} if self._prepared else frozenset()
+        for eqn in body.equations:
+            for var, count in self._prepared.get(eqn, {}).items():
+                if var not in made:
+                    self._waits[eqn] += 1
+                    self._ready.append(Preparation(eqn, var, count - 1))
+            if not self._waits[eqn]:
+                self._released.append(eqn)
+
+    def released(self) -> Equation | None:
+        """The next equation that needs nothing that is not computed yet, and was not returned before."""
+        return self._released.popleft() if self._released else None
+
+    def queue(self, eqn: Equation) -> None:
+        """An equation is an instruction, which runs after those that came before it."""
+        self._ready.append(eqn)
+
+    def next(self) -> _Step | None:
+        """The next step, once no equation is released any more; None after the last."""
+        return self._ready.popleft() if self._ready else None
+
+    def done(self, step: _Step) -> None:
+        """What a step computes is there."""
+        if isinstance(step, Preparation):
+            if step.left:
+                self._ready.append(dataclasses.replace(step, left=step.left - 1))
+            else:
+                self._release(step.equation)
+        elif isinstance(step, Sums):
+            for eqn in step.equations:
+                self._use(eqn)
+        elif step in self._sums:
+            group = self._sums[step]
+            self._left[id(group)] -= 1
+            if not self._left[id(group)]:
+                self._ready.append(group)
+        else:
+            self._use(step)
+
+    def _use(self, eqn: Equation) -> None:
+        for var in eqn.outvars:
+            for user in self._users.get(var, ()):
+                if count := self._prepared.get(user, {}).get(var, 0):
+                    self._ready.append(Preparation(user, var, count - 1))
+                else:
+                    self._release(user)
+
+    def _release(self, eqn: Equation) -> None:
+        self._waits[eqn] -= 1
+        if not self._waits[eqn]:
+            self._released.append(eqn)
+
+
+def combined_sums(body: Body, axes: Callable[[Equation], object]) -> dict[Equation, Sums]:
+    """Which sums over devices are one collective.
+
+    Args:
+        body: whose equations have them.
+        axes: over which the result of an equation is summed; None if it is not.
+    """
+    found: dict[Equation, Sums] = {}
+    summed = {eqn: over for eqn in body.equations if (over := axes(eqn)) is not None}
+    if not summed:
+        return found
+    masks: dict[Variable, int] = {}  # of the collectives that variables are computed from
+    needs: list[int] = []  # the collectives that each of them is computed from
+    open_ones: dict[object, tuple[int, Sums]] = {}
+    for eqn in body.equations:
+        mask = 0
+        for atom in eqn.invars:
+            if isinstance(atom, Variable):
+                mask |= masks.get(atom, 0)
+        if eqn in summed:
+            mask = _closed(mask, needs)
+            number, group = open_ones.get(summed[eqn], (-1, Sums([])))
+            if number < 0 or mask >> number & 1:
+                number, group = len(needs), Sums([])
+                needs.append(0)
+                open_ones[summed[eqn]] = number, group
+            needs[number] |= mask
+            group.equations.append(eqn)
+            found[eqn] = group
+            mask |= 1 << number
+        if mask:
+            masks.update(dict.fromkeys(eqn.outvars, mask))
+    return found
+
+
+def _closed(mask: int, needs: list[int]) -> int:
+    """Collectives, and all that they are computed from."""
+    done = 0
+    while left := mask & ~done:
+        lowest = left & -left
+        done |= lowest
+        mask |= needs[lowest.bit_length() - 1]
+    return mask
