@@ -67,16 +67,18 @@ class _Walk:
         """Runs through the equations of a jaxpr; returns the buffers that each variable is computed from."""
         constants = {var: frozenset([Buffer(self._size(var), -1, ALWAYS)]) for var in body.constvars}
         roots = {**constants, **known}
-        order = InstructionOrder(body, self._steps_before, combined_sums(body, self._moves.summed_over))
+        order, reads = self._order(body), dict[Equation, _Roots]()
         while True:
             if (eqn := order.released()) is not None:
                 of_operands = _roots_of(eqn.invars, roots)
                 read = of_operands[0] if len(of_operands) == 1 else _NONE.union(*of_operands)
                 is_barrier = eqn.name == "optimization_barrier"
                 if not is_barrier and (len(eqn.outvars) > 1 or not is_fused(eqn, body, len(read))):
+                    reads[eqn] = read
                     order.queue(eqn)
                     continue
-                self._set_depth(eqn)
+                if self.times.loops:
+                    self._set_depth(eqn)
                 roots.update(zip(eqn.outvars, of_operands if is_barrier else [read], strict=True))
                 order.done(eqn)
                 continue
@@ -90,31 +92,39 @@ class _Walk:
                 self._sum(step, roots)
             else:
                 self.times.is_backward = outer or step.is_backward
-                self._set_depth(step)
-                self._run(step, roots)
+                if self.times.loops:
+                    self._set_depth(step)
+                self._run(step, roots, reads.pop(step))
             self.times.is_backward = outer
             order.done(step)
 
-    def _set_depth(self, eqn: Equation) -> None:
-        if self.times.loops:
-            is_own = eqn.kind not in (None, "shard_map") or eqn.has_effects
-            depth = len(self.times.loops) if is_own else self._depth_of(eqn.invars)
-            self._depths.update(dict.fromkeys(eqn.outvars, depth))
+    def _order(self, body: Body) -> InstructionOrder:
+        moves = self._moves
+        needed = moves.needed(body.equations)
+        sizes = {eqn: found for eqn in needed if (found := moves.prepared(eqn))}
+        steps = {eqn: {var: len(made) for var, made in found.items()} for eqn, found in sizes.items()}
+        summed = {eqn: over for eqn in needed if (over := moves.summed_over(eqn)) is not None}
+        return InstructionOrder(body, steps, combined_sums(body, summed))
 
-    def _run(self, eqn: Equation, roots: dict[Variable, _Roots]) -> None:
-        kind, of_operands = eqn.kind, _roots_of(eqn.invars, roots)
-        if kind == "scan":
+    def _set_depth(self, eqn: Equation) -> None:
+        is_own = eqn.kind not in (None, "shard_map") or eqn.has_effects
+        depth = len(self.times.loops) if is_own else self._depth_of(eqn.invars)
+        self._depths.update(dict.fromkeys(eqn.outvars, depth))
+
+    def _run(self, eqn: Equation, roots: dict[Variable, _Roots], read: _Roots) -> None:
+        kind = eqn.kind
+        if kind is None:
+            self._compute(eqn, roots, read)
+        elif kind == "scan":
             self._scan(eqn, roots)
         elif kind == "while":
             self._while(eqn, roots)
         elif kind == "cond":
             self._branches(eqn, roots)
-        elif kind == "shard_map":
-            (inner,) = eqn.bodies
-            found = self.body(inner, _bound(inner.invars, of_operands))
-            roots.update(zip(eqn.outvars, _roots_of(inner.outvars, found), strict=True))
         else:
-            self._compute(eqn, roots, _NONE.union(*of_operands))
+            (inner,) = eqn.bodies
+            found = self.body(inner, _bound(inner.invars, _roots_of(eqn.invars, roots)))
+            roots.update(zip(eqn.outvars, _roots_of(inner.outvars, found), strict=True))
 
     def _depth_of(self, atoms: Iterable[Variable | str]) -> int:
         return max((self._depths.get(atom, 0) for atom in atoms if isinstance(atom, Variable)), default=0)
@@ -190,9 +200,6 @@ class _Walk:
                 roots[var] = frozenset([buffer])
                 if depth is not None:
                     self.times.hoist(buffer, depth)
-
-    def _steps_before(self, eqn: Equation) -> dict[Variable, int]:
-        return {var: len(sizes) for var, sizes in self._moves.prepared(eqn).items()}
 
     def _prepare(self, step: Preparation, roots: Mapping[Variable, _Roots]) -> None:
         """What is gathered of an operand of an equation, and transposed copies."""

@@ -93,6 +93,11 @@ class EquationMoves:
         """Of equations with variables of these bytes, by the numbers of the equations."""
         self._size, self._moves = size, moves
 
+    def needed(self, equations: Iterable[Equation]) -> list[Equation]:
+        """Those of these equations that may have collectives, or need copies of operands."""
+        moves = self._moves
+        return [eqn for eqn in equations if eqn.transposed or eqn.number in moves]
+
     def of(self, eqn: Equation) -> Moves:
         """What the collectives of an equation need; nothing if it is a collective itself."""
         if eqn.number is None or eqn.kind is not None or eqn.name.startswith(_COMMUNICATING):
@@ -122,7 +127,8 @@ class EquationMoves:
             for var, one in self.gathers(eqn).items():
                 made[var] = [one.shard, one.nbytes, one.nbytes] if one.is_transposed else [one.nbytes]
             for var in eqn.transposed:
-                made.setdefault(var, []).append(made[var][-1] if var in made else self._size(var))
+                before = made.get(var, [])
+                made[var] = [*before, before[-1] if before else self._size(var)]
         return made
 
     def needs_all(self, eqn: Equation, k: int) -> bool:

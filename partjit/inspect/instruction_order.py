@@ -9,7 +9,7 @@ Source: `BFScheduler` and `AllReduceCombiner` of XLA.
 
 import collections
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TypeAlias
 
 from partjit.inspect.skeleton import Body, Equation, Variable
@@ -50,30 +50,28 @@ class InstructionOrder:
     def __init__(
         self,
         body: Body,
-        prepared: Callable[[Equation], Mapping[Variable, int]] = lambda _: {},
+        prepared: Mapping[Equation, Mapping[Variable, int]] | None = None,
         sums: Mapping[Equation, Sums] | None = None,
     ) -> None:
         """Nothing is done yet.
 
         Args:
             body: whose equations run.
-            prepared: the operands of an equation that are prepared for it, and in how many steps.
+            prepared: the operands of equations that are prepared for them, and in how many steps.
             sums: of equations whose results are summed over devices, the collective.
         """
         self._users, self._sums = body.users, sums or {}
         self._left = {id(group): len(group.equations) for group in self._sums.values()}
         self._waits = dict(body.waits)
-        self._prepared = {eqn: found for eqn in body.equations if (found := prepared(eqn))}
+        self._prepared = prepared or {}
         self._ready: collections.deque[Preparation | Sums | Equation] = collections.deque()
         self._released: collections.deque[Equation] = collections.deque()
-        made = {var for eqn in body.equations for var in eqn.outvars} if self._prepared else frozenset()
-        for eqn in body.equations:
-            for var, count in self._prepared.get(eqn, {}).items():
-                if var not in made:
+        for eqn, operands in self._prepared.items():
+            for var, count in operands.items():
+                if var not in body.made:
                     self._waits[eqn] += 1
                     self._ready.append(Preparation(eqn, var, count - 1))
-            if not self._waits[eqn]:
-                self._released.append(eqn)
+        self._released.extend([eqn for eqn, count in self._waits.items() if not count])
 
     def released(self) -> Equation | None:
         """The next equation that needs nothing that is not computed yet, and was not returned before."""
@@ -106,12 +104,15 @@ class InstructionOrder:
             self._use(step)
 
     def _use(self, eqn: Equation) -> None:
+        users, prepared, waits = self._users, self._prepared, self._waits
         for var in eqn.outvars:
-            for user in self._users.get(var, ()):
-                if count := self._prepared.get(user, {}).get(var, 0):
-                    self._ready.append(Preparation(user, var, count - 1))
-                else:
-                    self._release(user)
+            for user in users.get(var, ()):
+                if user in prepared and var in prepared[user]:
+                    self._ready.append(Preparation(user, var, prepared[user][var] - 1))
+                    continue
+                waits[user] -= 1
+                if not waits[user]:
+                    self._released.append(user)
 
     def _release(self, eqn: Equation) -> None:
         self._waits[eqn] -= 1
@@ -119,25 +120,24 @@ class InstructionOrder:
             self._released.append(eqn)
 
 
-def combined_sums(body: Body, axes: Callable[[Equation], object]) -> dict[Equation, Sums]:
+def combined_sums(body: Body, summed: Mapping[Equation, object]) -> dict[Equation, Sums]:
     """Which sums over devices are one collective.
 
     Args:
         body: whose equations have them.
-        axes: over which the result of an equation is summed; None if it is not.
+        summed: the equations, each with what is the same of those that may be combined, as the axes.
     """
     found: dict[Equation, Sums] = {}
-    summed = {eqn: over for eqn in body.equations if (over := axes(eqn)) is not None}
     if not summed:
         return found
-    masks: dict[Variable, int] = {}  # of the collectives that variables are computed from
+    masks: dict[Variable | str, int] = {}  # of the collectives that variables are computed from
     needs: list[int] = []  # the collectives that each of them is computed from
     open_ones: dict[object, tuple[int, Sums]] = {}
     for eqn in body.equations:
         mask = 0
         for atom in eqn.invars:
-            if isinstance(atom, Variable):
-                mask |= masks.get(atom, 0)
+            if atom in masks:
+                mask |= masks[atom]
         if eqn in summed:
             mask = _closed(mask, needs)
             number, group = open_ones.get(summed[eqn], (-1, Sums([])))
@@ -150,15 +150,17 @@ def combined_sums(body: Body, axes: Callable[[Equation], object]) -> dict[Equati
             found[eqn] = group
             mask |= 1 << number
         if mask:
-            masks.update(dict.fromkeys(eqn.outvars, mask))
+            for var in eqn.outvars:
+                masks[var] = mask
     return found
 
 
 def _closed(mask: int, needs: list[int]) -> int:
     """Collectives, and all that they are computed from."""
-    done = 0
-    while left := mask & ~done:
-        lowest = left & -left
-        done |= lowest
-        mask |= needs[lowest.bit_length() - 1]
+    left = mask
+    while left:
+        last = left.bit_length() - 1  # what it is computed from is closed already, but for what was combined later
+        found = needs[last] & ~mask
+        mask |= found
+        left = (left ^ 1 << last) | found
     return mask

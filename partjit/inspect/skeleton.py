@@ -6,7 +6,7 @@ It can be pickled, as a jaxpr cannot.
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
 
 from jax.core import ShapedArray
@@ -89,7 +89,8 @@ class Body:
         constvars, invars, outvars: its constants, arguments and results.
         equations: those whose results are used, or that have effects.
         users: the equations among these that use each variable.
-        waits: of how many results of others each of these equations is computed.
+        made: the results of these equations.
+        waits: of how many of them each of these equations is computed.
         readers: the primitives of all equations that use each variable.
         fused: whether an equation is computed where its result is used; see `partjit.inspect.fusion`.
     """
@@ -99,6 +100,7 @@ class Body:
     outvars: tuple[Variable | str, ...]
     equations: tuple[Equation, ...]
     users: Mapping[Variable, list[Equation]]
+    made: Set[Variable]
     waits: Mapping[Equation, int]
     readers: Mapping[Variable, frozenset[str]]
     fused: dict[tuple[Equation, int], bool] = dataclasses.field(default_factory=dict)
@@ -163,6 +165,7 @@ class _Conversion:
             tuple(map(self._atom, jaxpr.outvars)),
             equations,
             users,
+            made,
             waits,
             {variable: frozenset(names) for variable, names in readers.items()},
         )

@@ -24,7 +24,7 @@ def body_of(arguments, equations):
         for var in dict.fromkeys(eqn.invars):
             users.setdefault(var, []).append(eqn)
     waits = {eqn: len({*eqn.invars} & makers.keys()) for eqn in equations}
-    return Body((), tuple(arguments), equations[-1].outvars, tuple(equations), users, waits, {})
+    return Body((), tuple(arguments), equations[-1].outvars, tuple(equations), users, makers.keys(), waits, {})
 
 
 def steps_of(order, fused=()):
@@ -54,10 +54,10 @@ def test_every_step_comes_after_what_it_needs_and_no_sum_is_combined_with_one_th
     axes = {eqn: draw.choice(("data", "model")) for eqn in equations if draw.random() < 0.5}
     prepared = {eqn: {eqn.invars[0]: draw.randint(1, 3)} for eqn in equations if draw.random() < 0.3}
     body = body_of(arguments, equations)
-    sums = combined_sums(body, axes.get)
+    sums = combined_sums(body, axes)
     assert sums.keys() == axes.keys()
     steps = steps_of(
-        InstructionOrder(body, lambda eqn: prepared.get(eqn, {}), sums),
+        InstructionOrder(body, prepared, sums),
         [eqn for eqn in equations if draw.random() < 0.2 and eqn not in axes and eqn not in prepared],
     )
     assert {*steps} >= {*equations, *sums.values()}
@@ -89,7 +89,7 @@ def test_what_needs_only_arguments_comes_first_and_the_rest_as_it_becomes_ready(
     only_of_arguments = equation(x, v)
     last = equation(third.outvars[0], only_of_arguments.outvars[0])
     body = body_of((x, w, v), [first, second, third, only_of_arguments, last])
-    order = InstructionOrder(body, lambda eqn: {v: 2} if eqn is second else {})
+    order = InstructionOrder(body, {second: {v: 2}})
     assert steps_of(order) == [
         *(Preparation(second, v, 1), first, only_of_arguments),
         *(Preparation(second, v, 0), second, third, last),
