@@ -77,6 +77,22 @@ def test_prediction_and_compiled_program_agree(case, mesh):
     assert told(report.predicted) == told(report.collectives)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "kinds"),
+    [
+        (P("x", None, ("z", "y")), P("x", "z"), ["all-gather"]),
+        (P("x", None, ("z", "y")), P("z", "x"), ["all-gather", "collective-permute"]),
+        (P("x", None, ("y", "z")), P("y", "z"), ["all-gather", "collective-permute"]),
+        (P("x", "y", "z"), P(("x", "z")), ["all-gather", "all-to-all"]),
+    ],
+)
+def test_devices_that_have_equal_shards_of_a_dimension_reshard_the_others_among_themselves(before, after, kinds):
+    mesh = partjit.Mesh(np.array(jax.devices()).reshape(2, 2, 2), ("x", "y", "z"))
+    report = report_of(jnp.sin, before, jnp.ones((32, 16, 8)), mesh=mesh, out_specs=after)
+    assert sorted(c.kind for c in report.predicted) == kinds
+    assert told(report.predicted) == told(report.collectives)
+
+
 @sees("two mesh axes", "a partitioned value", "a collective", "no collective")
 @given(st.data())
 @settings(deadline=None, max_examples=20 if EVERYTHING else 10)

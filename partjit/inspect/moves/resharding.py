@@ -50,9 +50,9 @@ def _reshard(source: Tiles, target: Tiles, shape: _Shape, *, in_full: bool) -> l
         raise Unmodelled
     for way in (_split, _without_a_dimension, _with_copies):
         if (found := way(source, target, shape)) is not None:
-            if found[0] is None and in_full:
-                return _gather(source, source.counts, shape, shape)
-            return found[0]
+            if found[0] is not None:
+                return found[0]
+            break
     if any(a == b > 1 for a, b in zip(source.counts, target.counts, strict=True)):
         return _in_groups(source, target, shape)
     return _gather(source, source.counts, shape, shape) if in_full else None
@@ -263,13 +263,17 @@ def _in_groups(source: Tiles, target: Tiles, shape: _Shape) -> list[Step]:
     row_of, place_of = np.empty((2, ones.size), np.int64)
     row_of[ones], place_of[ones] = np.indices(ones.shape)
     places = place_of[others]
-    if (row_of[others] != np.arange(len(ones))[:, None]).any() or (places != places[0]).any():
+    of_target, last = places[0], list[Step]()
+    if {*map(frozenset, ones.tolist())} != {*map(frozenset, others.tolist())}:
+        # Other devices have equal shards: the groups reshard as if they were the target's, and are permuted then.
+        of_target, last = np.arange(ones.shape[1]), _ordered(target.regrouped(equal, ones), target, shape)
+    elif (row_of[others] != np.arange(len(ones))[:, None]).any() or (places != places[0]).any():
         raise Unmodelled
     counts = [[1 if dim in equal else n for dim, n in enumerate(of.counts)] for of in (source, target)]
     inner = [
         Tiles.of(np.reshape(numbers, [*count, -1]))
-        for numbers, count in zip((np.arange(ones.shape[1]), places[0]), counts, strict=True)
+        for numbers, count in zip((np.arange(ones.shape[1]), of_target), counts, strict=True)
     ]
     local = tuple(n if dim in equal else shape[dim] for dim, n in enumerate(source.local(shape)))
     steps = reshard(inner[0], inner[1], local)
-    return [dataclasses.replace(step, groups=step.groups.within(ones)) for step in steps]
+    return [*(dataclasses.replace(step, groups=step.groups.within(ones)) for step in steps), *last]

@@ -112,6 +112,12 @@ class Tiles:
         rows = math.prod(self.devices.shape[dim] for dim in dims)
         return self.devices.transpose([*dims, *others]).reshape([rows, -1])
 
+    def regrouped(self, dims: Sequence[int], rows: npt.NDArray[np.int64]) -> "Tiles":
+        """With other devices: those that `grouped` gives as these rows."""
+        order = [*dims, *(k for k in range(self.devices.ndim) if k not in dims)]
+        devices = rows.reshape([self.devices.shape[k] for k in order])
+        return Tiles.of(devices.transpose(np.argsort(order)))
+
     def _split(self, factors: Sequence[int]) -> npt.NDArray[np.int64]:
         """Each dimension as two, the second so large; then the copies."""
         pairs = ((n // factor, factor) for n, factor in zip(self.counts, factors, strict=True))
