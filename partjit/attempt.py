@@ -3,14 +3,17 @@
 from typing import TYPE_CHECKING
 
 from partjit import lazy
+from partjit._jax.processes import group_size
 from partjit.mesh import ambient_mesh
 
 if TYPE_CHECKING:
+    from partjit.colocated.agreement import refusals
     from partjit.colocated.agreement.program import Agreement
     from partjit.plan.plan import Plan
     from partjit.plan.run import program as plans
 else:  # a program without calls does without
     plans = lazy.module("partjit.plan.run.program")
+    refusals = lazy.module("partjit.colocated.agreement.refusals")
 
 __all__ = ["Attempt"]
 
@@ -19,15 +22,19 @@ class Attempt:
     """A call of which other processes may have to know if it fails before its program begins.
 
     Args:
+        program: the name of the program.
         last: the agreement of the last call with a plan: most likely that of this one, while nothing is known.
     """
 
-    __slots__ = ("_agreement", "_begun", "_is_known")
+    __slots__ = ("_agreement", "_begun", "_is_known", "_program")
 
-    def __init__(self, last: "Agreement | None") -> None:
+    def __init__(self, program: str, last: "Agreement | None") -> None:
+        self._program = program
         self._agreement = last
         self._begun = 0 if last is None else last.begun
         self._is_known = False
+        if group_size() > 1:
+            refusals.take_back()
 
     def runs(self, plan: "Plan") -> "Agreement | None":
         """Notes which plan it is of, and returns its agreement."""
@@ -41,6 +48,8 @@ class Attempt:
         """Lets the others know."""
         agreement = self._agreement
         if agreement is None:
+            if group_size() > 1 and not self._is_known:
+                refusals.say(self._program, error)
             return
         mesh = ambient_mesh()
         processes = {device.process_index for device in mesh.devices.flat} if not mesh.empty else None

@@ -102,7 +102,7 @@ class CacheMiss:
         try:
             if _letting_in.is_on:
                 return None, None, False
-            attempt = Attempt(self._last_agreement())
+            attempt = Attempt(self._definition.name, self._last_agreement())
             if self.of_arrays is not None:
                 result = call_locally(self._definition, self.of_arrays[0], args, kwargs, self._misplacement)
                 if result is not NOT_LOCAL:
@@ -113,7 +113,7 @@ class CacheMiss:
             with given(objects):  # which C++ knows nothing of, so that there is no fast path
                 return self._outcome(args, kwargs, attempt)[0], None, False
         except BaseException as error:
-            (attempt or Attempt(self._last_agreement())).fail(error)
+            (attempt or Attempt(self._definition.name, self._last_agreement())).fail(error)
             raise
 
     def recognized(

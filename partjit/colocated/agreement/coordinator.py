@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, Listener, answer_challenge, d
 from typing import Any
 
 from partjit.colocated.agreement.lines import Channel, Within
-from partjit.colocated.agreement.votes import Choice, Decision, Gone, Join, Message, Point, Report, Vote
+from partjit.colocated.agreement.votes import Choice, Decision, Gone, Join, Message, Point, Refusal, Report, Vote
 
 __all__ = ["BEATS", "LISTEN_SECONDS", "Coordinator"]
 
@@ -24,6 +24,8 @@ _Group = tuple[int, ...]
 
 BEATS = 4
 """How often a process is heard at least within the time after which it is late."""
+_REFUSAL_SECONDS = 1.0
+"""Between two looks at what processes that are awaited have refused; it has to be there at both of them."""
 LISTEN_SECONDS = 0.25
 """Between two times at which another thread listens in place of one that does what was decided."""
 
@@ -56,12 +58,14 @@ class _History:
     Attributes:
         rounds: those in which a vote is missing, by their numbers.
         last: the last round of each process.
+        unaware: what a process has counted too many as begun since a program was ended that it had refused.
         count: how many votes each process has given.
         lost: why the group cannot agree any more: a process has ended, or did not come.
     """
 
     rounds: dict[int, _Round] = dataclasses.field(default_factory=dict)
     last: dict[int, _Round] = dataclasses.field(default_factory=dict)
+    unaware: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
     count: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
     lost: list[Report] = dataclasses.field(default_factory=list)
 
@@ -96,6 +100,7 @@ class Coordinator:
         process: the number of this process.
         take: takes what this process is sent.
         act: does what it has taken, unless another thread is about to.
+        refusal_of: what a call raised last in a process before it began its program.
 
     Attributes:
         line: the line of this process.
@@ -109,6 +114,7 @@ class Coordinator:
         process: int,
         take: Callable[[Message], object],
         act: Callable[[], object],
+        refusal_of: Callable[[int], Refusal],
     ) -> None:
         self._timeout = timeout
         self._key = key
@@ -121,9 +127,11 @@ class Coordinator:
         self._gone: dict[int, str] = {}
         self._histories: dict[_Group, _History] = collections.defaultdict(_History)
         self._plans: dict[str, str] = {}
+        self._refusal_of = refusal_of
+        self._refused: collections.Counter[int] = collections.Counter()
         self._left: collections.deque[tuple[Vote, float]] = collections.deque()
         self.line = Within(self._left, lambda: self._decide_by(lambda: None), self._is_awaited)
-        for target in (self._accept, self._watch):
+        for target in (self._accept, self._watch, self._look_for_refusals):
             threading.Thread(target=target, daemon=True, name=f"partjit-agreement{target.__name__}").start()
 
     @property
@@ -214,6 +222,12 @@ class Coordinator:
 
     def _count(self, process: int, vote: Vote, came: float) -> None:
         group, history = vote.group, self._histories[vote.group]
+        if unaware := history.unaware[process]:
+            begun = vote.point.begun - unaware
+            if begun < 0:  # since then one was ended in this process as well
+                history.unaware[process] = 0
+            else:
+                vote = vote._replace(point=vote.point._replace(begun=begun))
         if vote.plan is not None:
             self._plans[vote.point.digest] = vote.plan
         if history.lost:
@@ -295,7 +309,8 @@ class Coordinator:
 
     def _send(self, process: int, message: Message) -> None:
         with contextlib.suppress(OSError):  # it has ended
-            self._senders[process](message)
+            if process in self._senders:  # or it refused its first program, and has never come
+                self._senders[process](message)
 
     def _watch(self) -> None:
         """Decides what is late, and hears in place of threads that are held."""
@@ -322,6 +337,43 @@ class Coordinator:
                     self._decide(group, round_, is_late=True)
                 elif not round_.is_decided:
                     deadlines.append(round_.deadline)
+
+    def _look_for_refusals(self) -> None:
+        """Lets those that wait for a process know what it raised instead of beginning their program."""
+        before: dict[int, Refusal] = {}
+        while True:
+            time.sleep(_REFUSAL_SECONDS)
+            waiting: dict[int, set[int]] = collections.defaultdict(set)
+            self._decide_by(self._find_waiting, waiting)
+            found = {process: self._refusal_of(process) for process in waiting}  # the service may not answer
+            for process, refusal in found.items():
+                if refusal.failure is not None and before.get(process) == refusal:
+                    others = max(self._refusal_of(p).number - self._refused[p] for p in waiting[process])
+                    if refusal.number - self._refused[process] > others:  # or all have raised it
+                        self._decide_by(self._refuse, process, refusal)
+                        self.line.wake()
+            before = found
+
+    def _find_waiting(self, waiting: dict[int, set[int]]) -> None:
+        for group, history in self._histories.items():
+            for round_ in history.rounds.values():
+                for process in () if round_.is_decided else {*group} - round_.votes.keys():
+                    waiting[process].update(round_.votes)
+
+    def _refuse(self, process: int, refusal: Refusal) -> None:
+        """Counts a call that did not begin its program, in place of the process."""
+        for group, history in self._histories.items():
+            for round_ in [*history.rounds.values()]:
+                points = {vote.point for vote in round_.votes.values()}
+                is_awaited = process in group and process not in round_.votes and not round_.is_decided
+                if is_awaited and {point.program for point in points} == {refusal.program}:
+                    self._refused[process] = refusal.number
+                    point = min(points, key=lambda point: point.begun)
+                    begun = history.unaware[process] + point.begun  # as that process counts
+                    vote = Vote(-1, -refusal.number, group, point._replace(begun=begun), False, refusal.failure)
+                    self._count(process, vote, time.monotonic())
+                    history.unaware[process] = begun
+                    return
 
 
 def _different_choices(votes: Mapping[int, Vote]) -> Sequence[tuple[int, Choice]]:

@@ -12,6 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Client
 from typing import Any
 
@@ -20,6 +21,7 @@ import jax
 from partjit._jax.processes import DistributedRuntimeClient, distributed_client, own_host, published
 from partjit.colocated.agreement.coordinator import BEATS, LISTEN_SECONDS, Coordinator
 from partjit.colocated.agreement.lines import Channel, Line, Remote
+from partjit.colocated.agreement.refusals import refusal_of
 from partjit.colocated.agreement.votes import Decision, Gone, Join, Message, Vote
 from partjit.colocated.runtime.interrupts import Flag
 
@@ -320,7 +322,15 @@ class Participant:
         if self.process == self._leader:
             secret = secrets.token_hex(16)
             host = own_host()
-            coordinator = Coordinator(host, secret.encode(), self._timeout, self.process, self._take, self._act)
+            coordinator = Coordinator(
+                host,
+                secret.encode(),
+                self._timeout,
+                self.process,
+                self._take,
+                self._act,
+                partial(refusal_of, self.client),
+            )
             self.client.key_value_set(key, f"{host} {coordinator.port} {secret}")
             return coordinator.line
         host, port, secret = self._published(key).split()

@@ -13,6 +13,7 @@ __all__ = [
     "Join",
     "Message",
     "Point",
+    "Refusal",
     "Report",
     "Vote",
     "from_bytes",
@@ -64,6 +65,20 @@ class Report(NamedTuple):
     process: int
     text: str
     traceback: str
+
+
+class Refusal(NamedTuple):
+    """What a call raised last in a process before it was known what its program agrees on.
+
+    Attributes:
+        number: of how many calls that is true.
+        program: the name of the program.
+        failure: what was raised; None if the process has gone on since.
+    """
+
+    number: int = 0
+    program: str = ""
+    failure: Report | None = None
 
 
 class Vote(NamedTuple):

@@ -1,5 +1,5 @@
 """A process of several whose colocated functions return all of an array, of which each puts its part on its devices, or
-nothing, and fail in one process.
+nothing, and fail in one process; and of which a call raises something before its program is planned.
 
 python local_results.py NUMBER COUNT ADDRESS
 """
@@ -22,10 +22,32 @@ jax.distributed.initialize(address, count, number)
 
 import partjit  # noqa: E402
 from partjit import P, pjit  # noqa: E402
+from partjit._jax.processes import distributed_client  # noqa: E402
 from partjit.colocated import colocated_python  # noqa: E402
 
 mesh = partjit.Mesh(np.array(jax.devices()), "x")
 sharded, everywhere = jax.NamedSharding(mesh, P("x")), jax.NamedSharding(mesh, P())
+client = distributed_client()
+assert client is not None
+first = [number == 1]
+
+
+@pjit(in_shardings=None, out_shardings=None)
+def begun_late(x):
+    if first.pop():
+        raise LookupError("no such batch")
+    return colocated_python(lambda x: x, out_specs_fn=lambda x: x, mode="inline")(x) + 1
+
+
+with mesh:
+    with pytest.raises(LookupError if number == 1 else partjit.OtherProcessError, match="no such batch"):
+        begun_late(1.0)
+    client.key_value_set(f"learned/{number}", "")  # what this process calls next may meet a call of those that wait
+    for k in range(count):
+        client.blocking_key_value_get(f"learned/{k}", 60_000)
+    first.append(False)
+    assert float(begun_late(1.0)) == 2
+
 for kind in (np, jnp):
     drawn = [0]
 

@@ -1,6 +1,7 @@
 """Processes that agree, played by threads: what one does all do, and errors say what happened where."""
 
 import collections
+import contextlib
 import itertools
 import multiprocessing.connection
 import os
@@ -16,12 +17,12 @@ import numpy as np
 import pytest
 
 from partjit import OtherProcessError, ProgramsDifferError, events
-from partjit.colocated.agreement import lines, participant
+from partjit.colocated.agreement import coordinator, lines, participant, refusals
 from partjit.colocated.agreement.participant import Participant
 from partjit.colocated.agreement.plan_alone import PlanAgreement
 from partjit.colocated.agreement.program import Agreement, Decider
 from partjit.colocated.agreement.setup import agreement_of
-from partjit.colocated.agreement.votes import Point, Vote
+from partjit.colocated.agreement.votes import Point, Refusal, Vote
 
 SECONDS = 20.0
 
@@ -29,7 +30,9 @@ SECONDS = 20.0
 class Service(dict):
     """What the processes of a group share: texts by key."""
 
-    key_value_set = dict.__setitem__
+    def key_value_set(self, key, value, allow_overwrite=False):
+        assert allow_overwrite or key not in self
+        self[key] = value
 
     def key_value_try_get(self, key):
         if key not in self:
@@ -228,6 +231,76 @@ def test_what_fails_before_a_program_begins_ends_it(group):
     with pytest.raises(OtherProcessError, match="process 1: TypeError: x is no array"):
         agreements[0].run(lambda: 1, ())
     assert outcomes(agreements, [lambda: 1, lambda: 2]) == [1, 2]
+
+
+@pytest.fixture
+def refusing(monkeypatch):
+    """Plays a process in what it says of calls that raised something before they began their programs."""
+    monkeypatch.setattr(coordinator, "_REFUSAL_SECONDS", 0.02)
+    last = collections.defaultdict(Refusal)
+
+    @contextlib.contextmanager
+    def playing(agreement, process):
+        monkeypatch.setattr(refusals, "distributed_client", lambda: agreement._own.client)
+        monkeypatch.setattr(refusals, "own_process", lambda: process)
+        monkeypatch.setattr(refusals, "_last", last[process])
+        yield refusals
+        last[process] = refusals._last
+
+    return playing
+
+
+def test_who_waits_for_a_process_learns_what_it_raised_before_its_program_began(group, refusing):
+    agreements = group(3)
+    for k in range(3):
+        assert outcomes(agreements, [lambda: 1] * 3) == [1] * 3
+        if k:  # in process 0 it is the same
+            with refusing(agreements[0], 2) as refusals:
+                refusals.say("step", LookupError(f"no space left at {k}"))
+            found = outcomes(agreements[:2], [lambda: 1] * 2)
+            assert {*map(type, found)} == {OtherProcessError}
+            assert str(found[k - 1]).endswith(f"all of its processes: process 2: LookupError: no space left at {k}")
+            assert "On process 2:" in found[k - 1].__notes__[0]
+    for seconds in (0.0, 0.2):  # it is of one call alone
+        late = [lambda: 1, lambda: 2, lambda seconds=seconds: time.sleep(seconds) or 3]
+        assert outcomes(agreements, late) == [1, 2, 3]
+
+
+def test_who_has_not_begun_any_program_may_have_refused_the_first(group, refusing):
+    own = group(2, here=[0])[0]
+    with refusing(own, 1) as refusals:
+        refusals.say("step", LookupError("no space left"))
+    with pytest.raises(OtherProcessError, match="process 1: LookupError: no space left"):
+        own.run(lambda: 1, ())
+
+
+def test_a_process_that_comes_late_has_not_refused_the_program(group, refusing):
+    agreements = group(2)
+
+    def late():
+        time.sleep(0.2)
+        return "late"
+
+    def go_on():
+        assert outcomes(agreements, [lambda: 1, late]) == [1, "late"]
+
+    go_on()
+    with refusing(agreements[0], 1) as refusals:
+        refusals.say("another step", LookupError())
+    go_on()
+    with refusing(agreements[0], 1) as refusals:
+        refusals.say("step", LookupError())
+        refusals.take_back()
+    go_on()
+    for k in range(2):  # what all have refused is nothing that one of them has alone
+        with refusing(agreements[0], k) as refusals:
+            refusals.say("step", LookupError())
+    with refusing(agreements[0], 0) as refusals:
+        refusals.take_back()
+        refusals.say("step", LookupError())
+        refusals.say("step", LookupError())
+        refusals.take_back()
+    go_on()
 
 
 def test_who_does_not_come_is_named_and_nothing_is_agreed_any_more(group):
