@@ -14,6 +14,7 @@ import numpy as np
 from partjit._jax.tracing import abstractify, resolve_argnums
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.checks import abridged, flattened, items_of, require_integer, require_text, shown
+from partjit.paths import paths_of
 from partjit.render.numbers import counted
 
 __all__ = [
@@ -275,25 +276,24 @@ def flatten_arguments(
     dynamic = [(names[i], i in donated_numbers, arg) for i, arg in enumerate(args) if i not in static_numbers]
     dynamic_kwargs = {name: value for name, value in kwargs.items() if name not in static[1]}
 
-    leaves: list[object] = []
-    paths: list[str] = []
-    donated: list[bool] = []
-    for name, is_donated, arg in [
-        *dynamic,
-        *((name, name in donate[1], dynamic_kwargs[name]) for name in sorted(dynamic_kwargs)),
-    ]:
-        for path, leaf in flattened(arg, f"Argument {name}")[0]:
-            leaves.append(leaf)
-            paths.append(name + jax.tree_util.keystr(path))
-            donated.append(is_donated)
+    each = [*dynamic, *((name, name in donate[1], dynamic_kwargs[name]) for name in sorted(dynamic_kwargs))]
+    own = [arg for _, _, arg in each]
+    try:
+        leaves, tree = jax.tree_util.tree_flatten((tuple(own[: len(dynamic)]), dynamic_kwargs))
+    except ValueError:  # which this says of the argument
+        for name, _, arg in each:
+            flattened(arg, f"Argument {name}")
+        raise
+    paths, counts = paths_of(tree, tuple([name for name, _, _ in each]), own)
+    donated = [flag for (_, flag, _), count in zip(each, counts, strict=True) for _ in range(count)]
     return Arguments(
         leaves,
-        jax.tree.structure((tuple(arg for _, _, arg in dynamic), dynamic_kwargs)),
+        tree,
         (
             *((number, args[number]) for number in sorted(static_numbers)),
             *((name, kwargs[name]) for name in sorted(static[1]) if name in kwargs),
         ),
-        tuple(paths),
+        paths,
         tuple(donated),
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 from jax._src import api_util, config, core, tree_util
 from jax._src import linear_util as lu
 from jax._src.interpreters import partial_eval
+from jax._src.mesh import empty_abstract_mesh
 from jax.core import AbstractValue, ShapedArray, Tracer
 from jax.extend.core import ClosedJaxpr, DebugInfo, Primitive
 from jax.sharding import AxisType
@@ -77,7 +78,10 @@ def abstractify(x: object) -> Any:
     Explicit mesh in it would not be the type of the same program under the Auto twin.
     """
     aval = core.shaped_abstractify(x)
-    if not isinstance(aval, ShapedArray) or aval.sharding.mesh.empty or manual_axes():
+    if not isinstance(aval, ShapedArray):
+        return aval
+    mesh = aval.sharding.mesh
+    if mesh is empty_abstract_mesh or mesh.empty or manual_axes():
         return aval
     return _without_sharding(aval)
 
