@@ -73,7 +73,7 @@ class _Walk:
                 of_operands = _roots_of(eqn.invars, roots)
                 read = of_operands[0] if len(of_operands) == 1 else _NONE.union(*of_operands)
                 is_barrier = eqn.name == "optimization_barrier"
-                if not is_barrier and (len(eqn.outvars) > 1 or not is_fused(eqn, body, len(read))):
+                if not is_barrier and (len(eqn.outvars) != 1 or not is_fused(eqn, body, len(read))):
                     reads[eqn] = read
                     order.queue(eqn)
                     continue
