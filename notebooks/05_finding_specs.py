@@ -191,6 +191,6 @@ for name, median in medians.items():
 #   them: compile the best few that it names, and measure, as above.
 # * What was found for one machine is not what is best on another, as the two searches above, with the same step, may
 #   show.
-# * Some data movement is predicted only within bounds; it counts with its upper bound, and the table of causes calls it
-#   `unpredicted`. Where that is large, what was found avoids it rather than knows it.
+# * Some data movement is predicted only within bounds; it counts with its upper bound in the search, and is called
+#   `unpredicted` in the table of causes, with what it takes as a rule. Where it is large, have the best few measured.
 # * Memory is estimated, mostly within 15 %: leave some room below the limit.

@@ -225,7 +225,23 @@ class UnknownMove:
     op_name: str = ""
     program: str = ""
 
+    @property
+    def bytes_likely(self) -> float:
+        """Bytes that a device sends in one execution as a rule: 7 % of the upper bound.
 
+        That is the median of what XLA sent for all that was not predicted in 93 training steps of seven models with
+        specs that a search tried, on 4 to 64 devices; in two of three it was between 2.4 and 13 %, and 38 % at most. On
+        CPUs it is the upper bound of what is sent in wider types.
+        """
+        return self.bytes_at_most * (1.0 if self.is_of_cpus else _LIKELY)
+
+    @property
+    def is_of_cpus(self) -> bool:
+        """Whether it is what CPUs send in wider types, and other devices do not."""
+        return self.operation.startswith("cpu.")
+
+
+_LIKELY = 0.07
 _Repeated = TypeVar("_Repeated", Collective, UnknownMove)
 
 

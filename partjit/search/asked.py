@@ -22,13 +22,15 @@ class Answer:
     """What a program would cost with some shardings.
 
     Attributes:
-        seconds: the time of a step.
+        seconds: the time of a step, in which what is not predicted counts with its upper bound.
+        expected: the same, in which it counts with what XLA sends as a rule.
         peak: the bytes that a device needs at most.
         arguments, results: the axes of arguments and results, by dimensions; those of an argument or result that was
             left to the partitioner are what it chose.
     """
 
     seconds: float
+    expected: float
     peak: int
     arguments: tuple[Axes, ...]
     results: tuple[Axes, ...]
@@ -60,11 +62,12 @@ class AskedStep:
         """What a step costs after a change."""
         after = after_change(lowered, self.facts, wanted, known)
         parts = self.work.parts(after.values, after.used(self.facts))
-        seconds = seconds_of_step(parts, *after.prediction, self.sizes, self.machine, self.overlap)
+        seconds, expected = seconds_of_step(parts, *after.prediction, self.sizes, self.machine, self.overlap)
         needs = needs_of(self.facts.skeleton, after.values, self.facts.donated, *after.prediction, self.is_cpu)
         none = TensorSharding.replicated(0)
         return Answer(
             seconds,
+            expected,
             needs.peak,
             tuple(after.values.get(number, none).axes for number in self.facts.arguments[self.hidden :]),
             tuple(sharding.axes for sharding in after.results),

@@ -36,7 +36,7 @@ from partjit.spec import ParsedPartitionSpec, Spec
 
 __all__ = ["with_found_specs"]
 
-_FORMAT = 1
+_FORMAT = 2
 """Of what is kept; it changes with what a search does."""
 
 _found: dict[str, SettledSpecs] = {}

@@ -57,7 +57,8 @@ class Ranking:
         unanswered: how many of these ended the process that was asked.
         seconds: how long it took.
         candidates: what is worth to be measured, the most promising first: the best, the function's own specs, the best
-            start of each kind, and then the next best that were seen, all of them within the memory.
+            start of each kind, and then the next best that were seen, all of them within the memory. In these orders
+            what is not predicted counts with what it takes as a rule.
         measured: the seconds of a step of those that were, by the keys of their questions.
         passed_over: what is said of those that could not be.
     """
@@ -224,16 +225,22 @@ def find(
 
 def _candidates(begins: Sequence[Scored], seen: Sequence[Scored], space: Space, judge: _Judge) -> Iterator[Tried]:
     """What may be as fast as the best: the own specs, the best start of each kind, and what was seen besides."""
-    kinds: dict[str, Scored] = {}
-    for one in begins:
-        if not one.score.excess:
-            kinds.setdefault(kind_of(one.origin), one)
-    for one in (*sorted(kinds.values(), key=lambda one: one.origin != OWN), *seen):
+    kinds: dict[str, Tried] = {}
+
+    def tried(one: Scored) -> Tried:
         question = space.own if one.origin == OWN else space.question(one.choice)
         assert question is not None  # of specs that were tried
         answer = judge.known[question.key]
         assert answer is not None
-        yield Tried(one, question, answer)
+        return Tried(one, question, answer)
+
+    def by_expectation(several: Sequence[Scored]) -> list[Tried]:
+        return sorted(map(tried, several), key=lambda one: one.answer.expected)
+
+    for start in by_expectation([one for one in begins if not one.score.excess]):
+        kinds.setdefault(kind_of(start.scored.origin), start)
+    yield from sorted(kinds.values(), key=lambda one: one.scored.origin != OWN)
+    yield from by_expectation(seen)
 
 
 def _too_large(program: SearchedProgram, question: Question, memory: int, best: Scored, where: str) -> MemoryLimitError:

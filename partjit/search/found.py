@@ -107,7 +107,8 @@ class FoundSpecs:
         in_specs: a tree like the tuple of positional arguments, with a spec for each array.
         out_specs: a tree like the result.
         constraints: the specs of activations.
-        seconds: the estimated time of a step.
+        seconds: the estimated time of a step, in which what is not predicted counts with its upper bound; `time` counts
+            what it takes as a rule.
         peak: the estimated bytes that a device needs.
         starts: the named starts, the best first.
         runners_up: the next best that were found, the best first.

@@ -49,12 +49,15 @@ class StepTime:
             behind computation.
         causes: what takes time, the longest first.
         is_lower_bound: whether trip counts are unknown that count as one iteration.
+        unpredicted_at_most: the seconds of what is not predicted, if XLA moves as much as it may; as causes it takes
+            what it takes as a rule.
     """
 
     machine: Machine
     overlap: float
     causes: tuple[Cause, ...]
     is_lower_bound: bool = False
+    unpredicted_at_most: float = 0.0
 
     def seconds_of(self, *kinds: str) -> float:
         """The time of the causes of these kinds, one after the other."""
@@ -80,13 +83,20 @@ class StepTime:
         """The seconds of a step."""
         return self.computing + self.communication - self.hidden
 
+    @property
+    def at_most(self) -> float:
+        """The seconds of a step if XLA moves as much as it may for what is not predicted."""
+        communication = self.seconds_of("collective") + self.unpredicted_at_most
+        return self.computing + communication - min(self.overlap * communication, self.computing)
+
     def to_text(self, most: int | None = 20) -> str:
         """The table, of at most `most` causes."""
         least = "at least" if self.is_lower_bound else "about"
         launching = self.seconds_of("launch")
+        bound = f", or up to {shown_duration(self.at_most)}," if self.unpredicted_at_most else ""
         launches = f"launches {shown_duration(launching)}, " if launching else ""
         title = (
-            f"{least} {shown_duration(self.total)} per step on {self.machine.name}: compute "
+            f"{least} {shown_duration(self.total)} per step{bound} on {self.machine.name}: compute "
             f"{shown_duration(self.seconds_of('compute'))}, memory {shown_duration(self.seconds_of('memory'))}, "
             f"{launches}communication {shown_duration(self.communication)}, "
             f"of which {shown_duration(self.hidden)} hidden"
@@ -118,7 +128,8 @@ def estimate_time(report: object, machine: Machine, *, overlap: float = 0.0) -> 
 
     Each part of the program computes as long as its operations or its memory traffic take, whichever is longer;
     elementwise equations are fused and cost what they read and write together. Collectives come one after the other.
-    What the program moves and is not predicted counts with its upper bound. Launches take what the machine says.
+    What the program moves and is not predicted counts with what it sends as a rule; `StepTime.at_most` counts its upper
+    bound. Launches take what the machine says.
     Nothing is known of how near to its peak a device computes, or of what XLA fuses and overlaps: compare estimates
     with each other.
 
@@ -184,11 +195,13 @@ def step_time(
         if size > 1 and axis not in machine.links:
             known = ", ".join(machine.links) or "nothing"
             raise ValueError(f"machine {machine.name} has no link for the axis {axis!r} of the mesh, but for {known}")
+    moves = [*unknown]
     causes = [
         *_of_parts(parts, machine),
         *_of_collectives([*collectives], sizes, machine),
-        *_of_moves(unknown, machine),
+        *_of_moves(moves, machine),
     ]
+    most = sum(move.bytes_at_most * executions(move) for move in _moving(moves)) / _slowest(machine)
     merged: dict[tuple[str, str, str], Cause] = {}
     for cause in causes:
         before = merged.get(cause[:3])
@@ -196,7 +209,7 @@ def step_time(
             cause = cause._replace(amount=before.amount + cause.amount, seconds=before.seconds + cause.seconds)
         merged[cause[:3]] = cause
     ordered = sorted((one for one in merged.values() if one.seconds > 0), key=lambda one: (-one.seconds, one[:3]))
-    return StepTime(machine, overlap, tuple(ordered), is_lower_bound)
+    return StepTime(machine, overlap, tuple(ordered), is_lower_bound, most)
 
 
 def seconds_of_step(
@@ -206,8 +219,8 @@ def seconds_of_step(
     sizes: Mapping[str, int],
     machine: Machine,
     overlap: float,
-) -> float:
-    """The total of `step_time`, without its causes, which take longer to make."""
+) -> tuple[float, float]:
+    """The `at_most` and the `total` of `step_time`, without its causes, which take longer to make."""
     computing = seconds_of(parts, machine)
     own = [*collectives]
     if any(one.branch for one in own):
@@ -220,8 +233,10 @@ def seconds_of_step(
             if key not in known:
                 known[key] = seconds_of_collective(one, sizes, machine)
             sent += known[key] * one.executions
-    sent += sum(cause.seconds for cause in _of_moves(unknown, machine))
-    return computing + sent - min(overlap * sent, computing)
+    moves, slowest = [*_moving(unknown)], _slowest(machine)
+    most = sent + sum(move.bytes_at_most * executions(move) for move in moves) / slowest
+    sent += sum(move.bytes_likely * executions(move) for move in moves) / slowest
+    return computing + most - min(overlap * most, computing), computing + sent - min(overlap * sent, computing)
 
 
 def _of_parts(parts: Iterable[Part], machine: Machine) -> Iterator[Cause]:
@@ -263,9 +278,17 @@ def seconds_of_collective(one: Collective, sizes: Mapping[str, int], machine: Ma
 
 
 def _of_moves(unknown: Iterable[UnknownMove], machine: Machine) -> Iterator[Cause]:
-    slowest = min((link.bandwidth for link in machine.links.values()), default=math.inf)
-    for move in unknown:
-        if not move.operation.startswith("cpu."):  # what CPUs send besides, other devices do not
-            nbytes = float(move.bytes_at_most * executions(move))
-            where = shown_lines(move.site, move.library) if move.site else ""
-            yield Cause("unpredicted", f"{move.operation.partition('.')[2]}, at most", where, nbytes, nbytes / slowest)
+    for move in _moving(unknown):
+        nbytes = move.bytes_likely * executions(move)
+        where = shown_lines(move.site, move.library) if move.site else ""
+        what = f"{move.operation.partition('.')[2]}, as a rule"
+        yield Cause("unpredicted", what, where, nbytes, nbytes / _slowest(machine))
+
+
+def _moving(unknown: Iterable[UnknownMove]) -> Iterator[UnknownMove]:
+    """Those on any device: what CPUs send besides, others do not."""
+    return (move for move in unknown if not move.is_of_cpus)
+
+
+def _slowest(machine: Machine) -> float:
+    return min((link.bandwidth for link in machine.links.values()), default=math.inf)

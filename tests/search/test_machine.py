@@ -13,9 +13,12 @@ from jax.sharding import AbstractMesh
 
 from partjit import Mesh, P, pjit
 from partjit.inspect import explain
+from partjit.inspect.collectives import UnknownMove
+from partjit.render.numbers import shown_duration
 from partjit.search import Link, Machine, TimedCollective, estimate_time, h100, measure_machine, tpu_v5p, tpu_v6e
 from partjit.search.machine import CLASSES
 from partjit.search.measure import _SIZES, _fitted
+from partjit.search.step_time import seconds_of_step, step_time
 from tests.census import saw, sees
 
 ABSTRACT = AbstractMesh((16, 4, 2), ("slice", "data", "model"))
@@ -218,6 +221,28 @@ def test_overlap_hides_communication_behind_what_is_computed(mesh, overlap):
     assert sum(cause.seconds for cause in step.causes) == pytest.approx(step.computing + step.communication)
     assert step.to_text().count("\n") == 1 + len(step.causes)
     assert "all-reduce over model" in step._repr_html_()
+
+
+@sees("a bound", "none")
+@given(st.lists(st.integers(1, 10**9), max_size=4), st.floats(0.0, 1.0), st.integers(1, 3))
+def test_what_is_not_predicted_is_priced_by_what_it_sends_as_a_rule_and_its_bound_is_said(bounds, overlap, times):
+    moves = [UnknownMove(operation="stablehlo.scatter", bytes_at_most=bound, times=times) for bound in bounds]
+    of_cpus = UnknownMove(operation="cpu.all-reduce of bf16", bytes_at_most=10**12)
+    sizes = {"data": 4, "model": 2}
+    estimated = step_time([], [], [*moves, of_cpus], sizes, TOY, overlap)
+    most = times * sum(bounds) / TOY.links["model"].bandwidth
+    saw("a bound" if bounds else "none")
+    assert estimated.at_most == pytest.approx(most)
+    assert estimated.total == pytest.approx(times * sum(one.bytes_likely for one in moves) / 1e7)
+    assert (estimated.at_most, estimated.total) == pytest.approx(seconds_of_step([], [], moves, sizes, TOY, overlap))
+    assert estimated.total <= estimated.at_most
+    assert all(0.02 * one.bytes_at_most <= one.bytes_likely <= 0.2 * one.bytes_at_most for one in moves)
+    assert of_cpus.bytes_likely == of_cpus.bytes_at_most
+    up_to = f" per step, or up to {shown_duration(estimated.at_most)}, on toy: "
+    assert (up_to in estimated.to_text()) == bool(bounds)
+    assert bounds or " per step on toy: " in estimated.to_text()
+    expected = [("unpredicted", "scatter, as a rule")] if bounds else []
+    assert [(cause.kind, cause.what) for cause in estimated.causes] == expected
 
 
 def test_what_cannot_be_estimated_is_refused(mesh):

@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import itertools
 import os
+import zlib
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +20,7 @@ from partjit.inspect.asked_process import WhatIfError
 from partjit.inspect.kept_process import ProcessEndedError
 from partjit.inspect.tracing import trace_function
 from partjit.search import auto, timed, timing_process
+from partjit.search.asked import AskedStep
 from partjit.search.compiled import Compiler, TimedStep
 from partjit.search.find import OWN, find
 from partjit.search.program import SearchedProgram
@@ -64,6 +67,26 @@ def test_candidates_begin_with_the_best_and_have_every_kind_once(ranking):
     heads = [kind_of(one.scored.origin) for one in others[: len(kinds)] if one.scored.origin]
     assert len(heads) == len({*heads})
     assert {"data parallel", "ZeRO-3", "Megatron", "Megatron with ZeRO-3"} <= {*heads, kind_of(found.best.origin)}
+
+
+def test_candidates_are_in_the_order_of_what_they_take_as_a_rule(ranking, monkeypatch):
+    program, _ = ranking
+    real = AskedStep.answer
+
+    def answer(self, lowered, wanted, known):
+        found = real(self, lowered, wanted, known)
+        return dataclasses.replace(found, expected=found.seconds * (1 + zlib.crc32(repr(wanted).encode()) % 9) / 10)
+
+    monkeypatch.setattr(AskedStep, "answer", answer)
+    first, _, *others = find(program, Space(program, {}, {}), 1 << 30, 30, None).candidates
+    assert all(first.answer.seconds <= one.answer.seconds for one in others), "the best of the search by the bound"
+    by_bound, expected = ([getattr(one.answer, name) for one in others] for name in ("seconds", "expected"))
+
+    def falls(seconds):
+        return sum(a > b for a, b in itertools.pairwise(seconds))
+
+    assert falls(expected) <= 1, "where the starts end"
+    assert falls(by_bound) > 1
 
 
 @sees("the best by estimate is the fastest", "another one is")
