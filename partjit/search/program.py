@@ -168,7 +168,10 @@ class SearchedProgram:
         return answered
 
     def largest(self, question: Change) -> list[str]:
-        """What needs most of the memory of a device with these axes, a line each; computed in this process."""
+        """What needs most of the memory of a device with these axes, a line each.
+
+        The partitioner runs in this process, with a question that was answered before: it does not end it.
+        """
         after = after_change(self.partitioned.lowered, self._facts, self._wanted(question), self._known)
         inlined = dataclasses.replace(self.partitioned.inlined, shardings=after.values)
         partitioned = dataclasses.replace(self.partitioned, inlined=inlined, result_shardings=after.results)
