@@ -4,6 +4,7 @@ A spec may be that of a value inside of a program, which XLA pads where the axes
 such shardings, so the tiles are computed here.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -191,7 +192,8 @@ def _devices(mesh: Mesh | AbstractMesh) -> tuple[npt.NDArray[np.int64], frozense
 def _cuts(size: int, count: int) -> tuple[Cut, ...]:
     """The parts of a dimension: XLA gives all tiles one size, so the last ones may be short or empty."""
     length = -(-size // count)
-    return tuple((min(k * length, size), min((k + 1) * length, size)) for k in range(count))
+    ends = np.minimum(np.arange(count + 1) * length, size).tolist()
+    return tuple(itertools.pairwise(ends))
 
 
 def _padding(shape: Sequence[int], counts: Sequence[int]) -> Iterable[str]:

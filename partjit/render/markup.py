@@ -1,5 +1,6 @@
 """Elements of SVG and HTML as text: plain strings are escaped, `Markup` is not."""
 
+import functools
 import re
 from collections.abc import Iterable
 
@@ -10,6 +11,7 @@ Attribute = str | float | None
 # What XML allows nowhere, not even escaped: control characters, halves of surrogate pairs, and two code points.
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"})
+_PLAIN = re.compile("[\t\n\r\u0020!\u0023-\u0025(-;=?-\ud7ff]*")  # most texts
 # HTML parses `<td/>` as an opening tag, so only these may be self-closing.
 _EMPTY = frozenset({"br", "circle", "ellipse", "hr", "line", "meta", "path", "polygon", "polyline", "rect", "use"})
 
@@ -27,6 +29,8 @@ def escape(text: str) -> Markup:
         >>> escape("x < y & 'z'")
         'x &lt; y &amp; &#39;z&#39;'
     """
+    if _PLAIN.fullmatch(text):
+        return Markup(text)
     return Markup(_FORBIDDEN.sub("\ufffd", text).translate(_ESCAPES))
 
 
@@ -51,6 +55,11 @@ def join(parts: Iterable[str]) -> Markup:
     return Markup("".join(part if isinstance(part, Markup) else escape(part) for part in parts))
 
 
+@functools.lru_cache(maxsize=256)
+def _attribute(name: str) -> str:
+    return name.rstrip("_").replace("_", "-")
+
+
 def element(tag: str, *children: str, **attributes: Attribute) -> Markup:
     """An element with children, of which plain text is escaped.
 
@@ -62,7 +71,7 @@ def element(tag: str, *children: str, **attributes: Attribute) -> Markup:
         '<g class="pj-ink"><rect x="1" rx="2.5"/>a &lt; b</g>'
     """
     written = "".join(
-        f' {name.rstrip("_").replace("_", "-")}="{escape(value) if isinstance(value, str) else number(value)}"'
+        f' {_attribute(name)}="{escape(value) if isinstance(value, str) else number(value)}"'
         for name, value in attributes.items()
         if value is not None
     )

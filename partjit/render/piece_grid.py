@@ -263,23 +263,27 @@ def name_devices(ids: Sequence[int], remote: frozenset[int] = frozenset(), room:
     """
     own, others = ([k for k in ids if k not in remote], [k for k in ids if k in remote]) if remote else (ids, ())
     names = _ranges(tuple(own)) + tuple(f"{name}*" for name in _ranges(tuple(others)))
-    full = ",".join(names)
-    if room is None or len(full) <= room:
-        return full
+    if room is None or 2 * len(names) - 1 <= room:
+        full = ",".join(names)
+        if room is None or len(full) <= room:
+            return full
     forms = []
-    if len(names) > 3 and not (own and others) and _is_regular(ids):
+    if len(names) > 3 and not (own and others) and _is_regular(tuple(ids)):
         forms.append(f"{names[0]},{names[1]},…,{names[-1]}")
     first = f"{ids[0]}{'*' * (ids[0] in remote)}"
     forms += [f"{first},… ({len(ids)})", f"{first},…"]
     return next((form for form in forms if len(form) <= room), forms[-1])
 
 
-def _runs(ids: Sequence[int]) -> list[tuple[int, int]]:
+@functools.lru_cache(maxsize=1024)
+def _runs(ids: tuple[int, ...]) -> list[tuple[int, int]]:
     """First and last of each run of consecutive ids."""
-    if ids and ids[-1] - ids[0] == len(ids) - 1:
+    if not ids:
+        return []
+    if ids[-1] - ids[0] == len(ids) - 1:
         return [(ids[0], ids[-1])]
-    starts = [k for k in range(len(ids)) if k == 0 or ids[k] != ids[k - 1] + 1]
-    return [(ids[start], ids[end - 1]) for start, end in itertools.pairwise([*starts, len(ids)])]
+    breaks = [k for k, (before, after) in enumerate(itertools.pairwise(ids), 1) if after - before != 1]
+    return [(ids[start], ids[end - 1]) for start, end in itertools.pairwise([0, *breaks, len(ids)])]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -290,7 +294,8 @@ def _ranges(ids: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(f"{first}-{last}" if last > first else str(first) for first, last in runs)
 
 
-def _is_regular(ids: Sequence[int]) -> bool:
+@functools.lru_cache(maxsize=1024)
+def _is_regular(ids: tuple[int, ...]) -> bool:
     """Whether all runs have the same length and distance."""
     runs = _runs(ids)
     return len({last - first for first, last in runs}) == 1 and (

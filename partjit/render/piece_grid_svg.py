@@ -23,6 +23,7 @@ _LINE = 18  # of text
 _MOST = {"rows": 64, "bands": 48, "panels": 24}
 _MOST_IN_TABLE = 1024
 _NAME = 18  # characters
+_HINT = 160  # characters of devices that a pointer shows
 
 
 def shade(number: int, count: int) -> int:
@@ -236,7 +237,9 @@ class _Grid:
         name = name_devices(piece.devices, grid.remote, _NAME)
         is_plain = piece.is_empty or grid.remote.issuperset(piece.devices)
         parts = [f"{dim.name} = {dim.labels[part]}" for dim, part in zip(grid.dimensions, piece.position, strict=True)]
-        holders = f"{'devices' if len(piece.devices) > 1 else 'device'} {name_devices(piece.devices, grid.remote)}"
+        holders = (
+            f"{'devices' if len(piece.devices) > 1 else 'device'} {name_devices(piece.devices, grid.remote, _HINT)}"
+        )
         hint = element("title", ", ".join(part for part in [*parts, piece.amount, holders] if part))
         shape = rect(
             x + is_plain / 2,
@@ -245,7 +248,7 @@ class _Grid:
             height - is_plain,
             radius=3,
             class_="pj-panel pj-s-muted pj-dashed" if is_plain else f"pj-c{color}",
-            data_devices=name_devices(piece.devices),
+            data_devices=name_devices(piece.devices, room=_HINT),
         )
         strip = [rect(x + 3, y + 4, 4, height - 8, radius=2, class_=f"pj-c{color}")] if is_plain else []
         text = f"({name})" if piece.is_empty else name

@@ -3,6 +3,7 @@
 No element has an id, so any number of pictures fit into one page. Coordinates are pixels, from the top left.
 """
 
+import functools
 import itertools
 import unicodedata
 from collections.abc import Sequence
@@ -33,9 +34,10 @@ def text_width(text: str, size: float = 12, *, mono: bool = False) -> float:
         >>> text_width("mm") > text_width("ii") > 0
         True
     """
-    return size * sum(_em(character, mono) for character in text)
+    return size * sum([_em(character, mono) for character in text])
 
 
+@functools.lru_cache(maxsize=1024)
 def _em(character: str, mono: bool) -> float:
     if unicodedata.combining(character):
         return 0.0

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from jax.sharding import AbstractMesh, AxisType
 
 import partjit
 from partjit import P, colocated, pjit, with_sharding_constraint
@@ -231,6 +232,16 @@ def test_size_is_linear_in_the_equations():
     first, second = ((sizes[k + 1] - sizes[k]) / (equations[k + 1] - equations[k]) for k in range(2))
     assert first == pytest.approx(second, rel=0.1)
     assert second < 700  # 6 000 equations in 5 MB
+
+
+def test_a_page_for_thousands_of_devices_is_about_as_large_as_one_for_eight():
+    def size(shape):
+        mesh = AbstractMesh(shape, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+        fun = pjit(lambda x, w: jnp.tanh(x @ w), in_shardings=(P("data"), P(("model", "data"))))
+        array = jax.ShapeDtypeStruct((8192, 8192), jnp.float32)
+        return len(explain(fun, array, array, mesh=mesh).to_html())
+
+    assert size((2048, 2)) <= 1.1 * size((4, 2))
 
 
 # ---- nothing of the user's is markup

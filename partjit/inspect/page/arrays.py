@@ -1,5 +1,6 @@
 """The arguments and results in the page of a report, with pictures of their shardings."""
 
+import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -20,7 +21,8 @@ __all__ = ["arrays"]
 
 _Key: TypeAlias = tuple[tuple[int, ...], TensorSharding | None]
 
-_CELLS = 16  # of a picture: of more pieces, neighbours are one cell
+_PIECES = 16  # of a picture at most; of more, neighbours are one cell
+_CELLS = 8  # in that case: as many as pictures for one host of devices have
 _PICTURES = 400_000  # characters of pictures in a page; the largest arrays come first
 
 
@@ -81,7 +83,8 @@ class _Pictures:
                 continue
             # The page has the stylesheet that every picture brings along.
             tiles = tiles_of(value.aval.shape, value.spec, value.mesh)
-            drawn = picture_of(value.aval.shape, None, tiles, _CELLS).to_svg()
+            count = math.prod(map(len, tiles.cuts))
+            drawn = picture_of(value.aval.shape, None, tiles, _PIECES if count <= _PIECES else _CELLS).to_svg()
             bare = Markup(drawn.replace(f"<style>{STYLESHEET}</style>", "", 1))
             self._drawn[key] = f"{prefix}-p{len(self._drawn)}", bare
             room -= len(bare)
