@@ -246,7 +246,7 @@ class Writing:
 
     def _reshard(self, op: ir.Operation) -> None:
         value, sizes = op.operands[0], self._automatic(op)
-        before, after = self._of(value), self._of(op.results[0])
+        before, after = Values(self._of, {}).shardings([value, op.results[0]])
         of_scalar = definition(value, "stablehlo.broadcast_in_dim", "stablehlo.reshape")
         is_scalar = of_scalar is not None and not of_scalar.operands[0].type.shape
         key = value.type, before, after, is_scalar, *sizes
