@@ -1,5 +1,7 @@
 """An answer to a question is what `explain` says of the function with these specs."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -142,6 +144,20 @@ def test_what_a_while_loop_captures_is_open_in_it_for_any_spec():
     for spec in (P("data"), P(None, "model"), P("model", "data"), UNSPECIFIED):
         report = explain(pjit(fun, in_shardings=(P("data"), spec)), *args, mesh=on)
         assert same(engine.ask(Question({"x": P("data"), "w": spec})), report)
+
+
+def test_scalars_in_the_body_of_a_scatter_in_a_shard_map_have_no_sharding():
+    @functools.partial(jax.shard_map, in_specs=(P("data"), P("data")), out_specs=P("data"), axis_names={"data"})
+    def count(w, numbers):
+        return w.at[numbers].add(1.0)
+
+    args = f32(32, 16), jax.ShapeDtypeStruct((32,), jnp.int32)
+    with mesh():
+        report = explain(pjit(count, in_shardings=(P(None, "model"), P("data")), out_shardings=P(None, "model")), *args)
+        engine = WhatIf(count, *args, isolated=False)
+    question = Question({"w": P(None, "model"), "numbers": P("data")}, {"result": P(None, "model")})
+    assert same(engine.ask(question), report)
+    assert same(engine.ask(question), report)  # once more, with what is known now
 
 
 def test_an_answer_to_a_training_step_and_what_is_known_of_its_leaves():
