@@ -378,7 +378,7 @@ class Coordinator:
 
 def _different_choices(votes: Mapping[int, Vote]) -> Sequence[tuple[int, Choice]]:
     """The first choices that differ between processes that run the same program; none if all are the same."""
-    count = max(len(vote.choices) for vote in votes.values())
+    count = max([len(vote.choices) for vote in votes.values()])
     if not count or len({(vote.point.begun, vote.point.digest) for vote in votes.values()}) > 1:
         return ()
     for i in range(count):

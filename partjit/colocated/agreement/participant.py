@@ -138,6 +138,9 @@ class Participant:
         process: the number of this process.
         leader: the process that has it.
         timeout: seconds within which the coordinator has to be there, and within which it hears of this process.
+
+    Attributes:
+        new_number: gives numbers to votes.
     """
 
     def __init__(self, client: DistributedRuntimeClient, process: int, leader: int, timeout: float) -> None:
@@ -145,7 +148,7 @@ class Participant:
         self.process = process
         self._leader = leader
         self._timeout = timeout
-        self._numbers = itertools.count()
+        self.new_number = itertools.count().__next__
         self._executions = itertools.count()
         self._begun: dict[tuple[int, ...], int] = {}
         self._line: Line | None = None
@@ -178,14 +181,14 @@ class Participant:
     def pending(
         self, vote: Vote, action: Callable[[], Any] | None = None, instead: Callable[[], object] | None = None
     ) -> Pending:
-        """A vote that is not sent yet; its number is given here."""
-        return Pending(Vote(next(self._numbers), *vote[1:]), action, instead)
+        """A vote that is not sent yet."""
+        return Pending(vote, action, instead)
 
     def pending_failure(
         self, vote: Vote, join: Callable[[str], Any] | None = None, last: Pending | None = None
     ) -> PendingFailure:
         """A failure that is not sent yet; see `PendingFailure`."""
-        return PendingFailure(vote._replace(number=next(self._numbers)), join, last)
+        return PendingFailure(vote, join, last)
 
     def send(self, pending: Pending) -> None:
         """Sends a vote, and returns at once.

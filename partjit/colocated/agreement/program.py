@@ -278,7 +278,8 @@ class Agreement:
             and not (choices or execution.released)
             and not any(getattr(jax.config, option) for option in _RAISING_LATE)
         )
-        return Vote(0, execution.number, self.group, point, is_last, failure, plan, choices, is_ahead)
+        number = self._own.new_number()
+        return Vote(number, execution.number, self.group, point, is_last, failure, plan, choices, is_ahead)
 
     def _with_all(self, node: str | None, action: Callable[[], Any] | None) -> Any:
         execution: Execution = self._thread.execution

@@ -75,7 +75,7 @@ class Exclusive:
         came.
         """
         try:
-            results.extend(map(self._context.run, (function,), *((arg,) for arg in args)))
+            results.extend(map(self._context.run, (function,), *zip(args)))  # one call, each argument a tuple
         except RuntimeError as error:
             if not _is_of_c(error):
                 raise

@@ -73,7 +73,9 @@ def on_a_stream(x):
     return first + y + stream(x + 2)
 
 
-def run(number: int, count: int, address: str, function: Callable, ends: Callable[[], object], say: Callable) -> None:
+def run(
+    number: int, count: int, address: str, function: Callable, ends: Callable[[], object], say: Callable, end: Callable
+) -> None:
     """What a process of a trial does."""
     global on_call
     os.environ["PARTJIT_AGREEMENT_TIMEOUT"] = str(STALL_SECONDS)
@@ -99,6 +101,7 @@ def run(number: int, count: int, address: str, function: Callable, ends: Callabl
                 program(x)
         except BaseException as error:
             say(f"{type(error).__name__}: {error}")
+    end()
     os._exit(0)
 
 
@@ -130,6 +133,7 @@ def trial(draw: random.Random, kind: str, count: int) -> dict[str, object]:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
     reading, writing = os.pipe()
+    held, holding = os.pipe()
     processes = {}
     for number in range(count):
         process = os.fork()
@@ -138,17 +142,23 @@ def trial(draw: random.Random, kind: str, count: int) -> dict[str, object]:
             def say(text: str, number: int = number) -> None:
                 os.write(writing, json.dumps([number, time.time(), text[:300]]).encode() + b"\n")
 
+            def end(number: int = number) -> None:
+                if number == 0:  # with its service JAX would end those that have not raised anything yet
+                    os.read(held, 1)
+
+            os.close(holding)
             try:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
                 ends = ending(kind, delay, at, say) if number == victim else (lambda: None)
-                run(number, count, address, function, ends, say)
+                run(number, count, address, function, ends, say, end)
             finally:
                 os._exit(9)
         processes[process] = number
     os.close(writing)
     awaited = {*range(count)} - ({victim} if kind == "stop" else set())
-    ended, said = ends_of(processes, awaited, victim, reading)
-    os.close(reading)
+    ended, said = ends_of(processes, awaited, victim, reading, lambda: os.write(holding, b"!"))
+    for descriptor in (reading, held, holding):
+        os.close(descriptor)
     for process, number in processes.items():
         if number not in ended:
             os.kill(process, signal.SIGKILL)
@@ -166,11 +176,14 @@ def trial(draw: random.Random, kind: str, count: int) -> dict[str, object]:
 
 
 def ends_of(
-    processes: dict[int, int], awaited: set[int], victim: int, reading: int
+    processes: dict[int, int], awaited: set[int], victim: int, reading: int, let_go: Callable[[], object]
 ) -> tuple[dict[int, tuple[float, int]], list[tuple[int, float, str]]]:
-    """When processes have ended, and their exit codes, and what they said; those that hang are left out."""
+    """When processes have ended, and their exit codes, and what they said; those that hang are left out.
+
+    Process 0 is let go when all others have ended.
+    """
     ended: dict[int, tuple[float, int]] = {}
-    said, begun = b"", False
+    said, begun, is_held = b"", False, True
     deadline = time.time() + BEGIN_SECONDS
     os.set_blocking(reading, False)
     while awaited - ended.keys() and time.time() < deadline:
@@ -179,6 +192,9 @@ def ends_of(
         if not begun and any(number == victim and what == "ends" for number, _, what in _lines(said)):
             begun = True
             deadline = time.time() + LIMIT_SECONDS
+        if is_held and not awaited - {0} - ended.keys():
+            let_go()
+            is_held = False
         process, status = os.waitpid(-1, os.WNOHANG)
         if process:
             ended[processes[process]] = time.time(), os.waitstatus_to_exitcode(status)
