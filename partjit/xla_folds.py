@@ -195,7 +195,7 @@ def _splat(value: Any) -> int | float | bool | None:
     owner = value.owner
     if isinstance(owner, ir.Block):
         return None
-    if owner.name == "stablehlo.broadcast_in_dim":
+    if owner.name in ("stablehlo.broadcast_in_dim", "stablehlo.reshape"):
         owner = owner.operands[0].owner
     if isinstance(owner, ir.Block) or owner.name != "stablehlo.constant":
         return None

@@ -50,17 +50,14 @@ def rewrite_operations(module: ir.Module, lowered: Lowered = AS_IT_IS) -> None:
     for op, name in zip(ops, names, strict=True):
         if name in FOLDED:
             fold(op, lowered)
+        elif name == "stablehlo.broadcast_in_dim" and (reshape := rewrite_broadcast(op)) is not None:
+            fold(reshape, lowered)
     if "func.call" in names:
         _inline_calls(module)
         ops = nested(module.operation, ir.WalkOrder.PRE_ORDER)
         names = [op.name for op in ops]
-    of_name: dict[str, list[Any]] = {"stablehlo.broadcast_in_dim": [], "stablehlo.while": []}
-    for op, name in zip(ops, names, strict=True):
-        of_name.get(name, []).append(op)
-    broadcasts, loops = of_name.values()
+    loops = [op for op, name in zip(ops, names, strict=True) if name == "stablehlo.while"]
     with_bodies = [op for op, name in zip(ops, names, strict=True) if name in WITH_BODIES]
-    for broadcast in broadcasts:
-        rewrite_broadcast(broadcast)
     order_operations(with_bodies, lowered.is_ignored)
     captured = [*map(_capture_invariants, loops)]  # what they capture is not replaced any more
     for loop, values in reversed(captured):
@@ -129,15 +126,16 @@ def _inline_calls(module: ir.Module) -> None:
         functions[name].operation.erase()
 
 
-def rewrite_broadcast(op: Any) -> None:
-    """Replaces a `stablehlo.broadcast_in_dim` by the operations that it is in HLO."""
-    value, result = op.operands[0], op.results[0]
+def rewrite_broadcast(op: Any) -> Any:
+    """Replaces a `stablehlo.broadcast_in_dim` by the operations that it is in HLO; returns the reshape if it is one."""
+    original, result = op.operands[0], op.results[0]
+    value = original
     dims, out = [*ir.DenseI64ArrayAttr(op.attributes["broadcast_dimensions"])], result.type.shape
     order = sorted(range(len(dims)), key=dims.__getitem__)
     kept = [k for k in order if value.type.shape[k] == out[dims[k]]]
     adds_ones = math.prod(value.type.shape) == math.prod(out) > 0
     if kept == [*range(len(dims))] and not adds_ones:
-        return
+        return None
     with ir.InsertionPoint(op), op.location:
         if order != sorted(order):
             value = stablehlo.TransposeOp(value, order).result
@@ -149,6 +147,7 @@ def rewrite_broadcast(op: Any) -> None:
             value = stablehlo.BroadcastInDimOp(result.type, value, [dims[k] for k in kept]).result
     result.replace_all_uses_with(value)
     op.erase()
+    return value.owner if adds_ones and value != original and value.owner.name == "stablehlo.reshape" else None
 
 
 def _reshaped(value: Any, shape: list[int]) -> Any:

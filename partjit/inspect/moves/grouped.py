@@ -1,9 +1,9 @@
 """Convolutions of groups of features, as XLA partitions those of single features: depthwise ones and their gradients.
 
 A depthwise convolution is computed by features: all of the image is gathered but for a slice of the features, over the
-axes that shard these in the image, in the kernel or in the result. The gradient of its kernel is a convolution of as
-many batch groups. It is summed over all devices if the examples are sharded in both operands, and otherwise computed
-by features as well.
+axes that shard these in the image, in the kernel or in the result. One of fewer groups is computed in full by every
+device. The gradient of the kernel of a depthwise one is a convolution of as many batch groups. It is summed over all
+devices if the examples are sharded in both operands, and otherwise computed by features as well.
 
 Source: `PartitionConvolutionWithFeatureGroupCount` and `PartitionConvolutionWithBatchGroupCount` of XLA's
 `convolution_handler.cc`, and what XLA compiles for all pairs of shardings over two axes.
@@ -33,10 +33,12 @@ def of_feature_groups(op: Operation, dims: _Dims) -> Model | None:
     own, of_weight, wanted = (
         tensor.sharding.axes[dim] for tensor, dim in ((image, of_image), (kernel, of_kernel), (result, of_result))
     )
+    if kernel.shape[of_input := dims[1]["i"]] != 1:
+        if kernel.local[of_input] == 1:
+            raise Unmodelled
+        return op.replicated()
     if not (own or of_weight or wanted):
         return None
-    if kernel.shape[dims[1]["i"]] != 1:
-        raise Unmodelled
     of_batch = image.sharding.axes[dims[0]["b"]], result.sharding.axes[dims[2]["b"]]
     if (own and own == wanted) or (not own and of_weight == wanted and of_batch[0] == of_batch[1]):
         return None  # each device has what it needs of the image

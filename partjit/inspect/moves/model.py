@@ -83,9 +83,10 @@ class Model:
         operands: for each operand the shardings that it gets, one after the other; none if it stays as it is.
         results: the sharding in which each result is computed; None if it is that of the result.
         transfers: what is moved besides; None if that is not modelled.
-        absorbs: whether the operations that compute the operands are part of it: it is given their first operands.
+        absorbs: what it is computed from, if operations that compute its operands are part of it.
         keeps: whether the operation stays, with the operands resharded.
-        distinct: the operands whose reshards XLA does not merge with equal ones of other operations.
+        distinct: the operands whose reshards XLA does not merge with all equal ones of other operations, and the names
+            that those have with which it does; the empty name is that of none.
         forgets: whether XLA does not remember the shardings in which results are computed, so that it moves data to
             reshard a result back to these.
     """
@@ -93,9 +94,9 @@ class Model:
     operands: tuple[tuple[TensorSharding, ...], ...]
     results: tuple[TensorSharding | None, ...]
     transfers: tuple[Transfer, ...] | None = ()
-    absorbs: bool = False
+    absorbs: tuple[ir.Value, ...] = ()
     keeps: bool = False
-    distinct: tuple[int, ...] = ()
+    distinct: Mapping[int, str] = dataclasses.field(default_factory=dict)
     forgets: bool = False
 
 
@@ -123,6 +124,11 @@ class Operation:
         """The primitive that it was lowered from, or the empty string; to read it takes longer than most models."""
         return self.primitive_of(self.op)
 
+    @property
+    def bound(self) -> int:
+        """The bytes that a device sends at most: that of all arrays, and of the results once more."""
+        return sum(tensor.nbytes for tensor in (*self.operands, *self.results, *self.results))
+
     def tiles(self, sharding: TensorSharding) -> Tiles:
         """The devices of the shards of a sharding."""
         return tiles_of(sharding, self.sizes)
@@ -141,7 +147,7 @@ class Operation:
         results: Sequence[TensorSharding | None] | None = None,
         transfers: Sequence[Transfer] = (),
         keeps: bool = False,
-        distinct: Sequence[int] = (),
+        distinct: Mapping[int, str] | None = None,
         forgets: bool = False,
     ) -> Model:
         """A model, from the operands that are resharded."""
@@ -151,7 +157,7 @@ class Operation:
             results=(None,) * len(self.results) if results is None else tuple(results),
             transfers=tuple(transfers),
             keeps=keeps,
-            distinct=tuple(distinct),
+            distinct=distinct or {},
             forgets=forgets,
         )
 

@@ -75,10 +75,11 @@ def product(
         return found
     if any(there not in ((), here) and not (not here and {*there} <= summed) for here, there, _ in kept):
         raise Unmodelled
+    batch = " ".join(sorted(axis for a, _, _ in batches for axis in axes[0][a]))
     used = [{axis for dim in free for axis in of[dim]} for of, free in zip(axes, own, strict=True)]
     shown = [{axis for there in free.values() for axis in result[there]} for free in own]
     first = _first(op, [axes if axes == there else set() for axes, there in zip(used, shown, strict=True)])
-    chains, distinct = {}, []
+    chains, distinct = {}, dict[int, str]()
     if twice := used[0] & used[1]:
         # The operand whose dimensions the result keeps stays, and the other one is gathered.
         if (
@@ -99,10 +100,15 @@ def product(
         ratio = _local_size(whole) / _local_size(op.results[0])
         if again or ratio <= 1 or (not any(used) and _unused(op) > 1):
             chains[k] = [whole.sharding]
-            distinct += [k] if first == k or (first is not None and not again) else []
+            if first == k or (first is not None and not again):
+                distinct[k] = "in groups"
         elif k == 1 and ratio <= 2:
             raise Unmodelled
         # Otherwise the other operand is sliced, and the results are summed, which moves less.
+    if batch:
+        distinct = dict.fromkeys(chains, f"in groups {batch}")
+    if 1 in chains and op.op.operands[0] == op.op.operands[1]:
+        distinct[1] = ""  # XLA copies it at first
     sliced = [dim for here, there, dim in kept if there and not here]
     if sliced:
         if any(dims and k not in chains for k, dims in gathered.items()):

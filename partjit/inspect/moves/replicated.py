@@ -8,7 +8,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax.extend.mlir import ir
@@ -46,8 +46,11 @@ __all__ = [
 
 
 def concatenate(op: Operation) -> Model:
-    """Arrays one after the other; what `jnp.roll` makes of two slices is recognized."""
+    """Arrays one after the other; what `jnp.roll` and `jnp.pad` make of an array and slices of it is recognized."""
     dim = op.number("dimension")
+    if op.results[0].shards[dim] > 1 and _is_continued(op):
+        # XLA pads and rotates it instead, which is not modelled.
+        return dataclasses.replace(op.model(), absorbs=(op.op.operands[1],) * 3, transfers=None)
     amount = _rotated(op, dim)
     if amount is None or op.results[0].shards[dim] == 1:
         return _along(op, [dim])
@@ -97,14 +100,38 @@ def _rotation(op: Operation, dim: int, amount: int) -> Model:
     try:  # a part that is sent for nobody is not sent
         read = [part_read(result.shape[dim], count, reader[dim]) for reader in readers]
     except NotImplementedError:
-        return dataclasses.replace(op.model(), absorbs=True, transfers=None)
+        return dataclasses.replace(op.model(), absorbs=_sources(op), transfers=None)
     for distance, size, others in ((far + 1, rest, (rest, own)), (far, own - rest, (0, rest))):
         is_read = not readers or any(start < others[0] or others[1] < limit for start, limit in read)
         if size and distance % count and is_read:
             shape = (*result.local[:dim], size, *result.local[dim + 1 :])
             pairs = groups.paired_with(np.roll(groups.positions, -distance, axis=1))
             transfers.append(Transfer(Step("collective-permute", pairs, shape, shape), result))
-    return dataclasses.replace(op.model(None, None, transfers), absorbs=True)
+    return dataclasses.replace(op.model(None, None, transfers), absorbs=_sources(op))
+
+
+def _sources(op: Operation) -> tuple[ir.Value, ...]:
+    makers: list[Any] = [value.owner for value in op.op.operands]
+    return tuple(maker.operands[0] for maker in makers)
+
+
+def _is_continued(op: Operation) -> bool:
+    """Whether it is an array between parts of its own, possibly changed, as `jnp.pad` makes it of a periodic one."""
+    if len(op.operands) != 3:
+        return False
+    before, array, after = op.op.operands
+    return all(_is_made_of(value, array) for value in (before, after))
+
+
+def _is_made_of(value: ir.Value, array: ir.Value) -> bool:
+    while (maker := definition(value, *_PARTS)) is not None:
+        value = maker.operands[0]
+        if value == array:
+            return True
+    return False
+
+
+_PARTS = tuple(f"stablehlo.{name}" for name in ("slice", "reverse", "broadcast_in_dim", "reshape", "convert", "negate"))
 
 
 def factorization(op: Operation) -> Model:

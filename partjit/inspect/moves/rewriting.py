@@ -6,6 +6,7 @@ that the other operations need. Then each reshard becomes a call as well. The nu
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ __all__ = ["Moved", "Writing", "moved_by"]
 
 _CALL = "partjit.moves"
 _DISTINCT = "partjit.distinct"  # an attribute of reshards
+_OF_PARTS = tuple(f"stablehlo.{name}" for name in ("broadcast_in_dim", "convert", "reshape", "reverse", "slice"))
 _FORGOTTEN = "partjit.forgotten"  # of those of whose operands XLA does not know any more how they were sharded
 
 
@@ -83,6 +85,8 @@ class Writing:
         self._shardings, self._mesh, self._primitive_of = shardings, mesh, primitive_of
         self._sizes = dict(mesh.shape)
         self._known = known
+        self._own = itertools.count()
+        self._with_models: set[ir.Operation] = set()
 
     def operations(self, walk: Walk) -> None:
         """Replaces the operations that have models, and adds the reshards that XLA makes for them."""
@@ -95,11 +99,20 @@ class Writing:
                 continue  # most operations: all that they read and compute is sharded alike
             if (found := self._modelled(op, find, values)) is not None:
                 modelled.append((op, found))
+        self._with_models = {op for op, _ in modelled}
         for op, (operation, model, key) in reversed(modelled):
             if _is_used(op):
                 self._replace(op, operation, model, key)
             else:
-                op.erase()
+                self._erase(op)
+
+    def _erase(self, op: ir.Operation) -> None:
+        """Erases an operation, and those without models that computed its operands for it alone."""
+        makers = {value.owner.operation for value in op.operands if not isinstance(value.owner, ir.Block)}
+        op.erase()
+        for maker in makers:
+            if maker not in self._with_models and maker.name in _OF_PARTS and not _is_used(maker):
+                self._erase(maker)
 
     def reshards(self, walk: Walk) -> None:
         """Replaces all reshards among these operations by calls."""
@@ -113,7 +126,7 @@ class Writing:
             if before is not None and is_known and self._of(before.operands[0]) == self._of(result):
                 result.replace_all_uses_with(before.operands[0])
                 continue
-            key = value, op.attributes["sharding"], op.block, _DISTINCT in op.attributes
+            key = value, op.attributes["sharding"], op.block, op.attributes.get(_DISTINCT)
             if key in made:
                 result.replace_all_uses_with(made[key])
             made.setdefault(key, result)
@@ -140,7 +153,7 @@ class Writing:
         known = self._known.kind(op)
         if known is not None and models.get((known.number, *shardings)) is _NONE:
             return None
-        stays = (find is elementwise and are_alike(shardings)) or not any(map(_divides, shardings))
+        stays = (find is elementwise and are_alike(shardings)) or not any(any(one.axes) for one in shardings)
         if stays and not self._known.has_own_locations:
             return None
         kind = known or self._kind(op, find)
@@ -165,12 +178,13 @@ class Writing:
     def _kind(self, op: ir.Operation, find: Callable[[Operation], Model | None]) -> "_Kind":
         """The kind of an operation with this model."""
         kinds, place = self._known.kinds, self._known.own_location(op)
-        sizes = self._automatic(op)
+        sizes, operands = self._automatic(op), [*op.operands]
         same = (
             find,
             *(own for name, own in op.attributes.items() if name != "sdy.sharding"),
             self._primitive_of(op) if find in LOOKING_AT_PRIMITIVES else "",
-            *(value.type for value in op.operands),
+            len(operands) > 1 and operands[0] == operands[1],
+            *(value.type for value in operands),
             *(value.type for value in op.results),
             *sizes,
             looks_around := find in LOOKING_AROUND or (find in LOOKING_AT_SLICES and is_near_slices(op)),
@@ -199,18 +213,18 @@ class Writing:
         written = model or operation.model()
         with op.context, op.location, ir.InsertionPoint(op):
 
-            def resharded(value: ir.Value, sharding: TensorSharding, *marks: str) -> ir.Value:
+            def resharded(value: ir.Value, sharding: TensorSharding, **marks: str) -> ir.Value:
                 made = sdy.ReshardOp(value, self._attribute(sharding))
-                for name in marks:
-                    made.operation.attributes[name] = ir.UnitAttr.get()
+                for name, text in marks.items():
+                    made.operation.attributes[f"partjit.{name}"] = ir.StringAttr.get(text)
                 return made.result
 
-            absorbed: list[Any] = [value.owner for value in op.operands] if written.absorbs else []
-            operands = [owner.operands[0] for owner in absorbed] or [*op.operands]
+            operands = [*(written.absorbs or op.operands)]
             chains = (*written.operands, *[()] * (len(operands) - len(written.operands)))
             for k, chain in enumerate(chains):
+                name = {"distinct": written.distinct[k] or str(next(self._own))} if k in written.distinct else {}
                 for sharding in chain:
-                    operands[k] = resharded(operands[k], sharding, *([_DISTINCT] if k in written.distinct else []))
+                    operands[k] = resharded(operands[k], sharding, **name)
             if written.keeps:
                 for k, value in enumerate(operands):
                     op.operands[k] = value
@@ -223,7 +237,7 @@ class Writing:
                 for tensor, sharding in zip(operation.results, written.results, strict=True)
             ]
             if key is None or (moved := self._known.moved.get(key)) is None:
-                moved = self._moved(op, model and model.transfers, _bound(operation), operation.sizes)
+                moved = self._moved(op, model and model.transfers, operation.bound, operation.sizes)
                 if key is not None:
                     self._known.moved[key] = moved
             # Of different primitives they may be equal all the same.
@@ -231,9 +245,9 @@ class Writing:
             results = self._call(op, operands, local, moved, (moved,) if is_own else None)
             for old, new, tensor, sharding in zip(op.results, results, operation.results, local, strict=True):
                 if sharding != tensor.sharding:
-                    new = resharded(new, tensor.sharding, *([_FORGOTTEN] if written.forgets else []))
+                    new = resharded(new, tensor.sharding, **({"forgotten": ""} if written.forgets else {}))
                 old.replace_all_uses_with(new)
-        op.erase()
+        self._erase(op)
 
     def _compute_as(self, op: ir.Operation, result: ir.Value, sharding: TensorSharding, wanted: TensorSharding) -> None:
         """Gives the only result of an operation that stays a sharding, and reshards it."""
@@ -261,7 +275,7 @@ class Writing:
             # At worst it is replicated, or sent as it is a few times.
             moved = self._moved(op, transfers, 3 * max(tensor.nbytes, wanted.nbytes), sizes)
             self._known.moved[key] = moved
-        own = moved, op.attributes["sharding"], _DISTINCT in op.attributes, _FORGOTTEN in op.attributes
+        own = moved, op.attributes["sharding"], op.attributes.get(_DISTINCT), _FORGOTTEN in op.attributes
         with op.context, op.location, ir.InsertionPoint(op):
             (result,) = self._call(op, [value], [after], moved, own)
             op.results[0].replace_all_uses_with(result)
@@ -333,12 +347,6 @@ class Writing:
         return known[sharding]
 
 
-def _bound(operation: Operation) -> int:
-    """The bytes that a device sends at most: that of all arrays, and of the results once more."""
-    arrays = (*operation.operands, *operation.results)
-    return sum(tensor.nbytes for tensor in arrays) + sum(tensor.nbytes for tensor in operation.results)
-
-
 def _transfers(before: Tensor, after: TensorSharding, sizes: Mapping[str, int]) -> tuple[Transfer, ...]:
     if before.sharding.mesh.startswith("maximal_mesh"):
         raise Unmodelled  # one device has the result of a callback, and sends it if it is used
@@ -373,10 +381,6 @@ def _model(find: Callable[[Operation], Model | None], operation: Operation) -> M
         return find(operation) or _NONE
     except Unmodelled:
         return _UNMODELLED
-
-
-def _divides(sharding: TensorSharding) -> bool:
-    return any(sharding.axes)
 
 
 @functools.lru_cache(maxsize=4096)

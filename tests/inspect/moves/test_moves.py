@@ -226,6 +226,31 @@ def test_what_a_nested_function_computes_is_not_folded_with_what_is_sliced_outsi
     assert report.predicted.bytes_per_step < report.collectives.bytes_per_step
 
 
+def test_a_product_of_an_array_with_itself_gathers_it_once_more():
+    """XLA copies one of the operands, and gathers within the groups of the batch."""
+
+    def fun(x):
+        scores = jnp.einsum("bld,bmd->blm", x, x)
+        return jnp.sin(scores), jnp.sin(scores @ x), jnp.cumsum(x, 1)
+
+    struct = jax.ShapeDtypeStruct((8, 16, 8), "float32")
+    report = explain(pjit(fun, in_shardings=P("x", "y")), struct, mesh=make_mesh(), compiled=True)
+    assert report.predicted.unknown == ()
+    assert report.predicted.counts == report.collectives.counts
+    assert report.predicted.bytes_per_step == pytest.approx(report.collectives.bytes_per_step)
+
+
+@pytest.mark.parametrize("mode", ["wrap", "edge"])
+def test_what_continues_an_array_over_its_borders_is_marked(mode):
+    """The parts that are repeated are not gathered for it."""
+    fun = pjit(lambda x: jnp.sin(jnp.pad(x, ((2, 2), (0, 0)), mode=mode)), in_shardings=P("x"))
+    report = explain(fun, jax.ShapeDtypeStruct((32, 16), "float32"), mesh=make_mesh(), compiled=True)
+    predicted, compiled = report.predicted, report.collectives
+    assert [move.operation for move in predicted.unknown] == ["stablehlo.concatenate"]
+    assert all(predicted.counts[key] <= compiled.counts[key] for key in predicted.counts)
+    assert predicted.bytes_per_step < compiled.bytes_per_step <= predicted.bytes_per_step_at_most
+
+
 def test_nothing_is_moved_to_pad_an_empty_array():
     """As the last step of an associative scan does."""
     pad = pjit(lambda x: lax.pad(x[:0], jnp.float32(0), ((2, 0, 1),)), in_shardings=P("y"), out_shardings=P("y"))
