@@ -1,15 +1,16 @@
 """The buffers of a program on one device as XLA would make them, and when each is alive, estimated from its equations.
 
-XLA computes elementwise operations, broadcasts and reshapes where their results are used, so most of these have no
-buffer: a use of such a value is a use of the buffers that it is computed from. Values computed from literals alone, as
-masks are, are computed anew for each use. An elementwise operation writes over an operand that is not used any more,
-and so does an update of a slice. What a loop carries is one buffer, in which the body writes the next iteration's value
-if it no longer needs this one's; an argument that is carried is copied before the loop, unless the body leaves it as it
-is.
+XLA computes elementwise operations, broadcasts, reshapes, splits and gathers where their results are used, so most of
+these have no buffer: a use of such a value is a use of the buffers that it is computed from. Values computed from
+literals alone, as masks are, are computed anew for each use. An elementwise operation writes over an operand that is
+not used any more, and so does an update of a slice. What a loop carries is one buffer, in which the body writes the
+next iteration's value if it no longer needs this one's; an argument that is carried is copied before the loop, unless
+the body leaves it as it is.
 
 Source: `CpuInstructionFusion`, `CopyInsertion` and `BufferAssignment` of XLA.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -70,16 +71,17 @@ class _Walk:
         order, reads = self._order(body), dict[Equation, _Roots]()
         while True:
             if (eqn := order.released()) is not None:
-                of_operands = _roots_of(eqn.invars, roots)
+                of_operands = self._operands(eqn, roots)
                 read = of_operands[0] if len(of_operands) == 1 else _NONE.union(*of_operands)
                 is_barrier = eqn.name == "optimization_barrier"
-                if not is_barrier and (len(eqn.outvars) != 1 or not is_fused(eqn, body, len(read))):
+                if not is_barrier and not is_fused(eqn, body, len(read)):
                     reads[eqn] = read
                     order.queue(eqn)
                     continue
+                self._prepared.pop(eqn, None)
                 if self.times.loops:
                     self._set_depth(eqn)
-                roots.update(zip(eqn.outvars, of_operands if is_barrier else [read], strict=True))
+                roots.update(zip(eqn.outvars, of_operands if is_barrier else itertools.repeat(read), strict=False))
                 order.done(eqn)
                 continue
             if (step := order.next()) is None:
@@ -105,6 +107,14 @@ class _Walk:
         steps = {eqn: {var: len(made) for var, made in found.items()} for eqn, found in sizes.items()}
         summed = {eqn: over for eqn in needed if (over := moves.summed_over(eqn)) is not None}
         return InstructionOrder(body, steps, combined_sums(body, summed))
+
+    def _operands(self, eqn: Equation, roots: Mapping[Variable, _Roots]) -> list[_Roots]:
+        """The buffers that each operand is computed from, or what was prepared of it."""
+        prepared = self._prepared.get(eqn)
+        # What is gathered for a constraint is not kept: where one is tried out, there is no equation that says it.
+        if not prepared or eqn.name == "sharding_constraint":
+            return _roots_of(eqn.invars, roots)
+        return [prepared.get(atom, one) for atom, one in zip(eqn.invars, _roots_of(eqn.invars, roots), strict=True)]
 
     def _set_depth(self, eqn: Equation) -> None:
         is_own = eqn.kind not in (None, "shard_map") or eqn.has_effects
@@ -151,12 +161,9 @@ class _Walk:
                 return
         self.times.clock += 2
         self.times.need_throughout(read, depth)
-        moves, prepared = self._moves.of(eqn), self._prepared.pop(eqn, {})
-        if prepared:
-            operands = [atom for atom in eqn.invars if atom not in prepared]
-            self.times.read(_NONE.union(*_roots_of(operands, roots), *prepared.values()))
-        else:
-            self.times.read(read)
+        moves = self._moves.of(eqn)
+        self._prepared.pop(eqn, None)
+        self.times.read(read)
         if name in RANDOM:  # XLA computes them in a loop, with two counters for each number, and eight small arrays
             for buffer in [self.times.new(sum(map(self._size, eqn.outvars)), eqn) for _ in range(2)]:
                 buffer.last = self.times.clock

@@ -10,7 +10,9 @@ from partjit.inspect.skeleton import Body, Equation, Variable
 __all__ = ["CONSUMERS", "ELEMENTWISE", "FUSED", "UPDATES", "is_fused"]
 
 _VIEWS = {"reshape", "squeeze", "expand_dims", "copy", "copy_p", "sharding_constraint", "optimization_barrier", "name"}
+_VIEWS |= {"reshard"}
 _SHAPED = {"broadcast_in_dim", "iota", "convert_element_type", "select_n", "slice", "rev", "pad", "transpose", "tile"}
+_SHAPED |= {"dynamic_slice"}
 ELEMENTWISE = {
     *("abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil"),
     *("clamp", "clz", "complex", "conj", "convert_element_type", "cos", "cosh", "div", "eq", "erf", "erf_inv", "erfc"),
@@ -27,7 +29,7 @@ _EXPENSIVE = {
 """These are not computed several times."""
 UPDATES = {"dynamic_update_slice", "scatter", "scatter-add", "scatter_add"}
 """These write over their first operand."""
-FUSED = _VIEWS | _SHAPED | ELEMENTWISE
+FUSED = _VIEWS | _SHAPED | ELEMENTWISE | {"gather"}
 REDUCTIONS = {"reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_prod"}
 CONSUMERS = FUSED | REDUCTIONS | {"argmax"}
 
@@ -36,7 +38,7 @@ def is_fused(eqn: Equation, body: Body, read: int) -> bool:
     """Whether an equation is computed where its result is used.
 
     Args:
-        eqn: the equation, which has one result.
+        eqn: the equation.
         body: the jaxpr that it is in, where what was found is noted: it is the same whatever the shardings.
         read: the number of buffers that its operands are computed from.
     """
@@ -47,6 +49,9 @@ def is_fused(eqn: Equation, body: Body, read: int) -> bool:
 
 
 def _is_fused(eqn: Equation, body: Body, read: int) -> bool:
+    if len(eqn.outvars) != 1:
+        is_used = (user.name in CONSUMERS for var in eqn.outvars for user in body.users.get(var, ()))
+        return eqn.name == "split" and all(is_used) and not {*eqn.outvars} & {*body.outvars}
     name, var = eqn.name, eqn.outvars[0]
     if name in REDUCTIONS and _is_view(eqn):
         return True
