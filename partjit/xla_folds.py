@@ -3,7 +3,7 @@
 A value and one that is folded into it have one sharding; and what only a folded operation has used is not there.
 
 * Sums, products and the like with a neutral element; `and` and `or` with one that decides.
-* A `select` whose cases are the same, or whose predicate is a constant.
+* A `select` whose cases are the same, or whose predicate is a constant, or negated.
 * A slice, padding, transpose or reshape that changes nothing; a reshape of a reshape; a transpose that only moves
   dimensions of size 1.
 * Slices of nothing, which are constants; those with starts that are constants; those of one operand of a concatenation.
@@ -79,14 +79,18 @@ def _neutral(neutral: int, deciding: int | None = None, *, commutes: bool = True
     return of
 
 
-def _select(op: Any, _: Lowered) -> Any:
+def _select(op: Any, lowered: Lowered) -> Any:
     predicate, chosen, other = op.operands
+    while (negated := lowered.maker(op, predicate, "stablehlo.not")) is not None:
+        predicate, chosen, other = negated.operands[0], other, chosen
     if chosen == other:
         return chosen
     if (which := _splat(predicate)) is not None:
         return chosen if which else other
     same = _splat(chosen)
-    return chosen if same is not None and same == _splat(other) else None
+    if same is not None and same == _splat(other):
+        return chosen
+    return None if predicate == op.operands[0] else stablehlo.SelectOp(predicate, chosen, other).result
 
 
 def _reshape(op: Any, lowered: Lowered) -> Any:
