@@ -126,11 +126,12 @@ def is_on_one_host_device(array: ArrayImpl) -> bool:
 def copy_of(array: ArrayImpl) -> ArrayImpl:
     """An array of the same type and sharding in memory of its own, copied once it is computed.
 
-    `jax.device_put` does the same, and takes many times as long to find out what it has to do.
+    `jax.device_put` does the same, and takes many times as long to find out what it has to do. Of an array over several
+    processes it is a program of all their devices, which waits in this thread for those of a process that has stopped.
     """
     sharding = array.sharding
     if not sharding.is_fully_addressable:
-        return jax.device_put(array, sharding, may_alias=False)
+        return array_of_buffers(array, [copy_of(shard) for shard in buffers_of(array)])
     devices = sharding._internal_device_list.addressable_device_list
     (copy,) = xc.batched_copy_array_to_devices_with_sharding(
         [array], [devices], [sharding], [xc.ArrayCopySemantics.ALWAYS_COPY]
