@@ -69,19 +69,24 @@ class _Walk:
         constants = {var: frozenset([Buffer(self._size(var), -1, ALWAYS)]) for var in body.constvars}
         roots = {**constants, **known}
         order, reads = self._order(body), dict[Equation, _Roots]()
+        released, prepared = order.released, self._prepared
         while True:
-            if (eqn := order.released()) is not None:
-                of_operands = self._operands(eqn, roots)
+            if released:  # this runs for each equation of a program, at each question to it
+                eqn = released.popleft()
+                of_operands = self._operands(eqn, roots) if eqn in prepared else _roots_of(eqn.invars, roots)
                 read = of_operands[0] if len(of_operands) == 1 else _NONE.union(*of_operands)
                 is_barrier = eqn.name == "optimization_barrier"
                 if not is_barrier and not is_fused(eqn, body, len(read)):
                     reads[eqn] = read
                     order.queue(eqn)
                     continue
-                self._prepared.pop(eqn, None)
+                prepared.pop(eqn, None)
                 if self.times.loops:
                     self._set_depth(eqn)
-                roots.update(zip(eqn.outvars, of_operands if is_barrier else itertools.repeat(read), strict=False))
+                if is_barrier or len(eqn.outvars) != 1:
+                    roots.update(zip(eqn.outvars, of_operands if is_barrier else itertools.repeat(read), strict=False))
+                else:
+                    roots[eqn.outvars[0]] = read
                 order.done(eqn)
                 continue
             if (step := order.next()) is None:
@@ -109,10 +114,10 @@ class _Walk:
         return InstructionOrder(body, steps, combined_sums(body, summed))
 
     def _operands(self, eqn: Equation, roots: Mapping[Variable, _Roots]) -> list[_Roots]:
-        """The buffers that each operand is computed from, or what was prepared of it."""
-        prepared = self._prepared.get(eqn)
+        """The buffers that each operand is computed from, or what was prepared of it, where something was."""
+        prepared = self._prepared[eqn]
         # What is gathered for a constraint is not kept: where one is tried out, there is no equation that says it.
-        if not prepared or eqn.name == "sharding_constraint":
+        if eqn.name == "sharding_constraint":
             return _roots_of(eqn.invars, roots)
         return [prepared.get(atom, one) for atom, one in zip(eqn.invars, _roots_of(eqn.invars, roots), strict=True)]
 
@@ -357,4 +362,4 @@ def _bound(invars: Iterable[Variable], values: Iterable[_Roots]) -> dict[Variabl
 
 
 def _roots_of(atoms: Iterable[Variable | str], roots: Mapping[Variable, _Roots]) -> list[_Roots]:
-    return [roots[atom] if isinstance(atom, Variable) else _NONE for atom in atoms]
+    return [_NONE if isinstance(atom, str) else roots[atom] for atom in atoms]

@@ -42,10 +42,11 @@ def is_fused(eqn: Equation, body: Body, read: int) -> bool:
         body: the jaxpr that it is in, where what was found is noted: it is the same whatever the shardings.
         read: the number of buffers that its operands are computed from.
     """
-    key = eqn, min(read, 2)
-    if key not in body.fused:
-        body.fused[key] = _is_fused(eqn, body, read)
-    return body.fused[key]
+    key = eqn, read if read < 2 else 2
+    found = body.fused.get(key)
+    if found is None:
+        found = body.fused[key] = _is_fused(eqn, body, read)
+    return found
 
 
 def _is_fused(eqn: Equation, body: Body, read: int) -> bool:

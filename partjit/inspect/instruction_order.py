@@ -45,6 +45,9 @@ class InstructionOrder:
     """The equations of a body, one after another.
 
     The one who takes a step says when it is done, and which steps are no instructions of their own.
+
+    Attributes:
+        released: the equations that need nothing that is not computed yet, to be taken from the left, before `next`.
     """
 
     def __init__(
@@ -65,17 +68,13 @@ class InstructionOrder:
         self._waits = dict(body.waits)
         self._prepared = prepared or {}
         self._ready: collections.deque[Preparation | Sums | Equation] = collections.deque()
-        self._released: collections.deque[Equation] = collections.deque()
+        self.released: collections.deque[Equation] = collections.deque()
         for eqn, operands in self._prepared.items():
             for var, count in operands.items():
                 if var not in body.made:
                     self._waits[eqn] += 1
                     self._ready.append(Preparation(eqn, var, count - 1))
-        self._released.extend([eqn for eqn, count in self._waits.items() if not count])
-
-    def released(self) -> Equation | None:
-        """The next equation that needs nothing that is not computed yet, and was not returned before."""
-        return self._released.popleft() if self._released else None
+        self.released.extend([eqn for eqn, count in self._waits.items() if not count])
 
     def queue(self, eqn: Equation) -> None:
         """An equation is an instruction, which runs after those that came before it."""
@@ -87,21 +86,21 @@ class InstructionOrder:
 
     def done(self, step: _Step) -> None:
         """What a step computes is there."""
-        if isinstance(step, Preparation):
-            if step.left:
-                self._ready.append(dataclasses.replace(step, left=step.left - 1))
-            else:
-                self._release(step.equation)
-        elif isinstance(step, Sums):
-            for eqn in step.equations:
-                self._use(eqn)
-        elif step in self._sums:
-            group = self._sums[step]
+        if isinstance(step, Equation):
+            group = self._sums.get(step)
+            if group is None:
+                self._use(step)
+                return
             self._left[id(group)] -= 1
             if not self._left[id(group)]:
                 self._ready.append(group)
+        elif isinstance(step, Sums):
+            for eqn in step.equations:
+                self._use(eqn)
+        elif step.left:
+            self._ready.append(dataclasses.replace(step, left=step.left - 1))
         else:
-            self._use(step)
+            self._release(step.equation)
 
     def _use(self, eqn: Equation) -> None:
         users, prepared, waits = self._users, self._prepared, self._waits
@@ -110,14 +109,14 @@ class InstructionOrder:
                 if user in prepared and var in prepared[user]:
                     self._ready.append(Preparation(user, var, prepared[user][var] - 1))
                     continue
-                waits[user] -= 1
-                if not waits[user]:
-                    self._released.append(user)
+                left = waits[user] = waits[user] - 1
+                if not left:
+                    self.released.append(user)
 
     def _release(self, eqn: Equation) -> None:
         self._waits[eqn] -= 1
         if not self._waits[eqn]:
-            self._released.append(eqn)
+            self.released.append(eqn)
 
 
 def combined_sums(body: Body, summed: Mapping[Equation, object]) -> dict[Equation, Sums]:

@@ -138,11 +138,14 @@ def needs_of(
     is_cpu: bool,
 ) -> Needs:
     """What a program needs with these shardings of its values, by their numbers; see `estimate_memory`."""
-    shard = functools.cache(_shard_bytes)
+    shard, known = functools.cache(_shard_bytes), dict[Variable, int]()
 
     def size(var: Variable) -> int:
-        sharding = None if var.number is None else shardings.get(var.number)
-        return 0 if sharding is None else shard(var.shape, var.itemsize, sharding)
+        found = known.get(var)
+        if found is None:
+            sharding = None if var.number is None else shardings.get(var.number)
+            found = known[var] = 0 if sharding is None else shard(var.shape, var.itemsize, sharding)
+        return found
 
     body, collectives = skeleton.body, [*collectives]
     in_bytes = [*map(size, body.invars)]

@@ -30,7 +30,8 @@ def body_of(arguments, equations):
 def steps_of(order, fused=()):
     steps = []
     while True:
-        if (eqn := order.released()) is not None:
+        if order.released:
+            eqn = order.released.popleft()
             if eqn not in fused:
                 order.queue(eqn)
                 continue

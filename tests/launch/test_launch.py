@@ -270,7 +270,7 @@ from jax.experimental import multihost_utils
 import numpy as np
 sums = multihost_utils.process_allgather(np.float32([number + 1]))
 found = jax.process_index() == number, jax.process_count(), jax.local_device_count(), jax.device_count(), sums.sum()
-print(*found, flush=True)
+print(" ".join(map(str, found)), flush=True)  # in one piece: another thread writes as well
 os._exit(0)  # a device may still connect to those of the other process, for which XLA waits at exit
 """
     )
@@ -278,4 +278,4 @@ os._exit(0)  # a device may still connect to those of the other process, for whi
     env = os.environ | allocation | {"SLURM_LOCALID": "5", "JAX_PLATFORMS": "cpu"}
     result = run("-n", "2", "--devices-per-process", "2", text, env=env)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("True 2 2 4 3.0") == 2
+    assert result.stdout.count("True 2 2 4 3.0") == 2, result.stdout
