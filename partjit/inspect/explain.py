@@ -8,6 +8,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from partjit.checks import require, require_flag, require_mesh_type, require_number, wrong_value
 from partjit.devices import no_devices
+from partjit.inspect.collector import without_collections
 from partjit.inspect.compiled import compile_unit
 from partjit.inspect.findings_of_calls import findings_of_calls
 from partjit.inspect.findings_of_xla import findings_of_xla
@@ -85,15 +86,16 @@ def explain(
     traced = trace_function(fun, args, kwargs, mesh)
     if compiled and is_abstract_mesh(traced.whole.mesh):
         raise no_devices("explain: compiled=True needs devices to compile for", traced.whole.mesh)
-    whole = partition(dataclasses.replace(traced.whole, iterations=given), keep_text=True)
-    _require_loops(given, whole)
-    if traced.plan is None:
-        programs, donated = (whole,), (traced.donated,)
-    else:
-        units_of_plan = (dataclasses.replace(unit, iterations=given) for unit in fragments_of(traced.plan))
-        programs = tuple(map(partition, units_of_plan))
-        donated = tuple(fragment.donated_arguments for fragment in traced.plan.fragments)
-    predictions = tuple(map(predict, programs))
+    with without_collections():
+        whole = partition(dataclasses.replace(traced.whole, iterations=given), keep_text=True)
+        _require_loops(given, whole)
+        if traced.plan is None:
+            programs, donated = (whole,), (traced.donated,)
+        else:
+            units_of_plan = (dataclasses.replace(unit, iterations=given) for unit in fragments_of(traced.plan))
+            programs = tuple(map(partition, units_of_plan))
+            donated = tuple(fragment.donated_arguments for fragment in traced.plan.fragments)
+        predictions = tuple(map(predict, programs))
     units = [compile_unit(program.unit, flags) for program, flags in zip(programs, donated, strict=True) if compiled]
     warnings = [
         finding
