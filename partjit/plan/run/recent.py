@@ -50,6 +50,7 @@ _Continue: TypeAlias = Callable[[Sequence[object]], PyTree]
 
 
 _NOT_BY_FRONT = object()
+"""For a call that the C++ function does not recognize, or that it is not asked about."""
 _LEAST, _LARGEST = np.iinfo(np.int32).min, np.iinfo(np.int32).max
 
 
@@ -65,8 +66,9 @@ class Recent:
         self._host = host
         self._has_statics = any((*static, *host))
         self._calls: tuple[_Call, ...] = ()
+        # A C++ function that recognizes calls, dispatches their first fragments, and returns what does the rest.
         self._front: Callable[..., _Continue | None] | None = None
-        self._reads_arguments = False
+        self._reads_arguments = False  # whether one of those does
         _recents.add(self)
 
     def outcome(
