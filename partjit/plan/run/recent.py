@@ -94,11 +94,10 @@ class Recent:
         statics: _Typed = ()
         if self._has_statics:
             args, kwargs, statics = self._separated(args, kwargs)
-        try:
-            leaves, own_tree = tree_flatten((args, kwargs))
-            found = [_KINDS[type(leaf)](leaf) for leaf in leaves]
-        except (ValueError, KeyError, AttributeError):  # keys that do not compare, or a leaf that is no plain array
+        flat = _flat(args, kwargs)
+        if flat is None:
             return None
+        leaves, own_tree, found = flat
         if retires and len({*map(id, leaves)}) < len(leaves):
             return None
         for context, tree, kinds, static_values, plan, placing, run, out_tree in self._calls:
@@ -173,17 +172,16 @@ class Recent:
 
     def _learn_by_front(self, *args: PyTree, **kwargs: PyTree) -> tuple[None, FastPath | None, bool]:
         """What the C++ function needs to recognize a call like this one, None if it is unknown; runs nothing."""
-        try:
-            leaves, own_tree = tree_flatten((args, kwargs))
-            found = [_KINDS[type(leaf)](leaf) for leaf in leaves]
-        except (ValueError, KeyError, AttributeError):
+        flat = _flat(args, kwargs)
+        if flat is None:
             return None, None, False
+        _, own_tree, found = flat
         for context, tree, kinds, _, _, placing, run, out_tree in self._calls:
             if found == kinds and own_tree == tree and _context() == context:
                 destinations = placing.for_calls()
-                if run.rest is None or destinations is None:
-                    return None, None, False
-                return None, run.rest.fast_path(out_tree, destinations), False
+                if run.rest is not None and destinations is not None:
+                    return None, run.rest.fast_path(out_tree, destinations), False
+                break
         return None, None, False
 
     def clear(self) -> None:
@@ -203,6 +201,15 @@ class Recent:
         dynamic_kwargs = {name: value for name, value in kwargs.items() if name not in (*names, *host_names)}
         typed = (*((which, type(value), value) for which, value in static), *((which, object, None) for which in host))
         return dynamic, dynamic_kwargs, typed
+
+
+def _flat(args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> tuple[list[Any], PyTreeDef, list[object]] | None:
+    """The flat arguments, their structure and kinds; None if keys do not compare, or a leaf is no plain array."""
+    try:
+        leaves, tree = tree_flatten((args, kwargs))
+        return leaves, tree, [_KINDS[type(leaf)](leaf) for leaf in leaves]
+    except (ValueError, KeyError, AttributeError):
+        return None
 
 
 def _context() -> tuple[object, ...]:
