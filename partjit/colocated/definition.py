@@ -36,6 +36,11 @@ class HostFunction:
     shows_state: bool = False
     reference: tuple[Callable[..., object], tuple[object, ...]] | None = None
 
+    @property
+    def says_that_it_returns_nothing(self) -> bool:
+        """Whether its result is annotated, `-> None`; a string where annotations are not evaluated."""
+        return self.signature is not None and self.signature.return_annotation in (None, "None")
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Definition:

@@ -210,8 +210,8 @@ def colocated_python(
         (4,)
 
     While a function is traced for `partjit.pjit`, a call becomes an equation of the program, which makes the call each
-    time it runs. Its results must be known then, from `out_specs`, `out_specs_fn` or an earlier call outside. Under
-    `jax.jit` and other wrappers calls without results work, `out_specs_fn=lambda *args: None`.
+    time it runs. Its results must be known then, from `out_specs`, `out_specs_fn`, an earlier call outside or, if it
+    returns nothing, its annotation `-> None`. Under `jax.jit` and other wrappers calls without results work.
 
     Name and behaviour follow `jax.experimental.colocated_python`; docs/colocated.md lists the differences.
     """

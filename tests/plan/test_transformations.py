@@ -296,6 +296,36 @@ def test_under_disable_jit_specs_are_checked_and_static_and_keyword_arguments_ar
             pjit(lambda x: colocated_python(lambda x: x)(x))(X)
 
 
+@pytest.mark.parametrize("annotation", [None, "None"])
+def test_a_function_annotated_to_return_nothing_needs_no_specs_in_a_program(mesh, meeting, annotation):
+    def note(x):
+        rendezvous.logs["noted"].append(float(x))
+
+    note.__annotations__["return"] = annotation
+    note = colocated_python(note)
+    f = pjit(lambda x: (note(x.sum()), x + 1)[1])
+    with mesh:
+        for call in (f, jax.jit(f), jax.grad(lambda x: f(x).sum()), jax.jit(lambda x: (note(x.sum()), x)[1])):
+            jax.block_until_ready(call(X))
+            jax.effects_barrier()
+            colocated.wait(timeout=60)
+        with jax.disable_jit():
+            f(X)
+        colocated.wait(timeout=60)
+    assert rendezvous.logs["noted"] == [28] * 5
+
+
+def test_what_a_function_annotated_to_return_nothing_returns_is_an_error(mesh):
+    def note(x) -> None:
+        return x
+
+    note = colocated_python(note)
+    with mesh:
+        pjit(lambda x: (note(x.sum()), x + 1)[1])(X)
+    with pytest.raises(ValueError, match=r"note returned what its output specs do not say.*'-> None'"):
+        colocated.wait(timeout=60)
+
+
 def test_under_disable_jit_other_transformations_work_as_ever(mesh, double):
     ruled = colocated_python(lambda x: x * x, **like)
     ruled.defvjp(lambda x: (ruled(x), x), lambda x, ct: (2 * x * ct,))

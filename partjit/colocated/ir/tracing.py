@@ -1,7 +1,7 @@
 """Calls of a colocated function while a function is traced: each becomes an equation.
 
-Its results must be known then: from `out_specs` or `out_specs_fn`, or from an earlier eager call with arguments of the
-same types.
+Its results must be known then: from `out_specs` or `out_specs_fn`, from an earlier eager call with arguments of the
+same types, or because the function is annotated to return nothing, `-> None`.
 """
 
 import contextlib
@@ -127,10 +127,10 @@ class TracedCalls:
             structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
             options.in_specs.check(structs, tree, lambda: paths, check_shardings=False)
             in_shardings = tuple(_named(spec.sharding) for spec in options.in_specs.leaves)
-        if not options.has_out_specs:
-            seen = self._cache.results_for(tree, avals)
-            if seen is None:
-                raise _unknown_results(definition.function, avals, paths)
+        seen = None if options.has_out_specs else self._cache.results_for(tree, avals)
+        if seen is None and not options.has_out_specs and not definition.function.says_that_it_returns_nothing:
+            raise _unknown_results(definition.function, avals, paths)
+        if seen is not None:
             results = [(spec.aval, _named(spec.sharding)) for spec in seen.leaves]
             out_tree = seen.tree
         else:
@@ -154,8 +154,8 @@ def _unknown_results(function: HostFunction, avals: Sequence[ShapedArray], paths
     parameters = ", ".join(function.signature.parameters) if function.signature is not None else "*args"
     return ValueError(
         f"the colocated function {function.name} is called in a function that is traced, and it is not known what it "
-        f"returns for ({given}). Say it with out_specs= or out_specs_fn=, for example "
-        f"{function.name}.specialize(out_specs_fn=lambda {parameters}: "
+        f"returns for ({given}). If it returns nothing, annotate it with '-> None'; otherwise say it with out_specs= "
+        f"or out_specs_fn=, for example {function.name}.specialize(out_specs_fn=lambda {parameters}: "
         "jax.ShapeDtypeStruct((8,), 'float32')), or call it once outside with arguments of these types"
     )
 

@@ -291,7 +291,7 @@ class OutSpecs:
             raise ValueError(
                 f"{name} returned what its output specs do not say: {'; '.join(wrong)}. The specs are those of "
                 "out_specs or out_specs_fn or, without these, of the first result for arguments of these types and "
-                "shardings; with mode='inline' and neither of them, results may differ from call to call"
+                "shardings or, in a program, '-> None'; with mode='inline' and none of them, results may differ"
             )
         return [spec.fit(value) for value, spec in zip(values, self.leaves, strict=True)]
 
