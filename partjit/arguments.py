@@ -333,7 +333,10 @@ def abstract_argument(leaf: object, path: str, name: str) -> Any:
         aval = None
     # jax takes scalars of NumPy whatever their dtype is.
     if aval is None or (isinstance(leaf, np.generic) and leaf.dtype.kind in "mMOSU"):
-        remedies = "pass an array or a scalar, or mark the argument static (static_argnums, static_argnames)"
+        remedies = (
+            "pass an array or a scalar, or mark the argument static (static_argnums, static_argnames) or, if only "
+            "colocated calls get it, as one of the host (host_argnums, host_argnames)"
+        )
         if not path.isidentifier():  # a leaf of a tree: of a module, often
             remedies += ", or pass only the arrays of the tree and add the rest inside (equinox.partition, combine)"
         raise TypeError(f"Argument {path} of {name} is {shown(leaf)}, which is not a valid JAX type: {remedies}")

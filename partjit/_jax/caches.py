@@ -6,9 +6,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
-from jax._src.util import register_cache, weakref_lru_cache
+from jax._src.util import register_cache, weakref_cache_key_types, weakref_lru_cache
 
-__all__ = ["CacheGroup", "weakref_cache"]
+__all__ = ["CacheGroup", "keyed_weakly", "weakref_cache"]
 
 
 P = ParamSpec("P")
@@ -45,6 +45,19 @@ def weakref_cache(compute: Callable[P, R]) -> Cached[P, R]:
     result = cast(Cached[P, R], cached)
     result.evict_weakref = cells.evict_weakref
     return result
+
+
+T = TypeVar("T", bound=type)
+
+
+def keyed_weakly(cls: T) -> T:
+    """Has jax's caches refer to instances of a class weakly, as they do to jaxprs; decorates the class.
+
+    Without it the cache of abstract evaluation keeps the parameters of the last equations that were traced, and what they
+    refer to, for as long as the process lasts. An instance is equal to itself alone.
+    """
+    weakref_cache_key_types.add(cls)
+    return cls
 
 
 class Clearable(Protocol):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partjit import colocated
+from partjit import Mesh, P, colocated, pjit
 from partjit.colocated import colocated_python, colocated_python_class
 from tests.census import saw, sees
 from tests.colocated import rendezvous
@@ -130,6 +130,28 @@ def test_an_object_that_is_dropped_is_destroyed_once_on_another_thread():
     wait_for(lambda: log() == ["made", "gone"])
     time.sleep(0.02)
     assert log() == ["made", "gone"]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda call: pjit(lambda x: call(x) + 1),
+        lambda call: pjit(lambda x: jax.lax.fori_loop(0, 2, lambda _, x: call(x), x)),
+        lambda call: pjit(jax.vmap(call)),
+        lambda call: pjit(jax.shard_map(call, mesh=Mesh(jax.devices()[:1], "x"), in_specs=P(), out_specs=P("x"))),
+        lambda call: jax.jit(lambda x: call.specialize(uses_jax=False)(x) + 1),
+    ],
+    ids=["program", "loop", "vmap", "shard_map", "jit"],
+)
+def test_an_object_is_destroyed_with_the_last_program_that_calls_it(program):
+    counter = colocated_python_class(Counter)()
+    step = program(counter.square.specialize(out_specs_fn=lambda x: x))
+    step(jnp.ones(3, jnp.int32)).block_until_ready()
+    assert log() == ["made"]
+    del counter, step
+    for _ in range(2):  # what a cache drops is collected in the next round
+        gc.collect()
+    wait_for(lambda: log() == ["made", "gone"])
 
 
 def test_an_object_is_destroyed_after_its_last_call():

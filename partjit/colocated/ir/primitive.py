@@ -18,6 +18,7 @@ from jax.core import AbstractValue, ShapedArray
 from jax.extend.core import ClosedJaxpr, Effect, Jaxpr, JaxprEqn, jaxprs_in_params
 from jax.sharding import NamedSharding, Sharding
 
+from partjit._jax.caches import keyed_weakly
 from partjit._jax.rules import register_printing
 from partjit._jax.shard_maps import varying_type
 from partjit._jax.types import Device, Params, PyTreeDef
@@ -37,6 +38,7 @@ __all__ = ["Callee", "SpecializationOfKind", "calls_in", "colocated_call_p"]
 SpecializationOfKind = TypeVar("SpecializationOfKind", bound=Specialization)
 
 
+@keyed_weakly  # an object of a colocated class is destroyed with the last program that calls it
 @dataclasses.dataclass(frozen=True, eq=False)
 class Callee:
     """A colocated function for one kind of arguments, in a traced function.
