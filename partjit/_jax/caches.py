@@ -13,6 +13,7 @@ __all__ = ["CacheGroup", "keyed_weakly", "weakref_cache"]
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
+T = TypeVar("T", bound=type)
 
 
 class Cached(Protocol[P, R]):
@@ -47,14 +48,11 @@ def weakref_cache(compute: Callable[P, R]) -> Cached[P, R]:
     return result
 
 
-T = TypeVar("T", bound=type)
-
-
 def keyed_weakly(cls: T) -> T:
     """Has jax's caches refer to instances of a class weakly, as they do to jaxprs; decorates the class.
 
-    Without it the cache of abstract evaluation keeps the parameters of the last equations that were traced, and what they
-    refer to, for as long as the process lasts. An instance is equal to itself alone.
+    Without it the cache of abstract evaluation keeps the parameters of the equations that were traced, and what they refer
+    to, for as long as the process lasts. An instance is equal to itself alone.
     """
     weakref_cache_key_types.add(cls)
     return cls
