@@ -51,8 +51,8 @@ def weakref_cache(compute: Callable[P, R]) -> Cached[P, R]:
 def keyed_weakly(cls: T) -> T:
     """Has jax's caches refer to instances of a class weakly, as they do to jaxprs; decorates the class.
 
-    Without it the cache of abstract evaluation keeps the parameters of the equations that were traced, and what they refer
-    to, for as long as the process lasts. An instance is equal to itself alone.
+    Without it the cache of abstract evaluation keeps the parameters of equations that were traced, and what they
+    refer to, for as long as the process lasts. An instance is equal to itself alone.
     """
     weakref_cache_key_types.add(cls)
     return cls
