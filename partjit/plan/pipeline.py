@@ -37,7 +37,7 @@ from partjit.plan.passes.bind import bind
 from partjit.plan.passes.choose_emitted import Executables, can_be_answered, choose_emitted
 from partjit.plan.passes.control_flow import control_flow
 from partjit.plan.passes.cut import cut
-from partjit.plan.passes.donate import donations, may_release, shared_by_branches
+from partjit.plan.passes.donate import donations, kept_by_branches, may_release, shared_by_branches
 from partjit.plan.passes.emit import emit
 from partjit.plan.passes.explicit import check_devices, explicit
 from partjit.plan.passes.forward import Kind, forward
@@ -236,13 +236,15 @@ def make_plan(
     bound = transfers(bound, names, default)
     block = bound.block
     released = may_release(block.inputs, donated, [value.aval for value in block.outputs]) - shared_by_branches(block)
+    donating, _ = donations(block, released, released)
+    released -= kept_by_branches(donating)
     plan = Plan(
         name,
         mesh,
         block.inputs,
         block.outputs,
         tuple(paths),
-        donations(block, released, released)[0].nodes,
+        donating.nodes,
         block.order,
         tuple(bound.constants.items()),
         released,

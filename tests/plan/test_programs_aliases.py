@@ -110,6 +110,20 @@ def test_a_donated_argument_that_a_branch_gives_lasts_while_a_call_reads_it(meet
     assert rendezvous.logs["seen"] == [[*range(8)]] * 2
 
 
+@pytest.mark.parametrize("give", BRANCHES.values(), ids=[*BRANCHES])
+def test_a_donated_argument_lasts_as_long_as_what_a_branch_gives_in_its_place(meeting, give):
+    note, inline = noting("seen", stream="notes"), colocated_python(lambda v: v + 0, mode="inline", **like)
+
+    def fun(v, p):
+        note(v)  # which may run as long as the program does
+        w = give(p, lambda v: v, lambda v: inline(v) * 2, v)
+        return w * 2 + inline(w)
+
+    np.testing.assert_array_equal(pjit(fun, donate_argnums=0)(jnp.arange(8.0), True), np.arange(8.0) * 3)
+    colocated.wait(timeout=60)
+    assert rendezvous.logs["calls"] == ["seen"]
+
+
 KEPT = {
     "a loop": lambda call, v, p: jax.lax.fori_loop(0, 3, lambda i, v: call(v + 1), v),
     "a branch": lambda call, v, p: jax.lax.cond(p, call, lambda v: v * 3, v) + 1,

@@ -20,7 +20,7 @@ from partjit.plan.ir.nodes import (
 )
 from partjit.primitive import keep_where
 
-__all__ = ["donations", "may_release", "shared_by_branches"]
+__all__ = ["donations", "kept_by_branches", "may_release", "shared_by_branches"]
 
 
 def may_release(inputs: Sequence[Value], donated: Sequence[bool], results: Sequence[ShapedArray]) -> frozenset[Value]:
@@ -92,6 +92,20 @@ def shared_by_branches(block: ValueBlock) -> set[Value]:
             origins[result] = given.union(*(origins.get(value, ()) for value in given))
             shared.update(value for value in origins[result] if i < last.get(value, i) <= last.get(result, i))
     return shared
+
+
+def kept_by_branches(block: ValueBlock) -> set[Value]:
+    """The values that are last read by a branch that may give them as they are, and that are not given to it.
+
+    A call on a thread may still read them, so they are not the branch's to reuse. Its result lives on in their memory.
+    """
+    last = {value: node for node in block.nodes for value in node.inputs}
+    kept: set[Value] = set()
+    for node in block.nodes:
+        if isinstance(node, Branch):
+            of_outputs = (_given_as_it_is(inner, output) for inner in node.blocks for output in inner.outputs)
+            kept.update(v for given in of_outputs for v in given if last.get(v) is node and v not in node.given)
+    return kept
 
 
 def _given_as_it_is(block: ValueBlock, output: Value) -> Iterator[Value]:
