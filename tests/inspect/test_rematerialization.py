@@ -3,6 +3,7 @@
 import itertools
 import math
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 import partjit
 from partjit import P, pjit, with_sharding_constraint
 from partjit.inspect import explain
+from partjit.inspect.hlo import captured_stderr
 from partjit.inspect.hlo.captured_stderr import take_lines
 from partjit.inspect.hlo.rematerialization import catch_rematerializations, parse_rematerialization, with_sites
 from partjit.inspect.hlo.resharding import resharding_path
@@ -280,6 +282,27 @@ def test_what_fails_to_be_read_does_not_keep_the_stream(capfd):
     assert capfd.readouterr().err == "one\nafter"
 
 
+DIES = """
+import os, runpy, sys
+take_lines = runpy.run_path(sys.argv[1])["take_lines"]  # alone: importing partjit takes longer than the rest
+with take_lines(lambda line: True):
+    os.write(2, b"taken\\n")
+with take_lines(lambda line: True):
+    os.write(2, b"outer\\n")
+    with take_lines(lambda line: True):
+        os.write(2, b"F0000 00:00:00.1 a.cc:1] Check failed: size == 8\\n")
+        os.abort()
+"""
+
+
+def test_what_is_written_last_is_shown_if_the_process_dies(tmp_path):
+    command = [sys.executable, "-c", DIES, captured_stderr.__file__]
+    done = subprocess.run(command, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, timeout=60)
+    assert done.returncode == -signal.SIGABRT
+    assert sorted(done.stderr.splitlines()) == [b"F0000 00:00:00.1 a.cc:1] Check failed: size == 8", b"outer"]
+    assert not [*tmp_path.iterdir()]
+
+
 def test_one_block_at_a_time():
     inside, most = 0, 0
     lock = threading.Lock()
@@ -287,14 +310,14 @@ def test_one_block_at_a_time():
     def block(number):
         nonlocal inside, most
         lines = []
-        for _ in range(20):
+        for _ in range(5):
             with take_lines(lambda line: lines.append(line) is None):
                 with lock:
                     inside, most = inside + 1, max(most, inside + 1)
                 os.write(2, f"{number}\n".encode())
                 with lock:
                     inside -= 1
-        assert lines == [str(number)] * 20
+        assert lines == [str(number)] * 5
 
     failures = []
 

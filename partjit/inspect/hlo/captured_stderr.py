@@ -6,6 +6,7 @@ pipe, a thread that fills it while it holds the GIL would deadlock.
 
 import contextlib
 import os
+import subprocess
 import sys
 import tempfile
 import threading
@@ -16,6 +17,8 @@ __all__ = ["take_lines"]
 _STDERR = 2
 # There is one such descriptor in a process. Blocks of one thread nest: the inner one takes its lines first.
 _lock = threading.RLock()
+_originals: list[int | None] = []
+"""What blocks have redirected, the outermost first."""
 
 
 @contextlib.contextmanager
@@ -23,7 +26,8 @@ def take_lines(take: Callable[[str], bool]) -> Iterator[None]:
     r"""Captures what the process writes to file descriptor 2 in the block, and reads it when the block ends.
 
     Lines that are not taken are then written to the original descriptor in order, also if the block raises, unless it
-    is closed. The output of other threads is captured as well. If the process dies in the block, the output is lost.
+    is closed. The output of other threads is captured as well. If the process dies in the block, as it does when a
+    check of XLA fails, all that was captured is written: the reason is in it.
 
     Args:
         take: is called with each line, without its end; returns whether to drop the line.
@@ -35,9 +39,13 @@ def take_lines(take: Callable[[str], bool]) -> Iterator[None]:
         >>> lines
         ['one', 'two']
     """
-    with _lock, tempfile.TemporaryFile() as file:
+    with _lock, tempfile.NamedTemporaryFile() as file, contextlib.ExitStack() as stack:
         _flush()
         saved = _duplicate()
+        _originals.append(saved)
+        stack.callback(_originals.pop)
+        if _originals[0] is not None:
+            stack.enter_context(_written_after_death(file.name, _originals[0]))
         os.dup2(file.fileno(), _STDERR)
         try:
             yield
@@ -55,6 +63,29 @@ def take_lines(take: Callable[[str], bool]) -> Iterator[None]:
             finally:
                 if saved is not None:
                     _write(b"".join(kept))
+
+
+@contextlib.contextmanager
+def _written_after_death(path: str, into: int) -> Iterator[None]:
+    """Another process writes a file to a descriptor, and removes it, if this one dies in the block.
+
+    It waits for a line, which it does not get from a process that died.
+    """
+    try:
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", 'read -r line || { cat "$0" >&2; rm -f "$0"; }', path],
+            stdin=subprocess.PIPE,
+            stderr=into,
+            start_new_session=True,  # an interrupt is for this process
+        )
+    except OSError:  # no shell, or no more processes
+        yield
+        return
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # somebody has ended it
+            process.communicate(b"\n")
 
 
 def _duplicate() -> int | None:
