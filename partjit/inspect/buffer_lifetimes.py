@@ -71,11 +71,13 @@ class _Loop:
         begin: when its first iteration begins.
         throughout: the buffers that are alive in all of it.
         before: those of what is computed before it, though its body says it.
+        held: those of what is computed before it, though its body says it as well.
     """
 
     begin: int
     throughout: list[Buffer]
     before: list[Buffer] = dataclasses.field(default_factory=list)
+    held: list[Buffer] = dataclasses.field(default_factory=list)
 
 
 class Lifetimes:
@@ -131,11 +133,17 @@ class Lifetimes:
         for buffer in loop.throughout:
             buffer.start = loop.begin
         self.read(loop.throughout)
+        self.read(loop.held)
 
     def hoist(self, buffer: Buffer, depth: int) -> None:
         """A buffer is made where so many loops are running, though the body of a deeper one makes it."""
         self.hoisted[buffer] = depth
         self.loops[depth].before.append(buffer)
+
+    def hold(self, buffers: Iterable[Buffer], depth: int) -> None:
+        """Buffers that were made where at most so many loops are running are read in the body of a deeper one."""
+        if depth < len(self.loops):
+            self.loops[depth].held.extend(one for one in buffers if one not in self.hoisted)
 
     def need_throughout(self, buffers: Set[Buffer], depth: int) -> None:
         """Those of these buffers that were made before a loop are needed in all of its iterations."""

@@ -59,7 +59,7 @@ class _Walk:
         self._size, self._moves = size, EquationMoves(size, moves)
         self.times = Lifetimes()
         self._depths: dict[Variable, int] = {}  # of the innermost loops that change variables
-        self._equal: dict[tuple[object, ...], Equation] = {}
+        self._computed: dict[int, tuple[Equation, dict[Variable, _Roots]]] = {}  # outside of the loops that run
         self._gathered: dict[_Roots, Buffer] = {}  # by what it was gathered from
         self._prepared: dict[Equation, dict[Variable | str, _Roots]] = {}  # what was made of operands
         self._partial: dict[Equation, Buffer] = {}  # what is summed over devices
@@ -158,12 +158,8 @@ class _Walk:
         depth = self._depth_of(eqn.invars) if self.times.loops else 0
         # What is the same in every iteration is computed before the loop, and once if it is computed twice.
         is_hoisted = depth < len(self.times.loops) and bool(read) and not eqn.has_effects
-        if is_hoisted:
-            atoms = (atom if isinstance(atom, str) else roots[atom] for atom in eqn.invars)
-            same = self._equal.setdefault((name, eqn.parameters, *atoms), eqn)
-            if same is not eqn and all(var in roots for var in same.outvars):
-                roots.update((var, roots[other]) for var, other in zip(eqn.outvars, same.outvars, strict=True))
-                return
+        if (is_hoisted or not self.times.loops) and self._is_known(eqn, roots, depth):
+            return
         self.times.clock += 2
         self.times.need_throughout(read, depth)
         moves = self._moves.of(eqn)
@@ -194,6 +190,21 @@ class _Walk:
             if is_hoisted:
                 self.times.hoist(buffer, depth)
             buffer.over = _as_large(buffer, read if name in ELEMENTWISE else updated or ())
+
+    def _is_known(self, eqn: Equation, roots: dict[Variable, _Roots], depth: int) -> bool:
+        """Whether what an equation computes outside of so many loops was computed before; then that is its result."""
+        if eqn.computed is None:
+            return False
+        same, known = self._computed.setdefault(eqn.computed, (eqn, roots))
+        if same is eqn or any(
+            other not in known or self._size(var) != self._size(other)
+            for var, other in zip(eqn.outvars, same.outvars, strict=True)
+        ):
+            return False
+        for var, other in zip(eqn.outvars, same.outvars, strict=True):
+            roots[var] = known[other]
+            self.times.hold(known[other], depth)
+        return True
 
     def _sum(self, sums: Sums, roots: dict[Variable, _Roots]) -> None:
         """A collective that sums over devices what equations have computed."""

@@ -155,7 +155,8 @@ def needs_of(
     at_peak = peak_of(buffers_of(body, size, moves_by_equation(collectives)), min(free, results))
     needs = Needs(arguments, results, free, at_peak, ())
     random = sum(max(size(var), _OF_RANDOM) for var in skeleton.random)
-    unknown = _unknown(skeleton, needs.peak, _gathered(collectives), random, moves, is_cpu)
+    interleaved = sum(map(size, skeleton.interleaved))
+    unknown = _unknown(skeleton, needs.peak, (_gathered(collectives), random, interleaved), moves, is_cpu)
     return needs._replace(unknown=tuple(unknown))
 
 
@@ -183,15 +184,18 @@ _OF_RANDOM = 1 << 8
 
 
 def _unknown(
-    skeleton: Skeleton, peak: int, gathered: int, random: int, moves: Iterable[UnknownMove], is_cpu: bool
+    skeleton: Skeleton, peak: int, sizes: tuple[int, int, int], moves: Iterable[UnknownMove], is_cpu: bool
 ) -> Iterator[str]:
-    """What is not in an estimate."""
+    """What is not in an estimate; the sizes are those of what is gathered, of random numbers, of interleaved arrays."""
+    gathered, random, interleaved = sizes
     if any(not move.operation.startswith("cpu.") for move in moves):
         yield "what XLA may move besides"
     if gathered > _LARGE_PART * peak:
         yield "the lifetime of what collectives gather"
     if random > _LARGE_PART * peak:
         yield "the workspace of random numbers"
+    if interleaved > _LARGE_PART * peak:  # XLA may keep them with their gaps instead of the sum
+        yield "the parts of interleaved arrays, as those of associative scans"
     if skeleton.has_unrolled_loops:
         yield "the iterations of unrolled loops, which XLA may run at once"
     if skeleton.workspace:

@@ -6,7 +6,7 @@ It can be pickled, as a jaxpr cannot.
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Set
 from typing import Any
 
 from jax.core import ShapedArray
@@ -17,6 +17,7 @@ from partjit._jax.shard_maps import shard_map_p
 from partjit.inspect.annotated import AnnotatedEquation
 from partjit.inspect.inlining import InlinedProgram, mark_p
 from partjit.inspect.loop_counts import loop_counts
+from partjit.inspect.simplification import simplified
 
 __all__ = ["RANDOM", "Body", "Equation", "Skeleton", "Variable", "skeleton_of"]
 
@@ -56,7 +57,7 @@ class Equation:
         has_effects: whether it does more than to compute these.
         number: that of the annotated equation it stands for; None if there is none.
         is_backward: whether it is of the backward pass.
-        parameters: in a loop, what tells it from others of its primitive.
+        computed: in a program with loops, a number that is that of all equations that compute the same; else None.
         bodies: the jaxprs in it; of a `while`, its predicate first.
         constants, carried: of a scan, how many arguments are loop-invariant and how many are carried; of a `while`, how
             many are constants of its predicate and of its body.
@@ -72,7 +73,7 @@ class Equation:
     has_effects: bool
     number: int | None
     is_backward: bool
-    parameters: str
+    computed: int | None
     bodies: tuple["Body", ...]
     constants: int
     carried: int
@@ -113,6 +114,7 @@ class Skeleton:
     Attributes:
         body: the program.
         random: the results of equations that compute random numbers.
+        interleaved: arrays with gaps between their elements, for others to be added there.
         workspace: the primitives of its equations that need a workspace.
         has_narrow_products: whether matrix products have results of less than 32 bits.
         has_unrolled_loops: whether several iterations of a loop are written out.
@@ -120,6 +122,7 @@ class Skeleton:
 
     body: Body
     random: tuple[Variable, ...]
+    interleaved: tuple[Variable, ...]
     workspace: tuple[str, ...]
     has_narrow_products: bool
     has_unrolled_loops: bool
@@ -131,6 +134,7 @@ def skeleton_of(inlined: InlinedProgram) -> Skeleton:
     return Skeleton(
         conversion.body(inlined.jaxpr.jaxpr, is_in_loop=False),
         tuple(conversion.random),
+        tuple(conversion.interleaved),
         tuple(sorted({e.primitive for e in equations if e.primitive.startswith(_WITH_WORKSPACE)})),
         any(e.primitive == "dot_general" and e.outputs[0].aval.dtype.itemsize < 4 for e in equations),
         any(e.primitive == "scan" and e.params["unroll"] > 1 for e in equations),
@@ -141,7 +145,11 @@ class _Conversion:
     def __init__(self, inlined: InlinedProgram) -> None:
         self._inlined = inlined
         self._variables: dict[Var, Variable] = {}
+        self._has_loops = any(equation.primitive in ("scan", "while") for equation in inlined.equations)
+        self._values: dict[Var, Hashable] = {}  # equal for variables that have the same value
+        self._computed: dict[Hashable, int] = {}
         self.random: list[Variable] = []
+        self.interleaved: list[Variable] = []
 
     def body(self, jaxpr: Jaxpr, is_in_loop: bool) -> Body:
         eqns = _used_equations(jaxpr)
@@ -187,7 +195,11 @@ class _Conversion:
         is_loop = kind in ("scan", "while")
         if eqn.primitive.name in RANDOM:
             self.random += map(self._variable, eqn.outvars)
+        if eqn.primitive.name == "pad" and any(gap > 0 for _, _, gap in eqn.params["padding_config"]):
+            self.interleaved += map(self._variable, eqn.outvars)
         counts = (eqn.params["cond_nconsts"], eqn.params["body_nconsts"]) if kind == "while" else loop_counts(eqn)
+        if self._has_loops and is_loop:
+            self._pass_constants(eqn, kind, counts)
         return Equation(
             eqn.primitive.name,
             kind,
@@ -196,13 +208,33 @@ class _Conversion:
             bool(eqn.effects),
             None if annotated is None else annotated.number,
             annotated is not None and "transpose(" in annotated.scope,
-            str(eqn.params) if is_in_loop and kind is None else "",
+            self._number_of(eqn) if self._has_loops and kind is None else None,
             tuple(self.body(inner, is_in_loop or is_loop) for inner in _bodies(eqn, kind)),
             *counts,
             tuple(map(self._variable, _transposed_operands(eqn))),
             tuple(map(self._variable, _turned_operands(eqn))),
             _contracted(eqn),
         )
+
+    def _pass_constants(self, eqn: JaxprEqn, kind: str, counts: tuple[int, int]) -> None:
+        """The constants of the bodies of a loop have the values that the loop is given."""
+        first = 0
+        for inner, count in zip(_bodies(eqn, kind), counts, strict=False):
+            given = eqn.invars[first : first + count]
+            self._values.update((var, self._value(atom)) for var, atom in zip(inner.invars, given, strict=False))
+            first += count
+
+    def _value(self, atom: Atom) -> Hashable:
+        return self._values.get(atom, atom) if isinstance(atom, Var) else str(atom)
+
+    def _number_of(self, eqn: JaxprEqn) -> int | None:
+        """What is equal for equations that compute the same. A barrier keeps values apart."""
+        if eqn.effects or eqn.primitive.name == "optimization_barrier":
+            return None
+        key = eqn.primitive.name, str(eqn.params), *map(self._value, eqn.invars)
+        number = self._computed.setdefault(key, len(self._computed))
+        self._values.update((var, (number, k)) for k, var in enumerate(eqn.outvars))
+        return number
 
 
 _BODIES = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",), "shard_map": ("jaxpr",)}
@@ -220,8 +252,9 @@ def _used_equations(jaxpr: Jaxpr) -> list[JaxprEqn]:
 
     This is the order in which XLA's passes see them: that of a depth-first search from the results.
     """
-    makers = {var: eqn for eqn in jaxpr.eqns if eqn.primitive is not mark_p for var in eqn.outvars}
-    with_effects = (eqn for eqn in jaxpr.eqns if eqn.effects and eqn.primitive is not mark_p)
+    eqns = simplified(eqn for eqn in jaxpr.eqns if eqn.primitive is not mark_p)
+    makers = {var: eqn for eqn in eqns for var in eqn.outvars}
+    with_effects = (eqn for eqn in eqns if eqn.effects)
     kept: dict[int, JaxprEqn] = {}
     seen = set[int]()
     wanted = [makers[var] for var in jaxpr.outvars if isinstance(var, Var) and var in makers]

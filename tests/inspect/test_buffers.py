@@ -108,6 +108,8 @@ def test_what_an_estimate_leaves_out_is_said(mesh):
     narrow = jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)
     product = explain(pjit(lambda x: x @ x.T, in_shardings=P()), narrow, mesh=mesh)
     assert product.estimates[0].unknown == ("the matrix products that the CPU computes in 32 bits",)
+    sums = explain(pjit(functools.partial(jax.lax.associative_scan, jnp.add), P("data")), f32(64, 64), mesh=mesh)
+    assert "the parts of interleaved arrays, as those of associative scans" in sums.estimates[0].unknown
 
 
 def carried_unchanged(a, x):
@@ -130,7 +132,13 @@ def same_in_every_iteration(a, b, x):
     def step(x, _):
         return jnp.tanh(x * (a @ b) + (a @ b).sum()), None
 
-    return jax.lax.scan(step, x, length=5)[0]
+    return jax.lax.scan(step, x, length=5)[0], (a @ b).sum(1)
+
+
+def of_joined_parts(x, w, u):
+    joined = jnp.concatenate([x @ w, jnp.sin(x @ w.T), x], 1)
+    first, others = jnp.split(joined, [64], axis=1)
+    return jnp.sin(first) @ w + others @ u + joined[:, 128:]
 
 
 def of_shards(w, x, mesh):
@@ -168,6 +176,7 @@ PROGRAMS = {
     "carried, unchanged": (carried_unchanged, lambda n: (f32(n, n), f32(n, n)), (P(), P())),
     "cached": (cached, lambda n: (f32(8, n, 32), f32(n, 32)), (P(None, "data"), P("data"))),
     "hoisted": (same_in_every_iteration, lambda n: (f32(n, 64), f32(64, n), f32(n, n)), (P("data"), P(), P("data"))),
+    "parts": (of_joined_parts, lambda n: (f32(16 * n, 64), f32(64, 64), f32(128, 64)), (P("data"), P(), P())),
     "shard_map": (jax.value_and_grad(of_shards), lambda n: (f32(4, 64, n), f32(16, 64)), (P("data"), P())),
     "results": (in_the_memory_of_results, lambda n: (f32(n, 128),), (P(),)),
     "copied": (copied_before_a_loop, lambda n: (f32(n, 64), f32(64, 64)), (P("data"), P())),

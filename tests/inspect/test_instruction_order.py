@@ -15,7 +15,7 @@ def variable():
 
 
 def equation(*operands):
-    return Equation("dot_general", None, operands, (variable(),), False, None, False, "", (), 0, 0, (), (), ())
+    return Equation("dot_general", None, operands, (variable(),), False, None, False, None, (), 0, 0, (), (), ())
 
 
 def body_of(arguments, equations):
