@@ -64,13 +64,17 @@ class AskedStep:
         parts = self.work.parts(after.values, after.used(self.facts))
         seconds, expected = seconds_of_step(parts, *after.prediction, self.sizes, self.machine, self.overlap)
         needs = needs_of(self.facts.skeleton, after.values, self.facts.donated, *after.prediction, self.is_cpu)
-        none = TensorSharding.replicated(0)
+        none, inputs = TensorSharding.replicated(0), self.facts.skeleton.body.invars
+        arguments = zip(self.facts.arguments, inputs, strict=True)
+        # A key has more dimensions in the module than in the program.
+        of_arguments = [after.values.get(number, none).axes[: variable.ndim] for number, variable in arguments]
+        of_results = zip(after.results, self.facts.ranks, strict=True)
         return Answer(
             seconds,
             expected,
             needs.peak,
-            tuple(after.values.get(number, none).axes for number in self.facts.arguments[self.hidden :]),
-            tuple(sharding.axes for sharding in after.results),
+            tuple(of_arguments[self.hidden :]),
+            tuple(sharding.axes[:rank] for sharding, rank in of_results),
         )
 
     def saved(self) -> "AskedStep":

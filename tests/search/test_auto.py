@@ -325,6 +325,23 @@ with partjit.Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model")):
 """
 
 
+def test_keys_have_as_many_dimensions_as_in_the_program(searches):
+    def step(w, x, key):
+        own, after = jax.random.split(key)
+        kept = jax.random.bernoulli(own, 0.9, (x.shape[0], 1))
+        grad = jax.grad(lambda w: jnp.sum(jnp.where(kept, x @ w, 0) ** 2))(w)
+        return w - 0.1 * grad, after, jax.random.split(own, 8)
+
+    args = jnp.ones((16, 32)) / 8, jnp.linspace(-1, 1, 8 * 16).reshape(8, 16), jax.random.key(0)
+    with on():
+        results = automatic(step)(*args)
+    assert searches == ["step"]
+    for result, expected in zip(results, jax.jit(step)(*args), strict=True):
+        if jnp.issubdtype(result.dtype, jax.dtypes.prng_key):
+            result, expected = jax.random.key_data(result), jax.random.key_data(expected)
+        np.testing.assert_allclose(result, expected, rtol=1e-5)
+
+
 @pytest.mark.system
 def test_other_processes_find_the_same_under_the_same_key(tmp_path):
     made = []
