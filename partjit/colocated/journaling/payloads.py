@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from partjit._jax.arrays import ArrayImpl, PRNGKeyArray, array_of_shards, device_put, keys_of_data
+from partjit._jax.arrays import ArrayImpl, PRNGKeyArray, array_of_shards, buffers_of, device_put, keys_of_data
 from partjit._jax.types import PyTree
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.specs import OutSpec
@@ -45,7 +45,7 @@ def index_of(slices: Sequence[slice], shape: Sequence[int]) -> Index:
 def pieces_of(array: Any) -> list[Piece]:
     """The parts of an array that this process has, each of them once."""
     if type(array) is ArrayImpl and array.is_fully_replicated:
-        return [Piece(None, np.asarray(array.addressable_data(0)))]
+        return [Piece(None, np.asarray(buffers_of(array)[0]))]  # `addressable_data` would make another array
     if isinstance(array, PendingArray):
         array = array.value()
     if isinstance(array, PRNGKeyArray):
