@@ -88,6 +88,7 @@ class PreparedFunction:
         self._takes_numpy = definition.options.takes_numpy
         self._is_of_shards = shards is not None or definition.options.layout == "per_shard"
         self._agreement = agreement_of(devices, self._name, lambda: self._name)
+        self._is_only_process = jax.process_count() == 1
         self._is_here = any(device.process_index == jax.process_index() for device in devices)
         host = [colocated_sharding(sharding) for sharding in shardings]
         self._host_shardings = None if host == shardings else host

@@ -235,7 +235,14 @@ class Specialization(PreparedFunction):
             failed = [PendingArray.failed(failure, s.aval, s.sharding, s.committed) for s in self.out_specs.leaves]
             return self.out_specs.tree.unflatten(failed)
         self._cheapness.measured(_perf_counter() - started)
-        return result
+        return self._as_elsewhere(result)
+
+    def _as_elsewhere(self, result: PyTree) -> PyTree:
+        """A result that is there, as it is in another process that makes the call on a thread.
+
+        All processes agree on the arguments of a program if these are pending, so that they are so in all or in none.
+        """
+        return result if self._is_only_process else jax.tree.map(PendingArray.of, result)
 
     def _without_arguments(self, result: PyTree, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> PyTree:
         """The result without arguments in it: on a thread it would be another array that shares the memory."""
@@ -262,7 +269,8 @@ class Specialization(PreparedFunction):
                 entry.done(jax.tree.leaves(result), result)
             return result
         if self.out_specs is not None:
-            return self.out_specs.tree.unflatten(entry.results(self.out_specs))
+            result = self.out_specs.tree.unflatten(entry.results(self.out_specs))
+            return result if self._mode == "inline" else self._as_elsewhere(result)
         result = self._unspecified.as_arrays(entry.tree())
         self._learn(result)
         return result

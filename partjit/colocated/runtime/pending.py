@@ -77,6 +77,13 @@ class PendingArray(jax.Array):
         return array
 
     @staticmethod
+    def of(value: jax.Array) -> "PendingArray":
+        """The result of a call that has ended."""
+        array = PendingArray(None, value.aval, value.sharding, value.committed)
+        array._received = shareable(value)
+        return array
+
+    @staticmethod
     def failed(failure: Failure, aval: ShapedArray, sharding: Sharding, committed: bool) -> "PendingArray":
         """The result of a call that has failed."""
         array = PendingArray(None, aval, sharding, committed)

@@ -7,6 +7,7 @@ python local_results.py NUMBER COUNT ADDRESS
 import contextlib
 import faulthandler
 import sys
+import threading
 import time
 
 import jax
@@ -23,7 +24,7 @@ jax.distributed.initialize(address, count, number)
 import partjit  # noqa: E402
 from partjit import P, pjit  # noqa: E402
 from partjit._jax.processes import distributed_client  # noqa: E402
-from partjit.colocated import colocated_python  # noqa: E402
+from partjit.colocated import cheapness, colocated_python  # noqa: E402
 
 mesh = partjit.Mesh(np.array(jax.devices()), "x")
 sharded, everywhere = jax.NamedSharding(mesh, P("x")), jax.NamedSharding(mesh, P())
@@ -103,6 +104,18 @@ with mesh:
         total(pending)
     assert float(total(double(x))) == 56
     assert float(total(x)) == 28
+
+
+@colocated_python(out_specs_fn=lambda x: x)
+def one_more_in_the_caller(x):
+    return x + (threading.current_thread() is threading.main_thread())
+
+
+# Process 0 soon makes the calls in their caller, the others never do.
+cheapness._CHEAP_SECONDS = 60.0 if number == 0 else 0.0
+with mesh:
+    totals = {float(total(one_more_in_the_caller(x))) for _ in range(2 * cheapness._CHEAP_IN_A_ROW)}
+    assert totals == {28, 28 + 8 // count}, totals
 
 
 error = None
