@@ -89,6 +89,7 @@ class _Making:
             self.indices.setdefault(var, []).append(i)
         self.env: dict[Var, Atom] = {}
         self.nodes: list[VarNode] = []
+        self._arguments = {var: i for i, var in enumerate(block.inputs)}
 
     def add(self, position: int, group: Group, exports: _Exports) -> None:
         """Adds the fragment of a group that returns these results, and what other nodes read."""
@@ -106,8 +107,12 @@ class _Making:
         atoms = [atom for atom, _ in exports.pairs]
         used = variables([*(atom for eqn in eqns for atom in eqn.invars), *atoms])
         consts = {var: self._block.consts[var] for var in used if var in self._block.consts}
-        jaxpr = closed_jaxpr(group.inputs, atoms, eqns, consts)
-        inputs = tuple(read(self.env, var) for var in group.inputs)
+        # C++ dispatches a first fragment only if that takes arguments in the order in which the program does.
+        taken = group.inputs
+        if self._arguments.keys() >= {*taken}:
+            taken = tuple(sorted(taken, key=self._arguments.__getitem__))
+        jaxpr = closed_jaxpr(taken, atoms, eqns, consts)
+        inputs = tuple(read(self.env, var) for var in taken)
         outputs = tuple(outside for _, outside in exports.pairs)
         self.nodes.append(Fragment(jaxpr, inputs, outputs, group.cost, (False,) * len(inputs)))
         self.env.update(copies)
