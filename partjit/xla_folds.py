@@ -8,6 +8,8 @@ A value and one that is folded into it have one sharding; and what only a folded
   dimensions of size 1.
 * Slices of nothing, which are constants; those with starts that are constants; those of one operand of a concatenation.
 * Concatenations of nothing, of one array, and of concatenations that nothing else uses.
+* A constant that is the first operand of a sum, a product and the like becomes the second, which counts for the order
+  of the operations.
 
 XLA folds before it inlines calls: never what one function computes and another one uses.
 
@@ -66,8 +68,10 @@ def fold(op: Any, lowered: Lowered = AS_IT_IS) -> bool:
 def _neutral(neutral: int, deciding: int | None = None, *, commutes: bool = True) -> "_Fold":
     """The other operand of a neutral element, or the element that decides alone; of floats none does."""
 
-    def of(op: Any, _: Lowered) -> Any:
+    def of(op: Any, lowered: Lowered) -> Any:
         left, right = op.operands
+        if commutes:
+            _constant_last(op, lowered)
         for value, other in ((right, left), (left, right)) if commutes else ((right, left),):
             if (number := _splat(value)) is not None:
                 if number == _of_type(neutral, value):
@@ -77,6 +81,19 @@ def _neutral(neutral: int, deciding: int | None = None, *, commutes: bool = True
         return None
 
     return of
+
+
+def _constant_last(op: Any, lowered: Lowered) -> None:
+    """Swaps the operands of an operation if only the first one is a constant."""
+    left, right = op.operands
+    if _is_constant(op, left, lowered) and not _is_constant(op, right, lowered):
+        op.operands[0], op.operands[1] = right, left
+
+
+def _is_constant(op: Any, value: Any, lowered: Lowered) -> bool:
+    repeated = lowered.maker(op, value, "stablehlo.broadcast_in_dim")
+    value = value if repeated is None else repeated.operands[0]
+    return lowered.maker(op, value, "stablehlo.constant") is not None
 
 
 def _select(op: Any, lowered: Lowered) -> Any:
@@ -182,6 +199,8 @@ FOLDED: Mapping[str, _Fold] = {
     "stablehlo.and": _neutral(-1, 0),
     "stablehlo.or": _neutral(0, -1),
     "stablehlo.xor": _neutral(0),
+    "stablehlo.maximum": _constant_last,
+    "stablehlo.minimum": _constant_last,
     "stablehlo.select": _select,
     "stablehlo.reshape": _reshape,
     "stablehlo.transpose": _transpose,

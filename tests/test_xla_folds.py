@@ -58,6 +58,7 @@ FOLDS = {
         [jnp.concatenate([x[:, :4], x[:, 4:]], 1), jnp.sin(x)]
     ),
     "complex numbers": lambda x, i, p: lax.complex(x, jnp.sin(x)) * jnp.full(x.shape, 1 + 2j, jnp.complex64),
+    "limits": lambda x, i, p: lax.max(jnp.ones_like(x), lax.min(x, jnp.full_like(x, 5.0))),
     "concatenated with nothing": lambda x, i, p: jnp.concatenate([jnp.sin(x), x[:0]]),
 }
 
@@ -87,6 +88,33 @@ def test_the_same_operations_are_left_as_xla_leaves(name):
     remove_unused(walk_of(module, Shardings(module)))
     assert module.operation.verify()
     assert counts(op.name.partition(".")[2] for op in nested(module.operation)) == counts(theirs)
+
+
+ORDERED = {
+    "add": lax.add,
+    "multiply": lax.mul,
+    "maximum": lax.max,
+    "minimum": lax.min,
+    "and": lax.bitwise_and,
+    "or": lax.bitwise_or,
+    "xor": lax.bitwise_xor,
+    "subtract": lax.sub,
+}
+
+
+@pytest.mark.parametrize("name", ORDERED)
+def test_a_constant_is_the_operand_that_it_is_in_xla(name):
+    low = jax.jit(lambda x: (ORDERED[name](jnp.full_like(x, 5), x), ORDERED[name](5, x[0]))).lower(jnp.ones(8, int))
+    theirs = re.findall(rf" {name}\(([^\s.,]*)", low.compiler_ir("hlo").as_hlo_text())
+    module = ir.Module.parse(str(low.compiler_ir("stablehlo")), context=low.compiler_ir("stablehlo").context)
+    rewrite(module)
+    ours = [op.operands[0].owner for op in nested(module.operation) if op.name == f"stablehlo.{name}"]
+    are_constants = [
+        not isinstance(owner, ir.Block) and owner.name in ("stablehlo.constant", "stablehlo.broadcast_in_dim")
+        for owner in ours
+    ]
+    assert len(theirs) == 2
+    assert are_constants == [first.startswith(("constant", "broadcast")) for first in theirs]
 
 
 def test_each_fold_is_tried():

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from jax.extend.mlir import ir
 
+from partjit._jax import RELEASE
 from partjit.inspect.device_groups import DeviceGroups
 from partjit.inspect.moves.grouped import of_batch_groups, of_feature_groups
 from partjit.inspect.moves.halo import Window, exchange, unread
@@ -191,6 +192,20 @@ def _windows(op: Operation, ndim: int, sizes: str | Sequence[int]) -> list[Windo
     ]
 
 
+def _is_replicated_first(op: Operation, before: Tensor, after: Tensor) -> bool:
+    """Whether copies of shards of one dimension become as many of another, for which XLA may replicate all of it.
+
+    It did not in jax 0.10, and does not for slices and convolutions.
+    """
+    if RELEASE < (0, 11) or op.op.name not in ("stablehlo.pad", "stablehlo.reduce_window"):
+        return False
+    dims = [[dim for dim, count in enumerate(tensor.shards) if count > 1] for tensor in (before, after)]
+    if [*map(len, dims)] != [1, 1] or dims[0] == dims[1] or op.tiles(before.sharding).copies == 1:
+        return False
+    (one,), (other,) = dims
+    return before.shards[one] == after.shards[other]
+
+
 def _windowed(
     op: Operation,
     operand: Tensor,
@@ -205,6 +220,8 @@ def _windowed(
         return [], []
     chain = [] if operand.sharding == target else [target]
     there = operand.sharded(target)
+    if _is_replicated_first(op, operand, there):
+        chain = [without(target, range(len(operand.shape))), target]
     try:
         shifts = exchange(operand.shape, there.shards, windows)
         dead = unread(operand.shape, op.results[0].shape, there.shards, windows, readers) if shifts and readers else ()

@@ -126,6 +126,23 @@ def test_slices_that_are_sharded_further_than_their_operand_exchange_halos(spec)
     assert report.predicted.bytes_per_step == pytest.approx(report.collectives.bytes_per_step)
 
 
+@pytest.mark.parametrize("operation", ["windows", "reshape"])
+def test_shards_that_fit_nothing_are_gathered_where_xla_gathers_them(operation):
+    """All of an array is gathered, where a reshard of it would have moved less."""
+    if operation == "windows":
+        spec, wanted, shape = P("x"), P(None, "x"), (16, 16, 14)
+        functions = [lambda x: lax.pad(x, 0.0, [(0, 0, 0), (0, 0, 0), (1, 2, 0)])]
+        functions += [lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (1, 1, 3), (1, 1, 1), "SAME")]
+    else:  # not as three of four
+        spec, wanted, shape = P(None, None, "x"), P(None, None, None, "y"), (8, 16, 96)
+        functions = [lambda x: x.reshape(8, 16, 3, 4, 8)]
+    step = pjit(lambda x: [f(x) for f in functions], in_shardings=spec, out_shardings=[wanted] * len(functions))
+    report = explain(step, jax.ShapeDtypeStruct(shape, "float32"), mesh=make_mesh(), compiled=True)
+    assert report.predicted.unknown == ()
+    assert report.predicted.counts == report.collectives.counts
+    assert report.predicted.bytes_per_step == pytest.approx(report.collectives.bytes_per_step)
+
+
 BOTH = P(("x", "y"))
 
 
