@@ -45,5 +45,11 @@ def traced_at(source_info: SourceInfo) -> contextlib.AbstractContextManager[None
 
 
 def nested_source_info(source_info: SourceInfo, outer: SourceInfo) -> SourceInfo:
-    """The source information of an equation taken out of a nested jaxpr, where names are relative to `outer`."""
-    return source_info.replace(name_stack=outer.name_stack + source_info.name_stack)
+    """The source information of an equation taken out of a nested jaxpr, where names are relative to `outer`.
+
+    What jax itself calls, as in `jax.jit(call)(x)`, has no line of its own, for jax notes what called an equation only
+    up to the nested jaxpr that it is in. It gets the line of `outer`.
+    """
+    is_users = source_info_util.user_frame(source_info.traceback) is not None
+    traceback = source_info.traceback if is_users else outer.traceback
+    return source_info.replace(name_stack=outer.name_stack + source_info.name_stack, traceback=traceback)

@@ -475,6 +475,29 @@ def test_a_failure_names_the_users_line_and_the_program_goes_on(mesh, mode):
                 same(f(np.full(8, i, np.float32)), i + 1)
 
 
+AROUND = [
+    lambda call, x: jax.lax.map(call, x),
+    lambda call, x: jax.lax.cond(x[0] < 9, call, lambda x: x, x),
+    lambda call, x: jax.lax.cond(x[0] < 9, lambda x: jax.lax.map(call, x), lambda x: x, x),
+    lambda call, x: jax.lax.while_loop(lambda x: x[0] < 9, call, x),
+    lambda call, x: jax.jit(call)(x),
+    lambda call, x: pjit(call)(x),
+]
+
+
+def test_the_failure_of_a_function_that_jax_itself_calls_names_the_users_line():
+    def fail(x):
+        raise LookupError("no")
+
+    call = colocated_python(fail, **like)  # one function for all: jax traces it once, whatever the line
+    call.defvjp(lambda x: (call(x), None), lambda _, ct: (ct,))
+    for around in AROUND:
+        with pytest.raises(LookupError) as caught:
+            jax.block_until_ready(pjit(lambda x, around=around: around(call, x) + 1)(jnp.ones(4)))
+        (note,) = caught.value.__notes__
+        assert f"made at {__file__}:{around.__code__.co_firstlineno} in <lambda>" in note
+
+
 @pytest.mark.parametrize("mode", ["inline", "stream"])
 def test_the_failure_of_a_call_outside_of_programs_is_not_one_of_the_program_that_gets_its_result(mode):
     def fail(x):

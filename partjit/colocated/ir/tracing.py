@@ -129,7 +129,7 @@ class TracedCalls:
             in_shardings = tuple(_named(spec.sharding) for spec in options.in_specs.leaves)
         seen = None if options.has_out_specs else self._cache.results_for(tree, avals)
         if seen is None and not options.has_out_specs and not definition.function.says_that_it_returns_nothing:
-            raise _unknown_results(definition.function, avals, paths)
+            raise _unknown_results(definition.function, tree, avals, paths)
         if seen is not None:
             results = [(spec.aval, _named(spec.sharding)) for spec in seen.leaves]
             out_tree = seen.tree
@@ -149,8 +149,16 @@ def _named(sharding: Sharding | None) -> NamedSharding | None:
     return sharding if isinstance(sharding, NamedSharding) else None
 
 
-def _unknown_results(function: HostFunction, avals: Sequence[ShapedArray], paths: Sequence[str]) -> ValueError:
+def _unknown_results(
+    function: HostFunction, tree: PyTreeDef, avals: Sequence[ShapedArray], paths: Sequence[str]
+) -> Exception:
     given = ", ".join(f"{path}: {aval.str_short()}" for path, aval in zip(paths, avals, strict=True))
+    if function.signature is not None:
+        args, kwargs = jax.tree.unflatten(tree, avals)
+        try:
+            function.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            return TypeError(f"{function.name}{function.signature} is called with ({given}): {error}")
     parameters = ", ".join(function.signature.parameters) if function.signature is not None else "*args"
     return ValueError(
         f"the colocated function {function.name} is called in a function that is traced, and it is not known what it "

@@ -80,6 +80,7 @@ class _Binding:
         self._names = names
         self._value_of: dict[Var, Value] = {}
         self._consts: Mapping[Var, ArrayLike] = {}
+        self._site: tuple[str, int, str] | None = None  # of the loop or branch around what is named
         self.constants: dict[Value, ArrayLike] = {}
         self.on_devices: dict[Value, Sharding] = {}
 
@@ -148,11 +149,12 @@ class _Binding:
             outputs.append(self._make(var, value_name, host))
             if sharding is not None and host is not None and host != sharding:
                 self.on_devices[outputs[-1]] = sharding
-        site = source_site(node.eqn.source_info) or ("<unknown>", 0, callee.name)
+        site = source_site(node.eqn.source_info) or self._site or ("<unknown>", 0, callee.name)
         return dataclasses.replace(node, name=name, inputs=inputs, outputs=tuple(outputs), site=site)
 
     def _loop_or_branch(self, node: Loop | Branch, wanted: Mapping[Var, str]) -> Node:
         is_loop = isinstance(node, Loop)
+        outer, self._site = self._site, source_site(node.eqn.source_info) or self._site
         name = self._names.take("loop" if is_loop else "branch")
         outputs = tuple(self._make(var, self._named(wanted.get(var))) for var in node.outputs)
         first = () if is_loop else (self._read(node.inputs[0]),)
@@ -161,6 +163,7 @@ class _Binding:
         for block in node.blocks:
             self._value_of.update(zip(block.inputs, given, strict=True))
             blocks.append(self.block(block, {}))
+        self._site = outer
         captured = captured_by(blocks, outputs if is_loop else (), self.constants)
         inputs = (*first, *captured, *(self._values(node.initial) if is_loop else ()))
         return with_blocks(node, blocks, name=name, outputs=outputs, inputs=inputs)
