@@ -7,6 +7,7 @@ the same settings. The eight devices are those of the package's own plugin: see 
 import gc
 import os
 import pathlib
+import signal
 
 import jax
 import pytest
@@ -32,6 +33,10 @@ CACHE = os.environ.get("PARTJIT_TEST_CACHE", str(pathlib.Path(__file__).parent /
 jax.config.update("jax_compilation_cache_dir", CACHE or None)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+# What a script starts in the background ignores SIGINT, which tests send to themselves and to their children.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Hypothesis also draws numbers and words that it finds in the modules which happen to be imported, so that a law would
 # see other examples when it runs alone, or when a number changes somewhere in the package.
