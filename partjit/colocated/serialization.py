@@ -54,6 +54,7 @@ _compiled: "weakref.WeakValueDictionary[int, PjitFunction | jax.stages.Compiled]
 _process = secrets.token_hex(8)
 
 _COMPILED = (PjitFunction, jax.stages.Compiled)
+_Memoized = type(functools.cache(lambda: None))
 
 
 def serialize(obj: object) -> bytes:
@@ -193,6 +194,8 @@ def _pickler_class() -> Any:
                 return "Array"
             if type(obj) is jax.custom_vjp:  # on jax 0.10, its __new__ takes the function
                 return _new, (jax.custom_vjp,), vars(obj)
+            if type(obj) is _Memoized and not _is_importable(obj):  # cloudpickle would look for its name
+                return _memoized, (obj.__wrapped__, obj.cache_parameters())
             if isinstance(obj, DeviceList):
                 return DeviceList, ((*obj,),)
             if isinstance(obj, jax.sharding.Mesh):
@@ -211,6 +214,11 @@ def _pickler_class() -> Any:
 
 def _new(cls: type[_Value]) -> _Value:
     return object.__new__(cls)
+
+
+def _memoized(function: Callable[..., object], parameters: dict[str, Any]) -> Callable[..., object]:
+    """A function of `functools.cache` or `lru_cache` in a copy, which remembers nothing yet."""
+    return functools.lru_cache(**parameters)(function)
 
 
 def _reduced_array(array: jax.Array) -> tuple[Callable[..., jax.Array], tuple[object, ...]]:
@@ -243,12 +251,12 @@ def _variable(reference: tuple[str, int, str]) -> contextvars.ContextVar[object]
     return _variables[number]
 
 
-def _is_importable(function: PjitFunction | jax.stages.Compiled) -> bool:
+def _is_importable(function: object) -> bool:
     # The wrapper of a functools.partial or a callable object has no qualified name.
     qualname = getattr(function, "__qualname__", None)
     if qualname is None:
         return False
-    found: object = sys.modules.get(function.__module__)
+    found: object = sys.modules.get(getattr(function, "__module__", None) or "")
     for name in qualname.split("."):
         found = getattr(found, name, None)
     return found is function

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextvars
+import functools
 import hmac
 import pickle
 import subprocess
@@ -118,6 +119,27 @@ def test_functions_capture_values_and_refer_to_modules():
     np.testing.assert_array_equal(result, [0, 1, 2])
     assert device == jax.devices()[0]
     del sys.modules["unpicklable"]
+
+
+def test_functions_that_remember_results_are_copied_without_these():
+    @functools.lru_cache(maxsize=64, typed=True)
+    def fibonacci(n):
+        return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+
+    fibonacci(3)
+    back = deserialize(serialize(fibonacci))
+    assert back.cache_parameters() == {"maxsize": 64, "typed": True}
+    assert back.cache_info().misses == 0
+    assert back(30) == 832040
+    assert back.cache_info().misses == 31  # it calls itself, not the one that it is a copy of
+    assert fibonacci.cache_info().misses == 4
+    assert deserialize(serialize(functools.cache(len)))("1") == 1
+    assert deserialize(serialize(known_by_name)) is known_by_name
+
+
+@functools.cache
+def known_by_name():
+    return 0
 
 
 def test_equal_objects_are_written_once():
