@@ -54,7 +54,7 @@ _compiled: "weakref.WeakValueDictionary[int, PjitFunction | jax.stages.Compiled]
 _process = secrets.token_hex(8)
 
 _COMPILED = (PjitFunction, jax.stages.Compiled)
-_Memoized = type(functools.cache(lambda: None))
+_MEMOIZED = (type(functools.cache(lambda: None)),)
 
 
 def serialize(obj: object) -> bytes:
@@ -194,7 +194,7 @@ def _pickler_class() -> Any:
                 return "Array"
             if type(obj) is jax.custom_vjp:  # on jax 0.10, its __new__ takes the function
                 return _new, (jax.custom_vjp,), vars(obj)
-            if type(obj) is _Memoized and not _is_importable(obj):  # cloudpickle would look for its name
+            if type(obj) in _MEMOIZED and not _is_importable(obj):  # cloudpickle would look for its name
                 return _memoized, (obj.__wrapped__, obj.cache_parameters())
             if isinstance(obj, DeviceList):
                 return DeviceList, ((*obj,),)
