@@ -1,4 +1,4 @@
-"""In which words processes that are not at the same point of the same program are told where they differ."""
+"""The messages for processes that are not at the same point of the same program: where they differ."""
 
 import itertools
 import re

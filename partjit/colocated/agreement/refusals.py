@@ -1,6 +1,6 @@
 """What a call of a program raised here before it was known what the program agrees on, for processes that wait for it.
 
-It stands in the service of `jax.distributed` until this process calls a program again. So it ends nothing in processes
+It is kept in the service of `jax.distributed` until this process calls a program again. So it ends nothing in processes
 that do not wait for the program, as they do not if it makes no calls.
 """
 

@@ -124,7 +124,7 @@ class Decision(NamedTuple):
 
 
 class Join(NamedTuple):
-    """What a process is told that has failed, when all others have come to where they learn it.
+    """The message to a process that has failed, when all others have come to where they learn it.
 
     Attributes:
         number: that of the vote with which it failed.
@@ -136,7 +136,7 @@ class Join(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """What processes are told of one with which they cannot agree any more.
+    """The message to processes about one with which they cannot agree any more.
 
     Attributes:
         process: its number.
