@@ -100,12 +100,20 @@ def test_if_every_start_ends_its_process_the_error_says_how(monkeypatch):
         searched(workers=2, questions=4)
 
 
-def test_an_interrupt_ends_a_search_that_waits_and_its_processes(monkeypatch, pools):
-    monkeypatch.setattr(asked_process, "_PROGRAM", CHILD.replace("CONDITION", "time.sleep(600)"))
-    main = threading.main_thread().ident
-    timer = threading.Timer(2.0, lambda: signal.pthread_kill(main, signal.SIGINT))
-    begun = time.monotonic()
-    timer.start()
+@pytest.mark.usefixtures("silent_collector")
+def test_an_interrupt_ends_a_search_that_waits_and_its_processes(monkeypatch, pools, tmp_path):
+    asked = tmp_path / "asked"
+    condition = f"open({str(asked)!r}, 'w').close(); time.sleep(600)"
+    monkeypatch.setattr(asked_process, "_PROGRAM", CHILD.replace("CONDITION", condition))
+    main, begun = threading.main_thread().ident, time.monotonic()
+
+    def interrupt():
+        while not asked.exists():
+            time.sleep(0.1)
+        time.sleep(0.5)  # while jax traces, an interrupt may leave this thread without a trace
+        signal.pthread_kill(main, signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         searched(workers=2)
     assert time.monotonic() - begun < 120
