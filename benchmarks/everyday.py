@@ -278,7 +278,7 @@ def rows_of(
         if way in left_out or not best:
             yield {**row, "verdict": left_out.get(way, "nothing to compare with")}
             continue
-        low, middle, high = median_with_interval(ratios(walls[way], others[best]))
+        low, middle, high = report.median_with_interval(ratios(walls[way], others[best]))
         yield {
             **row,
             "us": typical(walls[way]) * 1e6,
@@ -295,13 +295,6 @@ def rows_of(
 def ratios(times: Sequence[float], others: Sequence[float]) -> list[float]:
     """The ratio of each turn in which both took part."""
     return [one / other for one, other in zip(times, others, strict=False)]
-
-
-def median_with_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """The median between two of the values that contain the true one with 95 %, as far as so few can."""
-    ordered = sorted(values)
-    first = max(0, math.floor((len(ordered) - 1.96 * math.sqrt(len(ordered))) / 2))
-    return ordered[first], statistics.median(ordered), ordered[len(ordered) - 1 - first]
 
 
 def counted(rows: Sequence[Row]) -> str:

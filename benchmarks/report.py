@@ -1,8 +1,10 @@
 """What the benchmarks share: the set-up of the devices, and the report as a table or as JSON."""
 
 import json
+import math
 import os
 import platform
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,6 +40,13 @@ def environment() -> dict[str, Any]:
 
 def verdict(ratio: float, bound: float) -> str:
     return "ok" if ratio <= bound else "ABOVE"
+
+
+def median_with_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """The median between two of the values that contain the true one with 95 %, as far as so few can."""
+    ordered = sorted(values)
+    first = max(0, math.floor((len(ordered) - 1.96 * math.sqrt(len(ordered))) / 2))
+    return ordered[first], statistics.median(ordered), ordered[len(ordered) - 1 - first]
 
 
 def show(value: Any) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import everyday
+import report
 import sweep
 from situations.ways import CALLBACKS, OURS, Place
 from tests.effort import sample
@@ -60,8 +61,8 @@ def test_ours_that_fails_is_above():
 
 
 def test_the_interval_of_a_median_contains_more_than_the_median():
-    assert everyday.median_with_interval([3, 1, 2]) == (1, 2, 3)
-    assert everyday.median_with_interval(range(101)) == (40, 50, 60)
+    assert report.median_with_interval([3, 1, 2]) == (1, 2, 3)
+    assert report.median_with_interval(range(101)) == (40, 50, 60)
 
 
 def test_a_situation_is_measured_again_without_a_way_that_hangs(monkeypatch):
