@@ -5,12 +5,16 @@ Rows: a step with a call in the middle, for several times that the devices take.
 * by hand: the two halves as `jax.jit`s, and the function called in between with this process's shards. The processes
   agree on nothing.
 * partjit: one pjit with a colocated call, at each of whose two fragments the processes agree.
+* free: the same with `agree=False`, which does what is done by hand.
 * flags: as by hand, with a flag of each device that each half reduces beside its data. That is what processes would pay
   if they agreed by their data, before anything is made of the flag.
 
 Then a step in which the devices compute for about 10 ms, with one call and with three: as it is, with
 `agree="ahead"`, and with `agree=False`. `us per fragment` is by how much the medians of the first and the last differ,
 by the number of agreements. One of the first two is to be within the bound.
+
+`free` says whether a plan without agreement is within the bound of what is done by hand, which is without one as well,
+`verdict` whether a plan with agreement is.
 
 A ratio is the median of the ratios to what was measured in the same turn, by hand or with `agree=False`, between two
 that contain the true median with 95 %. `agreement us` is the median of an agreement by itself.
@@ -100,7 +104,10 @@ def step_of(size: int, steps: int, repeats: int, mesh: Any) -> dict[str, Any]:
     first = jax.jit(before, out_shardings=sharding)
     second = jax.jit(after, out_shardings=sharding)
     call = colocated_python(double, out_specs_fn=lambda x: x, mode="inline")
-    ours = pjit(lambda x: after(call(before(x))), in_shardings=P("x"), out_shardings=P("x"))
+    ours, free = (
+        pjit(lambda x: after(call(before(x))), in_shardings=P("x"), out_shardings=P("x"), agree=agree)
+        for agree in (True, False)
+    )
     flags = jax.make_array_from_callback((8,), sharding, lambda i: np.ones(8, np.int32)[i])
     first_flagged, second_flagged = (
         jax.jit(lambda x, flags, half=half: (half(x), jnp.min(flags)), out_shardings=(sharding, replicated))
@@ -115,6 +122,7 @@ def step_of(size: int, steps: int, repeats: int, mesh: Any) -> dict[str, Any]:
     ways = {
         "by hand": in_a_row(lambda x: second(double(first(x))), x, steps),
         "partjit": in_a_row(ours, x, steps),
+        "free": in_a_row(free, x, steps),
         "flags": in_a_row(by_flags, x, steps),
     }
     by_hand, *others = (np.asarray(run().addressable_data(0)) for run in ways.values())
@@ -127,6 +135,8 @@ def step_of(size: int, steps: int, repeats: int, mesh: Any) -> dict[str, Any]:
         "in a row": steps,
         **{f"{name} us": statistics.median(found) * 1e6 / steps for name, found in taken.items()},
         "ratio flags": ratios["flags"][1],
+        "ratio free": ratios["free"][1],
+        "free": report.verdict(ratios["free"][1], MOST_RATIO),
         **named(ratios["partjit"]),
         "verdict": report.verdict(ratios["partjit"][1], MOST_RATIO),
     }
