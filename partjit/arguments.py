@@ -5,6 +5,7 @@ flattened, each leaf with its key path in terms of the function's parameters.
 import dataclasses
 import functools
 import inspect
+import types
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -30,6 +31,7 @@ __all__ = [
     "check_names",
     "check_numbers",
     "check_results",
+    "code_of",
     "flatten_arguments",
     "flattened_results",
     "host_argument_numbers",
@@ -180,11 +182,16 @@ def name_of(fun: Function) -> str:
 
 def source_of(fun: Function) -> str:
     """The name of `fun` and where it is, for the debug information of its jaxpr."""
+    code = code_of(fun)
+    return f"{name_of(fun)} at {code.co_filename}:{code.co_firstlineno}" if code is not None else name_of(fun)
+
+
+def code_of(fun: Function) -> types.CodeType | None:
+    """The code of `fun`, through wrappers that say what they wrap and any `functools.partial`; None without one."""
     inner = inspect.unwrap(fun)
     while isinstance(inner, functools.partial):
         inner = inspect.unwrap(inner.func)
-    code = getattr(inner, "__code__", None)
-    return f"{name_of(fun)} at {code.co_filename}:{code.co_firstlineno}" if code is not None else name_of(fun)
+    return getattr(inner, "__code__", None)
 
 
 def check_call(

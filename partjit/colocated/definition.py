@@ -5,12 +5,14 @@ import inspect
 from collections.abc import Callable
 
 from partjit._jax.types import PyTree
+from partjit.arguments import code_of
 from partjit.colocated.options import Options
 from partjit.colocated.runtime.call import Lane
+from partjit.colocated.runtime.failures import Site
 from partjit.colocated.runtime.history import History
 from partjit.colocated.runtime.run_ahead import RunAhead
 
-__all__ = ["Definition", "HostFunction"]
+__all__ = ["Definition", "HostFunction", "site_of_definition"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -21,6 +23,7 @@ class HostFunction:
         name: what it is called in messages.
         signature: its parameters, if they are known.
         load: returns the callable that runs on this host; called once per specialization, by its first call.
+        defined_at: where it is in the user's code, for calls of which no line is known.
         lane: orders its calls in addition to their stream, if it is the method of an object.
         history: what its calls see of those made ahead, if it is the method of an object.
         shows_state: whether it is the method that returns the state of the object.
@@ -31,6 +34,7 @@ class HostFunction:
     name: str
     signature: inspect.Signature | None
     load: Callable[[], Callable[..., PyTree]]
+    defined_at: Site
     lane: Lane | None = None
     history: History | None = None
     shows_state: bool = False
@@ -60,3 +64,14 @@ class Definition:
     def name(self) -> str:
         """What the function is called in messages."""
         return self.function.name
+
+
+def site_of_definition(fun: Callable[..., PyTree], name: str) -> Site:
+    """Where a function is in the user's code: for calls that nothing but jax makes, which has no line of theirs.
+
+    Args:
+        fun: the function.
+        name: what it is called in messages.
+    """
+    code = code_of(fun)
+    return ("<unknown>", 0, name) if code is None else (code.co_filename, code.co_firstlineno, code.co_name)

@@ -15,7 +15,7 @@ from partjit.arguments import name_of, signature_of
 from partjit.checks import require, require_callable, require_synchronous, unsorted
 from partjit.colocated.base import Colocated
 from partjit.colocated.cache import CacheInfo, SpecializationCache
-from partjit.colocated.definition import Definition, HostFunction
+from partjit.colocated.definition import Definition, HostFunction, site_of_definition
 from partjit.colocated.ir.custom_derivatives import Derivatives
 from partjit.colocated.ir.eager import body
 from partjit.colocated.ir.tracing import TracedCalls
@@ -230,4 +230,4 @@ def _rebuilt(fun: Callable[..., PyTree], options: Options) -> ColocatedFunction:
             return IsolatedFunction(fun, name, signature)
         return copied(fun, f"{name} and what it captures")
 
-    return ColocatedFunction(fun, HostFunction(name, signature, load), options)
+    return ColocatedFunction(fun, HostFunction(name, signature, load, site_of_definition(fun, name)), options)

@@ -10,7 +10,7 @@ from partjit._jax.types import PyTree
 from partjit.arguments import signature_of
 from partjit.checks import require, require_flag, require_synchronous, wrong_type
 from partjit.colocated.base import Colocated
-from partjit.colocated.definition import HostFunction
+from partjit.colocated.definition import HostFunction, site_of_definition
 from partjit.colocated.function import ColocatedFunction
 from partjit.colocated.ir.custom_derivatives import Derivatives
 from partjit.colocated.options import Devices, Isolate, ObjectOptions, Options, takes_options
@@ -74,6 +74,7 @@ class _Method(Colocated):
             name,
             signature,
             lambda: instance.method(self._name),
+            site_of_definition(self._fun, name),
             instance.lane,
             instance.history,
             instance.shows_state(self._name),

@@ -498,6 +498,19 @@ def test_the_failure_of_a_function_that_jax_itself_calls_names_the_users_line():
         assert f"made at {__file__}:{around.__code__.co_firstlineno} in <lambda>" in note
 
 
+def test_the_failure_of_a_function_that_is_the_program_names_the_line_where_it_is_defined():
+    def fail(x):
+        raise LookupError("no")
+
+    silent = colocated_python(fail, out_specs_fn=lambda x: None)
+    for program in (pjit(colocated_python(fail, **like)), pjit(silent)):
+        with pytest.raises(LookupError) as caught:
+            jax.block_until_ready(program(jnp.ones(4)))
+            colocated.wait()
+        (note,) = caught.value.__notes__
+        assert f"made at {__file__}:{fail.__code__.co_firstlineno} in fail" in note
+
+
 @pytest.mark.parametrize("mode", ["inline", "stream"])
 def test_the_failure_of_a_call_outside_of_programs_is_not_one_of_the_program_that_gets_its_result(mode):
     def fail(x):

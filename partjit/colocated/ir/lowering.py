@@ -73,7 +73,7 @@ def _lower(ctx: LoweringRuleContext, *args: ir.Value, callee: Callee, stream: St
     specialization.prepare()
     threads.start_deferred()
     pass_tokens_on(effect)
-    site = source_site(ctx) or ("<unknown>", 0, callee.name)
+    site = source_site(ctx) or callee.definition.function.defined_at
     made = AnsweredUnderJit if callee.out_avals else CallUnderJit
     call = made(specialization, site, mesh_of_shards(ctx))
     return lower_to_callback(ctx, call, args, None if callee.is_pure else effect)

@@ -149,7 +149,7 @@ class _Binding:
             outputs.append(self._make(var, value_name, host))
             if sharding is not None and host is not None and host != sharding:
                 self.on_devices[outputs[-1]] = sharding
-        site = source_site(node.eqn.source_info) or self._site or ("<unknown>", 0, callee.name)
+        site = source_site(node.eqn.source_info) or self._site or callee.definition.function.defined_at
         return dataclasses.replace(node, name=name, inputs=inputs, outputs=tuple(outputs), site=site)
 
     def _loop_or_branch(self, node: Loop | Branch, wanted: Mapping[Var, str]) -> Node:
