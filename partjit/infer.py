@@ -299,6 +299,7 @@ def _program(
     if auto is None:
         return program
     results = [isinstance(spec, Auto) for spec in _out_specs(definition, traced.out_tree, traced.jaxpr.out_avals)]
+    is_traced = is_traced or any(isinstance(const, Tracer) for const in traced.consts)  # which it closes over
     return _searching.with_found_specs(program, (*[False] * consts, *auto), results, definition.search, is_traced)
 
 

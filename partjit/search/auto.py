@@ -36,7 +36,7 @@ from partjit.spec import ParsedPartitionSpec, Spec
 
 __all__ = ["with_found_specs"]
 
-_FORMAT = 2
+_FORMAT = 3
 """Of what is kept; it changes with what a search does."""
 
 _found: dict[str, SettledSpecs] = {}
@@ -69,10 +69,9 @@ def with_found_specs(
         )
     traced = trace_function(Traced(program, [None] * len(program.in_specs)), (), {}, None)
     require_auto_axes("pjit", traced, program.mesh)
-    if is_traced and _has_rules_of_its_own(program.jaxpr):
-        options = dataclasses.replace(options, constrain=False)
+    only_specs = is_traced and _has_rules_of_its_own(program.jaxpr)
     machine = machine_of(program.mesh) if options.machine is None else options.machine
-    task = _Task(program, traced, tuple(arguments), tuple(results), options, machine)
+    task = _Task(program, traced, tuple(arguments), tuple(results), options, machine, only_specs)
     found = task.found()
     return dataclasses.replace(
         program,
@@ -84,7 +83,7 @@ def with_found_specs(
 
 @dataclasses.dataclass(frozen=True)
 class _Task:
-    """What is searched, in which way."""
+    """What is searched, in which way; `only_specs` says that nothing in the program may be constrained."""
 
     program: Program
     traced: TracedFunction
@@ -92,6 +91,7 @@ class _Task:
     results: tuple[bool, ...]
     options: SearchOptions
     machine: Machine
+    only_specs: bool
 
     def found(self) -> SettledSpecs:
         """What was found before, by this process or another, or what is found now."""
@@ -148,7 +148,7 @@ class _Task:
                 options.measure,
             ],
             [unit.name, unit.paths, unit.result_paths, self.traced.donated],
-            [self.arguments, self.results, self._fixed()],
+            [self.arguments, self.results, self._fixed(), self.only_specs],
         )
         return hashlib.sha256(repr(known).encode()).hexdigest()
 
@@ -166,6 +166,7 @@ class _Task:
                 {k: axes for k, axes in enumerate(outs) if not self.results[k]},
                 names_of("SearchOptions", options.constrain),
             )
+                self.only_specs,
             with shown_progress("SearchOptions", options.progress) as report:
                 ranking = find(
                     program,

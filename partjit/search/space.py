@@ -139,6 +139,7 @@ class Space:
             partitioner chooses.
         names: the names of the activations that may be constrained, as `jax.ad_checkpoint.checkpoint_name` gives them;
             None for those that are found; empty for none.
+        only_specs: whether nothing may be constrained, parameters where they are used included.
 
     Attributes:
         groups, classes, families: see there.
@@ -152,6 +153,7 @@ class Space:
         fixed_arguments: Mapping[int, Axes | None],
         fixed_results: Mapping[int, Axes | None],
         names: Sequence[str] | None = None,
+        only_specs: bool = False,
     ) -> None:
         self.sizes = {axis: size for axis, size in program.sizes.items() if size > 1}
         self._fixed, self._fixed_results = dict(fixed_arguments), dict(fixed_results)
@@ -169,7 +171,8 @@ class Space:
         self._class_of = {root: c for c, one in enumerate(self.classes) for root in one.roots}
         self._given = self._given_classes()
         self._gradients = _find_gradients(tree, dimensions)
-        self.families = [*self._find_families(tree, dimensions, names)]
+        self.families = [] if only_specs else [*self._find_families(tree, dimensions, names)]
+        self._only_specs = only_specs
 
     @property
     def batch(self) -> tuple[int, ...]:
@@ -201,7 +204,7 @@ class Space:
                 if k not in self._fixed:
                     further = (*choice.storage[group], *(choice.states[group] if is_state else ()))
                     axes = self._spread(leaf.shape, used, further)
-                if choice.gathered[group] and not is_state:
+                if choice.gathered[group] and not is_state and not self._only_specs:
                     used = self._of_classes(leaf.shape, [self._class_of.get(root) for root in self._roots[k]], choice)
                     used = tuple(_common(one, other) for one, other in zip(used, axes, strict=True))
                     numbers = (self._inputs[k].number,) if used != axes else ()

@@ -191,13 +191,13 @@ def constrained(monkeypatch):
     options = []
 
     def searched(task):
-        options.append(task.options.constrain)
+        options.append(not task.only_specs)
         unit = task.traced.whole
         inlined = auto.inline_program(unit.jaxpr, unit.mesh, unit.paths, unit.result_paths, {})
         wanted = [v for v in inlined.tree.values if v.is_array and v.aval.shape and v.number >= 0]
         fits = {v.number: (("data",), *[()] * (len(v.aval.shape) - 1)) for v in wanted if v.aval.shape[0] % 4 == 0}
         of = [[((),) * len(aval.shape) for aval in avals] for avals in (unit.jaxpr.in_avals, unit.jaxpr.out_avals)]
-        return settled.SettledSpecs(*map(tuple, of), fits if task.options.constrain else {}, 1.0, 1, 1)
+        return settled.SettledSpecs(*map(tuple, of), {} if task.only_specs else fits, 1.0, 1, 1)
 
     monkeypatch.setattr(auto._Task, "_searched", searched)
     return options
@@ -244,6 +244,32 @@ def test_derivatives_of_its_own_are_kept_where_a_program_is_transformed(wrapped,
         np.testing.assert_allclose(jax.grad(searched)(x), jax.grad(fun)(x), rtol=1e-5)
         np.testing.assert_allclose(jax.jit(jax.grad(searched))(x), jax.grad(fun)(x), rtol=1e-5)
     assert {*constrained} == {True, False}
+
+
+@pytest.mark.parametrize("questions", [3, 4, 5])
+def test_no_constraint_of_a_parameter_loses_derivatives_of_its_own(questions):
+    def fun(params, rate):
+        return jax.tree.map(lambda p: p - rate * odd(p), params)
+
+    def total(fun):
+        return lambda params: fun(params, 0.1)["w"].sum()
+
+    params = {"w": jnp.linspace(0.0, 1.0, 64 * 64).reshape(64, 64)}
+    with on():
+        grads = jax.grad(total(automatic(fun, questions=questions)))(params)
+    np.testing.assert_allclose(grads["w"], jax.grad(total(fun))(params)["w"], rtol=1e-5)
+
+
+def test_derivatives_of_its_own_are_kept_where_what_is_closed_over_is_transformed(constrained):
+    x = jnp.linspace(0.0, 1.0, 8)
+
+    def total(w, wrap):
+        return wrap(lambda x: x - w * odd(x * w))(x).sum()
+
+    with on():
+        grad = jax.grad(total)(2.0, automatic)
+    np.testing.assert_allclose(grad, jax.grad(total)(2.0, lambda fun: fun), rtol=1e-5)
+    assert constrained == [False]
 
 
 def test_colocated_calls_are_made_with_arguments_of_their_own_specs():
