@@ -6,21 +6,56 @@ from typing import Any, TypeAlias
 
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import sdy
+from jax.sharding import Mesh
 
+from partjit.errors import UnrepresentableShardingError
 from partjit.inspect.flops import FlopCount, count_flops
 from partjit.inspect.inlining import ADDED, TAG, InlinedProgram, mark
 from partjit.inspect.places import Known, Origin
 from partjit.inspect.propagation import Unit, is_mark, numbers_of, ranks_of
 from partjit.inspect.skeleton import Skeleton, skeleton_of
 from partjit.inspect.traffic import Moved, count_traffic
+from partjit.opsharding import parse_op_sharding, to_op_sharding
 from partjit.shardy import main_of, nested
+from partjit.spec import UNCONSTRAINED, ParsedPartitionSpec
 
-__all__ = ["Axes", "Change", "Facts", "add_mesh", "change", "facts_of", "marked_values"]
+__all__ = ["Axes", "Change", "Facts", "add_mesh", "axes_on", "change", "facts_of", "marked_values"]
 
 Axes: TypeAlias = tuple[tuple[str, ...] | None, ...]
 """For each dimension the mesh axes that shard it; None for one that is left to the partitioner."""
 
 _CONSTRAINT = "sdy.sharding_constraint"
+
+
+def axes_on(spec: ParsedPartitionSpec, mesh: Mesh, rank: int, what: str) -> Axes:
+    """The axes of a mesh over which a spec shards an array of some rank.
+
+    The axes of a spec with a mesh of its own, which has the same devices, are those of that mesh: they are translated.
+
+    Args:
+        spec: the spec.
+        mesh: the mesh.
+        rank: the rank of the array.
+        what: what errors call it.
+
+    Raises:
+        UnrepresentableShardingError: no axes of the mesh say the same.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from jax.sharding import NamedSharding, PartitionSpec as P
+        >>> devices = np.array(jax.devices()[:8])
+        >>> line, mesh = Mesh(devices, "x"), Mesh(devices.reshape(4, 2), ("data", "model"))
+        >>> axes_on(ParsedPartitionSpec.from_user_input(NamedSharding(line, P("x")), "spec"), mesh, 2, "x")
+        (('data', 'model'), ())
+    """
+    if spec.mesh is not None and spec.mesh.shape_tuple != mesh.shape_tuple:
+        try:
+            spec = parse_op_sharding(to_op_sharding(spec, spec.mesh, rank), mesh)
+        except UnrepresentableShardingError as error:
+            raise UnrepresentableShardingError(f"{what} has a NamedSharding over another mesh: {error}") from None
+    dims = (None if axes is UNCONSTRAINED else axes for axes in spec.partitions)
+    return (*dims, *[()] * (rank - len(spec.partitions)))
 
 
 @dataclasses.dataclass(frozen=True)

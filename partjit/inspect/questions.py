@@ -12,11 +12,11 @@ from jax.sharding import PartitionSpec as P
 
 from partjit._jax.shardings import UnspecifiedValue
 from partjit.checks import require, wrong_type
-from partjit.inspect.changes import Axes, Change
+from partjit.inspect.changes import Axes, Change, axes_on
 from partjit.inspect.contents import Collectives
 from partjit.inspect.user_lines import Site, shown_line
 from partjit.inspect.why.lookup import ValueNotFoundError
-from partjit.spec import UNCONSTRAINED, ParsedPartitionSpec, Spec, parse_spec_tree
+from partjit.spec import ParsedPartitionSpec, Spec, parse_spec_tree
 from partjit.validate import check_specs, raise_mismatches
 
 __all__ = ["Activation", "Answer", "Leaf", "Question", "change_of"]
@@ -150,7 +150,7 @@ def change_of(
     Raises:
         ValueNotFoundError: it names what is not there; the message lists similar names.
         ShardingError: specs do not fit their values or the mesh.
-        TypeError, ValueError: a spec is none, or names an axis twice.
+        TypeError, ValueError: a spec is none, names an axis twice, or is over another mesh and like none on this one.
     """
     require("WhatIf.ask", "question", question, Question, "a Question")
     positions = [
@@ -186,12 +186,12 @@ def change_of(
         ),
     ]
     raise_mismatches(mismatches, name, mesh)
-    axes = [_axes(spec, len(leaf.shape)) for spec, leaf in zip(specs, leaves, strict=True)]
+    axes = [_axes(spec, leaf, mesh) for spec, leaf in zip(specs, leaves, strict=True)]
     count = len(question.arguments)
     return Change(
         {k: own for own, (_, k) in zip(axes[:count], positions[:count], strict=True)},
         {k: own for own, (_, k) in zip(axes[count:], positions[count:], strict=True)},
-        {one.number: _axes(spec, len(one.shape)) or () for one, spec in zip(constrained, inner, strict=True)},
+        {one.number: _axes(spec, one, mesh) or () for one, spec in zip(constrained, inner, strict=True)},
     )
 
 
@@ -223,8 +223,7 @@ def _type(value: Leaf | Activation) -> ShapedArray:
     return ShapedArray(value.shape, value.dtype)
 
 
-def _axes(spec: Spec, ndim: int) -> Axes | None:
+def _axes(spec: Spec, value: Leaf | Activation, mesh: Mesh) -> Axes | None:
     if not isinstance(spec, ParsedPartitionSpec):
         return None
-    dims = tuple(None if axes is UNCONSTRAINED else axes for axes in spec)
-    return (*dims, *[()] * (ndim - len(dims)))
+    return axes_on(spec, mesh, len(value.shape), value.name if isinstance(value, Leaf) else str(value))

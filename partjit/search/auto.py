@@ -11,7 +11,6 @@ import jax
 from jax.extend.core import ClosedJaxpr, jaxprs_in_params
 
 from partjit._jax.jaxprs import called_jaxpr
-from partjit._jax.shardings import UnspecifiedValue
 from partjit._jax.tracing import low_jaxpr, named_like
 from partjit._jax.versions import COMPILER
 from partjit.auto_specs import SearchOptions
@@ -26,8 +25,9 @@ from partjit.search.constrained import with_constraints
 from partjit.search.find import find
 from partjit.search.fingerprint import fingerprint
 from partjit.search.found import spec_of
+from partjit.search.given import axes_if_any
 from partjit.search.machine import Machine
-from partjit.search.options import machine_of, names_of, require_auto_axes, shown_progress, workers_of
+from partjit.search.options import bytes_of, machine_of, names_of, require_auto_axes, shown_progress, workers_of
 from partjit.search.program import SearchedProgram
 from partjit.search.settled import SettledSpecs, folder_of, keep, kept
 from partjit.search.space import Space
@@ -123,8 +123,9 @@ class _Task:
 
     def _fixed(self) -> tuple[list[Axes | None], list[Axes | None]]:
         """The axes that specs say; None for what is AUTO or left to the partitioner."""
-        both = zip((self.program.in_specs, self.program.out_specs), self._ranks, strict=True)
-        found = [[_axes_of(spec, rank) for spec, rank in zip(specs, ranks, strict=True)] for specs, ranks in both]
+        program = self.program
+        both = zip((program.in_specs, program.out_specs), self._ranks, strict=True)
+        found = [[axes_if_any(one, program.mesh, n) for one, n in zip(*of, strict=True)] for of in both]
         return found[0], found[1]
 
     def _key(self) -> str:
@@ -165,13 +166,13 @@ class _Task:
                 {k: axes for k, axes in enumerate(ins[hidden:]) if not self.arguments[k + hidden]},
                 {k: axes for k, axes in enumerate(outs) if not self.results[k]},
                 names_of("SearchOptions", options.constrain),
-            )
                 self.only_specs,
+            )
             with shown_progress("SearchOptions", options.progress) as report:
                 ranking = find(
                     program,
                     space,
-                    int(memory),
+                    bytes_of(memory),
                     options.questions,
                     options.time_limit,
                     tuple(options.methods),
@@ -201,12 +202,6 @@ class _Task:
 
 def _closed(axes: Axes) -> Axes:
     return tuple(dim or () for dim in axes)
-
-
-def _axes_of(spec: Spec, rank: int) -> Axes | None:
-    if isinstance(spec, UnspecifiedValue):
-        return None
-    return (*spec.partitions, *[()] * (rank - len(spec.partitions)))
 
 
 def _specs(specs: Sequence[Spec], auto: Sequence[bool], found: Sequence[Axes]) -> tuple[Spec, ...]:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -148,7 +148,7 @@ class FoundSpecs:
         """The function, partitioned by these specs and with these constraints; `options` are those of `partjit.pjit`.
 
         With constraints it evaluates the traced program: nothing of Python is in it any more, custom derivatives
-        included, and static arguments have the values they had in the search.
+        included, and static arguments have the values they had in the search and are left out.
         """
         return pjit(self._constrained, in_shardings=self.in_specs, out_shardings=self.out_specs, **options)
 
@@ -175,8 +175,7 @@ class FoundSpecs:
             return jax.tree.unflatten(program.out_tree, evaluate(*jax.tree.leaves(args)))
 
         constrained.__name__ = constrained.__qualname__ = self.name
-        names = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in program.argument_names]
-        constrained.__signature__ = inspect.Signature(names)  # type: ignore[attr-defined]  # names arguments in messages
+        constrained.__signature__ = _signature(program.argument_names)  # type: ignore[attr-defined]
         return constrained
 
     def diff(self, in_specs: PyTree = UNSPECIFIED, out_specs: PyTree = UNSPECIFIED) -> tuple[SpecChange, ...]:
@@ -253,6 +252,15 @@ class FoundSpecs:
         return self.to_text()
 
     __repr__ = __str__
+
+
+def _signature(names: Sequence[str]) -> inspect.Signature:
+    """A signature that names arguments in messages; several that are `data[0]` and so on are `*data`."""
+    kinds = {
+        name.partition("[")[0]: inspect.Parameter.VAR_POSITIONAL if "[" in name else inspect.Parameter.POSITIONAL_ONLY
+        for name in names
+    }
+    return inspect.Signature([inspect.Parameter(name, kind) for name, kind in kinds.items()])
 
 
 def _row(one: Candidate) -> tuple[str, ...]:

@@ -10,12 +10,25 @@ from jax.sharding import Mesh
 from partjit._jax.shardings import UNSPECIFIED, UnspecifiedValue
 from partjit._jax.types import PyTree
 from partjit.auto_specs import Auto
-from partjit.inspect.changes import Axes
-from partjit.spec import ParsedPartitionSpec, parse_spec_tree
+from partjit.checks import wrong_value
+from partjit.errors import UnrepresentableShardingError
+from partjit.inspect.changes import Axes, axes_on
+from partjit.spec import ParsedPartitionSpec, Spec, parse_spec_tree
 from partjit.trees import broadcast_specs
 from partjit.validate import check_specs, raise_mismatches
 
-__all__ = ["given_axes"]
+__all__ = ["axes_if_any", "given_axes"]
+
+
+def axes_if_any(spec: Spec, mesh: Mesh, rank: int) -> Axes | None:
+    """The axes of a spec; None where it leaves them to the partitioner, or where no axes of the mesh say the same.
+
+    An array that is sharded like that keeps its sharding; only estimates do not know of it.
+    """
+    try:
+        return axes_on(spec, mesh, rank, "it") if isinstance(spec, ParsedPartitionSpec) else None
+    except UnrepresentableShardingError:
+        return None
 
 
 def given_axes(specs: PyTree, name: str, value: PyTree, mesh: Mesh) -> dict[int, Axes | None]:
@@ -30,6 +43,7 @@ def given_axes(specs: PyTree, name: str, value: PyTree, mesh: Mesh) -> dict[int,
     Raises:
         TypeError, ValueError: `specs` is no tree prefix, or a leaf of it no spec.
         ShardingError: specs do not fit; the message lists all that do not.
+        ValueError: one is FROM_ARRAY, or over another mesh and like none on this one.
 
     Example:
         >>> from jax.sharding import PartitionSpec as P
@@ -48,8 +62,15 @@ def given_axes(specs: PyTree, name: str, value: PyTree, mesh: Mesh) -> dict[int,
     found: dict[int, Axes | None] = {}
     for k, (spec, leaf) in enumerate(zip(leaves, arrays, strict=True)):
         if isinstance(spec, ParsedPartitionSpec):
-            missing = len(leaf.shape) - len(spec.partitions)
-            found[k] = (*spec.partitions, *[()] * missing)
+            found[k] = axes_on(spec, mesh, len(leaf.shape), f"{leaf.path}, one of {name},")
         elif isinstance(spec, UnspecifiedValue):
             found[k] = None
+        elif not isinstance(spec, Auto):
+            raise wrong_value(
+                name,
+                leaf.path,
+                spec,
+                "a spec that says how it is sharded",
+                f"give that of an array, {leaf.path}.sharding",
+            )
     return found

@@ -10,12 +10,20 @@ from jax.sharding import Mesh
 from partjit.checks import items_of, require, require_callable, require_integer, wrong_type
 from partjit.inspect.asked_pool import processors
 from partjit.inspect.tracing import TracedFunction
-from partjit.mesh import has_explicit_axes, is_abstract_mesh
+from partjit.mesh import describe_mesh, has_explicit_axes, is_abstract_mesh
 from partjit.render.numbers import shown_duration
 from partjit.search.find import Progress
 from partjit.search.machine import Machine, h100, tpu_v5p, tpu_v6e
 
-__all__ = ["machine_of", "names_of", "require_auto_axes", "shown_progress", "workers_of"]
+__all__ = [
+    "bytes_of",
+    "machine_of",
+    "names_of",
+    "require_auto_axes",
+    "require_mesh_of",
+    "shown_progress",
+    "workers_of",
+]
 
 _MACHINES = {"v5p": tpu_v5p, "v6": tpu_v6e, "H100": h100}
 
@@ -62,6 +70,22 @@ def _line(asked: int, limit: int, seconds: float) -> None:
     """Shows the progress on one line of the standard error."""
     text = f"searching: {asked} of {limit} questions, best step {shown_duration(seconds)}"
     print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def bytes_of(memory: float) -> int:
+    """A limit of the memory as a whole number; without a limit, more than there is anywhere."""
+    return sys.maxsize if memory >= sys.maxsize else int(memory)
+
+
+def require_mesh_of(where: str, traced: TracedFunction, mesh: Mesh) -> None:
+    """Refuses a program that is on another mesh than the one that is searched, whose axes it does not have."""
+    own = traced.whole.mesh
+    if own.shape_tuple != mesh.shape_tuple:
+        raise ValueError(
+            f"{where}: {traced.whole.name} is on the mesh {describe_mesh(own)}, as its NamedShardings or its arguments "
+            f"say, and mesh is {describe_mesh(mesh)}. Give the function without them and types "
+            "(jax.ShapeDtypeStruct) as arguments, or search on its own mesh"
+        )
 
 
 def require_auto_axes(where: str, traced: TracedFunction, mesh: Mesh) -> None:

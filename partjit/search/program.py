@@ -4,10 +4,11 @@ import concurrent.futures
 import dataclasses
 import functools
 import math
+import re
 from collections.abc import Mapping, Sequence
 
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from partjit._jax.shardings import UNSPECIFIED, MaybeSharding
 from partjit._jax.types import PyTree
@@ -25,12 +26,18 @@ from partjit.inspect.user_lines import shown_line
 from partjit.render.numbers import shown_bytes
 from partjit.search.asked import Answer, AskedStep
 from partjit.search.blocks import Leaf
+from partjit.search.given import axes_if_any
 from partjit.search.machine import Machine
+from partjit.search.step_time import require_links
 from partjit.search.work import Work
+from partjit.spec import ParsedPartitionSpec
 
 __all__ = ["SearchedProgram"]
 
 _LARGEST = 8
+
+_ARGUMENT = re.compile(r"[^\W\d]\w*(\[\d+\])?")
+"""The name of an argument: of a parameter, or of one of a parameter with a star."""
 
 
 class SearchedProgram:
@@ -49,9 +56,13 @@ class SearchedProgram:
         hidden: the number of arguments that are no arguments of the user's, but values that the function closes over.
         donated: for each argument of the user's whether its memory may be reused.
         partitioned: the program without any specs, not propagated.
+
+    Raises:
+        ValueError: the machine has no link for an axis of the mesh.
     """
 
     def __init__(self, function: TracedFunction, machine: Machine, overlap: float, workers: int = 0) -> None:
+        require_links(machine, function.whole.mesh.shape)
         self.workers = workers
         self._saved = SavedProgram()
         # The processes start while the program is lowered.
@@ -105,12 +116,13 @@ class SearchedProgram:
 
     @property
     def argument_names(self) -> tuple[str, ...]:
-        """The names of the positional arguments, as paths have them."""
+        """The names of the positional arguments, as paths have them: those of `*data` are `data[0]` and so on."""
         args, _ = jax.tree.unflatten(self.in_tree, self.arguments)
         names = []
         for k, arg in enumerate(args):
-            leaves = jax.tree.leaves(arg)
-            names.append(leaves[0].keys[0] if leaves and leaves[0].keys[0].isidentifier() else f"argument_{k}")
+            path, leaf = next(iter(jax.tree_util.tree_leaves_with_path(arg)), ((), None))
+            name = "" if leaf is None else leaf.path.removesuffix(jax.tree_util.keystr(path))
+            names.append(name if _ARGUMENT.fullmatch(name) else f"argument_{k}")
         return tuple(names)
 
     @property
@@ -121,7 +133,8 @@ class SearchedProgram:
     @property
     def structs(self) -> tuple[PyTree, ...]:
         """The positional arguments as structs."""
-        structs = [jax.ShapeDtypeStruct(value.aval.shape, value.aval.dtype) for value in self.inputs]
+        avals = (value.aval for value in self.inputs)
+        structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in avals]
         return jax.tree.unflatten(self.in_tree, structs)[0]
 
     @property
@@ -139,7 +152,7 @@ class SearchedProgram:
     def own_arguments(self) -> tuple[Axes | None, ...]:
         """The axes that the user's own specs say of the arguments; None where they say nothing."""
         return tuple(
-            _axes_of(sharding, len(leaf.shape))
+            _axes_of(sharding, len(leaf.shape), self.unit.mesh)
             for sharding, leaf in zip(self.unit.in_shardings[self.hidden :], self.arguments, strict=True)
         )
 
@@ -147,7 +160,7 @@ class SearchedProgram:
     def own_results(self) -> tuple[Axes | None, ...]:
         """The same of the results."""
         return tuple(
-            _axes_of(sharding, len(leaf.shape))
+            _axes_of(sharding, len(leaf.shape), self.unit.mesh)
             for sharding, leaf in zip(self.unit.out_shardings, self.results, strict=True)
         )
 
@@ -200,8 +213,7 @@ def _leaves(values: Sequence[AnnotatedValue], paths: Sequence[str]) -> tuple[Lea
     )
 
 
-def _axes_of(sharding: MaybeSharding, ndim: int) -> Axes | None:
+def _axes_of(sharding: MaybeSharding, ndim: int, mesh: Mesh) -> Axes | None:
     if not isinstance(sharding, NamedSharding):
         return None
-    dims = [(dim,) if isinstance(dim, str) else tuple(dim or ()) for dim in sharding.spec]
-    return (*dims, *[()] * (ndim - len(dims)))
+    return axes_if_any(ParsedPartitionSpec.from_user_input(sharding, "spec"), mesh, ndim)

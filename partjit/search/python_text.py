@@ -25,12 +25,18 @@ def rules_of(tree: PyTree) -> dict[str, P]:
     """
     leaves = [("/".join(map(_key, path)), spec) for path, spec in jax.tree_util.tree_leaves_with_path(tree)]
     alike: dict[str, set[P]] = collections.defaultdict(set)
+    matched: dict[str, list[str]] = collections.defaultdict(list)
     for path, spec in leaves:
         for pattern in _patterns(path):
             alike[pattern].add(spec)
+            matched[pattern].append(path)
     rules: dict[str, P] = {}
+    taken = set[str]()
     for path, spec in leaves:
-        rules[next(pattern for pattern in _patterns(path) if len(alike[pattern]) == 1)] = spec
+        if path not in taken:  # a leaf has one rule
+            fitting = (one for one in _patterns(path) if len(alike[one]) == 1 and taken.isdisjoint(matched[one]))
+            rules[rule := next(fitting)] = spec
+            taken.update(matched[rule])
     return rules
 
 
@@ -61,7 +67,7 @@ def shown_tree(tree: PyTree, name: str, known: Mapping[str, PyTree] | None = Non
         if jax.tree.structure(value) == jax.tree.structure(tree) and jax.tree.leaves(value) == leaves:
             return other
     if not leaves:
-        return f"specs_like({name}, {{}})"
+        return "None"  # as that of any tree without arrays, which a function may have under no name
     lines = [f"    {_raw(pattern)}: {shown_spec(spec)}," for pattern, spec in rules_of(tree).items()]
     return "\n".join([f"specs_like({name}, {{", *lines, "})"])
 

@@ -251,7 +251,9 @@ class Space:
         for axis in further:
             if any(axis in dim for dim in dims):
                 continue
-            local = [size // math.prod(self.sizes[a] for a in dim) for size, dim in zip(shape, dims, strict=True)]
+            local = [
+                size // math.prod(self.sizes.get(a, 1) for a in dim) for size, dim in zip(shape, dims, strict=True)
+            ]
             fitting = [k for k, size in enumerate(local) if size and size % self.sizes[axis] == 0]
             if fitting:
                 dims[max(fitting, key=lambda k, of=local: (of[k], -k))].append(axis)

@@ -24,7 +24,15 @@ from partjit.search.found import Candidate, Constraint, FoundSpecs, paths_by_num
 from partjit.search.given import given_axes
 from partjit.search.improve import METHODS, Scored
 from partjit.search.machine import Machine
-from partjit.search.options import machine_of, names_of, require_auto_axes, shown_progress, workers_of
+from partjit.search.options import (
+    bytes_of,
+    machine_of,
+    names_of,
+    require_auto_axes,
+    require_mesh_of,
+    shown_progress,
+    workers_of,
+)
 from partjit.search.program import SearchedProgram
 from partjit.search.space import Space
 from partjit.search.timed import fastest, require_measurable
@@ -131,7 +139,9 @@ def search_specs(
     if on.size < 2:
         raise wrong_value(where, "mesh", on, "a mesh of several devices", "give one, or set one with partjit.set_mesh")
     used: Machine = machine_of(on) if machine is None else require(where, "machine", machine, Machine, "a Machine")
-    most = used.memory if memory is None else require_number(where, "memory", memory, "a number of bytes")
+    most = used.memory if memory is None else require_number(where, "memory", memory, "a number of bytes above 0")
+    if most <= 0:
+        raise wrong_value(where, "memory", memory, "a number of bytes above 0")
     overlap = require_number(where, "overlap", overlap, "a number between 0 and 1")
     if not 0 <= overlap <= 1:
         raise wrong_value(where, "overlap", overlap, "a number between 0 and 1")
@@ -149,17 +159,18 @@ def search_specs(
     with shown_progress(where, progress) as report:
         traced = trace_function(made, args, {}, on)
         require_auto_axes(where, traced, on)
+        require_mesh_of(where, traced, on)
         program = SearchedProgram(traced, used, overlap, count if isolated else 0)
         try:
             positional, result = program.leaf_trees
             fixed = given_axes(in_specs, "in_specs", positional, on), given_axes(out_specs, "out_specs", result, on)
             space = Space(program, *fixed, names)
-            ranking = find(program, space, int(most), questions, time_limit, chosen, report)
+            ranking = find(program, space, bytes_of(most), questions, time_limit, chosen, report)
         finally:
             program.close()
         if timed:
             ranking = fastest(program, ranking, timed, jax.tree.leaves(args), where=where, isolated=isolated)
-    return _found(fun, program, space, ranking, on, used, int(most), overlap)
+    return _found(fun, program, space, ranking, on, used, bytes_of(most), overlap)
 
 
 def _found(

@@ -18,7 +18,7 @@ from partjit.render.text import table
 from partjit.search.machine import Machine
 from partjit.search.work import Part, Work, seconds_of
 
-__all__ = ["Cause", "StepTime", "estimate_time", "seconds_of_step", "step_time"]
+__all__ = ["Cause", "StepTime", "estimate_time", "require_links", "seconds_of_step", "step_time"]
 
 
 class Cause(NamedTuple):
@@ -191,10 +191,7 @@ def step_time(
     Raises:
         ValueError: the machine has no link for an axis of the mesh.
     """
-    for axis, size in sizes.items():
-        if size > 1 and axis not in machine.links:
-            known = ", ".join(machine.links) or "nothing"
-            raise ValueError(f"machine {machine.name} has no link for the axis {axis!r} of the mesh, but for {known}")
+    require_links(machine, sizes)
     moves = [*unknown]
     causes = [
         *_of_parts(parts, machine),
@@ -210,6 +207,18 @@ def step_time(
         merged[cause[:3]] = cause
     ordered = sorted((one for one in merged.values() if one.seconds > 0), key=lambda one: (-one.seconds, one[:3]))
     return StepTime(machine, overlap, tuple(ordered), is_lower_bound, most)
+
+
+def require_links(machine: Machine, sizes: Mapping[str, int]) -> None:
+    """Refuses a machine that has no link for an axis of a mesh with axes of these sizes.
+
+    Raises:
+        ValueError: it has none.
+    """
+    for axis, size in sizes.items():
+        if size > 1 and axis not in machine.links:
+            known = ", ".join(machine.links) or "nothing"
+            raise ValueError(f"machine {machine.name} has no link for the axis {axis!r} of the mesh, but for {known}")
 
 
 def seconds_of_step(
