@@ -35,7 +35,7 @@ class MadeArguments:
     def on(self, shardings: Sequence[NamedSharding]) -> list[jax.Array]:
         """The arguments with these shardings."""
         return [
-            jax.device_put(value, sharding, may_alias=False) if is_array(value) else self._made_up(struct, sharding)
+            _copied(value, sharding) if is_array(value) else self._made_up(struct, sharding)
             for struct, value, sharding in zip(self._structs, self._given, shardings, strict=True)
         ]
 
@@ -45,6 +45,17 @@ class MadeArguments:
             made = jax.jit(lambda: _numbers(*struct), out_shardings=sharding)
             self._makers[key] = made.lower().compile()  # ahead of time: where this is asked, something may be traced
         return self._makers[key]()
+
+
+def _copied(value: Any, sharding: NamedSharding) -> jax.Array:
+    """A copy with this sharding.
+
+    Of an array on one of the devices jax uses what is there for its replica, whatever `may_alias` says: a step would
+    consume it.
+    """
+    if isinstance(value, jax.Array) and value.sharding.device_set != sharding.device_set:
+        value = jnp.copy(value)
+    return jax.device_put(value, sharding, may_alias=False)
 
 
 def _numbers(shape: tuple[int, ...], dtype: Any) -> jax.Array:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 
 from partjit import AUTO, Mesh, P, SearchOptions, pjit, search_specs
 from partjit._jax.saved_computations import LoadedComputation, saved_computation
@@ -23,6 +23,7 @@ from partjit.search import auto, timed, timing_process
 from partjit.search.asked import AskedStep
 from partjit.search.compiled import Compiler, TimedStep
 from partjit.search.find import OWN, find
+from partjit.search.made_arguments import MadeArguments
 from partjit.search.program import SearchedProgram
 from partjit.search.space import Space
 from partjit.search.starts import kind_of
@@ -138,6 +139,25 @@ def test_what_is_measured_runs_on_copies_of_the_arguments():
     with on():
         expected = step(*args)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found.pjit()(*args), expected)
+
+
+def test_steps_that_consume_their_arguments_consume_no_array_of_the_user():
+    """On one device, from where it is replicated, or on all of them."""
+    mesh, x = on(), jnp.arange(64.0).reshape(8, 8)
+    on_mesh = jax.device_put(x, NamedSharding(mesh, P("data")))
+    given = [x, jax.device_put(x, jax.devices()[1]), on_mesh, jnp.float32(3), jax.random.key(0), np.ones((8, 8))]
+    before = jax.tree.map(lambda one: jax.random.key_data(one) if one is given[4] else np.array(one), given)
+    made = MadeArguments([(one.shape, one.dtype) for one in given], given)
+    for spec in (P(), P("data")):
+        own = [NamedSharding(mesh, spec if one.ndim else P()) for one in given]
+        for copy in jax.block_until_ready(made.on(own)):
+            copy.delete()
+    assert not any(one.is_deleted() for one in given[:5])
+    after = jax.tree.map(lambda one: jax.random.key_data(one) if one is given[4] else np.array(one), given)
+    jax.tree.map(np.testing.assert_array_equal, after, before)
+    args = arrays()
+    assert searched(args=args, measure=4, isolated=False, in_specs=(P(), AUTO)).measured > 0
+    assert not args[0]["up"].is_deleted()
 
 
 def test_what_cannot_be_compiled_is_not_the_fastest(monkeypatch):
