@@ -11,6 +11,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, jaxprs_in_params
 
 from partjit._jax.jaxprs import called_jaxpr
+from partjit._jax.meshes import manual_axes
 from partjit._jax.tracing import low_jaxpr, named_like
 from partjit._jax.versions import COMPILER
 from partjit.auto_specs import SearchOptions
@@ -58,7 +59,7 @@ def with_found_specs(
     Raises:
         MemoryLimitError: it does not fit into the memory with any specs that were tried.
         WhatIfError: none of the starts could be tried.
-        ValueError: the mesh has axes of type Explicit.
+        ValueError: the mesh has axes of type Explicit, or the program is part of a `shard_map`.
     """
     if program.mesh.size == 1:
         replicated = ParsedPartitionSpec.from_user_input(jax.sharding.PartitionSpec(), "in_shardings")
@@ -66,6 +67,11 @@ def with_found_specs(
             program,
             in_specs=tuple(replicated if auto else s for s, auto in zip(program.in_specs, arguments, strict=True)),
             out_specs=tuple(replicated if auto else s for s, auto in zip(program.out_specs, results, strict=True)),
+        )
+    if manual := manual_axes():
+        raise ValueError(
+            f"pjit: specs of {program.name} cannot be AUTO inside of a shard_map over {', '.join(manual)}, where a "
+            "value is one device's own: leave specs out there, or search those of the function around it"
         )
     traced = trace_function(Traced(program, [None] * len(program.in_specs)), (), {}, None)
     require_auto_axes("pjit", traced, program.mesh)

@@ -75,8 +75,8 @@ def search_specs(
         mesh: the mesh, or None for the ambient one.
         memory: the bytes that a device may need; by default what the machine has. Estimates are mostly within 15 %.
         machine: the machine; by default that of the devices of the mesh if it is known, or else an H100.
-        in_specs: specs that are fixed: a tree prefix of the arguments with leaves as those of `pjit`'s in specs, of
-            which UNSPECIFIED leaves an array to the partitioner, and `AUTO` for what is to be chosen.
+        in_specs: specs that are fixed: a tree prefix of the arguments with leaves as those of `pjit`'s in specs but
+            FROM_ARRAY, of which UNSPECIFIED leaves an array to the partitioner, and `AUTO` for what is to be chosen.
         out_specs: the same for the results. A result that is an argument anew has the spec of that.
         constrain: whether activations may be constrained; or the names of those that may be, as
             `jax.ad_checkpoint.checkpoint_name` gives them.
@@ -107,8 +107,9 @@ def search_specs(
         ShardingError: specs that are fixed do not fit.
         WhatIfError: none of the starts could be tried, or none of the programs measured: each ended its process.
         TypeError, ValueError: an argument is wrong, tracing the function raises it, or the mesh has axes of type
-            Explicit, along which specs are types; or what is to be measured has effects, or devices that this process
-            does not have.
+            Explicit, along which specs are types; or the function or its arguments are on another mesh, or the machine
+            lacks a link for one of the axes; or what is to be measured has effects, or devices that this process does
+            not have.
         jax.errors.JaxRuntimeError: none of what was to be measured could be compiled and run.
 
     Example:

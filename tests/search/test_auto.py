@@ -317,6 +317,14 @@ def test_too_little_memory_and_what_cannot_be_searched_are_errors():
         pjit(two_layers, search=3)
 
 
+def test_inside_of_a_shard_map_nothing_can_be_searched():
+    params, x = arrays()
+    mapped = jax.shard_map(lambda x: automatic()(params, x), mesh=on(), in_specs=P("data"), out_specs=P("data"))
+    for fun in (mapped, jax.jit(mapped)):
+        with on(), pytest.raises(ValueError, match="two_layers cannot be AUTO inside of a shard_map over data, model"):
+            fun(x)
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
