@@ -37,6 +37,7 @@ __all__ = [
     "is_laid_out_as_numpy",
     "is_on_one_host_device",
     "keys_of_data",
+    "memory_of",
     "moved",
     "numpy_putter",
     "register_array_type",
@@ -85,6 +86,14 @@ def moved(arrays: Sequence[jax.Array], shardings: Sequence[Sharding]) -> list[ja
 def buffers_of(array: ArrayImpl) -> Sequence[ArrayImpl]:
     """The arrays that an array has on the devices of this process, one each."""
     return shareable(array)._arrays
+
+
+def memory_of(array: Any) -> list[int]:
+    """Where an array is in the memory of the devices of this process; does not wait until it is computed."""
+    array = getattr(array, "_base_array", array)
+    if type(array) is not ArrayImpl or not array.size or array.is_deleted():
+        return []
+    return [buffer.unsafe_buffer_pointer() for buffer in buffers_of(array)]
 
 
 def array_of_buffers(like: ArrayImpl, buffers: Sequence[ArrayImpl]) -> ArrayImpl:

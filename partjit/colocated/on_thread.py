@@ -19,7 +19,7 @@ from partjit.colocated.runtime.call import Call, Lane
 from partjit.colocated.runtime.failures import CodeSite, Site
 from partjit.colocated.runtime.observation import observe_call, profiled
 from partjit.colocated.runtime.pending import PendingArray
-from partjit.colocated.runtime.pins import Taken, borrowed, given_back
+from partjit.colocated.runtime.pins import Taken, borrowed, distinct, given_back
 from partjit.colocated.runtime.run_ahead import Prepared
 from partjit.colocated.runtime.specs import OutSpecs
 from partjit.colocated.runtime.streams import Stream, inside
@@ -146,7 +146,7 @@ class OnThread:
         for array in results:
             if array.is_deleted():
                 return out_specs.fit_leaves(result, self._name)  # which names it
-        return results
+        return [*distinct(results, ())] if len(results) > 1 else results
 
 
 class _Body:

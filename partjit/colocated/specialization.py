@@ -28,7 +28,7 @@ from partjit.colocated.runtime.host_values import (
 from partjit.colocated.runtime.interrupts import is_interrupt
 from partjit.colocated.runtime.observation import observe_call, profiled
 from partjit.colocated.runtime.pending import PendingArray, values_of
-from partjit.colocated.runtime.pins import Taken, distinct, pin
+from partjit.colocated.runtime.pins import Taken, distinct
 from partjit.colocated.runtime.run_ahead import Prepared
 from partjit.colocated.runtime.specs import OutSpec, OutSpecs
 from partjit.colocated.runtime.streams import Stream, current_stream
@@ -225,7 +225,8 @@ class Specialization(PreparedFunction):
         assert self.out_specs is not None
         try:
             with entry or _UNRECORDED:
-                result = self._without_arguments(self.out_specs.fit(target(*args, **kwargs), self._name), args, kwargs)
+                returned = target(*args, **kwargs)
+                result = self._without_arguments(self.out_specs.fit(returned, self._name), returned, args, kwargs)
                 if entry is not None:
                     entry.done(jax.tree.leaves(result))
         except Exception as error:
@@ -244,12 +245,22 @@ class Specialization(PreparedFunction):
         """
         return result if self._is_only_process else jax.tree.map(PendingArray.of, result)
 
-    def _without_arguments(self, result: PyTree, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> PyTree:
-        """The result without arguments in it: on a thread it would be another array that shares the memory."""
-        given = {*map(id, jax.tree.leaves((args, kwargs)))}
-        if given.isdisjoint(map(id, jax.tree.leaves(result))):
+    def _without_arguments(
+        self, result: PyTree, returned: PyTree, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]
+    ) -> PyTree:
+        """The result without arguments in it: on a thread it would be another array that shares the memory.
+
+        Args:
+            result: the arrays.
+            returned: what the function returned; if they are something else, some may have been moved.
+            args, kwargs: the arguments.
+        """
+        given = jax.tree.leaves((args, kwargs))
+        leaves, tree = jax.tree.flatten(result)
+        ids = [*map(id, leaves)]
+        if result is returned and len({*ids}) == len(ids) and {*map(id, given)}.isdisjoint(ids):
             return result
-        return jax.tree.map(lambda leaf: pin(leaf)() if id(leaf) in given else leaf, result)
+        return tree.unflatten(distinct(leaves, given))
 
     @property
     def _is_direct(self) -> bool:
@@ -321,15 +332,15 @@ class Specialization(PreparedFunction):
         def run() -> PyTree:
             args, kwargs = self.in_specs.tree.unflatten(self._on_host(values_of(leaves)))
             started = _perf_counter()
-            result = observe(self._target)(*args, **kwargs)
+            returned = observe(self._target)(*args, **kwargs)
             if self.out_specs is not None:
-                result = self.out_specs.fit(result, self._name)
+                result = self.out_specs.fit(returned, self._name)
             else:
-                result = self._unspecified.as_arrays(result)
+                result = self._unspecified.as_arrays(returned)
                 self._learn(result)
                 if self._mode != "inline":
                     self._cheapness.measured(_perf_counter() - started)
-                    result = self._without_arguments(result, args, kwargs)
+                    result = self._without_arguments(result, returned, args, kwargs)
             return result
 
         observe = observe_call(self._name, stream)

@@ -62,6 +62,28 @@ def test_results_of_a_program_are_other_arrays_than_its_arguments_and_each_other
     np.testing.assert_allclose(given, x)
 
 
+@pytest.mark.parametrize("mode", ["inline", "stream"])
+def test_results_that_a_call_returns_twice_are_two_arrays(mode):
+    twice = colocated_python(lambda x: (x, x), out_specs_fn=lambda x: (x, x), mode=mode)
+    first, second = pjit(lambda x: twice(x + 1))(x)
+    jax.jit(lambda a: a + 1, donate_argnums=0)(first)
+    np.testing.assert_allclose(second, x + 1)
+
+
+@pytest.mark.parametrize("mode", ["inline", "stream"])
+def test_an_argument_that_is_returned_with_a_sharding_in_other_words_outlives_its_donation(mode):
+    mesh = partjit.Mesh(np.array(jax.devices()[:2])[:, None], ("x", "y"))
+    sharded, other_words = (NamedSharding(mesh, spec) for spec in (P("x"), P("x", "y")))
+    as_other = jax.ShapeDtypeStruct((4, 4), np.float32, sharding=other_words)
+    moved = colocated_python(lambda x: x, out_specs=as_other, mode=mode)
+    given = jax.device_put(jnp.ones((4, 4)), sharded)
+    with mesh:
+        y, z = pjit(lambda x: (moved(x), jnp.cos(moved(x))), in_shardings=P("x"), donate_argnums=0)(given)
+    assert given.is_deleted()
+    np.testing.assert_allclose(y, 1)
+    np.testing.assert_allclose(z, np.cos(1), rtol=1e-6)
+
+
 @pytest.mark.parametrize("donated", [1, 2, 3])
 @pytest.mark.parametrize("results", [0, 1, 2, 3])
 def test_as_many_donated_arguments_are_given_up_as_there_are_results_of_their_kind(donated, results):

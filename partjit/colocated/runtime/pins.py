@@ -22,6 +22,7 @@ from partjit._jax.arrays import (
     capsule_of,
     copy_of,
     is_computed,
+    memory_of,
     shareable,
     with_key_data,
 )
@@ -183,6 +184,7 @@ def given_back(takes: Sequence[Taken], arrays: list[jax.Array], results: list[An
         results: what the function returned; only these lists may still refer to the arrays.
     """
     positions = {id(result): i for i, result in enumerate(results)} if results else _NONE
+    own: _Arrays | None = None
     for i, take in enumerate(takes):
         if isinstance(take, Pin):
             array = arrays[i]
@@ -190,7 +192,9 @@ def given_back(takes: Sequence[Taken], arrays: list[jax.Array], results: list[An
             if position is not None:
                 results[position] = take.returned(array)
             if take.is_shared and sys.getrefcount(array) == _OF_A_LIST:
-                take.give_back(array)
+                own = _Arrays(results) if own is None else own
+                if array not in own:  # a result that was moved may be in its memory
+                    take.give_back(array)
     return results
 
 
@@ -249,11 +253,47 @@ def _deleted(array: jax.Array) -> RuntimeError:
 def distinct(
     results: Sequence[jax.Array], given: Sequence[jax.Array], which: Iterable[int] | None = None
 ) -> Sequence[jax.Array]:
-    """The results, with those at `which` (by default all) distinct from the arguments and from each other."""
-    seen = {*map(id, given)}
+    """The results, with those at `which` (by default all) distinct from the arguments and from each other.
+
+    An array moved to a sharding that differs in words only is another one in the same memory, and ends with it.
+    """
+    seen = _Arrays(given)
     own = [*results]
     for i in range(len(own)) if which is None else which:
-        if id(results[i]) in seen:
+        if results[i] in seen:
             own[i] = pin(results[i])()
-        seen.add(id(results[i]))
+        seen.add(results[i])
     return own
+
+
+class _Arrays:
+    """Arrays and what is in their memory: an array is among them if it ends when one of them does.
+
+    Asking where memory is takes a call for each device, so that is found out for arrays of equal types only.
+    """
+
+    __slots__ = ("_ids", "_memory", "_of_type")
+
+    def __init__(self, arrays: Iterable[object]) -> None:
+        self._ids: set[int] = set()
+        self._of_type: dict[object, list[jax.Array]] = {}
+        self._memory: dict[object, set[int]] = {}
+        for array in arrays:
+            self.add(array)
+
+    def add(self, array: object) -> None:
+        self._ids.add(id(array))
+        if isinstance(array, ArrayImpl | PRNGKeyArray):
+            self._of_type.setdefault((array.shape, array.dtype), []).append(array)
+
+    def __contains__(self, array: jax.Array) -> bool:
+        if id(array) in self._ids:
+            return True
+        kind = array.shape, array.dtype
+        others = self._of_type.get(kind)
+        if others is None:
+            return False
+        memory = self._memory.setdefault(kind, set())
+        while others:
+            memory.update(memory_of(others.pop()))
+        return not memory.isdisjoint(memory_of(array))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 
-from partjit import P, colocated, pjit
+from partjit import Mesh, P, colocated, pjit
 from partjit.colocated import colocated_python
 from tests.census import saw, sees
 from tests.colocated import rendezvous
@@ -309,3 +309,35 @@ def test_a_result_that_is_an_argument_becomes_an_array_when_its_value_is_used():
     assert first.is_deleted()
     assert not second.is_deleted()
     np.testing.assert_array_equal(second, np.arange(8.0) + 1)
+
+
+# Arguments that are returned with a sharding in other words: another array in the same memory
+
+
+def same_when_done(x):
+    rendezvous.hear("caller is done")
+    return x
+
+
+def returning(**said):
+    """A function that returns its argument, sharded in other words than that; and an argument."""
+    mesh = Mesh(np.array(jax.devices()[:2])[:, None], ("x", "y"))
+    out_spec = jax.ShapeDtypeStruct((8,), np.float32, sharding=NamedSharding(mesh, P(("x", "y"))))
+    x = jax.block_until_ready(jax.device_put(np.ones(8, np.float32), NamedSharding(mesh, P("x"))))
+    return colocated_python(same_when_done, out_specs=out_spec, **said), x
+
+
+def test_results_of_calls_that_share_an_argument_end_alone():
+    call, x = returning(mode="stream")
+    results = [call(x) for _ in range(4)]
+    caller_is_done()
+    for result in results:
+        assert donating(result).tolist() == [0] * 8
+
+
+def test_a_cheap_call_returns_another_array_than_its_argument():
+    call, x = returning()
+    caller_is_done()
+    for _ in range(30):  # on a thread, and then in the caller
+        donating(call(x))
+    assert x.tolist() == [1] * 8
