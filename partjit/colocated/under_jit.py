@@ -96,7 +96,8 @@ class AnsweredUnderJit(CallUnderJit):
         Raises:
             RuntimeError: the function has, or calls before it on its stream or of its object do not end.
         """
-        return contextvars.Context().run(self._answer, *self._taken(values))
+        # Where an argument is still being computed, another thread than the caller's runs the program.
+        return self.settings.run(lambda: contextvars.Context().run(self._answer, *self._taken(values)))
 
     def _answer(self, arrays: Sequence[np.ndarray], coordinates: dict[str, int] | None) -> Sequence[np.ndarray]:
         inside(self.specialization.own_stream())

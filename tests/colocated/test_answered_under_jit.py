@@ -250,3 +250,21 @@ def test_other_platforms_are_refused():
     ask = asking(lambda x: x)
     with pytest.raises(ValueError, match="which is compiled for cuda, where it cannot wait for what a call returns"):
         jax.jit(lambda x: ask(x)).trace(1.0).lower(lowering_platforms=("cuda",))
+
+
+def test_a_function_sees_the_settings_of_its_program_whichever_thread_runs_that():
+    slow = jax.jit(lambda x: lax.fori_loop(0, 30, lambda _, x: jnp.sin(x @ x), x)[0, 0])
+    x = jnp.ones((200, 200))
+
+    def look(x):
+        note(jax.config.jax_default_matmul_precision)
+        rendezvous.logs["threads"].append(threading.get_ident())
+        return x
+
+    with jax.default_matmul_precision("highest"):
+        program = jax.jit(asking(look))
+        for _ in range(20):  # until another thread runs one, as the argument is still being computed
+            program(slow(x)).block_until_ready()
+            if rendezvous.logs["threads"][-1] != threading.get_ident():
+                break
+    assert {*calls()} == {("highest",)}

@@ -349,6 +349,28 @@ def test_functions_see_the_context_of_the_caller(mesh):
         assert rendezvous.logs[what] == [1] * 3
 
 
+@pytest.mark.parametrize("has_results", [True, False])
+def test_functions_see_the_settings_of_the_caller(mesh, monkeypatch, has_results):
+    """In the threads of eight devices too, where results are numbers of 64 bits."""
+    monkeypatch.setattr(emitted, "_QUICK_IN_A_ROW", 0)  # threads of the devices run those without results as well
+
+    def half(x):
+        note(jax.config.jax_enable_x64)
+        return float(x[0]) / 2 if has_results else None
+
+    with jax.enable_x64(True):
+        number = jax.ShapeDtypeStruct((), np.float64) if has_results else None
+        call = of_numpy(half, out_specs_fn=lambda x: number)
+        x = jax.device_put(np.full(8, 1 / 3), NamedSharding(mesh, P("x")))
+
+        def halve(_, x):
+            return x * call(x) if has_results else (call(x), x)[1]
+
+        last = pjit(lambda x: lax.fori_loop(0, 1, halve, x))(x)
+        assert last[0] == (1 / 18 if has_results else 1 / 3)
+    assert calls() == [(True,)]
+
+
 def uses_jax_at(x):
     return np.asarray(jnp.sin(x))
 

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from partjit._jax.threads import ThreadSettings
 from partjit.colocated.runtime.call import current_calls
 from partjit.colocated.runtime.streams import Stream, inside
 
@@ -14,7 +15,7 @@ _Result = TypeVar("_Result")
 
 
 class Caller:
-    """This thread: its context variables, and the calls that it is running.
+    """This thread: its context variables, its settings of jax, and the calls that it is running.
 
     Args:
         stream: what functions see as the current stream; None for that of this thread.
@@ -24,6 +25,7 @@ class Caller:
         self._context = contextvars.copy_context()
         if stream is not None:
             self._context.run(inside, stream)
+        self._settings = ThreadSettings.here()
         self._is_plain = stream is None
         self._thread = threading.get_ident()
         self._calls = [*current_calls()]
@@ -35,6 +37,6 @@ class Caller:
         here = current_calls()
         here += self._calls
         try:
-            return self._context.copy().run(function, *args)
+            return self._settings.run(lambda: self._context.copy().run(function, *args))
         finally:
             del here[len(here) - len(self._calls) :]
