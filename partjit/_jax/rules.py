@@ -43,6 +43,7 @@ __all__ = [
     "register_printing",
     "transpose_jaxpr",
     "with_explicit_batch",
+    "without_own_refs",
 ]
 
 _pe: Any = partial_eval  # the types of both differ from version to version
@@ -211,6 +212,15 @@ def discharge_jaxpr(ctx: Any, jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     if MERGED_JAXPR:  # the context says whether memory spaces are to be stripped as well
         return _discharge.discharge_state(jaxpr, strip_memory_space=ctx.strip_memory_space)
     return _discharge.discharge_state(jaxpr)
+
+
+def without_own_refs(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """The jaxpr with refs that it makes itself turned into values; those among its arguments remain."""
+    if core.internal_mutable_array_effect not in jaxpr.effects:
+        return jaxpr
+    discharged = _discharge.discharge_state(jaxpr, should_discharge=False)
+    discharged.jaxpr._debug_info = jaxpr.jaxpr.debug_info
+    return discharged
 
 
 # checkify

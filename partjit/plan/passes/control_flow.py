@@ -13,13 +13,15 @@ import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
+from jax.ref import AbstractRef
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 
 from partjit._jax.arrays import with_weak_type
 from partjit._jax.jaxprs import Atom, control_flow_kind, new_var, scan_counts, type_of
-from partjit.calls import makes_calls
+from partjit._jax.sources import at_site
+from partjit.calls import inner_jaxprs, makes_calls, names_of_calls
 from partjit.plan.ir.build import Builder, expanded, live, read, reading, rebuilt
 from partjit.plan.ir.nodes import Block, Branch, Loop, VarBlock, VarLoop, variables
 from partjit.primitive import keep_where
@@ -41,6 +43,8 @@ def control_flow(block: VarBlock, mesh: Mesh, structured: Callable[[ClosedJaxpr]
 
     def expand(out: Builder, used: Sequence[bool]) -> dict[Var, Atom]:
         kind, params = control_flow_kind(out.like), out.like.params
+        if any(isinstance(type_of(atom), AbstractRef) for atom in out.like.invars):
+            raise _of_ref(out.like)
         if kind == "scan":
             return _scan(structured(params["jaxpr"]), used, mesh, out)
         if kind == "while":
@@ -48,6 +52,15 @@ def control_flow(block: VarBlock, mesh: Mesh, structured: Callable[[ClosedJaxpr]
         return _branch([structured(branch) for branch in params["branches"]], out)
 
     return expanded(block, _makes_calls, expand)
+
+
+def _of_ref(eqn: JaxprEqn) -> ValueError:
+    (name, *_) = names_of_calls(inner_jaxprs(eqn))
+    return ValueError(
+        f"the colocated function {name} is called in a {eqn.primitive} that uses a ref from outside of the program"
+        f"{at_site(eqn.source_info)}. The host runs it and has no refs: read the ref before, carry its value, and "
+        "write it back afterwards"
+    )
 
 
 def _makes_calls(eqn: JaxprEqn) -> bool:
