@@ -192,8 +192,9 @@ def given_back(takes: Sequence[Taken], arrays: list[jax.Array], results: list[An
             if position is not None:
                 results[position] = take.returned(array)
             if take.is_shared and sys.getrefcount(array) == _OF_A_LIST:
-                own = _Arrays(results) if own is None else own
-                if array not in own:  # a result that was moved may be in its memory
+                if own is None and not _WITH_MEMORY.isdisjoint(map(type, results)):
+                    own = _Arrays(results)
+                if own is None or array not in own:  # a result that was moved may be in its memory
                     take.give_back(array)
     return results
 
@@ -266,6 +267,9 @@ def distinct(
     return own
 
 
+_WITH_MEMORY = frozenset({ArrayImpl, PRNGKeyArray})
+
+
 class _Arrays:
     """Arrays and what is in their memory: an array is among them if it ends when one of them does.
 
@@ -283,7 +287,7 @@ class _Arrays:
 
     def add(self, array: object) -> None:
         self._ids.add(id(array))
-        if isinstance(array, ArrayImpl | PRNGKeyArray):
+        if type(array) in _WITH_MEMORY:
             self._of_type.setdefault((array.shape, array.dtype), []).append(array)
 
     def __contains__(self, array: jax.Array) -> bool:
