@@ -2,6 +2,7 @@
 
 * HLO has no broadcast that also expands dimensions of size 1 or permutes dimensions, and one that only adds dimensions
   of size 1 is a reshape there. Shardy propagates through reshapes and transposes before it does through broadcasts.
+* The largest elements of an array are selected by one operation, not by a sort and slices.
 * Operations that change nothing are folded, in each function by itself; see `partjit.xla_folds`.
 * Calls of functions are inlined. What a function returns and what its call returns are one value, with one sharding.
 * What a loop passes on unchanged is captured by its body instead. So it has one sharding, but for what the user has
@@ -16,6 +17,7 @@ and `open_while_free_vars_sharding.cc`.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from jax.extend.mlir import ir
@@ -43,10 +45,13 @@ def rewrite(module: ir.Module, lowered: Lowered = AS_IT_IS) -> None:
 
 def rewrite_operations(module: ir.Module, lowered: Lowered = AS_IT_IS) -> None:
     """The part of `rewrite` that does not depend on the shardings in the module, which may be changed afterwards."""
-    # XLA propagates when `chlo` operations (square, erf, top_k, ...) are expanded: no sharding goes through them.
+    # XLA propagates when `chlo` operations (square, erf, ...) are expanded: no sharding goes through them.
+    selections = [op.location for op in nested(module.operation) if op.name == "chlo.top_k"]
     run_passes(module, "builtin.module(func.func(chlo-legalize-to-stablehlo))")
     ops = nested(module.operation, ir.WalkOrder.PRE_ORDER)
     names = [op.name for op in ops]
+    if selections:
+        _keep_selections(ops, selections)
     for op, name in zip(ops, names, strict=True):
         if name in FOLDED:
             fold(op, lowered)
@@ -86,6 +91,28 @@ def open_captured(module: ir.Module) -> bool:
                 op.attributes["sharding"] = _fully_open(sharding.mesh, len(sharding.axes))
                 del op.attributes[_CAPTURED]
     return True
+
+
+def _keep_selections(ops: Sequence[ir.Operation], selections: Sequence[ir.Location]) -> None:
+    """Gives the slices that `chlo.top_k` at these locations became the propagation of XLA's own operation.
+
+    Nothing is propagated along the last dimension of that. Along that of a slice it would be.
+    """
+    for op in ops:
+        if op.name != "stablehlo.slice" or op.location not in selections:
+            continue
+        owner, before, after = op.operands[0].owner, op.operands[0].type.shape, op.results[0].type.shape
+        if isinstance(owner, ir.Block) or owner.operation.name != "stablehlo.sort" or len(after) >= len(_FACTORS):
+            continue
+        *batch, source, target = _FACTORS[: len(after) + 1]
+        sizes = zip((*batch, source, target), (*before, after[-1]), strict=True)
+        rule = f"([{', '.join((*batch, source))}])->([{', '.join((*batch, target))}])"
+        given = ", ".join(f"{factor}={size}" for factor, size in sizes)
+        attribute = f"#sdy.op_sharding_rule<{rule} {{{given}}}>"
+        op.attributes["sdy.sharding_rule"] = ir.Attribute.parse(attribute, op.context)
+
+
+_FACTORS = "ijklmnopqrstuvwxyz"
 
 
 def _original(op: Any) -> Any:

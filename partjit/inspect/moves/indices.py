@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from jax.extend.mlir import ir
 
-from partjit.inspect.moves.model import Operation, without
+from partjit.inspect.moves.model import Model, Operation, without
 from partjit.inspect.moves.tiles import Unmodelled
 
 __all__ = ["dimension_numbers", "gather", "scatter"]
@@ -32,16 +32,24 @@ def gather(op: Operation) -> None:
         raise Unmodelled
 
 
-def scatter(op: Operation) -> None:
-    """A scatter, such as `x.at[indices].add(updates)`."""
+def scatter(op: Operation) -> Model | None:
+    """A scatter, such as `x.at[indices].add(updates)`.
+
+    A dimension of which each update has one element, as one of a cache with a position for each example, stays sharded:
+    the devices leave out the updates of others.
+    """
     count = (len(op.operands) - 1) // 2
     operand, indices, updates = op.operands[0], op.operands[count], op.operands[count + 1]
     if any(tensor.sharding != operand.sharding for tensor in op.operands[:count]):
         raise Unmodelled
     windows = _dimensions(op, "update_window_dims")
     hidden = {*_dimensions(op, "inserted_window_dims"), *_dimensions(op, "input_batching_dims")}
+    shown = [dim for dim in range(len(operand.shape)) if dim not in hidden]
+    indexed = {*_dimensions(op, "scatter_dims_to_operand_dims")}
+    single = [dim for dim, window in zip(shown, windows, strict=True) if updates.shape[window] == 1 and dim in indexed]
+    kept = without(operand.sharding, single)
     there = [updates.sharding.axes[dim] for dim in windows]
-    here = [axes for dim, axes in enumerate(operand.sharding.axes) if dim not in hidden]
+    here = [kept.axes[dim] for dim in shown]
     along = _used(without(updates.sharding, windows).axes)
     if any(tensor.sharding != updates.sharding for tensor in op.operands[count + 1 :]):
         raise Unmodelled
@@ -53,6 +61,16 @@ def scatter(op: Operation) -> None:
     others = _used(without(operand.sharding, batches[0]).axes)
     if along != _used(indices.sharding.axes) or along & others:
         raise Unmodelled
+    is_uneven = any(n % shards for n, shards in zip(indices.shape, indices.shards, strict=True))
+    if kept == operand.sharding:
+        # XLA gathers the indices of uneven shards, to change those of the padding, and slices them again.
+        whole = without(indices.sharding, range(len(indices.shape)))
+        return op.model({count: [whole]}, keeps=True, forgets=True) if is_uneven else None
+    if is_uneven or here != there or along != _used(operand.sharding.axes[dim] for dim in batches[0]):
+        raise Unmodelled
+    if any(result.sharding != operand.sharding for result in op.results):
+        raise Unmodelled
+    return op.model()
 
 
 def _used(axes: Iterable[tuple[str, ...]]) -> set[str]:

@@ -88,7 +88,7 @@ class Model:
         distinct: the operands whose reshards XLA does not merge with all equal ones of other operations, and the names
             that those have with which it does; the empty name is that of none.
         forgets: whether XLA does not remember the shardings in which results are computed, so that it moves data to
-            reshard a result back to these.
+            reshard a result back to these; of an operation that stays, how operands were sharded before.
     """
 
     operands: tuple[tuple[TensorSharding, ...], ...]

@@ -1,9 +1,10 @@
 """Products of matrices: which of them XLA partitions as their shardings say.
 
-A dimension that is contracted and sharded in one operand only is gathered, or the other operand is sliced. A sum over
-an axis along which the result is sharded, as of the gradient of a parameter that is sharded as the batch is, is made
-on all devices, each of which takes its part. Where an axis is wanted for two dimensions, XLA weighs several ways, of
-which some are modelled.
+A dimension that is contracted and sharded in one operand only is gathered, or the other operand is sliced. One that is
+kept, but along which the result is not sharded because it is constrained, is gathered of the operand. A sum over an
+axis along which the result is sharded, as of the gradient of a parameter that is sharded as the batch is, is made on
+all devices, each of which takes its part. Where an axis is wanted for two dimensions, XLA weighs several ways, of which
+some are modelled.
 
 Source: `dot_handler.cc` of XLA.
 """
@@ -78,6 +79,14 @@ def product(
     batch = " ".join(sorted(axis for a, _, _ in batches for axis in axes[0][a]))
     used = [{axis for dim in free for axis in of[dim]} for of, free in zip(axes, own, strict=True)]
     shown = [{axis for there in free.values() for axis in result[there]} for free in own]
+    # What the result is not sharded along, as it is constrained, is gathered of the operand, whatever the sizes.
+    lost: list[list[int]] = [[], []]
+    if not used[0] & used[1]:
+        lost = [
+            [dim for dim, there in free.items() if of[dim] and not result[there]]
+            for of, free in zip(axes, own, strict=True)
+        ]
+        used = [used[k] - {axis for dim in lost[k] for axis in axes[k][dim]} for k in (0, 1)]
     first = _first(op, [axes if axes == there else set() for axes, there in zip(used, shown, strict=True)])
     chains, distinct = {}, dict[int, str]()
     if twice := used[0] & used[1]:
@@ -99,19 +108,22 @@ def product(
             raise Unmodelled
         ratio = _local_size(whole) / _local_size(op.results[0])
         if again or ratio <= 1 or (not any(used) and _unused(op) > 1):
-            chains[k] = [whole.sharding]
+            chains[k] = [whole.sharding] if again or not lost[k] else []
             if first == k or (first is not None and not again):
                 distinct[k] = "in groups"
-        elif k == 1 and ratio <= 2:
+        elif (k == 1 and ratio <= 2) or any(lost):
             raise Unmodelled
         # Otherwise the other operand is sliced, and the results are summed, which moves less.
+    for k, dims in ((k, dims) for k, dims in enumerate(lost) if dims):
+        more = gathered[k] if k in chains else []
+        chains[k] = [*chains.get(k, []), without(op.operands[k].sharding, [*dims, *more])]
     if batch:
         distinct = dict.fromkeys(chains, f"in groups {batch}")
     if 1 in chains and op.op.operands[0] == op.op.operands[1]:
         distinct[1] = ""  # XLA copies it at first
     sliced = [dim for here, there, dim in kept if there and not here]
     if sliced:
-        if any(dims and k not in chains for k, dims in gathered.items()):
+        if any(lost) or any(dims and k not in chains for k, dims in gathered.items()):
             raise Unmodelled
         if _unused(op) % _count(op, {axis for dim in sliced for axis in op.results[0].sharding.axes[dim]}) == 0:
             raise Unmodelled  # within groups of devices, and as in `_in_groups`

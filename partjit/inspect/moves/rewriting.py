@@ -223,6 +223,7 @@ class Writing:
             chains = (*written.operands, *[()] * (len(operands) - len(written.operands)))
             for k, chain in enumerate(chains):
                 name = {"distinct": written.distinct[k] or str(next(self._own))} if k in written.distinct else {}
+                name |= {"forgotten": ""} if written.keeps and written.forgets else {}
                 for sharding in chain:
                     operands[k] = resharded(operands[k], sharding, **name)
             if written.keeps:
@@ -350,8 +351,7 @@ class Writing:
 def _transfers(before: Tensor, after: TensorSharding, sizes: Mapping[str, int]) -> tuple[Transfer, ...]:
     if before.sharding.mesh.startswith("maximal_mesh"):
         raise Unmodelled  # one device has the result of a callback, and sends it if it is used
-    steps = _steps(before.sharding, after, before.shape, tuple(sizes.items()))
-    return tuple(Transfer(step, before) for step in steps)
+    return tuple(Transfer(step, before) for step in _steps(before.sharding, after, before.shape, (*sizes.items(),)))
 
 
 class _Kind(NamedTuple):

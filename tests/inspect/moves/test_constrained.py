@@ -1,0 +1,105 @@
+"""Products, scatters and selections whose results are sharded otherwise than their operands suggest."""
+
+import itertools
+import random
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from benchmarks.truth_operations import make_mesh
+from partjit import P, pjit, with_sharding_constraint
+from partjit.inspect import explain
+
+
+def explained(fun, specs, *structs):
+    return explain(pjit(fun, in_shardings=specs), *structs, mesh=make_mesh(), compiled=True)
+
+
+def assert_equal(report):
+    predicted, compiled = report.predicted, report.collectives
+    assert predicted.unknown == ()
+    assert predicted.counts == compiled.counts
+    assert predicted.bytes_per_step == pytest.approx(compiled.bytes_per_step)
+
+
+def floats(*shape):
+    return jax.ShapeDtypeStruct(shape, "float32")
+
+
+def integers(*shape):
+    return jax.ShapeDtypeStruct(shape, "int32")
+
+
+def test_what_a_constrained_product_is_not_sharded_along_is_gathered_before_it():
+    """Also if the result is smaller than the operand."""
+
+    def fun(x, wide, narrow, w):
+        sequence = [with_sharding_constraint(x @ one, P("x")) for one in (wide, narrow)]
+        return *map(jnp.sin, sequence), with_sharding_constraint(jnp.cos(x[:, 0]) @ w, P("x"))
+
+    specs = P("x", "y"), P(), P(), P(None, "y")
+    report = explained(fun, specs, floats(8, 16, 16), floats(16, 64), floats(16, 4), floats(16, 32))
+    assert_equal(report)
+
+
+def axes_of_products():
+    """Those of both operands and of a constrained result, which lacks one at least that its operand has."""
+    for x, summed, other, w, a, b in itertools.product((None, "x", "y"), repeat=6):
+        pairs = (x, summed), (other, w), (a, b)
+        is_less = (x and not a) or (w and not b)
+        if is_less and a in (None, x) and b in (None, w) and all(one is None or one != two for one, two in pairs):
+            yield [P(*pair) for pair in pairs]
+
+
+@pytest.mark.parametrize("sizes", [(32, 16, 64), (32, 64, 16)])
+def test_random_constrained_products_are_predicted_or_marked(sizes):
+    rows, summed, columns = sizes
+    draw = random.Random(str(sizes))
+    for one, other, result in draw.sample([*axes_of_products()], 8):
+
+        def fun(x, w, result=result):
+            return with_sharding_constraint(x @ w, result)
+
+        report = explained(fun, (one, other), floats(rows, summed), floats(summed, columns))
+        predicted, compiled = report.predicted, report.collectives
+        if predicted.unknown:
+            assert predicted.bytes_per_step <= compiled.bytes_per_step <= predicted.bytes_per_step_at_most
+        else:
+            assert_equal(report)
+
+
+def test_a_cache_with_a_position_for_each_example_stays_sharded():
+    def fun(cache, new, positions):
+        return jax.vmap(lambda c, n, at: lax.dynamic_update_slice(c, n, (at, 0)))(cache, new, positions)
+
+    structs = floats(8, 32, 4), floats(8, 1, 4), integers(8)
+    report = explained(fun, (P("x", "y"), P("x"), P("x")), *structs)
+    assert_equal(report)
+    assert report.predicted.counts == {}
+
+
+def test_the_indices_of_uneven_shards_are_gathered_to_scatter():
+    """As in the gradient of the embeddings of all tokens but the last."""
+
+    def loss(table, logits, tokens):
+        embedded = jnp.sin(table[tokens[:, :-1]])
+        return jnp.sum(embedded) + jnp.sum(jnp.take_along_axis(logits[:, :-1], tokens[:, 1:, None], -1))
+
+    specs = P(), P("x", "y"), P("x", "y")
+    structs = floats(64, 8), floats(8, 16, 64), integers(8, 16)
+    assert_equal(explained(jax.grad(loss, argnums=(0, 1)), specs, *structs))
+
+
+def test_nothing_is_propagated_along_what_top_k_selects():
+    """So what is computed from the largest elements of a sharded dimension is not summed over devices."""
+
+    def fun(logits, labels):
+        values, indices = lax.top_k(logits, 4)
+        return values.sum(-1), (indices == labels[:, None]).any(-1)
+
+    report = explained(fun, (P("x", "y"), P("x")), floats(8, 64), integers(8))
+    assert_equal(report)
+    (selected,) = [one for one in report.values if one.aval.shape == (8, 4) and one.aval.dtype == "float32"]
+    assert selected.shown_spec == "P('x', None)"
