@@ -6,13 +6,15 @@ is only one if they are sharded over different axes; other cases are not modelle
 Source: `gather_scatter_handler.cc` of XLA.
 """
 
+import math
 import re
 from collections.abc import Iterable
 
 from jax.extend.mlir import ir
 
-from partjit.inspect.moves.model import Model, Operation, without
-from partjit.inspect.moves.tiles import Unmodelled
+from partjit.inspect.moves.model import Model, Operation, Transfer, without
+from partjit.inspect.moves.tiles import Step, Unmodelled
+from partjit.shardy import TensorSharding
 
 __all__ = ["dimension_numbers", "gather", "scatter"]
 
@@ -61,7 +63,14 @@ def scatter(op: Operation) -> Model | None:
     others = _used(without(operand.sharding, batches[0]).axes)
     if along != _used(indices.sharding.axes) or along & others:
         raise Unmodelled
+    over = along - _used(operand.sharding.axes[dim] for dim in batches[0])
     is_uneven = any(n % shards for n, shards in zip(indices.shape, indices.shards, strict=True))
+    if kept == operand.sharding and over and _combines(op.op) == "stablehlo.multiply":
+        # Shardy inserts no product over devices on jax 0.12.
+        axes = tuple(axis for axis in op.sizes if axis in over)
+        if is_uneven or over != {*axes} or [operand.sharding] != [result.sharding for result in op.results]:
+            raise Unmodelled
+        return op.model(transfers=[_reduced(op, axes)])
     if kept == operand.sharding:
         # XLA gathers the indices of uneven shards, to change those of the padding, and slices them again.
         whole = without(indices.sharding, range(len(indices.shape)))
@@ -71,6 +80,19 @@ def scatter(op: Operation) -> Model | None:
     if any(result.sharding != operand.sharding for result in op.results):
         raise Unmodelled
     return op.model()
+
+
+def _combines(op: ir.Operation) -> str:
+    """The first operation by which a scatter combines updates with what is there."""
+    (body,) = op.regions[0].blocks
+    return next(iter(body.operations)).operation.name
+
+
+def _reduced(op: Operation, axes: tuple[str, ...]) -> Transfer:
+    """The result of a scatter, combined over these axes."""
+    result, sizes = op.results[0], tuple(op.sizes[axis] for axis in axes)
+    groups = op.tiles(TensorSharding((axes,), (sizes,))).groups([math.prod(sizes)])
+    return Transfer(Step("all-reduce", groups, result.local, result.local), result)
 
 
 def _used(axes: Iterable[tuple[str, ...]]) -> set[str]:

@@ -92,6 +92,15 @@ def test_the_indices_of_uneven_shards_are_gathered_to_scatter():
     assert_equal(explained(jax.grad(loss, argnums=(0, 1)), specs, *structs))
 
 
+def test_products_over_devices_of_what_is_scattered():
+    def fun(x, at):
+        return x.at[at].multiply(2.0), jax.ops.segment_prod(x[:8], at, 4)
+
+    report = explained(fun, (P(), P("x")), floats(32, 16), integers(8))
+    assert_equal(report)
+    assert report.predicted.counts["all-reduce", ("x",)] == 2
+
+
 def test_nothing_is_propagated_along_what_top_k_selects():
     """So what is computed from the largest elements of a sharded dimension is not summed over devices."""
 
