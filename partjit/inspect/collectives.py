@@ -34,6 +34,7 @@ __all__ = [
     "UnknownMove",
     "bytes_moved",
     "executions",
+    "in_branch",
     "repeated",
     "total_bytes",
 ]
@@ -252,6 +253,15 @@ def repeated(one: _Repeated, runs: int | None) -> _Repeated:
     times = None if runs is None or one.times is None else one.times * runs
     per = None if one.per is None else one.per * Times(1 if runs is None else runs)
     return dataclasses.replace(one, times=times, per=per, is_exact=one.is_exact and times is not None)
+
+
+def in_branch(one: Collective | UnknownMove, branch: tuple[tuple[str, int], ...]) -> Collective | UnknownMove:
+    """A collective, or a move, in these branches; see `Collective.branch`."""
+    if not branch:
+        return one
+    if isinstance(one, Collective):
+        return dataclasses.replace(one, is_exact=False, branch=branch)
+    return dataclasses.replace(one, is_exact=False)
 
 
 def executions(one: Collective | UnknownMove) -> int:

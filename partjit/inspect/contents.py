@@ -107,7 +107,10 @@ class Collectives(tuple[Collective, ...]):
         said = (any(c.module for c in self), len({c.program for c in self}) > 1)
         kept = [*range(6), *([6] if said[0] else []), 7, *([8] if said[1] else [])]
         columns, rows = [_COLUMNS[k] for k in kept], [[row[k] for k in kept] for row in rows]
-        title = f"{counted(len(self), 'collective')} ({self.source}); a device sends {total} per step"
+        notes = ["loops of unknown length count as one iteration"] * any(c.times is None for c in self)
+        notes += ["of branches the one that sends the most counts"] * any(c.branch for c in self)
+        counts = f" ({', '.join(notes)})" if notes else ""
+        title = f"{counted(len(self), 'collective')} ({self.source}); a device sends {total} per step{counts}"
         return f"{title}\n{table(columns, rows, most)}{marks}"
 
     def _marks(self, most: int | None) -> Iterator[str]:

@@ -18,7 +18,7 @@ from jax.extend.mlir import ir
 from jax.sharding import Mesh
 
 from partjit.devices import platform_of
-from partjit.inspect.collectives import KINDS, Collective, UnknownMove
+from partjit.inspect.collectives import KINDS, Collective, UnknownMove, in_branch
 from partjit.inspect.device_groups import DeviceGroups
 from partjit.inspect.hlo.device_groups import groups_over
 from partjit.inspect.loop_invariance import varying
@@ -30,7 +30,7 @@ from partjit.inspect.moves.tiles import Step, tiles_of
 from partjit.inspect.moves.unused import remove_unused
 from partjit.inspect.places import Known, Origin
 from partjit.inspect.propagation import Partitioned
-from partjit.inspect.times import ONCE, Times
+from partjit.inspect.times import ONCE, Branches, Times
 from partjit.inspect.walk import Walk, walk_of
 from partjit.inspect.why.dataflow import reachable
 from partjit.shardy import Shardings, TensorSharding, insert_reshards, nested
@@ -82,8 +82,9 @@ def predict_of(module: ir.Module, shardings: Shardings, origin: Origin, known: K
     writing.reshards(written)
     merge(module, written, shardings, {*_SDY, *_STABLEHLO}, known)
     reading = _Reading(module, shardings, origin, known, writing.moved)
+    branches = Branches()
     found = [
-        one
+        in_branch(one, branches.around(op))
         for function, op in reading.communicating
         for number, times in reading.instances(function, op)
         for one in reading.read(op, number, times)

@@ -95,7 +95,7 @@ class Answer:
 
     Attributes:
         collectives: the predicted collectives, as a report has them.
-        bytes_by_axes: bytes that a device sends, by the mesh axes that the collectives communicate over.
+        bytes_by_axes: bytes that a device sends, in all branches, by the axes that the collectives communicate over.
         peak_memory: the most that is live at once, arguments and results included; estimated.
         argument_bytes: of the arguments.
         flops: floating point operations of the busiest device.

@@ -3,9 +3,11 @@
 import dataclasses
 from collections.abc import Mapping
 
+from jax.extend.mlir import ir
+
 from partjit.inspect.user_lines import Site, shown_line
 
-__all__ = ["ONCE", "Times", "given_trip_count"]
+__all__ = ["ONCE", "Branches", "Times", "given_trip_count"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,3 +56,21 @@ def given_trip_count(site: Site | None, iterations: Mapping[str, int]) -> int | 
     if site is None:
         return None
     return iterations.get(shown_line(site), iterations.get(f"{site[0]}:{site[1]}"))
+
+
+class Branches:
+    """Names the conditionals of a program as they are met."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[ir.Operation, int] = {}
+
+    def around(self, op: ir.Operation) -> tuple[tuple[str, int], ...]:
+        """The branches that an operation is in, outermost first: the name of the conditional, and which it is."""
+        found: list[tuple[str, int]] = []
+        while (outer := op.parent) is not None:
+            if outer.name in ("stablehlo.case", "stablehlo.if"):
+                number = self._numbers.setdefault(outer, len(self._numbers))
+                of_branch = next(k for k, region in enumerate(outer.regions) if op.block in [*region.blocks])
+                found.insert(0, (f"conditional.{number}", of_branch))
+            op = outer
+        return tuple(found)

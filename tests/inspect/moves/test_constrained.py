@@ -112,3 +112,24 @@ def test_nothing_is_propagated_along_what_top_k_selects():
     assert_equal(report)
     (selected,) = [one for one in report.values if one.aval.shape == (8, 4) and one.aval.dtype == "float32"]
     assert selected.shown_spec == "P('x', None)"
+
+
+def test_of_branches_the_one_that_sends_most_counts():
+    def fun(x, w, is_wide):
+        return lax.cond(is_wide, lambda x: (x @ w).sum(0), lambda x: x.sum(0).sum() + jnp.zeros(16), x)
+
+    report = explained(fun, (P("x", "y"), P("y"), P()), floats(32, 16), floats(16, 16), jax.ShapeDtypeStruct((), bool))
+    assert report.predicted.bytes_per_step == pytest.approx(report.collectives.bytes_per_step)
+    assert {one.is_exact for one in report.predicted} == {False}
+    assert len({one.branch for one in report.predicted}) == 2
+    assert "(of branches the one that sends the most counts)" in report.predicted.to_text().splitlines()[0]
+
+
+def test_a_report_says_that_loops_of_unknown_length_count_once():
+    def fun(x):
+        return lax.while_loop(lambda x: x.sum() < 100, lambda x: 2 * x, x)
+
+    report = explained(fun, P("x"), floats(32))
+    assert (
+        report.predicted.to_text().splitlines()[0].endswith("per step (loops of unknown length count as one iteration)")
+    )
