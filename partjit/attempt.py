@@ -1,6 +1,7 @@
 """A call of a program that may fail before the program begins, of which other processes then have to know."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from partjit import lazy
 from partjit._jax.processes import group_size
@@ -26,13 +27,13 @@ class Attempt:
         last: the agreement of the last call with a plan: most likely that of this one, while nothing is known.
     """
 
-    __slots__ = ("_agreement", "_begun", "_is_known", "_program")
+    __slots__ = ("_agreement", "_begun", "_is_handed_over", "_is_known", "_program")
 
     def __init__(self, program: str, last: "Agreement | None") -> None:
         self._program = program
         self._agreement = last
         self._begun = 0 if last is None else last.begun
-        self._is_known = False
+        self._is_known = self._is_handed_over = False
         if group_size() > 1:
             refusals.take_back()
 
@@ -44,8 +45,19 @@ class Attempt:
         self._agreement, self._is_known = agreement, True
         return agreement
 
+    def handing_over(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that is an attempt of its own: what is raised from there on is not to be told twice."""
+
+        def hand_over_and_call(*args: Any, **kwargs: Any) -> Any:
+            self._is_handed_over = True
+            return call(*args, **kwargs)
+
+        return hand_over_and_call
+
     def fail(self, error: BaseException) -> None:
         """Lets the others know."""
+        if self._is_handed_over:
+            return
         agreement = self._agreement
         if agreement is None:
             if group_size() > 1 and not self._is_known:

@@ -104,7 +104,8 @@ class CacheMiss:
                 return None, None, False
             attempt = Attempt(self._definition.name, self._last_agreement())
             if self.of_arrays is not None:
-                result = call_locally(self._definition, self.of_arrays[0], args, kwargs, self._misplacement)
+                call = attempt.handing_over(self.of_arrays[0])
+                result = call_locally(self._definition, call, args, kwargs, self._misplacement)
                 if result is not NOT_LOCAL:
                     return result, None, False
             objects = self._definition.referenced(args, kwargs)[2]
@@ -153,8 +154,9 @@ class CacheMiss:
             own = len(program.consts)
             if self._definition.device is None:
                 self._misplacement.report(values[own:], shardings[own:], program.arg_paths, [i - own for i in moved])
-            values = reshard(values, shardings, moved)
-        if is_plan:
+            if not is_plan:
+                values = reshard(values, shardings, moved)
+        if is_plan:  # which reshards by itself, in all of its processes or in none
             self._let_others_in(args, kwargs)
             plan = plans.plan_of(values, **program.params)
             self._agreement = attempt.runs(plan)
@@ -345,12 +347,10 @@ def _evaluate(*values: object, **params: Any) -> Sequence[jax.Array]:
     """Runs an equation on arrays, as an eager `jax.grad` or `jax.vmap` of a pjit does."""
     params = with_free_dimensions_settled(values, params)
     if is_program_with_calls(params["jaxpr"]):
-        shardings = shardings_of(params["in_specs"], params["mesh"])
-        arrays = reshard(values, shardings, misplaced(values, shardings))
-        plan = plans.plan_of(arrays, **params)
+        plan = plans.plan_of(values, **params)
         with plans.failing_everywhere(plan):
-            run = plans.runnable_of(plan, arrays, params["mesh"])
-            return [*run(plans.placing_of(plan, arrays).apply(arrays), None)]
+            run = plans.runnable_of(plan, values, params["mesh"])
+            return [*run(plans.placing_of(plan, values).apply(values), None)]
 
     def cache_miss(*_: object) -> Outcome:
         shardings = shardings_of(params["in_specs"], params["mesh"])

@@ -32,9 +32,11 @@ __all__ = [
     "capsule_of",
     "copies_of",
     "copy_of",
+    "data_of",
     "device_put",
     "is_computed",
     "is_laid_out_as_numpy",
+    "is_of_one_process",
     "is_on_one_host_device",
     "keys_of_data",
     "memory_of",
@@ -78,6 +80,12 @@ def device_put(values: PyTree, shardings: PyTree) -> PyTree:
     return jax.device_put(jax.tree.map(shareable, values) if _BUFFERS_ARE_LISTED_IN_STEPS else values, shardings)
 
 
+def is_of_one_process(array: jax.Array, sharding: Sharding) -> bool:
+    """Whether this process has all of an array that is to be sharded over others as well, and puts its own part."""
+    is_plain = isinstance(array.dtype, np.dtype)  # keys have dtypes of their own
+    return is_plain and array.is_fully_addressable and not sharding.is_fully_addressable
+
+
 def moved(arrays: Sequence[jax.Array], shardings: Sequence[Sharding]) -> list[jax.Array]:
     """Each array with the sharding wanted of it; as it is if it has that."""
     return [x if x.sharding == s else device_put(x, s) for x, s in zip(arrays, shardings, strict=True)]
@@ -114,7 +122,12 @@ def array_of_capsule(capsule: object, device: Device) -> ArrayImpl:
 
 def is_computed(array: Any) -> bool:
     """Whether an array is there; arrays of keys have no `is_ready`, their data has."""
-    return getattr(array, "_base_array", array).is_ready()
+    return data_of(array).is_ready()
+
+
+def data_of(array: Any) -> Any:
+    """The data of an array of typed keys, which the public way needs a program for; any other array as it is."""
+    return getattr(array, "_base_array", array)
 
 
 def is_laid_out_as_numpy(dtype: Any) -> bool:
@@ -168,7 +181,9 @@ def numpy_putter(aval: ShapedArray, sharding: Sharding, committed: bool) -> Call
     if not sharding.is_fully_addressable:
         # `jax.device_put` compares the values of all processes by a program of its own, which would run in each of them
         # whenever its call has ended: between other programs, and never where one process has no such call.
-        return lambda value: jax.make_array_from_callback(aval.shape, sharding, lambda index: value[index])
+        return lambda value: jax.make_array_from_callback(
+            aval.shape, sharding, lambda index: value[index], dtype=aval.dtype
+        )
     devices = [*device_list(sharding)]
     if sharding.is_fully_replicated:
         return lambda value: pxla.batched_device_put(aval, sharding, [value] * len(devices), devices, committed)

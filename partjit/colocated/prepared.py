@@ -88,6 +88,8 @@ class PreparedFunction:
         self._takes_numpy = definition.options.takes_numpy
         self._is_of_shards = shards is not None or definition.options.layout == "per_shard"
         self._agreement = agreement_of(devices, self._name, lambda: self._name)
+        # Whether all processes know what it returns: where the call that shows it fails in one, none of them does.
+        self._is_known_to_all = self._agreement is None or out_specs is not None
         self._is_only_process = jax.process_count() == 1
         self._is_here = any(device.process_index == jax.process_index() for device in devices)
         host = [colocated_sharding(sharding) for sharding in shardings]

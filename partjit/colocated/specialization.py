@@ -56,8 +56,16 @@ class Specialization(PreparedFunction):
             are_plain: whether none of these is pending or an array of keys.
             is_agreed: whether other processes know of it if this one fails.
         """
-        if self._agreement is not None and not is_agreed and (self._mode == "inline" or self.out_specs is None):
-            return self._agreement.run(self, (args, kwargs, leaves, are_plain, True))
+        if self._agreement is not None and not is_agreed and (self._mode == "inline" or not self._is_known_to_all):
+            learns = self.out_specs is None and not self._options.has_out_specs
+            try:
+                result = self._agreement.run(self, (args, kwargs, leaves, are_plain, True))
+            except BaseException:
+                if learns:  # elsewhere the next call may be the first one to show it
+                    self.out_specs = None
+                raise
+            self._is_known_to_all = self.out_specs is not None
+            return result
         try:
             if not self._is_prepared:
                 self.prepare()
@@ -95,8 +103,8 @@ class Specialization(PreparedFunction):
     def call_with_host_arguments(self, leaves: Sequence[Any]) -> PyTree:
         """Calls the function with flat arguments, `HostArgument`s among them; the others are plain arrays."""
         is_cheap = self._mode == "auto" and self._stream is None and self._cheapness.is_shown
-        is_here = self._is_prepared and self._is_here
-        if not is_here or self._mode == "inline" or is_cheap or journal.current is not None:
+        is_ready = self._is_prepared and self._is_here and self._is_known_to_all
+        if not is_ready or self._mode == "inline" or is_cheap or journal.current is not None:
             leaves = put_host_arguments(leaves)
             args, kwargs = self.in_specs.tree.unflatten(leaves)
             return self(args, kwargs, leaves, True)

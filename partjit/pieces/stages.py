@@ -4,6 +4,7 @@ Each has what the stage of the program of arrays has, and says what that says; o
 pieces.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -111,7 +112,10 @@ class LocalCompiled(_Stage):
         Raises:
             TypeError, ValueError: as the program of arrays, for arguments that it was not compiled for.
         """
-        args_of_arrays, kwargs_of_arrays = self._pieces.arrays_of(args, kwargs)
+        # Other processes have to know of a piece that is refused, as they do of what the program of arrays refuses.
+        failing_everywhere = getattr(self.of_arrays, "failing_everywhere", contextlib.nullcontext)
+        with failing_everywhere():
+            args_of_arrays, kwargs_of_arrays = self._pieces.arrays_of(args, kwargs)
         return pieces_of(self.of_arrays(*args_of_arrays, **kwargs_of_arrays))
 
 

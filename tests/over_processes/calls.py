@@ -199,6 +199,21 @@ def check_devices_of_some_processes():
     assert ran.count(120.0) == (4 if number == 0 else 0)
 
 
+def check_meshes_without_devices_of_a_process():
+    def body(v):
+        return double(v) + jnp.sum(v)
+
+    for process in (0, count - 1):
+        there = Mesh([device for device in grid if device.process_index == process], "x")
+        with there:
+            for given in (numbers, jnp.asarray(numbers), distributed(numbers, "x", mesh=there)):
+                require_equal(of_shards(body)(given), 2 * numbers + 120)
+                until = of_shards(lambda x: jax.lax.while_loop(lambda v: jnp.sum(v) < 1e5, double, x))
+                require_equal(until(given), 2**10 * numbers)
+                branch = of_shards(lambda x: jax.lax.cond(jnp.sum(x) > 0, double, lambda v: v - 1, x))
+                require_equal(branch(given), 2 * numbers)
+
+
 def check_errors():
     one = SingleDeviceSharding(grid[0])
     spec = jax.ShapeDtypeStruct((), jnp.float32, sharding=one)

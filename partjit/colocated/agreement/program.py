@@ -115,7 +115,24 @@ class Agreement:
         """
         if on_zeros is not None:
             self._on_zeros[node] = on_zeros
-        return lambda *args: self._with_all(node, lambda: dispatch(*args))
+
+        def dispatch_with_all(*args: Any) -> Any:
+            for arg in args:  # which jax would refuse when the others have dispatched it
+                if isinstance(arg, jax.Array) and arg.is_deleted():
+                    what = f"{node} of {self._name} needs an array that has been deleted or donated"
+                    raise RuntimeError(f"{what}: Array has been deleted with type {arg.aval.str_short()}")
+            return self._with_all(node, lambda: dispatch(*args))
+
+        return dispatch_with_all
+
+    def before(self, node: str, action: Callable[[], Any]) -> Any:
+        """Does something in all processes, or in none, before they begin the program that this is a part of.
+
+        That program reports what is raised later.
+        """
+        result = self.run(self.dispatching(node, action), ())
+        _of_thread.begun = self.begun - 1
+        return result
 
     def reading(
         self, read: Callable[[jax.Array], bool | int], is_there: Callable[[jax.Array], bool] = is_computed

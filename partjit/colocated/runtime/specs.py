@@ -15,6 +15,7 @@ from partjit._jax.arrays import (
     aval_of_struct,
     copies_of,
     device_put,
+    is_of_one_process,
     is_on_one_host_device,
     numpy_putter,
     type_and_sharding,
@@ -182,9 +183,8 @@ class OutSpec:
         """The value, moved to this sharding."""
         if self._copies_on is not None and type(value) is ArrayImpl and is_on_one_host_device(value):
             return copies_of(value, self.sharding, self._copies_on)
-        is_local = value.is_fully_addressable and isinstance(value.dtype, np.dtype)  # keys have dtypes of their own
-        if is_local and not self.sharding.is_fully_addressable:
-            return self.put_numpy(np.asarray(value))  # each process has all of it, and puts its own part
+        if is_of_one_process(value, self.sharding):
+            return self.put_numpy(np.asarray(value))
         return device_put(value, self.sharding)
 
 

@@ -1,23 +1,27 @@
 """What a plan over several processes has to have in common in all of them."""
 
 import contextlib
+import functools
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
-from typing import cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 import jax
 import numpy as np
 from jax.core import ShapedArray
 from jax.typing import ArrayLike
 
+from partjit._jax.arrays import data_of
 from partjit._jax.sources import at_site
 from partjit.colocated.agreement.program import Agreement, Decider
 from partjit.colocated.agreement.setup import agreement_of
 from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Node, Transfer, Value, blocks_of, walk
 from partjit.plan.plan import Plan
 
-__all__ = ["agreement_for", "failing_everywhere"]
+__all__ = ["agreement_for", "failing_everywhere", "moving_with_all"]
+
+_RESHARDING = "resharding"
 
 _OPTIONS = (
     "jax_enable_x64",
@@ -112,6 +116,25 @@ def _is_one_number(value: Value, group: set[int]) -> bool:
     )
 
 
+def moving_with_all(plan: Plan, moves: Sequence[str]) -> Callable[[Callable[[], Any]], Any] | None:
+    """What reshards arguments in all processes of a plan, or in none; None if each may do so for itself.
+
+    Resharding is a program over the devices of all: in one of them alone it would wait for the others for ever, or meet
+    the collective of another program.
+
+    Args:
+        plan: the plan.
+        moves: what is resharded, in words that are the same in all processes.
+    """
+    if not plan.agree or not moves:
+        return None
+    text = "\n".join([f"the arguments of {plan.name} that are resharded", *moves])
+    devices = () if plan.mesh.empty else plan.mesh.devices.flat
+    key = "agreement on resharding", text
+    agreement = plan.made.get(key, lambda: agreement_of(devices, plan.name, lambda: text, _RESHARDING))
+    return None if agreement is None else functools.partial(agreement.before, _RESHARDING)
+
+
 @contextlib.contextmanager
 def failing_everywhere(plan: Plan) -> Iterator[None]:
     """In which what is raised here, before the plan runs, ends it in all of its processes."""
@@ -167,9 +190,9 @@ def _digest(constant: ArrayLike) -> str:
     """An array in a line; of one of which parts are in other processes only the type, as no process has all of it."""
     aval = cast(ShapedArray, jax.typeof(constant))
     if isinstance(constant, jax.Array):
-        is_readable = constant.is_fully_addressable or constant.is_fully_replicated
-        if not is_readable or jax.dtypes.issubdtype(constant.dtype, jax.dtypes.extended):
+        if not (constant.is_fully_addressable or constant.is_fully_replicated):
             return aval.str_short()
+        constant = data_of(constant)
     return f"{aval.str_short()} {hashlib.sha256(np.asarray(constant).tobytes()).hexdigest()[:16]}"
 
 

@@ -11,9 +11,10 @@ import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, NamedSharding, Sharding
+from jax.typing import ArrayLike
 
 from partjit import events
-from partjit._jax.arrays import ArrayImpl, device_put, numpy_putter
+from partjit._jax.arrays import ArrayImpl, device_put, is_of_one_process, numpy_putter
 from partjit._jax.compiling import MeshComputation, MeshExecutable, move_outputs, shard_constants, without_tokens
 from partjit._jax.dispatch import (
     FastPath,
@@ -163,7 +164,7 @@ def link(
     namespace: dict[str, Any] = {"wait": _wait, "read": _read, "release": _release}
     agreement = agreement_for(plan)
     for value, constant in plan.constants:
-        namespace[value.name] = jax.device_put(constant, _on(mesh, value.sharding or default.sharding))
+        namespace[value.name] = _put(constant, _on(mesh, value.sharding or default.sharding))
     put = numpy_putter(ShapedArray((), np.dtype(np.int32)), default.sharding, default.committed)
     may_wait = ANSWERED.issuperset(device.platform for device in device_list(default.sharding))
     for lowered, executable in zip(fragments, executables, strict=True):
@@ -269,6 +270,14 @@ def _specialized(
     return call.callee.specialized(call.stream, in_shardings, outputs, (*device_list(shardings[0]),), kind)
 
 
+def _put(constant: ArrayLike, sharding: Sharding) -> jax.Array:
+    """A constant on its devices, without a program over those of several processes if each has all of it."""
+    array = jax.numpy.asarray(constant)
+    if is_of_one_process(array, sharding):
+        return numpy_putter(ShapedArray(array.shape, array.dtype, array.weak_type), sharding, True)(np.asarray(array))
+    return device_put(constant, sharding)
+
+
 def _sharding_of(mesh: Mesh, default: DefaultSharding, value: Value) -> Sharding:
     return _on(mesh, default.sharding if value.sharding is None else value.sharding)
 
@@ -323,8 +332,16 @@ def _wait(array: jax.Array) -> jax.Array:
 
 
 def _read(array: jax.Array) -> bool | int:
-    """The value of a predicate, or the number of a branch."""
-    return array.item()
+    """The value of a predicate, or the number of a branch.
+
+    A process without devices of the program does not learn it, and goes whichever way: its results have no shards.
+    """
+    try:
+        return array.item()
+    except RuntimeError:
+        if array.sharding.addressable_devices:
+            raise
+        return False
 
 
 def _release(*arguments: object) -> None:

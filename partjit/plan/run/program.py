@@ -5,28 +5,31 @@ The plan is made and compiled once per jaxpr, shardings and mesh.
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import jax
+import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh, Sharding
 
-from partjit._jax.arrays import device_put
+from partjit._jax.arrays import device_put, is_of_one_process
 from partjit._jax.compiling import MeshExecutable
 from partjit._jax.tracing import low_jaxpr, trace_context
 from partjit.calls import streams_of
 from partjit.colocated.ir.eager import DefaultSharding
 from partjit.colocated.runtime.host_values import Destination, is_host_value
-from partjit.colocated.runtime.pending import PendingArray
+from partjit.colocated.runtime.pending import PendingArray, values_of
 from partjit.colocated.runtime.streams import current_stream
 from partjit.compile import in_shardings_of, own_sharding
+from partjit.devices import ids_of
 from partjit.placement import is_placed
 from partjit.plan.ir.nodes import Branch, Fragment, Loop, Node, Value, blocks_of, walk
 from partjit.plan.passes.propagate import default_sharding
 from partjit.plan.pipeline import make_plan
 from partjit.plan.plan import Plan
-from partjit.plan.run.agreed import agreement_for, failing_everywhere
+from partjit.plan.run.agreed import agreement_for, failing_everywhere, moving_with_all
 from partjit.plan.run.link import LoweredFragment, Run, compile_fragment, link, lower_fragment
 from partjit.primitive import shardings_of
 from partjit.spec import Spec
@@ -125,10 +128,12 @@ class Placing:
     Attributes:
         moves: those that are resharded.
         waits: the positions of those that are waited for if they are pending.
+        with_all: reshards arrays over several processes in all of them, or in none; None if there are none.
     """
 
     moves: tuple[Move, ...]
     waits: tuple[int, ...]
+    with_all: Callable[[Callable[[], Any]], Any] | None = None
 
     def for_calls(self) -> Mapping[int, Destination] | None:
         """Where NumPy arrays and numbers that calls alone read are put, by position.
@@ -153,10 +158,14 @@ class Placing:
             if is_host_value(placed[i]):
                 given = move.destination.argument(placed[i])
                 placed[i] = given if move.is_for_calls else given.array()
+            elif is_of_one_process(placed[i], move.sharding):
+                placed[i] = move.destination.put(np.asarray(placed[i]))
             else:
                 arrays.append((i, move.sharding))
         if arrays:
-            moved = device_put([placed[i] for i, _ in arrays], [sharding for _, sharding in arrays])
+            values = values_of([placed[i] for i, _ in arrays])  # which may fail in one process alone
+            move = functools.partial(device_put, values, [sharding for _, sharding in arrays])
+            moved = move() if self.with_all is None else self.with_all(move)
             for (i, _), value in zip(arrays, moved, strict=True):
                 placed[i] = value
         return placed
@@ -185,7 +194,13 @@ def placing_of(plan: Plan, args: Sequence[object]) -> Placing:
         # The dispatch of an executable places what had no place, and once is enough.
         if not is_there and (by_call or len(nodes) > 1 or not is_placed(arg, value.sharding)):
             moves.append(Move(i, value.aval, value.sharding, value in for_calls, is_host_value(arg)))
-    return Placing(tuple(moves), tuple(waits))
+    resharded = [
+        f"{move.position}: {move.aval.str_short()} from {arg.sharding} of {ids_of(arg.sharding)} to {move.sharding}"
+        for move in moves
+        if isinstance(arg := args[move.position], jax.Array)
+        and not (move.sharding.is_fully_addressable or is_of_one_process(arg, move.sharding))
+    ]
+    return Placing(tuple(moves), tuple(waits), moving_with_all(plan, resharded))
 
 
 def _read_by_calls_alone(plan: Plan) -> set[Value]:

@@ -5,6 +5,7 @@ plan's.
 """
 
 import collections
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -150,6 +151,14 @@ class PlannedCompiled(_Stage):
             TypeError: the structure or the types of the arguments are not those it was compiled for.
             ValueError: a committed array has another sharding than it was compiled for.
         """
+        with self.failing_everywhere():
+            return self._run(args, kwargs)
+
+    def failing_everywhere(self) -> contextlib.AbstractContextManager[None]:
+        """A block in which what is raised before the plan runs ends the call in all processes."""
+        return failing_everywhere(self._plan_of_caller())
+
+    def _run(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> PyTree:
         objects = _host_objects(self._program, args, kwargs)
         host = {key for key, _ in self._program.host}
         args = tuple(arg for i, arg in enumerate(args) if i not in host)
@@ -175,7 +184,7 @@ class PlannedCompiled(_Stage):
         self._check_shardings(leaves)
         plan = self._plan_of_caller()
         runnable = self._runnable(leaves) if plan is self.plan else runnable_of(plan, leaves, self._program.mesh)
-        with given(objects), failing_everywhere(plan):
+        with given(objects):
             return runnable(placing_of(plan, leaves).apply(leaves), self.out_tree)
 
     def __repr__(self) -> str:

@@ -1,3 +1,3 @@
 """The scripts of processes are no modules of tests."""
 
-collect_ignore = ["deaths.py", "divergent.py", "injections.py", "local_results.py"]
+collect_ignore = ["before_programs.py", "deaths.py", "divergent.py", "injections.py", "local_results.py"]

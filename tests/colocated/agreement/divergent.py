@@ -86,6 +86,11 @@ def constant_array():
     return of(lambda x: step(x) + numbers, name="step")
 
 
+def constant_keys():
+    keys = jax.random.split(jax.random.key(IS_OTHER), 16)
+    return of(lambda x: step(x) + jax.vmap(jax.random.normal)(keys), name="step")
+
+
 def order_of_calls():
     calls = (second, first) if IS_OTHER else (first, second)
     return of(lambda x: calls[1](calls[0](x + jnp.sum(x))) + jnp.sum(x), name="step")

@@ -28,3 +28,9 @@ def test_a_failure_in_one_process_is_one_in_all(count):
 def test_results_are_put_on_devices_by_each_process_and_what_calls_without_results_raise_ends_programs_in_all():
     outputs = outputs_of_processes(HERE / "local_results.py", 2)
     assert all("done" in output for output in outputs)
+
+
+@pytest.mark.soak
+def test_what_fails_in_one_process_before_a_program_has_begun_ends_it_in_all():
+    outputs = outputs_of_processes(HERE / "before_programs.py", 2, PARTJIT_AGREEMENT_TIMEOUT="30")
+    assert all("done" in output for output in outputs)
