@@ -148,7 +148,7 @@ class Placing:
         """The arguments, as the plan wants them."""
         if not self.moves and not self.waits:
             return args
-        placed = [*args]
+        placed: list[Any] = [*args]
         for i in self.waits:
             if isinstance(pending := placed[i], PendingArray):
                 placed[i] = pending.value()
