@@ -33,7 +33,8 @@ numbers = np.arange(16, dtype=np.float32)
 
 def distributed(value: np.ndarray, *spec: object, mesh: jax.sharding.Mesh = mesh) -> jax.Array:
     """An array of which all processes know the value."""
-    return jax.make_array_from_callback(value.shape, NamedSharding(mesh, P(*spec)), lambda index: value[index])
+    sharding = NamedSharding(mesh, P(*spec))
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index], dtype=value.dtype)
 
 
 def own_piece(value: np.ndarray, sharding: NamedSharding) -> np.ndarray:
