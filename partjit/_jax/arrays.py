@@ -80,10 +80,11 @@ def device_put(values: PyTree, shardings: PyTree) -> PyTree:
     return jax.device_put(jax.tree.map(shareable, values) if _BUFFERS_ARE_LISTED_IN_STEPS else values, shardings)
 
 
-def is_of_one_process(array: jax.Array, sharding: Sharding) -> bool:
-    """Whether this process has all of an array that is to be sharded over others as well, and puts its own part."""
-    is_plain = isinstance(array.dtype, np.dtype)  # keys have dtypes of their own
-    return is_plain and array.is_fully_addressable and not sharding.is_fully_addressable
+def is_of_one_process(value: object, sharding: Sharding) -> bool:
+    """Whether it is an array that this process has all of, to be sharded over others as well, and puts its own part."""
+    if sharding.is_fully_addressable or not isinstance(value, jax.Array):
+        return False
+    return value.is_fully_addressable and isinstance(value.dtype, np.dtype)  # keys have dtypes of their own
 
 
 def moved(arrays: Sequence[jax.Array], shardings: Sequence[Sharding]) -> list[jax.Array]:
