@@ -59,7 +59,7 @@ class PreparedFunction:
     ) -> None:
         shardings = [cast(Sharding, leaf.sharding) for leaf in leaves]
         self.in_specs = in_specs
-        self.out_specs = out_specs
+        self.out_specs: OutSpecs | None = out_specs
         self._function = definition.function
         self._name = definition.function.name
         self._lane = definition.function.lane

@@ -504,9 +504,9 @@ def test_the_failure_of_a_function_that_is_the_program_names_the_line_where_it_i
 
     silent = colocated_python(fail, out_specs_fn=lambda x: None)
     for program in (pjit(colocated_python(fail, **like)), pjit(silent)):
+        result = program(jnp.ones(4))
         with pytest.raises(LookupError) as caught:
-            jax.block_until_ready(program(jnp.ones(4)))
-            colocated.wait()
+            colocated.wait() if result is None else result.block_until_ready()
         (note,) = caught.value.__notes__
         assert f"made at {__file__}:{fail.__code__.co_firstlineno} in fail" in note
 

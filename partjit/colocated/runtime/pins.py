@@ -287,7 +287,7 @@ class _Arrays:
 
     def add(self, array: object) -> None:
         self._ids.add(id(array))
-        if type(array) in _WITH_MEMORY:
+        if isinstance(array, ArrayImpl | PRNGKeyArray):
             self._of_type.setdefault((array.shape, array.dtype), []).append(array)
 
     def __contains__(self, array: jax.Array) -> bool:
