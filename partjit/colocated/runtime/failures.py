@@ -40,8 +40,9 @@ _logger = logging.getLogger("partjit.colocated")
 _package = os.path.abspath(__file__).removesuffix(os.path.join("colocated", "runtime", "failures.py"))
 _libraries = (
     _package,
-    os.path.dirname(os.path.abspath(jax.__file__)) + os.sep,
-)  # jax calls partjit under transformations
+    os.path.dirname(os.path.abspath(jax.__file__)) + os.sep,  # it calls partjit under transformations
+    "<plan of ",  # the function that a plan prints as
+)
 _numbers = itertools.count()
 _held: "dict[int, weakref.ref[Failure]]" = {}  # by results; every operation is atomic, so there is no lock
 _MOST_ORPHANS = 100

@@ -21,7 +21,7 @@ from hypothesis.extra import numpy as npst
 from jax.sharding import NamedSharding
 
 import partjit
-from partjit import P, WorkerDiedError, colocated
+from partjit import P, WorkerDiedError, colocated, pjit
 from partjit.colocated import colocated_python
 from tests.census import saw, sees
 from tests.effort import EVERYTHING
@@ -374,6 +374,9 @@ def test_the_death_of_a_worker_is_the_failure_of_its_call(mode, end, text):
             jax.block_until_ready(f(-one))
         assert f"made at {__file__}:" in str(died.value)
     assert float(f(one)) == 1
+    with pytest.raises(WorkerDiedError) as died:
+        jax.block_until_ready(pjit(lambda x: f(x) + 1)(-one))
+    assert f"made at {__file__}:" in str(died.value)
 
 
 @pytest.mark.soak
