@@ -192,7 +192,7 @@ def given_back(takes: Sequence[Taken], arrays: list[jax.Array], results: list[An
             if position is not None:
                 results[position] = take.returned(array)
             if take.is_shared and sys.getrefcount(array) == _OF_A_LIST:
-                if own is None and not _WITH_MEMORY.isdisjoint(map(type, results)):
+                if own is None and any(isinstance(result, _WITH_MEMORY) for result in results):
                     own = _Arrays(results)
                 if own is None or array not in own:  # a result that was moved may be in its memory
                     take.give_back(array)
@@ -267,7 +267,7 @@ def distinct(
     return own
 
 
-_WITH_MEMORY = frozenset({ArrayImpl, PRNGKeyArray})
+_WITH_MEMORY = (ArrayImpl, PRNGKeyArray)
 
 
 class _Arrays:
@@ -287,7 +287,7 @@ class _Arrays:
 
     def add(self, array: object) -> None:
         self._ids.add(id(array))
-        if isinstance(array, ArrayImpl | PRNGKeyArray):
+        if isinstance(array, _WITH_MEMORY):
             self._of_type.setdefault((array.shape, array.dtype), []).append(array)
 
     def __contains__(self, array: jax.Array) -> bool:
