@@ -145,3 +145,18 @@ def test_what_was_not_donated_is_intact():
         f(c, jnp.ones(20))
     np.testing.assert_array_equal(c, 0)
     colocated.wait()
+
+
+@pytest.mark.parametrize("mode", ["inline", "stream"])
+def test_what_only_a_call_reads_is_left_when_it_fails(mode):
+    check = failing(mode=mode)
+    kept = colocated_python(lambda x: x + 0, out_specs_fn=lambda x: x, mode="inline")
+    for body in (
+        lambda c: jnp.full(4, check(c)) + 1,
+        lambda c: kept(jnp.full(4, check(c)) + 1),
+        lambda c: kept(kept(c) + check(c)) - 1 / 2,
+    ):
+        step = pjit(lambda c, body=body: jax.lax.fori_loop(0, 10, lambda _, c: body(c), c), donate_argnums=0)
+        with pytest.raises(ValueError, match="enough") as caught:
+            jax.block_until_ready(step(jnp.zeros(4)))
+        assert results_so_far(caught.value).tolist() in ([2] * 4, [DONE / 2] * 4)

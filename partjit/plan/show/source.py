@@ -126,7 +126,12 @@ class _Writer:
         self._is_agreed = is_agreed
 
     def block(
-        self, nodes: Sequence[Node], own: Sequence[Value], kept: set[Value], pending: set[Value]
+        self,
+        nodes: Sequence[Node],
+        own: Sequence[Value],
+        kept: set[Value],
+        pending: set[Value],
+        carried: Collection[Value] = (),
     ) -> Iterator[str]:
         """The lines of nodes.
 
@@ -135,6 +140,7 @@ class _Writer:
             own: the values from before them that may be forgotten when they are not used any more.
             kept: the values that are used after them.
             pending: the values that may be results of calls on threads.
+            carried: those that are kept until the devices go on after the calls that read them, which may fail.
         """
         last_use: dict[Value, Node] = {value: node for node in nodes for value in node.inputs}
         mortal = {*own, *(value for node in nodes for value in node.outputs)} - kept
@@ -144,9 +150,13 @@ class _Writer:
                 dying.setdefault(node, []).append(value)
         self._start_in_place(nodes)
         before = {*pending}
+        until_calls_end: list[Value] = []
         for node, needed in waits(nodes, pending):
             for value in needed:
                 yield f"{self._names.of(value)} = wait({self._names.of(value)})"
+            if not isinstance(node, ColocatedCall):
+                yield from self._forget(until_calls_end)
+                until_calls_end = []
             dead = [v for v in dying.get(node, []) if self._names.of(v) not in map(self._names.of, node.outputs)]
             if isinstance(node, Loop):
                 yield from self._loop(node, dead, before)
@@ -157,6 +167,11 @@ class _Writer:
                 call = f"{self._names.assigned(node.outputs)}{node.name}({self._names.listed(node.inputs)})"
                 yield f"{call}  # {_comment(node)}"
             before = {*pending}
+            if isinstance(node, ColocatedCall):
+                made = {*map(self._names.of, node.outputs)}  # in the place of others
+                until_calls_end += [value for value in dead if value in carried]
+                until_calls_end = [value for value in until_calls_end if self._names.of(value) not in made]
+                dead = [value for value in dead if value not in carried]
             yield from self._forget([*dead, *(v for v in node.outputs if v in mortal and v not in last_use)])
 
     def _forget(self, dead: Sequence[Value]) -> Iterator[str]:
@@ -196,7 +211,8 @@ class _Writer:
         # Where the arguments are given away, what is carried is all there is after a failure: see `results_so_far`.
         lines = [] if self._released else [*self._forget([value for value in loop.outputs if value not in read])]
         inside = pending | pending_in_iterations(loop, pending)
-        lines += self.block(nodes, loop.outputs, {*loop.block.outputs}, inside)
+        carried = loop.outputs if self._released else ()
+        lines += self.block(nodes, loop.outputs, {*loop.block.outputs}, inside, carried)
         produced = {value for node in nodes for value in node.outputs}
         yield from _indented([*lines, *self._set(loop.outputs, loop.block.outputs, produced)])
 
