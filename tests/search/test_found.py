@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from partjit import Mesh, P, search_specs, specs_like
 from partjit.search import Constraint
 from partjit.search.python_text import rules_of
+from tests.census import sees
 from tests.search.models import MACHINE
 
 OPTIONS = {"machine": MACHINE, "questions": 4, "isolated": False}
@@ -78,6 +79,7 @@ def test_scalars_of_python_are_the_same_in_the_report():
     assert found.time.at_most == pytest.approx(found.seconds)
 
 
+@sees("different examples", "several elements", "an axis name")
 @given(st.dictionaries(st.tuples(*[st.integers(0, 2)] * 3), st.sampled_from([P(), P("x"), P("y")]), min_size=1))
 def test_each_path_has_one_rule(specs):
     tree: dict[str, dict[str, dict[str, P]]] = {}
