@@ -99,7 +99,7 @@ def buffers_of(array: ArrayImpl) -> Sequence[ArrayImpl]:
 
 def memory_of(array: Any) -> list[int]:
     """Where an array is in the memory of the devices of this process; does not wait until it is computed."""
-    array = getattr(array, "_base_array", array)
+    array = data_of(array)
     if type(array) is not ArrayImpl or not array.size or array.is_deleted():
         return []
     return [buffer.unsafe_buffer_pointer() for buffer in buffers_of(array)]

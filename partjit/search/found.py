@@ -175,7 +175,7 @@ class FoundSpecs:
             return jax.tree.unflatten(program.out_tree, evaluate(*jax.tree.leaves(args)))
 
         constrained.__name__ = constrained.__qualname__ = self.name
-        constrained.__signature__ = _signature(program.argument_names)  # type: ignore[attr-defined]
+        constrained.__signature__ = _signature(program.argument_names)  # type: ignore[attr-defined]  # as `inspect` has it
         return constrained
 
     def diff(self, in_specs: PyTree = UNSPECIFIED, out_specs: PyTree = UNSPECIFIED) -> tuple[SpecChange, ...]:
