@@ -21,6 +21,7 @@ __all__ = [
     "has_devices_of",
     "ids_of",
     "incompatible_devices",
+    "is_over_processes",
     "no_devices",
     "platform_of",
 ]
@@ -29,6 +30,13 @@ __all__ = [
 def ids_of(sharding: Sharding) -> list[int]:
     """The ids of the devices of a sharding, in their order; none on an abstract mesh."""
     return [device.id for device in device_list(sharding) or ()]
+
+
+def is_over_processes(mesh: Mesh) -> bool:
+    """Whether the devices of a mesh belong to several processes; those of an abstract mesh do to none."""
+    if jax.process_count() == 1 or is_abstract_mesh(mesh):
+        return False
+    return len({device.process_index for device in mesh.devices.flat}) > 1
 
 
 def describe_devices(devices: Iterable[Device]) -> str:

@@ -43,6 +43,7 @@ __all__ = [
     "moved",
     "numpy_putter",
     "register_array_type",
+    "resharded",
     "shareable",
     "type_and_sharding",
     "type_sharding_and_commitment",
@@ -82,9 +83,17 @@ def device_put(values: PyTree, shardings: PyTree) -> PyTree:
 
 def is_of_one_process(value: object, sharding: Sharding) -> bool:
     """Whether it is an array that this process has all of, to be sharded over others as well, and puts its own part."""
-    if sharding.is_fully_addressable or not isinstance(value, jax.Array):
-        return False
-    return value.is_fully_addressable and isinstance(value.dtype, np.dtype)  # keys have dtypes of their own
+    return isinstance(value, jax.Array) and value.is_fully_addressable and not sharding.is_fully_addressable
+
+
+def resharded(value: jax.Array, sharding: Sharding) -> jax.Array:
+    """An array with another sharding; of one that this process has all of, it puts its part without the others."""
+    if not is_of_one_process(value, sharding):
+        return device_put(value, sharding)
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+        return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+    aval = ShapedArray(value.shape, value.dtype, value.aval.weak_type)
+    return numpy_putter(aval, sharding, True)(np.asarray(value))
 
 
 def moved(arrays: Sequence[jax.Array], shardings: Sequence[Sharding]) -> list[jax.Array]:

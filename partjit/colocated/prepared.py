@@ -25,11 +25,12 @@ from partjit.colocated.runtime.host_values import (
     with_numpy_arguments,
     without_jax,
 )
+from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.colocated.runtime.pending import PendingArray, values_of
 from partjit.colocated.runtime.pins import Pins, Taken, pin, unpinned
 from partjit.colocated.runtime.run_ahead import Prepared
 from partjit.colocated.runtime.shards import Shards, on_each_shard, per_shard
-from partjit.colocated.runtime.specs import InSpecs, OutSpec, OutSpecs, argument_paths, struct_of
+from partjit.colocated.runtime.specs import InSpecs, OutSpecs, argument_paths, struct_of
 from partjit.colocated.runtime.streams import Stream, current_stream
 from partjit.colocated.unspecified import UnspecifiedResults
 from partjit.host_objects import with_objects

@@ -26,11 +26,13 @@ from partjit.colocated.runtime.host_values import (
     put_host_arguments,
 )
 from partjit.colocated.runtime.interrupts import is_interrupt
+from partjit.colocated.runtime.moves import together
 from partjit.colocated.runtime.observation import observe_call, profiled
+from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.colocated.runtime.pending import PendingArray, values_of
 from partjit.colocated.runtime.pins import Taken, distinct
 from partjit.colocated.runtime.run_ahead import Prepared
-from partjit.colocated.runtime.specs import OutSpec, OutSpecs
+from partjit.colocated.runtime.specs import OutSpecs
 from partjit.colocated.runtime.streams import Stream, current_stream
 
 __all__ = ["Specialization"]
@@ -234,7 +236,9 @@ class Specialization(PreparedFunction):
         try:
             with entry or _UNRECORDED:
                 returned = target(*args, **kwargs)
-                result = self._without_arguments(self.out_specs.fit(returned, self._name), returned, args, kwargs)
+                with _ALONE if self._is_only_process else together(None):  # as on a thread
+                    fitted = self.out_specs.fit(returned, self._name)
+                result = self._without_arguments(fitted, returned, args, kwargs)
                 if entry is not None:
                     entry.done(jax.tree.leaves(result))
         except Exception as error:
@@ -361,7 +365,7 @@ class Specialization(PreparedFunction):
         return scheduler.run_here(call, only_if_free=True)
 
 
-_UNRECORDED = contextlib.nullcontext()
+_UNRECORDED = _ALONE = contextlib.nullcontext()
 
 
 def _has_value(leaf: jax.Array) -> bool:

@@ -18,6 +18,7 @@ from partjit._jax.rules import without_own_refs
 from partjit._jax.shardings import MaybeSharding, or_unspecified
 from partjit.arguments import known_paths
 from partjit.colocated.runtime.streams import Stream
+from partjit.devices import is_over_processes
 from partjit.plan.ir.legality import check_stage
 from partjit.plan.ir.names import Names
 from partjit.plan.ir.nodes import (
@@ -45,6 +46,7 @@ from partjit.plan.passes.forward import Kind, forward
 from partjit.plan.passes.fragments import fragments, replicated
 from partjit.plan.passes.inline import inline
 from partjit.plan.passes.own_initial import own_initial_values, reshard_initial_values
+from partjit.plan.passes.own_shards import own_shards
 from partjit.plan.passes.pin import pin
 from partjit.plan.passes.propagate import default_without_mesh, propagate
 from partjit.plan.passes.prune import merge, prune
@@ -134,7 +136,7 @@ def _partitioned(
     """A block, and those inside of it, made of fragments; `shardings` gets those of the variables between them."""
     mesh, given = executables.mesh, block
     block, ins = explicit(block, edges.in_shardings, edges.out_shardings, mesh)
-    block, direct = forward(block, ins, edges.out_shardings, edges.kind)
+    block, direct = forward(block, ins, edges.out_shardings, edges.kind, not is_over_processes(mesh))
     donated = {*keep_where(block.inputs, edges.donated)}
     groups = cut(block, edges.awaited, donated, partial(can_be_answered, executables=executables))
     check_stage(groups, "cut")
@@ -224,6 +226,9 @@ def make_plan(
     shardings: dict[Var, Sharding | None] = {}
     edges = _Edges("program", in_shardings, out_shardings, donated)
     partitioned = _partitioned(program, edges, executables, default, shardings)
+    if is_over_processes(mesh) and (named := own_shards(program, shardings, mesh)) is not program:
+        program, shardings = named, {}
+        partitioned = _partitioned(program, edges, executables, default, shardings)
     # Which the plan's source means something else by.
     names = Names("wait", "release", "read", "range", "_")
     info = jaxpr.jaxpr.debug_info

@@ -1,14 +1,43 @@
 """The messages for processes that are not at the same point of the same program: where they differ."""
 
+import hashlib
 import itertools
 import re
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
+
+from partjit._jax.arrays import data_of
 from partjit.colocated.agreement.votes import Choice, Point
 
-__all__ = ["different_choices", "different_points"]
+__all__ = ["different_choices", "different_points", "value_text"]
 
+_SHOWN = 4
+"""Elements of an array that its text shows."""
 _NODE = re.compile(r"\s*([^\W\d]\w*)\(.*\) -> ")
+
+
+def value_text(value: Any) -> str:
+    """A value as a text that is the same in two processes if the value is: of an array its first elements and a digest.
+
+    Args:
+        value: a number of Python, or an array that a process has all of, of numbers or typed keys.
+
+    Example:
+        >>> value_text(np.float32(0.5)), value_text(True)
+        ('0.5', 'True')
+        >>> value_text(np.arange(5))
+        'int64[5] 0, 1, 2, 3, ... of digest 3cd3db3e820c'
+    """
+    if isinstance(value, bool | int | float | complex):
+        return repr(value)
+    array = np.asarray(data_of(value))
+    if array.ndim == 0:
+        return repr(array.item())
+    shown = [*map(repr, array.ravel()[:_SHOWN].tolist()), *["..."] * (array.size > _SHOWN)]
+    digest = hashlib.blake2b(array.tobytes(), digest_size=6).hexdigest()
+    return f"{array.dtype}[{','.join(map(str, array.shape))}] {', '.join(shown)} of digest {digest}"
 
 
 def different_points(own: Point, text: str, others: Sequence[tuple[int, Point, str]]) -> str:

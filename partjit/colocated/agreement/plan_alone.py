@@ -7,6 +7,7 @@ import jax
 
 from partjit._jax.arrays import is_computed
 from partjit.colocated.agreement.program import Agreement
+from partjit.colocated.runtime.moves import together
 
 __all__ = ["PlanAgreement"]
 
@@ -17,10 +18,14 @@ class PlanAgreement(Agreement):
     _is_same = False
 
     def dispatching(
-        self, node: str, dispatch: Callable[..., Any], on_zeros: Callable[[], object] | None = None
+        self,
+        node: str,
+        dispatch: Callable[..., Any],
+        on_zeros: Callable[[], object] | None = None,
+        names: Sequence[str] = (),
     ) -> Callable[..., Any]:
         """The function that dispatches a fragment."""
-        del node, on_zeros
+        del node, on_zeros, names
         return dispatch
 
     def calling(
@@ -54,7 +59,13 @@ class PlanAgreement(Agreement):
         if not self._is_same:
             super().run(lambda: None, ())
             self._is_same = True
-        return execute(*args)
+        with together(self):
+            return execute(*args)
+
+    def do(self, what: str, action: Callable[[], Any]) -> Any:
+        """Does something in this process, as in the others at the same point of the program."""
+        del what
+        return action()
 
     def fail(self, error: BaseException, begun: int) -> None:
         """Lets the others know what was raised here before the first execution."""

@@ -17,13 +17,14 @@ from typing import Any
 import jax
 
 from partjit._jax.arrays import is_computed
-from partjit.colocated.agreement.differences import different_choices, different_points
+from partjit.colocated.agreement.differences import different_choices, different_points, value_text
 from partjit.colocated.agreement.execution import Execution
 from partjit.colocated.agreement.participant import Participant, Pending
 from partjit.colocated.agreement.votes import Choice, Decision, Point, Report, Vote, report_of
 from partjit.colocated.agreement.waiting import LAST_SECONDS, LOOK_SECONDS, gone_within, wait_or_gone
 from partjit.colocated.runtime.failures import raise_left
 from partjit.colocated.runtime.interrupts import Flag
+from partjit.colocated.runtime.moves import together
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.errors import OtherProcessError, ProgramsDifferError
 
@@ -103,7 +104,11 @@ class Agreement:
         return executions_begun()
 
     def dispatching(
-        self, node: str, dispatch: Callable[..., Any], on_zeros: Callable[[], object] | None = None
+        self,
+        node: str,
+        dispatch: Callable[..., Any],
+        on_zeros: Callable[[], object] | None = None,
+        names: Sequence[str] = (),
     ) -> Callable[..., Any]:
         """A function that dispatches a fragment when all processes are about to.
 
@@ -112,18 +117,25 @@ class Agreement:
             dispatch: dispatches it.
             on_zeros: dispatches it so that the others get their results, if this process fails; None if they have to
                 wait until it is known that none does.
+            names: those of its last arguments.
         """
         if on_zeros is not None:
             self._on_zeros[node] = on_zeros
 
         def dispatch_with_all(*args: Any) -> Any:
-            for arg in args:  # which jax would refuse when the others have dispatched it
-                if isinstance(arg, jax.Array) and arg.is_deleted():
-                    what = f"{node} of {self._name} needs an array that has been deleted or donated"
-                    raise RuntimeError(f"{what}: Array has been deleted with type {arg.aval.str_short()}")
+            for i, arg in enumerate(args, len(names) - len(args)):
+                if isinstance(arg, jax.Array) and arg.is_deleted():  # jax would refuse it after the others dispatched
+                    what = f"{node} of {self._name} needs {names[i] if i >= 0 else 'an array'}"
+                    raise RuntimeError(
+                        f"{what}, which was deleted or donated: Array has been deleted with type {arg.aval.str_short()}"
+                    )
             return self._with_all(node, lambda: dispatch(*args))
 
         return dispatch_with_all
+
+    def do(self, what: str, action: Callable[[], Any]) -> Any:
+        """Does something in all processes that execute the program, or in none, between two of its nodes."""
+        return self._with_all(what, action)
 
     def before(self, node: str, action: Callable[[], Any]) -> Any:
         """Does something in all processes, or in none, before they begin the program that this is a part of.
@@ -175,7 +187,7 @@ class Agreement:
                 if type(results[i]) is PendingArray:
                     self._thread.execution.pending[name] = results[i]
                 else:
-                    self._compare(name, results[i].item())
+                    self._compare(name, results[i])
             return results
 
         return call_and_compare
@@ -199,7 +211,7 @@ class Agreement:
             pending = self._thread.execution.pending
             for name in [name for name, result in pending.items() if result is array]:
                 del pending[name]
-                self._compare(name, value.item())
+                self._compare(name, value)
             return value
 
         return wait_and_compare
@@ -219,7 +231,7 @@ class Agreement:
 
     def _compare(self, name: str, value: object) -> None:
         execution: Execution = self._thread.execution
-        execution.choices += (Choice(name, repr(value)),)
+        execution.choices += (Choice(name, value_text(value)),)
 
     def run(self, execute: Callable[..., Any], args: Sequence[object]) -> Any:
         """Executes the program in this thread; if it fails here, it fails in all processes.
@@ -234,7 +246,8 @@ class Agreement:
         try:
             _of_thread.begun = self.begun + 1  # from here on, in the block, this function reports
             self._thread.execution = execution
-            results = execute(*args)
+            with together(self):
+                results = execute(*args)
             if self._last_node is None:
                 self._with_all(None, None)
             self._settle()

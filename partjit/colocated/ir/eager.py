@@ -20,8 +20,8 @@ from partjit.colocated.devices import colocated_sharding
 from partjit.colocated.ir.primitive import Callee
 from partjit.colocated.runtime.failures import call_site
 from partjit.colocated.runtime.host_values import is_host_value, owned
+from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.colocated.runtime.pending import values_of
-from partjit.colocated.runtime.specs import OutSpec
 from partjit.colocated.runtime.streams import Stream
 from partjit.colocated.specialization import Specialization
 from partjit.mesh import Outside

@@ -35,7 +35,7 @@ from partjit.colocated.ir.primitive import Callee, colocated_call_p
 from partjit.colocated.ir.shard_map import check_for_each_shard
 from partjit.colocated.runtime import threads
 from partjit.colocated.runtime.arrivals import effect
-from partjit.colocated.runtime.specs import OutSpec
+from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.colocated.runtime.streams import Stream
 from partjit.colocated.under_jit import STREAM, AnsweredUnderJit, CallUnderJit, SpecializationUnderJit
 

@@ -8,10 +8,17 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from partjit._jax.arrays import ArrayImpl, PRNGKeyArray, array_of_shards, buffers_of, device_put, keys_of_data
+from partjit._jax.arrays import (
+    ArrayImpl,
+    PRNGKeyArray,
+    array_of_shards,
+    buffers_of,
+    keys_of_data,
+    resharded,
+)
 from partjit._jax.types import PyTree
+from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.colocated.runtime.pending import PendingArray
-from partjit.colocated.runtime.specs import OutSpec
 from partjit.errors import JournalError
 
 __all__ = ["Piece", "arrays_of", "digest_of", "packed", "pieces_of", "put", "unpacked"]
@@ -105,7 +112,7 @@ def unpacked(data: bytes, what: str) -> Any:
 def put(spec: OutSpec, pieces: Sequence[Piece]) -> jax.Array:
     """The array of a spec that has these parts in this process; ValueError or KeyError if they are another's."""
     if jax.dtypes.issubdtype(spec.dtype, jax.dtypes.prng_key):
-        return device_put(keys_of_data(spec.dtype, pieces[0].data), spec.sharding)
+        return _put_keys(spec, pieces)
     if spec.sharding.is_fully_addressable:
         data = pieces[0].data
         if (data.shape, data.dtype) != (spec.shape, spec.dtype):
@@ -117,6 +124,15 @@ def put(spec: OutSpec, pieces: Sequence[Piece]) -> jax.Array:
         found = by_index.get(None)
         by_device[device] = by_index[index_of(slices or (), spec.shape)] if found is None else found[slices or ...]
     return array_of_shards(spec.aval, spec.sharding, by_device)
+
+
+def _put_keys(spec: OutSpec, pieces: Sequence[Piece]) -> jax.Array:
+    """As `put`, of typed keys: of each part the data is known, which has one dimension more."""
+    shape, sharding = spec.shape, spec.sharding
+    by_index = {part and part[: len(shape)]: keys_of_data(spec.dtype, data) for part, data in pieces}
+    if None in by_index:
+        return resharded(by_index[None], sharding)
+    return jax.make_array_from_callback(shape, sharding, lambda index: by_index[index_of(index or (), shape)])
 
 
 def arrays_of(tree: PyTree) -> PyTree:

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, NamedTuple
 import jax
 import numpy as np
 
-from partjit._jax.arrays import PRNGKeyArray, keys_of_data
+from partjit._jax.arrays import PRNGKeyArray, keys_of_data, resharded
 from partjit._jax.types import PyTree
 from partjit.colocated.journaling.durable import Checksum, checked
 from partjit.colocated.journaling.payloads import Index, index_of
@@ -162,7 +162,7 @@ def _restored(sources: Sequence[_Source], leaf: Any, path: str) -> Any:
         return part(everything)
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         keys = keys_of_data(leaf.dtype, part(everything))
-        return keys if leaf.sharding is None else jax.device_put(keys, leaf.sharding)
+        return keys if leaf.sharding is None else resharded(keys, leaf.sharding)
     sharding = leaf.sharding
     if sharding is None or (isinstance(leaf, jax.Array) and not leaf.committed):
         return jax.numpy.asarray(part(everything))

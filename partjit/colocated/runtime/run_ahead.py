@@ -18,8 +18,9 @@ from partjit.colocated.runtime.call import Call
 from partjit.colocated.runtime.deadlocks import would_never_end
 from partjit.colocated.runtime.failures import PoisonedError
 from partjit.colocated.runtime.history import History, Made
+from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.colocated.runtime.pending import PendingArray
-from partjit.colocated.runtime.specs import OutSpec, OutSpecs
+from partjit.colocated.runtime.specs import OutSpecs
 
 __all__ = ["Prepared", "RunAhead"]
 
@@ -156,11 +157,12 @@ def _fitted(taken: Made, out_specs: OutSpecs, entry: Entry | None) -> Sequence[j
     if taken.out_specs is out_specs:
         return taken.results
     # It was made by another program or outside of any, with other shardings.
-    return [_fitted_to(spec, result) for spec, result in zip(out_specs.leaves, taken.results, strict=True)]
+    what = f"a result of {taken.call.name} that was made ahead"
+    return [_fitted_to(spec, result, what) for spec, result in zip(out_specs.leaves, taken.results, strict=True)]
 
 
-def _fitted_to(spec: OutSpec, result: PendingArray) -> jax.Array:
+def _fitted_to(spec: OutSpec, result: PendingArray, what: str) -> jax.Array:
     try:
-        return spec.fit(result.value_for_call())
+        return spec.fit(result.value_for_call(), lambda: what)
     except PoisonedError as error:  # raised where it is used, as by any other call
         return PendingArray.failed(error.failure, spec.aval, spec.sharding, spec.committed)

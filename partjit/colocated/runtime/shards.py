@@ -7,7 +7,7 @@ import contextvars
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
@@ -18,13 +18,22 @@ from partjit._jax.arrays import array_of_shards, device_put, shareable
 from partjit._jax.meshes import without_mesh
 from partjit._jax.shardings import device_list
 from partjit._jax.types import Device, PyTree, PyTreeDef
-from partjit.colocated.devices import colocated_sharding, replicated_over
+from partjit.colocated.devices import colocated_sharding, replicated_beside
 from partjit.colocated.runtime.host_values import HostValue
+from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.colocated.runtime.pending import values_of
 from partjit.colocated.runtime.pins import distinct
-from partjit.colocated.runtime.specs import OutSpec, OutSpecs, flat_values
+from partjit.colocated.runtime.specs import OutSpecs, flat_values
 
-__all__ = ["Shards", "coordinates_here", "mesh_coordinates", "on_each", "on_each_shard", "per_shard"]
+__all__ = [
+    "Shards",
+    "coordinates_here",
+    "mesh_coordinates",
+    "on_each",
+    "on_each_shard",
+    "per_shard",
+    "sharding_as_arguments",
+]
 
 _Result = TypeVar("_Result")
 
@@ -169,7 +178,7 @@ def _assembled(
 ) -> jax.Array:
     """The array with these shards and that sharding; `spec` has the sharding in which it is needed."""
     if sharding is None:
-        sharding = _as_arguments(spec, args, name, i)
+        sharding = sharding_as_arguments(spec.shape, args, name, i)
     if spec.sharding.is_equivalent_to(sharding, len(spec.shape)):  # its mesh may have Explicit axes
         sharding = spec.sharding
     if by_device.keys() != sharding.addressable_devices:
@@ -188,13 +197,24 @@ def _assembled(
     return array_of_shards(spec.aval, sharding, by_device)
 
 
-def _as_arguments(spec: OutSpec, args: Sequence[jax.Array], name: str, i: int) -> Sharding:
-    """The sharding of a result whose spec has none."""
-    alike = [arg.sharding for arg in args if arg.shape == spec.shape]
+def sharding_as_arguments(
+    shape: tuple[int, ...], args: Sequence[jax.Array | jax.ShapeDtypeStruct], name: str, i: int
+) -> Sharding:
+    """The sharding of the array that shards make up whose spec has none: that of the arguments of its shape.
+
+    Args:
+        shape: its shape.
+        args: the arguments of the function, at least one.
+        name, i: the name of the function, and which of its results it is, for messages.
+
+    Raises:
+        ValueError: the arguments of that shape have different ones.
+    """
+    alike = [cast(Sharding, arg.sharding) for arg in args if arg.shape == shape]
     if not alike:
-        return replicated_over((*device_list(args[0].sharding),))
+        return replicated_beside(cast(Sharding, args[0].sharding))
     for other in alike:
-        if not other.is_equivalent_to(alike[0], len(spec.shape)):
+        if not other.is_equivalent_to(alike[0], len(shape)):
             raise ValueError(
                 f"{name} is called once per shard, and its specs do not say which sharding result {i} has: the "
                 f"arguments of its shape have {alike[0]} and {other}. Say it with a sharding in out_specs"

@@ -13,26 +13,20 @@ from jax.sharding import Sharding
 from partjit._jax.arrays import (
     ArrayImpl,
     aval_of_struct,
-    copies_of,
-    device_put,
-    is_of_one_process,
-    is_on_one_host_device,
-    numpy_putter,
     type_and_sharding,
     type_sharding_and_commitment,
-    with_weak_type,
 )
 from partjit._jax.shardings import device_list
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import are_positional, flatten_arguments
 from partjit.checks import flattened, leaves_of, shown, unsorted
 from partjit.colocated.runtime.host_values import KINDS_OF_NUMPY, HostValue, is_host_value, owned
+from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.colocated.runtime.pending import PendingArray, require_array
 from partjit.host_objects import without_objects
 
 __all__ = [
     "InSpecs",
-    "OutSpec",
     "OutSpecs",
     "argument_paths",
     "check_out_specs",
@@ -142,52 +136,6 @@ class InSpecs:
             raise ValueError("in_specs do not fit the arguments: " + "; ".join(wrong))
 
 
-class OutSpec:
-    """The type and sharding of one result.
-
-    Attributes:
-        aval: its abstract value.
-        sharding: its sharding.
-        committed: whether it is committed to its devices.
-    """
-
-    __slots__ = ("_copies_on", "_putter", "aval", "committed", "dtype", "shape", "sharding", "weak_type")
-
-    def __init__(self, aval: ShapedArray, sharding: Sharding, committed: bool) -> None:
-        self.aval = aval
-        self.sharding = sharding
-        self.committed = committed
-        self.shape, self.dtype, self.weak_type = aval.shape, aval.dtype, aval.weak_type
-        # Replicated arrays are made several times as fast as by `jax.device_put`.
-        is_simple = committed and sharding.is_fully_replicated and sharding.is_fully_addressable
-        self._copies_on = device_list(sharding) if is_simple else None
-        self._putter: Callable[[np.ndarray], jax.Array] | None = None
-
-    def fit(self, value: jax.Array | HostValue) -> jax.Array:
-        """The value, of the right shape and dtype, with this weak type and sharding."""
-        if isinstance(value, HostValue):
-            return self.put_numpy(value.as_numpy(self.dtype))
-        if value.aval.weak_type != self.weak_type:
-            value = with_weak_type(value, self.weak_type)
-        if value.sharding != self.sharding or (self.committed and not value.committed):
-            return self.put(value)
-        return value
-
-    def put_numpy(self, value: np.ndarray) -> jax.Array:
-        """The array of a NumPy array of the right shape and dtype, with this weak type and sharding."""
-        if self._putter is None:
-            self._putter = numpy_putter(self.aval, self.sharding, self.committed)
-        return self._putter(value)
-
-    def put(self, value: jax.Array) -> jax.Array:
-        """The value, moved to this sharding."""
-        if self._copies_on is not None and type(value) is ArrayImpl and is_on_one_host_device(value):
-            return copies_of(value, self.sharding, self._copies_on)
-        if is_of_one_process(value, self.sharding):
-            return self.put_numpy(np.asarray(value))
-        return device_put(value, self.sharding)
-
-
 class OutSpecs:
     """The results of a specialization.
 
@@ -265,7 +213,7 @@ class OutSpecs:
             is_kept = [*map(operator.is_, fitted, values)]
             if all(is_kept):
                 self._seen = [*map(self._glance, values)]
-            elif not any(is_kept) and [v.aval.weak_type for v in values] == [spec.weak_type for spec in self.leaves]:
+            elif not any(is_kept) and all(map(OutSpec.may_put, self.leaves, values)):
                 self._seen_elsewhere = [*map(self._glance, values)]
         return fitted, False
 
@@ -293,7 +241,10 @@ class OutSpecs:
                 "out_specs or out_specs_fn or, without these, of the first result for arguments of these types and "
                 "shardings or, in a program, '-> None'; with mode='inline' and none of them, results may differ"
             )
-        return [spec.fit(value) for value, spec in zip(values, self.leaves, strict=True)]
+        return [
+            spec.fit(value, lambda i=i: f"{_leaf_paths(result)[i]} of {name}")
+            for i, (value, spec) in enumerate(zip(values, self.leaves, strict=True))
+        ]
 
     def fit_numpy(self, result: PyTree, name: str) -> Sequence[np.ndarray]:
         """The flat NumPy arrays and numbers of the result of the function, as specified; raises as `fit`."""

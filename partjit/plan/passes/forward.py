@@ -18,7 +18,11 @@ Kind = Literal["program", "iteration", "branch"]
 
 
 def forward(
-    block: VarBlock, in_shardings: Sequence[MaybeSharding], out_shardings: Sequence[MaybeSharding], kind: Kind
+    block: VarBlock,
+    in_shardings: Sequence[MaybeSharding],
+    out_shardings: Sequence[MaybeSharding],
+    kind: Kind,
+    threads_reshard: bool,
 ) -> tuple[VarBlock, dict[Var, Sharding | None]]:
     """Adds a `Forward` for each result that has to pass through a fragment, though none computes it.
 
@@ -26,6 +30,7 @@ def forward(
         block: a block.
         in_shardings, out_shardings: of its arguments and results; UNSPECIFIED where nothing is known.
         kind: what it is a block of.
+        threads_reshard: whether the thread of a call can reshard what it returns, by itself.
 
     Returns:
         The block; and the results that are those of a call, loop or branch as they are, each with the sharding in which
@@ -49,8 +54,9 @@ def forward(
             else:
                 own = node.callee.out_shardings[k]
                 is_kept = is_open or (own is not None and own.is_equivalent_to(wanted, node.callee.out_avals[k].ndim))
-                # A thread reshards an array as well, but shards only mean something in their own sharding.
-                is_kept |= atom not in on_device and (own is None or not node.callee.returns_shards)
+                # A thread may reshard an array as well, but shards only mean something in their own sharding.
+                may_be_another = own is None or (threads_reshard and not node.callee.returns_shards)
+                is_kept |= atom not in on_device and may_be_another
             if is_kept and atom not in direct:  # a second time it is another array
                 direct[atom] = own if is_open else wanted
                 continue

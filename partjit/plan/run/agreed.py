@@ -22,6 +22,7 @@ from partjit.plan.plan import Plan
 __all__ = ["agreement_for", "failing_everywhere", "moving_with_all"]
 
 _RESHARDING = "resharding"
+_COMPARED_BYTES = 4096
 
 _OPTIONS = (
     "jax_enable_x64",
@@ -58,10 +59,10 @@ def _last_node(plan: Plan) -> str | None:
 
 
 def _deciders(plan: Plan) -> Iterator[tuple[str, Decider]]:
-    """The predicates and indices that each process reads, and the numbers that fragments get from calls.
+    """The predicates and indices that each process reads, and the small values that fragments get from calls.
 
-    What the devices compute is the same in all processes if what they get is. Of the results of calls those that have
-    one number are compared: a loop inside of a fragment may go by it.
+    What the devices compute is the same in all processes if what they get is. Of the results of calls those that are
+    small are compared: a loop inside of a fragment may go by them.
     """
     group = {device.process_index for device in plan.mesh.devices.flat}
     made_by = {value: node for node in walk(plan.nodes) for value in node.outputs}
@@ -69,7 +70,7 @@ def _deciders(plan: Plan) -> Iterator[tuple[str, Decider]]:
     for node in walk(plan.nodes):
         if isinstance(node, ColocatedCall):
             for k, value in enumerate(node.outputs):
-                if value in used and _is_one_number(value, group):
+                if value in used and _is_compared(value, group):
                     which = f"result {k}" if len(node.outputs) > 1 else "the result"
                     made_at = "{}:{} in {}".format(*node.site)
                     what = f"{which} of the colocated call of {node.callee.name!r} made at {made_at}"
@@ -105,11 +106,11 @@ def _used_for_devices(plan: Plan) -> Iterator[Value]:
             yield from block.outputs[goes_by:]
 
 
-def _is_one_number(value: Value, group: set[int]) -> bool:
+def _is_compared(value: Value, group: set[int]) -> bool:
+    """Whether it is of all processes, and so small that to compare it takes less than the vote that it goes with."""
     sharding = value.sharding
     return (
-        value.aval.shape == ()
-        and not jax.dtypes.issubdtype(value.aval.dtype, jax.dtypes.extended)
+        0 < value.nbytes <= _COMPARED_BYTES
         and sharding is not None
         and sharding.is_fully_replicated
         and {device.process_index for device in sharding.device_set} == group

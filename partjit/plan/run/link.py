@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.typing import ArrayLike
 
 from partjit import events
-from partjit._jax.arrays import ArrayImpl, device_put, is_of_one_process, numpy_putter
+from partjit._jax.arrays import ArrayImpl, device_put, numpy_putter, resharded
 from partjit._jax.compiling import MeshComputation, MeshExecutable, move_outputs, shard_constants, without_tokens
 from partjit._jax.dispatch import (
     FastPath,
@@ -37,8 +37,8 @@ from partjit.colocated.journaling import log as journal
 from partjit.colocated.journaling.identity import in_scope_of_caller
 from partjit.colocated.runtime.host_values import HostArgument
 from partjit.colocated.runtime.numbers import Numbers
+from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.colocated.runtime.pending import PendingArray
-from partjit.colocated.runtime.specs import OutSpec
 from partjit.colocated.specialization import Specialization
 from partjit.compile import lower_jaxpr
 from partjit.mesh import has_explicit_axes
@@ -185,7 +185,8 @@ def link(
         if agreement is not None:  # it dispatches on a thread of its own
             on_zeros = zeros_of(plan, lowered.fragment, partial(_sharding_of, mesh, default))
             zeros = None if on_zeros is None else lambda dispatch=dispatch, on_zeros=on_zeros: dispatch(*on_zeros())
-            agreed = partial(agreement.dispatching, name, on_zeros=zeros)
+            names = [value.name for value in lowered.fragment.inputs]
+            agreed = partial(agreement.dispatching, name, on_zeros=zeros, names=names)
             run_fragment = in_scope_of_caller(run_fragment, agreed) if emitted else agreed(run_fragment)
         namespace[name] = run_fragment
     for call in walk(plan.nodes):
@@ -272,10 +273,7 @@ def _specialized(
 
 def _put(constant: ArrayLike, sharding: Sharding) -> jax.Array:
     """A constant on its devices, without a program over those of several processes if each has all of it."""
-    array = jax.numpy.asarray(constant)
-    if is_of_one_process(array, sharding):
-        return numpy_putter(ShapedArray(array.shape, array.dtype, array.weak_type), sharding, True)(np.asarray(array))
-    return device_put(constant, sharding)
+    return resharded(jax.numpy.asarray(constant), sharding)
 
 
 def _sharding_of(mesh: Mesh, default: DefaultSharding, value: Value) -> Sharding:

@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh, Sharding
 
-from partjit._jax.arrays import device_put, is_of_one_process
+from partjit._jax.arrays import device_put, is_of_one_process, resharded
 from partjit._jax.compiling import MeshExecutable
 from partjit._jax.tracing import low_jaxpr, trace_context
 from partjit.calls import streams_of
@@ -159,7 +158,7 @@ class Placing:
                 given = move.destination.argument(placed[i])
                 placed[i] = given if move.is_for_calls else given.array()
             elif is_of_one_process(placed[i], move.sharding):
-                placed[i] = move.destination.put(np.asarray(placed[i]))
+                placed[i] = resharded(placed[i], move.sharding)
             else:
                 arrays.append((i, move.sharding))
         if arrays:

@@ -5,6 +5,7 @@ python before_programs.py NUMBER COUNT ADDRESS
 
 import faulthandler
 import itertools
+import re
 import sys
 import time
 import warnings
@@ -73,6 +74,7 @@ def fails_in_all(what, call, *kinds):
     client.wait_at_barrier(f"raised {next(failures)}", 60_000)  # before, it would meet a call of those that wait
     found = np.asarray(check(x).addressable_data(0))[0] - numbers[8 * number]
     assert found == 240, f"{what}: then {found}"
+    return error
 
 
 def calls_of_compiled_programs():
@@ -90,7 +92,8 @@ def calls_of_compiled_programs():
 
 def deleted_arguments():
     for program in (named("plain"), named("donating", donate_argnums=0)):
-        fails_in_all("deleted", lambda: program(deleted()), RuntimeError)  # noqa: B023
+        error = fails_in_all("deleted", lambda: program(deleted()), RuntimeError)  # noqa: B023
+        assert re.search(r"of (plain|donating) needs \w+, which was deleted or donated", str(error)), error
         fails_in_all("deleted again", lambda: program(deleted()), RuntimeError)  # noqa: B023
 
 

@@ -55,12 +55,23 @@ def is_first(x):
     return jax.make_array_from_callback((), one_number, lambda _: np.asarray(number == 0))
 
 
-def giving(function: Callable, dtype) -> Callable:
-    struct = jax.ShapeDtypeStruct((), dtype, sharding=one_number)
+def own_weights(x):
+    """What is not the same in all processes."""
+    return np.asarray([1, 2, 3, 4, 5 + number], np.float32)
+
+
+def own_keys(x):
+    """What is not the same in all processes."""
+    return jax.random.split(jax.random.key(number), 3)
+
+
+def giving(function: Callable, dtype, shape=()) -> Callable:
+    struct = jax.ShapeDtypeStruct(shape, dtype, sharding=one_number)
     return colocated_python(function, out_specs_fn=lambda _: struct, mode="inline")
 
 
 decide, go_on = giving(own_number, np.int32), giving(is_first, np.bool_)
+weights, keys = giving(own_weights, np.float32, (5,)), giving(own_keys, jax.random.key(0).dtype, (3,))
 
 
 def array(dtype=np.float32, size=16, mesh=mesh):
@@ -219,6 +230,15 @@ def predicate():
 def number_from_a_call():
     """By which a loop in a fragment would go."""
     return of(lambda x: jax.lax.fori_loop(0, decide(x), lambda _, v: v + jnp.sum(v), x), name="step")
+
+
+def array_from_a_call():
+    """What the devices compute with it would not be one array."""
+    return of(lambda x: x * jnp.sum(weights(x)), name="step")
+
+
+def keys_from_a_call():
+    return of(lambda x: x + jnp.sum(jax.vmap(jax.random.normal)(keys(x))), name="step")
 
 
 PROGRAMS = {name: make for name, make in [*globals().items()] if getattr(make, "__module__", "") == "__main__"}

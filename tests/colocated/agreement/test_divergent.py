@@ -40,6 +40,8 @@ CHOICES = {
     "index_of_a_branch": "the result of the colocated call of 'is_first' made at ",
     "predicate": "the predicate of the while at ",
     "number_from_a_call": "the result of the colocated call of 'own_number' made at ",
+    "array_from_a_call": "the result of the colocated call of 'own_weights' made at ",
+    "keys_from_a_call": "the result of the colocated call of 'own_keys' made at ",
 }
 
 

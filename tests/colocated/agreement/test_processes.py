@@ -30,6 +30,11 @@ def test_results_are_put_on_devices_by_each_process_and_what_calls_without_resul
     assert all("done" in output for output in outputs)
 
 
+def test_arrays_of_several_processes_are_moved_in_all_of_them_or_in_none():
+    outputs = outputs_of_processes(HERE / "moved_results.py", 2, PARTJIT_AGREEMENT_TIMEOUT="30")
+    assert all("done" in output for output in outputs)
+
+
 @pytest.mark.soak
 def test_what_fails_in_one_process_before_a_program_has_begun_ends_it_in_all():
     outputs = outputs_of_processes(HERE / "before_programs.py", 2, PARTJIT_AGREEMENT_TIMEOUT="30")
