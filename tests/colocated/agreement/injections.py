@@ -81,6 +81,17 @@ hook = Hook()
 inline = colocated_python(lambda x, hook=hook: hook(x), out_specs_fn=lambda x: x, mode="inline")
 auto = colocated_python(lambda x, hook=hook: hook(x), out_specs_fn=lambda x: x)
 stream = colocated_python(lambda x, hook=hook: hook(x), out_specs_fn=lambda x: x, stream="s", mode="stream")
+everywhere = jax.NamedSharding(mesh, P())
+shards = colocated_python(
+    lambda shard, hook=hook: hook(shard.data),
+    layout="per_shard",
+    out_specs_fn=lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
+)
+elsewhere = colocated_python(
+    lambda x, hook=hook: hook(x),
+    out_specs_fn=lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere),
+    mode="inline",
+)
 log = colocated_python(lambda x, hook=hook: hook(x) and None, out_specs_fn=lambda x: None, mode="inline")
 
 
@@ -111,6 +122,15 @@ def at_the_end(x):
     return x + jnp.sum(x)
 
 
+def resharded(x):
+    y = shards(x + jnp.sum(x))
+    return jax.lax.with_sharding_constraint(y, P()) + shards(x + 1)
+
+
+def moved_in_a_loop(x):
+    return jax.lax.fori_loop(0, 3, lambda _, v: elsewhere(v + jnp.sum(v) * 0.01) + x, x)
+
+
 inner = pjit(straight, in_shardings=P("x"), out_shardings=P("x"))
 
 
@@ -127,7 +147,7 @@ def of(function: Callable, **options: str) -> Callable:
     return pjit(function, in_shardings=P("x"), out_shardings=P("x"), **options)
 
 
-plain = [straight, in_a_loop, in_a_branch, on_a_stream, until_large, at_the_end, nested]
+plain = [straight, in_a_loop, in_a_branch, on_a_stream, until_large, at_the_end, nested, resharded, moved_in_a_loop]
 programs = {**{function.__name__: of(function) for function in plain}, "eagerly": eagerly}
 programs |= {f"{function.__name__} ahead": of(function, agree="ahead") for function in plain}
 total = pjit(jnp.sum, in_shardings=P("x"), out_shardings=P())
