@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from partjit import events
-from partjit._jax.arrays import aval_of_struct, numpy_putter
+from partjit._jax.arrays import aval_of_struct
 from partjit._jax.dispatch import is_profiled
 from partjit._jax.types import PyTree
 from partjit.colocated.journaling import log as journal
@@ -18,6 +18,7 @@ from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call, Lane, failure_here
 from partjit.colocated.runtime.failures import Failure, Site
 from partjit.colocated.runtime.handed_over import HandedOver, Returned, read_only_copy
+from partjit.colocated.runtime.host_values import Destination
 from partjit.colocated.runtime.interrupts import is_interrupt
 from partjit.colocated.runtime.observation import observe_call, profiled
 from partjit.colocated.runtime.streams import Stream, current_stream
@@ -28,15 +29,18 @@ __all__ = ["EmittedCall", "SpecializationForExecutables"]
 _QUICK_SECONDS = 50e-6
 """Handing arguments to another thread, which has to get hold of the interpreter, takes about as long."""
 _QUICK_IN_A_ROW = 20
-"""How many calls must have been quick, one after another, before threads of the devices run the next ones."""
+"""How many calls must have been quick, one after another, before threads of the devices run the next ones.
+
+A slow one counts against them by what it took: one that was a little late, as the system has it, changes nothing.
+"""
 
 
 class SpecializationForExecutables(Specialization):
     """A function specialized for calls that executables make."""
 
-    _putters: Sequence[Callable[[np.ndarray], jax.Array]] | None = None
+    _destinations: Sequence[Destination] | None = None
     _of_numpy: Callable[..., PyTree]
-    _quick_in_a_row = 0
+    _credit = 0.0
 
     def prepare(self) -> None:
         """Copies the function for its host, once."""
@@ -69,7 +73,7 @@ class SpecializationForExecutables(Specialization):
     @property
     def is_quick(self) -> bool:
         """Whether a thread of the devices may run it, because that costs less than handing it to another."""
-        return self._quick_in_a_row >= _QUICK_IN_A_ROW and self._options.uses_jax is False and self._mode == "auto"
+        return self._credit >= _QUICK_IN_A_ROW and self._options.uses_jax is False and self._mode == "auto"
 
     def run_emitted(
         self, arrays: Sequence[np.ndarray], stream: Stream, site: Site, node: str, parent: Call | None
@@ -97,8 +101,7 @@ class SpecializationForExecutables(Specialization):
             Failure(error, self._name, site, stream, parent)
             if is_interrupt(error):
                 raise
-        is_quick = time.perf_counter() - started < _QUICK_SECONDS
-        self._quick_in_a_row = self._quick_in_a_row + 1 if is_quick else 0
+        self._credit = _credited(self._credit, time.perf_counter() - started)
 
     def _run_observed(self, arrays: Sequence[np.ndarray], stream: Stream, node: str) -> None:
         assert self.out_specs is not None
@@ -160,13 +163,16 @@ class SpecializationForExecutables(Specialization):
         return failure_here(error, self._name, site, self.own_stream())
 
     def _put(self, arrays: Sequence[np.ndarray]) -> Sequence[jax.Array]:
-        """The arguments, on the devices."""
-        if self._putters is None:
-            self._putters = [
-                numpy_putter(aval_of_struct(spec), sharding, all(sharding is not other for other in self._uncommitted))
+        """The arguments, on the devices; a number is put there when the function uses more than the number."""
+        if self._destinations is None:
+            self._destinations = [
+                Destination(aval_of_struct(spec), sharding, all(sharding is not other for other in self._uncommitted))
                 for spec, sharding in zip(self.in_specs.leaves, self._shardings, strict=True)
             ]
-        return [put(array) for put, array in zip(self._putters, arrays, strict=True)]
+        pairs = zip(self._destinations, arrays, strict=True)
+        if self._is_of_shards:
+            return [destination.put(array) for destination, array in pairs]
+        return [destination.when_used(array) for destination, array in pairs]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -217,3 +223,10 @@ class EmittedCall:
         """As `answer`, where there is one device only, which has handed over all arguments."""
         own = [array if array.flags.owndata else read_only_copy(array) for array in arrays]
         return following, *self.specialization.answer(own, self.site, self.node)
+
+
+def _credited(credit: float, seconds: float) -> float:
+    """How many quick calls a function has to its credit after another one that took so long."""
+    if seconds < _QUICK_SECONDS:
+        return min(credit + 1, 2 * _QUICK_IN_A_ROW)
+    return max(credit - seconds / _QUICK_SECONDS, 0.0)

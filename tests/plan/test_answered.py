@@ -566,6 +566,26 @@ def test_calls_that_are_no_longer_quick_go_to_a_thread(monkeypatch):
     assert here == [False, True, True, False, True]
 
 
+def test_a_single_call_that_is_a_little_late_leaves_the_others_where_they_are(monkeypatch):
+    monkeypatch.setattr(emitted, "_QUICK_IN_A_ROW", 3)
+    monkeypatch.setattr(emitted, "_QUICK_SECONDS", 0.05)
+
+    def look(i, late):
+        rendezvous.logs["threads"].append(threading.get_ident())
+        if late and int(i) == 0:
+            threading.Event().wait(0.06)
+
+    log = of_numpy(look, out_specs_fn=lambda *_: None)
+    program = pjit(lambda x, late: lax.fori_loop(0, 3, lambda i, x: (log(i, late), x)[1], x))
+    here = []
+    for late in (False, True, True, True):
+        rendezvous.clear()
+        program(jnp.ones(8), late)
+        colocated.wait(timeout=60)
+        here.append({*rendezvous.logs["threads"]} == {threading.get_ident()})
+    assert here == [False, True, True, True]
+
+
 def test_two_loops_with_loggers_on_two_streams_are_two_executables():
     one, other = (of_numpy(note, out_specs_fn=lambda *_: None, stream=name) for name in ("one", "other"))
 

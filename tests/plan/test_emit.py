@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 import partjit
 from partjit import P, colocated, pjit
 from partjit.colocated import colocated_python, colocated_python_class
-from partjit.colocated.runtime import emission
+from partjit.colocated.runtime import emission, host_values
 from partjit.inspect import explain
 from partjit.plan.ir.nodes import Branch, Fragment, Loop
 from partjit.plan.passes import choose_emitted
@@ -405,3 +405,34 @@ def test_the_bound_of_what_may_wait_counts_iterations():
     most = choose_emitted.MOST_BYTES_WAITING // 4096
     assert emits(plan(most))
     assert not emits(plan(most + 1))
+
+
+@pytest.mark.parametrize("spec", [None, P()])
+def test_numbers_are_put_on_devices_when_a_function_uses_more_than_the_number(mesh, spec, monkeypatch):
+    put = host_values.Destination.put
+    monkeypatch.setattr(
+        host_values.Destination, "put", lambda self, value: (rendezvous.logs["put"].append(1), put(self, value))[1]
+    )
+
+    def look(i, scale):
+        rendezvous.logs["calls"].append((int(i), float(scale), i.item(), bool(scale), isinstance(i, jax.Array)))
+
+    def keep(i, scale):
+        rendezvous.logs["kept"].append((i, scale))
+
+    def counting(log):
+        return pjit(lambda x: lax.fori_loop(0, 3, lambda i, x: (log(i, x), x + 1)[1], x))
+
+    x = jnp.float32(3.5) if spec is None else jax.device_put(jnp.float32(3.5), NamedSharding(mesh, spec))
+    for fun, count in ((look, 0), (keep, 6)):
+        rendezvous.clear()
+        program = counting(logger(fun))
+        assert emits(program.plan(x))
+        assert float(program(x)) == 6.5
+        colocated.wait(timeout=60)
+        for k, (i, scale) in enumerate(rendezvous.logs["kept"]):  # after the execution
+            assert (i + 1).dtype == np.int32
+            np.testing.assert_array_equal(jnp.stack([i, scale * 2]), [k, 2 * (3.5 + k)])
+            assert scale.sharding.is_equivalent_to(x.sharding, 0)
+        assert len(rendezvous.logs["put"]) == count
+        assert rendezvous.logs["calls"] == [(k, 3.5 + k, k, True, True) for k in range(3) if not count]

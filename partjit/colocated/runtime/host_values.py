@@ -147,6 +147,10 @@ class Destination:
         own = np.array(value, self.aval.dtype) if type(value) in _NUMBERS else _own_numpy(value, self.aval.dtype)
         return HostArgument(own, self, own.item() if self._is_number else None)
 
+    def when_used(self, value: np.ndarray) -> jax.Array:
+        """The array of one that nobody changes; of a number, put on the devices when more than the number is used."""
+        return HostArgument(value, self, value.item()).when_used() if self._is_number else self.put(value)
+
     def put(self, value: np.ndarray) -> jax.Array:
         """The array on the devices."""
         if self._put is None:
