@@ -37,6 +37,8 @@ def run(args: argparse.Namespace) -> int:
     positional, named = arguments_of(make_args, args.args, mesh)
     if named:
         raise Mistake(f"--args {args.args} should return positional arguments only: the specs of others have no place")
+    if args.out is not None:
+        _open(args.out, "a")
     with users_code(f"searching specs for {args.function}"):
         found = search_specs(
             function,
@@ -69,13 +71,18 @@ def _machine(args: argparse.Namespace, mesh: AbstractMesh) -> Machine:
 
 
 def _write(path: str, found: FoundSpecs) -> None:
+    _open(path, "w", f"{found.to_python()}\n")
+    print(f"partjit search: wrote {path}", file=sys.stderr)
+
+
+def _open(path: str, mode: str, text: str = "") -> None:
+    """Writes a text to a file; of an empty one it is seen before a long search that the file can be written."""
     try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(f"{found.to_python()}\n")
+        with open(path, mode, encoding="utf-8") as file:
+            file.write(text)
     except OSError as error:
         message = f"--out: {path!r} cannot be written: {error.strerror or error}"
         raise Mistake(message, "--out", path, (0, len(path)), CANNOT) from None
-    print(f"partjit search: wrote {path}", file=sys.stderr)
 
 
 def _as_data(found: FoundSpecs) -> dict[str, object]:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from jax import ShapeDtypeStruct as S
 
-from partjit.command import main
+from partjit.command import main, searching
 
 MODEL = """
 import jax, jax.numpy as jnp
@@ -84,3 +84,10 @@ def test_mistakes_say_what_to_do(run, arguments, code, said):
     found, _, err = run(*arguments)
     assert found == code
     assert said in err
+
+
+def test_a_file_that_cannot_be_written_is_said_before_the_search(run, monkeypatch):
+    monkeypatch.setattr(searching, "search_specs", lambda *_, **__: pytest.fail("it searched first"))
+    code, _, err = run(*CALL, "--out", "no/such/folder.py")
+    assert code == 1
+    assert "--out: 'no/such/folder.py' cannot be written" in err
