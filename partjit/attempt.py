@@ -1,6 +1,7 @@
-"""A call of a program that may fail before the program begins, of which other processes then have to know."""
+"""A call that may fail before its program, or its function, begins: other processes then have to know of it."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from partjit import lazy
@@ -8,15 +9,30 @@ from partjit._jax.processes import group_size
 from partjit.mesh import ambient_mesh
 
 if TYPE_CHECKING:
+    from partjit.colocated.agreement import program as agreements
     from partjit.colocated.agreement import refusals
     from partjit.colocated.agreement.program import Agreement
     from partjit.plan.plan import Plan
     from partjit.plan.run import program as plans
 else:  # a program without calls does without
     plans = lazy.module("partjit.plan.run.program")
+    agreements = lazy.module("partjit.colocated.agreement.program")
     refusals = lazy.module("partjit.colocated.agreement.refusals")
 
-__all__ = ["Attempt"]
+__all__ = ["Attempt", "telling_others"]
+
+
+@contextlib.contextmanager
+def telling_others(name: str) -> Iterator[None]:
+    """In which other processes learn what is raised before a function of that name has begun to agree with them."""
+    refusals.take_back()
+    begun = agreements.executions_begun()
+    try:
+        yield
+    except BaseException as error:
+        if agreements.executions_begun() == begun:
+            refusals.say(name, error)
+        raise
 
 
 class Attempt:

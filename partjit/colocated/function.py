@@ -9,9 +9,11 @@ import jax
 from jax.core import Tracer
 
 from partjit._jax.meshes import manual_axes
+from partjit._jax.processes import group_size
 from partjit._jax.tracing import eagerly, is_eager, is_staged
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import name_of, signature_of
+from partjit.attempt import telling_others
 from partjit.checks import require, require_callable, require_synchronous, unsorted
 from partjit.colocated.base import Colocated
 from partjit.colocated.cache import CacheInfo, SpecializationCache
@@ -88,6 +90,14 @@ class ColocatedFunction(Colocated):
             if leaves is not None:
                 cache.hits += 1
                 return specialization.call_with_host_arguments(leaves)
+        if group_size() > 1 and self.options.is_agreed_on:
+            with telling_others(self._name):
+                return self._call(args, kwargs, eager)
+        return self._call(args, kwargs, eager)
+
+    def _call(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], eager: bool) -> PyTree:
+        """Calls the function with arguments that are not recognized at a glance."""
+        cache = self._cache
         try:
             leaves, tree = _flatten((args, kwargs))
         except ValueError as error:

@@ -182,6 +182,11 @@ class Options:
         return self.arrays == "numpy" or self.uses_jax is False
 
     @property
+    def is_agreed_on(self) -> bool:
+        """Whether several processes agree on a call outside of programs, or on the one that shows what it returns."""
+        return self.mode == "inline" or not self.has_out_specs
+
+    @property
     def has_out_specs(self) -> bool:
         """Whether they specify what a call returns."""
         return self.out_specs is not None or self.out_specs_fn is not None

@@ -16,6 +16,7 @@ from partjit import events
 from partjit._jax.arrays import ArrayImpl
 from partjit._jax.dispatch import is_profiled
 from partjit._jax.types import PyTree
+from partjit.colocated.agreement import refusals
 from partjit.colocated.journaling import log as journal
 from partjit.colocated.journaling.entries import Entry
 from partjit.colocated.prepared import PreparedFunction
@@ -60,6 +61,7 @@ class Specialization(PreparedFunction):
         """
         if self._agreement is not None and not is_agreed and (self._mode == "inline" or not self._is_known_to_all):
             learns = self.out_specs is None and not self._options.has_out_specs
+            refusals.take_back()
             try:
                 result = self._agreement.run(self, (args, kwargs, leaves, are_plain, True))
             except BaseException:

@@ -1,7 +1,8 @@
-"""What a call of a program raised here before it was known what the program agrees on, for processes that wait for it.
+"""What a call raised here before it was known what it agrees on, for processes that wait for this one.
 
-It is kept in the service of `jax.distributed` until this process calls a program again. So it ends nothing in processes
-that do not wait for the program, as they do not if it makes no calls.
+It is the call of a program, or of a colocated function outside of programs. What it raised is kept in the service of
+`jax.distributed` until this process makes another call. So it ends nothing in processes that do not wait for that
+program or function, as they do not if it makes no calls.
 """
 
 import contextlib

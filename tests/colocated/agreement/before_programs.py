@@ -133,6 +133,21 @@ def what_a_function_returns():
         assert float(total(call(x))) == 240
 
 
+def eager_calls():
+    """Before and after the first call that goes well."""
+    inline = colocated_python(lambda v: v * 2, out_specs_fn=lambda v: v, mode="inline")
+    shows = colocated_python(lambda v: v * 2)
+    placed = colocated_python(lambda v: v * 2, in_specs=((x,), {}), out_specs_fn=lambda v: v, mode="inline")
+    total = pjit(jnp.sum, in_shardings=P("x"), out_shardings=None)
+    for k in range(2):
+        for call in (inline, shows)[: 2 - k]:  # what a function returns is known after its first call
+            for wrong, kind in ((jax.ShapeDtypeStruct((16,), np.float32), ValueError), (deleted(), RuntimeError)):
+                fails_in_all("argument", lambda: call(wrong if IS_OTHER else x), kind)  # noqa: B023
+        fails_in_all("sharding", lambda: placed(array("y") if IS_OTHER else x), ValueError)
+        for call in (inline, shows, placed):
+            assert float(total(call(x))) == 240
+
+
 with mesh, warnings.catch_warnings():
     warnings.simplefilter("ignore", partjit.ReshardWarning)
     check(x)
@@ -141,4 +156,5 @@ with mesh, warnings.catch_warnings():
     resharded_arguments()
     refused_before_anything_is_known()
     what_a_function_returns()
+    eager_calls()
 print("done", flush=True)
