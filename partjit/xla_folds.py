@@ -16,7 +16,6 @@ XLA folds before it inlines calls: never what one function computes and another 
 Source: `stablehlo_canonicalize_from_hlo_import.cpp` of XLA, and StableHLO's `StablehloAggressiveSimplification.cpp`.
 """
 
-import re
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
@@ -56,8 +55,7 @@ def fold(op: Any, lowered: Lowered = AS_IT_IS) -> bool:
         op: the operation; those that compute its operands are folded already.
         lowered: how its module differs from the one that XLA gets.
     """
-    with op.context, op.location, ir.InsertionPoint(op):
-        value = FOLDED[op.name](op, lowered)
+    value = FOLDED[op.name](op, lowered)
     if value is None or value.type != op.results[0].type:
         return False
     op.results[0].replace_all_uses_with(value)
@@ -70,6 +68,8 @@ def _neutral(neutral: int, deciding: int | None = None, *, commutes: bool = True
 
     def of(op: Any, lowered: Lowered) -> Any:
         left, right = op.operands
+        if _constant(left) is None and _constant(right) is None:
+            return None  # as of most operations: what follows asks for the functions that they are in
         if commutes:
             _constant_last(op, lowered)
         for value, other in ((right, left), (left, right)) if commutes else ((right, left),):
@@ -91,9 +91,12 @@ def _constant_last(op: Any, lowered: Lowered) -> None:
 
 
 def _is_constant(op: Any, value: Any, lowered: Lowered) -> bool:
-    repeated = lowered.maker(op, value, "stablehlo.broadcast_in_dim")
-    value = value if repeated is None else repeated.operands[0]
-    return lowered.maker(op, value, "stablehlo.constant") is not None
+    """Whether an operand is a constant, repeated or not, in the same function."""
+    constant = _constant(value)
+    if constant is None or value.owner.name == "stablehlo.reshape":
+        return False
+    own = lowered.function_of(op)
+    return lowered.function_of(constant) == own and lowered.function_of(value.owner) == own
 
 
 def _select(op: Any, lowered: Lowered) -> Any:
@@ -107,7 +110,7 @@ def _select(op: Any, lowered: Lowered) -> Any:
     same = _splat(chosen)
     if same is not None and same == _splat(other):
         return chosen
-    return None if predicate == op.operands[0] else stablehlo.SelectOp(predicate, chosen, other).result
+    return None if predicate == op.operands[0] else stablehlo.SelectOp(predicate, chosen, other, **_at(op)).result
 
 
 def _reshape(op: Any, lowered: Lowered) -> Any:
@@ -117,7 +120,7 @@ def _reshape(op: Any, lowered: Lowered) -> Any:
     if (inner := lowered.maker(op, value, "stablehlo.reshape")) is None:
         return None
     value = inner.operands[0]
-    return value if value.type == op.results[0].type else stablehlo.ReshapeOp(op.results[0].type, value).result
+    return value if value.type == op.results[0].type else _reshaped(op, value)
 
 
 def _transpose(op: Any, _: Lowered) -> Any:
@@ -125,13 +128,17 @@ def _transpose(op: Any, _: Lowered) -> Any:
     if order == sorted(order):
         return value
     moved = [dim for dim in order if value.type.shape[dim] != 1]
-    return stablehlo.ReshapeOp(op.results[0].type, value).result if moved == sorted(moved) else None
+    return _reshaped(op, value) if moved == sorted(moved) else None
+
+
+def _reshaped(op: Any, value: Any) -> Any:
+    return stablehlo.ReshapeOp(op.results[0].type, value, **_at(op)).result
 
 
 def _slice(op: Any, lowered: Lowered) -> Any:
     value, result = op.operands[0], op.results[0]
     if 0 in result.type.shape:
-        return stablehlo.ConstantOp(ir.Attribute.parse(f"dense<> : {result.type}")).result
+        return stablehlo.ConstantOp(ir.Attribute.parse(f"dense<> : {result.type}", op.context), **_at(op)).result
     if value.type == result.type:
         return value
     joined = lowered.maker(op, value, "stablehlo.concatenate")
@@ -147,7 +154,7 @@ def _slice(op: Any, lowered: Lowered) -> Any:
             starts[dim], limits[dim] = starts[dim] - offset, limits[dim] - offset
             if part.type == result.type:
                 return part
-            return stablehlo.SliceOp(part, starts, limits, strides).result
+            return stablehlo.SliceOp(part, starts, limits, strides, **_at(op)).result
         offset = end
     return None
 
@@ -161,7 +168,7 @@ def _dynamic_slice(op: Any, _: Lowered) -> Any:
     if value.type == op.results[0].type:
         return value
     limits = [start + size for start, size in zip(first, sizes, strict=True)]
-    return stablehlo.SliceOp(value, first, limits, [1] * len(sizes)).result
+    return stablehlo.SliceOp(value, first, limits, [1] * len(sizes), **_at(op)).result
 
 
 def _dynamic_update_slice(op: Any, _: Lowered) -> Any:
@@ -187,7 +194,7 @@ def _concatenate(op: Any, lowered: Lowered) -> Any:
         return joined[0]
     if not joined or joined == [*op.operands]:
         return None
-    return stablehlo.ConcatenateOp(joined, op.attributes["dimension"]).result
+    return stablehlo.ConcatenateOp(joined, op.attributes["dimension"], **_at(op)).result
 
 
 _Fold = Callable[[Any, Lowered], Any]
@@ -213,33 +220,39 @@ FOLDED: Mapping[str, _Fold] = {
 """What an operation of each name is folded to: a value, new or not; None if it stays."""
 
 
+def _at(op: Any) -> dict[str, Any]:
+    """Where an operation is made that takes the place of another one."""
+    return {"loc": op.location, "ip": ir.InsertionPoint(op)}
+
+
+def _constant(value: Any) -> Any:
+    """The constant that a value is, or repeats."""
+    owner = value.owner
+    if not isinstance(owner, ir.Block) and owner.name in ("stablehlo.broadcast_in_dim", "stablehlo.reshape"):
+        owner = owner.operands[0].owner
+    return None if isinstance(owner, ir.Block) or owner.name != "stablehlo.constant" else owner
+
+
 def _splat(value: Any) -> int | float | bool | None:
     """The number that all elements of a constant are."""
-    owner = value.owner
-    if isinstance(owner, ir.Block):
-        return None
-    if owner.name in ("stablehlo.broadcast_in_dim", "stablehlo.reshape"):
-        owner = owner.operands[0].owner
-    if isinstance(owner, ir.Block) or owner.name != "stablehlo.constant":
+    owner = _constant(value)
+    if owner is None:
         return None
     if not isinstance(owner.results[0].type.element_type, _READABLE):
         return None  # an attribute of complex numbers cannot be read in Python
-    found = _NUMBER.match(str(owner.attributes["value"]))
-    if found is None:
-        return None
-    return found[1] == "true" if found[1] in ("true", "false") else float(found[1])
+    value = owner.attributes["value"]
+    return value.get_splat_value().value if isinstance(value, ir.DenseElementsAttr) and value.is_splat else None
 
 
 _READABLE = ir.IntegerType | ir.F16Type | ir.BF16Type | ir.F32Type | ir.F64Type
-_NUMBER = re.compile(r"dense<(true|false|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)>")
 
 
 def _of_type(number: int, value: Any) -> int | bool:
     """A number as an element of the type; -1 has all bits."""
-    element = str(value.type.element_type)
-    if element == "i1":
-        return bool(number)
-    return 2 ** int(element[2:]) - 1 if number == -1 and element.startswith("ui") else number
+    if number != -1:
+        return number
+    element = value.type.element_type
+    return element.width == 1 or (2**element.width - 1 if element.is_unsigned else number)
 
 
 def _is_float(value: Any) -> bool:

@@ -9,7 +9,7 @@ one win that it meets first.
 Source: `HloComputation::MakeInstructionPostOrder` and `hlo_function_importer.cc` of XLA.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jax.extend.mlir import ir
@@ -38,44 +38,47 @@ def order_operations(ops: Iterable[ir.Operation], is_ignored: Callable[[ir.Opera
 
 def _order(block: Any, is_ignored: Callable[[ir.Operation], bool]) -> None:
     ops = [op.operation for op in block.operations]
-    results = [op.results for op in ops]
-    makers, end = {value: k for k, values in enumerate(results) for value in values}, len(ops) - 1
-    operands = [[makers[value] for value in _used(op) if value in makers] for op in ops]
+    results, end = [[*op.results] for op in ops], len(ops) - 1
     without_results = [k for k, values in enumerate(results) if not values and k != end]
-    late = [k for k in without_results if is_ignored(ops[k])]
+    late = {k for k in without_results if is_ignored(ops[k])}
     first = [k for k in without_results if k not in late]
+    used = [[] if k in late else _used(op) for k, op in enumerate(ops)]
+    makers = {value: k for k, values in enumerate(results) for value in values}
+    operands = [[makers[value] for value in values if value in makers] for values in used]
     found = _post_order(operands, [*first, end], late)
-    used = {value for k in {*found, end} for value in _used(ops[k])}
-    if partly := [k for k in found if any(value not in used for value in _elements(ops[k]))]:
-        found = _post_order(operands, [*sorted({*first, *partly}), end], late)
-    found += _post_order(operands, range(end), [*late, *found])  # what is computed for nothing
-    found = [k for k in (*found, *late) if k != end]
+    elements = {k: _elements(ops[k], results[k]) for k in found if len(results[k]) > 1}
+    if elements:
+        listed = {value for k in {*found, end} for value in used[k]}
+        partly = [k for k, values in elements.items() if any(value not in listed for value in values)]
+        if partly:
+            found = _post_order(operands, [*sorted({*first, *partly}), end], late)
+    found += _post_order(operands, range(end), {*late, *found})  # what is computed for nothing
+    found = [k for k in (*found, *sorted(late)) if k != end]
     if found != [*range(end)]:
         for k in found:
             ops[k].move_before(ops[end])
 
 
-def _elements(op: ir.Operation) -> list[ir.Value]:
+def _elements(op: ir.Operation, results: Sequence[ir.Value]) -> Sequence[ir.Value]:
     """The results of an operation that are elements of a tuple in HLO: what gets one that is not used is listed first.
 
     What a loop does not change is none: XLA takes it from outside.
     """
-    values: list[ir.Value] = [*op.results]
-    if op.name == "stablehlo.while":
-        body = op.regions[1].blocks[0]
-        returned = body.operations[len(body.operations) - 1].operands
-        values = [
-            value for value, new, old in zip(values, returned, body.arguments, strict=True) if ir.Value(new) != old
-        ]
-    return values if len(values) > 1 else []
+    if op.name != "stablehlo.while":
+        return results
+    body = op.regions[1].blocks[0]
+    returned = body.operations[len(body.operations) - 1].operands
+    changed = [value for value, new, old in zip(results, returned, body.arguments, strict=True) if ir.Value(new) != old]
+    return changed if len(changed) > 1 else []
 
 
-def _used(op: ir.Operation) -> Iterator[ir.Value]:
+def _used(op: ir.Operation) -> list[ir.Value]:
     """What an operation uses, in its bodies as well."""
-    yield from op.operands
+    values = [*op.operands]
     if op.name in WITH_BODIES:
         for inner in nested(op, ir.WalkOrder.PRE_ORDER):
-            yield from inner.operands
+            values += inner.operands
+    return values
 
 
 def _post_order(operands: Sequence[Sequence[int]], roots: Iterable[int], known: Iterable[int]) -> list[int]:

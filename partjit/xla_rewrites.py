@@ -45,12 +45,12 @@ def rewrite(module: ir.Module, lowered: Lowered = AS_IT_IS) -> None:
 
 def rewrite_operations(module: ir.Module, lowered: Lowered = AS_IT_IS) -> None:
     """The part of `rewrite` that does not depend on the shardings in the module, which may be changed afterwards."""
-    # XLA propagates when `chlo` operations (square, erf, ...) are expanded: no sharding goes through them.
-    selections = [op.location for op in nested(module.operation) if op.name == "chlo.top_k"]
-    run_passes(module, "builtin.module(func.func(chlo-legalize-to-stablehlo))")
-    ops = nested(module.operation, ir.WalkOrder.PRE_ORDER)
-    names = [op.name for op in ops]
-    if selections:
+    ops, names = _walked(module)
+    if any(name.startswith("chlo.") for name in names):
+        selections = [op.location for op, name in zip(ops, names, strict=True) if name == "chlo.top_k"]
+        # XLA propagates when `chlo` operations (square, erf, ...) are expanded: no sharding goes through them.
+        run_passes(module, "builtin.module(func.func(chlo-legalize-to-stablehlo))")
+        ops, names = _walked(module)
         _keep_selections(ops, selections)
     for op, name in zip(ops, names, strict=True):
         if name in FOLDED:
@@ -59,8 +59,7 @@ def rewrite_operations(module: ir.Module, lowered: Lowered = AS_IT_IS) -> None:
             fold(reshape, lowered)
     if "func.call" in names:
         _inline_calls(module)
-        ops = nested(module.operation, ir.WalkOrder.PRE_ORDER)
-        names = [op.name for op in ops]
+        ops, names = _walked(module)
     loops = [op for op, name in zip(ops, names, strict=True) if name == "stablehlo.while"]
     with_bodies = [op for op, name in zip(ops, names, strict=True) if name in WITH_BODIES]
     order_operations(with_bodies, lowered.is_ignored)
@@ -93,12 +92,18 @@ def open_captured(module: ir.Module) -> bool:
     return True
 
 
+def _walked(module: ir.Module) -> tuple[list[ir.Operation], list[str]]:
+    """The operations of a module, each before those in it, and their names."""
+    ops = nested(module.operation, ir.WalkOrder.PRE_ORDER)
+    return ops, [op.name for op in ops]
+
+
 def _keep_selections(ops: Sequence[ir.Operation], selections: Sequence[ir.Location]) -> None:
     """Gives the slices that `chlo.top_k` at these locations became the propagation of XLA's own operation.
 
     Nothing is propagated along the last dimension of that. Along that of a slice it would be.
     """
-    for op in ops:
+    for op in ops if selections else ():
         if op.name != "stablehlo.slice" or op.location not in selections:
             continue
         owner, before, after = op.operands[0].owner, op.operands[0].type.shape, op.results[0].type.shape
@@ -156,11 +161,11 @@ def _inline_calls(module: ir.Module) -> None:
 def rewrite_broadcast(op: Any) -> Any:
     """Replaces a `stablehlo.broadcast_in_dim` by the operations that it is in HLO; returns the reshape if it is one."""
     original, result = op.operands[0], op.results[0]
-    value = original
-    dims, out = [*ir.DenseI64ArrayAttr(op.attributes["broadcast_dimensions"])], result.type.shape
+    value, shape, out = original, original.type.shape, result.type.shape
+    dims = [*ir.DenseI64ArrayAttr(op.attributes["broadcast_dimensions"])] if shape else []
     order = sorted(range(len(dims)), key=dims.__getitem__)
-    kept = [k for k in order if value.type.shape[k] == out[dims[k]]]
-    adds_ones = math.prod(value.type.shape) == math.prod(out) > 0
+    kept = [k for k in order if shape[k] == out[dims[k]]]
+    adds_ones = math.prod(shape) == math.prod(out) > 0
     if kept == [*range(len(dims))] and not adds_ones:
         return None
     with ir.InsertionPoint(op), op.location:

@@ -19,6 +19,9 @@ from partjit.xla_rewrites import rewrite
 FOLDS = {
     "equal cases": lambda x, i, p: lax.select(p, x, x),
     "equal constant cases": lambda x, i, p: lax.select(p, jnp.zeros_like(x), jnp.zeros_like(x)) + jnp.sin(x),
+    "equal cases that are infinite": lambda x, i, p: (
+        lax.select(p, jnp.full_like(x, jnp.inf), jnp.full_like(x, jnp.inf)) + jnp.sin(x)
+    ),
     "other cases": lambda x, i, p: lax.select(p, jnp.zeros_like(x), jnp.ones_like(x)) + jnp.sin(x),
     "a predicate that is a constant": lambda x, i, p: lax.select(jnp.full(x.shape, False), jnp.cos(x), jnp.sin(x)),
     "a negated predicate": lambda x, i, p: lax.select(~p, jnp.sin(x), jnp.cos(x)),

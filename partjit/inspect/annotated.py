@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from jax.core import ShapedArray
@@ -123,7 +123,7 @@ class AnnotatedEquation:
         sources: jax's source info of the equation and of those that it is nested in, innermost first.
         bodies: the jaxprs in it, by the names of parameters.
         trip_count: how often those run in one execution of the equation; None if that is not known.
-        modules: the module paths of all equations of the program, by their numbers.
+        module_of: gives the module path of an equation of the program.
         constants, carried: of a loop, how many arguments of its body are loop-invariant, and how many are carried from
             one iteration to the next; those of a scan that come after these are slices.
     """
@@ -135,7 +135,7 @@ class AnnotatedEquation:
     params: Mapping[str, Any]
     sources: tuple[SourceInfo, ...] = dataclasses.field(repr=False)
     bodies: "Mapping[str, AnnotatedJaxpr]"
-    modules: Mapping[int, str] = dataclasses.field(default_factory=dict, repr=False)
+    module_of: "Callable[[AnnotatedEquation], str]" = dataclasses.field(repr=False)
     trip_count: int | None = 1
     constants: int = 0
     carried: int = 0
@@ -158,10 +158,10 @@ class AnnotatedEquation:
     def _lines(self) -> tuple[Site | None, Site | None]:
         return nearest_lines(itertools.chain.from_iterable(map(source_sites, self.sources)))
 
-    @property
+    @functools.cached_property
     def module(self) -> str:
         """The path of the module that it belongs to, "Block_3/Dense_0"; see `partjit.inspect.modules`."""
-        return self.modules.get(self.number, "")
+        return self.module_of(self)
 
     @functools.cached_property
     def scope(self) -> str:

@@ -48,7 +48,7 @@ from partjit._jax.shard_maps import shard_map_p
 from partjit._jax.shardings import UnspecifiedValue
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
 from partjit.inspect.loop_counts import loop_counts, trip_count_of
-from partjit.inspect.modules import module_paths
+from partjit.inspect.modules import ModulePaths
 from partjit.inspect.times import given_trip_count
 from partjit.plan.ir.build import constraint
 from partjit.plan.passes.inline import specs_of_nested
@@ -56,7 +56,7 @@ from partjit.primitive import pjit_p
 from partjit.shardy import TensorSharding
 from partjit.spec import ParsedPartitionSpec
 
-__all__ = ["ADDED", "MARK", "TAG", "InlinedProgram", "inline_program", "mark", "tags_of"]
+__all__ = ["ADDED", "MARK", "TAG", "InlinedProgram", "inline_program", "mark", "names_in", "tags_in"]
 
 TAG = "eqn:"
 """What precedes the number of an equation in a name stack."""
@@ -92,9 +92,21 @@ def mark(values: Sequence[ir.Value], numbers: Sequence[int]) -> None:
     custom_call(MARK, result_types=[], operands=values, backend_config=config, has_side_effect=True)
 
 
-def tags_of(location: str) -> list[int]:
-    """The numbers of the equations in the text of a location, outermost first."""
-    return [int(number) for number in _TAG.findall(location)]
+def names_in(location: ir.Location) -> str:
+    """The names in a location, among them those of equations. The other parts are tracebacks, which name none."""
+    match location:
+        case ir.NameLoc():
+            stack = location.name_str  # of all equations around it, as jax lowers them
+            return stack if TAG in stack else f"{stack}/{names_in(location.child_loc)}"
+        case ir.FusedLoc():
+            return "/".join(map(names_in, location.locations))
+        case _:
+            return ""
+
+
+def tags_in(names: str) -> list[int]:
+    """The numbers of the equations that a location names, outermost first."""
+    return [int(number) for number in _TAG.findall(names)]
 
 
 def _lower_mark(_: mlir.LoweringRuleContext, *values: ir.Value, numbers: tuple[int, ...]) -> Sequence[ir.Value]:
@@ -134,7 +146,7 @@ class InlinedProgram:
 
     def function_of(self, op: ir.Operation) -> tuple[int, ...]:
         """The numbers of the calls around an operation: the original program is lowered to functions of their own."""
-        numbers = tags_of(str(op.location))
+        numbers = tags_in(names_in(op.location))
         return self.calls[numbers[-1]] if numbers else ()
 
     def equation_of(self, eqn: JaxprEqn) -> AnnotatedEquation | None:
@@ -158,7 +170,7 @@ def inline_program(
     of_results = {var: path for var, path in zip(inner.outvars, result_paths, strict=True) if isinstance(var, Var)}
     named = {**of_results, **dict(zip(inner.invars, paths, strict=True))}
     closed, tree = inliner.body(inner, jaxpr.consts, named)
-    inliner.modules.update(module_paths(tree, [*zip(result_paths, tree.outputs, strict=True)]))
+    inliner.modules.read(tree, [*zip(result_paths, tree.outputs, strict=True)])
     return InlinedProgram(
         closed, tree, inliner.shardings, inliner.equations, inliner.numbers, inliner.makers, inliner.calls
     )
@@ -194,7 +206,7 @@ class _Inliner:
         self._iterations = iterations
         self.shardings: dict[int, TensorSharding] = {}
         self.equations: list[AnnotatedEquation] = []
-        self.modules: dict[int, str] = {}  # filled in when the tree is complete
+        self.modules = ModulePaths()  # read when the tree is complete
         self._mesh = mesh
         self._names = _names()
         self._sources: tuple[SourceInfo, ...] = ()
@@ -269,7 +281,7 @@ class _Inliner:
             eqn.params,
             self._sources,
             bodies,
-            self.modules,
+            self.modules.of,
             trip_count,
             *(loop_counts(eqn) if bodies else ()),
         )

@@ -13,7 +13,7 @@ from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, Annotat
 from partjit.inspect.why.dataflow import crossings
 from partjit.inspect.why.key_paths import keys_of
 
-__all__ = ["folded", "is_within", "module_of", "module_paths", "pattern_of"]
+__all__ = ["ModulePaths", "folded", "is_within", "module_of", "pattern_of"]
 
 _CALL = re.compile(r"\b[\w.]+\(")
 # What jax and XLA add to the scopes of the user when they lower control flow and nested functions.
@@ -96,24 +96,35 @@ def _range(parts: Sequence[str]) -> str:
     return f"{{{','.join(map(str, numbers))}}}"
 
 
-def module_paths(tree: AnnotatedJaxpr, results: Sequence[tuple[str | None, AnnotatedValue]]) -> Mapping[int, str]:
-    """The module paths of the equations of a program with these results and their paths, by equation number."""
-    of_values = _parameters(tree)
-    gradients = _gradients(tree, results, of_values)
-    found = {}
-    for equation in tree.walk():
-        # Of a parameter and its optimizer state, which has a longer path, it is the parameter.
-        read = min((of_values[v.number] for v in equation.inputs if v.number in of_values), key=len, default=None)
-        made = next((gradients[value.number] for value in equation.outputs if value.number in gradients), None)
-        module, keys = module_of(equation.scope), (read or made) if not equation.bodies else None
-        if keys is not None:
-            module = f"{module}/{keys[-1]}" if module and keys[-1] not in module.split("/") else module
-            module = module or "/".join(keys[1:])
-        found[equation.number] = module
-    return found
-
-
 _Keys = tuple[str, ...]
+
+
+class ModulePaths:
+    """The module paths of the equations of a program, each of which is made when it is asked for."""
+
+    def __init__(self) -> None:
+        self._parameters: Mapping[int, _Keys] = {}
+        self._gradients: Mapping[int, _Keys] = {}
+
+    def read(self, tree: AnnotatedJaxpr, results: Sequence[tuple[str | None, AnnotatedValue]]) -> None:
+        """Reads the parameters and gradients in the complete program, which has these results and their paths."""
+        self._parameters = _parameters(tree)
+        self._gradients = _gradients(tree, results, self._parameters)
+
+    def of(self, equation: AnnotatedEquation) -> str:
+        """The module path of an equation."""
+        module = module_of(equation.scope)
+        if equation.bodies:
+            return module
+        parameters, gradients = self._parameters, self._gradients
+        # Of a parameter and its optimizer state, which has a longer path, it is the parameter.
+        read = min((parameters[v.number] for v in equation.inputs if v.number in parameters), key=len, default=None)
+        keys = read or next((gradients[v.number] for v in equation.outputs if v.number in gradients), None)
+        if keys is None:
+            return module
+        module = f"{module}/{keys[-1]}" if module and keys[-1] not in module.split("/") else module
+        return module or "/".join(keys[1:])
+
 
 # fmt: off
 _MOVES = frozenset((

@@ -8,7 +8,7 @@ from jax.extend.mlir import ir
 from jax.sharding import Mesh
 
 from partjit.inspect.annotated import AnnotatedEquation
-from partjit.inspect.inlining import ADDED, tags_of
+from partjit.inspect.inlining import ADDED, names_in, tags_in
 from partjit.inspect.moves.unused import unused_in_copies
 from partjit.inspect.propagation import is_mark
 from partjit.inspect.user_lines import Site
@@ -119,9 +119,9 @@ class Known:
 
     def _read(self, location: ir.Location) -> tuple[list[int], bool]:
         key = location.attr
-        if key not in self._locations:  # a text takes ten times as long as a look-up
-            text = str(location)
-            self._locations[key] = tags_of(text), ADDED in text
+        if key not in self._locations:
+            names = names_in(location)
+            self._locations[key] = tags_in(names), ADDED in names
         return self._locations[key]
 
 
