@@ -92,9 +92,9 @@ def after_change(lowered: Any, facts: Facts, wanted: Change, known: Known) -> Pr
         change(module, wanted, facts, known)
         if known.captures:  # the same in all copies
             known.captures = open_captured(module)
-        shardings, of_values, walk = propagated(module, known.shardings)
-        results = results_of(shardings, facts.ranks)
-        return Propagated(of_values, results, predict_of(module, shardings, facts.origin, known, walk))
+        after, of_values = propagated(module, known.shardings)
+        results = results_of(after.shardings, facts.ranks)
+        return Propagated(of_values, results, predict_of(after, facts.origin, known))
 
 
 def outcome_of(lowered: Any, facts: Facts, wanted: Change, known: Known) -> Outcome:

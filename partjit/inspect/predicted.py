@@ -6,11 +6,12 @@ combines several of one kind, turns an all-reduce of which each device needs a s
 loop-invariant ones out of loops.
 """
 
+import dataclasses
 import functools
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -29,9 +30,9 @@ from partjit.inspect.moves.rewriting import Moved, Writing, moved_by
 from partjit.inspect.moves.tiles import Step, tiles_of
 from partjit.inspect.moves.unused import remove_unused
 from partjit.inspect.places import Known, Origin
-from partjit.inspect.propagation import Partitioned
+from partjit.inspect.propagation import Partitioned, PropagatedModule
 from partjit.inspect.times import ONCE, Branches, Times
-from partjit.inspect.walk import Walk, walk_of
+from partjit.inspect.walk import Walk
 from partjit.inspect.why.dataflow import reachable
 from partjit.shardy import Shardings, TensorSharding, insert_reshards, nested
 
@@ -46,7 +47,6 @@ _CALL = "stablehlo.custom_call"
 _AXIS = re.compile(r'"([^"]+)"(?::\((\d+)\)(\d+))?')
 # Name, pre-size and size of the part of an axis: the last two are empty for a whole axis.
 _AxisRef = tuple[str, str, str]
-_Fields: TypeAlias = dict[str, Any]  # of a `Collective`
 _Operation: TypeAlias = ir.Operation | ir.OpView
 
 
@@ -59,16 +59,15 @@ class Prediction(NamedTuple):
 
 def predict(partitioned: Partitioned) -> Prediction:
     """The collectives that the shardings of a unit require, in the order of the program. Changes its module."""
-    if partitioned.module is None or partitioned.shardings is None:
+    if partitioned.propagated is None:
         return Prediction((), ())
-    unit, equations = partitioned.unit, partitioned.inlined.equations
-    module, shardings = partitioned.module, partitioned.shardings
-    origin = Origin(unit.name, unit.mesh, equations)
-    return predict_of(module, shardings, origin, Known(), walk_of(module, shardings))
+    unit = partitioned.unit
+    return predict_of(partitioned.propagated, Origin(unit.name, unit.mesh, partitioned.inlined.equations), Known())
 
 
-def predict_of(module: ir.Module, shardings: Shardings, origin: Origin, known: Known, walk: Walk) -> Prediction:
-    """The same for a propagated module without marks, with these shardings and operations in it."""
+def predict_of(propagated: PropagatedModule, origin: Origin, known: Known) -> Prediction:
+    """The same for a module of this origin, of which this is known."""
+    module, shardings, walk = propagated
     walk = remove_reversals(remove_unused(walk, known.unused))
 
     def primitive_of(op: ir.Operation) -> str:
@@ -197,7 +196,7 @@ class _Reading:
         """The collectives, one in most cases, that an operation stands for in one of its equations."""
         name = op.name
         if name in _STABLEHLO:
-            return [*self._of_shard_map(op, {**self._common(op, number, times), "name": name})]
+            return self._placed(self._of_shard_map(op), op, number, times)
         moved = None if (k := moved_by(op)) is None else self._moved[k]
         of_maker: tuple[TensorSharding | None, ...] = ()
         what: tuple[object, ...] = ()
@@ -209,14 +208,18 @@ class _Reading:
             what = name, attribute, op.results[0].type, *self._shardings_of(op), of_maker
         key = *what, number, times, self._known.is_added(op)
         if key not in known:
-            common = self._common(op, number, times)
-            found = self._of_inserted(op, of_maker, common) if moved is None else self._of_operation(moved, common)
-            known[key] = [*found]
+            if what not in known:  # equal layers have equal ones
+                found = self._of_inserted(op, of_maker) if moved is None else self._of_operation(moved)
+                known[what] = [*found]
+            known[key] = self._placed(known[what], op, number, times)
         return known[key]
 
-    def _common(self, op: ir.Operation, number: int | None, times: Times) -> _Fields:
+    def _placed(
+        self, found: Iterable[Collective | UnknownMove], op: ir.Operation, number: int | None, times: Times
+    ) -> Sequence[Collective | UnknownMove]:
+        """What an operation stands for as that of an equation, and so often."""
         equation = None if number is None else self._origin.equations[number]
-        return {
+        common: dict[str, Any] = {
             "times": times.exact,
             "per": times if times.loops else None,
             "is_exact": not times.loops,
@@ -227,25 +230,24 @@ class _Reading:
             "op_name": "" if equation is None else equation.scope,
             "program": self._origin.name,
         }
+        return [dataclasses.replace(one, **common) for one in found]
 
-    def _of_inserted(
-        self, op: ir.Operation, of_maker: Sequence[TensorSharding | None], common: _Fields
-    ) -> Iterator[Collective]:
+    def _of_inserted(self, op: ir.Operation, of_maker: Sequence[TensorSharding | None]) -> Iterator[Collective]:
         """What Shardy has inserted, for an operation whose operands have these shardings if that counts."""
         name = op.name
         refs = [*dict.fromkeys(_AXIS.findall(str(op.attributes[_SDY[name][1]])))]
         for together in _by_dimension(of_maker, refs):
-            yield from self._of_axes(op, together, {**common, "name": name})
+            yield from self._of_axes(op, together)
 
-    def _of_operation(self, moved: Moved, common: _Fields) -> Iterator[Collective | UnknownMove]:
+    def _of_operation(self, moved: Moved) -> Iterator[Collective | UnknownMove]:
         """What XLA moves for an operation, or a reshard."""
         if moved.transfers is None:
-            yield UnknownMove(operation=moved.name, bytes_at_most=moved.bound, **common)
+            yield UnknownMove(operation=moved.name, bytes_at_most=moved.bound)
             return
         for step, tensor in moved.transfers:
-            yield self._of_step(step, tensor, {**common, "name": moved.name})
+            yield self._of_step(step, tensor, moved.name)
 
-    def _of_step(self, step: Step, tensor: Tensor, common: _Fields) -> Collective:
+    def _of_step(self, step: Step, tensor: Tensor, name: str) -> Collective:
         mesh, groups, sent = self._mesh, step.groups, 1.0
         if step.kind == "collective-permute":
             axes, sent = groups.axes_of_pairs(mesh), groups.moving / mesh.size
@@ -262,29 +264,31 @@ class _Reading:
             result_bytes=math.prod(step.result) * tensor.itemsize,
             groups=groups.on(mesh),
             sent=sent,
-            **common,
+            name=name,
         )
 
-    def _of_axes(self, op: ir.Operation, refs: list[_AxisRef], common: _Fields) -> Iterator[Collective]:
+    def _of_axes(self, op: ir.Operation, refs: list[_AxisRef]) -> Iterator[Collective]:
         """The collective over these axes."""
-        mesh, kind = self._mesh, _SDY[op.name][0]
+        mesh = self._mesh
         if (size := math.prod(int(part) if part else mesh.shape[name] for name, _, part in refs)) > 1:
             axes, groups = _axes_and_groups(tuple(refs), mesh)
-            yield self._of_shards(op, kind, size, axes=axes, groups=groups, **common)
+            yield self._of_shards(op, size, axes, groups)
 
-    def _of_shards(self, op: ir.Operation, kind: str, size: int, **fields: Any) -> Collective:
+    def _of_shards(self, op: ir.Operation, size: int, axes: tuple[str, ...], groups: DeviceGroups) -> Collective:
         """A collective on shards of the operand of an operation, which gives shards of its result."""
-        before, after = self._shardings_of(op)
+        kind, (before, after) = _SDY[op.name][0], self._shardings_of(op)
         shape, itemsize, dtype = element_type(op.results[0])
         result_bytes = math.prod(_local(shape, after)) * itemsize
         return Collective(
             kind=kind,
+            axes=axes,
             group_size=size,
             operand=_shown(dtype, _local(shape, after if kind == "all-reduce" else before)),
             result=_shown(dtype, _local(shape, after)),
             operand_bytes=result_bytes * size if kind == "reduce-scatter" else result_bytes,
             result_bytes=result_bytes,
-            **fields,
+            groups=groups,
+            name=op.name,
         )
 
     def _nearest_tag(self, op: _Operation) -> int | None:
@@ -303,7 +307,7 @@ class _Reading:
         shape, itemsize, dtype = element_type(value)
         return Tensor(shape, dtype, itemsize, self._shardings.of(value) or TensorSharding.replicated(len(shape)))
 
-    def _of_shard_map(self, op: ir.Operation, common: _Fields) -> Iterator[Collective]:
+    def _of_shard_map(self, op: ir.Operation) -> Iterator[Collective]:
         """A collective that the user wrote in the body of a `shard_map`.
 
         Over axes that are not manual its operands may be sharded further. XLA leaves them so where it combines elements
@@ -318,7 +322,7 @@ class _Reading:
             for tensor in tensors[0]:
                 sizes, whole = dict(mesh.shape), TensorSharding.replicated(len(tensor.shape))
                 steps = reshard(tiles_of(tensor.sharding, sizes), tiles_of(whole, sizes), tensor.shape)
-                yield from (self._of_step(step, tensor, common) for step in steps)
+                yield from (self._of_step(step, tensor, op.name) for step in steps)
             operands, results = ([(t, t.shape) for t in each] for each in tensors)
         in_bytes, out_bytes = (sum(math.prod(shape) * t.itemsize for t, shape in each) for each in (operands, results))
         sent = 1.0
@@ -340,7 +344,7 @@ class _Reading:
             result_bytes=out_bytes,
             groups=groups.on(mesh),
             sent=sent,
-            **common,
+            name=op.name,
         )
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.extend.core import ClosedJaxpr
 from jax.extend.mlir import ir
@@ -21,6 +21,7 @@ from partjit.xla_rewrites import open_captured, rewrite_operations
 
 __all__ = [
     "Partitioned",
+    "PropagatedModule",
     "Unit",
     "is_mark",
     "lower_unit",
@@ -59,6 +60,20 @@ class Unit:
     iterations: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
+class PropagatedModule(NamedTuple):
+    """A module after the partitioner's propagation, without marks.
+
+    Attributes:
+        module: the module.
+        shardings: the shardings in it.
+        walk: its operations.
+    """
+
+    module: ir.Module
+    shardings: Shardings
+    walk: Walk
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Partitioned:
     """A unit after the partitioner's propagation.
@@ -67,8 +82,7 @@ class Partitioned:
         unit: the unit.
         inlined: its inlined program, with the sharding of every value.
         result_shardings: the shardings in which the results are returned; a value with another one is resharded.
-        module: the propagated module, without marks; None without a mesh of several devices.
-        shardings: the shardings in it.
+        propagated: its module after the propagation; None without a mesh of several devices.
         lowered: the module before the propagation, if it was kept; its shardings may still be changed, and what loops
             capture is not opened yet.
     """
@@ -76,8 +90,7 @@ class Partitioned:
     unit: Unit
     inlined: InlinedProgram
     result_shardings: tuple[TensorSharding, ...]
-    module: ir.Module | None
-    shardings: Shardings | None
+    propagated: "PropagatedModule | None"
     lowered: ir.Operation | ir.OpView | None
 
     @functools.cached_property
@@ -109,12 +122,12 @@ def partition(unit: Unit, keep_text: bool = False) -> Partitioned:
     """Annotates a unit; `keep_text` keeps the lowered module, whose text `origins` needs."""
     inlined, module = lower_unit(unit)
     if module is None:
-        return Partitioned(unit, inlined, tuple(map(TensorSharding.replicated, ranks_of(unit))), None, None, None)
+        return Partitioned(unit, inlined, tuple(map(TensorSharding.replicated, ranks_of(unit))), None, None)
     lowered = module.operation.clone() if keep_text else None  # its text takes longer than a copy
     open_captured(module)
-    shardings, of_values, _ = propagated(module)
+    after, of_values = propagated(module)
     inlined.shardings.update(of_values)
-    return Partitioned(unit, inlined, results_of(shardings, ranks_of(unit)), module, shardings, lowered)
+    return Partitioned(unit, inlined, results_of(after.shardings, ranks_of(unit)), after, lowered)
 
 
 def lower_unit(unit: Unit) -> tuple[InlinedProgram, ir.Module | None]:
@@ -144,7 +157,7 @@ def lower_unit(unit: Unit) -> tuple[InlinedProgram, ir.Module | None]:
 
 def propagated(
     module: ir.Module, known: ReadShardings | None = None
-) -> tuple[Shardings, dict[int, TensorSharding], Walk]:
+) -> tuple[PropagatedModule, dict[int, TensorSharding]]:
     """Propagates shardings in a rewritten module, and removes its marks.
 
     Args:
@@ -152,7 +165,7 @@ def propagated(
         known: what attributes are known to say; see `Shardings`.
 
     Returns:
-        The shardings in the module, those of the marked values by their numbers, and the operations that are left.
+        The module, with what is left in it, and the shardings of the marked values by their numbers.
     """
     propagate(module)
     shardings = Shardings(module, known)
@@ -166,7 +179,7 @@ def propagated(
     for k in reversed(marks):
         ops.pop(k).erase()
         names.pop(k)
-    return shardings, of_values, Walk(ops, names, known_already)
+    return PropagatedModule(module, shardings, Walk(ops, names, known_already)), of_values
 
 
 def results_of(shardings: Shardings, ranks: Sequence[int]) -> tuple[TensorSharding, ...]:

@@ -85,7 +85,7 @@ class SearchedProgram:
         )
         inlined, module = lower_unit(free)
         assert module is not None  # which it is on one device only
-        self.partitioned = Partitioned(free, inlined, (), None, None, module.operation)
+        self.partitioned = Partitioned(free, inlined, (), None, module.operation)
         self._facts, self._known = facts_of(self.unit, inlined, self._donated), known_of_copies(module)
         is_cpu = platform_of(self.unit.mesh) == "cpu"
         work = Work(inlined.tree, self._facts.traffic)

@@ -215,10 +215,11 @@ class _RequestsByName:
             (r.equation, r.value): r for r in requests
         }
         self._offsets = {"input": 0, "output": 0}
-        if partitioned.shardings is not None:
+        if partitioned.propagated is not None:
+            shardings = partitioned.propagated.shardings
             self._offsets = {  # constants and tokens come first
-                "input": len(partitioned.shardings.of_arguments()) - len(partitioned.unit.paths),
-                "output": len(partitioned.shardings.of_results()) - len(partitioned.unit.out_shardings),
+                "input": len(shardings.of_arguments()) - len(partitioned.unit.paths),
+                "output": len(shardings.of_results()) - len(partitioned.unit.out_shardings),
             }
 
     def __call__(self, name: str) -> Request | None:

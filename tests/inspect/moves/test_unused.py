@@ -73,7 +73,7 @@ def test_what_is_known_to_be_unused_is_what_copies_lose(fun):
     for unused_there in (None, known.unused):
         copy = lowered.clone()
         open_captured(copy)
-        walk = propagated(copy)[2]
+        walk = propagated(copy)[0].walk
         count = len(walk.names)
         left = unused.remove_unused(walk, unused_there)
         names.append([op.name for op in nested(copy)])
