@@ -29,7 +29,7 @@ from partjit.xla_order import WITH_BODIES, order_operations
 
 __all__ = ["open_captured", "rewrite", "rewrite_broadcast", "rewrite_operations"]
 
-_CAPTURED = "partjit.captured"  # an attribute of what may become a constraint
+_CAPTURED = "partjit.captured"  # an attribute of what may become a constraint, and of a module with such operations
 
 
 def rewrite(module: ir.Module, lowered: Lowered = AS_IT_IS) -> None:
@@ -67,6 +67,8 @@ def rewrite_operations(module: ir.Module, lowered: Lowered = AS_IT_IS) -> None:
     for loop, values in reversed(captured):
         for value in values:
             _add_candidate(value, loop)
+    if any(values for _, values in captured):
+        module.operation.attributes[_CAPTURED] = ir.UnitAttr.get(module.context)
 
 
 def open_captured(module: ir.Module) -> bool:
@@ -75,10 +77,11 @@ def open_captured(module: ir.Module) -> bool:
     Returns:
         Whether loops capture anything.
     """
-    constraints = [op.operation for op in nested(module.operation) if op.name == "sdy.sharding_constraint"]
-    candidates = [op for op in constraints if _CAPTURED in op.attributes]
-    if not candidates:
+    if _CAPTURED not in module.operation.attributes:
         return False
+    del module.operation.attributes[_CAPTURED]
+    constraints = [op for op in nested(module.operation) if op.name == "sdy.sharding_constraint"]
+    candidates = [op for op in constraints if _CAPTURED in op.attributes]
     shardings = Shardings(module)
     found = [shardings.of(_original(op)) for op in candidates]  # before any of them is one
     for op, sharding in zip(candidates, found, strict=True):
@@ -171,15 +174,14 @@ def rewrite_broadcast(op: Any) -> Any:
     with ir.InsertionPoint(op), op.location:
         if order != sorted(order):
             value = stablehlo.TransposeOp(value, order).result
-        if adds_ones:
-            value = _reshaped(value, out)
-        else:
-            if len(kept) < len(dims):
-                value = _reshaped(value, [out[dims[k]] for k in kept])
-            value = stablehlo.BroadcastInDimOp(result.type, value, [dims[k] for k in kept]).result
+        if not adds_ones:
+            op.operands[0] = _reshaped(value, [out[dims[k]] for k in kept])
+            op.attributes["broadcast_dimensions"] = ir.DenseI64ArrayAttr.get([dims[k] for k in kept])
+            return None
+        value = _reshaped(value, out)
     result.replace_all_uses_with(value)
     op.erase()
-    return value.owner if adds_ones and value != original and value.owner.name == "stablehlo.reshape" else None
+    return value.owner if value != original and value.owner.name == "stablehlo.reshape" else None
 
 
 def _reshaped(value: Any, shape: list[int]) -> Any:

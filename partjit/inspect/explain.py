@@ -129,6 +129,8 @@ def _checked(iterations: object) -> dict[str, int]:
 
 def _require_loops(iterations: Mapping[str, int], program: Partitioned) -> None:
     """Refuses lines where there is no loop."""
+    if not iterations:
+        return
     loops = {equation.site for equation in program.tree.walk() if equation.primitive == "while"} - {None}
     wrong = [line for line in iterations if not any(given_trip_count(site, {line: 0}) == 0 for site in loops)]
     if wrong:

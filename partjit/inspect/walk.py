@@ -5,6 +5,7 @@ one walk.
 """
 
 from collections.abc import Collection, Mapping
+from itertools import compress
 from typing import NamedTuple
 
 from jax.extend.mlir import ir
@@ -37,8 +38,8 @@ class Walk(NamedTuple):
         """The rest, when these were erased."""
         if not removed:
             return self
-        left = [(op, name) for op, name in zip(self.ops, self.names, strict=True) if op not in removed]
-        return Walk([op for op, _ in left], [name for _, name in left], self.shardings)
+        stays = [op not in removed for op in self.ops]
+        return Walk([*compress(self.ops, stays)], [*compress(self.names, stays)], self.shardings)
 
 
 def walk_of(module: ir.Module, shardings: Shardings) -> Walk:

@@ -159,11 +159,15 @@ class _Removal:
         candidates = [op]
         while candidates:
             op = candidates.pop()
-            if op in self._unused or any(map(self._is_used, op.results)) or self.has_effect(op):
+            if op in self._unused or any(map(self._is_used, op.results)):
+                continue
+            both = (op, *_inside(op))
+            if any(map(self._is_effect, both)):
                 continue
             self.found.append(op)
-            self._unused |= {op, *_inside(op)}
-            candidates += [value.owner.operation for value in _needed(op) if not isinstance(value.owner, ir.Block)]
+            self._unused.update(both)
+            makers = [value.owner for one in both for value in one.operands]
+            candidates += [maker.operation for maker in makers if not isinstance(maker, ir.Block)]
 
     def has_effect(self, op: ir.Operation) -> bool:
         """Whether an operation, or one in its regions, does more than to compute its results."""
