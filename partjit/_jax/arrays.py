@@ -30,7 +30,6 @@ __all__ = [
     "aval_of_struct",
     "buffers_of",
     "capsule_of",
-    "copies_of",
     "copy_of",
     "data_of",
     "device_put",
@@ -48,6 +47,7 @@ __all__ = [
     "type_and_sharding",
     "type_sharding_and_commitment",
     "with_key_data",
+    "with_sharding",
     "with_weak_type",
 ]
 
@@ -171,14 +171,12 @@ def copy_of(array: ArrayImpl) -> ArrayImpl:
     return copy
 
 
-def copies_of(array: ArrayImpl, sharding: Sharding, devices: Sequence[Device]) -> jax.Array:
-    """An array on a single device, on each of these; where that is the same memory, it is not copied.
+def with_sharding(array: ArrayImpl, sharding: Sharding) -> jax.Array:
+    """An array on a single device, in the same memory, with another sharding on that device.
 
     `jax.device_put` does the same, and takes a few times as long to find out what it has to do.
     """
-    if len(devices) == 1 and array.sharding.device_set == sharding.device_set:
-        return ArrayImpl(array.aval, sharding, buffers_of(array), committed=True, _skip_checks=True)
-    return pxla.batched_device_put(array.aval, sharding, [np.asarray(shareable(array))] * len(devices), devices)
+    return ArrayImpl(array.aval, sharding, buffers_of(array), committed=True, _skip_checks=True)
 
 
 def numpy_putter(aval: ShapedArray, sharding: Sharding, committed: bool) -> Callable[[np.ndarray], jax.Array]:

@@ -24,6 +24,7 @@ __all__ = [
     "addressable_devices",
     "default_device",
     "device_list",
+    "kind_of_memory",
     "or_none",
     "or_unspecified",
     "to_proto",
@@ -31,6 +32,11 @@ __all__ = [
 
 MaybeSharding = Sharding | UnspecifiedValue
 """Of an argument or result; UNSPECIFIED where the partitioner chooses."""
+
+
+def kind_of_memory(sharding: Sharding) -> str:
+    """That of a sharding: the devices' own, unless it names another one."""
+    return sharding.memory_kind or "device"
 
 
 def or_none(sharding: MaybeSharding) -> Sharding | None:

@@ -116,7 +116,7 @@ class SpecializationForExecutables(Specialization):
             with profiled(self._name):
                 result = observe(target)(*args, **kwargs)
         if result is not None or self.out_specs.leaves:
-            self.out_specs.fit_flat(result, self._name)
+            self.out_specs.fit_flat([result], self._name)
 
     def answer(self, arrays: Sequence[np.ndarray], site: Site, node: str) -> Sequence[np.ndarray]:
         """Runs the function for an executable that waits for its flat results.

@@ -136,16 +136,16 @@ class OnThread:
             target = functools.partial(_profiled, self._name, target)
         started = _perf_counter()
         if self._is_flat:
-            result = target(*arrays)
+            returned = [target(*arrays)]
         else:
             args, kwargs = self._tree.unflatten(arrays)
-            result = target(*args, **kwargs)
+            returned = [target(*args, **kwargs)]
         if self._measured is not None:
             self._measured(_perf_counter() - started)
-        results = out_specs.fit_flat(result, self._name)
+        results = out_specs.fit_flat(returned, self._name)
         for array in results:
             if array.is_deleted():
-                return out_specs.fit_leaves(result, self._name)  # which names it
+                return out_specs.fit_leaves(returned[0], self._name)  # which names it
         return [*distinct(results, ())] if len(results) > 1 else results
 
 

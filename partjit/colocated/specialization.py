@@ -165,13 +165,13 @@ class Specialization(PreparedFunction):
             if is_free and not events.listeners:
                 args, kwargs = self.in_specs.tree.unflatten(leaves)
                 if entry is None and not is_profiled():
-                    results = out_specs.fit_flat(self._target(*args, **kwargs), self._name)
+                    results = out_specs.fit_flat([self._target(*args, **kwargs)], self._name)
                 elif entry is None:
                     with profiled(self._name):
-                        results = out_specs.fit_flat(self._target(*args, **kwargs), self._name)
+                        results = out_specs.fit_flat([self._target(*args, **kwargs)], self._name)
                 else:
                     with entry, profiled(self._name):
-                        results = out_specs.fit_flat(self._target(*args, **kwargs), self._name)
+                        results = out_specs.fit_flat([self._target(*args, **kwargs)], self._name)
                         entry.done(results)
             else:
                 results = out_specs.tree.flatten_up_to(
@@ -223,10 +223,10 @@ class Specialization(PreparedFunction):
         return is_own and self.out_specs is not None and journal.current is None and not current_calls()
 
     def _run_inline(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], _: Stream) -> PyTree:
-        result = self._target(*args, **kwargs)
+        returned = [self._target(*args, **kwargs)]
         if self.out_specs is not None:
-            return self.out_specs.fit(result, self._name)
-        return result if type(result) is ArrayImpl else self._unspecified.as_arrays(result)
+            return self.out_specs.fit(returned, self._name)
+        return returned[0] if type(returned[0]) is ArrayImpl else self._unspecified.as_arrays(returned[0])
 
     def _run_cheap(
         self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], stream: Stream, entry: Entry | None = None
@@ -237,7 +237,7 @@ class Specialization(PreparedFunction):
         assert self.out_specs is not None
         try:
             with entry or _UNRECORDED:
-                returned = target(*args, **kwargs)
+                returned = [target(*args, **kwargs)]
                 with _ALONE if self._is_only_process else together(None):  # as on a thread
                     fitted = self.out_specs.fit(returned, self._name)
                 result = self._without_arguments(fitted, returned, args, kwargs)
@@ -260,19 +260,19 @@ class Specialization(PreparedFunction):
         return result if self._is_only_process else jax.tree.map(PendingArray.of, result)
 
     def _without_arguments(
-        self, result: PyTree, returned: PyTree, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]
+        self, result: PyTree, returned: Sequence[PyTree], args: Sequence[PyTree], kwargs: Mapping[str, PyTree]
     ) -> PyTree:
         """The result without arguments in it: on a thread it would be another array that shares the memory.
 
         Args:
             result: the arrays.
-            returned: what the function returned; if they are something else, some may have been moved.
+            returned: a list of what the function returned; if they are something else, some may have been moved.
             args, kwargs: the arguments.
         """
         given = jax.tree.leaves((args, kwargs))
         leaves, tree = jax.tree.flatten(result)
         ids = [*map(id, leaves)]
-        if result is returned and len({*ids}) == len(ids) and {*map(id, given)}.isdisjoint(ids):
+        if result is returned[0] and len({*ids}) == len(ids) and {*map(id, given)}.isdisjoint(ids):
             return result
         return tree.unflatten(distinct(leaves, given))
 
@@ -346,11 +346,11 @@ class Specialization(PreparedFunction):
         def run() -> PyTree:
             args, kwargs = self.in_specs.tree.unflatten(self._on_host(values_of(leaves)))
             started = _perf_counter()
-            returned = observe(self._target)(*args, **kwargs)
+            returned = [observe(self._target)(*args, **kwargs)]
             if self.out_specs is not None:
                 result = self.out_specs.fit(returned, self._name)
             else:
-                result = self._unspecified.as_arrays(returned)
+                result = self._unspecified.as_arrays(returned[0])
                 self._learn(result)
                 if self._mode != "inline":
                     self._cheapness.measured(_perf_counter() - started)

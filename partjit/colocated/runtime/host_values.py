@@ -5,7 +5,7 @@ Each is put directly to the devices that its sharding names.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ from partjit.colocated.runtime.pending import OnDemand, PendingArray
 
 __all__ = [
     "KINDS_OF_NUMPY",
+    "LARGE",
     "Destination",
     "HostArgument",
     "HostValue",
@@ -37,7 +38,7 @@ _NUMBERS: dict[type, type] = {bool: np.bool_, int: np.int64, float: np.float64, 
 KINDS_OF_NUMPY = frozenset("mMOSU")  # dates, objects and strings, which arrays on devices cannot have
 _ALIGNMENT = 64
 """In bytes, of memory that XLA uses on a CPU without a copy. NumPy aligns what it allocates to 16."""
-_LARGE = 65_536
+LARGE = 65_536
 """In bytes: copying smaller arrays twice costs less than aligning the first copy."""
 _IN_ORDER = (np.bool_, np.integer, np.floating, np.complexfloating)
 
@@ -107,13 +108,13 @@ class HostValue:
         """
         return numpy_putter(aval, sharding, committed)(self.as_numpy(aval.dtype))
 
-    def as_numpy(self, dtype: np.dtype) -> np.ndarray:
-        """A NumPy array of this dtype that nobody else changes.
+    def as_numpy(self, dtype: np.dtype, unshared: Collection[int] = ()) -> np.ndarray:
+        """A NumPy array of this dtype that nobody else changes; it may be the array itself if that is `unshared`.
 
         Raises:
             OverflowError: it is an integer too large for the dtype.
         """
-        return _own_numpy(self._value, dtype)
+        return _own_numpy(self._value, dtype, unshared)
 
     def put_by_default(self) -> jax.Array:
         """The array on the default device."""
@@ -225,8 +226,8 @@ def put_host_arguments(leaves: Sequence[Any], *, when_used: bool = False) -> Seq
     return [put(leaf) if type(leaf) is HostArgument else leaf for leaf in leaves]
 
 
-def _own_numpy(value: Any, dtype: np.dtype) -> np.ndarray:
-    return owned(value) if isinstance(value, np.ndarray) and value.dtype == dtype else np.array(value, dtype)
+def _own_numpy(value: Any, dtype: np.dtype, unshared: Collection[int] = ()) -> np.ndarray:
+    return owned(value, unshared) if isinstance(value, np.ndarray) and value.dtype == dtype else np.array(value, dtype)
 
 
 def _kind(dtype: np.dtype) -> int:
@@ -240,12 +241,19 @@ def _fits(value: object, dtype: np.dtype) -> bool:
     return bool(int(bounds.min) <= value <= int(bounds.max))
 
 
-def owned(value: np.ndarray) -> np.ndarray:
-    """The array, or a copy if whoever made it may change it later."""
+def owned(value: np.ndarray, unshared: Collection[int] = ()) -> np.ndarray:
+    """The array, or a copy if whoever made it may change it later.
+
+    Args:
+        value: the array.
+        unshared: the ids of those that nobody else refers to, from `LARGE` on.
+    """
     if not value.flags.writeable and _is_of_an_array(value):
         return value
-    if value.nbytes < _LARGE:
+    if value.nbytes < LARGE:
         return np.array(value)
+    if id(value) in unshared and value.flags.c_contiguous and not value.ctypes.data % _ALIGNMENT:
+        return value
     memory = np.empty(value.nbytes + _ALIGNMENT, np.uint8)
     copy = np.ndarray(value.shape, value.dtype, memory, -memory.ctypes.data % _ALIGNMENT)
     copy[...] = value

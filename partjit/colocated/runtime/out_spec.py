@@ -9,14 +9,16 @@ from jax.sharding import Sharding
 
 from partjit._jax.arrays import (
     ArrayImpl,
-    copies_of,
+    is_computed,
     is_on_one_host_device,
     numpy_putter,
     resharded,
+    shareable,
+    with_sharding,
     with_weak_type,
 )
-from partjit._jax.shardings import device_list
-from partjit.colocated.runtime.host_values import HostValue
+from partjit._jax.shardings import kind_of_memory
+from partjit.colocated.runtime.host_values import LARGE, HostValue
 from partjit.colocated.runtime.moves import is_of_several_processes, move_together
 
 __all__ = ["OutSpec"]
@@ -31,17 +33,19 @@ class OutSpec:
         committed: whether it is committed to its devices.
     """
 
-    __slots__ = ("_copies_on", "_putter", "aval", "committed", "dtype", "shape", "sharding", "weak_type")
+    __slots__ = ("_is_simple", "_putter", "aval", "committed", "dtype", "shape", "sharding", "weak_type")
 
     def __init__(self, aval: ShapedArray, sharding: Sharding, committed: bool) -> None:
         self.aval = aval
         self.sharding = sharding
         self.committed = committed
         self.shape, self.dtype, self.weak_type = aval.shape, aval.dtype, aval.weak_type
-        # Replicated arrays are made several times as fast as by `jax.device_put`.
-        is_simple = committed and sharding.is_fully_replicated and sharding.is_fully_addressable
-        self._copies_on = device_list(sharding) if is_simple else None
+        self._is_simple = committed and sharding.is_fully_addressable
         self._putter: Callable[[np.ndarray], jax.Array] | None = None
+
+    def is_large(self) -> bool:
+        """Whether a NumPy array of this type is taken without a copy, if nobody else refers to it."""
+        return isinstance(self.dtype, np.dtype) and self.aval.size * self.dtype.itemsize >= LARGE
 
     def fit(self, value: jax.Array | HostValue, what: Callable[[], str]) -> jax.Array:
         """The value, of the right shape and dtype, with this weak type and sharding.
@@ -75,6 +79,15 @@ class OutSpec:
 
     def put(self, value: jax.Array) -> jax.Array:
         """The value, moved to this sharding by this process."""
-        if self._copies_on is not None and type(value) is ArrayImpl and is_on_one_host_device(value):
-            return copies_of(value, self.sharding, self._copies_on)
+        if self._is_simple and type(value) is ArrayImpl and is_on_one_host_device(value):
+            if _is_in_memory_of(value, self.sharding):
+                return with_sharding(value, self.sharding)
+            if self.sharding.is_fully_replicated or is_computed(value):  # else this would wait for it
+                return self.put_numpy(np.asarray(shareable(value)))  # many times as fast as `jax.device_put`
         return resharded(value, self.sharding)
+
+
+def _is_in_memory_of(value: jax.Array, sharding: Sharding) -> bool:
+    """Whether an array is on the devices of a sharding, and in the kind of memory that it names."""
+    own = value.sharding
+    return own.device_set == sharding.device_set and kind_of_memory(own) == kind_of_memory(sharding)

@@ -26,13 +26,12 @@ from partjit._jax.arrays import (
     shareable,
     with_key_data,
 )
-from partjit._jax.shardings import addressable_devices
+from partjit._jax.shardings import addressable_devices, kind_of_memory
 from partjit.colocated.runtime.failures import PoisonedError
 from partjit.colocated.runtime.pending import OnDemand, PendingArray, when_received
+from partjit.colocated.runtime.unshared import OF_A_LIST
 
 __all__ = ["Pins", "Take", "Taken", "borrowed", "distinct", "given_back", "pin", "unpinned"]
-
-_OWN_KINDS = (None, "device")
 
 Take = Callable[[], jax.Array]
 """Returns the pinned array; to be called once, where the function runs."""
@@ -60,7 +59,7 @@ def pin(array: jax.Array) -> Take:
     if array.is_deleted():  # on jax 0.10, `is_ready` of such an array aborts the process
         raise _deleted(array)
     # A capsule does not record its kind of memory: an array made of it is in that of the device.
-    is_pinnable = array.sharding.memory_kind in _OWN_KINDS and is_computed(array)
+    is_pinnable = kind_of_memory(array.sharding) == "device" and is_computed(array)
     return _pin_ready(array) if is_pinnable else _copied(array)
 
 
@@ -191,7 +190,7 @@ def given_back(takes: Sequence[Taken], arrays: list[jax.Array], results: list[An
             position = positions.get(id(array))
             if position is not None:
                 results[position] = take.returned(array)
-            if take.is_shared and sys.getrefcount(array) == _OF_A_LIST:
+            if take.is_shared and sys.getrefcount(array) == OF_A_LIST:
                 if own is None and any(isinstance(result, _WITH_MEMORY) for result in results):
                     own = _Arrays(results)
                 if own is None or array not in own:  # a result that was moved may be in its memory
@@ -200,16 +199,6 @@ def given_back(takes: Sequence[Taken], arrays: list[jax.Array], results: list[An
 
 
 _NONE: dict[int, int] = {}
-
-
-def _references_of_a_list() -> int:
-    values = [object()]
-    value = values[0]
-    return sys.getrefcount(value)
-
-
-_OF_A_LIST = _references_of_a_list()
-"""The count of what only a list and a variable refer to, which depends on the version of Python."""
 
 
 def _copied(array: ArrayImpl) -> Take:

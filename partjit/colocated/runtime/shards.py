@@ -19,11 +19,12 @@ from partjit._jax.meshes import without_mesh
 from partjit._jax.shardings import device_list
 from partjit._jax.types import Device, PyTree, PyTreeDef
 from partjit.colocated.devices import colocated_sharding, replicated_beside
-from partjit.colocated.runtime.host_values import HostValue
+from partjit.colocated.runtime.host_values import LARGE, HostValue
 from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.colocated.runtime.pending import values_of
 from partjit.colocated.runtime.pins import distinct
 from partjit.colocated.runtime.specs import OutSpecs, flat_values
+from partjit.colocated.runtime.unshared import unshared
 
 __all__ = [
     "Shards",
@@ -140,7 +141,7 @@ def per_shard(
 
         def on(k: int) -> tuple[Sequence[Any], PyTreeDef]:
             own_args, own_kwargs = jax.tree.unflatten(tree, [of_leaf[devices[k]] for of_leaf in shards])
-            return _flat(target(*own_args, **own_kwargs), name, waits=False)
+            return _flat([target(*own_args, **own_kwargs)], name, waits=False)
 
         flat = dict(zip(devices, on_each(on, [where.get(device) for device in devices]), strict=True))
         if out_specs is None and not any(values for values, _ in flat.values()):
@@ -266,7 +267,7 @@ def on_each_shard(
         def on(k: int) -> Sequence[Any]:
             own = [of_leaf[k] for of_leaf in arguments]
             own_args, own_kwargs = jax.tree.unflatten(tree, own)
-            fitting = _fitting(target(*own_args, **own_kwargs), name, shards.out_avals, out_specs.tree)
+            fitting = _fitting([target(*own_args, **own_kwargs)], name, shards.out_avals, out_specs.tree)
             return distinct(fitting, own)
 
         results = on_each(on, where.positions)
@@ -330,18 +331,25 @@ def _reshaped(value: Any, shape: tuple[int, ...]) -> Any:
     return value.reshape(shape) if isinstance(value, np.ndarray) else _reshaped_array(value, shape)
 
 
-def _flat(result: PyTree, name: str, *, waits: bool = True) -> tuple[list[Any], PyTreeDef]:
-    """The flat result of a function: arrays, and NumPy arrays that it cannot change for the next shard any more."""
-    values, tree = flat_values(result, name, waits=waits)
-    return [value.as_numpy(value.dtype) if isinstance(value, HostValue) else value for value in values], tree
+def _flat(returned: Sequence[PyTree], name: str, *, waits: bool = True) -> tuple[list[Any], PyTreeDef]:
+    """The flat result of a function: arrays, and NumPy arrays that it cannot change for the next shard any more.
+
+    Args:
+        returned: a list of the result alone. Large NumPy arrays in it are copied if anything else refers to them.
+        name: the name of the function in messages.
+        waits: whether to wait for results of other calls in it, which are pending otherwise.
+    """
+    own = unshared(returned, LARGE)
+    values, tree = flat_values(returned[0], name, waits=waits)
+    return [value.as_numpy(value.dtype, own) if isinstance(value, HostValue) else value for value in values], tree
 
 
-def _fitting(result: PyTree, name: str, avals: Sequence[ShapedArray], tree: PyTreeDef) -> Sequence[Any]:
+def _fitting(returned: Sequence[PyTree], name: str, avals: Sequence[ShapedArray], tree: PyTreeDef) -> Sequence[Any]:
     """The results for one shard, flat."""
-    flat, returned = _flat(result, name)
-    if returned != tree:
+    flat, structure = _flat(returned, name)
+    if structure != tree:
         raise ValueError(
-            f"{name} is called in a shard_map and returned the structure {returned}, but its output specs say {tree}"
+            f"{name} is called in a shard_map and returned the structure {structure}, but its output specs say {tree}"
         )
     for i, (value, aval) in enumerate(zip(flat, avals, strict=True)):
         if value.shape != aval.shape or value.dtype != aval.dtype:

@@ -2,7 +2,7 @@
 
 import inspect
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,9 +20,10 @@ from partjit._jax.shardings import device_list
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import are_positional, flatten_arguments
 from partjit.checks import flattened, leaves_of, shown, unsorted
-from partjit.colocated.runtime.host_values import KINDS_OF_NUMPY, HostValue, is_host_value, owned
+from partjit.colocated.runtime.host_values import KINDS_OF_NUMPY, LARGE, HostValue, is_host_value, owned
 from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.colocated.runtime.pending import PendingArray, require_array
+from partjit.colocated.runtime.unshared import unshared
 from partjit.host_objects import without_objects
 
 __all__ = [
@@ -145,7 +146,17 @@ class OutSpecs:
         is_leaf: whether the result is one array.
     """
 
-    __slots__ = ("_glance", "_is_none", "_scalar_type", "_seen", "_seen_elsewhere", "is_leaf", "leaves", "tree")
+    __slots__ = (
+        "_are_large",
+        "_glance",
+        "_is_none",
+        "_scalar_type",
+        "_seen",
+        "_seen_elsewhere",
+        "is_leaf",
+        "leaves",
+        "tree",
+    )
 
     def __init__(self, leaves: Sequence[OutSpec], tree: PyTreeDef) -> None:
         self.leaves = tuple(leaves)
@@ -153,6 +164,7 @@ class OutSpecs:
         self._seen: list[object] | None = None
         self._seen_elsewhere: list[object] | None = None
         self.is_leaf = len(self.leaves) == 1 and jax.tree_util.treedef_is_leaf(tree)
+        self._are_large = any(map(OutSpec.is_large, self.leaves))
         self._is_none = tree == jax.tree.structure(None)
         # The NumPy scalars that a single result may be, which are numbers of exactly its dtype.
         is_scalar = self.is_leaf and self.leaves[0].shape == () and isinstance(self.leaves[0].dtype, np.dtype)
@@ -181,21 +193,27 @@ class OutSpecs:
             leaves.append(OutSpec(aval_of_struct(spec), sharding, committed))
         return OutSpecs(leaves, tree)
 
-    def fit(self, result: PyTree, name: str) -> PyTree:
+    def fit(self, returned: Sequence[PyTree], name: str) -> PyTree:
         """The result of the function, each array with its specified sharding.
+
+        Args:
+            returned: a list of the result alone. Large NumPy arrays in it are copied if anything else refers to them.
+            name: the name of the function in messages.
 
         Raises:
             ValueError: the shapes, dtypes or structure are not as specified.
         """
-        fitted, is_same = self._fitted(result, name)
-        return result if is_same else self.tree.unflatten(fitted)
+        fitted, is_same = self._fitted(returned, name)
+        return returned[0] if is_same else self.tree.unflatten(fitted)
 
-    def fit_flat(self, result: PyTree, name: str) -> list[jax.Array]:
+    def fit_flat(self, returned: Sequence[PyTree], name: str) -> list[jax.Array]:
         """As `fit`, flat."""
-        return [] if result is None and self._is_none else self._fitted(result, name)[0]
+        return [] if self._is_none and returned[0] is None else self._fitted(returned, name)[0]
 
-    def _fitted(self, result: PyTree, name: str) -> tuple[list[jax.Array], bool]:
+    def _fitted(self, returned: Sequence[PyTree], name: str) -> tuple[list[jax.Array], bool]:
         """The flat arrays, and whether they are those returned by the function."""
+        own = unshared(returned, LARGE) if self._are_large else ()
+        (result,) = returned
         is_array = self.is_leaf and type(result) is ArrayImpl
         values: Any = [result] if is_array else leaves_of(self.tree, result)
         try:
@@ -207,7 +225,7 @@ class OutSpecs:
                 return values, True
             if glances == self._seen_elsewhere and not any(value.is_deleted() for value in values):
                 return [spec.put(value) for spec, value in zip(self.leaves, values, strict=True)], False
-        fitted = self.fit_leaves(result, name)
+        fitted = self.fit_leaves(result, name, own)
         values = self.tree.flatten_up_to(result)
         if _PLAIN.issuperset(map(type, values)):  # remember results that fit, or that all have to be moved
             is_kept = [*map(operator.is_, fitted, values)]
@@ -217,9 +235,9 @@ class OutSpecs:
                 self._seen_elsewhere = [*map(self._glance, values)]
         return fitted, False
 
-    def fit_leaves(self, result: PyTree, name: str) -> list[jax.Array]:
-        """As `fit_flat`, without the quick test."""
-        found = self._numpy_of(result, owned)
+    def fit_leaves(self, result: PyTree, name: str, own: Collection[int] = ()) -> list[jax.Array]:
+        """The flat arrays of a result, without the quick test; `own` are the ids of arrays that nobody refers to."""
+        found = self._numpy_of(result, lambda value: owned(value, own))
         if found is not None:
             return [spec.put_numpy(value) for value, spec in zip(found, self.leaves, strict=True)]
         values, tree = flat_values(result, name)
