@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.core import ShapedArray, Tracer
 from jax.experimental.layout import Format
 from jax.sharding import Sharding
@@ -25,14 +26,19 @@ __all__ = ["OnDemand", "PendingArray", "require_array", "values_of", "when_recei
 
 
 class OnDemand:
-    """A value that is made when it is first used; it is computed.
+    """A value that is made when it is first used.
 
     Attributes:
-        number: the value as a Python number, if it is one; whoever wants no more than that needs no array.
+        source: an array that it is made of and that may still be computed, if there is one.
     """
 
     __slots__ = ("__weakref__",)
-    number: bool | int | float | None = None
+    source: jax.Array | None = None
+
+    @property
+    def number(self) -> bool | int | float | None:
+        """The value as a Python number, if it is one; whoever wants no more than that needs no array."""
+        return None
 
     def __call__(self) -> jax.Array:
         """The value; several threads may call this, the values of all but one of which are dropped."""
@@ -197,7 +203,9 @@ class PendingArray(jax.Array):
         """Whether using the value would not wait."""
         if self._call is not None:
             return False
-        return self._received is None or self._received.is_deleted() or is_computed(self._received)
+        on_demand = self._on_demand
+        computed = self._received if on_demand is None else on_demand.source
+        return computed is None or computed.is_deleted() or is_computed(computed)
 
     def is_deleted(self) -> bool:
         """Whether it was deleted or donated."""
@@ -206,7 +214,12 @@ class PendingArray(jax.Array):
     def block_until_ready(self) -> jax.Array:
         """The array, once it is computed."""
         self._join()
-        return self if self._on_demand is not None else self.value().block_until_ready()
+        on_demand = self._on_demand
+        if on_demand is None:
+            return self.value().block_until_ready()
+        if on_demand.source is not None:
+            on_demand.source.block_until_ready()
+        return self
 
     def copy_to_host_async(self) -> None:
         """Starts the copy as soon as the value is there."""
@@ -246,6 +259,19 @@ class PendingArray(jax.Array):
         """The only element, or that at an index, as a Python number."""
         number = self._number()
         return self.value().item(*args) if number is None or args else number
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        value = self.value() if self._number() is None else self._numpy()
+        return np.asarray(value, dtype, copy=copy)
+
+    def __buffer__(self, flags: int) -> memoryview:  # which NumPy asks for first, from Python 3.12 on
+        value: Any = self.value() if self._number() is None else self._numpy()
+        return value.__buffer__(flags)
+
+    def _numpy(self) -> np.ndarray:
+        array = np.array(self._number(), self._aval.dtype)
+        array.flags.writeable = False  # as of any array
+        return array
 
     def _number(self) -> bool | int | float | None:
         on_demand = self._on_demand

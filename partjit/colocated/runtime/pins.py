@@ -29,6 +29,7 @@ from partjit._jax.arrays import (
 from partjit._jax.shardings import addressable_devices, kind_of_memory
 from partjit.colocated.runtime.failures import PoisonedError
 from partjit.colocated.runtime.pending import OnDemand, PendingArray, when_received
+from partjit.colocated.runtime.replicated_numbers import kept_number
 from partjit.colocated.runtime.unshared import OF_A_LIST
 
 __all__ = ["Pins", "Take", "Taken", "borrowed", "distinct", "given_back", "pin", "unpinned"]
@@ -41,14 +42,16 @@ Taken = Take | ArrayImpl
 
 
 def pin(array: jax.Array) -> Take:
-    """Keeps an array as it is now, without waiting.
-
-    Args:
-        array: an argument of a call.
+    """Keeps an argument of a call as it is now, without waiting.
 
     Raises:
         RuntimeError: it was deleted.
     """
+    return _pin(array, kept_number)
+
+
+def _pin(array: jax.Array, instead: Callable[[ArrayImpl], Take | None]) -> Take:
+    """As `pin`, with what takes the place of the pin of some arrays."""
     if type(array) is PendingArray:
         return _pin_pending(array)
     if type(array) is PRNGKeyArray:
@@ -58,6 +61,9 @@ def pin(array: jax.Array) -> Take:
         return lambda: array
     if array.is_deleted():  # on jax 0.10, `is_ready` of such an array aborts the process
         raise _deleted(array)
+    kept = instead(array)
+    if kept is not None:
+        return kept
     # A capsule does not record its kind of memory: an array made of it is in that of the device.
     is_pinnable = kind_of_memory(array.sharding) == "device" and is_computed(array)
     return _pin_ready(array) if is_pinnable else _copied(array)
@@ -162,7 +168,7 @@ class Pins:
         return take
 
 
-def _nothing() -> None:
+def _nothing(*_: object) -> None:
     return None
 
 
@@ -251,7 +257,7 @@ def distinct(
     own = [*results]
     for i in range(len(own)) if which is None else which:
         if results[i] in seen:
-            own[i] = pin(results[i])()
+            own[i] = _pin(results[i], _nothing)()
         seen.add(results[i])
     return own
 

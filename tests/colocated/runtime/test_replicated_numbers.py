@@ -1,0 +1,132 @@
+"""Replicated numbers as arguments of calls on threads, which keep the one of one device."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding
+
+from partjit import P, colocated
+from partjit._jax.arrays import copy_of
+from partjit.colocated import colocated_python
+from partjit.colocated.runtime import pins, replicated_numbers
+from tests.census import saw, sees
+from tests.colocated import rendezvous
+
+pytestmark = pytest.mark.usefixtures("meeting")
+
+NUMBERS = [
+    *(True, 3, -1.5, float("nan"), np.int8(-3), np.uint32(2**32 - 1), np.float16(0.1), np.float32(1 / 3)),
+    *(np.bool_(False), np.int32(-(2**31)), ml_dtypes.bfloat16(0.1), np.complex64(2 + 1j)),
+]
+READINGS = {
+    "int": lambda x: int(x.real),
+    "float": lambda x: float(x.real),
+    "bool": bool,
+    "item": lambda x: x.item(),
+    "NumPy": lambda x: (np.asarray(x).tolist(), np.asarray(x).dtype.name, np.asarray(x).flags.writeable),
+    "text": str,
+    "computed with": lambda x: (x + x).item(),
+    "sharding": lambda x: str(x.sharding),
+    "type": lambda x: (x.aval.str_short(), x.weak_type, x.committed, x.shape),
+    "shards": lambda x: [(shard.device.id, shard.data.item()) for shard in x.addressable_shards],
+    "waited for": lambda x: x.block_until_ready().item(),
+    "passed on": lambda x: echo(x).item(),
+}
+FATES = {"kept": lambda x: None, "deleted": lambda x: x.delete(), "donated": lambda x: donate(x)}
+donate = jax.jit(lambda x: x + x, donate_argnums=0)
+echo = colocated_python(lambda x: x, out_specs_fn=lambda x: x, mode="stream", stream="echo")
+
+
+def read(x, names):
+    """What is read of an array, or which errors there are."""
+    found = []
+    for name in names:
+        try:
+            found.append(repr(READINGS[name](x)))
+        except Exception as error:
+            found.append(type(error).__name__)
+    return found
+
+
+def look(x):
+    rendezvous.hear("go")
+    rendezvous.logs["seen"].append(read(x, rendezvous.logs["readings"][-1]))
+
+
+note = colocated_python(look, out_specs_fn=lambda x: None, mode="stream")
+
+
+def after(products, x):
+    """The number, when the devices have computed some products of matrices."""
+    large = jnp.full((300, 300), 1 / 300) + 0 * x.real.astype(jnp.float32)
+    large = jax.lax.fori_loop(0, products, lambda _, y: large @ y, large)
+    return jnp.where(large[0, 0] == 9, jnp.zeros_like(x), x)
+
+
+late, very_late = jax.jit(functools.partial(after, 5)), jax.jit(functools.partial(after, 50))
+
+
+@sees(*FATES, *READINGS, "still computed", "computed", "different examples")
+@given(
+    st.sampled_from(NUMBERS),
+    st.lists(st.sampled_from([*READINGS]), min_size=1, max_size=4),
+    st.sampled_from([*FATES]),
+    st.booleans(),
+)
+def test_a_function_sees_what_the_array_was(mesh, number, readings, fate, is_late):
+    rendezvous.clear()
+    x = jax.device_put(jnp.asarray(number), NamedSharding(mesh, P()))
+    x = late(x) if is_late else x
+    saw("computed" if x.is_ready() else "still computed")
+    saw(fate)
+    for name in readings:
+        saw(name)
+    rendezvous.logs["readings"].append(readings)
+    note(x)
+    expected = read(x, readings)
+    FATES[fate](x)
+    rendezvous.say("go")
+    colocated.wait()
+    assert rendezvous.logs["seen"] == [expected]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_function_that_reads_it_costs_no_more_than_one_shard(is_late, mesh, monkeypatch):
+    copied = []
+
+    def copy(array):
+        copied.append(len(array.addressable_shards))
+        return copy_of(array)
+
+    for module in (pins, replicated_numbers):
+        monkeypatch.setattr(module, "copy_of", copy)
+    monkeypatch.setattr(pins, "capsule_of", lambda _: pytest.fail("a shard was pinned"))
+    x = jax.device_put(jnp.float32(2), NamedSharding(mesh, P()))
+    rendezvous.logs["readings"].append(["float", "NumPy", "type", "waited for"])
+    rendezvous.say("go")
+    note(very_late(x) if is_late else x)
+    colocated.wait()
+    assert rendezvous.logs["seen"][0][0] == "2.0"
+    assert copied == [1] * is_late
+
+
+def test_a_function_may_ask_whether_it_is_computed(mesh):
+    def ask(x):
+        before = x.is_ready()
+        rendezvous.logs["seen"].append((before, x.block_until_ready().is_ready(), float(x)))
+
+    asks = colocated_python(ask, out_specs_fn=lambda x: None, mode="stream")
+    x = jax.device_put(jnp.float32(2), NamedSharding(mesh, P()))
+    asks(x)
+    colocated.wait()
+    for _ in range(2):  # compiled in the first one
+        asks(very_late(x))
+        colocated.wait()
+    assert rendezvous.logs["seen"][0] == (True, True, 2)
+    assert rendezvous.logs["seen"][2] == (False, True, 2)
