@@ -8,7 +8,15 @@ from jax._src import distributed
 from jax.errors import JaxRuntimeError
 from jaxlib._jax import DistributedRuntimeClient
 
-__all__ = ["DistributedRuntimeClient", "distributed_client", "group_size", "own_host", "own_process", "published"]
+__all__ = [
+    "DistributedRuntimeClient",
+    "distributed_client",
+    "group_size",
+    "of_the_first",
+    "own_host",
+    "own_process",
+    "published",
+]
 
 _POLL_SECONDS = 0.01
 
@@ -49,6 +57,13 @@ def published(client: DistributedRuntimeClient, key: str, deadline: float) -> st
         if time.monotonic() > deadline:
             raise TimeoutError(key)
         time.sleep(_POLL_SECONDS)
+
+
+def of_the_first(client: DistributedRuntimeClient, key: str, value: str) -> str:
+    """What the first process of the group that asks proposes as the value of a key; nobody waits for another one."""
+    with contextlib.suppress(JaxRuntimeError):  # there is one already
+        client.key_value_set(key, value)
+    return client.key_value_try_get(key)
 
 
 def own_process() -> int:

@@ -27,7 +27,7 @@ from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
 from partjit._jax.arrays import shareable
 from partjit._jax.dispatch import PjitFunction
-from partjit._jax.processes import DistributedRuntimeClient, distributed_client
+from partjit._jax.processes import DistributedRuntimeClient, distributed_client, of_the_first
 from partjit._jax.shardings import DeviceList
 from partjit.checks import require, require_flag
 from partjit.colocated.uncopyable import uncopyable_parts
@@ -280,9 +280,7 @@ def _group_key() -> bytes:
 
 @functools.cache
 def _shared_key(client: DistributedRuntimeClient) -> bytes:
-    if jax.process_index() == 0:
-        client.key_value_set(_KEY_NAME, secrets.token_hex(_CODE_BYTES))
-    return bytes.fromhex(client.blocking_key_value_get(_KEY_NAME, 60_000))
+    return bytes.fromhex(of_the_first(client, _KEY_NAME, secrets.token_hex(_CODE_BYTES)))
 
 
 def _require_cloudpickle() -> types.ModuleType:

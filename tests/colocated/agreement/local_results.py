@@ -31,6 +31,10 @@ sharded, everywhere = jax.NamedSharding(mesh, P("x")), jax.NamedSharding(mesh, P
 client = distributed_client()
 assert client is not None
 first = [number == 1]
+if number == 1:  # the first copy of a function in the group, which needs nothing of the other processes
+    assert float(colocated_python(lambda x: x + 1, out_specs_fn=lambda x: x)(np.float32(1))) == 2
+    client.key_value_set("copied", "")
+client.blocking_key_value_get("copied", 30_000)
 
 
 @pjit(in_shardings=None, out_shardings=None)
