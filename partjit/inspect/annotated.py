@@ -57,7 +57,7 @@ class AnnotatedValue:
 
     @property
     def sharding(self) -> TensorSharding | None:
-        """How it is sharded; None if that is not known."""
+        """How it is sharded; None if that is not known: nobody needs it, and so it is not computed."""
         return self.shardings.get(self.number)
 
     @functools.cached_property
@@ -102,8 +102,8 @@ class AnnotatedValue:
 
     @property
     def is_replicated(self) -> bool:
-        """Whether every device has all of it."""
-        return self.sharding is None or not any(self.sharding.axes)
+        """Whether every device has all of it, as far as is known."""
+        return self.sharding is not None and not any(self.sharding.axes)
 
     def __str__(self) -> str:
         if self.literal or not self.is_array:

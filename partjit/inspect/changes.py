@@ -1,7 +1,7 @@
 """Other shardings in a lowered program, and what is known of a program whatever its shardings."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from jax.extend.mlir import ir
@@ -11,15 +11,16 @@ from jax.sharding import Mesh
 from partjit.errors import UnrepresentableShardingError
 from partjit.inspect.flops import FlopCount, count_flops
 from partjit.inspect.inlining import ADDED, TAG, InlinedProgram, mark
+from partjit.inspect.marks import is_mark, marked_values
 from partjit.inspect.places import Known, Origin
-from partjit.inspect.propagation import Unit, is_mark, numbers_of, ranks_of
+from partjit.inspect.propagation import Unit, ranks_of
 from partjit.inspect.skeleton import Skeleton, skeleton_of
 from partjit.inspect.traffic import Moved, count_traffic
 from partjit.opsharding import parse_op_sharding, to_op_sharding
 from partjit.shardy import main_of, nested
 from partjit.spec import UNCONSTRAINED, ParsedPartitionSpec
 
-__all__ = ["Axes", "Change", "Facts", "add_mesh", "axes_on", "change", "facts_of", "marked_values"]
+__all__ = ["Axes", "Change", "Facts", "add_mesh", "axes_on", "change", "facts_of"]
 
 Axes: TypeAlias = tuple[tuple[str, ...] | None, ...]
 """For each dimension the mesh axes that shard it; None for one that is left to the partitioner."""
@@ -160,16 +161,6 @@ def _set_ends(module: Any, wanted: Change, facts: Facts) -> None:
             dicts[k] = ir.DictAttr.get(own)
         if specs:
             attributes[which] = ir.ArrayAttr.get(dicts)
-
-
-def marked_values(operations: Sequence[ir.Operation]) -> Iterator[tuple[int, ir.Value]]:
-    """The values that are marked, with their numbers.
-
-    Those of some equations, such as `stop_gradient`, are the same: they are no operations.
-    """
-    for op in operations:
-        if is_mark(op):
-            yield from zip(numbers_of(op), op.operands, strict=True)
 
 
 def _constrain(marked: Sequence[tuple[int, ir.Value]], wanted: Mapping[int, Axes], facts: Facts) -> None:

@@ -113,7 +113,8 @@ def _replicated(partitioned: Partitioned, large: float) -> Iterator[Finding]:
         if all(value.number < 0 or value.number in from_literals for value in equation.inputs):
             from_literals.update(value.number for value in equation.outputs)
             continue
-        sharded = next((v for v in equation.inputs if v.is_array and not v.literal and not v.is_replicated), None)
+        known = (v for v in equation.inputs if v.is_array and not v.literal and v.sharding is not None)
+        sharded = next((v for v in known if not v.is_replicated), None)
         for value in equation.outputs:
             if not _is_large(value, large) or value.number in reported:
                 continue

@@ -9,8 +9,8 @@ from jax.sharding import Mesh
 
 from partjit.inspect.annotated import AnnotatedEquation
 from partjit.inspect.inlining import ADDED, names_in, tags_in
+from partjit.inspect.marks import is_mark
 from partjit.inspect.moves.unused import unused_in_copies
-from partjit.inspect.propagation import is_mark
 from partjit.inspect.user_lines import Site
 from partjit.shardy import ReadShardings, TensorSharding, nested
 

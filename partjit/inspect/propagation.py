@@ -13,7 +13,8 @@ from partjit._jax.shardings import MaybeSharding
 from partjit.colocated.ir.lowering import opaque_calls
 from partjit.compile import lower_jaxpr_anew
 from partjit.inspect.annotated import AnnotatedJaxpr, AnnotatedValue
-from partjit.inspect.inlining import MARK, InlinedProgram, inline_program
+from partjit.inspect.inlining import InlinedProgram, inline_program
+from partjit.inspect.marks import hidden_marks, is_mark, numbers_of, remove_unused_values
 from partjit.inspect.walk import Walk, walk_of
 from partjit.shardy import ReadShardings, Shardings, TensorSharding, propagate
 from partjit.xla_folds import Lowered
@@ -23,9 +24,7 @@ __all__ = [
     "Partitioned",
     "PropagatedModule",
     "Unit",
-    "is_mark",
     "lower_unit",
-    "numbers_of",
     "partition",
     "propagated",
     "ranks_of",
@@ -151,6 +150,7 @@ def lower_unit(unit: Unit) -> tuple[InlinedProgram, ir.Module | None]:
             keep_unused=True,
         )
     module = lowering.stablehlo()
+    remove_unused_values(module)
     rewrite_operations(module, Lowered(is_mark, inlined.function_of))
     return inlined, module
 
@@ -167,7 +167,7 @@ def propagated(
     Returns:
         The module, with what is left in it, and the shardings of the marked values by their numbers.
     """
-    propagate(module)
+    propagate(module, hidden_marks)
     shardings = Shardings(module, known)
     of_values: dict[int, TensorSharding] = {}
     ops, names, known_already = walk_of(module, shardings)
@@ -191,13 +191,3 @@ def results_of(shardings: Shardings, ranks: Sequence[int]) -> tuple[TensorShardi
 def ranks_of(unit: Unit) -> tuple[int, ...]:
     """The ranks of the results of a unit."""
     return tuple(getattr(aval, "ndim", 0) for aval in unit.jaxpr.out_avals)
-
-
-def numbers_of(mark: ir.Operation) -> list[int]:
-    """The numbers of the values of a mark."""
-    return [int(number) for number in ir.StringAttr(mark.attributes["backend_config"]).value.split(",") if number]
-
-
-def is_mark(op: ir.Operation) -> bool:
-    """Whether an operation is a mark, whose operands are values with numbers."""
-    return op.name == _CALL and ir.StringAttr(op.attributes["call_target_name"]).value == MARK

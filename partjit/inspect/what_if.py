@@ -21,11 +21,12 @@ from partjit.checks import require_flag, require_integer, require_mesh_type
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
 from partjit.inspect.asked_pool import processors
 from partjit.inspect.asked_process import AskedOutcome, AskedProcess, SavedProgram, WhatIfError, saved_facts
-from partjit.inspect.changes import Change, add_mesh, facts_of, marked_values
+from partjit.inspect.changes import Change, add_mesh, facts_of
 from partjit.inspect.collectives import Collective
 from partjit.inspect.contents import Collectives
 from partjit.inspect.device_groups import DeviceGroups
 from partjit.inspect.live.widget import what_if_widget
+from partjit.inspect.marks import marked_values
 from partjit.inspect.outcomes import Outcome, outcome_of, outcome_of_one_device
 from partjit.inspect.places import Known, known_of_copies
 from partjit.inspect.propagation import Unit, lower_unit

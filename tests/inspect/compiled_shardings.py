@@ -1,6 +1,8 @@
 """What the compiled program says of where its values lie, by jax's own `inspect_array_sharding`."""
 
+import contextlib
 from functools import partial
+from unittest import mock
 
 import jax
 from jax._src import core
@@ -9,10 +11,19 @@ from jax.sharding import NamedSharding
 
 from partjit._jax.jaxprs import closed_jaxpr
 from partjit.compile import lower_jaxpr_anew
+from partjit.inspect import propagation
 from partjit.inspect.inlining import mark_p
 
 # What is asked is answered before code is generated.
 _AT_ONCE = {"xla_backend_optimization_level": 0}
+
+
+def as_asked(partitioned):
+    """The program annotated as if somebody asked for each value: none is unused then, and each has another use."""
+    keeping = mock.patch.object(propagation, "remove_unused_values", return_value=None)
+    seeing = mock.patch.object(propagation, "hidden_marks", return_value=contextlib.nullcontext())
+    with keeping, seeing:
+        return propagation.partition(partitioned.unit)
 
 
 def values_that_lie_otherwise(partitioned):
@@ -21,6 +32,7 @@ def values_that_lie_otherwise(partitioned):
     The marks of the opened program are replaced by equations that ask the compiler, at any depth. A value that XLA has
     found to be one of those it is made of, as what is selected of two equal ones, lies as that does.
     """
+    partitioned = as_asked(partitioned)
     seen = {}
     unit = partitioned.unit
     asking = _asking(partitioned.inlined.jaxpr, seen)

@@ -358,3 +358,40 @@ def test_a_step_with_fully_sharded_parameters_is_predicted_as_compiled(mesh):
     assert report.predicted.unknown == ()
     assert report.predicted.counts == report.collectives.counts
     assert report.predicted.bytes_per_step == report.collectives.bytes_per_step
+
+
+def unused(x, w):
+    """jax leaves some of it out, with what it would move and how it would shard the rest."""
+    rolled = jnp.roll(x, 1, 1)
+    scores = rolled @ w
+    _ = scores - scores.max(1, keepdims=True)
+    return jax.nn.softmax(rolled), x[:8]
+
+
+BOTH = ("data", "model")
+
+
+@pytest.mark.parametrize("specs", [(P(), P(BOTH)), (P("data"), P("model")), (P("model", "data"), P(BOTH))])
+def test_what_is_not_used_moves_nothing_and_decides_nothing(specs, mesh):
+    report = report_of(unused, specs, matrix(16, 32), matrix(32, 16), mesh=mesh)
+    assert not report.predicted.unknown
+    assert report.predicted.counts == report.collectives.counts
+    assert report.predicted.bytes_per_step == report.collectives.bytes_per_step
+    unknown = [equation for equation in report.equations if equation.outputs[0].spec is None]
+    assert [equation.primitive for equation in unknown] == ["dot_general", "reduce_max", "broadcast_in_dim", "sub"]
+    assert "nothing uses it, so that it is not computed" in str(report.why(unknown[0].outputs[0]))
+
+
+def squares(x, w):
+    parts = x * 2, w @ x, with_sharding_constraint(x, P("data", "model"))
+    return sum((part * part).sum() for part in parts)
+
+
+@pytest.mark.parametrize("specs", [(P(BOTH), P(None, BOTH)), (P("model", "data"), P(BOTH)), (P("data"), P())])
+def test_the_partitioner_begins_with_what_is_used_once_as_if_nobody_looked_at_it(specs, mesh):
+    step = pjit(jax.grad(squares, argnums=(0, 1)), in_shardings=specs)
+    args = matrix(16, 32), matrix(32, 16)
+    with mesh:
+        compiled = step.lower(*args).compile()
+    for value, sharding in zip(explain(step, *args, mesh=mesh).whole.results, compiled.output_shardings, strict=True):
+        assert NamedSharding(mesh, value.spec).is_equivalent_to(sharding, 2)

@@ -20,6 +20,7 @@ The keys of the output:
   and results, and the numbers of its results.
 """
 
+import contextlib
 import importlib
 import json
 import os
@@ -65,8 +66,11 @@ def _main() -> None:
         for op in [op for op in _nested(module.operation) if op.name in request["without"]]:
             op.erase()
         passes = [_recording(name) for name in _pipeline(passmanager)]
+        deciding = next(i for i, name in enumerate(passes) if "apply-sharding-constraints" in name)
         propagation = next(i for i, name in enumerate(passes) if "propagate{" in name) + 1
-        _run(passmanager, passes[:propagation], module)
+        _run(passmanager, passes[:deciding], module)
+        with _hidden_marks(ir, request["mark"], module):
+            _run(passmanager, passes[deciding:propagation], module)
         # Later passes drop constraints that are satisfied, and their names with them.
         reader = _Reader(ir, request, module)
         names, opened = _names(reader, module), dict(reader.opened(module))
@@ -106,10 +110,46 @@ def _run(passmanager: ModuleType, passes: list[str], module: Module) -> None:
     manager.run(module.operation)
 
 
+@contextlib.contextmanager
+def _hidden_marks(ir: ModuleType, target: str, module: Module) -> Iterator[None]:
+    """In which marks use nothing, as a use decides where Shardy propagates first."""
+    marks = [op for op in _nested(module.operation) if _is_mark(op, target) and len(op.operands)]
+    hidden, scalars = [], []
+    for op in marks:
+        with ir.InsertionPoint(op), ir.Location.unknown():
+            number = ir.FloatAttr.get_f32(0.0)
+            value = ir.DenseElementsAttr.get_splat(ir.RankedTensorType.get((), number.type), number)
+            scalars.append(ir.Operation.create("stablehlo.constant", [value.type], attributes={"value": value}))
+        for k, value in enumerate([*op.operands]):
+            hidden.append((op, k, value))
+            op.operands[k] = scalars[-1].results[0]
+    unused: set[Operation] = set()  # which would be removed
+    for op in reversed([*_nested(module.operation)]):
+        is_pure = len(op.results) and not len(op.regions) and op.name != "stablehlo.custom_call"
+        if is_pure and all(use.owner.operation in unused for result in op.results for use in result.uses):
+            unused.add(op)
+    later = []
+    for op, k, value in hidden:
+        if not isinstance(value.owner, ir.Block) and value.owner.operation in unused:
+            op.operands[k] = value
+        else:
+            later.append((op, k, value))
+    yield
+    for op, k, value in later:
+        op.operands[k] = value
+
+
+def _is_mark(op: Operation, target: str) -> bool:
+    return op.name == "stablehlo.custom_call" and op.attributes["call_target_name"].value == target
+
+
 def _names(reader: "_Reader", module: Module) -> dict[str, dict[str, Any]]:
     names = {}
+    constrained: dict[Value, str] = {}
     for op in _nested(module.operation):
         if _NAME in op.attributes:
+            if op.name == "sdy.sharding_constraint":
+                constrained[op.operands[0]] = op.attributes[_NAME].value
             names[op.attributes[_NAME].value] = {
                 "tags": reader.tags(op),
                 "operands": len(op.operands),
@@ -119,6 +159,8 @@ def _names(reader: "_Reader", module: Module) -> dict[str, dict[str, Any]]:
     for number, value in reader.marked(module):
         if not reader.is_argument(value) and _NAME in value.owner.attributes:
             names[value.owner.attributes[_NAME].value]["numbers"].append(number)
+        elif value in constrained:  # at once, as the one value that it is in the program
+            names[constrained[value]]["numbers"].append(number)
     return names
 
 
@@ -144,7 +186,7 @@ class _Reader:
     def marked(self, module: Module) -> Iterator[tuple[int, Value]]:
         """The operands of marks, with their numbers."""
         for op in _nested(module.operation):
-            if op.name == "stablehlo.custom_call" and op.attributes["call_target_name"].value == self._mark:
+            if _is_mark(op, self._mark):
                 numbers = map(int, re.findall(r"\d+", op.attributes["backend_config"].value))
                 yield from zip(numbers, op.operands, strict=True)
 

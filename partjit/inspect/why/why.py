@@ -122,7 +122,9 @@ def why(partitioned: Partitioned, value: str | AnnotatedValue) -> Why:
     if not value.is_array:
         raise TypeError(f"{value} is of type {value.aval}, not an array, and has no sharding")
     of_value = of_program.get(value.number, {})
-    if of_program.problem is not None:
+    if value.sharding is None:
+        notes.append("nothing uses it, so that it is not computed, and is sharded in no way")
+    elif of_program.problem is not None:
         notes.append(f"this is a guess from the nearest specs, because {of_program.problem}")
     elif not all(origin.is_certain for origin in of_value.values()):
         notes.append("the partitioner did not report every origin: 'probably' marks the nearest spec with that axis")

@@ -1,0 +1,120 @@
+"""Marks: operations that do nothing, by whose operands the values of a program are found in what it is lowered to.
+
+What becomes of the program must not depend on them. Shardy propagates first through operations whose operands have no
+other use, and a mark would be one: so marks use nothing meanwhile. And what only marks use is removed before, as jax
+and XLA remove it: nothing is known of such values, which nobody computes.
+
+Source: `op_priority_propagation.cc` of Shardy.
+"""
+
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from jax.extend.mlir import ir
+
+from partjit.inspect.inlining import MARK, mark
+from partjit.shardy import nested
+
+__all__ = ["hidden_marks", "is_mark", "marked_values", "numbers_of", "remove_unused_values"]
+
+_CALL = "stablehlo.custom_call"
+_EFFECTS = tuple(f"stablehlo.{name}" for name in ("custom_call", "infeed", "outfeed", "send", "recv", "rng"))
+
+
+def is_mark(op: ir.Operation) -> bool:
+    """Whether an operation is a mark, whose operands are values with numbers."""
+    return op.name == _CALL and ir.StringAttr(op.attributes["call_target_name"]).value == MARK
+
+
+def numbers_of(mark: ir.Operation) -> list[int]:
+    """The numbers of the values of a mark."""
+    return [int(number) for number in ir.StringAttr(mark.attributes["backend_config"]).value.split(",") if number]
+
+
+def marked_values(operations: Sequence[ir.Operation]) -> Iterator[tuple[int, ir.Value]]:
+    """The values that are marked, with their numbers.
+
+    Those of some equations, such as `stop_gradient`, are the same: they are no operations.
+    """
+    for op in operations:
+        if is_mark(op):
+            yield from zip(numbers_of(op), op.operands, strict=True)
+
+
+def remove_unused_values(module: ir.Module) -> None:
+    """Removes the operations of a lowered module whose results nothing uses but marks, and the marks of these."""
+    ops = nested(module.operation)
+    marks = [op for op in ops if is_mark(op)]
+    unused = [*_unused(ops, marks)]
+    if not unused:
+        return
+    gone = {*unused}
+    for one in marks:
+        values, numbers = [*one.operands], numbers_of(one)
+        kept = [k for k, value in enumerate(values) if _owner(value) not in gone]
+        if len(kept) < len(values):
+            with ir.InsertionPoint(one), one.location:
+                mark([values[k] for k in kept], [numbers[k] for k in kept])
+            one.erase()
+    for op in unused:
+        op.erase()
+
+
+@contextlib.contextmanager
+def hidden_marks(module: ir.Module) -> Iterator[None]:
+    """In which marks use nothing that the program uses, whose operations have to stay what they are."""
+    ops = nested(module.operation)
+    hidden: list[tuple[ir.Operation, int, ir.Value]] = []
+    scalars: list[ir.Operation] = []  # what marks use instead, of which Shardy ignores the uses
+    for op in filter(is_mark, ops):
+        values = [*op.operands]
+        if values:
+            scalars.append(_scalar_before(op))
+        for k, value in enumerate(values):
+            hidden.append((op, k, value))
+            op.operands[k] = scalars[-1].results[0]
+    unused = {*_unused(ops)}  # such as what Shardy has copied for a mark: it would be removed
+    for op, k, value in hidden:
+        if _owner(value) in unused:
+            op.operands[k] = value
+    kept = [scalar for scalar in scalars if next(iter(scalar.results[0].uses), None) is not None]
+    for scalar in {*scalars} - {*kept}:
+        scalar.erase()
+    yield
+    for op, k, value in hidden:
+        if _owner(value) not in unused:
+            op.operands[k] = value
+    for scalar in kept:
+        scalar.erase()
+
+
+def _scalar_before(op: ir.Operation) -> ir.Operation:
+    with ir.InsertionPoint(op), ir.Location.unknown(op.context):
+        number = ir.FloatAttr.get_f32(0.0)
+        value = ir.DenseElementsAttr.get_splat(ir.RankedTensorType.get((), number.type), number)
+        return ir.Operation.create("stablehlo.constant", [value.type], attributes={"value": value})
+
+
+def _unused(ops: Sequence[ir.Operation], ignored: Collection[ir.Operation] = ()) -> Iterator[ir.Operation]:
+    """The operations that nothing uses but those that are ignored, the last ones first, without what is in them.
+
+    Args:
+        ops: the operations of a module, each after those in it.
+        ignored: users that do not count.
+    """
+    ignored = {*ignored}
+    for op in reversed(ops):  # users first
+        if op in ignored or not len(op.results):
+            continue
+        if any(use.owner.operation not in ignored for result in op.results for use in result.uses):
+            continue
+        both = (op, *nested(op)) if len(op.regions) else (op,)
+        if not any(one.name in _EFFECTS for one in both):
+            ignored.update(both)
+            yield op
+
+
+def _owner(value: ir.Value) -> ir.Operation | None:
+    owner: Any = value.owner
+    return None if isinstance(owner, ir.Block) else owner.operation
