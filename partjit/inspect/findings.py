@@ -17,7 +17,7 @@ __all__ = ["KINDS", "Finding", "findings_of", "grouped"]
 
 KINDS = (
     *("replicated", "fight", "moved", "not kept", "parts of axes", "rematerialization"),
-    *("reduced in loop", "optimizer state", "gathered elementwise", "back and forth"),
+    *("reduced in loop", "optimizer state", "unconstrained", "gathered elementwise", "back and forth"),
     *("invariant call", "unused result", "waited for", "one by one", "taking turns"),
 )
 """The kinds of findings, of partitioned values and of colocated calls; docs/inspect.md says what they mean."""
@@ -32,8 +32,9 @@ class Finding:
             is resharded after it is computed. "not kept": a constraint that the partitioner changed. "parts of axes": a
             sharding that no spec describes.
             "reduced in loop": sums over devices in each iteration that are added up. "optimizer state": a replicated
-            argument of the shape of a parameter. "gathered elementwise": a value gathered for an elementwise equation.
-            "back and forth": a value resharded, and resharded back. "rematerialization": an array that is replicated in
+            argument of the shape of a parameter. "unconstrained": values that layers pass on, which no constraint
+            shards as the batch is. "gathered elementwise": a value gathered for an elementwise equation. "back and
+            forth": a value resharded, and resharded back. "rematerialization": an array that is replicated in
             full to be resharded. Of calls, "invariant call", "unused result", "waited for", "one by one" and "taking
             turns": see `findings_of_calls`.
         nbytes: the bytes per device that are concerned.

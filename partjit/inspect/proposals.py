@@ -4,13 +4,16 @@ import collections
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
+from jax.sharding import PartitionSpec as P
+
 from partjit._jax.shardings import UNSPECIFIED
-from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue
+from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue, shown_spec
 from partjit.inspect.changes import Axes, Change
 from partjit.inspect.collectives import Collective
 from partjit.inspect.findings import Finding
 from partjit.inspect.modules import pattern_of
 from partjit.inspect.propagation import Partitioned
+from partjit.inspect.residual_streams import ResidualStream, residual_streams
 from partjit.inspect.why.dataflow import Dataflow
 from partjit.inspect.why.key_paths import common_end, keys_of
 from partjit.primitive import sharding_constraint_p
@@ -27,11 +30,13 @@ class Proposal:
         findings: the findings.
         change: the change.
         is_required: whether they are no findings if the change gains nothing.
+        alternative: another change for the same, which is proposed instead if less is sent with it.
     """
 
     findings: tuple[Finding, ...]
     change: Change
     is_required: bool = True
+    alternative: "Proposal | None" = None
 
 
 def proposals(
@@ -42,6 +47,7 @@ def proposals(
         return
     yield from _of_findings(partitioned, found)
     yield from _replicated_by_spec(partitioned, large)
+    yield from _unconstrained(partitioned, collectives)
     yield from _elementwise(partitioned, collectives)
     yield from _back_and_forth(partitioned, collectives)
 
@@ -151,6 +157,67 @@ def _is_parameter_of(parameter: tuple[str, ...], state: tuple[str, ...], is_befo
 def _like(parameter: AnnotatedValue) -> Axes | None:
     sharding = parameter.sharding
     return None if sharding is None or not any(sharding.axes) or not sharding.is_of_whole_axes else sharding.axes
+
+
+def _unconstrained(partitioned: Partitioned, collectives: Sequence[Collective]) -> Iterator[Proposal]:
+    """Residual streams that nobody constrains, and that are not sharded as the batch is."""
+    equations = partitioned.inlined.equations
+    for stream in residual_streams(partitioned.tree):
+        shape = stream.first.aval.shape
+        batch = _axes_of_batch(partitioned, shape[0])
+        axes: Axes = (batch, *[()] * (len(shape) - 1))
+        if not batch or all(value.sharding is not None and value.sharding.axes == axes for value in stream.values):
+            continue
+        sent = sum(
+            c.bytes_per_step or c.bytes_moved
+            for c in collectives
+            if c.tags and any(v.aval.shape == shape for v in _arrays_of(equations[c.tags[-1]]))
+        )
+        yield dataclasses.replace(
+            _constrained(stream, stream.values[:1], axes, int(sent), "it where it is first computed"),
+            alternative=_constrained(stream, stream.values, axes, int(sent), "it and each of the sums"),
+        )
+
+
+def _constrained(
+    stream: ResidualStream, values: Sequence[AnnotatedValue], axes: Axes, sent: int, which: str
+) -> Proposal:
+    """Constraints of these values of a stream, about which so many bytes are sent."""
+    specs = [*dict.fromkeys(value.shown_spec for value in stream.values)]
+    wanted = shown_spec(P(*[(dim or (None,))[0] if len(dim or ()) < 2 else dim for dim in axes]))
+    finding = Finding(
+        "unconstrained",
+        sent,
+        f"{stream.first.name}, {stream.first.shown_type}, and {counted(len(stream.sums), 'sum')} with outputs of "
+        f"layers are sharded as {' and '.join(specs[:_SHOWN_SPECS])}, not as the batch is: no constraint says how",
+        f"constrain {which} to {wanted} with with_sharding_constraint",
+        stream.made_by.site,
+        stream.first.name,
+        stream.made_by.module,
+    )
+    return Proposal((finding,), Change(values={value.number: axes for value in values}))
+
+
+_SHOWN_SPECS = 2
+
+
+def _arrays_of(equation: AnnotatedEquation) -> Iterator[AnnotatedValue]:
+    return (value for value in (*equation.inputs, *equation.outputs) if value.is_array)
+
+
+def _axes_of_batch(partitioned: Partitioned, size: int) -> tuple[str, ...]:
+    """The axes over which the smallest argument is sharded that has a sharded dimension of this size, if there is one.
+
+    Of a step the batch is smaller than most parameters; and it is tried out.
+    """
+    found = (
+        (k > 0, value.nbytes, axes)
+        for value in partitioned.tree.inputs
+        if value.is_array and value.sharding is not None and value.sharding.is_of_whole_axes
+        for k, (axes, n) in enumerate(zip(value.sharding.axes, value.aval.shape, strict=False))
+        if axes and n == size
+    )
+    return min(found, default=(False, 0, ()))[2]
 
 
 _CONSTRAINTS = ("sharding_constraint", sharding_constraint_p.name)

@@ -58,6 +58,10 @@ def _tried(
     proposal: Proposal, partitioned: Partitioned, facts: Facts, known: Known, before: Costs
 ) -> Iterator[tuple[Finding, Finding]]:
     after = outcome_of(partitioned.lowered, facts, proposal.change, known).costs
+    if (alternative := proposal.alternative) is not None:
+        other = outcome_of(partitioned.lowered, facts, alternative.change, known).costs
+        if other.sent + other.at_most < (1 - _GAIN) * (after.sent + after.at_most):
+            proposal, after = alternative, other
     if proposal.is_required and not is_gain(before, after):
         return
     effect = _effect(before, after)
