@@ -240,8 +240,11 @@ def _splat(value: Any) -> int | float | bool | None:
         return None
     if not isinstance(owner.results[0].type.element_type, _READABLE):
         return None  # an attribute of complex numbers cannot be read in Python
-    value = owner.attributes["value"]
-    return value.get_splat_value().value if isinstance(value, ir.DenseElementsAttr) and value.is_splat else None
+    elements = owner.attributes["value"]
+    if not isinstance(elements, ir.DenseElementsAttr) or not elements.is_splat:
+        return None
+    number: Any = elements.get_splat_value()
+    return number.value
 
 
 _READABLE = ir.IntegerType | ir.F16Type | ir.BF16Type | ir.F32Type | ir.F64Type

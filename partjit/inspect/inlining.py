@@ -99,7 +99,7 @@ def names_in(location: ir.Location) -> str:
             stack = location.name_str  # of all equations around it, as jax lowers them
             return stack if TAG in stack else f"{stack}/{names_in(location.child_loc)}"
         case ir.FusedLoc():
-            return "/".join(map(names_in, location.locations))
+            return "/".join(map(names_in, cast(list[ir.Location], location.locations)))
         case _:
             return ""
 
