@@ -29,21 +29,28 @@ def tried_out(
     before: Costs,
     large: float,
 ) -> tuple[Finding, ...]:
-    """These findings and those of `proposals` for a unit with such costs, the most costly kind first, with effects.
+    """These findings and those of `proposals` for a unit with such costs, with effects, what matters most first.
 
-    The changes of the most costly ones are made, and propagated. New findings whose change gains nothing are left out,
-    as are all about a small share.
+    The changes of the most costly ones are made, and propagated: these matter by what their change spares, the others
+    by what they are about, each as a share of all that is sent, or of the memory. New findings whose change gains
+    nothing are left out, as are all about a small share.
     """
     candidates = sorted(proposals(partitioned, collectives, found, large), key=lambda one: -_cost(one.findings, before))
     tries = max(1, min(_MOST_TRIES, _EQUATIONS // max(1, len(partitioned.inlined.equations))))
     changed: dict[Finding, Finding] = {}
+    spared: dict[Finding, float] = {}
     if candidates and partitioned.lowered is not None:
         facts, known = facts_of(partitioned.unit, partitioned.inlined, donated), Known()
         for proposal in candidates[:tries]:
-            changed.update(_tried(proposal, partitioned, facts, known, before))
+            for finding, tried, share in _tried(proposal, partitioned, facts, known, before):
+                changed[finding], spared[tried] = tried, share
     everything = [*(changed.pop(finding, finding) for finding in found), *changed.values()]
     groups = [group for group in grouped(everything).values() if _cost(group, before) >= _SHARE]
-    return tuple(finding for group in sorted(groups, key=lambda group: -_cost(group, before)) for finding in group)
+
+    def matters(group: Sequence[Finding]) -> float:
+        return max((spared[finding] for finding in group if finding in spared), default=_cost(group, before))
+
+    return tuple(finding for group in sorted(groups, key=matters, reverse=True) for finding in group)
 
 
 def _cost(findings: Sequence[Finding], before: Costs) -> float:
@@ -56,7 +63,8 @@ def _cost(findings: Sequence[Finding], before: Costs) -> float:
 
 def _tried(
     proposal: Proposal, partitioned: Partitioned, facts: Facts, known: Known, before: Costs
-) -> Iterator[tuple[Finding, Finding]]:
+) -> Iterator[tuple[Finding, Finding, float]]:
+    """The findings of a proposal, the same with the effect of its change, and the share that it spares."""
     after = outcome_of(partitioned.lowered, facts, proposal.change, known).costs
     if (alternative := proposal.alternative) is not None:
         other = outcome_of(partitioned.lowered, facts, alternative.change, known).costs
@@ -65,8 +73,10 @@ def _tried(
     if proposal.is_required and not is_gain(before, after):
         return
     effect = _effect(before, after)
+    of_sent = 1 - (after.sent + after.at_most) / max(before.sent + before.at_most, 1.0)
+    share = max(of_sent, 1 - after.peak / max(before.peak, 1.0)) if is_gain(before, after) else 0.0
     for finding in proposal.findings:
-        yield finding, dataclasses.replace(finding, effect=effect)
+        yield finding, dataclasses.replace(finding, effect=effect), share
 
 
 def is_gain(before: Costs, after: Costs) -> bool:

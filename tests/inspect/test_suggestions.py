@@ -122,6 +122,18 @@ def test_what_gains_nothing_is_not_suggested_and_what_is_small_is_left_out():
     assert len(report.collectives) > 1
 
 
+def test_findings_are_in_the_order_of_what_their_suggestions_spare():
+    def fun(a, x, y):  # the product is replicated, and larger than what is gathered for nothing; but it is used so
+        product = a.T @ a
+        return jnp.tanh(product) @ product, elementwise(x, y)
+
+    args = f32(64, 512), f32(256, 256), f32(256, 256)
+    report = reported(fun, *args, specs=(P("data"), P("data"), None), out=(P(), P("data")), large=1 << 19)
+    first, *_, last = report.findings
+    assert (first.kind, last.kind) == ("gathered elementwise", "replicated")
+    assert first.nbytes < last.nbytes
+
+
 def test_a_change_has_the_effect_of_other_specs():
     def fun(x, w):
         return jnp.sin(x @ w).sum(0), jnp.cos(w)

@@ -89,7 +89,7 @@ def _tallied(tally: Tally) -> tuple[Amount, Amount, Amount]:
 
 
 def findings(report: Contents, excerpts: Excerpts) -> Markup:
-    """The findings in groups of the same kind and suggestion, those of most bytes first."""
+    """The findings in groups of the same kind and suggestion, in their order."""
     if not report.findings:
         return element("p", "Nothing stands out.", class_="pj-muted-text")
     parts = []
