@@ -220,7 +220,7 @@ class Contents:
 
     @functools.cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """What to look at first, the most costly kind first; suggestions are tried out when this is first read."""
+        """What to look at, first what matters most; suggestions are tried out when this is first read."""
         large, found = self.large, list[Finding]()
         for program, prediction in zip(self.programs, self.predictions, strict=True):
             collectives = [repeated(c, program.unit.times) for c in prediction.collectives]
