@@ -351,6 +351,8 @@ def _evaluate(*values: object, **params: Any) -> Sequence[jax.Array]:
         with plans.failing_everywhere(plan):
             run = plans.runnable_of(plan, values, params["mesh"])
             return [*run(plans.placing_of(plan, values).apply(values), None)]
+    if _are_pending(values):
+        values = (*arguments.agreed_values(values, params["mesh"], params["name"]),)
 
     def cache_miss(*_: object) -> Outcome:
         shardings = shardings_of(params["in_specs"], params["mesh"])
@@ -389,6 +391,8 @@ def _constrain(x: ArrayLike, **params: Any) -> jax.Array:
     what, aval = "with_sharding_constraint arguments", abstractify(x)
     mismatches = check_specs(what, ["x"], [aval], [params["spec"]], params["mesh"])
     raise_mismatches(mismatches, "with_sharding_constraint", params["mesh"])
+    if _are_pending([x]):
+        (x,) = cast(Sequence[ArrayLike], arguments.agreed_values([x], params["mesh"], "with_sharding_constraint"))
     if not params["spec"].unconstrained_dims:
         return jax.device_put(x, params["spec"].named_sharding(params["mesh"]))
     with jax.disable_jit(False):  # under which this would call itself
