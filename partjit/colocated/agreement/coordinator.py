@@ -15,6 +15,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener, answer_challenge, deliver_challenge
 from typing import Any
 
+from partjit.colocated.agreement.differences import different_part
 from partjit.colocated.agreement.lines import Channel, Within
 from partjit.colocated.agreement.votes import Choice, Decision, Gone, Join, Message, Point, Refusal, Report, Vote
 
@@ -383,6 +384,6 @@ def _different_choices(votes: Mapping[int, Vote]) -> Sequence[tuple[int, Choice]
         return ()
     for i in range(count):
         made = [(process, vote.choices[i]) for process, vote in sorted(votes.items()) if i < len(vote.choices)]
-        if len({choice for _, choice in made}) > 1:
+        if different_part([choice for _, choice in made]) is not None:
             return made
     return ()

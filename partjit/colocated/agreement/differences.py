@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from partjit._jax.arrays import data_of
+from partjit._jax.types import Device
 from partjit.colocated.agreement.votes import Choice, Point
 
-__all__ = ["different_choices", "different_points", "value_text"]
+__all__ = ["different_choices", "different_part", "different_points", "parts_of", "value_text"]
 
 _SHOWN = 4
 """Elements of an array that its text shows."""
@@ -40,6 +41,37 @@ def value_text(value: Any) -> str:
     return f"{array.dtype}[{','.join(map(str, array.shape))}] {', '.join(shown)} of digest {digest}"
 
 
+def parts_of(value: Any, shared: Sequence[tuple[Device, str]] | None) -> tuple[tuple[str, str], ...]:
+    """What a process has of a value that others have as well, as text, by which part it is.
+
+    Args:
+        value: a value as in `value_text`, or an array of which this process has parts.
+        shared: the parts that other processes have as well, and a device of this one that has each; None if every
+            process has all of it.
+    """
+    if shared is None:
+        return (("", value_text(value)),)
+    on_device = {shard.device: shard.data for shard in data_of(value).addressable_shards}
+    return tuple((which, value_text(on_device[device])) for device, which in shared)
+
+
+def different_part(choices: Sequence[Choice]) -> str | None:
+    """Of which part of a value processes that have it have something else; None if of none.
+
+    Example:
+        >>> left, right = Choice("x", (("0:4", "1"),)), Choice("x", (("4:8", "2"),))
+        >>> different_part([left, right, left]), different_part([left, right, Choice("x", (("4:8", "3"),))])
+        (None, '4:8')
+    """
+    if len({*choices}) == 1:
+        return None
+    if len({choice.name for choice in choices}) > 1:
+        return ""
+    found: dict[str, str] = {}
+    parts = itertools.chain.from_iterable(choice.parts for choice in choices)
+    return next((part for part, text in parts if found.setdefault(part, text) != text), None)
+
+
 def different_points(own: Point, text: str, others: Sequence[tuple[int, Point, str]]) -> str:
     """Where processes are, and the first line in which their plans differ.
 
@@ -58,9 +90,12 @@ def different_points(own: Point, text: str, others: Sequence[tuple[int, Point, s
 
 def different_choices(program: str, what: str, choices: Sequence[tuple[int, Choice]]) -> str:
     """What processes have of a value that decides how a program goes on."""
-    values = "".join(f"\n  process {process}: {choice.value}" for process, choice in choices)
+    part = different_part([choice for _, choice in choices])
+    texts = {process: dict(choice.parts).get(part or "") for process, choice in choices}
+    values = "".join(f"\n  process {process}: {text}" for process, text in texts.items() if text is not None)
+    where = f", in its part [{part}]," if part else ""
     return (
-        f"the processes of {program} would go different ways: {what} is{values}\n"
+        f"the processes of {program} would go different ways: {what}{where} is{values}\n"
         "It has to be the same in every process: return it as an array sharded over the processes, and let the "
         "program reduce that, for example by jnp.any or jnp.max"
     )

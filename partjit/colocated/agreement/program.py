@@ -17,7 +17,8 @@ from typing import Any
 import jax
 
 from partjit._jax.arrays import is_computed
-from partjit.colocated.agreement.differences import different_choices, different_points, value_text
+from partjit._jax.types import Device
+from partjit.colocated.agreement.differences import different_choices, different_points, parts_of
 from partjit.colocated.agreement.execution import Execution
 from partjit.colocated.agreement.participant import Participant, Pending
 from partjit.colocated.agreement.votes import Choice, Decision, Point, Report, Vote, report_of
@@ -46,10 +47,12 @@ class Decider:
         what: which one it is, for messages.
         agrees_at_once: whether processes agree on it by itself, as it may decide what comes before the next fragment,
             for which they vote anyway.
+        shared: see `parts_of`.
     """
 
     what: str
     agrees_at_once: bool = False
+    shared: Sequence[tuple[Device, str]] | None = None
 
 
 def executions_begun() -> int:
@@ -231,7 +234,7 @@ class Agreement:
 
     def _compare(self, name: str, value: object) -> None:
         execution: Execution = self._thread.execution
-        execution.choices += (Choice(name, value_text(value)),)
+        execution.choices += (Choice(name, parts_of(value, self._deciders[name].shared)),)
 
     def run(self, execute: Callable[..., Any], args: Sequence[object]) -> Any:
         """Executes the program in this thread; if it fails here, it fails in all processes.

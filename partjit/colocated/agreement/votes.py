@@ -27,11 +27,12 @@ class Choice(NamedTuple):
 
     Attributes:
         name: of the loop or branch that goes by it, or of the result of a call.
-        value: the value, as text.
+        parts: what the process has of it that others have as well, as text, by which part of an array it is; by "" the
+            value if it has all of it.
     """
 
     name: str
-    value: str
+    parts: tuple[tuple[str, str], ...]
 
 
 class Point(NamedTuple):

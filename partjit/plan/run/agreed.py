@@ -1,10 +1,11 @@
 """What a plan over several processes has to have in common in all of them."""
 
+import collections
 import contextlib
 import functools
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -13,7 +14,9 @@ from jax.core import ShapedArray
 from jax.typing import ArrayLike
 
 from partjit._jax.arrays import data_of
+from partjit._jax.processes import own_process
 from partjit._jax.sources import at_site
+from partjit._jax.types import Device
 from partjit.colocated.agreement.program import Agreement, Decider
 from partjit.colocated.agreement.setup import agreement_of
 from partjit.plan.ir.nodes import Branch, ColocatedCall, Fragment, Loop, Node, Transfer, Value, blocks_of, walk
@@ -62,7 +65,7 @@ def _deciders(plan: Plan) -> Iterator[tuple[str, Decider]]:
     """The predicates and indices that each process reads, and the small values that fragments get from calls.
 
     What the devices compute is the same in all processes if what they get is. Of the results of calls those that are
-    small are compared: a loop inside of a fragment may go by them.
+    small are compared, as far as several processes have the same parts: a loop inside of a fragment may go by them.
     """
     group = {device.process_index for device in plan.mesh.devices.flat}
     made_by = {value: node for node in walk(plan.nodes) for value in node.outputs}
@@ -70,11 +73,12 @@ def _deciders(plan: Plan) -> Iterator[tuple[str, Decider]]:
     for node in walk(plan.nodes):
         if isinstance(node, ColocatedCall):
             for k, value in enumerate(node.outputs):
-                if value in used and _is_compared(value, group):
+                parts = _shared_parts(value, group) if value in used else {}
+                if parts:
                     which = f"result {k}" if len(node.outputs) > 1 else "the result"
                     made_at = "{}:{} in {}".format(*node.site)
                     what = f"{which} of the colocated call of {node.callee.name!r} made at {made_at}"
-                    yield value.name, Decider(what)
+                    yield value.name, Decider(what, shared=None if [*parts] == [""] else _own_parts(parts))
         elif isinstance(node, Branch):
             is_by_devices = isinstance(made_by.get(node.inputs[0]), Fragment)
             what = f"the index of the {node.eqn.primitive.name}{at_site(node.eqn.source_info)}"
@@ -106,15 +110,35 @@ def _used_for_devices(plan: Plan) -> Iterator[Value]:
             yield from block.outputs[goes_by:]
 
 
-def _is_compared(value: Value, group: set[int]) -> bool:
-    """Whether it is of all processes, and so small that to compare it takes less than the vote that it goes with."""
+def _shared_parts(value: Value, group: set[int]) -> Mapping[str, Sequence[Device]]:
+    """The devices of each part that several processes have; of "" for all of a value.
+
+    There are none if it is not of all processes, or too large to be compared in less time than the vote takes that this
+    goes with.
+    """
     sharding = value.sharding
-    return (
-        0 < value.nbytes <= _COMPARED_BYTES
-        and sharding is not None
-        and sharding.is_fully_replicated
-        and {device.process_index for device in sharding.device_set} == group
-    )
+    if sharding is None or not 0 < value.nbytes <= _COMPARED_BYTES:
+        return {}
+    if {device.process_index for device in sharding.device_set} != group:
+        return {}
+    parts = collections.defaultdict[str, list[Device]](list)
+    for device, index in sharding.devices_indices_map(value.aval.shape).items():
+        parts[_index_text(index, value.aval.shape)].append(device)
+    return {which: having for which, having in parts.items() if len({device.process_index for device in having}) > 1}
+
+
+def _index_text(index: tuple[slice, ...] | None, shape: Sequence[int]) -> str:
+    """Which part of an array an index is, as "0:4, :"; empty if it is all of it."""
+    spans = [span.indices(size)[:2] for span, size in zip(index or (), shape, strict=True)]
+    texts = [":" if span == (0, size) else f"{span[0]}:{span[1]}" for span, size in zip(spans, shape, strict=True)]
+    return ", ".join(texts) if {*texts} != {":"} else ""
+
+
+def _own_parts(parts: Mapping[str, Sequence[Device]]) -> Sequence[tuple[Device, str]]:
+    """The parts that this process has, each with a device that has it."""
+    here = own_process()
+    own = {which: [d for d in having if d.process_index == here] for which, having in parts.items()}
+    return [(devices[0], which) for which, devices in own.items() if devices]
 
 
 def moving_with_all(plan: Plan, moves: Sequence[str]) -> Callable[[Callable[[], Any]], Any] | None:

@@ -60,6 +60,11 @@ def own_weights(x):
     return np.asarray([1, 2, 3, 4, 5 + number], np.float32)
 
 
+def own_bias(x):
+    """What is not the same in all processes."""
+    return np.asarray([1, 2, 3, 4 + number], np.float32)
+
+
 def own_keys(x):
     """What is not the same in all processes."""
     return jax.random.split(jax.random.key(number), 3)
@@ -239,6 +244,15 @@ def array_from_a_call():
 
 def keys_from_a_call():
     return of(lambda x: x + jnp.sum(jax.vmap(jax.random.normal)(keys(x))), name="step")
+
+
+def parts_from_a_call():
+    """Each process has all of it, sharded over its own devices."""
+    grid = partjit.Mesh(np.array(jax.devices()).reshape(2, 2), ("process", "device"))
+    bias = jax.ShapeDtypeStruct((4,), np.float32, sharding=jax.NamedSharding(grid, P("device")))
+    give = colocated_python(own_bias, out_specs_fn=lambda _: bias, mode="inline")
+    specs = jax.NamedSharding(grid, P(("process", "device")))
+    return of(lambda x: x * jnp.sum(give(x)), in_shardings=specs, out_shardings=specs, name="step")
 
 
 PROGRAMS = {name: make for name, make in [*globals().items()] if getattr(make, "__module__", "") == "__main__"}

@@ -41,6 +41,7 @@ CHOICES = {
     "predicate": "the predicate of the while at ",
     "number_from_a_call": "the result of the colocated call of 'own_number' made at ",
     "array_from_a_call": "the result of the colocated call of 'own_weights' made at ",
+    "parts_from_a_call": "the result of the colocated call of 'own_bias' made at ",
     "keys_from_a_call": "the result of the colocated call of 'own_keys' made at ",
 }
 
@@ -85,5 +86,6 @@ def test_processes_that_would_go_different_ways_are_stopped_with_what_each_has(r
         first, *values = text.splitlines()[:3]
         assert first.startswith(f"the processes of step would go different ways: {what}")
         assert re.search(r"divergent.py:\d+ in [<\w]+", first)
+        assert ("in its part [2:4], is" in first) == (name == "parts_from_a_call")
         assert len({*(value.split(": ")[1] for value in values)}) == 2
         assert raised[1][name] == [kind, text]
