@@ -75,11 +75,12 @@ class Attempt:
         if self._is_handed_over:
             return
         agreement = self._agreement
-        if agreement is None:
-            if group_size() > 1 and not self._is_known:
-                refusals.say(self._program, error)
-            return
-        mesh = ambient_mesh()
-        processes = {device.process_index for device in mesh.devices.flat} if not mesh.empty else None
-        if self._is_known or processes is None or processes == {*agreement.group}:
+        if agreement is not None and (self._is_known or self._is_of(agreement.group)):
             agreement.fail(error, self._begun)
+        elif group_size() > 1 and not self._is_known:
+            refusals.say(self._program, error)
+
+    def _is_of(self, group: tuple[int, ...]) -> bool:
+        """Whether this call, of which nothing is known, may be one of these processes, as the last one was."""
+        mesh = ambient_mesh()
+        return mesh.empty or {device.process_index for device in mesh.devices.flat} == {*group}

@@ -90,6 +90,20 @@ def calls_of_compiled_programs():
     fails_in_all("piece", lambda: compiled_of_pieces("no array" if IS_OTHER else piece), TypeError)
 
 
+def on_another_mesh():
+    """On which the call is one of this process alone, as far as it has come."""
+    program = pjit(step, **SPECS, name="elsewhere")
+    program(x)
+    own = partjit.Mesh(np.array(jax.local_devices()), "x")
+    for _ in range(2):
+
+        def call():
+            with own if IS_OTHER else mesh:
+                program(x)
+
+        fails_in_all("another mesh", call, ValueError)
+
+
 def deleted_arguments():
     for program in (named("plain"), named("donating", donate_argnums=0)):
         error = fails_in_all("deleted", lambda: program(deleted()), RuntimeError)  # noqa: B023
@@ -152,6 +166,7 @@ with mesh, warnings.catch_warnings():
     warnings.simplefilter("ignore", partjit.ReshardWarning)
     check(x)
     calls_of_compiled_programs()
+    on_another_mesh()
     deleted_arguments()
     resharded_arguments()
     refused_before_anything_is_known()
