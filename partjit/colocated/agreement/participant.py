@@ -11,7 +11,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from multiprocessing.connection import Client
 from typing import Any
@@ -25,7 +25,7 @@ from partjit.colocated.agreement.refusals import refusal_of
 from partjit.colocated.agreement.votes import Decision, Gone, Join, Message, Vote
 from partjit.colocated.runtime.interrupts import Flag
 
-__all__ = ["Participant", "Pending", "participant"]
+__all__ = ["Participant", "Pending", "gone", "participant"]
 
 
 class Pending:
@@ -351,6 +351,12 @@ class Participant:
 
 _changes = threading.Lock()
 _participants: dict[int, Participant] = {}
+
+
+def gone(group: Collection[int]) -> str | None:
+    """Which process of a group is gone, as far as those that have agreed on something here know; None if none is."""
+    known = (participant.gone(tuple(group)) for participant in [*_participants.values()])
+    return next((found for found in known if found is not None), None)
 
 
 def participant(leader: int, timeout: float) -> Participant | None:

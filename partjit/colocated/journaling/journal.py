@@ -4,10 +4,12 @@ import contextlib
 import dataclasses
 import os
 import pickle
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 from partjit.checks import require, require_callable, require_flag, require_path, require_text
+from partjit.colocated.agreement.waiting import LOOK_SECONDS, wait_or_gone
 from partjit.colocated.journaling import log as active
 from partjit.colocated.journaling.contents import Contents, JournaledCall
 from partjit.colocated.journaling.directory import (
@@ -84,8 +86,8 @@ class Journal(contextlib.AbstractContextManager["Journal", None]):
         try:
             if kind is None:
                 wait()
-            else:
-                join(None)
+            else:  # calls that wait for devices of a process that is gone may never end
+                wait_or_gone(lambda: not join(None, time.monotonic() + LOOK_SECONDS), self._opened.group.gone)
         finally:
             active.current = None
             self._close()

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from partjit._jax.processes import distributed_client, published
+from partjit.colocated.agreement.participant import gone
 from partjit.colocated.agreement.setup import timeout_seconds
 from partjit.errors import JournalError, OtherProcessError
 
@@ -44,6 +45,10 @@ class Group:
         name = hashlib.sha256(path.encode()).hexdigest()[:16]
         self._key = f"partjit/journal/{next(_openings)}/{name}"
         self._rounds = itertools.count()
+
+    def gone(self) -> str | None:
+        """Which process is gone, as far as is known; None if none is."""
+        return gone(range(self.count))
 
     def decide(self, own: Callable[[], Any], decision: Callable[[list[Any]], Any], what: str) -> Any:
         """Does something in every process, and then decides in the first one.

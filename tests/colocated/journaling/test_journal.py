@@ -3,6 +3,7 @@
 import collections
 import os
 import shutil
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 import partjit
 from partjit import JournalError, P, colocated
 from partjit.colocated import colocated_python, colocated_python_class
+from partjit.colocated.journaling.processes import Group
 from partjit.colocated.journaling.records import read_records
 from tests.census import sees
 from tests.colocated.journaling.calls import KINDS, Loader, Program, seen
@@ -288,6 +290,32 @@ def test_nothing_is_committed_where_a_call_has_failed(tmp_path):
         journal.commit({"step": 3})
     with colocated.journal(tmp_path) as journal:
         assert journal.restore({"step": 0}) == {"step": 3}
+
+
+_raised, _waited = threading.Event(), list[bool]()
+
+
+def _wait(x):
+    _waited.append(_raised.wait(20))
+
+
+def test_a_block_that_ends_by_the_end_of_a_process_does_not_wait_for_calls_that_wait_for_its_devices(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(Group, "gone", lambda self: "process 1: it has ended")
+    waits = colocated_python(_wait, out_specs_fn=lambda x: None, stream="waits")
+
+    def ends_by_it():
+        with colocated.journal(tmp_path):
+            waits(np.float32(1))
+            raise partjit.OtherProcessError("process 1: it has ended")
+
+    with pytest.raises(partjit.OtherProcessError, match="it has ended"):
+        ends_by_it()
+    _raised.set()
+    with pytest.raises(OSError, match="no call can be recorded any more"):  # so it counts as not made
+        colocated.wait()
+    assert _waited == [True]
 
 
 def test_a_commit_inside_of_a_call_is_refused(tmp_path):
