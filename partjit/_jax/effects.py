@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from jax._src import core, effects
+from jax._src.state.types import ReadEffect, RefEffect
 from jax.extend.core import ClosedJaxpr, Effect
 
 __all__ = [
@@ -10,7 +11,9 @@ __all__ = [
     "positional_effects",
     "register_effect",
     "register_ordered_effect",
+    "uses_refs",
     "without_axes",
+    "writes_refs",
 ]
 
 # The effects of a jaxpr, those on its inputs by position.
@@ -20,6 +23,16 @@ positional_effects = core.positional_effects
 def has_kept_effects(jaxpr: ClosedJaxpr) -> bool:
     """Whether the jaxpr has effects that partial evaluation must keep even where nobody reads a result."""
     return bool(effects.partial_eval_kept_effects.filter_in(jaxpr.effects))
+
+
+def uses_refs(jaxpr: ClosedJaxpr) -> bool:
+    """Whether the jaxpr makes refs, or reads or writes those that it is given."""
+    return any(isinstance(e, RefEffect) or e is core.internal_mutable_array_effect for e in jaxpr.effects)
+
+
+def writes_refs(jaxpr: ClosedJaxpr) -> bool:
+    """Whether the jaxpr writes refs that it is given."""
+    return any(isinstance(e, RefEffect) and not isinstance(e, ReadEffect) for e in jaxpr.effects)
 
 
 def register_effect(effect_type: type[Effect]) -> None:

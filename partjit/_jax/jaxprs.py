@@ -50,6 +50,18 @@ def closed_jaxpr(
     return ClosedJaxpr(open_jaxpr, [*consts.values()])
 
 
+def with_inputs(eqn: JaxprEqn, invars: Sequence[Atom]) -> JaxprEqn:
+    """An equation that reads other variables and literals, on which it has the effects that it had on its own."""
+    if not any(isinstance(effect, effects.JaxprInputEffect) for effect in eqn.effects):
+        return eqn.replace(invars=[*invars])
+    renamed = {old: new for old, new in zip(eqn.invars, invars, strict=True) if isinstance(old, Var)}
+    moved = {
+        effect.replace(renamed[effect.input]) if isinstance(effect, effects.JaxprInputEffect) else effect
+        for effect in eqn.effects
+    }
+    return eqn.replace(invars=[*invars], effects=moved)
+
+
 _CLOSED_CALLS = {
     primitives.jit_p: "jaxpr",
     primitives.custom_jvp_call_p: "call_jaxpr",

@@ -10,12 +10,14 @@ from jax._src.interpreters import ad, batching, partial_eval
 from jax._src.interpreters.batching import AxisData
 from jax._src.pretty_printer import Doc
 from jax._src.state import discharge
+from jax._src.state.types import ReadEffect, RefEffect
 from jax.core import AbstractValue
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive, Var, jaxpr_as_fun
+from jax.ref import AbstractRef
 
 from partjit._jax.caches import weakref_cache
-from partjit._jax.jaxprs import MERGED_JAXPR
-from partjit._jax.tracing import trace_to_jaxpr
+from partjit._jax.jaxprs import MERGED_JAXPR, closed_jaxpr, new_var
+from partjit._jax.tracing import retraced, trace_to_jaxpr
 from partjit._jax.types import Params, PyTreeDef
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "register_printing",
     "transpose_jaxpr",
     "with_explicit_batch",
+    "with_values_of_refs",
     "without_own_refs",
 ]
 
@@ -221,6 +224,33 @@ def without_own_refs(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     discharged = _discharge.discharge_state(jaxpr, should_discharge=False)
     discharged.jaxpr._debug_info = jaxpr.jaxpr.debug_info
     return discharged
+
+
+def with_values_of_refs(eqn: JaxprEqn) -> ClosedJaxpr:
+    """What an equation does, as a jaxpr of its variables: refs are read before it, and written after it.
+
+    In between there are their values, as in `discharge_jaxpr`.
+
+    Raises:
+        NotImplementedError: jax cannot do this to the equation.
+    """
+    given = [*dict.fromkeys(atom for atom in eqn.invars if isinstance(atom, Var))]
+    results = [new_var(var.aval) for var in eqn.outvars]
+    alone = closed_jaxpr(given, results, [eqn.replace(outvars=results)], {})
+    discharged = jaxpr_as_fun(_discharge.discharge_state(alone))
+    is_ref = [isinstance(var.aval, AbstractRef) for var in given]
+    written = {e.input for e in eqn.effects if isinstance(e, RefEffect) and not isinstance(e, ReadEffect)}
+
+    def run(*args: Any) -> Sequence[Any]:
+        outs = discharged(*(arg[...] if ref else arg for arg, ref in zip(args, is_ref, strict=True)))
+        values = iter(outs[len(results) :])
+        for arg, var, ref in zip(args, given, is_ref, strict=True):
+            value = next(values) if ref else None
+            if var in written:
+                arg[...] = value
+        return outs[: len(results)]
+
+    return retraced(alone, run)
 
 
 # checkify

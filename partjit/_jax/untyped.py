@@ -16,7 +16,7 @@ from jax.ref import AbstractRef
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from partjit._jax.jaxprs import MERGED_JAXPR, Atom, new_var
+from partjit._jax.jaxprs import MERGED_JAXPR, Atom, new_var, with_inputs
 
 __all__ = ["reshard_p", "untyped"]
 
@@ -87,7 +87,7 @@ class _Untyped:
         env.update(zip(eqn.outvars, outvars, strict=True))
         requests = [name for name in _REQUESTS if isinstance(eqn.params.get(name), NamedSharding)]
         params = {name: None if name in requests else self._param(value) for name, value in eqn.params.items()}
-        made = eqn.replace(invars=invars, outvars=outvars, params=params, ctx=_context(eqn.ctx))
+        made = with_inputs(eqn, invars).replace(outvars=outvars, params=params, ctx=_context(eqn.ctx))
         rewrite = self._rewrites.get(eqn.primitive, self._requested if requests else None)
         return [made] if rewrite is None else rewrite(eqn, made)
 

@@ -14,7 +14,6 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 
 from partjit._jax.caches import weakref_cache
 from partjit._jax.jaxprs import Atom, type_of
-from partjit._jax.rules import without_own_refs
 from partjit._jax.shardings import MaybeSharding, or_unspecified
 from partjit.arguments import known_paths
 from partjit.colocated.runtime.streams import Stream
@@ -50,6 +49,7 @@ from partjit.plan.passes.own_shards import own_shards
 from partjit.plan.passes.pin import pin
 from partjit.plan.passes.propagate import default_without_mesh, propagate
 from partjit.plan.passes.prune import merge, prune
+from partjit.plan.passes.refs import without_refs
 from partjit.plan.passes.rotate import rotate
 from partjit.plan.passes.run_to_calls import run_to_calls
 from partjit.plan.passes.shard_maps import meshes_of_shard_maps, shard_maps
@@ -214,7 +214,7 @@ def make_plan(
         ValueError: a call is where the host cannot make it.
         ShardingError: a call's specs are on other devices than the program.
     """
-    jaxpr, out_shardings, mesh = over_auto_axes(without_own_refs(jaxpr), out_shardings, mesh)
+    jaxpr, out_shardings, mesh = over_auto_axes(without_refs(jaxpr), out_shardings, mesh)
     if mesh.empty:  # the arguments may bring one along
         mesh = next((cast(Mesh, s.mesh) for s in in_shardings if isinstance(s, NamedSharding)), mesh)
     if mesh.empty:

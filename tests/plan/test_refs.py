@@ -1,11 +1,13 @@
 """Programs with colocated calls and refs, which the host does not have."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partjit import P, colocated, pjit
+from partjit import P, colocated, pjit, set_mesh
 from partjit.colocated import colocated_python
 from tests.colocated import rendezvous
 
@@ -15,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("meeting")
 
 
 def doubled(x):
-    rendezvous.logs["calls"].append(float(x[0]))
+    rendezvous.logs["calls"].append(float(np.asarray(x)[0]))
     return x * 2
 
 
@@ -76,15 +78,129 @@ def test_a_call_that_fails_names_its_line_beside_refs():
     assert "test_refs.py" in caught.value.__notes__[0]
 
 
-def test_a_ref_of_the_caller_is_updated():
-    ref = jax.new_ref(jnp.ones(8))
-    assert float(pjit(lambda ref: (update(ref, double["numpy"]), ref[0])[1])(ref)) == 3
-    np.testing.assert_allclose(ref[...], 3)
+# Refs of the caller
 
 
-def test_a_ref_of_the_caller_is_refused_in_a_loop_with_calls():
+def by_calls(call, ref, other):
+    """Between calls, and in nested functions, which read and write it as well."""
+    update(ref, call)
+    jax.jit(update, static_argnums=1)(ref, call)
+    other[...] += ref[...]
+    jax.jit(lambda: update(ref, call))()
+
+
+def loop(call, ref, other):
+    lax.fori_loop(0, 3, lambda _, none: update(ref, call), None)
+    update(other, call)
+
+
+def accumulated(call, ref, other):
+    def iteration(total, x):
+        ref[1] = ref[0] + call(x)[0]
+        other[0] += call(x)[1]
+        return total + other[0], ref[1]
+
+    return lax.scan(iteration, jnp.float32(0), jnp.arange(8.0).reshape(4, 2))
+
+
+def nested(call, ref, other):
+    def iteration(i, x):
+        lax.cond(i == 1, lambda: update(ref, call), lambda: None)
+        return lax.fori_loop(0, i, lambda _, x: x + call(other[...]), x + ref[...])
+
+    return lax.fori_loop(0, 3, iteration, jnp.zeros(8))
+
+
+def branches(call, ref, other):
+    return lax.switch(jnp.int32(1), [lambda: call(ref[...]), lambda: (update(other, call), call(other[...]))[1]])
+
+
+def awaited(call, ref, other):
+    """A loop whose predicate reads a ref that nobody writes."""
+
+    def iteration(x):
+        return call(x) + other[...]
+
+    return lax.while_loop(lambda x: x[0] < 9 * ref[0], iteration, jnp.zeros(8))
+
+
+PROGRAMS = [by_calls, loop, accumulated, nested, branches, awaited]
+
+
+@pytest.mark.parametrize("place", ["a device", "a mesh"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_refs_of_the_caller_are_read_and_written_as_without_calls(mesh, program, kind, place):
+    sharding = jax.sharding.NamedSharding(mesh, P("x")) if place != "a device" else jax.devices()[0]
+
+    def refs():
+        return [jax.new_ref(jax.device_put(k + np.arange(8, dtype=np.float32) / 8, sharding)) for k in (1, 2)]
+
+    def plain(x):
+        return x * 2
+
+    expected = refs()
+    results = jax.jit(lambda *refs: program(plain, *refs))(*expected)
+    own = refs()
+    captured = refs()
+    with contextlib.nullcontext() if place == "a device" else set_mesh(mesh):
+        found = [
+            pjit(lambda *refs: program(double[kind], *refs))(*own),
+            pjit(lambda x: (program(double[kind], *captured), x)[0])(jnp.ones(())),
+        ]
+    for result, refs_of_it in zip(found, (own, captured), strict=True):
+        jax.tree.map(np.testing.assert_allclose, result, results)
+        for one, other in zip(refs_of_it, expected, strict=True):
+            np.testing.assert_allclose(one[...], other[...])
+            assert one[...].sharding == other[...].sharding
+    colocated.wait(timeout=60)
+
+
+def test_only_refs_that_are_written_are_given_to_what_writes_them():
+    def program(ref, other):
+        lax.fori_loop(0, 2, lambda i, none: ref.at[i].set(double["numpy"](other[...])[i]), None)
+
+    last = pjit(program).plan(jax.new_ref(jnp.ones(8)), jax.new_ref(jnp.ones(8))).fragments[-1]
+    assert [type(value.aval).__name__ for value in last.inputs].count("AbstractRef") == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_call_that_fails_leaves_the_ref_as_it_was(kind):
+    def third(x):
+        if x[0] > 5:
+            raise ArithmeticError("too large")
+        return x * 2
+
     ref = jax.new_ref(jnp.ones(8))
-    program = pjit(lambda ref: lax.fori_loop(0, 2, lambda _, none: update(ref, double["numpy"]), None))
-    with pytest.raises(ValueError, match="doubled is called in a scan that uses a ref from outside of the program at"):
-        program(ref)
-    np.testing.assert_allclose(ref[...], 1)
+    call = colocated_python(third, out_specs_fn=lambda x: x, **KINDS[kind])
+    program = pjit(lambda ref: lax.fori_loop(0, 5, lambda _, none: update(ref, call), None))
+    for _ in range(2):
+        with pytest.raises(ArithmeticError, match="too large"):
+            program(ref)
+        np.testing.assert_allclose(ref[...], 1)
+
+
+def read_by_a_predicate(ref):
+    def iteration(i):
+        update(ref, double["numpy"])
+        return i + 1
+
+    return lax.while_loop(lambda i: ref[0] < 20, iteration, 0)
+
+
+def written_by_a_predicate(ref):
+    def goes_on(i):
+        update(ref, double["numpy"])
+        return ref[0] < 20
+
+    return lax.while_loop(goes_on, lambda i: i + 1, 0)
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+@pytest.mark.parametrize("program", [read_by_a_predicate, written_by_a_predicate])
+def test_a_predicate_needs_no_ref_that_is_written(program, is_own):
+    """jax does not evaluate it as it is written: the first loop would go on for ever, the second make calls twice."""
+    x = jnp.ones(8)
+    with pytest.raises(ValueError, match="doubled is called in a while_loop whose predicate needs a ref at "):
+        pjit(lambda x: program(jax.new_ref(x) if is_own else x))(x if is_own else jax.new_ref(x))
+    assert not rendezvous.logs["calls"]

@@ -9,7 +9,7 @@ from jax.extend.core import ClosedJaxpr, DropVar, JaxprEqn, Var, jaxpr_as_fun, n
 from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
-from partjit._jax.jaxprs import Atom, closed_jaxpr, new_var, type_of
+from partjit._jax.jaxprs import Atom, closed_jaxpr, new_var, type_of, with_inputs
 from partjit._jax.meshes import without_mesh
 from partjit._jax.sources import nested_source_info
 from partjit.mesh import auto_twin
@@ -62,7 +62,7 @@ def reading(node: VarNode, env: Mapping[Var, Atom]) -> VarNode:
 def _replaced(node: VarNode, env: Mapping[Var, Atom], outputs: Sequence[Var]) -> VarNode:
     inputs = [read(env, atom) for atom in node.inputs]
     if isinstance(node, Equation):
-        return Equation(node.eqn.replace(invars=inputs, outvars=[*outputs]))
+        return Equation(with_inputs(node.eqn, inputs).replace(outvars=[*outputs]))
     return dataclasses.replace(node, inputs=tuple(inputs), outputs=tuple(outputs))
 
 
@@ -220,7 +220,7 @@ def jaxpr_of(block: VarBlock) -> ClosedJaxpr:
             continue
         inputs = [read(env, atom) for atom in node.inputs]
         if isinstance(node, Equation):
-            eqns.append(node.eqn.replace(invars=inputs))
+            eqns.append(with_inputs(node.eqn, inputs))
         elif isinstance(node, Forward):
             env[node.outputs[0]] = inputs[0]
         elif isinstance(node, ColocatedCall):

@@ -20,8 +20,8 @@ from jax.typing import ArrayLike
 
 from partjit._jax.arrays import with_weak_type
 from partjit._jax.jaxprs import Atom, control_flow_kind, new_var, scan_counts, type_of
-from partjit._jax.sources import at_site
-from partjit.calls import inner_jaxprs, makes_calls, names_of_calls
+from partjit._jax.rules import with_values_of_refs
+from partjit.calls import makes_calls
 from partjit.plan.ir.build import Builder, expanded, live, read, reading, rebuilt
 from partjit.plan.ir.nodes import Block, Branch, Loop, VarBlock, VarLoop, variables
 from partjit.primitive import keep_where
@@ -44,23 +44,22 @@ def control_flow(block: VarBlock, mesh: Mesh, structured: Callable[[ClosedJaxpr]
     def expand(out: Builder, used: Sequence[bool]) -> dict[Var, Atom]:
         kind, params = control_flow_kind(out.like), out.like.params
         if any(isinstance(type_of(atom), AbstractRef) for atom in out.like.invars):
-            raise _of_ref(out.like)
+            return with_values(out)
         if kind == "scan":
             return _scan(structured(params["jaxpr"]), used, mesh, out)
         if kind == "while":
             return _while(structured(params["cond_jaxpr"]), structured(params["body_jaxpr"]), used, out)
         return _branch([structured(branch) for branch in params["branches"]], out)
 
+    def with_values(out: Builder) -> dict[Var, Atom]:
+        """The host, which has no refs, drives a loop or branch of their values."""
+        eqn = out.like
+        jaxpr = with_values_of_refs(eqn)
+        given = [*dict.fromkeys(variables(eqn.invars))]
+        results = out.inline(control_flow(Block.of_jaxpr(jaxpr), mesh, structured), given)
+        return dict(zip(eqn.outvars, results, strict=True))
+
     return expanded(block, _makes_calls, expand)
-
-
-def _of_ref(eqn: JaxprEqn) -> ValueError:
-    (name, *_) = names_of_calls(inner_jaxprs(eqn))
-    return ValueError(
-        f"the colocated function {name} is called in a {eqn.primitive} that uses a ref from outside of the program"
-        f"{at_site(eqn.source_info)}. The host runs it and has no refs: read the ref before, carry its value, and "
-        "write it back afterwards"
-    )
 
 
 def _makes_calls(eqn: JaxprEqn) -> bool:

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 from jax.extend.core import jaxpr_as_fun
+from jax.ref import AbstractRef
 from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
@@ -93,7 +94,7 @@ def _runs(nodes: Sequence[Node]) -> Iterator[tuple[_Kind | None, Sequence[Node]]
     kind: _Kind | None = None
     run: list[Node] = []
     for node in nodes:
-        joins = isinstance(node, Fragment) or _is_chosen(node)
+        joins = _is_chosen(node) or (isinstance(node, Fragment) and not _has_refs(node))
         own = _kind(node) if joins else None
         if run and (not joins or (own is not None and kind is not None and own != kind)):
             yield from _settled(kind, run)
@@ -105,6 +106,11 @@ def _runs(nodes: Sequence[Node]) -> Iterator[tuple[_Kind | None, Sequence[Node]]
             yield None, [node]
     if run:
         yield from _settled(kind, run)
+
+
+def _has_refs(fragment: Fragment[Value, Value]) -> bool:
+    """Whether it is given refs: an executable consumes their memory, which would be lost if a call in it failed."""
+    return any(isinstance(value.aval, AbstractRef) for value in fragment.inputs)
 
 
 def _settled(kind: _Kind | None, run: Sequence[Node]) -> Iterator[tuple[_Kind | None, Sequence[Node]]]:

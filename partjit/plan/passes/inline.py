@@ -11,7 +11,16 @@ from jax.extend.core import DropVar, Jaxpr, JaxprEqn, Var
 from jax.sharding import Mesh, NamedSharding
 from jax.typing import ArrayLike
 
-from partjit._jax.jaxprs import Atom, called_jaxpr, control_flow_kind, nested_shardings, new_var, solving, type_of
+from partjit._jax.jaxprs import (
+    Atom,
+    called_jaxpr,
+    control_flow_kind,
+    nested_shardings,
+    new_var,
+    solving,
+    type_of,
+    with_inputs,
+)
 from partjit._jax.shard_maps import shard_map_p
 from partjit._jax.shardings import MaybeSharding, UnspecifiedValue
 from partjit._jax.sources import at_site, nested_source_info
@@ -121,11 +130,11 @@ class _Inlining:
 def _renamed(eqn: JaxprEqn, env: dict[Var, Atom], outer: JaxprEqn | None) -> JaxprEqn:
     invars = [read(env, atom) for atom in eqn.invars]
     if outer is None:
-        return eqn.replace(invars=invars)
+        return with_inputs(eqn, invars)
     fresh = [var if isinstance(var, DropVar) else new_var(var.aval) for var in eqn.outvars]
     env.update(zip(eqn.outvars, fresh, strict=True))
     info = nested_source_info(eqn.source_info, outer.source_info)
-    return eqn.replace(invars=invars, outvars=fresh, source_info=info)
+    return with_inputs(eqn, invars).replace(outvars=fresh, source_info=info)
 
 
 def specs_of_nested(eqn: JaxprEqn) -> tuple[list[Spec], list[Spec]]:
