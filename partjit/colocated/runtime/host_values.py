@@ -170,13 +170,18 @@ class HostArgument(OnDemand):
         number: what the elements are, if it is one of them alone.
     """
 
-    __slots__ = ("_array", "_destination", "_value", "number")
+    __slots__ = ("_array", "_destination", "_number", "_value")
 
     def __init__(self, value: np.ndarray | None, destination: Destination, number: bool | int | float | None) -> None:
         self._value = value
         self._destination = destination
-        self.number = number
+        self._number = number
         self._array: jax.Array | None = None
+
+    @property
+    def number(self) -> bool | int | float | None:
+        """See `OnDemand`."""
+        return self._number
 
     @property
     def dtype(self) -> np.dtype:

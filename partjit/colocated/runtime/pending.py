@@ -26,14 +26,14 @@ __all__ = ["OnDemand", "PendingArray", "require_array", "values_of", "when_recei
 
 
 class OnDemand:
-    """A value that is made when it is first used.
-
-    Attributes:
-        source: an array that it is made of and that may still be computed, if there is one.
-    """
+    """A value that is made when it is first used."""
 
     __slots__ = ("__weakref__",)
-    source: jax.Array | None = None
+
+    @property
+    def source(self) -> jax.Array | None:
+        """An array that it is made of and that may still be computed, if there is one."""
+        return None
 
     @property
     def number(self) -> bool | int | float | None:
@@ -260,7 +260,7 @@ class PendingArray(jax.Array):
         number = self._number()
         return self.value().item(*args) if number is None or args else number
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: Any = None, context: object = None, copy: bool | None = None) -> np.ndarray:
         value = self.value() if self._number() is None else self._numpy()
         return np.asarray(value, dtype, copy=copy)
 
