@@ -39,7 +39,6 @@ __all__ = [
     "factorization",
     "fft",
     "reduce",
-    "reshape",
     "sort",
     "transpose",
 ]
@@ -209,46 +208,6 @@ def transpose(op: Operation) -> Model | None:
     axes, parts = ([of[k] for k in places] for of in (result.sharding.axes, result.sharding.parts))
     wanted = dataclasses.replace(operand.sharding, axes=tuple(axes), parts=tuple(parts))
     return None if wanted == operand.sharding else op.model({0: [wanted]})
-
-
-def reshape(op: Operation) -> Model | None:
-    """Another shape: what is not sharded then is computed from all of it."""
-    (operand,), (result,) = op.operands, op.results
-    several = any(len(axes) > 1 for axes in operand.sharding.axes)
-    if several and result.is_sharded and math.prod(operand.shards) != math.prod(result.shards):
-        raise Unmodelled
-    if operand.is_sharded and not result.is_sharded:
-        return op.replicated()
-    if operand.is_sharded and not (_reshapes(result, operand) or _reshapes(operand, result)):
-        if op.tiles(operand.sharding).copies == op.tiles(result.sharding).copies:
-            raise Unmodelled  # XLA may exchange halos
-        return op.replicated()
-    # In jax 0.10, Shardy's rule of reshapes leaves out dimensions of size 1, which the result may be without.
-    ones = [dim for dim, n in enumerate(operand.shape) if n == 1 and operand.shards[dim] > 1]
-    return op.model({0: [without(operand.sharding, ones)]}, keeps=True) if ones else None
-
-
-def _reshapes(source: Tensor, target: Tensor) -> bool:
-    """Whether the shards of one shape, reshaped, are those of a sharding of the other.
-
-    Dimensions are merged of which only the first is sharded, or split where shards end. Source: `ReshapeSharding` of
-    XLA's `hlo_sharding_util.cc`.
-    """
-    left = [(n, count) for n, count in zip(source.shape, source.shards, strict=True) if n != 1]
-    targets = [n for n in target.shape if n != 1]
-    while any(count > 1 for _, count in left):
-        (n, count), *left = left
-        size, *targets = targets
-        if n < size:
-            (more, parts), *left = left
-            if n % count or (parts > 1 and n != count):
-                return False
-            left, targets = [(n * more, count * parts), *left], [size, *targets]
-        elif n > size:
-            if n % size or (size % count and count % size):
-                return False
-            left = [(n // size, max(count // size, 1)), *left]
-    return True
 
 
 def dynamic_slice(op: Operation) -> Model:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from partjit.inspect.moves import indices, products, replicated, windows
+from partjit.inspect.moves import indices, products, replicated, reshapes, windows
 from partjit.inspect.moves.model import Model, Operation
 
 __all__ = ["LOOKING_AROUND", "LOOKING_AT_PRIMITIVES", "LOOKING_AT_SLICES", "MODELS"]
@@ -27,7 +27,7 @@ MODELS: Mapping[str, Callable[[Operation], Model | None]] = {
     "stablehlo.pad": windows.pad,
     "stablehlo.reduce": replicated.reduce,
     "stablehlo.reduce_window": windows.reduce_window,
-    "stablehlo.reshape": replicated.reshape,
+    "stablehlo.reshape": reshapes.reshape,
     "stablehlo.reverse": windows.reverse,
     "stablehlo.scatter": indices.scatter,
     "stablehlo.slice": windows.slice_,
