@@ -133,7 +133,8 @@ def _expanded(pipeline: str, is_one_function: bool) -> tuple[str, str, str]:
     kept = re.sub(r",sdy-save-module|,func\.func\(sdy-drop-sharding-rules\)", "", pipeline)
     for name in _WITHOUT_CALLS if is_one_function else ():
         kept = re.sub(rf"{re.escape(name)}(\{{[^}}]*\}})?,", "", kept)
-    before, deciding, after = re.fullmatch(_DECIDING, kept).groups()
+    (parts,) = re.findall(_DECIDING, kept)
+    before, deciding, after = parts
     return f"{before})", f"builtin.module({deciding})", f"builtin.module({after}"
 
 

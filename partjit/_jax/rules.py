@@ -44,6 +44,7 @@ __all__ = [
     "register_linearization",
     "register_printing",
     "transpose_jaxpr",
+    "used_arguments",
     "with_explicit_batch",
     "with_values_of_refs",
     "without_own_refs",
@@ -155,6 +156,12 @@ def transpose_jaxpr(
 
 
 # Dead code
+
+
+def used_arguments(jaxpr: ClosedJaxpr) -> tuple[bool, ...]:
+    """For each argument of a program whether it is used: jax passes no others to what it compiles."""
+    _, used = _pe.dce_jaxpr(jaxpr.jaxpr, [True] * len(jaxpr.jaxpr.outvars))
+    return tuple(used)
 
 
 def register_dce(

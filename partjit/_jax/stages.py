@@ -17,12 +17,14 @@ class JitParts(NamedTuple):
         in_shardings, out_shardings: of arguments and results; UNSPECIFIED where the partitioner chooses.
         donated: for each argument whether its memory may be reused.
         paths: the key paths of the arguments.
+        keep_unused: whether arguments that it does not use are passed to it all the same.
     """
 
     in_shardings: tuple[MaybeSharding, ...]
     out_shardings: tuple[MaybeSharding, ...]
     donated: tuple[bool, ...]
     paths: tuple[str, ...]
+    keep_unused: bool
 
 
 def jit_parts(traced: Traced) -> JitParts:
@@ -38,4 +40,6 @@ def jit_parts(traced: Traced) -> JitParts:
     count = len(in_shardings)
     names = info.arg_names if info.arg_names and len(info.arg_names) == count else ("",) * count
     paths = tuple(name or f"argument[{i}]" for i, name in enumerate(names))
-    return JitParts(in_shardings, tuple(params["out_shardings"]), tuple(params["donated_invars"]), paths)
+    return JitParts(
+        in_shardings, tuple(params["out_shardings"]), tuple(params["donated_invars"]), paths, params["keep_unused"]
+    )

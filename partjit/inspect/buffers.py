@@ -12,22 +12,19 @@ Source: `CpuInstructionFusion`, `CopyInsertion` and `BufferAssignment` of XLA.
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias
 
 from partjit.inspect.buffer_lifetimes import ALWAYS, Buffer, Lifetimes
-from partjit.inspect.equation_moves import EquationMoves, Moves
+from partjit.inspect.buffer_roots import NONE, Roots, are_arguments, as_large, bound, roots_of
+from partjit.inspect.equation_moves import NO_MOVES, EquationMoves, Moves
 from partjit.inspect.fusion import CONSUMERS, ELEMENTWISE, FUSED, UPDATES, is_fused
 from partjit.inspect.instruction_order import InstructionOrder, Preparation, Sums, combined_sums
+from partjit.inspect.library import Kernels, kernels_of
 from partjit.inspect.skeleton import RANDOM, Body, Equation, Variable
 
 __all__ = ["buffers_of"]
 
 _POINTER = 8
 """Bytes of an entry of the table of what a loop carries."""
-
-
-_Roots: TypeAlias = frozenset[Buffer]
-_NONE: _Roots = frozenset()
 
 
 def buffers_of(body: Body, size: Callable[[Variable], int], moves: Mapping[int, Moves]) -> list[Buffer]:
@@ -59,24 +56,33 @@ class _Walk:
         self._size, self._moves = size, EquationMoves(size, moves)
         self.times = Lifetimes()
         self._depths: dict[Variable, int] = {}  # of the innermost loops that change variables
-        self._computed: dict[int, tuple[Equation, dict[Variable, _Roots]]] = {}  # outside of the loops that run
-        self._gathered: dict[_Roots, Buffer] = {}  # by what it was gathered from
-        self._prepared: dict[Equation, dict[Variable | str, _Roots]] = {}  # what was made of operands
-        self._partial: dict[Equation, Buffer] = {}  # what is summed over devices
+        self._computed: dict[int, tuple[Equation, dict[Variable, Roots]]] = {}  # outside of the loops that run
+        self._gathered: dict[Roots, Buffer] = {}  # by what it was gathered from
+        self._prepared: dict[Equation, dict[Variable | str, Roots]] = {}  # what was made of operands
+        self._partial: dict[Equation, Roots] = {}  # what is summed over devices
+        self._summing: set[Equation] = set()  # the equations that are such sums themselves
+        self._constants: dict[Equation, list[tuple[str, Variable]]] = {}  # literals that kernels read
+        self._arrays_of_literals: dict[tuple[object, ...], Buffer] = {}
+        self._buffered: dict[Variable | str, Roots] = {}  # what kernels read of what others compute where they use it
 
-    def body(self, body: Body, known: Mapping[Variable, _Roots]) -> dict[Variable, _Roots]:
+    def body(self, body: Body, known: Mapping[Variable, Roots]) -> dict[Variable, Roots]:
         """Runs through the equations of a jaxpr; returns the buffers that each variable is computed from."""
         constants = {var: frozenset([Buffer(self._size(var), -1, ALWAYS)]) for var in body.constvars}
         roots = {**constants, **known}
-        order, reads = self._order(body), dict[Equation, _Roots]()
-        released, prepared = order.released, self._prepared
+        order, kernels = self._order(body)
+        reads = dict[Equation, Roots]()
+        released, prepared, buffered = order.released, self._prepared, self._buffered
         while True:
             if released:  # this runs for each equation of a program, at each question to it
                 eqn = released.popleft()
-                of_operands = self._operands(eqn, roots) if eqn in prepared else _roots_of(eqn.invars, roots)
-                read = of_operands[0] if len(of_operands) == 1 else _NONE.union(*of_operands)
+                of_operands = self._operands(eqn, roots) if eqn in prepared else roots_of(eqn.invars, roots)
+                if buffered and eqn in kernels.readers:
+                    own, pairs = prepared.get(eqn, {}), zip(eqn.invars, of_operands, strict=True)
+                    of_operands = [one if var in own else buffered.get(var, one) for var, one in pairs]
+                read = of_operands[0] if len(of_operands) == 1 else NONE.union(*of_operands)
                 is_barrier = eqn.name == "optimization_barrier"
-                if not is_barrier and not is_fused(eqn, body, len(read)):
+                is_inside = is_barrier or eqn in kernels.absorbed or is_fused(eqn, body, len(read))
+                if not is_inside or eqn in kernels.buffered:
                     reads[eqn] = read
                     order.queue(eqn)
                     continue
@@ -101,32 +107,41 @@ class _Walk:
                 self.times.is_backward = outer or step.is_backward
                 if self.times.loops:
                     self._set_depth(step)
-                self._run(step, roots, reads.pop(step))
+                self._run(step, roots, read := reads.pop(step))
+                var = step.outvars[0] if step.outvars else ""
+                is_copy = step in kernels.buffered and step not in kernels.readers and is_fused(step, body, len(read))
+                if is_copy and var in roots:
+                    buffered[var], roots[var] = roots[var], read
             self.times.is_backward = outer
             order.done(step)
 
-    def _order(self, body: Body) -> InstructionOrder:
+    def _order(self, body: Body) -> tuple[InstructionOrder, Kernels]:
         moves = self._moves
         needed = moves.needed(body.equations)
         sizes = {eqn: found for eqn in needed if (found := moves.prepared(eqn))}
         steps = {eqn: {var: len(made) for var, made in found.items()} for eqn, found in sizes.items()}
         summed = {eqn: over for eqn in needed if (over := moves.summed_over(eqn)) is not None}
-        return InstructionOrder(body, steps, combined_sums(body, summed))
+        communicating = {eqn: eqn in summed for eqn in needed if eqn in summed or moves.of(eqn) is not NO_MOVES}
+        kernels = kernels_of(body, self._size, communicating)
+        self._constants.update(kernels.constants)
+        sums = combined_sums(body, summed)
+        self._summing.update(eqn for eqn, one in sums.items() if len(one.equations) > 1 and not moves.of(eqn).summed)
+        return InstructionOrder(body, steps, sums), kernels
 
-    def _operands(self, eqn: Equation, roots: Mapping[Variable, _Roots]) -> list[_Roots]:
+    def _operands(self, eqn: Equation, roots: Mapping[Variable, Roots]) -> list[Roots]:
         """The buffers that each operand is computed from, or what was prepared of it, where something was."""
         prepared = self._prepared[eqn]
         # What is gathered for a constraint is not kept: where one is tried out, there is no equation that says it.
         if eqn.name == "sharding_constraint":
-            return _roots_of(eqn.invars, roots)
-        return [prepared.get(atom, one) for atom, one in zip(eqn.invars, _roots_of(eqn.invars, roots), strict=True)]
+            return roots_of(eqn.invars, roots)
+        return [prepared.get(atom, one) for atom, one in zip(eqn.invars, roots_of(eqn.invars, roots), strict=True)]
 
     def _set_depth(self, eqn: Equation) -> None:
         is_own = eqn.kind not in (None, "shard_map") or eqn.has_effects
         depth = len(self.times.loops) if is_own else self._depth_of(eqn.invars)
         self._depths.update(dict.fromkeys(eqn.outvars, depth))
 
-    def _run(self, eqn: Equation, roots: dict[Variable, _Roots], read: _Roots) -> None:
+    def _run(self, eqn: Equation, roots: dict[Variable, Roots], read: Roots) -> None:
         kind = eqn.kind
         if kind is None:
             self._compute(eqn, roots, read)
@@ -138,8 +153,8 @@ class _Walk:
             self._branches(eqn, roots)
         else:
             (inner,) = eqn.bodies
-            found = self.body(inner, _bound(inner.invars, _roots_of(eqn.invars, roots)))
-            roots.update(zip(eqn.outvars, _roots_of(inner.outvars, found), strict=True))
+            found = self.body(inner, bound(inner.invars, roots_of(eqn.invars, roots)))
+            roots.update(zip(eqn.outvars, roots_of(inner.outvars, found), strict=True))
 
     def _depth_of(self, atoms: Iterable[Variable | str]) -> int:
         return max((self._depths.get(atom, 0) for atom in atoms if isinstance(atom, Variable)), default=0)
@@ -152,7 +167,7 @@ class _Walk:
         self._depths.update((var, self._depth_of([atom])) for var, atom in constants)
         self._depths.update(dict.fromkeys(varying, len(self.times.loops)))
 
-    def _compute(self, eqn: Equation, roots: dict[Variable, _Roots], read: _Roots) -> None:
+    def _compute(self, eqn: Equation, roots: dict[Variable, Roots], read: Roots) -> None:
         """An equation that writes its results to buffers."""
         name = eqn.name
         depth = self._depth_of(eqn.invars) if self.times.loops else 0
@@ -165,6 +180,8 @@ class _Walk:
         moves = self._moves.of(eqn)
         self._prepared.pop(eqn, None)
         self.times.read(read)
+        for text, like in self._constants.get(eqn, ()):
+            self._read_constant(text, like, eqn)
         if name in RANDOM:  # XLA computes them in a loop, with two counters for each number, and eight small arrays
             for buffer in [self.times.new(sum(map(self._size, eqn.outvars)), eqn) for _ in range(2)]:
                 buffer.last = self.times.clock
@@ -176,22 +193,34 @@ class _Walk:
                     self.times.loops[-1].throughout.append(self.times.new(self._size(var), eqn))
         self._read_gathered(eqn, moves, roots)
         sizes = [*map(self._size, eqn.outvars)]
-        updated = _roots_of(eqn.invars[:1], roots)[0] if name in UPDATES else None
-        start = self.times.begin() if updated == _NONE else None  # constants are written before the update
+        updated = roots_of(eqn.invars[:1], roots)[0] if name in UPDATES else None
+        start = self.times.begin() if updated == NONE else None  # constants are written before the update
         if moves.summed and eqn.kind is None:
             nbytes = max(sum(sizes), *(before for _, before, _ in moves.summed))
-            self._partial[eqn] = self.times.new(nbytes, eqn, start=start)
+            made = self.times.new(nbytes, eqn, start=start)
+            self._partial[eqn] = frozenset([made])
             if is_hoisted:
-                self.times.hoist(self._partial[eqn], depth)
+                self.times.hoist(made, depth)
+            return
+        if eqn in self._summing and not is_hoisted:
+            self._partial[eqn] = read
             return
         for var, size in zip(eqn.outvars, sizes, strict=True):
             buffer = self.times.new(size, eqn, var, start)
             roots[var] = frozenset([buffer])
             if is_hoisted:
                 self.times.hoist(buffer, depth)
-            buffer.over = _as_large(buffer, read if name in ELEMENTWISE else updated or ())
+            buffer.over = as_large(buffer, read if name in ELEMENTWISE else updated or ())
 
-    def _is_known(self, eqn: Equation, roots: dict[Variable, _Roots], depth: int) -> bool:
+    def _read_constant(self, text: str, like: Variable, eqn: Equation) -> None:
+        """A kernel reads an array in which each element is a literal: one for all kernels, made at the beginning."""
+        key = text, like.shape, self.times.begin()
+        made = self._arrays_of_literals.get(key)
+        if made is None:
+            made = self._arrays_of_literals[key] = self.times.new(self._size(like), eqn, start=self.times.begin())
+        self.times.read([made])
+
+    def _is_known(self, eqn: Equation, roots: dict[Variable, Roots], depth: int) -> bool:
         """Whether what an equation computes outside of so many loops was computed before; then that is its result."""
         if eqn.computed is None:
             return False
@@ -206,35 +235,35 @@ class _Walk:
             self.times.hold(known[other], depth)
         return True
 
-    def _sum(self, sums: Sums, roots: dict[Variable, _Roots]) -> None:
+    def _sum(self, sums: Sums, roots: dict[Variable, Roots]) -> None:
         """A collective that sums over devices what equations have computed."""
         self.times.clock += 2
         for eqn in sums.equations:
             if (partial := self._partial.pop(eqn, None)) is None:
                 continue
             self.times.is_backward = eqn.is_backward
-            self.times.read([partial])
+            self.times.read(partial)
             sizes, summed = [*map(self._size, eqn.outvars)], self._moves.of(eqn).summed
             if len(sizes) == 1:
-                sizes = [max(*sizes, *(after for _, _, after in summed))]
-            depth = self.times.hoisted.pop(partial, None)
+                sizes = [max([*sizes, *(after for _, _, after in summed)])]
+            depth = next((self.times.hoisted.pop(one) for one in partial if one in self.times.hoisted), None)
             for var, size in zip(eqn.outvars, sizes, strict=True):
                 buffer = self.times.new(size, eqn, var)
                 roots[var] = frozenset([buffer])
                 if depth is not None:
                     self.times.hoist(buffer, depth)
 
-    def _prepare(self, step: Preparation, roots: Mapping[Variable, _Roots]) -> None:
+    def _prepare(self, step: Preparation, roots: Mapping[Variable, Roots]) -> None:
         """What is gathered of an operand of an equation, and transposed copies."""
         eqn, var, sizes = step.equation, step.operand, self._moves.prepared(step.equation)[step.operand]
         self.times.clock += 2
         prepared = self._prepared.setdefault(eqn, {})
         self.times.read(prepared.get(var, roots[var]))
         prepared[var] = frozenset([self.times.new(sizes[-1 - step.left], eqn)])
-        if not step.left and var in self._moves.gathers(eqn) and _are_arguments(roots[var]):
+        if not step.left and var in self._moves.gathers(eqn) and are_arguments(roots[var]):
             self._gathered.update(dict.fromkeys([roots[var]], *prepared[var]))
 
-    def _read_gathered(self, eqn: Equation, moves: Moves, roots: Mapping[Variable, _Roots]) -> None:
+    def _read_gathered(self, eqn: Equation, moves: Moves, roots: Mapping[Variable, Roots]) -> None:
         """A product reads what was gathered of a parameter before."""
         if eqn.contracted and not moves.summed:
             self.times.read(
@@ -243,13 +272,13 @@ class _Walk:
                 if isinstance(var, Variable) and roots[var] in self._gathered and self._moves.needs_all(eqn, k)
             )
 
-    def _scan(self, eqn: Equation, roots: dict[Variable, _Roots]) -> None:
+    def _scan(self, eqn: Equation, roots: dict[Variable, Roots]) -> None:
         constants, carried, (inner,) = eqn.constants, eqn.carried, eqn.bodies
         count = constants + carried
-        operands = _roots_of(eqn.invars, roots)
+        operands = roots_of(eqn.invars, roots)
         self.times.clock += 2
         self._enter(eqn, zip(inner.invars[:constants], eqn.invars, strict=False), inner.invars[constants:])
-        known = _bound(inner.invars[:constants], operands)
+        known = bound(inner.invars[:constants], operands)
         carry = self._carry(eqn, inner.invars[constants:count], inner.outvars[:carried], operands[constants:count])
         known.update(zip(inner.invars[constants:count], carry, strict=True))
         begin = self.times.begin(1)
@@ -278,9 +307,9 @@ class _Walk:
         roots.update(zip(eqn.outvars[:carried], after, strict=True))
         roots.update((var, frozenset([one])) for var, one in zip(eqn.outvars[carried:], stacked, strict=True))
 
-    def _while(self, eqn: Equation, roots: dict[Variable, _Roots]) -> None:
+    def _while(self, eqn: Equation, roots: dict[Variable, Roots]) -> None:
         (cond, body), of_cond, of_body = eqn.bodies, eqn.constants, eqn.carried
-        operands = _roots_of(eqn.invars, roots)
+        operands = roots_of(eqn.invars, roots)
         self.times.clock += 2
         initial = operands[of_cond + of_body :]
         of_cond_vars = zip(cond.invars[:of_cond], eqn.invars, strict=False)
@@ -288,25 +317,25 @@ class _Walk:
         varying = [*cond.invars[of_cond:], *body.invars[of_body:]]
         self._enter(eqn, [*of_cond_vars, *of_body_vars], varying)
         carry = self._carry(eqn, body.invars[of_body:], body.outvars, initial)
-        self.body(cond, _bound(cond.invars, [*operands[:of_cond], *carry]))
-        found = self.body(body, _bound(body.invars, [*operands[of_cond : of_cond + of_body], *carry]))
+        self.body(cond, bound(cond.invars, [*operands[:of_cond], *carry]))
+        found = self.body(body, bound(body.invars, [*operands[of_cond : of_cond + of_body], *carry]))
         after = self._close(eqn, body.outvars, carry, found, operands[: of_cond + of_body])
         roots.update(zip(eqn.outvars, after, strict=True))
 
     def _carry(
-        self, eqn: Equation, invars: Sequence[Variable], outvars: Sequence[Variable | str], initial: Sequence[_Roots]
-    ) -> list[_Roots]:
+        self, eqn: Equation, invars: Sequence[Variable], outvars: Sequence[Variable | str], initial: Sequence[Roots]
+    ) -> list[Roots]:
         """The buffers of what a loop carries."""
         carry = []
         for before, after, read in zip(invars, outvars, initial, strict=True):
             if before is after:
                 carry.append(read)
                 continue
-            start = self.times.begin(1) if _are_arguments(read) or not read else None
+            start = self.times.begin(1) if are_arguments(read) or not read else None
             buffer = self.times.new(self._size(before), eqn, before, start)
             buffer.is_given = True
             self.times.read(read)
-            buffer.over = _as_large(buffer, read)
+            buffer.over = as_large(buffer, read)
             carry.append(frozenset([buffer]))
         return carry
 
@@ -314,20 +343,20 @@ class _Walk:
         self,
         eqn: Equation,
         outvars: Sequence[Variable | str],
-        carry: Sequence[_Roots],
-        found: Mapping[Variable, _Roots],
-        constants: Sequence[_Roots],
-    ) -> list[_Roots]:
+        carry: Sequence[Roots],
+        found: Mapping[Variable, Roots],
+        constants: Sequence[Roots],
+    ) -> list[Roots]:
         """The end of a loop: the buffers of its results.
 
         What the body returns is written to the memory of what it was given, unless that is still needed: then it is
         copied.
         """
         self.times.clock += 2
-        after = list[_Roots]()
+        after = list[Roots]()
         for atom, into in zip(outvars, carry, strict=True):
             (buffer,) = into if len(into) == 1 else (None,)
-            made = found[atom] if isinstance(atom, Variable) else _NONE
+            made = found[atom] if isinstance(atom, Variable) else NONE
             if buffer is None or buffer.eqn is not eqn or len(made) != 1 or made == into:
                 after.append(into)
                 continue
@@ -337,40 +366,21 @@ class _Walk:
             # Between its last use and the next value the memory is free.
             after.append(made if is_in_place and last not in self.times.hoisted else into)
         self.times.leave()
-        self.times.read(_NONE.union(*after, *constants))
+        self.times.read(NONE.union(*after, *constants))
         return after
 
-    def _branches(self, eqn: Equation, roots: dict[Variable, _Roots]) -> None:
+    def _branches(self, eqn: Equation, roots: dict[Variable, Roots]) -> None:
         self.times.clock += 2
-        first, operands = self.times.clock, _roots_of(eqn.invars, roots)
+        first, operands = self.times.clock, roots_of(eqn.invars, roots)
         starts = [ALWAYS for _ in eqn.outvars]
         for inner in eqn.bodies:
-            found = self.body(inner, _bound(inner.invars, operands[1:]))
+            found = self.body(inner, bound(inner.invars, operands[1:]))
             for k, atom in enumerate(inner.outvars):
                 if isinstance(atom, Variable) and len(found[atom]) == 1:
                     (made,) = found[atom]
                     if made.start > first:
                         made.nbytes, starts[k] = 0, min(starts[k], made.start)
         self.times.clock += 2
-        self.times.read(_NONE.union(*operands))
+        self.times.read(NONE.union(*operands))
         for var, start in zip(eqn.outvars, starts, strict=True):
             roots[var] = frozenset([self.times.new(self._size(var), eqn, var, min(start, self.times.clock))])
-
-
-def _as_large(buffer: Buffer, others: Iterable[Buffer]) -> list[Buffer]:
-    """Those of the same size, in the order of the program: sets have another one in each process."""
-    nbytes = buffer.nbytes
-    found = [one for one in others if one.nbytes == nbytes]
-    return found if len(found) < 2 else sorted(found, key=lambda one: one.number)
-
-
-def _are_arguments(buffers: _Roots) -> bool:
-    return bool(buffers) and all(buffer.start < 0 for buffer in buffers)
-
-
-def _bound(invars: Iterable[Variable], values: Iterable[_Roots]) -> dict[Variable, _Roots]:
-    return dict(zip(invars, values, strict=False))
-
-
-def _roots_of(atoms: Iterable[Variable | str], roots: Mapping[Variable, _Roots]) -> list[_Roots]:
-    return [_NONE if isinstance(atom, str) else roots[atom] for atom in atoms]

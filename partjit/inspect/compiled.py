@@ -38,7 +38,13 @@ class CompiledUnit:
 def compile_unit(unit: Unit, donated: Sequence[bool]) -> CompiledUnit:
     """Compiles a unit whose arguments are donated as these flags say, in order to read the result."""
     lowering = lower_jaxpr_anew(
-        unit.jaxpr, unit.in_shardings, unit.out_shardings, tuple(donated), unit.mesh, unit.name, keep_unused=False
+        unit.jaxpr,
+        unit.in_shardings,
+        unit.out_shardings,
+        tuple(donated),
+        unit.mesh,
+        unit.name,
+        keep_unused=unit.keep_unused,
     )
     # A cached program has the source lines of the program that was compiled first.
     with no_compilation_cache() if unit.mesh.empty else catch_rematerializations(unit.mesh) as caught:

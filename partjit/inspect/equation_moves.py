@@ -19,6 +19,7 @@ __all__ = ["NO_MOVES", "EquationMoves", "Gathered", "Moves", "moves_by_equation"
 
 _COMMUNICATING = ("psum", "pmax", "pmin", "all_gather", "ppermute", "all_to_all", "reduce_scatter", "ragged_all_to_all")
 """How the names of those begin whose result is what their collective writes."""
+_SUMMING = ("psum", "pmax", "pmin")
 
 
 class Gathered(NamedTuple):
@@ -107,6 +108,9 @@ class EquationMoves:
     def summed_over(self, eqn: Equation) -> object:
         """What tells the sum over devices of an equation's results from others; None if there is none."""
         summed = self.of(eqn).summed
+        if eqn.name.startswith(_SUMMING) and eqn.number is not None and len(eqn.outvars) == len(eqn.invars) == 1:
+            own = self._moves.get(eqn.number, NO_MOVES).summed
+            return (eqn.name, eqn.outvars[0].itemsize, *(axes for axes, _, _ in own)) if own else None
         reduction = eqn.name if eqn.name in ("reduce_max", "reduce_min") else ""
         return (reduction, eqn.outvars[0].itemsize, *(axes for axes, _, _ in summed)) if summed else None
 

@@ -5,12 +5,13 @@ Source: `CpuInstructionFusion`, `InstructionFusion`, `TransposeFolding` and `Dot
 
 import math
 
-from partjit.inspect.skeleton import Body, Equation, Variable
+from partjit._jax.versions import RELEASE
+from partjit.inspect.skeleton import REDUCTIONS, Body, Equation, Variable
 
-__all__ = ["CONSUMERS", "ELEMENTWISE", "FUSED", "UPDATES", "is_fused"]
+__all__ = ["CONSUMERS", "ELEMENTWISE", "FUSED", "UPDATES", "VIEWS", "is_fused"]
 
-_VIEWS = {"reshape", "squeeze", "expand_dims", "copy", "copy_p", "sharding_constraint", "optimization_barrier", "name"}
-_VIEWS |= {"reshard"}
+VIEWS = {"reshape", "squeeze", "expand_dims", "copy", "copy_p", "sharding_constraint", "optimization_barrier", "name"}
+VIEWS |= {"reshard", "pvary", "pcast"}
 _SHAPED = {"broadcast_in_dim", "iota", "convert_element_type", "select_n", "slice", "rev", "pad", "transpose", "tile"}
 _SHAPED |= {"dynamic_slice"}
 ELEMENTWISE = {
@@ -29,9 +30,13 @@ _EXPENSIVE = {
 """These are not computed several times."""
 UPDATES = {"dynamic_update_slice", "scatter", "scatter-add", "scatter_add"}
 """These write over their first operand."""
-FUSED = _VIEWS | _SHAPED | ELEMENTWISE | {"gather"}
-REDUCTIONS = {"reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_prod"}
+FUSED = VIEWS | _SHAPED | ELEMENTWISE | {"gather"}
+_JOINS = {"concatenate", "stack"}
 CONSUMERS = FUSED | REDUCTIONS | {"argmax"}
+_MOST_JOINED = 8
+_CONTIGUOUS = 64 if RELEASE >= (0, 12) else 512
+"""Of a concatenation along the last dimension, the bytes from which on it is a copy of its own."""
+_JOINED = 2048 if RELEASE >= (0, 12) else 0
 
 
 def is_fused(eqn: Equation, body: Body, read: int) -> bool:
@@ -51,26 +56,57 @@ def is_fused(eqn: Equation, body: Body, read: int) -> bool:
 
 def _is_fused(eqn: Equation, body: Body, read: int) -> bool:
     if len(eqn.outvars) != 1:
-        is_used = (user.name in CONSUMERS for var in eqn.outvars for user in body.users.get(var, ()))
+        is_used = (_consumes(user, var) for var in eqn.outvars for user in body.users.get(var, ()))
         return eqn.name == "split" and all(is_used) and not {*eqn.outvars} & {*body.outvars}
     name, var = eqn.name, eqn.outvars[0]
-    if name in REDUCTIONS and _is_view(eqn):
+    if eqn.is_view:
         return True
-    if name not in FUSED:
+    if name not in FUSED and not (name in _JOINS and _is_fused_join(eqn)):
         return False
     is_result = var in body.outvars
-    if not read or (name in _VIEWS and (not is_result or read == 1)):
+    if not read or (name in VIEWS and (not is_result or read == 1)):
         return True
-    users = body.users.get(var, ())
-    if name == "transpose" and not is_result and var.ndim == 2:
-        return all(user.name == "dot_general" or user.name in CONSUMERS for user in users)
-    if is_result or any(user.name not in CONSUMERS for user in users):
+    users = _users(var, body)
+    if users is None:
         return False
-    is_cheap = name not in _EXPENSIVE and (name in _SHAPED or sum(isinstance(a, Variable) for a in eqn.invars) == 1)
+    if name == "transpose" and not is_result and var.ndim == 2:
+        return all(user.name == "dot_general" or _consumes(user, of) for user, of in users)
+    if is_result or any(not _consumes(user, of) for user, of in users):
+        return False
+    is_cheap = name not in _EXPENSIVE and (name in _SHAPED or name in _JOINS or _reads_one(eqn, body))
     return is_cheap or len(users) == 1
 
 
-def _is_view(eqn: Equation) -> bool:
-    """Whether a reduction is one over dimensions of size 1, which XLA makes a reshape."""
-    (operand,) = eqn.invars
-    return isinstance(operand, Variable) and math.prod(operand.shape) == math.prod(eqn.outvars[0].shape)
+def _reads_one(eqn: Equation, body: Body) -> bool:
+    """Whether all operands but one are literals or broadcast."""
+    makers = (body.makers.get(atom) for atom in eqn.invars if isinstance(atom, Variable))
+    return sum(maker is None or maker.name not in ("broadcast_in_dim", "iota") for maker in makers) <= 1
+
+
+def _users(var: Variable, body: Body) -> list[tuple[Equation, Variable]] | None:
+    """The equations that use a variable or a view of it, and which of these; None if a view is a result."""
+    found: list[tuple[Equation, Variable]] = []
+    frontier = [var]
+    while frontier:
+        one = frontier.pop()
+        for user in body.users.get(one, ()):
+            if user.name not in VIEWS or user.name == "optimization_barrier":
+                found.append((user, one))
+            elif user.outvars[0] in body.outvars:
+                return None
+            else:
+                frontier.append(user.outvars[0])
+    return found
+
+
+def _consumes(user: Equation, var: Variable) -> bool:
+    """Whether an equation computes an operand where it uses it, or a transposed copy of it."""
+    if user.name in _JOINS:
+        return _is_fused_join(user)
+    return user.name in CONSUMERS or (user.name == "conv_general_dilated" and var in user.transposed)
+
+
+def _is_fused_join(eqn: Equation) -> bool:
+    (result,) = eqn.outvars
+    is_copy = eqn.joined_bytes >= _CONTIGUOUS and math.prod(result.shape) * result.itemsize >= _JOINED
+    return len(eqn.invars) <= _MOST_JOINED and not is_copy

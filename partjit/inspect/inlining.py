@@ -44,6 +44,7 @@ from partjit._jax.jaxprs import (
     new_var,
 )
 from partjit._jax.lowering import custom_call
+from partjit._jax.rules import used_arguments
 from partjit._jax.shard_maps import shard_map_p
 from partjit._jax.shardings import UnspecifiedValue
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
@@ -129,6 +130,8 @@ class InlinedProgram:
         numbers: the numbers of the variables of `jaxpr`, at any depth.
         makers: the numbers of the equations of the tree that these are computed by.
         calls: for each equation, the numbers of the calls of functions that it is in.
+        original: the jaxpr that was inlined.
+        keep_unused: whether arguments that it does not use are passed to it all the same.
     """
 
     jaxpr: ClosedJaxpr
@@ -138,6 +141,13 @@ class InlinedProgram:
     numbers: dict[Var, int]
     makers: dict[Var, int]
     calls: list[tuple[int, ...]]
+    original: ClosedJaxpr
+    keep_unused: bool
+
+    @functools.cached_property
+    def passed(self) -> tuple[bool, ...]:
+        """For each argument whether it is passed to the compiled program."""
+        return (True,) * len(self.original.in_avals) if self.keep_unused else used_arguments(self.original)
 
     @functools.cached_property
     def computing(self) -> Mapping[int, int]:
@@ -161,6 +171,7 @@ def inline_program(
     paths: Sequence[str | None],
     result_paths: Sequence[str | None],
     iterations: Mapping[str, int],
+    keep_unused: bool = False,
 ) -> InlinedProgram:
     """Inlines the nested programs of a jaxpr whose arguments and results have these key paths.
 
@@ -171,9 +182,8 @@ def inline_program(
     named = {**of_results, **dict(zip(inner.invars, paths, strict=True))}
     closed, tree = inliner.body(inner, jaxpr.consts, named)
     inliner.modules.read(tree, [*zip(result_paths, tree.outputs, strict=True)])
-    return InlinedProgram(
-        closed, tree, inliner.shardings, inliner.equations, inliner.numbers, inliner.makers, inliner.calls
-    )
+    found = inliner.shardings, inliner.equations, inliner.numbers, inliner.makers, inliner.calls
+    return InlinedProgram(closed, tree, *found, jaxpr, keep_unused)
 
 
 class _Scope:

@@ -71,7 +71,7 @@ class InstructionOrder:
         self.released: collections.deque[Equation] = collections.deque()
         for eqn, operands in self._prepared.items():
             for var, count in operands.items():
-                if var not in body.made:
+                if var not in body.makers:
                     self._waits[eqn] += 1
                     self._ready.append(Preparation(eqn, var, count - 1))
         self.released.extend([eqn for eqn, count in self._waits.items() if not count])

@@ -1,9 +1,10 @@
 """Device memory of a program: estimated from its annotated jaxpr, or as XLA reports it for the compiled program."""
 
+import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from partjit._jax.compiling import MeshExecutable
@@ -45,7 +46,7 @@ class Memory:
     Attributes:
         program: the name of the program, or of the fragment of a plan.
         arguments, results: of its arguments and results.
-        donated: of the arguments whose memory it may reuse.
+        donated: of the donated arguments whose memory it reuses for results.
         peak: the most that is live at once, arguments and results included.
         is_estimate: whether the peak was computed from the order of the equations; see `partjit.inspect.buffers`.
         saved: of what the forward pass computes for the backward pass, at the peak; None if that is not known.
@@ -95,7 +96,7 @@ class Needs(NamedTuple):
     @property
     def peak(self) -> int:
         """The most that is live at once."""
-        return self.arguments + self.results - min(self.donated, self.results) + self.at_peak.total
+        return self.arguments + self.results - self.donated + self.at_peak.total
 
 
 def estimate_memory(
@@ -148,12 +149,13 @@ def needs_of(
         return found
 
     body, collectives = skeleton.body, [*collectives]
-    in_bytes = [*map(size, body.invars)]
+    in_bytes = [size(var) if is_passed else 0 for var, is_passed in zip(body.invars, skeleton.passed, strict=True)]
     arguments = sum(in_bytes) + sum(map(size, body.constvars))
-    results = sum(size(var) for var in body.outvars if isinstance(var, Variable))
-    free = sum(nbytes for nbytes, is_donated in zip(in_bytes, donated, strict=True) if is_donated)
-    at_peak = peak_of(buffers_of(body, size, moves_by_equation(collectives)), min(free, results))
-    needs = Needs(arguments, results, free, at_peak, ())
+    results = [var for var in body.outvars if isinstance(var, Variable)]
+    flags = zip(body.invars, in_bytes, donated, strict=True)
+    reused = _reused([var for var, nbytes, is_donated in flags if is_donated and nbytes], results, size)
+    at_peak = peak_of(buffers_of(body, size, moves_by_equation(collectives)), reused)
+    needs = Needs(arguments, sum(map(size, results)), reused, at_peak, ())
     random = sum(max(size(var), _OF_RANDOM) for var in skeleton.random)
     interleaved = sum(map(size, skeleton.interleaved))
     unknown = _unknown(skeleton, needs.peak, (_gathered(collectives), random, interleaved), moves, is_cpu)
@@ -163,6 +165,12 @@ def needs_of(
 def _shard_bytes(shape: tuple[int, ...], itemsize: int, sharding: TensorSharding) -> int:
     parts = (math.prod(sizes) for sizes in sharding.parts)
     return math.prod(-(-n // k) for n, k in zip(shape, parts, strict=False)) * itemsize
+
+
+def _reused(donated: Iterable[Variable], results: Iterable[Variable], size: Callable[[Variable], int]) -> int:
+    """The bytes of donated arguments in whose memory results are: those of as many bytes on a device."""
+    matched = collections.Counter(map(size, results)) & collections.Counter(map(size, donated))
+    return sum(nbytes * count for nbytes, count in matched.items())
 
 
 def _gathered(collectives: Iterable[Collective]) -> int:

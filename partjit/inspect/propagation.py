@@ -46,6 +46,7 @@ class Unit:
         paths, result_paths: the key paths of arguments and results, or their names.
         times: how often it runs in one execution of the function; None if that is not known.
         iterations: the trip counts of loops that the caller gave, by their lines; see `given_trip_count`.
+        keep_unused: whether arguments that it does not use are passed to it all the same.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Unit:
     result_paths: tuple[str, ...]
     times: int | None = 1
     iterations: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    keep_unused: bool = False
 
 
 class PropagatedModule(NamedTuple):
@@ -134,7 +136,7 @@ def lower_unit(unit: Unit) -> tuple[InlinedProgram, ir.Module | None]:
 
     On one device its values have shardings already.
     """
-    inlined = inline_program(unit.jaxpr, unit.mesh, unit.paths, unit.result_paths, unit.iterations)
+    inlined = inline_program(unit.jaxpr, unit.mesh, unit.paths, unit.result_paths, unit.iterations, unit.keep_unused)
     if unit.mesh.size <= 1:
         arrays = (value for value in inlined.tree.values if value.is_array)
         inlined.shardings.update((v.number, TensorSharding.replicated(len(v.aval.shape))) for v in arrays)

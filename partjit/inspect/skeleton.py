@@ -4,23 +4,24 @@ It can be pickled, as a jaxpr cannot.
 """
 
 import dataclasses
-import itertools
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Set
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 from jax.core import ShapedArray
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
-from partjit._jax.jaxprs import Atom, control_flow_kind, type_of
+from partjit._jax.jaxprs import Atom, control_flow_kind
 from partjit._jax.shard_maps import shard_map_p
 from partjit.inspect.annotated import AnnotatedEquation
 from partjit.inspect.inlining import InlinedProgram, mark_p
 from partjit.inspect.loop_counts import loop_counts
+from partjit.inspect.operands import contracted, is_in_library, joined_bytes, transposed_operands, turned_operands
 from partjit.inspect.simplification import simplified
 
-__all__ = ["RANDOM", "Body", "Equation", "Skeleton", "Variable", "skeleton_of"]
+__all__ = ["RANDOM", "REDUCTIONS", "Body", "Equation", "Skeleton", "Variable", "skeleton_of"]
 
+REDUCTIONS = {"reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_prod"}
 RANDOM = ("random_bits", "random_split", "random_fold_in", "threefry2x32")
 _WITH_WORKSPACE = ("reduce_window", "select_and", "sort", "top_k", "fft", "cholesky", "lu", "qr", "eig", "svd")
 _WITH_WORKSPACE += ("bcoo_", "bcsr_", "coo_", "csr_")  # sparse arrays: a primitive is several operations
@@ -63,7 +64,7 @@ class Equation:
             many are constants of its predicate and of its body.
         transposed: the operands of which it needs a transposed copy.
         turned: those of which an iteration of a loop has transposed copies from its start, if it is given them.
-        contracted: of a matrix product, how many terms an element of it has, as each of the operands says.
+        contracted, in_library, joined_bytes: see `partjit.inspect.operands`.
     """
 
     name: str
@@ -80,6 +81,24 @@ class Equation:
     transposed: tuple[Variable, ...]
     turned: tuple[Variable, ...]
     contracted: tuple[int, ...]
+    in_library: bool
+    joined_bytes: int
+
+    @property
+    def literals(self) -> list[tuple[str, tuple[int, ...], int]]:
+        """The literals that it reads beside an array, each with the shape of the result."""
+        texts = [atom for atom in self.invars if isinstance(atom, str)]
+        if not texts or len(texts) == len(self.invars) or len(self.outvars) != 1 or not self.outvars[0].shape:
+            return []
+        return [(text, self.outvars[0].shape, self.outvars[0].itemsize) for text in texts if text != "-inf"]
+
+    @property
+    def is_view(self) -> bool:
+        """Whether it is a reduction over dimensions of size 1, which XLA makes a reshape."""
+        if self.name not in REDUCTIONS:
+            return False
+        operand = self.invars[0]
+        return isinstance(operand, Variable) and math.prod(operand.shape) == math.prod(self.outvars[0].shape)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -90,7 +109,9 @@ class Body:
         constvars, invars, outvars: its constants, arguments and results.
         equations: those whose results are used, or that have effects.
         users: the equations among these that use each variable.
-        made: the results of these equations.
+        makers: the equations among these that compute each variable.
+        reductions: those that reduce, the last one first.
+        literals: those that read a literal and an array, by the literal and the shape of the result.
         waits: of how many of them each of these equations is computed.
         readers: the primitives of all equations that use each variable.
         fused: whether an equation is computed where its result is used; see `partjit.inspect.fusion`.
@@ -101,7 +122,9 @@ class Body:
     outvars: tuple[Variable | str, ...]
     equations: tuple[Equation, ...]
     users: Mapping[Variable, list[Equation]]
-    made: Set[Variable]
+    makers: Mapping[Variable, Equation]
+    reductions: tuple[Equation, ...]
+    literals: Mapping[tuple[str, tuple[int, ...], int], list[Equation]]
     waits: Mapping[Equation, int]
     readers: Mapping[Variable, frozenset[str]]
     fused: dict[tuple[Equation, int], bool] = dataclasses.field(default_factory=dict)
@@ -113,6 +136,7 @@ class Skeleton:
 
     Attributes:
         body: the program.
+        passed: for each of its arguments whether it is passed to the compiled program.
         random: the results of equations that compute random numbers.
         interleaved: arrays with gaps between their elements, for others to be added there.
         workspace: the primitives of its equations that need a workspace.
@@ -121,6 +145,7 @@ class Skeleton:
     """
 
     body: Body
+    passed: tuple[bool, ...]
     random: tuple[Variable, ...]
     interleaved: tuple[Variable, ...]
     workspace: tuple[str, ...]
@@ -133,6 +158,7 @@ def skeleton_of(inlined: InlinedProgram) -> Skeleton:
     equations, conversion = inlined.equations, _Conversion(inlined)
     return Skeleton(
         conversion.body(inlined.jaxpr.jaxpr, is_in_loop=False),
+        inlined.passed,
         tuple(conversion.random),
         tuple(conversion.interleaved),
         tuple(sorted({e.primitive for e in equations if e.primitive.startswith(_WITH_WORKSPACE)})),
@@ -156,12 +182,17 @@ class _Conversion:
         equations = tuple([self._equation(eqn, is_in_loop) for eqn in eqns])
         users: dict[Variable, list[Equation]] = {}
         waits = dict.fromkeys(equations, 0)
-        made = {variable for equation in equations for variable in equation.outvars}
+        makers = {variable: equation for equation in equations for variable in equation.outvars}
+        reductions = tuple(one for one in reversed(equations) if one.name in REDUCTIONS and not one.is_view)
         for equation in equations:
             for variable in dict.fromkeys(equation.invars):
                 if isinstance(variable, Variable):
                     users.setdefault(variable, []).append(equation)
-                    waits[equation] += variable in made
+                    waits[equation] += variable in makers
+        literals: dict[tuple[str, tuple[int, ...], int], list[Equation]] = {}
+        for equation in equations:
+            for key in equation.literals:
+                literals.setdefault(key, []).append(equation)
         readers: dict[Variable, set[str]] = {}
         for eqn in jaxpr.eqns if is_in_loop else ():
             for var in eqn.invars if eqn.primitive is not mark_p else ():
@@ -173,7 +204,9 @@ class _Conversion:
             tuple(map(self._atom, jaxpr.outvars)),
             equations,
             users,
-            made,
+            makers,
+            reductions,
+            literals,
             waits,
             {variable: frozenset(names) for variable, names in readers.items()},
         )
@@ -211,9 +244,11 @@ class _Conversion:
             self._number_of(eqn) if self._has_loops and kind is None else None,
             tuple(self.body(inner, is_in_loop or is_loop) for inner in _bodies(eqn, kind)),
             *counts,
-            tuple(map(self._variable, _transposed_operands(eqn))),
-            tuple(map(self._variable, _turned_operands(eqn))),
-            _contracted(eqn),
+            tuple(map(self._variable, transposed_operands(eqn))),
+            tuple(map(self._variable, turned_operands(eqn))),
+            contracted(eqn),
+            is_in_library(eqn),
+            joined_bytes(eqn),
         )
 
     def _pass_constants(self, eqn: JaxprEqn, kind: str, counts: tuple[int, int]) -> None:
@@ -269,40 +304,3 @@ def _used_equations(jaxpr: Jaxpr) -> list[JaxprEqn]:
         operands = (makers.get(var) for var in reversed(eqn.invars) if isinstance(var, Var))
         stack += [other for other in operands if other is not None and id(other) not in seen]
     return [*kept.values()]
-
-
-def _transposed_operands(eqn: JaxprEqn) -> Iterable[Var]:
-    """The operands of which an equation needs a transposed copy.
-
-    Those of a product may have the contracted dimensions first or last, behind those of the batch.
-    """
-    if eqn.primitive.name == "conv_general_dilated":
-        yield from (atom for atom in eqn.invars if isinstance(atom, Var))
-    elif eqn.primitive.name == "dot_general":
-        for atom, contracted, batch in zip(eqn.invars, *eqn.params["dimension_numbers"], strict=True):
-            inner = [dim for dim in range(type_of(atom).ndim) if dim not in batch]
-            changes = sum((a in contracted) != (b in contracted) for a, b in itertools.pairwise(inner))
-            if isinstance(atom, Var) and (changes > 1 or sorted(batch) != [*range(len(batch))]):
-                yield atom
-
-
-def _contracted(eqn: JaxprEqn) -> tuple[int, ...]:
-    if eqn.primitive.name != "dot_general":
-        return ()
-    contracted, _ = eqn.params["dimension_numbers"]
-    shapes = (type_of(atom).shape for atom in eqn.invars)
-    return tuple(math.prod(shape[dim] for dim in dims) for shape, dims in zip(shapes, contracted, strict=True))
-
-
-def _turned_operands(eqn: JaxprEqn) -> Iterable[Var]:
-    """The operands of which an iteration of a loop has transposed copies from its start, if it is given them.
-
-    These are products' in which several dimensions are contracted that come first on the left, or last on the right.
-    """
-    if eqn.primitive.name == "dot_general":
-        (left, right), _ = eqn.params["dimension_numbers"]
-        for atom, contracted, wrong in zip(
-            eqn.invars, (left, right), (0, type_of(eqn.invars[1]).ndim - 1), strict=True
-        ):
-            if isinstance(atom, Var) and len(contracted) > 1 and wrong in contracted:
-                yield atom

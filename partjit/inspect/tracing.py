@@ -96,6 +96,7 @@ def _of_pjit(traced: Traced) -> TracedFunction:
         mesh,
         paths,
         _result_paths(program.jaxpr, len(out_shardings)),
+        keep_unused=program.keep_unused,
     )
     plan = traced.plan if isinstance(traced, PlannedTraced) else None
     return TracedFunction(whole, plan, program.donated_invars, traced.in_tree, traced.out_tree)
@@ -112,6 +113,7 @@ def _of_jit(traced: jax.stages.Traced, mesh: Mesh | AbstractMesh | None) -> Trac
         _mesh_in(traced.jaxpr, (*parts.in_shardings, *parts.out_shardings)) if mesh is None else cast(Mesh, mesh),
         parts.paths,
         _result_paths(traced.jaxpr, len(parts.out_shardings)),
+        keep_unused=parts.keep_unused,
     )
     return TracedFunction(whole, None, parts.donated, traced.in_tree, traced.out_tree)
 

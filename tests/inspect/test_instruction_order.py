@@ -15,7 +15,9 @@ def variable():
 
 
 def equation(*operands):
-    return Equation("dot_general", None, operands, (variable(),), False, None, False, None, (), 0, 0, (), (), ())
+    return Equation(
+        "dot_general", None, operands, (variable(),), False, None, False, None, (), 0, 0, (), (), (), True, 0
+    )
 
 
 def body_of(arguments, equations):
@@ -24,7 +26,7 @@ def body_of(arguments, equations):
         for var in dict.fromkeys(eqn.invars):
             users.setdefault(var, []).append(eqn)
     waits = {eqn: len({*eqn.invars} & makers.keys()) for eqn in equations}
-    return Body((), tuple(arguments), equations[-1].outvars, tuple(equations), users, makers.keys(), waits, {})
+    return Body((), tuple(arguments), equations[-1].outvars, tuple(equations), users, makers, (), {}, waits, {})
 
 
 def steps_of(order, fused=()):

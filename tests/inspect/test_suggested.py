@@ -34,7 +34,7 @@ def asked(draw):
 
 @sees("a suggestion", "one that sends less", "one that needs less memory")
 @given(asked())
-@settings(deadline=None, max_examples=60 if EVERYTHING else 12)
+@settings(deadline=None, max_examples=60 if EVERYTHING else 24)
 def test_what_a_suggestion_says_is_what_explain_says(drawn):
     mesh, program, ins, outs = drawn
     args = program.arguments()
