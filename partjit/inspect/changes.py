@@ -10,8 +10,8 @@ from jax.sharding import Mesh
 
 from partjit.errors import UnrepresentableShardingError
 from partjit.inspect.flops import FlopCount, count_flops
-from partjit.inspect.inlining import ADDED, TAG, InlinedProgram, mark
-from partjit.inspect.marks import is_mark, marked_values
+from partjit.inspect.inlining import ADDED, TAG, InlinedProgram
+from partjit.inspect.marks import is_mark, mark, marked_values
 from partjit.inspect.places import Known, Origin
 from partjit.inspect.propagation import Unit, ranks_of
 from partjit.inspect.skeleton import Skeleton, skeleton_of

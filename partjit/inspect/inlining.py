@@ -19,21 +19,17 @@ from jax.core import ShapedArray
 from jax.extend.core import (
     ClosedJaxpr,
     DropVar,
-    Effect,
     Jaxpr,
     JaxprEqn,
     Literal,
-    Primitive,
     Var,
     new_jaxpr_eqn,
     primitives,
 )
 from jax.extend.mlir import ir
 from jax.extend.source_info_util import SourceInfo
-from jax.interpreters import mlir
 from jax.sharding import Mesh
 
-from partjit._jax.effects import register_effect
 from partjit._jax.jaxprs import (
     Atom,
     barrier,
@@ -43,12 +39,12 @@ from partjit._jax.jaxprs import (
     is_rematerialized,
     new_var,
 )
-from partjit._jax.lowering import custom_call
 from partjit._jax.rules import used_arguments
 from partjit._jax.shard_maps import shard_map_p
 from partjit._jax.shardings import UnspecifiedValue
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
 from partjit.inspect.loop_counts import loop_counts, trip_count_of
+from partjit.inspect.marks import mark_effect, mark_p
 from partjit.inspect.modules import ModulePaths
 from partjit.inspect.times import given_trip_count
 from partjit.plan.ir.build import constraint
@@ -57,7 +53,7 @@ from partjit.primitive import pjit_p
 from partjit.shardy import TensorSharding
 from partjit.spec import ParsedPartitionSpec
 
-__all__ = ["ADDED", "MARK", "TAG", "InlinedProgram", "inline_program", "mark", "names_in", "tags_in"]
+__all__ = ["ADDED", "TAG", "InlinedProgram", "inline_program", "names_in", "tags_in"]
 
 TAG = "eqn:"
 """What precedes the number of an equation in a name stack."""
@@ -65,32 +61,9 @@ TAG = "eqn:"
 ADDED = "partjit.added"
 """In the location of operations that stand for no equation."""
 
-MARK = "partjit.mark"
-"""The call target of the operation that a mark is lowered to."""
-
 _TAG = re.compile(rf"{TAG}(\d+)")
 
 _Spec: TypeAlias = tuple[ParsedPartitionSpec, Mesh] | None
-
-
-class _MarkEffect(Effect):  # type: ignore[misc]  # jax gives the base class no types
-    """Keeps marks from being eliminated."""
-
-    def __str__(self) -> str:
-        return "Mark"
-
-
-register_effect(_MarkEffect)
-_mark_effect = _MarkEffect()
-mark_p = Primitive("mark")
-mark_p.multiple_results = True
-mark_p.def_effectful_abstract_eval(lambda *_, **__: ([], {_mark_effect}))
-
-
-def mark(values: Sequence[ir.Value], numbers: Sequence[int]) -> None:
-    """Adds a mark of values with these numbers to a module."""
-    config = ",".join(map(str, numbers))
-    custom_call(MARK, result_types=[], operands=values, backend_config=config, has_side_effect=True)
 
 
 def names_in(location: ir.Location) -> str:
@@ -108,14 +81,6 @@ def names_in(location: ir.Location) -> str:
 def tags_in(names: str) -> list[int]:
     """The numbers of the equations that a location names, outermost first."""
     return [int(number) for number in _TAG.findall(names)]
-
-
-def _lower_mark(_: mlir.LoweringRuleContext, *values: ir.Value, numbers: tuple[int, ...]) -> Sequence[ir.Value]:
-    mark(mlir.ir_tree_registry.flatten(values)[0], numbers)
-    return []
-
-
-mlir.register_lowering(mark_p, _lower_mark, cacheable=False)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -238,7 +203,7 @@ class _Inliner:
         tree = self._inside(jaxpr, scope, paths or {})
         # One mark at the end: one per equation would take longer than all that is marked.
         numbers = tuple(self.numbers[var] for var in scope.marked)
-        scope.eqns.append(new_jaxpr_eqn(scope.marked, [], mark_p, {"numbers": numbers}, {_mark_effect}))
+        scope.eqns.append(new_jaxpr_eqn(scope.marked, [], mark_p, {"numbers": numbers}, {mark_effect}))
         return closed_jaxpr(invars, [*map(scope.read, jaxpr.outvars)], scope.eqns, scope.consts), tree
 
     def _inside(self, jaxpr: Jaxpr, scope: _Scope, paths: Mapping[Var, str | None]) -> AnnotatedJaxpr:
@@ -275,7 +240,7 @@ class _Inliner:
             params, bodies = self._bodies(eqn)
             invars = [*map(scope.read, eqn.invars)]
             outvars = [scope.fresh(var) for var in eqn.outvars]
-            effects = {*eqn.effects, _mark_effect} if bodies else eqn.effects
+            effects = {*eqn.effects, mark_effect} if bodies else eqn.effects
             new = eqn.replace(invars=invars, outvars=outvars, params=params, effects=effects, source_info=tagged)
             # Shardy refuses a `shard_map` without arguments and results, which jax leaves out if nothing marks it.
             if eqn.invars or eqn.outvars or eqn.effects:

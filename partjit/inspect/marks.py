@@ -11,15 +11,59 @@ import contextlib
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
+from jax.extend.core import Effect, Primitive
 from jax.extend.mlir import ir
+from jax.interpreters import mlir
 
-from partjit.inspect.inlining import MARK, mark
+from partjit._jax.effects import register_effect
+from partjit._jax.lowering import custom_call
 from partjit.shardy import nested
 
-__all__ = ["hidden_marks", "is_mark", "marked_values", "numbers_of", "remove_unused_values"]
+__all__ = [
+    "MARK",
+    "hidden_marks",
+    "is_mark",
+    "mark",
+    "mark_effect",
+    "mark_p",
+    "marked_values",
+    "numbers_of",
+    "remove_unused_values",
+]
+
+MARK = "partjit.mark"
+"""The call target of the operation that a mark is lowered to."""
 
 _CALL = "stablehlo.custom_call"
 _EFFECTS = tuple(f"stablehlo.{name}" for name in ("custom_call", "infeed", "outfeed", "send", "recv", "rng"))
+
+
+class _MarkEffect(Effect):  # type: ignore[misc]  # jax gives the base class no types
+    """Keeps marks from being eliminated."""
+
+    def __str__(self) -> str:
+        return "Mark"
+
+
+register_effect(_MarkEffect)
+mark_effect = _MarkEffect()
+mark_p = Primitive("mark")
+mark_p.multiple_results = True
+mark_p.def_effectful_abstract_eval(lambda *_, **__: ([], {mark_effect}))
+
+
+def mark(values: Sequence[ir.Value], numbers: Sequence[int]) -> None:
+    """Adds a mark of values with these numbers to a module."""
+    config = ",".join(map(str, numbers))
+    custom_call(MARK, result_types=[], operands=values, backend_config=config, has_side_effect=True)
+
+
+def _lower_mark(_: mlir.LoweringRuleContext, *values: ir.Value, numbers: tuple[int, ...]) -> Sequence[ir.Value]:
+    mark(mlir.ir_tree_registry.flatten(values)[0], numbers)
+    return []
+
+
+mlir.register_lowering(mark_p, _lower_mark, cacheable=False)
 
 
 def is_mark(op: ir.Operation) -> bool:

@@ -14,8 +14,9 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 from partjit._jax.jaxprs import Atom, control_flow_kind
 from partjit._jax.shard_maps import shard_map_p
 from partjit.inspect.annotated import AnnotatedEquation
-from partjit.inspect.inlining import InlinedProgram, mark_p
+from partjit.inspect.inlining import InlinedProgram
 from partjit.inspect.loop_counts import loop_counts
+from partjit.inspect.marks import mark_p
 from partjit.inspect.operands import contracted, is_in_library, joined_bytes, transposed_operands, turned_operands
 from partjit.inspect.simplification import simplified
 

@@ -8,7 +8,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from partjit._jax.jaxprs import Atom, closed_jaxpr, new_var
-from partjit.inspect.inlining import TAG, InlinedProgram, mark_p
+from partjit.inspect.inlining import TAG, InlinedProgram
+from partjit.inspect.marks import mark_p
 from partjit.plan.ir.build import constraint
 from partjit.spec import ParsedPartitionSpec
 

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from partjit._jax.jaxprs import closed_jaxpr
 from partjit.compile import lower_jaxpr_anew
 from partjit.inspect import propagation
-from partjit.inspect.inlining import mark_p
+from partjit.inspect.marks import mark_p
 
 # What is asked is answered before code is generated.
 _AT_ONCE = {"xla_backend_optimization_level": 0}

@@ -9,7 +9,7 @@ from jax.extend.core import jaxpr_as_fun
 
 import partjit
 from partjit import P, pjit, with_sharding_constraint
-from partjit.inspect.inlining import mark_p
+from partjit.inspect.marks import mark_p
 from partjit.inspect.propagation import partition
 from partjit.inspect.tracing import trace_function
 

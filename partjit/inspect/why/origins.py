@@ -14,7 +14,8 @@ from typing import TypedDict
 
 from partjit._jax.compiling import MLIR_BINDINGS
 from partjit.inspect.annotated import AnnotatedEquation
-from partjit.inspect.inlining import MARK, TAG
+from partjit.inspect.inlining import TAG
+from partjit.inspect.marks import MARK
 from partjit.inspect.propagation import Partitioned
 from partjit.inspect.why.dataflow import Dataflow
 from partjit.inspect.why.requests import Request, requests_of
