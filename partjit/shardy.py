@@ -5,6 +5,7 @@ Nothing is compiled here. The passes change the module, so it must not be used f
 Source: `sdy-propagation-pipeline` and `sdy-insert-explicit-reshards` of https://openxla.org/shardy.
 """
 
+import contextlib
 import dataclasses
 import functools
 import re
@@ -90,7 +91,9 @@ class TensorSharding:
 _PROPAGATION = "builtin.module(sdy-propagation-pipeline)"
 
 
-def propagate(module: ir.Module, unobserved: Callable[[ir.Module], AbstractContextManager[None]]) -> None:
+def propagate(
+    module: ir.Module, unobserved: Callable[[ir.Module], AbstractContextManager[object]] = contextlib.nullcontext
+) -> None:
     """Runs Shardy's propagation, which decides the sharding of every value of a rewritten module.
 
     Operations keep their sharding rules, which the insertion of reshards reads then.
