@@ -147,16 +147,19 @@ def _unused(ops: Sequence[ir.Operation], ignored: Collection[ir.Operation] = ())
         ops: the operations of a module, each after those in it.
         ignored: users that do not count.
     """
-    ignored = {*ignored}
-    for op in reversed(ops):  # users first
-        if op in ignored or not len(op.results):
+    used: set[ir.Value] = set()
+    passed_over = {*ignored}
+    for op in reversed(ops):  # users first, and before what is in them
+        if op in passed_over:
             continue
-        if any(use.owner.operation not in ignored for result in op.results for use in result.uses):
-            continue
-        both = (op, *nested(op)) if len(op.regions) else (op,)
-        if not any(one.name in _EFFECTS for one in both):
-            ignored.update(both)
-            yield op
+        results = op.results
+        if len(results) and used.isdisjoint(results):
+            both = (op, *nested(op)) if len(op.regions) else (op,)
+            if not any(one.name in _EFFECTS for one in both):
+                passed_over.update(both)
+                yield op
+                continue
+        used.update(op.operands)
 
 
 def _owner(value: ir.Value) -> ir.Operation | None:
