@@ -30,6 +30,7 @@ from partjit._jax.dispatch import PjitFunction
 from partjit._jax.processes import DistributedRuntimeClient, distributed_client, of_the_first
 from partjit._jax.shardings import DeviceList
 from partjit.checks import require, require_flag
+from partjit.colocated.code_objects import reduced_code
 from partjit.colocated.uncopyable import uncopyable_parts
 from partjit.mesh import Mesh
 from partjit.pickling import device_of
@@ -207,6 +208,8 @@ def _pickler_class() -> Any:
                 return functools.partial(SingleDeviceSharding, memory_kind=obj.memory_kind), (*obj.device_set,)
             if isinstance(obj, jax.Array) and not isinstance(obj, Tracer):
                 return _reduced_array(obj)
+            if isinstance(obj, types.CodeType):
+                return reduced_code(self, obj)
             return super().reducer_override(obj)
 
     return Pickler

@@ -7,6 +7,7 @@ import hmac
 import pickle
 import subprocess
 import sys
+import traceback
 import types
 
 import jax
@@ -229,6 +230,22 @@ def test_another_process_is_another_group():
 def test_a_tracer_is_not_captured():
     with pytest.raises(jax.errors.ConcretizationTypeError, match="serialize/pickle a traced value"):
         jax.jit(lambda x: serialize(x) and x)(1.0)
+
+
+def test_the_traceback_of_a_copy_shows_the_lines_of_its_functions():
+    def outer():
+        def inner():
+            raise KeyError("inner")
+
+        inner()
+
+    with pytest.raises(KeyError) as caught:
+        deserialize(serialize(outer))()
+    frames = traceback.extract_tb(caught.value.__traceback__)[-2:]
+    assert [(frame.filename, frame.line) for frame in frames] == [
+        (__file__, "inner()"),
+        (__file__, 'raise KeyError("inner")'),
+    ]
 
 
 def test_cloudpickle_is_needed_at_use_only(monkeypatch):

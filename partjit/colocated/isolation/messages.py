@@ -5,8 +5,8 @@ large arrays, are in memory that both processes map: a `Segment` for each direct
 views of it there. Whoever reads a segment reports when arrays have outlived the call; the next message then uses a new
 one, and the old one lives as long as they do.
 
-A worker loads this module without its package, which imports jax: it may import nothing but the standard library, NumPy
-and cloudpickle.
+A worker loads this module without its package, which imports jax: it may import nothing but the standard library,
+NumPy, cloudpickle and `code_objects`.
 """
 
 import io
@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from partjit.colocated.code_objects import reduced_code
 
 try:
     import cloudpickle as _cloudpickle
@@ -198,7 +200,9 @@ class _Pickler(_Base):
             device = types.SimpleNamespace(**{name: getattr(obj.device, name) for name in of_device})
             shard = {"data": obj.data, "index": obj.index, "device": device, "replica_id": obj.replica_id}
             return types.SimpleNamespace, (), shard
-        return super().reducer_override(obj) if _cloudpickle is not None else NotImplemented
+        if _cloudpickle is None:
+            return NotImplemented
+        return reduced_code(self, obj) if isinstance(obj, types.CodeType) else super().reducer_override(obj)
 
     def _of_user_dtype(self, array: np.ndarray) -> Any:
         # NumPy copies such arrays, those of ml_dtypes for example, into the pickle, and they become writable.
