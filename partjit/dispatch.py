@@ -8,22 +8,17 @@ what the executable expects without looking at its layout, so a call with a misp
 import contextlib
 import dataclasses
 import functools
-import operator
-import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
-from jax.typing import ArrayLike
 
 from partjit import lazy
 from partjit._jax.caches import weakref_cache
-from partjit._jax.compiling import MeshExecutable, move_outputs, shard_constants
 from partjit._jax.dispatch import (
     USE_OF_DONATED_BUFFERS_CRASHES,
     InternalFloatingPointError,
@@ -33,23 +28,24 @@ from partjit._jax.dispatch import (
 )
 from partjit._jax.meshes import under_mesh
 from partjit._jax.shardings import MaybeSharding, UnspecifiedValue
-from partjit._jax.tracing import abstractify, has_high_types, is_staged, trace_state_clean
+from partjit._jax.tracing import has_high_types, is_eager, is_staged, trace_state_clean
 from partjit._jax.types import PyTree
 from partjit.arguments import Function, require_values
 from partjit.attempt import Attempt
 from partjit.calls import is_program_with_calls
-from partjit.compile import Program, lower
+from partjit.compile import Program
+from partjit.evaluate import are_pending, function_of, run_equation
 from partjit.host_objects import given
 from partjit.infer import Definition, forget, infer_program
 from partjit.mesh import has_explicit_axes
 from partjit.pickling import Recipe, reducer
 from partjit.pieces.calls import NOT_LOCAL, call_locally
 from partjit.placement import Misplaced, misplaced, reshard
-from partjit.primitive import pjit_p, sharding_constraint_p, shardings_of
+from partjit.primitive import pjit_p, shardings_of
 from partjit.retiring import retiring
+from partjit.traced_calls import TracedCalls
 from partjit.typed import check_types, resharded
-from partjit.unconstrained import with_free_dimensions_settled
-from partjit.validate import check_specs, raise_mismatches, require_devices_of_mesh
+from partjit.validate import require_devices_of_mesh
 
 if TYPE_CHECKING:
     from partjit.colocated.agreement import arguments
@@ -85,6 +81,7 @@ class CacheMiss:
         self._definition = definition
         self._misplacement = Misplaced(definition.name)
         self.recent: recent_calls.Recent | None = None
+        self._traced = TracedCalls()
         self.functions: tuple[Any, ...] = ()
         self.of_arrays: tuple[Function, CacheMiss] | None = None
         self._agreement: Agreement | None = None
@@ -136,7 +133,7 @@ class CacheMiss:
             outcome = self.recent.outcome(args, kwargs, attempt.runs)
             if outcome is not None:
                 return outcome
-        program, leaves = infer_program(self.fun, self._definition, args, kwargs)
+        program, leaves = self._program(args, kwargs)
         values = [*program.consts, *leaves]
         if has_high_types(program.jaxpr):
             return jax.tree.unflatten(program.out_tree, _by_jax(program, values)), None, False
@@ -146,7 +143,7 @@ class CacheMiss:
         require_values(leaves, program.arg_paths, program.name)
         require_devices_of_mesh(program.mesh, program.name)
         is_plan = is_program_with_calls(program.jaxpr)
-        if not is_plan and _are_pending(values):
+        if not is_plan and are_pending(values):
             values = arguments.agreed_values(values, program.mesh, program.name)
         shardings = shardings_of(program.in_specs, program.mesh)
         moved = misplaced(values, shardings)
@@ -169,7 +166,7 @@ class CacheMiss:
                 self._recognized = self.recent.outcome if self._is_of_one_process and is_found_as_it_is else None
             return run(placing.apply(values), program.out_tree), None, False
         try:
-            outs, executable, consts = _run(values, **program.params)
+            outs, executable, consts = run_equation(values, **program.params)
         except InternalFloatingPointError as error:
             recheck_for_nans(error, self.fun, args, kwargs)
             raise
@@ -178,8 +175,18 @@ class CacheMiss:
             fast_path = fast_path_data(executable, program.out_tree, leaves, outs, program.jaxpr, consts)
         return jax.tree.unflatten(program.out_tree, outs), fast_path, False
 
+    def _program(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> tuple[Program, list[Any]]:
+        is_remembered = self._definition.untraced == ((), ()) and not is_eager()
+        known = self._traced.find(args, kwargs) if is_remembered else None
+        if known is None:
+            known = infer_program(self.fun, self._definition, args, kwargs)
+            if is_remembered and not self._definition.is_searched:
+                self._traced.remember(args, kwargs, known[0])
+        return known
+
     def clear(self) -> None:
         """Forgets all calls."""
+        self._traced.clear()
         for function in self.functions:
             function._clear_cache()
         if self.recent is not None:
@@ -207,12 +214,6 @@ class CacheMiss:
                 function(*args, **kwargs)
             finally:
                 _letting_in.is_on = False
-
-
-def _are_pending(values: Sequence[object]) -> bool:
-    """Whether calls, which other processes make as well, still compute some of these."""
-    module = sys.modules.get("partjit.colocated.runtime.pending")  # otherwise there is none
-    return module is not None and module.PendingArray in map(type, values) and jax.process_count() > 1
 
 
 class _LettingIn(threading.local):
@@ -329,71 +330,5 @@ def _by_jax(program: Program, values: Sequence[object]) -> Sequence[object]:
 def _jitted(
     jaxpr: ClosedJaxpr, in_shardings: tuple[MaybeSharding, ...], out_shardings: tuple[MaybeSharding, ...]
 ) -> Function:
-    fun = _function_of(jaxpr)
+    fun = function_of(jaxpr)
     return jax.jit(lambda *args: tuple(fun(*args)), in_shardings=in_shardings, out_shardings=out_shardings)
-
-
-def _run(values: Sequence[object], **params: Any) -> tuple[list[jax.Array], MeshExecutable, list[jax.Array]]:
-    lowering = lower(values, **params)
-    executable = lowering.compile()
-    if has_explicit_axes(params["mesh"]):
-        move_outputs(executable, params["mesh"], params["jaxpr"].out_avals)
-    consts = shard_constants(lowering, executable)
-    return executable.unsafe_call(*consts, *values), executable, consts
-
-
-@pjit_p.def_impl
-def _evaluate(*values: object, **params: Any) -> Sequence[jax.Array]:
-    """Runs an equation on arrays, as an eager `jax.grad` or `jax.vmap` of a pjit does."""
-    params = with_free_dimensions_settled(values, params)
-    if is_program_with_calls(params["jaxpr"]):
-        plan = plans.plan_of(values, **params)
-        with plans.failing_everywhere(plan):
-            run = plans.runnable_of(plan, values, params["mesh"])
-            return [*run(plans.placing_of(plan, values).apply(values), None)]
-    if _are_pending(values):
-        values = (*arguments.agreed_values(values, params["mesh"], params["name"]),)
-
-    def cache_miss(*_: object) -> Outcome:
-        shardings = shardings_of(params["in_specs"], params["mesh"])
-        moved = misplaced(values, shardings)
-        try:
-            outs, executable, consts = _run(reshard(values, shardings, moved), **params)
-        except InternalFloatingPointError as error:
-            recheck_for_nans(error, jaxpr_as_fun(params["jaxpr"]), values, {})
-            raise
-        out_tree = jax.tree.structure((0,) * len(outs))
-        fast_path = None if moved else fast_path_data(executable, out_tree, values, outs, params["jaxpr"], consts)
-        return tuple(outs), fast_path, False
-
-    if USE_OF_DONATED_BUFFERS_CRASHES and any(params["donated_invars"]):
-        return cache_miss()[0]
-    others = [value for name, value in sorted(params.items(), key=_name_of) if name != "jaxpr"]
-    fun = _function_of(params["jaxpr"], *others)
-    function = make_cpp_function(fun, params["name"], cache_miss, ((), ()), ())
-    function._fun = fun  # where jax looks for the function when a result has a NaN
-    return function(*values)
-
-
-_name_of = operator.itemgetter(0)
-
-
-@weakref_cache
-def _function_of(jaxpr: ClosedJaxpr, *_: object) -> Function:
-    """The function of an equation, by whose identity C++ finds the compiled program; it does not keep the jaxpr."""
-    reference = weakref.ref(jaxpr)
-    return lambda *args: jaxpr_as_fun(cast(ClosedJaxpr, reference()))(*args)
-
-
-@sharding_constraint_p.def_impl
-def _constrain(x: ArrayLike, **params: Any) -> jax.Array:
-    """Reshards an array outside of programs; with unconstrained dimensions XLA chooses, in a program of its own."""
-    what, aval = "with_sharding_constraint arguments", abstractify(x)
-    mismatches = check_specs(what, ["x"], [aval], [params["spec"]], params["mesh"])
-    raise_mismatches(mismatches, "with_sharding_constraint", params["mesh"])
-    if _are_pending([x]):
-        (x,) = cast(Sequence[ArrayLike], arguments.agreed_values([x], params["mesh"], "with_sharding_constraint"))
-    if not params["spec"].unconstrained_dims:
-        return jax.device_put(x, params["spec"].named_sharding(params["mesh"]))
-    with jax.disable_jit(False):  # under which this would call itself
-        return jax.jit(lambda x: sharding_constraint_p.bind(x, **params))(x)

@@ -92,6 +92,11 @@ class Definition:
         """(numbers, names) of the arguments that are not traced: static and host arguments."""
         return self.static[0] + self.host[0], self.static[1] + self.host[1]
 
+    @functools.cached_property
+    def is_searched(self) -> bool:
+        """Whether a spec is AUTO."""
+        return any(isinstance(spec, Auto) for spec in jax.tree.leaves((self.in_specs, self.out_specs)))
+
     def specs_of(self, given: PyTree) -> PyTree:
         """The spec tree that the user gave, or the spec of all values on the device that the user named."""
         if self.device is None:
