@@ -42,6 +42,7 @@ __all__ = [
     "moved",
     "numpy_putter",
     "register_array_type",
+    "replica_of",
     "resharded",
     "shareable",
     "type_and_sharding",
@@ -104,6 +105,11 @@ def moved(arrays: Sequence[jax.Array], shardings: Sequence[Sharding]) -> list[ja
 def buffers_of(array: ArrayImpl) -> Sequence[ArrayImpl]:
     """The arrays that an array has on the devices of this process, one each."""
     return shareable(array)._arrays
+
+
+def replica_of(array: Any) -> ArrayImpl:
+    """The array that a replicated array has on one of the devices of this process."""
+    return shareable(array)._fully_replicated_shard()
 
 
 def memory_of(array: Any) -> list[int]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from partjit._jax.arrays import ArrayImpl, buffers_of, copy_of, is_computed, numpy_putter, shareable
+from partjit._jax.arrays import ArrayImpl, copy_of, is_computed, numpy_putter, replica_of, shareable
 from partjit.colocated.runtime.pending import OnDemand, PendingArray
 
 __all__ = ["kept_number"]
@@ -24,14 +24,14 @@ def kept_number(array: ArrayImpl) -> Callable[[], PendingArray] | None:
 
     It neither waits until the array is computed nor depends on it any more.
     """
-    if array.shape:
+    if array.shape or array.sharding.num_devices == 1:
         return None
-    buffers = buffers_of(array)
-    if len(buffers) == 1 or array.dtype.kind not in _NUMBERS or not array.is_fully_addressable:
+    if array.dtype.kind not in _NUMBERS or not array.is_fully_addressable:
         return None
-    if buffers[0].platform() != "cpu":
+    replica = replica_of(array)
+    if replica.platform() != "cpu":
         return None
-    number = _KeptNumber(array, buffers[0])
+    number = _KeptNumber(array, replica)
     return functools.partial(PendingArray.made_by, number, array.aval, array.sharding, array.committed)
 
 
