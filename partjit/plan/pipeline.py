@@ -138,7 +138,8 @@ def _partitioned(
     block, ins = explicit(block, edges.in_shardings, edges.out_shardings, mesh)
     block, direct = forward(block, ins, edges.out_shardings, edges.kind, not is_over_processes(mesh))
     donated = {*keep_where(block.inputs, edges.donated)}
-    groups = cut(block, edges.awaited, donated, partial(can_be_answered, executables=executables))
+    answered = partial(can_be_answered, executables=executables)
+    groups = cut(block, edges.awaited, donated, answered, reads_early=executables.on_one_cpu)
     check_stage(groups, "cut")
     crossing = [var for node in groups.nodes for var in variables(node.inputs) if var not in block.consts]
     found = propagate(block, crossing, direct, ins, edges.out_shardings, mesh, default)

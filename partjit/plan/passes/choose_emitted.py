@@ -63,11 +63,14 @@ class Executables(NamedTuple):
         mesh: that of the program, maybe empty.
         make_calls: whether they can make calls whose results nobody reads.
         wait_for_calls: whether they can make others.
+        on_one_cpu: whether they run on a single device, a CPU: there it costs little to dispatch one more, and one that
+            makes calls blocks its caller.
     """
 
     mesh: Mesh
     make_calls: bool
     wait_for_calls: bool
+    on_one_cpu: bool = False
 
     @staticmethod
     def of(mesh: Mesh, default: Sharding | None) -> "Executables":
@@ -86,16 +89,19 @@ class Executables(NamedTuple):
             platforms = {device.platform for device in devices}
         here = jax.process_index()
         is_here = all(device.process_index == here for device in devices) and not (mesh.empty and len(devices) > 1)
-        return Executables(mesh, is_here and platforms <= PLATFORMS, is_here and platforms <= ANSWERED)
+        on_one_cpu = len(devices) == 1 and platforms == {"cpu"}
+        return Executables(mesh, is_here and platforms <= PLATFORMS, is_here and platforms <= ANSWERED, on_one_cpu)
 
 
 def choose_emitted(block: VarBlock, executables: Executables) -> VarBlock:
     """Marks the loops and branches of a block whose calls their executables can make."""
 
     def chosen(node: VarNode) -> VarNode:
-        if isinstance(node, Loop | Branch) and not node.on_devices and _can_be_emitted(node, executables):
-            return dataclasses.replace(node, on_devices=True)
-        return node
+        if not isinstance(node, Loop | Branch) or node.on_devices or not _can_be_emitted(node, executables):
+            return node
+        if executables.on_one_cpu and isinstance(node, Branch) and not has_answered(node):
+            return node  # the host reads which one is chosen sooner than it is done with such an executable
+        return dataclasses.replace(node, on_devices=True)
 
     if not executables.make_calls or not any(isinstance(node, Loop | Branch) for node in block.nodes):
         return block

@@ -4,7 +4,8 @@ An equation on the devices that needs the result of a call cannot be dispatched 
 equation has a level, the number of calls the devices must have waited for before it. A level has up to two fragments:
 what the awaited calls of this level need comes first; the rest is dispatched while they run, if it amortizes that. If
 not, it goes with the former, or with the next level if there is no such. Calls that the devices do not wait for cut
-nothing: their arguments are results of whatever fragment computes them.
+nothing: their arguments are results of whatever fragment computes them. What tells which branch is chosen has a
+fragment of its own, before the others, where that is little and the rest is not: the host reads it meanwhile.
 """
 
 import dataclasses
@@ -15,7 +16,17 @@ from typing import Any
 from jax.extend.core import Var
 
 from partjit.plan.ir.calls import Order, orders_of
-from partjit.plan.ir.nodes import ColocatedCall, Equation, Forward, Group, VarBlock, VarNode, is_host, variables
+from partjit.plan.ir.nodes import (
+    Branch,
+    ColocatedCall,
+    Equation,
+    Forward,
+    Group,
+    VarBlock,
+    VarNode,
+    is_host,
+    variables,
+)
 from partjit.plan.passes.cost import amortizes_a_dispatch, cost_of
 
 __all__ = ["cut", "grouped", "head_of"]
@@ -89,6 +100,8 @@ def cut(
     afterwards: Container[Var],
     donated: Collection[Var],
     can_be_answered: Callable[[ColocatedCall[Any, Any]], bool],
+    *,
+    reads_early: bool,
 ) -> VarBlock:
     """Cuts a block into groups of equations and calls, in the order in which they are taken up.
 
@@ -97,10 +110,11 @@ def cut(
         afterwards: variables that are awaited as soon as it has ended.
         donated: its inputs that its groups may donate.
         can_be_answered: whether an executable can wait for a call.
+        reads_early: whether it is worth a fragment to read early which branch is chosen.
     """
     graph = _Graph(block.nodes)
     awaited = graph.awaited(afterwards)
-    cutting = _Cutting(graph, block.consts, can_be_answered)
+    cutting = _Cutting(graph, block.consts, can_be_answered, reads_early)
     left: list[int] = []
     for level in _by_level(graph):
         left = cutting.add_level(left, level, awaited)
@@ -127,6 +141,13 @@ def grouped(nodes: Sequence[VarNode], afterwards: Container[Var]) -> list[VarNod
                 found.append(_group(graph, group, {}))
         found += [nodes[i] for i in here if graph.is_host[i]]
     return found
+
+
+def _before_predicate(graph: _Graph, branch: int, done: set[int]) -> set[int]:
+    """What computes the predicate of a branch, of what is not done."""
+    predicate = graph.nodes[branch].inputs[0]
+    makers = {i for i in graph.data[branch] if predicate in graph.nodes[i].outputs} - done
+    return makers | _ancestors(graph, makers, done)
 
 
 def _by_level(graph: _Graph) -> list[list[int]]:
@@ -178,11 +199,16 @@ class _Cutting:
     """
 
     def __init__(
-        self, graph: _Graph, consts: Container[Var], can_be_answered: Callable[[ColocatedCall[Any, Any]], bool]
+        self,
+        graph: _Graph,
+        consts: Container[Var],
+        can_be_answered: Callable[[ColocatedCall[Any, Any]], bool],
+        reads_early: bool,
     ) -> None:
         self._graph = graph
         self._consts = consts
         self._can_be_answered = can_be_answered
+        self._reads_early = reads_early
         self._done: set[int] = set()
         self.nodes: list[VarNode] = []
         self.position: dict[VarNode, int] = {}
@@ -193,6 +219,8 @@ class _Cutting:
         here = sorted([*left, *own])
         device = [i for i in here if not graph.is_host[i]]
         calls = [i for i in here if graph.is_host[i]]
+        self._add_group(self._early(device, calls) if self._reads_early else [])
+        device = [i for i in device if i not in done]
         waited_for = [i for i in calls if awaited[i]]
         if not waited_for:
             self._add_group(device)
@@ -218,6 +246,17 @@ class _Cutting:
             self._add_group(rest)
             return self._add_calls(later, inline)
         return sorted([*rest, *later])
+
+    def _early(self, device: Sequence[int], calls: Sequence[int]) -> list[int]:
+        """What tells which branches are chosen, if that is little beside the rest, which the devices do meanwhile."""
+        graph = self._graph
+        early: set[int] = set()
+        for i in calls:
+            if isinstance(graph.nodes[i], Branch):
+                early |= _before_predicate(graph, i, self._done)
+        rest = [i for i in device if i not in early]
+        is_little = early.issubset(device) and not amortizes_a_dispatch(sum(map(graph.cost, early)))
+        return sorted(early) if is_little and amortizes_a_dispatch(sum(map(graph.cost, rest))) else []
 
     def _add_group(self, device: Sequence[int]) -> None:
         if device:
