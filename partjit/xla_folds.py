@@ -138,7 +138,11 @@ def _reshaped(op: Any, value: Any) -> Any:
 def _slice(op: Any, lowered: Lowered) -> Any:
     value, result = op.operands[0], op.results[0]
     if 0 in result.type.shape:
-        return stablehlo.ConstantOp(ir.Attribute.parse(f"dense<> : {result.type}", op.context), **_at(op)).result
+        # As text: the bindings have no class for an attribute without elements of complex numbers.
+        text = f'"stablehlo.constant"() {{value = dense<> : {result.type}}} : () -> {result.type} {op.location}'
+        empty = ir.Operation.parse(text, context=op.context)
+        ir.InsertionPoint(op).insert(empty)
+        return empty.operation.results[0]
     if value.type == result.type:
         return value
     joined = lowered.maker(op, value, "stablehlo.concatenate")

@@ -61,6 +61,8 @@ FOLDS = {
         [jnp.concatenate([x[:, :4], x[:, 4:]], 1), jnp.sin(x)]
     ),
     "complex numbers": lambda x, i, p: lax.complex(x, jnp.sin(x)) * jnp.full(x.shape, 1 + 2j, jnp.complex64),
+    "nothing is sliced": lambda x, i, p: (jnp.sin(x), jnp.cos(x)[:, 2:2]),
+    "nothing is sliced of complex numbers": lambda x, i, p: (jnp.sin(x), lax.complex(x, x)[2:2], i[:0], p[:0]),
     "limits": lambda x, i, p: lax.max(jnp.ones_like(x), lax.min(x, jnp.full_like(x, 5.0))),
     "concatenated with nothing": lambda x, i, p: jnp.concatenate([jnp.sin(x), x[:0]]),
 }
