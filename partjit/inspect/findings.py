@@ -8,7 +8,7 @@ from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue
 from partjit.inspect.collectives import Collective
 from partjit.inspect.propagation import Partitioned
 from partjit.inspect.user_lines import Site, shown_site
-from partjit.inspect.why.dataflow import Dataflow, reachable
+from partjit.inspect.why.dataflow import Dataflow, DataflowEdge, reachable
 from partjit.inspect.why.requests import axes_in, spec_in
 from partjit.primitive import sharding_constraint_p
 from partjit.render.numbers import shown_bytes
@@ -245,14 +245,24 @@ _LINEAR = frozenset((
 # fmt: on
 
 
+@dataclasses.dataclass(frozen=True)
+class _Carry:
+    """A value that a loop carries: the numbers of the argument of its body, of its next value, and of the result."""
+
+    before: int
+    after: int
+    result: int
+
+
 def _reduced_in_loops(partitioned: Partitioned, collectives: Sequence[Collective]) -> Iterator[Finding]:
     """All-reduces in loops whose results are only added to a carried value: one at the end would do."""
-    carried: dict[int, int] = {}  # from the number of a carried argument of a body to that of its new value
+    carried: dict[int, _Carry] = {}  # by the number of the next value
     for equation in partitioned.tree.walk():
         body = equation.bodies.get("jaxpr") or equation.bodies.get("body_jaxpr")
         if equation.primitive in ("scan", "while") and body is not None:
             arguments = body.inputs[equation.constants : equation.constants + equation.carried]
-            carried.update((a.number, b.number) for a, b in zip(arguments, body.outputs, strict=False))
+            for before, after, result in zip(arguments, body.outputs, equation.outputs, strict=False):
+                carried[after.number] = _Carry(before.number, after.number, result.number)
     sums = [c for c in collectives if c.kind == "all-reduce" and c.tags and (c.times or 2) > 1]
     flow = Dataflow(partitioned.tree) if sums and carried else None
     for c in sums:
@@ -275,17 +285,36 @@ def _reduced_in_loops(partitioned: Partitioned, collectives: Sequence[Collective
         )
 
 
-def _is_added_up(flow: Dataflow, number: int, carried: Mapping[int, int]) -> bool:
-    """Whether all that is computed from a value in a loop is its sum with a carried value."""
-    new = {after: before for before, after in carried.items()}
+def _is_added_up(flow: Dataflow, number: int, carried: Mapping[int, _Carry]) -> bool:
+    """Whether all that is computed from a value in a loop is its sum with a carried value that nothing else uses."""
     found = False
-    for at in reachable([number], lambda at: _computed(flow, at) if at not in new else ()):
+    for at in reachable([number], lambda at: _computed(flow, at) if at not in carried else ()):
         edges = [edge for edge in flow.used_by(at) if not edge.crosses]
-        if at in new:
-            found |= any(new[at] in edge.sources for edge in flow.made_by(at))
+        if (carry := carried.get(at)) is not None:
+            if not _is_sum_alone(flow, carry):
+                return False
+            found |= any(carry.before in edge.sources for edge in flow.made_by(at))
         elif not edges or any(edge.equation.primitive not in _LINEAR for edge in edges):
             return False
     return found
+
+
+def _is_sum_alone(flow: Dataflow, carry: _Carry) -> bool:
+    """Whether an iteration uses a carried value for its next one alone, so that only the loop's result matters."""
+    for at in reachable([carry.before], lambda at: _computed(flow, at) if at != carry.after else ()):
+        for edge in flow.used_by(at):
+            if at == carry.after:
+                if not edge.crosses or any(_is_needed(flow, edge, target, carry) for target in edge.targets):
+                    return False
+            elif edge.crosses or edge.equation.primitive not in _LINEAR:
+                return False
+    return True
+
+
+def _is_needed(flow: Dataflow, edge: DataflowEdge, target: int, carry: _Carry) -> bool:
+    """Whether the next value of a carry is used as more than that: in an iteration, in the condition, or stacked."""
+    is_result = any(value.number == target for value in edge.equation.outputs)
+    return target not in (carry.before, carry.result) and (is_result or bool(flow.used_by(target)))
 
 
 def _computed(flow: Dataflow, at: int) -> Iterator[int]:

@@ -74,6 +74,40 @@ def test_sums_that_a_loop_adds_up_need_one_reduction():
     assert of_kind(report, "reduced in loop") == []
 
 
+def leapfrog(w, q, xs):
+    """A momentum to which gradients over all examples are added, and which the position needs in each iteration."""
+
+    def step(carry, x):
+        q, p = carry
+        p = p + (q @ x.T - w) @ x
+        return (q + 0.1 * p, p), None
+
+    return jax.lax.scan(step, (q, q), xs)[0]
+
+
+def every_sum(w, q, xs):
+    return jax.lax.scan(lambda p, x: (p + w @ x, 2 * p), q, xs)
+
+
+def next_sum(w, q, xs):
+    return jax.lax.scan(lambda p, x: ((new := p + w @ x), new), q, xs)
+
+
+def until_large(w, q, xs):
+    def is_small(carry):
+        return carry[1][0, 0] < 100
+
+    return jax.lax.while_loop(is_small, lambda carry: (carry[0] + 1, carry[1] + w @ xs[carry[0]]), (0, q))
+
+
+@pytest.mark.parametrize("fun", [leapfrog, every_sum, next_sum, until_large])
+def test_sums_that_an_iteration_needs_are_reduced_in_it(fun):
+    args = f32(16, 256), f32(16, 64), f32(8, 256, 64)
+    report = reported(fun, *args, specs=(P(None, "data"), P(), P(None, "data")), out=P())
+    assert any(c.times != 1 for c in report.predicted)
+    assert of_kind(report, "reduced in loop") == []
+
+
 def test_replicated_optimizer_state_is_sharded_with_the_effect_that_the_change_has():
     args = W, {"mu": W}, f32(32, 256)
     report = reported(momentum, *args, specs=(P(), P(), P("data")), out=(P(), P()))
