@@ -245,16 +245,8 @@ def check_devices(paths: Sequence[str], args: Sequence[object], specs: Sequence[
     devices = set(mesh.devices.flat)
     mismatches = []
     for path, arg, spec in zip(paths, args, specs, strict=True):
-        if isinstance(arg, jax.Ref) and isinstance(spec, ParsedPartitionSpec):
-            wanted = spec.named_sharding(mesh)
-            if not arg.sharding.is_equivalent_to(wanted, arg.ndim):
-                mismatches.append(
-                    Mismatch(
-                        f"One of pjit arguments, {path}, is a ref with the sharding {arg.sharding}, but its spec says "
-                        f"{spec.unsafe_user_spec}, and what others see change cannot be moved",
-                        f"make the ref of an array placed with jax.device_put, or leave the spec of {path} out",
-                    )
-                )
+        if isinstance(arg, jax.Ref):
+            mismatches += _check_ref(path, arg, spec, mesh)
         sharding = _committed_sharding(arg)
         if sharding is not None and (sharding.device_set != devices or not _in_order(sharding, spec, mesh)):
             mismatches.append(
@@ -266,6 +258,23 @@ def check_devices(paths: Sequence[str], args: Sequence[object], specs: Sequence[
                 )
             )
     return mismatches
+
+
+def _check_ref(path: str, ref: jax.Ref, spec: Spec, mesh: Mesh) -> list[Mismatch]:
+    """Checks that a ref, which cannot be moved, is where the program is to find it."""
+    remedy = f"make the ref of an array placed with jax.device_put, or leave the spec of {path} out"
+    if isinstance(spec, ParsedPartitionSpec):
+        if ref.sharding.is_equivalent_to(spec.named_sharding(mesh), ref.ndim):
+            return []
+        where, wanted = f"with the sharding {ref.sharding}", f"its spec says {spec.unsafe_user_spec}"
+    elif ref.sharding.device_set == {*mesh.devices.flat}:
+        return []
+    else:
+        where = f"on the devices {describe_devices(device_list(ref.sharding))}"
+        wanted = f"the program runs on the devices {describe_devices(mesh.devices.flat)} of the mesh"
+        remedy = "make the ref of an array on the mesh: jax.new_ref(jax.device_put(value, NamedSharding(mesh, spec)))"
+    what = f"One of pjit arguments, {path}, is a ref {where}, but {wanted}, and what others see change cannot be moved"
+    return [Mismatch(what, remedy)]
 
 
 def _remedy_for_devices(path: str, sharding: Sharding, mesh: Mesh) -> str:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partjit import P, colocated, pjit, set_mesh
+from partjit import P, ShardingError, colocated, pjit, set_mesh
 from partjit.colocated import colocated_python
 from tests.colocated import rendezvous
 
@@ -96,6 +96,17 @@ def loop(call, ref, other):
 
 def accumulated(call, ref, other):
     def iteration(total, x):
+        ref[...] = 2 * ref[...] + call(x)[0]
+        other[...] += call(x)[1]
+        return total + jnp.sum(other[...]), jnp.sum(ref[...])
+
+    return lax.scan(iteration, jnp.float32(0), jnp.arange(8.0).reshape(4, 2))
+
+
+def indexed(call, ref, other):
+    """On a mesh with Explicit axes jax indexes no ref that is sharded."""
+
+    def iteration(total, x):
         ref[1] = ref[0] + call(x)[0]
         other[0] += call(x)[1]
         return total + other[0], ref[1]
@@ -108,7 +119,7 @@ def nested(call, ref, other):
         lax.cond(i == 1, lambda: update(ref, call), lambda: None)
         return lax.fori_loop(0, i, lambda _, x: x + call(other[...]), x + ref[...])
 
-    return lax.fori_loop(0, 3, iteration, jnp.zeros(8))
+    return lax.fori_loop(0, 3, iteration, 0 * ref[...])
 
 
 def branches(call, ref, other):
@@ -121,16 +132,20 @@ def awaited(call, ref, other):
     def iteration(x):
         return call(x) + other[...]
 
-    return lax.while_loop(lambda x: x[0] < 9 * ref[0], iteration, jnp.zeros(8))
+    return lax.while_loop(lambda x: jnp.sum(x) < 9 * jnp.sum(ref[...]), iteration, 0 * ref[...])
 
 
-PROGRAMS = [by_calls, loop, accumulated, nested, branches, awaited]
+PROGRAMS = [by_calls, loop, accumulated, indexed, nested, branches, awaited]
 
 
-@pytest.mark.parametrize("place", ["a device", "a mesh"])
+@pytest.mark.parametrize("place", ["a device", "a mesh", "a mesh with Explicit axes"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_refs_of_the_caller_are_read_and_written_as_without_calls(mesh, program, kind, place):
+    if "Explicit" in place:
+        if program is indexed:
+            pytest.skip("jax refuses it")
+        mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=(jax.sharding.AxisType.Explicit,) * 2)
     sharding = jax.sharding.NamedSharding(mesh, P("x")) if place != "a device" else jax.devices()[0]
 
     def refs():
@@ -140,10 +155,10 @@ def test_refs_of_the_caller_are_read_and_written_as_without_calls(mesh, program,
         return x * 2
 
     expected = refs()
-    results = jax.jit(lambda *refs: program(plain, *refs))(*expected)
     own = refs()
     captured = refs()
     with contextlib.nullcontext() if place == "a device" else set_mesh(mesh):
+        results = jax.jit(lambda *refs: program(plain, *refs))(*expected)
         found = [
             pjit(lambda *refs: program(double[kind], *refs))(*own),
             pjit(lambda x: (program(double[kind], *captured), x)[0])(jnp.ones(())),
@@ -154,6 +169,14 @@ def test_refs_of_the_caller_are_read_and_written_as_without_calls(mesh, program,
             np.testing.assert_allclose(one[...], other[...])
             assert one[...].sharding == other[...].sharding
     colocated.wait(timeout=60)
+
+
+def test_a_ref_that_is_not_on_the_mesh_is_named(mesh):
+    step = pjit(lambda state: update(state["count"], double["numpy"]))
+    ref = jax.new_ref(jnp.ones(8))
+    message = r"state\['count'\], is a ref on the devices \[0\], but the program runs on the devices \[0, .*jax.new_ref"
+    with set_mesh(mesh), pytest.raises(ShardingError, match=f"(?s){message}"):
+        step({"count": ref})
 
 
 def test_only_refs_that_are_written_are_given_to_what_writes_them():

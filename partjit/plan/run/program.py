@@ -185,6 +185,8 @@ def placing_of(plan: Plan, args: Sequence[object]) -> Placing:
         is_array = isinstance(arg, jax.Array)
         if isinstance(arg, PendingArray) and (not by_call or len(nodes) > 1):
             waits.append(i)
+        if isinstance(arg, jax.Ref):  # which cannot be moved, and whose sharding has been checked
+            continue
         if value.sharding is None:
             if by_call and not is_array:
                 moves.append(Move(i, value.aval, default, value in for_calls, is_host_value(arg)))
