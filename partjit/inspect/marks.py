@@ -9,7 +9,6 @@ Source: `op_priority_propagation.cc` of Shardy.
 
 import contextlib
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
 
 from jax.extend.core import Effect, Primitive
 from jax.extend.mlir import ir
@@ -52,10 +51,10 @@ mark_p.multiple_results = True
 mark_p.def_effectful_abstract_eval(lambda *_, **__: ([], {mark_effect}))
 
 
-def mark(values: Sequence[ir.Value], numbers: Sequence[int]) -> None:
+def mark(values: Sequence[ir.Value], numbers: Sequence[int]) -> ir.Operation:
     """Adds a mark of values with these numbers to a module."""
     config = ",".join(map(str, numbers))
-    custom_call(MARK, result_types=[], operands=values, backend_config=config, has_side_effect=True)
+    return custom_call(MARK, result_types=[], operands=values, backend_config=config, has_side_effect=True).operation
 
 
 def _lower_mark(_: mlir.LoweringRuleContext, *values: ir.Value, numbers: tuple[int, ...]) -> Sequence[ir.Value]:
@@ -87,81 +86,68 @@ def marked_values(operations: Sequence[ir.Operation]) -> Iterator[tuple[int, ir.
 
 
 def remove_unused_values(module: ir.Module) -> None:
-    """Removes the operations of a lowered module whose results nothing uses but marks, and the marks of these."""
+    """Removes the operations of a lowered module whose results nothing uses but marks, and these from the marks."""
     ops = nested(module.operation)
-    marks = [op for op in ops if is_mark(op)]
-    unused = [*_unused(ops, marks)]
-    if not unused:
-        return
-    gone = {*unused}
-    for one in marks:
-        values, numbers = [*one.operands], numbers_of(one)
-        kept = [k for k, value in enumerate(values) if _owner(value) not in gone]
-        if len(kept) < len(values):
-            with ir.InsertionPoint(one), one.location:
-                mark([values[k] for k in kept], [numbers[k] for k in kept])
-            one.erase()
-    for op in unused:
-        op.erase()
+    held = _hold(ops)
+    gone: set[ir.Value] = set()
+    k = len(ops)
+    while k:  # users first, and before what is in them
+        k -= 1
+        results = ops[k].results
+        if len(results) and not any(map(_has_user, results)):
+            inside = nested(ops[k]) if len(ops[k].regions) else []
+            if not any(one.name in _EFFECTS for one in (ops[k], *inside)):
+                gone.update(results)
+                ops[k].erase()
+                k -= len(inside)
+    for one in held:
+        one.release(gone)
 
 
 @contextlib.contextmanager
 def hidden_marks(module: ir.Module) -> Iterator[None]:
     """In which marks use nothing that the program uses, whose operations have to stay what they are."""
-    ops = nested(module.operation)
-    hidden: list[tuple[ir.Operation, int, ir.Value]] = []
-    scalars: list[ir.Operation] = []  # what marks use instead, of which Shardy ignores the uses
-    for op in filter(is_mark, ops):
-        values = [*op.operands]
-        if values:
-            scalars.append(_scalar_before(op))
-        for k, value in enumerate(values):
-            hidden.append((op, k, value))
-            op.operands[k] = scalars[-1].results[0]
-    unused = {*_unused(ops)}  # such as what Shardy has copied for a mark: it would be removed
-    for op, k, value in hidden:
-        if _owner(value) in unused:
-            op.operands[k] = value
-    kept = [scalar for scalar in scalars if next(iter(scalar.results[0].uses), None) is not None]
-    for scalar in {*scalars} - {*kept}:
-        scalar.erase()
+    held = _hold(nested(module.operation))
+    for one in held:
+        one.keep_unused()  # such as what Shardy has copied for a mark: it would be removed
     yield
-    for op, k, value in hidden:
-        if _owner(value) not in unused:
-            op.operands[k] = value
-    for scalar in kept:
-        scalar.erase()
+    for one in held:
+        one.release()
 
 
-def _scalar_before(op: ir.Operation) -> ir.Operation:
-    with ir.InsertionPoint(op), ir.Location.unknown(op.context):
-        number = ir.FloatAttr.get_f32(0.0)
-        value = ir.DenseElementsAttr.get_splat(ir.RankedTensorType.get((), number.type), number)
-        return ir.Operation.create("stablehlo.constant", [value.type], attributes={"value": value})
+class _Held:
+    """A mark that uses nothing: another one, without operands, has its place meanwhile."""
+
+    def __init__(self, op: ir.Operation) -> None:
+        self._values, self._numbers = [*op.operands], numbers_of(op)
+        self.place = self._replaced(op, ())
+
+    def keep_unused(self) -> None:
+        """Uses the values that nothing else uses."""
+        self.place = self._replaced(self.place, [k for k, value in enumerate(self._values) if not _has_user(value)])
+
+    def release(self, gone: Collection[ir.Value] = ()) -> None:
+        """Uses all values again, but those that are gone."""
+        values = self._values
+        self._replaced(self.place, [k for k, value in enumerate(values) if value not in gone])
+
+    def _replaced(self, op: ir.Operation, kept: Collection[int]) -> ir.Operation:
+        """The mark of some of the values, in place of another one."""
+        with ir.InsertionPoint(op), op.location:
+            made = mark([self._values[k] for k in kept], [self._numbers[k] for k in kept])
+        op.erase()
+        return made
 
 
-def _unused(ops: Sequence[ir.Operation], ignored: Collection[ir.Operation] = ()) -> Iterator[ir.Operation]:
-    """The operations that nothing uses but those that are ignored, the last ones first, without what is in them.
-
-    Args:
-        ops: the operations of a module, each after those in it.
-        ignored: users that do not count.
-    """
-    used: set[ir.Value] = set()
-    passed_over = {*ignored}
-    for op in reversed(ops):  # users first, and before what is in them
-        if op in passed_over:
-            continue
-        results = op.results
-        if len(results) and used.isdisjoint(results):
-            both = (op, *nested(op)) if len(op.regions) else (op,)
-            if not any(one.name in _EFFECTS for one in both):
-                passed_over.update(both)
-                yield op
-                continue
-        used.update(op.operands)
+def _hold(ops: list[ir.Operation]) -> list[_Held]:
+    """Holds the marks among operations, which are replaced in the list."""
+    held = []
+    for k, op in enumerate(ops):
+        if is_mark(op):
+            held.append(_Held(op))
+            ops[k] = held[-1].place
+    return held
 
 
-def _owner(value: ir.Value) -> ir.Operation | None:
-    owner: Any = value.owner
-    return None if isinstance(owner, ir.Block) else owner.operation
+def _has_user(value: ir.Value) -> bool:
+    return next(iter(value.uses), None) is not None
