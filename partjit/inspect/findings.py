@@ -7,13 +7,14 @@ from partjit._jax.shardings import UNSPECIFIED
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue
 from partjit.inspect.collectives import Collective
 from partjit.inspect.propagation import Partitioned
+from partjit.inspect.renewed import renewed_arguments
 from partjit.inspect.user_lines import Site, shown_site
 from partjit.inspect.why.dataflow import Dataflow, DataflowEdge, reachable
 from partjit.inspect.why.requests import axes_in, spec_in
 from partjit.primitive import sharding_constraint_p
 from partjit.render.numbers import shown_bytes
 
-__all__ = ["KINDS", "Finding", "findings_of", "grouped"]
+__all__ = ["AS_STATE", "KINDS", "Finding", "findings_of", "grouped"]
 
 KINDS = (
     *("replicated", "fight", "moved", "not kept", "parts of axes", "rematerialization"),
@@ -171,15 +172,24 @@ def _fights(constraints: Mapping[int, AnnotatedEquation]) -> Iterator[Finding]:
         of_value[value.number] = of_value[result.number] = equation
 
 
+AS_STATE = (
+    "shard it as it is computed, as an argument and as a result, or shard the values that it is computed from like it"
+)
+"""What is suggested for a moved result that is an argument of the next step."""
+
+
 def _moved(partitioned: Partitioned) -> Iterator[Finding]:
-    for value, returned in zip(partitioned.tree.outputs, partitioned.results, strict=True):
+    renewed = renewed_arguments(partitioned)
+    for j, (value, returned) in enumerate(zip(partitioned.tree.outputs, partitioned.results, strict=True)):
         if not value.is_array or value.literal or value.sharding is None or returned.sharding == value.sharding:
             continue
         yield Finding(
             "moved",
             max(value.nbytes_per_device, returned.nbytes_per_device),
             f"{returned.path} is computed as {value.shown_spec} and returned as {returned.shown_spec}",
-            "return it as it is computed, or shard the values that it is computed from like the result",
+            AS_STATE
+            if j in renewed
+            else "return it as it is computed, or shard the values that it is computed from like the result",
             None,
             value.name,
         )

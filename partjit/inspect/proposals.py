@@ -10,12 +10,13 @@ from partjit._jax.shardings import UNSPECIFIED
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue, shown_spec
 from partjit.inspect.changes import Axes, Change
 from partjit.inspect.collectives import Collective
-from partjit.inspect.findings import Finding
+from partjit.inspect.findings import AS_STATE, Finding
 from partjit.inspect.modules import pattern_of
 from partjit.inspect.propagation import Partitioned
+from partjit.inspect.renewed import renewed_arguments
 from partjit.inspect.residual_streams import ResidualStream, residual_streams
 from partjit.inspect.why.dataflow import Dataflow
-from partjit.inspect.why.key_paths import common_end, keys_of
+from partjit.inspect.why.key_paths import keys_of
 from partjit.primitive import sharding_constraint_p
 from partjit.render.numbers import counted, shown_bytes
 
@@ -31,12 +32,14 @@ class Proposal:
         change: the change.
         is_required: whether they are no findings if the change gains nothing.
         alternative: another change for the same, which is proposed instead if less is sent with it.
+        replaces: findings that are left out if these are reported: the change is about what they are about.
     """
 
     findings: tuple[Finding, ...]
     change: Change
     is_required: bool = True
     alternative: "Proposal | None" = None
+    replaces: tuple[Finding, ...] = ()
 
 
 def proposals(
@@ -46,7 +49,7 @@ def proposals(
     if partitioned.unit.mesh.size <= 1:
         return
     yield from _of_findings(partitioned, found)
-    yield from _replicated_by_spec(partitioned, large)
+    yield from _replicated_by_spec(partitioned, found, large)
     yield from _unconstrained(partitioned, collectives)
     yield from _elementwise(partitioned, collectives)
     yield from _back_and_forth(partitioned, collectives)
@@ -61,6 +64,7 @@ def _of_findings(partitioned: Partitioned, found: Sequence[Finding]) -> Iterator
     for finding in found:
         if finding.value in values:
             kind = f"{finding.kind} argument" if finding.value in positions else finding.kind
+            kind = "moved state" if finding.suggestion == AS_STATE else kind
             by_kind.setdefault(kind, []).append((finding, values[finding.value]))
     for kind, group in by_kind.items():
         change = Change()
@@ -70,15 +74,16 @@ def _of_findings(partitioned: Partitioned, found: Sequence[Finding]) -> Iterator
         elif kind == "replicated":
             change = Change(values={v.number: axes for _, v in group if (axes := _best(v)) is not None})
         elif kind.startswith("moved"):
-            moved = {v.number for _, v in group}
+            moved, renewed = {v.number for _, v in group}, renewed_arguments(partitioned)
             own = {
-                k: value.sharding.axes
-                for k, value in enumerate(tree.outputs)
+                j: value.sharding.axes
+                for j, value in enumerate(tree.outputs)
                 if value.number in moved and value.sharding is not None and value.sharding.is_of_whole_axes
+                if (j in renewed) == (kind == "moved state")
             }
-            change = Change(results=own)
+            change = Change({renewed[j]: axes for j, axes in own.items() if j in renewed}, own)
         if change != Change():
-            yield Proposal(tuple(finding for finding, _ in group), change, is_required=False)
+            yield Proposal(tuple(finding for finding, _ in group), change, is_required=kind == "moved state")
 
 
 def _best(value: AnnotatedValue, first: Sequence[str] = ()) -> Axes | None:
@@ -92,7 +97,7 @@ def _best(value: AnnotatedValue, first: Sequence[str] = ()) -> Axes | None:
     return None
 
 
-def _replicated_by_spec(partitioned: Partitioned, large: float) -> Iterator[Proposal]:
+def _replicated_by_spec(partitioned: Partitioned, found: Sequence[Finding], large: float) -> Iterator[Proposal]:
     """Arguments whose specs replicate them: optimizer state, and others. One without a spec is a finding already.
 
     Optimizer state has the keys and the shape of a parameter.
@@ -105,46 +110,50 @@ def _replicated_by_spec(partitioned: Partitioned, large: float) -> Iterator[Prop
     for k, value in enumerate(tree.inputs):
         if value.is_array and len(paths[k]) > 1:
             by_shape.setdefault(value.aval.shape, []).append(k)
-    found: dict[str, dict[int, Axes]] = {"optimizer state": {}, "replicated": {}}
+    states, others, with_states = dict[int, Axes](), dict[int, Axes](), dict[int, Axes]()
     for k, value in enumerate(tree.inputs):
-        if value.is_array and value.aval.shape and value.is_replicated:
-            twins = [p for p in by_shape.get(value.aval.shape, ()) if _is_parameter_of(paths[p], paths[k], p < k)]
-            axes = (_like(tree.inputs[min(twins)]) if twins else None) or _best(value, batch)
-            if axes is not None and (twins or unit.in_shardings[k] is not UNSPECIFIED):
-                found["optimizer state" if twins else "replicated"][k] = axes
-    for kind, arguments in found.items():
-        if sum(tree.inputs[k].nbytes for k in arguments) >= large:
-            findings = tuple(_of_argument(kind, tree.inputs[k], paths[k]) for k in arguments)
-            results = _returned(partitioned, paths, arguments)
-            yield Proposal(findings, Change(arguments=arguments, results=results))
+        if not (value.is_array and value.aval.shape and value.is_replicated):
+            continue
+        alike, best = by_shape.get(value.aval.shape, ()), _best(value, batch)
+        twins = [p for p in alike if _is_parameter_of(paths[p], paths[k], p < k)]
+        if twins and (axes := _like(tree.inputs[twins[0]]) or best) is not None:
+            states[k] = axes
+        elif not twins and best is not None and unit.in_shardings[k] is not UNSPECIFIED:
+            own = [p for p in alike if _is_parameter_of(paths[k], paths[p], k < p)]
+            others[k] = next(filter(None, (_like(tree.inputs[p]) for p in own)), best)
+            with_states.update(dict.fromkeys((k, *own), best))
+
+    def proposal(kind: str, arguments: Mapping[int, Axes], about: Mapping[int, Axes], advice: str) -> Proposal:
+        findings = tuple(_of_argument(kind, tree.inputs[k], paths[k], arguments[k], advice) for k in about)
+        results = {j: arguments[k] for j, k in renewed_arguments(partitioned).items() if k in arguments}
+        names = {tree.outputs[j].name for j in results}
+        replaced = tuple(finding for finding in found if finding.kind == "moved" and finding.value in names)
+        return Proposal(findings, Change(arguments=arguments, results=results), replaces=replaced)
+
+    if sum(tree.inputs[k].nbytes for k in states) >= large:
+        yield proposal("optimizer state", states, states, _LIKE_PARAMETER)
+    if sum(tree.inputs[k].nbytes for k in others) >= large:
+        one = proposal("replicated", others, others, _AS_BOTH)
+        other = proposal("replicated", with_states, others, _WITH_STATE) if with_states != others else None
+        yield dataclasses.replace(one, alternative=other)
 
 
-def _of_argument(kind: str, value: AnnotatedValue, keys: tuple[str, ...]) -> Finding:
+_LIKE_PARAMETER = "shard it like its parameter, or over an axis along which that is replicated, as argument and result"
+_AS_BOTH = "shard it over an axis, as an argument and as a result: it is gathered where it is used"
+_WITH_STATE = (
+    "shard it and its optimizer state over an axis, as arguments and as results: it is gathered where it is used"
+)
+
+
+def _of_argument(kind: str, value: AnnotatedValue, keys: tuple[str, ...], axes: Axes, advice: str) -> Finding:
     size, module = shown_bytes(value.nbytes), "/".join(key for key in keys[1:] if key != "params")
-    if kind == "optimizer state":
-        text = f"{value.path}, {size}, is replicated: each device keeps and updates all of it"
-        advice = "shard it like its parameter, or over an axis along which that is replicated, as argument and result"
-    else:
-        text = f"the argument {value.path}, {size}, is replicated, as its spec says"
-        advice = "shard it over an axis, as an argument and as a result: it is gathered where it is used"
+    why = ": each device keeps and updates all of it" if kind == "optimizer state" else ", as its spec says"
+    text = f"the argument {value.path}, {size}, is replicated{why}; try {_shown(axes)}"
     return Finding(kind, value.nbytes, text, advice, None, value.name, module)
 
 
-def _returned(
-    partitioned: Partitioned, paths: Sequence[tuple[str, ...]], arguments: Mapping[int, Axes]
-) -> dict[int, Axes]:
-    """The axes of the results that are arguments anew, by the ends of their paths."""
-    tree, found = partitioned.tree, {}
-    by_shape: dict[tuple[int, ...], list[int]] = {}
-    for k in arguments:
-        by_shape.setdefault(tree.inputs[k].aval.shape, []).append(k)
-    for j, path in enumerate(partitioned.unit.result_paths):
-        keys = keys_of(path) or ()
-        alike = by_shape.get(getattr(tree.outputs[j].aval, "shape", ()), [])
-        best = max(alike, key=lambda k, own=keys: common_end(paths[k], own), default=None)
-        if best is not None and 0 < len(paths[best]) - 1 <= common_end(paths[best], keys):
-            found[j] = arguments[best]
-    return found
+def _shown(axes: Axes) -> str:
+    return shown_spec(P(*[(dim or (None,))[0] if len(dim or ()) < 2 else dim for dim in axes]))
 
 
 def _is_parameter_of(parameter: tuple[str, ...], state: tuple[str, ...], is_before: bool) -> bool:
@@ -184,7 +193,7 @@ def _constrained(
 ) -> Proposal:
     """Constraints of these values of a stream, about which so many bytes are sent."""
     specs = [*dict.fromkeys(value.shown_spec for value in stream.values)]
-    wanted = shown_spec(P(*[(dim or (None,))[0] if len(dim or ()) < 2 else dim for dim in axes]))
+    wanted = _shown(axes)
     finding = Finding(
         "unconstrained",
         sent,

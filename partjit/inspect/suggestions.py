@@ -33,18 +33,22 @@ def tried_out(
 
     The changes of the most costly ones are made, and propagated: these matter by what their change spares, the others
     by what they are about, each as a share of all that is sent, or of the memory. New findings whose change gains
-    nothing are left out, as are all about a small share.
+    nothing are left out, as are all about a small share, and those that another one replaces.
     """
     candidates = sorted(proposals(partitioned, collectives, found, large), key=lambda one: -_cost(one.findings, before))
     tries = max(1, min(_MOST_TRIES, _EQUATIONS // max(1, len(partitioned.inlined.equations))))
     changed: dict[Finding, Finding] = {}
+    left_out: set[Finding] = set()
     spared: dict[Finding, float] = {}
     if candidates and partitioned.lowered is not None:
         facts, known = facts_of(partitioned.unit, partitioned.inlined, donated), Known()
         for proposal in candidates[:tries]:
-            for finding, tried, share in _tried(proposal, partitioned, facts, known, before):
+            of_it = [*_tried(proposal, partitioned, facts, known, before)]
+            for finding, tried, share in of_it:
                 changed[finding], spared[tried] = tried, share
-    everything = [*(changed.pop(finding, finding) for finding in found), *changed.values()]
+            left_out.update(proposal.replaces if of_it else proposal.findings)
+    every = (finding for finding in dict.fromkeys((*found, *changed)) if finding not in left_out)
+    everything = [changed.get(finding, finding) for finding in every]
     groups = [group for group in grouped(everything).values() if _cost(group, before) >= _SHARE]
 
     def matters(group: Sequence[Finding]) -> float:

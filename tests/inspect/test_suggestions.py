@@ -9,6 +9,7 @@ from partjit.inspect import explain
 from partjit.inspect.changes import Change, facts_of
 from partjit.inspect.outcomes import outcome_of
 from partjit.inspect.places import Known
+from partjit.inspect.renewed import renewed_arguments
 from partjit.render.numbers import shown_bytes
 from tests.inspect.inspected import f32, mesh
 
@@ -124,6 +125,59 @@ def test_replicated_optimizer_state_is_sharded_with_the_effect_that_the_change_h
     assert effect.endswith(f" instead of {peak}")
     needed = float(effect.split(" needs about ")[1].split(" kB")[0]) * 1000
     assert needed == pytest.approx(changed.memory[0].peak, rel=0.02)  # the order of operations is not quite the same
+
+
+def said(change, before):
+    """The effect of what a report says after a change, in the words of a finding."""
+    (after, peak), (sent, needed) = (
+        (shown_bytes(one.predicted.bytes_per_step), shown_bytes(one.memory[0].peak)) for one in (change, before)
+    )
+    most = shown_bytes(before.predicted.bytes_per_step_at_most)
+    sent = sent if sent == most else f"between {sent} and {most}"
+    return f"tried: a device sends {after} instead of {sent} and needs about {peak} instead of {needed}"
+
+
+def zero_1(w, state, x):
+    grads = jax.grad(lambda w: (jnp.tanh(x @ w["up"]) @ w["down"]).sum())(w)
+    mu = jax.tree.map(jnp.add, state["mu"], grads)
+    return jax.tree.map(jnp.subtract, w, mu), {"mu": mu}
+
+
+def test_parameters_are_sharded_with_their_state_or_like_it_and_never_as_results_alone():
+    w, x = {"up": f32(64, 256), "down": f32(256, 64)}, f32(64, 64)
+    rows, largest = {"up": P("data"), "down": P("data")}, {"up": P(None, "data"), "down": P("data")}
+    report = reported(zero_1, w, {"mu": w}, x, specs=(P(), {"mu": rows}, P("data")), out=(P(), {"mu": rows}), large=1)
+    assert of_kind(report, "moved") == []  # to return the new parameters sharded would be paid for by the next step
+    found = of_kind(report, "replicated")
+    assert [finding.text.rpartition("; ")[2] for finding in found] == ["try P('data', None)", "try P(None, 'data')"]
+    both = largest, {"mu": largest}
+    better = reported(zero_1, w, {"mu": w}, x, specs=(*both, P("data")), out=both)
+    assert {finding.effect for finding in found} == {said(better, report)}
+    assert {"shard it and its optimizer state" in finding.suggestion for finding in found} == {True}
+
+
+def test_a_result_that_is_an_argument_anew_is_sharded_as_both():
+    def step(params, x):
+        grads = jax.grad(lambda params: jnp.tanh(x @ params["a"] @ params["b"]).sum())(params)
+        b = with_sharding_constraint(grads["b"], P(None, "model"))
+        return {"a": params["a"], "b": params["b"] - b}
+
+    params, specs = {"a": f32(64, 16), "b": f32(16, 256)}, {"a": P(), "b": P(None, "model")}
+    report = reported(step, params, f32(32, 64), specs=(P(), P("data")), out=P(), large=1 << 20)
+    (finding,) = of_kind(report, "moved")
+    better = reported(step, params, f32(32, 64), specs=(specs, P("data")), out=specs)
+    assert finding.effect == said(better, report)
+    assert finding.suggestion.startswith("shard it as it is computed, as an argument and as a result, or")
+
+
+def test_what_a_function_of_lists_returns_is_no_argument_anew():
+    def step(xs, w):
+        return [*map(jnp.sin, xs), w]
+
+    report = reported(step, [f32(64, 64)] * 2, f32(64, 64), specs=P("data"))
+    assert renewed_arguments(report.whole) == {}
+    nested = reported(lambda ws: (ws, ws[0].sum()), [f32(8, 8)] * 2, specs=P())
+    assert renewed_arguments(nested.whole) == {0: 0, 1: 1}
 
 
 @pytest.mark.parametrize(
