@@ -158,7 +158,8 @@ class Operation:
             transfers=tuple(transfers),
             keeps=keeps,
             distinct=distinct or {},
-            forgets=forgets,
+            # Several results are a tuple, which is resharded, and of whose elements nothing is known.
+            forgets=forgets or (len(self.results) > 1 and not keeps),
         )
 
     def replicated(self, which: Collection[int] | None = None) -> Model:

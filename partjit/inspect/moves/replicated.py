@@ -164,7 +164,7 @@ def sort(op: Operation) -> Model:
     first, dim = op.results[0], op.number("dimension")
     # `top_k` is an operation of its own in XLA, which it does not partition; here it is a sort and slices.
     if op.primitive == "top_k":
-        return op.replicated([0])
+        return dataclasses.replace(op.replicated([0]), forgets=False)
     if any(result.sharding != first.sharding for result in op.results):
         return op.replicated()
     if not first.is_sharded:

@@ -26,6 +26,11 @@ def reshape(op: Operation) -> Model | None:
     several = any(len(axes) > 1 for axes in operand.sharding.axes)
     if several and result.is_sharded and math.prod(operand.shards) != math.prod(result.shards):
         raise Unmodelled
+    if ones := [dim for dim, n in enumerate(result.shape) if n == 1 and result.shards[dim] > 1]:
+        # In jax 0.10 they may be sharded. XLA slices them afterwards.
+        whole = result.sharded(without(result.sharding, ones))
+        found = reshape(dataclasses.replace(op, results=(whole,))) or op.model(keeps=True)
+        return dataclasses.replace(found, results=(found.results[0] or whole.sharding,))
     if operand.is_sharded and not result.is_sharded:
         return op.replicated()
     to_operand, to_result = _reshaped(result, operand.shape), _reshaped(operand, result.shape)

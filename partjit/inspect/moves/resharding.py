@@ -16,23 +16,43 @@ import numpy as np
 from partjit.inspect.device_groups import DeviceGroups
 from partjit.inspect.moves.tiles import Step, Tiles, Unmodelled
 
-__all__ = ["reshard"]
+__all__ = ["is_replicated_between", "is_swap", "reshard"]
 
 _Shape = tuple[int, ...]
 
 
-def reshard(source: Tiles, target: Tiles, shape: _Shape) -> list[Step]:
+def reshard(source: Tiles, target: Tiles, shape: _Shape, *, swaps: bool = True) -> list[Step]:
     """The collectives that get an array of this shape from one sharding to another.
+
+    Args:
+        source, target: the shardings.
+        shape: the shape of the array.
+        swaps: whether dimensions may swap axes; see `is_swap`.
 
     Raises:
         Unmodelled: XLA moves the borders of uneven shards, or groups of devices in different orders.
     """
-    found = _reshard(source, target, shape, in_full=True)
+    found = _reshard(source, target, shape, in_full=True, swaps=swaps)
     assert found is not None
     return found
 
 
-def _reshard(source: Tiles, target: Tiles, shape: _Shape, *, in_full: bool) -> list[Step] | None:
+def is_replicated_between(source: Tiles, target: Tiles, shape: _Shape, *, swaps: bool = True) -> bool:
+    """Whether an array is replicated in full first, as no other way applies. Raises what `reshard` raises."""
+    return _reshard(source, target, shape, in_full=False, swaps=swaps) is None
+
+
+def is_swap(source: Tiles, target: Tiles) -> bool:
+    """Whether dimensions swap axes while some devices have the same shard.
+
+    XLA does so only if both shardings are in one form: over named axes, or over tiles of devices.
+    """
+    if source == target or not source.is_partial or source.devices.shape == target.devices.shape:
+        return False
+    return _swaps(source, target) is not None
+
+
+def _reshard(source: Tiles, target: Tiles, shape: _Shape, *, in_full: bool, swaps: bool = True) -> list[Step] | None:
     """None if only full replication is left, and that is not allowed."""
     if source == target or source.is_replicated:
         return []
@@ -40,7 +60,7 @@ def _reshard(source: Tiles, target: Tiles, shape: _Shape, *, in_full: bool) -> l
         return [_permutation(source, target, shape)]
     if target.is_replicated:
         return _gather(source, source.counts, shape, shape)
-    if (pairs := _swaps(source, target)) is not None:
+    if swaps and (pairs := _swaps(source, target)) is not None:
         return _swap(source, target, pairs, shape)
     if source.is_partial and (between := _compatible(source, target)) is not None:
         return [*_sliced(source, between, shape), *_ordered(between, target, shape)]
@@ -50,6 +70,8 @@ def _reshard(source: Tiles, target: Tiles, shape: _Shape, *, in_full: bool) -> l
         raise Unmodelled
     for way in (_split, _without_a_dimension, _with_copies):
         if (found := way(source, target, shape)) is not None:
+            if not swaps:
+                raise Unmodelled
             if found[0] is not None:
                 return found[0]
             break

@@ -5,7 +5,6 @@ that the other operations need. Then each reshard becomes a call as well. The nu
 """
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Callable, Hashable, Mapping
@@ -17,11 +16,11 @@ from jax.extend.mlir.dialects import sdy
 from jax.sharding import Mesh
 
 from partjit.inspect.moves.merging import stays
-from partjit.inspect.moves.model import Model, Operation, Tensor, Transfer, definition, element_type
+from partjit.inspect.moves.model import Model, Operation, Tensor, Transfer, element_type
 from partjit.inspect.moves.replicated import elementwise
-from partjit.inspect.moves.resharding import reshard
+from partjit.inspect.moves.reshards import DISTINCT, FORGOTTEN, Reshard, Reshards, is_of_scalar, transfers_of
 from partjit.inspect.moves.table import LOOKING_AROUND, LOOKING_AT_PRIMITIVES, LOOKING_AT_SLICES, MODELS
-from partjit.inspect.moves.tiles import Step, Unmodelled, tiles_of
+from partjit.inspect.moves.tiles import Step, Unmodelled
 from partjit.inspect.moves.values import Values, are_alike
 from partjit.inspect.moves.windows import is_near_slices
 from partjit.inspect.places import Known
@@ -31,9 +30,7 @@ from partjit.shardy import Shardings, TensorSharding
 __all__ = ["Moved", "Writing", "moved_by"]
 
 _CALL = "partjit.moves"
-_DISTINCT = "partjit.distinct"  # an attribute of reshards
 _OF_PARTS = tuple(f"stablehlo.{name}" for name in ("broadcast_in_dim", "convert", "reshape", "reverse", "slice"))
-_FORGOTTEN = "partjit.forgotten"  # of those of whose operands XLA does not know any more how they were sharded
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,6 +55,9 @@ def moved_by(op: ir.Operation) -> int | None:
     if op.name != "stablehlo.custom_call" or ir.StringAttr(op.attributes["call_target_name"]).value != _CALL:
         return None
     return int(ir.StringAttr(op.attributes["backend_config"]).value)
+
+
+_COPIED = Moved("copy", ())
 
 
 class Writing:
@@ -105,6 +105,18 @@ class Writing:
                 self._replace(op, operation, model, key)
             else:
                 self._erase(op)
+        for op in walk.named("sdy.reshard", "sdy.sharding_constraint"):
+            self._copy(op)
+
+    def _copy(self, op: ir.Operation) -> None:
+        """Replaces a constraint by a reshard and a copy: XLA remembers nothing of what is copied."""
+        value, (wanted,) = op.operands[0], map(self._of, op.results)
+        with op.context, op.location, ir.InsertionPoint(op):
+            if self._of(value) != wanted:
+                value = sdy.ReshardOp(value, self._attribute(wanted)).result
+            (copied,) = self._call(op, [value], [wanted], _COPIED, (_COPIED, wanted))
+            op.results[0].replace_all_uses_with(copied)
+        op.erase()
 
     def _erase(self, op: ir.Operation) -> None:
         """Erases an operation, and those without models that computed its operands for it alone."""
@@ -116,25 +128,13 @@ class Writing:
 
     def reshards(self, walk: Walk) -> None:
         """Replaces all reshards among these operations by calls."""
-        made: dict[Any, ir.Value] = {}
-        reshards = walk.named("sdy.reshard")
-        for op in reshards:
-            value, result = op.operands[0], op.results[0]
-            before = definition(value, "sdy.reshard")
-            # XLA remembers what it has resharded: there and back is nothing, and twice is once.
-            is_known = before is not None and _FORGOTTEN not in before.attributes
-            if before is not None and is_known and self._of(before.operands[0]) == self._of(result):
-                result.replace_all_uses_with(before.operands[0])
-                continue
-            key = value, op.attributes["sharding"], op.block, op.attributes.get(_DISTINCT)
-            if key in made:
-                result.replace_all_uses_with(made[key])
-            made.setdefault(key, result)
-        for op in reversed(reshards):
-            if _is_used(op):
-                self._reshard(op)
-            else:
-                op.erase()
+        made = Reshards(self._of, self._automatic, self._attribute, self._is_product)
+        for one in reversed(made.left(walk.named("sdy.reshard"))):
+            self._reshard(one)
+
+    def _is_product(self, op: ir.Operation) -> bool:
+        number = moved_by(op)
+        return (op.name if number is None else self.moved[number].name) == "stablehlo.dot_general"
 
     def _of(self, value: ir.Value) -> TensorSharding:
         ndim = len(value.type.shape)
@@ -259,24 +259,23 @@ class Writing:
         for owner, number in uses:
             owner.operands[number] = resharded
 
-    def _reshard(self, op: ir.Operation) -> None:
-        value, sizes = op.operands[0], self._automatic(op)
+    def _reshard(self, one: Reshard) -> None:
+        op, value, sizes = one.op, one.op.operands[0], self._automatic(one.op)
         before, after = Values(self._of, {}).shardings([value, op.results[0]])
-        of_scalar = definition(value, "stablehlo.broadcast_in_dim", "stablehlo.reshape")
-        is_scalar = of_scalar is not None and not of_scalar.operands[0].type.shape
-        key = value.type, before, after, is_scalar, *sizes
+        is_scalar = is_of_scalar(value)
+        key = value.type, before, after, is_scalar, one.swaps, *sizes
         moved = self._known.moved.get(key)
         if moved is None:
             shape, itemsize, dtype = element_type(value)
             tensor, wanted = (Tensor(shape, dtype, itemsize, sharding) for sharding in (before, after))
             try:
-                transfers = () if is_scalar else _transfers(tensor, after, sizes)
+                transfers = () if is_scalar else transfers_of(tensor, after, sizes, one.swaps)
             except Unmodelled:
                 transfers = None
             # At worst it is replicated, or sent as it is a few times.
             moved = self._moved(op, transfers, 3 * max(tensor.nbytes, wanted.nbytes), sizes)
             self._known.moved[key] = moved
-        own = moved, op.attributes["sharding"], op.attributes.get(_DISTINCT), _FORGOTTEN in op.attributes
+        own = moved, op.attributes["sharding"], op.attributes.get(DISTINCT), FORGOTTEN in op.attributes
         with op.context, op.location, ir.InsertionPoint(op):
             (result,) = self._call(op, [value], [after], moved, own)
             op.results[0].replace_all_uses_with(result)
@@ -348,12 +347,6 @@ class Writing:
         return known[sharding]
 
 
-def _transfers(before: Tensor, after: TensorSharding, sizes: Mapping[str, int]) -> tuple[Transfer, ...]:
-    if before.sharding.mesh.startswith("maximal_mesh"):
-        raise Unmodelled  # one device has the result of a callback, and sends it if it is used
-    return tuple(Transfer(step, before) for step in _steps(before.sharding, after, before.shape, (*sizes.items(),)))
-
-
 class _Kind(NamedTuple):
     """What operations have in common that have one model if their operands and results are sharded alike.
 
@@ -381,13 +374,6 @@ def _model(find: Callable[[Operation], Model | None], operation: Operation) -> M
         return find(operation) or _NONE
     except Unmodelled:
         return _UNMODELLED
-
-
-@functools.lru_cache(maxsize=4096)
-def _steps(
-    before: TensorSharding, after: TensorSharding, shape: tuple[int, ...], sizes: tuple[tuple[str, int], ...]
-) -> tuple[Step, ...]:
-    return tuple(reshard(tiles_of(before, dict(sizes)), tiles_of(after, dict(sizes)), shape))
 
 
 def _is_used(op: ir.Operation) -> bool:

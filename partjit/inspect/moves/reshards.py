@@ -1,0 +1,208 @@
+"""The reshards that are left of those that a program needs, and how each is made.
+
+XLA remembers how it has resharded a value: there and back is nothing, and twice is once. What it replicates on the way
+to another sharding it remembers as well.
+
+XLA's products leave their operands and results in shardings over tiles of devices, where others are over named axes.
+From the one form to the other, dimensions do not swap axes while some devices have the same shard.
+
+Source: `PartitionedHlo::Reshard` and `HandleDotHelper` of XLA.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import sdy
+
+from partjit._jax import RELEASE
+from partjit.inspect.moves.model import Tensor, Transfer, definition
+from partjit.inspect.moves.resharding import is_replicated_between, is_swap, reshard
+from partjit.inspect.moves.tiles import Step, Unmodelled, tiles_of
+from partjit.shardy import TensorSharding
+
+__all__ = ["DISTINCT", "FORGOTTEN", "Reshard", "Reshards", "is_of_scalar", "transfers_of"]
+
+DISTINCT = "partjit.distinct"
+"""An attribute of reshards that are not merged with all equal ones."""
+
+FORGOTTEN = "partjit.forgotten"
+"""An attribute of reshards of whose operands XLA does not know any more how they were sharded."""
+
+_HAS_FORMS = RELEASE >= (0, 12)
+_Sizes = tuple[tuple[str, int], ...]
+
+
+class Reshard(NamedTuple):
+    """A reshard that is made.
+
+    Attributes:
+        op: the operation.
+        swaps: whether dimensions may swap axes.
+    """
+
+    op: ir.Operation
+    swaps: bool = True
+
+
+class Reshards:
+    """What XLA remembers of the reshards of a program.
+
+    Args:
+        sharding_of: gives the sharding of a value.
+        sizes_of: gives the sizes of the axes that are not manual around an operation.
+        attribute_of: gives a sharding as an attribute.
+        is_product: whether an operation is a product, or stands for one.
+    """
+
+    def __init__(
+        self,
+        sharding_of: Callable[[ir.Value], TensorSharding],
+        sizes_of: Callable[[ir.Operation], Mapping[str, int]],
+        attribute_of: Callable[[TensorSharding], ir.Attribute],
+        is_product: Callable[[ir.Operation], bool],
+    ) -> None:
+        self._sharding_of, self._sizes_of, self._attribute_of = sharding_of, sizes_of, attribute_of
+        self._is_product = is_product
+        self._orders: dict[ir.Block, dict[ir.Operation, int]] = {}
+
+    def left(self, ops: Sequence[ir.Operation]) -> list[Reshard]:
+        """The reshards that are left of these, in the order of the program; the rest is erased."""
+        made: dict[Any, ir.Value] = {}
+        for op in ops:
+            value, result = op.operands[0], op.results[0]
+            before = definition(value, "sdy.reshard")
+            is_known = before is not None and FORGOTTEN not in before.attributes
+            if before is not None and is_known and self._sharding_of(before.operands[0]) == self._sharding_of(result):
+                result.replace_all_uses_with(before.operands[0])
+                continue
+            key = value, op.attributes["sharding"], op.block, op.attributes.get(DISTINCT)
+            if key in made:
+                result.replace_all_uses_with(made[key])
+            made.setdefault(key, result)
+        used = list[ir.Operation]()
+        for op in reversed(ops):
+            if next(iter(op.results[0].uses), None):
+                used.append(op)
+            else:
+                op.erase()
+        return [*self._through_replication(used[::-1])]
+
+    def _through_replication(self, ops: Sequence[ir.Operation]) -> Iterator[Reshard]:
+        made: dict[Any, ir.Value] = {}
+        for op in ops:
+            value, before, after = op.operands[0], *map(self._sharding_of, (op.operands[0], op.results[0]))
+            is_simple = before.mesh.startswith("maximal_mesh") or not any(before.axes) or is_of_scalar(value)
+            if is_simple or DISTINCT in op.attributes:
+                yield Reshard(op)
+                continue
+            key = value, op.block
+            if not any(after.axes):
+                if key in made:
+                    op.results[0].replace_all_uses_with(made[key])
+                    op.erase()
+                else:
+                    made[key] = op.results[0]
+                    yield Reshard(op)
+                continue
+            sizes = (*self._sizes_of(op).items(),)
+            swaps = not (_HAS_FORMS and _is_swap(before, after, sizes) and self._is_over_tiles(value, op))
+            if not _is_replicated_between(before, after, tuple(value.type.shape), sizes, swaps):
+                yield Reshard(op, swaps)
+                continue
+            if key not in made:
+                replicated = TensorSharding.replicated(len(after.axes))
+                with op.context, op.location, ir.InsertionPoint(op):
+                    between = sdy.ReshardOp(value, self._attribute_of(replicated))
+                made[key] = between.result
+                yield Reshard(between.operation)
+            op.operands[0] = made[key]
+            yield Reshard(op)
+
+    def _is_over_tiles(self, value: ir.Value, op: ir.Operation) -> bool:
+        """Whether a product has left a value in a sharding over tiles before this reshard is made."""
+        maker = definition(value, "sdy.all_reduce")
+        maker = _maker(value) if maker is None else _maker(maker.operands[0])
+        if maker is not None and self._is_product(maker):
+            return True
+        order = self._order(op.block)
+        users = [order.get(user, len(order)) for user in _users(op.results[0])]
+        products = [order[user] for user in _users(value) if self._is_product(user) and user in order]
+        return bool(users and products) and min(products) < min(users)
+
+    def _order(self, block: ir.Block) -> dict[ir.Operation, int]:
+        """The order in which XLA comes to the operations of a block: each after its operands, from the results on."""
+        order = self._orders.get(block)
+        if order is None:
+            order = self._orders[block] = {}
+            last = block.operations[len(block.operations) - 1].operation
+            open_, seen = [last], set[ir.Operation]()
+            while open_:
+                op = open_[-1]
+                if op in seen:
+                    open_.pop()
+                    order.setdefault(op, len(order))
+                    continue
+                seen.add(op)
+                makers = (_maker(value) for value in reversed([*op.operands]))
+                open_ += [maker for maker in makers if maker is not None and maker not in seen]
+        return order
+
+
+def _maker(value: ir.Value) -> ir.Operation | None:
+    owner: Any = value.owner
+    return None if isinstance(owner, ir.Block) else owner.operation
+
+
+def _users(value: ir.Value) -> Iterator[ir.Operation]:
+    """The operations that use a value, or a reshard of it."""
+    for use in value.uses:
+        user = use.owner.operation
+        if user.name == "sdy.reshard":
+            yield from _users(user.results[0])
+        else:
+            yield user
+
+
+def is_of_scalar(value: ir.Value) -> bool:
+    """Whether a value is a scalar, broadcast, which each device has."""
+    maker = definition(value, "stablehlo.broadcast_in_dim", "stablehlo.reshape")
+    return maker is not None and not maker.operands[0].type.shape
+
+
+def transfers_of(tensor: Tensor, after: TensorSharding, sizes: Mapping[str, int], swaps: bool) -> tuple[Transfer, ...]:
+    """What is moved to get a tensor another sharding.
+
+    Raises:
+        Unmodelled: that is not known.
+    """
+    if tensor.sharding.mesh.startswith("maximal_mesh"):
+        raise Unmodelled  # one device has the result of a callback, and sends it if it is used
+    steps = _steps(tensor.sharding, after, tensor.shape, (*sizes.items(),), swaps)
+    return tuple(Transfer(step, tensor) for step in steps)
+
+
+@functools.lru_cache(maxsize=4096)
+def _steps(
+    before: TensorSharding, after: TensorSharding, shape: tuple[int, ...], sizes: _Sizes, swaps: bool
+) -> tuple[Step, ...]:
+    known = dict(sizes)
+    return tuple(reshard(tiles_of(before, known), tiles_of(after, known), shape, swaps=swaps))
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_replicated_between(
+    before: TensorSharding, after: TensorSharding, shape: tuple[int, ...], sizes: _Sizes, swaps: bool
+) -> bool:
+    known = dict(sizes)
+    try:
+        return is_replicated_between(tiles_of(before, known), tiles_of(after, known), shape, swaps=swaps)
+    except Unmodelled:
+        return False
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_swap(before: TensorSharding, after: TensorSharding, sizes: _Sizes) -> bool:
+    known = dict(sizes)
+    return is_swap(tiles_of(before, known), tiles_of(after, known))
