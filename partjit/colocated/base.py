@@ -60,7 +60,8 @@ class Colocated(abc.ABC):
                 eliminated, and equal pure calls are made once.
             layout: "global", the default, calls the function with the arrays; "per_shard" calls it once per device with
                 a `jax.Shard` (`data`, `index`, `device`, `replica_id`) for each array, and assembles the shards it
-                returns by the shardings in `out_specs`.
+                returns by the shardings in `out_specs`, or else by those of the arguments of the same shape. Small
+                shards of the same part have to be equal, or the call fails with a ValueError.
             run_ahead: how many calls to make before their results are requested; for functions without arguments. Other
                 methods of the object do not see those that are not taken: `state` of `colocated_python_class`.
             vmap_method: how `jax.vmap` makes a call with batched arguments, as for `jax.pure_callback`. "sequential",

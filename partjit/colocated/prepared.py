@@ -29,8 +29,8 @@ from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.colocated.runtime.pending import PendingArray, values_of
 from partjit.colocated.runtime.pins import Pins, Taken, pin, unpinned
 from partjit.colocated.runtime.run_ahead import Prepared
-from partjit.colocated.runtime.shards import Shards, on_each_shard, per_shard
-from partjit.colocated.runtime.specs import InSpecs, OutSpecs, argument_paths, struct_of
+from partjit.colocated.runtime.shards import Shards, on_each_shard, per_shard, sharding_as_arguments
+from partjit.colocated.runtime.specs import InSpecs, OutSpecs, argument_paths, spec_structs, struct_of
 from partjit.colocated.runtime.streams import Stream, current_stream
 from partjit.colocated.unspecified import UnspecifiedResults
 from partjit.host_objects import with_objects
@@ -111,7 +111,10 @@ class PreparedFunction:
         if self.out_specs is None and options.has_out_specs:
             inputs = [*map(struct_of, self.in_specs.leaves, self._shardings)]
             out_specs = options.out_specs_for(self.in_specs.tree, inputs)
-            self.out_specs = OutSpecs.of_user(out_specs, self._unspecified.sharding, self._uncommitted)
+            self.out_specs = OutSpecs.of_user(out_specs, self._default_sharding(inputs), self._uncommitted)
+            if options.layout == "per_shard":  # shards are assembled on the hosts
+                given = [spec.sharding for spec in spec_structs(out_specs, self._name)[0]]
+                self._shardings_of_shards = [sharding and colocated_sharding(sharding) for sharding in given]
         if self.out_specs is not None:
             check_processes_of_results(self._name, self._devices, [spec.sharding for spec in self.out_specs.leaves])
         if self._is_here:
@@ -139,6 +142,19 @@ class PreparedFunction:
         can_move = self._mode != "inline" and self._host_shardings is None
         self._is_simple = self._is_here and can_move and not is_of_object and self._ahead is None
         self._is_prepared = True
+
+    def _default_sharding(self, args: Sequence[jax.ShapeDtypeStruct]) -> Callable[[tuple[int, ...], int], Sharding]:
+        """What returns the sharding of a result whose spec has none, from its shape and which it is.
+
+        Of shards it is that of the arguments of this shape; else the result is replicated over the devices of the call.
+        """
+
+        def default(shape: tuple[int, ...], i: int) -> Sharding:
+            if self._options.layout == "per_shard" and any(arg.shape == shape for arg in args):
+                return sharding_as_arguments(shape, args, self._name, i)
+            return self._unspecified.sharding()
+
+        return default
 
     def _entry(self, log: journal.Log, stream: Stream, node: str = "", site: Site | None = None) -> Entry | None:
         """The entry of a call in the journal, if it is one of its own."""

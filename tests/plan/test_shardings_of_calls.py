@@ -226,20 +226,28 @@ def test_a_result_that_is_not_moved_costs_no_fragment_and_one_that_is_costs_one(
 
 
 @pytest.mark.parametrize("is_open", [False, True], ids=["stated", "left open"])
-@pytest.mark.parametrize("place", ["program", "disable_jit"])
+@pytest.mark.parametrize("place", ["program", "disable_jit", "eager"])
 def test_shards_of_arguments_whose_specs_are_left_open(mesh, place, is_open):
     """A result that does not say its sharding either has that of the argument of its shape."""
     first, second = (tuple(specs) for specs in zip(*PAIRS, strict=True))
 
     def made(spec):
-        said = {"out_specs_fn": lambda x: x} if is_open else {"out_specs": struct(mesh, spec)}
+        said = (
+            {"out_specs_fn": lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)}
+            if is_open
+            else {"out_specs": struct(mesh, spec)}
+        )
         return colocated_python(lambda shard: doubled(shard.data), layout="per_shard", **said)
 
     calls = [*map(made, first)]
-    program = pjit(lambda x: tuple(called(calls, x)), in_axis_resources=(first,), out_axis_resources=second)
-    with mesh, jax.disable_jit(place == "disable_jit"):
-        results = program((X,) * len(PAIRS))
-    for pair, result in zip(PAIRS, results, strict=True):
+    if place == "eager":
+        second = first
+        results = [call(jax.device_put(X, NamedSharding(mesh, spec))) for call, spec in zip(calls, first, strict=True)]
+    else:
+        program = pjit(lambda x: tuple(called(calls, x)), in_axis_resources=(first,), out_axis_resources=second)
+        with mesh, jax.disable_jit(place == "disable_jit"):
+            results = program((X,) * len(PAIRS))
+    for pair, result in zip(zip(first, second, strict=True), results, strict=True):
         np.testing.assert_array_equal(result, DOUBLED, err_msg=str(pair))
         assert result.sharding.is_equivalent_to(NamedSharding(mesh, pair[1]), 1)
 
@@ -257,13 +265,45 @@ def test_the_thread_of_a_call_reshards_what_only_leaves_unless_it_is_shards(mesh
 def test_a_result_of_another_shape_that_says_no_sharding_is_replicated(mesh):
     def total(shard):
         rendezvous.logs["shapes"].append(shard.data.shape)
-        return jnp.ones(3) * shard.replica_id
+        return jnp.ones(3)
 
     call = colocated_python(total, layout="per_shard", out_specs=jax.ShapeDtypeStruct((3,), np.float32))
     with mesh:
         result = pjit(lambda x: call(x) + 1, in_axis_resources=P("data"))(X)
     assert result.sharding.is_fully_replicated
-    assert {*map(float, np.asarray(result))} <= {1.0, 2.0}
+    assert np.asarray(result).tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("place", ["program", "scan", "disable_jit", "eager"])
+@pytest.mark.parametrize("make", [np.full, jnp.full], ids=["numpy", "jax"])
+def test_shards_of_one_part_are_equal_unless_they_are_too_large_to_be_compared(mesh, make, place):
+    def called(call, x):
+        if place == "eager":
+            return call(x)
+        if place == "scan":
+            call, own = lambda x: jax.lax.scan(lambda x, _: (own(x), None), x, length=2)[0], call
+        with mesh, jax.disable_jit(place == "disable_jit"):
+            return pjit(call)(x)
+
+    for spec, size in itertools.product(SPECS, [8, 8192]):
+        sharding = NamedSharding(mesh, spec)
+        x = jax.device_put(np.zeros(size, np.float32), sharding)
+        stated = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+        call = colocated_python(
+            lambda shard: make(shard.data.shape, -0.0 if shard.replica_id else 0.0, np.float32),
+            layout="per_shard",
+            in_specs=((stated,), {}),
+            out_specs=stated,
+        )
+        if len({*map(str, sharding.devices_indices_map(x.shape).values())}) == mesh.size or size == 8192:
+            np.testing.assert_array_equal(called(call, x), 0)
+            continue
+        part = ":" if spec == P() else "0:4"
+        message = (
+            rf"different shards as result 0 on .*:0 and .*, which have the same part \[{part}\] of it: \[0.0, .*-0.0"
+        )
+        with pytest.raises(ValueError, match=message):
+            np.asarray(called(call, x))
 
 
 def test_shards_that_could_be_of_several_arrays_are_refused(mesh):
@@ -317,6 +357,17 @@ def test_meshes_with_explicit_axes(mesh, explicit):
     for (_, b), result in zip(pairs, results, strict=True):
         np.testing.assert_array_equal(result, DOUBLED)
         assert result.sharding.is_equivalent_to(NamedSharding(of_program, b), 1)
+
+
+@pytest.mark.parametrize("is_open", [False, True], ids=["stated", "left open"])
+def test_shards_of_accelerators_are_shards_of_an_eager_call(accelerators, is_open):
+    mesh = partjit.Mesh(np.array(accelerators).reshape(2, 2), ("data", "model"))
+    stated = struct(mesh, P("data"))
+    said = {"out_specs_fn": lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)} if is_open else {"out_specs": stated}
+    call = colocated_python(lambda shard: doubled(shard.data), layout="per_shard", **said)
+    result = call(jax.device_put(X, stated.sharding))
+    np.testing.assert_array_equal(result, DOUBLED)
+    assert result.sharding == stated.sharding
 
 
 def test_shards_of_accelerators_are_assembled_on_the_hosts(accelerators):

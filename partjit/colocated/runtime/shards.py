@@ -23,6 +23,7 @@ from partjit.colocated.runtime.host_values import LARGE, HostValue
 from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.colocated.runtime.pending import values_of
 from partjit.colocated.runtime.pins import distinct
+from partjit.colocated.runtime.replicas import check_replicas
 from partjit.colocated.runtime.specs import OutSpecs, flat_values
 from partjit.colocated.runtime.unshared import unshared
 
@@ -123,8 +124,8 @@ def per_shard(
             same shape, or replicated if there are none. By default those of `out_specs`.
 
     Raises:
-        ValueError: when called: there are results without specs, the results contradict the specs, or a shard does not
-            have the shape that its sharding implies.
+        ValueError: when called: there are results without specs, the results contradict the specs, a shard does not
+            have the shape that its sharding implies, or small shards of the same part differ.
     """
 
     def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
@@ -195,6 +196,7 @@ def _assembled(
                 f"{name} returned {_text(shard)} as result {i} on {device}, but its specs make a shard "
                 f"{jax.ShapeDtypeStruct(wanted, spec.dtype)}"
             )
+    check_replicas(by_device, sharding, spec.shape, name, i)
     return array_of_shards(spec.aval, sharding, by_device)
 
 

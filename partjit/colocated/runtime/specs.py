@@ -181,20 +181,20 @@ class OutSpecs:
 
     @staticmethod
     def of_user(
-        out_specs: PyTree, default_sharding: Callable[[], Sharding], uncommitted: Sequence[Sharding]
+        out_specs: PyTree, default_sharding: Callable[[tuple[int, ...], int], Sharding], uncommitted: Sequence[Sharding]
     ) -> "OutSpecs":
         """From the option `out_specs`: ShapeDtypeStructs, or arrays as examples.
 
         Args:
             out_specs: the tree.
-            default_sharding: returns the sharding of specs without one.
+            default_sharding: returns the sharding of a spec without one, from its shape and which result it is of.
             uncommitted: the shardings of uncommitted arguments: a result with one of them is uncommitted as well, so
                 that it can be combined with arrays on other devices.
         """
         specs, tree = spec_structs(out_specs, "out_specs")
         leaves = []
-        for spec in specs:
-            sharding = default_sharding() if spec.sharding is None else spec.sharding
+        for i, spec in enumerate(specs):
+            sharding = default_sharding(spec.shape, i) if spec.sharding is None else spec.sharding
             committed = not any(sharding is other for other in uncommitted)
             leaves.append(OutSpec(aval_of_struct(spec), sharding, committed))
         return OutSpecs(leaves, tree)
