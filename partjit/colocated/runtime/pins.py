@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 import jax
+import numpy as np
 
 from partjit._jax.arrays import (
     ArrayImpl,
@@ -77,10 +78,24 @@ def unpinned(array: jax.Array) -> Taken:
 
 
 def _pin_ready(array: ArrayImpl) -> Take:
+    if not _comes_back(array.dtype):
+        return _copied(array)
     try:
         return Pin(array)
     except (jax.errors.JaxRuntimeError, BufferError, TypeError):  # DLPack does not support the dtype
         return _copied(array)
+
+
+@functools.cache
+def _comes_back(dtype: Any) -> bool:
+    """Whether an array can be made of a capsule of this dtype: of small floats that jaxlib only exports, it cannot."""
+    if jax.numpy.issubdtype(dtype, jax.numpy.floating) and dtype.itemsize == 1:
+        device = jax.local_devices(backend="cpu")[0]
+        try:
+            array_of_capsule(capsule_of(jax.device_put(np.zeros(1, dtype), device)), device)
+        except (jax.errors.JaxRuntimeError, BufferError, TypeError):
+            return False
+    return True
 
 
 class Pin(OnDemand):

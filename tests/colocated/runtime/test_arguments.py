@@ -46,7 +46,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.int8, np.complex64, jnp.int4])
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.int8, np.complex64, jnp.int4, jnp.float4_e2m1fn])
 def test_an_argument_stays_intact(mesh, way, dtype):
     for sharding in (NamedSharding(mesh, P("x")), NamedSharding(mesh, P()), jax.devices()[3]):
         if way == "donated by pjit" and sharding != NamedSharding(mesh, P("x")):
