@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jax.core import ShapedArray
@@ -16,7 +16,7 @@ from partjit._jax.sources import source_sites
 from partjit.inspect.user_lines import Site, nearest_lines
 from partjit.shardy import TensorSharding
 
-__all__ = ["AnnotatedEquation", "AnnotatedJaxpr", "AnnotatedValue", "shown_spec"]
+__all__ = ["AnnotatedEquation", "AnnotatedJaxpr", "AnnotatedValue", "shown_axes", "shown_spec"]
 
 
 def shown_spec(spec: P) -> str:
@@ -27,6 +27,16 @@ def shown_spec(spec: P) -> str:
         "P('data', None)"
     """
     return str(spec).replace("PartitionSpec", "P", 1).replace(",)", ")")
+
+
+def shown_axes(axes: Sequence[tuple[str, ...] | None]) -> str:
+    """The axes of each dimension as the spec that says so.
+
+    Example:
+        >>> shown_axes([("data", "model"), None, ("x",)])
+        "P(('data', 'model'), None, 'x')"
+    """
+    return shown_spec(P(*[(dim or (None,))[0] if len(dim or ()) < 2 else dim for dim in axes]))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -19,6 +19,7 @@ __all__ = ["AS_STATE", "KINDS", "Finding", "findings_of", "grouped"]
 KINDS = (
     *("replicated", "fight", "moved", "not kept", "parts of axes", "rematerialization"),
     *("reduced in loop", "optimizer state", "unconstrained", "gathered elementwise", "back and forth"),
+    "redundant",
     *("invariant call", "unused result", "waited for", "one by one", "taking turns"),
 )
 """The kinds of findings, of partitioned values and of colocated calls; docs/inspect.md says what they mean."""
@@ -36,7 +37,8 @@ class Finding:
             argument of the shape of a parameter. "unconstrained": values that layers pass on, which no constraint
             shards as the batch is. "gathered elementwise": a value gathered for an elementwise equation. "back and
             forth": a value resharded, and resharded back. "rematerialization": an array that is replicated in
-            full to be resharded. Of calls, "invariant call", "unused result", "waited for", "one by one" and "taking
+            full to be resharded. "redundant": products or convolutions that the devices along an axis all compute.
+            Of calls, "invariant call", "unused result", "waited for", "one by one" and "taking
             turns": see `findings_of_calls`.
         nbytes: the bytes per device that are concerned.
         text: the finding.
@@ -45,6 +47,7 @@ class Finding:
         value: the name of the value, if it is about one.
         module: the path of its module, "Block_3/Dense_0"; empty if there is none.
         effect: what the suggestion would change, if it was tried out on the partitioner: see `partjit.inspect.changes`.
+        share: of the operations of a device, how many the suggestion may spare at most; 0 if it is not about these.
     """
 
     kind: str
@@ -55,6 +58,7 @@ class Finding:
     value: str = ""
     module: str = ""
     effect: str = ""
+    share: float = 0.0
 
     @property
     def where(self) -> str:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
 from partjit.shardy import TensorSharding
 
-__all__ = ["FlopCount", "Flops", "count_flops", "flops_of"]
+__all__ = ["FlopCount", "Flops", "count_flops", "flops_of", "operations_of", "shards_of"]
 
 
 class Flops(NamedTuple):
@@ -42,7 +42,7 @@ class FlopCount:
         self, shardings: Mapping[int, TensorSharding], constrained: Mapping[int, TensorSharding] | None = None
     ) -> Flops:
         """The FLOPs with these shardings of values, by their numbers, and others in which some of them are used."""
-        return self._flops(functools.cache(_shards), shardings, {**shardings, **(constrained or {})})
+        return self._flops(functools.cache(shards_of), shardings, {**shardings, **(constrained or {})})
 
     def _flops(
         self,
@@ -109,7 +109,7 @@ def count_flops(program: AnnotatedJaxpr) -> FlopCount:
                     _instances(equation) if equation.primitive == "shard_map" else 1,
                 )
             )
-        elif operations := _operations(equation):
+        elif operations := operations_of(equation):
             own.append((operations, _numbers(equation.inputs), _numbers(equation.outputs)))
     return FlopCount(tuple(own), tuple(nested))
 
@@ -124,7 +124,8 @@ def _instances(equation: AnnotatedEquation) -> int:
     return math.prod(sizes[axis] for axis in equation.params["newly_manual_axes"])
 
 
-def _operations(equation: AnnotatedEquation) -> float:
+def operations_of(equation: AnnotatedEquation) -> float:
+    """The operations of an equation that computes by itself, over all devices."""
     count = _COUNTED.get(equation.primitive)
     if count is not None:
         return count(equation)
@@ -135,7 +136,7 @@ def _operations(equation: AnnotatedEquation) -> float:
     return float(sum(math.prod(value.aval.shape) for value in values if value.is_array))
 
 
-def _shards(*shardings: TensorSharding | None) -> int:
+def shards_of(*shardings: TensorSharding | None) -> int:
     """The number of devices that share a computation: along every axis that shards one of its values."""
     axes: dict[str, int] = {}
     for sharding in shardings:

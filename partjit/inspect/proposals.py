@@ -4,15 +4,14 @@ import collections
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from jax.sharding import PartitionSpec as P
-
 from partjit._jax.shardings import UNSPECIFIED
-from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue, shown_spec
+from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue, shown_axes
 from partjit.inspect.changes import Axes, Change
 from partjit.inspect.collectives import Collective
 from partjit.inspect.findings import AS_STATE, Finding
 from partjit.inspect.modules import pattern_of
 from partjit.inspect.propagation import Partitioned
+from partjit.inspect.redundant import Redundancy, redundancies
 from partjit.inspect.renewed import renewed_arguments
 from partjit.inspect.residual_streams import ResidualStream, residual_streams
 from partjit.inspect.why.dataflow import Dataflow
@@ -32,6 +31,8 @@ class Proposal:
         change: the change.
         is_required: whether they are no findings if the change gains nothing.
         alternative: another change for the same, which is proposed instead if less is sent with it.
+        per_device: the operations of a device, if the change is to spare these; the alternative is for when it does
+            not.
         replaces: findings that are left out if these are reported: the change is about what they are about.
     """
 
@@ -40,6 +41,7 @@ class Proposal:
     is_required: bool = True
     alternative: "Proposal | None" = None
     replaces: tuple[Finding, ...] = ()
+    per_device: float | None = None
 
 
 def proposals(
@@ -50,6 +52,7 @@ def proposals(
         return
     yield from _of_findings(partitioned, found)
     yield from _replicated_by_spec(partitioned, found, large)
+    yield from map(_of_redundancy, redundancies(partitioned))
     yield from _unconstrained(partitioned, collectives)
     yield from _elementwise(partitioned, collectives)
     yield from _back_and_forth(partitioned, collectives)
@@ -84,6 +87,15 @@ def _of_findings(partitioned: Partitioned, found: Sequence[Finding]) -> Iterator
             change = Change({renewed[j]: axes for j, axes in own.items() if j in renewed}, own)
         if change != Change():
             yield Proposal(tuple(finding for finding, _ in group), change, is_required=kind == "moved state")
+
+
+def _of_redundancy(found: Redundancy) -> Proposal:
+    """Each remedy with the next one as its alternative; the last of all is none."""
+    proposal = Proposal((found.finding,), Change(), per_device=found.per_device)
+    for suggestion, change in reversed(found.remedies):
+        finding = dataclasses.replace(found.finding, suggestion=suggestion)
+        proposal = Proposal((finding,), change, alternative=proposal, per_device=found.per_device)
+    return proposal
 
 
 def _best(value: AnnotatedValue, first: Sequence[str] = ()) -> Axes | None:
@@ -148,12 +160,8 @@ _WITH_STATE = (
 def _of_argument(kind: str, value: AnnotatedValue, keys: tuple[str, ...], axes: Axes, advice: str) -> Finding:
     size, module = shown_bytes(value.nbytes), "/".join(key for key in keys[1:] if key != "params")
     why = ": each device keeps and updates all of it" if kind == "optimizer state" else ", as its spec says"
-    text = f"the argument {value.path}, {size}, is replicated{why}; try {_shown(axes)}"
+    text = f"the argument {value.path}, {size}, is replicated{why}; try {shown_axes(axes)}"
     return Finding(kind, value.nbytes, text, advice, None, value.name, module)
-
-
-def _shown(axes: Axes) -> str:
-    return shown_spec(P(*[(dim or (None,))[0] if len(dim or ()) < 2 else dim for dim in axes]))
 
 
 def _is_parameter_of(parameter: tuple[str, ...], state: tuple[str, ...], is_before: bool) -> bool:
@@ -193,7 +201,7 @@ def _constrained(
 ) -> Proposal:
     """Constraints of these values of a stream, about which so many bytes are sent."""
     specs = [*dict.fromkeys(value.shown_spec for value in stream.values)]
-    wanted = _shown(axes)
+    wanted = shown_axes(axes)
     finding = Finding(
         "unconstrained",
         sent,

@@ -49,8 +49,8 @@ def as_data(report: Contents) -> Data:
           `sites`, `program` and `name`; `comparison`: for each kind and
           axes the `instructions`, `arrays`, `executions`, `bytes_per_step` and element `types`, `predicted` and
           `compiled`, and the `reason` why they differ.
-        * `findings`: `kind`, `nbytes`, `text`, `suggestion`, `effect`, `module`, `site` and `value`, what matters
-          most first.
+        * `findings`: `kind`, `nbytes`, `text`, `suggestion`, `effect`, `share` (of the operations of a device, if it
+          is about these), `module`, `site` and `value`, what matters most first.
         * `memory`: for each program `program`, `arguments`, `results`, `donated`, `peak`, `is_estimate`,
           `saved` for the backward pass, other `temporaries`, `unknown`: what the estimate leaves out, and `buffers`,
           the temporaries at the estimated peak, the largest first: `value` (None for what an equation needs besides its

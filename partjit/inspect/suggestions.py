@@ -10,13 +10,15 @@ from partjit.inspect.outcomes import Costs, outcome_of
 from partjit.inspect.places import Known
 from partjit.inspect.propagation import Partitioned
 from partjit.inspect.proposals import Proposal, proposals
-from partjit.render.numbers import shown_bytes
+from partjit.render.numbers import shown_bytes, shown_flops
 
 __all__ = ["is_gain", "tried_out"]
 
 _MOST_TRIES = 6
 _EQUATIONS = 20_000  # that are propagated again for a report
 _SHARE = 0.01  # of what is sent, or of the memory: findings about less in all are left out
+_MORE_MEMORY = 1.1  # as a factor, of a change for which less is sent
+_TO_COMPUTE_LESS = 1.5  # of one for which less is computed
 _GAIN = 0.01  # as a share of either; a change for less is not proposed
 _OF_MEMORY = ("replicated", "optimizer state")
 
@@ -58,9 +60,11 @@ def tried_out(
 
 
 def _cost(findings: Sequence[Finding], before: Costs) -> float:
-    """The share of findings of one kind in all that is sent, or in the memory."""
+    """The share of findings of one kind in all that is sent, in the memory, or in the operations of a device."""
     if not findings:
         return 0.0
+    if findings[0].share:
+        return max(finding.share for finding in findings)
     whole = before.peak if findings[0].kind in _OF_MEMORY else before.at_most
     return sum(finding.nbytes for finding in findings) / max(whole, 1.0)
 
@@ -69,6 +73,9 @@ def _tried(
     proposal: Proposal, partitioned: Partitioned, facts: Facts, known: Known, before: Costs
 ) -> Iterator[tuple[Finding, Finding, float]]:
     """The findings of a proposal, the same with the effect of its change, and the share that it spares."""
+    if proposal.per_device is not None:
+        yield from _tried_to_compute_less(proposal, proposal.per_device, partitioned, facts, known, before)
+        return
     after = outcome_of(partitioned.lowered, facts, proposal.change, known).costs
     if (alternative := proposal.alternative) is not None:
         other = outcome_of(partitioned.lowered, facts, alternative.change, known).costs
@@ -83,11 +90,29 @@ def _tried(
         yield finding, dataclasses.replace(finding, effect=effect), share
 
 
+def _tried_to_compute_less(
+    proposal: Proposal, per_device: float, partitioned: Partitioned, facts: Facts, known: Known, before: Costs
+) -> Iterator[tuple[Finding, Finding, float]]:
+    """The same of a proposal that is to spare operations, of the first alternative that does; the last one says how."""
+    while (alternative := proposal.alternative) is not None:
+        (finding,) = proposal.findings
+        outcome = outcome_of(partitioned.lowered, facts, proposal.change, known)
+        computed, after = outcome.flops.per_device, outcome.costs
+        if computed <= (1 - finding.share / 2) * per_device and after.peak <= _TO_COMPUTE_LESS * before.peak:
+            computes = f"computes {shown_flops(computed)} instead of {shown_flops(per_device)}"
+            effect = f"tried: a device {', '.join([computes, *_changed(before, after)])}"
+            yield finding, dataclasses.replace(finding, effect=effect), 1 - computed / per_device
+            return
+        proposal = alternative
+    (finding,) = proposal.findings
+    yield finding, finding, finding.share
+
+
 def is_gain(before: Costs, after: Costs) -> bool:
     """Whether a change of specs is worth to be proposed: it sends less, or needs less without sending much more."""
     sends_no_more = after.sent <= before.sent and after.at_most <= before.at_most
     sends_less = sends_no_more and after.sent + after.at_most < (1 - _GAIN) * (before.sent + before.at_most)
-    if sends_less and after.peak <= 1.1 * before.peak:
+    if sends_less and after.peak <= _MORE_MEMORY * before.peak:
         return True
     return after.peak < (1 - _GAIN) * before.peak and after.at_most <= 1.5 * before.at_most
 
@@ -98,7 +123,12 @@ def _shown_sent(effect: Costs) -> str:
 
 
 def _effect(before: Costs, after: Costs) -> str:
-    parts = [
+    parts = _changed(before, after)
+    return f"tried: a device {' and '.join(parts)}" if parts else "tried: it sends and needs as much"
+
+
+def _changed(before: Costs, after: Costs) -> list[str]:
+    return [
         f"{what} {new} instead of {old}"
         for what, old, new in (
             ("sends", _shown_sent(before), _shown_sent(after)),
@@ -106,4 +136,3 @@ def _effect(before: Costs, after: Costs) -> str:
         )
         if new != old
     ]
-    return f"tried: a device {' and '.join(parts)}" if parts else "tried: it sends and needs as much"

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from partjit import P, pjit
+from partjit import P, pjit, with_sharding_constraint
 from partjit.inspect import explain
 from partjit.inspect.modules import folded, is_within, module_of
 from partjit.inspect.page.excerpts import Excerpts
@@ -117,13 +117,21 @@ def test_the_module_is_said_everywhere(report):
     data = json.loads(report.to_json())
     assert "Block_1/Dense_0" in {one["module"].rpartition("/")[0] for one in data["collectives"]["predicted"]}
     assert 6 in {one["library"]["line"] for one in data["collectives"]["compiled"] if one["library"]}
-    assert {finding.module for finding in report.findings} == {"Tail/Dense/tail"}
-    assert all(f"in {finding.module}" in str(finding) for finding in report.findings if finding.module)
     assert "Block_1/Dense_0" in str(report.jaxpr)
     assert "in Block_0/Dense_0/0" in str(report.why("params['first'][0] gradient"))
     page = report.to_html()
     assert "Block_{0-1}/Dense_0" in page
     assert "in <a" in page
+
+
+def test_a_finding_says_its_module():
+    def fought(x):
+        with jax.named_scope("Tail"):
+            return with_sharding_constraint(with_sharding_constraint(x, P("data")), P("model"))
+
+    findings = explain(pjit(fought), f32(64, 64), mesh=mesh()).findings
+    assert {(finding.kind, finding.module) for finding in findings} >= {("fight", "Tail")}
+    assert all("in Tail" in str(finding) for finding in findings if finding.module)
 
 
 def test_what_belongs_to_a_module_is_found(report):

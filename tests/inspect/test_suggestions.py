@@ -1,16 +1,19 @@
 """Findings that an expert would write, each with the effect of its suggestion: what the changed program has as well."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 from partjit import P, pjit, with_sharding_constraint
 from partjit.inspect import explain
+from partjit.inspect.annotated import shown_spec
 from partjit.inspect.changes import Change, facts_of
 from partjit.inspect.outcomes import outcome_of
 from partjit.inspect.places import Known
 from partjit.inspect.renewed import renewed_arguments
-from partjit.render.numbers import shown_bytes
+from partjit.render.numbers import shown_bytes, shown_flops
 from tests.inspect.inspected import f32, mesh
 
 
@@ -205,9 +208,48 @@ def test_what_gains_nothing_is_not_suggested_and_what_is_small_is_left_out():
     def fun(x, y):
         return with_sharding_constraint(x, P()).sum(), y.T @ y
 
-    report = reported(fun, f32(8), f32(512, 512), specs=(P("data"), P("data")), large=1 << 30)
+    report = reported(fun, f32(8), f32(512, 512), specs=(P("data"), P(("data", "model"))), large=1 << 30)
     assert [finding.kind for finding in report.findings] == []
     assert len(report.collectives) > 1
+
+
+def generated(w, x):
+    """A loss of values that are made in the step, which nobody shards."""
+    noise = jax.random.normal(jax.random.key(0), (x.shape[0], w["a"].shape[0]))
+    return (jnp.tanh(noise @ w["a"]) @ w["b"]).sum() + (jnp.tanh(x @ w["a"]) @ w["b"]).sum()
+
+
+@pytest.mark.parametrize("remedy", ["batch", "constraint"])
+def test_products_that_all_devices_along_an_axis_compute_are_found_with_what_spares_them(remedy):
+    args, axis = (W, f32(64, 256)), "model" if remedy == "batch" else "data"
+    fun, spec = (loss, P("data")) if remedy == "batch" else (generated, P(("data", "model")))
+    report = reported(lambda *args: jax.value_and_grad(fun)(*args), *args, specs=(P(), spec), large=1 << 30)
+    found = {finding.text.partition("along ")[2].partition(":")[0]: finding for finding in report.findings}
+    finding = found[repr(axis)]
+    per_device = report.flops.per_device
+    assert finding.kind == "redundant"
+    if remedy == "batch":
+        assert finding.suggestion == f"shard args[1] over 'model' as well: {shown_spec(P(('data', 'model'), None))}"
+        better = reported(lambda *args: jax.value_and_grad(fun)(*args), *args, specs=(P(), P(("data", "model"))))
+        after = better.flops.per_device
+        assert f"computes {shown_flops(after)} instead of {shown_flops(per_device)}, sends " in finding.effect
+        assert "redundant" not in {one.kind for one in better.findings}
+    else:
+        assert finding.suggestion.endswith("to P('data', None) with with_sharding_constraint")
+        assert finding.site is not None
+        assert finding.site[1] == generated.__code__.co_firstlineno + 3
+        noise = 3 * 2 * 64 * 256 * 128 * 3 / 4  # of three of four devices; what is made of it is the smaller part
+        (effect,) = re.findall("computes (.*) Mflop instead of", finding.effect)
+        assert float(effect) * 1e6 < per_device - noise
+
+
+def test_small_products_and_those_in_a_shard_map_may_be_repeated():
+    small = reported(lambda w, x: (x @ w).sum(), f32(64, 64), f32(64, 64), specs=(P(), P("data")))
+    assert of_kind(small, "redundant") == []
+    local = jax.shard_map(lambda w, x: jnp.tanh(x @ w), mesh=mesh(), in_specs=(P(), P("data")), out_specs=P("data"))
+    manual = reported(local, f32(256, 256), f32(64, 256), specs=(P(), P("data")))
+    assert manual.flops.per_device > 1e6
+    assert of_kind(manual, "redundant") == []
 
 
 def test_findings_are_in_the_order_of_what_their_suggestions_spare():
@@ -217,7 +259,7 @@ def test_findings_are_in_the_order_of_what_their_suggestions_spare():
 
     args = f32(64, 512), f32(256, 256), f32(256, 256)
     report = reported(fun, *args, specs=(P("data"), P("data"), None), out=(P(), P("data")), large=1 << 19)
-    first, *_, last = report.findings
+    first, *_, last = (finding for finding in report.findings if finding.kind != "redundant")
     assert (first.kind, last.kind) == ("gathered elementwise", "replicated")
     assert first.nbytes < last.nbytes
 
