@@ -65,7 +65,7 @@ def product(
         if one != other:
             side = int(not one)
             gathered[side].append(dims[side])
-    if any(not axes[0][a] == axes[1][b] == result[k] for a, b, k in batches):
+    if all(gathered.values()) or any(not axes[0][a] == axes[1][b] == result[k] for a, b, k in batches):
         raise Unmodelled
     kept = [(of[dim], result[there], there) for of, free in zip(axes, own, strict=True) for dim, there in free.items()]
     # The sum over what is sharded alike is replicated over those axes, and may be sliced along them.
@@ -107,7 +107,7 @@ def product(
         if again and _unused(op) % _count(op, again) == 0:
             raise Unmodelled
         ratio = _local_size(whole) / _local_size(op.results[0])
-        if again or ratio <= 1 or (not any(used) and _unused(op) > 1):
+        if again or ratio <= 1 or _unused(op) > 1:
             chains[k] = [whole.sharding] if again or not lost[k] else []
             if first == k or (first is not None and not again):
                 distinct[k] = "in groups"

@@ -122,6 +122,9 @@ class Reshards:
 
     def _is_over_tiles(self, value: ir.Value, op: ir.Operation) -> bool:
         """Whether a product has left a value in a sharding over tiles before this reshard is made."""
+        owner: Any = value.owner
+        if (owner if isinstance(owner, ir.Block) else owner.operation.block) != op.block:
+            return False  # a loop gets what it uses in a tuple
         maker = definition(value, "sdy.all_reduce")
         maker = _maker(value) if maker is None else _maker(maker.operands[0])
         if maker is not None and self._is_product(maker):

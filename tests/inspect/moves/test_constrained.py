@@ -133,3 +133,28 @@ def test_a_report_says_that_loops_of_unknown_length_count_once():
     assert (
         report.predicted.to_text().splitlines()[0].endswith("per step (loops of unknown length count as one iteration)")
     )
+
+
+def test_what_one_operand_is_contracted_along_is_gathered_if_devices_have_the_same_shards():
+    """However large the result is: to slice the other operand would leave these devices out."""
+    mesh = jax.make_mesh((2, 2, 2), ("x", "y", "z"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
+    specs = (P(None, "y"), P(None, "x")), (P("x"), P("y")), (P("x", "y"), P()), (P(), P("y", "x"))
+
+    def fun(*operands):
+        return [one @ other for one, other in zip(operands[::2], operands[1::2], strict=True)]
+
+    shapes = (8, 16), (16, 24), (8, 48), (48, 16), (40, 16), (16, 8), (8, 24), (24, 8)
+    step = pjit(fun, in_shardings=tuple(itertools.chain(*specs)))
+    assert_equal(explain(step, *(floats(*shape) for shape in shapes), mesh=mesh, compiled=True))
+
+
+def test_what_both_operands_are_contracted_along_in_different_dimensions_is_not_predicted():
+    """XLA exchanges one of them, or gathers it; no more is predicted than is made."""
+
+    def fun(values, weights):
+        return jnp.einsum("bhd,hdf->bf", values, weights)
+
+    report = explained(fun, (P(None, "x"), P(None, "x")), floats(16, 8, 8), floats(8, 8, 32))
+    assert [one.operation for one in report.predicted.unknown] == ["stablehlo.dot_general"]
+    assert report.predicted.counts <= report.collectives.counts
+    assert report.collectives.bytes_per_step <= report.predicted.bytes_per_step_at_most
