@@ -45,7 +45,7 @@ class Limits:
             limit = shown_bytes(self.max_bytes)
             failures.append(f"--max-bytes: a device sends {amount}, more than {limit}; most in{''.join(lines)}")
         failures += [
-            f"--fail-on: {finding}" for finding in report.findings if finding.kind in self.kinds or ANY in self.kinds
+            f"--fail-on: {one}" for one in report.folded_findings if one.kind in self.kinds or ANY in self.kinds
         ]
         return failures
 

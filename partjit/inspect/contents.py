@@ -13,6 +13,7 @@ from partjit.inspect.collectives import Collective, UnknownMove, executions, rep
 from partjit.inspect.compiled import CompiledUnit
 from partjit.inspect.findings import Finding, findings_of, grouped
 from partjit.inspect.flops import Flops, flops_of
+from partjit.inspect.folded_findings import FoldedFinding, folded_findings
 from partjit.inspect.listing import Listing, lines_of
 from partjit.inspect.memory import Memory, estimate_memory
 from partjit.inspect.modules import folded, pattern_of
@@ -231,6 +232,11 @@ class Contents:
         costs = Costs(moved.bytes_per_step, moved.bytes_per_step_at_most, self.estimates[0].peak)
         return (*self.noted, *tried_out(found, program, donated, moved, costs, large))
 
+    @functools.cached_property
+    def folded_findings(self) -> tuple[FoldedFinding, ...]:
+        """The same, those that repeat from layer to layer as one."""
+        return folded_findings(self.findings)
+
     @property
     def seconds(self) -> Mapping[tuple[str, ...], float]:
         """How long the collectives over axes take in a step at the stated bandwidth, the longest first.
@@ -292,7 +298,7 @@ class Contents:
         most = None if most is None else require_integer("Report.to_text", "most", most, 0)
         parts = [self._summary()]
         if self.findings:
-            parts.append("\n".join(["look at", *_lines_of(self.findings)]))
+            parts.append("\n".join(["look at", *_lines_of(self.folded_findings)]))
         parts += [self._arrays(most), self.collectives.to_text(most)]
         if self.plan is not None:
             parts.append(f"{self.plan!r}\n{self.plan}")
@@ -329,13 +335,13 @@ def _shown_seconds(seconds: Mapping[tuple[str, ...], float]) -> str:
     return ", ".join(f"{' x '.join(axes) or 'other groups'} {shown_duration(t)}" for axes, t in seconds.items())
 
 
-def _lines_of(findings: Sequence[Finding]) -> Iterator[str]:
+def _lines_of(findings: Sequence[FoldedFinding]) -> Iterator[str]:
     """The first few findings of each kind and suggestion."""
     for (kind, suggestion), group in grouped(findings).items():
         yield f"  {kind}: {suggestion}" if suggestion else f"  {kind}"
         for finding in group[:_LISTED]:
             yield f"    {finding.text}{finding.where}"
         if group[_LISTED:]:
-            yield f"    ... and {len(group) - _LISTED} more"
+            yield f"    ... and {sum(len(one.findings) for one in group[_LISTED:])} more"
         if group[0].effect:
             yield f"    {group[0].effect}"

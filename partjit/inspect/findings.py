@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 from partjit._jax.shardings import UNSPECIFIED
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedValue
@@ -339,9 +340,20 @@ def _type(value: AnnotatedValue) -> str:
     return f"{value.shown_type} {value.shown_spec}"
 
 
-def grouped(findings: Iterable[Finding]) -> Mapping[tuple[str, str], Sequence[Finding]]:
-    """The findings by kind and suggestion."""
-    groups: dict[tuple[str, str], list[Finding]] = {}
+class _Said(Protocol):
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def suggestion(self) -> str: ...
+
+
+F = TypeVar("F", bound=_Said)
+
+
+def grouped(findings: Iterable[F]) -> Mapping[tuple[str, str], Sequence[F]]:
+    """Findings, or folded ones, by kind and suggestion."""
+    groups: dict[tuple[str, str], list[F]] = {}
     for finding in findings:
         groups.setdefault((finding.kind, finding.suggestion), []).append(finding)
     return groups

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from partjit.inspect.annotated import AnnotatedValue
 from partjit.inspect.collectives import Collective, UnknownMove, total_bytes
 from partjit.inspect.contents import Contents
+from partjit.inspect.folded_findings import FoldedFinding
 from partjit.inspect.memory import Memory
 from partjit.inspect.page.comparison import Comparison, Tally, compare
 from partjit.inspect.times import Times
@@ -51,6 +52,8 @@ def as_data(report: Contents) -> Data:
           `compiled`, and the `reason` why they differ.
         * `findings`: `kind`, `nbytes`, `text`, `suggestion`, `effect`, `share` (of the operations of a device, if it
           is about these), `module`, `site` and `value`, what matters most first.
+        * `folded_findings`: the same, those that repeat from layer to layer as one: `kind`, `count`, `nbytes`, `text`,
+          `suggestion`, `effect`, `module` ("layers/{0-23}/w"), `site` and `values`.
         * `memory`: for each program `program`, `arguments`, `results`, `donated`, `peak`, `is_estimate`,
           `saved` for the backward pass, other `temporaries`, `unknown`: what the estimate leaves out, and `buffers`,
           the temporaries at the estimated peak, the largest first: `value` (None for what an equation needs besides its
@@ -82,6 +85,7 @@ def as_data(report: Contents) -> Data:
         "arguments": [*map(_value, (v for v in report.whole.tree.inputs if v.is_array))],
         "results": [*map(_value, (v for v in report.whole.results if v.is_array))],
         "collectives": _collectives(report),
+        "folded_findings": [*map(_folded, report.folded_findings)],
         "findings": [{**fields, "site": _site(site), "value": value or None} for fields, site, value in findings],
         "memory": [*map(_memory, report.memory)],
         "flops": {**report.flops._asdict(), **{key: _number(getattr(report.flops, key)) for key in _FLOPS}},
@@ -198,6 +202,20 @@ def _plan(plan: Plan) -> Data:
 
 def _nbytes(values: Iterable[Value]) -> int:
     return int(sum(value.nbytes for value in values))
+
+
+def _folded(one: FoldedFinding) -> Data:
+    return {
+        "kind": one.kind,
+        "count": len(one.findings),
+        "nbytes": one.nbytes,
+        "text": one.text,
+        "suggestion": one.suggestion,
+        "effect": one.effect,
+        "module": one.module,
+        "site": _site(one.site),
+        "values": [finding.value or None for finding in one.findings],
+    }
 
 
 def _site(site: Site | None) -> Data | None:

@@ -83,8 +83,10 @@ def test_findings_alike_are_told_together(mesh):
         text.count("moved: return it as it is computed, or shard the values that it is computed from like the result")
         == 1
     )
-    assert text.count("is computed as P('data', None) and returned as P(None, 'data')") == 3
-    assert "    ... and 2 more\n" in text
+    assert "    5 x result[{0-4}] is computed as P('data', None) and returned as P(None, 'data')\n" in text
+    made = explain(fun, *[matrix(8 * k, 8) for k in range(1, 6)], mesh=mesh)
+    assert str(made).count("is computed as P('data', None) and returned as P(None, 'data')") == 3
+    assert "    ... and 2 more\n" in str(made)
 
 
 def test_constraints_that_agree_are_no_fight(mesh):

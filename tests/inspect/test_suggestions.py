@@ -1,5 +1,7 @@
 """Findings that an expert would write, each with the effect of its suggestion: what the changed program has as well."""
 
+import dataclasses
+import html
 import re
 
 import jax
@@ -10,6 +12,8 @@ from partjit import P, pjit, with_sharding_constraint
 from partjit.inspect import explain
 from partjit.inspect.annotated import shown_spec
 from partjit.inspect.changes import Change, facts_of
+from partjit.inspect.findings import Finding
+from partjit.inspect.folded_findings import folded_findings
 from partjit.inspect.outcomes import outcome_of
 from partjit.inspect.places import Known
 from partjit.inspect.renewed import renewed_arguments
@@ -284,3 +288,42 @@ def test_a_change_has_the_effect_of_other_specs():
     assert found.sent > report.collectives.bytes_per_step
     # The report itself stays what it was.
     assert report.whole.tree.inputs[1].shown_spec == "P(None, None)"
+
+
+def test_findings_that_repeat_from_layer_to_layer_are_one_for_text_page_data_and_programs():
+    def step(params, xs):
+        def body(total, x):
+            def wide(params):
+                return sum((jnp.tanh(x @ layer["up"]) @ layer["down"]).sum() for layer in params["layers"])
+
+            return jax.tree.map(jnp.add, total, jax.grad(wide)(params)), None
+
+        return jax.lax.scan(body, jax.tree.map(jnp.zeros_like, params), xs)[0]
+
+    params = {"layers": [{"up": f32(64, 32), "down": f32(32, 64)}] * 12}
+    report = reported(step, params, f32(4, 64, 64), specs=(P(), P(None, "data")), out=P())
+    found = of_kind(report, "reduced in loop")
+    assert len(found) == 24
+    both = [one for one in report.folded_findings if one.kind == "reduced in loop"]
+    assert {finding for one in both for finding in one.findings} == {*found}
+    assert [one.module for one in both] == ["layers/{0-11}/down", "layers/{0-11}/up"]
+    many = both[0]
+    assert many.text == f"12 x {many.findings[0].text}"
+    assert many.nbytes == sum(finding.nbytes for finding in many.findings)
+    assert str(report).count("is reduced over 'data'") == 2
+    assert f"{many.text}{many.where}" in str(report)
+    section = html.unescape(report.to_html()).partition('class="pj-findings"')[2].partition("</section>")[0]
+    assert section.count("is reduced over 'data'") == 2
+    data = report.as_data()
+    (folded,) = (each for each in data["folded_findings"] if each["module"] == many.module)
+    assert (folded["count"], folded["values"]) == (12, [finding.value for finding in many.findings])
+    assert len(data["findings"]) == sum(each["count"] for each in data["folded_findings"])
+
+
+def test_findings_of_different_shapes_specs_or_lines_are_not_folded():
+    advice, made = "give it a spec", []
+    for k, (shape, line) in enumerate([("2,3", 1), ("2,3", 1), ("2,3", 2), ("3,2", 1)]):
+        finding = Finding("replicated", 24 + (shape == "3,2"), f"v{k}, f32[{shape}], is replicated", advice)
+        made.append(dataclasses.replace(finding, value=f"v{k}", site=("model.py", line, "loss")))
+    assert [len(one.findings) for one in folded_findings(made)] == [2, 1, 1]
+    assert folded_findings([]) == ()

@@ -93,21 +93,22 @@ def findings(report: Contents, excerpts: Excerpts) -> Markup:
     if not report.findings:
         return element("p", "Nothing stands out.", class_="pj-muted-text")
     parts = []
-    for (kind, suggestion), group in grouped(report.findings).items():
+    for (kind, suggestion), group in grouped(report.folded_findings).items():
         text = suggestion[:1].upper() + suggestion[1:]
         head = [element("strong", kind, class_="pj-kind"), element("span", text)]
-        if len(group) > 1:
-            head.append(element("small", f"{len(group):,} of these"))
+        count = sum(len(one.findings) for one in group)
+        if count > 1:
+            head.append(element("small", f"{count:,} of these"))
         rows = [
             element(
                 "li",
-                element("span", finding.text, *([" ", _module(finding.module)] if finding.module else [])),
-                element("span", shown_bytes(finding.nbytes), class_="pj-r"),
-                excerpts.link(finding.site),
+                element("span", one.text, *([" ", _module(one.module)] if one.module else [])),
+                element("span", shown_bytes(one.nbytes), class_="pj-r"),
+                excerpts.link(one.site),
                 # Fragments have names of values of their own.
-                data_value=(finding.value or None) if report.plan is None else None,
+                data_value=(one.findings[0].value or None) if report.plan is None else None,
             )
-            for finding in group
+            for one in group
         ]
         listed = [element("ul", join(rows[:_SHOWN]))]
         if rows[_SHOWN:]:
