@@ -299,7 +299,7 @@ class Contents:
         parts = [self._summary()]
         if self.findings:
             parts.append("\n".join(["look at", *_lines_of(self.folded_findings)]))
-        parts += [self._arrays(most), self.collectives.to_text(most)]
+        parts += [self.collectives.to_text(most), self._arrays(most)]
         if self.plan is not None:
             parts.append(f"{self.plan!r}\n{self.plan}")
         return "\n\n".join(parts)
@@ -317,13 +317,26 @@ class Contents:
         )
 
     def _arrays(self, most: int | None) -> str:
-        """The arguments and results with their specs."""
+        """The arguments and results with their specs, those of equal layers as one."""
+        alike: dict[object, list[AnnotatedValue]] = {}
+        for is_result, values in enumerate((self.whole.tree.inputs, self.whole.results)):
+            for value in values:
+                if value.is_array:
+                    key = is_result, pattern_of(value.path or ""), value.shown_type, value.shown_spec
+                    alike.setdefault(key, []).append(value)
         rows = [
-            (value.path, value.shown_type, value.shown_spec, shown_bytes(value.nbytes_per_device))
-            for value in (*self.whole.tree.inputs, *self.whole.results)
-            if value.is_array
+            (
+                folded(value.path or "" for value in group),
+                group[0].shown_type,
+                group[0].shown_spec,
+                len(group),
+                shown_bytes(sum(value.nbytes_per_device for value in group)),
+            )
+            for group in alike.values()
         ]
-        return table(("array", "type", "spec", "per device"), rows, most)
+        columns = ("array", "type", "spec", "count", "per device")
+        kept = [k for k in range(len(columns)) if columns[k] != "count" or len(rows) < sum(row[k] for row in rows)]
+        return table([columns[k] for k in kept], [[row[k] for k in kept] for row in rows], most)
 
     def __str__(self) -> str:
         return self.to_text()

@@ -363,3 +363,22 @@ def test_of_what_no_lines_are_wanted_none_are_shown():
     with pytest.raises(ValueError, match="most must be at least 0, but is -1"):
         _report_of_a_sine().to_text(-1)
     assert "... and 2 more" in _report_of_a_sine().to_text(0)
+
+
+def test_the_text_begins_with_what_costs_most_and_says_arrays_of_equal_layers_once(mesh):
+    def fun(params, x):
+        for layer in params["layers"]:
+            x = jnp.tanh(x @ layer["w"])
+        return params, x
+
+    params = {"layers": [{"w": matrix(8, 8)} for _ in range(12)], "b": np.ones(8, np.float32)}
+    specs = {"layers": [{"w": P("model")}] * 11 + [{"w": P(None, "model")}], "b": P()}
+    report = explain(pjit(fun, in_shardings=(specs, P("data"))), params, matrix(16, 8), mesh=mesh)
+    text = str(report)
+    assert text.index("compute: ") < text.index(" collectives (predicted)") < text.index("\narray ")
+    lines = [line.split() for line in text.partition("\narray ")[2].splitlines()]
+    assert lines[0] == ["type", "spec", "count", "per", "device"]
+    assert ["params['layers'][{0-10}]['w']", "f32[8,8]", "P('model',", "None)", "11", "1.4", "kB"] in lines
+    assert ["params['layers'][11]['w']", "f32[8,8]", "P(None,", "'model')", "1", "128", "B"] in lines
+    assert sum(int(line[-3]) for line in lines[1:]) == 2 * 14  # those that are returned have rows of their own
+    assert "count  per device" not in str(explain(pjit(lambda x: x), matrix(8, 8), mesh=mesh))
