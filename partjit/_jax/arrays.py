@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
-from jax._src import ad_util, core, dtypes
+from jax._src import ad_util, config, core, dtypes
 from jax._src.array import ArrayImpl
 from jax._src.interpreters import mlir, pxla
 from jax._src.lax import lax
@@ -27,9 +27,11 @@ __all__ = [
     "array_of_buffers",
     "array_of_capsule",
     "array_of_shards",
+    "as_numpy",
     "aval_of_struct",
     "buffers_of",
     "capsule_of",
+    "constant_of",
     "copy_of",
     "data_of",
     "device_put",
@@ -37,6 +39,7 @@ __all__ = [
     "is_laid_out_as_numpy",
     "is_of_one_process",
     "is_on_one_host_device",
+    "item_of",
     "keys_of_data",
     "memory_of",
     "moved",
@@ -171,9 +174,12 @@ def copy_of(array: ArrayImpl) -> ArrayImpl:
     if not sharding.is_fully_addressable:
         return array_of_buffers(array, [copy_of(shard) for shard in buffers_of(array)])
     devices = sharding._internal_device_list.addressable_device_list
-    (copy,) = xc.batched_copy_array_to_devices_with_sharding(
-        [array], [devices], [sharding], [xc.ArrayCopySemantics.ALWAYS_COPY]
-    )
+    given = [array], [devices], [sharding], [xc.ArrayCopySemantics.ALWAYS_COPY]
+    try:
+        (copy,) = xc.batched_copy_array_to_devices_with_sharding(*given)
+    except jax.errors.JaxRuntimeError:  # of a transfer guard, as in `_put_explicitly`
+        with config.explicit_device_put_scope():
+            (copy,) = xc.batched_copy_array_to_devices_with_sharding(*given)
     return copy
 
 
@@ -185,10 +191,16 @@ def with_sharding(array: ArrayImpl, sharding: Sharding) -> jax.Array:
     return ArrayImpl(array.aval, sharding, buffers_of(array), committed=True, _skip_checks=True)
 
 
-def numpy_putter(aval: ShapedArray, sharding: Sharding, committed: bool) -> Callable[[np.ndarray], jax.Array]:
+def numpy_putter(
+    aval: ShapedArray, sharding: Sharding, committed: bool, *, is_explicit: bool = False
+) -> Callable[[np.ndarray], jax.Array]:
     """What puts NumPy arrays to the devices of a sharding: each gets its part of the memory, on a CPU without a copy.
 
     `jax.device_put` does the same, and takes a few times as long to find out what it has to do.
+
+    Args:
+        aval, sharding, committed: the type of the arrays, and where they are put.
+        is_explicit: whether this is an explicit transfer to jax's transfer guard.
     """
     if np.dtype(aval.dtype).kind == "T":  # strings are not in one piece of memory
         return lambda value: jax.device_put(value, sharding)
@@ -199,12 +211,45 @@ def numpy_putter(aval: ShapedArray, sharding: Sharding, committed: bool) -> Call
             aval.shape, sharding, lambda index: value[index], dtype=aval.dtype
         )
     devices = [*device_list(sharding)]
+    put = _put_explicitly if is_explicit else pxla.batched_device_put
     if sharding.is_fully_replicated:
-        return lambda value: pxla.batched_device_put(aval, sharding, [value] * len(devices), devices, committed)
+        return lambda value: put(aval, sharding, [value] * len(devices), devices, committed)
     indices = [sharding.addressable_devices_indices_map(aval.shape)[device] for device in devices]
-    return lambda value: pxla.batched_device_put(
-        aval, sharding, [value[index] for index in indices], devices, committed
-    )
+    return lambda value: put(aval, sharding, [value[index] for index in indices], devices, committed)
+
+
+def _put_explicitly(
+    aval: ShapedArray, sharding: Sharding, values: Sequence[Any], devices: Sequence[Device], committed: bool
+) -> jax.Array:
+    try:
+        return pxla.batched_device_put(aval, sharding, values, devices, committed)
+    except jax.errors.JaxRuntimeError:  # of a guard, which takes a transfer to be implicit unless this is entered
+        with config.explicit_device_put_scope():
+            return pxla.batched_device_put(aval, sharding, values, devices, committed)
+
+
+def as_numpy(array: jax.Array) -> np.ndarray:
+    """What `np.asarray` makes of an array; to jax's transfer guard it is an explicit transfer."""
+    try:
+        return np.asarray(array)
+    except jax.errors.JaxRuntimeError:  # of a guard, or what computed the array
+        with config.explicit_device_get_scope():
+            return np.asarray(array)
+
+
+def item_of(array: jax.Array) -> Any:
+    """What `array.item()` returns; to jax's transfer guard it is an explicit transfer."""
+    try:
+        return array.item()
+    except jax.errors.JaxRuntimeError:
+        with config.explicit_device_get_scope():
+            return array.item()
+
+
+def constant_of(value: Any) -> jax.Array:
+    """What `jax.numpy.asarray` makes of a constant of a traced function; to jax's transfer guard, explicitly."""
+    with config.explicit_device_put_scope():
+        return jax.numpy.asarray(value)
 
 
 def array_of_shards(
@@ -215,7 +260,7 @@ def array_of_shards(
     shards = [by_device[device] for device in devices]
     if sharding.is_fully_addressable and all(type(s) is np.ndarray and s.dtype.kind != "T" for s in shards):
         # Moving them one by one takes several times as long, as in `numpy_putter`.
-        return pxla.batched_device_put(aval, sharding, shards, devices, True)
+        return _put_explicitly(aval, sharding, shards, devices, True)
     arrays = [
         shard if isinstance(shard, jax.Array) and shard.device is device else jax.device_put(shard, device)
         for shard, device in zip(shards, devices, strict=True)

@@ -166,7 +166,12 @@ class SpecializationForExecutables(Specialization):
         """The arguments, on the devices; a number is put there when the function uses more than the number."""
         if self._destinations is None:
             self._destinations = [
-                Destination(aval_of_struct(spec), sharding, all(sharding is not other for other in self._uncommitted))
+                Destination(
+                    aval_of_struct(spec),
+                    sharding,
+                    all(sharding is not other for other in self._uncommitted),
+                    is_explicit=True,
+                )
                 for spec, sharding in zip(self.in_specs.leaves, self._shardings, strict=True)
             ]
         pairs = zip(self._destinations, arrays, strict=True)

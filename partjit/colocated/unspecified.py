@@ -71,4 +71,5 @@ class UnspecifiedResults:
 
     def _put(self, value: HostValue) -> jax.Array:
         sharding = self.sharding()
-        return value.put(value.aval, sharding, not any(sharding is other for other in self._uncommitted))
+        committed = not any(sharding is other for other in self._uncommitted)
+        return value.put(value.aval, sharding, committed, is_explicit=True)

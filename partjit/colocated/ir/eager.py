@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
-from partjit._jax.arrays import moved
+from partjit._jax.arrays import constant_of, moved
 from partjit._jax.shardings import device_list
 from partjit.colocated.devices import colocated_sharding
 from partjit.colocated.ir.primitive import Callee
@@ -70,7 +70,7 @@ def as_array(leaf: object) -> object:
     if not is_host_value(leaf):
         return leaf
     # A traced program keeps its constants as they are, even those made by `jax.numpy.array`.
-    return jax.numpy.asarray(owned(leaf) if isinstance(leaf, np.ndarray) else leaf)
+    return constant_of(owned(leaf) if isinstance(leaf, np.ndarray) else leaf)
 
 
 def call_in_body(

@@ -13,6 +13,7 @@ import numpy as np
 from jax.core import AbstractValue, ShapedArray
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from partjit._jax import arrays
 from partjit._jax.arrays import PRNGKeyArray, numpy_putter, shareable
 from partjit._jax.refusal import refusing
 from partjit._jax.types import Device, PyTree
@@ -100,13 +101,17 @@ class HostValue:
             return False
         return _kind(self.dtype) <= _kind(dtype) and _fits(self._value, dtype)
 
-    def put(self, aval: ShapedArray, sharding: Sharding, committed: bool) -> jax.Array:
+    def put(self, aval: ShapedArray, sharding: Sharding, committed: bool, *, is_explicit: bool = False) -> jax.Array:
         """The array of this type, of the same shape, on the devices of a sharding.
+
+        Args:
+            aval, sharding, committed: the type of the array, and where it is put.
+            is_explicit: whether this is an explicit transfer to jax's transfer guard.
 
         Raises:
             OverflowError: it is an integer too large for the dtype.
         """
-        return numpy_putter(aval, sharding, committed)(self.as_numpy(aval.dtype))
+        return numpy_putter(aval, sharding, committed, is_explicit=is_explicit)(self.as_numpy(aval.dtype))
 
     def as_numpy(self, dtype: np.dtype, unshared: Collection[int] = ()) -> np.ndarray:
         """A NumPy array of this dtype that nobody else changes; it may be the array itself if that is `unshared`.
@@ -127,11 +132,13 @@ class Destination:
     Args:
         aval: the type of the arrays.
         sharding, committed: theirs.
+        is_explicit: whether these are explicit transfers to jax's transfer guard.
     """
 
-    __slots__ = ("_is_number", "_least", "_most", "_put", "aval", "committed", "sharding")
+    __slots__ = ("_is_explicit", "_is_number", "_least", "_most", "_put", "aval", "committed", "sharding")
 
-    def __init__(self, aval: ShapedArray, sharding: Sharding, committed: bool) -> None:
+    def __init__(self, aval: ShapedArray, sharding: Sharding, committed: bool, *, is_explicit: bool = False) -> None:
+        self._is_explicit = is_explicit
         self.aval = aval
         self.sharding = sharding
         self.committed = committed
@@ -155,7 +162,7 @@ class Destination:
     def put(self, value: np.ndarray) -> jax.Array:
         """The array on the devices."""
         if self._put is None:
-            self._put = numpy_putter(self.aval, self.sharding, self.committed)
+            self._put = numpy_putter(self.aval, self.sharding, self.committed, is_explicit=self._is_explicit)
         return shareable(self._put(value))
 
 
@@ -358,7 +365,7 @@ def without_jax(target: Callable[..., PyTree], name: str) -> Callable[..., PyTre
 
 def as_numpy(array: jax.Array) -> np.ndarray:
     """The read-only NumPy array of an array."""
-    value = np.asarray(array)
+    value = arrays.as_numpy(array)
     if value.flags.writeable:
         value = value.view()
         value.flags.writeable = False

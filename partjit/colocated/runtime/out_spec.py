@@ -9,6 +9,7 @@ from jax.sharding import Sharding
 
 from partjit._jax.arrays import (
     ArrayImpl,
+    as_numpy,
     is_computed,
     is_on_one_host_device,
     numpy_putter,
@@ -70,7 +71,7 @@ class OutSpec:
     def put_numpy(self, value: np.ndarray) -> jax.Array:
         """The array of a NumPy array of the right shape and dtype, with this weak type and sharding."""
         if self._putter is None:
-            self._putter = numpy_putter(self.aval, self.sharding, self.committed)
+            self._putter = numpy_putter(self.aval, self.sharding, self.committed, is_explicit=True)
         return self._putter(value)
 
     def may_put(self, value: jax.Array) -> bool:
@@ -83,7 +84,7 @@ class OutSpec:
             if _is_in_memory_of(value, self.sharding):
                 return with_sharding(value, self.sharding)
             if self.sharding.is_fully_replicated or is_computed(value):  # else this would wait for it
-                return self.put_numpy(np.asarray(shareable(value)))  # many times as fast as `jax.device_put`
+                return self.put_numpy(as_numpy(shareable(value)))  # many times as fast as `jax.device_put`
         return resharded(value, self.sharding)
 
 

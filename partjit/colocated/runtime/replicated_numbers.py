@@ -61,5 +61,5 @@ class _KeptNumber(OnDemand):
 
     def __call__(self) -> jax.Array:
         """The replicated array; waits until the number is computed."""
-        put = numpy_putter(self._aval, self._sharding, committed=True)
+        put = numpy_putter(self._aval, self._sharding, committed=True, is_explicit=True)
         return shareable(put(np.asarray(self._kept)))

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.typing import ArrayLike
 
 from partjit import events
-from partjit._jax.arrays import ArrayImpl, device_put, numpy_putter, resharded
+from partjit._jax.arrays import ArrayImpl, constant_of, device_put, item_of, numpy_putter, resharded
 from partjit._jax.compiling import MeshComputation, MeshExecutable, move_outputs, shard_constants, without_tokens
 from partjit._jax.dispatch import (
     FastPath,
@@ -165,7 +165,7 @@ def link(
     agreement = agreement_for(plan)
     for value, constant in plan.constants:
         namespace[value.name] = _put(constant, _on(mesh, value.sharding or default.sharding))
-    put = numpy_putter(ShapedArray((), np.dtype(np.int32)), default.sharding, default.committed)
+    put = numpy_putter(ShapedArray((), np.dtype(np.int32)), default.sharding, default.committed, is_explicit=True)
     may_wait = ANSWERED.issuperset(device.platform for device in device_list(default.sharding))
     for lowered, executable in zip(fragments, executables, strict=True):
         dispatch = _dispatcher(plan, lowered, executable, fast_paths)
@@ -273,7 +273,7 @@ def _specialized(
 
 def _put(constant: ArrayLike, sharding: Sharding) -> jax.Array:
     """A constant on its devices, without a program over those of several processes if each has all of it."""
-    return resharded(jax.numpy.asarray(constant), sharding)
+    return resharded(constant_of(constant), sharding)
 
 
 def _sharding_of(mesh: Mesh, default: DefaultSharding, value: Value) -> Sharding:
@@ -335,7 +335,7 @@ def _read(array: jax.Array) -> bool | int:
     A process without devices of the program does not learn it, and goes whichever way: its results have no shards.
     """
     try:
-        return array.item()
+        return item_of(array)
     except RuntimeError:
         if array.sharding.addressable_devices:
             raise
