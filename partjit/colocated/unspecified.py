@@ -70,6 +70,9 @@ class UnspecifiedResults:
             raise
 
     def _put(self, value: HostValue) -> jax.Array:
+        large = value.too_large_for(value.dtype)
+        if large is not None:
+            raise OverflowError(f"the result of {self._name} has {large}, which does not fit {value.dtype}")
         sharding = self.sharding()
         committed = not any(sharding is other for other in self._uncommitted)
         return value.put(value.aval, sharding, committed, is_explicit=True)

@@ -26,6 +26,12 @@ VALUES = [
     *(np.arange(8), np.arange(8.0), np.arange(16, dtype=np.uint8).reshape(8, 2)[:, ::-1], np.ones((8, 0), bool)),
     *(np.arange(8, dtype=ml_dtypes.bfloat16), np.zeros(8, complex), np.asfortranarray(np.arange(16.0).reshape(8, 2))),
 ]
+OF_OTHER_BYTE_ORDER = [
+    np.arange(8, dtype=">f4"),
+    np.arange(8, dtype=">i8"),
+    np.array(1.5, ">f2"),
+    np.ones(8, ">c8"),
+]
 NOT_OF_JAX = [
     *("text", b"bytes", np.nditer, np.array("text"), np.array([np.nditer]), np.datetime64("2020-01-01")),
     *(np.zeros(2, [("a", int)]), np.ma.masked_array([1, 2], [True, False]), 1j * np.ones(2, np.clongdouble)),
@@ -140,6 +146,22 @@ def test_a_number_takes_the_dtype_that_is_specified(mesh):
     for value, dtype in [(300, "int8"), (-1, "uint32"), (2**31, "int32"), (10**400, "float32")]:
         with pytest.raises(ValueError, match="its spec says"):
             colocated_python(lambda _, value=value: value, out_specs=spec(dtype), mode="inline")(x)
+    for value, dtype in [
+        (np.int64(2**40), "int32"),
+        (np.array([3, -(2**31) - 1]), "int32"),
+        (np.uint64(2**32), "uint32"),
+    ]:
+        stated = jax.ShapeDtypeStruct(value.shape, dtype)
+        for options in ({"mode": "inline"}, {"mode": "stream"}, {"uses_jax": False}):
+            f = colocated_python(lambda _, value=value: value, out_specs=stated, **options)
+            looping = partjit.pjit(lambda x, f=f: jax.lax.fori_loop(0, 1, lambda i, _: f(x), jnp.zeros_like(stated)))
+            for call in (f, partjit.pjit(f), looping):
+                with pytest.raises(
+                    ValueError, match=rf"result has -?\d{{10,}}, which does not fit, but its spec says {dtype}"
+                ):
+                    np.asarray(call(x))
+        with pytest.raises(OverflowError, match=f"the result of <lambda> has .*, which does not fit {dtype}"):
+            colocated_python(lambda _, value=value: value, mode="inline")(x)
     for call in (
         lambda n: colocated_python(lambda n, x: n)({"n": n}, 1.0),
         lambda n: partjit.pjit(lambda x: colocated_python(lambda n, x: x, out_specs_fn=lambda n, x: x)({"n": n}, x))(
@@ -154,6 +176,20 @@ def test_a_number_takes_the_dtype_that_is_specified(mesh):
         OverflowError, match=r"result\['r'\] of <lambda> is 10000000000, an int, which does not fit int32"
     ):
         colocated_python(lambda x: {"r": 10**10}, mode="inline")(x)
+
+
+@pytest.mark.parametrize("value", OF_OTHER_BYTE_ORDER, ids=lambda value: value.dtype.str)
+def test_an_array_of_another_byte_order_is_the_array_of_its_values(value):
+    """As `np.memmap` and `np.frombuffer` of files of other machines are; jax itself takes none."""
+    expected = jnp.asarray(value.astype(value.dtype.newbyteorder("=")))
+    stated = jax.ShapeDtypeStruct(expected.shape, expected.dtype)
+    for options in ({"mode": "inline"}, {"mode": "stream"}, {"uses_jax": False}):
+        f = colocated_python(lambda *_: value, out_specs=stated, **options)
+        looping = partjit.pjit(lambda x, f=f: jax.lax.fori_loop(0, 2, lambda i, _: f(i), x))
+        unspecified = colocated_python(lambda *_: value, **options)
+        for result in (f(1), partjit.pjit(f)(1), looping(expected * 0), unspecified(1), unspecified(value)):
+            np.testing.assert_array_equal(result, expected)
+            assert result.dtype == expected.dtype
 
 
 @pytest.mark.parametrize("value", NOT_OF_JAX, ids=lambda value: repr(value)[:30])

@@ -81,7 +81,7 @@ class HostValue:
         own = _NUMBERS.get(type(value))
         self._value = value
         self.shape: tuple[int, ...] = () if own is not None else value.shape
-        self.dtype: np.dtype = jax.dtypes.canonicalize_dtype(value.dtype if own is None else own)
+        self.dtype: np.dtype = _dtype_in_jax(value.dtype if own is None else np.dtype(own))
         self.weak_type = own is not None and own is not np.bool_
 
     @property
@@ -96,10 +96,20 @@ class HostValue:
     def has_dtype(self, dtype: np.dtype) -> bool:
         """Whether it may become an array of this dtype: a number may have that of any kind that includes its own."""
         if self.dtype == dtype:
-            return not self.weak_type or _fits(self._value, dtype)
+            return self.too_large_for(dtype) is None
         if not self.weak_type or not jax.numpy.issubdtype(dtype, np.number):
             return False
         return _kind(self.dtype) <= _kind(dtype) and _fits(self._value, dtype)
+
+    def too_large_for(self, dtype: np.dtype) -> int | None:
+        """One of its integers that is none of this dtype, which the array would have; None if there is none."""
+        value = self._value
+        if type(value) is int:
+            return None if _fits(value, dtype) else value
+        if self.dtype.kind not in "iu" or self.dtype != dtype or value.dtype.itemsize == dtype.itemsize:
+            return None
+        bounds = (int(value.min()), int(value.max())) if value.size else ()
+        return next((bound for bound in bounds if not _fits(bound, dtype)), None)
 
     def put(self, aval: ShapedArray, sharding: Sharding, committed: bool, *, is_explicit: bool = False) -> jax.Array:
         """The array of this type, of the same shape, on the devices of a sharding.
@@ -123,7 +133,10 @@ class HostValue:
 
     def put_by_default(self) -> jax.Array:
         """The array on the default device."""
-        return jax.numpy.array(self._value)
+        value = self._value
+        if isinstance(value, np.ndarray | np.generic) and not value.dtype.isnative:
+            value = np.asarray(value, self.dtype)
+        return jax.numpy.array(value)
 
 
 class Destination:
@@ -236,6 +249,16 @@ def put_host_arguments(leaves: Sequence[Any], *, when_used: bool = False) -> Seq
         return leaves
     put = HostArgument.when_used if when_used else HostArgument.array
     return [put(leaf) if type(leaf) is HostArgument else leaf for leaf in leaves]
+
+
+@functools.lru_cache(maxsize=256)
+def _in_native_order(dtype: np.dtype) -> np.dtype:
+    return dtype.newbyteorder("=")
+
+
+def _dtype_in_jax(dtype: np.dtype) -> np.dtype:
+    """The dtype of the array in jax: of 32 bits instead of 64 unless they are enabled, in the byte order of the host."""
+    return jax.dtypes.canonicalize_dtype(dtype if dtype.isnative else _in_native_order(dtype))
 
 
 def _own_numpy(value: Any, dtype: np.dtype, unshared: Collection[int] = ()) -> np.ndarray:

@@ -257,8 +257,9 @@ class OutSpecs:
                     )
                 fits = value.has_dtype(spec.dtype) if type(value) is HostValue else value.dtype == spec.dtype
                 if value.shape != spec.shape or not fits:
-                    what = f"{value.aval.str_short()}, but its spec says {spec.aval.str_short()}"
-                    wrong.append(f"{_leaf_paths(result)[i]} is {what}")
+                    large = value.too_large_for(spec.dtype) if type(value) is HostValue else None
+                    text = f"is {value.aval.str_short()}" if large is None else f"has {large}, which does not fit"
+                    wrong.append(f"{_leaf_paths(result)[i]} {text}, but its spec says {spec.aval.str_short()}")
         if wrong:
             raise ValueError(
                 f"{name} returned what its output specs do not say: {'; '.join(wrong)}. The specs are those of "
