@@ -39,7 +39,7 @@ def shown_axes(axes: Sequence[tuple[str, ...] | None]) -> str:
     return shown_spec(P(*[(dim or (None,))[0] if len(dim or ()) < 2 else dim for dim in axes]))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)  # never changed; a frozen one takes seven times as long to make
 class AnnotatedValue:
     """A value of a program.
 
@@ -121,7 +121,7 @@ class AnnotatedValue:
         return f"{self.name}:{self.shown_type} {self.shown_spec}"
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)  # never changed; a frozen one takes seven times as long to make
 class AnnotatedEquation:
     """An equation of a program.
 

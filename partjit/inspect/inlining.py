@@ -35,7 +35,6 @@ from partjit._jax.jaxprs import (
     barrier,
     called_jaxpr,
     closed_jaxpr,
-    control_flow_kind,
     is_rematerialized,
     new_var,
 )
@@ -146,7 +145,7 @@ def inline_program(
     of_results = {var: path for var, path in zip(inner.outvars, result_paths, strict=True) if isinstance(var, Var)}
     named = {**of_results, **dict(zip(inner.invars, paths, strict=True))}
     closed, tree = inliner.body(inner, jaxpr.consts, named)
-    inliner.modules.read(tree, [*zip(result_paths, tree.outputs, strict=True)])
+    inliner.modules.read(tree, inliner.equations, [*zip(result_paths, tree.outputs, strict=True)])
     found = inliner.shardings, inliner.equations, inliner.numbers, inliner.makers, inliner.calls
     return InlinedProgram(closed, tree, *found, jaxpr, keep_unused)
 
@@ -166,9 +165,10 @@ class _Scope:
         self.consts: dict[Var, object] = {}
         self.marked: list[Var] = []
 
-    def read(self, atom: Atom) -> Atom:
-        """The atom that replaces one of the original."""
-        return self.env[atom] if isinstance(atom, Var) else atom
+    def read_all(self, atoms: Sequence[Atom]) -> list[Atom]:
+        """The atoms that replace those of the original."""
+        env = self.env
+        return [env[atom] if isinstance(atom, Var) else atom for atom in atoms]
 
     def fresh(self, like: Atom) -> Var:
         """A new variable of the same type, which replaces `like`."""
@@ -182,6 +182,7 @@ class _Inliner:
         self.shardings: dict[int, TensorSharding] = {}
         self.equations: list[AnnotatedEquation] = []
         self.modules = ModulePaths()  # read when the tree is complete
+        self._module_of = self.modules.of
         self._mesh = mesh
         self._names = _names()
         self._sources: tuple[SourceInfo, ...] = ()
@@ -204,7 +205,7 @@ class _Inliner:
         # One mark at the end: one per equation would take longer than all that is marked.
         numbers = tuple(self.numbers[var] for var in scope.marked)
         scope.eqns.append(new_jaxpr_eqn(scope.marked, [], mark_p, {"numbers": numbers}, {mark_effect}))
-        return closed_jaxpr(invars, [*map(scope.read, jaxpr.outvars)], scope.eqns, scope.consts), tree
+        return closed_jaxpr(invars, scope.read_all(jaxpr.outvars), scope.eqns, scope.consts), tree
 
     def _inside(self, jaxpr: Jaxpr, scope: _Scope, paths: Mapping[Var, str | None]) -> AnnotatedJaxpr:
         """Adds the equations of a jaxpr, whose arguments are in the scope, to the scope."""
@@ -224,7 +225,8 @@ class _Inliner:
     def _equation(self, eqn: JaxprEqn, scope: _Scope, paths: Mapping[Var, str | None]) -> AnnotatedEquation:
         number = len(self.equations)
         self.equations.append(cast(AnnotatedEquation, None))  # those in its body are numbered before it is complete
-        inputs = tuple(map(self._value, eqn.invars))
+        values = self._values
+        inputs = tuple([values[a] if isinstance(a, Var) else self._named(a, a, None) for a in eqn.invars])
         info = eqn.source_info
         outer_sources, self._sources = self._sources, (info, *self._sources)
         tagged = info.replace(name_stack=info.name_stack.extend(f"{TAG}{number}"))
@@ -236,9 +238,11 @@ class _Inliner:
             bodies = {"jaxpr": self._inlined(number, eqn.replace(source_info=tagged), called, scope)}
             self._around = outer_calls
         else:
-            trip_count = trip_count_of(eqn)
-            params, bodies = self._bodies(eqn)
-            invars = [*map(scope.read, eqn.invars)]
+            params, bodies = eqn.params, _NO_BODIES
+            if eqn.primitive in _WITH_BODIES:  # few have
+                trip_count = trip_count_of(eqn)
+                params, bodies = self._bodies(eqn)
+            invars = scope.read_all(eqn.invars)
             outvars = [scope.fresh(var) for var in eqn.outvars]
             effects = {*eqn.effects, mark_effect} if bodies else eqn.effects
             new = eqn.replace(invars=invars, outvars=outvars, params=params, effects=effects, source_info=tagged)
@@ -246,17 +250,17 @@ class _Inliner:
             if eqn.invars or eqn.outvars or eqn.effects:
                 scope.eqns.append(new)
             self._mark(scope, outvars, number)
-        for var in eqn.outvars:
-            self._values[var] = self._named(var, scope.env[var], paths.get(var))
+        outputs = tuple([self._named(var, scope.env[var], paths.get(var)) for var in eqn.outvars])
+        values.update(zip(eqn.outvars, outputs, strict=True))
         self.equations[number] = AnnotatedEquation(
             number,
             eqn.primitive.name,
             inputs,
-            tuple(self._values[var] for var in eqn.outvars),
+            outputs,
             eqn.params,
             self._sources,
             bodies,
-            self.modules.of,
+            self._module_of,
             trip_count,
             *(loop_counts(eqn) if bodies else ()),
         )
@@ -267,9 +271,7 @@ class _Inliner:
         return self.equations[number]
 
     def _bodies(self, eqn: JaxprEqn) -> tuple[dict[str, Any], dict[str, AnnotatedJaxpr]]:
-        """The parameters of an equation with the jaxprs of a loop, branch or shard_map inlined; these, annotated."""
-        if control_flow_kind(eqn) is None and eqn.primitive is not shard_map_p:
-            return eqn.params, {}
+        """The parameters of a loop, branch or shard_map with the jaxprs in them inlined; these, annotated."""
         params, bodies = {**eqn.params}, {}
         for name, param in eqn.params.items():
             several = param if isinstance(param, tuple) else (param,)
@@ -287,7 +289,7 @@ class _Inliner:
         """The body of an equation that calls it once, in the scope of the equation."""
         (jaxpr, values), in_specs, out_specs = called
         inner = _Scope()
-        operands = [*map(scope.read, eqn.invars)]
+        operands = scope.read_all(eqn.invars)
         if is_rematerialized(eqn):  # what it computes again must not be merged with the first computation
             behind = {atom: new_var(atom.aval) for atom in operands if isinstance(atom, Var)}
             scope.eqns.append(barrier([*behind], [*behind.values()], eqn))
@@ -300,7 +302,7 @@ class _Inliner:
         for var, atom, spec in zip(jaxpr.invars, operands, in_specs, strict=True):
             inner.env[var] = self._constrained(atom, var, spec, (number, eqn), scope)
         tree = self._inside(jaxpr, inner, {})
-        for var, atom, spec in zip(eqn.outvars, map(inner.read, jaxpr.outvars), out_specs, strict=True):
+        for var, atom, spec in zip(eqn.outvars, inner.read_all(jaxpr.outvars), out_specs, strict=True):
             scope.env[var] = self._constrained(atom, var, spec, (number, eqn), scope)
         return tree
 
@@ -335,6 +337,10 @@ class _Inliner:
         self.shardings[number] = TensorSharding.replicated(getattr(atom.aval, "ndim", 0))
         name = _shown_literal(atom) if literal else next(self._names)
         return AnnotatedValue(name, number, atom.aval, self._mesh, self.shardings, path, literal)
+
+
+_WITH_BODIES = {primitives.scan_p, primitives.while_p, primitives.cond_p, shard_map_p}
+_NO_BODIES: dict[str, AnnotatedJaxpr] = {}
 
 
 def _is_function(eqn: JaxprEqn) -> bool:

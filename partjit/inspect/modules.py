@@ -106,9 +106,14 @@ class ModulePaths:
         self._parameters: Mapping[int, _Keys] = {}
         self._gradients: Mapping[int, _Keys] = {}
 
-    def read(self, tree: AnnotatedJaxpr, results: Sequence[tuple[str | None, AnnotatedValue]]) -> None:
-        """Reads the parameters and gradients in the complete program, which has these results and their paths."""
-        self._parameters = _parameters(tree)
+    def read(
+        self,
+        tree: AnnotatedJaxpr,
+        equations: Iterable[AnnotatedEquation],
+        results: Sequence[tuple[str | None, AnnotatedValue]],
+    ) -> None:
+        """Reads the parameters and gradients in a complete program: all of its equations, its results with paths."""
+        self._parameters = _parameters(tree, equations)
         self._gradients = _gradients(tree, results, self._parameters)
 
     def of(self, equation: AnnotatedEquation) -> str:
@@ -134,7 +139,7 @@ _MOVES = frozenset((
 # fmt: on
 
 
-def _parameters(tree: AnnotatedJaxpr) -> dict[int, _Keys]:
+def _parameters(tree: AnnotatedJaxpr, equations: Iterable[AnnotatedEquation]) -> dict[int, _Keys]:
     """The keys of the parameters that values are, by the numbers of values: arguments inside of a tree of arguments."""
     found: dict[int, _Keys] = {}
     for value in tree.inputs:
@@ -142,19 +147,20 @@ def _parameters(tree: AnnotatedJaxpr) -> dict[int, _Keys]:
         keys = tuple(key for k, key in enumerate(keys) if not k or key != "params")  # Flax names a collection so
         if len(keys) > 1:
             found[value.number] = keys
-    for equation in tree.walk():
-        for source, target in _same(equation):
-            if source.number in found:
-                found.setdefault(target.number, found[source.number])
+    for equation in equations:
+        if equation.bodies or equation.primitive in _MOVES:
+            for source, target in _same(equation):
+                if source.number in found:
+                    found.setdefault(target.number, found[source.number])
     return found
 
 
 def _same(equation: AnnotatedEquation) -> Iterator[tuple[AnnotatedValue, AnnotatedValue]]:
-    """Pairs of values that are one parameter before and after an equation, or outside and inside of a nested jaxpr."""
+    """Pairs of values that are one parameter before and after a move, or outside and inside of a nested jaxpr."""
     if equation.bodies:
         inside = {value.number for body in equation.bodies.values() for value in body.inputs}
         yield from ((source, target) for source, target in crossings(equation) if target.number in inside)
-    elif equation.primitive in _MOVES:
+    else:
         yield from zip(equation.inputs, equation.outputs, strict=False)
 
 
@@ -184,18 +190,22 @@ def _gradients(
 
     def visit(jaxpr: AnnotatedJaxpr) -> None:
         for equation in reversed(jaxpr.equations):
-            known = next(((found[v.number], v.aval.shape) for v in equation.outputs if v.number in found), None)
             if equation.bodies:
                 pass_on(equation)
                 for body in equation.bodies.values():
                     visit(body)
                 pass_on(equation)
-            elif known is not None:
-                keys, shape = known
-                is_move = equation.primitive in _MOVES
-                for value in () if "transpose(" in equation.scope and not is_move else equation.inputs:
-                    if value.number >= 0 and value.is_array and (is_move or value.aval.shape == shape):
-                        note(value.number, keys)
+                continue
+            for result in equation.outputs:
+                if result.number in found:
+                    pass_through(equation, found[result.number], result.aval.shape)
+                    break
+
+    def pass_through(equation: AnnotatedEquation, keys: _Keys, shape: tuple[int, ...]) -> None:
+        is_move = equation.primitive in _MOVES
+        for value in () if not is_move and "transpose(" in equation.scope else equation.inputs:
+            if value.number >= 0 and value.is_array and (is_move or value.aval.shape == shape):
+                note(value.number, keys)
 
     def pass_on(equation: AnnotatedEquation) -> None:
         for source, target in crossings(equation):

@@ -28,7 +28,7 @@ _WITH_WORKSPACE = ("reduce_window", "select_and", "sort", "top_k", "fft", "chole
 _WITH_WORKSPACE += ("bcoo_", "bcsr_", "coo_", "csr_")  # sparse arrays: a primitive is several operations
 
 
-@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+@dataclasses.dataclass(eq=False, slots=True)  # never changed; a frozen one takes seven times as long to make
 class Variable:
     """A variable.
 
@@ -47,7 +47,7 @@ class Variable:
         return len(self.shape)
 
 
-@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+@dataclasses.dataclass(eq=False, slots=True)  # never changed; a frozen one takes seven times as long to make
 class Equation:
     """An equation.
 
