@@ -230,7 +230,7 @@ class Contents:
             return (*self.noted, *found)
         (program,), (donated,), moved = self.programs, self.donated, self.predicted
         costs = Costs(moved.bytes_per_step, moved.bytes_per_step_at_most, self.estimates[0].peak)
-        return (*self.noted, *tried_out(found, program, donated, moved, costs, large))
+        return (*self.noted, *tried_out(found, program, donated, self.predictions[0], costs, large))
 
     @functools.cached_property
     def folded_findings(self) -> tuple[FoldedFinding, ...]:

@@ -20,7 +20,7 @@ __all__ = ["AS_STATE", "KINDS", "Finding", "findings_of", "grouped"]
 KINDS = (
     *("replicated", "fight", "moved", "not kept", "parts of axes", "rematerialization"),
     *("reduced in loop", "optimizer state", "unconstrained", "gathered elementwise", "back and forth"),
-    "redundant",
+    *("redundant", "other spec"),
     *("invariant call", "unused result", "waited for", "one by one", "taking turns"),
 )
 """The kinds of findings, of partitioned values and of colocated calls; docs/inspect.md says what they mean."""
@@ -39,6 +39,8 @@ class Finding:
             shards as the batch is. "gathered elementwise": a value gathered for an elementwise equation. "back and
             forth": a value resharded, and resharded back. "rematerialization": an array that is replicated in
             full to be resharded. "redundant": products or convolutions that the devices along an axis all compute.
+            "other spec": arguments for which less is sent if they are sharded along another dimension, or over another
+            axis.
             Of calls, "invariant call", "unused result", "waited for", "one by one" and "taking
             turns": see `findings_of_calls`.
         nbytes: the bytes per device that are concerned.

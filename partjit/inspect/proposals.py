@@ -10,6 +10,8 @@ from partjit.inspect.changes import Axes, Change
 from partjit.inspect.collectives import Collective
 from partjit.inspect.findings import AS_STATE, Finding
 from partjit.inspect.modules import pattern_of
+from partjit.inspect.other_specs import OtherSpecs, other_specs
+from partjit.inspect.predicted import Prediction
 from partjit.inspect.propagation import Partitioned
 from partjit.inspect.redundant import Redundancy, redundancies
 from partjit.inspect.renewed import renewed_arguments
@@ -45,17 +47,19 @@ class Proposal:
 
 
 def proposals(
-    partitioned: Partitioned, collectives: Sequence[Collective], found: Sequence[Finding], large: float
+    partitioned: Partitioned, prediction: Prediction, found: Sequence[Finding], large: float
 ) -> Iterator[Proposal]:
-    """Changes for a unit with these collectives and findings, in which a value of at least `large` bytes is large."""
+    """Changes for a unit with these moves and findings, in which a value of at least `large` bytes is large."""
     if partitioned.unit.mesh.size <= 1:
         return
+    collectives = prediction.collectives
     yield from _of_findings(partitioned, found)
     yield from _replicated_by_spec(partitioned, found, large)
     yield from map(_of_redundancy, redundancies(partitioned))
     yield from _unconstrained(partitioned, collectives)
     yield from _elementwise(partitioned, collectives)
     yield from _back_and_forth(partitioned, collectives)
+    yield from map(_of_other_specs, other_specs(partitioned, prediction))
 
 
 def _of_findings(partitioned: Partitioned, found: Sequence[Finding]) -> Iterator[Proposal]:
@@ -95,6 +99,16 @@ def _of_redundancy(found: Redundancy) -> Proposal:
     for suggestion, change in reversed(found.remedies):
         finding = dataclasses.replace(found.finding, suggestion=suggestion)
         proposal = Proposal((finding,), change, alternative=proposal, per_device=found.per_device)
+    return proposal
+
+
+def _of_other_specs(found: OtherSpecs) -> Proposal:
+    """Each spec with the next one as its alternative."""
+    proposal = None
+    for suggestion, change in reversed(found.others):
+        finding = dataclasses.replace(found.finding, suggestion=suggestion)
+        proposal = Proposal((finding,), change, alternative=proposal)
+    assert proposal is not None
     return proposal
 
 

@@ -14,32 +14,13 @@ from partjit._jax.shardings import UnspecifiedValue
 from partjit.checks import require, wrong_type
 from partjit.inspect.changes import Axes, Change, axes_on
 from partjit.inspect.contents import Collectives
+from partjit.inspect.leaves import Leaf
 from partjit.inspect.user_lines import Site, shown_line
 from partjit.inspect.why.lookup import ValueNotFoundError
 from partjit.spec import ParsedPartitionSpec, Spec, parse_spec_tree
 from partjit.validate import check_specs, raise_mismatches
 
-__all__ = ["Activation", "Answer", "Leaf", "Question", "change_of"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Leaf:
-    """An argument or a result of a program.
-
-    Attributes:
-        name: its key path, as reports have it: `params['head']`, `result[0]`.
-        shape, dtype: of the whole array.
-        nbytes: bytes of the whole array.
-        spec: the spec that the function requests for it; None if that is left to the partitioner.
-        is_donated: whether its memory may be reused; never that of a result.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    nbytes: int
-    spec: P | None = None
-    is_donated: bool = False
+__all__ = ["Activation", "Answer", "Question", "change_of"]
 
 
 @dataclasses.dataclass(frozen=True)

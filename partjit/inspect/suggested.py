@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from jax.sharding import PartitionSpec as P
 
-from partjit.inspect.annotated import AnnotatedValue, shown_spec
+from partjit.inspect.annotated import shown_spec
 from partjit.inspect.asked_pool import AskedPool
 from partjit.inspect.asked_process import AskedOutcome, SavedProgram, saved_facts
 from partjit.inspect.changes import Axes, Change, facts_of
-from partjit.inspect.modules import pattern_of
+from partjit.inspect.leaves import Leaf
 from partjit.inspect.outcomes import Costs, Outcome, outcome_of
 from partjit.inspect.places import known_of_copies
 from partjit.inspect.propagation import Partitioned
-from partjit.inspect.questions import Leaf, Question
+from partjit.inspect.questions import Question
+from partjit.inspect.spec_groups import Group, groups_of, leaf_of, shape_of
 from partjit.inspect.suggestions import is_gain
-from partjit.inspect.why.key_paths import common_end, keys_of
 from partjit.render.numbers import shown_bytes
 
 __all__ = ["QUESTIONS", "SpecSuggestion", "helps", "suggested", "suggested_for"]
@@ -95,7 +95,7 @@ def suggested(
     (own,) = asked([Change()])
     if own is None:
         return ()
-    groups = _groups(inputs, outputs)
+    groups = groups_of(inputs, outputs)
     candidates = itertools.islice(_candidates(groups, inputs, own, sizes), questions)
     changes = [
         (group, axes, Change(dict.fromkeys(group[0], axes), dict.fromkeys(group[1], axes)))
@@ -129,8 +129,8 @@ def suggested_for(
     if program.lowered is None:  # it is on one device
         return ()
     unit, tree = program.unit, program.tree
-    ins = [_leaf(*of) for of in zip(unit.paths, tree.inputs, strict=True)]
-    outs = [_leaf(*of) for of in zip(unit.result_paths, tree.outputs, strict=True)]
+    ins = [leaf_of(*of) for of in zip(unit.paths, tree.inputs, strict=True)]
+    outs = [leaf_of(*of) for of in zip(unit.result_paths, tree.outputs, strict=True)]
     facts, lowered = facts_of(unit, program.inlined, donated), program.lowered.clone()
     known = known_of_copies(lowered)
 
@@ -148,69 +148,11 @@ def suggested_for(
         pool.close()
 
 
-def _leaf(name: str, value: AnnotatedValue) -> Leaf | None:
-    return Leaf(name, value.aval.shape, value.aval.dtype, value.nbytes) if value.is_array else None
-
-
-_Group = tuple[tuple[int, ...], tuple[int, ...]]
-
-
-def _groups(inputs: Sequence[Leaf | None], outputs: Sequence[Leaf | None]) -> list[_Group]:
-    """Arguments that are changed together, and the results that are these anew; those of most bytes first."""
-    found: dict[object, list[int]] = {}
-    for k, leaf in enumerate(inputs):
-        if leaf is not None and leaf.shape:
-            keys = keys_of(leaf.name) or (leaf.name,)
-            found.setdefault((leaf.shape, pattern_of(" ".join(keys))), []).append(k)
-    members: list[list[int]] = []
-    for group in found.values():
-        first = _keys(inputs[group[0]])
-        # The state of a parameter has its keys at the end of its own, and its shape.
-        like = [
-            of
-            for of in members
-            if _is_state(_keys(inputs[of[0]]), first) and _shape(inputs, of) == _shape(inputs, group)
-        ]
-        if like:
-            like[0].extend(group)
-        else:
-            members.append([*group])
-    by_shape: dict[tuple[int, ...], list[int]] = {}
-    for j, leaf in enumerate(outputs):
-        if leaf is not None:
-            by_shape.setdefault(leaf.shape, []).append(j)
-    made = []
-    for group in members:
-        ends = {_keys(inputs[k])[1:] for k in group} - {()}
-        anew = [
-            j
-            for j in by_shape.get(_shape(inputs, group), ())
-            if any(common_end(end, _keys(outputs[j])) == len(end) for end in ends)
-        ]
-        made.append((tuple(group), tuple(anew)))
-    return sorted(made, key=lambda group: -sum(leaf.nbytes for k in group[0] if (leaf := inputs[k])))
-
-
-def _keys(leaf: Leaf | None) -> tuple[str, ...]:
-    return () if leaf is None else keys_of(leaf.name) or (leaf.name,)
-
-
-def _shape(leaves: Sequence[Leaf | None], group: Sequence[int]) -> tuple[int, ...]:
-    leaf = leaves[group[0]]
-    assert leaf is not None
-    return leaf.shape
-
-
-def _is_state(parameter: tuple[str, ...], state: tuple[str, ...]) -> bool:
-    end = parameter[1:]
-    return bool(end) and parameter[0] != state[0] and state[-len(end) :] == end
-
-
 def _candidates(
-    groups: Sequence[_Group], inputs: Sequence[Leaf | None], own: Outcome, sizes: Mapping[str, int]
-) -> Iterator[tuple[_Group, Axes]]:
+    groups: Sequence[Group], inputs: Sequence[Leaf | None], own: Outcome, sizes: Mapping[str, int]
+) -> Iterator[tuple[Group, Axes]]:
     """Other axes of groups, by turns: each group has one before another has two."""
-    each = [_others(own.arguments[group[0][0]].axes, _shape(inputs, group[0]), sizes) for group in groups]
+    each = [_others(own.arguments[group[0][0]].axes, shape_of(inputs, group[0]), sizes) for group in groups]
     for row in itertools.zip_longest(*each):
         yield from ((group, axes) for group, axes in zip(groups, row, strict=True) if axes is not None)
 

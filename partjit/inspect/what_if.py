@@ -25,12 +25,13 @@ from partjit.inspect.changes import Change, add_mesh, facts_of
 from partjit.inspect.collectives import Collective
 from partjit.inspect.contents import Collectives
 from partjit.inspect.device_groups import DeviceGroups
+from partjit.inspect.leaves import Leaf
 from partjit.inspect.live.widget import what_if_widget
 from partjit.inspect.marks import marked_values
 from partjit.inspect.outcomes import Outcome, outcome_of, outcome_of_one_device
 from partjit.inspect.places import Known, known_of_copies
 from partjit.inspect.propagation import Unit, lower_unit
-from partjit.inspect.questions import Activation, Answer, Leaf, Question, change_of
+from partjit.inspect.questions import Activation, Answer, Question, change_of
 from partjit.inspect.suggested import QUESTIONS, SpecSuggestion, suggested
 from partjit.inspect.tracing import trace_function
 from partjit.mesh import has_explicit_axes

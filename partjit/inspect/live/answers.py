@@ -7,9 +7,10 @@ from typing import Any, Protocol
 from jax.sharding import Mesh
 
 from partjit.inspect.asked_process import WhatIfError
+from partjit.inspect.leaves import Leaf
 from partjit.inspect.live.rows import axes_of, expanded, followers, program_data
 from partjit.inspect.live.spec_field import spec_in, text_of
-from partjit.inspect.questions import Answer, Leaf, Question
+from partjit.inspect.questions import Answer, Question
 from partjit.render.numbers import shown_bytes, shown_flops
 
 __all__ = ["Asked", "Fields"]

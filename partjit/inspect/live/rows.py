@@ -7,9 +7,9 @@ from typing import Any
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from partjit.inspect.leaves import Leaf
 from partjit.inspect.live.spec_field import text_of
 from partjit.inspect.modules import pattern_of
-from partjit.inspect.questions import Leaf
 from partjit.inspect.why.key_paths import keys_of
 from partjit.render.numbers import shown_bytes
 
