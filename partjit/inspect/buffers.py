@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from partjit.inspect.buffer_lifetimes import ALWAYS, Buffer, Lifetimes
 from partjit.inspect.buffer_roots import NONE, Roots, are_arguments, as_large, bound, roots_of
 from partjit.inspect.equation_moves import NO_MOVES, EquationMoves, Moves
-from partjit.inspect.fusion import CONSUMERS, ELEMENTWISE, FUSED, UPDATES, is_fused
+from partjit.inspect.fusion import CONSUMERS, CUMULATIVE, ELEMENTWISE, FUSED, UPDATES, is_cheap, is_fused
 from partjit.inspect.instruction_order import InstructionOrder, Preparation, Sums, combined_sums
 from partjit.inspect.library import Kernels, kernels_of
 from partjit.inspect.skeleton import RANDOM, Body, Equation, Variable
@@ -63,6 +63,7 @@ class _Walk:
         self._summing: set[Equation] = set()  # the equations that are such sums themselves
         self._constants: dict[Equation, list[tuple[str, Variable]]] = {}  # literals that kernels read
         self._arrays_of_literals: dict[tuple[object, ...], Buffer] = {}
+        self._read_by: dict[Equation | None, Roots] = {}  # what equations have read
         self._buffered: dict[Variable | str, Roots] = {}  # what kernels read of what others compute where they use it
 
     def body(self, body: Body, known: Mapping[Variable, Roots]) -> dict[Variable, Roots]:
@@ -100,7 +101,7 @@ class _Walk:
             outer = self.times.is_backward
             if isinstance(step, Preparation):
                 self.times.is_backward = outer or step.equation.is_backward
-                self._prepare(step, roots)
+                self._prepare(step, roots, body)
             elif isinstance(step, Sums):
                 self._sum(step, roots)
             else:
@@ -108,6 +109,7 @@ class _Walk:
                 if self.times.loops:
                     self._set_depth(step)
                 self._run(step, roots, read := reads.pop(step))
+                self._read_by[step] = read
                 var = step.outvars[0] if step.outvars else ""
                 is_copy = step in kernels.buffered and step not in kernels.readers and is_fused(step, body, len(read))
                 if is_copy and var in roots:
@@ -210,7 +212,8 @@ class _Walk:
             roots[var] = frozenset([buffer])
             if is_hoisted:
                 self.times.hoist(buffer, depth)
-            buffer.over = as_large(buffer, read if name in ELEMENTWISE else updated or ())
+            over = as_large(buffer, read if name in ELEMENTWISE else updated or ())
+            buffer.over = [one for one in over if one.eqn is None or one.eqn.name not in CUMULATIVE]
 
     def _read_constant(self, text: str, like: Variable, eqn: Equation) -> None:
         """A kernel reads an array in which each element is a literal: one for all kernels, made at the beginning."""
@@ -253,12 +256,15 @@ class _Walk:
                 if depth is not None:
                     self.times.hoist(buffer, depth)
 
-    def _prepare(self, step: Preparation, roots: Mapping[Variable, Roots]) -> None:
-        """What is gathered of an operand of an equation, and transposed copies."""
+    def _prepare(self, step: Preparation, roots: Mapping[Variable, Roots], body: Body) -> None:
+        """What is gathered of an operand of an equation, and transposed copies, which compute anew what is cheap."""
         eqn, var, sizes = step.equation, step.operand, self._moves.prepared(step.equation)[step.operand]
         self.times.clock += 2
         prepared = self._prepared.setdefault(eqn, {})
         self.times.read(prepared.get(var, roots[var]))
+        maker = body.makers.get(var)
+        if maker in self._read_by and var in eqn.transposed and var not in prepared and is_cheap(maker, body):
+            self.times.read(self._read_by[maker])
         prepared[var] = frozenset([self.times.new(sizes[-1 - step.left], eqn)])
         if not step.left and var in self._moves.gathers(eqn) and are_arguments(roots[var]):
             self._gathered.update(dict.fromkeys([roots[var]], *prepared[var]))

@@ -6,14 +6,15 @@ Source: `CpuInstructionFusion`, `InstructionFusion`, `TransposeFolding` and `Dot
 import math
 
 from partjit._jax.versions import RELEASE
-from partjit.inspect.skeleton import REDUCTIONS, Body, Equation, Variable
+from partjit.inspect.operands import CUMULATIVE
+from partjit.inspect.skeleton import REDUCTIONS, WINDOWS, Body, Equation, Variable
 
-__all__ = ["CONSUMERS", "ELEMENTWISE", "FUSED", "UPDATES", "VIEWS", "is_fused"]
+__all__ = ["CONSUMERS", "CUMULATIVE", "ELEMENTWISE", "FUSED", "UPDATES", "VIEWS", "is_cheap", "is_fused"]
 
 VIEWS = {"reshape", "squeeze", "expand_dims", "copy", "copy_p", "sharding_constraint", "optimization_barrier", "name"}
 VIEWS |= {"reshard", "pvary", "pcast"}
 _SHAPED = {"broadcast_in_dim", "iota", "convert_element_type", "select_n", "slice", "rev", "pad", "transpose", "tile"}
-_SHAPED |= {"dynamic_slice"}
+_SHAPED |= {"dynamic_slice", WINDOWS}
 ELEMENTWISE = {
     *("abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil"),
     *("clamp", "clz", "complex", "conj", "convert_element_type", "cos", "cosh", "div", "eq", "erf", "erf_inv", "erfc"),
@@ -32,7 +33,10 @@ UPDATES = {"dynamic_update_slice", "scatter", "scatter-add", "scatter_add"}
 """These write over their first operand."""
 FUSED = VIEWS | _SHAPED | ELEMENTWISE | {"gather"}
 _JOINS = {"concatenate", "stack"}
+_MOVING = {"slice", "split", "rev", "pad", "dynamic_slice", "concatenate", "stack"}
+"""An element of what these compute is that of another place of an operand."""
 CONSUMERS = FUSED | REDUCTIONS | {"argmax"}
+_WITH_COPIES = ("conv_general_dilated", *CUMULATIVE)
 _MOST_JOINED = 8
 _CONTIGUOUS = 64 if RELEASE >= (0, 12) else 512
 """Of a concatenation along the last dimension, the bytes from which on it is a copy of its own."""
@@ -64,6 +68,8 @@ def _is_fused(eqn: Equation, body: Body, read: int) -> bool:
     if name not in FUSED and not (name in _JOINS and _is_fused_join(eqn)):
         return False
     is_result = var in body.outvars
+    if name == "transpose" and var.ndim == 2 and read == 1 and _is_of_product(eqn, body):
+        return True
     if not read or (name in VIEWS and (not is_result or read == 1)):
         return True
     users = _users(var, body)
@@ -73,8 +79,48 @@ def _is_fused(eqn: Equation, body: Body, read: int) -> bool:
         return all(user.name == "dot_general" or _consumes(user, of) for user, of in users)
     if is_result or any(not _consumes(user, of) for user, of in users):
         return False
-    is_cheap = name not in _EXPENSIVE and (name in _SHAPED or name in _JOINS or _reads_one(eqn, body))
-    return is_cheap or len(users) == 1
+    if (name == "pad" or name in _JOINS) and _is_read_at_several_places(var, body):
+        return False
+    return is_cheap(eqn, body) or len(users) == 1
+
+
+def is_cheap(eqn: Equation, body: Body) -> bool:
+    """Whether an equation is computed anew for each fusion that uses its result."""
+    name = eqn.name
+    if name not in FUSED or name in _EXPENSIVE:
+        return False
+    return name in _SHAPED or name in _JOINS or _reads_one(eqn, body)
+
+
+def _is_read_at_several_places(var: Variable, body: Body) -> bool:
+    """Whether one fusion needs several elements of a variable for one of its own.
+
+    Then XLA does not compute them anew in it, if which operand they are of depends on where they are.
+    """
+    places: dict[Equation, set[object]] = {}
+    frontier: list[tuple[Variable, object]] = [(var, None)]
+    seen = set[tuple[Variable, object]]()
+    while frontier:
+        one = frontier.pop()
+        if one in seen:
+            continue
+        seen.add(one)
+        for user in body.users.get(one[0], ()):
+            if not is_fused(user, body, 2):
+                places.setdefault(user, set()).add(one[1])
+            else:
+                is_first = one[1] is None and user.name in _MOVING
+                frontier += [(of, (user, of) if is_first else one[1]) for of in user.outvars]
+    return any(len(found) > 1 for found in places.values())
+
+
+def _is_of_product(eqn: Equation, body: Body) -> bool:
+    """Whether its operand is a product that nothing else uses: XLA exchanges the factors."""
+    (operand,) = eqn.invars
+    maker = body.makers.get(operand) if isinstance(operand, Variable) else None
+    if maker is None or maker.name != "dot_general":
+        return False
+    return operand not in body.outvars and len(body.users[operand]) == 1
 
 
 def _reads_one(eqn: Equation, body: Body) -> bool:
@@ -103,7 +149,7 @@ def _consumes(user: Equation, var: Variable) -> bool:
     """Whether an equation computes an operand where it uses it, or a transposed copy of it."""
     if user.name in _JOINS:
         return _is_fused_join(user)
-    return user.name in CONSUMERS or (user.name == "conv_general_dilated" and var in user.transposed)
+    return user.name in CONSUMERS or (user.name in _WITH_COPIES and var in user.transposed)
 
 
 def _is_fused_join(eqn: Equation) -> bool:

@@ -14,8 +14,17 @@ from jax.extend.core import JaxprEqn, Var
 from partjit._jax.jaxprs import type_of
 from partjit._jax.versions import RELEASE
 
-__all__ = ["contracted", "is_in_library", "joined_bytes", "transposed_operands", "turned_operands"]
+__all__ = [
+    "CUMULATIVE",
+    "contracted",
+    "is_in_library",
+    "is_in_windows",
+    "joined_bytes",
+    "transposed_operands",
+    "turned_operands",
+]
 
+CUMULATIVE = ("cumsum", "cumprod", "cummax", "cummin")
 _VIEWS = {"reshape", "squeeze", "expand_dims", "copy", "copy_p", "sharding_constraint", "name", "reshard", "pvary"}
 _UNARY = {"abs", "ceil", "convert_element_type", "erf", "exp", "expm1", "floor", "integer_pow", "log", "log1p"}
 _UNARY |= {"logistic", "neg", "round", "rsqrt", "sign", "sqrt", "square", "tanh"}
@@ -29,18 +38,35 @@ def transposed_operands(eqn: JaxprEqn) -> Iterable[Var]:
     """The operands of which an equation needs a transposed copy.
 
     Those of a product may have the contracted dimensions first or last, behind those of the batch. Those of a
-    convolution have their features last, and a kernel those of its result behind those of its operand.
+    convolution have their features last, and a kernel those of its result behind those of its operand. That of a
+    cumulative sum has the dimension last along which it is summed.
     """
     if eqn.primitive.name == "conv_general_dilated":
         for atom, spec, wanted in zip(eqn.invars, _layouts(eqn), _canonical(eqn), strict=False):
             if isinstance(atom, Var) and spec != wanted:
                 yield atom
     elif eqn.primitive.name == "dot_general":
-        for atom, inner_dims, batch in zip(eqn.invars, *eqn.params["dimension_numbers"], strict=True):
+        for k, (atom, inner_dims, batch) in enumerate(zip(eqn.invars, *eqn.params["dimension_numbers"], strict=True)):
             inner = [dim for dim in range(type_of(atom).ndim) if dim not in batch]
             changes = sum((a in inner_dims) != (b in inner_dims) for a, b in itertools.pairwise(inner))
-            if isinstance(atom, Var) and (changes > 1 or sorted(batch) != [*range(len(batch))]):
+            is_turned = len(inner) > 2 and (inner[0] in inner_dims) == (k == 0) and changes > 0
+            if isinstance(atom, Var) and (changes > 1 or is_turned or sorted(batch) != [*range(len(batch))]):
                 yield atom
+    elif is_in_windows(eqn):
+        (atom,) = eqn.invars
+        if isinstance(atom, Var) and eqn.params["axis"] != type_of(atom).ndim - 1:
+            yield atom
+
+
+def is_in_windows(eqn: JaxprEqn) -> bool:
+    """Whether it is a cumulative sum that XLA makes in windows of 16, to whose elements it adds those before them.
+
+    Source: `ReduceWindowRewriter` of XLA.
+    """
+    return eqn.primitive.name in CUMULATIVE and type_of(eqn.invars[0]).shape[eqn.params["axis"]] > _WINDOW
+
+
+_WINDOW = 16
 
 
 def _layouts(eqn: JaxprEqn) -> tuple[tuple[int, ...], ...]:

@@ -16,12 +16,21 @@ from partjit._jax.shard_maps import shard_map_p
 from partjit.inspect.annotated import AnnotatedEquation
 from partjit.inspect.inlining import InlinedProgram
 from partjit.inspect.loop_counts import loop_counts
-from partjit.inspect.marks import mark_p
-from partjit.inspect.operands import contracted, is_in_library, joined_bytes, transposed_operands, turned_operands
+from partjit.inspect.marks import mark_effect, mark_p
+from partjit.inspect.operands import (
+    contracted,
+    is_in_library,
+    is_in_windows,
+    joined_bytes,
+    transposed_operands,
+    turned_operands,
+)
 from partjit.inspect.simplification import simplified
 
-__all__ = ["RANDOM", "REDUCTIONS", "Body", "Equation", "Skeleton", "Variable", "skeleton_of"]
+__all__ = ["RANDOM", "REDUCTIONS", "WINDOWS", "Body", "Equation", "Skeleton", "Variable", "skeleton_of"]
 
+WINDOWS = "windows"
+"""The name of what adds to the elements of windows what comes before them; see `partjit.inspect.operands`."""
 REDUCTIONS = {"reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_prod"}
 RANDOM = ("random_bits", "random_split", "random_fold_in", "threefry2x32")
 _WITH_WORKSPACE = ("reduce_window", "select_and", "sort", "top_k", "fft", "cholesky", "lu", "qr", "eig", "svd")
@@ -180,7 +189,7 @@ class _Conversion:
 
     def body(self, jaxpr: Jaxpr, is_in_loop: bool) -> Body:
         eqns = _used_equations(jaxpr)
-        equations = tuple([self._equation(eqn, is_in_loop) for eqn in eqns])
+        equations = tuple([one for eqn in eqns for one in self._equations(eqn, is_in_loop)])
         users: dict[Variable, list[Equation]] = {}
         waits = dict.fromkeys(equations, 0)
         makers = {variable: equation for equation in equations for variable in equation.outvars}
@@ -223,6 +232,18 @@ class _Conversion:
     def _atom(self, atom: Atom) -> Variable | str:
         return self._variable(atom) if isinstance(atom, Var) else str(atom)
 
+    def _equations(self, eqn: JaxprEqn, is_in_loop: bool) -> list[Equation]:
+        """An equation, as the several that XLA makes of it."""
+        whole = self._equation(eqn, is_in_loop)
+        if not is_in_windows(eqn):
+            return [whole]
+        (result,) = whole.outvars
+        within = Variable(result.number, result.shape, result.itemsize)
+        added = dataclasses.replace(
+            whole, name=WINDOWS, invars=(within,), number=None, computed=None, transposed=(), in_library=False
+        )
+        return [dataclasses.replace(whole, outvars=(within,), computed=None), added]
+
     def _equation(self, eqn: JaxprEqn, is_in_loop: bool) -> Equation:
         kind = "shard_map" if eqn.primitive is shard_map_p else control_flow_kind(eqn)
         annotated: AnnotatedEquation | None = self._inlined.equation_of(eqn)
@@ -239,7 +260,7 @@ class _Conversion:
             kind,
             tuple(map(self._atom, eqn.invars)),
             tuple(map(self._variable, eqn.outvars)),
-            bool(eqn.effects),
+            _has_effects(eqn),
             None if annotated is None else annotated.number,
             annotated is not None and "transpose(" in annotated.scope,
             self._number_of(eqn) if self._has_loops and kind is None else None,
@@ -265,7 +286,7 @@ class _Conversion:
 
     def _number_of(self, eqn: JaxprEqn) -> int | None:
         """What is equal for equations that compute the same. A barrier keeps values apart."""
-        if eqn.effects or eqn.primitive.name == "optimization_barrier":
+        if _has_effects(eqn) or eqn.primitive.name == "optimization_barrier":
             return None
         key = eqn.primitive.name, str(eqn.params), *map(self._value, eqn.invars)
         number = self._computed.setdefault(key, len(self._computed))
@@ -283,6 +304,11 @@ def _bodies(eqn: JaxprEqn, kind: str | None) -> Iterator[Jaxpr]:
             yield getattr(jaxpr, "jaxpr", jaxpr)
 
 
+def _has_effects(eqn: JaxprEqn) -> bool:
+    """Whether an equation does more than to compute its results; marks in its bodies do nothing."""
+    return bool(eqn.effects - {mark_effect})
+
+
 def _used_equations(jaxpr: Jaxpr) -> list[JaxprEqn]:
     """The equations of a jaxpr whose results are used, or that have effects: each after those of its operands.
 
@@ -290,7 +316,7 @@ def _used_equations(jaxpr: Jaxpr) -> list[JaxprEqn]:
     """
     eqns = simplified(eqn for eqn in jaxpr.eqns if eqn.primitive is not mark_p)
     makers = {var: eqn for eqn in eqns for var in eqn.outvars}
-    with_effects = (eqn for eqn in eqns if eqn.effects)
+    with_effects = filter(_has_effects, eqns)
     kept: dict[int, JaxprEqn] = {}
     seen = set[int]()
     wanted = [makers[var] for var in jaxpr.outvars if isinstance(var, Var) and var in makers]

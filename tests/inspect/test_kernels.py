@@ -92,6 +92,36 @@ def products_of_slices(x, w):
     return x
 
 
+def cumulated(x):
+    return jnp.cumsum(x, 0), jnp.sin(jax.lax.cummax(x, 1))
+
+
+def cumulated_in_a_kernel(x):
+    return jnp.sin(jnp.cumsum(jnp.sin(x), 1)).sum(1)
+
+
+def differences_of_padded(x):
+    padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1)))
+    return jnp.abs(padded[:, 1:-1, 2:] - padded[:, 1:-1, :-2]) + jnp.abs(padded[:, 2:, 1:-1] - padded[:, :-2, 1:-1])
+
+
+def padded_in_its_use(x):
+    return jnp.sin(jnp.pad(x, ((0, 0), (1, 1), (1, 1))))
+
+
+def transposed_product(x, w):
+    return (x @ w).T
+
+
+def gradient_of_a_dense_layer(w, x):
+    return jax.grad(lambda w, x: ((x @ w) ** 2).sum(), argnums=(0, 1))(w, x)
+
+
+def with_an_unused_loop(x):
+    jax.lax.scan(lambda state, row: (state + row, state * row), x[0], x)
+    return jnp.sin(x)
+
+
 IMAGES, KERNEL = f32(16, 16, 16, 8), f32(3, 3, 8, 8)
 WIDE = f32(3, 3, 8, 32), f32(3, 3, 32, 32)
 PROGRAMS = {
@@ -107,6 +137,13 @@ PROGRAMS = {
     "product of a kernel": (product_of_a_kernel, [f32(256, 8), f32(128, 8), f32(128, 4)], [P("data"), P(), P()]),
     "moved rows": (moved_rows, [f32(16, 64, 64)], [P("data")]),
     "moved columns": (moved_columns, [f32(16, 64, 256), f32(256, 64)], [P("data"), P()]),
+    "cumulated": (cumulated, [f32(512, 256)], [P()]),
+    "cumulated in a kernel": (cumulated_in_a_kernel, [f32(512, 256)], [P()]),
+    "differences of padded": (differences_of_padded, [f32(32, 64, 64)], [P("data")]),
+    "padded in its use": (padded_in_its_use, [f32(32, 64, 64)], [P("data")]),
+    "transposed product": (transposed_product, [f32(256, 32), f32(32, 512)], [P(), P()]),
+    "gradient of a dense layer": (gradient_of_a_dense_layer, [f32(64, 128), f32(8, 128, 64)], [P(), P("data")]),
+    "with an unused loop": (with_an_unused_loop, [f32(64, 64)], [P()]),
     "products of slices": (products_of_slices, [f32(256, 64), f32(3, 64, 64)], [P("data"), P()]),
 }
 
