@@ -16,7 +16,7 @@ import partjit
 from partjit import P, colocated, pjit
 from partjit.colocated import colocated_python, colocated_python_class, emitted
 from partjit.colocated.runtime import answering
-from partjit.plan.ir.nodes import Fragment
+from partjit.plan.ir.nodes import ColocatedCall, Fragment
 from partjit.plan.passes import choose_emitted
 from tests.colocated import rendezvous
 from tests.effort import sample
@@ -83,7 +83,7 @@ def test_the_results_are_those_by_hand(mesh):
         def fun(x, y, iteration=iteration, how=how):
             if how == "in a loop":
                 return lax.fori_loop(0, 3, iteration, (x, y))
-            return iteration(jnp.int32(1), iteration(jnp.int32(0), (x, y)))
+            return iteration(jnp.int32(1), iteration(jnp.int32(0), (x, y * 1)))
 
         given = [jax.device_put(v, NamedSharding(on, spec)) for v, spec in ((x, first), (y, second))]
         program = pjit(fun, in_shardings=tuple(v.sharding for v in given), donate_argnums=(1,) if donates else ())
@@ -165,15 +165,43 @@ def test_on_a_mesh_with_explicit_axes_types_say_how_results_are_sharded():
     x = jax.device_put(np.arange(64, dtype=np.float32).reshape(8, 8), NamedSharding(mesh, P("x", "y")))
     with jax.set_mesh(mesh):
         for program, result in (
-            (pjit(lambda x: call(x) + 1), 2 * np.asarray(x) + 1),
+            (pjit(lambda x: call(x + 1) + 1), 2 * np.asarray(x) + 3),
             (pjit(lambda x: lax.fori_loop(0, 3, lambda _, x: call(x), x)), 8 * np.asarray(x)),
             (pjit(lambda x: lax.scan(lambda x, _: (call(x), x + 1), x, None, 3)[1][2]), 4 * np.asarray(x) + 1),
-            (pjit(jax.vmap(lambda x: call(x) + 1)), 2 * np.asarray(x) + 1),
+            (pjit(jax.vmap(lambda x: call(x + 1) + 1)), 2 * np.asarray(x) + 3),
         ):
             assert waits(program.plan(x))
             found = program(x)
             np.testing.assert_array_equal(np.asarray(found), result)
             assert jax.typeof(found).sharding.mesh.axis_types == explicit
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_several_devices_do_not_meet_for_calls_that_come_before_their_work(mesh, devices):
+    """A rate of the step's number, which stays on the host, or a batch: there is one dispatch either way."""
+    on = mesh if devices == 8 else partjit.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("x", "y"))
+    rate = of_numpy(
+        lambda step: note(step) or np.float32(step) / 4, out_specs_fn=lambda _: jax.ShapeDtypeStruct((), jnp.float32)
+    )
+    batch = of_numpy(
+        lambda step: np.full(8, step, np.float32), out_specs_fn=lambda _: jax.ShapeDtypeStruct((8,), jnp.float32)
+    )
+    judged = of_numpy(lambda x: x.max() > 3, out_specs_fn=lambda _: jax.ShapeDtypeStruct((), bool))
+
+    def step(w, i):
+        w = w + rate(i) * batch(i)
+        return w, judged(w) & True
+
+    program = pjit(step, in_shardings=(P("x"), None))
+    with on:
+        plan = program.plan(jnp.ones(8), 2)
+        found, large = program(jnp.ones(8), 2)
+    np.testing.assert_array_equal(found, 2)
+    assert not large
+    assert calls() == [(2,)]
+    kinds = [type(node) for node in plan.nodes]
+    assert kinds == ([Fragment] if devices == 1 else [ColocatedCall, ColocatedCall, Fragment])
+    assert sum(call.is_answered for call in plan.calls) == (3 if devices == 1 else 1)
 
 
 def test_a_call_may_keep_its_arguments_and_return_the_same_memory_again(mesh):
@@ -411,7 +439,7 @@ def test_a_failure_is_known_before_the_other_devices_go_on(mesh, monkeypatch):
 
     x = jax.device_put(np.ones(8, np.float32), NamedSharding(mesh, P("x")))
     with pytest.raises(ValueError, match="it failed"):
-        pjit(lambda x: of_numpy(fails)(x) + 1)(x)
+        pjit(lambda x: of_numpy(fails)(x * 2) + 1)(x)
     assert [str(failure[1]) for failure in known] == ["it failed"]
 
 

@@ -75,7 +75,7 @@ def _emitted(block: ValueBlock, constants: Mapping[Value, ArrayLike], mesh: Mesh
     nodes: list[Node] = []
     names: dict[str, str] = {}
     position = {node: i for i, node in enumerate(block.nodes)}
-    for kind, run in _runs(block.nodes):
+    for kind, run in _runs(block.nodes, mesh.size > 1):
         if kind is None:
             nodes += (_with_emitted(node, constants, mesh) for node in run)
             continue
@@ -89,15 +89,20 @@ def _emitted(block: ValueBlock, constants: Mapping[Value, ArrayLike], mesh: Mesh
     return dataclasses.replace(block, nodes=tuple(nodes), order=order)
 
 
-def _runs(nodes: Sequence[Node]) -> Iterator[tuple[_Kind | None, Sequence[Node]]]:
-    """Pieces of nodes, each with the kind of the executable that is made of it; None if none makes calls."""
+def _runs(nodes: Sequence[Node], on_several: bool) -> Iterator[tuple[_Kind | None, Sequence[Node]]]:
+    """Pieces of nodes, each with the kind of the executable that is made of it; None if none makes calls.
+
+    Args:
+        nodes: the nodes.
+        on_several: whether they run on several devices.
+    """
     kind: _Kind | None = None
     run: list[Node] = []
     for node in nodes:
         joins = _is_chosen(node) or (isinstance(node, Fragment) and not _has_refs(node))
         own = _kind(node) if joins else None
         if run and (not joins or (own is not None and kind is not None and own != kind)):
-            yield from _settled(kind, run)
+            yield from _settled(kind, run, on_several)
             kind, run = None, []
         if joins:
             kind = own or kind
@@ -105,7 +110,7 @@ def _runs(nodes: Sequence[Node]) -> Iterator[tuple[_Kind | None, Sequence[Node]]
         else:
             yield None, [node]
     if run:
-        yield from _settled(kind, run)
+        yield from _settled(kind, run, on_several)
 
 
 def _has_refs(fragment: Fragment[Value, Value]) -> bool:
@@ -113,17 +118,25 @@ def _has_refs(fragment: Fragment[Value, Value]) -> bool:
     return any(isinstance(value.aval, AbstractRef) for value in fragment.inputs)
 
 
-def _settled(kind: _Kind | None, run: Sequence[Node]) -> Iterator[tuple[_Kind | None, Sequence[Node]]]:
-    """A piece of nodes that follow each other; single calls in it are the host's after all if the rest is expensive.
+def _settled(
+    kind: _Kind | None, run: Sequence[Node], on_several: bool
+) -> Iterator[tuple[_Kind | None, Sequence[Node]]]:
+    """A piece of nodes that follow each other; single calls in it are the host's after all where that is cheaper.
 
-    It then does something else while the devices work, and they reuse the memory of large arrays.
+    If the rest is expensive, the host does something else while the devices work, and they reuse the memory of large
+    arrays. A call before all of the rest takes no dispatch of its own, and several devices would have to meet for it.
     """
+    first = next((i for i, node in enumerate(run) if not isinstance(node, ColocatedCall)), len(run))
+    if on_several and first:
+        yield None, [*map(_by_the_host, run[:first])]
+        yield from _runs(run[first:], on_several)
+        return
     if any(isinstance(node, ColocatedCall) for node in run):
         own = {value for node in run for value in node.outputs}
         given = {value for node in run for value in node.inputs} - own
         is_expensive = amortizes_a_dispatch(sum(node.cost for node in run if isinstance(node, Fragment)))
         if is_expensive or not can_be_kept(value.aval for value in given):
-            yield from _runs([_by_the_host(node) for node in run])
+            yield from _runs([_by_the_host(node) for node in run], on_several)
             return
     yield kind, run
 
