@@ -3,10 +3,11 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import NamedTuple
 
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
+from partjit.inspect.needed import needed_equations
 from partjit.shardy import TensorSharding
 
 __all__ = ["FlopCount", "Flops", "count_flops", "flops_of", "operations_of", "shards_of"]
@@ -89,7 +90,7 @@ def flops_of(program: AnnotatedJaxpr) -> Flops:
     A matrix product or a convolution takes a multiplication and an addition per term of its sums; any other computation
     takes one operation per element of its result or, for a reduction, of its operand. Of a conditional the most
     expensive branch counts. Replicated computations count on every device; the body of a `shard_map` is that of one
-    device.
+    device. What nothing uses, which XLA removes, counts for nothing.
     """
     numbered = (value for equation in program.walk() for value in (*equation.inputs, *equation.outputs))
     shardings = next((value.shardings for value in numbered), {})
@@ -97,19 +98,23 @@ def flops_of(program: AnnotatedJaxpr) -> Flops:
 
 
 def count_flops(program: AnnotatedJaxpr) -> FlopCount:
-    """The operations of an annotated program, for any shardings of its values."""
+    """The operations of an annotated program, for any shardings of its values, without what is computed for nothing."""
+    return _count(program, needed_equations(program))
+
+
+def _count(program: AnnotatedJaxpr, needed: Container[int]) -> FlopCount:
     own, nested = [], []
     for equation in program.equations:
         if equation.bodies:
             nested.append(
                 _Bodies(
-                    tuple(map(count_flops, equation.bodies.values())),
+                    tuple(_count(body, needed) for body in equation.bodies.values()),
                     equation.primitive == "cond",
                     equation.trip_count,
                     _instances(equation) if equation.primitive == "shard_map" else 1,
                 )
             )
-        elif operations := operations_of(equation):
+        elif equation.number in needed and (operations := operations_of(equation)):
             own.append((operations, _numbers(equation.inputs), _numbers(equation.outputs)))
     return FlopCount(tuple(own), tuple(nested))
 

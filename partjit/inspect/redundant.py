@@ -12,6 +12,7 @@ from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, Annotat
 from partjit.inspect.changes import Axes, Change
 from partjit.inspect.findings import Finding
 from partjit.inspect.flops import operations_of, shards_of
+from partjit.inspect.needed import needed_equations
 from partjit.inspect.propagation import Partitioned
 from partjit.inspect.renewed import renewed_arguments
 from partjit.inspect.user_lines import shown_site
@@ -60,8 +61,10 @@ def redundancies(partitioned: Partitioned) -> Iterator[Redundancy]:
     """What is computed several times over along each axis of the mesh, if that is a large part of the operations."""
     sizes = {str(axis): int(size) for axis, size in partitioned.unit.mesh.shape.items() if size > 1}
     along = {axis: _Repeated() for axis in sizes}
-    per_device = 0.0
+    per_device, needed = 0.0, needed_equations(partitioned.tree)
     for equation, times, manual in _computing(partitioned.tree, 1, frozenset()):
+        if equation.number not in needed:
+            continue
         values = (*equation.inputs, *equation.outputs)
         own = times * operations_of(equation) / shards_of(*(value.sharding for value in values))
         per_device += own

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr
-from partjit.inspect.flops import flops_of
+from partjit.inspect.flops import operations_of
 from partjit.inspect.fusion import FUSED
 from partjit.inspect.places import Place, saved
 from partjit.inspect.traffic import Moved, bytes_moved
@@ -148,7 +148,7 @@ def _computing(program: AnnotatedJaxpr, times: int) -> Iterator[tuple[AnnotatedE
 
 def _of_equation(equation: AnnotatedEquation, times: int, traffic: Iterable[Moved]) -> _Item:
     arrays = [value for value in (*equation.inputs, *equation.outputs) if value.is_array]
-    flops = flops_of(AnnotatedJaxpr((), (), (), (equation,))).total
+    flops = operations_of(equation)
     dtype = arrays[0].aval.dtype.name if arrays else "float32"
     operands, results = (tuple(v.number for v in values) for values in (equation.inputs, equation.outputs))
     return _Item(equation, dtype_class(dtype), flops * times, operands, results, tuple(traffic), times)
