@@ -107,6 +107,8 @@ class _Removal:
                 case "func.func":
                     self._functions[ir.StringAttr(op.attributes["sym_name"]).value] = op
         self._effects: dict[str, bool] = {}
+        self._inside: dict[ir.Operation, Sequence[ir.Operation]] = {}  # of what has regions, which is asked for often
+        self._have_effects: dict[ir.Operation, bool] = {}
         self._unused: set[ir.Operation] = set()
         self.found: list[ir.Operation] = []
         self.replaces = False
@@ -161,9 +163,9 @@ class _Removal:
             op = candidates.pop()
             if op in self._unused or any(map(self._is_used, op.results)):
                 continue
-            both = (op, *_inside(op))
-            if any(map(self._is_effect, both)):
+            if self.has_effect(op):
                 continue
+            both = (op, *self._nested(op))
             self.found.append(op)
             self._unused.update(both)
             makers = [value.owner for one in both for value in one.operands]
@@ -171,7 +173,19 @@ class _Removal:
 
     def has_effect(self, op: ir.Operation) -> bool:
         """Whether an operation, or one in its regions, does more than to compute its results."""
-        return self._is_effect(op) or any(map(self._is_effect, _inside(op)))
+        if not len(op.regions):
+            return self._is_effect(op)
+        if op not in self._have_effects:
+            self._have_effects[op] = any(map(self._is_effect, (op, *self._nested(op))))
+        return self._have_effects[op]
+
+    def _nested(self, op: ir.Operation) -> Sequence[ir.Operation]:
+        """The operations in the regions of an operation."""
+        if not len(op.regions):
+            return ()
+        if op not in self._inside:
+            self._inside[op] = nested(op)
+        return self._inside[op]
 
     def _is_effect(self, op: ir.Operation) -> bool:
         if op.name != "func.call":
@@ -189,8 +203,10 @@ class _Removal:
         values = [end.operands[k] for k in used]
         for op in body.operations:
             if (not op.results and op.operation != end) or self.has_effect(op.operation):
-                values += _needed(op.operation)
-        seen = set()
+                values += self._needed(op.operation)
+        seen, whole = set[ir.Value](), set[ir.Operation]()  # the operations of which all results need the same
+        # What comes from outside is computed there, from no results of the loop but those that are used.
+        inside = {*self._nested(loop)} if len(self._functions) == 1 else None
         while values:
             value = values.pop()
             if value in seen:
@@ -198,28 +214,41 @@ class _Removal:
             seen.add(value)
             owner: Any = value.owner
             if not isinstance(owner, ir.Block):
-                values += self._needed_for(owner.operation, ir.OpResult(value).result_number)
+                op = owner.operation
+                if inside is not None and op not in inside:
+                    continue
+                if op.name in _PER_RESULT and not self.has_effect(op):
+                    values += self._needed_for(op, ir.OpResult(value).result_number)
+                elif len(op.results) == 1 or op not in whole:
+                    whole.add(op)
+                    values += self._needed(op)
             elif owner == body:
                 k = ir.BlockArgument(value).arg_number
                 used.add(k)
                 values.append(end.operands[k])
-            elif (outer := owner.owner.operation).name == "stablehlo.while":
+            elif (outer := owner.owner.operation).name == "stablehlo.while" and (inside is None or outer in inside):
                 values += _of_iteration(outer, ir.BlockArgument(value).arg_number)
             elif outer.name == "func.func":
                 calls = self._calls.get(ir.StringAttr(outer.attributes["sym_name"]).value, ())
                 values += [call.operands[ir.BlockArgument(value).arg_number] for call in calls]
         return [k for k in range(len(loop.results)) if k not in used]
 
-    def _needed_for(self, op: ir.Operation, number: int) -> Iterator[ir.Value]:
-        """The values that a result of an operation is computed from."""
-        if op.name == "func.call" and not self.has_effect(op):
-            yield _end(self._functions[_callee(op)].regions[0]).operands[number]
-            return
-        if op.name != "stablehlo.while" or self.has_effect(op):
-            yield from _needed(op)
-            return
-        yield from _of_iteration(op, number)
-        yield from _end(op.regions[0]).operands
+    def _needed_for(self, op: ir.Operation, number: int) -> Sequence[ir.Value]:
+        """The values that a result of a loop or call without effects is computed from."""
+        if op.name == "func.call":
+            return [_end(self._functions[_callee(op)].regions[0]).operands[number]]
+        return [*_of_iteration(op, number), *_end(op.regions[0]).operands]
+
+    def _needed(self, op: ir.Operation) -> list[ir.Value]:
+        """The values that an operation uses, those in its regions included."""
+        values = [*op.operands]
+        for inner in self._nested(op):
+            values += inner.operands
+        return values
+
+
+_PER_RESULT = ("func.call", "stablehlo.while")
+"""The operations whose results need different values."""
 
 
 def _has_user(value: ir.Value) -> bool:
@@ -239,13 +268,6 @@ def _of_iteration(loop: ir.Operation, number: int) -> Iterator[ir.Value]:
     """What a carried value is before the loop, and after an iteration."""
     yield loop.operands[number]
     yield _end(loop.regions[1]).operands[number]
-
-
-def _needed(op: ir.Operation) -> Iterator[ir.Value]:
-    """The values that an operation uses, those in its regions included."""
-    yield from op.operands
-    for inner in _inside(op):
-        yield from inner.operands
 
 
 def _inside(op: ir.Operation) -> Sequence[ir.Operation]:

@@ -1,5 +1,7 @@
 """What a program computes for nothing is not predicted, as XLA removes it."""
 
+from unittest import mock
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -48,12 +50,26 @@ def kept(x):
     return total[1]
 
 
-@pytest.mark.parametrize("fun", [loops, branches, calls, kept])
+def around(x):
+    """A loop that needs a sum which it has computed in an earlier iteration of the loop around it."""
+
+    def inner(_, carried):
+        total, scale, y = carried
+        return total + jnp.sin(y).sum(), scale, lax.cond(scale > 0, lambda y: jnp.cos(y) * scale, jnp.sin, y)
+
+    def outer(_, carried):
+        total, scale, y = lax.fori_loop(0, 3, inner, carried)
+        return scale, total, y
+
+    return lax.fori_loop(0, 4, lambda _, c: lax.fori_loop(0, 2, outer, c), (jnp.float32(0), jnp.float32(1), x))[2]
+
+
+@pytest.mark.parametrize("fun", [loops, branches, calls, kept, around])
 def test_what_is_computed_for_nothing_is_not_predicted(fun):
     struct = jax.ShapeDtypeStruct((16, 32), jnp.float32)
     report = explain(pjit(fun, in_shardings=P("x")), struct, mesh=make_mesh(), compiled=True)
     assert report.predicted.counts == report.collectives.counts
-    assert bool(report.predicted) == (fun is kept)
+    assert bool(report.predicted) == (fun in (kept, around))
 
 
 def constants(x):
@@ -80,6 +96,17 @@ def test_what_is_known_to_be_unused_is_what_copies_lose(fun):
         assert left.names == names[-1]
     assert names[0] == names[1]
     assert (len(names[0]) < count) == (fun not in (kept, calls))  # what a call leaves unused is removed before
+
+
+@pytest.mark.parametrize("fun", [loops, around])
+def test_bodies_are_walked_once_however_deep_they_are(fun):
+    struct = jax.ShapeDtypeStruct((16, 32), jnp.float32)
+    _, module = lower_unit(trace_function(pjit(fun, in_shardings=P("x")), (struct,), {}, make_mesh()).whole)
+    open_captured(module)
+    walk = propagated(module)[0].walk
+    with mock.patch.object(unused, "nested", wraps=nested) as walks:
+        unused.remove_unused(walk)
+    assert 0 < walks.call_count <= sum(len(op.regions) > 0 for op in nested(module.operation))
 
 
 def test_effects_stay():
