@@ -84,6 +84,8 @@ def run(args: argparse.Namespace) -> int:
     failures = limits.exceeded(report)
     if limits.max_bytes is not None and not total_bytes(report.collectives).is_exact:
         _say("--max-bytes: a loop of unknown trip count counts as one iteration, a branch as its most expensive case")
+    if (note := limits.left_open(report)) is not None:
+        _say(note)
     why = None
     if args.why is not None:
         progress("looking for reasons")

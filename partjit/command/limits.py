@@ -49,6 +49,18 @@ class Limits:
         ]
         return failures
 
+    def left_open(self, report: Contents) -> str | None:
+        """What says that more may be sent than the limit, though not for certain; None if that is not so."""
+        sent = report.collectives
+        most = sent.bytes_per_step_at_most
+        if self.max_bytes is None or not sent.bytes_per_step <= self.max_bytes < most:
+            return None
+        return (
+            f"--max-bytes: a device sends {shown_bytes(sent.bytes_per_step)} per step, which is within "
+            f"{shown_bytes(self.max_bytes)}, and XLA may move more, which is not predicted exactly: "
+            f"{shown_bytes(most)} at most. --compiled says what it moves"
+        )
+
 
 def _cost(collective: Collective) -> float:
     return collective.bytes_moved if collective.bytes_per_step is None else collective.bytes_per_step

@@ -37,6 +37,11 @@ def layer(x, w):
     return jnp.tanh(x @ w)
 
 
+@partial(pjit, in_axis_resources=(P("data"), P("data")), out_axis_resources=P("data"))
+def looked_up(x, w):
+    return w[x[:, 0].astype(jnp.int32)]
+
+
 jitted = jax.jit(lambda x: x.sum())
 
 
@@ -484,3 +489,18 @@ def test_every_kind_of_finding_can_be_named_and_is_documented():
     }
     assert len(made) >= 7
     assert made <= {*KINDS}
+
+
+def test_that_more_may_be_sent_than_the_limit_is_said(run):
+    arguments = ["shown_model:looked_up", *MESH, "--args", "make_large"]
+    _, out, _ = run(*arguments, "--json")
+    sent = json.loads(out)["collectives"]
+    least, most = sent["bytes_per_step"], sent["bytes_per_step_at_most"]
+    assert least < most
+    said = "partjit explain: --max-bytes: a device sends "
+    for limit, is_said in ((int(most), False), (int(most) - 1, True)):
+        code, _, err = run(*arguments, "--max-bytes", str(limit))
+        assert code == 0
+        assert (said in err) == is_said
+    assert "and XLA may move more, which is not predicted exactly" in err
+    assert err.rstrip().endswith("--compiled says what it moves")
