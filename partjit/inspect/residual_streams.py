@@ -69,8 +69,10 @@ def residual_streams(tree: AnnotatedJaxpr) -> Iterator[ResidualStream]:
         # A sum in a loop is one of another array in each iteration, unless that is carried.
         count = sum(times for _, times in own) if stream in in_loops else len(own)
         if stream not in stated and count >= _FEWEST_SUMS:
-            first, equation = next(found for number, found in made.items() if joined.of(number) == stream)
-            yield ResidualStream(first, equation, tuple(value for value, _ in own))
+            shape = own[0][0].aval.shape  # an array of which it is a slice, or that slices are stacked to, has another
+            alike = (found for number, found in made.items() if joined.of(number) == stream)
+            first, equation = next(found for found in alike if found[0].aval.shape == shape)
+            yield ResidualStream(first, equation, tuple(value for value, _ in own if value.aval.shape == shape))
 
 
 def _carried(equation: AnnotatedEquation) -> Sequence[AnnotatedValue]:

@@ -96,3 +96,19 @@ def test_streams_that_are_sharded_as_the_batch_or_constrained_otherwise_are_left
     assert unconstrained(reported(step(written_out), MEGATRON)) == []
     constrained = step(written_out, lambda x: with_sharding_constraint(x, P(None, None, "data")))
     assert unconstrained(reported(constrained)) == []
+
+
+def test_arrays_that_slices_are_stacked_to_are_no_values_of_the_stream_of_slices():
+    def layers(row, w):
+        for _ in range(LAYERS):
+            row = row + jnp.tanh(row @ w)
+        return row
+
+    def step(rows, w):
+        return jax.lax.scan(lambda _, row: (None, layers(jnp.sin(row), w)), None, rows)[1]
+
+    fun = pjit(step, in_shardings=(P("data"), P(None, "model")))
+    report = explain(fun, f32(8, 8, WIDTH), f32(WIDTH, WIDTH), mesh=mesh())
+    values = {value.name: value for value in report.values}
+    assert all(len(values[finding.value].aval.shape) == 2 for finding in unconstrained(report))
+    assert str(report)
