@@ -56,11 +56,16 @@ class SpecSuggestion:
 
     @property
     def effect(self) -> str:
-        """What changes, in words: "-3.1 MB per step, +0.5 MB of memory"."""
+        """What changes, in words: "-3.1 MB per step, +0.5 MB of memory".
+
+        Where what is sent has bounds it is the change of the upper one, and of the lower one if that rises while the
+        upper one falls, or falls while it rises: then it is open which program sends less.
+        """
         sent = self.after.sent - self.before.sent
         most = self.after.at_most - self.before.at_most
-        known = _signed(sent, " per step") if sent == most else f"{_signed(most, ' per step')} at most"
-        parts = [known if most or sent else "", _signed(self.after.peak - self.before.peak, " of memory")]
+        known = _signed(sent, " per step") if sent == most else _signed(most, " per step at most")
+        least = _signed(sent, " at least") if sent * most < 0 or (sent and not most) else ""
+        parts = [known, least, _signed(self.after.peak - self.before.peak, " of memory")]
         return ", ".join(filter(None, parts))
 
     @property

@@ -11,7 +11,8 @@ from jax.sharding import AbstractMesh, AxisType
 
 from partjit import UNSPECIFIED, P, pjit
 from partjit.inspect import asked_process, explain
-from partjit.inspect.suggested import helps
+from partjit.inspect.outcomes import Costs
+from partjit.inspect.suggested import SpecSuggestion, helps
 from partjit.inspect.what_if import WhatIf
 from partjit.testing import meshes, partition_specs, sharded_programs
 from tests.census import saw, sees
@@ -148,3 +149,19 @@ def test_what_has_no_other_specs():
         one.suggest(0)
     with pytest.raises(TypeError, match=r"Report.to_html: suggestions must be suggestions, as Report.suggest"):
         one.to_html(suggestions=[3])
+
+
+@pytest.mark.parametrize(
+    ("after", "effect"),
+    [
+        (Costs(1000.0, 4000.0, 100), "-1.0 kB per step at most"),
+        (Costs(1500.0, 4000.0, 100), "-1.0 kB per step at most, +500 B at least"),
+        (Costs(500.0, 6000.0, 90), "+1.0 kB per step at most, -500 B at least, -10 B of memory"),
+        (Costs(500.0, 4000.0, 100), "-1.0 kB per step at most"),
+        (Costs(1500.0, 5000.0, 100), "+500 B at least"),
+        (Costs(0.0, 4000.0, 100), "-1.0 kB per step"),
+        (Costs(1000.0, 5000.0, 120), "+20 B of memory"),
+    ],
+)
+def test_an_effect_says_both_bounds_where_they_leave_it_open(after, effect):
+    assert SpecSuggestion(P("x"), ("w",), (), Costs(1000.0, 5000.0, 100), after).effect == effect
