@@ -60,7 +60,8 @@ def assert_same_meaning(
         grad: whether to check gradients of float results.
         vmap: whether to check the batched form.
         reference: the function to compare with, by default `fun`; another one where `fun` itself has constraints or
-            nested partitioned functions that are to be checked.
+            nested partitioned functions that are to be checked, or a `jax.shard_map`: with itself it agrees, whatever
+            its shards compute, such as a sum that forgets the other devices or the same random numbers on each.
         tolerance: the maximal difference relative to the greatest absolute value of an array; by default that of the
             shortest float among the arguments and the result, 1e-4 for float32 and 2e-2 for shorter ones.
         custom_derivatives: whether the derivatives that a `jax.custom_vjp` or `jax.custom_jvp` in `fun` defines are
