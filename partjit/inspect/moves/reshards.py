@@ -92,7 +92,11 @@ class Reshards:
     def _through_replication(self, ops: Sequence[ir.Operation]) -> Iterator[Reshard]:
         made: dict[Any, ir.Value] = {}
         for op in ops:
-            value, before, after = op.operands[0], *map(self._sharding_of, (op.operands[0], op.results[0]))
+            value = op.operands[0]
+            if not value.type.shape:
+                yield Reshard(op)
+                continue
+            before, after = map(self._sharding_of, (value, op.results[0]))
             is_simple = before.mesh.startswith("maximal_mesh") or not any(before.axes) or is_of_scalar(value)
             if is_simple or DISTINCT in op.attributes:
                 yield Reshard(op)

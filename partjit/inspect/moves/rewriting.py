@@ -110,7 +110,12 @@ class Writing:
 
     def _copy(self, op: ir.Operation) -> None:
         """Replaces a constraint by a reshard and a copy: XLA remembers nothing of what is copied."""
-        value, (wanted,) = op.operands[0], map(self._of, op.results)
+        value = op.operands[0]
+        if not value.type.shape:  # a scalar, which may be in the body of a reduction
+            op.results[0].replace_all_uses_with(value)
+            op.erase()
+            return
+        wanted = self._of(op.results[0])
         with op.context, op.location, ir.InsertionPoint(op):
             if self._of(value) != wanted:
                 value = sdy.ReshardOp(value, self._attribute(wanted)).result
