@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from partjit._jax.sources import source_sites
-from partjit.inspect.user_lines import Site, nearest_lines
+from partjit.inspect.user_lines import Site, is_installed, nearest_lines
 from partjit.shardy import TensorSharding
 
 __all__ = ["AnnotatedEquation", "AnnotatedJaxpr", "AnnotatedValue", "shown_axes", "shown_spec"]
@@ -134,6 +134,7 @@ class AnnotatedEquation:
         bodies: the jaxprs in it, by the names of parameters.
         trip_count: how often those run in one execution of the equation; None if that is not known.
         module_of: gives the module path of an equation of the program.
+        loop_of: gives the loop before which an equation is computed.
         constants, carried: of a loop, how many arguments of its body are loop-invariant, and how many are carried from
             one iteration to the next; those of a scan that come after these are slices.
     """
@@ -146,6 +147,7 @@ class AnnotatedEquation:
     sources: tuple[SourceInfo, ...] = dataclasses.field(repr=False)
     bodies: "Mapping[str, AnnotatedJaxpr]"
     module_of: "Callable[[AnnotatedEquation], str]" = dataclasses.field(repr=False)
+    loop_of: "Callable[[AnnotatedEquation], AnnotatedEquation | None]" = dataclasses.field(repr=False)
     trip_count: int | None = 1
     constants: int = 0
     carried: int = 0
@@ -166,7 +168,11 @@ class AnnotatedEquation:
 
     @functools.cached_property
     def _lines(self) -> tuple[Site | None, Site | None]:
-        return nearest_lines(itertools.chain.from_iterable(map(source_sites, self.sources)))
+        found = nearest_lines(itertools.chain.from_iterable(map(source_sites, self.sources)))
+        if found[0] is not None and is_installed(found[0][0]) and (loop := self.loop_of(self)) is not None:
+            around = nearest_lines(itertools.chain.from_iterable(map(source_sites, loop.sources)))[0]
+            return found if around is None or is_installed(around[0]) else (around, found[0])
+        return found
 
     @functools.cached_property
     def module(self) -> str:

@@ -43,6 +43,7 @@ from partjit._jax.shard_maps import shard_map_p
 from partjit._jax.shardings import UnspecifiedValue
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
 from partjit.inspect.loop_counts import loop_counts, trip_count_of
+from partjit.inspect.loops_around import LoopsAround
 from partjit.inspect.marks import mark_effect, mark_p
 from partjit.inspect.modules import ModulePaths
 from partjit.inspect.times import given_trip_count
@@ -181,6 +182,7 @@ class _Inliner:
         self._iterations = iterations
         self.shardings: dict[int, TensorSharding] = {}
         self.equations: list[AnnotatedEquation] = []
+        self._loops = LoopsAround(self.equations)
         self.modules = ModulePaths()  # read when the tree is complete
         self._module_of = self.modules.of
         self._mesh = mesh
@@ -261,6 +263,7 @@ class _Inliner:
             self._sources,
             bodies,
             self._module_of,
+            self._loops.of,
             trip_count,
             *(loop_counts(eqn) if bodies else ()),
         )

@@ -29,6 +29,11 @@ def dense(x, w, name):
 
 def stack(x, ws):
     return jax.lax.scan(lambda x, w: (dense(x, w, "Dense"), None), x, ws)[0]
+
+def recurrent(kernels, state, xs):
+    def cell(state, x):
+        return jax.numpy.tanh(state @ jax.numpy.concatenate(kernels, 1) + x), None
+    return jax.lax.scan(cell, state, xs)[0]
 """
 
 
@@ -173,6 +178,19 @@ def test_the_page_begins_with_what_sends_most_and_has_a_tree_of_modules(report):
     assert page.index("Sends most") < page.index(">Findings</h2>") < page.index("By module (compiled)")
     assert "<b>Tail" in page
     assert "The tree of arguments" in page
+
+
+def test_what_is_computed_before_a_loop_of_a_library_has_the_line_that_calls_it(library):
+    """The frames of an equation of a body end there, also if it is the same in all iterations and comes before."""
+
+    def loss(kernels, state, xs):
+        return library.recurrent(kernels, state, xs).sum()
+
+    report = explain(jax.grad(loss), [f32(8, 4)] * 2, f32(8), f32(3, 8), mesh=mesh())
+    joined = [one for one in report.whole.tree.walk() if one.primitive == "concatenate"]
+    assert joined
+    assert {one.site for one in joined} == {(__file__, inspect.getsourcelines(loss)[1] + 1, "loss")}
+    assert {one.library[0] for one in joined} == {library.__file__}
 
 
 def test_lines_of_cells_are_shown_as_in_tracebacks(monkeypatch):
