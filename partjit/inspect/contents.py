@@ -335,7 +335,8 @@ class Contents:
             for group in alike.values()
         ]
         columns = ("array", "type", "spec", "count", "per device")
-        kept = [k for k in range(len(columns)) if columns[k] != "count" or len(rows) < sum(row[k] for row in rows)]
+        is_folded = any(len(group) > 1 for group in alike.values())
+        kept = [k for k in range(len(columns)) if is_folded or columns[k] != "count"]
         return table([columns[k] for k in kept], [[row[k] for k in kept] for row in rows], most)
 
     def __str__(self) -> str:
