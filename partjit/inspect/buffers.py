@@ -63,7 +63,7 @@ class _Walk:
         self._summing: set[Equation] = set()  # the equations that are such sums themselves
         self._constants: dict[Equation, list[tuple[str, Variable]]] = {}  # literals that kernels read
         self._arrays_of_literals: dict[tuple[object, ...], Buffer] = {}
-        self._read_by: dict[Equation | None, Roots] = {}  # what equations have read
+        self._read_by: dict[Equation, Roots] = {}  # what equations have read
         self._buffered: dict[Variable | str, Roots] = {}  # what kernels read of what others compute where they use it
 
     def body(self, body: Body, known: Mapping[Variable, Roots]) -> dict[Variable, Roots]:
@@ -263,7 +263,13 @@ class _Walk:
         prepared = self._prepared.setdefault(eqn, {})
         self.times.read(prepared.get(var, roots[var]))
         maker = body.makers.get(var)
-        if maker in self._read_by and var in eqn.transposed and var not in prepared and is_cheap(maker, body):
+        if (
+            maker is not None
+            and maker in self._read_by
+            and var in eqn.transposed
+            and var not in prepared
+            and is_cheap(maker, body)
+        ):
             self.times.read(self._read_by[maker])
         prepared[var] = frozenset([self.times.new(sizes[-1 - step.left], eqn)])
         if not step.left and var in self._moves.gathers(eqn) and are_arguments(roots[var]):

@@ -117,7 +117,9 @@ def _is_read_at_several_places(var: Variable, body: Body) -> bool:
 def _is_of_product(eqn: Equation, body: Body) -> bool:
     """Whether its operand is a product that nothing else uses: XLA exchanges the factors."""
     (operand,) = eqn.invars
-    maker = body.makers.get(operand) if isinstance(operand, Variable) else None
+    if not isinstance(operand, Variable):
+        return False
+    maker = body.makers.get(operand)
     if maker is None or maker.name != "dot_general":
         return False
     return operand not in body.outvars and len(body.users[operand]) == 1
