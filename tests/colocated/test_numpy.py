@@ -154,7 +154,8 @@ def test_a_number_takes_the_dtype_that_is_specified(mesh):
         stated = jax.ShapeDtypeStruct(value.shape, dtype)
         for options in ({"mode": "inline"}, {"mode": "stream"}, {"uses_jax": False}):
             f = colocated_python(lambda _, value=value: value, out_specs=stated, **options)
-            looping = partjit.pjit(lambda x, f=f: jax.lax.fori_loop(0, 1, lambda i, _: f(x), jnp.zeros_like(stated)))
+            start = jnp.zeros_like(stated)
+            looping = partjit.pjit(lambda x, f=f, start=start: jax.lax.fori_loop(0, 1, lambda i, _: f(x), start))
             for call in (f, partjit.pjit(f), looping):
                 with pytest.raises(
                     ValueError, match=rf"result has -?\d{{10,}}, which does not fit, but its spec says {dtype}"
