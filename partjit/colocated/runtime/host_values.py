@@ -257,7 +257,7 @@ def _in_native_order(dtype: np.dtype) -> np.dtype:
 
 
 def _dtype_in_jax(dtype: np.dtype) -> np.dtype:
-    """The dtype of the array in jax: of 32 bits instead of 64 unless they are enabled, in the byte order of the host."""
+    """The dtype of an array in jax: of 32 bits for 64 unless these are enabled, in the host's order of bytes."""
     return jax.dtypes.canonicalize_dtype(dtype if dtype.isnative else _in_native_order(dtype))
 
 
