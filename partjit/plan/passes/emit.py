@@ -54,7 +54,7 @@ def emit(bound: Bound, mesh: Mesh) -> Bound:
     """
     if not any(_is_chosen(node) for node in walk(bound.block.nodes)):
         return bound
-    return dataclasses.replace(bound, block=_emitted(bound.block, bound.constants, mesh))
+    return dataclasses.replace(bound, block=_emitted(bound.block, bound.constants, mesh, mesh.size > 1))
 
 
 def _is_chosen(node: Node) -> bool:
@@ -71,11 +71,13 @@ def _kind(node: Node) -> _Kind | None:
     return isinstance(node, ColocatedCall) or has_answered(node), calls[0].stream, next(iter(lanes), None)
 
 
-def _emitted(block: ValueBlock, constants: Mapping[Value, ArrayLike], mesh: Mesh) -> ValueBlock:
+def _emitted(
+    block: ValueBlock, constants: Mapping[Value, ArrayLike], mesh: Mesh, devices_meet: bool = False
+) -> ValueBlock:
     nodes: list[Node] = []
     names: dict[str, str] = {}
     position = {node: i for i, node in enumerate(block.nodes)}
-    for kind, run in _runs(block.nodes, mesh.size > 1):
+    for kind, run in _runs(block.nodes, devices_meet):
         if kind is None:
             nodes += (_with_emitted(node, constants, mesh) for node in run)
             continue
@@ -89,12 +91,12 @@ def _emitted(block: ValueBlock, constants: Mapping[Value, ArrayLike], mesh: Mesh
     return dataclasses.replace(block, nodes=tuple(nodes), order=order)
 
 
-def _runs(nodes: Sequence[Node], on_several: bool) -> Iterator[tuple[_Kind | None, Sequence[Node]]]:
+def _runs(nodes: Sequence[Node], devices_meet: bool) -> Iterator[tuple[_Kind | None, Sequence[Node]]]:
     """Pieces of nodes, each with the kind of the executable that is made of it; None if none makes calls.
 
     Args:
         nodes: the nodes.
-        on_several: whether they run on several devices.
+        devices_meet: whether several devices would meet for the calls, which are in no loop or branch.
     """
     kind: _Kind | None = None
     run: list[Node] = []
@@ -102,7 +104,7 @@ def _runs(nodes: Sequence[Node], on_several: bool) -> Iterator[tuple[_Kind | Non
         joins = _is_chosen(node) or (isinstance(node, Fragment) and not _has_refs(node))
         own = _kind(node) if joins else None
         if run and (not joins or (own is not None and kind is not None and own != kind)):
-            yield from _settled(kind, run, on_several)
+            yield from _settled(kind, run, devices_meet)
             kind, run = None, []
         if joins:
             kind = own or kind
@@ -110,7 +112,7 @@ def _runs(nodes: Sequence[Node], on_several: bool) -> Iterator[tuple[_Kind | Non
         else:
             yield None, [node]
     if run:
-        yield from _settled(kind, run, on_several)
+        yield from _settled(kind, run, devices_meet)
 
 
 def _has_refs(fragment: Fragment[Value, Value]) -> bool:
@@ -119,7 +121,7 @@ def _has_refs(fragment: Fragment[Value, Value]) -> bool:
 
 
 def _settled(
-    kind: _Kind | None, run: Sequence[Node], on_several: bool
+    kind: _Kind | None, run: Sequence[Node], devices_meet: bool
 ) -> Iterator[tuple[_Kind | None, Sequence[Node]]]:
     """A piece of nodes that follow each other; single calls in it are the host's after all where that is cheaper.
 
@@ -127,16 +129,16 @@ def _settled(
     arrays. A call before all of the rest takes no dispatch of its own, and several devices would have to meet for it.
     """
     first = next((i for i, node in enumerate(run) if not isinstance(node, ColocatedCall)), len(run))
-    if on_several and first:
+    if devices_meet and first:
         yield None, [*map(_by_the_host, run[:first])]
-        yield from _runs(run[first:], on_several)
+        yield from _runs(run[first:], devices_meet)
         return
     if any(isinstance(node, ColocatedCall) for node in run):
         own = {value for node in run for value in node.outputs}
         given = {value for node in run for value in node.inputs} - own
         is_expensive = amortizes_a_dispatch(sum(node.cost for node in run if isinstance(node, Fragment)))
         if is_expensive or not can_be_kept(value.aval for value in given):
-            yield from _runs([_by_the_host(node) for node in run], on_several)
+            yield from _runs([_by_the_host(node) for node in run], devices_meet)
             return
     yield kind, run
 
