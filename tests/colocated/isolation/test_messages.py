@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partjit.colocated.isolation import messages
+from partjit.colocated.isolation import messages, process
 from tests.census import saw, sees
 from tests.effort import examples
 
@@ -92,11 +92,7 @@ def test_a_segment_is_used_as_long_as_an_array_refers_to_it():
 
 
 def test_the_modules_of_a_worker_import_neither_jax_nor_partjit():
-    code = (
-        "import importlib.util, sys\n"
-        f"spec = importlib.util.spec_from_file_location('messages', {messages.__file__!r})\n"
-        "module = importlib.util.module_from_spec(spec)\n"
-        "spec.loader.exec_module(module)\n"
-        "assert not {'jax', 'jaxlib', 'partjit'} & {*sys.modules}\n"
-    )
+    *loading, run = process._program(0).splitlines()
+    assert run.startswith("module.main(")
+    code = "\n".join([*loading, "assert not {'jax', 'jaxlib', 'partjit', 'partjit.colocated'} & {*sys.modules}"])
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
