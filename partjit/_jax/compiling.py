@@ -2,7 +2,8 @@
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, cast
 
 import jax
@@ -25,6 +26,7 @@ __all__ = [
     "MeshComputation",
     "MeshExecutable",
     "equations_that_need_devices",
+    "executable_key",
     "lower_to_computation",
     "mismatches_inside",
     "move_outputs",
@@ -155,6 +157,20 @@ def mismatches_inside(error: Exception) -> list[tuple[str, list[int]]]:
             what = f"the {mismatch.source_info.eqn_name}{site and f' at {site}'}"
         found.append((what, [device.id for device in mismatch.da]))
     return found
+
+
+def executable_key(computation: MeshComputation) -> Hashable | None:
+    """What is equal for lowered programs that one executable can run; None if none but its own can run this one.
+
+    Their names and the places of their operations in the source may differ.
+    """
+    known = computation.compile_args
+    if any(known[what] for what in ("unordered_effects", "ordered_effects", "host_callbacks", "keepalive")):
+        return None
+    text = re.sub(r"^module @\S+", "module", str(computation.stablehlo()))
+    kept = tuple(sorted(known["kept_var_idx"]))
+    types = (*known["global_in_avals"], None, *known["global_out_avals"])
+    return text, kept, types, (*known["in_shardings"], None, *known["out_shardings"])
 
 
 def shard_constants(computation: MeshComputation, executable: MeshExecutable) -> list[jax.Array]:

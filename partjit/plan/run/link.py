@@ -1,7 +1,8 @@
 """A plan made to run: its fragments compiled, its calls bound, its source turned into a function."""
 
+import collections
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from types import CodeType
 from typing import Any, TypeAlias, cast
@@ -15,7 +16,14 @@ from jax.typing import ArrayLike
 
 from partjit import events
 from partjit._jax.arrays import ArrayImpl, constant_of, device_put, item_of, numpy_putter, resharded
-from partjit._jax.compiling import MeshComputation, MeshExecutable, move_outputs, shard_constants, without_tokens
+from partjit._jax.compiling import (
+    MeshComputation,
+    MeshExecutable,
+    executable_key,
+    move_outputs,
+    shard_constants,
+    without_tokens,
+)
 from partjit._jax.dispatch import (
     FastPath,
     InternalFloatingPointError,
@@ -53,7 +61,7 @@ from partjit.plan.run.observe import observed
 from partjit.plan.run.so_far import keep_results
 from partjit.plan.show.source import emit
 
-__all__ = ["LoweredFragment", "Run", "compile_fragment", "link", "lower_fragment"]
+__all__ = ["LoweredFragment", "Run", "compile_fragments", "link", "lower_fragment"]
 
 
 Execute: TypeAlias = Callable[..., Sequence[jax.Array]]
@@ -137,12 +145,26 @@ def lower_fragment(plan: Plan, fragment: Fragment[Value, Value], mesh: Mesh) -> 
     return LoweredFragment(fragment, lowering)
 
 
-def compile_fragment(lowered: LoweredFragment, mesh: Mesh) -> MeshExecutable:
-    """The executable of a fragment, whose results come back on the user's mesh."""
-    executable = lowered.lowering.compile()
-    if has_explicit_axes(mesh):
-        move_outputs(executable, mesh)
-    return executable
+def compile_fragments(fragments: Sequence[LoweredFragment], mesh: Mesh) -> list[MeshExecutable]:
+    """The executables of fragments, whose results come back on the user's mesh; equal fragments share one."""
+    kinds = [_kind(lowered.fragment) for lowered in fragments]
+    counts = collections.Counter(kinds)
+    compiled: dict[Hashable, MeshExecutable] = {}
+    executables = []
+    for i, (lowered, kind) in enumerate(zip(fragments, kinds, strict=True)):
+        has_peers = counts[kind] > 1 and not lowered.fragment.calls
+        key = (executable_key(lowered.lowering) if has_peers else None) or i
+        if key not in compiled:
+            compiled[key] = lowered.lowering.compile()
+            if has_explicit_axes(mesh):
+                move_outputs(compiled[key], mesh)
+        executables.append(compiled[key])
+    return executables
+
+
+def _kind(fragment: Fragment[Value, Value]) -> Hashable:
+    """What is equal for equal fragments, and found at once."""
+    return tuple(fragment.jaxpr.in_avals), len(fragment.jaxpr.eqns), fragment.donated_arguments
 
 
 def link(

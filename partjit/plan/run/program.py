@@ -29,7 +29,7 @@ from partjit.plan.passes.propagate import default_sharding
 from partjit.plan.pipeline import make_plan
 from partjit.plan.plan import Plan
 from partjit.plan.run.agreed import agreement_for, failing_everywhere, moving_with_all
-from partjit.plan.run.link import LoweredFragment, Run, compile_fragment, link, lower_fragment
+from partjit.plan.run.link import LoweredFragment, Run, compile_fragments, link, lower_fragment
 from partjit.primitive import shardings_of
 from partjit.spec import Spec
 
@@ -81,7 +81,7 @@ def lower_plan(plan: Plan, mesh: Mesh) -> list[LoweredFragment]:
 
 def _compile_plan(plan: Plan, mesh: Mesh) -> list[MeshExecutable]:
     key = "compiled", mesh, trace_context()
-    return plan.made.get(key, lambda: [compile_fragment(lowered, mesh) for lowered in lower_plan(plan, mesh)])
+    return plan.made.get(key, lambda: compile_fragments(lower_plan(plan, mesh), mesh))
 
 
 def runnable_of(plan: Plan, args: Sequence[object], mesh: Mesh) -> Run:

@@ -27,7 +27,7 @@ from partjit.host_objects import HostReference, given
 from partjit.mesh import is_abstract_mesh
 from partjit.plan.plan import Plan
 from partjit.plan.run.agreed import failing_everywhere
-from partjit.plan.run.link import Run, compile_fragment, link
+from partjit.plan.run.link import Run, compile_fragments, link
 from partjit.plan.run.program import default_sharding_for, lower_plan, placing_of, plan_of, runnable_of
 from partjit.primitive import shardings_of
 
@@ -141,7 +141,7 @@ class PlannedCompiled(_Stage):
     ) -> None:
         super().__init__(plan, program, structs, args_info, out_info)
         self._default = default_sharding_for(plan, structs).sharding
-        self._executables = [compile_fragment(fragment, program.mesh) for fragment in self._fragments]
+        self._executables = compile_fragments(self._fragments, program.mesh)
         self._runnables: dict[DefaultSharding, Run] = {}
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
