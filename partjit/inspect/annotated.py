@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from partjit._jax.sources import source_sites
 from partjit.inspect.user_lines import Site, is_installed, nearest_lines
+from partjit.records import quick_dataclass
 from partjit.shardy import TensorSharding
 
 __all__ = ["AnnotatedEquation", "AnnotatedJaxpr", "AnnotatedValue", "shown_axes", "shown_spec"]
@@ -39,7 +40,7 @@ def shown_axes(axes: Sequence[tuple[str, ...] | None]) -> str:
     return shown_spec(P(*[(dim or (None,))[0] if len(dim or ()) < 2 else dim for dim in axes]))
 
 
-@dataclasses.dataclass(eq=False)  # never changed; a frozen one takes seven times as long to make
+@quick_dataclass()
 class AnnotatedValue:
     """A value of a program.
 
@@ -121,7 +122,7 @@ class AnnotatedValue:
         return f"{self.name}:{self.shown_type} {self.shown_spec}"
 
 
-@dataclasses.dataclass(eq=False)  # never changed; a frozen one takes seven times as long to make
+@quick_dataclass()
 class AnnotatedEquation:
     """An equation of a program.
 
