@@ -1,7 +1,7 @@
 """Other specs for the arguments whose shardings cost most: along another dimension, or over another axis.
 
 No array is sharded into fewer parts for it: less would be gathered, and more kept. How many there are is for the user
-to decide, and for `partjit.inspect.suggested` to try.
+to decide, and for `partjit.inspect.suggested` to try; so are programs that take long to propagate again.
 """
 
 import dataclasses
@@ -22,7 +22,8 @@ from partjit.render.numbers import shown_bytes
 
 __all__ = ["OtherSpecs", "other_specs"]
 
-_MOST_GROUPS = 2
+_MOST_EQUATIONS = 2000
+_MOST_GROUPS = 1
 _MOST_SPECS = 3
 _LEAST = 0.1  # of what is sent at most
 
@@ -52,6 +53,8 @@ class _Sent:
 
 def other_specs(partitioned: Partitioned, prediction: Prediction) -> Iterator[OtherSpecs]:
     """Other specs for the groups of arguments for which most may be sent, where that is a tenth of all or more."""
+    if len(partitioned.inlined.equations) > _MOST_EQUATIONS:
+        return
     tree, unit = partitioned.tree, partitioned.unit
     ins = [leaf_of(*of) for of in zip(unit.paths, tree.inputs, strict=True)]
     outs = [leaf_of(*of) for of in zip(unit.result_paths, tree.outputs, strict=True)]

@@ -44,13 +44,14 @@ def groups_of(inputs: Sequence[Leaf | None], outputs: Sequence[Leaf | None]) -> 
     for j, leaf in enumerate(outputs):
         if leaf is not None:
             by_shape.setdefault(leaf.shape, []).append(j)
+    of_outputs = [*map(_keys, outputs)]
     made = []
     for group in members:
         ends = {_keys(inputs[k])[1:] for k in group} - {()}
         anew = [
             j
             for j in by_shape.get(shape_of(inputs, group), ())
-            if any(common_end(end, _keys(outputs[j])) == len(end) for end in ends)
+            if any(common_end(end, of_outputs[j]) == len(end) for end in ends)
         ]
         made.append((tuple(group), tuple(anew)))
     return sorted(made, key=lambda group: -sum(leaf.nbytes for k in group[0] if (leaf := inputs[k])))
