@@ -90,7 +90,7 @@ def _dispatching(jaxpr: ClosedJaxpr, *others: Any) -> Function:
     def cache_miss(*values: object) -> tuple[Sequence[jax.Array], FastPath | None, bool]:
         return (*_compiled_and_run(values, {**params, "jaxpr": reference()}), False)
 
-    fun = function_of(jaxpr, *others)
+    fun = function_of(jaxpr)
     function = make_cpp_function(fun, params["name"], cache_miss, ((), ()), ())
     function._fun = fun  # where jax looks for the function when a result has a NaN
     return function
@@ -109,9 +109,8 @@ def _compiled_and_run(values: Sequence[object], params: dict[str, Any]) -> tuple
     return tuple(outs), None if moved else fast_path_data(executable, out_tree, values, outs, params["jaxpr"], consts)
 
 
-@weakref_cache
-def function_of(jaxpr: ClosedJaxpr, *_: object) -> Function:
-    """The function of an equation, by whose identity C++ finds the compiled program; it does not keep the jaxpr."""
+def function_of(jaxpr: ClosedJaxpr) -> Function:
+    """A new function that evaluates a jaxpr and does not keep it; C++ finds a compiled program by its identity."""
     reference = weakref.ref(jaxpr)
     return lambda *args: jaxpr_as_fun(cast(ClosedJaxpr, reference()))(*args)
 
