@@ -71,8 +71,12 @@ def accelerators(monkeypatch):
 
 @pytest.fixture
 def silent_collector():
-    """Hypothesis and jax have callbacks of the garbage collector, in which an interrupt is lost with a warning."""
+    """No garbage collection: an interrupt is lost, with a warning, in the collector's callbacks (Hypothesis and jax have
+    some) and in the finalizers of what it collects (earlier tests leave some)."""
+    gc.collect()
     callbacks = gc.callbacks[:]
     gc.callbacks.clear()
+    gc.disable()
     yield
+    gc.enable()
     gc.callbacks[:] = callbacks
