@@ -68,12 +68,14 @@ def _neutral(neutral: int, deciding: int | None = None, *, commutes: bool = True
 
     def of(op: Any, lowered: Lowered) -> Any:
         left, right = op.operands
-        if _constant(left) is None and _constant(right) is None:
+        of_left, of_right = _constant(left), _constant(right)
+        if of_left is None and of_right is None:
             return None  # as of most operations: what follows asks for the functions that they are in
         if commutes:
-            _constant_last(op, lowered)
-        for value, other in ((right, left), (left, right)) if commutes else ((right, left),):
-            if (number := _splat(value)) is not None:
+            _constant_last(op, (left, of_left), (right, of_right), lowered)
+        sides = (right, of_right, left), (left, of_left, right)
+        for value, constant, other in sides if commutes else sides[:1]:
+            if (number := _element(constant)) is not None:
                 if number == _of_type(neutral, value):
                     return other
                 if deciding is not None and number == _of_type(deciding, value) and not _is_float(value):
@@ -83,16 +85,19 @@ def _neutral(neutral: int, deciding: int | None = None, *, commutes: bool = True
     return of
 
 
-def _constant_last(op: Any, lowered: Lowered) -> None:
-    """Swaps the operands of an operation if only the first one is a constant."""
+def _without_neutral(op: Any, lowered: Lowered) -> None:
     left, right = op.operands
-    if _is_constant(op, left, lowered) and not _is_constant(op, right, lowered):
-        op.operands[0], op.operands[1] = right, left
+    _constant_last(op, (left, _constant(left)), (right, _constant(right)), lowered)
 
 
-def _is_constant(op: Any, value: Any, lowered: Lowered) -> bool:
+def _constant_last(op: Any, first: tuple[Any, Any], second: tuple[Any, Any], lowered: Lowered) -> None:
+    """Swaps the operands of an operation, each with the constant that it is, if only the first one is a constant."""
+    if _is_constant(op, *first, lowered) and not _is_constant(op, *second, lowered):
+        op.operands[0], op.operands[1] = second[0], first[0]
+
+
+def _is_constant(op: Any, value: Any, constant: Any, lowered: Lowered) -> bool:
     """Whether an operand is a constant, repeated or not, in the same function."""
-    constant = _constant(value)
     if constant is None or value.owner.name == "stablehlo.reshape":
         return False
     own = lowered.function_of(op)
@@ -210,8 +215,8 @@ FOLDED: Mapping[str, _Fold] = {
     "stablehlo.and": _neutral(-1, 0),
     "stablehlo.or": _neutral(0, -1),
     "stablehlo.xor": _neutral(0),
-    "stablehlo.maximum": _constant_last,
-    "stablehlo.minimum": _constant_last,
+    "stablehlo.maximum": _without_neutral,
+    "stablehlo.minimum": _without_neutral,
     "stablehlo.select": _select,
     "stablehlo.reshape": _reshape,
     "stablehlo.transpose": _transpose,
@@ -238,8 +243,12 @@ def _constant(value: Any) -> Any:
 
 
 def _splat(value: Any) -> int | float | bool | None:
+    """The number that all elements of a value are, if it is a constant."""
+    return _element(_constant(value))
+
+
+def _element(owner: Any) -> int | float | bool | None:
     """The number that all elements of a constant are."""
-    owner = _constant(value)
     if owner is None:
         return None
     if not isinstance(owner.results[0].type.element_type, _READABLE):

@@ -37,14 +37,15 @@ def order_operations(ops: Iterable[ir.Operation], is_ignored: Callable[[ir.Opera
 
 
 def _order(block: Any, is_ignored: Callable[[ir.Operation], bool]) -> None:
-    ops = [op.operation for op in block.operations]
+    ops = [*block.operations]
     results, end = [[*op.results] for op in ops], len(ops) - 1
     without_results = [k for k, values in enumerate(results) if not values and k != end]
     late = {k for k in without_results if is_ignored(ops[k])}
     first = [k for k in without_results if k not in late]
     used = [[] if k in late else _used(op) for k, op in enumerate(ops)]
     makers = {value: k for k, values in enumerate(results) for value in values}
-    operands = [[makers[value] for value in values if value in makers] for values in used]
+    maker = makers.get
+    operands = [[k for value in values if (k := maker(value)) is not None] for values in used]
     found = _post_order(operands, [*first, end], late)
     elements = {k: _elements(ops[k], results[k]) for k in found if len(results[k]) > 1}
     if elements:

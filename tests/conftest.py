@@ -71,8 +71,10 @@ def accelerators(monkeypatch):
 
 @pytest.fixture
 def silent_collector():
-    """No garbage collection: an interrupt is lost, with a warning, in the collector's callbacks (Hypothesis and jax have
-    some) and in the finalizers of what it collects (earlier tests leave some)."""
+    """No garbage collection, in which an interrupt is lost with a warning.
+
+    Hypothesis and jax have callbacks of the collector, and what earlier tests have left has finalizers.
+    """
     gc.collect()
     callbacks = gc.callbacks[:]
     gc.callbacks.clear()

@@ -44,7 +44,7 @@ from partjit._jax.shardings import UnspecifiedValue
 from partjit.inspect.annotated import AnnotatedEquation, AnnotatedJaxpr, AnnotatedValue
 from partjit.inspect.loop_counts import loop_counts, trip_count_of
 from partjit.inspect.loops_around import LoopsAround
-from partjit.inspect.marks import mark_effect, mark_p
+from partjit.inspect.marks import mark_effect, mark_p, without_unused
 from partjit.inspect.modules import ModulePaths
 from partjit.inspect.times import given_trip_count
 from partjit.plan.ir.build import constraint
@@ -184,7 +184,7 @@ class _Inliner:
         self.equations: list[AnnotatedEquation] = []
         self._loops = LoopsAround(self.equations)
         self.modules = ModulePaths()  # read when the tree is complete
-        self._module_of = self.modules.of
+        self._module_of, self._loop_of = self.modules.of, self._loops.of
         self._mesh = mesh
         self._names = _names()
         self._sources: tuple[SourceInfo, ...] = ()
@@ -204,10 +204,13 @@ class _Inliner:
         invars = [scope.fresh(var) for var in jaxpr.invars]
         self._mark(scope, [*constvars, *invars])
         tree = self._inside(jaxpr, scope, paths or {})
+        outvars = scope.read_all(jaxpr.outvars)
+        eqns, unused = without_unused(scope.eqns, outvars)
         # One mark at the end: one per equation would take longer than all that is marked.
-        numbers = tuple(self.numbers[var] for var in scope.marked)
-        scope.eqns.append(new_jaxpr_eqn(scope.marked, [], mark_p, {"numbers": numbers}, {mark_effect}))
-        return closed_jaxpr(invars, scope.read_all(jaxpr.outvars), scope.eqns, scope.consts), tree
+        marked = [var for var in scope.marked if var not in unused]
+        numbers = tuple(self.numbers[var] for var in marked)
+        eqns.append(new_jaxpr_eqn(marked, [], mark_p, {"numbers": numbers}, {mark_effect}))
+        return closed_jaxpr(invars, outvars, eqns, scope.consts), tree
 
     def _inside(self, jaxpr: Jaxpr, scope: _Scope, paths: Mapping[Var, str | None]) -> AnnotatedJaxpr:
         """Adds the equations of a jaxpr, whose arguments are in the scope, to the scope."""
@@ -263,7 +266,7 @@ class _Inliner:
             self._sources,
             bodies,
             self._module_of,
-            self._loops.of,
+            self._loop_of,
             trip_count,
             *(loop_counts(eqn) if bodies else ()),
         )

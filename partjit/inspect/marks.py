@@ -10,11 +10,12 @@ Source: `op_priority_propagation.cc` of Shardy.
 import contextlib
 from collections.abc import Collection, Iterator, Sequence
 
-from jax.extend.core import Effect, Primitive
+from jax.extend.core import Effect, JaxprEqn, Primitive, Var
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
 from partjit._jax.effects import register_effect
+from partjit._jax.jaxprs import Atom
 from partjit._jax.lowering import custom_call
 from partjit.shardy import nested
 
@@ -28,6 +29,7 @@ __all__ = [
     "marked_values",
     "numbers_of",
     "remove_unused_values",
+    "without_unused",
 ]
 
 MARK = "partjit.mark"
@@ -53,7 +55,10 @@ mark_p.def_effectful_abstract_eval(lambda *_, **__: ([], {mark_effect}))
 
 def mark(values: Sequence[ir.Value], numbers: Sequence[int]) -> ir.Operation:
     """Adds a mark of values with these numbers to a module."""
-    config = ",".join(map(str, numbers))
+    return _mark(values, ",".join(map(str, numbers)))
+
+
+def _mark(values: Sequence[ir.Value], config: str) -> ir.Operation:
     return custom_call(MARK, result_types=[], operands=values, backend_config=config, has_side_effect=True).operation
 
 
@@ -72,7 +77,11 @@ def is_mark(op: ir.Operation) -> bool:
 
 def numbers_of(mark: ir.Operation) -> list[int]:
     """The numbers of the values of a mark."""
-    return [int(number) for number in ir.StringAttr(mark.attributes["backend_config"]).value.split(",") if number]
+    return [int(number) for number in _config_of(mark).split(",") if number]
+
+
+def _config_of(mark: ir.Operation) -> str:
+    return ir.StringAttr(mark.attributes["backend_config"]).value
 
 
 def marked_values(operations: Sequence[ir.Operation]) -> Iterator[tuple[int, ir.Value]]:
@@ -83,6 +92,22 @@ def marked_values(operations: Sequence[ir.Operation]) -> Iterator[tuple[int, ir.
     for op in operations:
         if is_mark(op):
             yield from zip(numbers_of(op), op.operands, strict=True)
+
+
+def without_unused(eqns: Sequence[JaxprEqn], outvars: Sequence[Atom]) -> tuple[list[JaxprEqn], set[Var]]:
+    """The equations of a jaxpr whose results are used, or that have effects; and the results of the others.
+
+    jax and XLA leave those out. What remains unused in what they are lowered to, `remove_unused_values` removes.
+    """
+    used, unused = {atom for atom in outvars if isinstance(atom, Var)}, set[Var]()
+    kept: list[JaxprEqn] = []
+    for eqn in reversed(eqns):
+        if used.isdisjoint(eqn.outvars) and not {*eqn.effects} - {mark_effect}:
+            unused.update(eqn.outvars)
+        else:
+            kept.append(eqn)
+            used.update([atom for atom in eqn.invars if isinstance(atom, Var)])
+    return kept[::-1], unused
 
 
 def remove_unused_values(module: ir.Module) -> None:
@@ -119,24 +144,29 @@ class _Held:
     """A mark that uses nothing: another one, without operands, has its place meanwhile."""
 
     def __init__(self, op: ir.Operation) -> None:
-        self._values, self._numbers = [*op.operands], numbers_of(op)
-        self.place = self._replaced(op, ())
+        self._values, self._config = [*op.operands], _config_of(op)
+        self.place = _replaced(op, (), "")
 
     def keep_unused(self) -> None:
         """Uses the values that nothing else uses."""
-        self.place = self._replaced(self.place, [k for k, value in enumerate(self._values) if not _has_user(value)])
+        self.place = _replaced(self.place, [value for value in self._values if not _has_user(value)], "")
 
     def release(self, gone: Collection[ir.Value] = ()) -> None:
         """Uses all values again, but those that are gone."""
-        values = self._values
-        self._replaced(self.place, [k for k, value in enumerate(values) if value not in gone])
+        values, config = self._values, self._config
+        kept = [k for k, value in enumerate(values) if value not in gone] if gone else []
+        if gone and len(kept) < len(values):
+            numbers = config.split(",")
+            values, config = [values[k] for k in kept], ",".join([numbers[k] for k in kept])
+        _replaced(self.place, values, config)
 
-    def _replaced(self, op: ir.Operation, kept: Collection[int]) -> ir.Operation:
-        """The mark of some of the values, in place of another one."""
-        with ir.InsertionPoint(op), op.location:
-            made = mark([self._values[k] for k in kept], [self._numbers[k] for k in kept])
-        op.erase()
-        return made
+
+def _replaced(op: ir.Operation, values: Sequence[ir.Value], config: str) -> ir.Operation:
+    """A mark of these values in place of another one."""
+    with ir.InsertionPoint(op), op.location:
+        made = _mark(values, config)
+    op.erase()
+    return made
 
 
 def _hold(ops: list[ir.Operation]) -> list[_Held]:

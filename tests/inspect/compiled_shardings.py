@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 
 from partjit._jax.jaxprs import closed_jaxpr
 from partjit.compile import lower_jaxpr_anew
-from partjit.inspect import propagation
+from partjit.inspect import inlining, propagation
 from partjit.inspect.marks import mark_p
 
 # What is asked is answered before code is generated.
@@ -21,8 +21,9 @@ _AT_ONCE = {"xla_backend_optimization_level": 0}
 def as_asked(partitioned):
     """The program annotated as if somebody asked for each value: none is unused then, and each has another use."""
     keeping = mock.patch.object(propagation, "remove_unused_values", return_value=None)
+    lowering = mock.patch.object(inlining, "without_unused", lambda eqns, _: ([*eqns], set()))
     seeing = mock.patch.object(propagation, "hidden_marks", return_value=contextlib.nullcontext())
-    with keeping, seeing:
+    with keeping, lowering, seeing:
         return propagation.partition(partitioned.unit)
 
 

@@ -42,3 +42,20 @@ def test_the_names_in_locations_are_all_that_says_of_which_equations_operations_
     assert [tags_in(names_in(op.location)) for op in ops] == written
     assert {len(tags) for tags in written} >= {0, 1, 2}
     assert any(isinstance(op.location, ir.FusedLoc) for op in ops)
+
+
+def with_unused_equations(x):
+    jax.jit(lambda x: jnp.tanh(x).sum())(x)
+    jax.lax.fori_loop(0, 3, lambda _, x: jnp.cos(x), x)
+    jax.debug.callback(lambda total: None, jnp.sinh(x).sum())
+    return jax.lax.fori_loop(0, 3, lambda _, x: (jnp.exp(x), jnp.sin(x))[1], x)
+
+
+def test_what_no_result_and_no_effect_needs_is_not_lowered():
+    program = trace_function(pjit(with_unused_equations, in_shardings=P("data")), (np.ones(8, np.float32),), {}, mesh())
+    inlined, _ = lower_unit(program.whole)
+    lowered = {*re.findall(r"= (\w+)", str(inlined.jaxpr))}
+    assert {"sin", "sinh"} <= lowered
+    assert "debug_callback" in str(inlined.jaxpr)
+    assert lowered.isdisjoint({"tanh", "cos", "exp"})
+    assert {"tanh", "cos", "exp"} <= {equation.primitive for equation in inlined.equations}, "they are in the report"
