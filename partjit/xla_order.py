@@ -23,20 +23,21 @@ WITH_BODIES = ("func.func", "stablehlo.while", "stablehlo.case", "stablehlo.if",
 """The operations whose bodies are computations in HLO, in which the order counts."""
 
 
-def order_operations(ops: Iterable[ir.Operation], is_ignored: Callable[[ir.Operation], bool]) -> None:
+def order_operations(ops: Iterable[ir.Operation], is_ignored: Callable[[ir.Operation], bool]) -> list[ir.Operation]:
     """Brings the operations in the bodies of these into the order in which XLA lists them.
 
     Args:
         ops: operations with bodies.
         is_ignored: whether an operation without results is not in the program that XLA gets. These are last.
+
+    Returns:
+        The operations that compute something for nothing, or for what is ignored.
     """
-    for op in ops:
-        for region in op.regions:
-            for block in region.blocks:
-                _order(block, is_ignored)
+    blocks = (block for op in ops for region in op.regions for block in region.blocks)
+    return [op for block in blocks for op in _order(block, is_ignored)]
 
 
-def _order(block: Any, is_ignored: Callable[[ir.Operation], bool]) -> None:
+def _order(block: Any, is_ignored: Callable[[ir.Operation], bool]) -> list[ir.Operation]:
     ops = [*block.operations]
     results, end = [[*op.results] for op in ops], len(ops) - 1
     without_results = [k for k, values in enumerate(results) if not values and k != end]
@@ -53,11 +54,13 @@ def _order(block: Any, is_ignored: Callable[[ir.Operation], bool]) -> None:
         partly = [k for k, values in elements.items() if any(value not in listed for value in values)]
         if partly:
             found = _post_order(operands, [*sorted({*first, *partly}), end], late)
-    found += _post_order(operands, range(end), {*late, *found})  # what is computed for nothing
+    unused = _post_order(operands, range(end), {*late, *found})
+    found += unused
     found = [k for k in (*found, *sorted(late)) if k != end]
     if found != [*range(end)]:
         for k in found:
             ops[k].move_before(ops[end])
+    return [ops[k].operation for k in unused]
 
 
 def _elements(op: ir.Operation, results: Sequence[ir.Value]) -> Sequence[ir.Value]:

@@ -24,6 +24,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import sdy, stablehlo
 
 from partjit.shardy import Shardings, nested, run_passes, symbol_of
+from partjit.xla_effects import erase_unused
 from partjit.xla_folds import AS_IT_IS, FOLDED, Lowered, fold
 from partjit.xla_order import WITH_BODIES, order_operations
 
@@ -62,7 +63,9 @@ def rewrite_operations(module: ir.Module, lowered: Lowered = AS_IT_IS) -> None:
         ops, names = _walked(module)
     loops = [op for op, name in zip(ops, names, strict=True) if name == "stablehlo.while"]
     with_bodies = [op for op, name in zip(ops, names, strict=True) if name in WITH_BODIES]
-    order_operations(with_bodies, lowered.is_ignored)
+    unused = order_operations(with_bodies, lowered.is_ignored)
+    # Shardy's passes would erase what nothing uses, and then what only marks use, which must stay.
+    loops = erase_unused(unused, loops)
     captured = [*map(_capture_invariants, loops)]  # what they capture is not replaced any more
     for loop, values in reversed(captured):
         for value in values:

@@ -18,6 +18,7 @@ from partjit._jax.effects import register_effect
 from partjit._jax.jaxprs import Atom
 from partjit._jax.lowering import custom_call
 from partjit.shardy import nested
+from partjit.xla_effects import has_effect
 
 __all__ = [
     "MARK",
@@ -36,7 +37,6 @@ MARK = "partjit.mark"
 """The call target of the operation that a mark is lowered to."""
 
 _CALL = "stablehlo.custom_call"
-_EFFECTS = tuple(f"stablehlo.{name}" for name in ("custom_call", "infeed", "outfeed", "send", "recv", "rng"))
 
 
 class _MarkEffect(Effect):  # type: ignore[misc]  # jax gives the base class no types
@@ -121,7 +121,7 @@ def remove_unused_values(module: ir.Module) -> None:
         results = ops[k].results
         if len(results) and not any(map(_has_user, results)):
             inside = nested(ops[k]) if len(ops[k].regions) else []
-            if not any(one.name in _EFFECTS for one in (ops[k], *inside)):
+            if not any(map(has_effect, (ops[k], *inside))):
                 gone.update(results)
                 ops[k].erase()
                 k -= len(inside)

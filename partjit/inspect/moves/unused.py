@@ -13,6 +13,7 @@ from jax.extend.mlir import ir
 
 from partjit.inspect.walk import Walk
 from partjit.shardy import nested
+from partjit.xla_effects import has_effect
 
 __all__ = ["remove_unused", "unused_in_copies"]
 
@@ -189,7 +190,7 @@ class _Removal:
 
     def _is_effect(self, op: ir.Operation) -> bool:
         if op.name != "func.call":
-            return op.name in _EFFECTS
+            return has_effect(op)
         name = _callee(op)
         if name not in self._effects:
             self._effects[name] = self.has_effect(self._functions[name])
@@ -276,4 +277,3 @@ def _inside(op: ir.Operation) -> Sequence[ir.Operation]:
 
 
 _RESHARDS = ("sdy.reshard", "sdy.sharding_constraint")
-_EFFECTS = tuple(f"stablehlo.{name}" for name in ("custom_call", "infeed", "outfeed", "send", "recv", "rng"))

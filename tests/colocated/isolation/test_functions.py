@@ -158,9 +158,12 @@ def test_the_calls_of_a_stream_run_in_order_in_one_process_and_those_of_others_a
 
 def test_threads_call_at_the_same_time_each_in_its_worker():
     f = isolated(lambda x: (x + 1, np.int32(os.getpid())), mode="inline")
-    found = {}
+    found, together = {}, threading.Barrier(4)  # the worker of a thread that has ended is another one's
 
     def call(i):
+        together.wait(60)
+        f(np.float32(i))
+        together.wait(60)
         found[i] = [f(np.float32(i)) for _ in range(20)]
 
     threads = [threading.Thread(target=call, args=[i]) for i in range(4)]
