@@ -35,6 +35,7 @@ __all__ = [
     "copy_of",
     "data_of",
     "device_put",
+    "for_another_thread",
     "is_computed",
     "is_laid_out_as_numpy",
     "is_of_one_process",
@@ -80,6 +81,19 @@ def shareable(value: _Value) -> _Value:
     return value
 
 
+def for_another_thread(array: ArrayImpl) -> ArrayImpl:
+    """An array that another thread may use at the same time: the array itself, or one of the same buffers.
+
+    To list the buffers of an array over several devices takes many times as long as to make another array of them,
+    whose list concerns only the thread that uses it. If one of the two is deleted or donated, so is the other.
+    """
+    if not _BUFFERS_ARE_LISTED_IN_STEPS or array.sharding.num_devices == 1:
+        return shareable(array)
+    if not array.committed or not array.is_fully_addressable or array.is_deleted():
+        return shareable(array)
+    return xc.reorder_shards(array, array.sharding, xc.ArrayCopySemantics.REUSE_INPUT)
+
+
 def device_put(values: PyTree, shardings: PyTree) -> PyTree:
     """What `jax.device_put` does, for arrays that other threads may move or use here at the same time."""
     return jax.device_put(jax.tree.map(shareable, values) if _BUFFERS_ARE_LISTED_IN_STEPS else values, shardings)
@@ -112,7 +126,8 @@ def buffers_of(array: ArrayImpl) -> Sequence[ArrayImpl]:
 
 def replica_of(array: Any) -> ArrayImpl:
     """The array that a replicated array has on one of the devices of this process."""
-    return shareable(array)._fully_replicated_shard()
+    # Not in the list of its buffers: this neither fills that nor depends on it.
+    return array._fully_replicated_shard()
 
 
 def memory_of(array: Any) -> list[int]:

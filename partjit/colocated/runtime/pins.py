@@ -22,9 +22,9 @@ from partjit._jax.arrays import (
     buffers_of,
     capsule_of,
     copy_of,
+    for_another_thread,
     is_computed,
     memory_of,
-    shareable,
     with_key_data,
 )
 from partjit._jax.shardings import addressable_devices, kind_of_memory
@@ -74,7 +74,7 @@ def unpinned(array: jax.Array) -> Taken:
     """An array that will not be donated, or what returns it."""
     if type(array) is PendingArray:
         return array.value_for_call
-    return shareable(array) if type(array) is ArrayImpl else lambda: array
+    return for_another_thread(array) if type(array) is ArrayImpl else lambda: array
 
 
 def _pin_ready(array: ArrayImpl) -> Take:

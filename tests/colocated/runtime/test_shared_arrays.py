@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 
 import partjit
 from partjit import P, pjit, reshard_policy
-from partjit._jax.arrays import buffers_of
+from partjit._jax.arrays import buffers_of, for_another_thread, memory_of, replica_of
 from partjit.colocated import colocated_python, deserialize, serialize
 from partjit.colocated.runtime.pins import pin
 
@@ -97,6 +97,36 @@ def test_the_first_use_of_a_result_may_be_interrupted_by_another_thread(mesh, ne
     assert len(buffers_of(value)) == 8
     for array in [made, *seen]:
         np.testing.assert_array_equal(array, X)
+
+
+@pytest.mark.parametrize("number", range(1, 7))
+def test_the_first_use_of_a_replica_may_be_interrupted_by_another_thread(mesh, number):
+    x = jax.block_until_ready(jax.jit(lambda: jnp.float32(3), out_shardings=NamedSharding(mesh, P()))())
+    seen = []
+    interrupted(lambda: seen.append(replica_of(x)), number, by=lambda: seen.append(replica_of(x)))
+    assert len(buffers_of(x)) == 8
+    assert [float(value) for value in [x, *seen]] == [3, *(3 for _ in seen)]
+
+
+@pytest.mark.parametrize("number", range(1, 14))
+def test_what_another_thread_gets_may_be_used_in_the_middle_of_the_first_use(new_array, number):
+    x = new_array()
+    own = for_another_thread(x)
+    assert (own.aval, own.sharding, own.committed, memory_of(own)) == (x.aval, x.sharding, x.committed, memory_of(x))
+    x = new_array()
+    own = for_another_thread(x)
+    interrupted(lambda: x.addressable_shards, number, by=lambda: own.addressable_shards)
+    for array in (x, own):
+        assert len(buffers_of(array)) == 8
+        np.testing.assert_array_equal(array, X)
+
+
+def test_what_another_thread_gets_ends_with_the_array(new_array):
+    x = new_array()
+    own = for_another_thread(x)
+    x.delete()
+    assert own.is_deleted()
+    assert for_another_thread(x).is_deleted()
 
 
 def _asynchronous_call(mesh):
