@@ -7,7 +7,7 @@ from typing import Any, cast
 import jax
 from jax.sharding import Sharding
 
-from partjit._jax.arrays import device_put, moved
+from partjit._jax.arrays import ArrayImpl, device_put, moved
 from partjit._jax.types import Device, PyTree
 from partjit.colocated.agreement.setup import agreement_of
 from partjit.colocated.cheapness import Cheapness
@@ -36,6 +36,8 @@ from partjit.colocated.unspecified import UnspecifiedResults
 from partjit.host_objects import with_objects
 
 __all__ = ["PreparedFunction"]
+
+_PLAIN = frozenset({ArrayImpl})
 
 
 class PreparedFunction:
@@ -201,6 +203,12 @@ class PreparedFunction:
         if self._ahead is None:  # what the calls that run ahead see is up to `RunAhead`
             self._order(prepared.call)
         return prepared
+
+    def _pinned_all(self, leaves: Sequence[Any]) -> list[Taken]:
+        """What returns the arguments, as they are now, on the host when the function runs."""
+        if self._host_shardings is None and _PLAIN.issuperset(map(type, leaves)):
+            return self._pins.pin_all(leaves)
+        return [*map(self._pinned, range(len(leaves)), leaves)]
 
     def _pinned(self, i: int, leaf: Any) -> Taken:
         """What returns an argument, as it is now, on the host when the function runs."""

@@ -31,7 +31,7 @@ from partjit.colocated.runtime.moves import together
 from partjit.colocated.runtime.observation import observe_call, profiled
 from partjit.colocated.runtime.out_spec import OutSpec
 from partjit.colocated.runtime.pending import PendingArray, values_of
-from partjit.colocated.runtime.pins import Taken, distinct
+from partjit.colocated.runtime.pins import distinct
 from partjit.colocated.runtime.run_ahead import Prepared
 from partjit.colocated.runtime.specs import OutSpecs
 from partjit.colocated.runtime.streams import Stream, current_stream
@@ -78,8 +78,7 @@ class Specialization(PreparedFunction):
                 return self.out_specs.tree.unflatten(self._results_elsewhere())
             stream = self._stream or current_stream()
             if self._is_simple and are_plain and not events.listeners and self._runs_on_thread():
-                takes: list[Taken] = [*map(self._pins.pin, range(len(leaves)), leaves)]
-                return self._on_thread.submitted(takes, stream, self.out_specs, code_site())
+                return self._on_thread.submitted(self._pins.pin_all(leaves), stream, self.out_specs, code_site())
             is_ready = self._host_shardings is None and (are_plain or PendingArray not in map(type, leaves))
             # No other thread can submit a call to a private stream in between.
             is_free = is_ready and not stream.calls and stream.is_private and not events.listeners
@@ -323,7 +322,7 @@ class Specialization(PreparedFunction):
             result = self._run_if_free(functools.partial(self._run_cheap, args, kwargs, stream, entry), lanes, stream)
             if result is not scheduler.NOT_FREE:
                 return result
-        takes = [*map(self._pinned, range(len(leaves)), leaves)]
+        takes = self._pinned_all(leaves)
         prepared = self._prepared(takes, lanes, stream, out_specs, call_site(), entry)
         return out_specs.tree.unflatten(prepared.submit())
 

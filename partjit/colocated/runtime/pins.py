@@ -31,6 +31,7 @@ from partjit._jax.shardings import addressable_devices, kind_of_memory
 from partjit.colocated.runtime.failures import PoisonedError
 from partjit.colocated.runtime.pending import OnDemand, PendingArray, when_received
 from partjit.colocated.runtime.replicated_numbers import kept_number
+from partjit.colocated.runtime.small_arguments import SmallArguments
 from partjit.colocated.runtime.unshared import OF_A_LIST
 
 __all__ = ["Pins", "Take", "Taken", "borrowed", "distinct", "given_back", "pin", "unpinned"]
@@ -165,10 +166,18 @@ class _Returned(OnDemand):
 class Pins:
     """The pins of the arguments of calls: one that a call in flight has pinned is not pinned again."""
 
-    __slots__ = ("_latest",)
+    __slots__ = ("_latest", "_small")
 
     def __init__(self, count: int) -> None:
         self._latest: list[Callable[[], Pin | None]] = [_nothing] * count
+        self._small = SmallArguments()
+
+    def pin_all(self, arrays: Sequence[Any]) -> list[Taken]:
+        """Keeps all arguments of a call as they are now; plain arrays of the same types and shardings each time."""
+        copies = self._small.copies(arrays)
+        if copies is None:
+            return [*map(self.pin, range(len(arrays)), arrays)]
+        return [self.pin(i, arrays[i]) if copy is None else copy for i, copy in enumerate(copies)]
 
     def pin(self, position: int, array: jax.Array) -> Take:
         """Keeps the argument at a position as it is now, as `pin` does."""

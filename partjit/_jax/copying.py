@@ -1,0 +1,76 @@
+"""Programs that copy many small arrays, which takes a few times as long one by one."""
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core.primitives import copy_p
+from jax.sharding import Sharding
+from jax.stages import Wrapped
+
+from partjit._jax.arrays import ArrayImpl, copy_of, type_sharding_and_commitment
+from partjit._jax.dispatch import FastPath, fast_path_data, make_cpp_function
+
+__all__ = ["Copier", "copier_of"]
+
+Copier = Callable[..., Sequence[jax.Array]]
+"""A function of arrays that returns their copies."""
+
+_NAME = "copies_of_arguments"
+_copiers: "weakref.WeakValueDictionary[tuple[object, ...], Any]" = weakref.WeakValueDictionary()
+
+
+def copier_of(arrays: Sequence[ArrayImpl]) -> Copier | None:
+    """A C++ function that copies arrays by one program, which is compiled here; None if there is no such program.
+
+    It dispatches the program without waiting until the arrays are computed, whatever the context is in which it is
+    called, and has a copy for whoever donates or deletes an array afterwards.
+
+    Args:
+        arrays: what it is first called with; on the same devices, and all or none committed. Later arrays have their
+            types and shardings, or are copied one by one.
+    """
+    kinds = (*map(type_sharding_and_commitment, arrays),)
+    copier = _copiers.get(kinds)
+    if copier is None:
+        copier = _compiled(arrays, kinds)
+        if (*map(type_sharding_and_commitment, copier(*arrays)),) != kinds:
+            return None
+        _copiers[kinds] = copier
+    return copier
+
+
+def _compiled(arrays: Sequence[ArrayImpl], kinds: tuple[object, ...]) -> Copier:
+    shardings = tuple(array.sharding for array in arrays) if arrays[0].committed else None
+    traced: Any = _jitted(shardings).trace(*arrays)
+    executable: Any = traced.lower().compile()._executable
+    tree = jax.tree.structure((0,) * len(arrays))
+
+    def cache_miss(*given: ArrayImpl) -> tuple[Sequence[jax.Array], FastPath | None, bool]:
+        if (*map(type_sharding_and_commitment, given),) != kinds:
+            return _one_by_one(*given), None, False
+        copies = executable.unsafe_call(*given)
+        return (*copies,), fast_path_data(executable, tree, given, copies, traced.jaxpr, ()), False
+
+    def without_programs(*given: ArrayImpl) -> Sequence[jax.Array]:  # C++ forgets the programs of one that is gone
+        return _one_by_one(*given)
+
+    return make_cpp_function(without_programs, _NAME, cache_miss, ((), ()), ())
+
+
+@functools.lru_cache(maxsize=256)
+def _jitted(shardings: tuple[Sharding, ...] | None) -> Wrapped:
+    return jax.jit(_copies, out_shardings=shardings)
+
+
+def _copies(*arrays: jax.Array) -> Sequence[jax.Array]:
+    return tuple(map(copy_p.bind, arrays))
+
+
+_copies.__name__ = _NAME
+
+
+def _one_by_one(*arrays: ArrayImpl) -> Sequence[jax.Array]:
+    return tuple(map(copy_of, arrays))

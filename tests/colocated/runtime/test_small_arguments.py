@@ -1,0 +1,232 @@
+"""The small arguments of calls that are made often are copied together; their functions see what pins would give."""
+
+import gc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding
+
+from partjit import P, colocated
+from partjit._jax import copying
+from partjit._jax.arrays import ArrayImpl, memory_of
+from partjit.colocated import colocated_python, colocated_python_class
+from partjit.colocated.runtime import small_arguments
+from partjit.colocated.runtime.pins import Pin, Pins, borrowed
+from tests.census import saw, sees
+from tests.colocated import rendezvous
+from tests.effort import examples
+
+pytestmark = [
+    pytest.mark.usefixtures("meeting", "from_the_first_call"),
+    pytest.mark.filterwarnings("ignore:Some donated buffers were not usable"),
+]
+
+
+@pytest.fixture(scope="module")
+def from_the_first_call():
+    """A program is compiled for the first call, not after hundreds of pins."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(small_arguments, "_PINS_OF_A_PROGRAM", 0)
+        patch.setattr(small_arguments, "_PINS_OF_AN_ARGUMENT", 0)
+        yield
+
+
+DTYPES = [np.float32, np.bool_, jnp.bfloat16, jnp.int4]
+SHAPES = {(): P(), (8, 4): P("x"), (4, 8): P(None, ("y", "x")), (0, 8): P(), (128, 256): P("y")}
+WHERE = ["anywhere", "on a device", "on a mesh"]
+
+donating = jax.jit(lambda x: ~x if x.dtype == bool else (x + x).astype(x.dtype), donate_argnums=0)
+ENDS = {"donated": donating, "deleted": lambda x: x.delete(), "dropped": lambda x: None}
+plus_nothing = jax.jit(lambda x: x + 0 if x.dtype != bool else x | x)
+
+
+def new_array(mesh, where, shape, dtype, is_weak):
+    """An array of random values that nothing else refers to."""
+    value = np.random.default_rng(0).integers(0, 2, shape).astype(dtype)
+    if is_weak:
+        value = jnp.asarray(2.0)
+    elif where == "anywhere":
+        value = jnp.asarray(value)
+    if where != "anywhere":
+        where = jax.devices()[3] if where == "on a device" else NamedSharding(mesh, SHAPES[shape])
+        value = jax.device_put(value, where)
+    return jax.block_until_ready(plus_nothing(value))
+
+
+def said_of(x):
+    return np.asarray(x).tobytes(), x.aval, x.weak_type, x.sharding, x.committed
+
+
+def note(xs):
+    rendezvous.hear("caller is done")
+    rendezvous.logs["seen"].append([*map(said_of, xs)])
+
+
+@sees("small and large", "only small", "a weak type", "another call", *WHERE, *ENDS)
+@examples(25)
+@given(st.data())
+def test_arguments_are_as_they_were_at_the_call(mesh, data):
+    rendezvous.clear()
+    assert not rendezvous.has_happened("caller is done")  # which is the first use of this event, before other threads
+    where = data.draw(st.sampled_from(WHERE))
+    kinds = st.tuples(st.sampled_from([*SHAPES]), st.sampled_from(DTYPES), st.booleans())
+    kinds = [
+        (shape, dtype, weak and not shape) for shape, dtype, weak in data.draw(st.lists(kinds, min_size=1, max_size=12))
+    ]
+    large = [shape for shape, dtype, _ in kinds if np.prod(shape) * dtype(0).itemsize > 2**14]
+    saw(where)
+    saw("small and large" if large else "only small", when=len(large) < len(kinds))
+    saw("a weak type", when=any(weak for _, _, weak in kinds))
+    f = colocated_python(note, stream="small", out_specs_fn=lambda xs: None)
+    expected = []
+    for kind in {*kinds}:  # so that no compilation keeps the function waiting
+        donating(new_array(mesh, where, *kind))
+    try:
+        for i in range(data.draw(st.integers(1, 3))):
+            saw("another call", when=i > 0)
+            xs = [new_array(mesh, where, *kind) for kind in kinds]
+            expected.append([*map(said_of, xs)])
+            f(xs)
+            for x in xs:
+                end = data.draw(st.sampled_from([*ENDS]))
+                saw(end)
+                ENDS[end](x)
+    finally:
+        rendezvous.say("caller is done")
+        colocated.wait()
+    assert rendezvous.logs["seen"] == expected
+
+
+def taken(*arrays):
+    """What a call takes of arrays, by the program of all; and the pins of its specialization."""
+    pins = Pins(len(arrays))
+    return pins.pin_all(arrays), pins
+
+
+def test_small_ones_are_copied_and_large_ones_are_pinned():
+    small, large = jnp.ones(8), jnp.ones(10**5)
+    copy, pin = taken(small, large)[0]
+    assert type(copy) is ArrayImpl
+    assert {*memory_of(copy)}.isdisjoint(memory_of(small))
+    assert type(pin) is Pin
+
+
+@pytest.mark.parametrize(("count", "kind"), [(7, Pin), (8, ArrayImpl)])
+def test_over_several_devices_a_program_is_worth_as_many_arguments(mesh, count, kind):
+    arrays = [jax.device_put(np.ones(8, np.float32), NamedSharding(mesh, P("x"))) for _ in range(count)]
+    assert {*map(type, taken(*arrays)[0])} == {kind}
+
+
+def test_one_program_copies_what_is_alike_in_its_devices_and_commitment():
+    arrays = [jnp.ones(8), jax.device_put(np.ones(4), jax.devices()[0]), jax.device_put(np.ones(6), jax.devices()[3])]
+    for _ in range(2):
+        arrays = [x + 1 for x in arrays]
+        takes, _ = taken(*arrays)
+        assert sorted(type(take).__name__ for take in takes) == ["ArrayImpl", "Pin", "Pin"]
+        assert [*map(said_of, borrowed(takes))] == [*map(said_of, arrays)]
+
+
+def test_no_more_is_copied_than_waiting_calls_can_hold():
+    arrays = [jnp.ones(4096 - i % 2) for i in range(200)]
+    copied = [x.nbytes for x, take in zip(arrays, taken(*arrays)[0], strict=True) if type(take) is ArrayImpl]
+    assert 0 < sum(copied) <= 2**21 < sum(x.nbytes for x in arrays)
+
+
+def test_the_same_arguments_are_pinned_so_that_calls_share_them():
+    arrays = jnp.ones(8), jnp.ones(4)
+    first, pins = taken(*arrays)
+    second, third = pins.pin_all(arrays), pins.pin_all(arrays)
+    assert [*map(type, first)] == [ArrayImpl, ArrayImpl]
+    assert [*map(type, second)] == [Pin, Pin]
+    assert second == third
+
+
+def test_a_program_is_compiled_after_as_many_pins_as_that_takes_time(monkeypatch, compilations):
+    monkeypatch.setattr(small_arguments, "_PINS_OF_A_PROGRAM", 10)
+    monkeypatch.setattr(small_arguments, "_PINS_OF_AN_ARGUMENT", 2)
+    pins = Pins(2)
+    arrays = [(jnp.ones(7) + i, jnp.ones(5) + i) for i in range(10)]
+    compilations.clear()
+    kinds = [type(pins.pin_all(pair)[0]) for pair in arrays]
+    assert kinds == [Pin] * 6 + [ArrayImpl] * 4
+    assert len(compilations) == 1
+
+
+def test_calls_with_arguments_of_equal_types_share_a_program_which_ends_with_the_last_of_them(compilations):
+    arrays = jnp.ones(11), jnp.ones(9)
+    compilations.clear()
+    pins = [taken(*arrays)[1] for _ in range(3)]
+    assert len(compilations) == 1
+    programs = len(copying._copiers)
+    del pins
+    gc.collect()
+    assert len(copying._copiers) < programs
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_deleted_one_is_refused_as_without_the_program(mesh, where):
+    f = colocated_python(lambda xs: None, mode="stream", out_specs_fn=lambda xs: None)
+    for i in range(3):
+        xs = [new_array(mesh, where, (8, 4), np.float32, False) for _ in range(8)]
+        if i > 0:
+            donating(xs[5]) if i == 1 else xs[5].delete()
+            with pytest.raises(RuntimeError, match=r"called with a deleted array: float32\[8,4\]"):
+                f(xs)
+        else:
+            f(xs)
+
+
+def test_a_nan_among_them_is_no_error():
+    f = colocated_python(lambda x: None, mode="stream", out_specs_fn=lambda x: None)
+    f(jnp.float32(1))
+    nan = jnp.float32(jnp.nan)
+    with jax.debug_nans(True):
+        f(nan)
+        colocated.wait()
+
+
+def test_neither_contexts_nor_jax_without_programs_matter(mesh, compilations):
+    arrays = [(jnp.ones(8) + i, jnp.int32(i)) for i in range(3)]
+    _, pins = taken(*arrays[0])
+    compilations.clear()
+    with jax.transfer_guard("disallow"), jax.set_mesh(mesh):
+        in_mesh = pins.pin_all(arrays[1])
+    with jax.disable_jit():
+        without = pins.pin_all(arrays[2])
+    assert not compilations
+    for takes, values in ((in_mesh, arrays[1]), (without, arrays[2])):
+        assert {*map(type, takes)} == {ArrayImpl}
+        assert [*map(said_of, borrowed(takes))] == [*map(said_of, values)]
+
+
+class Log:
+    def __init__(self):
+        self.lines = []
+
+    def write(self, tree, key):
+        self.lines.append((jax.random.key_data(key).tolist(), float(tree["loss"])))
+
+    def read(self):
+        return jnp.asarray([loss for _, loss in self.lines])
+
+
+def test_a_method_and_an_argument_that_is_no_plain_array():
+    log = colocated_python_class(Log)()
+    spec = jax.ShapeDtypeStruct((3,), np.float32)
+    for i in range(3):
+        log.write.specialize(out_specs_fn=lambda *args: None)({"loss": jnp.float32(i)}, jax.random.key(i))
+    np.testing.assert_array_equal(log.read.specialize(out_specs=spec, devices=jax.devices()[:1])(), [0, 1, 2])
+
+
+def test_what_is_not_computed_yet_is_copied_without_waiting():
+    slow = jax.jit(lambda x: jax.lax.fori_loop(0, 20, lambda _, y: y @ y, x)[0])
+    x = jnp.eye(500)
+    _, pins = taken(jax.block_until_ready(slow(x)))
+    (take,) = pins.pin_all([slow(x)])
+    assert type(take) is ArrayImpl
+    assert not take.is_ready()
+    np.testing.assert_array_equal(take, np.eye(500)[0])
