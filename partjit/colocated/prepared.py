@@ -83,6 +83,7 @@ class PreparedFunction:
         self._is_prepared = False
         self._is_simple = False  # whether a call takes nothing into account but its stream; set by `prepare`
         self._pins = Pins(len(leaves))
+        self._pins_in_programs: dict[tuple[bool, ...], Pins] = {}  # by which of the arguments they are of
         self._preparation = Lane()  # not a lock: `out_specs_fn` may make calls and wait for them
         self._target: Callable[..., PyTree]  # set by `prepare`, as is the next
         self._on_thread: OnThread
@@ -223,6 +224,21 @@ class PreparedFunction:
             return lambda: device_put(take(), target)
         copy = device_put(leaf, target)
         return lambda: copy
+
+    def _taken_all(self, leaves: Sequence[Any], pinned: Sequence[bool]) -> list[Taken]:
+        """What returns the arguments of a call in a program when the function runs."""
+        if True in pinned:
+            kept = [leaf for leaf, is_pinned in zip(leaves, pinned, strict=True) if is_pinned]
+            if _PLAIN.issuperset(map(type, kept)):
+                pins = self._pins_in_programs.get(key := tuple(pinned))
+                if pins is None:
+                    pins = self._pins_in_programs.setdefault(key, Pins(len(kept)))
+                takes = iter(pins.pin_all(kept))
+                return [
+                    next(takes) if is_pinned else self._taken(leaf, is_pinned=False)
+                    for leaf, is_pinned in zip(leaves, pinned, strict=True)
+                ]
+        return [*map(self._taken, leaves, pinned)]
 
     def _taken(self, leaf: Any, is_pinned: bool) -> Taken:
         """What returns an argument of a call in a program when the function runs."""

@@ -199,8 +199,7 @@ class Specialization(PreparedFunction):
         out_specs = self.out_specs
         assert out_specs is not None
         if self._is_simple and not events.listeners and self._runs_on_thread():
-            takes = [self._taken(leaf, is_pinned) for leaf, is_pinned in zip(leaves, pinned, strict=True)]
-            return self._on_thread.submitted_flat(takes, stream, out_specs, site)
+            return self._on_thread.submitted_flat(self._taken_all(leaves, pinned), stream, out_specs, site)
         lanes, is_nested = self._lanes(stream)
         entry = self._entry(journal.current, stream, node, site) if journal.current is not None else None
         if entry is not None and entry.is_known:
@@ -211,8 +210,7 @@ class Specialization(PreparedFunction):
             return self._run_for_program(leaves, which, site, stream, out_specs, entry) if made is None else made
 
         def prepared() -> Prepared:
-            takes = [self._taken(leaf, is_pinned) for leaf, is_pinned in zip(leaves, pinned, strict=True)]
-            return self._prepared(takes, lanes, stream, out_specs, site, entry)
+            return self._prepared(self._taken_all(leaves, pinned), lanes, stream, out_specs, site, entry)
 
         return prepared().submit() if self._ahead is None else self._ahead.take(out_specs, prepared, entry)
 

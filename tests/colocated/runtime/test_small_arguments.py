@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 
-from partjit import P, colocated
+from partjit import P, colocated, pjit
 from partjit._jax import copying
 from partjit._jax.arrays import ArrayImpl, memory_of
-from partjit.colocated import colocated_python, colocated_python_class
-from partjit.colocated.runtime import small_arguments
-from partjit.colocated.runtime.pins import Pin, Pins, borrowed
+from partjit.colocated import colocated_python, colocated_python_class, prepared
+from partjit.colocated.runtime import pins, small_arguments
+from partjit.colocated.runtime.pins import Pin, Pins, borrowed, pin
 from tests.census import saw, sees
 from tests.colocated import rendezvous
 from tests.effort import examples
@@ -64,6 +64,9 @@ def said_of(x):
 def note(xs):
     rendezvous.hear("caller is done")
     rendezvous.logs["seen"].append([*map(said_of, xs)])
+
+
+noting = colocated_python(lambda xs: None, stream="small", out_specs_fn=lambda xs: None)
 
 
 @sees("small and large", "only small", "a weak type", "another call", *WHERE, *ENDS)
@@ -220,6 +223,44 @@ def test_a_method_and_an_argument_that_is_no_plain_array():
     for i in range(3):
         log.write.specialize(out_specs_fn=lambda *args: None)({"loss": jnp.float32(i)}, jax.random.key(i))
     np.testing.assert_array_equal(log.read.specialize(out_specs=spec, devices=jax.devices()[:1])(), [0, 1, 2])
+
+
+@pytest.mark.parametrize("first", ["argument", "intermediate"])
+def test_what_a_program_gives_to_a_call_stays_intact_where_its_caller_may_donate_it(compilations, first):
+    f = colocated_python(lambda a, b, c: note([a, b, c]), stream="small", out_specs_fn=lambda *_: None)
+
+    @pjit
+    def program(x, y, z):
+        between = z * 3
+        f(*((x, y, between) if first == "argument" else (between, y, x)))
+        return between + 1
+
+    expected = []
+    for i in range(4):
+        x, y, z = jnp.ones(8) * i, jnp.ones(3) + i, jnp.ones(5) - i
+        between = jax.block_until_ready(jax.jit(lambda z: z * 3)(z))
+        said = said_of(x), said_of(y), said_of(between)
+        expected.append([said[i] for i in ((0, 1, 2) if first == "argument" else (2, 1, 0))])
+        if i == 3:
+            compilations.clear()
+        program(x, y, z)
+        donating(x)
+        y.delete()
+    assert not compilations
+    rendezvous.say("caller is done")
+    colocated.wait()
+    assert rendezvous.logs["seen"] == expected
+
+
+def test_a_program_copies_what_its_caller_may_donate_at_once(monkeypatch):
+    made = []
+    for module in (pins, prepared):
+        monkeypatch.setattr(module, "pin", lambda array: made.append(array) or pin(array))
+    program = pjit(lambda xs: noting(xs) or [x + 1 for x in xs])
+    for i in range(3):
+        program([jnp.ones(8) * i, jnp.ones(4) * i])
+    colocated.wait()
+    assert not made
 
 
 def test_what_is_not_computed_yet_is_copied_without_waiting():
