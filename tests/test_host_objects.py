@@ -9,11 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 
 from partjit import P, colocated, pjit
 from partjit.colocated import colocated_python, colocated_python_class
+from tests.census import saw, sees
 from tests.colocated import rendezvous
+from tests.effort import examples
 
 pytestmark = pytest.mark.usefixtures("meeting")
 
@@ -263,6 +267,95 @@ def test_eager_calls_and_constants_of_programs_are_the_objects_too(mesh):
         assert len(found) == 3
         assert all(a is config and b is tag for a, b in found)
     assert note.cache_info().specializations == 1
+
+
+def typed():
+    """What has a type is none of the objects that functions get as they are."""
+    config = Config()
+    config.aval = None
+    return config
+
+
+def array(mesh, n, spec):
+    return jax.device_put(np.arange(n, dtype=np.float32), NamedSharding(mesh, spec))
+
+
+KINDS = {
+    "an object": lambda mesh: Config(),
+    "another class": lambda mesh: pathlib.Path("a"),
+    "a text": lambda mesh: "".join(["te", "xt"]),
+    "a number": lambda mesh: 3,
+    "a NumPy array": lambda mesh: np.arange(3),
+    "an array": lambda mesh: array(mesh, 8, P("x")),
+    "another shape": lambda mesh: array(mesh, 16, P("x")),
+    "another sharding": lambda mesh: array(mesh, 8, P()),
+    "keys": lambda mesh: jax.random.key(0),
+    "nothing": lambda mesh: None,
+    "a type": lambda mesh: typed(),
+}
+SHAPES = [
+    lambda x, y: ((x, y), {}),
+    lambda x, y: ((x,), {"other": y}),
+    lambda x, y: (({"a": x, "b": [y]},), {}),
+]
+
+
+@sees("as before", "another kind", "a type", "an array", "an object", "a number", "a NumPy array", "keys", "a thread")
+@examples(60)
+@given(st.data())
+def test_eager_calls_get_their_own_arguments_whatever_those_before_had(mesh, data):
+    """An object takes the place of an argument; a call then has arguments of other kinds in one place or in none."""
+    rendezvous.clear()
+    shape = data.draw(st.sampled_from(SHAPES))
+    mode = data.draw(st.sampled_from(["inline", "stream"]))
+    saw("a thread", when=mode == "stream")
+    f = colocated_python(lambda *args, **kwargs: recorded(args, kwargs), mode=mode, **nothing)
+    kinds, given_to = st.sampled_from([*KINDS]), []
+    names = [data.draw(kinds), "an object"]
+    for place, name in [(0, names[0]), *data.draw(st.lists(st.tuples(st.integers(0, 1), kinds), max_size=5))]:
+        saw("as before" if names[place] == name else "another kind")
+        names[place] = name
+        args, kwargs = shape(*(KINDS[name](mesh) for name in names))
+        saw("a type", when="a type" in names)
+        for kind in ("an array", "an object", "a number", "a NumPy array", "keys"):
+            saw(kind, when=kind in names)
+        refusal = None
+        try:
+            f(*args, **kwargs)
+        except ValueError as error:
+            refusal = str(error)
+        assert refusal is not None or "a type" not in names
+        assert refusal is None or "a type" in names or "device" in refusal
+        given_to += [(args, kwargs)] * (refusal is None)
+    found = seen()
+    assert jax.tree.structure(found) == jax.tree.structure(given_to)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(given_to), strict=True):
+        if isinstance(other, Config | str | pathlib.Path):
+            assert one is other
+        elif jax.dtypes.issubdtype(getattr(other, "dtype", None), jax.dtypes.prng_key):
+            np.testing.assert_array_equal(jax.random.key_data(one), jax.random.key_data(other))
+        else:
+            assert isinstance(one, jax.Array)
+            assert not isinstance(other, jax.Array) or one.sharding == other.sharding
+            np.testing.assert_array_equal(one, other)
+
+
+def test_eager_calls_keep_no_object():
+    call = colocated_python(recorded_name, mode="stream", **nothing)
+    for name in "abc":
+        config = Config()
+        config.name = name
+        call(X[0] + jnp.float32(0), config)
+        reference = weakref.ref(config)
+        del config
+        colocated.wait()
+        gc.collect()
+        assert reference() is None
+    assert seen() == [("a",), ("b",), ("c",)]
+
+
+def recorded_name(_, config):
+    recorded(config.name)
 
 
 def test_a_call_without_arrays_runs_on_the_default_device_or_on_those_of_the_program(mesh):

@@ -13,6 +13,7 @@ from partjit._jax.shardings import default_device, device_list
 from partjit._jax.types import Device, PyTree, PyTreeDef
 from partjit.colocated.definition import Definition
 from partjit.colocated.runtime.host_arguments import KnownHostArguments
+from partjit.colocated.runtime.object_arguments import KnownObjects
 from partjit.colocated.runtime.pending import require_array
 from partjit.colocated.runtime.specs import InSpecs, OutSpecs, argument_paths, struct_of
 from partjit.colocated.runtime.streams import Stream
@@ -49,6 +50,7 @@ class SpecializationCache:
     Attributes:
         last: the specialization found last, which most callers need again.
         last_with_host_values: that of the last call with NumPy arrays or numbers, and what became of these.
+        last_with_objects: that of the last call with objects, and where these were.
         hits: the number of look-ups that found one.
         misses: the number of those that did not.
     """
@@ -61,6 +63,7 @@ class SpecializationCache:
         self._lock = threading.RLock()
         self.last: Specialization | None = None
         self.last_with_host_values: tuple[KnownHostArguments, Specialization] | None = None
+        self.last_with_objects: tuple[KnownObjects, Specialization] | None = None
         self.hits = 0
         self.misses = 0
         _caches.add(self)
@@ -155,7 +158,7 @@ class SpecializationCache:
         with self._lock:
             self._by_identity.clear()
             self._by_equality.clear()
-            self.last = self.last_with_host_values = None
+            self.last = self.last_with_host_values = self.last_with_objects = None
             self.hits = self.misses = 0
 
 

@@ -25,10 +25,11 @@ from partjit.colocated.isolation.functions import IsolatedFunction
 from partjit.colocated.options import OptionArguments, Options, takes_options
 from partjit.colocated.runtime.host_arguments import KnownHostArguments
 from partjit.colocated.runtime.host_values import is_host_value, is_object, put_arguments
+from partjit.colocated.runtime.object_arguments import KnownObjects
 from partjit.colocated.runtime.run_ahead import RunAhead
 from partjit.colocated.runtime.specs import argument_paths
 from partjit.colocated.serialization import copied
-from partjit.host_objects import HostReference, given
+from partjit.host_objects import HostReference, calling_with
 
 __all__ = ["ColocatedFunction", "colocated_python"]
 
@@ -90,6 +91,14 @@ class ColocatedFunction(Colocated):
             if leaves is not None:
                 cache.hits += 1
                 return specialization.call_with_host_arguments(leaves)
+        if cache.last_with_objects is not None and eager:
+            known, specialization = cache.last_with_objects
+            recognized = known.recognized(args, kwargs)
+            if recognized is not None:
+                cache.hits += 1
+                leaves, objects = recognized
+                args, kwargs = known.tree.unflatten(leaves)
+                return calling_with(objects, specialization, args, kwargs, leaves, True)
         if group_size() > 1 and self.options.is_agreed_on:
             with telling_others(self._name):
                 return self._call(args, kwargs, eager)
@@ -126,11 +135,19 @@ class ColocatedFunction(Colocated):
     ) -> PyTree:
         """Calls the function, which gets those of the flat arguments as they are that are no arrays."""
         paths = argument_paths(self._definition.function.signature, args, kwargs)
-        objects = {HostReference(self._name, p): x for p, x in zip(paths, leaves, strict=True) if is_object(x)}
-        references = dict(zip((reference.path for reference in objects), objects, strict=True))
-        args, kwargs = tree.unflatten([references.get(p, x) for p, x in zip(paths, leaves, strict=True)])
-        with given(objects):
-            return self(*args, **kwargs)
+        references = [
+            HostReference(self._name, path) if is_object(x) else None for path, x in zip(paths, leaves, strict=True)
+        ]
+        objects = {reference: x for reference, x in zip(references, leaves, strict=True) if reference is not None}
+        placed = [x if reference is None else reference for reference, x in zip(references, leaves, strict=True)]
+        args, kwargs = tree.unflatten(placed)
+        own, own_tree = _flatten((args, kwargs))
+        known = KnownObjects.of(tree, own_tree, leaves, references) if group_size() == 1 else None
+        if known is None:
+            return calling_with(objects, self, *args, **kwargs)
+        specialization = self._cache.find(self._definition, args, kwargs)
+        self._cache.last_with_objects = known, specialization
+        return calling_with(objects, specialization, args, kwargs, own, False)
 
     def discard_ahead(self) -> int:
         """Drops the calls that `run_ahead` has made and the program has not taken.
