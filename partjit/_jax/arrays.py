@@ -31,6 +31,7 @@ __all__ = [
     "aval_of_struct",
     "buffers_of",
     "capsule_of",
+    "capsules_of",
     "constant_of",
     "copy_of",
     "data_of",
@@ -87,10 +88,14 @@ def for_another_thread(array: ArrayImpl) -> ArrayImpl:
     To list the buffers of an array over several devices takes many times as long as to make another array of them,
     whose list concerns only the thread that uses it. If one of the two is deleted or donated, so is the other.
     """
-    if not _BUFFERS_ARE_LISTED_IN_STEPS or array.sharding.num_devices == 1:
-        return shareable(array)
-    if not array.committed or not array.is_fully_addressable or array.is_deleted():
-        return shareable(array)
+    other = _of_same_buffers(array) if _BUFFERS_ARE_LISTED_IN_STEPS else None
+    return shareable(array) if other is None else other
+
+
+def _of_same_buffers(array: ArrayImpl) -> ArrayImpl | None:
+    """Another array over several devices with the buffers of one; None of other arrays."""
+    if array.sharding.num_devices == 1 or not array.committed or not array.is_fully_addressable or array.is_deleted():
+        return None
     return xc.reorder_shards(array, array.sharding, xc.ArrayCopySemantics.REUSE_INPUT)
 
 
@@ -147,6 +152,14 @@ def capsule_of(buffer: Any) -> object:
     """A DLPack capsule of an array on one device; the public way finds out first where that is."""
     # Deleting `buffer` itself would abort. This is what `addressable_data` returns.
     return _jax.buffer_to_dlpack_managed_tensor(buffer._fully_replicated_shard())
+
+
+def capsules_of(array: ArrayImpl) -> list[object]:
+    """A DLPack capsule of each of the buffers of an array."""
+    own = _of_same_buffers(array)
+    if own is None:
+        return [*map(capsule_of, buffers_of(array))]
+    return [*map(_jax.buffer_to_dlpack_managed_tensor, own._arrays)]  # which nobody else has, and so nobody deletes
 
 
 def array_of_capsule(capsule: object, device: Device) -> ArrayImpl:

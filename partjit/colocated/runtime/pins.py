@@ -19,8 +19,8 @@ from partjit._jax.arrays import (
     PRNGKeyArray,
     array_of_buffers,
     array_of_capsule,
-    buffers_of,
     capsule_of,
+    capsules_of,
     copy_of,
     for_another_thread,
     is_computed,
@@ -114,14 +114,14 @@ class Pin(OnDemand):
 
     def __init__(self, array: ArrayImpl) -> None:
         self.array = array
-        self._capsules = [*map(capsule_of, buffers_of(array))]
+        self._capsules = capsules_of(array)
         self._source: list[ArrayImpl] | None = None
         self.is_shared = False
         self._free: list[jax.Array] = []
 
     def share(self) -> None:
         """Lets several calls have it; the array must not be deleted yet."""
-        self._source = self._of([*map(capsule_of, buffers_of(self.array))])
+        self._source = self._of(capsules_of(self.array))
         self.is_shared = True
 
     def __call__(self) -> jax.Array:
