@@ -14,7 +14,7 @@ from partjit.colocated.definition import HostFunction, site_of_definition
 from partjit.colocated.function import ColocatedFunction
 from partjit.colocated.ir.custom_derivatives import Derivatives
 from partjit.colocated.options import Devices, Isolate, ObjectOptions, Options, takes_options
-from partjit.colocated.runtime import scheduler
+from partjit.colocated.runtime import arrivals, scheduler
 from partjit.colocated.runtime.failures import call_site
 from partjit.colocated.runtime.instances import Instance, instances
 from partjit.colocated.runtime.streams import current_stream
@@ -96,9 +96,10 @@ class _Handle:
     def close(self) -> None:
         """Waits for earlier calls of the object, calls its `close()` if it has one, and destroys it.
 
-        Later method calls fail. For `concurrent` objects, only calls made by this thread are waited for.
+        Earlier calls are also those of the programs that this thread has started. Later method calls fail. For `concurrent` objects, only calls made by this thread are waited for.
         """
         instance = self._colocated_instance
+        arrivals.settle(None)
         lanes = [current_stream(), instance.lane]
         scheduler.run_in_lanes(f"{instance.name}.close", call_site(), current_stream(), lanes, instance.close)
 

@@ -355,6 +355,31 @@ def test_waiting_waits_for_programs_that_still_run():
     assert rendezvous.logs["calls"] == [(0,)] * 2
 
 
+class Records:
+    def __init__(self):
+        self.values = []
+
+    def add(self, value):
+        self.values.append(float(value))
+
+    def close(self):
+        rendezvous.logs["closed with"].append(self.values)
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_closing_an_object_waits_for_the_programs_that_call_it(raises):
+    slow = jax.jit(lambda x: lax.fori_loop(0, 100, lambda _, x: jnp.tanh(x @ x), x))
+    x = jnp.ones((300, 300))
+    with contextlib.suppress(KeyError), colocated_python_class(Records)() as records:
+        add = records.add.specialize(out_specs_fn=nothing)
+        program = jax.jit(lambda x: lax.fori_loop(0, 5, lambda i, x: (add(i + 0 * x[0, 0]), x)[1], x))
+        program(slow(x))
+        if raises:
+            raise KeyError
+    assert rendezvous.logs["closed with"] == [[0, 1, 2, 3, 4]]
+    colocated.wait()
+
+
 def test_a_caller_does_not_wait_for_the_programs_before():
     slow = jax.jit(lambda x: lax.fori_loop(0, 100, lambda _, x: jnp.tanh(x @ x), x))
     program = jax.jit(logger(lambda k, x: note(k)))
