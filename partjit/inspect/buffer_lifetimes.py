@@ -22,7 +22,8 @@ class Buffer:
         var: the variable that it is of; None for what an equation needs besides.
         number: its position among those of the program; -1 for one of an argument.
         over: buffers of the same size that it may be written over, if they are not read later.
-        is_freed: whether another one is written over it when it is last read.
+        written: when it has been written; what is last read between its start and then may be written over.
+        freed: when another one is written over it; None if none is.
         is_given: whether it is what an iteration of a loop gets: carried, or a slice.
         is_result: whether a result of the program is in it.
         is_backward, is_used_backward: whether the equations that make it, and that use it last, are of the backward
@@ -30,8 +31,8 @@ class Buffer:
     """
 
     __slots__ = (
-        *("nbytes", "start", "first", "last", "eqn", "var", "number", "over"),
-        *("is_freed", "is_given", "is_result", "is_backward", "is_used_backward"),
+        *("nbytes", "start", "first", "last", "eqn", "var", "number", "over", "written"),
+        *("freed", "is_given", "is_result", "is_backward", "is_used_backward"),
     )
 
     def __init__(
@@ -45,17 +46,22 @@ class Buffer:
         number: int = -1,
     ) -> None:
         """What is last read when it is written, so far."""
-        self.nbytes, self.start, self.last = nbytes, start, last
+        self.nbytes, self.start, self.last, self.written = nbytes, start, last, start
         self.first = ALWAYS
         self.eqn, self.var, self.number = eqn, var, number
         self.over: Sequence[Buffer] = ()
-        self.is_freed = self.is_given = self.is_result = False
+        self.freed: int | None = None
+        self.is_given = self.is_result = False
         self.is_backward = self.is_used_backward = is_backward
 
     @property
     def end(self) -> int:
         """The time from which on others may have its memory."""
-        return self.last if self.is_freed else self.last + 1
+        return self.last + 1 if self.freed is None else self.freed
+
+    def may_be_over(self, other: "Buffer") -> bool:
+        """Whether it may be written over another one, as far as that was read until now."""
+        return self.start <= other.last <= self.written and other in self.over
 
     @property
     def is_saved(self) -> bool:
@@ -112,6 +118,14 @@ class Lifetimes:
             buffer.first = min(buffer.first, self.clock)
             if buffer.last <= self.clock:
                 buffer.last, buffer.is_used_backward = self.clock, self.is_backward
+
+    def write_over(self) -> None:
+        """Each buffer is written over the first that it may be, and that no other is."""
+        for buffer in self.buffers:
+            for before in buffer.over:
+                if buffer.may_be_over(before) and before.freed is None and not before.is_result:
+                    before.freed = buffer.start
+                    break
 
     def begin(self, outside: int = 0) -> int:
         """When the computation that runs begins, or that outside of so many loops.

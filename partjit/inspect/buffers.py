@@ -13,10 +13,11 @@ Source: `CpuInstructionFusion`, `CopyInsertion` and `BufferAssignment` of XLA.
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from partjit.inspect.branch_results import BranchResults
 from partjit.inspect.buffer_lifetimes import ALWAYS, Buffer, Lifetimes
 from partjit.inspect.buffer_roots import NONE, Roots, are_arguments, as_large, bound, roots_of
 from partjit.inspect.equation_moves import NO_MOVES, EquationMoves, Moves
-from partjit.inspect.fusion import CONSUMERS, CUMULATIVE, ELEMENTWISE, FUSED, UPDATES, is_cheap, is_fused
+from partjit.inspect.fusion import CONSUMERS, CUMULATIVE, ELEMENTWISE, FUSED, UPDATES, is_cheap, is_fused, viewed
 from partjit.inspect.instruction_order import InstructionOrder, Preparation, Sums, combined_sums
 from partjit.inspect.library import Kernels, kernels_of
 from partjit.inspect.skeleton import RANDOM, Body, Equation, Variable
@@ -41,11 +42,7 @@ def buffers_of(body: Body, size: Callable[[Variable], int], moves: Mapping[int, 
     for var in {var for var in body.outvars if isinstance(var, Variable)} - arguments.keys():
         for buffer in roots[var] if len(roots[var]) == 1 else ():
             buffer.is_result, buffer.last = True, max(buffer.last, walk.times.clock + 2)
-    for buffer in walk.times.buffers:
-        for before in buffer.over:
-            if before.last == buffer.start and not before.is_freed and not before.is_result:
-                before.is_freed = True
-                break
+    walk.times.write_over()
     return [buffer for buffer in walk.times.buffers if buffer.nbytes]
 
 
@@ -262,7 +259,7 @@ class _Walk:
         self.times.clock += 2
         prepared = self._prepared.setdefault(eqn, {})
         self.times.read(prepared.get(var, roots[var]))
-        maker = body.makers.get(var)
+        maker = body.makers.get(viewed(var, body))
         if (
             maker is not None
             and maker in self._read_by
@@ -373,7 +370,7 @@ class _Walk:
                 after.append(into)
                 continue
             (last,) = made
-            is_in_place = buffer.last < last.start or (buffer.last == last.start and buffer in last.over)
+            is_in_place = buffer.last < last.start or last.may_be_over(buffer)
             self.times.read(made)
             # Between its last use and the next value the memory is free.
             after.append(made if is_in_place and last not in self.times.hoisted else into)
@@ -383,16 +380,13 @@ class _Walk:
 
     def _branches(self, eqn: Equation, roots: dict[Variable, Roots]) -> None:
         self.times.clock += 2
-        first, operands = self.times.clock, roots_of(eqn.invars, roots)
-        starts = [ALWAYS for _ in eqn.outvars]
+        operands = roots_of(eqn.invars, roots)
+        results = BranchResults(operands, len(eqn.outvars), self.times.clock, bool(self.times.loops))
         for inner in eqn.bodies:
-            found = self.body(inner, bound(inner.invars, operands[1:]))
-            for k, atom in enumerate(inner.outvars):
-                if isinstance(atom, Variable) and len(found[atom]) == 1:
-                    (made,) = found[atom]
-                    if made.start > first:
-                        made.nbytes, starts[k] = 0, min(starts[k], made.start)
+            results.add(roots_of(inner.outvars, self.body(inner, bound(inner.invars, operands[1:]))))
         self.times.clock += 2
         self.times.read(NONE.union(*operands))
-        for var, start in zip(eqn.outvars, starts, strict=True):
-            roots[var] = frozenset([self.times.new(self._size(var), eqn, var, min(start, self.times.clock))])
+        for var, start, given in zip(eqn.outvars, results.starts, results.over, strict=True):
+            buffer = self.times.new(self._size(var), eqn, var, min(start, self.times.clock))
+            buffer.over, buffer.written = as_large(buffer, given), self.times.clock
+            roots[var] = frozenset([buffer])

@@ -9,7 +9,7 @@ from partjit._jax.versions import RELEASE
 from partjit.inspect.operands import CUMULATIVE
 from partjit.inspect.skeleton import REDUCTIONS, WINDOWS, Body, Equation, Variable
 
-__all__ = ["CONSUMERS", "CUMULATIVE", "ELEMENTWISE", "FUSED", "UPDATES", "VIEWS", "is_cheap", "is_fused"]
+__all__ = ["CONSUMERS", "CUMULATIVE", "ELEMENTWISE", "FUSED", "UPDATES", "VIEWS", "is_cheap", "is_fused", "viewed"]
 
 VIEWS = {"reshape", "squeeze", "expand_dims", "copy", "copy_p", "sharding_constraint", "optimization_barrier", "name"}
 VIEWS |= {"reshard", "pvary", "pcast"}
@@ -51,6 +51,9 @@ def is_fused(eqn: Equation, body: Body, read: int) -> bool:
         body: the jaxpr that it is in, where what was found is noted: it is the same whatever the shardings.
         read: the number of buffers that its operands are computed from.
     """
+    if not body.fused:  # the last one first: what uses a result is asked about before what computes it
+        for one in reversed(body.equations):
+            body.fused[one, 2] = _is_fused(one, body, 2)
     key = eqn, read if read < 2 else 2
     found = body.fused.get(key)
     if found is None:
@@ -81,13 +84,31 @@ def _is_fused(eqn: Equation, body: Body, read: int) -> bool:
         return False
     if (name == "pad" or name in _JOINS) and _is_read_at_several_places(var, body):
         return False
-    return is_cheap(eqn, body) or len(users) == 1
+    if is_cheap(eqn, body) or len(users) == 1:
+        return True
+    return not _is_expensive(eqn, body) and _is_read_in_one_fusion(var, body)
+
+
+def _is_read_in_one_fusion(var: Variable, body: Body) -> bool:
+    """Whether all uses of a variable, and of what is computed from it where it is used, are in one fusion."""
+    ends, frontier, seen = set[Equation](), [var], set[Variable]()
+    while frontier and len(ends) < 2:
+        one = frontier.pop()
+        if one in body.outvars:
+            return False
+        for user in body.users.get(one, ()):
+            if not is_fused(user, body, 2):
+                ends.add(user)
+            else:
+                frontier += [of for of in user.outvars if of not in seen]
+                seen.update(user.outvars)
+    return len(ends) < 2
 
 
 def is_cheap(eqn: Equation, body: Body) -> bool:
     """Whether an equation is computed anew for each fusion that uses its result."""
     name = eqn.name
-    if name not in FUSED or name in _EXPENSIVE:
+    if name not in FUSED or _is_expensive(eqn, body):
         return False
     return name in _SHAPED or name in _JOINS or _reads_one(eqn, body)
 
@@ -125,10 +146,30 @@ def _is_of_product(eqn: Equation, body: Body) -> bool:
     return operand not in body.outvars and len(body.users[operand]) == 1
 
 
+def _is_expensive(eqn: Equation, body: Body) -> bool:
+    """Whether it is not computed several times. To divide by what is broadcast is to multiply by its reciprocal."""
+    if eqn.name != "div":
+        return eqn.name in _EXPENSIVE
+    if not isinstance(divisor := eqn.invars[1], Variable):
+        return False
+    maker = body.makers.get(viewed(divisor, body))
+    return divisor.shape == eqn.outvars[0].shape and (maker is None or maker.name != "broadcast_in_dim")
+
+
 def _reads_one(eqn: Equation, body: Body) -> bool:
-    """Whether all operands but one are literals or broadcast."""
-    makers = (body.makers.get(atom) for atom in eqn.invars if isinstance(atom, Variable))
+    """Whether all operands but one are literals or broadcast, or the same one."""
+    operands = {viewed(atom, body) for atom in eqn.invars if isinstance(atom, Variable)}
+    makers = (body.makers.get(atom) for atom in operands)
     return sum(maker is None or maker.name not in ("broadcast_in_dim", "iota") for maker in makers) <= 1
+
+
+def viewed(var: Variable, body: Body) -> Variable:
+    """What a variable is a view of."""
+    maker = body.makers.get(var)
+    while maker is not None and maker.name in VIEWS and isinstance(maker.invars[0], Variable):
+        var = maker.invars[0]
+        maker = body.makers.get(var)
+    return var
 
 
 def _users(var: Variable, body: Body) -> list[tuple[Equation, Variable]] | None:

@@ -1,14 +1,15 @@
 """Equations as XLA simplifies them: a slice of what was concatenated reads the parts that it is of.
 
-Where all uses of a concatenated array are slices, that array is never computed.
+Where all uses of a concatenated array are slices, that array is never computed. A product with ones, as it is in the
+gradient of a sum of squares, is the other factor.
 
-Source: `AlgebraicSimplifierVisitor::HandleSlice` of XLA.
+Source: `AlgebraicSimplifierVisitor` of XLA, `HandleSlice` and `HandleMultiply`.
 """
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
-from jax.extend.core import JaxprEqn, Var, primitives
+from jax.extend.core import JaxprEqn, Literal, Var, primitives
 
 from partjit._jax.jaxprs import Atom, type_of
 
@@ -18,6 +19,7 @@ __all__ = ["simplified"]
 def simplified(eqns: Iterable[JaxprEqn]) -> list[JaxprEqn]:
     """The equations of a jaxpr, in their order; those that are simplified compute the same variables."""
     joined: dict[Var, JaxprEqn] = {}
+    ones = set[Atom]()
     made = list[JaxprEqn]()
     for eqn in eqns:
         name, first = eqn.primitive.name, eqn.invars[0] if eqn.invars else None
@@ -27,6 +29,11 @@ def simplified(eqns: Iterable[JaxprEqn]) -> list[JaxprEqn]:
             new = [_slice_of(eqn, source)]
         elif source is not None and name == "split":
             new = _split_of(eqn, source)
+        elif name == "broadcast_in_dim" and isinstance(first, Literal) and first.val == 1:
+            ones.add(eqn.outvars[0])
+        elif name == "mul" and not ones.isdisjoint(atom for atom in eqn.invars if isinstance(atom, Var)):
+            (factor, *_) = [atom for atom in eqn.invars if isinstance(atom, Literal) or atom not in ones] or eqn.invars
+            new = [eqn.replace(primitive=primitives.reshape_p, invars=[factor])]
         made += new
         joined.update((one.outvars[0], one) for one in new if one.primitive.name == "concatenate")
     return made

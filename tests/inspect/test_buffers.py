@@ -171,6 +171,31 @@ def nested_loops(x, w):
     return jax.lax.while_loop(lambda state: state[0].sum() < state[1], outer, (x, 0.0))[0]
 
 
+def updated_in_a_branch(x, w):
+    def step(state, k):
+        return jax.lax.cond(
+            k % 2 == 0, lambda state: state, lambda state: (jnp.tanh(state[0]), state[1] @ w), state
+        ), None
+
+    return jax.lax.scan(step, (x, x @ w), jnp.arange(8))[0]
+
+
+def doubled(x, y):
+    hidden = x - y.max(1)[:, None]
+    both = hidden + hidden
+    return both / jnp.abs(both).sum(1)[:, None] + hidden[::-1]
+
+
+def read_twice_in_one_place(x, y):
+    both = x * y
+    return (both + jnp.flip(both, 1)).sum(0)
+
+
+def in_squares(x):
+    first, second = x - x.max(1, keepdims=True), jnp.tanh(x)
+    return jnp.sum(first * first) + jnp.sum(second * second)
+
+
 # Whether the last argument is the mesh, and sizes of arguments; `n` is drawn.
 PROGRAMS = {
     "carried, unchanged": (carried_unchanged, lambda n: (f32(n, n), f32(n, n)), (P(), P())),
@@ -182,6 +207,10 @@ PROGRAMS = {
     "copied": (copied_before_a_loop, lambda n: (f32(n, 64), f32(64, 64)), (P("data"), P())),
     "branch": (in_a_branch, lambda n: (f32(n, 64), f32(64, 64), f32(1)), (P("data"), P(), P())),
     "nested loops": (nested_loops, lambda n: (f32(n, 64), f32(64, 64)), (P("data"), P())),
+    "updated in a branch": (updated_in_a_branch, lambda n: (f32(n, 64), f32(64, 64)), (P("data"), P())),
+    "doubled": (doubled, lambda n: (f32(n, 64), f32(n, 64)), (P(), P())),
+    "read in one place": (read_twice_in_one_place, lambda n: (f32(n, 64), f32(n, 64)), (P("data"), P("data"))),
+    "squares": (jax.grad(in_squares), lambda n: (f32(n, 16),), (P("data"),)),
 }
 
 

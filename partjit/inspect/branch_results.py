@@ -1,0 +1,45 @@
+"""In which memory the results of a conditional are: that of operands, if each branch returns these or writes over them.
+
+Source: `CopyInsertion` of XLA, which copies what a branch returns of its operands unless nothing else is written there.
+"""
+
+from collections.abc import Sequence
+
+from partjit._jax.versions import RELEASE
+from partjit.inspect.buffer_lifetimes import ALWAYS
+from partjit.inspect.buffer_roots import NONE, Roots
+
+__all__ = ["BranchResults"]
+
+_IN_ORDER = RELEASE < (0, 12)
+"""Whether, in loops, a branch copies what it returns of its operands, if one before it returns something else."""
+
+
+class BranchResults:
+    """The results of a conditional, as far as its branches were seen.
+
+    Attributes:
+        starts: when each of them is first written.
+        over: the buffers of operands that each of them may be in.
+    """
+
+    def __init__(self, operands: Sequence[Roots], count: int, time: int, is_in_loop: bool) -> None:
+        """Those of so many results of a conditional that begins now."""
+        self._begin, self._are_in_order = time, is_in_loop and _IN_ORDER
+        self._given = NONE.union(*operands)
+        self.starts, self.over = [ALWAYS] * count, [self._given] * count
+        self._is_changed = [False] * count
+
+    def add(self, results: Sequence[Roots]) -> None:
+        """What the next branch returns is computed from these buffers; its own are the conditional's."""
+        for k, made in enumerate(results):
+            written = {one for buffer in made for one in buffer.over if buffer.may_be_over(one)}
+            is_returned = bool(made) and made <= self._given
+            if made:
+                is_copied = is_returned and self._is_changed[k] and self._are_in_order
+                self.over[k] &= written if is_copied else made | written
+            self._is_changed[k] |= not is_returned
+            if len(made) == 1:
+                (buffer,) = made
+                if buffer.start > self._begin:
+                    buffer.nbytes, self.starts[k] = 0, min(self.starts[k], buffer.start)
