@@ -67,7 +67,7 @@ class _Walk:
         """Runs through the equations of a jaxpr; returns the buffers that each variable is computed from."""
         constants = {var: frozenset([Buffer(self._size(var), -1, ALWAYS)]) for var in body.constvars}
         roots = {**constants, **known}
-        order, kernels = self._order(body)
+        order, kernels, moved = self._order(body)
         reads = dict[Equation, Roots]()
         released, prepared, buffered = order.released, self._prepared, self._buffered
         while True:
@@ -85,6 +85,8 @@ class _Walk:
                     order.queue(eqn)
                     continue
                 prepared.pop(eqn, None)
+                if eqn in moved:
+                    read |= self._move_beside(eqn)
                 if self.times.loops:
                     self._set_depth(eqn)
                 if is_barrier or len(eqn.outvars) != 1:
@@ -114,7 +116,7 @@ class _Walk:
             self.times.is_backward = outer
             order.done(step)
 
-    def _order(self, body: Body) -> tuple[InstructionOrder, Kernels]:
+    def _order(self, body: Body) -> tuple[InstructionOrder, Kernels, set[Equation]]:
         moves = self._moves
         needed = moves.needed(body.equations)
         sizes = {eqn: found for eqn in needed if (found := moves.prepared(eqn))}
@@ -125,7 +127,11 @@ class _Walk:
         self._constants.update(kernels.constants)
         sums = combined_sums(body, summed)
         self._summing.update(eqn for eqn, one in sums.items() if len(one.equations) > 1 and not moves.of(eqn).summed)
-        return InstructionOrder(body, steps, sums), kernels
+        return InstructionOrder(body, steps, sums), kernels, {*filter(moves.beside, needed)}
+
+    def _move_beside(self, eqn: Equation) -> Roots:
+        """What collectives give that is made of no operand."""
+        return NONE.union(self.times.new(nbytes, eqn) for nbytes in self._moves.beside(eqn))
 
     def _operands(self, eqn: Equation, roots: Mapping[Variable, Roots]) -> list[Roots]:
         """The buffers that each operand is computed from, or what was prepared of it, where something was."""
@@ -190,6 +196,7 @@ class _Walk:
             for root in roots[var]:
                 if root.is_given and self.times.loops:  # the product may come last, whatever the order of the equations
                     self.times.loops[-1].throughout.append(self.times.new(self._size(var), eqn))
+        self._move_beside(eqn)
         self._read_gathered(eqn, moves, roots)
         sizes = [*map(self._size, eqn.outvars)]
         updated = roots_of(eqn.invars[:1], roots)[0] if name in UPDATES else None

@@ -1,7 +1,7 @@
 """What the collectives of an equation need: copies of its operands before it, and sums of what it computes.
 
 XLA gathers along the first dimension: an operand is transposed for a gather along another one, and what was gathered
-is transposed back.
+is transposed back, where it is used if that is elementwise.
 
 Source: `SpmdPartitioner` and `AllGatherDecomposer` of XLA.
 """
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from partjit.inspect.collectives import Collective
+from partjit.inspect.fusion import CONSUMERS
 from partjit.inspect.skeleton import Equation, Variable
 
 __all__ = ["NO_MOVES", "EquationMoves", "Gathered", "Moves", "moves_by_equation"]
@@ -124,12 +125,20 @@ class EquationMoves:
                 found[next(filter(gathered.is_of, large), large[0])] = gathered
         return found
 
+    def beside(self, eqn: Equation) -> list[int]:
+        """The bytes of what collectives give that none of the operands is gathered to, as of a result that is moved."""
+        of_operands = [*self.gathers(eqn).values()]
+        return [one.nbytes for one in self.of(eqn).gathered if one not in of_operands]
+
     def prepared(self, eqn: Equation) -> dict[Variable, list[int]]:
         """The operands that are gathered or transposed for an equation; bytes of what is made, one of another."""
         made: dict[Variable, list[int]] = {}
         if eqn.kind is None:
             for var, one in self.gathers(eqn).items():
-                made[var] = [one.shard, one.nbytes, one.nbytes] if one.is_transposed else [one.nbytes]
+                before = [one.shard] if one.is_transposed else []
+                is_fused = eqn.name in CONSUMERS and eqn.name != "reshape"
+                after = [one.nbytes] if one.is_transposed and not is_fused else []
+                made[var] = [*before, one.nbytes, *after]
             for var in eqn.transposed:
                 before = made.get(var, [])
                 made[var] = [*before, before[-1] if before else self._size(var)]

@@ -225,6 +225,24 @@ def test_buffers_of_loops_branches_and_shard_maps_are_those_of_xla(name, mesh):
         assert 0.85 <= estimate.peak / found.peak <= 1.15, (n, str(estimate), str(found))
 
 
+def gathered_where_it_is_used(x):
+    return partjit.with_sharding_constraint(jnp.tanh(x), P("data"))
+
+
+def moved_result(x):
+    return jnp.outer(x[:, 0], x[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("function", "spec"), [(gathered_where_it_is_used, P(None, "model")), (moved_result, P("data"))]
+)
+def test_what_collectives_give_has_one_buffer(function, spec, mesh):
+    """What is gathered is transposed back where it is used; what is made of no operand is there beside the result."""
+    report = explain(pjit(function, in_shardings=spec), f32(128, 64), mesh=mesh, compiled=True)
+    (estimate,), (found,) = report.estimates, report.memory
+    assert 0.85 <= estimate.peak / found.peak <= 1.15, (str(estimate), str(found))
+
+
 def test_data_that_xla_may_move_besides_makes_the_estimate_a_lower_bound(mesh):
     program = pjit(lambda a, b: a @ b, in_shardings=(P(None, "data"), P("model")), out_shardings=P("model"))
     report = explain(program, f32(64, 64), f32(64, 64), mesh=mesh)
