@@ -26,13 +26,14 @@ class Buffer:
         freed: when another one is written over it; None if none is.
         is_given: whether it is what an iteration of a loop gets: carried, or a slice.
         is_result: whether a result of the program is in it.
+        is_gathered: whether a collective gives it that is not a sum.
         is_backward, is_used_backward: whether the equations that make it, and that use it last, are of the backward
             pass.
     """
 
     __slots__ = (
         *("nbytes", "start", "first", "last", "eqn", "var", "number", "over", "written"),
-        *("freed", "is_given", "is_result", "is_backward", "is_used_backward"),
+        *("freed", "is_given", "is_result", "is_gathered", "is_backward", "is_used_backward"),
     )
 
     def __init__(
@@ -51,7 +52,7 @@ class Buffer:
         self.eqn, self.var, self.number = eqn, var, number
         self.over: Sequence[Buffer] = ()
         self.freed: int | None = None
-        self.is_given = self.is_result = False
+        self.is_given = self.is_result = self.is_gathered = False
         self.is_backward = self.is_used_backward = is_backward
 
     @property
@@ -110,6 +111,12 @@ class Lifetimes:
         start = self.clock if start is None else start
         buffer = Buffer(nbytes, start, self.clock, eqn, var, self.is_backward, len(self.buffers))
         self.buffers.append(buffer)
+        return buffer
+
+    def gather(self, nbytes: int, eqn: Equation) -> Buffer:
+        """A buffer that a collective gives to an equation now."""
+        buffer = self.new(nbytes, eqn)
+        buffer.is_gathered = True
         return buffer
 
     def read(self, buffers: Iterable[Buffer]) -> None:

@@ -131,7 +131,7 @@ class _Walk:
 
     def _move_beside(self, eqn: Equation) -> Roots:
         """What collectives give that is made of no operand."""
-        return NONE.union(self.times.new(nbytes, eqn) for nbytes in self._moves.beside(eqn))
+        return NONE.union(self.times.gather(nbytes, eqn) for nbytes in self._moves.beside(eqn))
 
     def _operands(self, eqn: Equation, roots: Mapping[Variable, Roots]) -> list[Roots]:
         """The buffers that each operand is computed from, or what was prepared of it, where something was."""
@@ -255,8 +255,7 @@ class _Walk:
                 sizes = [max([*sizes, *(after for _, _, after in summed)])]
             depth = next((self.times.hoisted.pop(one) for one in partial if one in self.times.hoisted), None)
             for var, size in zip(eqn.outvars, sizes, strict=True):
-                buffer = self.times.new(size, eqn, var)
-                roots[var] = frozenset([buffer])
+                (buffer,) = roots[var] = frozenset([self.times.new(size, eqn, var)])
                 if depth is not None:
                     self.times.hoist(buffer, depth)
 
@@ -275,9 +274,10 @@ class _Walk:
             and is_cheap(maker, body)
         ):
             self.times.read(self._read_by[maker])
-        prepared[var] = frozenset([self.times.new(sizes[-1 - step.left], eqn)])
-        if not step.left and var in self._moves.gathers(eqn) and are_arguments(roots[var]):
-            self._gathered.update(dict.fromkeys([roots[var]], *prepared[var]))
+        make = self.times.gather if var in self._moves.gathers(eqn) else self.times.new
+        (made,) = prepared[var] = frozenset([make(sizes[-1 - step.left], eqn)])
+        if not step.left and made.is_gathered and are_arguments(roots[var]):
+            self._gathered[roots[var]] = made
 
     def _read_gathered(self, eqn: Equation, moves: Moves, roots: Mapping[Variable, Roots]) -> None:
         """A product reads what was gathered of a parameter before."""

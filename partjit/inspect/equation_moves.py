@@ -127,8 +127,10 @@ class EquationMoves:
 
     def beside(self, eqn: Equation) -> list[int]:
         """The bytes of what collectives give that none of the operands is gathered to, as of a result that is moved."""
-        of_operands = [*self.gathers(eqn).values()]
-        return [one.nbytes for one in self.of(eqn).gathered if one not in of_operands]
+        left = [*self.of(eqn).gathered]
+        for one in self.gathers(eqn).values():
+            left.remove(one)
+        return [one.nbytes for one in left]
 
     def prepared(self, eqn: Equation) -> dict[Variable, list[int]]:
         """The operands that are gathered or transposed for an equation; bytes of what is made, one of another."""

@@ -15,6 +15,7 @@ from partjit.inspect.buffers import buffers_of
 from partjit.inspect.collectives import Collective, UnknownMove
 from partjit.inspect.equation_moves import moves_by_equation
 from partjit.inspect.inlining import InlinedProgram
+from partjit.inspect.memory_range import Range, range_of
 from partjit.inspect.propagation import Partitioned
 from partjit.inspect.skeleton import Skeleton, Variable, skeleton_of
 from partjit.render.numbers import shown_bytes
@@ -51,7 +52,9 @@ class Memory:
         is_estimate: whether the peak was computed from the order of the equations; see `partjit.inspect.buffers`.
         saved: of what the forward pass computes for the backward pass, at the peak; None if that is not known.
         temporaries: of everything else that is neither argument nor result, at the peak.
-        unknown: what the estimate leaves out, so that the peak is at least as large.
+        unknown: what the peak depends on that is not known; nothing if it is within some percent.
+        at_least, at_most: what it is between, whatever that may be; None if it has no bound. Both are the peak if
+            nothing is unknown.
         buffers: the temporaries at the peak, the largest first; none if XLA reports the memory.
     """
 
@@ -64,15 +67,26 @@ class Memory:
     saved: int | None = None
     temporaries: int = 0
     unknown: tuple[str, ...] = ()
+    at_least: int = 0
+    at_most: int | None = None
     buffers: tuple[Buffer, ...] = dataclasses.field(default=(), repr=False)
 
+    @property
+    def shown_bounds(self) -> str:
+        """What an estimate that depends on something unknown is between: "0.9 MB to 1.5 MB", or "0.9 MB or more"."""
+        if not self.unknown:
+            return ""
+        least, most = shown_bytes(self.at_least), self.at_most
+        if self.at_least == self.peak:
+            return "or more" if most is None else f"up to {shown_bytes(most)}"
+        return f"{least} or more" if most is None else f"{least} to {shown_bytes(most)}"
+
     def __str__(self) -> str:
-        about = "about " if self.is_estimate else ""
-        least = "" if self.is_estimate else " at most"
-        least = f" or more, without {', '.join(self.unknown)}" if self.unknown else least
+        most = f"about {shown_bytes(self.peak)}" if self.is_estimate else f"{shown_bytes(self.peak)} at most"
+        bounds = f" ({self.shown_bounds}, depending on {', '.join(self.unknown)})" if self.unknown else ""
         saved = f", saved for the backward pass {shown_bytes(self.saved)}" if self.saved else ""
         return (
-            f"{self.program}: {about}{shown_bytes(self.peak)}{least}; arguments {shown_bytes(self.arguments)} "
+            f"{self.program}: {most}{bounds}; arguments {shown_bytes(self.arguments)} "
             f"({shown_bytes(self.donated)} donated), results {shown_bytes(self.results)}{saved}, temporaries "
             f"{shown_bytes(self.temporaries)}"
         )
@@ -83,20 +97,17 @@ class Needs(NamedTuple):
 
     Attributes:
         arguments, results, donated: as those of `Memory`.
-        at_peak: what is alive at the peak besides.
-        unknown: what the estimate leaves out.
+        peak: the most that is live at once.
+        at_peak: what is alive then besides arguments and results.
+        bounds: what the peak may be, and why.
     """
 
     arguments: int
     results: int
     donated: int
+    peak: int
     at_peak: Peak
-    unknown: tuple[str, ...]
-
-    @property
-    def peak(self) -> int:
-        """The most that is live at once."""
-        return self.arguments + self.results - self.donated + self.at_peak.total
+    bounds: Range
 
 
 def estimate_memory(
@@ -125,7 +136,9 @@ def estimate_memory(
         True,
         found.at_peak.saved,
         found.at_peak.others,
-        found.unknown,
+        found.bounds.reasons,
+        found.bounds.at_least,
+        found.bounds.at_most,
         tuple(sorted(_buffers(inlined, found.at_peak), key=lambda one: -one.nbytes)),
     )
 
@@ -155,11 +168,9 @@ def needs_of(
     flags = zip(body.invars, in_bytes, donated, strict=True)
     reused = _reused([var for var, nbytes, is_donated in flags if is_donated and nbytes], results, size)
     at_peak = peak_of(buffers_of(body, size, moves_by_equation(collectives)), reused)
-    needs = Needs(arguments, sum(map(size, results)), reused, at_peak, ())
-    random = sum(max(size(var), _OF_RANDOM) for var in skeleton.random)
-    interleaved = sum(map(size, skeleton.interleaved))
-    unknown = _unknown(skeleton, needs.peak, (_gathered(collectives), random, interleaved), moves, is_cpu)
-    return needs._replace(unknown=tuple(unknown))
+    peak = arguments + sum(map(size, results)) - reused + at_peak.total
+    bounds = range_of(skeleton, peak, at_peak, (collectives, moves), size, is_cpu)
+    return Needs(arguments, sum(map(size, results)), reused, peak, at_peak, bounds)
 
 
 def _shard_bytes(shape: tuple[int, ...], itemsize: int, sharding: TensorSharding) -> int:
@@ -173,10 +184,6 @@ def _reused(donated: Iterable[Variable], results: Iterable[Variable], size: Call
     return sum(nbytes * count for nbytes, count in matched.items())
 
 
-def _gathered(collectives: Iterable[Collective]) -> int:
-    return sum(one.result_bytes for one in collectives if one.kind != "all-reduce")
-
-
 def _buffers(inlined: InlinedProgram, found: Peak) -> Iterator[Buffer]:
     for one in found.alive:
         if one.eqn is not None and one.eqn.number is not None:
@@ -184,32 +191,6 @@ def _buffers(inlined: InlinedProgram, found: Peak) -> Iterator[Buffer]:
             number = None if one.var is None else one.var.number
             value = next((v for v in equation.outputs if number is not None and v.number == number), None)
             yield Buffer(aligned(one.nbytes), one.is_saved, equation, value)
-
-
-_LARGE_PART = 0.1
-_OF_RANDOM = 1 << 8
-"""Bytes that XLA may need for random numbers besides, however few."""
-
-
-def _unknown(
-    skeleton: Skeleton, peak: int, sizes: tuple[int, int, int], moves: Iterable[UnknownMove], is_cpu: bool
-) -> Iterator[str]:
-    """What is not in an estimate; the sizes are those of what is gathered, of random numbers, of interleaved arrays."""
-    gathered, random, interleaved = sizes
-    if any(not move.operation.startswith("cpu.") for move in moves):
-        yield "what XLA may move besides"
-    if gathered > _LARGE_PART * peak:
-        yield "the lifetime of what collectives gather"
-    if random > _LARGE_PART * peak:
-        yield "the workspace of random numbers"
-    if interleaved > _LARGE_PART * peak:  # XLA may keep them with their gaps instead of the sum
-        yield "the parts of interleaved arrays, as those of associative scans"
-    if skeleton.has_unrolled_loops:
-        yield "the iterations of unrolled loops, which XLA may run at once"
-    if skeleton.workspace:
-        yield f"the workspace of {', '.join(skeleton.workspace)}"
-    if skeleton.has_narrow_products and is_cpu:
-        yield "the matrix products that the CPU computes in 32 bits"
 
 
 def read_memory(name: str, compiled: MeshExecutable) -> Memory | None:
@@ -221,4 +202,4 @@ def read_memory(name: str, compiled: MeshExecutable) -> Memory | None:
     aliased, temporary = int(stats.alias_size_in_bytes), int(stats.temp_size_in_bytes)
     # The peak that XLA reports leaves out temporaries on some platforms.
     peak = max(int(getattr(stats, "peak_memory_in_bytes", 0)), arguments + results - aliased + temporary)
-    return Memory(name, arguments, results, aliased, peak, False, None, temporary)
+    return Memory(name, arguments, results, aliased, peak, False, None, temporary, (), peak, peak)

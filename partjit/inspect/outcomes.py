@@ -43,7 +43,7 @@ class Outcome:
         prediction: its collectives, and what is not predicted.
         peak: bytes that are live at once at most, estimated.
         argument_bytes: of the arguments.
-        unknown_memory: what the estimate leaves out.
+        unknown_memory: what the peak depends on that is not known.
         flops: its FLOPs.
         traffic: bytes that a device reads from its memory and writes to it.
         arguments, results: the shardings of arguments and results.
@@ -124,7 +124,7 @@ def _outcome(facts: Facts, after: Propagated) -> Outcome:
         prediction,
         needs.peak,
         needs.arguments,
-        needs.unknown,
+        needs.bounds.reasons,
         facts.flops.flops(of_values, after.used(facts)),
         bytes_moved(facts.traffic, of_values),
         tuple(of_values.get(number, TensorSharding.replicated(0)) for number in facts.arguments),

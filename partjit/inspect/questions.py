@@ -82,7 +82,7 @@ class Answer:
         flops: floating point operations of the busiest device.
         memory_traffic: bytes that a device reads from its memory and writes to it; see `partjit.inspect.traffic`.
         arguments, results: the specs that arguments and results have after the propagation, by name.
-        unknown: what the figures leave out, in words; see `is_lower_bound`.
+        unknown: what the figures leave out or depend on, in words; see `is_lower_bound`.
     """
 
     collectives: Collectives

@@ -55,9 +55,10 @@ def as_data(report: Contents) -> Data:
         * `folded_findings`: the same, those that repeat from layer to layer as one: `kind`, `count`, `nbytes`, `text`,
           `suggestion`, `effect`, `module` ("layers/{0-23}/w"), `site` and `values`.
         * `memory`: for each program `program`, `arguments`, `results`, `donated`, `peak`, `is_estimate`,
-          `saved` for the backward pass, other `temporaries`, `unknown`: what the estimate leaves out, and `buffers`,
-          the temporaries at the estimated peak, the largest first: `value` (None for what an equation needs besides its
-          operands and results), `primitive`, `nbytes`, `is_saved`, `module` and `site`.
+          `saved` for the backward pass, other `temporaries`, `unknown`: what the estimate depends on, `at_least` and
+          `at_most`: what the peak is between (None if it has no upper bound), and `buffers`, the temporaries at the
+          estimated peak, the largest first: `value` (None for what an equation needs besides its operands and results),
+          `primitive`, `nbytes`, `is_saved`, `module` and `site`.
         * `flops`: `total`, `per_device` and `is_exact`.
         * `network`: how many `seconds` the collectives over `axes` take at the stated bandwidth; empty without one.
         * `programs`: those that are compiled: `name`, `turns` (how often it runs in a step), `equations`, and

@@ -5,13 +5,13 @@ It can be pickled, as a jaxpr cannot.
 
 import dataclasses
 import math
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jax.core import ShapedArray
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
-from partjit._jax.jaxprs import Atom, control_flow_kind
+from partjit._jax.jaxprs import Atom, control_flow_kind, type_of
 from partjit._jax.shard_maps import shard_map_p
 from partjit.inspect.annotated import AnnotatedEquation
 from partjit.inspect.inlining import InlinedProgram
@@ -150,8 +150,8 @@ class Skeleton:
         passed: for each of its arguments whether it is passed to the compiled program.
         random: the results of equations that compute random numbers.
         interleaved: arrays with gaps between their elements, for others to be added there.
-        workspace: the primitives of its equations that need a workspace.
-        has_narrow_products: whether matrix products have results of less than 32 bits.
+        workspace: the primitives of its equations that need a workspace, and all that these read and compute.
+        narrow_products: the results of matrix products that have less than 32 bits.
         has_unrolled_loops: whether several iterations of a loop are written out.
     """
 
@@ -159,8 +159,8 @@ class Skeleton:
     passed: tuple[bool, ...]
     random: tuple[Variable, ...]
     interleaved: tuple[Variable, ...]
-    workspace: tuple[str, ...]
-    has_narrow_products: bool
+    workspace: Mapping[str, Sequence[Variable]]
+    narrow_products: tuple[Variable, ...]
     has_unrolled_loops: bool
 
 
@@ -172,8 +172,8 @@ def skeleton_of(inlined: InlinedProgram) -> Skeleton:
         inlined.passed,
         tuple(conversion.random),
         tuple(conversion.interleaved),
-        tuple(sorted({e.primitive for e in equations if e.primitive.startswith(_WITH_WORKSPACE)})),
-        any(e.primitive == "dot_general" and e.outputs[0].aval.dtype.itemsize < 4 for e in equations),
+        dict(sorted(conversion.workspace.items())),
+        tuple(conversion.narrow_products),
         any(e.primitive == "scan" and e.params["unroll"] > 1 for e in equations),
     )
 
@@ -187,6 +187,8 @@ class _Conversion:
         self._computed: dict[Hashable, int] = {}
         self.random: list[Variable] = []
         self.interleaved: list[Variable] = []
+        self.workspace: dict[str, list[Variable]] = {}
+        self.narrow_products: list[Variable] = []
 
     def body(self, jaxpr: Jaxpr, is_in_loop: bool) -> Body:
         eqns = _used_equations(jaxpr)
@@ -253,6 +255,11 @@ class _Conversion:
             self.random += map(self._variable, eqn.outvars)
         if eqn.primitive.name == "pad" and any(gap > 0 for _, _, gap in eqn.params["padding_config"]):
             self.interleaved += map(self._variable, eqn.outvars)
+        if eqn.primitive.name == "dot_general" and type_of(eqn.outvars[0]).dtype.itemsize < 4:
+            self.narrow_products.append(self._variable(eqn.outvars[0]))
+        if eqn.primitive.name.startswith(_WITH_WORKSPACE):
+            read = (atom for atom in eqn.invars if isinstance(atom, Var))
+            self.workspace.setdefault(eqn.primitive.name, []).extend(map(self._variable, (*read, *eqn.outvars)))
         counts = (eqn.params["cond_nconsts"], eqn.params["body_nconsts"]) if kind == "while" else loop_counts(eqn)
         if self._has_loops and is_loop:
             self._pass_constants(eqn, kind, counts)

@@ -12,6 +12,7 @@ from jax.experimental import sparse
 import partjit
 from partjit import P, pjit
 from partjit.inspect import explain
+from partjit.inspect.memory import Memory
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +102,7 @@ def test_donated_arguments_are_reused_for_results(mesh):
 def test_what_an_estimate_leaves_out_is_said(mesh):
     gathered = explain(pjit(jnp.sin, in_shardings=P("data"), out_shardings=P()), f32(64, 64), mesh=mesh)
     assert gathered.estimates[0].unknown == ("the lifetime of what collectives gather",)
-    assert "or more, without the lifetime of what collectives gather;" in str(gathered.estimates[0])
+    assert " kB, depending on the lifetime of what collectives gather);" in str(gathered.estimates[0])
     matrix = sparse.BCOO.fromdense(jnp.eye(64))
     of_sparse = explain(pjit(lambda m, x: m @ x, in_shardings=(P(), P(None, "data"))), matrix, f32(64, 64), mesh=mesh)
     assert of_sparse.estimates[0].unknown == ("the workspace of bcoo_dot_general",)
@@ -110,6 +111,42 @@ def test_what_an_estimate_leaves_out_is_said(mesh):
     assert product.estimates[0].unknown == ("the matrix products that the CPU computes in 32 bits",)
     sums = explain(pjit(functools.partial(jax.lax.associative_scan, jnp.add), P("data")), f32(64, 64), mesh=mesh)
     assert "the parts of interleaved arrays, as those of associative scans" in sums.estimates[0].unknown
+
+
+@pytest.mark.parametrize(
+    ("bounds", "shown"),
+    [
+        ((1000, 1000, ()), "about 1.0 kB;"),
+        ((1000, 3000, ("this",)), "about 1.0 kB (up to 3.0 kB, depending on this);"),
+        ((500, 3000, ("this", "that")), "about 1.0 kB (500 B to 3.0 kB, depending on this, that);"),
+        ((500, None, ("this",)), "about 1.0 kB (500 B or more, depending on this);"),
+        ((1000, None, ("this",)), "about 1.0 kB (or more, depending on this);"),
+    ],
+)
+def test_an_estimate_is_shown_with_what_it_is_between(bounds, shown):
+    at_least, at_most, unknown = bounds
+    memory = Memory("f", 400, 600, 0, 1000, True, unknown=unknown, at_least=at_least, at_most=at_most)
+    assert f"f: {shown} arguments" in str(memory)
+
+
+def test_the_figure_of_xla_is_between_the_bounds_of_an_estimate(mesh):
+    """Sorted, random, gathered and interleaved arrays, and products that a CPU computes in 32 bits."""
+    narrow, key = jax.ShapeDtypeStruct((128, 128), jnp.bfloat16), jax.eval_shape(lambda: jax.random.key(0))
+    programs = [
+        (lambda x: jnp.sin(jnp.sort(x, 0) + x), [f32(256, 64)], P(None, "data")),
+        (lambda key: jax.random.normal(key, (256, 64)).sum(1), [key], P()),
+        (lambda x: x.T @ jnp.tanh(x @ x), [narrow], P("data")),
+        (lambda x: partjit.with_sharding_constraint(jnp.tanh(x), P()) @ x, [f32(128, 128)], P(None, "data")),
+        (functools.partial(jax.lax.associative_scan, jnp.add), [f32(256, 64)], P("data")),
+    ]
+    for function, args, spec in programs:
+        report = explain(pjit(function, in_shardings=spec), *args, mesh=mesh, compiled=True)
+        (estimate,), (found,), (data,) = report.estimates, report.memory, report.as_data()["memory"]
+        assert estimate.at_least <= 1.15 * found.peak, (str(estimate), str(found))
+        assert estimate.at_most is None or estimate.at_most >= 0.85 * found.peak, (str(estimate), str(found))
+        assert estimate.unknown
+        assert estimate.at_least < estimate.peak or estimate.at_most != estimate.peak
+        assert (data["at_least"], data["at_most"]) == (found.peak, found.peak)
 
 
 def carried_unchanged(a, x):

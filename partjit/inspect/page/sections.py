@@ -48,9 +48,10 @@ def summary(report: Contents) -> Markup:
     ]
     if peak is not None:
         most = f"{'about ' if peak.is_estimate else ''}{shown_bytes(peak.peak)}"
-        tiles.insert(
-            2, ("memory", most, "per device, estimated" if peak.is_estimate else "at most per device, compiled")
+        below = (
+            f"per device, {peak.shown_bounds or 'estimated'}" if peak.is_estimate else "at most per device, compiled"
         )
+        tiles.insert(2, ("memory", most, below))
     drawn = (
         element("div", element("span", name), element("strong", _large(value)), element("span", below))
         for name, value, below in tiles
@@ -228,7 +229,8 @@ def memory(report: Contents, excerpts: Excerpts) -> Markup:
             row += [nbytes(None)] * 4 + ["", ""]
         else:
             row += [nbytes(held.arguments), nbytes(held.donated), nbytes(held.results), nbytes(held.peak)]
-            row += [_bar(held, most), "estimated" if held.is_estimate else "compiled"]
+            estimated = f"estimated, {held.shown_bounds}" if held.unknown else "estimated"
+            row += [_bar(held, most), estimated if held.is_estimate else "compiled"]
         if report.compiled:
             row.append(amount(units[name].flops) if name in units else amount(None))
         rows.append(row)
