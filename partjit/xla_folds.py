@@ -8,12 +8,14 @@ A value and one that is folded into it have one sharding; and what only a folded
   dimensions of size 1.
 * Slices of nothing, which are constants; those with starts that are constants; those of one operand of a concatenation.
 * Concatenations of nothing, of one array, and of concatenations that nothing else uses.
+* Branches of which a constant takes one, and loops that a constant ends before the first iteration: see `fold_region`.
 * A constant that is the first operand of a sum, a product and the like becomes the second, which counts for the order
   of the operations.
 
 XLA folds before it inlines calls: never what one function computes and another one uses.
 
-Source: `stablehlo_canonicalize_from_hlo_import.cpp` of XLA, and StableHLO's `StablehloAggressiveSimplification.cpp`.
+Source: `stablehlo_canonicalize_from_hlo_import.cpp` of XLA, and StableHLO's `StablehloAggressiveSimplification.cpp`
+and `StablehloAggressiveFolder.cpp`.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -22,7 +24,10 @@ from typing import Any, NamedTuple
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 
-__all__ = ["AS_IT_IS", "FOLDED", "Lowered", "fold"]
+from partjit.shardy import nested
+from partjit.xla_constants import constant_of
+
+__all__ = ["AS_IT_IS", "FOLDED", "FOLDED_REGIONS", "Lowered", "fold", "fold_region"]
 
 
 class Lowered(NamedTuple):
@@ -31,10 +36,12 @@ class Lowered(NamedTuple):
     Attributes:
         is_ignored: whether an operation without results is not in the latter.
         function_of: the function in which an operation is there, if calls were inlined before.
+        remove_unused: removes what only operations that are ignored use.
     """
 
     is_ignored: Callable[[ir.Operation], bool] = lambda _: False
     function_of: Callable[[ir.Operation], Hashable] = lambda _: None
+    remove_unused: Callable[[ir.Module], None] = lambda _: None
 
     def maker(self, op: ir.Operation, value: Any, name: str) -> Any:
         """The operation that computes an operand in the same function, if it is one of that name."""
@@ -42,6 +49,11 @@ class Lowered(NamedTuple):
         if isinstance(owner, ir.Block) or owner.name != name:
             return None
         return owner if self.function_of(op) == self.function_of(owner) else None
+
+    def scalar(self, op: ir.Operation, value: Any) -> int | float | bool | None:
+        """The number that an operand is in the same function, if it is computed from constants alone."""
+        found = constant_of(value, lambda other: self.function_of(other) == self.function_of(op))
+        return None if found is None or found.size != 1 else found.item()
 
 
 AS_IT_IS = Lowered()
@@ -61,6 +73,56 @@ def fold(op: Any, lowered: Lowered = AS_IT_IS) -> bool:
     op.results[0].replace_all_uses_with(value)
     op.erase()
     return True
+
+
+def fold_region(op: Any, lowered: Lowered = AS_IT_IS) -> set[int] | None:
+    """Replaces the results of an operation whose name is in `FOLDED_REGIONS`, if XLA does.
+
+    The operations of the branch that is taken are then where it was; those of others, and of a loop, are erased.
+
+    Returns:
+        Which of the operations in it, counted in the order of the program, are erased; None if it stays.
+    """
+    return FOLDED_REGIONS[op.name](op, lowered)
+
+
+def _case(op: Any, lowered: Lowered) -> set[int] | None:
+    number = lowered.scalar(op, op.operands[0])
+    if number is None or not any(next(iter(result.uses), None) for result in op.results):
+        return None
+    last = len(op.regions) - 1
+    taken = int(number) if 0 <= number <= last else last
+    erased, first = set[int](), 0
+    for k, region in enumerate(op.regions):
+        operations = [*region.blocks[0].operations]
+        inside = sum(1 + len(nested(one)) for one in operations)
+        erased |= {first + inside - 1} if k == taken else {*range(first, first + inside)}
+        first += inside
+    *operations, returned = op.regions[taken].blocks[0].operations
+    for one in operations:
+        one.move_before(op)
+    for result, value in zip(op.results, returned.operands, strict=True):
+        result.replace_all_uses_with(value)
+    op.erase()
+    return erased
+
+
+def _while(op: Any, lowered: Lowered) -> set[int] | None:
+    cond = op.regions[0].blocks[0].operations
+    if lowered.scalar(op, cond[len(cond) - 1].operands[0]) is not False:
+        return None
+    erased = {*range(len(nested(op)))}
+    for result, value in zip(op.results, op.operands, strict=True):
+        result.replace_all_uses_with(value)
+    op.erase()
+    return erased
+
+
+FOLDED_REGIONS: Mapping[str, Callable[[Any, Lowered], set[int] | None]] = {
+    "stablehlo.case": _case,
+    "stablehlo.while": _while,
+}
+"""What folds an operation of each name, with the operations in it."""
 
 
 def _neutral(neutral: int, deciding: int | None = None, *, commutes: bool = True) -> "_Fold":
@@ -110,12 +172,20 @@ def _select(op: Any, lowered: Lowered) -> Any:
         predicate, chosen, other = negated.operands[0], other, chosen
     if chosen == other:
         return chosen
-    if (which := _splat(predicate)) is not None:
+    if (which := _decided(op, predicate, lowered)) is not None:
         return chosen if which else other
     same = _splat(chosen)
     if same is not None and same == _splat(other):
         return chosen
     return None if predicate == op.operands[0] else stablehlo.SelectOp(predicate, chosen, other, **_at(op)).result
+
+
+def _decided(op: Any, predicate: Any, lowered: Lowered) -> int | float | bool | None:
+    """What all elements of a predicate are, if that is constant."""
+    if (known := _splat(predicate)) is not None:
+        return known
+    found = constant_of(predicate, lambda other: lowered.function_of(other) == lowered.function_of(op))
+    return None if found is None or found.size == 0 or found.min() != found.max() else found.flat[0]
 
 
 def _reshape(op: Any, lowered: Lowered) -> Any:

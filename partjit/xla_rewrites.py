@@ -3,7 +3,8 @@
 * HLO has no broadcast that also expands dimensions of size 1 or permutes dimensions, and one that only adds dimensions
   of size 1 is a reshape there. Shardy propagates through reshapes and transposes before it does through broadcasts.
 * The largest elements of an array are selected by one operation, not by a sort and slices.
-* Operations that change nothing are folded, in each function by itself; see `partjit.xla_folds`.
+* Operations that change nothing are folded, in each function by itself, and branches that a constant decides on; see
+  `partjit.xla_folds`.
 * Calls of functions are inlined. What a function returns and what its call returns are one value, with one sharding.
 * What a loop passes on unchanged is captured by its body instead. So it has one sharding, but for what the user has
   sharded: that may be sharded further in the body.
@@ -25,7 +26,7 @@ from jax.extend.mlir.dialects import sdy, stablehlo
 
 from partjit.shardy import Shardings, nested, run_passes, symbol_of
 from partjit.xla_effects import erase_unused
-from partjit.xla_folds import AS_IT_IS, FOLDED, Lowered, fold
+from partjit.xla_folds import AS_IT_IS, FOLDED, FOLDED_REGIONS, Lowered, fold, fold_region
 from partjit.xla_order import WITH_BODIES, order_operations
 
 __all__ = ["open_captured", "rewrite", "rewrite_broadcast", "rewrite_operations"]
@@ -53,11 +54,21 @@ def rewrite_operations(module: ir.Module, lowered: Lowered = AS_IT_IS) -> None:
         run_passes(module, "builtin.module(func.func(chlo-legalize-to-stablehlo))")
         ops, names = _walked(module)
         _keep_selections(ops, selections)
-    for op, name in zip(ops, names, strict=True):
+    gone, folds_regions = set[int](), False
+    for k, (op, name) in enumerate(zip(ops, names, strict=True)):
+        if k in gone:
+            continue
         if name in FOLDED:
             fold(op, lowered)
         elif name == "stablehlo.broadcast_in_dim" and (reshape := rewrite_broadcast(op)) is not None:
             fold(reshape, lowered)
+        elif name in FOLDED_REGIONS and (erased := fold_region(op, lowered)) is not None:
+            gone.update(k + 1 + number for number in erased)
+            folds_regions = True
+    if folds_regions:
+        lowered.remove_unused(module)  # what another branch has used
+        run_passes(module, "builtin.module(symbol-dce)")  # and called
+        ops, names = _walked(module)
     if "func.call" in names:
         _inline_calls(module)
         ops, names = _walked(module)

@@ -65,6 +65,21 @@ FOLDS = {
     "nothing is sliced of complex numbers": lambda x, i, p: (jnp.sin(x), lax.complex(x, x)[2:2], i[:0], p[:0]),
     "limits": lambda x, i, p: lax.max(jnp.ones_like(x), lax.min(x, jnp.full_like(x, 5.0))),
     "concatenated with nothing": lambda x, i, p: jnp.concatenate([jnp.sin(x), x[:0]]),
+    "a computed predicate": lambda x, i, p: lax.select(
+        lax.full(x.shape, 3) < lax.full(x.shape, 2), jnp.sin(x), jnp.cos(x)
+    ),
+    "a branch that is taken": lambda x, i, p: lax.cond(True, lambda x: jnp.sin(x) + jnp.cos(x), jnp.tan, x),
+    "one of three": lambda x, i, p: lax.switch(1, [jnp.sin, lambda x: x, jnp.cos], jnp.tanh(x)),
+    "branches in branches": lambda x, i, p: lax.cond(
+        False, jnp.sin, lambda x: lax.switch(0, [jnp.cos, jnp.tan], x) * lax.cond(True, jnp.exp, jnp.log, x), x
+    ),
+    "a branch that decides another one": lambda x, i, p: lax.cond(
+        lax.cond(True, lambda: 1, lambda: 0) > 0, jnp.sin, jnp.cos, x
+    ),
+    "a loop without iterations": lambda x, i, p: lax.while_loop(lambda _: False, jnp.sin, jnp.cos(x)),
+    "a loop in a branch that is not taken": lambda x, i, p: lax.cond(
+        False, lambda x: lax.fori_loop(0, 3, lambda _, x: jnp.sin(x), x), jnp.cos, x
+    ),
 }
 
 
@@ -93,6 +108,58 @@ def test_the_same_operations_are_left_as_xla_leaves(name):
     remove_unused(walk_of(module, Shardings(module)))
     assert module.operation.verify()
     assert counts(op.name.partition(".")[2] for op in nested(module.operation)) == counts(theirs)
+
+
+PREDICATES = {
+    "integers": lambda: lax.lt(3, 2),
+    "floats": lambda: lax.lt(3.0, lax.mul(2.0, 2.0)),
+    "bf16": lambda: lax.lt(jnp.bfloat16(3), jnp.bfloat16(2) * 2),
+    "quotients": lambda: lax.ge(lax.div(-7, 2), -3),
+    "quotients of floats": lambda: lax.gt(lax.div(7.0, 2.0), 3.25),
+    "remainders": lambda: lax.eq(lax.rem(-7, 2), -1),
+    "remainders of floats": lambda: lax.gt(lax.rem(7.0, 2.0), 0.5),
+    "integers that overflow": lambda: lax.lt(jnp.int8(120) + jnp.int8(10), jnp.int8(0)),
+    "unsigned ones": lambda: lax.lt(jnp.uint8(250) + jnp.uint8(10), jnp.uint8(5)),
+    "conversions": lambda: lax.eq(lax.convert_element_type(2.75, jnp.int32), 2),
+    "truth": lambda: (lax.gt(2, 1) & ~lax.gt(2, 3)) ^ lax.ne(2, 2),
+    "bits": lambda: lax.eq(lax.bitwise_or(lax.bitwise_and(6, 3), 8), 10),
+    "limits": lambda: lax.gt(lax.max(lax.min(6, 3), 1) + lax.clamp(0, 6, 3), 5),
+    "signs": lambda: lax.lt(lax.sign(lax.neg(lax.abs(-6))), 0),
+    "roots": lambda: lax.le(lax.sqrt(9.0), lax.exp(1.0)),
+    "infinity": lambda: lax.gt(jnp.float32(jnp.inf), 1.0),
+    "all": lambda: jnp.all(lax.full((3,), 0) == lax.full((3,), 0)),
+    "any": lambda: jnp.any(lax.full((3, 2), 0) == lax.full((3, 2), 1)),
+    "elements": lambda: lax.gt(lax.slice(lax.full((4,), 3.0), (1,), (2,)).reshape(()), 1.0),
+    "a sum": lambda: lax.gt(lax.full((3,), 1.0).sum(), 1.0),
+    "a power": lambda: lax.gt(lax.pow(2.0, 3.0), 2.0),
+    "finite": lambda: lax.is_finite(1.0),
+    "another function": lambda: jax.jit(lambda n: n > 3)(5),
+}
+
+
+@functools.cache
+def deciding():
+    def decided(x):
+        return [lax.cond(predicate(), jnp.sin, jnp.cos, x) for predicate in PREDICATES.values()]
+
+    return jax.jit(decided).lower(jax.ShapeDtypeStruct((4,), jnp.float32))
+
+
+def test_the_same_branches_are_taken():
+    """Each conditional is a sine if its predicate is true, a cosine if it is false, or stays, in both."""
+    text = deciding().compiler_ir("hlo").as_hlo_text()
+    entry = text[text.index("ENTRY") :]
+    *_, returned = re.findall(r"ROOT .*?tuple\((.*)\)", entry)
+    kinds = dict(re.findall(r"([\w.\-]+) = [^=]*? ([\w\-]+)\(", entry))
+    theirs = [kinds[name.split()[-1].lstrip("%")] for name in returned.split(", ")]
+    module = deciding().compiler_ir("stablehlo")
+    module = ir.Module.parse(str(module), context=module.context)
+    rewrite(module)
+    assert module.operation.verify()
+    (end,) = (op for op in nested(module.operation) if op.name == "func.return" and len(op.operands) == len(PREDICATES))
+    ours = [value.owner.operation.name.partition(".")[2].replace("case", "conditional") for value in end.operands]
+    assert dict(zip(PREDICATES, ours, strict=True)) == dict(zip(PREDICATES, theirs, strict=True))
+    assert {*ours} == {"sine", "cosine", "conditional"}
 
 
 ORDERED = {

@@ -57,11 +57,19 @@ class FlopCount:
             per_device += own / shards(*map(used.get, operands), *map(computed.get, results))
         is_exact = True
         for bodies in self.nested:
-            found = bodies.flops([body._flops(shards, computed, used) for body in bodies.counts])
+            counts = bodies.counts
+            if bodies.is_branch:
+                counts = [body for body in counts if body._is_known(computed)] or counts
+            found = bodies.flops([body._flops(shards, computed, used) for body in counts])
             total += found.total
             per_device += found.per_device
             is_exact &= found.is_exact
         return Flops(total, per_device, is_exact)
+
+    def _is_known(self, computed: Mapping[int, TensorSharding]) -> bool:
+        """Whether the partitioner has a sharding of any result: of a branch that is never taken it has none."""
+        own = any(not computed.keys().isdisjoint(results) for _, _, results in self.own)
+        return own or any(body._is_known(computed) for bodies in self.nested for body in bodies.counts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,8 +97,8 @@ def flops_of(program: AnnotatedJaxpr) -> Flops:
 
     A matrix product or a convolution takes a multiplication and an addition per term of its sums; any other computation
     takes one operation per element of its result or, for a reduction, of its operand. Of a conditional the most
-    expensive branch counts. Replicated computations count on every device; the body of a `shard_map` is that of one
-    device. What nothing uses, which XLA removes, counts for nothing.
+    expensive branch counts, unless a constant decides on it. Replicated computations count on every device; the body of
+    a `shard_map` is that of one device. What nothing uses, which XLA removes, counts for nothing.
     """
     numbered = (value for equation in program.walk() for value in (*equation.inputs, *equation.outputs))
     shardings = next((value.shardings for value in numbered), {})

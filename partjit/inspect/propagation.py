@@ -153,7 +153,7 @@ def lower_unit(unit: Unit) -> tuple[InlinedProgram, ir.Module | None]:
         )
     module = lowering.stablehlo()
     remove_unused_values(module)
-    rewrite_operations(module, Lowered(is_mark, inlined.function_of))
+    rewrite_operations(module, Lowered(is_mark, inlined.function_of, remove_unused_values))
     return inlined, module
 
 

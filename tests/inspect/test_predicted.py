@@ -54,6 +54,12 @@ CASES = {
     ),
     "unused": (lambda x: (x.sum(0), x)[1], P("data"), P("data"), {}),
     "maximum": (lambda x: jax.nn.softmax(x), P(None, "data"), P(None, "data"), {("all-reduce", DATA): 2}),
+    "a branch that a constant takes": (
+        lambda x: jax.lax.cond(jax.lax.gt(1, 0), lambda x: x @ x.T, lambda x: jnp.sort(x, 1), x),
+        P(None, "model"),
+        P(),
+        {("all-reduce", MODEL): 1},
+    ),
 }
 
 

@@ -187,6 +187,13 @@ def test_the_dearest_branch_counts(mesh):
     assert not flops.is_exact
 
 
+def test_a_branch_that_is_never_taken_costs_nothing(mesh):
+    def fun(x):
+        return jax.lax.cond(True, jnp.sin, lambda x: x @ x, x)
+
+    assert explain(fun, matrix(8, 8), mesh=mesh).flops.total < 3 * 8**2
+
+
 def test_memory_is_what_is_alive_at_once(mesh):
     def products(x, w):
         return ((x @ w) @ w) @ w
