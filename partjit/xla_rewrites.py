@@ -1,7 +1,8 @@
 """The rewrites of a lowered program that XLA makes before it propagates shardings.
 
-* HLO has no broadcast that also expands dimensions of size 1 or permutes dimensions, and one that only adds dimensions
-  of size 1 is a reshape there. Shardy propagates through reshapes and transposes before it does through broadcasts.
+* HLO has no broadcast that also permutes dimensions, and one that only adds dimensions of size 1 is a reshape there. One
+  that expands dimensions of size 1 is three operations: all dimensions are added, these removed, and added again.
+  Shardy propagates through reshapes and transposes before it does through broadcasts.
 * The largest elements of an array are selected by one operation, not by a sort and slices.
 * Operations that change nothing are folded, in each function by itself, and branches that a constant decides on; see
   `partjit.xla_folds`.
@@ -189,8 +190,16 @@ def rewrite_broadcast(op: Any) -> Any:
         if order != sorted(order):
             value = stablehlo.TransposeOp(value, order).result
         if not adds_ones:
-            op.operands[0] = _reshaped(value, [out[dims[k]] for k in kept])
-            op.attributes["broadcast_dimensions"] = ir.DenseI64ArrayAttr.get([dims[k] for k in kept])
+            dims.sort()
+            sizes = dict(zip(dims, value.type.shape, strict=True))
+            before = [sizes.get(k, n) for k, n in enumerate(out)]
+            if before != out:
+                # All dimensions are there first, by a copy if they were: each user reshards its own.
+                value = stablehlo.BroadcastInDimOp(_like(value, before), value, dims).result
+                dims = [k for k, n in enumerate(before) if n == out[k]]
+                value = _reshaped(value, [out[k] for k in dims])
+            op.operands[0] = value
+            op.attributes["broadcast_dimensions"] = ir.DenseI64ArrayAttr.get(dims)
             return None
         value = _reshaped(value, out)
     result.replace_all_uses_with(value)
@@ -198,10 +207,14 @@ def rewrite_broadcast(op: Any) -> Any:
     return value.owner if value != original and value.owner.name == "stablehlo.reshape" else None
 
 
+def _like(value: Any, shape: list[int]) -> ir.RankedTensorType:
+    return ir.RankedTensorType.get(shape, value.type.element_type)
+
+
 def _reshaped(value: Any, shape: list[int]) -> Any:
     if value.type.shape == shape:
         return value
-    return stablehlo.ReshapeOp(ir.RankedTensorType.get(shape, value.type.element_type), value).result
+    return stablehlo.ReshapeOp(_like(value, shape), value).result
 
 
 def _capture_invariants(loop: Any) -> tuple[Any, list[Any]]:
