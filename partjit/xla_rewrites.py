@@ -1,7 +1,7 @@
 """The rewrites of a lowered program that XLA makes before it propagates shardings.
 
-* HLO has no broadcast that also permutes dimensions, and one that only adds dimensions of size 1 is a reshape there. One
-  that expands dimensions of size 1 is three operations: all dimensions are added, these removed, and added again.
+* HLO has no broadcast that also permutes dimensions, and one that only adds dimensions of size 1 is a reshape there.
+  One that expands dimensions of size 1 is three operations: all dimensions are added, these removed, and added again.
   Shardy propagates through reshapes and transposes before it does through broadcasts.
 * The largest elements of an array are selected by one operation, not by a sort and slices.
 * Operations that change nothing are folded, in each function by itself, and branches that a constant decides on; see
