@@ -15,6 +15,7 @@ from partjit.shardy import TensorSharding
 __all__ = [
     "Model",
     "Operation",
+    "Prepared",
     "Tensor",
     "Transfer",
     "constant_index",
@@ -75,12 +76,24 @@ class Transfer(NamedTuple):
     tensor: Tensor
 
 
+class Prepared(NamedTuple):
+    """A reshard of an operand within groups of devices, or to a sharding that no axes of the mesh name.
+
+    Attributes:
+        name: XLA makes one for all operations that reshard the same value under one name.
+        transfers: what is moved.
+    """
+
+    name: str
+    transfers: tuple[Transfer, ...]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Model:
     """How XLA computes an operation: it reshards operands, moves parts of shards, computes locally, reshards results.
 
     Attributes:
-        operands: for each operand the shardings that it gets, one after the other; none if it stays as it is.
+        operands: for each operand the shardings that it gets, or how, one after the other; none if it stays as it is.
         results: the sharding in which each result is computed; None if it is that of the result.
         transfers: what is moved besides; None if that is not modelled.
         absorbs: what it is computed from, if operations that compute its operands are part of it.
@@ -91,7 +104,7 @@ class Model:
             reshard a result back to these; of an operation that stays, how operands were sharded before.
     """
 
-    operands: tuple[tuple[TensorSharding, ...], ...]
+    operands: tuple[tuple[TensorSharding | Prepared, ...], ...]
     results: tuple[TensorSharding | None, ...]
     transfers: tuple[Transfer, ...] | None = ()
     absorbs: tuple[ir.Value, ...] = ()
@@ -143,7 +156,7 @@ class Operation:
 
     def model(
         self,
-        operands: Mapping[int, Sequence[TensorSharding]] | None = None,
+        operands: Mapping[int, Sequence[TensorSharding | Prepared]] | None = None,
         results: Sequence[TensorSharding | None] | None = None,
         transfers: Sequence[Transfer] = (),
         keeps: bool = False,

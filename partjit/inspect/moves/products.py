@@ -1,22 +1,13 @@
-"""Products of matrices: which of them XLA partitions as their shardings say.
+"""Products of matrices, and what is one to XLA: convolutions of which no spatial dimension is sharded."""
 
-A dimension that is contracted and sharded in one operand only is gathered, or the other operand is sliced. One that is
-kept, but along which the result is not sharded because it is constrained, is gathered of the operand. A sum over an
-axis along which the result is sharded, as of the gradient of a parameter that is sharded as the batch is, is made on
-all devices, each of which takes its part. Where an axis is wanted for two dimensions, XLA weighs several ways, of which
-some are modelled.
-
-Source: `dot_handler.cc` of XLA.
-"""
-
-import math
 import re
 from collections.abc import Mapping, Sequence
 
-from partjit.inspect.moves.model import Model, Operation, Tensor, Transfer, without
-from partjit.inspect.moves.resharding import reshard
-from partjit.inspect.moves.sums import sliced_in_groups
-from partjit.inspect.moves.tiles import Step, Unmodelled
+from partjit.inspect.moves.model import Model, Operation, Prepared, Transfer
+from partjit.inspect.moves.partitioned import Resharded
+from partjit.inspect.moves.product_dims import ProductDims
+from partjit.inspect.moves.recursion import partition
+from partjit.inspect.moves.tiles import over_axes
 from partjit.shardy import TensorSharding
 
 __all__ = ["dot", "product"]
@@ -43,6 +34,7 @@ def product(
     contracted: Sequence[tuple[int, int]],
     batches: Sequence[tuple[int, int, int]],
     own: Sequence[Mapping[int, int]],
+    is_spatial: bool = False,
 ) -> Model | None:
     """A product of the first two operands.
 
@@ -51,146 +43,44 @@ def product(
         contracted: pairs of dimensions of the operands that are summed over.
         batches: dimensions of the operands and the result that are the same.
         own: for each operand, the other dimensions and where they are in the result.
+        is_spatial: whether there are spatial dimensions besides.
+
+    Returns:
+        The model; None where nothing is moved but what Shardy sums.
 
     Raises:
-        Unmodelled: XLA weighs several ways.
+        Unmodelled: XLA reshards in a way that is not modelled.
     """
-    result = op.results[0].sharding.axes
-    axes = [tensor.sharding.axes for tensor in op.operands[:2]]
-    gathered: dict[int, list[int]] = {0: [], 1: []}
-    for dims in contracted:
-        one, other = (of[dim] for of, dim in zip(axes, dims, strict=True))
-        if one and other and one != other:
-            raise Unmodelled
-        if one != other:
-            side = int(not one)
-            gathered[side].append(dims[side])
-    if all(gathered.values()) or any(not axes[0][a] == axes[1][b] == result[k] for a, b, k in batches):
-        raise Unmodelled
-    kept = [(of[dim], result[there], there) for of, free in zip(axes, own, strict=True) for dim, there in free.items()]
-    # The sum over what is sharded alike is replicated over those axes, and may be sliced along them.
-    summed = {axis for dims in contracted for axis in axes[0][dims[0]] if axes[1][dims[1]]}
-    is_all = summed and not batches and not any(gathered.values()) and not any(here for here, _, _ in kept)
-    # Nothing else than what is contracted is sharded:
-    if is_all and (found := _in_groups(op, [a for a, _ in contracted if axes[0][a]])) is not None:
-        return found
-    if any(there not in ((), here) and not (not here and {*there} <= summed) for here, there, _ in kept):
-        raise Unmodelled
-    batch = " ".join(sorted(axis for a, _, _ in batches for axis in axes[0][a]))
-    used = [{axis for dim in free for axis in of[dim]} for of, free in zip(axes, own, strict=True)]
-    shown = [{axis for there in free.values() for axis in result[there]} for free in own]
-    # What the result is not sharded along, as it is constrained, is gathered of the operand, whatever the sizes.
-    lost: list[list[int]] = [[], []]
-    if not used[0] & used[1]:
-        lost = [
-            [dim for dim, there in free.items() if of[dim] and not result[there]]
-            for of, free in zip(axes, own, strict=True)
-        ]
-        used = [used[k] - {axis for dim in lost[k] for axis in axes[k][dim]} for k in (0, 1)]
-    first = _first(op, [axes if axes == there else set() for axes, there in zip(used, shown, strict=True)])
-    chains, distinct = {}, dict[int, str]()
-    if twice := used[0] & used[1]:
-        # The operand whose dimensions the result keeps stays, and the other one is gathered.
-        if (
-            shown not in ([used[0], set()], [set(), used[1]])
-            or _unused(op) % _count(op, twice) == 0
-            or any(gathered.values())
-        ):
-            raise Unmodelled
-        other = int(shown[0] == used[0])
-        tensor = op.operands[other]
-        chains[other] = [without(tensor.sharding, [dim for dim in own[other] if tensor.sharding.axes[dim]])]
-    for k, dims in ((k, dims) for k, dims in gathered.items() if dims):
-        tensor = op.operands[k]
-        whole = tensor.sharded(without(tensor.sharding, dims))
-        again = {axis for dim in dims for axis in tensor.sharding.axes[dim]} & used[1 - k]
-        if again and _unused(op) % _count(op, again) == 0:
-            raise Unmodelled
-        ratio = _local_size(whole) / _local_size(op.results[0])
-        if again or ratio <= 1 or _unused(op) > 1:
-            chains[k] = [whole.sharding] if again or not lost[k] else []
-            if first == k or (first is not None and not again):
-                distinct[k] = "in groups"
-        elif (k == 1 and ratio <= 2) or any(lost):
-            raise Unmodelled
-        # Otherwise the other operand is sliced, and the results are summed, which moves less.
-    for k, dims in ((k, dims) for k, dims in enumerate(lost) if dims):
-        more = gathered[k] if k in chains else []
-        chains[k] = [*chains.get(k, []), without(op.operands[k].sharding, [*dims, *more])]
-    if batch:
-        distinct = dict.fromkeys(chains, f"in groups {batch}")
-    if 1 in chains and op.op.operands[0] == op.op.operands[1]:
-        distinct[1] = ""  # XLA copies it at first
-    sliced = [dim for here, there, dim in kept if there and not here]
-    if sliced:
-        if any(lost) or any(dims and k not in chains for k, dims in gathered.items()):
-            raise Unmodelled
-        if _unused(op) % _count(op, {axis for dim in sliced for axis in op.results[0].sharding.axes[dim]}) == 0:
-            raise Unmodelled  # within groups of devices, and as in `_in_groups`
-        by_dim = [axes[0][a] for a, b in contracted if axes[0][a] and axes[1][b]]
-        return op.model(chains, None, _sums(op, sliced, by_dim), distinct=distinct)
-    return op.model(chains, keeps=True, distinct=distinct) if chains else None
-
-
-def _in_groups(op: Operation, contracted: Sequence[int]) -> Model | None:
-    """A sum of which each device makes a part of the result; None if it is made as a whole."""
-    result = op.results[0]
-    operand, wanted = op.tiles(op.operands[0].sharding), op.tiles(result.sharding)
-    if wanted.is_replicated or (made := sliced_in_groups(operand, contracted, wanted)) is None:
+    one, other, result = *op.operands[:2], op.results[0]
+    dims = ProductDims(
+        tuple(batches),
+        tuple(contracted),
+        (tuple(own[0].items()), tuple(own[1].items())),
+        (len(one.shape), len(other.shape)),
+        is_spatial,
+    )
+    tiles = [op.tiles(tensor.sharding) for tensor in (one, other, result)]
+    itemsizes = one.itemsize, other.itemsize, result.itemsize
+    found = partition((tiles[0], tiles[1]), (one.shape, other.shape), itemsizes, dims, result.shape, tiles[2])
+    if not any(found.operands) and all(_is_sum(step.kind, step.operand, result.local) for step in found.result):
         return None
-    sums = []
-    for dim in contracted:
-        factors = [n if k == dim else 1 for k, n in enumerate(operand.counts)]
-        sums.append(Step("all-reduce", operand.groups(factors), result.local, result.local))
-    steps = [*sums, *reshard(made, wanted, result.shape)]
-    return op.model(transfers=[Transfer(step, result) for step in steps])
+    chains = {k: [_link(op, k, each) for each in made] for k, made in enumerate(found.operands)}
+    is_one = op.op.operands[0] == op.op.operands[1]  # XLA copies it at first
+    return op.model(chains, None, [Transfer(step, result) for step in found.result], distinct={1: ""} if is_one else {})
 
 
-def _sums(op: Operation, sliced: Sequence[int], by_dim: Sequence[tuple[str, ...]]) -> list[Transfer]:
-    """All-reduces of a result that is sliced along axes that were contracted.
-
-    All of it is summed over the axes of each sliced dimension, then a slice over those axes that are left.
-    """
-    result = op.results[0]
-    full = result.sharded(without(result.sharding, sliced))
-    first = [result.sharding.axes[dim] for dim in sliced]
-    done = {axis for axes in first for axis in axes}
-    rest = tuple(axis for axes in by_dim for axis in axes if axis not in done)
-
-    def over(axes: tuple[str, ...], local: tuple[int, ...]) -> Transfer:
-        along = TensorSharding((axes,), (tuple(op.sizes[axis] for axis in axes),))
-        return Transfer(Step("all-reduce", op.tiles(along).groups([_count(op, {*axes})]), local, local), result)
-
-    if any(":" in axis for axes in (*first, *by_dim) for axis in axes):
-        raise Unmodelled
-    return [*(over(axes, full.local) for axes in first), *([over(rest, result.local)] if rest else [])]
+def _is_sum(kind: str, shape: tuple[int, ...], local: tuple[int, ...]) -> bool:
+    """Whether a collective sums a shard of the result."""
+    return kind == "all-reduce" and shape == local
 
 
-def _first(op: Operation, axes: Sequence[set[str]]) -> int | None:
-    """The operand by whose own dimensions, sharded over these axes, XLA groups the devices first.
-
-    What is gathered of that operand is gathered within the groups. Such a gather names its devices in another form, so
-    XLA does not merge it with an equal one that is made among all devices.
-    """
-    if not all(axes):
-        return next((k for k, names in enumerate(axes) if names), None)
-    counts = [_count(op, names) for names in axes]
-    return int(counts[0] * _local_size(op.operands[1]) >= counts[1] * _local_size(op.operands[0]))
-
-
-def _unused(op: Operation) -> int:
-    """The number of devices along unused axes: if it suffices, XLA may gather over these instead."""
-    shardings = (tensor.sharding for tensor in (*op.operands, *op.results))
-    used = {axis.partition(":")[0] for sharding in shardings for names in sharding.axes for axis in names}
-    return math.prod(size for name, size in op.sizes.items() if name not in used)
-
-
-def _count(op: Operation, axes: set[str]) -> int:
-    return math.prod(op.sizes[axis.partition(":")[0]] for axis in axes)
-
-
-def _local_size(tensor: Tensor) -> int:
-    return math.prod(tensor.local) * tensor.itemsize
+def _link(op: Operation, k: int, made: Resharded) -> TensorSharding | Prepared:
+    """A reshard of an operand: to a sharding over named axes, or what is moved for another one."""
+    tensor = op.operands[k]
+    if len(made.rows) == 1 and (named := over_axes(made.target, op.sizes)) is not None:
+        return TensorSharding(named.axes, named.parts, tensor.sharding.mesh)
+    name = f"in groups {made.rows.tolist()} {made.target.devices.tolist()}"
+    return Prepared(name, tuple(Transfer(step, tensor) for step in made.steps))
 
 
 def _dimensions(text: str, name: str) -> list[int]:

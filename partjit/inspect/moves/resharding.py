@@ -10,15 +10,23 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from partjit.inspect.device_groups import DeviceGroups
 from partjit.inspect.moves.tiles import Step, Tiles, Unmodelled
 
-__all__ = ["is_replicated_between", "is_swap", "reshard"]
+__all__ = ["Hop", "can_swap", "hops", "is_swap", "reshard"]
 
 _Shape = tuple[int, ...]
+
+
+class Hop(NamedTuple):
+    """A sharding that XLA remembers on the way to another one, and what is moved to get there."""
+
+    target: Tiles
+    steps: list[Step]
 
 
 def reshard(source: Tiles, target: Tiles, shape: _Shape, *, swaps: bool = True) -> list[Step]:
@@ -32,14 +40,19 @@ def reshard(source: Tiles, target: Tiles, shape: _Shape, *, swaps: bool = True) 
     Raises:
         Unmodelled: XLA moves the borders of uneven shards, or groups of devices in different orders.
     """
+    return [step for hop in hops(source, target, shape, swaps=swaps) for step in hop.steps]
+
+
+def hops(source: Tiles, target: Tiles, shape: _Shape, *, swaps: bool = True) -> list[Hop]:
+    """The same by the shardings in between that XLA remembers. The last one is the target. Raises the same."""
     found = _reshard(source, target, shape, in_full=True, swaps=swaps)
     assert found is not None
     return found
 
 
-def is_replicated_between(source: Tiles, target: Tiles, shape: _Shape, *, swaps: bool = True) -> bool:
-    """Whether an array is replicated in full first, as no other way applies. Raises what `reshard` raises."""
-    return _reshard(source, target, shape, in_full=False, swaps=swaps) is None
+def can_swap(source: Tiles, target: Tiles) -> bool:
+    """Whether dimensions swap axes."""
+    return _swaps(source, target) is not None
 
 
 def is_swap(source: Tiles, target: Tiles) -> bool:
@@ -52,20 +65,20 @@ def is_swap(source: Tiles, target: Tiles) -> bool:
     return _swaps(source, target) is not None
 
 
-def _reshard(source: Tiles, target: Tiles, shape: _Shape, *, in_full: bool, swaps: bool = True) -> list[Step] | None:
+def _reshard(source: Tiles, target: Tiles, shape: _Shape, *, in_full: bool, swaps: bool = True) -> list[Hop] | None:
     """None if only full replication is left, and that is not allowed."""
     if source == target or source.is_replicated:
-        return []
+        return [Hop(target, [])]
     if source.devices.shape == target.devices.shape:
-        return [_permutation(source, target, shape)]
+        return [Hop(target, [_permutation(source, target, shape)])]
     if target.is_replicated:
-        return _gather(source, source.counts, shape, shape)
+        return [Hop(target, _gather(source, source.counts, shape, shape))]
     if swaps and (pairs := _swaps(source, target)) is not None:
-        return _swap(source, target, pairs, shape)
+        return [Hop(target, _swap(source, target, pairs, shape))]
     if source.is_partial and (between := _compatible(source, target)) is not None:
-        return [*_sliced(source, between, shape), *_ordered(between, target, shape)]
+        return [Hop(target, [*_sliced(source, between, shape), *_ordered(between, target, shape)])]
     if target.is_partial and (between := _compatible(target, source)) is not None:
-        return [*_ordered(source, between, shape), *_gathered(between, target, shape)]
+        return [Hop(target, [*_ordered(source, between, shape), *_gathered(between, target, shape)])]
     if source.is_partial != target.is_partial and _is_shifted(source, target):
         raise Unmodelled
     for way in (_split, _without_a_dimension, _with_copies):
@@ -76,8 +89,11 @@ def _reshard(source: Tiles, target: Tiles, shape: _Shape, *, in_full: bool, swap
                 return found[0]
             break
     if any(a == b > 1 for a, b in zip(source.counts, target.counts, strict=True)):
-        return _in_groups(source, target, shape)
-    return _gather(source, source.counts, shape, shape) if in_full else None
+        return [Hop(target, _in_groups(source, target, shape))]
+    if not in_full:
+        return None
+    whole = Tiles.of(np.sort(source.devices, axis=None).reshape([*(1 for _ in shape), -1]))
+    return [Hop(whole, _gather(source, source.counts, shape, shape)), Hop(target, [])]
 
 
 def _permutation(source: Tiles, target: Tiles, shape: _Shape) -> Step:
@@ -220,7 +236,7 @@ def _is_shifted(source: Tiles, target: Tiles) -> bool:
     return partial.counts[0] == 1 and (*partial.counts[1:], partial.copies) == tiled.counts
 
 
-_Found = tuple[list[Step] | None]
+_Found = tuple[list[Hop] | None]
 
 
 def _split(source: Tiles, target: Tiles, shape: _Shape) -> _Found | None:
@@ -248,7 +264,8 @@ def _split(source: Tiles, target: Tiles, shape: _Shape) -> _Found | None:
     split_shape = (*shape[:dim], shape[dim] // inner, inner, *shape[dim + 1 :])
     if inner % after.counts[dim + 1]:
         raise Unmodelled
-    return (_reshard(before, after, split_shape, in_full=False),)
+    found = _reshard(before, after, split_shape, in_full=False)
+    return (found and [Hop(target, [step for hop in found for step in hop.steps])],)
 
 
 def _without_a_dimension(source: Tiles, target: Tiles, shape: _Shape) -> _Found | None:
@@ -259,7 +276,7 @@ def _without_a_dimension(source: Tiles, target: Tiles, shape: _Shape) -> _Found 
     for dim, count in enumerate(source.counts):
         if count > 1 and count * copies == target.copies:
             between = source.merged([count if other == dim else 1 for other in range(len(source.counts))])
-            first = reshard(source, between, shape)
+            first = hops(source, between, shape)
             rest = _reshard(between, target, shape, in_full=False)
             return (None if rest is None else [*first, *rest],)
     return None
@@ -272,7 +289,7 @@ def _with_copies(source: Tiles, target: Tiles, shape: _Shape) -> _Found | None:
     for dim, (a, b) in enumerate(zip(source.counts, target.counts, strict=True)):
         if a == 1 != b and b % source.copies == 0:
             between = Tiles.of(np.swapaxes(source.devices, dim, -1))
-            first = reshard(source, between, shape)
+            first = hops(source, between, shape)
             rest = _reshard(between, target, shape, in_full=False)
             return (None if rest is None else [*first, *rest],)
     return None

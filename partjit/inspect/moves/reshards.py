@@ -1,7 +1,7 @@
 """The reshards that are left of those that a program needs, and how each is made.
 
-XLA remembers how it has resharded a value: there and back is nothing, and twice is once. What it replicates on the way
-to another sharding it remembers as well.
+XLA remembers how it has resharded a value: there and back is nothing, and twice is once. What it makes of it on the way
+to another sharding, such as copies on all devices, it remembers as well.
 
 XLA's products leave their operands and results in shardings over tiles of devices, where others are over named axes.
 From the one form to the other, dimensions do not swap axes while some devices have the same shard.
@@ -18,17 +18,20 @@ from jax.extend.mlir.dialects import sdy
 
 from partjit._jax import RELEASE
 from partjit.inspect.moves.model import Tensor, Transfer, definition
-from partjit.inspect.moves.resharding import is_replicated_between, is_swap, reshard
-from partjit.inspect.moves.tiles import Step, Unmodelled, tiles_of
+from partjit.inspect.moves.resharding import hops, is_swap, reshard
+from partjit.inspect.moves.tiles import Step, Unmodelled, over_axes, tiles_of
 from partjit.shardy import TensorSharding
 
-__all__ = ["DISTINCT", "FORGOTTEN", "Reshard", "Reshards", "is_of_scalar", "transfers_of"]
+__all__ = ["DISTINCT", "FORGOTTEN", "PREPARED", "Reshard", "Reshards", "is_of_scalar", "transfers_of"]
 
 DISTINCT = "partjit.distinct"
 """An attribute of reshards that are not merged with all equal ones."""
 
 FORGOTTEN = "partjit.forgotten"
 """An attribute of reshards of whose operands XLA does not know any more how they were sharded."""
+
+PREPARED = "partjit.prepared"
+"""An attribute of reshards of which it is known already what is moved: the number of that."""
 
 _HAS_FORMS = RELEASE >= (0, 12)
 _Sizes = tuple[tuple[str, int], ...]
@@ -73,7 +76,7 @@ class Reshards:
         for op in ops:
             value, result = op.operands[0], op.results[0]
             before = definition(value, "sdy.reshard")
-            is_known = before is not None and FORGOTTEN not in before.attributes
+            is_known = before is not None and FORGOTTEN not in before.attributes and PREPARED not in op.attributes
             if before is not None and is_known and self._sharding_of(before.operands[0]) == self._sharding_of(result):
                 result.replace_all_uses_with(before.operands[0])
                 continue
@@ -87,9 +90,10 @@ class Reshards:
                 used.append(op)
             else:
                 op.erase()
-        return [*self._through_replication(used[::-1])]
+        return [*self._by_hops(used[::-1])]
 
-    def _through_replication(self, ops: Sequence[ir.Operation]) -> Iterator[Reshard]:
+    def _by_hops(self, ops: Sequence[ir.Operation]) -> Iterator[Reshard]:
+        """These reshards, and those to the shardings in between, each of which XLA makes once."""
         made: dict[Any, ir.Value] = {}
         for op in ops:
             value = op.operands[0]
@@ -101,28 +105,22 @@ class Reshards:
             if is_simple or DISTINCT in op.attributes:
                 yield Reshard(op)
                 continue
-            key = value, op.block
-            if not any(after.axes):
-                if key in made:
-                    op.results[0].replace_all_uses_with(made[key])
-                    op.erase()
-                else:
-                    made[key] = op.results[0]
-                    yield Reshard(op)
+            if (value, op.block, after) in made:
+                op.results[0].replace_all_uses_with(made[value, op.block, after])
+                op.erase()
                 continue
+            made[value, op.block, after] = op.results[0]
             sizes = (*self._sizes_of(op).items(),)
             swaps = not (_HAS_FORMS and _is_swap(before, after, sizes) and self._is_over_tiles(value, op))
-            if not _is_replicated_between(before, after, tuple(value.type.shape), sizes, swaps):
-                yield Reshard(op, swaps)
-                continue
-            if key not in made:
-                replicated = TensorSharding.replicated(len(after.axes))
-                with op.context, op.location, ir.InsertionPoint(op):
-                    between = sdy.ReshardOp(value, self._attribute_of(replicated))
-                made[key] = between.result
-                yield Reshard(between.operation)
-            op.operands[0] = made[key]
-            yield Reshard(op)
+            for stop in _stops(before, after, tuple(value.type.shape), sizes, swaps):
+                key = op.operands[0], op.block, stop
+                if key not in made:
+                    with op.context, op.location, ir.InsertionPoint(op):
+                        between = sdy.ReshardOp(op.operands[0], self._attribute_of(stop))
+                    made[key] = between.result
+                    yield Reshard(between.operation)
+                op.operands[0] = made[key]
+            yield Reshard(op, swaps)
 
     def _is_over_tiles(self, value: ir.Value, op: ir.Operation) -> bool:
         """Whether a product has left a value in a sharding over tiles before this reshard is made."""
@@ -199,14 +197,17 @@ def _steps(
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_replicated_between(
+def _stops(
     before: TensorSharding, after: TensorSharding, shape: tuple[int, ...], sizes: _Sizes, swaps: bool
-) -> bool:
+) -> tuple[TensorSharding, ...]:
+    """The shardings on the way to another one that XLA remembers; none if that is not known."""
     known = dict(sizes)
     try:
-        return is_replicated_between(tiles_of(before, known), tiles_of(after, known), shape, swaps=swaps)
+        *found, _ = hops(tiles_of(before, known), tiles_of(after, known), shape, swaps=swaps)
     except Unmodelled:
-        return False
+        return ()
+    stops = tuple(over_axes(hop.target, known) for hop in found)
+    return tuple(stop for stop in stops if stop is not None) if None not in stops else ()
 
 
 @functools.lru_cache(maxsize=4096)

@@ -8,17 +8,26 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import sdy
 from jax.sharding import Mesh
 
+from partjit.inspect.moves.kinds import NONE, UNMODELLED, Kind, model_of
 from partjit.inspect.moves.merging import stays
-from partjit.inspect.moves.model import Model, Operation, Tensor, Transfer, element_type
+from partjit.inspect.moves.model import Model, Operation, Prepared, Tensor, Transfer, element_type
 from partjit.inspect.moves.replicated import elementwise
-from partjit.inspect.moves.reshards import DISTINCT, FORGOTTEN, Reshard, Reshards, is_of_scalar, transfers_of
+from partjit.inspect.moves.reshards import (
+    DISTINCT,
+    FORGOTTEN,
+    PREPARED,
+    Reshard,
+    Reshards,
+    is_of_scalar,
+    transfers_of,
+)
 from partjit.inspect.moves.table import LOOKING_AROUND, LOOKING_AT_PRIMITIVES, LOOKING_AT_SLICES, MODELS
 from partjit.inspect.moves.tiles import Step, Unmodelled
 from partjit.inspect.moves.values import Values, are_alike
@@ -87,6 +96,7 @@ class Writing:
         self._known = known
         self._own = itertools.count()
         self._with_models: set[ir.Operation] = set()
+        self._prepared: list[tuple[Transfer, ...]] = []  # of reshards
 
     def operations(self, walk: Walk) -> None:
         """Replaces the operations that have models, and adds the reshards that XLA makes for them."""
@@ -156,7 +166,7 @@ class Writing:
         of_operands, of_results = [*op.operands], [*op.results]
         shardings, models = values.shardings((*of_operands, *of_results)), self._known.models
         known = self._known.kind(op)
-        if known is not None and models.get((known.number, *shardings)) is _NONE:
+        if known is not None and models.get((known.number, *shardings)) is NONE:
             return None
         stays = (find is elementwise and are_alike(shardings)) or not any(any(one.axes) for one in shardings)
         if stays and not self._known.has_own_locations:
@@ -164,23 +174,23 @@ class Writing:
         kind = known or self._kind(op, find)
         key = kind.number, *shardings
         if stays:
-            models[key] = _NONE
+            models[key] = NONE
             return None
-        if kind.is_modelled_alone and models.get(key) is _NONE:
+        if kind.is_modelled_alone and models.get(key) is NONE:
             return None
         operands, results = values.tensors(of_operands), values.tensors(of_results)
         operation = Operation(op, operands, results, kind.sizes, self._of, self._primitive_of)
         if not kind.is_modelled_alone:
-            model = _model(find, operation)
+            model = model_of(find, operation)
         elif key in models:
             model = models[key]
         else:
-            model = models[key] = _model(find, operation)
-        if model is _NONE:
+            model = models[key] = model_of(find, operation)
+        if model is NONE:
             return None
-        return operation, None if model is _UNMODELLED else model, key if kind.is_modelled_alone else None
+        return operation, None if model is UNMODELLED else model, key if kind.is_modelled_alone else None
 
-    def _kind(self, op: ir.Operation, find: Callable[[Operation], Model | None]) -> "_Kind":
+    def _kind(self, op: ir.Operation, find: Callable[[Operation], Model | None]) -> "Kind":
         """The kind of an operation with this model."""
         kinds, place = self._known.kinds, self._known.own_location(op)
         sizes, operands = self._automatic(op), [*op.operands]
@@ -194,7 +204,7 @@ class Writing:
             *sizes,
             looks_around := find in LOOKING_AROUND or (find in LOOKING_AT_SLICES and is_near_slices(op)),
         )
-        kind = kinds.setdefault(same, _Kind(len(kinds), sizes, not looks_around))
+        kind = kinds.setdefault(same, Kind(len(kinds), sizes, not looks_around))
         if place is not None:
             kinds[place] = kind
         return kind
@@ -229,8 +239,13 @@ class Writing:
             for k, chain in enumerate(chains):
                 name = {"distinct": written.distinct[k] or str(next(self._own))} if k in written.distinct else {}
                 name |= {"forgotten": ""} if written.keeps and written.forgets else {}
-                for sharding in chain:
-                    operands[k] = resharded(operands[k], sharding, **name)
+                for link in chain:
+                    if isinstance(link, Prepared):
+                        marks = {"distinct": link.name, **name, "prepared": str(len(self._prepared))}
+                        self._prepared.append(link.transfers)
+                        operands[k] = resharded(operands[k], self._of(operands[k]), **marks)
+                    else:
+                        operands[k] = resharded(operands[k], link, **name)
             if written.keeps:
                 for k, value in enumerate(operands):
                     op.operands[k] = value
@@ -266,6 +281,9 @@ class Writing:
 
     def _reshard(self, one: Reshard) -> None:
         op, value, sizes = one.op, one.op.operands[0], self._automatic(one.op)
+        if PREPARED in op.attributes:
+            self._reshard_as_prepared(op, sizes)
+            return
         before, after = Values(self._of, {}).shardings([value, op.results[0]])
         is_scalar = is_of_scalar(value)
         key = value.type, before, after, is_scalar, one.swaps, *sizes
@@ -283,6 +301,15 @@ class Writing:
         own = moved, op.attributes["sharding"], op.attributes.get(DISTINCT), FORGOTTEN in op.attributes
         with op.context, op.location, ir.InsertionPoint(op):
             (result,) = self._call(op, [value], [after], moved, own)
+            op.results[0].replace_all_uses_with(result)
+        op.erase()
+
+    def _reshard_as_prepared(self, op: ir.Operation, sizes: Mapping[str, int]) -> None:
+        """Replaces a reshard of which it is known what is moved."""
+        transfers = self._prepared[int(ir.StringAttr(op.attributes[PREPARED]).value)]
+        moved = self._moved(op, transfers, 0, sizes)
+        with op.context, op.location, ir.InsertionPoint(op):
+            (result,) = self._call(op, [op.operands[0]], [self._of(op.results[0])], moved, moved)
             op.results[0].replace_all_uses_with(result)
         op.erase()
 
@@ -350,35 +377,6 @@ class Writing:
             dims = ["{" + ", ".join(map(_reference, axes)) + "}" for axes in sharding.axes]
             known[sharding] = ir.Attribute.parse(f"#sdy.sharding<@mesh, [{', '.join(dims)}]>")
         return known[sharding]
-
-
-class _Kind(NamedTuple):
-    """What operations have in common that have one model if their operands and results are sharded alike.
-
-    Attributes:
-        number: of the kind.
-        sizes: of the axes of the mesh, those that are manual around them left out.
-        is_modelled_alone: whether the model does not look at other operations.
-    """
-
-    number: int
-    sizes: Mapping[str, int]
-    is_modelled_alone: bool
-
-
-_NONE, _UNMODELLED = (Model(operands=(), results=()) for _ in range(2))  # nothing is moved; it is not known
-
-
-def _model(find: Callable[[Operation], Model | None], operation: Operation) -> Model:
-    sharded = [tensor for tensor in (*operation.operands, *operation.results) if tensor.is_sharded]
-    if not sharded or any(0 in tensor.shape for tensor in operation.results):
-        return _NONE
-    if any(tensor.sharding.mesh != "mesh" for tensor in sharded):
-        return _NONE
-    try:
-        return find(operation) or _NONE
-    except Unmodelled:
-        return _UNMODELLED
 
 
 def _is_used(op: ir.Operation) -> bool:

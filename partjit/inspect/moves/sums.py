@@ -1,42 +1,62 @@
-"""Sums of products of which the result is sharded further: XLA slices it over copies first, if there are enough.
+"""How a sum is sharded that groups of devices make of parts of its addends.
 
-Where both operands are sharded alike along what is contracted, each group of devices with the same part of it makes all
-of a sum's addends. The result is sharded within each group, if it has as many copies as there are groups or a multiple,
-and the shards are summed between the groups. The devices of a shard are then those next to each other in a group, which
-are not the ones that should have it: it is sent to these.
-
-Source: `PartitionDotGroupOnContractingImpl` of XLA's `dot_handler.cc`, and `AlignGroupsWith`.
+Source: `GetDotGroupPartitionContractingOutputShardings` of XLA's `dot_handler.cc`.
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-import numpy as np
-
+from partjit.inspect.moves.device_grouping import (
+    Grouped,
+    is_subtiling,
+    matching_dims,
+    replicated,
+    replicated_on,
+    transposed,
+)
+from partjit.inspect.moves.product_dims import ProductDims
 from partjit.inspect.moves.tiles import Tiles
+from partjit.inspect.moves.ungrouped_products import Result
 
-__all__ = ["sliced_in_groups"]
+__all__ = ["Sums", "sums_of"]
 
 
-def sliced_in_groups(operand: Tiles, contracted: Sequence[int], result: Tiles) -> Tiles | None:
-    """How the result is sharded while it is summed; None if it is not sliced within groups.
+class Sums(NamedTuple):
+    """How a sum is sharded.
 
-    Args:
-        operand: the first operand, which is sharded along nothing else than what is contracted.
-        contracted: its dimensions that are.
-        result: how the result is wanted.
-
-    Example:
-        >>> axis = Tiles.of(np.arange(8).reshape(4, 2).T[None])  # the second dimension, over the second of 4 x 2
-        >>> sliced_in_groups(axis, [1], axis).devices.tolist()
-        [[[0, 1, 2, 3], [4, 5, 6, 7]]]
+    Attributes:
+        inner: within each group.
+        outer: over all devices.
+        dims: the dimensions of which the groups have parts.
     """
-    groups = operand.grouped(contracted)
-    count, size = groups.shape
-    if result.copies % count:
-        return None
-    parts = result.devices.reshape([math.prod(result.counts), count, -1]).swapaxes(0, 1).reshape([count, size])
-    if np.array_equal(np.sort(parts), np.sort(groups)):
-        return result
-    shards = groups.reshape([count, math.prod(result.counts), -1]).swapaxes(0, 1)
-    return Tiles.of(shards.reshape([*result.counts, -1]))
+
+    inner: Tiles
+    outer: Tiles
+    dims: tuple[int, ...]
+
+
+def sums_of(result: Result, lefts: Grouped, rights: Grouped, dims: ProductDims, count: int) -> Sums:
+    """How the sum of so many groups is sharded, whose operands are, to the result that is wanted."""
+    wanted, ndim = result.tiles, len(result.shape)
+    parts = dims.parts((lefts.inner, rights.inner), wanted)
+    if not wanted.is_replicated and (not wanted.is_partial or wanted.copies % count):
+        for k, (own, other) in enumerate(((lefts, rights), (rights, lefts))):
+            if other.inner.is_replicated and not own.inner.is_replicated:
+                whole = replicated_on(own.ungrouped(), [pair[k] for pair in dims.contracted])
+                made = transposed(whole, dims.to_result(k), ndim)
+                if made is not None and is_subtiling(result.shape, wanted, made):
+                    wanted = made
+    if wanted.is_partial and wanted.copies % count == 0:
+        grouped = Grouped.of(wanted, (ndim,), [wanted.copies // count]).aligned(lefts, in_any_order=True)
+        return Sums(grouped.inner, grouped.ungrouped(), ())
+    if (found := matching_dims(wanted, lefts.groups)) is not None:
+        return Sums(Grouped.of(wanted, found).inner, wanted, found)
+    pairs: Mapping[int, Sequence[int]] = {
+        parts.result_batch: [o for _, _, o in dims.batch],
+        parts.result_own[1]: [o for _, o in dims.own[1]],
+        parts.result_own[0]: [o for _, o in dims.own[0]],
+    }
+    if not wanted.is_replicated and count in pairs:
+        grouped = Grouped.of(wanted, pairs[count]).aligned(lefts)
+        return Sums(grouped.inner, grouped.ungrouped(), tuple(pairs[count]))
+    return Sums(replicated(ndim, lefts.groups.shape[1]), replicated(ndim, wanted.devices.size), ())

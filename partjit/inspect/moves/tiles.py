@@ -1,9 +1,10 @@
 """Shardings as XLA's partitioner has them: which devices have which shard."""
 
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from partjit.inspect.device_groups import DeviceGroups
 from partjit.shardy import TensorSharding
 
-__all__ = ["Step", "Tiles", "Unmodelled", "tiles_of"]
+__all__ = ["Step", "Tiles", "Unmodelled", "over_axes", "tiles_of"]
 
 
 class Unmodelled(Exception):
@@ -162,3 +163,36 @@ def _part(axis: str, sizes: Mapping[str, int]) -> tuple[str, int, int]:
         return name, 1, sizes[name]
     major, size = part.split(")")
     return name, int(major), int(size)
+
+
+def over_axes(tiles: Tiles, sizes: Mapping[str, int]) -> TensorSharding | None:
+    """The sharding over axes of a mesh that has these devices; None if there is none.
+
+    Example:
+        >>> sizes = {"x": 4, "y": 2}
+        >>> over_axes(tiles_of(TensorSharding((("y",), ()), ((2,), ())), sizes), sizes).axes
+        (('y',), ())
+    """
+    return _over_axes(tiles.devices.tobytes(), tiles.devices.shape, tuple(sizes.items()))
+
+
+@functools.lru_cache(maxsize=4096)
+def _over_axes(devices: bytes, shape: tuple[int, ...], sizes: tuple[tuple[str, int], ...]) -> TensorSharding | None:
+    known = dict(sizes)
+    for axes in _assignments(shape[:-1], {name: size for name, size in sizes if size > 1}):
+        found = TensorSharding(axes, tuple(tuple(known[name] for name in names) for names in axes))
+        if tiles_of(found, known).devices.tobytes() == devices:
+            return found
+    return None
+
+
+def _assignments(counts: tuple[int, ...], sizes: Mapping[str, int]) -> Iterator[tuple[tuple[str, ...], ...]]:
+    """All ways to shard dimensions into so many parts over some of the axes."""
+    if not counts:
+        yield ()
+        return
+    for number in range(len(sizes) + 1):
+        for names in itertools.permutations(sizes, number):
+            if math.prod(sizes[name] for name in names) == counts[0]:
+                rest = {name: size for name, size in sizes.items() if name not in names}
+                yield from ((names, *others) for others in _assignments(counts[1:], rest))

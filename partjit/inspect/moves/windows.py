@@ -153,8 +153,8 @@ def convolution(op: Operation) -> Model | None:
             return of_batch_groups(op, (inputs, kernels, results))
         if op.number("feature_group_count") != 1:
             return of_feature_groups(op, (inputs, kernels, results))
-        own = {inputs[key]: there for key, there in results.items() if key != "f"}, {kernels["o"]: results["f"]}
-        return product(op, [(inputs["f"], kernels["i"])], [], own)
+        own = {inputs["b"]: results["b"]}, {kernels["o"]: results["f"]}
+        return product(op, [(inputs["f"], kernels["i"])], [], own, bool(spatial))
     axes, parts = list(image.sharding.axes), list(image.sharding.parts)
     for here, there in (("b", "b"), ("f", "f"), *((str(k), str(k)) for k in spatial)):
         axes[inputs[here]] = result.sharding.axes[results[there]]

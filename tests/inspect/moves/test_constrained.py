@@ -10,6 +10,7 @@ from jax import lax
 
 from benchmarks.truth_operations import make_mesh
 from partjit import P, pjit, with_sharding_constraint
+from partjit._jax import RELEASE
 from partjit.inspect import explain
 
 
@@ -148,13 +149,16 @@ def test_what_one_operand_is_contracted_along_is_gathered_if_devices_have_the_sa
     assert_equal(explain(step, *(floats(*shape) for shape in shapes), mesh=mesh, compiled=True))
 
 
-def test_what_both_operands_are_contracted_along_in_different_dimensions_is_not_predicted():
-    """XLA exchanges one of them, or gathers it; no more is predicted than is made."""
+def test_operands_that_are_contracted_along_different_dimensions():
+    """XLA exchanges one of them; whether it can depends on the form of the sharding from jax 0.12 on."""
 
     def fun(values, weights):
         return jnp.einsum("bhd,hdf->bf", values, weights)
 
     report = explained(fun, (P(None, "x"), P(None, "x")), floats(16, 8, 8), floats(8, 8, 32))
-    assert [one.operation for one in report.predicted.unknown] == ["stablehlo.dot_general"]
-    assert report.predicted.counts <= report.collectives.counts
-    assert report.collectives.bytes_per_step <= report.predicted.bytes_per_step_at_most
+    if RELEASE < (0, 12):
+        assert_equal(report)
+    else:
+        assert [one.operation for one in report.predicted.unknown] == ["stablehlo.dot_general"]
+        assert report.predicted.counts <= report.collectives.counts
+        assert report.collectives.bytes_per_step <= report.predicted.bytes_per_step_at_most

@@ -21,6 +21,14 @@ PROGRAMS = {
         lambda y, w: (y @ w, jnp.sort(w, 1)),
         {(16, 32): P(), (32, 16): P(None, "x")},
     ),
+    "a sharding on the way to another one is wanted as well": (
+        lambda x: (with_sharding_constraint(x, P("x", None, None)), with_sharding_constraint(x, P(None, None, "x"))),
+        {(32, 16, 32): P(None, "y", "x")},
+    ),
+    "it is wanted before": (
+        lambda x: (with_sharding_constraint(x, P(None, None, "x")), with_sharding_constraint(x, P("x", None, None))),
+        {(32, 16, 32): P(None, "y", "x")},
+    ),
     "a product's operand is resharded before it": (
         lambda y, w: (jnp.sort(w, 1), y @ w),
         {(16, 32): P(), (32, 16): P(None, "x")},
