@@ -18,7 +18,6 @@ import numpy as np
 from jax.extend.mlir import ir
 from jax.sharding import Mesh
 
-from partjit.devices import platform_of
 from partjit.inspect.collectives import KINDS, Collective, UnknownMove, in_branch
 from partjit.inspect.device_groups import DeviceGroups
 from partjit.inspect.hlo.device_groups import groups_over
@@ -35,6 +34,7 @@ from partjit.inspect.propagation import Partitioned, PropagatedModule
 from partjit.inspect.times import ONCE, Branches, Times
 from partjit.inspect.walk import Walk
 from partjit.inspect.why.dataflow import reachable
+from partjit.inspect.wider_types import widened, widening
 from partjit.shardy import Shardings, TensorSharding, insert_reshards, nested
 
 __all__ = ["Prediction", "predict", "predict_of"]
@@ -92,24 +92,7 @@ def predict_of(propagated: PropagatedModule, origin: Origin, known: Known) -> Pr
     ]
     collectives = tuple(one for one in found if isinstance(one, Collective))
     moves = (one for one in found if isinstance(one, UnknownMove))
-    return Prediction(collectives, (*moves, *_widened(collectives, origin.mesh)))
-
-
-def _widened(collectives: Sequence[Collective], mesh: Mesh) -> Iterator[UnknownMove]:
-    """What XLA's CPU backend may send besides: it computes in wider types than bf16 and f8, and sends these."""
-    if platform_of(mesh) != "cpu":
-        return
-    for one in collectives:
-        dtype = one.result.partition("[")[0]
-        if dtype == "bf16" or dtype.startswith("f8"):
-            yield UnknownMove(
-                operation=f"cpu.{one.kind} of {dtype}, which CPUs send in a type twice as wide",
-                bytes_at_most=math.ceil(one.bytes_moved),
-                times=one.times,
-                per=one.per,
-                is_exact=one.is_exact,
-                program=one.program,
-            )
+    return Prediction(collectives, (*moves, *widened(collectives, origin.mesh)))
 
 
 def _functions(module: ir.Module) -> Iterator[tuple[str, ir.Operation]]:
@@ -244,7 +227,7 @@ class _Reading:
     def _of_operation(self, moved: Moved) -> Iterator[Collective | UnknownMove]:
         """What XLA moves for an operation, or a reshard."""
         if moved.transfers is None:
-            yield UnknownMove(operation=moved.name, bytes_at_most=moved.bound)
+            yield UnknownMove(operation=moved.name, bytes_at_most=moved.bound * widening(moved.dtypes, self._mesh))
             return
         for step, tensor in moved.transfers:
             yield self._of_step(step, tensor, moved.name)

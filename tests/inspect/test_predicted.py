@@ -282,6 +282,19 @@ def test_what_cpus_send_in_a_wider_type_is_marked(mesh):
     assert report.predicted.to_text().splitlines()[-1].startswith(expected)
 
 
+def test_the_bound_of_what_is_not_predicted_is_that_of_the_wider_type(mesh):
+    def fun(x, kernel):
+        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    bounds = []
+    for dtype in (jnp.bfloat16, jnp.float32):
+        structs = [jax.ShapeDtypeStruct(shape, dtype) for shape in ((4, 8, 8, 4), (3, 3, 4, 8))]
+        step = pjit(fun, in_shardings=(P(None, "data"), P(None, None, "model")))
+        (one,) = explain(step, *structs, mesh=mesh).predicted.unknown
+        bounds.append(one.bytes_at_most)
+    assert bounds[0] == bounds[1]
+
+
 def in_while(x):
     def body(c):
         step = lambda c, _: (jnp.sin(with_sharding_constraint(c @ c.T, P("data"))), None)  # noqa: E731

@@ -52,7 +52,8 @@ def replicated_on(tiles: Tiles, dims: Sequence[int]) -> Tiles:
     kept = [dim for dim in range(len(tiles.counts)) if dim not in dims]
     devices = tiles.devices.transpose([*kept, *dims, len(tiles.counts)])
     counts = iter([tiles.counts[dim] for dim in kept])
-    return Tiles.of(devices.reshape([1 if dim in dims else next(counts) for dim in range(len(tiles.counts))] + [-1]))
+    shape = [1 if dim in dims else next(counts) for dim in range(len(tiles.counts))]
+    return Tiles.of(devices.reshape(*shape, -1))
 
 
 def transposed(tiles: Tiles, dims: Mapping[int, int], ndim: int) -> Tiles | None:
@@ -105,11 +106,11 @@ class Grouped:
         shape = tiles.devices.shape
         inside: dict[int, int] = dict(zip(dims, shards or [1] * len(dims), strict=True))
         sizes = tuple(shape[dim] // inside[dim] for dim in dims)
-        each = [inside.get(dim, n) for dim, n in enumerate(shape)]
+        each = [inside[dim] if dim in inside else n for dim, n in enumerate(shape)]
         split = [part for n, size in zip(shape, each, strict=True) for part in (n // size, size)]
         order = [*(2 * dim for dim in dims), *(2 * dim for dim in range(len(shape)) if dim not in dims)]
         order += [2 * dim + 1 for dim in range(len(shape))]
-        groups = tiles.devices.reshape(split).transpose(order).reshape([math.prod(sizes), -1])
+        groups = tiles.devices.reshape(split).transpose(order).reshape(math.prod(sizes), -1)
         return cls(groups, tuple(dims), sizes, Tiles.of(np.arange(groups.shape[1]).reshape(each)))
 
     @property

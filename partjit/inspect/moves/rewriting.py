@@ -50,12 +50,14 @@ class Moved:
         name: of the operation: `stablehlo.slice`.
         transfers: what is moved, besides the reshards of operands and results; None if that is not modelled.
         bound: bytes that a device sends at most if it is not.
+        dtypes: the names of the dtypes of its arrays if it is not.
         collectives: what these are in a program, by the equations that they are of and how often they run.
     """
 
     name: str
     transfers: tuple[Transfer, ...] | None
     bound: int = 0
+    dtypes: frozenset[str] = frozenset()
     collectives: dict[Hashable, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -318,7 +320,10 @@ class Writing:
     ) -> Moved:
         if transfers and len(sizes) < len(self._mesh.shape):
             transfers = tuple(Transfer(self._expanded(step, sizes), tensor) for step, tensor in transfers)
-        return Moved(op.name, transfers, bound)
+        if transfers is not None:
+            return Moved(op.name, transfers, bound)
+        arrays = (value for value in (*op.operands, *op.results) if isinstance(value.type, ir.RankedTensorType))
+        return Moved(op.name, transfers, bound, frozenset(element_type(value)[2] for value in arrays))
 
     def _call(
         self,
