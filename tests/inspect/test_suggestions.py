@@ -258,7 +258,7 @@ def test_an_argument_for_which_most_is_sent_is_sharded_along_another_dimension()
         return jax.tree.map(jnp.subtract, params, mu), {"mu": mu}
 
     params, x = {"w": f32(64, 128), "head": f32(128, 1024)}, f32(64, 64)
-    rows, columns = ({"w": P(None, "model"), "head": spec} for spec in (P("model"), P(None, "model")))
+    rows, columns = ({"w": P(None, "model"), "head": spec} for spec in (P("model"), P(None, "data")))
     args, before = (params, {"mu": params}, x), (rows, {"mu": rows})
     report = reported(step, *args, specs=(*before, P("data")), out=before)
     (finding,) = of_kind(report, "other spec")
@@ -266,7 +266,7 @@ def test_an_argument_for_which_most_is_sent_is_sharded_along_another_dimension()
     better = reported(step, *args, specs=(*after, P("data")), out=after)
     sent = shown_bytes(better.predicted.bytes_per_step)
     assert finding.effect.startswith(f"tried: a device sends {sent} instead of ")
-    assert finding.suggestion == "shard it, and what is like it, as P(None, 'model'), as argument and as result"
+    assert finding.suggestion == "shard it, and what is like it, as P(None, 'data'), as argument and as result"
     assert finding.text.startswith("params['head'], f32[128,1024] P('model', None), and 1 like it: up to ")
     assert finding.site[1] == head.__code__.co_firstlineno + 1
     assert of_kind(better, "other spec") == []

@@ -46,7 +46,7 @@ def product(
         is_spatial: whether there are spatial dimensions besides.
 
     Returns:
-        The model; None where nothing is moved but what Shardy sums.
+        The model; None where nothing is moved but for a sum that Shardy inserts.
 
     Raises:
         Unmodelled: XLA reshards in a way that is not modelled.
@@ -62,16 +62,12 @@ def product(
     tiles = [op.tiles(tensor.sharding) for tensor in (one, other, result)]
     itemsizes = one.itemsize, other.itemsize, result.itemsize
     found = partition((tiles[0], tiles[1]), (one.shape, other.shape), itemsizes, dims, result.shape, tiles[2])
-    if not any(found.operands) and all(_is_sum(step.kind, step.operand, result.local) for step in found.result):
+    is_sum = all(step.kind == "all-reduce" and step.operand == result.local for step in found.result)
+    if not any(found.operands) and is_sum and len(found.result) < 2:
         return None
     chains = {k: [_link(op, k, each) for each in made] for k, made in enumerate(found.operands)}
     is_one = op.op.operands[0] == op.op.operands[1]  # XLA copies it at first
     return op.model(chains, None, [Transfer(step, result) for step in found.result], distinct={1: ""} if is_one else {})
-
-
-def _is_sum(kind: str, shape: tuple[int, ...], local: tuple[int, ...]) -> bool:
-    """Whether a collective sums a shard of the result."""
-    return kind == "all-reduce" and shape == local
 
 
 def _link(op: Operation, k: int, made: Resharded) -> TensorSharding | Prepared:

@@ -120,6 +120,13 @@ class Reshards:
                     made[key] = between.result
                     yield Reshard(between.operation)
                 op.operands[0] = made[key]
+            last = op.operands[0], op.block, after
+            if last in made and made[last] != op.results[0]:
+                op.results[0].replace_all_uses_with(made[last])
+                made[value, op.block, after] = made[last]
+                op.erase()
+                continue
+            made[last] = op.results[0]
             yield Reshard(op, swaps)
 
     def _is_over_tiles(self, value: ir.Value, op: ir.Operation) -> bool:

@@ -81,11 +81,7 @@ def in_one(
                     break
                 made = operand.resharded(target)
                 return created(*((lhs, made) if k == 0 else (made, rhs)), create)
-    if parts.contracted[0] == parts.contracted[1] == count and wanted.is_replicated:
-        if math.prod(lhs.shape) * lhs.itemsize < math.prod(rhs.shape) * rhs.itemsize:
-            lhs = _to(lhs, of_other[1])
-        else:
-            rhs = _to(rhs, of_other[0])
+    if parts.contracted[0] == parts.contracted[1] == count and wanted.is_replicated and of_other[0] == rhs.tiles:
         return _summed_over(lhs, rhs, dims, create)
     for k, (operand, other) in enumerate(((lhs, rhs), (rhs, lhs))):
         if parts.own[k] == parts.result_own[k] == count and of_result[k] == wanted:

@@ -86,6 +86,11 @@ def test_what_is_summed_over_different_dimensions_is_sharded_as_the_result(wante
     assert_predicted_as_compiled([("bqhd,hdf->bqf", (A_OF_HEADS, OF_HEADS), specs)], mesh_of((8,), "x"))
 
 
+def test_a_sum_that_all_devices_make_is_over_the_dimensions_of_the_operand_that_stays():
+    specs = [P(("y", "x")), P("y", "x"), P()]
+    assert_predicted_as_compiled([("btf,btg->fg", ((16, 16, 16), (16, 16, 16)), specs)], mesh_of((4, 2), "xy"))
+
+
 @pytest.mark.parametrize(
     ("both", "of_x", "count"),
     [(lambda x, w: (x @ w, x @ jnp.sin(w)), P("y", "x"), 1), (lambda x, w: (x @ w, jnp.sin(x) @ w), P("y"), 2)],
