@@ -106,7 +106,7 @@ class Grouped:
         shape = tiles.devices.shape
         inside: dict[int, int] = dict(zip(dims, shards or [1] * len(dims), strict=True))
         sizes = tuple(shape[dim] // inside[dim] for dim in dims)
-        each = [inside[dim] if dim in inside else n for dim, n in enumerate(shape)]
+        each = [*{**dict(enumerate(shape)), **inside}.values()]
         split = [part for n, size in zip(shape, each, strict=True) for part in (n // size, size)]
         order = [*(2 * dim for dim in dims), *(2 * dim for dim in range(len(shape)) if dim not in dims)]
         order += [2 * dim + 1 for dim in range(len(shape))]
