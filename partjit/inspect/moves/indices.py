@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from jax.extend.mlir import ir
 
-from partjit.inspect.moves.model import Model, Operation, Transfer, without
+from partjit.inspect.moves.model import Model, Operation, Tensor, Transfer, without
 from partjit.inspect.moves.tiles import Step, Unmodelled
 from partjit.shardy import TensorSharding
 
@@ -21,8 +21,12 @@ __all__ = ["dimension_numbers", "gather", "scatter"]
 _Axes = tuple[tuple[str, ...], ...]
 
 
-def gather(op: Operation) -> None:
-    """A gather, such as `x[indices]`."""
+def gather(op: Operation) -> Model | None:
+    """A gather, such as `x[indices]`.
+
+    What is indexed may be sharded: the devices leave out what others have, and their results are summed. Where the
+    result is sharded over these axes as well, that is done afterwards.
+    """
     operand, indices, result = *op.operands[:2], op.results[0]
     batches = _dimensions(op, "operand_batching_dims"), _dimensions(op, "start_indices_batching_dims")
     left, right = without(operand.sharding, batches[0]).axes, without(indices.sharding, batches[1]).axes
@@ -32,6 +36,26 @@ def gather(op: Operation) -> None:
     along = [axes for dim, axes in enumerate(result.sharding.axes) if dim not in windows]
     if _used(left) & _used(right) or (_used(right) and not _used(along) <= _used(indices.sharding.axes)):
         raise Unmodelled
+    indexed = [dim for dim in _dimensions(op, "start_index_map") if operand.shards[dim] > 1]
+    summed = _used(operand.sharding.axes[dim] for dim in indexed)
+    if not summed & _used(result.sharding.axes):
+        return None
+    hidden = {*_dimensions(op, "collapsed_slice_dims"), *batches[0]}
+    shown = [dim for dim in range(len(operand.shape)) if dim not in hidden]
+    has_copies = op.tiles(operand.sharding).copies > 1  # XLA may slice over these at first
+    is_within = any(":" in axis for axis in summed)
+    if has_copies or is_within or indices.is_sharded or not {*indexed} <= hidden or batches[0]:
+        raise Unmodelled
+    own = dict(zip(windows, shown, strict=True))
+    if any(result.shape[there] != operand.shape[here] for there, here in own.items()):
+        raise Unmodelled
+    axes, parts = (
+        tuple(of[own[dim]] if dim in own else () for dim in range(len(result.shape)))
+        for of in (operand.sharding.axes, operand.sharding.parts)
+    )
+    made = TensorSharding(axes, parts, result.sharding.mesh)
+    sums = [_reduced(op, operand.sharding.axes[dim], result.sharded(made)) for dim in indexed]
+    return op.model(None, [made], sums)
 
 
 def scatter(op: Operation) -> Model | None:
@@ -70,7 +94,7 @@ def scatter(op: Operation) -> Model | None:
         axes = tuple(axis for axis in op.sizes if axis in over)
         if is_uneven or over != {*axes} or [operand.sharding] != [result.sharding for result in op.results]:
             raise Unmodelled
-        return op.model(transfers=[_reduced(op, axes)])
+        return op.model(transfers=[_reduced(op, axes, op.results[0])])
     if kept == operand.sharding:
         # XLA gathers the indices of uneven shards, to change those of the padding, and slices them again.
         whole = without(indices.sharding, range(len(indices.shape)))
@@ -88,9 +112,9 @@ def _combines(op: ir.Operation) -> str:
     return next(iter(body.operations)).operation.name
 
 
-def _reduced(op: Operation, axes: tuple[str, ...]) -> Transfer:
-    """The result of a scatter, combined over these axes."""
-    result, sizes = op.results[0], tuple(op.sizes[axis] for axis in axes)
+def _reduced(op: Operation, axes: tuple[str, ...], result: Tensor) -> Transfer:
+    """A result, combined over these axes."""
+    sizes = tuple(op.sizes[axis] for axis in axes)
     groups = op.tiles(TensorSharding((axes,), (sizes,))).groups([math.prod(sizes)])
     return Transfer(Step("all-reduce", groups, result.local, result.local), result)
 
