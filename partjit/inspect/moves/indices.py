@@ -49,10 +49,9 @@ def gather(op: Operation) -> Model | None:
     own = dict(zip(windows, shown, strict=True))
     if any(result.shape[there] != operand.shape[here] for there, here in own.items()):
         raise Unmodelled
-    axes, parts = (
-        tuple(of[own[dim]] if dim in own else () for dim in range(len(result.shape)))
-        for of in (operand.sharding.axes, operand.sharding.parts)
-    )
+    places = [own.get(dim) for dim in range(len(result.shape))]
+    axes = tuple(() if dim is None else operand.sharding.axes[dim] for dim in places)
+    parts = tuple(() if dim is None else operand.sharding.parts[dim] for dim in places)
     made = TensorSharding(axes, parts, result.sharding.mesh)
     sums = [_reduced(op, operand.sharding.axes[dim], result.sharded(made)) for dim in indexed]
     return op.model(None, [made], sums)
