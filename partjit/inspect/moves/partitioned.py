@@ -7,15 +7,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from partjit._jax import RELEASE
 from partjit.inspect.device_groups import DeviceGroups
 from partjit.inspect.moves.device_grouping import Grouped, replicated
-from partjit.inspect.moves.resharding import hops, is_swap
-from partjit.inspect.moves.tiles import Step, Tiles, Unmodelled
+from partjit.inspect.moves.resharding import hops
+from partjit.inspect.moves.tiles import Step, Tiles
 
 __all__ = ["Array", "Resharded", "summed", "within"]
-
-_HAS_FORMS = RELEASE >= (0, 12)
 
 
 class Resharded(NamedTuple):
@@ -42,7 +39,6 @@ class Array:
         tiles: how a group shards it.
         rows: the devices of the groups.
         made: how it was resharded.
-        is_named: whether its sharding is over named axes, as that of operands; that of results and groups is not.
     """
 
     shape: tuple[int, ...]
@@ -50,7 +46,6 @@ class Array:
     tiles: Tiles
     rows: npt.NDArray[np.int64]
     made: tuple[Resharded, ...] = ()
-    is_named: bool = True
 
     @property
     def nbytes(self) -> int:
@@ -58,16 +53,14 @@ class Array:
         return math.prod(self.tiles.local(self.shape)) * self.itemsize
 
     def resharded(self, target: Tiles) -> "Array":
-        """The same in another sharding."""
+        """The same in another sharding. Dimensions may swap axes: all shardings are over tiles here."""
         if target == self.tiles:
             return self
-        if _HAS_FORMS and self.is_named and is_swap(self.tiles, target):
-            raise Unmodelled  # it depends on the form of the sharding
         made = [
             Resharded(self.rows, hop.target, tuple(within(hop.steps, self.rows)))
             for hop in hops(self.tiles, target, self.shape)
         ]
-        return dataclasses.replace(self, tiles=target, made=(*self.made, *made), is_named=False)
+        return dataclasses.replace(self, tiles=target, made=(*self.made, *made))
 
     def replicated(self) -> "Array":
         """The same, replicated."""
@@ -76,7 +69,7 @@ class Array:
     def grouped(self, grouped: Grouped, shape: tuple[int, ...]) -> "Array":
         """What each group of a sharding has of it, of this shape."""
         rows = self.rows[:, grouped.groups].reshape([-1, grouped.groups.shape[1]])
-        return dataclasses.replace(self, shape=shape, tiles=grouped.inner, rows=rows, is_named=False)
+        return dataclasses.replace(self, shape=shape, tiles=grouped.inner, rows=rows)
 
 
 def within(steps: list[Step], rows: npt.NDArray[np.int64]) -> list[Step]:

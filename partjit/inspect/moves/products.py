@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
+from partjit._jax import RELEASE
 from partjit.inspect.moves.model import Model, Operation, Prepared, Transfer
 from partjit.inspect.moves.partitioned import Resharded
 from partjit.inspect.moves.product_dims import ProductDims
@@ -73,7 +74,9 @@ def product(
 def _link(op: Operation, k: int, made: Resharded) -> TensorSharding | Prepared:
     """A reshard of an operand: to a sharding over named axes, or what is moved for another one."""
     tensor = op.operands[k]
-    if len(made.rows) == 1 and (named := over_axes(made.target, op.sizes)) is not None:
+    # Where dimensions swap axes, others cannot do so from jax 0.12 on; see `reshards.py`.
+    is_own = len(made.rows) > 1 or (RELEASE >= (0, 12) and any(step.kind == "all-to-all" for step in made.steps))
+    if not is_own and (named := over_axes(made.target, op.sizes)) is not None:
         return TensorSharding(named.axes, named.parts, tensor.sharding.mesh)
     name = f"in groups {made.rows.tolist()} {made.target.devices.tolist()}"
     return Prepared(name, tuple(Transfer(step, tensor) for step in made.steps))
