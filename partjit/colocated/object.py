@@ -96,7 +96,8 @@ class _Handle:
     def close(self) -> None:
         """Waits for earlier calls of the object, calls its `close()` if it has one, and destroys it.
 
-        Earlier calls are also those of the programs that this thread has started. Later method calls fail. For `concurrent` objects, only calls made by this thread are waited for.
+        Earlier calls are also those of the programs that this thread has started. Later method calls fail. For
+        `concurrent` objects, only calls made by this thread are waited for.
         """
         instance = self._colocated_instance
         arrivals.settle(None)
