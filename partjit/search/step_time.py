@@ -281,7 +281,8 @@ def seconds_of_collective(one: Collective, sizes: Mapping[str, int], machine: Ma
     """How long one execution of a collective takes."""
     axes: Mapping[str, int] = {axis: sizes[axis] for axis in one.axes}
     if one.kind != "collective-permute" and math.prod(axes.values()) != one.group_size:
-        slowest = min(axes or sizes, key=lambda axis: machine.links[axis].bandwidth, default=None)
+        linked = axes or [axis for axis, size in sizes.items() if size > 1]
+        slowest = min(linked, key=lambda axis: machine.links[axis].bandwidth, default=None)
         axes = {} if slowest is None else {slowest: one.group_size}
     return machine.seconds_to_send(one.kind, axes, one.operand_bytes * one.sent, one.result_bytes)
 
