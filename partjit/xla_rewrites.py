@@ -191,8 +191,7 @@ def rewrite_broadcast(op: Any) -> Any:
             value = stablehlo.TransposeOp(value, order).result
         if not adds_ones:
             dims.sort()
-            sizes = dict(zip(dims, value.type.shape, strict=True))
-            before = [sizes.get(k, n) for k, n in enumerate(out)]
+            before = [*{**dict(enumerate(out)), **dict(zip(dims, value.type.shape, strict=True))}.values()]
             if before != out:
                 # All dimensions are there first, by a copy if they were: each user reshards its own.
                 value = stablehlo.BroadcastInDimOp(_like(value, before), value, dims).result
