@@ -9,7 +9,18 @@ from partjit._jax.versions import RELEASE
 from partjit.inspect.operands import CUMULATIVE
 from partjit.inspect.skeleton import REDUCTIONS, WINDOWS, Body, Equation, Variable
 
-__all__ = ["CONSUMERS", "CUMULATIVE", "ELEMENTWISE", "FUSED", "UPDATES", "VIEWS", "is_cheap", "is_fused", "viewed"]
+__all__ = [
+    "CONSUMERS",
+    "CUMULATIVE",
+    "ELEMENTWISE",
+    "FUSED",
+    "UPDATES",
+    "VIEWS",
+    "find_fused",
+    "is_cheap",
+    "is_fused",
+    "viewed",
+]
 
 VIEWS = {"reshape", "squeeze", "expand_dims", "copy", "copy_p", "sharding_constraint", "optimization_barrier", "name"}
 VIEWS |= {"reshard", "pvary", "pcast"}
@@ -51,14 +62,19 @@ def is_fused(eqn: Equation, body: Body, read: int) -> bool:
         body: the jaxpr that it is in, where what was found is noted: it is the same whatever the shardings.
         read: the number of buffers that its operands are computed from.
     """
-    if not body.fused:  # the last one first: what uses a result is asked about before what computes it
-        for one in reversed(body.equations):
-            body.fused[one, 2] = _is_fused(one, body, 2)
     key = eqn, read if read < 2 else 2
     found = body.fused.get(key)
     if found is None:
         found = body.fused[key] = _is_fused(eqn, body, read)
     return found
+
+
+def find_fused(body: Body) -> None:
+    """Notes what is used several times, the last first: it depends on what uses it, through all of a long program."""
+    if not body.fused:
+        for eqn in reversed(body.equations):
+            if eqn.name in ELEMENTWISE and len(body.users.get(eqn.outvars[0], ())) > 1:
+                is_fused(eqn, body, 2)
 
 
 def _is_fused(eqn: Equation, body: Body, read: int) -> bool:

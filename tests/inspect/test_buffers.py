@@ -280,6 +280,16 @@ def test_what_collectives_give_has_one_buffer(function, spec, mesh):
     assert 0.85 <= estimate.peak / found.peak <= 1.15, (str(estimate), str(found))
 
 
+def test_long_programs_of_values_that_are_used_twice_are_estimated(mesh):
+    def repeated(x, y):
+        for _ in range(1500):
+            x = x * y + x
+        return x.sum()
+
+    (estimate,) = explain(pjit(repeated, in_shardings=P()), f32(8, 8), f32(8, 8), mesh=mesh).estimates
+    assert estimate.temporaries == 0
+
+
 def test_data_that_xla_may_move_besides_makes_the_estimate_a_lower_bound(mesh):
     program = pjit(lambda a, rows: a[rows], in_shardings=(P("data"), P()), out_shardings=P(None, "data"))
     report = explain(program, f32(64, 64), jax.ShapeDtypeStruct((16,), "int32"), mesh=mesh)
