@@ -17,17 +17,7 @@ from partjit.inspect.branch_results import BranchResults
 from partjit.inspect.buffer_lifetimes import ALWAYS, Buffer, Lifetimes
 from partjit.inspect.buffer_roots import NONE, Roots, are_arguments, as_large, bound, roots_of
 from partjit.inspect.equation_moves import NO_MOVES, EquationMoves, Moves
-from partjit.inspect.fusion import (
-    CONSUMERS,
-    CUMULATIVE,
-    ELEMENTWISE,
-    FUSED,
-    UPDATES,
-    find_fused,
-    is_cheap,
-    is_fused,
-    viewed,
-)
+from partjit.inspect.fusion import CONSUMERS, CUMULATIVE, ELEMENTWISE, FUSED, UPDATES, is_cheap, is_fused, viewed
 from partjit.inspect.instruction_order import InstructionOrder, Preparation, Sums, combined_sums
 from partjit.inspect.library import Kernels, kernels_of
 from partjit.inspect.skeleton import RANDOM, Body, Equation, Variable
@@ -127,7 +117,6 @@ class _Walk:
             order.done(step)
 
     def _order(self, body: Body) -> tuple[InstructionOrder, Kernels, set[Equation]]:
-        find_fused(body)
         moves = self._moves
         needed = moves.needed(body.equations)
         sizes = {eqn: found for eqn in needed if (found := moves.prepared(eqn))}

@@ -12,7 +12,7 @@ Source: `LibraryRewriter`, `YnnMatcher` and `TreeReductionRewriter` of XLA.
 from collections.abc import Callable, Mapping, Set
 from typing import NamedTuple
 
-from partjit.inspect.fusion import ELEMENTWISE, VIEWS, is_fused
+from partjit.inspect.fusion import ELEMENTWISE, VIEWS, find_fused, is_fused
 from partjit.inspect.skeleton import REDUCTIONS, Body, Equation, Variable
 
 __all__ = ["Kernels", "kernels_of"]
@@ -53,6 +53,7 @@ def kernels_of(body: Body, size: Callable[[Variable], int], communicating: Mappi
         size: the bytes of a variable on a device.
         communicating: the equations that have collectives, and whether these sum their results.
     """
+    find_fused(body)
     found = Kernels(set(), set(), set(), {})
     for eqn in body.reductions:
         if eqn not in found.absorbed:
