@@ -181,7 +181,7 @@ class Specialization(PreparedFunction):
             failure_here(error, self._name, site, stream).raise_()
 
     def submit_for_program(
-        self, leaves: Sequence[Any], pinned: Sequence[bool], site: Site, node: str = ""
+        self, leaves: Sequence[Any], pinned: Sequence[bool], site: Site, node: str = "", *, is_run_here: bool = False
     ) -> Sequence[jax.Array]:
         """Submits a call to a thread, for a program, and returns the flat results, which are pending.
 
@@ -190,6 +190,7 @@ class Specialization(PreparedFunction):
             pinned: which of them may be donated while the call runs.
             site: where the user's code makes the call.
             node: its name in the plan.
+            is_run_here: whether this thread runs it, which waits for it next; it has no results.
         """
         if not self._is_prepared:
             self.prepare()
@@ -198,7 +199,7 @@ class Specialization(PreparedFunction):
         stream = self._stream or current_stream()
         out_specs = self.out_specs
         assert out_specs is not None
-        if self._is_simple and not events.listeners and self._runs_on_thread():
+        if self._is_simple and not is_run_here and not events.listeners and self._runs_on_thread():
             return self._on_thread.submitted_flat(self._taken_all(leaves, pinned), stream, out_specs, site)
         lanes, is_nested = self._lanes(stream)
         entry = self._entry(journal.current, stream, node, site) if journal.current is not None else None
@@ -212,6 +213,9 @@ class Specialization(PreparedFunction):
         def prepared() -> Prepared:
             return self._prepared(self._taken_all(leaves, pinned), lanes, stream, out_specs, site, entry)
 
+        if is_run_here:
+            scheduler.run_unreceived(prepared().call)
+            return ()
         return prepared().submit() if self._ahead is None else self._ahead.take(out_specs, prepared, entry)
 
     def _runs_on_thread(self) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from partjit.colocated.runtime import interrupts, soon, threads
 from partjit.colocated.runtime.call import NOBODY, Call, Lane, Waiter, current_calls
 from partjit.colocated.runtime.deadlocks import wait_for
-from partjit.colocated.runtime.failures import Site
+from partjit.colocated.runtime.failures import PoisonedError, Site
 from partjit.colocated.runtime.interrupts import Exclusive, Flag, Presence, is_interrupt
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "resize",
     "run_here",
     "run_in_lanes",
+    "run_unreceived",
     "submit",
     "unfinished",
 ]
@@ -136,6 +137,28 @@ def run_here(call: Call, *, only_if_free: bool = False, deadline: float | None =
     call.turn = Flag()
     call.claim(driver)
     return driver.of(_run_here, call, driver, only_if_free, deadline, otherwise=driver.clean_up)()
+
+
+def run_unreceived(call: Call) -> None:
+    """Runs a call in this thread when its turn comes, with the failure of one on a thread.
+
+    Args:
+        call: a call without receivers.
+
+    Raises:
+        BaseException: what a signal handler raised.
+    """
+    if _order.is_owned():  # it cannot be run here
+        submit(call)
+        return
+    try:
+        run_here(call)
+    except PoisonedError:  # the failure of what it was given
+        return
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        call.fail(error)
 
 
 def run_in_lanes(

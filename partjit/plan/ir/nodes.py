@@ -183,6 +183,8 @@ class ColocatedCall(Generic[R, D]):
         callee: the function and what is known of it.
         stream: the stream that the program put it on; None where that of the caller is meant.
         is_inline: whether the calling thread runs it itself, because nothing could overlap with it.
+        is_before_inline: whether the calling thread runs it, as an inline call after it has to wait for its end. Its
+            results and failures are those of a call on a thread.
         is_emitted: whether an executable makes it as it runs.
         is_answered: whether that executable waits for it, so that the thread of a device runs it.
         pinned: for each input whether it is kept intact against its owner, who may donate it while the call runs.
@@ -197,6 +199,7 @@ class ColocatedCall(Generic[R, D]):
     callee: Callee
     stream: Stream | None
     is_inline: bool = False
+    is_before_inline: bool = False
     is_emitted: bool = False
     is_answered: bool = False
     pinned: tuple[bool, ...] = ()
@@ -212,7 +215,7 @@ class ColocatedCall(Generic[R, D]):
             return f"in its executable, {stream}"
         if self.is_emitted:
             return f"as its executable runs, {stream}"
-        return f"inline, {stream}" if self.is_inline else f"on a thread, {stream}"
+        return f"inline, {stream}" if self.is_inline or self.is_before_inline else f"on a thread, {stream}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

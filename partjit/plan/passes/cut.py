@@ -266,6 +266,7 @@ class _Cutting:
     def _add_calls(self, calls: Sequence[int], inline: set[int]) -> list[int]:
         """Adds the calls whose arguments are there: first those that others run, then what the calling thread runs."""
         graph, done = self._graph, self._done
+        here = _before_inline(graph, calls, inline)
         missing: dict[int, int] = {}
         waiting: dict[int, list[int]] = {}
         for i in calls:
@@ -274,12 +275,14 @@ class _Cutting:
                 missing[i] = len(before)
                 for earlier in before:
                     waiting.setdefault(earlier, []).append(i)
-        ready = [(_is_inline(graph, i, inline), i) for i, count in missing.items() if not count]
+        ready = [(i in here or _is_inline(graph, i, inline), i) for i, count in missing.items() if not count]
         heapq.heapify(ready)
         while ready:
-            is_inline, i = heapq.heappop(ready)
+            is_here, i = heapq.heappop(ready)
             node = graph.nodes[i]
-            if isinstance(node, ColocatedCall) and is_inline:
+            if isinstance(node, ColocatedCall) and i in here:
+                node = dataclasses.replace(node, is_before_inline=True)
+            elif isinstance(node, ColocatedCall) and is_here:
                 node = dataclasses.replace(node, is_inline=True, is_emitted=i in inline and self._can_be_answered(node))
             self.nodes.append(node)
             self.position[node] = i
@@ -288,7 +291,7 @@ class _Cutting:
             for later in waiting.get(i, ()):
                 missing[later] -= 1
                 if not missing[later]:
-                    heapq.heappush(ready, (_is_inline(graph, later, inline), later))
+                    heapq.heappush(ready, (later in here or _is_inline(graph, later, inline), later))
         return [*missing]
 
 
@@ -313,6 +316,22 @@ def _inline(graph: _Graph, waited_for: Sequence[int]) -> set[int]:
         if isinstance(node, ColocatedCall) and not _is_ahead(node)
     }
     return {i for i, stream in streams.items() if stream is streams[max(streams)]}
+
+
+def _before_inline(graph: _Graph, calls: Iterable[int], inline: set[int]) -> set[int]:
+    """The calls without results for whose end an inline call on their stream waits: a thread would take longer."""
+    if not inline:
+        return set()
+    last = max(inline)
+    stream = graph.nodes[last].stream  # that of all of them
+    found = set()
+    for i in calls:
+        node = graph.nodes[i]
+        if i < last and i not in inline and isinstance(node, ColocatedCall) and not node.outputs:
+            options = node.callee.options
+            if node.stream is stream and options.mode in (None, "auto") and not options.run_ahead:
+                found.add(i)
+    return found
 
 
 def _ancestors(graph: _Graph, targets: Iterable[int], done: set[int]) -> set[int]:

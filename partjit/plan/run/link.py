@@ -317,7 +317,7 @@ def _caller(call: ColocatedCall[Value, Value], specialization: Specialization) -
         return specialization.run_for_program(leaves, distinct, site, node)
 
     def submit(*leaves: jax.Array) -> Sequence[jax.Array]:
-        return specialization.submit_for_program(leaves, pinned, site, node)
+        return specialization.submit_for_program(leaves, pinned, site, node, is_run_here=call.is_before_inline)
 
     return run if call.is_inline else submit
 
