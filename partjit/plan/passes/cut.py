@@ -320,16 +320,16 @@ def _inline(graph: _Graph, waited_for: Sequence[int]) -> set[int]:
 
 def _before_inline(graph: _Graph, calls: Iterable[int], inline: set[int]) -> set[int]:
     """The calls without results for whose end an inline call on their stream waits: a thread would take longer."""
-    if not inline:
+    last = max(inline, default=-1)
+    awaited = graph.nodes[last] if inline else None
+    if not isinstance(awaited, ColocatedCall):
         return set()
-    last = max(inline)
-    stream = graph.nodes[last].stream  # that of all of them
-    found = set()
+    found = set[int]()
     for i in calls:
         node = graph.nodes[i]
         if i < last and i not in inline and isinstance(node, ColocatedCall) and not node.outputs:
             options = node.callee.options
-            if node.stream is stream and options.mode in (None, "auto") and not options.run_ahead:
+            if node.stream is awaited.stream and options.mode in (None, "auto") and not options.run_ahead:
                 found.add(i)
     return found
 
