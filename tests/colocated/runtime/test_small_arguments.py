@@ -66,7 +66,7 @@ def note(xs):
     rendezvous.logs["seen"].append([*map(said_of, xs)])
 
 
-noting = colocated_python(lambda xs: None, stream="small", out_specs_fn=lambda xs: None)
+noting = colocated_python(lambda xs: None, stream="small arguments", out_specs_fn=lambda xs: None)
 
 
 @sees("small and large", "only small", "a weak type", "another call", *WHERE, *ENDS)
@@ -84,7 +84,7 @@ def test_arguments_are_as_they_were_at_the_call(mesh, data):
     saw(where)
     saw("small and large" if large else "only small", when=len(large) < len(kinds))
     saw("a weak type", when=any(weak for _, _, weak in kinds))
-    f = colocated_python(note, stream="small", out_specs_fn=lambda xs: None)
+    f = colocated_python(note, stream="small arguments", out_specs_fn=lambda xs: None)
     expected = []
     for kind in {*kinds}:  # so that no compilation keeps the function waiting
         donating(new_array(mesh, where, *kind))
@@ -227,7 +227,7 @@ def test_a_method_and_an_argument_that_is_no_plain_array():
 
 @pytest.mark.parametrize("first", ["argument", "intermediate"])
 def test_what_a_program_gives_to_a_call_stays_intact_where_its_caller_may_donate_it(compilations, first):
-    f = colocated_python(lambda a, b, c: note([a, b, c]), stream="small", out_specs_fn=lambda *_: None)
+    f = colocated_python(lambda a, b, c: note([a, b, c]), stream="small arguments", out_specs_fn=lambda *_: None)
 
     @pjit
     def program(x, y, z):
