@@ -5,6 +5,7 @@ Only what decides a branch, a loop or a `select` is asked for: others have no sh
 Source: StableHLO's `StablehloAggressiveFolder.cpp`.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,6 +20,8 @@ _Array = npt.NDArray[Any]
 
 _ELEMENTS = 1024
 """Larger constants than these decide nothing."""
+_DEPTH = 24
+"""Nor does what more steps compute from constants. So little is asked of what many steps compute from arguments."""
 
 
 def constant_of(value: Any, is_inside: Callable[[ir.Operation], bool]) -> _Array | None:
@@ -29,13 +32,13 @@ def constant_of(value: Any, is_inside: Callable[[ir.Operation], bool]) -> _Array
         is_inside: whether an operation is in the function that is folded: XLA folds each by itself.
     """
     known: dict[Any, _Array | None] = {}
-    found = _evaluated(value, known)
+    found = _evaluated(value, known, 0)
     return found if found is not None and all(is_inside(op) for op in known) else None
 
 
-def _evaluated(value: Any, known: dict[Any, _Array | None]) -> _Array | None:
+def _evaluated(value: Any, known: dict[Any, _Array | None], depth: int) -> _Array | None:
     owner: Any = value.owner
-    if isinstance(owner, ir.Block):
+    if isinstance(owner, ir.Block) or depth > _DEPTH:
         return None
     op = owner.operation
     if op in known:
@@ -48,7 +51,7 @@ def _evaluated(value: Any, known: dict[Any, _Array | None]) -> _Array | None:
         return None
     operands = list[_Array]()
     for operand in op.operands:
-        if (found := _evaluated(operand, known)) is None:
+        if (found := _evaluated(operand, known, depth + 1)) is None:
             return None
         operands.append(found)
     with np.errstate(all="ignore"):
@@ -57,7 +60,7 @@ def _evaluated(value: Any, known: dict[Any, _Array | None]) -> _Array | None:
 
 
 def _size(value: Any) -> int:
-    return int(np.prod(value.type.shape, dtype=np.int64))
+    return math.prod(value.type.shape)
 
 
 def _dtype(value: Any) -> Any:

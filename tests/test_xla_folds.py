@@ -205,3 +205,18 @@ def test_operations_in_loops_are_folded(name):
     assert any(op.name == f"stablehlo.{name}" for op in nested(module.operation))
     rewrite(module)
     assert not any(op.name == f"stablehlo.{name}" for op in nested(module.operation))
+
+
+@pytest.mark.parametrize("count", [3, 3000])
+def test_what_many_steps_compute_decides_nothing_and_is_not_recursed_into(count):
+    def program(x, start):
+        for _ in range(count):
+            start = start + 1
+        return lax.cond(start > 0, jnp.sin, jnp.cos, x)
+
+    traced = jax.jit(lambda x: program(x, jnp.int32(0))).trace(jnp.ones(8))
+    module = traced.lower().compiler_ir()
+    rewrite(module)
+    left = [op.name for op in nested(module.operation)]
+    assert ("stablehlo.case" in left) == (count == 3000)
+    assert ("stablehlo.sine" in left, "stablehlo.cosine" in left) == (True, count == 3000)
