@@ -10,9 +10,11 @@ from typing import Any, TypeVar, cast
 import jax
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
+from jax.extend.mlir import ir
 from jax.interpreters.mlir import LoweringParameters
 from jax.sharding import Mesh, NamedSharding
 
+from partjit._jax.analysis import lower_for_analysis
 from partjit._jax.caches import weakref_cache
 from partjit._jax.compiling import (
     DeviceAssignmentMismatchError,
@@ -35,7 +37,16 @@ from partjit.render.numbers import counted
 from partjit.spec import Spec
 from partjit.typed import sharding_in_type
 
-__all__ = ["Program", "Traced", "in_shardings_of", "lower", "lower_jaxpr", "lower_jaxpr_anew", "own_sharding"]
+__all__ = [
+    "Program",
+    "Traced",
+    "in_shardings_of",
+    "lower",
+    "lower_jaxpr",
+    "lower_jaxpr_anew",
+    "lower_to_module",
+    "own_sharding",
+]
 
 T = TypeVar("T")
 
@@ -181,6 +192,26 @@ def lower_jaxpr_anew(
 
 
 lower_jaxpr = weakref_cache(lower_jaxpr_anew)
+
+
+def lower_to_module(
+    jaxpr: ClosedJaxpr,
+    in_shardings: tuple[MaybeSharding, ...],
+    out_shardings: tuple[MaybeSharding, ...],
+    mesh: Mesh,
+    name: str,
+) -> ir.Module:
+    """The module that a jaxpr is lowered to, with all its arguments, for those who only look at it.
+
+    Raises:
+        ShardingError: shardings are not all on the same devices.
+    """
+    with under_mesh(mesh):
+        module = lower_for_analysis(jaxpr, name, in_shardings, out_shardings, mesh)
+    if module is None:
+        donated = (False,) * len(in_shardings)
+        module = lower_jaxpr_anew(jaxpr, in_shardings, out_shardings, donated, mesh, name, keep_unused=True).stablehlo()
+    return module
 
 
 class _LoweredOnExplicitMesh(jax.stages.Lowered):

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from partjit._jax.shardings import MaybeSharding
 from partjit.colocated.ir.lowering import opaque_calls
-from partjit.compile import lower_jaxpr_anew
+from partjit.compile import lower_to_module
 from partjit.inspect.annotated import AnnotatedJaxpr, AnnotatedValue
 from partjit.inspect.inlining import InlinedProgram, inline_program
 from partjit.inspect.marks import hidden_marks, is_mark, numbers_of, remove_unused_values
@@ -142,16 +142,7 @@ def lower_unit(unit: Unit) -> tuple[InlinedProgram, ir.Module | None]:
         inlined.shardings.update((v.number, TensorSharding.replicated(len(v.aval.shape))) for v in arrays)
         return inlined, None
     with opaque_calls():
-        lowering = lower_jaxpr_anew(
-            inlined.jaxpr,
-            unit.in_shardings,
-            unit.out_shardings,
-            (False,) * len(unit.in_shardings),
-            unit.mesh,
-            unit.name,
-            keep_unused=True,
-        )
-    module = lowering.stablehlo()
+        module = lower_to_module(inlined.jaxpr, unit.in_shardings, unit.out_shardings, unit.mesh, unit.name)
     remove_unused_values(module)
     rewrite_operations(module, Lowered(is_mark, inlined.function_of, remove_unused_values))
     return inlined, module
