@@ -39,7 +39,7 @@ def order_operations(ops: Iterable[ir.Operation], is_ignored: Callable[[ir.Opera
 
 def _order(block: Any, is_ignored: Callable[[ir.Operation], bool]) -> list[ir.Operation]:
     ops = [*block.operations]
-    results, end = [[*op.results] for op in ops], len(ops) - 1
+    results, end = [(op.result,) if len(op.results) == 1 else (*op.results,) for op in ops], len(ops) - 1
     without_results = [k for k, values in enumerate(results) if not values and k != end]
     late = {k for k in without_results if is_ignored(ops[k])}
     first = [k for k in without_results if k not in late]
