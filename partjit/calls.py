@@ -12,7 +12,15 @@ from partjit.primitive import colocated_call_p
 if TYPE_CHECKING:
     from partjit.colocated.runtime.streams import Stream
 
-__all__ = ["has_calls", "inner_jaxprs", "is_program_with_calls", "makes_calls", "names_of_calls", "streams_of"]
+__all__ = [
+    "chooses_whether_to_call",
+    "has_calls",
+    "inner_jaxprs",
+    "is_program_with_calls",
+    "makes_calls",
+    "names_of_calls",
+    "streams_of",
+]
 
 _WITHOUT_JAXPRS = frozenset({bool, int, float, str, type(None)})
 
@@ -52,6 +60,16 @@ def makes_calls(eqn: JaxprEqn) -> bool:
     """Whether there is a colocated call inside of an equation, at any depth."""
     inner = inner_jaxprs(eqn)
     return bool(inner) and any(map(has_calls, inner))
+
+
+@weakref_cache
+def chooses_whether_to_call(jaxpr: Jaxpr) -> bool:
+    """Whether there is, at any depth, a branch that makes calls and has no results."""
+    return any(
+        (eqn.primitive.name == "cond" and not eqn.outvars) or any(map(chooses_whether_to_call, inner_jaxprs(eqn)))
+        for eqn in jaxpr.eqns
+        if makes_calls(eqn)
+    )
 
 
 def streams_of(jaxpr: Jaxpr) -> "set[Stream]":

@@ -139,7 +139,8 @@ def _partitioned(
     block, direct = forward(block, ins, edges.out_shardings, edges.kind, not is_over_processes(mesh))
     donated = {*keep_where(block.inputs, edges.donated)}
     answered = partial(can_be_answered, executables=executables)
-    groups = cut(block, edges.awaited, donated, answered, reads_early=executables.on_one_cpu)
+    early, numbers = executables.on_one_cpu, executables.numbers
+    groups = cut(block, edges.awaited, donated, answered, reads_early=early, numbers=numbers)
     check_stage(groups, "cut")
     crossing = [var for node in groups.nodes for var in variables(node.inputs) if var not in block.consts]
     found = propagate(block, crossing, direct, ins, edges.out_shardings, mesh, default)
@@ -199,6 +200,7 @@ def make_plan(
     name: str,
     agree: bool | str,
     caller: Stream | None,
+    numbers: tuple[int, ...] = (),
 ) -> Plan:
     """The plan of a program, made once.
 
@@ -210,6 +212,7 @@ def make_plan(
         name: its name.
         agree: see `PlanData`.
         caller: see `structured`.
+        numbers: the positions of the arguments that are Python numbers, or NumPy's.
 
     Raises:
         ValueError: a call is where the host cannot make it.
@@ -221,7 +224,7 @@ def make_plan(
     if mesh.empty:
         mesh = next(meshes_of_shard_maps(jaxpr.jaxpr), mesh)
     default = default_without_mesh(mesh, in_shardings)
-    executables = Executables.of(mesh, default)
+    executables = Executables.of(mesh, default, [jaxpr.jaxpr.invars[i] for i in numbers if not donated[i]])
     program = structured(jaxpr, mesh, caller, executables)
     check_devices(program, mesh)
     shardings: dict[Var, Sharding | None] = {}

@@ -1,15 +1,23 @@
-"""Branches by the host on one CPU device: what tells which one is chosen is computed, and read, before the rest."""
+"""Branches by the host on CPU devices.
+
+On one of them, what tells which one is chosen is computed, and read, before the rest. Of several one alone computes it,
+if it follows from numbers that the program is called with.
+"""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import partjit
 from partjit import P, colocated, pjit
 from partjit.colocated import colocated_python
 from partjit.plan.ir.nodes import Branch, Fragment
+from tests.census import saw, sees
 from tests.colocated import rendezvous
+from tests.effort import examples
 
 pytestmark = pytest.mark.usefixtures("meeting")
 
@@ -77,13 +85,116 @@ def test_the_predicate_has_a_fragment_of_its_own_where_it_is_little_and_the_rest
     assert rendezvous.logs["calls"] == [(2, len(x)), (5, len(x))]
 
 
-def test_several_devices_make_the_call_instead_of_waiting_for_one_more_fragment():
-    mesh = partjit.Mesh(np.array(jax.devices()[:2]), ("x",))
-    step = pjit(program(of_number).__wrapped__, in_shardings=(P("x"), None))
-    with mesh:
-        (fragment,) = step.plan(LARGE, 0).nodes
-        assert [call.callee.name for call in fragment.calls] == ["save"]
-        for number in range(3):
-            step(LARGE, number)
+def asked_of_one_device(plan):
+    """The fragments that one device runs, each with whether the branch that follows it reads its result."""
+    found = [(i, node) for i, node in enumerate(plan.nodes) if isinstance(node, Fragment) and node.by_one_device]
+    return [isinstance(plan.nodes[i + 1], Branch) and plan.nodes[i + 1].inputs[0] in node.outputs for i, node in found]
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+def test_of_several_devices_one_is_asked_which_branch_is_chosen_if_that_follows_from_numbers(explicit):
+    kinds = (jax.sharding.AxisType.Explicit if explicit else jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((2,), ("x",), axis_types=kinds)
+    everywhere = jax.sharding.NamedSharding(mesh, P())
+    step = program(of_number)
+    with jax.set_mesh(mesh):
+        x = jax.device_put(LARGE, jax.sharding.NamedSharding(mesh, P("x", None)))
+        assert asked_of_one_device(step.plan(x, 0)) == [True]
+        # An array may still be computed: the devices decide.
+        assert asked_of_one_device(step.plan(x, jax.device_put(0, everywhere))) == []
+        for i, kind in enumerate([int, np.int64, np.array, jnp.int32, lambda i: jax.device_put(i, everywhere), int]):
+            x = step(x, kind(i))
+        compiled = step.lower(x, 6).compile()
+        for i in (7, 8):
+            x = compiled(x, i)
+        x = compiled(x, jax.device_put(11, everywhere))
     colocated.wait()
-    assert rendezvous.logs["calls"] == [(2, 128)]
+    assert rendezvous.logs["calls"] == [(2, 128), (5, 128), (8, 128), (11, 128)]
+
+
+def test_all_devices_make_the_call_where_what_it_gets_would_be_kept_for_it():
+    with partjit.Mesh(np.array(jax.devices()[:2]), ("x",)):
+        large = np.ones((1024, 512), np.float32)
+        step = pjit(lambda x, i: jax.lax.cond(i % 3 == 2, lambda: save(i, x * 2), lambda: None))
+        assert asked_of_one_device(step.plan(large, 0)) == [True]  # it is an argument
+        step = pjit(lambda x, i: jax.lax.cond(i % 3 == 2, save, lambda *_: None, i, x * 2))
+        assert asked_of_one_device(step.plan(large, 0)) == []
+        assert asked_of_one_device(step.plan(large[0], 0)) == [True]
+
+
+def with_a_result(i, x):
+    return jax.lax.cond(i % 3 == 2, lambda: (save(i, x), x)[1], lambda: x + 1)
+
+
+def of_what_leaves(i, x):
+    is_due = i % 3 == 2
+    jax.lax.cond(is_due, lambda: save(i, x), lambda: None)
+    return is_due
+
+
+def of_what_is_used(i, x):
+    is_due = i % 3 == 2
+    jax.lax.cond(is_due, lambda: save(i, x), lambda: None)
+    return jnp.where(is_due, x, 0)
+
+
+def of_what_is_captured(i, x):
+    left = i % 3
+    jax.lax.cond(left == 2, lambda: save(i, x + left - 2), lambda: None)
+
+
+def of_an_array(i, x):
+    jax.lax.cond((i % 3 == 2) & (x[0, 0] > 0), lambda: save(i, x), lambda: None)
+
+
+@pytest.mark.parametrize("body", [with_a_result, of_what_leaves, of_what_is_used, of_what_is_captured, of_an_array])
+def test_all_devices_decide_where_others_need_what_decides(body):
+    with partjit.Mesh(np.array(jax.devices()[:2]), ("x",)):
+        step = pjit(lambda i, x: body(i, x))
+        ones = np.ones((4, 4), np.float32)
+        assert asked_of_one_device(step.plan(0, ones)) == []
+        for i in range(4):
+            step(i, ones)
+    colocated.wait()
+    assert rendezvous.logs["calls"] == [(2, 16)]
+
+
+OPERATIONS = {
+    "%": lambda a, b: a % (abs(b) + 1),
+    "+": lambda a, b: a + b,
+    "min": jnp.minimum,
+    "where": lambda a, b: jnp.where(a > b, a, 7),
+    "float": lambda a, b: jnp.float32(a) * 0.5 > jnp.float32(b),
+}
+steps = st.lists(st.tuples(st.sampled_from(sorted(OPERATIONS)), st.integers(0, 9), st.integers(0, 9)), max_size=5)
+
+
+@sees("different examples", "several elements", "a call", "no call", *OPERATIONS)
+@given(
+    steps, st.lists(st.tuples(st.integers(-9, 9), st.sampled_from([int, np.int32, np.array])), min_size=2, max_size=3)
+)
+def test_predicates_of_numbers_are_what_all_devices_would_compute(steps, arguments):
+    rendezvous.clear()
+
+    def predicate(*numbers):
+        values = [jnp.int32(number) for number in numbers]
+        for name, i, k in steps:
+            values.append(jnp.int32(OPERATIONS[name](values[i % len(values)], values[k % len(values)])))
+        return values[-1] % 2 == 1
+
+    def body(x, *numbers):
+        x = x * 2
+        jax.lax.cond(predicate(*numbers), lambda: save(numbers[0], x), lambda: None)
+        return x
+
+    numbers = [kind(value) for value, kind in arguments]
+    with partjit.Mesh(np.array(jax.devices()[:2]), ("x",)):
+        step = pjit(body, in_shardings=(P("x"), *(P() for _ in numbers)))
+        assert asked_of_one_device(step.plan(np.ones(2, np.float32), *numbers)) == [True]
+        for _ in range(2):
+            step(np.ones(2, np.float32), *numbers)
+    colocated.wait()
+    is_due = bool(predicate(*numbers))
+    for what in {"a call" if is_due else "no call", *(name for name, *_ in steps)}:
+        saw(what)
+    assert rendezvous.logs["calls"] == [(int(numbers[0]), 4.0)] * 2 * is_due

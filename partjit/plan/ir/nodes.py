@@ -117,12 +117,13 @@ class Group:
     Attributes:
         nodes: equations, and forwarded results.
         inputs: the variables it reads from outside, in the order of their first use.
-        cost: see `Fragment`.
+        cost, by_one_device: see `Fragment`.
     """
 
     nodes: tuple[Equation | Forward, ...]
     inputs: tuple[Var, ...]
     cost: float
+    by_one_device: bool = False
 
     @property
     def outputs(self) -> Sequence[Var]:
@@ -141,6 +142,7 @@ class Fragment(Generic[R, D]):
         donated: for each input whether the executable may reuse its memory.
         nodes: what it is made of, if there are calls among them: it makes these as it runs. Its jaxpr then takes the
             number of the execution before the inputs, and gives the number of calls made before the outputs.
+        by_one_device: whether the first device of the mesh runs it alone, of what are numbers, for the host.
         name: its name in the plan's source.
     """
 
@@ -151,6 +153,7 @@ class Fragment(Generic[R, D]):
     donated: tuple[bool, ...] = ()
     nodes: tuple["Node", ...] = ()
     name: str = ""
+    by_one_device: bool = False
 
     @property
     def calls(self) -> "tuple[ColocatedCall[Value, Value], ...]":

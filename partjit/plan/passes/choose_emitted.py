@@ -7,7 +7,7 @@ work that amortizes a dispatch could run beside it.
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 
 from partjit import lazy
 from partjit._jax.arrays import is_laid_out_as_numpy
+from partjit._jax.jaxprs import type_of
 from partjit.colocated.ir.emission import ANSWERED, PLATFORMS
 from partjit.devices import platform_of
 from partjit.mesh import auto_twin, is_abstract_mesh
@@ -36,6 +37,7 @@ from partjit.plan.ir.nodes import (
     walk,
 )
 from partjit.plan.passes.cost import amortizes_a_dispatch, cost_of
+from partjit.plan.passes.from_numbers import operations_on_numbers
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -65,20 +67,24 @@ class Executables(NamedTuple):
         wait_for_calls: whether they can make others.
         on_one_cpu: whether they run on a single device, a CPU: there it costs little to dispatch one more, and one that
             makes calls blocks its caller.
+        numbers: the arguments of the program that the host has as numbers; none unless its executables run on
+            several CPU devices of this process, which it would cost more to ask for a predicate than one of them.
     """
 
     mesh: Mesh
     make_calls: bool
     wait_for_calls: bool
     on_one_cpu: bool = False
+    numbers: frozenset[Var] = frozenset()
 
     @staticmethod
-    def of(mesh: Mesh, default: Sharding | None) -> "Executables":
+    def of(mesh: Mesh, default: Sharding | None, numbers: Collection[Var] = ()) -> "Executables":
         """Those of a program.
 
         Args:
             mesh: its mesh, maybe empty.
             default: the sharding of everything in a program without a mesh; None if its arguments leave it open.
+            numbers: those of its arguments that the host has as numbers.
         """
         if is_abstract_mesh(mesh):  # planned as for devices of this process
             devices, platforms = [], {platform_of(mesh) or jax.default_backend()}
@@ -90,7 +96,10 @@ class Executables(NamedTuple):
         here = jax.process_index()
         is_here = all(device.process_index == here for device in devices) and not (mesh.empty and len(devices) > 1)
         on_one_cpu = len(devices) == 1 and platforms == {"cpu"}
-        return Executables(mesh, is_here and platforms <= PLATFORMS, is_here and platforms <= ANSWERED, on_one_cpu)
+        known = frozenset(numbers) if is_here and len(devices) > 1 and platforms == {"cpu"} else frozenset[Var]()
+        return Executables(
+            mesh, is_here and platforms <= PLATFORMS, is_here and platforms <= ANSWERED, on_one_cpu, known
+        )
 
 
 def choose_emitted(block: VarBlock, executables: Executables) -> VarBlock:
@@ -101,11 +110,25 @@ def choose_emitted(block: VarBlock, executables: Executables) -> VarBlock:
             return node
         if executables.on_one_cpu and isinstance(node, Branch) and not has_answered(node):
             return node  # the host reads which one is chosen sooner than it is done with such an executable
+        if isinstance(node, Branch) and _is_asked_of_one_device(node, block, executables):
+            return node
         return dataclasses.replace(node, on_devices=True)
 
     if not executables.make_calls or not any(isinstance(node, Loop | Branch) for node in block.nodes):
         return block
     return dataclasses.replace(block, nodes=tuple(map(chosen, block.nodes)))
+
+
+def _is_asked_of_one_device(branch: VarBranch, block: VarBlock, executables: Executables) -> bool:
+    """Whether the host asks one device which block is chosen, rather than all of them in each execution to call.
+
+    What the branch reads is then a result of their executable: that must not be much which nobody else needs.
+    """
+    if branch.outputs or not operations_on_numbers(block, [branch], executables.numbers):
+        return False
+    there = {*block.inputs, *block.consts, *variables(block.outputs)}
+    own = {*variables(branch.captured)} - there
+    return _nbytes(type_of(var) for var in own) <= MOST_BYTES_COPIED
 
 
 def _can_be_emitted(node: VarLoop | VarBranch, executables: Executables) -> bool:

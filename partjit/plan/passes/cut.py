@@ -28,6 +28,7 @@ from partjit.plan.ir.nodes import (
     variables,
 )
 from partjit.plan.passes.cost import amortizes_a_dispatch, cost_of
+from partjit.plan.passes.from_numbers import operations_on_numbers
 
 __all__ = ["cut", "grouped", "head_of"]
 
@@ -102,6 +103,7 @@ def cut(
     can_be_answered: Callable[[ColocatedCall[Any, Any]], bool],
     *,
     reads_early: bool,
+    numbers: Collection[Var] = (),
 ) -> VarBlock:
     """Cuts a block into groups of equations and calls, in the order in which they are taken up.
 
@@ -111,10 +113,14 @@ def cut(
         donated: its inputs that its groups may donate.
         can_be_answered: whether an executable can wait for a call.
         reads_early: whether it is worth a fragment to read early which branch is chosen.
+        numbers: the arguments from which one device computes which branch is chosen, if that follows from them.
     """
     graph = _Graph(block.nodes)
     awaited = graph.awaited(afterwards)
-    cutting = _Cutting(graph, block.consts, can_be_answered, reads_early)
+    branches = [node for node in block.nodes if isinstance(node, Branch) and not node.on_devices]
+    cutting = _Cutting(
+        graph, block.consts, can_be_answered, reads_early, operations_on_numbers(block, branches, numbers)
+    )
     left: list[int] = []
     for level in _by_level(graph):
         left = cutting.add_level(left, level, awaited)
@@ -204,11 +210,13 @@ class _Cutting:
         consts: Container[Var],
         can_be_answered: Callable[[ColocatedCall[Any, Any]], bool],
         reads_early: bool,
+        by_one: Collection[int],
     ) -> None:
         self._graph = graph
         self._consts = consts
         self._can_be_answered = can_be_answered
         self._reads_early = reads_early
+        self._by_one = by_one  # what one device computes
         self._done: set[int] = set()
         self.nodes: list[VarNode] = []
         self.position: dict[VarNode, int] = {}
@@ -220,12 +228,15 @@ class _Cutting:
         device = [i for i in here if not graph.is_host[i]]
         calls = [i for i in here if graph.is_host[i]]
         self._add_group(self._early(device, calls) if self._reads_early else [])
-        device = [i for i in device if i not in done]
+        by_one = [i for i in device if i in self._by_one]
+        device = [i for i in device if i not in done and i not in self._by_one]
         waited_for = [i for i in calls if awaited[i]]
         if not waited_for:
             self._add_group(device)
+            self._add_group(by_one, by_one_device=True)
             self._add_calls(calls, set())
             return []
+        self._add_group(by_one, by_one_device=True)
         ancestors = _ancestors(graph, waited_for, done)
         rest = [i for i in device if i not in ancestors]
         # What was called ahead is there, as a rule.
@@ -258,9 +269,10 @@ class _Cutting:
         is_little = early.issubset(device) and not amortizes_a_dispatch(sum(map(graph.cost, early)))
         return sorted(early) if is_little and amortizes_a_dispatch(sum(map(graph.cost, rest))) else []
 
-    def _add_group(self, device: Sequence[int]) -> None:
+    def _add_group(self, device: Sequence[int], *, by_one_device: bool = False) -> None:
         if device:
-            self.nodes.append(_group(self._graph, device, self._consts))
+            group = _group(self._graph, device, self._consts)
+            self.nodes.append(dataclasses.replace(group, by_one_device=by_one_device))
             self._done.update(device)
 
     def _add_calls(self, calls: Sequence[int], inline: set[int]) -> list[int]:

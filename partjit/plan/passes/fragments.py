@@ -114,7 +114,8 @@ class _Making:
         jaxpr = closed_jaxpr(taken, atoms, eqns, consts)
         inputs = tuple(read(self.env, var) for var in taken)
         outputs = tuple(outside for _, outside in exports.pairs)
-        self.nodes.append(Fragment(jaxpr, inputs, outputs, group.cost, (False,) * len(inputs)))
+        fragment = Fragment(jaxpr, inputs, outputs, group.cost, (False,) * len(inputs))
+        self.nodes.append(dataclasses.replace(fragment, by_one_device=group.by_one_device))
         self.env.update(copies)
 
     def _export(self, var: Var, exports: _Exports) -> None:

@@ -11,11 +11,11 @@ import jax
 import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import jaxpr_as_fun
-from jax.sharding import Mesh, NamedSharding, Sharding
+from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from jax.typing import ArrayLike
 
 from partjit import events
-from partjit._jax.arrays import ArrayImpl, constant_of, device_put, item_of, numpy_putter, resharded
+from partjit._jax.arrays import ArrayImpl, constant_of, device_put, item_of, numpy_putter, replica_of, resharded
 from partjit._jax.compiling import (
     MeshComputation,
     MeshExecutable,
@@ -32,6 +32,7 @@ from partjit._jax.dispatch import (
     recheck_for_nans,
     set_function_for_nans,
 )
+from partjit._jax.meshes import EMPTY_MESH
 from partjit._jax.shardings import device_list
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.colocated.agreement.program import Agreement
@@ -133,15 +134,12 @@ class LoweredFragment:
 
 def lower_fragment(plan: Plan, fragment: Fragment[Value, Value], mesh: Mesh) -> LoweredFragment:
     """Lowers a fragment for arguments with the shardings of the plan."""
-    lowering = lower_jaxpr(
-        fragment.jaxpr,
-        shardings_of_fragment(fragment, fragment.inputs, plan.mesh),
-        shardings_of_fragment(fragment, fragment.outputs, plan.mesh),
-        fragment.donated_arguments,
-        mesh,
-        f"{plan.name}_{fragment.name}",
-        False,
-    )
+    ins, outs = (shardings_of_fragment(fragment, x, plan.mesh) for x in (fragment.inputs, fragment.outputs))
+    if fragment.by_one_device:
+        first, mesh = SingleDeviceSharding(plan.mesh.devices.flat[0]), EMPTY_MESH
+        ins, outs = (first,) * len(ins), (first,) * len(outs)
+    name = f"{plan.name}_{fragment.name}"
+    lowering = lower_jaxpr(fragment.jaxpr, ins, outs, fragment.donated_arguments, mesh, name, False)
     return LoweredFragment(fragment, lowering)
 
 
@@ -156,7 +154,7 @@ def compile_fragments(fragments: Sequence[LoweredFragment], mesh: Mesh) -> list[
         key = (executable_key(lowered.lowering) if has_peers else None) or i
         if key not in compiled:
             compiled[key] = lowered.lowering.compile()
-            if has_explicit_axes(mesh):
+            if has_explicit_axes(mesh) and not lowered.fragment.by_one_device:
                 move_outputs(compiled[key], mesh)
         executables.append(compiled[key])
     return executables
@@ -164,7 +162,7 @@ def compile_fragments(fragments: Sequence[LoweredFragment], mesh: Mesh) -> list[
 
 def _kind(fragment: Fragment[Value, Value]) -> Hashable:
     """What is equal for equal fragments, and found at once."""
-    return tuple(fragment.jaxpr.in_avals), len(fragment.jaxpr.eqns), fragment.donated_arguments
+    return tuple(fragment.jaxpr.in_avals), len(fragment.jaxpr.eqns), fragment.donated_arguments, fragment.by_one_device
 
 
 def link(
@@ -203,6 +201,8 @@ def link(
         ]
         makes = run_answering if lowered.fragment.waits_for_calls else partial(run_emitting, may_wait=may_wait)
         run_fragment = _with_calls(makes, emitted, dispatch, put) if emitted else dispatch
+        if lowered.fragment.by_one_device:
+            run_fragment = partial(_by_one_device, dispatch)
         name = lowered.fragment.name
         if agreement is not None:  # it dispatches on a thread of its own
             on_zeros = zeros_of(plan, lowered.fragment, partial(_sharding_of, mesh, default))
@@ -330,6 +330,17 @@ def _with_calls(
 ) -> Callable[..., Sequence[jax.Array]]:
     """A function that dispatches a fragment that makes calls."""
     return partial(run, calls, dispatch, Numbers(put))
+
+
+def _by_one_device(dispatch: Callable[..., Sequence[jax.Array]], *args: Any) -> Sequence[jax.Array]:
+    """Dispatches a fragment of numbers on one device, which of arrays on all devices gets what one of them has."""
+    return dispatch(*map(_on_one_device, args))
+
+
+def _on_one_device(arg: Any) -> Any:
+    if type(arg) is ArrayImpl:
+        return replica_of(arg)
+    return np.asarray(arg) if type(arg) is HostArgument else arg
 
 
 def _mover(transfer: Transfer) -> Callable[..., Sequence[jax.Array]]:

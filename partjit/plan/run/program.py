@@ -6,9 +6,10 @@ The plan is made and compiled once per jaxpr, shardings and mesh.
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
+import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh, Sharding
@@ -16,7 +17,7 @@ from jax.sharding import Mesh, Sharding
 from partjit._jax.arrays import device_put, is_of_one_process, resharded
 from partjit._jax.compiling import MeshExecutable
 from partjit._jax.tracing import low_jaxpr, trace_context
-from partjit.calls import streams_of
+from partjit.calls import chooses_whether_to_call, streams_of
 from partjit.colocated.ir.eager import DefaultSharding
 from partjit.colocated.runtime.host_values import Destination, is_host_value
 from partjit.colocated.runtime.pending import PendingArray, values_of
@@ -70,7 +71,10 @@ def plan_of(
     out_shardings = shardings_of(out_specs, mesh)
     caller = current_stream()
     caller = caller if is_for_caller and caller in streams_of(jaxpr.jaxpr) else None
-    return make_plan(jaxpr, in_shardings, out_shardings, donated_invars, mesh, name, agree, caller)
+    numbers: tuple[int, ...] = ()
+    if chooses_whether_to_call(jaxpr.jaxpr):
+        numbers = tuple(i for i, arg in enumerate(args) if is_host_value(arg) and not np.ndim(cast(Any, arg)))
+    return make_plan(jaxpr, in_shardings, out_shardings, donated_invars, mesh, name, agree, caller, numbers)
 
 
 def lower_plan(plan: Plan, mesh: Mesh) -> list[LoweredFragment]:
@@ -174,6 +178,8 @@ def placing_of(plan: Plan, args: Sequence[object]) -> Placing:
     """What has to be done with arguments like these."""
     readers: dict[Value, list[Node]] = {}
     for node in walk(plan.nodes):
+        if isinstance(node, Fragment) and node.by_one_device:  # which takes what there is
+            continue
         for value in node.inputs:
             readers.setdefault(value, []).append(node)
     for_calls = _read_by_calls_alone(plan)
@@ -209,7 +215,7 @@ def _read_by_calls_alone(plan: Plan) -> set[Value]:
     others = {*plan.outputs}
     for node in walk(plan.nodes):
         if isinstance(node, Fragment):
-            others.update(node.inputs)
+            others.update(() if node.by_one_device else node.inputs)
         elif isinstance(node, Loop):
             others.update(node.initial)
         elif isinstance(node, Branch):

@@ -253,6 +253,8 @@ def _indented(lines: Sequence[str]) -> Iterator[str]:
 def said_of_fragment(fragment: Fragment[Value, Value]) -> str:
     """What is in a fragment, in words."""
     equations = counted(len(fragment.jaxpr.eqns), "equation")
+    if fragment.by_one_device:
+        return f"{equations}, on one device"
     names = [*dict.fromkeys(call.callee.name for call in fragment.calls)]
     return f"{equations}, calls {', '.join(names)} as it runs" if names else equations
 
