@@ -7,6 +7,7 @@ from typing import Any, cast
 import jax
 from jax.sharding import Sharding
 
+from partjit import events
 from partjit._jax.arrays import ArrayImpl, device_put, moved
 from partjit._jax.types import Device, PyTree
 from partjit.colocated.agreement.setup import agreement_of
@@ -83,7 +84,7 @@ class PreparedFunction:
         self._is_prepared = False
         self._is_simple = False  # whether a call takes nothing into account but its stream; set by `prepare`
         self._pins = Pins(len(leaves))
-        self._pins_in_programs: dict[tuple[bool, ...], Pins] = {}  # by which of the arguments they are of
+        self._pins_in_programs: dict[tuple[bool | None, ...], Pins] = {}  # by which of the arguments they are of
         self._preparation = Lane()  # not a lock: `out_specs_fn` may make calls and wait for them
         self._target: Callable[..., PyTree]  # set by `prepare`, as is the next
         self._on_thread: OnThread
@@ -225,7 +226,7 @@ class PreparedFunction:
         copy = device_put(leaf, target)
         return lambda: copy
 
-    def _taken_all(self, leaves: Sequence[Any], pinned: Sequence[bool]) -> list[Taken]:
+    def _taken_all(self, leaves: Sequence[Any], pinned: Sequence[bool | None]) -> list[Taken]:
         """What returns the arguments of a call in a program when the function runs."""
         if True in pinned:
             kept = [leaf for leaf, is_pinned in zip(leaves, pinned, strict=True) if is_pinned]
@@ -235,13 +236,15 @@ class PreparedFunction:
                     pins = self._pins_in_programs.setdefault(key, Pins(len(kept)))
                 takes = iter(pins.pin_all(kept))
                 return [
-                    next(takes) if is_pinned else self._taken(leaf, is_pinned=False)
+                    next(takes) if is_pinned else self._taken(leaf, is_pinned)
                     for leaf, is_pinned in zip(leaves, pinned, strict=True)
                 ]
         return [*map(self._taken, leaves, pinned)]
 
-    def _taken(self, leaf: Any, is_pinned: bool) -> Taken:
-        """What returns an argument of a call in a program when the function runs."""
+    def _taken(self, leaf: Any, is_pinned: bool | None) -> Taken:
+        """What returns an argument of a call in a program when the function runs; None as of `submit_for_program`."""
+        if is_pinned is None and type(leaf) is ArrayImpl and not events.listeners:  # which wait for what is computed
+            return leaf
         if type(leaf) is HostArgument:
             return leaf.itself if self._takes_numpy else leaf.array if self._is_of_shards else leaf.when_used
         return pin(leaf) if is_pinned else unpinned(leaf)

@@ -181,13 +181,19 @@ class Specialization(PreparedFunction):
             failure_here(error, self._name, site, stream).raise_()
 
     def submit_for_program(
-        self, leaves: Sequence[Any], pinned: Sequence[bool], site: Site, node: str = "", *, is_run_here: bool = False
+        self,
+        leaves: Sequence[Any],
+        pinned: Sequence[bool | None],
+        site: Site,
+        node: str = "",
+        *,
+        is_run_here: bool = False,
     ) -> Sequence[jax.Array]:
         """Submits a call to a thread, for a program, and returns the flat results, which are pending.
 
         Args:
             leaves: the flat arguments: arrays on the hosts, and `HostArgument`s.
-            pinned: which of them may be donated while the call runs.
+            pinned: which of them may be donated while the call runs; None for one that nobody else has.
             site: where the user's code makes the call.
             node: its name in the plan.
             is_run_here: whether this thread runs it, which waits for it next; it has no results.

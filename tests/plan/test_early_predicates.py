@@ -170,6 +170,7 @@ steps = st.lists(st.tuples(st.sampled_from(sorted(OPERATIONS)), st.integers(0, 9
 
 
 @sees("different examples", "several elements", "a call", "no call", *OPERATIONS)
+@examples(25)
 @given(
     steps, st.lists(st.tuples(st.integers(-9, 9), st.sampled_from([int, np.int32, np.array])), min_size=2, max_size=3)
 )

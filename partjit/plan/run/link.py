@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import partial
 from types import CodeType
 from typing import Any, TypeAlias, cast
@@ -51,7 +51,7 @@ from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.specialization import Specialization
 from partjit.compile import lower_jaxpr
 from partjit.mesh import has_explicit_axes
-from partjit.plan.ir.nodes import ColocatedCall, Fragment, Transfer, Value, walk
+from partjit.plan.ir.nodes import ColocatedCall, Fragment, Transfer, Value, blocks_of, walk
 from partjit.plan.passes.emit import handed_over, returned
 from partjit.plan.passes.fragments import shardings_of_fragment
 from partjit.plan.plan import Plan
@@ -211,9 +211,10 @@ def link(
             agreed = partial(agreement.dispatching, name, on_zeros=zeros, names=names)
             run_fragment = in_scope_of_caller(run_fragment, agreed) if emitted else agreed(run_fragment)
         namespace[name] = run_fragment
+    own = _read_once(plan) if agreement is None else ()
     for call in walk(plan.nodes):
         if isinstance(call, ColocatedCall):
-            run_call = _caller(call, _specialized(call, default, mesh, Specialization))
+            run_call = _caller(call, _specialized(call, default, mesh, Specialization), own)
             names = [value.name for value in call.outputs]
             namespace[call.name] = run_call if agreement is None else agreement.calling(names, run_call)
     for transfer in plan.transfers:
@@ -309,9 +310,23 @@ def _on(mesh: Mesh, sharding: Sharding) -> Sharding:
     return sharding
 
 
-def _caller(call: ColocatedCall[Value, Value], specialization: Specialization) -> Callable[..., Sequence[jax.Array]]:
-    """A function that makes a call, in this thread or on another."""
-    site, pinned, distinct, node = call.site, call.pinned, call.distinct, call.name
+def _read_once(plan: Plan) -> Collection[Value]:
+    """What fragments compute for one node alone, which nobody else has."""
+    nodes = [*walk(plan.nodes)]
+    read = collections.Counter(plan.outputs)
+    for node in nodes:
+        read.update(node.inputs)
+        for block in blocks_of(node):
+            read.update(block.outputs)
+    return {v for node in nodes if isinstance(node, Fragment) for v in node.outputs if read[v] == 1}
+
+
+def _caller(
+    call: ColocatedCall[Value, Value], specialization: Specialization, of_one: Collection[Value]
+) -> Callable[..., Sequence[jax.Array]]:
+    """A function that makes a call, in this thread or on another; `of_one` are the values that one node alone reads."""
+    site, distinct, node = call.site, call.distinct, call.name
+    pinned = [None if v in of_one and not flag else flag for v, flag in zip(call.inputs, call.pinned, strict=True)]
 
     def run(*leaves: jax.Array) -> Sequence[jax.Array]:
         return specialization.run_for_program(leaves, distinct, site, node)

@@ -12,9 +12,10 @@ import pytest
 from jax.sharding import NamedSharding
 
 import partjit
-from partjit import P, pjit, reshard_policy
+from partjit import P, events, pjit, reshard_policy
 from partjit._jax.arrays import buffers_of, for_another_thread, memory_of, replica_of
 from partjit.colocated import colocated_python, deserialize, serialize
+from partjit.colocated.runtime import pins
 from partjit.colocated.runtime.pins import pin
 
 X = np.arange(8, dtype=np.float32)
@@ -191,3 +192,21 @@ def test_two_calls_of_a_program_read_one_value_at_once(mesh):
     with switching_often():
         for _ in range(ROUNDS):
             np.testing.assert_array_equal(program(X), 4 * X)
+
+
+@pytest.mark.parametrize(("readers", "listens", "others"), [(1, False, 0), (2, False, 2), (1, True, 1)])
+def test_what_one_call_of_a_program_alone_reads_is_handed_over_as_it_is(mesh, monkeypatch, readers, listens, others):
+    made = []
+    monkeypatch.setattr(pins, "for_another_thread", lambda array: made.append(array) or for_another_thread(array))
+    call = colocated_python(np.asarray, arrays="numpy", mode="stream", out_specs_fn=lambda x: x)
+    sharding = NamedSharding(mesh, P(("x", "y")))
+
+    @pjit
+    def program(x):
+        x = partjit.with_sharding_constraint(x * 2, sharding)
+        return [call(x) for _ in range(readers)]
+
+    with events.subscribe(lambda _: None) if listens else contextlib.nullcontext():  # which waits for what is computed
+        for result in program(X):
+            np.testing.assert_array_equal(result, 2 * X)
+    assert len(made) == others
