@@ -39,9 +39,10 @@ def retiring(function: Function, donate: Numbered) -> Function:
                 if passed[id(leaf)] > 1:
                     what = f"an array {leaf.aval.str_short()}"
                     raise RuntimeError(f"{what} is donated and passed a second time in one call")
-        result = function(*args, **kwargs)
-        delete_consumed(donated)
-        return result
+        try:
+            return function(*args, **kwargs)
+        finally:  # one that fails in the middle has consumed them as well
+            delete_consumed(donated)
 
     return call
 

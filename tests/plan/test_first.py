@@ -194,6 +194,27 @@ def test_what_a_call_that_fails_leaves(by_front):
     assert float(results_so_far(info.value)) == 4
 
 
+@pytest.mark.parametrize("number", [0, 1, 4])
+def test_what_a_failed_call_has_consumed_is_deleted(mesh, number):
+    """jax 0.10 would use it, and the process would end."""
+
+    @colocated_python(mode="inline", arrays="numpy", out_specs_fn=lambda _: None)
+    def fail(x):
+        if x[0] == number:
+            raise ValueError("no")
+
+    step = pjit(lambda x: (fail(x + 0), x + 1)[1], donate_argnums=0)
+    x = jax.device_put(np.zeros(8, np.float32), jax.sharding.NamedSharding(mesh, P(("x", "y"))))
+    for _ in range(number):
+        x = step(x)
+    with pytest.raises(ValueError, match="no"):
+        step(x)
+    assert x.is_deleted()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="deleted"):
+            step(x)
+
+
 def test_an_integer_too_large_is_named_before_anything_is_consumed(by_front):
     step = pjit(logs_the_step, donate_argnums=0)
     state, x = jnp.zeros(3), jnp.ones(3)

@@ -109,10 +109,11 @@ class Recent:
                     placed = placing.apply(leaves)
                 except OverflowError:  # whoever does not know the call says which integer has too many bits
                     return None
-                result = run(placed, out_tree)
-                if retires:
-                    delete_consumed(leaves)
-                return result, None, False
+                try:
+                    return run(placed, out_tree), None, False
+                finally:  # a call that fails has consumed them as well
+                    if retires:
+                        delete_consumed(leaves)
         return None
 
     def remember(
@@ -165,10 +166,9 @@ class Recent:
         go_on = self._front(*args, **kwargs)
         if go_on is None:
             return _NOT_BY_FRONT
-        result = go_on(leaves)
-        if retires:
+        if retires:  # what the first fragment has consumed, while the devices compute
             delete_consumed(leaves)
-        return result
+        return go_on(leaves)
 
     def _learn_by_front(self, *args: PyTree, **kwargs: PyTree) -> tuple[None, FastPath | None, bool]:
         """What the C++ function needs to recognize a call like this one, None if it is unknown; runs nothing."""
