@@ -22,6 +22,7 @@ from partjit.inspect.collectives import KINDS, Collective, UnknownMove, in_branc
 from partjit.inspect.device_groups import DeviceGroups
 from partjit.inspect.hlo.device_groups import groups_over
 from partjit.inspect.loop_invariance import varying
+from partjit.inspect.lowered_loops import trip_count_of_lowered
 from partjit.inspect.moves.callbacks import reshard_results
 from partjit.inspect.moves.merging import merge, remove_reversals
 from partjit.inspect.moves.model import Tensor, element_type, elements
@@ -169,7 +170,8 @@ class _Reading:
     def _trips_of(self, loop: ir.Operation) -> Times:
         tags = self._known.tags(loop)
         equation = self._origin.equations[tags[-1]] if tags else None
-        count = equation.trip_count if equation is not None and equation.bodies else None
+        is_of_primitive = equation is None or not equation.bodies
+        count = trip_count_of_lowered(loop) if is_of_primitive else equation.trip_count
         return Times(1, (None if equation is None else equation.site,)) if count is None else Times(count)
 
     def _is_invariant(self, op: ir.Operation, loop: ir.Operation) -> bool:

@@ -316,6 +316,14 @@ def test_loops_in_a_loop_of_unknown_trip_count_count_per_iteration(mesh):
     assert (per["times"] in (1, 10), per["loops"][0]["line"]) == (True, in_while.__code__.co_firstlineno + 5)
 
 
+def test_loops_that_a_primitive_is_lowered_to_have_their_trip_counts(mesh):
+    """The permutation of an LU factorization is made by one, of which the jaxpr knows nothing."""
+    report = report_of(lambda x: jnp.linalg.inv(x[:12]), P(("data", "model")), matrix(16, 4, 4), mesh=mesh)
+    times = [sorted(one.executions for one in some) for some in (report.predicted, report.collectives)]
+    assert times[0] == times[1]
+    assert times[0][-1] == 4
+
+
 def test_unknown_trip_counts_can_be_given(mesh):
     fun = pjit(in_while, in_shardings=P("data"), out_shardings=P("data"))
     line = f"test_predicted.py:{in_while.__code__.co_firstlineno + 5}"

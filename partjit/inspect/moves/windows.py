@@ -15,7 +15,17 @@ from partjit._jax import RELEASE
 from partjit.inspect.device_groups import DeviceGroups
 from partjit.inspect.moves.grouped import of_batch_groups, of_feature_groups
 from partjit.inspect.moves.halo import Window, exchange, unread
-from partjit.inspect.moves.model import Model, Operation, Tensor, Transfer, definition, elements, numbers, without
+from partjit.inspect.moves.model import (
+    Model,
+    Operation,
+    Prepared,
+    Tensor,
+    Transfer,
+    definition,
+    elements,
+    numbers,
+    without,
+)
 from partjit.inspect.moves.products import product
 from partjit.inspect.moves.tiles import Step, Unmodelled
 from partjit.shardy import TensorSharding
@@ -169,7 +179,9 @@ def convolution(op: Operation) -> Model | None:
     for k, window in enumerate(_windows(op, len(spatial), sizes)):
         windows[at[k]] = window
     chain, transfers = _windowed(op, image, target, windows)
-    return op.model({0: chain}, None, transfers)
+    # Of two kernels over one image XLA computes the exchange once.
+    halos = [Prepared(f"halos {windows}", tuple(transfers))] if transfers else []
+    return op.model({0: [*chain, *halos]})
 
 
 def _dimension_numbers(op: Operation) -> list[dict[str, int]]:

@@ -116,6 +116,16 @@ def test_equal_operations_are_merged_where_xla_merges_them(operation):
     assert report.predicted.bytes_per_step == pytest.approx(report.collectives.bytes_per_step)
 
 
+def test_convolutions_of_one_image_exchange_its_halos_once():
+    def fun(x, one, other):
+        return images(x, one) * jnp.tanh(images(x, other))
+
+    structs = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((2, 16, 8, 4), (3, 3, 4, 8), (3, 3, 4, 8))]
+    report = explain(pjit(fun, in_shardings=(P(None, "x", "y"), P(), P())), *structs, mesh=make_mesh(), compiled=True)
+    assert report.predicted.counts == report.collectives.counts
+    assert report.predicted.bytes_per_step == pytest.approx(report.collectives.bytes_per_step)
+
+
 @pytest.mark.parametrize("spec", [P(), P("x")])
 def test_slices_that_are_sharded_further_than_their_operand_exchange_halos(spec):
     """As of the bias of a GRU: XLA shards the operand first."""
