@@ -1,7 +1,8 @@
 """When buffers are alive, as the program that makes them goes on."""
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 
 from partjit.inspect.skeleton import Equation, Variable
 
@@ -23,6 +24,7 @@ class Buffer:
         number: its position among those of the program; -1 for one of an argument.
         over: buffers of the same size that it may be written over, if they are not read later.
         written: when it has been written; what is last read between its start and then may be written over.
+        replaces: those of operands of a conditional that each branch has read before it writes this one, a result.
         freed: when another one is written over it; None if none is.
         is_given: whether it is what an iteration of a loop gets: carried, or a slice.
         is_result: whether a result of the program is in it.
@@ -33,7 +35,7 @@ class Buffer:
 
     __slots__ = (
         *("nbytes", "start", "first", "last", "eqn", "var", "number", "over", "written"),
-        *("freed", "is_given", "is_result", "is_gathered", "is_backward", "is_used_backward"),
+        *("replaces", "freed", "is_given", "is_result", "is_gathered", "is_backward", "is_used_backward"),
     )
 
     def __init__(
@@ -51,6 +53,7 @@ class Buffer:
         self.first = ALWAYS
         self.eqn, self.var, self.number = eqn, var, number
         self.over: Sequence[Buffer] = ()
+        self.replaces: Set[Buffer] = frozenset()
         self.freed: int | None = None
         self.is_given = self.is_result = self.is_gathered = False
         self.is_backward = self.is_used_backward = is_backward
@@ -104,6 +107,7 @@ class Lifetimes:
         self.is_backward = False
         self.buffers: list[Buffer] = []
         self.loops: list[_Loop] = []
+        self._begins = [0]  # when the computations that are running began, outermost first
         self.hoisted: dict[Buffer, int] = {}
 
     def new(self, nbytes: int, eqn: Equation, var: Variable | None = None, start: int | None = None) -> Buffer:
@@ -135,19 +139,28 @@ class Lifetimes:
                     break
 
     def begin(self, outside: int = 0) -> int:
-        """When the computation that runs begins, or that outside of so many loops.
+        """When the computation that runs begins, or that outside of so many loops or branches.
 
         What is computed from constants alone comes first in it, as do copies of its arguments.
         """
-        return self.loops[-1 - outside].begin if len(self.loops) > outside else 0
+        return self._begins[-1 - outside]
+
+    @contextlib.contextmanager
+    def branch(self) -> Iterator[None]:
+        """What is computed meanwhile is so in a branch of its own."""
+        self._begins.append(self.clock)
+        yield
+        self._begins.pop()
 
     def enter(self, table: Buffer) -> None:
         """A loop begins, with a table of what it carries."""
         self.loops.append(_Loop(self.clock, [table]))
+        self._begins.append(self.clock)
 
     def leave(self) -> None:
         """The innermost loop ends."""
         loop = self.loops.pop()
+        self._begins.pop()
         for buffer in loop.before:
             if buffer in self.hoisted:  # only what is computed before the loop as well reads it
                 buffer.start = buffer.last = loop.begin

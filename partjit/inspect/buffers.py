@@ -157,6 +157,9 @@ class _Walk:
             self._branches(eqn, roots)
         else:
             (inner,) = eqn.bodies
+            self._depths.update(
+                (var, self._depth_of([atom])) for var, atom in zip(inner.invars, eqn.invars, strict=False)
+            )
             found = self.body(inner, bound(inner.invars, roots_of(eqn.invars, roots)))
             roots.update(zip(eqn.outvars, roots_of(inner.outvars, found), strict=True))
 
@@ -167,6 +170,7 @@ class _Walk:
         self, eqn: Equation, constants: Iterable[tuple[Variable, Variable | str]], varying: Iterable[Variable]
     ) -> None:
         """A loop begins, of which these arguments are constants, with what they are, and these are not."""
+        self.times.clock += 2
         self.times.enter(self.times.new(_POINTER * len(eqn.invars), eqn))
         self._depths.update((var, self._depth_of([atom])) for var, atom in constants)
         self._depths.update(dict.fromkeys(varying, len(self.times.loops)))
@@ -291,7 +295,6 @@ class _Walk:
         constants, carried, (inner,) = eqn.constants, eqn.carried, eqn.bodies
         count = constants + carried
         operands = roots_of(eqn.invars, roots)
-        self.times.clock += 2
         self._enter(eqn, zip(inner.invars[:constants], eqn.invars, strict=False), inner.invars[constants:])
         known = bound(inner.invars[:constants], operands)
         carry = self._carry(eqn, inner.invars[constants:count], inner.outvars[:carried], operands[constants:count])
@@ -325,7 +328,6 @@ class _Walk:
     def _while(self, eqn: Equation, roots: dict[Variable, Roots]) -> None:
         (cond, body), of_cond, of_body = eqn.bodies, eqn.constants, eqn.carried
         operands = roots_of(eqn.invars, roots)
-        self.times.clock += 2
         initial = operands[of_cond + of_body :]
         of_cond_vars = zip(cond.invars[:of_cond], eqn.invars, strict=False)
         of_body_vars = zip(body.invars[:of_body], eqn.invars[of_cond:], strict=False)
@@ -376,6 +378,7 @@ class _Walk:
                 after.append(into)
                 continue
             (last,) = made
+            last.over = (*last.over, *last.replaces & into)
             is_in_place = buffer.last < last.start or last.may_be_over(buffer)
             self.times.read(made)
             # Between its last use and the next value the memory is free.
@@ -389,10 +392,10 @@ class _Walk:
         operands = roots_of(eqn.invars, roots)
         results = BranchResults(operands, len(eqn.outvars), self.times.clock, bool(self.times.loops))
         for inner in eqn.bodies:
-            results.add(roots_of(inner.outvars, self.body(inner, bound(inner.invars, operands[1:]))))
+            self._depths.update(dict.fromkeys(inner.invars, len(self.times.loops)))  # nothing is moved out of branches
+            with self.times.branch():
+                results.add(roots_of(inner.outvars, self.body(inner, bound(inner.invars, operands[1:]))))
         self.times.clock += 2
         self.times.read(NONE.union(*operands))
-        for var, start, given in zip(eqn.outvars, results.starts, results.over, strict=True):
-            buffer = self.times.new(self._size(var), eqn, var, min(start, self.times.clock))
-            buffer.over, buffer.written = as_large(buffer, given), self.times.clock
+        for var, buffer in zip(eqn.outvars, results.buffers(self.times, eqn, self._size), strict=True):
             roots[var] = frozenset([buffer])

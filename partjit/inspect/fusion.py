@@ -47,7 +47,7 @@ _JOINS = {"concatenate", "stack"}
 _MOVING = {"slice", "split", "rev", "pad", "dynamic_slice", "concatenate", "stack"}
 """An element of what these compute is that of another place of an operand."""
 CONSUMERS = FUSED | REDUCTIONS | {"argmax"}
-_WITH_COPIES = ("conv_general_dilated", *CUMULATIVE)
+_WITH_COPIES = ("conv_general_dilated", "dot_general", *CUMULATIVE)
 _MOST_JOINED = 8
 _CONTIGUOUS = 64 if RELEASE >= (0, 12) else 512
 """Of a concatenation along the last dimension, the bytes from which on it is a copy of its own."""

@@ -19,6 +19,7 @@ __all__ = [
     "contracted",
     "is_in_library",
     "is_in_windows",
+    "is_multiplication",
     "joined_bytes",
     "transposed_operands",
     "turned_operands",
@@ -90,6 +91,11 @@ def contracted(eqn: JaxprEqn) -> tuple[int, ...]:
     return tuple(math.prod(shape[dim] for dim in dims) for shape, dims in zip(shapes, dims_of_operands, strict=True))
 
 
+def is_multiplication(eqn: JaxprEqn) -> bool:
+    """Whether an equation is a matrix product of which each element has one term: XLA multiplies the elements."""
+    return eqn.primitive.name == "dot_general" and max(contracted(eqn)) == 1
+
+
 def turned_operands(eqn: JaxprEqn) -> Iterable[Var]:
     """The operands of which an iteration of a loop has transposed copies from its start, if it is given them.
 
@@ -117,12 +123,12 @@ def is_in_library(eqn: JaxprEqn) -> bool:
     name, atoms = eqn.primitive.name, (*eqn.invars, *eqn.outvars)
     if len(eqn.outvars) != 1 or not all(_is_float(atom) for atom in atoms):
         return name == "iota"
-    if name == "dot_general":
+    if name == "dot_general" and not is_multiplication(eqn):
         sizes = math.prod(type_of(eqn.outvars[0]).shape), *(math.prod(type_of(a).shape) for a in eqn.invars)
         return all(size > max(contracted(eqn)) for size in sizes[1:]) and max(sizes) >= _SMALL_PRODUCT
     if name == "conv_general_dilated":
         return _is_convolution_in_library(eqn)
-    return name in _VIEWS or name in _UNARY or name in _BINARY or name in _OTHERS
+    return name in _VIEWS or name in _UNARY or name in _BINARY or name in _OTHERS or name == "dot_general"
 
 
 def _is_float(atom: object) -> bool:

@@ -1,7 +1,8 @@
 """Equations as XLA simplifies them: a slice of what was concatenated reads the parts that it is of.
 
 Where all uses of a concatenated array are slices, that array is never computed. A product with ones, as it is in the
-gradient of a sum of squares, is the other factor.
+gradient of a sum of squares, is the other factor. What Equinox selects where its loops are under `vmap` is, elsewhere,
+what they have computed.
 
 Source: `AlgebraicSimplifierVisitor` of XLA, `HandleSlice` and `HandleMultiply`.
 """
@@ -14,6 +15,8 @@ from jax.extend.core import JaxprEqn, Literal, Var, primitives
 from partjit._jax.jaxprs import Atom, type_of
 
 __all__ = ["simplified"]
+
+_SELECT_UNDER_VMAP = "select_if_vmap"  # `equinox.internal`: a predicate, what is given without `vmap`, an alternative
 
 
 def simplified(eqns: Iterable[JaxprEqn]) -> list[JaxprEqn]:
@@ -34,6 +37,8 @@ def simplified(eqns: Iterable[JaxprEqn]) -> list[JaxprEqn]:
         elif name == "mul" and not ones.isdisjoint(atom for atom in eqn.invars if isinstance(atom, Var)):
             (factor, *_) = [atom for atom in eqn.invars if isinstance(atom, Literal) or atom not in ones] or eqn.invars
             new = [eqn.replace(primitive=primitives.reshape_p, invars=[factor])]
+        elif name == _SELECT_UNDER_VMAP:
+            new = [eqn.replace(primitive=primitives.reshape_p, invars=[eqn.invars[1]])]
         made += new
         joined.update((one.outvars[0], one) for one in new if one.primitive.name == "concatenate")
     return made

@@ -21,6 +21,7 @@ from partjit.inspect.operands import (
     contracted,
     is_in_library,
     is_in_windows,
+    is_multiplication,
     joined_bytes,
     transposed_operands,
     turned_operands,
@@ -263,8 +264,9 @@ class _Conversion:
         counts = (eqn.params["cond_nconsts"], eqn.params["body_nconsts"]) if kind == "while" else loop_counts(eqn)
         if self._has_loops and is_loop:
             self._pass_constants(eqn, kind, counts)
+        is_product = not is_multiplication(eqn)
         return Equation(
-            eqn.primitive.name,
+            eqn.primitive.name if is_product else "mul",
             kind,
             tuple(map(self._atom, eqn.invars)),
             tuple(map(self._variable, eqn.outvars)),
@@ -274,9 +276,9 @@ class _Conversion:
             self._number_of(eqn) if self._has_loops and kind is None else None,
             tuple(self.body(inner, is_in_loop or is_loop) for inner in _bodies(eqn, kind)),
             *counts,
-            tuple(map(self._variable, transposed_operands(eqn))),
-            tuple(map(self._variable, turned_operands(eqn))),
-            contracted(eqn),
+            tuple(map(self._variable, transposed_operands(eqn))) if is_product else (),
+            tuple(map(self._variable, turned_operands(eqn))) if is_product else (),
+            contracted(eqn) if is_product else (),
             is_in_library(eqn),
             joined_bytes(eqn),
         )

@@ -217,6 +217,37 @@ def updated_in_a_branch(x, w):
     return jax.lax.scan(step, (x, x @ w), jnp.arange(8))[0]
 
 
+def computed_in_branches(x, w, u, v):
+    """Nothing of it is computed before the loop, and a branch writes over what the loop carries."""
+
+    def step(x, _):
+        return jax.lax.cond(x[0, 0] > 0, lambda x: jnp.tanh(x @ w) @ u, lambda x: jnp.sin(x @ u.T) @ v.T, x), None
+
+    return jax.lax.scan(step, x, None, length=4)[0]
+
+
+def scattered_in_branches(x):
+    """The zeros that a branch scatters to are written when it begins."""
+
+    def scattered(x):
+        return x * jnp.zeros((512, 64)).at[x[:64, 0].astype(int)].add(1.0).max(0)[None]
+
+    def step(x, _):
+        return jax.lax.cond(x[0, 0] > 0, scattered, lambda x: jnp.sin(scattered(x + 1)), x), None
+
+    return jax.lax.scan(step, x, None, length=4)[0]
+
+
+def of_two_heads(w, policy, value, x):
+    """The gradient of the hidden layer is computed into a transposed copy."""
+    hidden = jnp.tanh(x @ w)
+    return ((hidden @ policy) ** 2).sum() + ((hidden @ value) ** 2).sum()
+
+
+def outer_products(x, y, w):
+    return jnp.tensordot(x, y, 0) * jnp.einsum("i,j->ij", y, x) + w @ w
+
+
 def doubled(x, y):
     hidden = x - y.max(1)[:, None]
     both = hidden + hidden
@@ -245,6 +276,18 @@ PROGRAMS = {
     "branch": (in_a_branch, lambda n: (f32(n, 64), f32(64, 64), f32(1)), (P("data"), P(), P())),
     "nested loops": (nested_loops, lambda n: (f32(n, 64), f32(64, 64)), (P("data"), P())),
     "updated in a branch": (updated_in_a_branch, lambda n: (f32(n, 64), f32(64, 64)), (P("data"), P())),
+    "computed in branches": (
+        computed_in_branches,
+        lambda n: (f32(n, 16), f32(16, 128), f32(128, 16), f32(16, 128)),
+        (P("data"), P(), P(), P()),
+    ),
+    "scattered in branches": (scattered_in_branches, lambda n: (f32(n, 64),), (P("data"),)),
+    "two heads": (
+        jax.grad(of_two_heads),
+        lambda n: (f32(16, 64), f32(64, 8), f32(64, 1), f32(n, 16, 16)),
+        (P(), P(), P(), P("data")),
+    ),
+    "outer products": (outer_products, lambda n: (f32(n), f32(n), f32(n, n)), (P(), P(), P())),
     "doubled": (doubled, lambda n: (f32(n, 64), f32(n, 64)), (P(), P())),
     "read in one place": (read_twice_in_one_place, lambda n: (f32(n, 64), f32(n, 64)), (P("data"), P("data"))),
     "squares": (jax.grad(in_squares), lambda n: (f32(n, 16),), (P("data"),)),
