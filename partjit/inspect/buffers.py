@@ -157,9 +157,7 @@ class _Walk:
             self._branches(eqn, roots)
         else:
             (inner,) = eqn.bodies
-            self._depths.update(
-                (var, self._depth_of([atom])) for var, atom in zip(inner.invars, eqn.invars, strict=False)
-            )
+            self._depths.update((var, self._depth_of([of])) for var, of in zip(inner.invars, eqn.invars, strict=False))
             found = self.body(inner, bound(inner.invars, roots_of(eqn.invars, roots)))
             roots.update(zip(eqn.outvars, roots_of(inner.outvars, found), strict=True))
 
