@@ -211,11 +211,13 @@ class UnknownMove:
     Attributes:
         operation: its name in the lowered program: `stablehlo.scatter`; or, after `cpu.`, what CPUs send otherwise.
         bytes_at_most: bytes that a device sends at most in one execution.
+        needed_at_most: bytes that a device needs for it at most, where these are not as many.
         times, per, is_exact, site, library, module, tags, op_name, program: as those of a `Collective`.
     """
 
     operation: str
     bytes_at_most: int
+    needed_at_most: int | None = None
     times: int | None = 1
     per: Times | None = None
     is_exact: bool = True
@@ -232,9 +234,9 @@ class UnknownMove:
 
         That is the median of what XLA sent for all that was not predicted in 93 training steps of seven models with
         specs that a search tried, on 4 to 64 devices; in two of three it was between 2.4 and 13 %, and 38 % at most. On
-        CPUs it is the upper bound of what is sent in wider types.
+        CPUs it is the upper bound of what is sent in wider types, and that of halos, of which some may not be sent.
         """
-        return self.bytes_at_most * (1.0 if self.is_of_cpus else _LIKELY)
+        return self.bytes_at_most * (1.0 if self.is_of_cpus or self.needed_at_most is not None else _LIKELY)
 
     @property
     def is_of_cpus(self) -> bool:

@@ -70,7 +70,10 @@ def range_of(
 
 
 def _of_moves(at_peak: Peak, collectives: Iterable[Collective], moves: Iterable[UnknownMove]) -> Iterator[_Uncertainty]:
-    moved = sum(move.bytes_at_most for move in moves if not move.is_of_cpus)
+    of_moves = (
+        one.bytes_at_most if one.needed_at_most is None else one.needed_at_most for one in moves if not one.is_of_cpus
+    )
+    moved = sum(of_moves)
     yield _Uncertainty("what XLA may move besides", moved, moved)
     alive = sum(aligned(one.nbytes) for one in at_peak.alive if one.is_gathered)
     gathered = sum(one.result_bytes for one in collectives if one.kind != "all-reduce")

@@ -229,7 +229,8 @@ class _Reading:
     def _of_operation(self, moved: Moved) -> Iterator[Collective | UnknownMove]:
         """What XLA moves for an operation, or a reshard."""
         if moved.transfers is None:
-            yield UnknownMove(operation=moved.name, bytes_at_most=moved.bound * widening(moved.dtypes, self._mesh))
+            sent = moved.bound * widening(moved.dtypes, self._mesh)
+            yield UnknownMove(operation=moved.name, bytes_at_most=sent, needed_at_most=moved.needed)
             return
         for step, tensor in moved.transfers:
             yield self._of_step(step, tensor, moved.name)

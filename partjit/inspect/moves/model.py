@@ -96,6 +96,7 @@ class Model:
         operands: for each operand the shardings that it gets, or how, one after the other; none if it stays as it is.
         results: the sharding in which each result is computed; None if it is that of the result.
         transfers: what is moved besides; None if that is not modelled.
+        bound: the bytes that a device sends at most if it is not; None if it is that of any such operation.
         absorbs: what it is computed from, if operations that compute its operands are part of it.
         keeps: whether the operation stays, with the operands resharded.
         distinct: the operands whose reshards XLA does not merge with all equal ones of other operations, and the names
@@ -107,6 +108,7 @@ class Model:
     operands: tuple[tuple[TensorSharding | Prepared, ...], ...]
     results: tuple[TensorSharding | None, ...]
     transfers: tuple[Transfer, ...] | None = ()
+    bound: int | None = None
     absorbs: tuple[ir.Value, ...] = ()
     keeps: bool = False
     distinct: Mapping[int, str] = dataclasses.field(default_factory=dict)

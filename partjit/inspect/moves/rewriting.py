@@ -50,6 +50,7 @@ class Moved:
         name: of the operation: `stablehlo.slice`.
         transfers: what is moved, besides the reshards of operands and results; None if that is not modelled.
         bound: bytes that a device sends at most if it is not.
+        needed: bytes that a device needs for it at most then; None if these are as many.
         dtypes: the names of the dtypes of its arrays if it is not.
         collectives: what these are in a program, by the equations that they are of and how often they run.
     """
@@ -57,6 +58,7 @@ class Moved:
     name: str
     transfers: tuple[Transfer, ...] | None
     bound: int = 0
+    needed: int | None = None
     dtypes: frozenset[str] = frozenset()
     collectives: dict[Hashable, Any] = dataclasses.field(default_factory=dict)
 
@@ -261,6 +263,8 @@ class Writing:
             ]
             if key is None or (moved := self._known.moved.get(key)) is None:
                 moved = self._moved(op, model and model.transfers, operation.bound, operation.sizes)
+                if written.bound is not None:
+                    moved = dataclasses.replace(moved, bound=written.bound, needed=operation.bound)
                 if key is not None:
                     self._known.moved[key] = moved
             # Of different primitives they may be equal all the same.
@@ -323,7 +327,7 @@ class Writing:
         if transfers is not None:
             return Moved(op.name, transfers, bound)
         arrays = (value for value in (*op.operands, *op.results) if isinstance(value.type, ir.RankedTensorType))
-        return Moved(op.name, transfers, bound, frozenset(element_type(value)[2] for value in arrays))
+        return Moved(op.name, transfers, bound, None, frozenset(element_type(value)[2] for value in arrays))
 
     def _call(
         self,

@@ -4,6 +4,7 @@ Source: `HandleSlice`, `HandlePad`, `HandleReverse`, `HandleReduceWindow` of XLA
 `convolution_handler.cc`.
 """
 
+import dataclasses
 import math
 import re
 from collections.abc import Sequence
@@ -57,8 +58,16 @@ def slice_(op: Operation) -> Model:
         result.shards[dim] > 1 and not window.is_trivial and _is_exchanged_before(op, dim)
         for dim, window in enumerate(windows)
     ):
-        raise Unmodelled  # XLA may make one exchange of two
+        return _at_most(op.model({0: chain}, None, transfers))  # XLA may make one exchange of two
     return op.model({0: chain}, None, transfers)
+
+
+def _at_most(model: Model) -> Model:
+    """A model of an operation for which XLA moves no more than this."""
+    if any(model.operands):
+        raise Unmodelled
+    sent = (math.prod(step.operand) * tensor.itemsize for step, tensor in model.transfers or ())
+    return dataclasses.replace(model, transfers=None, bound=sum(sent))
 
 
 def _of_slice(shape: Sequence[int], op: ir.Operation) -> list[Window]:
@@ -110,7 +119,12 @@ def pad(op: Operation) -> Model | None:
         return None
     if not result.is_sharded:
         return op.replicated()
-    chain, transfers = _windowed(op, operand, result.sharding, _of_padding(op.op), False, readers_of(op))
+    windows = _of_padding(op.op)
+    try:
+        chain, transfers = _windowed(op, operand, result.sharding, windows, False, readers_of(op))
+    except Unmodelled:  # XLA may remove some of the exchange, of which slices read a part
+        chain, transfers = _windowed(op, operand, result.sharding, windows)
+        return _at_most(op.model({0: chain}, None, transfers))
     return op.model({0: chain}, None, transfers)
 
 

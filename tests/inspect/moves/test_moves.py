@@ -407,6 +407,23 @@ def test_slices_of_what_is_exchanged_are_predicted_or_marked():
     assert predicted.bytes_per_step - 1 <= report.collectives.bytes_per_step <= predicted.bytes_per_step_at_most + 1
 
 
+def test_halos_that_xla_may_merge_have_the_bound_of_each_of_them():
+    """A stencil on padded neighbours: memory has the bound of the arrays, as XLA copies them together."""
+
+    def stencil(u):
+        padded = jnp.pad(u, 1)
+        return (padded[:-2, 1:-1] + padded[2:, 1:-1] + padded[1:-1, :-2] + padded[1:-1, 2:]) / 4 - u
+
+    spec = P("x", "y")
+    fun = pjit(stencil, in_shardings=spec, out_shardings=spec)
+    report = explain(fun, jax.ShapeDtypeStruct((32, 32), "float32"), mesh=make_mesh(), compiled=True)
+    sent, most = report.collectives.bytes_per_step, report.predicted.bytes_per_step_at_most
+    assert report.predicted.unknown
+    assert report.predicted.bytes_per_step <= sent <= most <= 2 * sent
+    assert all(move.needed_at_most > move.bytes_at_most == move.bytes_likely for move in report.predicted.unknown)
+    assert report.estimates[0].at_least <= report.memory[0].peak <= report.estimates[0].at_most
+
+
 def test_reshards_among_the_devices_of_manual_axes():
     """In the body of a `shard_map` over some of the axes, the others reshard among themselves."""
     mesh = partjit.Mesh(np.array(jax.devices()).reshape(2, 4), ("x", "y"))
