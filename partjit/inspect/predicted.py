@@ -170,8 +170,7 @@ class _Reading:
     def _trips_of(self, loop: ir.Operation) -> Times:
         tags = self._known.tags(loop)
         equation = self._origin.equations[tags[-1]] if tags else None
-        is_of_primitive = equation is None or not equation.bodies
-        count = trip_count_of_lowered(loop) if is_of_primitive else equation.trip_count
+        count = equation.trip_count if equation is not None and equation.bodies else trip_count_of_lowered(loop)
         return Times(1, (None if equation is None else equation.site,)) if count is None else Times(count)
 
     def _is_invariant(self, op: ir.Operation, loop: ir.Operation) -> bool:
