@@ -45,8 +45,8 @@ class Colocated(abc.ABC):
                 arguments, in the calling thread.
             devices: devices or a mesh; the function runs on their hosts. Required if there are no array arguments.
             out_specs: a tree of ShapeDtypeStructs like the result. Without a sharding, a result is replicated. With
-                known results, calls return before the function has run. None leaves them unknown; for a function that
-                returns None, pass `out_specs_fn=lambda *args: None`. In a program its annotation `-> None` says so too.
+                known results, calls return before the function has run. None leaves them unknown; of a function that
+                returns None, its annotation `-> None` says so, or `out_specs_fn=lambda *args: None`.
             arrays: "jax", the default, calls the function with arrays, "numpy" with NumPy arrays, which are read-only:
                 views where one buffer holds the array, else copies made of its shards.
             uses_jax: False promises that the function neither runs jax nor waits for arrays. It is called with NumPy

@@ -12,7 +12,7 @@ from partjit.colocated.runtime.failures import Site
 from partjit.colocated.runtime.history import History
 from partjit.colocated.runtime.run_ahead import RunAhead
 
-__all__ = ["Definition", "HostFunction", "site_of_definition"]
+__all__ = ["Definition", "HostFunction", "options_of_calls", "site_of_definition"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,6 +64,22 @@ class Definition:
     def name(self) -> str:
         """What the function is called in messages."""
         return self.function.name
+
+
+def options_of_calls(function: HostFunction, options: Options) -> Options:
+    """The options of a function's calls: if it is annotated to return nothing, and no specs are given, these say so."""
+    if options.has_out_specs or not function.says_that_it_returns_nothing:
+        return options
+    assert function.signature is not None
+    signature = function.signature.replace(return_annotation=inspect.Signature.empty)
+
+    def nothing(*args: object, **kwargs: object) -> None:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{function.name}{signature}: {error}") from None
+
+    return dataclasses.replace(options, out_specs_fn=nothing)
 
 
 def site_of_definition(fun: Callable[..., PyTree], name: str) -> Site:

@@ -17,7 +17,7 @@ from partjit.attempt import telling_others
 from partjit.checks import require, require_callable, require_synchronous, unsorted
 from partjit.colocated.base import Colocated
 from partjit.colocated.cache import CacheInfo, SpecializationCache
-from partjit.colocated.definition import Definition, HostFunction, site_of_definition
+from partjit.colocated.definition import Definition, HostFunction, options_of_calls, site_of_definition
 from partjit.colocated.ir.custom_derivatives import Derivatives
 from partjit.colocated.ir.eager import body
 from partjit.colocated.ir.tracing import TracedCalls
@@ -62,7 +62,7 @@ class ColocatedFunction(Colocated):
         self._name = function.name
         self.options = options
         ahead = RunAhead(options.run_ahead, function.history) if options.run_ahead else None
-        self._definition = Definition(function, options, ahead)
+        self._definition = Definition(function, options_of_calls(function, options), ahead)
         self._cache = SpecializationCache()
         self._set_derivatives(derivatives)
 
@@ -99,7 +99,7 @@ class ColocatedFunction(Colocated):
                 leaves, objects = recognized
                 args, kwargs = known.tree.unflatten(leaves)
                 return calling_with(objects, specialization, args, kwargs, leaves, True)
-        if group_size() > 1 and self.options.is_agreed_on:
+        if group_size() > 1 and self._definition.options.is_agreed_on:
             with telling_others(self._name):
                 return self._call(args, kwargs, eager)
         return self._call(args, kwargs, eager)

@@ -514,6 +514,22 @@ def test_a_call_with_known_specs_returns_before_the_function_has_run(x):
         assert y.is_ready()
 
 
+@pytest.mark.parametrize("annotation", [None, "None"])
+def test_the_first_call_of_a_function_annotated_to_return_nothing_is_not_waited_for(x, annotation):
+    def note(x):
+        rendezvous.hear("the call has returned")
+        rendezvous.logs["noted"].append(float(x.sum()))
+
+    note.__annotations__["return"] = annotation
+    note = colocated_python(note)
+    with pytest.raises(TypeError, match=re.escape("note(x): too many positional arguments")):
+        note(x, x)
+    assert note(x) is None
+    rendezvous.say("the call has returned")
+    colocated.wait()
+    assert rendezvous.logs["noted"] == [28]
+
+
 def test_without_known_specs_only_the_first_call_is_waited_for(x):
     def wait(x):
         if rendezvous.logs["ran"]:

@@ -128,7 +128,7 @@ class TracedCalls:
             options.in_specs.check(structs, tree, lambda: paths, check_shardings=False)
             in_shardings = tuple(_named(spec.sharding) for spec in options.in_specs.leaves)
         seen = None if options.has_out_specs else self._cache.results_for(tree, avals)
-        if seen is None and not options.has_out_specs and not definition.function.says_that_it_returns_nothing:
+        if seen is None and not options.has_out_specs:
             raise _unknown_results(definition.function, tree, avals, paths)
         if seen is not None:
             results = [(spec.aval, _named(spec.sharding)) for spec in seen.leaves]
