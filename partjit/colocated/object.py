@@ -14,7 +14,7 @@ from partjit.colocated.definition import HostFunction, site_of_definition
 from partjit.colocated.function import ColocatedFunction
 from partjit.colocated.ir.custom_derivatives import Derivatives
 from partjit.colocated.options import Devices, Isolate, ObjectOptions, Options, takes_options
-from partjit.colocated.runtime import arrivals, scheduler
+from partjit.colocated.runtime import arrivals, failures, scheduler
 from partjit.colocated.runtime.failures import call_site
 from partjit.colocated.runtime.instances import Instance, instances
 from partjit.colocated.runtime.streams import current_stream
@@ -98,7 +98,16 @@ class _Handle:
 
         Earlier calls are also those of the programs that this thread has started. Later method calls fail. For
         `concurrent` objects, only calls made by this thread are waited for.
+
+        Raises:
+            Exception: what the constructor raised, if nobody has seen it, or `close()` of the object.
         """
+        self._close()
+        error = self._colocated_instance.error
+        if error is not None:
+            failures.raise_unseen(lambda failure: failure.error is error)
+
+    def _close(self) -> None:
         instance = self._colocated_instance
         arrivals.settle(None)
         lanes = [current_stream(), instance.lane]
@@ -107,8 +116,11 @@ class _Handle:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error is None:
+            self.close()
+        else:  # which says more than what the constructor raised
+            self._close()
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[int, str]]:
         return _handle_of, (self._colocated_instance.number, self._colocated_instance.name)

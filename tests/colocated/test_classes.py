@@ -1,6 +1,7 @@
 """`colocated_python_class`: when an object is made and destroyed, and in which order its methods run."""
 
 import gc
+import re
 import threading
 import time
 
@@ -201,6 +202,60 @@ def test_a_constructor_that_raises_is_tried_once():
     with pytest.raises(OSError, match="no disk"):
         other.read(one)
     assert log() == ["tried", "tried"]
+
+
+class WithoutDisk:
+    def __init__(self):
+        raise OSError("no disk")
+
+    def note(self, x) -> None:
+        pass
+
+    def read(self, x):
+        return x
+
+
+def test_a_failed_constructor_is_one_failure_however_many_calls_it_fails(caplog):
+    one_call = colocated_python_class(WithoutDisk)()
+    held = [one_call.read.specialize(out_specs_fn=lambda x: x)(one) for _ in range(2)]
+    for _ in range(3):
+        one_call.note(one)
+    with pytest.raises(OSError, match="no disk") as caught:
+        colocated.wait()
+    where = "test_a_failed_constructor_is_one_failure_however_many_calls_it_fails"
+    made, called = caught.value.__notes__
+    assert re.fullmatch(rf"It is from the constructor of WithoutDisk, called at .*test_classes.py:\d+ in {where}", made)
+    assert called.startswith("This happened in the colocated call of 'WithoutDisk.")
+    colocated.wait()
+    del held
+    gc.collect()
+    one_call.note(one)  # once it has been seen, another call fails anew
+    with pytest.raises(OSError, match="no disk"):
+        colocated.wait()
+    assert len([record for record in caplog.records if where in record.getMessage()]) <= 2
+
+
+@pytest.mark.parametrize("where", ["eager", "pjit", "jit"])
+def test_a_failed_constructor_is_raised_at_the_end_of_the_block(where):
+    def note_twice(then=None):
+        with colocated_python_class(WithoutDisk)() as sink:
+            call = {"eager": sink.note, "pjit": pjit(sink.note), "jit": jax.jit(sink.note)}[where]
+            call(one)
+            call(one)
+            if then is not None:
+                raise then
+
+    with pytest.raises(OSError, match="no disk"):
+        note_twice()
+    colocated.wait()
+    with pytest.raises(ZeroDivisionError):
+        note_twice(ZeroDivisionError())
+    with pytest.raises(OSError, match="no disk"):
+        colocated.wait()
+    with colocated_python_class(WithoutDisk)() as sink:
+        sink.note(one)
+        with pytest.raises(OSError, match="no disk"):
+            colocated.wait()
 
 
 def test_constructor_arguments_are_copied():

@@ -27,12 +27,14 @@ __all__ = [
     "Failure",
     "PoisonedError",
     "Site",
+    "add_note",
     "call_site",
     "code_site",
     "raise_left",
     "raise_unseen",
     "report_unseen",
     "site_of",
+    "site_text",
     "without_stop",
 ]
 
@@ -45,6 +47,7 @@ _libraries = (
 )
 _numbers = itertools.count()
 _held: "dict[int, weakref.ref[Failure]]" = {}  # by results; every operation is atomic, so there is no lock
+_reports: "weakref.WeakValueDictionary[int, _Report]" = weakref.WeakValueDictionary()  # by the id of the exception
 _MOST_ORPHANS = 100
 _orphans: "collections.deque[Failure]" = collections.deque(maxlen=_MOST_ORPHANS)  # with no result left
 
@@ -79,6 +82,21 @@ def site_of(site: Site | CodeSite) -> Site:
     return code.co_filename, next(lines, None) or code.co_firstlineno, code.co_name
 
 
+def site_text(site: Site | CodeSite) -> str:
+    """Where a call was made, in words."""
+    file, line, function = site_of(site)
+    return f"{file}:{line} in {function}"
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Adds a note to an exception, unless it is immutable."""
+    try:
+        error.add_note(note)
+    except Exception as refusal:
+        if is_interrupt(refusal):
+            raise
+
+
 def without_stop(error: BaseException, name: str) -> BaseException:
     """The exception, or for StopIteration a RuntimeError with it as the cause, as PEP 479 has it for generators.
 
@@ -92,6 +110,30 @@ def without_stop(error: BaseException, name: str) -> BaseException:
     ).with_traceback(error.__traceback__)
     raised.__cause__ = error
     return raised
+
+
+class _Report:
+    """What was reported of an exception: several calls may raise the same one, as those of a failed constructor do.
+
+    Attributes:
+        error: the exception.
+        is_seen: whether it was raised to somebody.
+        is_logged: whether it was logged.
+    """
+
+    __slots__ = ("__weakref__", "error", "is_logged", "is_seen")
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        self.is_seen = self.is_logged = False
+
+    @staticmethod
+    def of(error: BaseException) -> "_Report":
+        """The report on an exception; another one for calls that raise it after somebody has seen it."""
+        report = _reports.get(id(error))  # which keeps the exception: nothing else has its id
+        if report is None or report.is_seen:
+            report = _reports[id(error)] = _Report(error)
+        return report
 
 
 class Failure:
@@ -110,7 +152,7 @@ class Failure:
         "_context",
         "_notes",
         "_number",
-        "_seen",
+        "_report",
         "_traceback",
         "error",
         "name",
@@ -129,7 +171,7 @@ class Failure:
         self._traceback = _without_own_frames(error.__traceback__)
         self._notes = [note for note in getattr(error, "__notes__", ()) if not note.startswith(_NOTE)]
         self._context = error.__context__
-        self._seen = False
+        self._report = _Report.of(error)
         self._annotate()
         self._number = next(_numbers)  # from here on it will be reported
         threads.start_deferred()
@@ -139,17 +181,18 @@ class Failure:
         """Raises the exception, which counts as seen from then on."""
         self._annotate()
         error = self.error.with_traceback(self._traceback)
-        self._seen = True  # last: after an earlier interrupt, another use still raises it
+        self._report.is_seen = True  # last: after an earlier interrupt, another use still raises it
         raise error
 
     def take(self) -> None:
         """Counts the exception as seen, which the caller raises in its own way."""
-        self._seen = True
+        self._report.is_seen = True
 
     def log(self, what_next: str) -> None:
-        """Logs the failure, unless it has been seen."""
-        if self._seen:
+        """Logs the failure, unless its exception has been seen or logged."""
+        if self._report.is_seen or self._report.is_logged:
             return
+        self._report.is_logged = True
         self._annotate()
         error = (type(self.error), self.error, self._traceback)
         _logger.error(
@@ -160,18 +203,20 @@ class Failure:
     @property
     def site_text(self) -> str:
         """Where it was called, in words."""
-        file, line, function = self.site
-        return f"{file}:{line} in {function}"
+        return site_text(self.site)
 
     def _annotate(self) -> None:
-        # Several calls may raise the same exception: those of an object whose constructor failed do.
-        try:
+        try:  # each time: several calls may raise the same exception
             self.error.__notes__ = [*self._notes, f"{_NOTE} {self.name!r} made at {self.site_text}"]
             self.error.__traceback__ = self._traceback
             self.error.__context__ = self._context  # not the exception being handled where it is raised again
         except Exception as error:  # an exception may be immutable
             if is_interrupt(error):
                 raise
+
+    def _is_like(self, other: "Failure") -> bool:
+        """Whether whoever waits for one waits for the other as well, and both raise the same exception."""
+        return self.error is other.error and self.stream is other.stream and self.parent is other.parent
 
     def __str__(self) -> str:
         what = traceback.format_exception_only(type(self.error), self.error)[0].strip()
@@ -181,8 +226,9 @@ class Failure:
         if not hasattr(self, "_number"):
             return
         _held.pop(self._number, None)
-        if not self._seen and not sys.is_finalizing():
-            _orphans.append(self)
+        if not self._report.is_seen and not sys.is_finalizing():
+            if not any(self._is_like(other) for other in [*_orphans]):
+                _orphans.append(self)
             threads.run_later(lambda: self.log("no result of it is left, so the next colocated.wait() raises this"))
 
 
@@ -195,14 +241,14 @@ class PoisonedError(Exception):
 
 
 def raise_unseen(concerned: Callable[[Failure], bool]) -> None:
-    """Raises the first of the unseen failures concerned; the others are listed in a note, and logged."""
+    """Raises the first of the unseen failures concerned; those of other exceptions are listed in a note, and logged."""
     failures = _unseen(concerned)
     if not failures:
         return
     first, *others = failures
     for other in others:
         other.log("another failure is raised")
-        other._seen = True
+        other.take()
     if others:
         first._notes.append("\n".join(["Other colocated calls failed as well:", *(f"  {other}" for other in others)]))
     try:
@@ -222,19 +268,24 @@ def report_unseen() -> None:
     """Reports on stderr the failures that nobody has seen."""
     for failure in _unseen(lambda _: True):
         print(f"partjit: nobody looked at the failure of {failure}", file=sys.stderr)
-        failure._seen = True
+        failure.take()
     _forget_seen()
 
 
 def _unseen(concerned: Callable[[Failure], bool]) -> list[Failure]:
+    """The first failure of each exception that nobody has seen."""
     held = [reference() for reference in [*_held.values()]]
     known = {failure for failure in (*held, *[*_orphans]) if failure is not None}
-    return sorted((f for f in known if not f._seen and concerned(f)), key=lambda f: f._number)
+    unseen: dict[int, Failure] = {}
+    for failure in sorted(known, key=lambda failure: failure._number):
+        if not failure._report.is_seen and concerned(failure):
+            unseen.setdefault(id(failure.error), failure)
+    return [*unseen.values()]
 
 
 def _forget_seen() -> None:
     for failure in [*_orphans]:
-        if failure._seen:
+        if failure._report.is_seen:
             with contextlib.suppress(ValueError):  # another thread did it
                 _orphans.remove(failure)
 

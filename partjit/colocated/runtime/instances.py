@@ -10,7 +10,7 @@ from partjit._jax.types import PyTree
 from partjit.colocated.isolation.objects import IsolatedObject
 from partjit.colocated.runtime import scheduler, threads
 from partjit.colocated.runtime.call import Call, Lane
-from partjit.colocated.runtime.failures import call_site
+from partjit.colocated.runtime.failures import add_note, call_site, code_site, site_text
 from partjit.colocated.runtime.history import History
 from partjit.colocated.runtime.interrupts import is_interrupt
 from partjit.colocated.runtime.streams import current_stream
@@ -32,6 +32,7 @@ class Instance:
         history: what its calls see of those made ahead; None if they may overlap.
         name: the name of the class.
         number: its id in this process.
+        error: what the constructor raised, if it did.
     """
 
     def __init__(
@@ -52,7 +53,8 @@ class Instance:
         self._recipe = functools.partial(cls, *args, **kwargs)
         self._is_isolated = is_isolated
         self._box: list[object] = []  # holds the only reference to the object, so that it can be dropped from elsewhere
-        self._error: Exception | None = None
+        self.error: Exception | None = None
+        self._made_at = code_site()
         self._is_closed = False
         self._life = Lane()  # not a lock: the constructor and `close` may make calls and wait for them
         threads.start_deferred()
@@ -79,14 +81,15 @@ class Instance:
     def _construct(self) -> Any:
         if self._is_closed:
             raise RuntimeError(f"this {self.name} was closed")
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         if not self._box:
             try:
                 self._box.append(self._constructed())
             except Exception as error:
                 if not is_interrupt(error):  # not an error of the constructor
-                    self._error = error
+                    self.error = error
+                    add_note(error, f"It is from the constructor of {self.name}, called at {site_text(self._made_at)}")
                 raise
         return self._box[0]
 
