@@ -18,7 +18,7 @@ from partjit.colocated import colocated_python, colocated_python_class
 from partjit.colocated.runtime import emission, host_values
 from partjit.inspect import explain
 from partjit.plan.ir.nodes import Branch, Fragment, Loop
-from partjit.plan.passes import choose_emitted
+from partjit.plan.passes import choose_emitted, emit
 from tests.colocated import rendezvous
 from tests.effort import sample
 
@@ -352,6 +352,27 @@ def test_what_is_around_is_compiled_with_it_and_explained(mesh):
     assert report.to_html()
     np.testing.assert_allclose(program(x), loop(nothing)(x @ x).sum(), rtol=1e-6)
     assert calls() == [(i,) for i in range(5)]
+
+
+def test_an_executable_gets_no_constants_but_its_own(monkeypatch):
+    log = logger(stream="log")
+    double = colocated_python(lambda x: 2 * x, uses_jax=False, out_specs_fn=lambda x: x)
+
+    def steps(x):
+        for i in range(6):  # each with an executable of its own, as the calls are on two streams
+            log(i, x)
+            x = double(x) * lax.cond(x > 1, lambda: 0.5, lambda: 1.0)
+        return x
+
+    program, put = pjit(steps), []
+    program.trace(1.0)
+    as_array = jnp.asarray
+    monkeypatch.setattr(emit.jnp, "asarray", lambda *args: put.append(args) or as_array(*args))
+    plan = program.plan(1.0)
+    assert sum(isinstance(node, Fragment) for node in plan.nodes) == 6
+    assert not put  # what calls of the host read, no executable does
+    assert float(program(1.0)) == 2
+    assert [i for i, _ in calls()] == [*range(6)]
 
 
 def test_per_shard_calls_get_their_shards(mesh):

@@ -170,10 +170,13 @@ def _fragment(
     inputs = dict.fromkeys(value for node in nodes for value in node.inputs if value not in own | constants.keys())
     outputs = tuple(value for node in nodes for value in node.outputs if value in needed)
     calls = [node for node in walk(nodes) if isinstance(node, ColocatedCall)]
+    read = {value for node in walk(nodes) for value in node.inputs}
+    read.update(value for node in walk(nodes) for block in blocks_of(node) for value in block.outputs)
+    own_constants = {value: constant for value, constant in constants.items() if value in read}
 
     def program(execution: jax.Array, *arrays: jax.Array) -> list[jax.Array]:
         writer = _Writer(execution, calls, mesh)
-        env = {value: jnp.asarray(constant, value.aval.dtype) for value, constant in constants.items()}
+        env = {value: jnp.asarray(constant, value.aval.dtype) for value, constant in own_constants.items()}
         env.update(zip(inputs, arrays, strict=True))
         number = writer.run(nodes, env, jnp.int32(0))
         if not waits:
