@@ -4,7 +4,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import Any, NoReturn, Self, TypeVar, Unpack, overload
 
 from partjit._jax.types import PyTree
 from partjit.arguments import signature_of
@@ -21,6 +21,7 @@ from partjit.colocated.runtime.streams import current_stream
 
 __all__ = ["colocated_python_class"]
 
+_METHODS_ALONE = "a colocated object has methods alone here, and its data on the hosts: {verb} them in a method"
 _Found = TypeVar("_Found")
 _handles: "weakref.WeakValueDictionary[int, _Handle]" = weakref.WeakValueDictionary()
 
@@ -121,6 +122,20 @@ class _Handle:
             self.close()
         else:  # which says more than what the constructor raised
             self._close()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}: {_METHODS_ALONE.format(verb='return')}",
+            name=name,
+            obj=self,
+        )
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not isinstance(value, Colocated) and not name.startswith("_colocated_"):
+            raise AttributeError(
+                f"{type(self).__name__}.{name} cannot be set: {_METHODS_ALONE.format(verb='set')}", name=name, obj=self
+            )
+        super().__setattr__(name, value)
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[int, str]]:
         return _handle_of, (self._colocated_instance.number, self._colocated_instance.name)

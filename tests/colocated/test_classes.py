@@ -413,6 +413,18 @@ def test_a_colocated_class_is_derived_from_the_plain_one():
 # What is exposed
 
 
+def test_what_is_read_or_set_on_a_reference_and_is_no_method_is_named():
+    counter = Colocated(1)
+    for name in ("count", "prop", "shared", "mistyped"):
+        with pytest.raises(AttributeError, match=f"'Counter' object has no attribute '{name}': .* return them in a"):
+            getattr(counter, name)
+    with pytest.raises(AttributeError, match=r"Counter.count cannot be set: a colocated object has .* set them in a"):
+        counter.count = 5  # the object would not see it
+    counter.quick = counter.add.specialize(out_specs_fn=lambda x: x)
+    assert int(counter.quick(one)) == 2
+    assert not hasattr(counter, "__array__")
+
+
 def test_plain_functions_are_exposed_and_data_is_not():
     counter = Colocated(0)
     assert int(counter.inherited(one)) == 101
