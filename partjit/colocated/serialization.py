@@ -197,6 +197,8 @@ def _pickler_class() -> Any:
                 return _new, (jax.custom_vjp,), vars(obj)
             if type(obj) in _MEMOIZED and not _is_importable(obj):  # cloudpickle would look for its name
                 return _memoized, (obj.__wrapped__, obj.cache_parameters())
+            if type(obj) is functools.cached_property:  # on Python 3.11, it has a lock
+                return _cached_property, (obj.func, obj.attrname)
             if isinstance(obj, DeviceList):
                 return DeviceList, ((*obj,),)
             if isinstance(obj, jax.sharding.Mesh):
@@ -222,6 +224,12 @@ def _new(cls: type[_Value]) -> _Value:
 def _memoized(function: Callable[..., object], parameters: dict[str, Any]) -> Callable[..., object]:
     """A function of `functools.cache` or `lru_cache` in a copy, which remembers nothing yet."""
     return functools.lru_cache(**parameters)(function)
+
+
+def _cached_property(function: Callable[[Any], object], name: str | None) -> "functools.cached_property[object]":
+    made = functools.cached_property(function)
+    made.attrname = name
+    return made
 
 
 def _reduced_array(array: jax.Array) -> tuple[Callable[..., jax.Array], tuple[object, ...]]:

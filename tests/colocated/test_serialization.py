@@ -138,6 +138,17 @@ def test_functions_that_remember_results_are_copied_without_these():
     assert deserialize(serialize(known_by_name)) is known_by_name
 
 
+def test_a_class_with_cached_properties_is_copied():
+    class Table:
+        @functools.cached_property
+        def rows(self):
+            return [type(self), __class__]
+
+    table = deserialize(serialize(Table))()
+    assert table.rows is table.rows
+    assert table.rows == [type(table), type(table)]
+
+
 @functools.cache
 def known_by_name():
     return 0

@@ -368,8 +368,8 @@ def with_numpy_arguments(target: Callable[..., PyTree], name: str, paths: Sequen
         for leaf, path in zip(leaves, paths, strict=True):
             if type(leaf) is PRNGKeyArray:
                 raise ValueError(
-                    f"{path} of {name} is {leaf.aval.str_short()}, and arrays='numpy' cannot pass typed keys: pass "
-                    "jax.random.key_data of it, or leave arrays out"
+                    f"{path} of {name} is {leaf.aval.str_short()}, and NumPy has no typed keys: pass "
+                    "jax.random.key_data of it, or leave out arrays='numpy' and uses_jax=False"
                 )
         args, kwargs = tree.unflatten([*map(as_numpy, leaves)])
         return target(*args, **kwargs)
