@@ -4,6 +4,7 @@ import gc
 import re
 import threading
 import time
+import traceback
 
 import jax
 import jax.numpy as jnp
@@ -233,6 +234,18 @@ def test_a_failed_constructor_is_one_failure_however_many_calls_it_fails(caplog)
     with pytest.raises(OSError, match="no disk"):
         colocated.wait()
     assert len([record for record in caplog.records if where in record.getMessage()]) <= 2
+
+
+def test_a_failed_constructor_is_raised_at_the_end_of_every_stream_that_called_the_object():
+    sink = colocated_python_class(WithoutDisk)()
+    for name in ("left", "right"):
+        sink.note.specialize(stream=name)(one)
+    for name in ("left", "right"):
+        with pytest.raises(OSError, match="no disk") as caught:
+            colocated.wait(name)
+        lines = traceback.extract_tb(caught.value.__traceback__)
+        assert [line.name for line in lines if line.filename == __file__][1:] == ["__init__"]
+    colocated.wait()
 
 
 @pytest.mark.parametrize("where", ["eager", "pjit", "jit"])

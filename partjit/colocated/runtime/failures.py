@@ -47,7 +47,7 @@ _libraries = (
 )
 _numbers = itertools.count()
 _held: "dict[int, weakref.ref[Failure]]" = {}  # by results; every operation is atomic, so there is no lock
-_reports: "weakref.WeakValueDictionary[int, _Report]" = weakref.WeakValueDictionary()  # by the id of the exception
+_reports: "weakref.WeakValueDictionary[tuple[int, int], _Report]" = weakref.WeakValueDictionary()
 _MOST_ORPHANS = 100
 _orphans: "collections.deque[Failure]" = collections.deque(maxlen=_MOST_ORPHANS)  # with no result left
 
@@ -116,23 +116,24 @@ class _Report:
     """What was reported of an exception: several calls may raise the same one, as those of a failed constructor do.
 
     Attributes:
-        error: the exception.
+        raised: the exception, and the stream of the calls.
         is_seen: whether it was raised to somebody.
         is_logged: whether it was logged.
     """
 
-    __slots__ = ("__weakref__", "error", "is_logged", "is_seen")
+    __slots__ = ("__weakref__", "is_logged", "is_seen", "raised")
 
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
+    def __init__(self, *raised: object) -> None:
+        self.raised = raised
         self.is_seen = self.is_logged = False
 
     @staticmethod
-    def of(error: BaseException) -> "_Report":
+    def of(error: BaseException, stream: object) -> "_Report":
         """The report on an exception; another one for calls that raise it after somebody has seen it."""
-        report = _reports.get(id(error))  # which keeps the exception: nothing else has its id
+        key = id(error), id(stream)  # the report keeps both: nothing else has their ids
+        report = _reports.get(key)
         if report is None or report.is_seen:
-            report = _reports[id(error)] = _Report(error)
+            report = _reports[key] = _Report(error, stream)
         return report
 
 
@@ -171,7 +172,7 @@ class Failure:
         self._traceback = _without_own_frames(error.__traceback__)
         self._notes = [note for note in getattr(error, "__notes__", ()) if not note.startswith(_NOTE)]
         self._context = error.__context__
-        self._report = _Report.of(error)
+        self._report = _Report.of(error, stream)
         self._annotate()
         self._number = next(_numbers)  # from here on it will be reported
         threads.start_deferred()
@@ -247,6 +248,10 @@ def raise_unseen(concerned: Callable[[Failure], bool]) -> None:
         return
     first, *others = failures
     for other in others:
+        if other.error is first.error:  # on another stream
+            other.take()
+    others = [other for other in others if other.error is not first.error]
+    for other in others:
         other.log("another failure is raised")
         other.take()
     if others:
@@ -273,13 +278,13 @@ def report_unseen() -> None:
 
 
 def _unseen(concerned: Callable[[Failure], bool]) -> list[Failure]:
-    """The first failure of each exception that nobody has seen."""
+    """The first failure of each report that nobody has seen."""
     held = [reference() for reference in [*_held.values()]]
     known = {failure for failure in (*held, *[*_orphans]) if failure is not None}
-    unseen: dict[int, Failure] = {}
+    unseen: dict[_Report, Failure] = {}
     for failure in sorted(known, key=lambda failure: failure._number):
         if not failure._report.is_seen and concerned(failure):
-            unseen.setdefault(id(failure.error), failure)
+            unseen.setdefault(failure._report, failure)
     return [*unseen.values()]
 
 

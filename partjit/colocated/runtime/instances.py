@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -54,6 +55,7 @@ class Instance:
         self._is_isolated = is_isolated
         self._box: list[object] = []  # holds the only reference to the object, so that it can be dropped from elsewhere
         self.error: Exception | None = None
+        self._traceback: types.TracebackType | None = None
         self._made_at = code_site()
         self._is_closed = False
         self._life = Lane()  # not a lock: the constructor and `close` may make calls and wait for them
@@ -82,12 +84,13 @@ class Instance:
         if self._is_closed:
             raise RuntimeError(f"this {self.name} was closed")
         if self.error is not None:
-            raise self.error
+            raise self.error.with_traceback(self._traceback)  # without the frames in which it was raised so far
         if not self._box:
             try:
                 self._box.append(self._constructed())
             except Exception as error:
                 if not is_interrupt(error):  # not an error of the constructor
+                    self._traceback = error.__traceback__
                     self.error = error
                     add_note(error, f"It is from the constructor of {self.name}, called at {site_text(self._made_at)}")
                 raise
