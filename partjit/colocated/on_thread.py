@@ -5,7 +5,6 @@ import functools
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 
@@ -14,9 +13,8 @@ from partjit._jax.threads import ThreadSettings
 from partjit._jax.types import PyTree, PyTreeDef
 from partjit.arguments import are_positional
 from partjit.colocated.journaling.entries import Ahead, Entry
-from partjit.colocated.runtime import scheduler
 from partjit.colocated.runtime.call import Call, Lane
-from partjit.colocated.runtime.failures import CodeSite, Site
+from partjit.colocated.runtime.failures import Site
 from partjit.colocated.runtime.observation import observe_call, profiled
 from partjit.colocated.runtime.pending import PendingArray
 from partjit.colocated.runtime.pins import Taken, borrowed, distinct, given_back
@@ -27,7 +25,6 @@ from partjit.colocated.runtime.streams import Stream, inside
 __all__ = ["OnThread"]
 
 _perf_counter = time.perf_counter
-_reference = weakref.ref
 
 
 class OnThread:
@@ -35,41 +32,25 @@ class OnThread:
 
     What can be known of all of them is found out here, once, since every microsecond of a call is one of its caller's.
 
-    Args:
+    Attributes:
         name: the name of the function.
+
+    Args:
         target: the function.
         tree: the structure of its arguments.
         measured: gets the seconds that the function took; None if nobody wants to know.
     """
 
-    __slots__ = ("_is_flat", "_measured", "_name", "_target", "_tree")
+    __slots__ = ("_is_flat", "_measured", "_target", "_tree", "name")
 
     def __init__(
         self, name: str, target: Callable[..., PyTree], tree: PyTreeDef, measured: Callable[[float], None] | None
     ) -> None:
-        self._name = name
+        self.name = name
         self._target = target
         self._tree = tree
         self._measured = measured
         self._is_flat = are_positional(tree)
-
-    def submitted(self, takes: list[Taken], stream: Stream, out_specs: OutSpecs | None, site: CodeSite) -> PyTree:
-        """Submits a call, and returns its results; arguments as of `submitted_flat`."""
-        assert out_specs is not None
-        results = self.submitted_flat(takes, stream, out_specs, site)
-        return results[0] if out_specs.is_leaf else out_specs.tree.unflatten(results)
-
-    def submitted_flat(
-        self, takes: list[Taken], stream: Stream, out_specs: OutSpecs, site: Site | CodeSite
-    ) -> Sequence[jax.Array]:
-        """Submits a call in the lane of its stream alone that nobody observes or records; as `prepared` otherwise."""
-        body = _Body(ThreadSettings.here(), contextvars.copy_context(), self, takes, stream, out_specs)
-        call = Call(self._name, site, stream, (stream,), body)
-        results = [PendingArray(call, spec.aval, spec.sharding, spec.committed) for spec in out_specs.leaves]
-        if results:
-            call.receivers = [*map(_reference, results)]
-        scheduler.submit(call)
-        return results
 
     def prepared(
         self,
@@ -77,7 +58,7 @@ class OnThread:
         lanes: Sequence[Lane],
         stream: Stream,
         out_specs: OutSpecs,
-        site: Site | CodeSite,
+        site: Site,
         record: Entry | Ahead | None,
     ) -> Prepared:
         """A call made here and now that is to run on a thread.
@@ -90,15 +71,17 @@ class OnThread:
             record: what gets its results for the journal, if one is open.
         """
         settings, context = ThreadSettings.here(), contextvars.copy_context()
-        target = observe_call(self._name, stream)(self._target)
-        body = functools.partial(settings.run, context.run, self._run, takes, stream, out_specs, target, record)
-        call = Call(self._name, site, stream, lanes, body)
+        target = observe_call(self.name, stream)(self._target)
+        body = functools.partial(
+            settings.run, context.run, self._run_observed, takes, stream, out_specs, target, record
+        )
+        call = Call(self.name, site, stream, lanes, body)
         results = [PendingArray(call, spec.aval, spec.sharding, spec.committed) for spec in out_specs.leaves]
         call.receivers = [*map(weakref.ref, results)]
         return Prepared(call, results, out_specs, record if isinstance(record, Ahead) else None)
 
-    def run_simply(self, takes: list[Taken], stream: Stream, out_specs: OutSpecs) -> Sequence[jax.Array]:
-        """Runs a call that nobody observes or records, in its thread and context."""
+    def run(self, takes: list[Taken], stream: Stream, out_specs: OutSpecs) -> Sequence[jax.Array]:
+        """Runs a call that nobody observes or records, in its thread and context; arguments as of `prepared`."""
         inside(stream)
         arrays = borrowed(takes)
         try:
@@ -107,7 +90,7 @@ class OnThread:
             takes.clear()
             arrays.clear()
 
-    def _run(
+    def _run_observed(
         self,
         takes: list[Taken],
         stream: Stream,
@@ -133,48 +116,30 @@ class OnThread:
         self, arrays: Sequence[jax.Array], out_specs: OutSpecs, target: Callable[..., PyTree]
     ) -> list[jax.Array]:
         if is_profiled():
-            target = functools.partial(_profiled, self._name, target)
-        started = _perf_counter()
+            target = functools.partial(_profiled, self.name, target)
+        if self._measured is not None:
+            target = functools.partial(_measured, self._measured, target)
         if self._is_flat:
             returned = [target(*arrays)]
         else:
             args, kwargs = self._tree.unflatten(arrays)
             returned = [target(*args, **kwargs)]
-        if self._measured is not None:
-            self._measured(_perf_counter() - started)
-        results = out_specs.fit_flat(returned, self._name)
+        results = out_specs.fit_flat(returned, self.name)
         for array in results:
             if array.is_deleted():
-                return out_specs.fit_leaves(returned[0], self._name)  # which names it
+                return out_specs.fit_leaves(returned[0], self.name)  # which names it
         return [*distinct(results, ())] if len(results) > 1 else results
-
-
-class _Body:
-    """The body of a call: what it took along from its caller, and how it runs with that."""
-
-    __slots__ = ("_context", "_on_thread", "_out_specs", "_settings", "_stream", "_takes")
-
-    def __init__(
-        self,
-        settings: ThreadSettings,
-        context: contextvars.Context,
-        on_thread: OnThread,
-        takes: list[Taken],
-        stream: Stream,
-        out_specs: OutSpecs,
-    ) -> None:
-        self._settings = settings
-        self._context = context
-        self._on_thread = on_thread
-        self._takes = takes
-        self._stream = stream
-        self._out_specs = out_specs
-
-    def __call__(self) -> Sequence[jax.Array]:
-        run: Any = self._context.run
-        return self._settings.run(run, self._on_thread.run_simply, self._takes, self._stream, self._out_specs)
 
 
 def _profiled(name: str, target: Callable[..., PyTree], *args: PyTree, **kwargs: PyTree) -> PyTree:
     with profiled(name):
         return target(*args, **kwargs)
+
+
+def _measured(
+    measured: Callable[[float], None], target: Callable[..., PyTree], *args: PyTree, **kwargs: PyTree
+) -> PyTree:
+    started = _perf_counter()
+    returned = target(*args, **kwargs)
+    measured(_perf_counter() - started)
+    return returned

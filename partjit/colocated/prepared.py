@@ -83,6 +83,7 @@ class PreparedFunction:
         )
         self._is_prepared = False
         self._is_simple = False  # whether a call takes nothing into account but its stream; set by `prepare`
+        self._has_own_thread = self._mode == "stream" or self._stream is not None
         self._pins = Pins(len(leaves))
         self._pins_in_programs: dict[tuple[bool | None, ...], Pins] = {}  # by which of the arguments they are of
         self._preparation = Lane()  # not a lock: `out_specs_fn` may make calls and wait for them

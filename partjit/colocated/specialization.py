@@ -35,6 +35,7 @@ from partjit.colocated.runtime.pins import distinct
 from partjit.colocated.runtime.run_ahead import Prepared
 from partjit.colocated.runtime.specs import OutSpecs
 from partjit.colocated.runtime.streams import Stream, current_stream
+from partjit.colocated.simple_calls import submitted, submitted_flat
 
 __all__ = ["Specialization"]
 
@@ -59,6 +60,11 @@ class Specialization(PreparedFunction):
             are_plain: whether none of these is pending or an array of keys.
             is_agreed: whether other processes know of it if this one fails.
         """
+        out_specs = self.out_specs
+        if out_specs is not None and are_plain and (self._is_known_to_all or is_agreed) and self._runs_simply():
+            stream = self._stream or current_stream()
+            site = code_site(3)  # the callers of this are in the package
+            return submitted(self._on_thread, self._pins.pin_all(leaves), stream, out_specs, site)
         if self._agreement is not None and not is_agreed and (self._mode == "inline" or not self._is_known_to_all):
             learns = self.out_specs is None and not self._options.has_out_specs
             refusals.take_back()
@@ -77,8 +83,6 @@ class Specialization(PreparedFunction):
                 assert self.out_specs is not None
                 return self.out_specs.tree.unflatten(self._results_elsewhere())
             stream = self._stream or current_stream()
-            if self._is_simple and are_plain and not events.listeners and self._runs_on_thread():
-                return self._on_thread.submitted(self._pins.pin_all(leaves), stream, self.out_specs, code_site())
             is_ready = self._host_shardings is None and (are_plain or PendingArray not in map(type, leaves))
             # No other thread can submit a call to a private stream in between.
             is_free = is_ready and not stream.calls and stream.is_private and not events.listeners
@@ -113,9 +117,10 @@ class Specialization(PreparedFunction):
             return self(args, kwargs, leaves, True)
         try:
             stream = self._stream or current_stream()
-            if self._is_simple and not events.listeners and self._runs_on_thread():
+            out_specs = self.out_specs
+            if out_specs is not None and self._runs_simply():
                 takes = [*map(self._pinned, range(len(leaves)), leaves)]
-                return self._on_thread.submitted(takes, stream, self.out_specs, code_site())
+                return submitted(self._on_thread, takes, stream, out_specs, code_site(3))
             return self._run_in_order(leaves, stream)
         except StopIteration as error:
             raise without_stop(error, self._name) from error
@@ -205,8 +210,8 @@ class Specialization(PreparedFunction):
         stream = self._stream or current_stream()
         out_specs = self.out_specs
         assert out_specs is not None
-        if self._is_simple and not is_run_here and not events.listeners and self._runs_on_thread():
-            return self._on_thread.submitted_flat(self._taken_all(leaves, pinned), stream, out_specs, site)
+        if not is_run_here and self._runs_simply():
+            return submitted_flat(self._on_thread, self._taken_all(leaves, pinned), stream, out_specs, site)
         lanes, is_nested = self._lanes(stream)
         entry = self._entry(journal.current, stream, node, site) if journal.current is not None else None
         if entry is not None and entry.is_known:
@@ -224,10 +229,13 @@ class Specialization(PreparedFunction):
             return ()
         return prepared().submit() if self._ahead is None else self._ahead.take(out_specs, prepared, entry)
 
-    def _runs_on_thread(self) -> bool:
-        """Whether a simple call does, which is a part of no other, and which no journal knows."""
-        is_own = self._mode == "stream" or self._stream is not None or not self._cheapness.is_shown
-        return is_own and self.out_specs is not None and journal.current is None and not current_calls()
+    def _runs_simply(self) -> bool:
+        """Whether a call now runs on a thread and takes nothing into account but its stream.
+
+        That is so of one that is a part of no other, and that nobody observes or records.
+        """
+        is_own = self._is_simple and (self._has_own_thread or not self._cheapness.is_shown)
+        return is_own and not events.listeners and journal.current is None and not current_calls()
 
     def _run_inline(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], _: Stream) -> PyTree:
         returned = [self._target(*args, **kwargs)]

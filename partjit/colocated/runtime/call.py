@@ -29,16 +29,17 @@ class Lane:
         size: how many it holds before callers that add another have to wait.
         room: set when there may be room again for waiting callers.
         latest: when a thread last had nothing more to run in it, in seconds of `time.monotonic`; see `soon`.
+        at_once_until: until when a call wakes the thread that waits for it, in the same seconds; see `soon`.
         waiter: the thread that waits for the next call, which so needs no other one, if there is one; see `soon`.
     """
 
-    __slots__ = ("__weakref__", "calls", "latest", "room", "size", "waiter")
+    __slots__ = ("__weakref__", "at_once_until", "calls", "latest", "room", "size", "waiter")
 
     def __init__(self, size: float = float("inf")) -> None:
         self.calls: collections.deque[Call] = collections.deque()
         self.size = size
         self.room = Flag()
-        self.latest = -math.inf
+        self.latest = self.at_once_until = -math.inf
         self.waiter: Waiter | None = None
 
     def fullness(self) -> Flag | None:
@@ -105,23 +106,25 @@ class Call(Flag):
     )
 
     def __init__(
-        self, name: str, site: Site | CodeSite, stream: Any, lanes: Sequence[Lane], body: Callable[[], PyTree]
+        self, name: str, site: Site | CodeSite, stream: Any, lanes: Sequence[Lane], body: Callable[[], PyTree] | None
     ) -> None:
         self.name = name
         self._site = site
         self.stream = stream
         self.lanes = lanes
-        self.body: Callable[[], PyTree] | None = body
+        self.body = body
         self.receivers: Receivers = ()
         self.entering: Callable[[], bool] | None = None
         self.turn: Flag | None = None
         self.waits: Sequence[Wait] = ()
         self._claims: list[object] = []  # the first one counts: appending is atomic
         self.is_set, self._waiting = False, []  # of a `Flag`
+        self.number = self.root = next(_numbers)
+        self._parent: Call | None = None
         running = current_calls()
-        self._parent = running[-1] if running else None
-        self.number = next(_numbers)
-        self.root = running[-1].root if running else self.number
+        if running:
+            self._parent = running[-1]
+            self.root = running[-1].root
 
     @property
     def site(self) -> Site:
@@ -157,12 +160,10 @@ class Call(Flag):
         Raises:
             BaseException: what a signal handler raised in between.
         """
-        body, self.body = self.body, None
-        assert body is not None, "a call runs once"
         here = current_calls()
         here.append(self)
         try:
-            values = body()
+            values = self._called()
             # Looked up after the function has run: results that are no longer referenced are dropped at once.
             for reference, value in zip(self.receivers, values, strict=True):
                 receiver = reference()
@@ -176,6 +177,17 @@ class Call(Flag):
                 raise
         finally:
             here.remove(self)
+
+    def _called(self) -> Sequence[Any]:
+        """Runs the function, once; returns the flat results."""
+        body, self.body = self.body, None
+        assert body is not None, "a call runs once"
+        values: Sequence[Any] = body()
+        return values
+
+    def drop(self) -> None:
+        """Forgets what it was to run."""
+        self.body = None
 
     def claim(self, claimant: object) -> bool:
         """Whether the claimant is the one that runs the call, or gives it up. Idempotent."""
@@ -204,10 +216,12 @@ class Waiter(Presence):
     Attributes:
         calls: what it runs, and what it is to run next.
         lane: where it waits, if it does. A stream that nobody uses any more is freed all the same.
-        hurry: set when somebody waits for what it waits for.
+        hurry: set when it is to run what it waits for.
+        is_to_begin: whether that is so as soon as there is something to run.
     """
 
     def __init__(self, *calls: Call) -> None:
+        self.is_to_begin = False
         self.calls: tuple[Call, ...] = calls
         self.lane: weakref.ref[Lane] | None = None
         self.hurry = Flag()

@@ -65,12 +65,18 @@ def call_site() -> Site:
     return site_of(code_site())
 
 
-def code_site() -> CodeSite:
-    """Where the user's code called the package, for `site_of`."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_libraries):
+def code_site(depth: int = 1) -> CodeSite:
+    """Where the user's code called the package, for `site_of`.
+
+    Args:
+        depth: how many callers up it is at least.
+    """
+    frame = sys._getframe(depth)
+    code = frame.f_code  # read once, as both are audited: any audit hook in the process makes them slow
+    while code.co_filename.startswith(_libraries) and frame.f_back is not None:
         frame = frame.f_back
-    return frame.f_code, frame.f_lasti
+        code = frame.f_code
+    return code, frame.f_lasti
 
 
 def site_of(site: Site | CodeSite) -> Site:

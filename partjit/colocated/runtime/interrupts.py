@@ -137,8 +137,9 @@ class Flag:
             return
         for lock in [*self._waiting]:
             try:
-                lock.release()
-            except RuntimeError as error:  # already released
+                if lock.locked():
+                    lock.release()
+            except RuntimeError as error:  # released in between
                 if not _is_of_c(error):
                     raise
 
@@ -149,7 +150,10 @@ class Flag:
         self._waiting.append(lock)
         try:
             while not self.is_set:  # read after the lock is visible: a later `set` releases it
-                seconds = threading.TIMEOUT_MAX if deadline is None else deadline - time.monotonic()
+                if deadline is None:
+                    lock.acquire()
+                    continue
+                seconds = deadline - time.monotonic()
                 if seconds <= 0:
                     break
                 lock.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))

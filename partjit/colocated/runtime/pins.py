@@ -174,10 +174,25 @@ class Pins:
 
     def pin_all(self, arrays: Sequence[Any]) -> list[Taken]:
         """Keeps all arguments of a call as they are now; plain arrays of the same types and shardings each time."""
+        shared = self._shared(arrays)
+        if shared is not None:
+            return shared
         copies = self._small.copies(arrays)
         if copies is None:
             return [*map(self.pin, range(len(arrays)), arrays)]
         return [self.pin(i, arrays[i]) if copy is None else copy for i, copy in enumerate(copies)]
+
+    def _shared(self, arrays: Sequence[Any]) -> list[Taken] | None:
+        """The pins of calls in flight, if these have the same arguments."""
+        pins: list[Taken] = []
+        for latest, array in zip(self._latest, arrays, strict=True):
+            pin = latest()
+            if pin is None or pin.array is not array or array.is_deleted():
+                return None
+            if not pin.is_shared:
+                pin.share()
+            pins.append(pin)
+        return pins
 
     def pin(self, position: int, array: jax.Array) -> Take:
         """Keeps the argument at a position as it is now, as `pin` does."""
@@ -212,23 +227,46 @@ def given_back(takes: Sequence[Taken], arrays: list[jax.Array], results: list[An
         takes, arrays: the pins, and what was borrowed of them.
         results: what the function returned; only these lists may still refer to the arrays.
     """
-    positions = {id(result): i for i, result in enumerate(results)} if results else _NONE
     own: _Arrays | None = None
+    others = len(results)
+    position_of = _position_among_few if others <= _FEW else _Positions(results).find
     for i, take in enumerate(takes):
-        if isinstance(take, Pin):
-            array = arrays[i]
-            position = positions.get(id(array))
-            if position is not None:
-                results[position] = take.returned(array)
-            if take.is_shared and sys.getrefcount(array) == OF_A_LIST:
-                if own is None and any(isinstance(result, _WITH_MEMORY) for result in results):
-                    own = _Arrays(results)
-                if own is None or array not in own:  # a result that was moved may be in its memory
-                    take.give_back(array)
+        if not isinstance(take, Pin):
+            continue
+        array = arrays[i]
+        position = position_of(array, results) if others else None
+        if position is not None:
+            results[position] = take.returned(array)
+            others -= 1
+        if take.is_shared and sys.getrefcount(array) == OF_A_LIST:
+            if own is None and others:
+                own = _Arrays(results)
+            if own is None or array not in own:  # a result that was moved may be in its memory
+                take.give_back(array)
     return results
 
 
-_NONE: dict[int, int] = {}
+_FEW = 4
+
+
+def _position_among_few(array: object, results: Sequence[object]) -> int | None:
+    # Not by `id`: that is audited, and takes many times as long if there is an audit hook.
+    for position, result in enumerate(results):
+        if result is array:
+            return position
+    return None
+
+
+class _Positions:
+    """The positions of results, of any number."""
+
+    __slots__ = ("_by_id",)
+
+    def __init__(self, results: Iterable[object]) -> None:
+        self._by_id = {id(result): position for position, result in enumerate(results)}
+
+    def find(self, array: object, _: object) -> int | None:
+        return self._by_id.get(id(array))
 
 
 def _copied(array: ArrayImpl) -> Take:

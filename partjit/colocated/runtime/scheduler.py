@@ -1,8 +1,7 @@
-"""The scheduler: lanes, in which calls run one after another.
+"""The scheduler: it runs the calls of each lane one after another.
 
-The calls of a lane run one at a time, in order. A call is in one lane or several (that of its stream, and that of the
-object whose method it is) and runs when it is first in all of them. It enters all of them at once, so what it waits for
-always came before it, and the order alone cannot deadlock.
+A call runs when it is first in all of its lanes. It enters all of them at once, so what it waits for always came before
+it, and the order alone cannot deadlock.
 
 A signal handler may raise between any two steps of the main thread. So the operations on a call can be repeated, and
 they are watched (`Presence`): what an interrupt leaves undone, another thread does. To run a call or to give it up a
@@ -10,15 +9,14 @@ thread claims it first, which succeeds once.
 """
 
 import functools
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from partjit.colocated.runtime import interrupts, soon, threads
+from partjit.colocated.runtime import interrupts, lanes, soon, threads
 from partjit.colocated.runtime.call import NOBODY, Call, Lane, Waiter, current_calls
 from partjit.colocated.runtime.deadlocks import wait_for
 from partjit.colocated.runtime.failures import PoisonedError, Site
-from partjit.colocated.runtime.interrupts import Exclusive, Flag, Presence, is_interrupt
+from partjit.colocated.runtime.interrupts import Flag, Presence, is_interrupt
 
 __all__ = [
     "NOT_FREE",
@@ -32,12 +30,9 @@ __all__ = [
     "run_in_lanes",
     "run_unreceived",
     "submit",
-    "unfinished",
 ]
 
 _Result = TypeVar("_Result")
-_order = Exclusive()
-_busy: dict[Lane, None] = {}  # all lanes with calls
 _IN_BETWEEN = "a finalizer or the handler of a signal, in the middle of the submission of another call,"
 
 
@@ -46,23 +41,17 @@ def entered_lanes() -> list[Lane]:
     return [lane for call in current_calls() for lane in call.lanes]
 
 
-def not_entered(lanes: Sequence[Lane]) -> Sequence[Lane]:
+def not_entered(needed: Sequence[Lane]) -> Sequence[Lane]:
     """The lanes without those of the calls that this thread is running."""
     if not current_calls():
-        return lanes
+        return needed
     entered = entered_lanes()
-    return [lane for lane in lanes if lane not in entered]
+    return [lane for lane in needed if lane not in entered]
 
 
 def is_changing_lanes() -> bool:
     """Whether this is a finalizer or a signal handler that interrupts a change to the lanes."""
-    return _order.is_owned()
-
-
-def unfinished() -> list[Call]:
-    """The calls that have not ended, in the order they were made."""
-    made = {call: None for lane in [*_busy] for call in [*lane.calls]}
-    return sorted(made, key=operator.attrgetter("number"))
+    return lanes.order.is_owned()
 
 
 def resize(lane: Lane, size: int) -> None:
@@ -79,7 +68,7 @@ def join(call: Call, deadline: float | None = None) -> bool:
     """
     if call.has_ended:
         return True
-    if _order.is_owned():
+    if lanes.order.is_owned():
         raise RuntimeError(f"{_IN_BETWEEN} waits for the colocated call of {call.name!r}, which cannot end meanwhile")
     if threads.has_no_threads():
         _run_ready_calls(call)
@@ -92,12 +81,12 @@ def join(call: Call, deadline: float | None = None) -> bool:
 
 def submit(call: Call) -> None:
     """Submits a call to run on a thread when its turn comes. Waits while its stream is full."""
-    if _order.run(_append_for_another, call, nested=_append_behind):
+    if lanes.enter_behind(call):
         return
     threads.start_deferred()
     # A thread of the pool that is between two calls is in a finalizer: if it waited for room in a full stream, the call
     # that is to make room might be its own next one.
-    if _order.is_owned() or (threads.is_one_of_them() and not current_calls()):
+    if lanes.order.is_owned() or (threads.is_one_of_them() and not current_calls()):
         threads.run_later(functools.partial(submit, call))
         return
     submission = Presence()
@@ -131,7 +120,7 @@ def run_here(call: Call, *, only_if_free: bool = False, deadline: float | None =
         RuntimeError: it is made by a finalizer or a signal handler that interrupts the submission of another call.
         BaseException: what the body raises.
     """
-    if _order.is_owned():
+    if lanes.order.is_owned():
         raise RuntimeError(f"{_IN_BETWEEN} calls {call.name!r} and cannot wait for its turn: use mode='stream'")
     driver = _Driver(call)
     call.turn = Flag()
@@ -148,7 +137,7 @@ def run_unreceived(call: Call) -> None:
     Raises:
         BaseException: what a signal handler raised.
     """
-    if _order.is_owned():  # it cannot be run here
+    if lanes.order.is_owned():  # it cannot be run here
         submit(call)
         return
     try:
@@ -162,15 +151,15 @@ def run_unreceived(call: Call) -> None:
 
 
 def run_in_lanes(
-    name: str, site: Site, stream: Lane, lanes: Sequence[Lane | None], body: Callable[[], _Result]
+    name: str, site: Site, stream: Lane, needed: Sequence[Lane | None], body: Callable[[], _Result]
 ) -> _Result:
     """Runs a function in this thread as a call, in turn in those of the lanes that this thread has not entered."""
-    free = not_entered([lane for lane in lanes if lane is not None])
+    free = not_entered([lane for lane in needed if lane is not None])
     return run_here(Call(name, site, stream, free, body)) if free else body()
 
 
 def _run_here(call: Call, driver: "_Driver", only_if_free: bool, deadline: float | None) -> Any:
-    if only_if_free and not _order.run(_append_if_free, call):
+    if only_if_free and not lanes.enter_if_free(call):
         driver.leave()
         return NOT_FREE
     here = current_calls()
@@ -192,63 +181,12 @@ def _run_here(call: Call, driver: "_Driver", only_if_free: bool, deadline: float
 
 def _enter(call: Call) -> bool:
     """Appends a call to its lanes, waiting for room; returns whether it is first in all of them."""
-    while isinstance(entered := _order.run(_append, call), Flag):
+    while isinstance(entered := lanes.enter(call), Flag):
         first = next(iter([*call.lanes[0].calls]), None)
         if first is not None:
             soon.hurry(first)
             wait_for(first, entered)
     return entered
-
-
-def _append(call: Call) -> bool | Flag:
-    """Appends a call to its lanes and returns whether it is first in all of them, or returns the flag to wait for."""
-    full = call.lanes[0].fullness()
-    if full is not None:
-        return full
-    entering, call.entering = call.entering, None  # which may refer to the call
-    if entering is not None and not entering():
-        call.claim(NOBODY)
-        call.set()
-        return False
-    is_first = True
-    for lane in call.lanes:
-        _busy[lane] = None
-        lane.calls.append(call)
-        is_first = is_first and lane.calls[0] is call
-    return is_first
-
-
-def _append_behind(call: Call) -> bool:
-    """Appends a call to its only lane if that has room, and the call is not first; returns whether.
-
-    An interrupt leaves nothing undone: once it is in the lane, the call before will start it.
-    """
-    if len(call.lanes) > 1 or call.entering is not None:
-        return False
-    lane = call.lanes[0]
-    if not 0 < len(lane.calls) < lane.size:
-        return False
-    lane.calls.append(call)
-    return True
-
-
-def _append_for_another(call: Call) -> bool:
-    """As `_append_behind`; also if it is first in a lane at which a driver waits for it."""
-    if len(call.lanes) > 1 or call.entering is not None:
-        return False
-    lane = call.lanes[0]
-    if not lane.calls:
-        if lane.waiter is None:
-            return False
-        _busy[lane] = None
-    elif len(lane.calls) >= lane.size:
-        return False
-    lane.calls.append(call)
-    return True
-
-
-def _append_if_free(call: Call) -> bool:
-    return not [lane for lane in call.lanes if lane.calls] and _append(call) is True
 
 
 # Running in turn
@@ -269,7 +207,7 @@ class _Driver(Waiter):
                 _leave(call)
             elif call.claimant is None:
                 _start(call)
-        first = None if self.lane is None else _order.run(soon.end_wait, self)
+        first = None if self.lane is None else lanes.order.run(soon.end_wait, self)
         if first is not None:
             _start(first)
 
@@ -285,10 +223,10 @@ def _drive(driver: _Driver) -> None:
     try:
         while call is not None and call.claim(driver):
             call.execute()
-            own = _take_over(driver, call, _end(call))
-            if own is None and soon.begin_wait(driver, call, _order):
+            own = _take_over(driver, call, lanes.pass_on(call))
+            if own is None and soon.begin_wait(driver, call, lanes.order):
                 driver.calls, call = (), None  # which refer to the lane
-                own = soon.next_call(driver, _order)
+                own = soon.next_call(driver, lanes.order)
             call = own
     except BaseException:  # thrown into this thread from outside; the calls behind must not be blocked
         driver.clean_up()
@@ -312,7 +250,7 @@ def _take_over(driver: _Driver, call: Call, following: list[Call]) -> Call | Non
 def _run_ready_calls(target: Call) -> None:
     """Runs, where there are no threads, the calls that a target may be waiting for, in the thread that waits for it."""
     while not target.has_ended:
-        free = (call for call in unfinished() if call.claimant is None and _is_first(call))
+        free = (call for call in lanes.unfinished() if call.claimant is None and lanes.is_first(call))
         call = next(free, None)
         if call is None:
             return
@@ -322,7 +260,7 @@ def _run_ready_calls(target: Call) -> None:
 def _give_up(call: Call, error: BaseException | None) -> None:
     """Ends a call without running it, unless a thread has claimed it; `error` is None if its results are unused."""
     if call.claim(NOBODY):
-        call.body = None
+        call.drop()
         try:
             if error is not None:
                 call.fail(error)
@@ -332,38 +270,8 @@ def _give_up(call: Call, error: BaseException | None) -> None:
 
 def _leave(call: Call) -> None:
     """Removes a call from its lanes and starts those that are first now. Idempotent."""
-    for follower in _end(call):
+    for follower in lanes.end(call):
         _start(follower)
-
-
-def _end(call: Call) -> list[Call]:
-    following = _order.run(_remove, call)
-    call.set()
-    for lane in call.lanes:
-        if not lane.room.is_set:  # else nobody waits for it: who would, replaces it before looking for room again
-            lane.room.set()
-    return following
-
-
-def _remove(call: Call) -> list[Call]:
-    following = []
-    for lane in call.lanes:
-        calls = lane.calls
-        if calls and calls[0] is call:
-            calls.popleft()
-        elif call in calls:
-            calls.remove(call)
-        if calls:
-            first = calls[0]
-            if len(first.lanes) == 1 or _is_first(first):
-                following.append(first)
-        else:
-            _busy.pop(lane, None)
-    return following
-
-
-def _is_first(call: Call) -> bool:
-    return not [lane for lane in call.lanes if not lane.calls or lane.calls[0] is not call]
 
 
 def _start(call: Call) -> None:
@@ -384,16 +292,10 @@ def _start(call: Call) -> None:
 
 def forget_after_fork() -> None:
     """Fails all calls of the parent in a forked child, where they would never end."""
-    global _order
-    _order = Exclusive()
     interrupts.forget_after_fork()
     threads.forget_after_fork()
-    calls = unfinished()
-    _busy.clear()
     soon.forget_after_fork()
-    for call in calls:
-        for lane in call.lanes:
-            lane.calls.clear()
+    for call in lanes.forget_after_fork():
         if call not in current_calls():
             call.fail(RuntimeError("the process was forked: colocated calls go on in the parent only"))
             call.set()

@@ -28,14 +28,13 @@ _PINS_OF_A_PROGRAM, _PINS_OF_AN_ARGUMENT = 1024, 16
 class SmallArguments:
     """The small ones among the arguments of calls with arguments of the same types and shardings."""
 
-    __slots__ = ("_are_all", "_copier", "_first", "_last", "_pins", "_positions")
+    __slots__ = ("_are_all", "_copier", "_last", "_pins", "_positions")
 
     def __init__(self) -> None:
         self._copier: Callable[..., Sequence[jax.Array]] | None = None
         self._positions: Sequence[int] | None = None
         self._are_all = False
-        self._last: list[int] | None = None  # the ids of the last arguments, and the first of these if it is not gone
-        self._first: Callable[[], ArrayImpl | None] = _nothing
+        self._last: Sequence[Callable[[], ArrayImpl | None]] = ()  # the last arguments that are not gone
         self._pins = 0  # how many were made instead
 
     def copies(self, arrays: Sequence[ArrayImpl]) -> Sequence[Any] | None:
@@ -45,10 +44,8 @@ class SmallArguments:
             None in place of all if there are none, or where pins serve better: calls with the same arguments share
             them, and they say that an argument was deleted.
         """
-        last, self._last = self._last, [*map(id, arrays)]
-        if self._last == last and arrays and self._first() is arrays[0]:
+        if self._are_last(arrays):
             return None
-        self._first = weakref.ref(arrays[0]) if arrays else _nothing
         copier, positions = self._copier, self._positions
         if copier is None or positions is None:
             copier = self._learn(arrays)
@@ -71,6 +68,14 @@ class SmallArguments:
         for i, copy in zip(positions, made, strict=True):
             copies[i] = copy
         return copies
+
+    def _are_last(self, arrays: Sequence[ArrayImpl]) -> bool:
+        """Whether these are the arguments of the last call; the next one is compared with these."""
+        last = self._last
+        if len(last) == len(arrays) and all(map(_refers_to, last, arrays)):
+            return bool(arrays)
+        self._last = [*map(weakref.ref, arrays)]
+        return False
 
     def _learn(self, arrays: Sequence[ArrayImpl]) -> Callable[..., Sequence[jax.Array]] | None:
         """What copies them, once as many pins have been made as take as long as to compile it."""
@@ -95,8 +100,8 @@ class SmallArguments:
         return copier
 
 
-def _nothing() -> None:
-    return None
+def _refers_to(reference: Callable[[], ArrayImpl | None], array: ArrayImpl) -> bool:
+    return reference() is array
 
 
 def _copied_together(arrays: Sequence[ArrayImpl]) -> Iterator[int]:

@@ -2,7 +2,8 @@
 
 Waking a thread for each of them takes its caller a system call, and then both want the interpreter, which together
 takes longer than a short function. Calls for which a thread waits already are put in its lane, and run a few at a time:
-when the moment is over, or when somebody waits for one of them.
+when the moment is over, or when somebody waits for one of them. Where callers want their results one by one, waiting
+for more is in vain: then each call is begun as soon as it comes.
 """
 
 import time
@@ -15,9 +16,10 @@ from partjit.colocated.runtime.interrupts import Exclusive, Flag
 __all__ = ["begin_wait", "end_wait", "forget_after_fork", "hurry", "next_call"]
 
 _SECONDS = 5e-4
-_IN_VAIN_SECONDS = 2e-3
-"""How long no thread waits after a caller wanted the result of the one call that had come."""
-
+_AT_ONCE_SECONDS = 2e-3
+"""How long calls are begun as they come after a caller wanted the result of the one call that had come."""
+_LONG_SECONDS = 2e-2
+"""How long a thread waits for these."""
 
 _waiting: set[Waiter] = set()
 """Those that wait; changed under exclusion."""
@@ -37,7 +39,7 @@ def begin_wait(waiter: Waiter, call: Call, order: Exclusive) -> bool:
     is_soon, lane.latest = 0 <= now - lane.latest < _SECONDS, max(now, lane.latest)
     if not is_soon or threads.has_no_threads():
         return False
-    waiter.hurry, waiter.lane = Flag(), weakref.ref(lane)
+    waiter.hurry, waiter.lane, waiter.is_to_begin = Flag(), weakref.ref(lane), now < lane.at_once_until
     return order.run(_begin, waiter, lane)
 
 
@@ -51,12 +53,15 @@ def _begin(waiter: Waiter, lane: Lane) -> bool:
 
 def next_call(waiter: Waiter, order: Exclusive) -> Call | None:
     """The call that comes within a moment; waits for it. Nothing else may refer to the lane meanwhile."""
-    is_wanted = waiter.hurry.wait(time.monotonic() + _SECONDS)
+    seconds = _LONG_SECONDS if waiter.is_to_begin else _SECONDS
+    is_wanted = waiter.hurry.wait(time.monotonic() + seconds) and not waiter.is_to_begin
     lane = _lane_of(waiter)
     is_alone = lane is not None and len(lane.calls) == 1
     call = order.run(end_wait, waiter)
     if lane is not None and call is not None:
-        lane.latest = time.monotonic() + (_IN_VAIN_SECONDS if is_wanted and is_alone else 0)
+        lane.latest = time.monotonic()
+        if is_wanted and is_alone:
+            lane.at_once_until = lane.latest + _AT_ONCE_SECONDS
     return call
 
 

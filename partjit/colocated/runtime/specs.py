@@ -94,10 +94,8 @@ class InSpecs:
         A quick test with false negatives. Lists compare the identities of their items first, which suffices for
         repeated calls.
         """
-        if self.are_positional and not kwargs and _PLAIN.issuperset(map(type, args)):
-            leaves: list[Any] | None = [*args]
-        else:
-            leaves = leaves_of(self.tree, (args, kwargs))
+        is_flat = self.are_positional and not kwargs
+        leaves = [*args] if is_flat else leaves_of(self.tree, (args, kwargs))
         try:
             if leaves is not None and [*map(type_sharding_and_commitment, leaves)] == self._seen:
                 return leaves
@@ -214,7 +212,11 @@ class OutSpecs:
 
     def fit_flat(self, returned: Sequence[PyTree], name: str) -> list[jax.Array]:
         """As `fit`, flat."""
-        return [] if self._is_none and returned[0] is None else self._fitted(returned, name)[0]
+        if self._is_none and returned[0] is None:
+            return []
+        if self.is_leaf and type(returned[0]) is ArrayImpl and [self._glance(returned[0])] == self._seen:
+            return [returned[0]]
+        return self._fitted(returned, name)[0]
 
     def _fitted(self, returned: Sequence[PyTree], name: str) -> tuple[list[jax.Array], bool]:
         """The flat arrays, and whether they are those returned by the function."""

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from partjit._jax.tracing import is_eager
 from partjit.checks import require, require_flag, require_integer, require_number, wrong_type
-from partjit.colocated.runtime import arrivals, failures, scheduler
+from partjit.colocated.runtime import arrivals, failures, lanes, scheduler
 from partjit.colocated.runtime.call import Call, Lane, current_calls, descends_from, roots_so_far
 from partjit.colocated.runtime.interrupts import Exclusive, deadline_of
 
@@ -35,8 +35,12 @@ __all__ = [
 _SIZE = 128
 _changes = Exclusive()
 _named: "weakref.WeakValueDictionary[str, Stream]" = weakref.WeakValueDictionary()
-_scope: "contextvars.ContextVar[_Entry | None]" = contextvars.ContextVar("partjit_colocated_stream", default=None)
-_traced: "contextvars.ContextVar[_Entry | None]" = contextvars.ContextVar("partjit_traced_stream", default=None)
+_scope: "contextvars.ContextVar[_Entry | Stream | None]" = contextvars.ContextVar(
+    "partjit_colocated_stream", default=None
+)
+_traced: "contextvars.ContextVar[_Entry | Stream | None]" = contextvars.ContextVar(
+    "partjit_traced_stream", default=None
+)
 
 
 class Stream(Lane):
@@ -110,15 +114,16 @@ def traced_stream() -> Stream | None:
     return _entered(_traced)
 
 
-def _entered(variable: "contextvars.ContextVar[_Entry | None]") -> Stream | None:
+def _entered(variable: "contextvars.ContextVar[_Entry | Stream | None]") -> Stream | None:
     entry = variable.get()
-    while entry is not None and entry.was_broken_off:
+    while type(entry) is _Entry and entry.was_broken_off:
         entry = entry.outer[variable]
-    if entry is None:
-        return None
-    if entry.stream is None and entry.around is not None:
-        entry.stream = entry.around.nested
-    return entry.stream
+    if isinstance(entry, Stream):  # inside a call of it
+        nested = _Entry(entry.nested)
+        if variable.get() is entry:  # the next call made here is on the same one, which this keeps until then
+            variable.set(nested)
+        return nested.stream
+    return None if entry is None else entry.stream
 
 
 def as_stream(stream: str | Stream, where: str = "colocated.stream", argument: str = "stream") -> Stream:
@@ -153,7 +158,7 @@ def forget_after_fork() -> None:
 
 def inside(stream: Stream) -> None:
     """Makes the calls of this context nested in a call of a stream."""
-    _scope.set(_Entry(stream))
+    _scope.set(stream)
 
 
 def stream(name: str | None = None, *, size: int | None = None) -> contextlib.AbstractContextManager[Stream, None]:
@@ -192,18 +197,16 @@ class _Entry:
 
     Attributes:
         stream: the stream of the block.
-        around: the stream in a call of which the block is nested, which gives `stream` when that is first needed.
         outer: the previous values of the context variables.
         exit: what `with` calls at the end of the block, freed with the block however that ends. None if unknown, or if
             the block ended regularly.
     """
 
-    __slots__ = ("around", "exit", "outer", "stream")
+    __slots__ = ("exit", "outer", "stream")
 
-    def __init__(self, around: Stream | None = None) -> None:
-        self.stream: Stream | None = None
-        self.around = around
-        self.outer: Mapping[contextvars.ContextVar[_Entry | None], _Entry | None] = _NO_BLOCK
+    def __init__(self, stream: Stream | None = None) -> None:
+        self.stream = stream
+        self.outer: Mapping[contextvars.ContextVar[_Entry | Stream | None], _Entry | Stream | None] = _NO_BLOCK
         self.exit: weakref.ref[Callable[..., None]] | None = None
 
     @property
@@ -328,7 +331,7 @@ def join(stream: Stream | None, deadline: float | None = None, *, since: int = 0
     while True:  # the calls waited for may have made others
         waited_for = [
             call
-            for call in scheduler.unfinished()
+            for call in lanes.unfinished()
             if (stream is None or call.stream.root is stream.root)
             and (descends_from(call, running[-1]) if running else since <= call.root < later)
         ]

@@ -11,7 +11,7 @@ import pytest
 import partjit
 from partjit import colocated
 from partjit.colocated import colocated_python, colocated_python_class
-from partjit.colocated.runtime import scheduler, threads
+from partjit.colocated.runtime import lanes, scheduler, threads
 from partjit.colocated.runtime.streams import as_stream
 from tests.colocated import rendezvous
 
@@ -43,7 +43,7 @@ def in_threads(*targets):
         thread.start()
     for thread in threads:
         thread.join(SECONDS)
-        assert not thread.is_alive(), f"something hangs: {[call.name for call in scheduler.unfinished()]}"
+        assert not thread.is_alive(), f"something hangs: {[call.name for call in lanes.unfinished()]}"
     return results
 
 
@@ -182,7 +182,7 @@ def test_a_constructor_or_close_that_waits_for_a_call_that_uses_the_object(concu
         assert str(results[0]).startswith(("deadlock: ", "this Waits was closed"))
     with contextlib.suppress(RuntimeError):
         colocated.wait(timeout=SECONDS)
-    assert not scheduler.unfinished()
+    assert not lanes.unfinished()
 
 
 @pytest.mark.parametrize("is_call", [False, True])

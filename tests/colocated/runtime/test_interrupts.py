@@ -23,7 +23,7 @@ import pytest
 import partjit
 from partjit import colocated
 from partjit.colocated import cheapness, colocated_python, colocated_python_class
-from partjit.colocated.runtime import interrupts, scheduler, streams, threads
+from partjit.colocated.runtime import interrupts, lanes, scheduler, streams, threads
 from partjit.colocated.runtime import soon as soon_module
 from partjit.colocated.runtime.interrupts import Exclusive, Flag, Presence, is_interrupt
 from tests.colocated import rendezvous
@@ -37,6 +37,7 @@ RUNTIME = (
     "interrupts",
     "call",
     "scheduler",
+    "lanes",
     "soon",
     "deadlocks",
     "streams",
@@ -173,7 +174,7 @@ def a_call_behind_another(make):
     try:
         make(on_stream)
     finally:
-        assert {*streams.as_stream("S").calls} <= {*scheduler.unfinished()}
+        assert {*streams.as_stream("S").calls} <= {*lanes.unfinished()}
 
 
 def calls_that_come_soon(make):
@@ -265,7 +266,7 @@ SCENARIOS = {  # and at how many places it has to be interrupted at least
 @contextlib.contextmanager
 def soon_is(seconds):
     """Has threads wait so long for the next call."""
-    with mock.patch.multiple(soon_module, _SECONDS=seconds, _IN_VAIN_SECONDS=0):
+    with mock.patch.multiple(soon_module, _SECONDS=seconds, _AT_ONCE_SECONDS=0):
         yield
 
 
@@ -281,7 +282,7 @@ def watched():
     """Fails what takes too long instead of waiting for ever."""
 
     def late(*_):
-        raise AssertionError(f"something hangs: {[call.name for call in scheduler.unfinished()]}")
+        raise AssertionError(f"something hangs: {[call.name for call in lanes.unfinished()]}")
 
     before = signal.signal(signal.SIGALRM, late)
     signal.setitimer(signal.ITIMER_REAL, 2 * SECONDS)
@@ -331,7 +332,7 @@ on_other = colocated_python(
 def settle():
     with contextlib.suppress(LookupError):
         colocated.wait(timeout=SECONDS)
-    assert not scheduler.unfinished()
+    assert not lanes.unfinished()
 
 
 def in_a_thread(target):
@@ -362,7 +363,7 @@ STORM = """
 import collections, os, signal, sys, time, threading
 import jax, jax.numpy as jnp
 from partjit import colocated
-from partjit.colocated.runtime import scheduler
+from partjit.colocated.runtime import lanes, scheduler
 
 class Alarm(Exception):
     pass
@@ -743,7 +744,7 @@ def thrown_while_it_waits(step):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_what_is_thrown_into_a_worker_that_waits_for_calls_keeps_nobody_waiting(monkeypatch):
     monkeypatch.setattr(soon_module, "_SECONDS", 0.05)
-    monkeypatch.setattr(soon_module, "_IN_VAIN_SECONDS", 0)
+    monkeypatch.setattr(soon_module, "_AT_ONCE_SECONDS", 0)
     options = {"out_specs_fn": lambda x: x, "mode": "stream", "stream": "thrown into while it waits"}
     add = colocated_python(lambda x: x + 1, **options)
     lines = rendezvous.logs["thrown"]
@@ -754,7 +755,7 @@ def test_what_is_thrown_into_a_worker_that_waits_for_calls_keeps_nobody_waiting(
         results = [add(one), add(one)]
         colocated.wait(timeout=SECONDS)
         assert [*map(float, results)] == [2, 2]
-        assert not scheduler.unfinished()
+        assert not lanes.unfinished()
         if len(lines) == before:
             break
     assert len({*lines}) >= 15, "each line of those functions"

@@ -14,7 +14,7 @@ import pytest
 
 from partjit import colocated
 from partjit.colocated import colocated_python, colocated_python_class
-from partjit.colocated.runtime import scheduler
+from partjit.colocated.runtime import lanes
 
 pytestmark = [pytest.mark.usefixtures("new_garbage"), pytest.mark.soak]
 
@@ -113,7 +113,7 @@ def test_calls_leave_nothing_behind(make):
         call()
         most_threads = max(most_threads, threading.active_count())
     settle()
-    assert not scheduler.unfinished()
+    assert not lanes.unfinished()
     assert most_threads <= thread_count + 8
     assert len(jax.live_arrays()) <= arrays + 2
     assert sys.getallocatedblocks() - blocks < 300 + count // 10

@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding
 import partjit
 from partjit import P, colocated
 from partjit.colocated import colocated_python
-from partjit.colocated.runtime import scheduler, soon
+from partjit.colocated.runtime import lanes, scheduler, soon
 from partjit.colocated.runtime import threads as own_threads
 from partjit.colocated.runtime.streams import current_stream
 from tests.census import saw, sees
@@ -517,7 +517,7 @@ def test_calls_behind_others_are_in_order_and_fail_as_any(kinds, are_behind, way
     """Functions are in one lane, methods in two. Those that may be first are watched; for some a thread waits."""
     monkeypatch.setattr(soon, "_SECONDS", 0.01 if way == "soon" else 0)
     if way == "watched":
-        monkeypatch.setattr(scheduler, "_append_for_another", lambda call: False)
+        monkeypatch.setattr(lanes, "enter_behind", lambda call: False)
     options = {"mode": "stream", "out_specs_fn": lambda x: x}
     calls = {"f": colocated_python(record, **options), "m": Recorder().record.specialize(**options)}
     with colocated.stream(size=4):
@@ -538,12 +538,12 @@ def test_calls_behind_others_are_in_order_and_fail_as_any(kinds, are_behind, way
             else:
                 assert int(result) == i
     assert rendezvous.logs["behind"] == [*range(9)]
-    assert not scheduler.unfinished()
+    assert not lanes.unfinished()
 
 
 def test_calls_that_come_soon_are_run_together_once_one_is_waited_for(monkeypatch):
     monkeypatch.setattr(soon, "_SECONDS", 60.0)
-    monkeypatch.setattr(soon, "_IN_VAIN_SECONDS", 0)
+    monkeypatch.setattr(soon, "_AT_ONCE_SECONDS", 0)
     add = colocated_python(lambda x: x + 1, mode="stream", out_specs_fn=lambda x: x)
     with colocated.stream(size=4) as stream:
         assert float(add(one)) == 2
@@ -563,28 +563,38 @@ def test_calls_that_come_soon_are_run_together_once_one_is_waited_for(monkeypatc
         until(lambda: stream.waiter is not None)
         in_caller = colocated_python(lambda x: x + 2, mode="inline")
         assert float(in_caller(one)) == 3, "it enters the lane itself"
-        assert not scheduler.unfinished()
+        assert not lanes.unfinished()
         stream.waiter.hurry.set()
         until(lambda: stream.waiter is None)
 
 
-def test_no_thread_waits_for_calls_that_are_wanted_one_by_one(monkeypatch):
-    monkeypatch.setattr(soon, "_SECONDS", 60.0)
-    monkeypatch.setattr(soon, "_IN_VAIN_SECONDS", 60.0)
+def test_calls_that_are_wanted_one_by_one_begin_as_they_come(monkeypatch):
+    for name in ("_SECONDS", "_AT_ONCE_SECONDS", "_LONG_SECONDS"):
+        monkeypatch.setattr(soon, name, 60.0)
     add = colocated_python(lambda x: x + 1, mode="stream", out_specs_fn=lambda x: x)
     with colocated.stream() as stream:
         assert [float(add(one)) for _ in range(2)] == [2, 2]
         until(lambda: stream.waiter is not None)
-        assert float(add(one)) == 2
+        result = add(one)
+        assert not stream.waiter.hurry.is_set, "until somebody wants it"
+        assert float(result) == 2
+        for _ in range(3):
+            until(lambda: stream.waiter is not None)
+            result = add(one)
+            until(result.is_ready)
+        until(lambda: stream.waiter is not None)
+        with monkeypatch.context() as context:
+            context.setattr(own_threads, "start", None)  # no other thread is needed
+            assert float(add(one)) == 2
+        until(lambda: stream.waiter is not None)
+        stream.waiter.hurry.set()
         until(lambda: stream.waiter is None)
-        assert float(add(one)) == 2
-        assert not scheduler.unfinished()
-    assert stream.waiter is None
+        assert not lanes.unfinished()
 
 
 def test_a_stream_at_which_a_thread_waits_is_freed(monkeypatch):
     monkeypatch.setattr(soon, "_SECONDS", 60.0)
-    monkeypatch.setattr(soon, "_IN_VAIN_SECONDS", 60.0)
+    monkeypatch.setattr(soon, "_AT_ONCE_SECONDS", 60.0)
     add = colocated_python(lambda x: x + 1, mode="stream", out_specs_fn=lambda x: x)
     streams = []
     with colocated.stream() as stream:

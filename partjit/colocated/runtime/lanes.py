@@ -1,0 +1,174 @@
+"""Lanes: how calls enter and leave them.
+
+The calls of a lane run one at a time, in order. A call is in one lane or several (that of its stream, and that of the
+object whose method it is), and is to run when it is first in all of them. It enters all of them at once. Nothing here
+waits or runs a call: `scheduler` does, with what these functions say is first now.
+"""
+
+import operator
+
+from partjit.colocated.runtime.call import NOBODY, Call, Lane
+from partjit.colocated.runtime.interrupts import Exclusive, Flag
+
+__all__ = [
+    "end",
+    "enter",
+    "enter_behind",
+    "enter_if_free",
+    "forget_after_fork",
+    "is_first",
+    "order",
+    "pass_on",
+    "unfinished",
+]
+
+order = Exclusive()
+"""Under which calls enter and leave lanes."""
+_busy: dict[Lane, None] = {}  # all lanes with calls
+
+
+def unfinished() -> list[Call]:
+    """The calls that have not ended, in the order they were made."""
+    made = {call: None for lane in [*_busy] for call in [*lane.calls]}
+    return sorted(made, key=operator.attrgetter("number"))
+
+
+# Entering
+
+
+def enter(call: Call) -> bool | Flag:
+    """Appends a call to its lanes and returns whether it is first in all of them, or returns the flag to wait for."""
+    return order.run(_append, call)
+
+
+def enter_behind(call: Call) -> bool:
+    """Appends a call to its only lane if a thread will run it there that needs no start; returns whether.
+
+    An interrupt leaves nothing undone: the call before it, or the thread that waits at the lane, sees to it.
+    """
+    return order.run(_append_for_another, call, nested=_append_behind)
+
+
+def enter_if_free(call: Call) -> bool:
+    """Appends a call to its lanes if they are empty; returns whether."""
+    return order.run(_append_if_free, call)
+
+
+def _append(call: Call) -> bool | Flag:
+    full = call.lanes[0].fullness()
+    if full is not None:
+        return full
+    entering, call.entering = call.entering, None  # which may refer to the call
+    if entering is not None and not entering():
+        call.claim(NOBODY)
+        call.set()
+        return False
+    is_first = True
+    for lane in call.lanes:
+        _busy[lane] = None
+        lane.calls.append(call)
+        is_first = is_first and lane.calls[0] is call
+    return is_first
+
+
+def _append_behind(call: Call) -> bool:
+    """If that has room, and the call is not first."""
+    if len(call.lanes) > 1 or call.entering is not None:
+        return False
+    lane = call.lanes[0]
+    if not 0 < len(lane.calls) < lane.size:
+        return False
+    lane.calls.append(call)
+    return True
+
+
+def _append_for_another(call: Call) -> bool:
+    """As `_append_behind`; also if it is first in a lane at which a thread waits for it."""
+    if len(call.lanes) > 1 or call.entering is not None:
+        return False
+    lane = call.lanes[0]
+    if not lane.calls:
+        waiter = lane.waiter
+        if waiter is None:
+            return False
+        _busy[lane] = None
+        lane.calls.append(call)
+        if waiter.is_to_begin:
+            waiter.hurry.set()
+        return True
+    if len(lane.calls) >= lane.size:
+        return False
+    lane.calls.append(call)
+    return True
+
+
+def _append_if_free(call: Call) -> bool:
+    return not [lane for lane in call.lanes if lane.calls] and _append(call) is True
+
+
+# Leaving
+
+
+def end(call: Call) -> list[Call]:
+    """Removes a call from its lanes, and says that it has ended; returns those that are first now. Idempotent."""
+    following = order.run(_remove, call)
+    call.set()
+    for lane in call.lanes:
+        if not lane.room.is_set:  # else nobody waits for it: who would, replaces it before looking for room again
+            lane.room.set()
+    return following
+
+
+def pass_on(call: Call) -> list[Call]:
+    """As `end`, for a call that runs in this thread and that another is behind, as a rule.
+
+    Nobody else removes the first call of a lane. So its driver may do that at any time, as long as the lane keeps one;
+    when two threads then find the same call to be first, one of them claims it.
+    """
+    lane = call.lanes[0]
+    calls = lane.calls
+    if len(call.lanes) > 1 or len(calls) < 2 or calls[0] is not call:
+        return end(call)
+    calls.popleft()
+    call.set()
+    if not lane.room.is_set:
+        lane.room.set()
+    try:
+        first = calls[0]
+    except IndexError:  # it was given up in between
+        return end(call)
+    return [first] if len(first.lanes) == 1 or is_first(first) else []
+
+
+def _remove(call: Call) -> list[Call]:
+    following = []
+    for lane in call.lanes:
+        calls = lane.calls
+        if calls and calls[0] is call:
+            calls.popleft()
+        elif call in calls:
+            calls.remove(call)
+        if calls:
+            first = calls[0]
+            if len(first.lanes) == 1 or is_first(first):
+                following.append(first)
+        else:
+            _busy.pop(lane, None)
+    return following
+
+
+def is_first(call: Call) -> bool:
+    """Whether a call is first in all of its lanes."""
+    return not [lane for lane in call.lanes if not lane.calls or lane.calls[0] is not call]
+
+
+def forget_after_fork() -> list[Call]:
+    """Empties all lanes in a forked child; returns the calls of the parent that were in them."""
+    global order
+    order = Exclusive()
+    calls = unfinished()
+    _busy.clear()
+    for call in calls:
+        for lane in call.lanes:
+            lane.calls.clear()
+    return calls

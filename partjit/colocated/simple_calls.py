@@ -1,0 +1,85 @@
+"""Calls that take nothing into account but their stream: how they run on threads in as few steps as possible.
+
+Nobody observes or records them, they are of no object, and no other call makes them. Their caller and the thread that
+runs them share one interpreter, so every step of either is time that the caller does not have. What is the same for all
+calls of a specialization is found out once; a call is one object, which its caller fills and a thread runs.
+"""
+
+import contextvars
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from partjit._jax.threads import ThreadSettings
+from partjit._jax.types import PyTree
+from partjit.colocated.on_thread import OnThread
+from partjit.colocated.runtime import scheduler
+from partjit.colocated.runtime.call import Call
+from partjit.colocated.runtime.failures import CodeSite, Site
+from partjit.colocated.runtime.pending import PendingArray
+from partjit.colocated.runtime.pins import Taken
+from partjit.colocated.runtime.specs import OutSpecs
+from partjit.colocated.runtime.streams import Stream
+
+__all__ = ["submitted", "submitted_flat"]
+
+_reference = weakref.ref
+_copy_context = contextvars.copy_context
+
+
+def submitted(
+    on_thread: OnThread, takes: list[Taken], stream: Stream, out_specs: OutSpecs, site: Site | CodeSite
+) -> PyTree:
+    """Submits a call, and returns its results; the arguments are those of `submitted_flat`."""
+    results = submitted_flat(on_thread, takes, stream, out_specs, site)
+    return results[0] if out_specs.is_leaf else out_specs.tree.unflatten(results)
+
+
+def submitted_flat(
+    on_thread: OnThread, takes: list[Taken], stream: Stream, out_specs: OutSpecs, site: Site | CodeSite
+) -> Sequence[jax.Array]:
+    """Submits a call in the lane of its stream alone, and returns its flat results.
+
+    Args:
+        on_thread: what it calls, for a thread.
+        takes: return the flat arguments there.
+        stream: its stream.
+        out_specs: the specs of its results.
+        site: where it is made.
+    """
+    call = _SimpleCall(on_thread.name, site, stream, (stream,), None)
+    call.settings, call.context = ThreadSettings.here(), _copy_context()
+    call.on_thread, call.takes, call.out_specs = on_thread, takes, out_specs
+    results = [PendingArray(call, spec.aval, spec.sharding, spec.committed) for spec in out_specs.leaves]
+    if results:
+        call.receivers = [*map(_reference, results)]
+    scheduler.submit(call)
+    return results
+
+
+class _SimpleCall(Call):
+    """A call and what it took along from its caller.
+
+    Attributes:
+        settings, context: those of its caller.
+        on_thread, takes, out_specs: what `submitted_flat` got.
+    """
+
+    __slots__ = ("context", "on_thread", "out_specs", "settings", "takes")
+
+    settings: ThreadSettings
+    context: contextvars.Context
+    on_thread: OnThread
+    takes: list[Taken]
+    out_specs: OutSpecs
+
+    def _called(self) -> Sequence[Any]:
+        run: Any = self.context.run
+        if self.settings.are_here():
+            return run(self.on_thread.run, self.takes, self.stream, self.out_specs)
+        return self.settings.run(run, self.on_thread.run, self.takes, self.stream, self.out_specs)
+
+    def drop(self) -> None:
+        self.takes.clear()
