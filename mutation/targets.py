@@ -26,7 +26,18 @@ MODULES = (
     *(
         f"partjit/colocated/runtime/{name}.py"
         for name in (
-            *("streams", "call", "scheduler", "deadlocks", "interrupts", "run_ahead", "history", "pending", "pins"),
+            *(
+                "streams",
+                "call",
+                "lanes",
+                "scheduler",
+                "deadlocks",
+                "interrupts",
+                "run_ahead",
+                "history",
+                "pending",
+                "pins",
+            ),
             *("emission", "handed_over", "answering", "numbers"),
         )
     ),

@@ -222,8 +222,12 @@ class OutSpecs:
         """The flat arrays, and whether they are those returned by the function."""
         own = unshared(returned, LARGE) if self._are_large else ()
         (result,) = returned
-        is_array = self.is_leaf and type(result) is ArrayImpl
+        is_array = self.is_leaf and (type(result) is ArrayImpl or type(result) is np.ndarray)
         values: Any = [result] if is_array else leaves_of(self.tree, result)
+        if values and type(values[0]) is np.ndarray:
+            found = self._put_numpy_of(values, own)
+            if found is not None:
+                return found, False
         try:
             glances = None if values is None else [*map(self._glance, values)]
         except AttributeError:  # a leaf that is not a plain array
@@ -245,9 +249,9 @@ class OutSpecs:
 
     def fit_leaves(self, result: PyTree, name: str, own: Collection[int] = ()) -> list[jax.Array]:
         """The flat arrays of a result, without the quick test; `own` are the ids of arrays that nobody refers to."""
-        found = self._numpy_of(result, lambda value: owned(value, own))
+        found = self._put_numpy_of(leaves_of(self.tree, result), own)
         if found is not None:
-            return [spec.put_numpy(value) for value, spec in zip(found, self.leaves, strict=True)]
+            return found
         values, tree = flat_values(result, name)
         wrong = [] if tree == self.tree else self._wrong_structure(result)
         if not wrong:
@@ -283,12 +287,20 @@ class OutSpecs:
                     return result
             except AttributeError:  # a number
                 pass
-        found = self._numpy_of(result, None)
+        found = self._numpy_of(leaves_of(self.tree, result), None)
         return [*map(np.asarray, self.fit_leaves(result, name))] if found is None else found
 
-    def _numpy_of(self, result: PyTree, taken: Callable[[np.ndarray], np.ndarray] | None) -> list[np.ndarray] | None:
-        """The arrays of NumPy arrays, as they are `taken`, and numbers that fit; None if there is anything else."""
-        values = leaves_of(self.tree, result)
+    def _put_numpy_of(self, values: Sequence[Any] | None, own: Collection[int]) -> list[jax.Array] | None:
+        """The arrays of flat NumPy arrays and numbers that fit; None if there is anything else."""
+        found = self._numpy_of(values, lambda value: owned(value, own))
+        if found is None:
+            return None
+        return [spec.put_numpy(value) for value, spec in zip(found, self.leaves, strict=True)]
+
+    def _numpy_of(
+        self, values: Sequence[Any] | None, taken: Callable[[np.ndarray], np.ndarray] | None
+    ) -> list[np.ndarray] | None:
+        """NumPy arrays, as they are `taken`, and numbers that fit; None if there is anything else."""
         if values is None:
             return None
         found: list[np.ndarray] = []
