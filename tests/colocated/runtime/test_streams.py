@@ -1,5 +1,6 @@
 """Order and concurrency: streams, waiting, and what travels with a call."""
 
+import collections
 import contextlib
 import contextvars
 import gc
@@ -20,6 +21,7 @@ from partjit import P, colocated
 from partjit.colocated import colocated_python
 from partjit.colocated.runtime import lanes, scheduler, soon
 from partjit.colocated.runtime import threads as own_threads
+from partjit.colocated.runtime.call import Call, Lane
 from partjit.colocated.runtime.streams import current_stream
 from tests.census import saw, sees
 from tests.colocated import rendezvous
@@ -539,6 +541,36 @@ def test_calls_behind_others_are_in_order_and_fail_as_any(kinds, are_behind, way
                 assert int(result) == i
     assert rendezvous.logs["behind"] == [*range(9)]
     assert not lanes.unfinished()
+
+
+def calls_in(lane, count):
+    calls = [Call(str(i), ("file", 1, "function"), lane, [lane], tuple) for i in range(count)]
+    assert [lanes.enter(call) for call in calls] == [i == 0 for i in range(count)]
+    return calls
+
+
+def test_a_call_that_has_ended_passes_on_its_place():
+    lane = Lane()
+    first, given_up, third, last = calls_in(lane, 4)
+    assert lanes.end(given_up) == [first], "which runs already"
+    assert lanes.pass_on(first) == [third]
+    assert first.has_ended
+    assert {*lanes.unfinished()} >= {third, last}
+    assert lanes.pass_on(third) == [last]
+    assert lanes.pass_on(last) == []
+    assert {*lanes.unfinished()}.isdisjoint({first, given_up, third, last})
+
+
+def test_a_place_is_passed_on_to_nobody_if_the_call_behind_is_given_up_meanwhile():
+    class EmptiedInBetween(collections.deque):
+        def popleft(self):
+            self.clear()
+
+    lane = Lane()
+    calls = calls_in(lane, 2)
+    lane.calls = EmptiedInBetween(calls)
+    assert lanes.pass_on(calls[0]) == []
+    assert {*lanes.unfinished()}.isdisjoint(calls)
 
 
 def test_calls_that_come_soon_are_run_together_once_one_is_waited_for(monkeypatch):
