@@ -38,7 +38,7 @@ def order_operations(ops: Iterable[ir.Operation], is_ignored: Callable[[ir.Opera
 
 
 def _order(block: Any, is_ignored: Callable[[ir.Operation], bool]) -> list[ir.Operation]:
-    ops = [*block.operations]
+    ops = [op.operation for op in block.operations]  # some views say otherwise what `result` is
     results, end = [(op.result,) if len(op.results) == 1 else (*op.results,) for op in ops], len(ops) - 1
     without_results = [k for k, values in enumerate(results) if not values and k != end]
     late = {k for k in without_results if is_ignored(ops[k])}
@@ -60,7 +60,7 @@ def _order(block: Any, is_ignored: Callable[[ir.Operation], bool]) -> list[ir.Op
     if found != [*range(end)]:
         for k in found:
             ops[k].move_before(ops[end])
-    return [ops[k].operation for k in unused]
+    return [ops[k] for k in unused]
 
 
 def _elements(op: ir.Operation, results: Sequence[ir.Value]) -> Sequence[ir.Value]:

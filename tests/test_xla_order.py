@@ -22,7 +22,7 @@ def programs(draw):
     """Operations as names and the numbers of their operands, 0 being the argument; and the numbers of the results."""
     operations = []
     for k in range(1, draw(st.integers(2, 12))):
-        name = draw(st.sampled_from([*UNARY, *BINARY, "callback", "loop", "branch", "sort"]))
+        name = draw(st.sampled_from([*UNARY, *BINARY, "callback", "loop", "branch", "sort", "barrier"]))
         operations.append((name, *(draw(st.integers(0, k - 1)) for _ in range(1 + (name in BINARY)))))
     return operations, draw(st.lists(st.integers(0, len(operations)), min_size=1, max_size=4))
 
@@ -44,6 +44,8 @@ def computed(program, x):
                 values.append(jax.lax.cond(x[0] > 0, *branches, operands[0]))
             case "sort":
                 values.append(jax.lax.sort((operands[0], x), num_keys=1)[1])
+            case "barrier":
+                values.append(jax.lax.optimization_barrier(operands[0]))
             case _:
                 values.append((UNARY | BINARY)[name](*operands))
     return [values[k] for k in results]
@@ -59,7 +61,7 @@ def listed(text):
 COMPARED = {*UNARY, *BINARY, "custom-call", "while", "conditional", "sort"}
 
 
-@sees(*UNARY, *BINARY, "callback", "loop", "branch", "sort", "moved")
+@sees(*UNARY, *BINARY, "callback", "loop", "branch", "sort", "barrier", "moved")
 @example(([("sine", 0), ("loop", 0)], [1, 2]))
 @given(programs())
 def test_operations_are_in_the_order_in_which_xla_lists_them(program):
